@@ -68,12 +68,11 @@ local function agree_on(good, recording)
    for _, comm in ipairs(recording.comms) do
       nrecording[comm] = (nrecording[comm] or 0) + 1
       require 'tide.comm.agree'.check(comm, 'cuda.graph', 'E_STATE', {
-         { what = 'ends of the captured step', text = good and 'recorded' or 'failed',
-            shown = true, hint = 'the message of a rank that failed says why' },
-         { what = 'numbers of captured steps', text = tostring(nrecording[comm]), shown = true,
+         { 'ends of the captured step', good and 'recorded' or 'failed', 'shown',
+            hint = 'the message of a rank that failed says why' },
+         { 'numbers of captured steps', tostring(nrecording[comm]), 'shown',
             hint = 'ranks capture and replay together' },
-         { what = 'collectives in the captured step',
-            text = table.concat(recording.calls[comm], ' ') },
+         { 'collectives in the captured step', table.concat(recording.calls[comm], ' ') },
       })
    end
 end

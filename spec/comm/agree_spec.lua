@@ -6,11 +6,12 @@ local agree = require 'tide.comm.agree'
 -- On a rank: what agree.check raises for the text that `texts` has for it; '' if nothing.
 local function said(rank, _, texts, fields)
    local world = require 'tide.comm'.world()
-   local item = { what = 'plans', text = texts[rank + 1] }
+   local item = { 'plans', texts[rank + 1] }
    for k, v in require 'tide.util.each' (fields or {}) do item[k] = v end
+   item[3] = fields and fields.how
    if fields and fields.among then item.among = fields.among[rank + 1] end
    local ok, e = pcall(require('tide.comm.agree').check, world, 'spec', 'E_STATE',
-      { { what = 'seeds', text = 'same' }, item })
+      { { 'seeds', 'same' }, item })
    return ok and '' or e.code .. ' ' .. e.message
 end
 
@@ -20,7 +21,7 @@ describe('ranks that differ', function()
          assert.equal('E_STATE ranks 1, 3 have other plans than rank 0: these ranks have different '
             .. 'plans; every rank must give the same', text)
       end
-      local fields = { shown = true, hint = 'why' }
+      local fields = { how = 'shown', hint = 'why' }
       for _, text in ipairs(ranks.run(3, said, { 'b', 'a', 'a' }, fields)) do
          assert.equal('E_STATE ranks 1, 2 have other plans than rank 0: these ranks have different '
             .. 'plans; rank 0: b; ranks 1, 2: a; why', text)
@@ -31,12 +32,12 @@ describe('ranks that differ', function()
       local function lines(...) return table.concat({ ... }, '\n') end
       local same = lines('a.x = 1', 'a.y = 2', 'b.z = 3')
       for _, text in ipairs(ranks.run(3, said, { same, lines('a.x = 1', 'a.y = 5', 'b.z = 3'),
-         same }, { lines = true })) do
+         same }, { how = 'lines' })) do
          assert.equal('E_STATE rank 1 has other plans than rank 0: these ranks have different '
             .. 'plans; a.y (rank 1: 5; ranks 0, 2: 2); every rank must give the same', text)
       end
       for _, text in ipairs(ranks.run(2, said, { lines('a = 1', 'b = 2', 'c = 3', 'e = 5'),
-         lines('b = 3', 'c = 4', 'd = 4', 'e = 6') }, { lines = true })) do
+         lines('b = 3', 'c = 4', 'd = 4', 'e = 6') }, { how = 'lines' })) do
          assert.matches('; a (rank 1: absent; rank 0: 1), b (rank 1: 3; rank 0: 2), c (rank 1: 4; '
             .. 'rank 0: 3) and 2 more; every', text, 1, true)
       end
@@ -69,7 +70,7 @@ describe('ranks that differ', function()
       for r, e in ipairs(ranks.run(3, function(rank)
          return tostring(select(2, pcall(require('tide.comm.agree').check,
             require 'tide.comm'.world(), rank == 1 and 'other' or 'spec', 'E_STATE',
-            { { what = rank == 1 and 'seeds' or 'plans', text = 'same' } })))
+            { { rank == 1 and 'seeds' or 'plans', 'same' } })))
       end)) do
          assert.matches((r == 2 and 'other' or 'spec') .. ': rank 1 has other calls than rank 0: '
             .. 'these ranks have different calls; rank 1: other; ranks 0, 2: spec; all ranks must '
@@ -89,7 +90,7 @@ describe('nobody meets', function()
    it('on one rank, or imagined ranks, whose texts are not made', function()
       local dist = require 'tide.comm'
       for _, comm in ipairs { dist.solo(), dist.simulate(4, 1) } do
-         agree.check(comm, 'spec', 'E_STATE', { { what = 'plans', text = error } })
+         agree.check(comm, 'spec', 'E_STATE', { { 'plans', error } })
       end
    end)
 
@@ -99,7 +100,7 @@ describe('nobody meets', function()
          local part, other = world:split(rank % 2, rank), world:split(0, rank)
          local function check(comm, model)
             return (pcall(agree_.check, comm, 'spec', 'E_STATE',
-               { { what = 'plans', text = tostring(rank) } }, model))
+               { { 'plans', tostring(rank) } }, model))
          end
          local model, list = {}, {}
          local value = agree_.settled(other, model, function()

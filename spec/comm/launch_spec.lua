@@ -98,6 +98,15 @@ describe('the world of a rank', function()
       assert.matches('comm.world()', e.message, 1, true)
    end)
 
+   it('of one rank needs no methods', function()
+      local comm = require 'tide.comm'
+      local before, alone = comm.world(), { rank = 0, size = 1 }
+      local ok, world = pcall(comm.set_world, alone)
+      comm.set_world(before)
+      assert.is_true(ok, tostring(world))
+      assert.equal(alone, world)
+   end)
+
    it('has its module under the older name, too', function()
       local comm = require 'tide.comm'
       assert.equal(comm, require 'tide.dist')

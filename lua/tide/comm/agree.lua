@@ -111,8 +111,8 @@ end
 
 -- What the message says of the texts of an item.
 local function told(item, groups)
-   if item.lines then return '; ' .. lines_shown(groups) end
-   return item.shown and '; ' .. shown(groups) or ''
+   if item[3] == 'lines' then return '; ' .. lines_shown(groups) end
+   return item[3] == 'shown' and '; ' .. shown(groups) or ''
 end
 
 local function refuse(op, code, item, groups)
@@ -122,19 +122,22 @@ local function refuse(op, code, item, groups)
    end
    table.sort(others)
    err.raise(code, op, '%s %s other %s than rank %d: these ranks have different %s%s; %s',
-      agree.ranks_text(others), #others == 1 and 'has' or 'have', item.what, groups[1][1],
-      item.what, told(item, groups),
-      item.hint or 'every rank must give the same')
+      agree.ranks_text(others), #others == 1 and 'has' or 'have', item[1], groups[1][1], item[1],
+      told(item, groups), item.hint or 'every rank must give the same')
 end
 
 -- ---- comparing -------------------------------------------------------------------------------
 
 local function digest(text) return require('tide.ffi.io').xxh64(text) end
 
+local function text_of(item)
+   if type(item[2]) == 'function' then return item[2]() end
+   return item[2]
+end
+
 local function said(item)
-   local text = item.text
-   if type(text) == 'function' then text = text() end
-   return { text = item.shown and text or digest(text), among = item.among }
+   local text = text_of(item)
+   return { text = item[3] == 'shown' and text or digest(text), among = item.among }
 end
 
 -- Whether what ranks of comm have in common of a model is settled: for them or for more ranks, of
@@ -147,23 +150,22 @@ end
 
 -- What is compared before all else: texts of other calls are about other things.
 local function call_item(op)
-   return { what = 'calls', text = op, shown = true,
-      hint = 'all ranks must make the same calls in the same order' }
+   return { 'calls', op, 'shown', hint = 'all ranks must make the same calls in the same order' }
 end
 
 -- The groups of item i with the texts themselves, which every rank sends now that they differ.
 local function with_lines(comm, all, i, item)
-   local text = item.text
-   local texts = comm:all_gather_object(type(text) == 'function' and text() or text)
+   local texts = comm:all_gather_object(text_of(item))
    for r, row in ipairs(all) do row[i].text = texts[r] end
    return parted(all, i)
 end
 
--- Raises on every rank of comm, with one text, if ranks differ in an item. items: a list of { what
--- (a plural), text (or a function that gives it), shown (the texts go into the message; else only
--- hashes are sent), lines (the text is many lines 'name = value'; the first that differ go into the
--- message), among (ranks that give the same are compared with each other; default: all), hint (how
--- it should be) }, looked at in this order. E_COMM if ranks are in other calls than op.
+-- Raises on every rank of comm, with one text, if ranks differ in an item. items: a list of {
+-- what (a plural), text (or a function that gives it), how }, looked at in this order. how: 'shown'
+-- (the texts go into the message; else only hashes are sent), 'lines' (the text is many lines 'name
+-- = value'; the first that differ go into the message). Further fields: among (ranks that give the
+-- same are compared with each other; default: all), hint (how it should be). E_COMM if ranks are in
+-- other calls than op.
 -- model: what the items are about, nil if it is no model. Collective, but with one rank, imagined
 -- ranks and what is settled.
 function agree.check(comm, op, code, items, model)
@@ -177,7 +179,7 @@ function agree.check(comm, op, code, items, model)
    for i, item in ipairs(asked) do
       local groups = parted(all, i)
       if groups then
-         if item.lines then groups = with_lines(comm, all, i, item) end
+         if item[3] == 'lines' then groups = with_lines(comm, all, i, item) end
          refuse(op, i == 1 and 'E_COMM' or code, item, groups)
       end
    end
@@ -196,7 +198,7 @@ function agree.once(comm, op, what, text)
    end
    local key = op .. '\n' .. text
    if seen[key] then return end
-   agree.check(comm, op, 'E_COMM', { { what = what, text = text, shown = true } })
+   agree.check(comm, op, 'E_COMM', { { what, text, 'shown' } })
    seen[key], seen.count = true, seen.count + 1
 end
 

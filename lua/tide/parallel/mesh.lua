@@ -300,8 +300,8 @@ end
 local function build(op, axes, opts, whole, outer)
    local comm = check_comm(op, opts.comm or dist.world())
    local list = sizes_of(op, axes, comm.size, whole)
-   agree.check(comm, op, 'E_COMM', { { what = 'meshes', text = join(list, '%s=%d', ' '),
-      shown = true, hint = 'the ranks ask for different meshes' } })
+   agree.check(comm, op, 'E_COMM', { { 'meshes', join(list, '%s=%d', ' '), 'shown',
+      hint = 'the ranks ask for different meshes' } })
    set_places(list)
    local host = opts.host_size or comm.host_size or comm.size
    local self = setmetatable({

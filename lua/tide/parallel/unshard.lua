@@ -83,9 +83,9 @@ end
 local function keep_writes(op, sharded, list, failed)
    local written = written_of(list)
    agree.check(sharded.data_comm, op, 'E_STATE', {
-      { what = 'ends of the scope', text = failed and 'an error' or 'a result', shown = true,
+      { 'ends of the scope', failed and 'an error' or 'a result', 'shown',
         hint = 'the function must end alike on all ranks' },
-      { what = 'values of parameters', text = not failed and digest_of(written) or '',
+      { 'values of parameters', not failed and digest_of(written) or '',
         hint = 'what is written into whole parameters must be the same on every rank' },
    })
    for _, b in ipairs(failed and {} or written) do b:write_back() end

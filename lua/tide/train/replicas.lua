@@ -39,9 +39,8 @@ function replicas.check_replicated(self, op)
       if not (cut and cut.blocks) then list[#list + 1] = e.param end
    end
    agree.check(self.tp, op, 'E_STATE', {
-      { what = 'seeds', text = tostring(rawget(self.model, '_seed')), shown = true },
-      { what = 'values of parameters that are not cut',
-         text = function() return fingerprint.values(list) end },
+      { 'seeds', tostring(rawget(self.model, '_seed')), 'shown' },
+      { 'values of parameters that are not cut', function() return fingerprint.values(list) end },
    })
 end
 
@@ -94,19 +93,16 @@ end
 -- sharded model has compared itself.
 function replicas.check_replicas(self, op)
    local items = {
-      { what = 'limits of the gradient norm (clip)', text = tostring(self.clip), shown = true },
-      { what = 'options of the optimiser', text = optim_text(self.optim, self.parallel),
-         shown = true },
-      { what = 'options of the loss', text = canonical(self.loss_options), shown = true },
+      { 'limits of the gradient norm (clip)', tostring(self.clip), 'shown' },
+      { 'options of the optimiser', optim_text(self.optim, self.parallel), 'shown' },
+      { 'options of the loss', canonical(self.loss_options), 'shown' },
    }
-   local function add(what, text, lines)
-      items[#items + 1] = { what = what, text = text, lines = lines }
-   end
+   local function add(...) items[#items + 1] = { ... } end
    if not self.parallel then add('parameters of the optimiser', optim_names(self.optim)) end
    if not self.parallel and class.is(self.model, nn.Module) then
-      add('parameters', fingerprint.parameters(self.model), true)
+      add('parameters', fingerprint.parameters(self.model), 'lines')
       add('weights', function() return fingerprint.values(self.model:parameters()) end)
-      add('modules', fingerprint.structure(self.model), true)
+      add('modules', fingerprint.structure(self.model), 'lines')
    end
    agree.check(self.comm, op, 'E_STATE', items)
 end

@@ -50,8 +50,7 @@ function cp_attention.new(opts)
    local self = setmetatable({ comm = context_.comm_of(name, opts.axis), method = method,
       near = opts.near, far = opts.far }, Inner)
    if opts.a2a then
-      agree.check(self.comm, name, 'E_COMM', { { what = 'a2a', shown = true,
-         text = tostring(opts.a2a) } })
+      agree.check(self.comm, name, 'E_COMM', { { 'a2a', tostring(opts.a2a), 'shown' } })
       self.near, self.far = cp_attention.split(name, self.comm, opts.a2a)
    elseif opts.near then
       context_.check_split(name, opts.near, opts.far, self.comm.size, self.comm.rank,

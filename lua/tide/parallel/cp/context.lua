@@ -213,12 +213,12 @@ function Context:check_agreed(op, comm, what, kind)
    err.type('parallel.cp.context', 'kind', kind, 'string')
    if self.agreed[kind] then return end
    agree.check(comm, op, 'E_COMM', {
-      { what = 'batches', shown = true, text = self.batch or '',
+      { 'batches', self.batch or '', 'shown',
          hint = 'all ranks of the axis must get the same rows' },
-      { what = what, shown = true, text = function()
+      { what, function()
          self.line = self.line or fingerprint.context(self)
          return self.line .. ', ' .. kind
-      end },
+      end, 'shown' },
    })
    self.agreed[kind] = true
 end

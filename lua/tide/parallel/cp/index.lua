@@ -241,8 +241,8 @@ local function comm_of(self, op, axis, x, dim)
       .. 'rank %d of %d, as the plan has, got rank %d of %d', self.rank, self.size, rank, size)
    local kind = ('%s %s in dim %d'):format(table.concat(x.shape, 'x'), x.dtype, dim)
    if not self.agreed[kind] then
-      agree.check(comm, op, 'E_COMM', { { what = 'plans', shown = true,
-         text = fingerprint.plan(self) .. ', ' .. kind } })
+      agree.check(comm, op, 'E_COMM',
+         { { 'plans', fingerprint.plan(self) .. ', ' .. kind, 'shown' } })
       self.agreed[kind] = true
    end
    return comm

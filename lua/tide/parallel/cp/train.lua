@@ -220,8 +220,8 @@ function cp_train.attach(model, axis, opts)
       .. 'Mamba-2 layers', opts.mamba)
    mamba_attach.check_layout(op, opts.mamba, handle.layout)
    if handle.size > 1 then
-      agree.check(handle.comm, op, 'E_COMM', { { what = 'settings', shown = true,
-         text = settings(handle, opts.a2a, opts.mamba) } }, model)
+      agree.check(handle.comm, op, 'E_COMM',
+         { { 'settings', settings(handle, opts.a2a, opts.mamba), 'shown' } }, model)
    end
    handle.mamba = has_mamba and mamba_attach.attach(model, axis, { method = opts.mamba })
    if handle.size > 1 then

@@ -158,15 +158,12 @@ end
 local function check_agreed(self, model, list)
    local o, part = self.opts, self.data_comm.id
    agree.check(self.comm, op, 'E_ARG', {
-      { what = 'options', text = options.text(o), shown = true },
-      { what = 'seeds', text = tostring(o.seed) },
-      { what = 'configurations', text = canonical(model.config) },
-      { what = 'parameters', text = fingerprint.parameters(model), among = part, lines = true },
-      { what = 'modules', text = fingerprint.structure(model), among = part, lines = true },
-      { what = 'units', text = units_text(list), among = part },
-      { what = 'devices', text = tostring(self.device), shown = true },
-      { what = 'values', among = part,
-         text = function() return fingerprint.values(model:parameters()) end },
+      { 'options', options.text(o), 'shown' }, { 'seeds', tostring(o.seed) },
+      { 'configurations', canonical(model.config) },
+      { 'parameters', fingerprint.parameters(model), 'lines', among = part },
+      { 'modules', fingerprint.structure(model), 'lines', among = part },
+      { 'units', units_text(list), among = part }, { 'devices', tostring(self.device), 'shown' },
+      { 'values', function() return fingerprint.values(model:parameters()) end, among = part },
    }, model)
 end
 

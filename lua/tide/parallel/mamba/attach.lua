@@ -193,14 +193,13 @@ end
 -- Compared at the first call, where the ranks meet.
 local function check_layers(self, op)
    if self.agreed then return end
-   agree.check(self.comm, op, 'E_COMM', { { what = 'Mamba-2 layers', lines = true,
-      text = function()
-         local list = {}
-         for i, layer in ipairs(self.layers) do
-            list[i] = fingerprint.structure(layer, self.names[layer])
-         end
-         return table.concat(list, '\n')
-      end } })
+   agree.check(self.comm, op, 'E_COMM', { { 'Mamba-2 layers', function()
+      local list = {}
+      for i, layer in ipairs(self.layers) do
+         list[i] = fingerprint.structure(layer, self.names[layer])
+      end
+      return table.concat(list, '\n')
+   end, 'lines' } })
    self.agreed = true
 end
 

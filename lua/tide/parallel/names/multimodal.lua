@@ -38,8 +38,8 @@ local function check_alike(op, axis, x, free, more)
    local shape = x.shape
    if free then shape[free] = '*' end
    agree.check(axis.comm or axis, op, 'E_SHAPE', {
-      { what = 'tensors', text = ('%s [%s]'):format(x.dtype, table.concat(shape, ', ')),
-        shown = true, hint = free and 'only dim ' .. free .. ' may differ' },
+      { 'tensors', ('%s [%s]'):format(x.dtype, table.concat(shape, ', ')), 'shown',
+        hint = free and 'only dim ' .. free .. ' may differ' },
       more,
    })
 end
@@ -127,8 +127,7 @@ function multimodal.gather_from_context_parallel_ranks(x, global_pad, axis)
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks'
    axis = or_solo(op, axis)
    err.integer(op, 'global_pad', global_pad, 0, x:size(2) * axis.size)
-   check_alike(op, axis, x, nil, { what = 'global_pad', text = tostring(global_pad),
-      shown = true })
+   check_alike(op, axis, x, nil, { 'global_pad', tostring(global_pad), 'shown' })
    local all = axis.size == 1 and x or collective.all_gather(x, axis, 2)
    local n = all:size(2)
    return global_pad == 0 and all or all:narrow(2, 1, n - global_pad):contiguous()
@@ -287,14 +286,13 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
          err.arg(op, 'x', ('at least %d rows, a feature for each token'):format(want), x:size(1))
       end
       if x:size(1) > want then x = x:narrow(1, 1, want) end
-      check_alike(op, axis, x, 1, { what = 'plans', shown = true, text = ('rows %s, merge %d')
-         :format(table.concat(counts, ' '), merge) })
+      check_alike(op, axis, x, 1,
+         { 'plans', ('rows %s, merge %d'):format(table.concat(counts, ' '), merge), 'shown' })
       return axis.size == 1 and x or collective.all_gather_v(x, axis, 1, counts)
    end
    local dropped = err.integer(op, 'what', what == nil and 0 or what, 0, axis.size)
    if axis.size == 1 then return dropped == 1 and x:narrow(1, 1, 0) or x end
-   check_alike(op, axis, x, 1, { what = 'numbers of ranks left out', text = tostring(dropped),
-      shown = true })
+   check_alike(op, axis, x, 1, { 'numbers of ranks left out', tostring(dropped), 'shown' })
    counts = collective.counts(x:size(1), axis.comm or axis)
    local kept = 0
    for r = 1, axis.size - dropped do kept = kept + counts[r] end

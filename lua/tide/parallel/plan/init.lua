@@ -251,15 +251,12 @@ local function check_agreed(self, comm, device, seed)
    local model, given = self.model, {}
    for _, k in ipairs { 'own', unpack(own_options) } do given[k] = self[k] end
    agree.check(comm, 'parallel.plan.materialise', 'E_COMM', {
-      { what = 'plans', text = tostring(self), shown = true },
-      { what = 'options of the plan', text = canonical(given) },
-      { what = 'styles of modules', text = self.rehearsal.styles },
-      { what = 'parameters', text = fingerprint.parameters(model), lines = true },
-      { what = 'models', text = fingerprint.structure(model), lines = true },
-      { what = 'values',
-         text = function() return fingerprint.values(model:parameters()) end },
-      { what = 'devices', text = device, shown = true },
-      { what = 'seeds', text = tostring(seed) },
+      { 'plans', tostring(self), 'shown' }, { 'options of the plan', canonical(given) },
+      { 'styles of modules', self.rehearsal.styles },
+      { 'parameters', fingerprint.parameters(model), 'lines' },
+      { 'models', fingerprint.structure(model), 'lines' },
+      { 'values', function() return fingerprint.values(model:parameters()) end },
+      { 'devices', device, 'shown' }, { 'seeds', tostring(seed) },
    })
 end
 

@@ -426,11 +426,10 @@ end
 -- What every rank of the axis must have in common, before anything changes.
 local function check_agreed(env, model)
    agree.check(env.comm, op, 'E_ARG', {
-      { what = 'parameters', text = fingerprint.parameters(model), lines = true },
-      { what = 'models', text = fingerprint.structure(model), lines = true },
-      { what = 'values',
-         text = function() return fingerprint.values(model:parameters()) end },
-      { what = 'plans', text = env.styles },
+      { 'parameters', fingerprint.parameters(model), 'lines' },
+      { 'models', fingerprint.structure(model), 'lines' },
+      { 'values', function() return fingerprint.values(model:parameters()) end },
+      { 'plans', env.styles },
    }, model)
 end
 
