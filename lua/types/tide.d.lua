@@ -676,18 +676,49 @@ tide.nn.window = {}
 function tide.nn.window.check(op, name, w) end
 function tide.nn.window.of_tokens(op, name, n) end
 tide.optim = {}
+---@class tide.optim.Adafactor
+tide.optim.Adafactor = {}
+---@param opts? { lr?: number|function, beta2_decay?: number, eps1?: number, eps2?: number, d?: number, weight_decay?: number, groups?: table, decay_vectors?: boolean }
+function tide.optim.Adafactor.new(params, opts) end
+function tide.optim.Adafactor:is_whole() end
+---@param entry table
+function tide.optim.Adafactor:new_state(entry) end
+function tide.optim.Adafactor:state_bytes(dtype, entry) end
+function tide.optim.Adafactor:update_whole(p, u) end
 ---@class tide.optim.AdamW
 tide.optim.AdamW = {}
----@param opts? { lr?: number|function, beta1?: number, beta2?: number, eps?: number, weight_decay?: number, decay_vectors?: boolean }
+---@param opts? { lr?: number|function, beta1?: number, beta2?: number, eps?: number, weight_decay?: number, groups?: table, decay_vectors?: boolean }
 function tide.optim.AdamW.new(params, opts) end
 ---@param group table
 ---@param bucket table
 ---@param lr number
 ---@param opts table
 function tide.optim.AdamW:update(group, bucket, lr, opts) end
+---@class tide.optim.Lion
+tide.optim.Lion = {}
+---@param opts? { lr?: number|function, beta1?: number, beta2?: number, weight_decay?: number, groups?: table, decay_vectors?: boolean }
+function tide.optim.Lion.new(params, opts) end
+function tide.optim.Lion:state_bytes(dtype) end
+function tide.optim.Lion:update_parameter(weight, grad, state, group, lr) end
+---@class tide.optim.Muon
+tide.optim.Muon = {}
+---@param opts? { lr?: number|function, momentum?: number, nesterov?: boolean, ns_steps?: integer, adjust?: 'original' | 'match_rms_adamw', weight_decay?: number, adamw?: string, adamw_lr?: number, beta1?: number, beta2?: number, eps?: number, groups?: table, decay_vectors?: boolean }
+function tide.optim.Muon.new(params, opts) end
+function tide.optim.Muon:is_whole(name, shape) end
+---@param entry table
+function tide.optim.Muon:new_state(entry) end
+function tide.optim.Muon:orthogonal(x, steps) end
+function tide.optim.Muon:state_bytes(dtype, entry) end
+---@param group table
+---@param bucket table
+---@param lr number
+---@param opts table
+function tide.optim.Muon:update(group, bucket, lr, opts) end
+function tide.optim.Muon:update_whole(p, u) end
 ---@class tide.optim.Optimizer
 tide.optim.Optimizer = {}
 function tide.optim.Optimizer.new(op, params, defaults, opts) end
+function tide.optim.Optimizer:bytes_of(dtype, count) end
 function tide.optim.Optimizer:column(states, field) end
 function tide.optim.Optimizer:entries() end
 function tide.optim.Optimizer:grads() end
@@ -698,6 +729,7 @@ function tide.optim.Optimizer:master(param) end
 ---@param entry table
 function tide.optim.Optimizer:new_state(entry) end
 function tide.optim.Optimizer:next_lr() end
+function tide.optim.Optimizer:scaled(g, dtype, opts) end
 function tide.optim.Optimizer:state_dict() end
 function tide.optim.Optimizer:step(opts) end
 function tide.optim.Optimizer:take_back() end
@@ -706,11 +738,12 @@ function tide.optim.Optimizer:take_back() end
 ---@param lr number
 ---@param opts table
 function tide.optim.Optimizer:update(group, bucket, lr, opts) end
+function tide.optim.Optimizer:update_all(lr, opts, only) end
 function tide.optim.Optimizer:zero_grad() end
 function tide.optim.Optimizer:zeros_like(param) end
 ---@class tide.optim.SGD
 tide.optim.SGD = {}
----@param opts? { lr?: number|function, momentum?: number, dampening?: number, weight_decay?: number, nesterov?: boolean, decay_vectors?: boolean }
+---@param opts? { lr?: number|function, momentum?: number, dampening?: number, weight_decay?: number, nesterov?: boolean, groups?: table, decay_vectors?: boolean }
 function tide.optim.SGD.new(params, opts) end
 ---@param entry table
 function tide.optim.SGD:new_state(entry) end
@@ -719,6 +752,12 @@ function tide.optim.SGD:new_state(entry) end
 ---@param lr number
 ---@param opts table
 function tide.optim.SGD:update(group, bucket, lr, opts) end
+---@class tide.optim.Whole
+tide.optim.Whole = {}
+function tide.optim.Whole.new(op, params, defaults, opts) end
+function tide.optim.Whole:add_piece_(p, weight, whole, alpha) end
+function tide.optim.Whole:gather(p, t, dtype, device) end
+function tide.optim.Whole:update_all(lr, opts) end
 tide.optim.clip = {}
 ---@param max_norm number
 function tide.optim.clip.by_norm(grads, max_norm) end
@@ -1058,7 +1097,7 @@ function tide.parallel.plan.Plan:axes_text() end
 function tide.parallel.plan.Plan:data() end
 ---@param opts? { device?: string, seed?: integer, init?: boolean }
 function tide.parallel.plan.Plan:materialise(opts) end
----@param opts? { batch?: integer, seq?: integer, accum?: integer, rank?: integer, device?: 'cpu' | 'ref' | 'cuda', host_size?: any, state_bytes?: number, forward?: any }
+---@param opts? { batch?: integer, seq?: integer, accum?: integer, rank?: integer, device?: 'cpu' | 'ref' | 'cuda', host_size?: any, state_bytes?: any, forward?: any }
 function tide.parallel.plan.Plan:price(opts) end
 function tide.parallel.plan.Plan:to_table() end
 ---@param t table

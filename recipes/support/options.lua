@@ -1,6 +1,7 @@
 -- Options that recipes of pretraining share, in the order of --help.
 
 local each = require 'tide.util.each'
+local optim = require 'recipes.support.optim'
 local plan_options = require 'tide.parallel.plan.options'
 
 local before_model = {
@@ -121,7 +122,7 @@ function support.all(name, of_recipe, change)
    local list, without, default = {}, {}, change and change.default or {}
    for _, row in ipairs(of_recipe) do without[row[1]] = true end
    for _, word in ipairs(change and change.without or {}) do without[word] = true end
-   for _, rows in ipairs { before_model, of_recipe, after_model, plan_options.rows } do
+   for _, rows in ipairs { before_model, of_recipe, optim.rows, after_model, plan_options.rows } do
       for _, row in ipairs(rows) do
          local shared = rows ~= of_recipe
          list[#list + 1] = shared and changed(row, name, { without = without, default = default })

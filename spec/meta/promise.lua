@@ -277,6 +277,11 @@ promise['lua/guide/module.md'] = {
 }
 
 promise['lua/guide/optimizer.md'] = {
+   { 'A sharded model adds up its pieces', 'lua/optimizers', 'makes the updates of one rank' },
+   { 'The first pattern that matches counts', 'lua/optimizers',
+      'are refused where they are wrong' },
+   { 'A model that is cut over', 'lua/optimizers',
+      'of whole matrices refuses a model that is cut' },
    { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
 }
 

@@ -13,7 +13,8 @@ AdamW.fields = { 'm', 'v', 'master' }
 function AdamW:init(params, opts)
    Optimizer.init(self, 'optim.AdamW', params, { beta1 = opts.beta1, beta2 = opts.beta2,
       eps = opts.eps, weight_decay = opts.weight_decay },
-      { lr = opts.lr, decay_vectors = opts.decay_vectors })
+      { lr = opts.lr, decay_vectors = opts.decay_vectors,
+         groups = opts.groups })
 end
 
 -- One update of a bucket; see Optimizer:update.
@@ -36,5 +37,6 @@ return signature.doors('optim.AdamW', AdamW, {
       'beta2: number in [0, 1) = 0.95 -- decay of the mean of their squares',
       'eps: number >= 0 = 1e-8 -- added to the root of that mean',
       'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
+      'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
       'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
 })

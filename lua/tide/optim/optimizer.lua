@@ -14,6 +14,7 @@ local class = require 'tide.class'
 local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local groups = require 'tide.optim.groups'
 local signature = require 'tide.util.signature'
 
 local Optimizer = class 'Optimizer'
@@ -53,19 +54,12 @@ local function entries_of(op, source, count)
    return list
 end
 
--- Matrices decay; norms, biases and other vectors do not.
-local function default_groups(list, opts, decays)
-   if not decays then return { { params = list } } end
-   local decay, rest = { params = {} }, { params = {}, weight_decay = 0 }
-   for _, entry in ipairs(list) do
-      local group = (opts.decay_vectors or entry.param.ndim > 1) and decay or rest
-      group.params[#group.params + 1] = entry
-   end
-   local groups = {}
-   for _, group in ipairs { decay, rest } do
-      if #group.params > 0 then groups[#groups + 1] = group end
-   end
-   return groups
+-- Names of all parameters: of a sharded model also of those that lie on other ranks.
+local function names_of(source, entries)
+   local list = {}
+   local all = is_keeper(source) and source.entries or entries
+   for i, e in ipairs(all) do list[i] = e.name end
+   return list
 end
 
 local function check_group(self, op, group, seen, count)
@@ -106,18 +100,18 @@ local function check_class(self, op)
    local name = tostring(self.class_name)
    err.raise_if(type(self.fields) ~= 'table', 'E_ARG', op, "class %s has no list 'fields' of what "
       .. "it keeps for a parameter, e.g. %s.fields = { 'm', 'master' }", name, name)
-   err.raise_if(self.update == Optimizer.update and type(self.update_parameter) ~= 'function',
-      'E_ARG', op, 'class %s has no method update_parameter(weight, grad, state, group, lr)',
-      name)
+   err.raise_if(self.update == Optimizer.update and not self.update_whole
+      and type(self.update_parameter) ~= 'function', 'E_ARG', op, 'class %s has no method '
+      .. 'update_parameter(weight, grad, state, group, lr)', name)
 end
 
 -- op: the name that errors carry. params: a module, what parameters() of one gives, a list of
 -- tensors (named by their numbers) or of { name =, param = }, or a list of groups { params = (one
 -- of these), weight_decay =, lr_scale =, ... }. defaults: checked hyperparameters. opts.lr: number
--- or function of the step.
+-- or function of the step; opts.groups: options of parameters by patterns of names (groups.lua).
 function Optimizer:init(op, params, defaults, opts)
    err.type('optim.Optimizer', 'op', op, 'string')
-   opts = err.options(op, opts, { 'lr', 'decay_vectors' })
+   opts = err.options(op, opts, { 'lr', 'decay_vectors', 'groups' })
    err.type(op, 'defaults', defaults, 'table')
    check_class(self, op)
    self.op, self.defaults, self.lr = op, defaults, opts.lr
@@ -125,11 +119,14 @@ function Optimizer:init(op, params, defaults, opts)
    if type(params) ~= 'table' then err.arg(op, 'params', forms, params) end
    local seen, count = {}, { n = 0 }
    if is_group(params[1]) then
+      err.raise_if(opts.groups ~= nil, 'E_ARG', op, "argument 'groups': params is a list of groups "
+         .. 'already; give one of the two')
       self.groups = {}
       for i, group in ipairs(params) do self.groups[i] = copy(group) end
    else
-      self.groups = default_groups(entries_of(op, params, count), opts,
-         defaults.weight_decay ~= nil)
+      local entries = entries_of(op, params, count)
+      self.patterns = groups.check(op, opts, defaults, names_of(params, entries))
+      self.groups = groups.make(entries, self.patterns, opts, defaults.weight_decay ~= nil)
    end
    for _, group in ipairs(self.groups) do check_group(self, op, group, seen, count) end
    self.state, self.steps = {}, 0
@@ -204,6 +201,20 @@ function Optimizer:_add_steps(lists, by)
    self.counted = by > 0 and lists or nil
 end
 
+-- Updates the parameters of all groups, or of those for which only(group) holds. Returns the lists
+-- of states that it has counted a step of.
+function Optimizer:update_all(lr, opts, only)
+   local lists = {}
+   for _, group in ipairs(self.groups) do
+      for _, bucket in ipairs(not (only and not only(group)) and self:_buckets(group) or {}) do
+         self:update(group, bucket, lr * group.lr_scale, opts)
+         for _, state in ipairs(bucket.states) do state.step = bucket.step end
+         lists[#lists + 1] = bucket.states
+      end
+   end
+   return lists
+end
+
 -- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply every
 -- gradient; found_inf (f32 scalar tensor): unless it is 0 nothing changes on the device, which the
 -- caller undoes with take_back once it is known. In a captured step (tide.cuda.graph) the update is
@@ -217,16 +228,9 @@ function Optimizer:step(opts)
    local lr = opts.lr or self:next_lr()
    self.last_lr = err.number(self.op .. '.step', 'lr', lr, 0)
    self:_check_ready(self.op .. '.step')
-   local lists = {}
-   tide.no_grad(function()
+   local lists = tide.no_grad(function()
       captured.prepare(self)
-      for _, group in ipairs(self.groups) do
-         for _, bucket in ipairs(self:_buckets(group)) do
-            self:update(group, bucket, lr * group.lr_scale, opts)
-            for _, state in ipairs(bucket.states) do state.step = bucket.step end
-            lists[#lists + 1] = bucket.states
-         end
-      end
+      return self:update_all(lr, opts)
    end)
    self.steps, self.counted = self.steps + 1, lists
    for _, s in ipairs(self.keepers) do s:updated() end
@@ -255,8 +259,8 @@ function Optimizer:new_state(entry)
    return state
 end
 
--- The gradient in a weight's dtype, times what the step multiplies all gradients with.
-local function scaled(g, dtype, opts)
+-- Returns a gradient in a weight's dtype, times what the step multiplies all with.
+function Optimizer.scaled(g, dtype, opts)
    g = g:to(dtype)
    if (opts.scale or 1) ~= 1 then g = g * opts.scale end
    return opts.factor and g * opts.factor:to(dtype) or g
@@ -274,7 +278,8 @@ function Optimizer:update(group, bucket, lr, opts)
       local state = bucket.states[i]
       local weight = state.master or p
       tide.scope(function()
-         self:update_parameter(weight, scaled(bucket.g[i], weight.dtype, opts), state, group, lr)
+         local grad = self.scaled(bucket.g[i], weight.dtype, opts)
+         self:update_parameter(weight, grad, state, group, lr)
          if state.master then p:copy_(weight) end
          return state                                 -- its tensors outlive the scope
       end)
@@ -290,6 +295,12 @@ end
 function Optimizer.zeros_like(param)
    local dtype = param.dtype == 'f64' and 'f64' or 'f32'
    return tide.zeros(param.shape, { dtype = dtype, device = param.device })
+end
+
+-- Bytes that fields of a parameter's shape need for an element of it: parallel.plan's price asks.
+function Optimizer.bytes_of(dtype, count)
+   local wide = dtype == 'f64' and 8 or 4
+   return count * wide + ((dtype == 'bf16' or dtype == 'f16') and 4 or 0)
 end
 
 -- Column `field` of the states; nil if no state has it (tables with holes never leave Lua).

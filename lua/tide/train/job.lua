@@ -179,6 +179,8 @@ local function check_captured(self)
    elseif world.size > 1 and world.transport ~= 'nccl' then
       err.usage(self.name, "--captured is for one rank, or for ranks over NCCL; got %d over '%s'",
          world.size, world.transport)
+   elseif opt.optim and opt.optim ~= 'adamw' then
+      err.usage(self.name, '--captured needs --optim adamw, got --optim %s', opt.optim)
    elseif opt.packed then
       err.usage(self.name, '--captured needs steps of one shape and count; --packed has others '
          .. 'at each step')

@@ -3,6 +3,7 @@
 -- Tensors go one way, plain data the other: `collect` gives both, `restore` takes both.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -21,6 +22,16 @@ local function data_of(run)
       accum = run.accum,
    }
 end
+
+-- Adds t, which is whole on this rank.
+local function add_whole(list, name, t)
+   local offset = dims.zeros(t.ndim)
+   list[#list + 1] = { name = name, t = t:detach(), shape = t.shape, offset = offset,
+      size = t.shape }
+end
+
+-- Fields that an optimiser keeps of whole parameters on every rank that has a piece.
+local function whole_fields(optim) return optim.whole_fields or {} end
 
 -- Adds the boxes of piece p, with the bytes of t, which has its shape.
 local function add_parts(list, name, p, t)
@@ -49,13 +60,14 @@ local function pieces_of(sharded, optim)
       add_parts(model, p.name, p, p.param)
       local kept = optim and optim.state[p.name]
       for _, field in ipairs(kept and optim.fields or {}) do
-         if kept[field] ~= nil then add_parts(moments, p.name .. '.' .. field, p, kept[field]) end
+         if kept[field] ~= nil and whole_fields(optim)[field] then
+            add_whole(moments, p.name .. '.' .. field, kept[field])
+         elseif kept[field] ~= nil then
+            add_parts(moments, p.name .. '.' .. field, p, kept[field])
+         end
       end
    end
-   each_buffer(sharded.model, function(name, t, offset)
-      model[#model + 1] = { name = name, t = t:detach(), shape = t.shape, offset = offset,
-         size = t.shape }
-   end)
+   each_buffer(sharded.model, function(name, t) add_whole(model, name, t) end)
    return { model = model, optim = moments }
 end
 
@@ -191,6 +203,16 @@ local function optim_keys(p, optim, from, counts)
    return list
 end
 
+-- Calls fn(key, part) for each box of a piece's tensors of the optimiser; part: { offset,
+-- size } in the stored tensor.
+local function each_part(p, optim, from, keys, fn)
+   for _, key in ipairs(keys) do
+      local shape = whole_fields(optim)[key:match '[^.]*$'] and from:shape('optim', key)
+      local whole = shape and { { offset = dims.zeros(#shape), size = shape } }
+      for _, part in ipairs(whole or p.parts) do fn(key, part) end
+   end
+end
+
 -- Everything that can be wrong, before anything changes.
 local function check_pieces(op, run, from, meta)
    local sharded = run.parallel
@@ -201,9 +223,8 @@ local function check_pieces(op, run, from, meta)
    end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(p.parts) do from:touch('model', p.name, part.offset, part.size) end
-      for _, key in ipairs(optim_keys(p, run.optim, from, meta.counts)) do
-         for _, part in ipairs(p.parts) do from:touch('optim', key, part.offset, part.size) end
-      end
+      each_part(p, run.optim, from, optim_keys(p, run.optim, from, meta.counts),
+         function(key, part) from:touch('optim', key, part.offset, part.size) end)
    end
 end
 
@@ -213,7 +234,10 @@ local function load_optim(sharded, optim, from, meta)
       local master, device = p.name .. '.master', p.param.device
       counts[p.name] = meta.counts[p.name]
       for _, key in ipairs(optim_keys(p, optim, from, meta.counts)) do
-         if key == master and not keeps_master(p.param) then
+         local shape = whole_fields(optim)[key:match '[^.]*$'] and from:shape('optim', key)
+         if shape then
+            tensors[key] = from:read('optim', key, dims.zeros(#shape), shape, device)
+         elseif key == master and not keeps_master(p.param) then
             tide.no_grad(read_piece, from, 'optim', key, p, p.param)
          else
             tensors[key] = read_piece(from, 'optim', key, p, tide.empty(p.size,

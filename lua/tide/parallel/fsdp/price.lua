@@ -33,9 +33,12 @@ local function add_kept(sum, b, rank, state_bytes, unreduced, block)
    end
    if not b:wants_grad() then return end
    add_gradients(sum, b, rank, unreduced, block)
-   sum.optimizer = sum.optimizer + count * state_bytes
    for _, p in ipairs(b.layout.pieces[rank + 1]) do
-      sum.kept = sum.kept + block(p.numel * 4) * math.floor(state_bytes / 4)
+      local each = type(state_bytes) == 'function' and state_bytes(b.entries[p.index])
+         or state_bytes
+      sum.optimizer = sum.optimizer + p.numel * each
+      sum.kept = sum.kept + block(p.numel * 4) * math.floor(each / 4)
+         + block(p.numel * (each % 4))
    end
 end
 
@@ -106,6 +109,7 @@ return signature.doors('parallel.fsdp.price', price, {
    sharded = { 'sharded: sharded', op = 'parallel.fsdp.price', opts = {
       'rank: integer? >= 0 -- of the shards; this one by default',
       'micro: integer >= 1 = 1 -- micro-batches of a step',
-      'state_bytes: number >= 0 = 8 -- of the optimiser for an element; 8 for AdamW over f32',
+      'state_bytes: number >= 0 | function = 8 -- of the optimiser for an element, or a function '
+         .. 'of the entry; 8 for AdamW over f32',
       'block: function? -- the bytes that an allocation of n takes' } },
 })

@@ -309,7 +309,8 @@ signature.doors('parallel.plan', Plan, {
       "device: 'cpu' | 'ref' | 'cuda' = 'cpu' -- whose kernels: their scratch counts on 'cpu' and "
          .. "'ref', with this context's number of threads",
       'host_size: any? -- ranks that share a host',
-      "state_bytes: number? >= 0 -- of the optimiser for an element; AdamW's by default",
+      "state_bytes: any? -- of the optimiser for an element, a number or the state_bytes of its "
+         .. "class; AdamW's by default",
       'forward: any? -- makes a loss of a model that is no language model' } },
    materialise = { opts = {
       "device: string = 'cpu' -- of a model on the null device", 'seed: integer >= 0 = 0',

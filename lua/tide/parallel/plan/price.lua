@@ -101,17 +101,23 @@ end
 
 -- ---- memory ----------------------------------------------------------------------------------
 
--- AdamW: two moments, and an f32 copy of 16-bit parameters.
-local function state_bytes(dtype) return dtype == 'f64' and 16 or dtype == 'f32' and 8 or 12 end
+-- Bytes that the optimiser keeps for an element of a parameter. given: a number, or a function of
+-- dtype and { name, shape (of the whole) }; else AdamW's: two moments, and an f32 copy of 16 bits.
+local function state_bytes(given, dtype, entry)
+   if type(given) == 'function' then return given(dtype, entry) end
+   return given or dtype == 'f64' and 16 or dtype == 'f32' and 8 or 12
+end
 
 local function kept_whole(model, given)
    local sum = { parameters = 0, gradients = 0, optimizer = 0 }
-   for _, p in ipairs(model:parameters()) do
+   for _, e in ipairs(model:named_parameters()) do
+      local p = e.param
       local bytes = p:numel() * dtype_size(p.dtype)
       sum.parameters = sum.parameters + bytes
       if p.requires_grad then
          sum.gradients = sum.gradients + bytes
-         sum.optimizer = sum.optimizer + p:numel() * (given or state_bytes(p.dtype))
+         sum.optimizer = sum.optimizer + p:numel()
+            * state_bytes(given, p.dtype, { name = e.name, shape = p.shape })
       end
    end
    return sum
@@ -122,7 +128,9 @@ local function kept(run, micro, given)
    if not sharded then return kept_whole(run.model, given) end
    local first = sharded:named_parameters()[1]
    local p = sharded:price { micro = micro,
-      state_bytes = given or state_bytes(first and first.param.dtype) }
+      state_bytes = function(e)
+         return state_bytes(given, first and first.param.dtype, { name = e.name, shape = e.whole })
+      end }
    return { parameters = p.parameters, gradients = p.gradients, optimizer = p.optimizer,
       unit = p.unit, stays = p.stays > 0 and p.stays or nil }
 end

@@ -1,0 +1,100 @@
+-- Parameter groups of an optimiser: by kind of parameter, and by patterns of names.
+--
+--    groups = { { pattern = 'embed|head', lr_scale = 0.1 },
+--       { pattern = 'A_log', weight_decay = 0 } }
+--
+-- A pattern is one or more words between '|', each found anywhere in the dotted name of a
+-- parameter; '*' stands for any characters. The first group that matches holds the parameter.
+
+local copy = require 'tide.util.copy'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local groups = {}
+
+-- Whether one of the words of a pattern is in a name.
+function groups.matches(pattern, name)
+   for word in pattern:gmatch '[^|%s]+' do
+      local lua = word:gsub('[%^%$%(%)%%%.%[%]%+%-%?]', '%%%0'):gsub('%*', '.*')
+      if name:find(lua) then return true end
+   end
+   return false
+end
+
+-- The rate of a group as a share of the optimiser's.
+local function scale_of(op, where, g, lr)
+   if g.lr == nil then return g.lr_scale end
+   err.raise_if(g.lr_scale ~= nil, 'E_ARG', op, '%s: lr and lr_scale exclude each other', where)
+   err.number(op, where .. '.lr', g.lr, 0)
+   err.raise_if(type(lr) ~= 'number' or lr == 0, 'E_ARG', op, '%s.lr: the rate of the optimiser '
+      .. 'is no constant above 0 that it could be a share of; give lr_scale', where)
+   return g.lr / lr
+end
+
+-- A checked copy of what `groups` gives for one pattern: { pattern, own (its options) }.
+local function checked(op, i, g, defaults, lr)
+   local where, own = ('groups[%d]'):format(i), {}
+   err.type(op, where, g, 'table')
+   if type(g.pattern) ~= 'string' or not g.pattern:find '[^|%s]' then
+      err.arg(op, where .. '.pattern', "words of names of parameters, e.g. 'embed|norm'", g.pattern)
+   end
+   for k, v in each(g) do
+      if k ~= 'pattern' and k ~= 'lr' and k ~= 'lr_scale' then
+         err.raise_if(defaults[k] == nil, 'E_ARG', op, "%s: unknown option '%s'", where,
+            tostring(k))
+         err.type(op, where .. '.' .. k, v, type(defaults[k]))
+         if type(v) == 'number' then err.number(op, where .. '.' .. k, v, 0) end
+         own[k] = v
+      end
+   end
+   own.lr_scale = err.number(op, where .. '.lr_scale', scale_of(op, where, g, lr) or 1, 0)
+   return { pattern = g.pattern, own = own }
+end
+
+-- The checked list of opts.groups: empty without. names: of all parameters, on any rank; a pattern
+-- that is in none of them is E_ARG.
+function groups.check(op, opts, defaults, names)
+   local list = {}
+   for i, g in ipairs(err.type(op, 'groups', opts.groups or {}, 'table')) do
+      list[i] = checked(op, i, g, defaults, opts.lr)
+      local some = false
+      for _, name in ipairs(names) do some = some or groups.matches(g.pattern, name) end
+      err.raise_if(not some, 'E_ARG', op, "groups[%d]: pattern '%s' matches no parameter (one of "
+         .. "them is '%s')", i, g.pattern, tostring(names[1]))
+   end
+   return list
+end
+
+local function number_of(patterns, name)
+   for i, p in ipairs(patterns) do
+      if groups.matches(p.pattern, name) then return i end
+   end
+   return 0
+end
+
+-- Groups { params =, .. } of entries. Of a rule with decay, matrices decay; norms, biases and other
+-- vectors do not, unless their pattern or opts.decay_vectors says so.
+function groups.make(entries, patterns, opts, decays)
+   local list, by_key = {}, {}
+   for pass = 1, 2 do
+      for _, entry in ipairs(entries) do
+         local n = number_of(patterns, entry.name)
+         local own = n > 0 and patterns[n].own or {}
+         local rest = (decays and entry.param.ndim < 2 and not opts.decay_vectors
+            and own.weight_decay == nil) or false
+         local key = n .. (rest and ' rest' or '')
+         if rest == (pass == 2) then
+            if not by_key[key] then
+               by_key[key] = copy(own)
+               by_key[key].params = {}
+               if rest then by_key[key].weight_decay = 0 end
+               list[#list + 1] = by_key[key]
+            end
+            table.insert(by_key[key].params, entry)
+         end
+      end
+   end
+   return list
+end
+
+return groups

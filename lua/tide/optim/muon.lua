@@ -1,0 +1,108 @@
+-- Muon (Jordan et al. 2024): momentum of a matrix, made nearly orthogonal by Newton-Schulz steps.
+-- Embeddings, heads, norms and all that is no matrix take AdamW's update in the same optimiser.
+--
+-- A matrix that lies in parts over ranks is gathered for its update, so every mesh makes the update
+-- of one rank. Newton-Schulz is computed in f32 (f64 of f64) by each rank with a piece.
+
+local class = require 'tide.class'
+local groups = require 'tide.optim.groups'
+local signature = require 'tide.util.signature'
+local AdamW = require 'tide.optim.adamw'
+local Optimizer = require 'tide.optim.optimizer'
+local Whole = require 'tide.optim.whole'
+
+local Muon = class('Muon', Whole)
+
+Muon.fields = { 'm', 'v', 'master' }
+
+local not_matrices = 'embed|lm_head|head.weight|norm|wte|wpe|router|gate.weight'
+
+-- Makes an optimiser of params (see Optimizer:init).
+function Muon:init(params, opts)
+   self.adamw = opts.adamw
+   Whole.init(self, 'optim.Muon', params, { momentum = opts.momentum, nesterov = opts.nesterov,
+      weight_decay = opts.weight_decay, ns_steps = opts.ns_steps, adjust = opts.adjust,
+      beta1 = opts.beta1, beta2 = opts.beta2, eps = opts.eps, adamw_lr = opts.adamw_lr },
+      { lr = opts.lr, decay_vectors = opts.decay_vectors, groups = opts.groups })
+end
+
+-- Whether a parameter is a matrix that Newton-Schulz updates.
+function Muon:is_whole(name, shape)
+   return #shape == 2 and not groups.matches(self.adamw, name)
+end
+
+-- The state of a parameter before its first update. entry: { name =, param = }.
+function Muon:new_state(entry)
+   if not self:is_whole(entry.name, entry.shape or entry.param.shape) then
+      return Optimizer.new_state(self, entry)
+   end
+   return { step = 0, m = self.zeros_like(entry.param), master = self.master(entry.param) }
+end
+
+-- Returns a nearly orthogonal matrix of the same row and column space, by `steps` quintic
+-- Newton-Schulz steps: singular values end near 1.
+function Muon.orthogonal(x, steps)
+   local tall = x:size(1) > x:size(2)
+   if tall then x = x:t() end
+   x = x / x:norm():clamp(1e-7, nil)
+   for _ = 1, steps do
+      local gram = x:matmul(x:t())
+      x = x * 3.4445 + (gram * -4.7750 + gram:matmul(gram) * 2.0315):matmul(x)
+   end
+   return tall and x:t() or x
+end
+
+-- What the rate of a matrix is multiplied with: as in the paper, or so that updates are as large as
+-- those of AdamW.
+local function adjusted(kind, shape)
+   local rows, cols = shape[1], shape[2]
+   if kind == 'match_rms_adamw' then return 0.2 * math.sqrt(math.max(rows, cols)) end
+   return math.sqrt(math.max(1, rows / cols))
+end
+
+-- Updates one matrix by its whole momentum; see Whole. Collective.
+function Muon:update_whole(p, u)
+   local direction
+   if u.state then
+      local g, k = u.group, u.group.momentum
+      local grad = u.grad:to(u.state.m.dtype)
+      u.state.m:mul_(k):add_(grad, 1 - k)
+      direction = g.nesterov and grad * (1 - k) + u.state.m * k or u.state.m
+   end
+   direction = self.gather(p, direction, u.dtype, u.device)
+   if not u.state then return end
+   direction = self.orthogonal(direction, u.group.ns_steps)
+   u.weight:mul_(1 - u.lr * u.group.weight_decay)
+   self.add_piece_(p, u.weight, direction, -u.lr * adjusted(u.group.adjust, p.shape))
+end
+
+-- One update of a bucket of what is no matrix.
+function Muon:update(group, bucket, lr, opts)
+   AdamW.update(self, group, bucket, lr * group.adamw_lr, opts)
+end
+
+-- Bytes of state for an element of a parameter.
+function Muon.state_bytes(dtype, entry)
+   local matrix = #entry.shape == 2 and not groups.matches(not_matrices, entry.name)
+   return Optimizer.bytes_of(dtype, matrix and 1 or 2)
+end
+
+return signature.doors('optim.Muon', Muon, {
+   new_state = Optimizer.takes.new_state, update = Optimizer.takes.update,
+   init = { opts = {
+      'lr: number >= 0 | function = 1e-3 -- learning rate, or a function of the step',
+      'momentum: number in [0, 1) = 0.95 -- decay of the mean of gradients',
+      "nesterov: boolean = true -- Nesterov's form of momentum",
+      'ns_steps: integer >= 1 = 5 -- Newton-Schulz steps',
+      "adjust: 'original' | 'match_rms_adamw' = 'match_rms_adamw' -- how the rate goes with the "
+         .. "shape: the paper's, or with updates as large as AdamW's",
+      'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
+      ("adamw: string = '%s' -- names of what AdamW updates, besides vectors")
+         :format(not_matrices),
+      'adamw_lr: number >= 0 = 1 -- its rate, as a share of lr',
+      "beta1: number in [0, 1) = 0.9 -- AdamW's decay of the mean of gradients",
+      "beta2: number in [0, 1) = 0.95 -- AdamW's decay of the mean of their squares",
+      'eps: number >= 0 = 1e-8 -- added to the root of that mean',
+      'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
+      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+})

@@ -1,0 +1,85 @@
+-- The optimiser of a recipe that trains, as its options ask for it.
+
+local err = require 'tide.util.err'
+
+local optim = {}
+
+-- The options, for recipes.support.options.
+optim.rows = {
+   { 'optim', 'adamw', 'optimiser; lion wants about a tenth of the rate of the others, and takes a '
+     .. 'tenth of the default', choices = { 'adamw', 'lion', 'adafactor', 'muon' },
+     also = { 'optimizer' } },
+   { 'group', nil, "options of parameters by names, 'embed|norm:lr-scale=0.5,weight-decay=0'; may "
+     .. 'be given several times, the first that matches counts; lr= is the peak rate',
+     type = 'string', list = true, also = { 'param-group', 'groups' } },
+   { 'warmup-tokens', 0, 'tokens of linear warm-up, in place of --warmup', min = 0 },
+   { 'schedule-tokens', 0, 'tokens that the schedule is drawn over, in place of --schedule-steps',
+     min = 0, also = { 'lr-decay-tokens' } },
+}
+
+local classes = { adamw = 'AdamW', lion = 'Lion', adafactor = 'Adafactor', muon = 'Muon' }
+
+-- The class that --optim names.
+function optim.class(opt) return require('tide').optim[classes[opt.optim]] end
+
+local function bad_group(job, text, why)
+   err.usage(job.name, "--group %s: %s; expected PATTERN:NAME=NUMBER,.. e.g. "
+      .. "'embed|norm:lr-scale=0.5,weight-decay=0'", text, why)
+end
+
+-- One --group as the library takes it. A rate becomes a share of the peak.
+local function read_group(job, opt, text)
+   local pattern, rest = text:match '^(.-):(.*)$'
+   if not pattern or pattern == '' then bad_group(job, text, 'no pattern before a colon') end
+   local group = { pattern = pattern }
+   for word in (rest .. ','):gmatch '([^,]*),' do
+      local name, value = word:match '^%s*([%w_%-]+)%s*=%s*(%S+)%s*$'
+      if not name or not tonumber(value) then
+         bad_group(job, text, ("'%s' is no NAME=NUMBER"):format(word))
+      end
+      group[name:gsub('-', '_')] = tonumber(value)
+   end
+   if group.lr and opt.lr > 0 and not group.lr_scale then
+      group.lr, group.lr_scale = nil, group.lr / opt.lr
+   end
+   return group
+end
+
+local function groups(job, opt)
+   local list = {}
+   for i, text in ipairs(type(opt.group) == 'table' and opt.group or { opt.group }) do
+      list[i] = read_group(job, opt, text)
+   end
+   return #list > 0 and list or nil
+end
+
+-- The rate by the step, drawn over steps or over tokens.
+local function schedule(job, opt)
+   local make, per_step = require('tide').optim.schedule.make, opt.batch * opt.seq
+   local o = { lr = opt.lr, min_lr = math.min(opt.min_lr, opt.lr), steps = opt.schedule_steps,
+      warmup = opt.warmup }
+   if opt.warmup_tokens == 0 and opt.schedule_tokens == 0 then return make(opt.schedule, o) end
+   local function steps(tokens, else_) return tokens > 0 and tokens / per_step or else_ end
+   local all = steps(opt.schedule_tokens, opt.schedule_steps)
+   local warmup = steps(opt.warmup_tokens, math.min(opt.warmup, all / 2))
+   if warmup > 0 and warmup >= all and opt.schedule ~= 'constant' then
+      err.usage(job.name, '--warmup-tokens: expected fewer than the %d tokens of the schedule, got '
+         .. '%d', all * per_step, opt.warmup_tokens)
+   end
+   o.steps, o.warmup = math.ceil(all * per_step), math.floor(warmup * per_step + 0.5)
+   local rate = job:check(make, opt.schedule, o)
+   return function(step) return rate(step * per_step) end
+end
+
+-- Makes the optimiser of params. job: of tide.train.job.
+function optim.make(job, opt, params)
+   if opt.optim == 'lion' and not job.resumed and not job.given.lr then
+      opt.lr = opt.lr / 10
+      if not job.given.min_lr then opt.min_lr = opt.min_lr / 10 end
+   end
+   local o = { lr = schedule(job, opt), weight_decay = opt.weight_decay, groups = groups(job, opt) }
+   if opt.optim == 'adamw' or opt.optim == 'muon' then o.beta2 = opt.beta2 end
+   return job:check(optim.class(opt), params, o)
+end
+
+return optim
