@@ -615,6 +615,24 @@ tide.nn.context = {}
 function tide.nn.context.check_shift(op, c) end
 function tide.nn.context.for_layer(op, layer, at) end
 function tide.nn.context.of(op, opts, ids) end
+tide.nn.distil = {}
+---@param x tide.Tensor
+---@param w tide.Tensor
+---@param labels tide.Tensor
+---@param teacher table
+---@param opts? { count?: number, ignore?: integer, cap?: number, alpha?: number, temperature?: number, kind?: 'forward' | 'reverse', chunk?: integer }
+function tide.nn.distil.loss(x, w, labels, teacher, opts) end
+---@param opts? { teacher?: tide.Module, sharded?: tide.Sharded, alpha?: number, temperature?: number, kind?: 'forward' | 'reverse', chunk?: integer }
+function tide.nn.distil.objective(opts) end
+function tide.nn.distil.of_part(op, x, w, labels, teacher, opts, part) end
+---@param comm tide.Comm
+---@param which? 'train' | 'val'
+function tide.nn.distil.take(comm, which) end
+---@param x tide.Tensor
+---@param w tide.Tensor
+---@param k integer
+---@param opts? { cap?: number, chunk?: integer }
+function tide.nn.distil.top(x, w, k, opts) end
 tide.nn.logprob = {}
 ---@param x tide.Tensor
 ---@param w tide.Tensor

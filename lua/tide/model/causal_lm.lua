@@ -69,6 +69,11 @@ function CausalLM:head_logprobs(h, labels, opts)
    return nn.logprob.of_labels(h, self:head(), labels, opts)
 end
 
+-- The loss of final hidden states beside a teacher, and its parts. opts: of nn.distil.loss.
+function CausalLM:head_distil(h, labels, teacher, opts)
+   return nn.distil.of_part(self.op, h, self:head(), labels, teacher, opts)
+end
+
 -- Logits under the soft cap of the configuration, if it has one.
 local function capped(self, y)
    local cap = self.config.final_logit_softcapping
@@ -109,6 +114,7 @@ private.note(CausalLM.forward)
 private.note(CausalLM.head_logits)
 private.note(CausalLM.head_loss)
 private.note(CausalLM.head_logprobs)
+private.note(CausalLM.head_distil)
 
 -- Names of all options of a call of loss.
 local function loss_options(self)
@@ -185,6 +191,46 @@ private.note(label_logprobs)
 -- time. Further options: forward's. A call of the model, as loss is, on every mesh.
 function CausalLM:label_logprobs(ids_BT, labels_BT, opts)
    return self:as_call(label_logprobs, ids_BT, labels_BT, opts)
+end
+
+-- Calls fn(h, w, cap) with the final hidden states, the output head and the soft cap of its logits,
+-- if there is one, while the head is whole here. Not with tensor parallelism.
+function CausalLM:with_head(ids_BT, opts, fn)
+   local head, cap = self.lm_head, self.config.final_logit_softcapping
+   self:as_call(function(me)
+      me:check_ids(ids_BT)
+      local h = private.call(me.hidden, me, ids_BT, opts)
+      if not head then
+         fn(h, me:head(), cap)
+         return h
+      end
+      return head:as_call(function(_, x)
+         fn(x, me:head(), cap)
+         return x
+      end, h)
+   end)
+end
+
+-- The loss of nn.distil and its parts. provide(fn) calls fn(teacher), once; place: forward's
+-- options; rest: those of nn.distil.loss. A call of the model, as loss is.
+function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
+   local sums
+   rest.cap = self.config.final_logit_softcapping
+   local loss_ = self:as_call(function(me)
+      me:check_ids(ids_BT)
+      check_labels(me.op, ids_BT, labels_BT)
+      local h, head = private.call(me.hidden, me, ids_BT, place), me.lm_head
+      local function of_head(_, x)
+         local value
+         provide(function(teacher)
+            value, sums = me:head_distil(x, labels_BT, teacher, rest)
+         end)
+         return value
+      end
+      if head then return head:as_call(of_head, h) end
+      return of_head(nil, h)
+   end)
+   return loss_, sums
 end
 
 -- Most elements of logits that logprobs makes at a time.

@@ -109,8 +109,10 @@ function Objective:__call(model, batch, opts)
    local ref_chosen, ref_rejected = ref:select(2, 1), ref:select(2, 2)
    local loss, margin = preference.dpo(chosen, rejected, ref_chosen, ref_rejected, { beta = o.beta,
       kind = o.kind, label_smoothing = o.label_smoothing, count = opts.count })
-   tide.no_grad(note, self, model, margin, chosen:detach() - ref_chosen,
-      rejected:detach() - ref_rejected)
+   if not batch.spare then
+      tide.no_grad(note, self, model, margin, chosen:detach() - ref_chosen,
+         rejected:detach() - ref_rejected)
+   end
    if parts == 1 then return loss end
    return loss - loss:detach() * (1 - 1 / parts)       -- every rank of the axis has all of it
 end

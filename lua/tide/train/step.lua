@@ -99,12 +99,14 @@ function Step:evaluate(starts, batch, make)
    model:eval()
    local mine, sum, count = {}, 0, 0
    for i = self.group + 1, #starts, self.groups do mine[#mine + 1] = starts[i] end
-   -- a sharded model runs equally often on all ranks; what a rank adds to that counts nothing
-   local most = self.parallel and math.ceil(#starts / self.groups) or #mine
+   -- a sharded model, or a loss of its own, runs equally often on all ranks; what a rank adds to
+   -- that counts nothing (spare)
+   local most = (self.parallel or self.loss) and math.ceil(#starts / self.groups) or #mine
    for first = 1, most, batch do
       local here = { unpack(mine, first, math.min(first + batch - 1, #mine)) }
       local b = make(#here > 0 and here or { starts[1] })
       b = batches_.settled(op, 'batch of make', b)
+      if self.loss then b.spare = #here == 0 end
       local n = batches_.count_of { b }
       local loss = tide.no_grad(function()
          return tide.scope(function() return reduce.loss_of(self, b, math.max(n, 1)) end)

@@ -297,7 +297,7 @@ function Run:head(model, opts)
    end
    if not cut then
       return self:add(function()
-         for _, of in ipairs { 'head_loss', 'head_logits', 'head_logprobs' } do
+         for _, of in ipairs { 'head_loss', 'head_logits', 'head_logprobs', 'head_distil' } do
             layer.around(model, function(next, me, x, ...)
                return layer.through(next, me, x, layer.into_whole(env, x, from), ...)
             end, { of = of })
@@ -319,9 +319,16 @@ function Run:head(model, opts)
       layer.around(model, function(_, me, x, labels, o)
          return layer.through(sum_of, me, x, layer.into_parts(env, x, from), labels, o)
       end, { of = 'head_loss' })
+      local part = { comm = env.axis.comm or env.axis, first = first, size = V }
+      local function distil_of(me, parts, labels, teacher, o)
+         return nn.distil.of_part(me.op or op, parts, me:head(), labels, teacher, o, part)
+      end
+      layer.around(model, function(_, me, x, labels, ...)
+         return layer.through(distil_of, me, x, layer.into_parts(env, x, from), labels, ...)
+      end, { of = 'head_distil' })
       local function logprobs_of(me, parts, labels, o)
          return nn.logprob.of_part(me.op or op, parts, me:head(), labels, o,
-            { comm = env.axis.comm or env.axis, first = first, size = V })
+            part)
       end
       layer.around(model, function(_, me, x, labels, o)
          return layer.through(logprobs_of, me, x, layer.into_parts(env, x, from), labels, o)

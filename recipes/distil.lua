@@ -1,0 +1,108 @@
+-- Distillation: a model, a larger teacher of the same tokens, and chats -> a model that says what
+-- the teacher would.
+--
+--    tide run recipes/distil.lua --from models/small --teacher models/large --data chats.jsonl
+--    tide run recipes/distil.lua .. --temperature 2 --alpha 0.5     labels count for the other half
+--    tide run -n 4 recipes/distil.lua --mesh.dp_shard 2 --mesh.cp 2 ..
+--    tide run -n 2 recipes/distil.lua --mesh.tp 2 --sequence-parallel ..
+--    tide run recipes/distil.lua --lora.rank 16 ..             adapters alone are trained
+--    tide run recipes/distil.lua --out runs/distil --resume    all options as they were
+--
+-- Chats are packed as in finetune.lua, and the tokens that the assistant says count. The teacher is
+-- sharded over all ranks, however the student lies. Logits of both are made for some tokens at a
+-- time.
+
+pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
+
+local chats = require 'recipes.support.chats'
+local err = require 'tide.util.err'
+local job = require 'tide.train.job'
+local options = require 'recipes.support.options'
+local teacher = require 'recipes.support.teacher'
+local text = require 'recipes.support.text'
+
+-- What errors call the options.
+local words = {
+   { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
+   { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
+   { 'train_on', '--train-on' }, { 'kind', '--kl' },
+   { 'rank', '--lora.rank' }, { 'targets', '--lora.targets' },
+}
+
+-- The model on the null device: of the run that is gone on with, or of --from; with --lora.rank all
+-- of it is frozen but its adapters.
+local function make_model(tide, opt)
+   local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
+      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
+   chats.adapt(tide, opt, model, 'distil')
+   return model:train()
+end
+
+local function train(self, opt)
+   local tide = require 'tide'
+   if not opt.from then err.usage('distil', '--from is needed: the model to learn on from') end
+
+   -- The model, which has no bytes yet, and the chats as its tokens.
+   local model = self:check(make_model, tide, opt)
+   opt.lr = opt.lr or model.adapter and 2e-4 or 2e-5
+   local corpus = chats.corpus(self, opt, model)
+
+   -- How it lies over the ranks and what that costs; then it gets its bytes.
+   local plan = self:check(tide.parallel.plan, model, self:mesh())
+   local per_rank = text.rows(opt, plan:data().size)
+   if opt.plan then
+      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
+         accum = opt.accum, device = opt.device })
+   end
+   local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
+      init = model.adapter ~= nil })
+   if not opt.resume then chats.fill(self, opt, spread) end
+
+   -- The teacher, and what is learnt from it.
+   local large, sharded = teacher.load(self, opt, spread, corpus)
+   local objective = self:check(tide.nn.distil.objective, { teacher = large, sharded = sharded,
+      alpha = opt.alpha, temperature = opt.temperature, kind = opt.kl })
+
+   -- Which chats make up which step, and how many steps there are.
+   local sampler = chats.sampler(self, opt, corpus, spread.data)
+   self:settle_epochs(self:check(sampler.rows_per_epoch, sampler))
+
+   -- The optimiser, with its rate by the step.
+   local optim = tide.optim.AdamW(spread.params, {
+      lr = tide.optim.schedule.make(opt.schedule, { lr = opt.lr, min_lr = math.min(opt.min_lr,
+         opt.lr), steps = opt.schedule_steps, warmup = opt.warmup }),
+      beta2 = opt.beta2, weight_decay = opt.weight_decay })
+
+   -- The steps, up to the last or until nothing gets better.
+   local run = self:run(corpus, plan, {
+      model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optim,
+      loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
+      val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
+      keep_best = opt.keep_best or opt.patience > 0,
+      on_evaluate = function(at) teacher.report(at, objective, spread.comm, 'val') end })
+   chats.keep(self, opt, corpus)
+   local function is_stale()
+      return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
+   end
+   for s in run:steps(is_stale() and run.step or nil) do
+      teacher.report(run, objective, spread.comm, 'train')
+      if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
+      if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
+      if is_stale() then break end
+   end
+   local result = run:finish()
+   if result.interrupted then return end
+
+   -- What has come of it.
+   if is_stale() then
+      self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
+         run.best.since, run.best.step)
+   end
+   if result.val_loss then self:print('validation loss %.4f per token', result.val_loss) end
+   self:print('the run is in %s', opt.out)
+   chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
+end
+
+return job.main({ name = 'distil', title = 'learn what a larger model says',
+   options = options.all('distil', teacher.rows, teacher.change), words = words, train = train },
+   ...)

@@ -1,0 +1,95 @@
+-- recipes/distil.lua: equal losses on every mesh, with and without adapters, exact resumption, and
+-- mistakes.
+
+local tide = require 'tide'
+local case = require 'spec.recipe.finetune_case'
+local fs = require 'tide.util.fs'
+local recipe = require 'spec.support.recipe'
+
+local losses, same_losses = case.losses, case.same_losses
+
+local function ok(n, words)
+   local out, status = recipe.ranks(n, 'distil.lua ' .. words)
+   assert(status == 0, out)
+   return out
+end
+
+local function bad(words, text)
+   local out, status = recipe.ranks(1, 'distil.lua ' .. words)
+   assert(status == 1 or status == 2, status .. ': ' .. out)
+   assert(not out:find('stack traceback', 1, true), out)
+   assert(out:find(text, 1, true), ("'%s' is not in: %s"):format(text, out))
+end
+
+local function decoder(vocab, width)
+   return tide.model.llama({ vocab_size = vocab, hidden_size = width, num_hidden_layers = 3,
+      num_attention_heads = 4, num_key_value_heads = 2, intermediate_size = 40,
+      max_position_embeddings = 128, initializer_range = 0.2 }, { seed = 9 })
+end
+
+-- Calls fn(dir, words) with a student in dir/m, a wider teacher in dir/t and chats in dir/c.jsonl.
+local function with_data(fn)
+   case.with_data(function(dir, words)
+      case.save(dir .. '/t', decoder(258, 32))
+      fn(dir, ('%s--teacher %s/t --alpha 0.7 --temperature 2 '):format(words, dir))
+   end)
+end
+
+local meshes = {
+   { 2, '--mesh.dp 2' }, { 4, '--mesh.dp_shard 2 --mesh.cp 2' },
+   { 2, '--mesh.tp 2 --sequence-parallel' },
+   { 2, '--mesh.dp_shard 2 --recompute full --offload --accum 2' },
+}
+
+describe('recipes/distil.lua', function()
+   it('loses on every mesh what one rank loses, and comes nearer to its teacher', function()
+      with_data(function(dir, words)
+         words = words .. '--steps 6 --val-windows 3 --keep-best '
+         local out = ok(1, words .. '--out ' .. dir .. '/one')
+         assert.matches('the teacher %(%S+/t%) has %d+ parameters', out)
+         assert.matches('| ce %d[%d.]+ | kl 0[%d.]+ |', out)
+         local one = losses(dir .. '/one')
+         assert.is_true(#one == 6 and one[6] < one[1] - 0.05)
+         for i, mesh in ipairs(meshes) do
+            local to = dir .. '/run' .. i
+            ok(mesh[1], words .. mesh[2] .. ' --out ' .. to)
+            same_losses(one, losses(to))
+         end
+         local a, b = tide.model.load(dir .. '/one/model'), tide.model.load(dir .. '/run4/model')
+         local ids = tide.tensor({ { 5, 6, 7, 8 } }, { dtype = 'i64' })
+         assert.is_true((a(ids) - b(ids)):abs():amax():item() < 1e-5)
+      end)
+   end)
+
+   it('the other way and with adapters, too', function()
+      with_data(function(dir, words)
+         words = words .. '--steps 4 --lora.rank 4 --lr 3e-2 --kl reverse --alpha 1 '
+         ok(1, words .. '--out ' .. dir .. '/one')
+         ok(4, words .. '--mesh.tp 2 --mesh.cp 2 --out ' .. dir .. '/four')
+         same_losses(losses(dir .. '/one'), losses(dir .. '/four'))
+         assert.is_true(fs.exists(dir .. '/four/adapter/adapter_config.json'))
+      end)
+   end)
+
+   it('resumes bit for bit', function()
+      with_data(function(dir, words)
+         ok(1, words .. '--steps 6 --save-every 3 --out ' .. dir .. '/a')
+         ok(1, ('--resume-from %s/a/step-00000003 --out %s/b'):format(dir, dir))
+         for _, name in ipairs { 'model', 'optim' } do
+            name = ('/step-00000006/%s.safetensors'):format(name)
+            local a = fs.read('spec', dir .. '/a' .. name)
+            assert.is_true(a == fs.read('spec', dir .. '/b' .. name))
+         end
+      end)
+   end)
+
+   it('refuses what newcomers get wrong, with what to do', function()
+      with_data(function(dir, words)
+         words = words .. '--steps 2 --out ' .. dir .. '/run '
+         case.save(dir .. '/other', decoder(300, 16))
+         bad(words .. '--teacher ' .. dir .. '/other', 'has a vocabulary of 300 and the student of')
+         bad((words:gsub('%-%-teacher %S+', '')), '--teacher is needed')
+         bad(words .. '--teacher ' .. dir, 'LATEST')
+      end)
+   end)
+end)
