@@ -57,3 +57,27 @@ describe('loading', function()
       end
    end
 end)
+
+describe('numbers of another dtype', function()
+   it('are converted in pieces, with no second tensor', function()
+      tmp.with(function(dir)
+         -- 20000 x 64 elements are more than two pieces of 2^19
+         local wide = { vocab_size = 20000, hidden_size = 64, intermediate_size = 64,
+            num_hidden_layers = 1, num_attention_heads = 2 }
+         local model = tide.model.llama(wide, { seed = 1, dtype = 'bf16' })
+         tide.model.save(model, dir .. '/m')
+         local ctx = tide.default()
+         collectgarbage()
+         ctx:collect()
+         ctx:reset_peak()
+         local loaded = tide.model.load(dir .. '/m', { dtype = 'f32' })
+         local s = ctx:stats()
+         assert.is_true(s.peak - s.live <= 2 ^ 19 * 2 + 4096, s.peak - s.live)
+         local want = model:state_dict()
+         for _, p in ipairs(loaded:named_parameters()) do
+            assert.equal('f32', p.param.dtype)
+            assert.equal(0, (p.param:detach() - want[p.name]:to 'f32'):abs():amax():item())
+         end
+      end)
+   end)
+end)

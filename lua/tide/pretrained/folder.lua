@@ -75,6 +75,10 @@ local function is_passed_over(name) return name:find '%f[%w]rotary_emb%.inv_freq
 local Weights = { class_name = 'PublishedWeights' }
 Weights.__index = Weights
 
+-- Elements of a stored dtype that are read before they are converted: they stay in the processor's
+-- cache.
+local PIECE = 2 ^ 19
+
 local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
 
 local row_of
@@ -176,15 +180,44 @@ local function read_box(self, name, offset, size)
    return self:box(name, offset, size)
 end
 
+-- Reads a box of a stored tensor into `flat`, which has its elements in row-major order and its
+-- dtype.
+local function read_runs(self, stored, shape, offset, size, flat)
+   each_run(shape, offset, size, function(first, at, n)
+      self.file:read(stored, n == flat:numel() and flat or flat:narrow(1, at + 1, n), first + 1)
+   end)
+end
+
+-- The same into a `flat` of another dtype: pieces that stay in the processor's cache are read and
+-- converted in turn.
+local function convert_runs(self, stored, row, offset, size, flat)
+   local total, used, done = flat:numel(), 0, 0
+   local piece = tide.empty({ math.min(total, PIECE) }, { dtype = row.dtype, device = 'cpu' })
+   local room = piece:numel()
+   each_run(row.shape, offset, size, function(first, _, n)
+      while n > 0 do
+         local k = math.min(n, room - used)
+         self.file:read(stored, piece:narrow(1, used + 1, k), first + 1)
+         first, n, used = first + k, n - k, used + k
+         if used == room or done + used == total then
+            flat:narrow(1, done + 1, used):copy_(piece:narrow(1, 1, used))
+            done, used = done + used, 0
+         end
+      end
+   end)
+end
+
+-- Counts the bytes of a box.
+local function count(self, size, dtype)
+   self.nbyte = self.nbyte + dims.numel(size) * tide.dtype_size(dtype)
+end
+
 -- The same of a tensor as the file has it.
 function Weights:box(name, offset, size)
    local row, stored = row_of(self, name), self.sources[name] or self.stored[name]
    local t = tide.empty(size, { dtype = row.dtype, device = 'cpu' })
-   local flat = t:reshape(dims.numel(size))
-   each_run(row.shape, offset, size, function(first, at, n)
-      self.file:read(stored, n == flat:numel() and flat or flat:narrow(1, at + 1, n), first + 1)
-   end)
-   self.nbyte = self.nbyte + dims.numel(size) * tide.dtype_size(row.dtype)
+   read_runs(self, stored, row.shape, offset, size, t:reshape(dims.numel(size)))
+   count(self, size, row.dtype)
    return t
 end
 
@@ -194,33 +227,20 @@ function Weights:read(_, name, offset, size, device)
    return (device == nil or device == 'cpu') and t or t:to(device)
 end
 
--- Elements of a stored dtype that are read before they are converted: they stay in the processor's
--- cache.
-local piece = 2^19
-
--- Reads a whole tensor into flat, which has another dtype.
-local function convert(self, stored, dtype, flat)
-   local n = flat:numel()
-   local buffer = tide.empty({ math.min(n, piece) }, { dtype = dtype, device = 'cpu' })
-   for first = 1, n, piece do
-      local size = math.min(piece, n - first + 1)
-      local part = size == piece and buffer or buffer:narrow(1, 1, size)
-      self.file:read(stored, part, first)
-      flat:narrow(1, first, size):copy_(part)
-   end
-end
-
--- Fills t with a box of a tensor. A whole one is read in place, or piece by piece.
+-- Fills t with a box of a tensor. Where t lies in one piece of the host's memory, the box is read
+-- into it, without a second tensor of its size.
 function Weights:fill(name, offset, size, t)
-   local row, n = row_of(self, name), dims.numel(size)
-   if self.views[name] or t.device ~= 'cpu' or not t:is_contiguous()
-      or not dims.equal(size, row.shape) then
+   if self.views[name] or t.device ~= 'cpu' or not t:is_contiguous() then
       t:copy_(read_box(self, name, offset, size))
       return
    end
-   if t.dtype == row.dtype then self.file:read(self.stored[name], t, 1)
-   else convert(self, self.stored[name], row.dtype, t:reshape(n)) end
-   self.nbyte = self.nbyte + n * tide.dtype_size(row.dtype)
+   local row, stored, flat = row_of(self, name), self.stored[name], t:reshape(t:numel())
+   if t.dtype == row.dtype then
+      read_runs(self, stored, row.shape, offset, size, flat)
+   elseif t:numel() > 0 then
+      convert_runs(self, stored, row, offset, size, flat)
+   end
+   count(self, size, row.dtype)
 end
 
 -- The dtype of most numbers.
