@@ -108,7 +108,8 @@ describe('util.args', function()
          assert.matches(("did you mean '--%s'?"):format(want), tostring(e), 1, true)
       end
       local _, e = pcall(function() return args.new('test', more):parse { '--zzzzzzzz' } end)
-      assert.matches('; known: --help, --lr, --seq (E_ARG)', tostring(e), 1, true)
+      assert.matches('; known: --help, --config, --print-config, '
+         .. '--lr, --seq (E_ARG)', tostring(e), 1, true)
    end)
 
    it('refuses what does not fit the type or range', function()

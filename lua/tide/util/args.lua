@@ -8,7 +8,9 @@
 -- for it, which messages know; the last part of a nested name is one. list: each time it is given
 -- adds a value, and several arrive as a list. Of any other option the last one counts. Nested
 -- names are written a.b and arrive as result.a.b. On a command line: --name value, --name=value,
--- --flag, --flag yes, --no-flag, and --set a.b=value. Hyphens and underscores are the same:
+-- --flag, --flag yes, --no-flag, and --set a.b=value. --config FILE gives options by a file of data
+-- (util.config), which the command line overrides; --print-config shows all values.
+-- Hyphens and underscores are the same:
 -- --val-every is result.val_every. Pure Lua; raises errors that name the option and, for a misspelt
 -- one, the nearest.
 
@@ -121,12 +123,13 @@ local function convert(option, value)
    return convert_one(option, value)
 end
 
--- The option of a name. A misspelt one is answered with the nearest, --help among them.
-local function find(self, name)
+-- The option of a name; whence: what stands before it in errors.
+-- A misspelt one is answered with the nearest, --help among them.
+local function find(self, name, whence)
    local option = self.by_name[key_of(name)]
    if option then return option end
-   local names = { 'help', unpack(self.names) }
-   err.usage('args', "unknown option '--%s'%s", name,
+   local names = { 'help', 'config', 'print_config', unpack(self.names) }
+   err.usage('args', "unknown option '%s%s'%s", whence or '--', name,
       near.hint(key_of(name), names, flag_of, self.also))
 end
 
@@ -165,16 +168,34 @@ local function read_truth(option, value, argv, i)
    return following, i + 2
 end
 
+-- Reads an option that every program has: --set or --config, which take a value, or
+-- --print-config. Returns the index of the next word; nil where the word is another.
+local function read_common(self, name, value, argv, i, values, more)
+   local key = key_of(name)
+   if self.by_name[key] then return nil end
+   if key == 'print_config' then
+      more.print, i = read_truth({ name = key, kind = 'boolean' }, value, argv, i)
+      return i
+   elseif key ~= 'set' and key ~= 'config' then
+      return nil
+   end
+   if value == nil then i, value = i + 1, argv[i + 1] end
+   if key == 'set' then
+      err.usage_if(value == nil, 'args', 'option --set: expected name=value')
+      read_set(self, value, values)
+   else
+      err.usage_if(value == nil, 'args', 'option --config: expected a file .lua or .json')
+      more.config = value
+   end
+   return i + 1
+end
+
 -- Reads the option at argv[i]; returns the index of the next one.
-local function read_option(self, argv, i, values)
+local function read_option(self, argv, i, values, more)
    local name, value = argv[i]:match '^%-%-([^=]+)=(.*)$'
    name = name or argv[i]:sub(3)
-   if name == 'set' then
-      if value == nil then i, value = i + 1, argv[i + 1] end
-      if value == nil then err.usage('args', 'option --set: expected name=value') end
-      read_set(self, value, values)
-      return i + 1
-   end
+   local after = read_common(self, name, value, argv, i, values, more)
+   if after then return after end
    local off = name:match '^no%-(.+)$'
    local negated = off and self.by_name[key_of(off)]
    if negated and negated.kind ~= 'boolean' then negated = nil end
@@ -217,43 +238,63 @@ local function finish(self, values, base)
    return result
 end
 
--- argv: list of words; base: options (a nested table, such as an earlier result) that replace the
--- defaults. Returns the options, and those that were given (full name -> value); or nil and the
--- help text when --help is among the words.
-function Parser:parse(argv, base)
-   local values, i = {}, 1
-   while i <= #argv do
-      local word = tostring(argv[i])
-      if word == '--help' or word == '-h' then return nil, self:help() end
-      if word == '--' and i == 1 then
-         i = 2
-      elseif word:sub(1, 2) ~= '--' or word == '--' then
-         err.usage('args', 'unexpected argument %q (options begin with --)', word)
-      else
-         i = read_option(self, argv, i, values)
-      end
-   end
-   return finish(self, values, base), values
-end
-
--- Checks a table of options (nested or dotted names) as parse checks a command line.
-function Parser:check(t)
+-- Reads a table of options (nested or dotted names) as parse reads a command line. Returns full
+-- name -> value. whence: what stands before a name in errors.
+local function flatten(self, t, whence)
    local values = {}
    local function walk(node, prefix)
       for k, v in each(node) do
          local name = prefix .. tostring(k)
-         local listed = self.by_name[key_of(name)]
-         if type(v) == 'table' and not (listed and listed.list) then
+         if type(v) == 'table' and not self.by_name[key_of(name)] then
             walk(v, name .. '.')
          else
-            local option = find(self, name)
+            local option = find(self, name, whence)
             values[option.name] = convert(option, v)
          end
       end
    end
    walk(t, '')
-   return finish(self, values)
+   return values
 end
+
+-- Reads the words of a command line into values. Returns { config, print }, or nil with --help.
+local function read_words(self, argv, values)
+   local more, i = {}, 1
+   while i <= #argv do
+      local word = tostring(argv[i])
+      if word == '--help' or word == '-h' then return nil end
+      if word == '--' and i == 1 then
+         i = 2
+      elseif word:sub(1, 2) ~= '--' or word == '--' then
+         err.usage('args', 'unexpected argument %q (options begin with --)', word)
+      else
+         i = read_option(self, argv, i, values, more)
+      end
+   end
+   return more
+end
+
+-- argv: list of words; base: options (a nested table, such as an earlier result) that replace the
+-- defaults. Returns the options, those that were given (full name -> value; by --config or by
+-- words), and { config (the file), print (whether values are to be shown), of (full name ->
+-- 'command line' or the file) }; or nil and the help text when --help is among the words.
+function Parser:parse(argv, base)
+   local values, of = {}, {}
+   local more = read_words(self, argv, values)
+   if not more then return nil, self:help() end
+   for name in each(values) do of[name] = 'command line' end
+   if more.config then
+      local file = require('tide.util.config').read('args', more.config)
+      for name, v in each(flatten(self, file, more.config .. ': ')) do
+         if values[name] == nil then values[name], of[name] = v, more.config end
+      end
+   end
+   more.of = of
+   return finish(self, values, base), values, more
+end
+
+-- Checks a table of options (nested or dotted names) as parse checks a command line.
+function Parser:check(t) return finish(self, flatten(self, t)) end
 
 local function shown(v)
    if v == nil then return 'not given' end
@@ -271,6 +312,19 @@ function Parser:changes(before, now, whence)
       end
    end
    return list
+end
+
+-- Lines "lr = 0.003 (command line)" of all options of a result, with the source of each. of: as
+-- parse gives it; base: what replaced the defaults, or nil.
+function Parser:sources(result, of, base)
+   local lines = {}
+   for _, option in ipairs(self.list) do
+      local v, kept = value_at(result, option.name), base and value_at(base, option.name)
+      local text = type(v) == 'string' and ('%q'):format(v) or shown(v)
+      lines[#lines + 1] = ('%s = %s (%s)'):format(option.name, text, of[option.name]
+         or kept ~= nil and 'checkpoint' or 'default')
+   end
+   return table.concat(lines, '\n') .. '\n'
 end
 
 local function default_text(option)
@@ -292,25 +346,33 @@ function Parser:help()
       lines[#lines + 1] = ('%-32s %s [%s]'):format(head, tail, default_text(option))
    end
    lines[#lines + 1] = ('%-32s %s'):format('  --set <name=value>', 'any option by its dotted name')
+   lines[#lines + 1] = ('%-32s %s'):format('  --config <file>', 'options by a file .lua or .json; '
+      .. 'the command line wins')
+   lines[#lines + 1] = ('%-32s %s'):format('  --print-config', 'show every value and its source; '
+      .. 'run nothing')
    lines[#lines + 1] = ('%-32s %s'):format('  --help', 'this text')
    return table.concat(lines, '\n') .. '\n'
 end
 
--- The options of a program; prints help and ends the program's run by returning nil.
+-- Prints on the first rank.
+local function print_first(text)
+   local host = package.loaded['tide.host']
+   if type(host) ~= 'table' or (host.rank or 0) == 0 then io.stdout:write(text) end
+end
+
+-- The options of a program; prints help or the configuration, and ends the program's run by
+-- returning nil.
 -- base(options, given), if given, returns options that replace the defaults, or nil; e.g. those of
 -- the run that is gone on with; and what else the caller wants to know. Results: the options, the
 -- parser, those that were given (full name -> value), the second of base.
 function args.parse(program, rows, argv, base)
    local parser = args.new(program, rows)
-   local options, given = parser:parse(argv)
-   if not options then
-      local host = package.loaded['tide.host']
-      if type(host) ~= 'table' or (host.rank or 0) == 0 then io.stdout:write(given) end
-      return nil
-   end
+   local options, given, words = parser:parse(argv)
+   if not options then return print_first(given) end
    local from, more
    if base then from, more = base(options, given) end
    if from then options = parser:parse(argv, from) end
+   if words.print then return print_first(parser:sources(options, words.of, from)) end
    return options, parser, given, more
 end
 
