@@ -522,3 +522,89 @@ describe('a registered section of plans', function()
       assert.is_false(plan.unregister 'tp')
    end)
 end)
+
+describe('the command line of a plan', function()
+   local entries = require 'tide.util.each'
+   local options = require 'tide.parallel.plan.options'
+
+   -- What args.parse makes of no options, with others in place of some.
+   local function given(mesh, changes)
+      local opt = { mesh = { dp = 0, dp_replicate = 0, dp_shard = 0, tp = 1, cp = 1 },
+         cp = { layout = 'zigzag', method = 'ring', a2a = 0 }, recompute = 'none', offload = false,
+         fsdp = { strategy = 'auto', reduce = 'auto', reshard = 'auto', forward_prefetch = 1,
+            backward_prefetch = 2 }, sequence_parallel = false, async_tp = false }
+      for name, size in entries(mesh) do opt.mesh[name] = size end
+      for name, v in entries(changes or {}) do
+         if type(v) == 'table' then
+            for k, item in entries(v) do opt[name][k] = item end
+         else
+            opt[name] = v
+         end
+      end
+      return opt
+   end
+
+   it('gives axes, with what is not given inferred', function()
+      for _, c in ipairs {
+         { {}, 4, { dp = 4, tp = 1 } }, { { tp = 2 }, 4, { dp = 2, tp = 2 } },
+         { { cp = 2 }, 4, { dp = 2, cp = 2, tp = 1 } },
+         { { dp = 2 }, 2, { dp = 2, tp = 1 } }, { { dp_shard = 2 }, 2, { dp_shard = 2, tp = 1 } },
+         { { dp_replicate = 2 }, 4, { dp_replicate = 2, dp_shard = 2, tp = 1 } },
+         { { dp = 4, dp_shard = 2 }, 4, { dp = 4, dp_shard = 2, tp = 1 } },
+         { { dp = 2, tp = 2 }, 1, { dp = 2, tp = 2 }, 4 },           -- priced on one rank
+         { { dp = 4, dp_shard = 2, cp = 2 }, 1, { dp = 4, dp_shard = 2, cp = 2, tp = 1 }, 8 },
+      } do
+         local axes, n = options.axes({ mesh = c[1] }, c[2], c[4] ~= nil)
+         assert.same({ c[3], c[4] or c[2] }, { axes, n })
+      end
+   end)
+
+   it('names the sizes that do not fit the run', function()
+      for _, c in ipairs {
+         { { dp = 3 }, 2, '--mesh.dp 3, but the run has 2 ranks (tide run -n 3,' },
+         { { dp = 1 }, 2, '--mesh.dp 1, but the run has 2 ranks (tide run -n 1,' },
+         { { tp = 2 }, 3, '--mesh.tp 2, but the run has 3 ranks (tide run -n 2,' },
+         { { dp_shard = 4 }, 1, '--mesh.dp_shard 4, but the run has 1 rank (tide run -n 4,' },
+         { { dp = 4, dp_shard = 2, cp = 2 }, 4, '--mesh.dp 4 x --mesh.dp_shard 2 x --mesh.cp 2, '
+            .. 'but the run has 4 ranks (tide run -n 8,' },
+      } do
+         local ok, e = pcall(options.axes, { mesh = c[1] }, c[2])
+         assert.is_false(ok)
+         assert.matches(c[3], e.message, 1, true)
+      end
+   end)
+
+   it('gives the sections of the plan', function()
+      local _, o = options.read(given {}, 2)
+      assert.same({ ranks = 2, recompute = 'none' }, o)
+      _, o = options.read(given({ tp = 2, cp = 2 }, { sequence_parallel = true, recompute = '2',
+         cp = { method = 'a2a+p2p', a2a = 2 } }), 4)
+      assert.same({ ranks = 4, recompute = 'every:2',
+         tp = { sequence_parallel = true, async_tp = false },
+         cp = { layout = 'zigzag', method = 'a2a+p2p', a2a = 2 } }, o)
+      for _, c in ipairs {
+         { { dp_shard = 2 }, {} }, { { dp_replicate = 2 }, {} }, { {}, { offload = true } },
+         { {}, { fsdp = { reduce = 'f32' } } }, { {}, { fsdp = { reshard = 'no' } } } } do
+         _, o = options.read(given(c[1], c[2]), 2)
+         assert.equal('optim_grads_params', o.fsdp.strategy)
+         assert.same(c[2].fsdp and c[2].fsdp.reduce and { reduce_dtype = 'f32' } or nil,
+            o.fsdp.mp_policy)
+      end
+      for text, v in entries { auto = 'nil', yes = 'true', no = 'false', ['1'] = '1', ['4'] = '4' } do
+         _, o = options.read(given({}, { fsdp = { strategy = 'optim', reshard = text } }), 2)
+         assert.equal(v, tostring(o.fsdp.reshard_after_forward))
+      end
+   end)
+
+   it('refuses options that belong to others', function()
+      for words, changes in entries {
+         ['--async-tp requires --sequence-parallel'] = { async_tp = true },
+         ['--sequence-parallel requires --mesh.tp'] = { sequence_parallel = true },
+         ['--cp.a2a belongs to'] = { cp = { a2a = 2 } },
+         ['got "0"'] = { fsdp = { reshard = '0' } }, ['got "1.5"'] = { fsdp = { reshard = '1.5' } } } do
+         local ok, e = pcall(options.read, given({}, changes), 2)
+         assert.is_false(ok, words)
+         assert.matches(words, e.message, 1, true)
+      end
+   end)
+end)

@@ -15,6 +15,7 @@ local agree = require 'tide.comm.agree'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local trace = {}
 
@@ -306,14 +307,11 @@ end
 
 -- The numbers of all calls of a communicator, in order.
 local function numbers_of(c)
-   local list, seen = {}, {}
+   local seen = {}
    for _, row in ipairs(c.rows) do
-      for seq in each(row.calls) do
-         if not seen[seq] then list[#list + 1], seen[seq] = seq, true end
-      end
+      for seq in each(row.calls) do seen[seq] = true end
    end
-   table.sort(list)
-   return list
+   return sorted_keys(seen)
 end
 
 -- Findings over all communicators: { parted = list (first difference or absence of each), late =

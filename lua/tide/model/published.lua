@@ -9,6 +9,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local signature = require 'tide.util.signature'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local published = {}
 
@@ -86,13 +87,6 @@ end
 local function same(a, b)
    local canonical = require 'tide.util.canonical'
    return canonical(a) == canonical(b)
-end
-
-local function names_of(t)
-   local list = {}
-   for k in each(t) do list[#list + 1] = tostring(k) end
-   table.sort(list)
-   return list
 end
 
 -- A field under its own name or another.
@@ -217,7 +211,7 @@ function published.read(op, config, known, rules)
    check_type(op, fields, self.problems)
    if rules.translate then rules.translate(op, fields, self.problems, given) end
    local c, from = {}, {}
-   for _, k in ipairs(names_of(fields)) do read_field(self, c, from, k, fields[k]) end
+   for _, k in ipairs(sorted_keys(fields)) do read_field(self, c, from, k, fields[k]) end
    finish(self, c, rows)
    if rules.complete and #self.problems == 0 then try(self.problems, rules.complete, c) end
    refuse(self)

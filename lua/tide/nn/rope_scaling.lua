@@ -3,6 +3,7 @@
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local scaling = {}
 
@@ -40,9 +41,9 @@ local function check_keys(op, kind, s)
    local must, may = required[kind], optional[kind] or {}
    local known = {}
    for _, list in ipairs { must, may } do
-      for key in each(list) do known[#known + 1] = key end
+      for key in each(list) do known[key] = true end
    end
-   table.sort(known)
+   known = sorted_keys(known)
    for _, key in ipairs(known) do
       if must[key] or s[key] ~= nil then
          (must[key] or may[key])(op, 'rope_scaling.' .. key, s[key])

@@ -8,6 +8,7 @@ local tide = require 'tide'
 local canonical = require 'tide.util.canonical'
 local each = require 'tide.util.each'
 local layout = require 'tide.parallel.layout'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local fingerprint = {}
 
@@ -17,10 +18,9 @@ local function digest(text) return require('tide.ffi.io').xxh64(text) end
 
 local function names_of(t)
    local list = {}
-   for k in each(t) do
+   for _, k in ipairs(sorted_keys(t)) do
       if type(k) == 'string' and k:sub(1, 1) ~= '_' then list[#list + 1] = k end
    end
-   table.sort(list)
    return list
 end
 

@@ -24,6 +24,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
 local subgroup = require 'tide.parallel.subgroup'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local mesh = {}
 
@@ -340,10 +341,8 @@ function is_helper(self, name)
 end
 
 local function no_axis(self, op, name)
-   local have, flat = names_of(self.axes), {}
-   for known in each(self.root.flat) do flat[#flat + 1] = known end
-   table.sort(flat)
-   for _, known in ipairs(flat) do have[#have + 1] = known end
+   local have = names_of(self.axes)
+   for _, known in ipairs(sorted_keys(self.root.flat)) do have[#have + 1] = known end
    local list = table.concat(have, ', ')
    if is_helper(self, name) then
       err.raise('E_ARG', op, "no axis '%s' in this mesh (%s); mesh:flatten '%s' makes it of %s",

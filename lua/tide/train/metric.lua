@@ -5,11 +5,11 @@
 -- points. A line that the disk does not take waits in memory and is written with a later one: a run
 -- does not end for its metrics. Only rank 0 writes. Pure Lua.
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local plot = require 'tide.util.plot'
 local signature = require 'tide.util.signature'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local metric = {}
 
@@ -34,7 +34,7 @@ function metric.is_own(name) return own[name] == true end
 -- One line of JSON from a record of numbers: those of every step in a fixed order, then those of
 -- the table `more` by name.
 function metric.line(record)
-   local op, parts, names = 'train.metric.line', {}, {}
+   local op, parts = 'train.metric.line', {}
    err.type(op, 'record', record, 'table')
    local more = err.type(op, 'record.more', record.more or {}, 'table')
    local function add(k, v)
@@ -43,9 +43,7 @@ function metric.line(record)
       parts[#parts + 1] = ('"%s":%s'):format(k, number_text(v))
    end
    for _, k in ipairs(order) do add(k, record[k]) end
-   for k in each(more) do names[#names + 1] = tostring(k) end
-   table.sort(names)
-   for _, k in ipairs(names) do add(k, more[k]) end
+   for _, k in ipairs(sorted_keys(more)) do add(k, more[k]) end
    return '{' .. table.concat(parts, ',') .. '}'
 end
 

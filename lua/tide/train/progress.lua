@@ -3,10 +3,10 @@
 --
 -- Where it writes and whether that is a terminal are given, so that it can be tested.
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local units = require 'tide.util.units'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local progress = {}
 
@@ -36,13 +36,6 @@ local function bar(done, width)
    return '[' .. ('#'):rep(full) .. ('.'):rep(width - full) .. ']'
 end
 
-local function more_names(more)
-   local names = {}
-   for name in each(more) do names[#names + 1] = name end
-   table.sort(names)
-   return names
-end
-
 -- Figures of the caller's own (run:metric) stand behind the norm.
 -- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 12.3k tok/s | 1.2 GiB"
 function progress.fields(r)
@@ -54,7 +47,7 @@ function progress.fields(r)
    local parts = { ('loss %.4f'):format(r.loss) }
    if r.val_loss then parts[#parts + 1] = ('val loss %.4f'):format(r.val_loss) end
    parts[#parts + 1] = ('grad norm %.3f'):format(r.grad_norm)
-   for _, name in ipairs(more_names(r.more or {})) do
+   for _, name in ipairs(sorted_keys(r.more or {})) do
       parts[#parts + 1] = ('%s %.4g'):format((name:gsub('_', ' ')), r.more[name])
    end
    parts[#parts + 1] = ('lr %.2e'):format(r.lr)

@@ -15,6 +15,7 @@ local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local layout = require 'tide.parallel.fsdp.layout'
 local shard_index = require 'tide.train.shard_index'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local store = {}
 
@@ -164,12 +165,7 @@ function Store:dtype(kind, name)
 end
 
 -- Sorted names of the tensors of a kind.
-function Store:names(kind)
-   local list = {}
-   for name in each(self.index[kind]) do list[#list + 1] = name end
-   table.sort(list)
-   return list
-end
+function Store:names(kind) return sorted_keys(self.index[kind]) end
 
 -- The common part of a box and a piece: offset and size; nil without one.
 local function common(offset, size, piece)

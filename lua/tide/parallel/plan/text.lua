@@ -11,6 +11,7 @@ local spread = require 'tide.nn.spread'
 local tp_plans = require 'tide.parallel.tp.plans'
 local tp_style = require 'tide.parallel.tp.style'
 local units = require 'tide.util.units'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local text = {}
 
@@ -83,10 +84,8 @@ function show_value(v)
    if type(v) ~= 'table' then return tostring(v) end
    if tp_style.is(v) then return tostring(v) end
    if rawget(v, 'class_name') then return v.class_name end
-   local keys, out = {}, {}
-   for k in each(v) do keys[#keys + 1] = k end
-   table.sort(keys, function(a, b) return tostring(a) < tostring(b) end)
-   for i, k in ipairs(keys) do
+   local out = {}
+   for i, k in ipairs(sorted_keys(v)) do
       out[i] = (type(k) == 'number' and '' or tostring(k) .. ' ') .. show_value(v[k])
    end
    return '{' .. table.concat(out, ', ') .. '}'
@@ -94,14 +93,13 @@ end
 
 -- "; async_tp true; ..." of the options that are given and not `usual`.
 local function options_text(options, usual)
-   local keys, out = {}, {}
-   for k, v in each(options) do
-      if v ~= usual[k] and k ~= 'axis' and k ~= 'strategy' then keys[#keys + 1] = k end
-   end
-   table.sort(keys)
-   for _, k in ipairs(keys) do
-      out[#out + 1] = type(options[k]) == 'function' and k .. ' (a function)'
-         or ('%s %s'):format(k, show_value(options[k]))
+   local out = {}
+   for _, k in ipairs(sorted_keys(options)) do
+      local v = options[k]
+      if v ~= usual[k] and k ~= 'axis' and k ~= 'strategy' then
+         out[#out + 1] = type(v) == 'function' and k .. ' (a function)'
+            or ('%s %s'):format(k, show_value(v))
+      end
    end
    return #out > 0 and '; ' .. table.concat(out, '; ') or ''
 end
@@ -180,8 +178,9 @@ text.price_meta = { __tostring = function(p)
    lines[#lines + 1] = ('   %-20s %12s   sent a step%s'):format('wire', units.bytes(p.wire),
       p.wire_between_hosts > 0 and ', between hosts ' .. units.bytes(p.wire_between_hosts) or '')
    local calls = {}
-   for kind, n in each(p.collectives) do calls[#calls + 1] = ('%s %d'):format(kind, n) end
-   table.sort(calls)
+   for i, kind in ipairs(sorted_keys(p.collectives)) do
+      calls[i] = ('%s %d'):format(kind, p.collectives[kind])
+   end
    lines[#lines + 1] = ('   %-20s %s'):format('collectives a step',
       #calls > 0 and table.concat(calls, ', ') or 'none')
    return table.concat(lines, '\n')
