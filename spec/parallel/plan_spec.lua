@@ -590,7 +590,7 @@ describe('the command line of a plan', function()
          assert.same(c[2].fsdp and c[2].fsdp.reduce and { reduce_dtype = 'f32' } or nil,
             o.fsdp.mp_policy)
       end
-      for text, v in entries { auto = 'nil', yes = 'true', no = 'false', ['1'] = '1', ['4'] = '4' } do
+      for text, v in entries { auto = 'nil', yes = 'true', no = 'false', ['4'] = '4' } do
          _, o = options.read(given({}, { fsdp = { strategy = 'optim', reshard = text } }), 2)
          assert.equal(v, tostring(o.fsdp.reshard_after_forward))
       end
@@ -601,7 +601,8 @@ describe('the command line of a plan', function()
          ['--async-tp requires --sequence-parallel'] = { async_tp = true },
          ['--sequence-parallel requires --mesh.tp'] = { sequence_parallel = true },
          ['--cp.a2a belongs to'] = { cp = { a2a = 2 } },
-         ['got "0"'] = { fsdp = { reshard = '0' } }, ['got "1.5"'] = { fsdp = { reshard = '1.5' } } } do
+         ['got "0"'] = { fsdp = { reshard = '0' } },
+         ['got "1.5"'] = { fsdp = { reshard = '1.5' } } } do
          local ok, e = pcall(options.read, given({}, changes), 2)
          assert.is_false(ok, words)
          assert.matches(words, e.message, 1, true)
