@@ -6,6 +6,7 @@
 --    tide run -n 4 recipes/distil.lua --mesh.dp_shard 2 --mesh.cp 2 ..
 --    tide run -n 2 recipes/distil.lua --mesh.tp 2 --sequence-parallel ..
 --    tide run recipes/distil.lua --lora.rank 16 ..             adapters alone are trained
+--    tide run recipes/distil.lua .. --teacher-top-k 16 --teacher-cache top.safetensors
 --    tide run recipes/distil.lua --out runs/distil --resume    all options as they were
 --
 -- Chats are packed as in finetune.lua, and the tokens that the assistant says count. The teacher is
@@ -25,7 +26,7 @@ local text = require 'recipes.support.text'
 local words = {
    { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
-   { 'train_on', '--train-on' }, { 'kind', '--kl' },
+   { 'train_on', '--train-on' }, { 'kind', '--kl' }, { 'k', '--teacher-top-k' },
    { 'rank', '--lora.rank' }, { 'targets', '--lora.targets' },
 }
 
@@ -58,14 +59,12 @@ local function train(self, opt)
       init = model.adapter ~= nil })
    if not opt.resume then chats.fill(self, opt, spread) end
 
-   -- The teacher, and what is learnt from it.
-   local large, sharded = teacher.load(self, opt, spread, corpus)
-   local objective = self:check(tide.nn.distil.objective, { teacher = large, sharded = sharded,
-      alpha = opt.alpha, temperature = opt.temperature, kind = opt.kl })
-
    -- Which chats make up which step, and how many steps there are.
    local sampler = chats.sampler(self, opt, corpus, spread.data)
    self:settle_epochs(self:check(sampler.rows_per_epoch, sampler))
+
+   -- The teacher, and what is learnt from it.
+   local objective = teacher.objective(self, opt, spread, corpus, sampler)
 
    -- The optimiser, with its rate by the step.
    local optim = tide.optim.AdamW(spread.params, {

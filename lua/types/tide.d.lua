@@ -1516,6 +1516,24 @@ tide.train.step = {}
 function tide.train.step.evaluate(starts, batch, make) end
 ---@param opts? { model: table, optim: tide.Optimizer, clip?: number, comm?: tide.Comm, loss?: any, loss_options?: any, parallel?: tide.Sharded, captured?: boolean }
 function tide.train.step.new(opts) end
+tide.train.teacher = {}
+---@param path string
+---@param sampler table
+---@param corpus table
+---@param opts? { k?: integer, vocab: integer }
+function tide.train.teacher.load(path, sampler, corpus, opts) end
+---@param path string
+---@param top table
+function tide.train.teacher.save(path, top) end
+---@param run table
+---@param sampler table
+---@param corpus table
+---@param opts? { k?: integer, batch?: integer, device?: string, chunk?: integer }
+function tide.train.teacher.top(run, sampler, corpus, opts) end
+---@param sampler table
+---@param corpus table
+---@param top table
+function tide.train.teacher.use(sampler, corpus, top) end
 tide.update = {}
 function tide.update.adamw_(lists, attrs) end
 function tide.update.clip_factor(norm, max_norm) end

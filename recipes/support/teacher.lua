@@ -3,7 +3,9 @@
 
 local chats = require 'recipes.support.chats'
 local each = require 'tide.util.each'
+local dist = require 'tide.comm'
 local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
 
 local teacher = {}
 
@@ -19,6 +21,11 @@ teacher.rows = {
      .. 'square', type = 'number', min = 1e-3 },
    { 'kl', 'forward', 'divergence of the student from the teacher, or the other way',
      choices = { 'forward', 'reverse' } },
+   { 'teacher-top-k', 0, 'keep this many of the most likely ids of the teacher after each token, '
+     .. 'computed once before the first step; 0: run the teacher in each step', min = 0,
+     also = { 'top-k', 'topk' } },
+   { 'teacher-cache', nil, 'file of these ids: read where it is there, and --teacher is not needed '
+     .. 'then; else written. Not given: they are computed at each start', type = 'string' },
 }
 for _, row in ipairs(chats.rows) do teacher.rows[#teacher.rows + 1] = row end
 
@@ -53,7 +60,7 @@ local function place(tide, opt, spread, big)
          init = false }
       return run, nil
    end
-   if spread.context then
+   if spread.context and opt.teacher_top_k == 0 then
       local o = {}
       for k, v in each(spread.plan.cp) do o[k] = v end
       o.axis = nil
@@ -75,6 +82,43 @@ function teacher.load(job, opt, spread, corpus)
    job:check(tide.model.fill, run, opt.teacher)
    job.log:once('the teacher (%s) has %d parameters', opt.teacher, run.model:num_parameters())
    return run.model:eval(), sharded
+end
+
+-- The ids of --teacher-top-k: those of --teacher-cache, or computed, with the teacher's rows shared
+-- among all ranks, whatever the student's mesh.
+local function most_likely(job, opt, spread, corpus, sampler)
+   local train, path, k = require('tide').train.teacher, opt.teacher_cache, opt.teacher_top_k
+   if path and fs.exists(path) then
+      local top = job:check(train.load, path, sampler, corpus, { k = k,
+         vocab = spread.model.config.vocab_size })
+      job.log:once('%s has the %d most likely ids of the teacher', path, k)
+      return top
+   end
+   local large, sharded = teacher.load(job, opt, spread, corpus)
+   local top = job:check(train.top, { model = large, sharded = sharded, comm = spread.mesh.comm },
+      sampler, corpus, { k = k, device = opt.device })
+   if path then
+      dist.on_first(spread.mesh.comm, job.name, function() train.save(path, top) end)
+   end
+   return top
+end
+
+-- The loss of a step: with the teacher in each, or with its ids in the batches of the sampler.
+function teacher.objective(job, opt, spread, corpus, sampler)
+   local tide = require 'tide'
+   local o = { alpha = opt.alpha, temperature = opt.temperature, kind = opt.kl }
+   if opt.teacher_top_k == 0 then
+      if opt.teacher_cache then
+         err.usage(job.name, '--teacher-cache is of --teacher-top-k K; give both')
+      end
+      o.teacher, o.sharded = teacher.load(job, opt, spread, corpus)
+   elseif opt.kl == 'reverse' then
+      err.usage(job.name, "--kl reverse needs all of the teacher's probabilities; leave out "
+         .. '--teacher-top-k')
+   else
+      tide.train.teacher.use(sampler, corpus, most_likely(job, opt, spread, corpus, sampler))
+   end
+   return job:check(tide.nn.distil.objective, o)
 end
 
 -- Gives the metrics of the present step the parts of its loss, those of an evaluation as val_...

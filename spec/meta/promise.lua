@@ -410,7 +410,7 @@ promise['lua/guide/finetune.md'] = {
    { 'source lets the sampler', 'lua/packed', 'splits, cuts or refuses long documents' },
    { 'Before the first step', 'lua/lora', 'changes nothing at first' },
    { 'They go out to a folder that PEFT reads', 'lua/lora', 'goes out to a folder of peft' },
-   { 'nn distil top x w k gives', 'lua/distil', 'of all ids as the most likely ones' },
+   { 'teacher cache FILE holds these ids', 'recipe/distil', 'with the most likely ids of the' },
    { 'model label_logprobs ids labels', 'recipe/dpo', 'loses on every mesh what one rank' },
 }
 

@@ -71,6 +71,33 @@ describe('recipes/distil.lua', function()
       end)
    end)
 
+   it('with the most likely ids of the teacher, on every mesh and from a file', function()
+      with_data(function(dir, words)
+         local top = words .. '--steps 4 --teacher-top-k 8 '
+         local file = ('--teacher-cache %s/top.safetensors '):format(dir)
+         ok(1, top .. file .. '--out ' .. dir .. '/one')
+         local one = losses(dir .. '/one')
+         for i, mesh in ipairs(meshes) do
+            ok(mesh[1], ('%s%s --out %s/run%d'):format(top, mesh[2], dir, i))
+            same_losses(one, losses(dir .. '/run' .. i))
+         end
+         local out = ok(2, ('%s%s--mesh.dp 2 --teacher %s/none --out %s/two'):format(top, file, dir,
+            dir))
+         assert.matches('top.safetensors has the 8 most likely ids', out)
+         same_losses(one, losses(dir .. '/two'))
+         ok(1, words .. '--steps 4 --out ' .. dir .. '/all')
+         ok(1, words .. '--steps 4 --teacher-top-k 258 --out ' .. dir .. '/every')
+         same_losses(losses(dir .. '/all'), losses(dir .. '/every'))
+
+         bad(top .. file .. '--teacher-top-k 9 --out ' .. dir .. '/no', 'was written with k = 8')
+         bad(top .. file .. '--seq 80 --out ' .. dir .. '/no', 'was written with seq = 96')
+         bad(('%s--teacher-cache %s/c.jsonl --out %s/no'):format(top, dir, dir), 'c.jsonl')
+         bad(top .. '--kl reverse --out ' .. dir .. '/no', 'leave out --teacher-top-k')
+         bad(words .. file .. '--out ' .. dir .. '/no', 'is of --teacher-top-k')
+         bad(top .. '--teacher-top-k 259 --out ' .. dir .. '/no', 'at most the 258 ids')
+      end)
+   end)
+
    it('resumes bit for bit', function()
       with_data(function(dir, words)
          ok(1, words .. '--steps 6 --save-every 3 --out ' .. dir .. '/a')

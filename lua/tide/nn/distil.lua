@@ -272,7 +272,7 @@ local function top_of_chunk(x_nC, w_VC, k, cap, acc)
 end
 
 -- The k most likely ids of a teacher after each token, { ids = i64 [N, k], logp = f32 [N, k] }, the
--- likeliest first, for batch.teacher. x [.., C] final hidden states, w [V, C], cap as of loss.
+-- likeliest first, as a teacher of loss. x [.., C] final hidden states, w [V, C], cap as of loss.
 function distil.top(x, w, k, opts)
    local op, V = 'nn.distil.top', w:size(1)
    check_width(op, 'x', x, w)
@@ -301,7 +301,9 @@ local function new_sums() return { kl = 0, ce = 0, labels = 0 } end
 
 -- Calls fn({ x, w, cap }) while the head of the teacher is there.
 local function with_teacher(self, batch, at, fn)
-   if batch.teacher then return fn(batch.teacher) end
+   if batch.teacher_ids then
+      return fn { ids = batch.teacher_ids, logp = batch.teacher_logp }
+   end
    local teacher, record = self.opts.teacher, tide.is_grad_enabled()
    tide.no_grad(function()
       teacher:with_head(batch.ids, at, function(x, w, cap)
@@ -312,8 +314,8 @@ local function with_teacher(self, batch, at, fn)
    if self.opts.sharded then self.opts.sharded:release() end
 end
 
--- The loss of a batch, for the option `loss` of train.run and train.step. A batch with the field
--- teacher ({ ids, logp }) needs no teacher.
+-- The loss of a batch, for the option `loss` of train.run and train.step. A batch with the
+-- fields teacher_ids and teacher_logp needs no teacher (see train.teacher).
 function Objective:__call(model, batch, opts)
    local at, o = {}, self.opts
    for k, v in each(opts or {}) do if k ~= 'count' then at[k] = v end end
@@ -373,6 +375,6 @@ return signature.doors('nn.distil', distil, {
       'cap: number? > 0 -- soft cap of the logits',
       'chunk: integer? >= 1 -- tokens whose logits exist at a time; by default those of 2 MiB' } },
    objective = { opts = {
-      'teacher: module? -- of tide.model; nil where batches have the field teacher',
+      'teacher: module? -- of tide.model; nil where batches have its ids',
       'sharded: sharded? -- of the teacher', unpack(common) } },
 })

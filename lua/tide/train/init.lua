@@ -4,5 +4,5 @@ return require 'tide.util.lazy' ('train', {
    step = 'step', loop = { 'loop', 'run' }, run = { 'run', 'new' }, metric = 'metric',
    progress = 'progress', checkpoint = 'checkpoint', state = 'state', sample = 'sample',
    score = 'score', job = 'job', context = 'context',
-   evaluate = 'evaluate', reference = 'reference',
+   evaluate = 'evaluate', reference = 'reference', teacher = 'teacher',
 })

@@ -32,7 +32,8 @@ batch_.fields = {
    padding_mask = { dim = 2, fill = true }, index = { dim = 2, fill = -1 },
    token_type_ids = { dim = 2, fill = 0 }, mm_token_type_ids = { dim = 2, fill = 0 },
    per_layer_inputs = { dim = 2, fill = 0 }, packed_seq_ids = { dim = 2, fill = 0 },
-   answers = { dim = 2, fill = 0 },
+   answers = { dim = 2, fill = 0 }, teacher_ids = { dim = 2, fill = 0 },
+   teacher_logp = { dim = 2, fill = 0 },
 }
 -- Told by the context instead; never handed on.
 local masks = { attention_mask = true }
