@@ -18,6 +18,7 @@ pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plai
 local chats = require 'recipes.support.chats'
 local err = require 'tide.util.err'
 local job = require 'tide.train.job'
+local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
 local teacher = require 'recipes.support.teacher'
 local text = require 'recipes.support.text'
@@ -53,7 +54,7 @@ local function train(self, opt)
    local per_rank = text.rows(opt, plan:data().size)
    if opt.plan then
       return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
-         accum = opt.accum, device = opt.device })
+         accum = opt.accum, device = opt.device, state_bytes = optim.class(opt).state_bytes })
    end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
@@ -67,14 +68,11 @@ local function train(self, opt)
    local objective = teacher.objective(self, opt, spread, corpus, sampler)
 
    -- The optimiser, with its rate by the step.
-   local optim = tide.optim.AdamW(spread.params, {
-      lr = tide.optim.schedule.make(opt.schedule, { lr = opt.lr, min_lr = math.min(opt.min_lr,
-         opt.lr), steps = opt.schedule_steps, warmup = opt.warmup }),
-      beta2 = opt.beta2, weight_decay = opt.weight_decay })
+   local optimiser = optim.make(self, opt, spread.params)
 
    -- The steps, up to the last or until nothing gets better.
    local run = self:run(corpus, plan, {
-      model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optim,
+      model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
       loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
       keep_best = opt.keep_best or opt.patience > 0,

@@ -8,6 +8,8 @@ const char cli_help_text[] =
   "           [--trace FOLDER] [--traceback] recipe.lua [options]\n"
   "  tide trace FOLDER         what a traced run shows: where ranks part, who came last\n"
   "  tide export RUN DIR       a run's newest checkpoint as a folder that transformers reads\n"
+  "  tide runs [DIR]           the runs in a folder (runs) with their last figures; --csv of one\n"
+  "  tide plot RUN...          losses of runs in the terminal and, with --out, in one SVG\n"
   "  tide repl                 a prompt with tide loaded\n"
   "  tide params               every parameter with its value and meaning\n"
   "  tide version              version and what this build found\n"

@@ -62,6 +62,15 @@ static int command_export(int argc, char **argv)
   return run_lua(lua, "=export", false, argc, argv);
 }
 
+/* What runs have written, as a table (runs) or curves (plot); the words are read in Lua. */
+static int command_watch(const char *command, int argc, char **argv)
+{
+  bool plot = strcmp(command, "plot") == 0;
+  const char *lua = plot ? "return require('tide.train.watch').plot(...)"
+                         : "return require('tide.train.watch').runs(...)";
+  return run_lua(lua, plot ? "=plot" : "=runs", false, argc, argv);
+}
+
 static int command_version(void)
 {
   printf("%s%s\n", tide_build_info(), LUAJIT_VERSION);
@@ -140,11 +149,13 @@ static int run_command(int argc, char **argv)
   bool is_command = strcmp(command, "run") == 0 || strcmp(command, "repl") == 0 ||
                     strcmp(command, "params") == 0 || strcmp(command, "trace") == 0;
   bool is_export = strcmp(command, "export") == 0;
+  bool is_watch = strcmp(command, "runs") == 0 || strcmp(command, "plot") == 0;
   if (argc == 3 && is_command && asks_for_help(argv[2])) /* trace: see run */
     return command_help(strcmp(command, "trace") == 0 ? "run" : command);
   cli_watch_signals();
-  if (is_command || is_export) cli_check_environment();
+  if (is_command || is_export || is_watch) cli_check_environment();
   if (is_export) return command_export(argc - 2, argv + 2);
+  if (is_watch) return command_watch(command, argc - 2, argv + 2);
   if (strcmp(command, "run") == 0) return cli_run(argc - 2, argv + 2);
   if (argc > 2 && strcmp(command, "repl") == 0)
     return cli_complain("repl: takes no arguments; see `tide help repl`");

@@ -1607,8 +1607,11 @@ function tide.util.near.distance(a, b) end
 function tide.util.near.hint(name, list, spell, also) end
 tide.util.plot = {}
 ---@param series table[]
----@param opts? { title?: any, xlabel?: any, ylabel?: any }
+---@param opts? { title?: any, xlabel?: any, ylabel?: any, logx?: boolean, logy?: boolean, columns?: integer, rows?: integer }
 function tide.util.plot.svg(series, opts) end
+---@param series table[]
+---@param opts? { title?: any, xlabel?: any, ylabel?: any, logx?: boolean, logy?: boolean, columns?: integer, rows?: integer }
+function tide.util.plot.text(series, opts) end
 ---@param lo number
 ---@param hi number
 ---@param n integer

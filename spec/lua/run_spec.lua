@@ -88,7 +88,7 @@ describe('train.run', function()
          end
          run:finish()
          local last = files.read(dir .. '/metrics.jsonl'):match '([^\n]+)\n$'
-         assert.matches('"memory_bytes":%d+,"a":7,"z_half":1}$', last)
+         assert.matches('"memory_bytes":%d+,"tokens":%d+,"time":%d+,"a":7,"z_half":1}$', last)
          assert.equal(1, tide.train.metric.parse(last).z_half)
       end)
    end)

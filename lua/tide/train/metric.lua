@@ -23,7 +23,7 @@ local function number_text(v)
 end
 
 local order = { 'step', 'loss', 'val_loss', 'grad_norm', 'lr', 'tokens_per_second',
-                'memory_bytes', 'skipped' }
+                'memory_bytes', 'skipped', 'tokens', 'time' }
 
 local own = { last = true, more = true }
 for _, name in ipairs(order) do own[name] = true end

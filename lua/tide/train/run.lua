@@ -248,6 +248,7 @@ local function one_step(self, n)
       step = self.step, loss = r.loss, grad_norm = r.grad_norm, lr = r.lr, last = self.step == n,
       tokens_per_second = o.sampler.batch * o.sampler.seq / math.max(self.timer:lap(), 1e-9),
       memory_bytes = o.ctx:stats().peak, skipped = not r.applied and 1 or nil,
+      tokens = self.step * o.sampler.batch * o.sampler.seq, time = os.time(),
    }
    return self.record
 end
@@ -275,7 +276,7 @@ end
 
 -- Iterates over steps up to step n of the run (default: the option `steps`). Each time round a step
 -- has been made; it gives { step, loss, grad_norm, lr, tokens_per_second, memory_bytes, skipped (1,
--- or nil), last (whether it is step n) }. Collective.
+-- or nil), tokens (seen so far), time (in seconds), last (whether it is step n) }. Collective.
 function Run:steps(n)
    n = err.integer(self.op, 'steps', n or self.opts.steps, 0)
    guarded(self, begin, n)

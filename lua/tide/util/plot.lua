@@ -15,12 +15,14 @@ local left, right, top, bottom = 64, 16, 36, 48
 
 local function is_finite(v) return v == v and math.abs(v) ~= math.huge end
 
--- Finite points of a series, at most `limit` of them.
-local function thin(series, limit)
+-- Finite points of a series, above 0 on logarithmic axes, at most `limit` of them.
+local function thin(series, limit, opts)
    local xs, ys = {}, {}
    for i = 1, #series.x do
-      if is_finite(series.x[i]) and is_finite(series.y[i] or 0 / 0) then
-         xs[#xs + 1], ys[#ys + 1] = series.x[i], series.y[i]
+      local x, y = series.x[i], series.y[i] or 0 / 0
+      if is_finite(x) and is_finite(y) and (x > 0 or not opts.logx)
+         and (y > 0 or not opts.logy) then
+         xs[#xs + 1], ys[#ys + 1] = x, y
       end
    end
    local run = math.ceil(#xs / limit)
@@ -63,6 +65,33 @@ local function bounds(lists)
    return lo, hi
 end
 
+-- Values of 1 (2 and 5, below three powers) times a power of ten between lo and hi.
+local function log_ticks(lo, hi)
+   local list = {}
+   for e = math.floor(math.log10(lo)), math.ceil(math.log10(hi)) do
+      for _, m in ipairs(hi / lo < 1000 and { 1, 2, 5 } or { 1 }) do
+         local v = m * 10 ^ e
+         if v >= lo * (1 - 1e-9) and v <= hi * (1 + 1e-9) then list[#list + 1] = v end
+      end
+   end
+   return list
+end
+
+-- An axis from place a to place b: { at(value), ticks(n) }.
+local function axis(lists, log, a, b)
+   local lo, hi = bounds(lists)
+   if log and lo <= 0 then lo, hi = math.max(hi, 1e-9) / 2, math.max(hi, 1e-9) end
+   local function to(v) return log and math.log10(v) or v end
+   local first, span = to(lo), to(hi) - to(lo)
+   local self = {}
+   function self.at(v) return a + (to(v) - first) / span * (b - a) end
+   function self.ticks(n)
+      local list = log and log_ticks(lo, hi) or {}
+      return #list > 1 and list or plot.ticks(lo, hi, n)
+   end
+   return self
+end
+
 local function escape(text)
    return (tostring(text):gsub('[&<>"]', {
       ['&'] = '&amp;', ['<'] = '&lt;', ['>'] = '&gt;', ['"'] = '&quot;',
@@ -71,14 +100,14 @@ end
 
 local function axes(out, frame, xlabel, ylabel)
    local function put(fmt, ...) out[#out + 1] = fmt:format(...) end
-   for _, v in ipairs(plot.ticks(frame.xlo, frame.xhi, 6)) do
-      local x = frame.px(v)
+   for _, v in ipairs(frame.x.ticks(6)) do
+      local x = frame.x.at(v)
       put('<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="#e0e0e0"/>', x, top, x,
          height - bottom)
       put('<text x="%.1f" y="%d" text-anchor="middle">%.6g</text>', x, height - bottom + 16, v)
    end
-   for _, v in ipairs(plot.ticks(frame.ylo, frame.yhi, 6)) do
-      local y = frame.py(v)
+   for _, v in ipairs(frame.y.ticks(6)) do
+      local y = frame.y.at(v)
       put('<line x1="%d" y1="%.1f" x2="%d" y2="%.1f" stroke="#e0e0e0"/>', left, y,
          width - right, y)
       put('<text x="%d" y="%.1f" text-anchor="end">%.6g</text>', left - 6, y + 4, v)
@@ -91,7 +120,9 @@ end
 
 local function curve(out, frame, xs, ys, colour, with_points)
    local points = {}
-   for i = 1, #xs do points[i] = ('%.1f,%.1f'):format(frame.px(xs[i]), frame.py(ys[i])) end
+   for i = 1, #xs do
+      points[i] = ('%.1f,%.1f'):format(frame.x.at(xs[i]), frame.y.at(ys[i]))
+   end
    if #points > 1 then
       out[#out + 1] = ('<polyline fill="none" stroke="%s" stroke-width="1.5" points="%s"/>')
          :format(colour, table.concat(points, ' '))
@@ -104,38 +135,95 @@ local function curve(out, frame, xs, ys, colour, with_points)
    end
 end
 
--- opts: title, xlabel, ylabel.
-function plot.svg(series, opts)
+-- Points of all series, thinned: lists of x and of y.
+local function points_of(series, opts)
    local xs, ys = {}, {}
-   for i, s in ipairs(series) do xs[i], ys[i] = thin(s, 1000) end
-   local frame = {}
-   frame.xlo, frame.xhi = bounds(xs)
-   frame.ylo, frame.yhi = bounds(ys)
-   function frame.px(v)
-      return left + (v - frame.xlo) / (frame.xhi - frame.xlo) * (width - left - right)
+   for i, s in ipairs(series) do xs[i], ys[i] = thin(s, 1000, opts) end
+   return xs, ys
+end
+
+-- The names of series: beside each other, of more than two below each other.
+local function legend(out, series)
+   local x = left
+   for i, s in ipairs(series) do
+      local below = #series > 2
+      out[#out + 1] = ('<text x="%d" y="%d"%s fill="%s">%s</text>'):format(
+         below and width - right - 6 or x, below and top + 2 + 14 * i or 26,
+         below and ' text-anchor="end"' or '', colours[(i - 1) % #colours + 1], escape(s.name))
+      x = x + 14 + 7 * #tostring(s.name)
    end
-   function frame.py(v)
-      return height - bottom - (v - frame.ylo) / (frame.yhi - frame.ylo) * (height - top - bottom)
-   end
+end
+
+-- opts: title, xlabel, ylabel, logx and logy (logarithmic axes: what is not above 0 is left out).
+function plot.svg(series, opts)
+   local xs, ys = points_of(series, opts)
+   local frame = { x = axis(xs, opts.logx, left, width - right),
+      y = axis(ys, opts.logy, height - bottom, top) }
    local out = {
       ('<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
          .. 'font-family="sans-serif" font-size="12">'):format(width, height, width, height),
       '<rect width="100%" height="100%" fill="white"/>',
    }
    axes(out, frame, opts.xlabel or '', opts.ylabel or '')
-   local x = left
    for i, s in ipairs(series) do
-      local colour = colours[(i - 1) % #colours + 1]
-      curve(out, frame, xs[i], ys[i], colour, s.points)
-      out[#out + 1] = ('<text x="%d" y="26" fill="%s">%s</text>'):format(x, colour, escape(s.name))
-      x = x + 14 + 7 * #tostring(s.name)
+      curve(out, frame, xs[i], ys[i], colours[(i - 1) % #colours + 1], s.points)
    end
+   legend(out, series)
    out[#out + 1] = ('<text x="%d" y="26" text-anchor="end">%s</text>')
       :format(width - right, escape(opts.title or ''))
    out[#out + 1] = '</svg>'
    return table.concat(out, '\n') .. '\n'
 end
 
+local marks = { '*', '+', 'o', 'x', '#', '@', '%', '=' }
+
+-- The rows of characters of a plot, without axes.
+local function grid_of(xs, ys, x, y, columns, rows)
+   local grid = {}
+   for r = 1, rows do
+      grid[r] = {}
+      for c = 1, columns do grid[r][c] = ' ' end
+   end
+   for i = 1, #xs do
+      for k = 1, #xs[i] do
+         local c, r = math.floor(x.at(xs[i][k]) + 0.5), math.floor(y.at(ys[i][k]) + 0.5)
+         grid[r][c] = marks[(i - 1) % #marks + 1]
+      end
+   end
+   return grid
+end
+
+-- The line of numbers below the x axis, at most `wide` columns.
+local function numbers_of(x, wide)
+   local line = (' '):rep(wide)
+   for _, v in ipairs(x.ticks(5)) do
+      local text = ('%.6g'):format(v)
+      local at = math.min(10 + math.floor(x.at(v) + 0.5), wide - #text)
+      line = line:sub(1, at) .. text .. line:sub(at + #text + 1)
+   end
+   return (line:gsub('%s+$', ''))
+end
+
+-- The same plot as text, a mark for each series. opts: as of svg; columns (78) and rows (18).
+function plot.text(series, opts)
+   local xs, ys = points_of(series, opts)
+   local columns, rows = (opts.columns or 78) - 11, opts.rows or 18
+   local x, y = axis(xs, opts.logx, 1, columns), axis(ys, opts.logy, rows, 1)
+   local grid, labels, out = grid_of(xs, ys, x, y, columns, rows), {}, {}
+   for _, v in ipairs(y.ticks(4)) do labels[math.floor(y.at(v) + 0.5)] = ('%.4g'):format(v) end
+   for r = 1, rows do
+      out[r] = (('%9s |%s'):format(labels[r] or '', table.concat(grid[r])):gsub('%s+$', ''))
+   end
+   out[rows + 1] = (' '):rep(10) .. '+' .. ('-'):rep(columns)
+   out[rows + 2] = numbers_of(x, columns + 11)
+   for i, s in ipairs(series) do
+      out[#out + 1] = ('%10s %s'):format(marks[(i - 1) % #marks + 1], tostring(s.name))
+   end
+   return table.concat(out, '\n') .. '\n'
+end
+
+local opts = { 'title: any?', 'xlabel: any?', 'ylabel: any?', 'logx: boolean?', 'logy: boolean?',
+   'columns: integer? >= 30', 'rows: integer? >= 3' }
 signature.reader('points', 'numbers', function(op, name, v)
    for j, x in ipairs(err.type(op, name, v, 'table')) do
       err.arg_if(type(x) ~= 'number', op, ('%s[%d]'):format(name, j), 'a number', x)
@@ -146,5 +234,5 @@ signature.record('series', 'a table { x =, y = }', { 'x: points', 'y: points' })
 return signature.doors('util.plot', plot, {
    ticks = 'lo: number; hi: number; n: integer in [1, 1000]; where lo < hi -- '
       .. "argument 'hi': expected a number > {lo}, got {hi}",
-   svg = { 'series: series[]', opts = { 'title: any?', 'xlabel: any?', 'ylabel: any?' } },
+   svg = { 'series: series[]', opts = opts }, text = { 'series: series[]', opts = opts },
 })

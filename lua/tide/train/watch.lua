@@ -1,0 +1,199 @@
+-- `tide runs` and `tide plot`: what runs have written in metrics.jsonl, as tables and curves.
+
+local args = require 'tide.util.args'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local metric = require 'tide.train.metric'
+local plot = require 'tide.util.plot'
+local units = require 'tide.util.units'
+
+local watch = {}
+
+-- ---- reading -----------------------------------------------------------------------------------
+
+local function metrics_of(path)
+   return path:find '%.jsonl$' and path or fs.join(path, 'metrics.jsonl')
+end
+
+-- The records of a run, in order. path: its folder, or the file. E_IO: it has no metrics.
+function watch.read(op, path)
+   local list, file = {}, metrics_of(path)
+   err.raise_if(not fs.exists(file), 'E_IO', op, '%s holds no run: it has no metrics.jsonl', path)
+   for line in fs.read(op, file):gmatch '[^\n]+' do
+      list[#list + 1] = metric.parse(line)
+   end
+   return list
+end
+
+-- The folders of runs below dir (or dir itself), at most two levels down, sorted.
+function watch.find(op, dir)
+   local found = {}
+   local function look(path, depth)
+      if fs.exists(fs.join(path, 'metrics.jsonl')) then
+         found[#found + 1] = path
+      elseif depth < 2 then
+         local names = fs.list(op, path)
+         table.sort(names)
+         for _, name in ipairs(names) do
+            local below = fs.join(path, name)
+            if fs.is_dir(below) then look(below, depth + 1) end
+         end
+      end
+   end
+   look(dir, 0)
+   return found
+end
+
+-- ---- tide runs ---------------------------------------------------------------------------------
+
+-- The last figures of a run: { run, steps, tokens, loss, val_loss, best, speed, when }.
+local function summary(path, records)
+   local last = records[#records] or {}
+   local s = { run = path, steps = last.step, tokens = last.tokens, loss = last.loss,
+      speed = last.tokens_per_second, when = last.time }
+   for _, r in ipairs(records) do
+      local v = r.val_loss
+      if v and v == v then s.val_loss, s.best = v, math.min(v, s.best or v) end
+   end
+   return s
+end
+
+local function shown(v, fn) return v == nil and '-' or v ~= v and 'nan' or fn(v) end
+
+local function four(v) return ('%.4f'):format(v) end
+
+local function row_of(s)
+   return { s.run, shown(s.steps, tostring), shown(s.tokens, units.count), shown(s.loss, four),
+      shown(s.val_loss, four), shown(s.best, four), shown(s.speed, units.count),
+      shown(s.when, function(t) return os.date('%Y-%m-%d %H:%M', t) end) }
+end
+
+local function print_table(rows)
+   local wide = {}
+   for _, row in ipairs(rows) do
+      for i, text in ipairs(row) do wide[i] = math.max(wide[i] or 0, #text) end
+   end
+   for _, row in ipairs(rows) do
+      local parts = {}
+      for i, text in ipairs(row) do
+         parts[i] = (i == 1 and '%-' or '%') .. wide[i] .. 's'
+         parts[i] = parts[i]:format(text)
+      end
+      io.stdout:write((table.concat(parts, '  '):gsub('%s+$', '')), '\n')
+   end
+end
+
+-- The records of a run as CSV, a column for each figure; empty where a step has none.
+function watch.csv(records)
+   local names, seen, lines = {}, {}, {}
+   for _, r in ipairs(records) do
+      for k in each(r) do
+         if not seen[k] then names[#names + 1], seen[k] = k, true end
+      end
+   end
+   table.sort(names, function(a, b)
+      if a == 'step' or b == 'step' then return a == 'step' and b ~= 'step' end
+      return a < b
+   end)
+   lines[1] = table.concat(names, ',')
+   for _, r in ipairs(records) do
+      local parts = {}
+      for i, name in ipairs(names) do
+         local v = r[name]
+         parts[i] = v == nil and '' or v ~= v and 'nan' or ('%.15g'):format(v)
+      end
+      lines[#lines + 1] = table.concat(parts, ',')
+   end
+   return table.concat(lines, '\n') .. '\n'
+end
+
+local function people(fn, ...)
+   return err.people({ 'E_ARG', 'E_IO', 'E_FORMAT' }, fn, ...)
+end
+
+-- The words in front that are no options, and the rest.
+local function split(words)
+   local places, rest = {}, {}
+   for _, word in ipairs(words) do
+      local list = #rest == 0 and word:sub(1, 1) ~= '-' and places or rest
+      list[#list + 1] = word
+   end
+   return places, rest
+end
+
+-- Runs `tide runs` with the words after it.
+function watch.runs(...)
+   local places, rest = split { ... }
+   local opt = args.parse('runs [DIR]: the runs in a folder with their last figures', {
+      { 'csv', false, 'print every step of the run DIR as CSV' } }, rest)
+   if not opt then return end
+   people(function()
+      local dir = places[1] or 'runs'
+      err.usage_if(#places > 1, 'runs', 'expected one folder, got %d', #places)
+      if opt.csv then return io.stdout:write(watch.csv(watch.read('runs', dir))) end
+      local rows = { { 'run', 'steps', 'tokens', 'loss', 'val', 'best', 'tok/s', 'last step' } }
+      for _, path in ipairs(watch.find('runs', dir)) do
+         rows[#rows + 1] = row_of(summary(path, watch.read('runs', path)))
+      end
+      err.usage_if(#rows == 1, 'runs', '%s holds no runs (folders with metrics.jsonl)', dir)
+      print_table(rows)
+   end)
+end
+
+-- ---- tide plot ---------------------------------------------------------------------------------
+
+-- Running means of the last n values.
+local function smooth(y, n)
+   local list, sum = {}, 0
+   for i, v in ipairs(y) do
+      sum = sum + v - (y[i - n] or 0)
+      list[i] = sum / math.min(i, n)
+   end
+   return list
+end
+
+-- The figure `name` of records as a series for util.plot, smoothed over n steps; x: the figure that
+-- it is drawn over. Steps without both, and values that are not finite, are left out.
+function watch.series(records, label, name, x, n)
+   local s = { name = label, x = {}, y = {} }
+   for _, r in ipairs(records) do
+      local at, v = r[x], r[name]
+      if at and v and v == v then s.x[#s.x + 1], s.y[#s.y + 1] = at, v end
+   end
+   s.y = smooth(s.y, n)
+   return s
+end
+
+local rows = {
+   { 'metric', 'loss', 'the figure that is drawn', also = { 'y' } },
+   { 'x', 'step', 'the figure that it is drawn over', choices = { 'step', 'tokens', 'time' } },
+   { 'smooth', 1, 'steps of a running mean', min = 1 },
+   { 'log-x', false, 'logarithmic x axis' },
+   { 'log-y', false, 'logarithmic y axis' },
+   { 'out', nil, 'SVG file to write; not given: the terminal alone', type = 'string' },
+   { 'width', 78, 'columns of the terminal plot', min = 30, max = 400 },
+   { 'height', 18, 'rows of the terminal plot', min = 5, max = 200 },
+}
+
+-- Runs `tide plot` with the words after it.
+function watch.plot(...)
+   local places, rest = split { ... }
+   local opt = args.parse('plot RUN..: a figure of several runs, in one SVG and the terminal', rows,
+      rest)
+   if not opt then return end
+   people(function()
+      err.usage_if(#places == 0, 'plot', 'expected folders of runs, got none; see tide plot --help')
+      local list = {}
+      for i, path in ipairs(places) do
+         list[i] = watch.series(watch.read('plot', path), path, opt.metric, opt.x, opt.smooth)
+         err.usage_if(#list[i].x == 0, 'plot', "%s has no '%s' over '%s'", path, opt.metric, opt.x)
+      end
+      local o = { xlabel = opt.x, ylabel = opt.metric, logx = opt.log_x, logy = opt.log_y,
+         columns = opt.width, rows = opt.height }
+      io.stdout:write(plot.text(list, o))
+      if opt.out then fs.write('plot', opt.out, plot.svg(list, o)) end
+   end)
+end
+
+return watch
