@@ -203,6 +203,21 @@ describe('tide.model.save', function()
       end)
    end)
 
+   it('names the dtype of most numbers', function()
+      local names = { f64 = 'float64', f32 = 'float32', f16 = 'float16', bf16 = 'bfloat16' }
+      tmp.with(function(dir)
+         for most, name in each(names) do
+            for other in each(names) do
+               local model = model_of({}, { seed = 3, dtype = most })
+               model.model.norm:to(other)
+               local path = tide.model.save(model, dir .. '/' .. most .. other)
+               local c = fs.read_json('spec', path .. '/config.json')
+               assert.equal(name, c.torch_dtype or c.dtype, most .. ' ' .. other)
+            end
+         end
+      end)
+   end)
+
    it('copies the tokenizer of the folder that the model came from', function()
       with_folder('1GB', function(dir, _, parent)
          fs.write('spec', dir .. '/tokenizer.json', '{"a": 1}')

@@ -282,6 +282,8 @@ describe('mistakes', function()
       refused('E_ARG', "'projected': expected a tensor [batch, tokens, 46]",
          m.pre_conv_ssm, m, tide.zeros { 1, 4, 7 })
       refused('E_ARG', 'multiple of 4', m.pre_conv_ssm, m, tide.zeros { 1, 3, m.width })
+      refused('E_ARG', 'document 1 has 6 tokens', m.pre_conv_ssm, m, tide.zeros { 1, 5, m.width },
+         { 0, 4, 10 })
       refused('E_ARG', { 'ends at 4', '8 tokens' }, m.pre_conv_ssm, m, tide.zeros { 4, m.width },
          { 0, 4 })
       refused('E_ARG', "'y': expected a tensor [batch, tokens, 8]", m.post_conv_ssm, m,
