@@ -243,21 +243,13 @@ function tide.data.mixture.new(opts) end
 ---@param state table
 function tide.data.mixture.restore(state) end
 tide.data.packed = {}
-tide.data.packed.Packed = {}
 ---@param is_val? boolean
-function tide.data.packed.Packed.all(is_val) end
-function tide.data.packed.Packed.epochs() end
----@param limit integer
-function tide.data.packed.Packed.held_out(limit) end
-function tide.data.packed.Packed.make(source, rows, device) end
-function tide.data.packed.Packed.next() end
----@param state table
-function tide.data.packed.Packed.restore(state) end
-function tide.data.packed.Packed.rows_per_epoch() end
-function tide.data.packed.Packed.state() end
+function tide.data.packed.all(is_val) end
 ---@param source tide.Source
 ---@param eos integer
 function tide.data.packed.boundaries(source, eos) end
+---@param limit integer
+function tide.data.packed.held_out(limit) end
 ---@param source tide.Source
 ---@param rows table
 ---@param seq integer
@@ -265,6 +257,8 @@ function tide.data.packed.boundaries(source, eos) end
 function tide.data.packed.make(source, rows, seq, opts) end
 ---@param opts? { cu: table, val_cu?: table, seq: integer, batch: integer, seed?: integer, size?: integer, rank?: integer, cp?: integer, fit?: 'next' | 'best' | 'alone', long?: 'split' | 'cut' | 'refuse', together?: integer, source?: tide.Source, val_source?: tide.Source }
 function tide.data.packed.new(opts) end
+---@param state table
+function tide.data.packed.restore(state) end
 tide.data.preference = {}
 ---@param paths string|string[]
 ---@param opts? { tokenizer: table, template?: table, train_on?: string[], skip_bad?: boolean, val?: number }
@@ -624,7 +618,6 @@ tide.nn.distil = {}
 function tide.nn.distil.loss(x, w, labels, teacher, opts) end
 ---@param opts? { teacher?: tide.Module, sharded?: tide.Sharded, alpha?: number, temperature?: number, kind?: 'forward' | 'reverse', chunk?: integer }
 function tide.nn.distil.objective(opts) end
-function tide.nn.distil.of_part(op, x, w, labels, teacher, opts, part) end
 ---@param comm tide.Comm
 ---@param which? 'train' | 'val'
 function tide.nn.distil.take(comm, which) end
@@ -639,7 +632,6 @@ tide.nn.logprob = {}
 ---@param labels tide.Tensor
 ---@param opts? { ignore?: integer, chunk?: integer, cap?: number }
 function tide.nn.logprob.of_labels(x, w, labels, opts) end
-function tide.nn.logprob.of_part(op, x, w, labels, opts, part) end
 tide.nn.lora = {}
 ---@param model tide.Module
 ---@param opts? { rank?: integer, alpha?: number, targets?: string|string[], dropout?: number, rslora?: boolean, dora?: boolean, seed?: integer }
@@ -667,6 +659,7 @@ function tide.nn.loss.shift(ids, ignore) end
 tide.nn.preference = {}
 ---@param model tide.Module
 ---@param batch table
+---@param opts? table
 function tide.nn.preference.answers(model, batch, opts) end
 ---@param values tide.Tensor
 ---@param answers tide.Tensor

@@ -52,7 +52,7 @@ end
 
 local Packed = {}
 Packed.__index = Packed
-packed.Packed = Packed                   -- what data.preference derives from
+packed._Packed = Packed                   -- what data.preference derives from
 
 local function check_cu(op, name, cu)
    if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end

@@ -172,7 +172,7 @@ end
 
 -- ---- batches -----------------------------------------------------------------------------------
 
-local Packed = packed.Packed
+local Packed = packed._Packed
 local Sampler = setmetatable({}, { __index = Packed })
 Sampler.__index = Sampler
 

@@ -71,7 +71,7 @@ end
 
 -- The loss of final hidden states beside a teacher, and its parts. opts: of nn.distil.loss.
 function CausalLM:head_distil(h, labels, teacher, opts)
-   return nn.distil.of_part(self.op, h, self:head(), labels, teacher, opts)
+   return nn.distil.loss(h, self:head(), labels, teacher, opts)
 end
 
 -- Logits under the soft cap of the configuration, if it has one.
@@ -197,6 +197,7 @@ end
 -- if there is one, while the head is whole here. Not with tensor parallelism.
 function CausalLM:with_head(ids_BT, opts, fn)
    local head, cap = self.lm_head, self.config.final_logit_softcapping
+   err.func(self.op, 'fn', fn)
    self:as_call(function(me)
       me:check_ids(ids_BT)
       local h = private.call(me.hidden, me, ids_BT, opts)
@@ -215,6 +216,9 @@ end
 -- options; rest: those of nn.distil.loss. A call of the model, as loss is.
 function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
    local sums
+   err.func(self.op, 'provide', provide)
+   rest = copy(err.options(self.op, rest, { 'alpha', 'temperature', 'kind', 'chunk', 'count',
+      'ignore' }))
    rest.cap = self.config.final_logit_softcapping
    local loss_ = self:as_call(function(me)
       me:check_ids(ids_BT)

@@ -228,7 +228,7 @@ end
 
 -- As loss, of a head whose rows are cut over ranks. part: { comm, first (rows before those of this
 -- rank), size (rows of all ranks) }, or nil. Returns the loss, and sums over tokens { kl, ce }.
-function distil.of_part(op, x, w, labels, teacher, opts, part)
+function distil._of_part(op, x, w, labels, teacher, opts, part)
    local C = x:size(-1)
    local n = x:numel() / C
    check_width(op, 'x', x, w)
@@ -253,7 +253,7 @@ end
 -- width, or its most likely ids { ids = i64 [.., K], logp = their log-probabilities }, which are
 -- made to add up to 1. x and w get gradients. Returns the loss, and sums over tokens { kl, ce }.
 function distil.loss(x, w, labels, teacher, opts)
-   return distil.of_part('nn.distil.loss', x, w, labels, teacher, opts)
+   return distil._of_part('nn.distil.loss', x, w, labels, teacher, opts)
 end
 
 -- The k largest of each row of log-probabilities [n, V], as ids and values [n, k].

@@ -118,7 +118,7 @@ end
 
 -- As of_labels, of a head whose rows are cut over ranks. part: { comm, first (rows before those of
 -- this rank), size (rows of all ranks) }, or nil.
-function logprob.of_part(op, x, w, labels, opts, part)
+function logprob._of_part(op, x, w, labels, opts, part)
    local C = x:size(-1)
    local n = x:numel() / C
    err.raise_if(C ~= w:size(2) or x.dtype ~= w.dtype, 'E_SHAPE', op, 'expected x [.., C] and w '
@@ -140,7 +140,7 @@ end
 -- i64 of the leading shape of x: labels[t] is the token after x[t]. x and w get gradients. The
 -- logits of `chunk` tokens exist at a time, in forward and in backward.
 function logprob.of_labels(x, w, labels, opts)
-   return logprob.of_part('nn.logprob.of_labels', x, w, labels, opts)
+   return logprob._of_part('nn.logprob.of_labels', x, w, labels, opts)
 end
 
 return signature.doors('nn.logprob', logprob, {

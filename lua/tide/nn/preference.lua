@@ -147,7 +147,7 @@ signature.doors('nn.preference', Objective, {
 })
 return signature.doors('nn.preference', preference, {
    by_answer = 'values: tensor; answers: tensor; n: integer >= 1',
-   answers = 'model: module; batch: table',
+   answers = 'model: module; batch: table; opts: table?',
    dpo = { 'chosen: tensor; rejected: tensor; ref_chosen: tensor; ref_rejected: tensor', opts = {
       'count: number? > 0 -- by what the sum is divided', unpack(common) } },
    objective = { opts = common },

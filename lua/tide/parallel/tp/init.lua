@@ -321,13 +321,13 @@ function Run:head(model, opts)
       end, { of = 'head_loss' })
       local part = { comm = env.axis.comm or env.axis, first = first, size = V }
       local function distil_of(me, parts, labels, teacher, o)
-         return nn.distil.of_part(me.op or op, parts, me:head(), labels, teacher, o, part)
+         return nn.distil._of_part(me.op or op, parts, me:head(), labels, teacher, o, part)
       end
       layer.around(model, function(_, me, x, labels, ...)
          return layer.through(distil_of, me, x, layer.into_parts(env, x, from), labels, ...)
       end, { of = 'head_distil' })
       local function logprobs_of(me, parts, labels, o)
-         return nn.logprob.of_part(me.op or op, parts, me:head(), labels, o,
+         return nn.logprob._of_part(me.op or op, parts, me:head(), labels, o,
             part)
       end
       layer.around(model, function(_, me, x, labels, o)
