@@ -1003,6 +1003,7 @@ function tide.parallel.mesh.Mesh.size(name) end
 function tide.parallel.mesh.Mesh.sub(names) end
 function tide.parallel.mesh.Mesh.unflatten(name, axes) end
 function tide.parallel.mesh.new(axes, opts) end
+function tide.parallel.mesh.product(list) end
 function tide.parallel.mesh.sizes(axes, n) end
 tide.parallel.multimodal = {}
 ---@param x tide.Tensor

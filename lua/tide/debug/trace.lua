@@ -32,8 +32,8 @@ local function calls_of(comm)
    local list = {}
    for i, h in ipairs(comm:history()) do
       list[i] = { seq = h.seq, op = h.op, reduce = h.reduce, dtype = h.dtype, root = h.root,
-                  count = h.count, begin = h.begin, finish = h.finish, status = h.status,
-                  site = h.site, async = h.async }
+         count = h.count, begin = h.begin, finish = h.finish, status = h.status, site = h.site,
+         async = h.async }
    end
    return list
 end

@@ -46,11 +46,14 @@ end
 -- Axis sizes as text: "dp 2 x cp 4".
 local function product_text(list) return join(list, '%s %d', ' x ') end
 
-local function product(list)
+-- Ranks of all axes of a list { size = .. }.
+function mesh.product(list)
    local n = 1
    for _, a in ipairs(list) do n = n * a.size end
    return n
 end
+
+local product = mesh.product
 
 local function names_of(list)
    local out = {}

@@ -161,18 +161,12 @@ function evaluate.choices(model, tok, items, opts)
    return r
 end
 
-local common = {
-   'seq: integer >= 1 -- tokens of a window',
-   'batch: integer >= 1 = 8 -- rows at a time on a rank',
-   'sharded: sharded? -- of the model, which is gathered layer by layer',
-   'device: string? -- of the tokens',
-}
-local of_choices = { "delimiter: string = ' ' -- between question and choice", unpack(common) }
+local of_choices = { "delimiter: string = ' ' -- between question and choice", score.options }
 
 return signature.doors('train.evaluate', evaluate, {
    prefix = 'tok: table; config: table?',
    pair = { 'tok: table; context: string; continuation: string',
       opts = { 'config: table? -- of the model' } },
-   perplexity = { 'model: module; tok: table; text: string', opts = common },
+   perplexity = { 'model: module; tok: table; text: string', opts = score.options },
    choices = { 'model: module; tok: table; items: table', opts = of_choices },
 })

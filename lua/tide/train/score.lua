@@ -219,9 +219,10 @@ function score.logprob(model, ids, opts)
    return list
 end
 
-local common = {
+-- Options of what scores texts in windows.
+score.options = {
    'seq: integer >= 1 -- tokens of a window',
-   'batch: integer >= 1 = 8 -- windows at a time on a rank',
+   'batch: integer >= 1 = 8 -- windows, or rows of texts, at a time on a rank',
    'sharded: sharded? -- of the model, which is gathered layer by layer',
    'device: string? -- of the tokens',
 }
@@ -230,7 +231,7 @@ return signature.doors('train.score', score, {
    load = { opts = {
       "device: string = 'cpu' -- where the weights go", 'comm: comm? -- ranks; all by default',
       'make: function? -- makes a model of a class of your own of (config, options)' } },
-   loglikelihood = { 'model: module; requests: table', opts = common },
+   loglikelihood = { 'model: module; requests: table', opts = score.options },
    windows = 'ids: integer[]; seq: integer >= 1',
-   logprob = { 'model: module; ids: integer[]', opts = common },
+   logprob = { 'model: module; ids: integer[]', opts = score.options },
 })

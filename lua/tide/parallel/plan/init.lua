@@ -54,12 +54,6 @@ local function with_data(list)
    return out
 end
 
-local function product(list)
-   local n = 1
-   for _, a in ipairs(list) do n = n * a.size end
-   return n
-end
-
 -- Sizes from a mesh or from axes as parallel.mesh takes them.
 local function read_mesh(self, mesh, ranks)
    err.type(op, 'mesh', mesh, 'table')
@@ -72,7 +66,7 @@ local function read_mesh(self, mesh, ranks)
       list = mesh_of.sizes(mesh, n)
    end
    self.axes = with_data(list)
-   self.ranks = product(self.axes)
+   self.ranks = mesh_of.product(self.axes)
    if self.mesh and #self.axes ~= #list then self.base, self.mesh = self.mesh.comm, nil end
    err.raise_if(size_of(self, 'pp') > 1, 'E_UNSUPPORTED', op, 'the mesh has an axis pp of %d '
       .. 'ranks; a plan knows dp, dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
