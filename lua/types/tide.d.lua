@@ -1429,9 +1429,17 @@ function tide.train.evaluate.perplexity(model, tok, text, opts) end
 ---@param tok table
 ---@param config? table
 function tide.train.evaluate.prefix(tok, config) end
+tide.train.events = {}
+---@param record table
+function tide.train.events.add(record) end
+---@param text string
+function tide.train.events.crc32c(text) end
+---@param dir string
+---@param time number
+function tide.train.events.new(dir, time) end
 tide.train.job = {}
 function tide.train.job.main(recipe, ...) end
----@param opts? { steps: integer, model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, loss?: any, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
+---@param opts? { steps: integer, model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, tensorboard?: boolean, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, loss?: any, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
 function tide.train.loop(opts) end
 tide.train.metric = {}
 ---@param record table
@@ -1440,7 +1448,7 @@ function tide.train.metric.add(record) end
 function tide.train.metric.average(n) end
 function tide.train.metric.is_own(name) end
 function tide.train.metric.line(record) end
----@param opts? { out?: string, step?: integer }
+---@param opts? { out?: string, tensorboard?: boolean, step?: integer }
 function tide.train.metric.new(opts) end
 ---@param line string
 function tide.train.metric.parse(line) end
@@ -1463,7 +1471,7 @@ tide.train.reference = {}
 ---@param corpus table
 ---@param opts? { batch?: integer, device?: string }
 function tide.train.reference.compute(run, sampler, corpus, opts) end
----@param opts? { model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, loss?: any, on_evaluate?: function, on_save?: function, steps?: integer }
+---@param opts? { model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, tensorboard?: boolean, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, loss?: any, on_evaluate?: function, on_save?: function, steps?: integer }
 function tide.train.run(opts) end
 tide.train.sample = {}
 ---@param model tide.Module

@@ -72,6 +72,7 @@ local after_model = {
    { 'save-every', 400, 'steps between checkpoints; 0: at the end only', min = 0 },
    { 'keep', 3, 'checkpoints kept', min = 1 },
    { 'log-every', 10, 'steps between plain progress lines', min = 1 },
+   { 'tensorboard', false, 'write a TensorBoard event file into --out, too' },
    { 'sample', 200, 'tokens to sample at the end', min = 0 },
    { 'temperature', 0.8, 'of the sample', type = 'number', min = 0 },
    { 'async-save', false, 'write checkpoints in the background' },

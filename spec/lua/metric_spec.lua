@@ -18,6 +18,51 @@ local function lines_of(path)
 end
 
 describe('train.metric', function()
+   local events = require 'tide.train.events'
+
+   local function records_of(text)
+      local list, at = {}, 1
+      while at <= #text do
+         local n = text:byte(at) + 256 * text:byte(at + 1)
+         list[#list + 1] = text:sub(at + 12, at + 11 + n)
+         at = at + 16 + n
+      end
+      return list
+   end
+
+   it('writes TensorBoard records, and those up to the step that it goes on after', function()
+      tmp.with(function(dir)
+         local function written(first, last)
+            local m = metric.new { out = dir, step = first - 1, tensorboard = true }
+            for s = first, last do m:add(record(s)) end
+            m:close()
+            local file = assert(io.open(dir .. '/events.out.tfevents.0.tide', 'rb'))
+            local text = file:read '*a'
+            file:close()
+            return records_of(text)
+         end
+         assert.equal(6, #written(1, 5))
+         local list = written(4, 4)
+         assert.equal(5, #list)
+         assert.equal('\26\13brain.Event:2', list[1]:sub(-15))
+         assert.equal('\16\4', list[5]:sub(10, 11))
+         assert.matches('train/loss\21\0\0\64\63', (list[5]:gsub('%z', '\0')), 1, true)
+      end)
+   end)
+
+   it('has the check sum of the format, and the bits of its numbers', function()
+      assert.equal(0xe3069283, events.crc32c '123456789')
+      local ffi = require 'ffi'
+      for i = 1, 2000 do
+         local v = math.sin(i) * 2 ^ (i % 300 - 150)
+         assert.equal(ffi.string(ffi.new('double[1]', v), 8), events.f64(v))
+         assert.equal(ffi.string(ffi.new('float[1]', v), 4), events.f32(v))
+      end
+      for _, v in ipairs { 0, -0.0, 1 / 0, -1 / 0, 1e39, 5e-324, 3.4028235e38, 1 + 2 ^ -24 } do
+         assert.equal(ffi.string(ffi.new('float[1]', v), 4), events.f32(v))
+      end
+   end)
+
    it('writes one line a step with the agreed names', function()
       tmp.with(function(dir)
          local m = metric.new { out = dir }

@@ -285,6 +285,7 @@ function Job:run(corpus, plan, opts)
    o.train, o.val, o.steps = corpus.train, corpus.val, opt.steps
    o.out, o.keep, o.recipe, o.async_save = opt.out, opt.keep, opt, opt.async_save
    o.resume, o.overwrite = opt.resume_from or opt.resume and opt.out or nil, opt.overwrite
+   o.tensorboard = opt.tensorboard
    o.log_every, o.title, o.device = opt.log_every, ('%d parameters'):format(plan.numel), opt.device
    self:check(tell, self, corpus, plan)
    self.training = self:check(require('tide.train.run').new, o)

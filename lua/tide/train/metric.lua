@@ -6,6 +6,7 @@
 -- does not end for its metrics. Only rank 0 writes. Pure Lua.
 
 local err = require 'tide.util.err'
+local events = require 'tide.train.events'
 local fs = require 'tide.util.fs'
 local plot = require 'tide.util.plot'
 local signature = require 'tide.util.signature'
@@ -74,6 +75,7 @@ local function rewind(self, step)
       if record and record.step <= step then
          lines[#lines + 1] = line
          keep(self, record)
+         if self.events then self.events:add(record) end
       end
    end
    fs.write('train.metric', self.path, #lines > 0 and table.concat(lines, '\n') .. '\n' or '')
@@ -90,6 +92,7 @@ function metric.new(opts)
    }, Metric)
    if opts.out then
       self.out, self.path = opts.out, fs.join(opts.out, 'metrics.jsonl')
+      if opts.tensorboard then self.events = events.new(opts.out, os.time()) end
       if opts.step > 0 then rewind(self, opts.step) else os.remove(self.path) end
       local why
       self.file, why = io.open(self.path, 'ab')
@@ -112,7 +115,12 @@ function Metric:add(record)
    else
       self.lost = self.lost + 1
    end
-   return self:flush()
+   local ok, why = self:flush()
+   if self.events then
+      local written, reason = self.events:add(record)
+      if not written then return nil, reason end
+   end
+   return ok, why
 end
 
 -- Writes the lines that wait. True when none is left; else nil and the system's reason.
@@ -151,7 +159,8 @@ function Metric:close()
       self:flush()
       self.file:close()
    end
-   self.file = nil
+   if self.events then self.events:close() end
+   self.file, self.events = nil, nil
    local _, waiting = self.waiting:gsub('\n', '')
    return self.lost + waiting
 end
@@ -160,6 +169,7 @@ signature.doors('train.metric', Metric, { add = 'record: table', average = 'n: i
 return signature.doors('train.metric', metric, {
    new = { opts = {
       'out: string? -- folder of the file; nothing is kept on disk without it',
+      'tensorboard: boolean? -- writes an event file of the same figures, too',
       'step: integer >= 0 = 0 -- goes on after it, 0: begins anew' } },
    parse = 'line: string',
 })

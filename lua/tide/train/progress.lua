@@ -37,7 +37,7 @@ local function bar(done, width)
 end
 
 -- Figures of the caller's own (run:metric) stand behind the norm.
--- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 12.3k tok/s | 1.2 GiB"
+-- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 1.2M tokens | 12.3k tok/s | 1.2 GiB"
 function progress.fields(r)
    for _, k in ipairs { 'loss', 'grad_norm', 'lr', 'tokens_per_second', 'memory_bytes' } do
       if type(r[k]) ~= 'number' then
@@ -51,6 +51,7 @@ function progress.fields(r)
       parts[#parts + 1] = ('%s %.4g'):format((name:gsub('_', ' ')), r.more[name])
    end
    parts[#parts + 1] = ('lr %.2e'):format(r.lr)
+   if type(r.tokens) == 'number' then parts[#parts + 1] = units.count(r.tokens) .. ' tokens' end
    parts[#parts + 1] = units.count(r.tokens_per_second) .. ' tok/s'
    parts[#parts + 1] = units.bytes(r.memory_bytes)
    return table.concat(parts, ' | ')

@@ -343,7 +343,7 @@ local function open(self)
       parallel = o.parallel, captured = o.captured, loss = o.loss }
    if first and o.out then
       fs.mkdirs(self.op, o.out)
-      self.metrics = metric.new { out = o.out, step = self.step }
+      self.metrics = metric.new { out = o.out, step = self.step, tensorboard = o.tensorboard }
    end
    self.progress = o.progress or progress.new { steps = o.steps, start = self.step,
       every = o.log_every, quiet = not first, clock = timer.new().clock }

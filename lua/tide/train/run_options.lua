@@ -32,6 +32,7 @@ options.rows = {
    'overwrite: boolean? -- removes the run that out holds, which is E_ARG without resume or this',
    'progress: any? -- an object with update(record), note(fmt, ...) and finish()',
    'log_every: integer >= 1 = 10 -- steps between lines of the progress', 'title: string?',
+   'tensorboard: boolean? -- writes a TensorBoard event file into out, too',
    'lock: any? -- on out, from train.checkpoint.lock, which the caller releases; taken here else',
    'parallel: sharded? -- with optim over it',
    'async_save: boolean? -- writes checkpoints in the background, one at a time; what goes wrong '
