@@ -25,7 +25,7 @@ local spread = require 'tide.nn.spread'
 local distil = {}
 
 -- Logits of a chunk take at most this many bytes, unless the caller names a number of tokens.
-local chunk_bytes = 2 ^ 21
+local chunk_bytes = 2 ^ 24
 
 local replace, spend = private.replace, private.spend
 
@@ -239,7 +239,7 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
    local at = { acc = x.dtype == 'f64' and 'f64' or 'f32', ignore = opts.ignore, cap = opts.cap,
       alpha = opts.alpha, temperature = opts.temperature, kind = opts.kind,
       comm = part and part.comm, first = part and part.first or 0,
-      rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (8 * math.max(1, w:size(1))))),
+      rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (4 * math.max(1, w:size(1))))),
       want_x = record and x.requires_grad, want_w = record and w.requires_grad }
    local count = opts.count or math.max(1, nn_loss.count(labels, opts.ignore))
    local sum = loss_fn(x:reshape(n, C), w, labels:reshape(n), t, at)
@@ -281,7 +281,7 @@ function distil.top(x, w, k, opts)
    local acc, ids, logp = x.dtype == 'f64' and 'f64' or 'f32', {}, {}
    local n = x:numel() / x:size(-1)
    local flat = x:reshape(n, x:size(-1))
-   local rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (8 * V)))
+   local rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (4 * V)))
    tide.no_grad(function()
       for first = 1, n, rows do
          local size = math.min(rows, n - first + 1)
@@ -361,7 +361,7 @@ local common = {
    'alpha: number in [0, 1] = 1 -- weight of the divergence; 1 - alpha is that of the labels',
    'temperature: number > 0 = 1 -- logits of both are divided by it',
    "kind: 'forward' | 'reverse' = 'forward' -- of the student from the teacher, or the other way",
-   'chunk: integer? >= 1 -- tokens whose logits exist at a time; by default those of 2 MiB',
+   'chunk: integer? >= 1 -- tokens whose logits exist at a time; by default those of 16 MiB',
 }
 signature.doors('nn.distil', Objective, {
    take = "comm: comm; which: 'train' | 'val' = 'train'",
@@ -373,7 +373,7 @@ return signature.doors('nn.distil', distil, {
       'cap: number? > 0 -- soft cap of the logits of the student', unpack(common) } },
    top = { 'x: tensor; w: tensor; k: integer >= 1', opts = {
       'cap: number? > 0 -- soft cap of the logits',
-      'chunk: integer? >= 1 -- tokens whose logits exist at a time; by default those of 2 MiB' } },
+      'chunk: integer? >= 1 -- tokens whose logits exist at a time; by default those of 16 MiB' } },
    objective = { opts = {
       'teacher: module? -- of tide.model; nil where batches have its ids',
       'sharded: sharded? -- of the teacher', unpack(common) } },

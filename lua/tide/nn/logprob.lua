@@ -16,7 +16,7 @@ local signature = require 'tide.util.signature'
 local logprob = {}
 
 -- Logits of a chunk take at most this many bytes, unless the caller names a number of tokens.
-local chunk_bytes = 2 ^ 21
+local chunk_bytes = 2 ^ 24
 
 local function column(t) return t:reshape { t:numel(), 1 } end
 
@@ -128,7 +128,7 @@ function logprob._of_part(op, x, w, labels, opts, part)
    local record = tide.is_grad_enabled()
    local at = { acc = x.dtype == 'f64' and 'f64' or 'f32', ignore = opts.ignore, cap = opts.cap,
       comm = part and part.comm, first = part and part.first or 0,
-      rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (8 * math.max(1, w:size(1))))),
+      rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (4 * math.max(1, w:size(1))))),
       want_x = record and x.requires_grad, want_w = record and w.requires_grad }
    check_labels(op, labels, at, part and part.size or w:size(1))
    if n == 0 then return tide.zeros(labels.shape, { dtype = at.acc, device = x.device }) end
@@ -146,6 +146,6 @@ end
 return signature.doors('nn.logprob', logprob, {
    of_labels = { 'x: tensor; w: tensor; labels: tensor', opts = {
       'ignore: integer = -100 -- label of tokens that do not count',
-      'chunk: integer? >= 1 -- tokens whose logits exist at a time; by default those of 2 MiB',
+      'chunk: integer? >= 1 -- tokens whose logits exist at a time; by default those of 16 MiB',
       'cap: number? > 0 -- soft cap of the logits' } },
 })
