@@ -154,7 +154,7 @@ static int check_pieces(tide_ctx *ctx, int model, int flags, int64_t n, const ch
   if (model < 0 || model > TIDE_TOKENIZER_WORDS)
     return tide__fail(ctx, TIDE_E_ARG, op, "model: expected TIDE_TOKENIZER_BPE to _WORDS, got %d",
                       model);
-  if (flags & ~15) return tide__fail(ctx, TIDE_E_ARG, op, "flags: unknown bits in %d", flags);
+  if (flags & ~31) return tide__fail(ctx, TIDE_E_ARG, op, "flags: unknown bits in %d", flags);
   if (n < 1 || n > 1 << 24 || !bytes || !ends)
     return tide__fail(ctx, TIDE_E_ARG, op, "n: expected 1 to 2^24 pieces, got %lld", (long long)n);
   for (int64_t i = 0; i < n; i++)

@@ -6,9 +6,14 @@ struct node { double score; int32_t from, id; };  /* id -1: unknown, -2: not rea
 enum { UNREACHED = -2 };
 static const double penalty = 10;
 
-static void offer(struct node *to, int32_t from, int32_t id, double score)
+/* Keeps the path to `to` that goes on from `from` by a piece, if it is better than the one
+ * known. With F32_SCORES, scores are f32, and so are sums. */
+static void offer(const tide_tokenizer *tok, struct node *best, int32_t to, int32_t from,
+                  int32_t id, double score)
 {
-  if (to->id == UNREACHED || score > to->score) *to = (struct node){score, from, id};
+  bool narrow = tok->flags & TIDE_TOKENIZER_F32_SCORES;
+  double sum = narrow ? (float)(best[from].score + (float)score) : best[from].score + score;
+  if (best[to].id == UNREACHED || sum > best[to].score) best[to] = (struct node){sum, from, id};
 }
 
 /* Extends the best path to `at` by every piece that begins there. */
@@ -16,7 +21,6 @@ static void extend_paths(const tide_tokenizer *tok, struct node *best, const cha
                    int32_t n)
 {
   int32_t size = tide__char_size(word + at);
-  double here = best[at].score;
   bool single = false;
   uint32_t node = 0;
   for (int32_t i = at; i < n; i++) {
@@ -24,10 +28,10 @@ static void extend_paths(const tide_tokenizer *tok, struct node *best, const cha
     if (!node) break;
     int32_t id = tok->trie.value[node];
     if (id < 0) continue;
-    offer(&best[i + 1], at, id, here + tok->scores[id]);
+    offer(tok, best, i + 1, at, id, tok->scores[id]);
     single = single || i + 1 - at == size;
   }
-  if (!single) offer(&best[at + size], at, -1, here + tok->min_score - penalty);
+  if (!single) offer(tok, best, at + size, at, -1, tok->min_score - penalty);
 }
 
 /* Pieces are collected from the end; unknown ones side by side are one. */

@@ -1,6 +1,7 @@
 -- Tokenizers against the `tokenizers` package: files and answers of spec/golden/tokenizer.py.
 
 local tide = require 'tide'
+local each = require 'tide.util.each'
 local decoder = require 'tide.tokenizer.decoder'
 local ffi = require 'ffi'
 local fs = require 'tide.util.fs'
@@ -364,6 +365,25 @@ describe('a file of sentencepiece', function()
             model_of({ { 'a', -2.4 }, { 'b', -2.4 }, { 'ab', case[1] } }, tail))
          local tok = tide.tokenizer.load(folder .. '/tokenizer.model')
          assert.same(case[2], (tok:encode('ab', { add_special_tokens = false })))
+      end
+   end)
+
+   -- Ids that sentencepiece 0.2.3 gives; sums of f64 put 'aaa' (5) at the end.
+   it('adds scores in 32 bits', function()
+      fs.write('spec', folder .. '/tokenizer.model', model_of({ { 'a', -2.1716766357421875 },
+         { 'aa', -4.343353271484375 }, { 'aaa', -6.5150299072265625 }, { 'x', -7.1 },
+         { 'y', -5.983352184295654 } }, '\18\2\24\1\26\4\32\0\24\0'))
+      local tok = tide.tokenizer.load(folder .. '/tokenizer.model')
+      assert.same({ 7, 6, 3, 5, 6, 4, 6, 7, 6, 5, 7, 7, 6, 7, 6, 3, 6, 7, 6, 6, 7, 4, 3 },
+         (tok:encode('yxaaaaxaaxyxaaayyxyxaxyxxyaaa', { add_special_tokens = false })))
+   end)
+
+   it('takes a symbol of the user for a tenth a byte, less one tenth', function()
+      for score, ids in each { [0.03] = { 5 }, [0.06] = { 3, 4 } } do
+         fs.write('spec', folder .. '/tokenizer.model', model_of({ { 'a', score },
+            { 'b', score }, { 'ab', -7, 4 } }, '\18\2\24\1\26\4\32\0\24\0'))
+         local tok = tide.tokenizer.load(folder .. '/tokenizer.model')
+         assert.same(ids, (tok:encode('ab', { add_special_tokens = false })))
       end
    end)
 

@@ -35,7 +35,8 @@ M.modes = {
    NFKD = C.TIDE_UNICODE_NFKD, longest = C.TIDE_CHARSMAP_LONGEST,
 }
 M.flags = { bytes = C.TIDE_TOKENIZER_BYTES, byte_fallback = C.TIDE_TOKENIZER_BYTE_FALLBACK,
-   fuse_unk = C.TIDE_TOKENIZER_FUSE_UNK, ignore_merges = C.TIDE_TOKENIZER_IGNORE_MERGES }
+   fuse_unk = C.TIDE_TOKENIZER_FUSE_UNK, ignore_merges = C.TIDE_TOKENIZER_IGNORE_MERGES,
+   f32_scores = C.TIDE_TOKENIZER_F32_SCORES }
 M.added = { special = C.TIDE_ADDED_SPECIAL, normalized = C.TIDE_ADDED_NORMALIZED,
    single_word = C.TIDE_ADDED_WORD, lstrip = C.TIDE_ADDED_LSTRIP, rstrip = C.TIDE_ADDED_RSTRIP }
 

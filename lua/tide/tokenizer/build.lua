@@ -2,9 +2,9 @@
 --
 -- A description has: model (BPE, Unigram, WordPiece, WordLevel), pieces (the text of id i at i + 1,
 -- '' in gaps), names (the same as files write them), scores, unk, flags (bytes,
--- byte_fallback, fuse_unk, ignore_merges), merges or ranks, prefix, suffix, most, added (list of
--- { text, find, id, special, normalized, single_word, lstrip, rstrip }), normal and words (lists of
--- steps), before and after (ids around a text), decoder (decoder.lua).
+-- byte_fallback, fuse_unk, ignore_merges, f32_scores), merges or ranks, prefix, suffix, most, added
+-- (list of { text, find, id, special, normalized, single_word, lstrip, rstrip }), normal and words
+-- (lists of steps), before and after (ids around a text), decoder (decoder.lua).
 
 local raw = require 'tide.ffi.tokenizer'
 
@@ -40,7 +40,7 @@ end
 function build.tables(d)
    local t = raw.new { model = d.model, pieces = d.pieces, scores = d.scores, unk = d.unk,
       bytes = d.flags.bytes, byte_fallback = d.flags.byte_fallback, fuse_unk = d.flags.fuse_unk,
-      ignore_merges = d.flags.ignore_merges }
+      ignore_merges = d.flags.ignore_merges, f32_scores = d.flags.f32_scores }
    if d.prefix or d.suffix or d.most then t:affix(d.prefix, d.suffix, d.most) end
    if d.merges then t:merges(d.merges) end
    if d.ranks then t:merge_pieces(d.ranks) end

@@ -134,27 +134,20 @@ local function id_to_text(m, id)
    return p and p.type == 'control' and p.text or nil
 end
 
--- What a Unigram path gains by each byte of a symbol of the user, before 0.1 are taken off: the
--- highest score of a plain piece, but at least the smallest normal f32, as in sentencepiece.
-local function best_score(pieces)
-   local best = 2 ^ -126
-   for _, p in ipairs(pieces) do
-      if p.type == 'normal' then best = math.max(best, p.score) end
-   end
-   return best
-end
+-- What a Unigram path gains by a symbol of the user of n bytes, whatever scores the file has, as in
+-- sentencepiece 0.2.
+local function symbol_score(n) return 0.1 * n - 0.1 end
 
 -- Notes the pieces. Symbols of the user are found in normalized text: by a Unigram model as pieces,
 -- by a BPE model before its merges. One that normalization changes is found before it.
 local function add_pieces(d, m)
-   local best = best_score(m.pieces)
    local map = m.normalizer.charsmap ~= '' and d.normal[1] or nil
    local normal = build.normalizer { normal = { map } }
    for i, p in ipairs(m.pieces) do
       local late = p.type == 'user' and normal(p.text) == p.text
       local is_piece = p.type == 'normal' or p.type == 'byte' or late and d.model == 'Unigram'
       d.pieces[i], d.names[i], d.scores[i] = is_piece and p.text or '', p.text, p.score
-      if late then d.scores[i] = #p.text * best - 0.1 end
+      if late then d.scores[i] = symbol_score(#p.text) end
       if p.type == 'control' or p.type == 'unknown' then
          d.added[#d.added + 1] = { text = p.text, find = p.text, id = i - 1, special = true }
       elseif p.type == 'user' then
@@ -174,7 +167,7 @@ function sentencepiece.describe(text)
       'sentencepiece with white space as suffix')
    local d = { model = kind, pieces = {}, names = {}, scores = {}, added = {}, words = {},
       unk = m.trainer.unk_id, flags = { byte_fallback = m.trainer.byte_fallback == 1,
-      fuse_unk = true },
+      fuse_unk = true, f32_scores = true },
       normal = steps(m.normalizer), before = {}, after = {} }
    add_pieces(d, m)
    if kind == 'BPE' then d.ranks, d.scores = ranks_of(m.pieces), nil end
