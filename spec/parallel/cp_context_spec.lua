@@ -219,3 +219,15 @@ describe('two contexts', function()
       end
    end)
 end)
+
+describe('the two exchanges of a2a+p2p', function()
+   it('are those of the ranks of the plan, else the error names the place that they say', function()
+      local check = require('tide.parallel.cp.context').check_split
+      check('spec', axis(2, 1), axis(3, 2), 6, 5)
+      refused('E_ARG', 'inner (2) x outer (2) must equal the 6 ranks', check, 'spec', axis(2, 1),
+         axis(2, 1), 6, 5)
+      refused('E_ARG', { 'near must be the 2 neighbours of rank 4', 'rank 1 of 2 in near',
+         '2 of 3 in far', 'the place of rank 5 ' }, check, 'spec', axis(2, 1), axis(3, 2), 6, 4,
+         { 'near', 'far' })
+   end)
+end)
