@@ -729,6 +729,8 @@ function tide.optim.Muon:update_whole(p, u) end
 ---@class tide.optim.Optimizer
 tide.optim.Optimizer = {}
 function tide.optim.Optimizer.new(op, params, defaults, opts) end
+---@param dtype string
+---@param count number
 function tide.optim.Optimizer:bytes_of(dtype, count) end
 function tide.optim.Optimizer:column(states, field) end
 function tide.optim.Optimizer:entries() end
@@ -740,6 +742,9 @@ function tide.optim.Optimizer:master(param) end
 ---@param entry table
 function tide.optim.Optimizer:new_state(entry) end
 function tide.optim.Optimizer:next_lr() end
+---@param g tide.Tensor
+---@param dtype string
+---@param opts table
 function tide.optim.Optimizer:scaled(g, dtype, opts) end
 function tide.optim.Optimizer:state_dict() end
 function tide.optim.Optimizer:step(opts) end
@@ -749,7 +754,6 @@ function tide.optim.Optimizer:take_back() end
 ---@param lr number
 ---@param opts table
 function tide.optim.Optimizer:update(group, bucket, lr, opts) end
-function tide.optim.Optimizer:update_all(lr, opts, only) end
 function tide.optim.Optimizer:zero_grad() end
 function tide.optim.Optimizer:zeros_like(param) end
 ---@class tide.optim.SGD
@@ -768,7 +772,6 @@ tide.optim.Whole = {}
 function tide.optim.Whole.new(op, params, defaults, opts) end
 function tide.optim.Whole:add_piece_(p, weight, whole, alpha) end
 function tide.optim.Whole:gather(p, t, dtype, device) end
-function tide.optim.Whole:update_all(lr, opts) end
 tide.optim.clip = {}
 ---@param max_norm number
 function tide.optim.clip.by_norm(grads, max_norm) end
@@ -1003,7 +1006,6 @@ function tide.parallel.mesh.Mesh.size(name) end
 function tide.parallel.mesh.Mesh.sub(names) end
 function tide.parallel.mesh.Mesh.unflatten(name, axes) end
 function tide.parallel.mesh.new(axes, opts) end
-function tide.parallel.mesh.product(list) end
 function tide.parallel.mesh.sizes(axes, n) end
 tide.parallel.multimodal = {}
 ---@param x tide.Tensor
@@ -1109,7 +1111,7 @@ function tide.parallel.plan.Plan:axes_text() end
 function tide.parallel.plan.Plan:data() end
 ---@param opts? { device?: string, seed?: integer, init?: boolean }
 function tide.parallel.plan.Plan:materialise(opts) end
----@param opts? { batch?: integer, seq?: integer, accum?: integer, rank?: integer, device?: 'cpu' | 'ref' | 'cuda', host_size?: any, state_bytes?: any, forward?: any }
+---@param opts? { batch?: integer, seq?: integer, accum?: integer, rank?: integer, device?: 'cpu' | 'ref' | 'cuda', host_size?: any, state_bytes?: number|function, forward?: any }
 function tide.parallel.plan.Plan:price(opts) end
 function tide.parallel.plan.Plan:to_table() end
 ---@param t table

@@ -203,7 +203,7 @@ end
 
 -- Updates the parameters of all groups, or of those for which only(group) holds. Returns the lists
 -- of states that it has counted a step of.
-function Optimizer:update_all(lr, opts, only)
+function Optimizer:_update_all(lr, opts, only)
    local lists = {}
    for _, group in ipairs(self.groups) do
       for _, bucket in ipairs(not (only and not only(group)) and self:_buckets(group) or {}) do
@@ -230,7 +230,7 @@ function Optimizer:step(opts)
    self:_check_ready(self.op .. '.step')
    local lists = tide.no_grad(function()
       captured.prepare(self)
-      return self:update_all(lr, opts)
+      return self:_update_all(lr, opts)
    end)
    self.steps, self.counted = self.steps + 1, lists
    for _, s in ipairs(self.keepers) do s:updated() end
@@ -390,6 +390,8 @@ Optimizer.takes = {
 }
 return signature.doors('optim.Optimizer', Optimizer, {
    new_state = Optimizer.takes.new_state, update = Optimizer.takes.update,
+   scaled = 'g: tensor; dtype: string; opts: table',
+   bytes_of = 'dtype: string; count: number >= 0',
    load_state_dict = { { 'tensors: table', 'meta: optimizer_meta',
       'where meta.kind == self.class_name -- the state is of {meta.kind}, this is '
          .. '{self.class_name}' } },

@@ -158,12 +158,12 @@ local function update_one(self, p, lr, opts, device, dtype)
    return state
 end
 
--- As Optimizer:update_all: whole parameters one by one, the rest by `update`. Collective.
-function Whole:update_all(lr, opts)
+-- As Optimizer:_update_all: whole parameters one by one, the rest by `update`. Collective.
+function Whole:_update_all(lr, opts)
    if opts.found_inf then
       err.raise('E_UNSUPPORTED', self.op .. '.step', 'a captured step needs AdamW or SGD')
    end
-   local lists = Optimizer.update_all(self, lr, opts, function(g) return not g.whole end)
+   local lists = Optimizer._update_all(self, lr, opts, function(g) return not g.whole end)
    local first = self:entries()[1]
    local device, states = first and first.param.device or 'cpu', {}
    local dtype = first and first.param.dtype == 'f64' and 'f64' or 'f32'

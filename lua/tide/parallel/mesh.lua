@@ -47,13 +47,13 @@ end
 local function product_text(list) return join(list, '%s %d', ' x ') end
 
 -- Ranks of all axes of a list { size = .. }.
-function mesh.product(list)
+local function product(list)
    local n = 1
    for _, a in ipairs(list) do n = n * a.size end
    return n
 end
 
-local product = mesh.product
+mesh._product = product
 
 local function names_of(list)
    local out = {}

@@ -316,7 +316,7 @@ end
 
 -- Lines "lr = 0.003 (command line)" of all options of a result, with the source of each. of: as
 -- parse gives it; base: what replaced the defaults, or nil.
-function Parser:sources(result, of, base)
+function Parser:_sources(result, of, base)
    local lines = {}
    for _, option in ipairs(self.list) do
       local v, kept = value_at(result, option.name), base and value_at(base, option.name)
@@ -372,7 +372,7 @@ function args.parse(program, rows, argv, base)
    local from, more
    if base then from, more = base(options, given) end
    if from then options = parser:parse(argv, from) end
-   if words.print then return print_first(parser:sources(options, words.of, from)) end
+   if words.print then return print_first(parser:_sources(options, words.of, from)) end
    return options, parser, given, more
 end
 

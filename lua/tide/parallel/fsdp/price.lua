@@ -34,8 +34,10 @@ local function add_kept(sum, b, rank, state_bytes, unreduced, block)
    if not b:wants_grad() then return end
    add_gradients(sum, b, rank, unreduced, block)
    for _, p in ipairs(b.layout.pieces[rank + 1]) do
-      local each = type(state_bytes) == 'function' and state_bytes(b.entries[p.index])
-         or state_bytes
+      local each = state_bytes
+      if type(each) == 'function' then
+         each = err.number('parallel.sharded.price', 'state_bytes(..)', each(b.entries[p.index]), 0)
+      end
       sum.optimizer = sum.optimizer + p.numel * each
       sum.kept = sum.kept + block(p.numel * 4) * math.floor(each / 4)
          + block(p.numel * (each % 4))

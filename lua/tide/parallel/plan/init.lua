@@ -66,7 +66,7 @@ local function read_mesh(self, mesh, ranks)
       list = mesh_of.sizes(mesh, n)
    end
    self.axes = with_data(list)
-   self.ranks = mesh_of.product(self.axes)
+   self.ranks = mesh_of._product(self.axes)
    if self.mesh and #self.axes ~= #list then self.base, self.mesh = self.mesh.comm, nil end
    err.raise_if(size_of(self, 'pp') > 1, 'E_UNSUPPORTED', op, 'the mesh has an axis pp of %d '
       .. 'ranks; a plan knows dp, dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
@@ -303,8 +303,8 @@ signature.doors('parallel.plan', Plan, {
       "device: 'cpu' | 'ref' | 'cuda' = 'cpu' -- whose kernels: their scratch counts on 'cpu' and "
          .. "'ref', with this context's number of threads",
       'host_size: any? -- ranks that share a host',
-      "state_bytes: any? -- of the optimiser for an element, a number or the state_bytes of its "
-         .. "class; AdamW's by default",
+      "state_bytes: number >= 0 | function? -- of the optimiser for an element, a number or the "
+         .. "state_bytes of its class; AdamW's by default",
       'forward: any? -- makes a loss of a model that is no language model' } },
    materialise = { opts = {
       "device: string = 'cpu' -- of a model on the null device", 'seed: integer >= 0 = 0',

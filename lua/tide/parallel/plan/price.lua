@@ -104,7 +104,9 @@ end
 -- Bytes that the optimiser keeps for an element of a parameter. given: a number, or a function of
 -- dtype and { name, shape (of the whole) }; else AdamW's: two moments, and an f32 copy of 16 bits.
 local function state_bytes(given, dtype, entry)
-   if type(given) == 'function' then return given(dtype, entry) end
+   if type(given) == 'function' then
+      return err.number('parallel.plan.price', 'state_bytes(..)', given(dtype, entry), 0)
+   end
    return given or dtype == 'f64' and 16 or dtype == 'f32' and 8 or 12
 end
 
