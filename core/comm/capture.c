@@ -12,6 +12,11 @@ static tide_comm *comm_of(tide__participant *p)
   return (tide_comm *)((char *)p - offsetof(tide_comm, participant));
 }
 
+tide_comm *tide__comm_of(tide__participant *p)
+{
+  return p->calls == &tide__comm_participant ? comm_of(p) : NULL;
+}
+
 static int capture_settle(tide__participant *p)
 {
   tide_comm *comm = comm_of(p);

@@ -127,6 +127,7 @@ int tide__comm_new(tide_comm **out, tide_ctx *ctx, const tide__transport *transp
   comm->participant.calls = &tide__comm_participant;
   tide__participant_add(ctx, &comm->participant);
   tide__failure_init(&comm->own, NULL);
+  comm->nmend = transport->mended ? transport->mended(state) : 0;
   comm->failure = transport->failure ? transport->failure(state) : &comm->own;
   snprintf(comm->name, sizeof comm->name, "%s", name && *name ? name : "comm");
   if (group) tide_group_retain(group);
@@ -255,6 +256,30 @@ int tide__comm_check(tide_comm *comm, const char *op)
   if (comm->transport->watched || began_here(comm)) see_failure(comm);
   if (comm->status) return tide__fail(comm->ctx, comm->status, op, "%s", comm->message);
   return TIDE_OK;
+}
+
+void tide__comm_each(tide_ctx *ctx, const tide_group *group, void (*fn)(tide_comm *comm))
+{
+  for (tide__participant *p = ctx->participants, *next; p; p = next) {
+    next = p->next;
+    tide_comm *comm = tide__comm_of(p);
+    if (comm && comm->group == group) fn(comm);
+  }
+}
+
+void tide__comm_rest(tide_comm *comm)
+{
+  if (comm->engine) tide__work_drain(comm);
+}
+
+void tide__comm_adopt(tide_comm *comm)
+{
+  int64_t n = comm->transport->mended ? comm->transport->mended(comm->state) : 0;
+  if (n == comm->nmend) return;
+  comm->nmend = n;
+  comm->status = TIDE_OK;
+  comm->message[0] = 0;
+  comm->seq = 0;
 }
 
 /* ---- running --------------------------------------------------------------------------------- */

@@ -105,6 +105,8 @@ typedef struct tide__transport {
   int  (*poll)(void *state, tide__coll *c);
   /* The failure that ranks share; null: the communicator has its own. */
   tide__failure *(*failure)(void *state);
+  /* How often the shared state was mended after a failure; null: never. */
+  int64_t (*mended)(void *state);
   /* Sets the failure on every rank. status: E_PEER, E_TIMEOUT or E_INTERRUPT. May be null: nothing
    * but the failure has to be set. Thread-safe. */
   void (*abort)(void *state, int rank, int status, const char *text);
@@ -143,7 +145,8 @@ struct tide_comm {
   int64_t  seq;
   tide__failure *failure;      /* the transport's, or own */
   tide__failure  own;
-  int      status;             /* the first failure, once the owner has seen it, for ever */
+  int      status;             /* the first failure, once the owner has seen it, until adopted */
+  int64_t  nmend;              /* the transport's count that this rank has taken over */
   char     message[TIDE__COMM_TEXT];
   char     site[TIDE__SITE], name[TIDE__COMM_NAME];
   tide__stream stream;         /* for collectives on a shared device; opened by the first */
@@ -180,6 +183,12 @@ void tide__coll_execute(const tide__transport *transport, void *state, int rank,
 int  tide__comm_settle(tide_comm *comm, tide__coll *c);
 /* Returns E_STATE or the failure, before arguments are looked at. */
 int  tide__comm_check(tide_comm *comm, const char *op);
+/* Calls fn for each communicator of the context that belongs to the group. */
+void tide__comm_each(tide_ctx *ctx, const tide_group *group, void (*fn)(tide_comm *comm));
+/* Blocks until asynchronous calls have ended. */
+void tide__comm_rest(tide_comm *comm);
+/* Begins anew if the shared state was mended: no failure, call numbers from 1. */
+void tide__comm_adopt(tide_comm *comm);
 /* Returns the elements of all tensors of the call. */
 int64_t tide__coll_count(const tide__coll *c);
 
@@ -242,6 +251,8 @@ void tide__work_close(tide_comm *comm);
 
 /* ---- capture.c ------------------------------------------------------------------------------- */
 
+/* Returns the communicator of a participant, or NULL if it is another kind of participant. */
+tide_comm *tide__comm_of(tide__participant *p);
 extern const tide__participant_calls tide__comm_participant;
 
 /* ---- move.c ---------------------------------------------------------------------------------- */

@@ -44,3 +44,11 @@ int tide__failure_get(tide__failure *f, int rank, char *text, size_t n)
   pthread_mutex_unlock(&f->lock);
   return status;
 }
+
+void tide__failure_reset(tide__failure *f)
+{
+  pthread_mutex_lock(&f->lock);
+  f->status = 0;
+  atomic_store_explicit(&f->seen, 0, memory_order_release);
+  pthread_mutex_unlock(&f->lock);
+}

@@ -1,4 +1,5 @@
-/* The first failure of a communicator: it ends every later call on every rank. A transport keeps
+/* The first failure of a communicator: it ends every later call on every rank,
+ * until the communicator is mended (local/turn.c). A transport keeps
  * one where all ranks of the process can read it, and sends it to ranks of other processes. Later
  * failures change nothing. */
 #pragma once
@@ -27,6 +28,9 @@ bool tide__failure_end(tide__failure *f, struct tide__coll *c, int status, int r
 /* Returns 0, or the status that calls of this rank end with, and its text: an interrupt of another
  * rank is E_PEER. Thread-safe. */
 int  tide__failure_get(tide__failure *f, int rank, char *text, size_t n);
+
+/* Forgets the failure. No rank is in a call. */
+void tide__failure_reset(tide__failure *f);
 
 /* Returns whether a failure is set. Thread-safe, without a lock. */
 static inline bool tide__failed(tide__failure *f)

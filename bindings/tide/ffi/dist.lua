@@ -56,6 +56,21 @@ function Group:leave(rank, message)
    C.tide_group_leave(group_of(self, 'comm.leave'), rank, rc, message and tostring(message) or nil)
 end
 
+-- Ends a turn of this rank: it makes no calls until resume. Blocks until its asynchronous calls
+-- have ended; see tide_group_pause. ctx: a Context, nil for the default one.
+function Group:pause(rank, ctx)
+   local handle = (ctx or ctx_of.default()).handle
+   arg.int('comm.pause', 'rank', rank, 0, self.size - 1)
+   own.check(handle, C.tide_group_pause(group_of(self, 'comm.pause'), rank, handle))
+end
+
+-- Begins a turn of this rank.
+function Group:resume(rank, ctx)
+   local handle = (ctx or ctx_of.default()).handle
+   arg.int('comm.resume', 'rank', rank, 0, self.size - 1)
+   own.check(handle, C.tide_group_resume(group_of(self, 'comm.resume'), rank, handle))
+end
+
 -- A Group from its address or from a host's light userdata.
 function M.group_at(pointer)
    if type(pointer) == 'number' then pointer = ffi.cast('intptr_t', pointer) end

@@ -58,6 +58,7 @@ tide__local_comm *tide__local_new(tide_group *group, int nrank, const int *membe
   s->entry = entry;
   memcpy(copy, member, n * sizeof *copy);
   atomic_init(&s->refs, 1);
+  atomic_init(&s->left, false);
   s->nrank = nrank;
   s->spin = group->spin;
   s->group = group;
@@ -254,7 +255,9 @@ void tide_group_leave(tide_group *group, int rank, int status, const char *messa
     snprintf(text, sizeof text, "rank %d has left the group: its program has ended", rank);
   pthread_mutex_lock(&group->lock);
   for (tide__local_comm *s = group->comms; s; s = s->next)
-    if (status < 0 || has_member(s, rank))
+    if (status < 0 || has_member(s, rank)) {
+      atomic_store(&s->left, true);
       tide__failure_set(&s->failure, TIDE_E_PEER, rank, text, NULL);
+    }
   pthread_mutex_unlock(&group->lock);
 }

@@ -214,7 +214,8 @@ static int give_up(local *s, int me, tide__coll *c, int why)
 {
   char buf[TIDE__COMM_TEXT];
   tide__text t = tide__text_in(buf, sizeof buf);
-  tide__add_ended(&t, why, me, c, s->name);
+  if (why == TIDE_E_COMM) tide__turn_describe(s, c, &t);
+  else tide__add_ended(&t, why, me, c, s->name);
   if (why == TIDE_E_TIMEOUT) local_name_missing(s, c, &t);
   const uint32_t *last = &s->slot[me].entered;
   if (!tide__failure_end(&s->failure, c, why, me, buf, last)) return TIDE__PASSED;
@@ -232,24 +233,39 @@ static int spin_for(local *s, int me)
   return s->spin;
 }
 
+/* What one search has found. */
+typedef struct finding { uint64_t cycle; int npaused; } finding;
+
+/* Searches for what keeps the missing ranks. Returns E_COMM if some have paused: when all of them
+ * have, or in the second search, as others may be about to. */
+static int search_missing(local *s, int me, const tide__coll *c, finding *f)
+{
+  int npaused, nmissing = tide__turn_missing(s, c, &npaused);
+  if (npaused > 0 && (npaused == nmissing || f->npaused > 0)) return TIDE_E_COMM;
+  f->npaused = npaused;
+  f->cycle = tide__group_deadlock(s, me, f->cycle);
+  return TIDE_OK;
+}
+
 /* Passes the entry. Returns PASSED or CLOSED. */
 static int local_enter(local *s, int me, tide__coll *c)
 {
   tide__barrier *entry = &s->entry->barrier;
   uint32_t last = s->slot[me].entered += (uint32_t)s->nrank;
-  uint64_t cycle = 0;
-  int state = tide__barrier_arrive(entry, last);
+  finding f = {0};
+  int state = tide__barrier_arrive(entry, last), kept = TIDE_OK;
   if (state != TIDE__WAITING) return state;
   tide__wait w = tide__wait_begin(&patience, search_seconds);
   w.patience.spins = s->slot[me].spin;
   if (w.timeout > c->timeout) w.timeout = c->timeout;
   while ((state = tide__barrier_wait(entry, last, &w, c)) == TIDE_E_TIMEOUT &&
          w.timeout < c->timeout) {
-    cycle = tide__group_deadlock(s, me, cycle);
+    kept = search_missing(s, me, c, &f);
+    if (kept < 0) break;
     w.timeout += search_seconds;
     if (w.timeout > c->timeout) w.timeout = c->timeout;
   }
-  return state < 0 ? give_up(s, me, c, state) : state;
+  return state < 0 ? give_up(s, me, c, kept < 0 ? kept : state) : state;
 }
 
 /* Names the ranks that this one still waits for at the exit. */
@@ -425,6 +441,8 @@ static int local_run(void *state, int me, tide__coll *c)
 
 static tide__failure *local_failure(void *state) { return &((local *)state)->failure; }
 
+static int64_t local_mended(void *state) { return ((local *)state)->nmend; }
+
 static void await_call(void *state, int rank, int64_t seq)
 {
   local *s = state;
@@ -442,6 +460,7 @@ static void local_leave(void *state, int rank)
   int64_t done;
   tide__slot_read(&s->slot[rank], &last, &done);
   tide__add_left(&t, rank, s->name, &last);
+  atomic_store(&s->left, true);
   tide__failure_set(&s->failure, TIDE_E_PEER, rank, buf, NULL);
 }
 
@@ -462,6 +481,7 @@ const tide__transport tide__transport_local = {
   .shared_device = true,
   .run = local_run,
   .failure = local_failure,
+  .mended = local_mended,
   .await = await_call,
   .leave = local_leave,
   .close = local_close_comm,

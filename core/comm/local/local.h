@@ -89,6 +89,8 @@ typedef struct tide__local_comm {
   _Alignas(64) tide__barrier exit;
   _Alignas(64) atomic_int refs;
   int nrank, spin;
+  int64_t nmend;               /* how often it was mended; written while all ranks pause */
+  atomic_bool left;            /* a rank has left: it is not mended */
   tide_group *group;           /* not counted: an owner of this holds its group */
   tide__failure failure;       /* setting it closes the entry */
   char name[TIDE__COMM_NAME];
@@ -104,6 +106,7 @@ typedef struct tide__local_comm {
 typedef struct tide__owner {
   _Alignas(64) _Atomic(struct tide__local_comm *) comm;
   _Atomic int64_t seq;
+  atomic_int paused;           /* written under the group's lock */
 } tide__owner;
 
 struct tide_group {
@@ -112,10 +115,11 @@ struct tide_group {
   int nrank, spin;
   double timeout;
   const uint32_t *mark;        /* 1; a forked child finds 0 */
-  pthread_mutex_t lock;        /* comms, joined; taken before a failure's */
+  pthread_mutex_t lock;        /* comms, joined, npaused; taken before a failure's */
   tide__local_comm *world;     /* held by the group */
   tide__local_comm *comms;
   bool *joined;
+  int npaused;
   tide__owner *owner;          /* by rank */
 };
 
@@ -140,3 +144,11 @@ void tide__group_whereabouts(tide_group *group, const tide__local_comm *s, int r
  * number of it, or 0 for none. If that is `before`, from an earlier search, all communicators of
  * the cycle fail with E_COMM. */
 uint64_t tide__group_deadlock(tide__local_comm *s, int me, uint64_t before);
+
+/* ---- turn.c ---------------------------------------------------------------------------------- */
+
+/* Returns how many ranks have not arrived for the call c; *npaused: how many of them have
+ * paused. */
+int tide__turn_missing(tide__local_comm *s, const tide__coll *c, int *npaused);
+/* Adds that ranks are missing in c because they have paused, and which. */
+void tide__turn_describe(tide__local_comm *s, const tide__coll *c, tide__text *t);

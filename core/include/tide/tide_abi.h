@@ -970,8 +970,8 @@ int tide_tokenizer_encode_batch(tide_blob **out, tide_tokenizer *tok, int64_t n,
  * before any data moves: a difference is E_COMM on every rank, with the call sites that
  * tide_comm_site set; a rank that does not call is E_TIMEOUT, a rank that failed or left E_PEER.
  * After such a failure the communicator is poisoned: each later call returns the same error at
- * once, and a new group must be made. Reductions run in rank order for each element, so the result
- * has the same bits for any timing. */
+ * once, and a new group must be made, or every rank pauses. Reductions run in rank order for each
+ * element, so the result has the same bits for any timing. */
 
 enum { TIDE_SUM = 0, TIDE_MEAN = 1, TIDE_MIN = 2, TIDE_MAX = 3, TIDE_PROD = 4, TIDE_NREDUCE = 5 };
 
@@ -996,6 +996,15 @@ int  tide_group_size(const tide_group *group); /* its number of ranks */
  * Ranks that wait for it, now or later, get E_PEER: after a failure at once and on every
  * communicator of the group, with the first failure's message. Any thread. */
 void tide_group_leave(tide_group *group, int rank, int status, const char *message);
+/* Pauses a rank whose program runs in turns, such as the lines of a prompt: until resume it makes
+ * no calls on the group's communicators. Blocks until its asynchronous calls have ended. Ranks that
+ * wait for a paused rank get E_COMM within about half a second; the text names the missing ranks.
+ * When all ranks have paused, communicators that have failed work again, with calls numbered from
+ * 1, unless a rank has left them or a device has failed. ctx: the rank's, on its thread.
+ * Idempotent. */
+int  tide_group_pause(tide_group *group, int rank, tide_ctx *ctx);
+/* Ends the pause of a rank, which may make calls again. */
+int  tide_group_resume(tide_group *group, int rank, tide_ctx *ctx);
 
 /* This context's rank in the group, named "world". group null: the only rank of its own. E_STATE:
  * the rank has joined already. */
