@@ -5,10 +5,12 @@
  *   run.c      tide run: its command line, restarts, one rank in the main thread
  *   exit.c     exit codes        env.c     misspelt variables of the environment
  *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
+ *   prompt.c   tide repl      board.c  lines for its ranks      busy.c  lines that Ctrl-C stops
  */
 #pragma once
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "ranks.h"
 #include "tide_lua.h"
@@ -21,7 +23,7 @@ typedef struct run_options {
   int grace;               /* seconds; -1: the default */
   int restart;             /* 0 in the first attempt */
   const char *job;         /* one name for all attempts */
-  const char *params, *recipe, *trace;
+  const char *params, *recipe, *trace, *device;
   int narg;
   const char *const *args;
 } run_options;
@@ -31,7 +33,10 @@ typedef struct run_options {
 void cli_watch_signals(void);
 /* Sets what a signal interrupts: one context, several ranks, or (both null) nothing. */
 void cli_set_running(tide_ctx *ctx, tide_host_ranks *ranks);
-void cli_set_prompt(void);  /* SIGINT stops only the running op */
+void cli_set_prompt(void);  /* SIGINT stops only the running line */
+/* Sets the ranks of a prompt, which SIGINT stops; null: none. */
+typedef struct cli_board cli_board;
+void cli_set_ranks(tide_host_ranks *ranks, cli_board *board);
 void cli_set_placed(int rank); /* this process is one rank of a launcher's job */
 int  cli_signal(void);      /* the last one; 0: no signal yet */
 int  cli_signal_count(void);
@@ -80,6 +85,9 @@ void cli_check_environment(void);
 /* ---- run.c ----------------------------------------------------------------------------------- */
 
 int  cli_run(int argc, char **argv);
+/* Sets one option of `tide run` or `tide repl`. value null: it is missing. Returns 0, or the exit
+ * code after a message. */
+int  cli_parse_option(const char *command, const char *name, const char *value, run_options *o);
 /* Prints one line; returns EXIT_USAGE. */
 int  cli_complain(const char *text);
 /* Opens a context. Returns NULL after a message; *code receives the exit code. */
@@ -111,6 +119,27 @@ typedef struct ending { int status, code; const char *message; } ending;
 /* Ends MPI, or with an exit code the job, after the message; the state is closed. Returns the exit
  * code. */
 int  cli_end_job(printer *p, const place *at, const ending *how);
+
+/* ---- prompt.c, board.c, busy.c --------------------------------------------------------------- */
+
+int  cli_prompt(int argc, char **argv);
+
+cli_board *cli_board_new(int nrank); /* NULL: out of memory */
+void cli_board_free(cli_board *b);   /* the ranks have ended */
+/* Puts the board's functions into package.loaded['tide.host'].board of a state: those of a rank, or
+ * with rank -1 the prompt's. Returns 0, or a status of Lua. */
+int  cli_board_show(cli_board *b, lua_State *L, int rank);
+void cli_board_close(cli_board *b);  /* the prompt ends: ranks that take find nothing more */
+void cli_board_ended(cli_board *b);  /* the ranks have ended: so do the prompt's waits */
+void cli_board_interrupt(cli_board *b); /* stops the ranks' lines; in a signal handler */
+
+/* Whether a line of a rank runs, and on which thread. */
+typedef struct cli_busy { pthread_t thread; atomic_bool on; } cli_busy;
+/* Puts busy(on) into package.loaded['tide.host'], which declares that a line runs. b null: on the
+ * main thread. Returns 0, or a status of Lua. */
+int  cli_busy_watch(lua_State *L, cli_busy *b);
+void cli_busy_here(void);               /* stops the line of this thread; in a signal handler */
+void cli_busy_interrupt(cli_busy *b);   /* stops a rank's line; in a signal handler */
 
 /* ---- help.c ---------------------------------------------------------------------------------- */
 

@@ -10,7 +10,8 @@ const char cli_help_text[] =
   "  tide export RUN DIR       a run's newest checkpoint as a folder that transformers reads\n"
   "  tide runs [DIR]           the runs in a folder (runs) with their last figures; --csv of one\n"
   "  tide plot RUN...          losses of runs in the terminal and, with --out, in one SVG\n"
-  "  tide repl                 a prompt with tide loaded\n"
+  "  tide repl [-n RANKS] [-t THREADS] [-p PARAMS] [--device D]\n"
+  "                            a prompt with tide loaded, on one rank or several\n"
   "  tide params               every parameter with its value and meaning\n"
   "  tide version              version and what this build found\n"
   "  tide help [run|repl|params|errors|ops]\n";
@@ -50,10 +51,18 @@ const char cli_help_run[] =
   "failed first.\n";
 
 const char cli_help_repl[] =
-  "tide repl\n"
+  "tide repl [-n RANKS] [-t THREADS] [-p PARAMS] [--device DEVICE]\n"
   "\n"
   "A prompt with tide loaded: statements run, expressions print, `?name` shows help on a name\n"
-  "(`?tide.matmul`, `?tide.nn`), Tab completes; exit, quit or Ctrl-D leave. Lines from a pipe are\n"
-  "run without prompts; the exit code is 1 where one of them failed.\n"
-  "Ctrl-C interrupts a running op; a loop that calls nothing of tide does not notice it: three\n"
-  "within two seconds leave. Lines are kept in ~/.tide_history.\n";
+  "(`?tide.matmul`, `?tide.nn`), :help lists the commands, Tab completes; exit, quit or Ctrl-D\n"
+  "leave. Lines from a pipe are run without prompts; the exit code is 1 where one of them failed.\n"
+  "\n"
+  "  -n RANKS    ranks, as threads: a line runs on each of them. What all ranks print is shown\n"
+  "              once, else with the ranks in front. `%0 line` and `%0,2-3 line` choose ranks\n"
+  "  -t THREADS  threads of each rank (all cores, or cores / RANKS)\n"
+  "  -p PARAMS   parameters of each context, e.g. \"check=1\"; see tide params\n"
+  "  --device D  the device of new tensors (cpu)\n"
+  "\n"
+  "Ctrl-C interrupts the running line on all ranks; names and tensors stay. Ctrl-\\ ends the\n"
+  "program. A collective that not all ranks enter is an error that names the missing ranks, and\n"
+  "the communicators work again on the next line. Lines are kept in ~/.tide_history.\n";

@@ -17,9 +17,9 @@
 
 #include "cli.h"
 
-/* Runs a chunk with arguments in a state of its own, and prints its error, in one line unless
- * `whole`. Returns the exit code, which is not 0 if the chunk returns another number than 0. */
-static int run_lua(const char *lua, const char *name, bool whole, int argc, char **argv)
+/* Runs a chunk with arguments in a state of its own, and prints its error in one line.
+ * Returns the exit code, which is not 0 if the chunk returns another number than 0. */
+static int run_lua(const char *lua, const char *name, int argc, char **argv)
 {
   run_options o = {0};
   tide_ctx *ctx;
@@ -31,8 +31,7 @@ static int run_lua(const char *lua, const char *name, bool whole, int argc, char
   cli_set_running(NULL, NULL);
   fflush(stdout);
   const char *message = tide_lua_message(L), *result = tide_lua_result(L, NULL);
-  int n = (int)(whole ? strlen(message) : strcspn(message, "\n"));
-  if (rc < 0) fprintf(stderr, "tide: %.*s\n", n, message);
+  if (rc < 0) fprintf(stderr, "tide: %.*s\n", (int)strcspn(message, "\n"), message);
   code = cli_exit_code(rc, message);
   if (code == 0 && result && strcmp(result, "0") != 0) code = EXIT_RAISED;
   lua_close(L);
@@ -40,18 +39,11 @@ static int run_lua(const char *lua, const char *name, bool whole, int argc, char
   return code;
 }
 
-/* The chunk returns the number of failures in lines from a pipe. */
-static int command_repl(void)
-{
-  cli_set_prompt();
-  return run_lua("return require('tide.repl').run()", "=repl", true, 0, NULL);
-}
-
 static int command_trace(int argc, char **argv)
 {
   static const char lua[] = "io.stdout:write(require('tide.debug.trace').show((...)))";
   if (argc != 1) return cli_complain("trace: expected one folder; see `tide help run`");
-  int code = run_lua(lua, "=trace", false, argc, argv);
+  int code = run_lua(lua, "=trace", argc, argv);
   return code == EXIT_USAGE ? EXIT_RAISED : code;
 }
 
@@ -59,7 +51,7 @@ static int command_trace(int argc, char **argv)
 static int command_export(int argc, char **argv)
 {
   static const char lua[] = "return require('tide.pretrained.command')(...)";
-  return run_lua(lua, "=export", false, argc, argv);
+  return run_lua(lua, "=export", argc, argv);
 }
 
 /* What runs have written, as a table (runs) or curves (plot); the words are read in Lua. */
@@ -68,7 +60,7 @@ static int command_watch(const char *command, int argc, char **argv)
   bool plot = strcmp(command, "plot") == 0;
   const char *lua = plot ? "return require('tide.train.watch').plot(...)"
                          : "return require('tide.train.watch').runs(...)";
-  return run_lua(lua, plot ? "=plot" : "=runs", false, argc, argv);
+  return run_lua(lua, plot ? "=plot" : "=runs", argc, argv);
 }
 
 static int command_version(void)
@@ -157,9 +149,7 @@ static int run_command(int argc, char **argv)
   if (is_export) return command_export(argc - 2, argv + 2);
   if (is_watch) return command_watch(command, argc - 2, argv + 2);
   if (strcmp(command, "run") == 0) return cli_run(argc - 2, argv + 2);
-  if (argc > 2 && strcmp(command, "repl") == 0)
-    return cli_complain("repl: takes no arguments; see `tide help repl`");
-  if (strcmp(command, "repl") == 0) return command_repl();
+  if (strcmp(command, "repl") == 0) return cli_prompt(argc - 2, argv + 2);
   if (strcmp(command, "trace") == 0) return command_trace(argc - 2, argv + 2);
   bool version = strcmp(command, "version") == 0 || strcmp(command, "--version") == 0;
   if (argc > 2 && (version || strcmp(command, "params") == 0)) {

@@ -143,7 +143,7 @@ static bool parse_count(const char *text, int lo, int hi, int *value)
 
 /* Takes the value (null: missing) of an option. lo and hi bound a number; a text has at least lo
  * bytes. */
-static int parse_option(const char *name, const char *value, run_options *o)
+int cli_parse_option(const char *command, const char *name, const char *value, run_options *o)
 {
   const struct { const char *name, *needs; int lo, hi, *number; const char **text; } known[] = {
     {"-n", "a number of ranks in [1, 1024]", 1, 1024, &o->nrank, NULL},
@@ -152,16 +152,18 @@ static int parse_option(const char *name, const char *value, run_options *o)
     {"--grace", "a number of seconds in [0, 1000000]", 0, 1000000, &o->grace, NULL},
     {"-p", "parameters, e.g. \"check=1\"; see `tide params`", 0, 0, NULL, &o->params},
     {"--trace", "a folder for the ranks' files", 1, 0, NULL, &o->trace},
+    {"--device", "a device, e.g. cuda", 1, 0, NULL, &o->device},
   };
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-    if (strcmp(name, known[i].name) != 0) continue;
+    bool is_other = known[i].text == &o->device && strcmp(command, "repl") != 0;
+    if (strcmp(name, known[i].name) != 0 || is_other) continue;
     bool good = known[i].number ? parse_count(value, known[i].lo, known[i].hi, known[i].number)
                                 : value && strlen(value) >= (size_t)known[i].lo;
-    if (!good) fprintf(stderr, "tide: run: %s needs %s\n", name, known[i].needs);
+    if (!good) fprintf(stderr, "tide: %s: %s needs %s\n", command, name, known[i].needs);
     if (good && known[i].text) *known[i].text = value;
     return good ? 0 : EXIT_USAGE;
   }
-  fprintf(stderr, "tide: run: unknown option '%s'; see `tide help run`\n", name);
+  fprintf(stderr, "tide: %s: unknown option '%s'; see `tide help %s`\n", command, name, command);
   return EXIT_USAGE;
 }
 
@@ -173,7 +175,7 @@ static int parse_run(int argc, char **argv, run_options *o)
     const char *name = argv[i++];
     int rc = 0;
     if (strcmp(name, "--traceback") == 0) setenv("TIDE_TRACEBACK", "1", 1);
-    else rc = parse_option(name, i < argc ? argv[i++] : NULL, o);
+    else rc = cli_parse_option("run", name, i < argc ? argv[i++] : NULL, o);
     if (rc) return rc;
   }
   if (i >= argc) return cli_complain("run: a recipe is missing; see `tide help run`");

@@ -2,8 +2,8 @@
  *
  * The first SIGINT or SIGTERM requests a stop of the running contexts (tide_interrupt; a loop that
  * calls tide.interrupted() ends its step and saves), the second makes the next op raise
- * E_INTERRUPT, the third exits at once. At the prompt SIGINT stops the running op, three within two
- * seconds exit.
+ * E_INTERRUPT, the third exits at once. At the prompt SIGINT stops the running line, on all ranks,
+ * and never exits.
  *
  * The mutable statics are the state of the signal handler; there is one program.
  */
@@ -17,9 +17,9 @@
 
 static tide_ctx *volatile running_ctx;          /* one rank, or the prompt */
 static tide_host_ranks *volatile running_ranks; /* several */
+static cli_board *volatile running_board;       /* of a prompt's ranks */
 static volatile sig_atomic_t seen_signal, seen_count, at_prompt;
 static volatile sig_atomic_t placed_rank = -1, quiet_launcher;
-static volatile time_t seen_first;
 
 static void interrupt_all(void)
 {
@@ -33,17 +33,12 @@ static void say(const char *text)
   (void)n; /* there is no stream to report it on */
 }
 
-static void on_prompt_signal(int sig)
+static void on_prompt_signal(void)
 {
-  time_t now = time(NULL);
-  if (now - seen_first > 2) {
-    seen_first = now;
-    seen_count = 0;
-  }
-  if (++seen_count >= 3) _exit(128 + sig);
-  if (seen_count == 2) say("\ntide: waiting for the next tide call; once more to leave\n");
   interrupt_all();
   interrupt_all(); /* the running op stops now */
+  cli_busy_here();
+  if (running_board) cli_board_interrupt(running_board);
 }
 
 /* The launcher prints why it ends a job, for example because a rank was killed. If it is quiet,
@@ -69,7 +64,7 @@ static bool is_repeat(void)
 static void on_signal(int sig)
 {
   if (at_prompt && sig == SIGINT) {
-    on_prompt_signal(sig);
+    on_prompt_signal();
     return;
   }
   if (is_repeat()) return;
@@ -95,6 +90,12 @@ void cli_set_running(tide_ctx *ctx, tide_host_ranks *ranks)
 {
   running_ctx = ctx;
   running_ranks = ranks;
+}
+
+void cli_set_ranks(tide_host_ranks *ranks, cli_board *board)
+{
+  running_ranks = ranks;
+  running_board = board;
 }
 
 void cli_set_prompt(void) { at_prompt = 1; }

@@ -245,7 +245,7 @@ describe('the exit code of a wrong command', function()
          { 'run -p bogus=1 recipes/pretrain.lua', "no parameter is called 'bogus'" },
          { 'run -n 2 -p bogus=1 recipes/pretrain.lua', "no parameter is called 'bogus'" },
          { 'run recipes/pretrain.lua --bogus 1', "unknown option '--bogus'" },
-         { 'repl x', 'repl: takes no arguments' }, { 'help a b', 'expected one topic' },
+         { 'repl x', "repl: unexpected argument 'x'" }, { 'help a b', 'expected one topic' },
          { 'trace', 'expected one folder' }, { 'bogus', "unknown command 'bogus'" },
       } do
          local out, status = mpi.shell(mpi.program .. ' ' .. row[1])

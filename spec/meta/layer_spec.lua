@@ -172,7 +172,8 @@ describe('layers', function()
          ['lua/tide/tokenizer/train.lua'] = 'tokenizer',
          ['lua/tide/comm/agree.lua'] = 'io',
          ['lua/tide/parallel/fingerprint.lua'] = 'io', ['lua/tide/data/tokens.lua'] = 'io',
-         ['lua/tide/repl.lua'] = 'op edit', ['lua/tide/repl/help.lua'] = 'instead',
+         ['lua/tide/repl.lua'] = 'edit', ['lua/tide/repl/session.lua'] = 'op',
+         ['lua/tide/repl/ranks.lua'] = 'dist plain', ['lua/tide/repl/help.lua'] = 'instead',
          ['lua/tide/repl/complete.lua'] = 'op', ['lua/tide/repl/reference.lua'] = 'lib',
          ['lua/tide/train/progress.lua'] = 'edit',
       }

@@ -1,0 +1,172 @@
+-- What several ranks print, as one text: what all say once, the rest with the ranks in front.
+--
+--    [r0] 1            [r0,2] ...        [r1-3] ...
+
+local err = require 'tide.util.err'
+
+local merge = {}
+
+-- "r0", "r0,2", "r1-3": ranks in ascending order, runs of three or more as first and last.
+function merge.name(ranks)
+   err.type('repl.merge.name', 'ranks', ranks, 'table')
+   local parts, i = {}, 1
+   while i <= #ranks do
+      local last = i
+      while ranks[last + 1] == ranks[last] + 1 do last = last + 1 end
+      if last - i < 2 then last = i end
+      parts[#parts + 1] = last > i and ('%d-%d'):format(ranks[i], ranks[last]) or ranks[i]
+      i = last + 1
+   end
+   return 'r' .. table.concat(parts, ',')
+end
+
+-- Groups of ranks with the same text, in the order of their first rank: { text =, ranks = }. Ranks
+-- without a text are left out.
+local function grouped(texts, ranks)
+   local groups, by_text = {}, {}
+   for _, rank in ipairs(ranks) do
+      local text = texts[rank]
+      local group = text and by_text[text]
+      if text and not group then
+         group = { text = text, ranks = {} }
+         by_text[text], groups[#groups + 1] = group, group
+      end
+      if group then group.ranks[#group.ranks + 1] = rank end
+   end
+   return groups
+end
+
+local function lines_of(text)
+   local list = {}
+   for line in (text:gsub('\n$', '') .. '\n'):gmatch '(.-)\n' do list[#list + 1] = line end
+   return list
+end
+
+-- Adds the lines of a group with the ranks in front, aligned to `width`.
+local function add_prefixed(out, group, width)
+   local prefix = ('[%s] '):format(merge.name(group.ranks))
+   prefix = prefix .. (' '):rep(width - #prefix)
+   for _, line in ipairs(lines_of(group.text)) do out[#out + 1] = prefix .. line end
+end
+
+-- Columns of the longest prefix.
+local function width_of(groups)
+   local most = 0
+   for _, group in ipairs(groups) do most = math.max(most, #merge.name(group.ranks) + 3) end
+   return most
+end
+
+-- Line i of each rank, by rank.
+local function line_of(rows, ranks, i)
+   local texts = {}
+   for _, rank in ipairs(ranks) do texts[rank] = rows[rank][i] end
+   return texts
+end
+
+-- Texts of one number of lines that share some: the shared ones once, the others for each group.
+-- Returns nil if there is nothing to share.
+local function by_line(texts, groups, ranks)
+   local rows, n, shared, out = {}, nil, 0, {}
+   for _, group in ipairs(groups) do
+      local lines = lines_of(group.text)
+      if #lines ~= (n or #lines) then return nil end
+      n = #lines
+      for _, rank in ipairs(group.ranks) do rows[rank] = lines end
+   end
+   for _, rank in ipairs(ranks) do if not texts[rank] then return nil end end
+   local width = width_of(groups)
+   for i = 1, n do
+      local parts = grouped(line_of(rows, ranks, i), ranks)
+      if #parts == 1 then
+         shared = shared + 1
+         out[#out + 1] = (' '):rep(width) .. parts[1].text
+      else
+         for _, part in ipairs(parts) do add_prefixed(out, part, width) end
+      end
+   end
+   return shared > 0 and out or nil
+end
+
+-- The text that shows what ranks say. texts: by rank, "" and nil for nothing; ranks: those asked,
+-- in ascending order.
+function merge.text(texts, ranks)
+   err.type('repl.merge.text', 'texts', texts, 'table')
+   err.type('repl.merge.text', 'ranks', ranks, 'table')
+   local said = {}
+   for _, rank in ipairs(ranks) do said[rank] = texts[rank] ~= '' and texts[rank] or nil end
+   local groups, out = grouped(said, ranks), {}
+   if #groups == 0 then return '' end
+   if #groups == 1 and #groups[1].ranks == #ranks then
+      return groups[1].text:gsub('\n*$', '') .. '\n'
+   end
+   local shared = by_line(said, groups, ranks)
+   if shared then return table.concat(shared, '\n') .. '\n' end
+   local width = width_of(groups)
+   for _, group in ipairs(groups) do add_prefixed(out, group, width) end
+   return table.concat(out, '\n') .. '\n'
+end
+
+-- ---- lines that arrive one by one ------------------------------------------------------------
+
+local Stream = {}
+Stream.__index = Stream
+
+-- Collects what ranks print while a line runs. write(text) shows; now() is a clock in seconds. A
+-- line that all ranks print alike is shown once, as soon as the last one has; one that is not
+-- answered by the others within `patience` seconds is shown with its ranks.
+function merge.stream(ranks, write, now, patience)
+   err.type('repl.merge.stream', 'ranks', ranks, 'table')
+   local self = setmetatable({ ranks = ranks, write = write, now = now, rest = {}, lines = {},
+      patience = patience or 0.3, over = {} }, Stream)
+   for _, rank in ipairs(ranks) do self.rest[rank], self.lines[rank] = '', {} end
+   return self
+end
+
+-- Shows the first lines of the ranks that have one.
+local function show_heads(self)
+   local texts = {}
+   for _, rank in ipairs(self.ranks) do
+      local head = table.remove(self.lines[rank], 1)
+      texts[rank] = head and head.text .. '\n'
+   end
+   local groups, out = grouped(texts, self.ranks), {}
+   if #groups == 1 and #groups[1].ranks == #self.ranks then return self.write(groups[1].text) end
+   local width = width_of(groups)
+   for _, group in ipairs(groups) do add_prefixed(out, group, width) end
+   self.write(table.concat(out, '\n') .. '\n')
+end
+
+-- Whether lines are to be shown now: every rank that may still print has one, or one is old.
+local function is_due(self)
+   local some, all = false, true
+   for _, rank in ipairs(self.ranks) do
+      local head = self.lines[rank][1]
+      if head and self.now() - head.at >= self.patience then return true end
+      some = some or head ~= nil
+      all = all and (head ~= nil or self.over[rank])
+   end
+   return some and all
+end
+
+-- Shows what is due.
+function Stream:flush()
+   while is_due(self) do show_heads(self) end
+end
+
+-- Takes text of a rank, whole lines or parts of them.
+function Stream:add(rank, text)
+   local lines = self.lines[rank]
+   text = self.rest[rank] .. text
+   for line in text:gmatch '([^\n]*)\n' do lines[#lines + 1] = { text = line, at = self.now() } end
+   self.rest[rank] = text:match '[^\n]*$'
+   self:flush()
+end
+
+-- Declares that a rank prints no more.
+function Stream:finish(rank)
+   if self.rest[rank] ~= '' then self:add(rank, '\n') end
+   self.over[rank] = true
+   self:flush()
+end
+
+return merge

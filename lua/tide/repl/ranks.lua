@@ -1,0 +1,228 @@
+-- A prompt over several ranks.
+--
+-- The host (bindings/cli/board.c) carries texts between this state, which reads the lines, and one
+-- state a rank, each in its thread. A text is plain data: to a rank a request, { kind, text, .. };
+-- from it 'out' (what a line prints while it runs) or 'done' (its result). Between two lines every
+-- rank has paused (tide_group_pause): a collective that not all ranks enter fails, and works again
+-- on the next line.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local merge = require 'tide.repl.merge'
+local plain = require 'tide.ffi.plain'
+local session = require 'tide.repl.session'
+
+local ranks = {}
+
+-- ---- on a rank -------------------------------------------------------------------------------
+
+-- A stand-in for io.stdout or io.stderr that gives what is written to `write`.
+local function proxy(write)
+   local f = setmetatable({}, { __tostring = function() return 'file (of a rank)' end })
+   function f:write(...)
+      for i = 1, select('#', ...) do
+         local v = select(i, ...)
+         if type(v) ~= 'string' and type(v) ~= 'number' then
+            error(("bad argument #%d to 'write' (string expected, got %s)"):format(i, type(v)), 2)
+         end
+         write(tostring(v))
+      end
+      return self
+   end
+   function f:flush() return self end
+   function f:setvbuf() return true end
+   function f:close() return true end
+   return f
+end
+
+-- Sends what this state prints to `write`.
+local function redirect(write)
+   for _, name in ipairs { 'stdout', 'stderr' } do rawset(io, name, proxy(write)) end
+   rawset(io, 'write', function(...) return io.stdout:write(...) end)
+   _G.print = function(...)
+      local t = { ... }
+      for i = 1, select('#', ...) do t[i] = tostring(t[i]) end
+      write(table.concat(t, '\t', 1, select('#', ...)) .. '\n')
+   end
+end
+
+-- Forgets what ranks have agreed on in calls before: after a failure not all remember the same.
+local function forget_agreements()
+   for _, comm in ipairs(require('tide.ffi.dist').open()) do rawset(comm, '_agreed', nil) end
+end
+
+-- Runs a line between resume and pause. Returns what it shows, and its error.
+local function turn(self, request)
+   local shown, failed = {}, {}
+   self.session.write = function(text) shown[#shown + 1] = text end
+   self.session.fail = function(text) failed[#failed + 1] = text end
+   self.group:resume(self.rank)
+   if request.whole then forget_agreements() end
+   self.session:feed(request.text)
+   self.session:finish()
+   local ok, why = pcall(self.group.pause, self.group, self.rank)
+   if not ok then failed[#failed + 1] = tostring(why) .. '\n' end
+   return { kind = 'done', shown = table.concat(shown), failed = table.concat(failed) }
+end
+
+local function answer(self, request)
+   if request.kind == 'line' then return turn(self, request) end
+   local complete = require 'tide.repl.complete'
+   local ok, list = pcall(complete.matches, self.session.env, request.text, request.line)
+   return { kind = 'done', list = ok and list or nil }
+end
+
+-- What each rank runs: takes requests from the board until the prompt ends.
+function ranks.serve()
+   local host = package.loaded['tide.host']
+   local board, tide = host.board, require 'tide'
+   local function give(reply) board.give(plain.encode(reply, 'repl')) end
+   redirect(function(text) give { kind = 'out', text = text } end)
+   local self = { rank = host.rank, group = require('tide.ffi.dist').group_at(host.group),
+      session = session.new { env = { tide = tide, rank = host.rank, size = host.nrank } } }
+   self.group:pause(self.rank)
+   give { kind = 'done', version = tide.version }
+   for text in board.take do give(answer(self, plain.decode(text))) end
+end
+
+-- ---- at the prompt ---------------------------------------------------------------------------
+
+local Many = {}
+Many.__index = Many
+
+-- Collects the replies of ranks until each of those asked is done: by rank. nil if the ranks have
+-- ended. on(rank, text): what they print meanwhile; idle(): called now and then.
+local function collect(self, asked, on, idle)
+   local replies, left = {}, #asked
+   while left > 0 do
+      local rank, text = self.board.next(0.1)
+      if not rank and text == 'ended' then
+         self.ended = true
+         return nil
+      end
+      local reply = rank and plain.decode(text)
+      if reply and reply.kind == 'out' then on(rank, reply.text)
+      elseif reply then
+         replies[rank], left = reply, left - 1
+         on(rank, nil)
+      end
+      if idle then idle() end
+   end
+   return replies
+end
+
+local function post(self, asked, request)
+   local text = plain.encode(request, 'repl')
+   for _, rank in ipairs(asked) do self.board.post(rank, text) end
+end
+
+-- Runs a line on the ranks asked, and shows what they say.
+local function run(self, asked, text)
+   local stream = merge.stream(asked, self.write, self.board.now)
+   post(self, asked, { kind = 'line', text = text, whole = #asked == self.board.size })
+   local replies = collect(self, asked, function(rank, part)
+      if part then stream:add(rank, part) else stream:finish(rank) end
+   end, function() stream:flush() end)
+   if not replies then return end
+   local shown, failed, errors = {}, {}, false
+   for rank, reply in each(replies) do
+      shown[rank], failed[rank] = reply.shown, reply.failed
+      errors = errors or reply.failed ~= ''
+   end
+   self.write(merge.text(shown, asked))
+   if errors then
+      self.errors = self.errors + 1
+      self.fail(merge.text(failed, asked))
+   end
+end
+
+-- "0,2-3" as a list of ranks in ascending order; nil and what is wrong with it.
+local function ranks_of(text, size)
+   local chosen, list = {}, {}
+   for part in (text .. ','):gmatch '([^,]*),' do
+      local first, last = part:match '^(%d+)%-?(%d*)$'
+      if not first or (part:find '%-' and last == '') then return nil, "expected %0 or %0,2-3" end
+      last = tonumber(last ~= '' and last or first)
+      if last >= size or tonumber(first) > last then
+         return nil, ('the ranks are 0 to %d'):format(size - 1)
+      end
+      for rank = tonumber(first), last do chosen[rank] = true end
+   end
+   for rank = 0, size - 1 do if chosen[rank] then list[#list + 1] = rank end end
+   return list
+end
+
+local function fail(self, text)
+   self.errors = self.errors + 1
+   self.fail(text .. '\n')
+   return false
+end
+
+-- The ranks that a first line names and the rest of it; all ranks without a name.
+local function address(self, line)
+   local text, rest = line:match '^%s*%%([%d,%-]+)%s+(.*)$'
+   if not text then return self.all, line end
+   local asked, why = ranks_of(text, self.board.size)
+   if not asked then return nil, ('%%%s: %s'):format(text, why) end
+   return asked, rest
+end
+
+local words = { exit = true, quit = true, ['exit()'] = true, ['quit()'] = true }
+
+-- As Session:feed, on the ranks that the line names. `exit` and `quit` end the prompt.
+function Many:feed(line)
+   err.type('repl.ranks.feed', 'line', line, 'string')
+   local asked, source = self.asked, line
+   if not self.pending then
+      if words[line:match '^%s*(.-)[%s;]*$'] then
+         self.ended = true
+         return false
+      end
+      asked, source = address(self, line)
+      if not asked then return fail(self, source) end
+      if not source:match '%S' then return false end
+   end
+   source = self.pending and self.pending .. '\n' .. source or source
+   local fn, more
+   if not session.is_command(source) then fn, more = session.parse((source:gsub('^%s*=', ''))) end
+   if not fn and more == true then
+      self.pending, self.asked = source, asked
+      return true
+   end
+   self.pending = nil
+   if not fn and more then return fail(self, more) end
+   run(self, asked, source)
+   return false
+end
+
+-- Forgets unfinished input.
+function Many:drop() self.pending = nil end
+
+-- End of input: what is unfinished is an error.
+function Many:finish()
+   if not self.pending then return end
+   self.pending = nil
+   fail(self, "input: unfinished at the end of the input")
+end
+
+-- A session on the ranks of a host's board. opts: write(text), fail(text).
+function ranks.session(board, opts)
+   opts = err.options('repl.ranks.session', opts, { 'env', 'write', 'fail' })
+   local self = setmetatable({ board = board, all = {}, errors = 0,
+      write = opts.write or function(text) io.stdout:write(text) end,
+      fail = opts.fail or function(text)
+         io.stdout:flush()
+         io.stderr:write(text)
+      end }, Many)
+   for rank = 0, board.size - 1 do self.all[rank + 1] = rank end
+   local first = collect(self, self.all, function() end)
+   self.version = first and ('%s, %d ranks'):format(first[0].version, board.size)
+   function self.complete(text, line)
+      post(self, { 0 }, { kind = 'complete', text = text, line = line })
+      local replies = collect(self, { 0 }, function() end)
+      return replies and replies[0].list
+   end
+   return self
+end
+
+return ranks

@@ -1,0 +1,239 @@
+-- A session of a prompt: an environment, and what a line does in it.
+--
+-- Expressions print their values, statements run; unfinished input asks for more; locals of a chunk
+-- stay as globals of the session. Errors print and the session goes on: besides the training loop
+-- this is the place where they are caught.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local help = require 'tide.repl.help'
+local pack = require 'tide.ffi.pack'
+local pretty = require 'tide.util.pretty'
+
+local session = {}
+
+local Session = {}
+Session.__index = Session
+
+-- The session environment: globals of the state, with names assigned here kept apart.
+local function new_env(extra)
+   local env = {}
+   for k, v in each(extra or {}) do env[k] = v end
+   local names = setmetatable(env, { __index = _G })
+   names._G = env
+   return env
+end
+
+-- opts: env (extra names), write(text), fail(text) for errors.
+function session.new(opts)
+   opts = err.options('repl.session', opts, { 'env', 'write', 'fail' })
+   if type(opts.env) ~= 'nil' then err.type('repl.session', 'env', opts.env, 'table') end
+   return setmetatable({
+      env = new_env(opts.env), pending = nil, errors = 0, count = 0,
+      write = opts.write or function(s) io.stdout:write(s) end,
+      fail = opts.fail or function(s)
+         io.stdout:flush()                    -- what came before stands before, also in a pipe
+         io.stderr:write(s)
+      end,
+   }, Session)
+end
+
+local function is_incomplete(message)
+   return message:find("'<eof>'", 1, true) ~= nil or message:find('unfinished', 1, true) ~= nil
+end
+
+-- Names of the locals of the chunk that calls this become names of the session.
+local function keeper(env)
+   return function()
+      local i = 1
+      while true do
+         local name, value = debug.getlocal(2, i)
+         if not name then return end
+         if not name:match '^%(' then env[name] = value end
+         i = i + 1
+      end
+   end
+end
+
+local chunk_name = '=input'
+
+-- Lines are interpreted, so that Ctrl-C stops their loops; what they call is compiled as ever.
+local function interpreted(fn)
+   jit.off(fn, true)
+   return fn
+end
+
+-- What an expression is given: its call keeps the line on the stack, where errors look for it.
+local function pass(...) return ... end
+
+-- The chunk as an expression, else as statements that keep their locals, else as it stands.
+-- Returns the function and what it is to be given ('pass', 'keep' or ''); or nil and the message of
+-- the syntax error, or true if more lines are needed to complete it.
+function session.parse(source)
+   err.type('repl.session.parse', 'source', source, 'string')
+   local fn = loadstring('return ' .. source, chunk_name)
+   if fn then
+      local passed = loadstring('local __pass = ... return __pass(' .. source .. '\n)', chunk_name)
+      return interpreted(passed or fn), passed and 'pass' or ''
+   end
+   fn = loadstring('local __keep = ... ' .. source .. '\n;__keep()', chunk_name)
+   if fn then return interpreted(fn), 'keep' end
+   local message
+   fn, message = loadstring(source, chunk_name)
+   if fn then return interpreted(fn), '' end
+   return nil, is_incomplete(message) or message
+end
+
+local function show(value)
+   if type(value) == 'table' then return pretty.format(value) end
+   if type(value) == 'string' then return pretty.format(value) end
+   return tostring(value)
+end
+
+-- Writes an error, and counts it.
+function Session:report(problem)
+   self.errors = self.errors + 1
+   self.fail(err.text(problem):gsub('\n*$', '') .. '\n')
+end
+
+local function traceback(e)
+   if type(e) ~= 'string' or err.of(e) then return e end
+   local text = debug.traceback(e, 2)
+   local kept = {}
+   for line in text:gmatch '[^\n]+' do
+      if line:find('tide/repl/session.lua', 1, true) then break end
+      kept[#kept + 1] = line
+   end
+   return #kept > 4 and table.concat(kept, '\n') or e
+end
+
+-- Tells the host of the state whether a line runs, which Ctrl-C then stops.
+local function busy(on)
+   local host = package.loaded['tide.host']
+   if type(host) == 'table' and host.busy then host.busy(on) end
+end
+
+-- Forgets an interrupt that no op has answered.
+local function clear_interrupt(env)
+   local tide = env.tide
+   if tide and tide.default then tide.default():interrupted() end
+end
+
+-- xpcall of fn(gift) as a line of the prompt.
+local function run_line(fn, gift)
+   return pack(xpcall(function()
+      busy(true)
+      local r = pack(fn(gift))
+      busy(false)
+      return unpack(r, 1, r.n)
+   end, function(e)
+      busy(false)
+      return traceback(e)
+   end))
+end
+
+-- Runs a compiled line in the session's environment and shows what it returns. given: as parse
+-- returns it; silent: nothing is shown.
+function Session:execute(fn, given, silent)
+   err.type('repl.session.execute', 'fn', fn, 'function')
+   setfenv(fn, self.env)
+   local r = run_line(fn, given == 'keep' and keeper(self.env) or given == 'pass' and pass or nil)
+   self.env.__keep = nil
+   clear_interrupt(self.env)
+   if not r[1] then
+      self:report(r[2])
+      return
+   end
+   if r.n > 1 then self.env._ = r[2] end
+   if silent then return end
+   for i = 2, r.n do
+      local ok, text = pcall(show, r[i])
+      if ok then self.write(text .. '\n') else self:report(text) end
+   end
+end
+
+-- The value of a dotted name in the session, or of a name of tide or of a tensor method.
+local function lookup(self, name)
+   local value = self.env
+   for part in name:gmatch '[^%.:]+' do
+      local ok, inner = pcall(function() return value[part] end)
+      value = ok and inner or nil
+      if value == nil then break end
+   end
+   if value == nil and self.env.tide and name:match '^[%w_]+$' then
+      local ok, inner = pcall(function() return self.env.tide[name] end)
+      value = ok and inner or nil
+      if value == nil then
+         local found, op = pcall(require, 'tide.ffi.op')
+         value = found and op[name] or nil
+      end
+   end
+   return value
+end
+
+local function help_line(self, name)
+   if name == 'help' and self.env.help == nil then name = '' end
+   self.write(help.text(name, name ~= '' and lookup(self, name) or nil) .. '\n')
+end
+
+local words = { help = true, exit = true, quit = true }
+
+-- A line that is one of these words is a command, unless the session has a value of that name.
+local function command(self, line)
+   local word = line:match '^%s*(%a+)%s*;?%s*$' or line:match '^%s*(%a+)%s*%(%s*%)%s*$'
+   if not words[word] or self.env[word] ~= nil then return false end
+   if word == 'help' then help_line(self, '') else self.ended = true end
+   return true
+end
+
+-- The name that a line asks help on: ?name, name?, help(name); nil for other lines.
+local function asked_name(line, env)
+   return line:match '^%s*%?%s*([%w_%.:]*)%s*$' or line:match '^%s*([%w_%.:]+)%s*%?%s*$'
+      or (not env or env.help == nil) and line:match '^%s*help%s*%(%s*([%w_%.:]+)%s*%)%s*$' or nil
+end
+
+-- Whether a line is no Lua: help.
+function session.is_command(line)
+   err.type('repl.session.is_command', 'line', line, 'string')
+   return asked_name(line) ~= nil
+end
+
+-- Takes one line. Returns true if more lines are needed to complete the input. After `exit` or
+-- `quit` the field `ended` is true.
+function Session:feed(line)
+   err.type('repl.session.feed', 'line', line, 'string')
+   if not self.pending then
+      if command(self, line) then return false end
+      local name = asked_name(line, self.env)
+      if name then
+         help_line(self, name)
+         return false
+      end
+      line = line:gsub('^%s*=', '')
+      if not line:match '%S' then return false end
+   end
+   local source = self.pending and self.pending .. '\n' .. line or line
+   local fn, given = session.parse(source)
+   self.pending = given == true and source or nil
+   if self.pending then return true end
+   if not fn then
+      self:report(given)
+      return false
+   end
+   self.count = self.count + 1
+   self:execute(fn, given, source:match ';%s*$' ~= nil)
+   return false
+end
+
+-- Forgets unfinished input.
+function Session:drop() self.pending = nil end
+
+-- End of input: what is unfinished is an error.
+function Session:finish()
+   if not self.pending then return end
+   local _, message = loadstring(self.pending, chunk_name)
+   self.pending = nil
+   self:report(message)
+end
+
+return session

@@ -1,0 +1,166 @@
+-- The prompt over several ranks: what they print, ranks that miss a call, Ctrl-C.
+
+local each = require 'tide.util.each'
+local merge = require 'tide.repl.merge'
+
+describe('what ranks print', function()
+   local all = { 0, 1, 2, 3 }
+
+   it('names ranks briefly', function()
+      for want, ranks in each { ['r0'] = { 0 }, ['r0,2'] = { 0, 2 }, ['r1,2'] = { 1, 2 },
+         ['r0-2'] = { 0, 1, 2 }, ['r0,2-5,9'] = { 0, 2, 3, 4, 5, 9 } } do
+         assert.equal(want, merge.name(ranks))
+      end
+   end)
+
+   it('is shown once where it is equal', function()
+      assert.equal('a\n', merge.text({ [0] = 'a\n', 'a\n', 'a\n', 'a\n' }, all))
+      assert.equal('b\n', merge.text({ [2] = 'b' }, { 2 }))
+      assert.equal('', merge.text({ [0] = '', '', '', '' }, all))
+   end)
+
+   it('is shown with its ranks where it differs, also if some say nothing', function()
+      assert.equal('[r0,2] a\n[r1,3] b\n', merge.text({ [0] = 'a\n', 'b\n', 'a\n', 'b\n' }, all))
+      assert.equal('[r2] x\n', merge.text({ [0] = '', '', 'x\n', '' }, all))
+      assert.equal('[r0]   a\n[r0]   b\n[r1-3] c\n',
+         merge.text({ [0] = 'a\nb\n', 'c\n', 'c\n', 'c\n' }, all))
+   end)
+
+   it('shares lines of texts of one length', function()
+      assert.equal('     head\n[r0] 1\n[r1] 2\n     tail\n',
+         merge.text({ [0] = 'head\n1\ntail\n', 'head\n2\ntail\n' }, { 0, 1 }))
+   end)
+
+   it('arrives line by line', function()
+      local out, time = {}, 0
+      local s = merge.stream({ 0, 1 }, function(t) out[#out + 1] = t end,
+         function() return time end, 1)
+      s:add(0, 'one\ntw')
+      assert.same({}, out)
+      s:add(1, 'one\n')
+      assert.same({ 'one\n' }, out)
+      s:add(0, 'o\n')
+      time = 2
+      s:flush()
+      assert.equal('[r0] two\n', out[2])
+      s:add(1, 'late')
+      s:finish(0)
+      assert.equal(2, #out)
+      s:finish(1)
+      assert.equal('[r1] late\n', out[3])
+      assert.equal(3, #out)
+   end)
+end)
+
+local program = (os.getenv 'TIDE_BUILD' or 'build') .. '/tide'
+
+-- Output and exit status of `tide repl OPTIONS` fed with lines by a shell script, which sees the
+-- program as $pid and writes lines to descriptor 3.
+local function play(options, script)
+   local folder = os.tmpname()
+   os.remove(folder)
+   local command = ([[
+      mkdir %s && cd %s && mkfifo in
+      %s repl %s < in > out 2>&1 & pid=$!
+      exec 3> in
+      %s
+      exec 3>&-
+      wait $pid; echo "status=$?" >> out; cat out; cd /; rm -r %s
+   ]]):format(folder, folder, '"$OLDPWD"/' .. program, options, script, folder)
+   if program:sub(1, 1) == '/' then command = command:gsub('"%$OLDPWD"/', '') end
+   local pipe = assert(io.popen(command))
+   local text = pipe:read '*a'
+   pipe:close()
+   local body, status = text:match '^(.*)status=(%d+)%s*$'
+   return body, tonumber(status)
+end
+
+-- The same for a list of lines.
+local function feed(options, lines)
+   local quoted = {}
+   for i, line in ipairs(lines) do quoted[i] = "'" .. line:gsub("'", [['\'']]) .. "'" end
+   return play(options, "printf '%s\\n' " .. table.concat(quoted, ' ') .. ' >&3')
+end
+
+describe('a prompt over ranks', function()
+   it('runs a line on all of them, or on some', function()
+      local out, status = feed('-n 3', { '1 + 1', 'rank', '%0,2 x = rank + 5', 'x', '%1 rank, size',
+         'for i = 1, 2 do', 'y = i', 'end', 'y', '%0-1 rank' })
+      assert.equal('2\n[r0] 0\n[r1] 1\n[r2] 2\n[r0] 5\n[r1] nil\n[r2] 7\n1\n3\n2\n[r0] 0\n[r1] 1\n',
+         out)
+      assert.equal(0, status)
+   end)
+
+   it('prints what all ranks print once', function()
+      local out = feed('-n 2', { 'print("all", 1)', 'print("rank", rank)',
+         'io.write("no ", "end");', 'if rank == 1 then print "one" end' })
+      assert.equal('all\t1\n[r0] rank\t0\n[r1] rank\t1\nno end\n[r1] one\n', out)
+   end)
+
+   it('names the ranks that miss a collective, and goes on', function()
+      local sum = 'tide.comm.world():all_reduce(tide.ones { 2 }):tolist()[1]'
+      local out, status = feed('-n 3', { sum, 'if rank ~= 1 then tide.comm.world():barrier() end',
+         sum, '%2 tide.comm.world():barrier()', sum,
+         'if rank == 0 then error("planned", 0) end tide.comm.world():barrier()', sum })
+      assert.matches('^3\n%[r0,2%] [^\n]*barrier[^\n]*input:1[^\n]*missing: rank 1 [^\n]*\n3\n'
+         .. '[^\n]*missing: ranks 0, 1 [^\n]*\n3\n%[r0%]%s+planned\n'
+         .. '%[r1,2%] [^\n]*missing: rank 0 [^\n]*\n3\n$', out)
+      assert.equal(1, status)
+   end)
+
+   it('says what is wrong with a line once', function()
+      local out, status = feed('-n 2', { '%2 x', '%a x', '%1- x', 'x = = 2', 'x = (' })
+      assert.matches('ranks are 0 to 1', out, 1, true)
+      assert.matches('expected %0 or %0,2-3', out, 1, true)
+      local _, n = out:gsub('unexpected symbol', '')
+      assert.equal(2, n)
+      assert.matches('unfinished', out, 1, true)
+      assert.equal(1, status)
+   end)
+
+   it('ends with the code of os.exit, and at quit', function()
+      local _, status = feed('-n 2', { '1', 'os.exit(3)', '2' })
+      assert.equal(3, status)
+      local out
+      out, status = feed('-n 2', { '1', 'quit', '2' })
+      assert.equal('1\n', out)
+      assert.equal(0, status)
+   end)
+
+   for _, options in ipairs { '', '-n 3' } do
+      it('is interrupted any number of times, and loses nothing: tide repl ' .. options, function()
+         local out = play(options, [[
+            echo 'x = 41 io.open("ready", "w"):close()' >&3
+            count=0
+            tick() { count=$((count + 1)); sleep 0.1; [ $count -lt 300 ] || kill -9 $pid; }
+            await() { while ! [ -e $1 ] && tick; do :; done; rm $1; }
+            stop() { while ! [ -e $1 ] && tick; do kill -INT $pid; done; rm $1; }
+            await ready
+            for k in 1 2 3 4 5; do
+               echo 'io.open("in_loop", "w"):close() while true do end' >&3
+               echo 'io.open("after", "w"):close()' >&3
+               await in_loop; stop after; sleep 0.1
+            done
+            echo 'io.open("in_loop", "w"):close() while true do tide.ones{9}:add(1) end' >&3
+            echo 'io.open("after", "w"):close()' >&3
+            await in_loop; stop after; sleep 0.3
+            echo 'x + 1' >&3
+         ]])
+         assert.matches('\n42\n$', out)
+         assert.matches('interrupted', out, 1, true)
+      end)
+   end
+
+   it('takes the options of tide run', function()
+      local out = feed('-n 2 -t 1 -p trace=1 --device null', { 'tide.ones { 2 }.device',
+         'tide.default():param "trace"' })
+      assert.equal('"null"\n"1"\n', out)
+      for options, text in each { ['-n 0'] = 'needs a number of ranks', ['--bad'] = "'--bad'",
+         ['--device tpu'] = 'tpu', ['-p bogus=1'] = 'bogus', ['file.lua'] = "'file.lua'",
+         ['-t'] = 'needs a number of threads' } do
+         local said, status = feed(options, { '1' })
+         assert.matches(text, said, 1, true)
+         assert.equal(2, status)
+      end
+   end)
+end)
