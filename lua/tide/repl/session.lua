@@ -7,8 +7,9 @@
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local help = require 'tide.repl.help'
+local hint = require 'tide.repl.hint'
 local pack = require 'tide.ffi.pack'
-local pretty = require 'tide.util.pretty'
+local show = require 'tide.repl.show'
 
 local session = {}
 
@@ -38,8 +39,11 @@ function session.new(opts)
    }, Session)
 end
 
-local function is_incomplete(message)
-   return message:find("'<eof>'", 1, true) ~= nil or message:find('unfinished', 1, true) ~= nil
+-- Whether more lines may complete a source: not where a quoted string has no end.
+local function is_incomplete(source, message)
+   local unfinished = message:find('unfinished string', 1, true)
+   return message:find("near '<eof>'", 1, true) ~= nil
+      and (not unfinished or source:find '\\$' ~= nil)
 end
 
 -- Names of the locals of the chunk that calls this become names of the session.
@@ -71,9 +75,10 @@ local function pass(...) return ... end
 -- the syntax error, or true if more lines are needed to complete it.
 function session.parse(source)
    err.type('repl.session.parse', 'source', source, 'string')
-   local fn = loadstring('return ' .. source, chunk_name)
+   local fn, as_value = loadstring('return ' .. source, chunk_name)
    if fn then
-      local passed = loadstring('local __pass = ... return __pass(' .. source .. '\n)', chunk_name)
+      local call = 'local __pass = ... return __pass(' .. source
+      local passed = loadstring(call .. ')', chunk_name) or loadstring(call .. '\n)', chunk_name)
       return interpreted(passed or fn), passed and 'pass' or ''
    end
    fn = loadstring('local __keep = ... ' .. source .. '\n;__keep()', chunk_name)
@@ -81,13 +86,8 @@ function session.parse(source)
    local message
    fn, message = loadstring(source, chunk_name)
    if fn then return interpreted(fn), '' end
-   return nil, is_incomplete(message) or message
-end
-
-local function show(value)
-   if type(value) == 'table' then return pretty.format(value) end
-   if type(value) == 'string' then return pretty.format(value) end
-   return tostring(value)
+   if is_incomplete(source, message) or is_incomplete(source, as_value) then return nil, true end
+   return nil, hint.syntax(source, message)
 end
 
 -- Writes an error, and counts it.
@@ -133,23 +133,36 @@ local function run_line(fn, gift)
 end
 
 -- Runs a compiled line in the session's environment and shows what it returns. given: as parse
--- returns it; silent: nothing is shown.
-function Session:execute(fn, given, silent)
+-- returns it; source: its text; a semicolon at its end: nothing is shown. Returns whether it ran to
+-- its end.
+function Session:execute(fn, given, source)
    err.type('repl.session.execute', 'fn', fn, 'function')
    setfenv(fn, self.env)
    local r = run_line(fn, given == 'keep' and keeper(self.env) or given == 'pass' and pass or nil)
    self.env.__keep = nil
    clear_interrupt(self.env)
    if not r[1] then
-      self:report(r[2])
-      return
+      self:report(type(r[2]) == 'string' and hint.error(r[2], source, self.env) or r[2])
+      return false
    end
    if r.n > 1 then self.env._ = r[2] end
-   if silent then return end
+   if source:match ';%s*$' then return true end
    for i = 2, r.n do
-      local ok, text = pcall(show, r[i])
+      local ok, text = pcall(show.text, r[i])
       if ok then self.write(text .. '\n') else self:report(text) end
    end
+   return true
+end
+
+-- The value of an expression in the session; raises what is wrong with it.
+function Session:value(source)
+   local fn, given = session.parse(source)
+   if not fn then err.raise('E_ARG', 'input', '%s', given == true and 'unfinished' or given) end
+   setfenv(fn, self.env)
+   local r = run_line(fn, given == 'pass' and pass or nil)
+   clear_interrupt(self.env)
+   if not r[1] then error(r[2], 0) end
+   return r[2]
 end
 
 -- The value of a dotted name in the session, or of a name of tide or of a tensor method.
@@ -192,10 +205,16 @@ local function asked_name(line, env)
       or (not env or env.help == nil) and line:match '^%s*help%s*%(%s*([%w_%.:]+)%s*%)%s*$' or nil
 end
 
--- Whether a line is no Lua: help.
+-- Whether a line is no Lua: help, or a command of repl/command.lua.
 function session.is_command(line)
    err.type('repl.session.is_command', 'line', line, 'string')
-   return asked_name(line) ~= nil
+   return line:find '^%s*:%a' ~= nil or asked_name(line) ~= nil
+end
+
+-- Runs a line that begins with a colon.
+local function run_command(self, line)
+   local ok, problem = pcall(require('tide.repl.command').run, self, line)
+   if not ok then self:report((err.text(problem):gsub('^[^\n]-tide%.(:%a+: )', '%1'))) end
 end
 
 -- Takes one line. Returns true if more lines are needed to complete the input. After `exit` or
@@ -204,6 +223,10 @@ function Session:feed(line)
    err.type('repl.session.feed', 'line', line, 'string')
    if not self.pending then
       if command(self, line) then return false end
+      if line:find '^%s*:%a' then
+         run_command(self, line)
+         return false
+      end
       local name = asked_name(line, self.env)
       if name then
          help_line(self, name)
@@ -221,7 +244,7 @@ function Session:feed(line)
       return false
    end
    self.count = self.count + 1
-   self:execute(fn, given, source:match ';%s*$' ~= nil)
+   self:execute(fn, given, source)
    return false
 end
 

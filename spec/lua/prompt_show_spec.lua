@@ -1,0 +1,147 @@
+-- What a prompt shows: tensors, tables, charts, and what it adds to messages.
+
+local chart = require 'tide.repl.chart'
+local each = require 'tide.util.each'
+local hint = require 'tide.repl.hint'
+local session = require 'tide.repl.session'
+local show = require 'tide.repl.show'
+local tide = require 'tide'
+
+local function shown(...) return table.concat({ ... }, '\n') end
+
+describe('a tensor', function()
+   it('is shown in aligned rows', function()
+      assert.equal(shown('tensor f32 [2, 3] cpu', '     1.5000   -2.0000    0.2500',
+         '   100.0000    0.0000   -0.0010'),
+         show.text(tide.tensor { { 1.5, -2, 0.25 }, { 100, 0, -0.001 } }))
+      assert.equal(shown('tensor i32 [2] cpu', '       7  -1234'),
+         show.text(tide.tensor({ 7, -1234 }, { dtype = 'i32' })))
+      assert.equal(shown('tensor bool [2] cpu', '    true  false'),
+         show.text(tide.tensor { true, false }))
+   end)
+
+   it('has one scale for all its numbers', function()
+      assert.equal(shown('tensor f32 [2] cpu, times 1e+06', '    1.5000  -0.0200'),
+         show.text(tide.tensor { 1.5e6 + 0.5, -2e4 }))
+      assert.equal(shown('tensor f64 [2] cpu, times 1e-07', '   4.0000  0.1000'),
+         show.text(tide.tensor({ 4e-7, 1e-8 }, { dtype = 'f64' })))
+      assert.equal(shown('tensor f32 [4] cpu', '      inf     nan    -inf  1.5000'),
+         show.text(tide.tensor { 1 / 0, 0 / 0, -1 / 0, 1.5 }))
+   end)
+
+   it('is cut in the middle, to the width of the terminal', function()
+      local text = show.text(tide.arange(100 * 1000):reshape { 100, 1000 }, 60)
+      assert.matches('\n       0      1      2  ...    997    998    999\n', text, 1, true)
+      assert.matches('\n   ...\n', text, 1, true)
+      assert.matches('99999$', text)
+      local count = 0
+      for line in text:gmatch '[^\n]+' do
+         assert.is_true(#line <= 60, line)
+         count = count + 1
+      end
+      assert.equal(10, count)
+   end)
+
+   it('of more dims has a heading for each matrix', function()
+      local text = show.text(tide.arange(12):reshape { 3, 2, 2 })
+      assert.equal(shown('tensor f32 [3, 2, 2] cpu', '  [1, ..]', '    0   1', '    2   3',
+         '  [2, ..]', '    4   5', '    6   7', '  [3, ..]', '    8   9', '   10  11'), text)
+      text = show.text(tide.zeros { 20, 20, 3, 3 })
+      assert.matches('  [20, 20, ..]', text, 1, true)
+      assert.is_nil(text:find('[3, ', 1, true))
+   end)
+
+   it('of any size and dtype has a text, and keeps its gradient', function()
+      math.randomseed(3)
+      for _, dtype in ipairs { 'f32', 'f64', 'bf16', 'f16', 'i32', 'i64', 'u8', 'bool' } do
+         for _ = 1, 6 do
+            local shape = {}
+            for d = 1, math.random(0, 5) do shape[d] = math.random(0, 15) end
+            local text = show.text(tide.ones(shape, { dtype = dtype }), math.random(20, 120))
+            assert.matches('^tensor ' .. dtype, text)
+         end
+      end
+      local x = tide.randn({ 40, 40 }, { requires_grad = true })
+      local y = (x * 2):sum()
+      show.text(x)
+      y:backward()
+      assert.equal(2, x.grad:tolist()[1][1])
+      assert.equal('tensor f32 [2] null', show.text(tide.ones({ 2 }, { device = 'null' })))
+      assert.equal('tensor f32 [] cpu 5', show.text(tide.full({}, 5)))
+   end)
+end)
+
+describe('other values', function()
+   it('are cut in the middle', function()
+      local list = {}
+      for i = 1, 39 do list[i] = { a = { b = { i } }, text = ('x'):rep(90) } end
+      local text = show.text(list)
+      local _, lines = text:gsub('\n', '')
+      assert.equal(50, lines)
+      assert.matches('   ... %d+ lines\n', text)
+      assert.equal('{ 1, 2, a = "é" }', show.text { 1, 2, a = 'é' })
+   end)
+end)
+
+describe('a chart', function()
+   it('has a block for each number, and its bounds', function()
+      assert.equal(shown('         8 ┤       █', '           │      ██', '           │     ███',
+         '           │    ████', '           │   █████', '           │  ██████',
+         '           │ ███████', '         1 ┤▁▇▇▇▇▇▇▇', ''):gsub('[▁-█]+', ''):gsub(' +\n', '\n'),
+         chart.text({ 1, 2, 3, 4, 5, 6, 7, 8 }):gsub('[▁-█]+', ''):gsub(' +\n', '\n'))
+      assert.equal('         2 ┤ ██\n           │ ██\n         1 ┤▁██\n',
+         chart.text({ 1, 2, 2 }, 72, 3))
+      assert.equal('         3 ┤▁ ▁\n', chart.text({ 3, 0 / 0, 3 }, 72, 1))
+      assert.equal('(no finite numbers)\n', chart.text { 0 / 0 })
+      local long = {}
+      for i = 1, 1000 do long[i] = i end
+      for line in chart.text(long, 40):gmatch '[^\n]+' do
+         assert.is_true(select(2, line:gsub('[^\128-\191]', '')) <= 40)
+      end
+   end)
+end)
+
+describe('a syntax error', function()
+   it('points at the token', function()
+      for source, want in each {
+         ['x = = 2'] = { 5, "unexpected symbol near '='" }, ['1 1'] = { 3, 'expected near' },
+         ['f(1, 2))'] = { 8, "near ')'" }, ['é = é 1'] = { 7, '' },
+         ['x = "abc'] = { 5, 'unfinished string' },
+         ['print(i end'] = { 9, "near 'end'" }, ['a.b..c = 1'] = { 8, '' } } do
+         local fn, message = session.parse(source)
+         assert.is_nil(fn)
+         local column, said, caret = message:match '^input:1:(%d+): ([^\n]*)\n   [^\n]*\n   ( *%^)$'
+         assert.equal(want[1], tonumber(column), source .. ': ' .. message)
+         assert.equal(want[1], #caret)
+         assert.matches(want[2], said, 1, true)
+      end
+   end)
+
+   it('knows the line, and what is only unfinished', function()
+      local _, message = session.parse 'x = 1\nlocal y = 2\nx y z'
+      assert.matches('^input:3:3: .*\n   x y z\n     %^$', message)
+      for _, source in ipairs { 'for i = 1, 2 do', 'x = [[a', 'f(', 'x =', '{ 1,', 'a +' } do
+         local fn, more = session.parse(source)
+         assert.is_nil(fn)
+         assert.is_true(more)
+      end
+   end)
+end)
+
+describe('a misspelt name', function()
+   it('is answered with the nearest', function()
+      local env = { tide = tide, m = { forward = 1, backward = 2 } }
+      local function said(source)
+         local _, e = pcall(setfenv(assert(loadstring(source, '=input')),
+            setmetatable(env, { __index = _G })))
+         return hint.error(tostring(e), source, env)
+      end
+      assert.matches("did you mean 'tide'?", said 'tid.ones { 2 }', 1, true)
+      assert.matches("did you mean 'print'?", said 'prnt(1)', 1, true)
+      assert.matches("did you mean 'm:forward'?", said 'm:forwardd(1)', 1, true)
+      assert.matches("did you mean 'm.backward'?", said 'local x = m.bakward()', 1, true)
+      assert.matches('x:select(dim, i)', said 'local x = tide.ones({ 2 })[1]', 1, true)
+      assert.is_nil(said('qqqqqqqq()'):find('did you mean', 1, true))
+      assert.is_nil(said('error "own"'):find('did you mean', 1, true))
+   end)
+end)
