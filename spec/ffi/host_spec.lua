@@ -343,7 +343,8 @@ describe('the tide program', function()
       for _, how in ipairs { 'run RECIPE', 'run -n 3 RECIPE' } do
          local code, _, err = run(how, mistake)
          assert.equal(2, code)
-         assert.equal("tide: args: unknown option '--nothing'; known: --help (E_ARG)\n", err)
+         assert.equal("tide: args: unknown option '--nothing'; known: --help, --config, "
+            .. '--print-config (E_ARG)\n', err)
          code, _, err = run(how:gsub('run', 'run --traceback'), mistake)
          assert.equal(2, code)
          assert.is_true(err:find('raised from:\n.*main chunk') ~= nil, err)
