@@ -14,6 +14,8 @@
 #   make reference  write lua/guide/reference.md and the type annotations from what is declared
 #   make bench-scale  how a training step grows with its sizes, as lua/guide/scale.svg; ten minutes
 #   make bench-comm collectives against Open MPI, and what they cost a training step
+#   make deb        Debian packages in build/deb      make dist   the source as build/tide-VERSION.tar.gz
+#   make test-deb   lintian, and the packages tried in a bare Debian (needs root); part of test-deep
 #   make install    to PREFIX (/usr/local)       make uninstall   what the last one wrote
 #   make clean      remove build/
 #
@@ -37,9 +39,9 @@ endif
 MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
-.PHONY: all cuda deps deps-build train test test-asan test-tsan test-sweep test-arm64 \
+.PHONY: all cuda deps deps-build deps-deb train test test-asan test-tsan test-sweep test-arm64 \
 	test-deep fuzz bench \
-	bench-full bench-comm bench-scale sizes reference install uninstall clean help
+	bench-full bench-comm bench-scale sizes reference deb dist test-deb install uninstall clean help
 
 # CMake runs again by itself when its files change; here when it is asked for something else than
 # last time, or after packages were installed.
@@ -62,7 +64,8 @@ help:
 # Quick and offline when everything is there.
 deps: PACKAGES = $(DEBIAN)
 deps-build: PACKAGES = $(DEBIAN_BUILD)
-deps deps-build:
+deps-deb: PACKAGES = $(DEBIAN_BUILD) dpkg-dev file gzip
+deps deps-build deps-deb:
 	@if ! command -v dpkg-query >/dev/null; then \
 	  echo 'not a Debian system; tide needs: $(PACKAGES)'; exit 0; \
 	fi; \
@@ -114,7 +117,7 @@ test-arm64: deps
 fuzz: all
 	@TIDE_BUILD=$(BUILD) $(LUAJIT) spec/deep/fuzz/run.lua $(ARGS)
 
-test-deep: test test-sweep test-asan test-tsan test-arm64
+test-deep: test test-sweep test-asan test-tsan test-arm64 test-deb
 
 bench: all
 	@cmake --build $(BUILD) --target bench -j $(JOBS)
@@ -142,6 +145,28 @@ sizes:
 
 reference: all
 	@$(LUAJIT) -e "require 'tide.repl.reference'.write '.'"
+
+# The date of what is packaged: the same tree gives the same bytes.
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || date +%s))
+
+# Hardening flags and paths that do not depend on the folder are Debian's.
+deb: deps-deb
+	@export SOURCE_DATE_EPOCH=$(EPOCH) DEB_BUILD_MAINT_OPTIONS=hardening=+all; \
+	  cmake --preset deb $(CMAKE_ARGS) \
+	    "-DCMAKE_C_FLAGS=$$(dpkg-buildflags --get CFLAGS) $$(dpkg-buildflags --get CPPFLAGS)" \
+	    "-DCMAKE_SHARED_LINKER_FLAGS=$$(dpkg-buildflags --get LDFLAGS)" \
+	    "-DCMAKE_EXE_LINKER_FLAGS=$$(dpkg-buildflags --get LDFLAGS)" \
+	    "-DTIDE_DEB_DATE=$$(LC_ALL=C date -u -R -d @$(EPOCH))" >/dev/null && \
+	  cmake --build $(BUILD)/deb -j $(JOBS) && cd $(BUILD)/deb && cpack >cpack.log || \
+	  { cat cpack.log; exit 1; }; ls *.deb
+
+dist:
+	@version=$$(sed -n 's/^project(tide VERSION \([^ ]*\) .*/\1/p' CMakeLists.txt); mkdir -p $(BUILD); \
+	  git archive --prefix=tide-$$version/ HEAD | gzip -9n >$(BUILD)/tide-$$version.tar.gz && \
+	  ls $(BUILD)/tide-$$version.tar.gz
+
+test-deb: deb
+	@spec/support/deb.sh $(BUILD)/deb
 
 install: all
 	@cmake --install $(BUILD) --prefix '$(PREFIX)'

@@ -73,6 +73,21 @@ local function install(prefix, dir)
    if before then files.write(manifest, before) else os.remove(manifest) end
 end
 
+-- Files below a prefix that one component installs, or all do.
+local function names_of(component)
+   local lines
+   tmp.with(function(dir)
+      local manifest = build .. '/install_manifest.txt'
+      local before = exists(manifest) and files.read(manifest)
+      run(('cmake --install %s --prefix %s %s'):format(quote(build), quote(dir .. '/p'),
+         component and '--component ' .. component or ''))
+      if before then files.write(manifest, before) else os.remove(manifest) end
+      os.remove(('%s/install_manifest_%s.txt'):format(build, component))
+      lines = files.lines_of('cd ' .. quote(dir .. '/p') .. ' && find . ! -type d | sort')
+   end)
+   return lines
+end
+
 -- Runs fn(prefix, dir) with an installation below prefix, dir a scratch folder.
 local function installed(fn)
    tmp.with(function(dir)
@@ -99,6 +114,46 @@ describe('an installation', function()
          end
          local soname = run(('LC_ALL=C readelf -d %s/lib*/libtide.so'):format(quote(prefix)))
          assert.matches('soname: [libtide.so.0]', soname, 1, true)
+      end)
+   end)
+
+   it('consists of the components that packages are made of', function()
+      local all, sum = names_of(), {}
+      for _, component in ipairs { 'runtime', 'dev', 'lua', 'tool', 'doc' } do
+         for _, name in ipairs(names_of(component)) do
+            assert.is_nil(sum[name], name)
+            sum[name] = component
+         end
+      end
+      for _, name in ipairs(all) do assert.is_string(sum[name], name) end
+      local count = 0
+      for _ in pairs(sum) do count = count + 1 end
+      assert.equal(#all, count)
+      local name = exists(build .. '/libtide_host.so') and './share/man/man1/tide.1'
+      if name then assert.equal('tool', sum[name]) end
+   end)
+
+   it('is loaded without its development files', function()
+      installed(function(prefix, dir)
+         run(('rm %s/lib*/libtide.so'):format(quote(prefix)))
+         files.write(dir .. '/x.lua', "print(require('tide').zeros({ 2 }):sum():item())")
+         assert.equal('0\n', run(('cd / && LUA_PATH=%s luajit %s'):format(
+            quote(prefix .. '/share/lua/5.1/?.lua'), quote(dir .. '/x.lua'))))
+      end)
+   end)
+
+   it('has a manual page with what tide help says', function()
+      if not has_host then return end
+      installed(function(prefix)
+         local page = files.read(prefix .. '/share/man/man1/tide.1')
+         assert.matches('^%.TH TIDE 1 "" "tide ' .. tide.version:gsub('%.', '%%.') .. '"', page)
+         for line in run(quote(build) .. '/tide help run'):gmatch '[^\n]+' do
+            local roff = line:gsub('\\', '\\e'):gsub('%-', '\\-')
+            assert.matches(roff, page, 1, true)
+         end
+         for macro in page:gmatch '\n%.(%u*%l*)' do
+            assert.truthy(({ SH = 1, nf = 1, fi = 1, TP = 1, I = 1 })[macro], macro)
+         end
       end)
    end)
 

@@ -37,7 +37,9 @@ end
 local build_folders = { 'build/', 'build/core/', 'build/release/', 'build/debug/', 'build/Release/',
    'build/Debug/', 'build/asan/', 'build/tsan/' }
 
--- Below the prefix of an installation, whose Lua files are in share/tide.
+-- Below the prefix of an installation, whose Lua files are in share/tide. The name without a number
+-- belongs to the development files; soversion is TIDE_SOVERSION of CMakeLists.txt.
+local soversion = '.0'
 local lib_folders = { 'lib/', 'lib64/' }
 local triplet = ({ x64 = 'x86_64', arm64 = 'aarch64' })[jit.arch]
 if triplet then lib_folders[3] = 'lib/' .. triplet .. '-linux-gnu/' end
@@ -55,6 +57,7 @@ local function candidates(name)
       end
       for _, sub in ipairs(lib_folders) do
          list[#list + 1] = folder .. '../../../../../' .. sub .. file
+         list[#list + 1] = folder .. '../../../../../' .. sub .. file .. soversion
       end
    end
    for template in package.cpath:gmatch('[^;]+') do

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Tries the packages of `make deb` as a user would: lintian, then a bare Debian that has only them.
+#
+#   spec/support/deb.sh build/deb        needs root, debootstrap and a Debian mirror
+#
+# The bare system is below FOLDER/bare and is kept for the next time.
+set -eu
+packages=$(cd "$1" && pwd)
+bare=$packages/bare
+need='lintian debootstrap'
+dpkg-query -W $need >/dev/null 2>&1 ||
+  env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $need
+
+lintian --allow-root --fail-on error,warning "$packages"/*.deb
+echo 'passed: lintian'
+
+test -e "$bare/done" || {
+  debootstrap --variant=minbase "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$bare" >/dev/null
+  touch "$bare/done"
+}
+rm -rf "$bare/tmp/try"
+mkdir "$bare/tmp/try"
+cp "$packages"/*.deb "$bare/tmp/try"
+cat >"$bare/tmp/try/try.sh" <<'TRY'
+set -eu
+export DEBIAN_FRONTEND=noninteractive HOME=/tmp
+cd /tmp/try
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends ./libtide0_*.deb ./lua-tide_*.deb ./tide_*.deb >/dev/null
+tide version | grep -q '^tide '
+test "$(printf 'print(require("tide").ones({ 3 }):sum():item())\n' >a.lua; luajit a.lua)" = 3
+cat /usr/share/tide/recipes/*.lua >corpus.txt
+tide run -n 2 /usr/share/tide/recipes/pretrain.lua --mesh.dp 2 --data corpus.txt --dim 32 \
+  --heads 2 --layers 1 --seq 32 --batch 4 --steps 3 --out run 2>&1 | grep 'step 3/3' >/dev/null
+apt-get install -y -qq --no-install-recommends ./libtide-dev_*.deb gcc libc6-dev pkg-config >/dev/null
+cat >b.c <<'C'
+#include <stdio.h>
+#include <tide/tide.h>
+int main(void) { return puts(tide_version()) < 0; }
+C
+cc b.c $(pkg-config --cflags --libs tide) -o b
+test "$(./b)" = "$(tide version | sed -n 's/^tide \([^ ]*\) .*/\1/p')"
+apt-get purge -y -qq tide lua-tide libtide-dev libtide0 >/dev/null
+test -z "$(find / -xdev -path /tmp -prune -o -path /proc -prune -o -name '*tide*' -print)"
+TRY
+chroot "$bare" sh /tmp/try/try.sh
+echo 'passed: a bare Debian'
