@@ -1,7 +1,7 @@
 #!/bin/sh
-# Tries the packages of `make deb` as a user would: lintian, then a bare Debian that has only them.
+# Tries the packages of `make deb` as a user would: lintian, a second build, a bare Debian.
 #
-#   spec/support/deb.sh build/deb        needs root, debootstrap and a Debian mirror
+#   spec/support/deb.sh build/deb        needs root, a Debian mirror and a tree without changes
 #
 # The bare system is below FOLDER/bare and is kept for the next time.
 set -eu
@@ -13,6 +13,14 @@ dpkg-query -W $need >/dev/null 2>&1 ||
 
 lintian --allow-root --fail-on error,warning "$packages"/*.deb
 echo 'passed: lintian'
+
+# Another folder, the same commit: the same bytes.
+again=$packages/again
+rm -rf "$again"
+git clone -q . "$again"
+(cd "$again" && make deb >/dev/null)
+for deb in "$packages"/*.deb; do cmp "$deb" "$again/build/deb/${deb##*/}"; done
+echo 'passed: built again'
 
 test -e "$bare/done" || {
   debootstrap --variant=minbase "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$bare" >/dev/null
