@@ -12,6 +12,7 @@
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
 #   make sizes      files and functions that stand out
 #   make reference  write lua/guide/reference.md and the type annotations from what is declared
+#   make docs       README, guides and reference as a site of HTML files, in build/docs
 #   make bench-scale  how a training step grows with its sizes, as lua/guide/scale.svg; ten minutes
 #   make bench-comm collectives against Open MPI, and what they cost a training step
 #   make deb        Debian packages in build/deb      make dist   the source as build/tide-VERSION.tar.gz
@@ -31,7 +32,7 @@ BUILD  := build
 DEBIAN_BUILD := make gcc libc6-dev cmake ninja-build pkg-config luajit libluajit-5.1-dev \
 	libpcre2-8-0 libutf8proc2
 DEBIAN := $(DEBIAN_BUILD) g++ lua-busted lua-check libcmocka-dev libdnnl-dev \
-	libopenmpi-dev openmpi-bin libedit-dev
+	libopenmpi-dev openmpi-bin libedit-dev cmark-gfm
 
 ifneq ($(shell command -v ninja 2>/dev/null),)
 export CMAKE_GENERATOR ?= Ninja
@@ -41,7 +42,7 @@ export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
 .PHONY: all cuda deps deps-build deps-deb train test test-asan test-tsan test-sweep test-arm64 \
 	test-deep fuzz bench \
-	bench-full bench-comm bench-scale sizes reference deb dist test-deb install uninstall clean help
+	bench-full bench-comm bench-scale sizes reference deb dist test-deb docs install uninstall clean help
 
 # CMake runs again by itself when its files change; here when it is asked for something else than
 # last time, or after packages were installed.
@@ -167,6 +168,10 @@ dist:
 
 test-deb: deb
 	@spec/support/deb.sh $(BUILD)/deb
+
+docs: reference
+	@command -v cmark-gfm >/dev/null || $(MAKE) deps
+	@$(LUAJIT) lua/guide/site.lua $(BUILD)/docs
 
 install: all
 	@cmake --install $(BUILD) --prefix '$(PREFIX)'
