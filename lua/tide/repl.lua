@@ -7,6 +7,8 @@ local session = require 'tide.repl.session'
 
 local repl = { session = session.new }
 
+local prompt, more_prompt = 'tide> ', '   .. '
+
 local function from_pipe(target)
    for line in io.lines() do
       target:feed(line)
@@ -17,13 +19,23 @@ local function from_pipe(target)
    return target.status or target.errors > 0 and 1 or 0
 end
 
+-- Feeds a text of several lines.
+local function feed(target, text)
+   local more
+   for line in (text .. '\n'):gmatch '(.-)\n' do
+      more = target:feed(line)
+      if target.ended then break end
+   end
+   return more
+end
+
 local function from_terminal(target, read)
    target.write(('tide %s (? for help)\n'):format(target.version or ''))
    local more = false
    while true do
-      local line, why = read(more and '   .. ' or 'tide> ')
+      local line, why = read(more and more_prompt or prompt)
       if line then
-         more = target:feed(line)
+         more = feed(target, line)
          if target.ended then return target.status or 0 end
       elseif why == 'interrupt' then
          target:drop()
@@ -41,8 +53,16 @@ local function history_path()
    return home and home .. '/.tide_history' or nil
 end
 
-local function plain_read(prompt)
-   io.stdout:write(prompt)
+-- Whether a text needs no more lines: Enter then runs it.
+local function is_whole(text)
+   text = text:gsub('^%s*%%[%d,%-]+%s', ''):gsub('^%s*=', '')
+   if session.is_command(text) or not text:match '%S' then return true end
+   local fn, more = session.parse(text)
+   return fn ~= nil or more ~= true
+end
+
+local function plain_read(text)
+   io.stdout:write(text)
    io.stdout:flush()
    return io.read()
 end
@@ -54,7 +74,7 @@ local function one(opts)
    for k, v in each(opts.env or {}) do extra[k] = v end
    local target = session.new { env = extra, write = opts.write, fail = opts.fail }
    target.version = tide.version
-   function target.complete(text, line) return complete.matches(target.env, text, line) end
+   function target.complete(before) return complete.matches(target.env, before) end
    return target
 end
 
@@ -67,9 +87,10 @@ function repl.run(opts)
    local target = board and require('tide.repl.ranks').session(board, opts) or one(opts)
    local edit = require 'tide.ffi.edit'
    if not edit.isatty(0) then return from_pipe(target) end
-   local editor = edit.open { history = history_path(), complete = target.complete }
+   local editor = edit.open { history = history_path(), complete = target.complete,
+      accepts = is_whole }
    local status = from_terminal(target, editor
-      and function(prompt) return editor:read(prompt) end or plain_read)
+      and function(text) return editor:read(text, more_prompt) end or plain_read)
    if editor then editor:close() end
    return status
 end

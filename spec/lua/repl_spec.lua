@@ -1,6 +1,7 @@
 -- repl: sessions fed line by line, help and completion.
 
 local complete = require 'tide.repl.complete'
+local each = require 'tide.util.each'
 local help = require 'tide.repl.help'
 local repl = require 'tide.repl'
 
@@ -165,15 +166,34 @@ describe('completion', function()
       { __index = _G })
 
    it('completes names, fields and keywords', function()
-      assert.same({ 'tab', 'table', 'tall' }, complete.matches(env, 'ta', 'ta'))
-      assert.same({ 'tab.alpha', 'tab.alps' }, complete.matches(env, 'tab.al', 'x = tab.al'))
-      assert.same({ 'tab.alps.deep' }, complete.matches(env, 'tab.alps.', 'tab.alps.'))
-      assert.same({ 'while' }, complete.matches(env, 'whi', 'whi'))
-      assert.same({}, complete.matches(env, 'none.x', 'none.x'))
+      for before, want in each { ta = { 'tab', 'table', 'tall' },
+         ['x = tab.al'] = { 'tab.alpha', 'tab.alps' }, ['tab.alps.'] = { 'tab.alps.deep' },
+         ['x = y-tab.alph'] = { 'tab.alpha' }, whi = { 'while' }, ['none.x'] = {},
+         ['%0,2 tal'] = { 'tall' }, ['?tab.alph'] = { 'tab.alpha' }, [':ti'] = { 'time' } } do
+         assert.same(want, (complete.matches(env, before)))
+      end
+      local list, word = complete.matches(env, 'x = tab.al')
+      assert.equal(2, #list)
+      assert.equal('tab.al', word)
    end)
 
-   it('leaves file names inside strings to the editor', function()
-      assert.is_nil(complete.matches(env, 'ta', 'io.open("ta'))
+   it('completes methods of tensors, and options of calls', function()
+      local tide = require 'tide'
+      local with = setmetatable({ tide = tide, x = tide.ones { 2 } }, { __index = _G })
+      assert.same({ 'x:matmul' }, (complete.matches(with, 'y = x:matm')))
+      local names = table.concat(complete.matches(with, 'tide.optim.AdamW(p, { l'), '|')
+      assert.matches('lr = ', names, 1, true)
+      names = table.concat(complete.matches(with, 's = tide.data.sampler.new { seq = 4, s'), '|')
+      assert.matches('seed = ', names, 1, true)
+      assert.is_nil(names:find('batch', 1, true))
+   end)
+
+   it('completes files in strings and behind commands', function()
+      local list, word = complete.matches(env, 'io.open("spec/lua/repl_s')
+      assert.same({ 'spec/lua/repl_spec.lua' }, list)
+      assert.equal('spec/lua/repl_s', word)
+      assert.same({ 'spec/lua/' }, (complete.matches(env, ':load spec/lu')))
+      assert.same({}, (complete.matches(env, "x = 'no/such/folder/")))
    end)
 end)
 

@@ -1,133 +1,268 @@
--- The terminal: line editing, history and completion through libedit; plain reading without it.
+-- Line editing at a terminal: several lines, UTF-8, history, completion.
 --
--- libedit is loaded at run time and optional. Its completion is a callback into Lua, the one
--- exception to "C never calls Lua": it can only happen inside `readline`, whose caller is kept out
--- of the JIT compiler, and errors are caught before they could cross C.
+-- Keys are Emacs's: arrows, Home, End, Ctrl-A E B F K U W Y T D L, Alt-B F D, Ctrl-R (an earlier
+-- line that contains the text), Tab, Alt-Enter (a line end). Up and Down move between the lines of
+-- the text, then through the history.
 
-local ffi = require 'ffi'
+local history = require 'tide.ffi.history'
+local keys = require 'tide.ffi.keys'
+local line = require 'tide.ffi.line'
+local terminal = require 'tide.ffi.terminal'
 
-pcall(ffi.cdef, [[
-int   isatty(int fd);
-int   ioctl(int fd, unsigned long request, ...);
-void *malloc(size_t n);
-void  free(void *p);
-char *strdup(const char *s);
-struct tide_edit_winsize { unsigned short row, col, xpixel, ypixel; };
-]])
-pcall(ffi.cdef, [[
-typedef char **(*tide_edit_complete)(const char *text, int start, int stop);
-char *readline(const char *prompt);
-int   add_history(const char *line);
-int   read_history(const char *path);
-int   write_history(const char *path);
-void  using_history(void);
-void  stifle_history(int n);
-tide_edit_complete rl_attempted_completion_function;
-const char *rl_readline_name;
-char *rl_line_buffer;
-int   rl_attempted_completion_over;
-int   rl_completion_append_character;
-]])
-
-local C = ffi.C
-local edit = {}
-
-local TIOCGWINSZ, EINTR = 0x5413, 4
-
--- True if the descriptor (0, 1 or 2) is a terminal.
-function edit.isatty(fd) return C.isatty(fd) == 1 end
-
--- Width of the terminal; 80 if unknown.
-function edit.columns()
-   local size = ffi.new 'struct tide_edit_winsize'
-   if C.ioctl(2, ffi.cast('unsigned long', TIOCGWINSZ), size) == 0 and size.col > 0 then
-      return size.col
-   end
-   return 80
-end
-
-local function open()
-   for _, name in ipairs { 'libedit.so.2', 'libedit.so.0', 'libedit.so', 'libedit.3.dylib' } do
-      local ok, lib = pcall(ffi.load, name)
-      if ok then return lib end
-   end
-end
-
--- An array of malloc'ed texts for libedit, which frees it: the common prefix, the matches, null.
-local function matches(list)
-   local n = #list
-   local prefix = list[1]
-   for i = 2, n do
-      while list[i]:sub(1, #prefix) ~= prefix do prefix = prefix:sub(1, -2) end
-   end
-   local out = ffi.cast('char **', C.malloc(ffi.sizeof 'char *' * (n + 2)))
-   if out == nil then return nil end
-   out[0] = C.strdup(prefix)
-   for i = 1, n do out[i] = C.strdup(list[i]) end
-   out[n + 1] = nil
-   return out
-end
+local edit = { isatty = terminal.isatty, columns = terminal.columns }
 
 local Editor = {}
 Editor.__index = Editor
 
--- complete(text, line): list of full replacements of `text`, or nil to complete file names.
-local function install(self, complete)
-   local lib = self.lib
-   self.callback = ffi.cast('tide_edit_complete', function(text)
-      local ok, list = pcall(complete, ffi.string(text), ffi.string(lib.rl_line_buffer))
-      lib.rl_attempted_completion_over = (ok and list) and 1 or 0
-      if not ok or not list or #list == 0 then return nil end
-      return matches(list)
-   end)
-   lib.rl_attempted_completion_function = self.callback
-   lib.rl_completion_append_character = 0
+-- ---- drawing ---------------------------------------------------------------------------------
+
+-- Columns of a character: 0 of combining marks, 2 of East Asian and picture characters.
+local function width(c)
+   local a, b, d, e = c:byte(1, 4)
+   if a < 0x80 then return 1 end
+   local code = a < 0xe0 and (a % 32) * 64 + b % 64
+      or a < 0xf0 and (a % 16) * 4096 + b % 64 * 64 + d % 64
+      or (a % 8) * 262144 + b % 64 * 4096 + d % 64 * 64 + e % 64
+   if code >= 0x300 and code < 0x370 or code >= 0x200b and code < 0x2010 then return 0 end
+   local wide = code >= 0x1100 and code < 0x1160 or code >= 0x2e80 and code < 0xa4d0
+      or code >= 0xac00 and code < 0xd7a4 or code >= 0xf900 and code < 0xfb00
+      or code >= 0xfe30 and code < 0xfe70 or code >= 0xff00 and code < 0xff61
+      or code >= 0x1f300 and code < 0x1fb00
+   return wide and 2 or 1
 end
 
--- opts: complete (function), history (path of a file). Returns nil without libedit or if standard
--- input is not a terminal.
-function edit.open(opts)
-   if not edit.isatty(0) or not edit.isatty(1) then return nil end
-   local lib = open()
-   if not lib then return nil end
-   local self = setmetatable({ lib = lib, history = opts.history }, Editor)
-   lib.using_history()
-   lib.stifle_history(2000)
-   if self.history then lib.read_history(self.history) end
-   if opts.complete then install(self, opts.complete) end
-   return self
-end
-
-local function read_line(lib, prompt)
-   ffi.errno(0)
-   local line = lib.readline(prompt)
-   return line, ffi.errno()
-end
-jit.off(read_line)
-
--- Returns a line without its end; nil at the end of input; nil and 'interrupt' after Ctrl-C: either
--- the program's handler returned and the read was cut short, or a hook of it raised "interrupted!".
-function Editor:read(prompt)
-   local ok, line, errno = pcall(read_line, self.lib, prompt)
-   if not ok then
-      if tostring(line):find('interrupted', 1, true) then return nil, 'interrupt' end
-      error(line, 0)
+-- Writes prompt and text anew, from the row where the last drawing began.
+local function draw(self)
+   local out, columns = {}, self.columns()
+   local row, column, at_row, at_column = 0, 0, nil, nil
+   local function put(c)
+      local w = width(c)
+      if column + w > columns then
+         out[#out + 1] = '\r\n'
+         row, column = row + 1, 0
+      end
+      out[#out + 1] = c
+      column = column + w
    end
-   if line == nil then return nil, errno == EINTR and 'interrupt' or nil end
-   local text = ffi.string(line)
-   C.free(line)
-   if text:match '%S' then self.lib.add_history(text) end
+   if self.row > 0 then out[1] = ('\27[%dA'):format(self.row) end
+   out[#out + 1] = '\r\27[J'
+   for _, c in ipairs(line.characters(self.prompt)) do put(c) end
+   for i, c in ipairs(self.line.chars) do
+      if i == self.line.at then at_row, at_column = row, column end
+      if c == '\n' then
+         out[#out + 1] = '\r\n'
+         row, column = row + 1, 0
+         for _, p in ipairs(line.characters(self.more)) do put(p) end
+      else put(c) end
+   end
+   if not at_row then at_row, at_column = row, column end
+   if at_column >= columns then
+      if at_row == row then
+         out[#out + 1] = '\r\n'
+         row = row + 1
+      end
+      at_row, at_column = at_row + 1, 0
+   end
+   if row > at_row then out[#out + 1] = ('\27[%dA'):format(row - at_row) end
+   out[#out + 1] = '\r' .. (at_column > 0 and ('\27[%dC'):format(at_column) or '')
+   self.row, self.column = at_row, at_column
+   self.write(table.concat(out))
+end
+
+-- Leaves the text as it stands, and goes to the row below it.
+local function leave(self)
+   self.line.at = #self.line.chars + 1
+   draw(self)
+   self.write '\r\n'
+   self.row = 0
+end
+
+-- ---- completion ------------------------------------------------------------------------------
+
+-- The text that all of the list begin with, in whole characters.
+local function common(list)
+   local prefix = list[1]
+   for i = 2, #list do
+      while list[i]:sub(1, #prefix) ~= prefix do prefix = prefix:sub(1, -2) end
+   end
+   return (prefix:gsub('[\192-\255][\128-\191]*$', function(c)
+      local need = c:byte() >= 0xf0 and 4 or c:byte() >= 0xe0 and 3 or 2
+      return #c < need and '' or c
+   end))
+end
+
+-- A list in columns, below the text.
+local function listing(list, columns)
+   local most, out = 0, {}
+   for _, name in ipairs(list) do most = math.max(most, #name) end
+   local per = math.max(1, math.floor(columns / (most + 2)))
+   for i = 1, math.min(#list, 10 * per) do
+      out[#out + 1] = list[i] .. (' '):rep(most + 2 - #list[i])
+      if i % per == 0 or i == #list then out[#out + 1] = '\r\n' end
+   end
+   if #list > 10 * per then out[#out + 1] = ('\r\n... %d more\r\n'):format(#list - 10 * per) end
+   return table.concat(out)
+end
+
+local function complete(self)
+   local ok, list, word = pcall(self.complete, self.line:before())
+   if not ok or not list or #list == 0 then return self.write '\7' end
+   local prefix = common(list)
+   if #prefix > #word then
+      self.line:insert(prefix:sub(#word + 1))
+   elseif #list > 1 then
+      leave(self)
+      self.write(listing(list, self.columns()))
+   end
+end
+
+-- ---- history ---------------------------------------------------------------------------------
+
+local function recall(self, way)
+   local list = self.history
+   if not self.typed then
+      self.typed = self.line:text()
+      self.place = #list.list + 1
+   end
+   local typed = self.typed
+   local function fits(text) return text:sub(1, #typed) == typed end
+   local text, at
+   if way < 0 then text, at = list:before(self.place, fits)
+   else text, at = list:after(self.place, fits) end
+   if not text and way > 0 then text, at = typed, #list.list + 1 end
+   if text then
+      self.place = at
+      self.line:set(text)
+   end
+end
+
+local function search(self)
+   local list = self.history
+   self.wanted = self.wanted or self.line:text()
+   self.place = self.found or #list.list + 1
+   local text, at = list:before(self.place, function(t)
+      return t:find(self.wanted, 1, true) ~= nil and t ~= self.line:text()
+   end)
+   if not text then return self.write '\7' end
+   self.found = at
+   self.line:set(text)
+end
+
+-- ---- reading ---------------------------------------------------------------------------------
+
+-- Keys that are not of the text alone. Each returns 'done', 'interrupt' or 'end' to end the read.
+local does = {}
+
+-- Ends the read of a whole text, else begins another line.
+function does.enter(self)
+   local text = self.line:text()
+   if self.line.at <= #self.line.chars and text:find('\n', 1, true) and not self.accepts(text) then
+      return self.line:insert '\n'
+   end
+   if self.accepts(text) then return 'done' end
+   self.line.at = #self.line.chars + 1
+   self.line:insert '\n'
+end
+
+does['ctrl-c'] = function() return 'interrupt' end
+does['ctrl-d'] = function(self)
+   if #self.line.chars == 0 then return 'end' end
+   self.line:key 'delete'
+end
+does['ctrl-l'] = function(self)
+   self.write '\27[H\27[2J'
+   self.row = 0
+end
+does['ctrl-z'] = function(self)
+   self.cooked()
+   terminal.suspend()
+   self.cooked = terminal.raw()
+   self.row = 0
+end
+does.tab = function(self)
+   if not self.line:before():match '%S$' then return self.line:insert '   ' end
+   complete(self)
+end
+does.up = function(self)
+   if not self.line:vertical(-1) then recall(self, -1) end
+end
+does.down = function(self)
+   if not self.line:vertical(1) then recall(self, 1) end
+end
+does['ctrl-p'] = function(self) recall(self, -1) end
+does['ctrl-n'] = function(self) recall(self, 1) end
+does['ctrl-r'] = search
+
+local moves = { up = true, down = true, ['ctrl-p'] = true, ['ctrl-n'] = true }
+
+-- Takes one key. Returns how the read ends, or nil.
+local function press(self, name, text)
+   if not moves[name] then self.typed = nil end
+   if name ~= 'ctrl-r' then self.wanted, self.found = nil, nil end
+   if does[name] then return does[name](self) end
+   self.line:key(name, text)
+end
+
+-- Draws a character that was typed at the end of the text, where it needs no other change.
+-- Returns whether it did.
+local function draw_typed(self, name, text)
+   if name ~= 'char' or self.line.at <= #self.line.chars then return false end
+   local w = width(text)
+   if self.column + w >= self.columns() then return false end
+   self.write(text)
+   self.column = self.column + w
+   return true
+end
+
+local function read_keys(self)
+   draw(self)
+   while true do
+      local name, text = keys.next(self.byte)
+      if not name then return 'end' end
+      local how = press(self, name, text)
+      if how then return how end
+      if not draw_typed(self, name, text) then draw(self) end
+   end
+end
+
+-- Returns a text without its last line end; nil at the end of input; nil and 'interrupt' after
+-- Ctrl-C. more: the prompt of further lines.
+function Editor:read(prompt, more)
+   self.prompt, self.more = prompt, more or (' '):rep(#prompt)
+   self.line, self.row = line.new(), 0
+   self.cooked = self.raw()
+   self.write '\27[?2004h'
+   local ok, how = pcall(read_keys, self)
+   if ok and how ~= 'end' then leave(self) end
+   self.write '\27[?2004l'
+   self.cooked()
+   if not ok then error(how, 0) end
+   if how ~= 'done' then return nil, how == 'interrupt' and how or nil end
+   local text = self.line:text()
+   self.history:add(text)
    return text
 end
 
--- Writes the history and removes the callback.
-function Editor:close()
-   if self.history then self.lib.write_history(self.history) end
-   if self.callback then
-      self.lib.rl_attempted_completion_function = nil
-      self.callback:free()
-      self.callback = nil
-   end
+-- Ends the editor; the history is in its file already.
+function Editor:close() self.line = nil end
+
+local function write_out(text)
+   io.stdout:write(text)
+   io.stdout:flush()
+end
+
+-- opts: history (path of a file), complete(before): full replacements of the last word of the text
+-- before the place, and that word; accepts(text): whether Enter ends it (default: always).
+-- byte, write, columns and raw stand in for the terminal. Returns nil if there is no terminal.
+function edit.open(opts)
+   if not opts.byte and not (edit.isatty(0) and edit.isatty(1)) then return nil end
+   return setmetatable({
+      history = history.open(opts.history), complete = opts.complete or function() end,
+      accepts = opts.accepts or function() return true end,
+      byte = opts.byte or terminal.byte, write = opts.write or write_out,
+      columns = opts.columns or terminal.columns,
+      raw = opts.raw or opts.byte and function() return function() end end or terminal.raw,
+   }, Editor)
 end
 
 return edit

@@ -68,8 +68,8 @@ end
 local function answer(self, request)
    if request.kind == 'line' then return turn(self, request) end
    local complete = require 'tide.repl.complete'
-   local ok, list = pcall(complete.matches, self.session.env, request.text, request.line)
-   return { kind = 'done', list = ok and list or nil }
+   local ok, list, word = pcall(complete.matches, self.session.env, request.text)
+   return { kind = 'done', list = ok and list or nil, word = ok and word or nil }
 end
 
 -- What each rank runs: takes requests from the board until the prompt ends.
@@ -217,10 +217,10 @@ function ranks.session(board, opts)
    for rank = 0, board.size - 1 do self.all[rank + 1] = rank end
    local first = collect(self, self.all, function() end)
    self.version = first and ('%s, %d ranks'):format(first[0].version, board.size)
-   function self.complete(text, line)
-      post(self, { 0 }, { kind = 'complete', text = text, line = line })
+   function self.complete(before)
+      post(self, { 0 }, { kind = 'complete', text = before })
       local replies = collect(self, { 0 }, function() end)
-      return replies and replies[0].list
+      if replies then return replies[0].list, replies[0].word end
    end
    return self
 end

@@ -1,0 +1,77 @@
+-- Lines of a prompt that are kept in a file: one entry a line, written as it is made. Line ends of
+-- an entry are \n there, and a backslash is two.
+
+local history = {}
+
+local most = 2000
+
+local function escape(text) return (text:gsub('\\', '\\\\'):gsub('\n', '\\n')) end
+
+local function unescape(line)
+   return (line:gsub('\\(.)', function(c) return c == 'n' and '\n' or c end))
+end
+
+-- A file of libedit begins with this line, and has blanks as \040.
+local old_mark = '_HiStOrY_V2_'
+
+local function read_lines(path)
+   local f, list, old = io.open(path, 'rb'), {}, false
+   if not f then return list, old end
+   for line in f:lines() do
+      if line == old_mark then old = true
+      elseif line ~= '' then
+         list[#list + 1] = old and line:gsub('\\(%d%d%d)', function(octal)
+            return string.char(tonumber(octal, 8) % 256)
+         end) or unescape(line)
+      end
+   end
+   f:close()
+   return list, old
+end
+
+local function write_lines(path, list)
+   local f = io.open(path, 'wb')
+   if not f then return end
+   for _, text in ipairs(list) do f:write(escape(text), '\n') end
+   f:close()
+end
+
+local History = {}
+History.__index = History
+
+-- The history of a file; path nil: of this session alone. A file that cannot be read or written
+-- keeps nothing.
+function history.open(path)
+   local self = setmetatable({ path = path, list = {} }, History)
+   if not path then return self end
+   local list, old = read_lines(path)
+   for i = math.max(1, #list - most + 1), #list do self.list[#self.list + 1] = list[i] end
+   if old or #list > 2 * most then write_lines(path, self.list) end
+   return self
+end
+
+-- Adds an entry, unless it repeats the last one, and appends it to the file.
+function History:add(text)
+   if not text:match '%S' or text == self.list[#self.list] then return end
+   self.list[#self.list + 1] = text
+   local f = self.path and io.open(self.path, 'ab')
+   if not f then return end
+   f:write(escape(text), '\n')
+   f:close()
+end
+
+-- The entry before position i that `fits`, and its position; nil without one.
+function History:before(i, fits)
+   for k = math.min(i, #self.list + 1) - 1, 1, -1 do
+      if fits(self.list[k]) then return self.list[k], k end
+   end
+end
+
+-- The entry after position i that `fits`.
+function History:after(i, fits)
+   for k = i + 1, #self.list do
+      if fits(self.list[k]) then return self.list[k], k end
+   end
+end
+
+return history

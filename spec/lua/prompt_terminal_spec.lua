@@ -1,0 +1,68 @@
+-- The prompt at a terminal.
+
+local files = require 'spec.support.files'
+local pty = require 'spec.support.pty'
+
+local program = (os.getenv 'TIDE_BUILD' or 'build') .. '/tide'
+-- What the editor writes when it begins to read, and when it has read.
+local ready, done = '\27[?2004h', '\27[?2004l'
+local home = os.tmpname()
+os.remove(home)
+os.execute('mkdir ' .. home)
+teardown(function() os.execute('rm -r ' .. home) end)
+
+local function start(...)
+   local p = pty.start({ program, 'repl', ... }, { HOME = home, TERM = 'xterm' })
+   p:wait(ready)
+   return p
+end
+
+for _, options in ipairs { {}, { '-n', '3' } } do
+   local name = 'tide repl ' .. table.concat(options, ' ')
+   describe(name .. ' at a terminal', function()
+      it('edits, completes, keeps UTF-8, and ends at Ctrl-D', function()
+         local p = start(unpack(options))
+         p:send 'x = "héé" .. 41\r'
+         p:wait(ready)
+         p:send 'x\r'
+         p:wait(done .. '"héé41"')
+         p:wait(ready)
+         p:send 'tide.ones{2}:numel() + tide.vers\t;\r'
+         p:wait 'tide.version'
+         p:wait(ready)
+         p:send 'for i = 1, 2 do\rn = i\rend\r'
+         p:wait '   .. '
+         p:wait(ready)
+         p:send 'n * 21\r'
+         p:wait(done .. '42\r\n')
+         p:wait(ready)
+         p:send '\4'
+         assert.equal(0, p:finish())
+         assert.matches('for i = 1, 2 do\\nn = i\\nend\nn %* 21\n$', files.read(home
+            .. '/.tide_history'))
+      end)
+
+      it('goes on after any number of Ctrl-C', function()
+         local p = start(unpack(options))
+         p:send 'kept = 7\r'
+         p:wait(ready)
+         for _ = 1, 4 do
+            p:send 'half a li\3'
+            p:wait(ready)
+            p:send 'print "begun" while true do end\r'
+            p:wait(done .. 'begun')
+            p:send '\3'
+            p:wait 'interrupted'
+            p:wait(ready)
+         end
+         p:send '\27[A\3'
+         p:wait 'while true'
+         p:wait(ready)
+         p:send 'kept * 6\r'
+         p:wait(done .. '42\r\n')
+         p:wait(ready)
+         p:send 'quit\r'
+         assert.equal(0, p:finish())
+      end)
+   end)
+end
