@@ -62,6 +62,7 @@ local function play(options, script)
    local command = ([[
       mkdir %s && cd %s && mkfifo in
       %s repl %s < in > out 2>&1 & pid=$!
+      trap '' PIPE                  # a program that refuses its options reads nothing
       exec 3> in
       %s
       exec 3>&-
@@ -79,7 +80,7 @@ end
 local function feed(options, lines)
    local quoted = {}
    for i, line in ipairs(lines) do quoted[i] = "'" .. line:gsub("'", [['\'']]) .. "'" end
-   return play(options, "printf '%s\\n' " .. table.concat(quoted, ' ') .. ' >&3')
+   return play(options, "printf '%s\\n' " .. table.concat(quoted, ' ') .. ' >&3 2>/dev/null')
 end
 
 describe('a prompt over ranks', function()

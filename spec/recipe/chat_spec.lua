@@ -108,7 +108,7 @@ describe('generate --chat', function()
       local out, count = typed(('%s run %s/interrupt.lua'):format(recipe.program, root),
          { 'hi', '/reset', 'hi' })
       assert.equal(1, count 'Héllo 中文!\r\n', out)
-      assert.equal(1, count '> hi\r\nHéll?o?\r\n', out)
+      assert.equal(1, count '2004lHéll?o?\r\n', out)
       assert.equal(1, count 'at the end\r\n', out)
    end)
 

@@ -97,7 +97,7 @@ local function draw(session, rest)
    local what, path = rest:match '^(.-)%s+to%s+(%S+)$'
    what = what or rest
    if what == '' then usage('plot', 'numbers, e.g. :plot losses or :plot losses to loss.svg') end
-   local series = series_of(what, session:value(what))
+   local series = series_of(what, session:_value(what))
    if #series == 0 then
       usage('plot', 'a list of numbers, a tensor of one dim, or a table of such by name')
    end
@@ -131,7 +131,7 @@ local function plan(session, rest)
    if not made then
       err.raise('E_STATE', ':plan', 'no mesh yet; make one first, e.g. :mesh dp_shard=2,tp=2')
    end
-   session.env.plan = tide().parallel.plan(session:value(rest), made)
+   session.env.plan = tide().parallel.plan(session:_value(rest), made)
    session.write(tostring(session.env.plan) .. '\n')
 end
 

@@ -137,6 +137,7 @@ end
 -- its end.
 function Session:execute(fn, given, source)
    err.type('repl.session.execute', 'fn', fn, 'function')
+   err.type('repl.session.execute', 'source', source, 'string')
    setfenv(fn, self.env)
    local r = run_line(fn, given == 'keep' and keeper(self.env) or given == 'pass' and pass or nil)
    self.env.__keep = nil
@@ -155,7 +156,7 @@ function Session:execute(fn, given, source)
 end
 
 -- The value of an expression in the session; raises what is wrong with it.
-function Session:value(source)
+function Session:_value(source)
    local fn, given = session.parse(source)
    if not fn then err.raise('E_ARG', 'input', '%s', given == true and 'unfinished' or given) end
    setfenv(fn, self.env)
