@@ -58,15 +58,26 @@ void tide__storage_pool_close(tide_ctx *ctx)
   ctx->storages = NULL;
 }
 
-int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned)
+/* Returns a storage of one reference without bytes, or null after a failure. */
+static tide__storage *storage_make(tide_ctx *ctx, int device, size_t size)
 {
-  *out = NULL;
   tide__storage *s = storage_header(ctx);
-  if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "no host memory for a storage");
+  if (!s) {
+    tide__fail(ctx, TIDE_E_NOMEM, "alloc", "no host memory for a storage");
+    return NULL;
+  }
   s->refs = 1;
   s->ctx = ctx;
   s->size = size;
   s->device = device;
+  return s;
+}
+
+int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned)
+{
+  *out = NULL;
+  tide__storage *s = storage_make(ctx, device, size);
+  if (!s) return TIDE_E_NOMEM;
   s->pinned = pinned;
   int rc = storage_take(s);
   if (rc < 0) {
@@ -75,6 +86,17 @@ int tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t siz
   }
   if (ctx->scope) tide__scope_link(ctx->scope, s);
   *out = s;
+  return TIDE_OK;
+}
+
+int tide__storage_new_lent(tide__storage **out, tide_ctx *ctx, int device, size_t size,
+                           const tide__lent *lent)
+{
+  *out = storage_make(ctx, device, size);
+  if (!*out) return TIDE_E_NOMEM;
+  (*out)->lent = *lent;
+  (*out)->data = lent->data;
+  if (ctx->scope) tide__scope_link(ctx->scope, *out);
   return TIDE_OK;
 }
 
@@ -106,6 +128,18 @@ tide__storage *tide__storage_detach(tide__storage *s)
   return taken;
 }
 
+/* Gives the bytes back to the host or the cache. */
+static void storage_give(tide__storage *s)
+{
+  tide__lent lent = s->lent;
+  if (!lent.data) {
+    tide__cache_give(s->ctx, s->ctx->devices->device[s->device].cache, s->size, s->block, s->epoch);
+    return;
+  }
+  s->lent = (tide__lent){0};
+  if (lent.give) lent.give(lent.user, lent.data);
+}
+
 /* An asynchronous copy may hold the last reference to s. */
 void tide__storage_drop(tide__storage *s)
 {
@@ -114,8 +148,7 @@ void tide__storage_drop(tide__storage *s)
   if (copying) tide__storage_retain(s);
   if (!copying || !tide__async_copy_detach(s)) {
     if (copying) tide__async_copy_wait(s);
-    tide__device *d = &s->ctx->devices->device[s->device];
-    tide__cache_give(s->ctx, d->cache, s->size, s->block, s->epoch);
+    storage_give(s);
   }
   s->block = NULL;
   s->data = NULL;

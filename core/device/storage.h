@@ -10,11 +10,19 @@
 
 #include "core/device/device.h"
 
+/* Memory of the host, which gets it back by give (may be null) when the bytes are dropped. */
+typedef struct tide__lent {
+  void *data;
+  tide_give give;
+  void *user;
+} tide__lent;
+
 typedef struct tide__storage {
   int64_t  refs;
   tide_ctx *ctx;
   void    *data;     /* null: absent, or the null device */
-  struct tide__block *block; /* allocation of data */
+  struct tide__block *block; /* allocation of data; null: absent, or the host's memory */
+  tide__lent lent;   /* of the host's memory; data null otherwise */
   size_t   size;     /* bytes requested */
   int64_t  version;
   int32_t  device;
@@ -36,6 +44,9 @@ typedef struct tide__storage {
 /* Allocates bytes on a device, contents undefined, linked into the innermost scope of the context.
  * pinned: of host memory that is pinned for the CUDA device, which is open. */
 int  tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned);
+/* A storage over memory of the host on a host device; on failure the host keeps the memory. */
+int  tide__storage_new_lent(tide__storage **out, tide_ctx *ctx, int device, size_t size,
+                            const tide__lent *lent);
 void tide__storage_retain(tide__storage *s);
 void tide__storage_release(tide__storage *s);
 /* A storage without bytes that spent handles of a device point to; belongs to no scope. */

@@ -53,6 +53,41 @@ static int download(tide_tensor *t, void *data, size_t n, const char *op)
   return TIDE_OK;
 }
 
+/* Checks memory of the host against a dtype; its size was checked. Returns a status. */
+static int check_lent(tide_ctx *ctx, int device, int dtype, const void *data)
+{
+  tide__device *d = tide__device_get(ctx, device, "from_memory");
+  if (!d) return TIDE_E_DEVICE;
+  if (!d->backend->host)
+    return tide__fail(ctx, TIDE_E_DEVICE, "from_memory", "device: memory of the host is for 'cpu' "
+                      "and 'ref', got '%s'; copy it with from_bytes", tide_device_name(device));
+  if (!data || (uintptr_t)data % (size_t)tide_dtype_size(dtype))
+    return tide__fail(ctx, TIDE_E_ARG, "from_memory", "data: expected an address, a multiple of "
+                      "%d for %s, got %p", (int)tide_dtype_size(dtype), tide_dtype_name(dtype),
+                      data);
+  return TIDE_OK;
+}
+
+int tide_from_memory(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                     const int64_t *shape, void *data, size_t nbytes, tide_give give, void *user)
+{
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
+  tide__tensor_drain(ctx);
+  const tide__lent lent = {.data = data, .give = give, .user = user};
+  int64_t need = 0;
+  TIDE_TRY(tide__check_shape(ctx, dtype, ndim, shape, "from_memory", &need));
+  if ((uint64_t)need != nbytes)
+    return tide__fail(ctx, TIDE_E_ARG, "from_memory", "nbytes: %s %s takes %lld, got %zu",
+                      tide_dtype_name(dtype), TIDE__SHAPE(ndim, shape), (long long)need, nbytes);
+  if (nbytes) {
+    TIDE_TRY(check_lent(ctx, device, dtype, data));
+    return tide__tensor_new_lent(out, ctx, device, dtype, ndim, shape, &lent, "from_memory");
+  }
+  TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "from_memory"));
+  if (give) give(user, data);
+  return TIDE_OK;
+}
+
 int tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                     const int64_t *shape, const void *data, size_t nbytes)
 {

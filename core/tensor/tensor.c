@@ -67,8 +67,8 @@ void tide__tensor_pool_close(tide_ctx *ctx)
   ctx->tensors = NULL;
 }
 
-static int check_new(tide_ctx *ctx, int dtype, int ndim, const int64_t *shape, const char *op,
-                     int64_t *bytes)
+int tide__check_shape(tide_ctx *ctx, int dtype, int ndim, const int64_t *shape, const char *op,
+                      int64_t *bytes)
 {
   if (!tide__dtype_valid(dtype))
     return tide__fail(ctx, TIDE_E_DTYPE, op, "dtype %d does not exist", dtype);
@@ -84,12 +84,12 @@ static int check_new(tide_ctx *ctx, int dtype, int ndim, const int64_t *shape, c
   return TIDE_OK;
 }
 
-static int tensor_make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned, int dtype,
-                       int ndim, const int64_t *shape, const char *op)
+/* Returns a handle of a row-major tensor without a storage, and its bytes; the shape is checked. */
+static int shaped(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                  const int64_t *shape, const char *op, int64_t *bytes)
 {
-  int64_t bytes = 0;
   *out = NULL;
-  TIDE_TRY(check_new(ctx, dtype, ndim, shape, op, &bytes));
+  TIDE_TRY(tide__check_shape(ctx, dtype, ndim, shape, op, bytes));
   if (!tide__device_get(ctx, device, op)) return TIDE_E_DEVICE;
   tide_tensor *t = handle(ctx);
   if (!t) return tide__fail(ctx, TIDE_E_NOMEM, op, "no host memory for a tensor handle");
@@ -98,13 +98,33 @@ static int tensor_make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned
   t->offset = 0;
   for (int d = 0; d < ndim; d++) t->shape[d] = shape[d];
   tide__strides_contiguous(ndim, t->shape, t->stride);
-  int rc = tide__storage_new(&t->storage, ctx, device, (size_t)bytes, pinned);
-  if (rc < 0) {
-    tensor_recycle(t);
-    return rc;
-  }
   *out = t;
   return TIDE_OK;
+}
+
+/* Recycles a handle that got no storage. Returns rc. */
+static int stored(tide_tensor **out, int rc)
+{
+  if (rc >= 0) return rc;
+  tensor_recycle(*out);
+  *out = NULL;
+  return rc;
+}
+
+static int tensor_make(tide_tensor **out, tide_ctx *ctx, int device, bool pinned, int dtype,
+                       int ndim, const int64_t *shape, const char *op)
+{
+  int64_t bytes = 0;
+  TIDE_TRY(shaped(out, ctx, device, dtype, ndim, shape, op, &bytes));
+  return stored(out, tide__storage_new(&(*out)->storage, ctx, device, (size_t)bytes, pinned));
+}
+
+int tide__tensor_new_lent(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                          const int64_t *shape, const tide__lent *lent, const char *op)
+{
+  int64_t bytes = 0;
+  TIDE_TRY(shaped(out, ctx, device, dtype, ndim, shape, op, &bytes));
+  return stored(out, tide__storage_new_lent(&(*out)->storage, ctx, device, (size_t)bytes, lent));
 }
 
 int tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,

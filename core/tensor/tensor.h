@@ -46,12 +46,18 @@ struct tide__recorder {
 #define TIDE__TEXT(t) tide__typed_text((t)->dtype, (t)->ndim, (t)->shape, (char[112]){0}, 112)
 #define TIDE__SHAPE_OF(t) TIDE__SHAPE((t)->ndim, (t)->shape)
 
+/* Checks dtype and shape, and returns the bytes of such a tensor. E_DTYPE, E_SHAPE. */
+int  tide__check_shape(tide_ctx *ctx, int dtype, int ndim, const int64_t *shape, const char *op,
+                       int64_t *bytes);
 /* Makes a tensor of fresh bytes. op names the caller in errors. */
 int  tide__tensor_new(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                       const int64_t *shape, const char *op);
 /* Makes a tensor in pinned host memory. E_DEVICE without a CUDA device. */
 int  tide__tensor_new_pinned(tide_tensor **out, tide_ctx *ctx, int dtype, int ndim,
                              const int64_t *shape, const char *op);
+/* Makes a tensor over memory of the host; on failure the host keeps it. */
+int  tide__tensor_new_lent(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                           const int64_t *shape, const tide__lent *lent, const char *op);
 /* Makes a handle on t's bytes with other geometry and no history. */
 int  tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_t *shape,
                        const int64_t *stride, int64_t offset);

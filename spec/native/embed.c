@@ -111,6 +111,98 @@ static void two_contexts(void **state)
   assert_int_equal(b.bytes, 0);
 }
 
+typedef struct lender { int given; void *data; } lender;
+
+static void take_back(void *user, void *data)
+{
+  lender *l = user;
+  l->given++;
+  l->data = data;
+}
+
+static int lend(tide_ctx *ctx, tide_tensor **out, float *data, int64_t n, lender *l)
+{
+  return tide_from_memory(out, ctx, TIDE_DEV_CPU, TIDE_F32, 1, &n, data, (size_t)n * sizeof *data,
+                          take_back, l);
+}
+
+/* A tensor over memory of the host reads and writes it in place, and gives it back once. */
+static void memory_of_the_host(void **state)
+{
+  (void)state;
+  host h = {0};
+  tide_ctx *ctx = open_host(&h, NULL);
+  _Alignas(64) float data[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  for (int at = 0; at < 3; at++) { /* at any multiple of an element */
+    lender l = {0};
+    tide_tensor *t, *row;
+    int64_t live = tide_ctx_stats(ctx)->live;
+    assert_int_equal(lend(ctx, &t, data + at, 4, &l), TIDE_OK);
+    assert_ptr_equal(tide_tensor_data(t), data + at);
+    assert_true(tide_ctx_stats(ctx)->live == live);
+    OK(ctx, tide_slice(&row, t, 0, 1, 3, 1));
+    float before = data[at + 1], outside = data[at + 3];
+    OK(ctx, tide_scale_(row, 3));
+    assert_true(data[at + 1] == 3 * before && data[at + 3] == outside);
+    tide_tensor_release(t);
+    assert_int_equal(l.given, 0); /* the view holds it */
+    tide_tensor_release(row);
+    assert_int_equal(l.given, 1);
+    assert_ptr_equal(l.data, data + at);
+  }
+  close_ctx(ctx);
+  assert_int_equal(h.bytes, 0);
+}
+
+/* Dropped bytes are the host's again; a scope drops them; restored bytes are the context's. */
+static void memory_given_back(void **state)
+{
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  float data[4] = {1, 2, 3, 4};
+  lender l = {0};
+  tide_tensor *t, *sum = NULL;
+  assert_int_equal(lend(ctx, &t, data, 4, &l), TIDE_OK);
+  OK(ctx, tide_tensor_drop(t));
+  assert_int_equal(l.given, 1);
+  assert_int_equal(tide_sum(&sum, t, 0, NULL, false), TIDE_E_GONE);
+  OK(ctx, tide_tensor_restore(t));
+  assert_true(tide_tensor_data(t) != (void *)data);
+  tide_tensor_release(t);
+  assert_int_equal(l.given, 1);
+  int depth = tide_scope_push(ctx);
+  assert_int_equal(lend(ctx, &t, data, 4, &l), TIDE_OK);
+  OK(ctx, tide_scope_pop(ctx, depth, NULL, 0));
+  assert_int_equal(l.given, 2);
+  tide_tensor_release(t);
+  assert_int_equal(lend(ctx, &t, NULL, 0, &l), TIDE_OK);
+  assert_int_equal(l.given, 3); /* empty */
+  tide_tensor_release(t);
+  close_ctx(ctx);
+}
+
+static void memory_refused(void **state)
+{
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  float data[4] = {0};
+  lender l = {0};
+  int64_t n = 4;
+  tide_tensor *t;
+  assert_int_equal(lend(ctx, &t, NULL, 4, &l), TIDE_E_ARG);
+  assert_null(t);
+  assert_int_equal(lend(ctx, &t, (float *)((char *)data + 2), 3, &l), TIDE_E_ARG);
+  assert_non_null(strstr(tide_error(ctx)->message, "a multiple of 4"));
+  assert_int_equal(tide_from_memory(&t, ctx, TIDE_DEV_CPU, TIDE_F32, 1, &n, data, 15, take_back,
+                                    &l), TIDE_E_ARG);
+  assert_int_equal(tide_from_memory(&t, ctx, TIDE_DEV_NULL, TIDE_F32, 1, &n, data, 16, take_back,
+                                    &l), TIDE_E_DEVICE);
+  assert_int_equal(tide_from_memory(&t, ctx, TIDE_DEV_CPU, 99, 1, &n, data, 16, take_back, &l),
+                   TIDE_E_DTYPE);
+  assert_int_equal(l.given, 0);
+  close_ctx(ctx);
+}
+
 /* A context lives until the last tensor made on it is gone. */
 static void order_of_release(void **state)
 {
@@ -292,6 +384,9 @@ static void many_contexts(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
+    cmocka_unit_test(memory_of_the_host),
+    cmocka_unit_test(memory_given_back),
+    cmocka_unit_test(memory_refused),
     cmocka_unit_test(two_contexts), cmocka_unit_test(order_of_release),
     cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
     cmocka_unit_test(manners),      cmocka_unit_test(many_contexts),

@@ -113,6 +113,7 @@ local function value(arg)
    if arg.type:find 'int64_t %*' then return shape end
    if arg.type:find '%*' then return ffi.cast('void *', bytes) end
    if arg.type == 'bool' then return false end
+   if arg.type == 'tide_give' then return ffi.new 'tide_give' end
    return arg.name == 'device' and C.TIDE_DEV_CPU or arg.name:find '^n' and 1 or 0
 end
 

@@ -240,6 +240,7 @@ local function good_value(f, arg)
       return ffi.cast(arg.type, bytes)
    end
    if arg.type:find '%*' then return ffi.cast('void *', bytes) end
+   if arg.type == 'tide_give' then return ffi.new 'tide_give' end
    return good_number(f, arg)
 end
 

@@ -205,6 +205,14 @@ int  tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_
 /* Copies nbytes of row-major data, which must be exactly the tensor's size. */
 int  tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                      const int64_t *shape, const void *data, size_t nbytes);
+typedef void (*tide_give)(void *user, void *data);
+/* A tensor over nbytes of row-major memory of the host on 'cpu' or 'ref': nothing is copied,
+ * in-place ops write there, and statistics do not count it. data is a multiple of the size of an
+ * element. give (may be null) gets the memory back once, on the context's thread, when the last
+ * handle or the scope drops the bytes; it must not call the context. An empty tensor gives it back
+ * at once. On failure give is not called. */
+int  tide_from_memory(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
+                      const int64_t *shape, void *data, size_t nbytes, tide_give give, void *user);
 /* Copies the elements, row-major, into data; nbytes must be exactly the tensor's size. */
 int  tide_to_bytes(tide_tensor *t, void *data, size_t nbytes);
 /* As tide_to_bytes after conversion to f64. n elements. A NaN is returned as the plain NAN. */
