@@ -110,6 +110,16 @@ describe('recipes/distil.lua', function()
       end)
    end)
 
+   it('goes on as if nothing was, when any rank was killed', function()
+      with_data(function(dir, words)
+         case.survives(dir, 2, 'distil.lua ' .. words .. '--mesh.tp 2', 'first')
+      end)
+      with_data(function(dir, words)
+         case.survives(dir, 2, ('distil.lua %s--mesh.dp 2 --teacher-top-k 8 --teacher-cache '
+            .. '%s/top.safetensors'):format(words, dir), 'last')
+      end)
+   end)
+
    it('refuses what newcomers get wrong, with what to do', function()
       with_data(function(dir, words)
          words = words .. '--steps 2 --out ' .. dir .. '/run '

@@ -120,6 +120,14 @@ describe('recipes/dpo.lua', function()
       end)
    end)
 
+   it('goes on as if nothing was, when any rank was killed', function()
+      for which, mesh in pairs { first = '--mesh.dp 2 --lora.rank 2', last = '--mesh.tp 2' } do
+         with_data(function(dir, words)
+            case.survives(dir, 2, 'dpo.lua ' .. words .. mesh, which)
+         end)
+      end
+   end)
+
    it('refuses what newcomers get wrong, with what to do', function()
       with_data(function(dir, words)
          words = words .. '--steps 2 --out ' .. dir .. '/run '

@@ -1,6 +1,7 @@
 -- Models, chats and command lines for the specs of recipes/finetune.lua.
 
 local tide = require 'tide'
+local fs = require 'tide.util.fs'
 local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
@@ -66,6 +67,37 @@ function case.losses(out)
       list[#list + 1] = tonumber(line:match '"loss":([%d.e+-]+)')
    end
    return list
+end
+
+-- Runs words of a recipe (with a checkpoint every 2 of 30 steps) in dir/a; and again in dir/b, where
+-- a rank is killed after 3 checkpoints, and resumed. Raises unless both end with the same bits.
+-- which: 'first' or 'last' of the ranks.
+function case.survives(dir, n, words, which)
+   words = words .. ' --save-every 2 --keep 99 --steps 30 --out ' .. dir
+   local out, status = recipe.ranks(n, words .. '/a')
+   check(status == 0, out)
+   -- the processes at the end of the chain below the one that this shell starts are the ranks
+   out, status = recipe.shell(([[timeout -k 5 180 %s run -n %d %s & p=$!
+      for i in $(seq 1200); do
+         test "$(ls %s/b 2>/dev/null | grep -c step-)" -gt 3 && break; sleep 0.05
+      done
+      c=$p; while q=$(pgrep -P $c | %s -1) && test -n "$q"; do c=$q; done
+      kill -9 $c; wait $p]]):format(recipe.program, n, recipe.path('recipes/' .. words .. '/b'),
+      dir, which == 'first' and 'head' or 'tail'))
+   check(status ~= 0, out)
+   local at = tide.train.checkpoint.step_in(dir .. '/b')
+   check(at >= 2 and at < 30, out)
+   out, status = recipe.ranks(n, words:match '^%S+' .. ' --resume --out ' .. dir .. '/b')
+   check(status == 0, out)
+   local compared = 0
+   for _, name in ipairs(fs.list('spec', dir .. '/a/step-00000030')) do
+      if name:find '%.safetensors$' then
+         name, compared = '/step-00000030/' .. name, compared + 1
+         check(fs.read('spec', dir .. '/a' .. name) == fs.read('spec', dir .. '/b' .. name), name)
+      end
+   end
+   check(compared >= 2, 'no tensors')
+   case.same_losses(case.losses(dir .. '/a'), case.losses(dir .. '/b'))
 end
 
 -- Losses that are equal but for the order of sums in f32.

@@ -124,32 +124,7 @@ describe('recipes/finetune.lua', function()
 
    it('goes on as if nothing was, when a rank was killed', function()
       with_data(function(dir, words)
-         words = words .. '--mesh.dp_shard 2 --lora.rank 2 --save-every 2 --keep 99 --steps '
-         local whole = words .. '30 --out ' .. dir .. '/a'
-         ok(2, whole)
-         -- the last process below the one that this shell starts is a rank
-         local line = ('%s run -n 2 %s'):format(recipe.program,
-            recipe.path('recipes/finetune.lua ' .. words .. '30 --out ' .. dir .. '/b'))
-         local out, status = recipe.shell(([[timeout -k 5 180 %s & p=$!
-            for i in $(seq 600); do
-               test "$(ls %s/b 2>/dev/null | grep -c step-)" -gt 3 && break; sleep 0.05
-            done
-            c=$p; while q=$(pgrep -P $c | tail -1) && test -n "$q"; do c=$q; done
-            kill -9 $c; wait $p]]):format(line, dir))
-         assert.is_true(status ~= 0, out)
-         local at = tide.train.checkpoint.step_in(dir .. '/b')
-         assert.is_true(at >= 2 and at < 30, out)
-         ok(2, '--resume --out ' .. dir .. '/b')
-         local compared = 0
-         for _, name in ipairs(fs.list('spec', dir .. '/a/step-00000030')) do
-            if name:find '%.safetensors$' then
-               name, compared = '/step-00000030/' .. name, compared + 1
-               local a = fs.read('spec', dir .. '/a' .. name)
-               assert.is_true(a == fs.read('spec', dir .. '/b' .. name))
-            end
-         end
-         assert.is_true(compared >= 2)
-         same_losses(losses(dir .. '/a'), losses(dir .. '/b'))
+         case.survives(dir, 2, 'finetune.lua ' .. words .. '--mesh.dp_shard 2 --lora.rank 2')
       end)
    end)
 end)
