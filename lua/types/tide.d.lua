@@ -1439,6 +1439,8 @@ function tide.train.events.crc32c(text) end
 ---@param dir string
 ---@param time number
 function tide.train.events.new(dir, time) end
+---@param dir string
+function tide.train.identity(dir) end
 tide.train.job = {}
 function tide.train.job.main(recipe, ...) end
 ---@param opts? { steps: integer, model: table, optim: tide.Optimizer, train: tide.Source, val?: tide.Source, sampler: table, accum?: integer, clip?: number, out?: string, val_windows?: integer, keep?: integer, keep_best?: boolean, on_nonfinite?: 'stop' | 'skip', max_skips?: integer, comm?: tide.Comm, ctx?: any, device?: string, recipe?: any, resume?: string, overwrite?: boolean, progress?: any, log_every?: integer, title?: string, tensorboard?: boolean, lock?: any, parallel?: tide.Sharded, async_save?: boolean, captured?: boolean, loss?: any, on_evaluate?: function, on_save?: function, val_every?: integer, save_every?: integer, on_step?: function }
@@ -1524,7 +1526,7 @@ tide.train.teacher = {}
 ---@param path string
 ---@param sampler table
 ---@param corpus table
----@param opts? { k?: integer, vocab: integer }
+---@param opts? { k?: integer, teacher?: string, vocab: integer }
 function tide.train.teacher.load(path, sampler, corpus, opts) end
 ---@param path string
 ---@param top table
@@ -1532,7 +1534,7 @@ function tide.train.teacher.save(path, top) end
 ---@param run table
 ---@param sampler table
 ---@param corpus table
----@param opts? { k?: integer, batch?: integer, device?: string, chunk?: integer }
+---@param opts? { k?: integer, batch?: integer, device?: string, teacher?: string, chunk?: integer }
 function tide.train.teacher.top(run, sampler, corpus, opts) end
 ---@param sampler table
 ---@param corpus table

@@ -25,7 +25,8 @@ teacher.rows = {
      .. 'computed once before the first step; 0: run the teacher in each step', min = 0,
      also = { 'top-k', 'topk' } },
    { 'teacher-cache', nil, 'file of these ids: read where it is there, and --teacher is not needed '
-     .. 'then; else written. Not given: they are computed at each start', type = 'string' },
+     .. 'then, or must be the model that wrote it; else written. Not given: they are computed at '
+     .. 'each start', type = 'string' },
 }
 for _, row in ipairs(chats.rows) do teacher.rows[#teacher.rows + 1] = row end
 
@@ -84,19 +85,29 @@ function teacher.load(job, opt, spread, corpus)
    return run.model:eval(), sharded
 end
 
+-- Which model --teacher is; nil where it is not given or, beside a file of its ids, not there.
+local function identity(job, opt)
+   if not opt.teacher then return nil end
+   if fs.exists(opt.teacher) or not opt.teacher_cache then
+      return job:check(require('tide').train.identity, opt.teacher)
+   end
+   job.log:once('%s is not there, so nothing says whether %s is of this teacher', opt.teacher,
+      opt.teacher_cache)
+end
+
 -- The ids of --teacher-top-k: those of --teacher-cache, or computed, with the teacher's rows shared
 -- among all ranks, whatever the student's mesh.
 local function most_likely(job, opt, spread, corpus, sampler)
    local train, path, k = require('tide').train.teacher, opt.teacher_cache, opt.teacher_top_k
    if path and fs.exists(path) then
       local top = job:check(train.load, path, sampler, corpus, { k = k,
-         vocab = spread.model.config.vocab_size })
+         teacher = identity(job, opt), vocab = spread.model.config.vocab_size })
       job.log:once('%s has the %d most likely ids of the teacher', path, k)
       return top
    end
    local large, sharded = teacher.load(job, opt, spread, corpus)
    local top = job:check(train.top, { model = large, sharded = sharded, comm = spread.mesh.comm },
-      sampler, corpus, { k = k, device = opt.device })
+      sampler, corpus, { k = k, device = opt.device, teacher = path and identity(job, opt) })
    if path then
       dist.on_first(spread.mesh.comm, job.name, function() train.save(path, top) end)
    end

@@ -93,7 +93,8 @@ function case.survives(dir, n, words, which)
    for _, name in ipairs(fs.list('spec', dir .. '/a/step-00000030')) do
       if name:find '%.safetensors$' then
          name, compared = '/step-00000030/' .. name, compared + 1
-         check(fs.read('spec', dir .. '/a' .. name) == fs.read('spec', dir .. '/b' .. name), name)
+         local whole = fs.read('spec', dir .. '/a' .. name)
+         check(whole == fs.read('spec', dir .. '/b' .. name), name)
       end
    end
    check(compared >= 2, 'no tensors')

@@ -4,7 +4,6 @@
 local tide = require 'tide'
 local case = require 'spec.recipe.finetune_case'
 local fs = require 'tide.util.fs'
-local recipe = require 'spec.support.recipe'
 local write = require('spec.support.files').write
 
 local ok, bad, losses, same_losses = case.ok, case.bad, case.losses, case.same_losses

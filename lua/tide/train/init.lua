@@ -5,4 +5,5 @@ return require 'tide.util.lazy' ('train', {
    progress = 'progress', checkpoint = 'checkpoint', state = 'state', sample = 'sample',
    score = 'score', job = 'job', context = 'context',
    evaluate = 'evaluate', reference = 'reference', teacher = 'teacher',
+   identity = { 'identity', 'of' },
 })

@@ -78,7 +78,8 @@ end
 -- holds the model whole) } of the teacher, without a context axis; sampler: of data.packed.
 -- Collective.
 function teacher.top(run, sampler, corpus, opts)
-   local top = { k = opts.k, conditions = conditions(sampler, corpus, run.model.config.vocab_size),
+   local top = { k = opts.k, teacher = opts.teacher,
+      conditions = conditions(sampler, corpus, run.model.config.vocab_size),
       train = part_of(run, sampler, corpus.train, sampler:all(), opts) }
    if sampler.val_cu then
       top.val = part_of(run, sampler, corpus.val, sampler:all(true), opts)
@@ -98,7 +99,7 @@ function teacher.save(path, top)
    end
    local io_, staged = fs.io(), path .. '.part'
    io_.safetensors_save(staged, tensors, { tide_teacher = io_.json.encode {
-      k = top.k, conditions = top.conditions } })
+      k = top.k, conditions = top.conditions, teacher = top.teacher } })
    io_.rename(staged, path)
 end
 
@@ -123,6 +124,9 @@ function teacher.load(path, sampler, corpus, opts)
       end
    end
    if opts.k and opts.k ~= top.k then refuse(op, path, 'k', top.k, opts.k) end
+   if opts.teacher and opts.teacher ~= top.teacher then
+      refuse(op, path, 'teacher', top.teacher or 'a model that it does not name', opts.teacher)
+   end
    local tensors = checkpoint.tensors(path)
    for _, name in ipairs { 'train', 'val' } do
       if tensors[name .. '.ids'] then
@@ -170,10 +174,12 @@ return signature.doors('train.teacher', teacher, {
    top = { 'run: table; sampler: table; corpus: table', opts = {
       'k: integer >= 1 = 16 -- ids of a token that are kept',
       'batch: integer >= 1 = 1 -- rows at a time on a rank', 'device: string?',
+      'teacher: string? -- which model it is (train.identity), kept in files',
       'chunk: integer? >= 1 -- tokens whose logits exist at a time' } },
    save = 'path: string; top: table',
    load = { 'path: string; sampler: table; corpus: table', opts = {
       'k: integer? >= 1 -- ids of a token that the file must have',
+      'teacher: string? -- the model that must have written it (train.identity)',
       'vocab: integer >= 1 -- size of the vocabulary of the student' } },
    use = 'sampler: table; corpus: table; top: table',
 })
