@@ -69,7 +69,7 @@ function case.losses(out)
    return list
 end
 
--- Runs words of a recipe (with a checkpoint every 2 of 30 steps) in dir/a; and again in dir/b, where
+-- Runs words of a recipe (a checkpoint every 2 of 30 steps) in dir/a, and again in dir/b, where
 -- a rank is killed after 3 checkpoints, and resumed. Raises unless both end with the same bits.
 -- which: 'first' or 'last' of the ranks.
 function case.survives(dir, n, words, which)
