@@ -85,7 +85,7 @@ package(dev libtide-dev libdevel "library that trains large models in parallel (
         "libtide0 ${same_version}" libluajit-5.1-dev)
 package(lua lua-tide interpreters "training of large models in parallel, for LuaJIT"
         "This package has the library that LuaJIT programs load by require 'tide'."
-        "libtide0 (>= ${PROJECT_VERSION})" luajit)
+        "libtide0 (>= ${PROJECT_VERSION})" "libluajit-5.1-2 | libluajit2-5.1-2")
 package(tool tide science "program that trains large models in parallel"
         "This package has the program tide, which runs recipes and opens a prompt,
 and recipes."

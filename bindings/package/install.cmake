@@ -15,7 +15,7 @@ install(DIRECTORY lua/ DESTINATION ${CMAKE_INSTALL_DATADIR}/tide/lua COMPONENT l
 install(DIRECTORY bindings/tide DESTINATION ${CMAKE_INSTALL_DATADIR}/tide/bindings COMPONENT lua
         FILES_MATCHING PATTERN "*.lua")
 install(DIRECTORY recipes/ DESTINATION ${CMAKE_INSTALL_DATADIR}/tide/recipes COMPONENT tool
-        FILES_MATCHING PATTERN "*.lua")
+        FILES_MATCHING PATTERN "*.lua" PATTERN "*.c" PATTERN "*.py" PATTERN "*.conf")
 # A stock luajit finds tide.lua below /usr/local by itself; it knows where the rest is.
 file(RELATIVE_PATH tide_up /prefix/share/lua/5.1 /prefix/${CMAKE_INSTALL_DATADIR}/tide)
 file(CONFIGURE OUTPUT tide.lua @ONLY CONTENT [=[

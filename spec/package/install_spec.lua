@@ -2,27 +2,11 @@
 -- started from there, and removed without a trace.
 
 local files = require 'spec.support.files'
+local install = require 'spec.support.install'
 local tmp = require 'spec.support.tmp'
 local tide = require 'tide'
 
-local build = os.getenv 'TIDE_BUILD' or 'build'
-
-local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
-
--- Output of a command; an error if it fails.
-local function run(command)
-   local pipe = assert(io.popen('{ ' .. command .. '; } 2>&1; echo "status=$?"'))
-   local text, status = pipe:read('*a'):match '^(.*)status=(%d+)%s*$'
-   pipe:close()
-   if status ~= '0' then error(command .. '\n' .. text, 0) end
-   return text
-end
-
-local function exists(path)
-   local f = io.open(path)
-   if f then f:close() end
-   return f ~= nil
-end
+local build, quote, run, exists = install.build, install.quote, install.run, install.exists
 
 local project = [[
 cmake_minimum_required(VERSION 3.20)
@@ -64,37 +48,14 @@ int main(void)
 }
 ]]
 
--- Installs below `prefix` and gives back the build folder's own list of the last installation.
-local function install(prefix, dir)
-   local manifest = build .. '/install_manifest.txt'
-   local before = exists(manifest) and files.read(manifest)
-   run(('cmake --install %s --prefix %s'):format(quote(build), quote(prefix)))
-   files.write(dir .. '/install_manifest.txt', files.read(manifest))
-   if before then files.write(manifest, before) else os.remove(manifest) end
-end
-
 -- Files below a prefix that one component installs, or all do.
 local function names_of(component)
    local lines
    tmp.with(function(dir)
-      local manifest = build .. '/install_manifest.txt'
-      local before = exists(manifest) and files.read(manifest)
-      run(('cmake --install %s --prefix %s %s'):format(quote(build), quote(dir .. '/p'),
-         component and '--component ' .. component or ''))
-      if before then files.write(manifest, before) else os.remove(manifest) end
-      os.remove(('%s/install_manifest_%s.txt'):format(build, component))
+      install.install(dir .. '/p', dir, component)
       lines = files.lines_of('cd ' .. quote(dir .. '/p') .. ' && find . ! -type d | sort')
    end)
    return lines
-end
-
--- Runs fn(prefix, dir) with an installation below prefix, dir a scratch folder.
-local function installed(fn)
-   tmp.with(function(dir)
-      local prefix = dir .. '/a prefix'
-      install(prefix, dir)
-      fn(prefix, dir)
-   end)
 end
 
 local has_host = exists(build .. '/libtide_host.so')
@@ -105,7 +66,7 @@ end
 
 describe('an installation', function()
    it('has libraries with a version, the licence and the guide', function()
-      installed(function(prefix)
+      install.with(function(prefix)
          local lines = files.lines_of('cd ' .. quote(prefix) .. ' && find . | sort')
          local list = table.concat(lines, '\n')
          for _, name in ipairs { 'libtide.so.0', 'LICENSE', 'README.md', 'tide.pc',
@@ -134,7 +95,7 @@ describe('an installation', function()
    end)
 
    it('is loaded without its development files', function()
-      installed(function(prefix, dir)
+      install.with(function(prefix, dir)
          run(('rm %s/lib*/libtide.so'):format(quote(prefix)))
          files.write(dir .. '/x.lua', "print(require('tide').zeros({ 2 }):sum():item())")
          assert.equal('0\n', run(('cd / && LUA_PATH=%s luajit %s'):format(
@@ -144,7 +105,7 @@ describe('an installation', function()
 
    it('has a manual page with what tide help says', function()
       if not has_host then return end
-      installed(function(prefix)
+      install.with(function(prefix)
          local page = files.read(prefix .. '/share/man/man1/tide.1')
          assert.matches('^%.TH TIDE 1 "" "tide ' .. tide.version:gsub('%.', '%%.') .. '"', page)
          for line in run(quote(build) .. '/tide help run'):gmatch '[^\n]+' do
@@ -158,7 +119,7 @@ describe('an installation', function()
    end)
 
    it('is found by CMake', function()
-      installed(function(prefix, dir)
+      install.with(function(prefix, dir)
          files.write(dir .. '/plain.c', plain)
          files.write(dir .. '/scripted.c', scripted)
          files.write(dir .. '/CMakeLists.txt', has_host and project
@@ -171,7 +132,7 @@ describe('an installation', function()
    end)
 
    it('is found by pkg-config, wherever it was moved to', function()
-      installed(function(prefix, dir)
+      install.with(function(prefix, dir)
          files.write(dir .. '/plain.c', plain)
          local moved = dir .. '/moved'
          run(('mv %s %s'):format(quote(prefix), quote(moved)))
@@ -184,7 +145,7 @@ describe('an installation', function()
 
    it('runs scripts from its own files', function()
       if not has_host then return end
-      installed(function(prefix, dir)
+      install.with(function(prefix, dir)
          files.write(dir .. '/x.lua',
             "print(require('tide').zeros({ 2 }):sum():item(), (package.path))")
          local out = run(('cd / && env -u LUA_PATH %s/bin/tide run %s'):format(quote(prefix),
@@ -195,7 +156,7 @@ describe('an installation', function()
    end)
 
    it('is removed as a whole, and nothing else with it', function()
-      installed(function(prefix, dir)
+      install.with(function(prefix, dir)
          files.write(prefix .. '/bin/mine', '')
          files.write(prefix .. '/share/tide/.mine', '')
          local script = run('readlink -f ' .. quote(build)):gsub('\n', '') .. '/uninstall.cmake'

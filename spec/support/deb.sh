@@ -28,7 +28,7 @@ test -e "$bare/done" || {
 }
 rm -rf "$bare/tmp/try"
 mkdir "$bare/tmp/try"
-cp "$packages"/*.deb "$bare/tmp/try"
+cp "$packages"/*.deb spec/support/nginx.sh spec/support/rhyme.lua "$bare/tmp/try"
 cat >"$bare/tmp/try/try.sh" <<'TRY'
 set -eu
 export DEBIAN_FRONTEND=noninteractive HOME=/tmp
@@ -36,6 +36,7 @@ cd /tmp/try
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends ./libtide0_*.deb ./lua-tide_*.deb ./tide_*.deb >/dev/null
 tide version | grep -q '^tide '
+apt-get install -y -qq --no-install-recommends luajit >/dev/null
 test "$(printf 'print(require("tide").ones({ 3 }):sum():item())\n' >a.lua; luajit a.lua)" = 3
 cat /usr/share/tide/recipes/*.lua >corpus.txt
 tide run -n 2 /usr/share/tide/recipes/pretrain.lua --mesh.dp 2 --data corpus.txt --dim 32 \
@@ -48,8 +49,31 @@ int main(void) { return puts(tide_version()) < 0; }
 C
 cc b.c $(pkg-config --cflags --libs tide) -o b
 test "$(./b)" = "$(tide version | sed -n 's/^tide \([^ ]*\) .*/\1/p')"
-apt-get purge -y -qq tide lua-tide libtide-dev libtide0 >/dev/null
+(cd /usr/share/tide/recipes/embed && cc host.c $(pkg-config --cflags --libs tide-host) -o /tmp/try/host &&
+  /tmp/try/host) | grep '^in Lua: loss below' >/dev/null
+apt-get install -y -qq --no-install-recommends python3-numpy neovim >/dev/null
+python3 /usr/share/tide/recipes/embed/host.py | grep '^refused: matmul' >/dev/null
+tide run rhyme.lua model
+cat >try.vim <<'VIM'
+let g:tide_model = '/tmp/try/model'
+luafile /usr/share/tide/recipes/embed/neovim.lua
+call setline(1, 'one two th')
+set virtualedit=onemore
+call cursor(1, 11)
+TideComplete
+lua vim.wait(60000, function() return #vim.fn.getline(1) > 10 end)
+write /tmp/try/line
+quitall!
+VIM
+timeout 100 nvim --headless -u NONE -i NONE -S try.vim
+test "$(cat line)" = 'one two three four'
+# The Lua module of nginx has a LuaJIT of its own: Debian's goes, and libtide-dev with it.
+apt-get install -y -qq --no-install-recommends nginx libnginx-mod-http-lua curl >/dev/null
+mkdir nginx
+sh nginx.sh /usr /tmp/try/nginx /tmp/try/model
+apt-get purge -y -qq tide lua-tide libtide0 >/dev/null
 test -z "$(find / -xdev -path /tmp -prune -o -path /proc -prune -o -name '*tide*' -print)"
 TRY
-chroot "$bare" sh /tmp/try/try.sh
+# A mount namespace of its own: /proc of the bare system is gone with it.
+unshare --mount sh -c 'mount -t proc proc "$1/proc" && chroot "$1" sh /tmp/try/try.sh' sh "$bare"
 echo 'passed: a bare Debian'
