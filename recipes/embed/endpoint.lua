@@ -9,6 +9,7 @@
 
 local ngx = ngx                          -- luacheck: ignore
 local tide = require 'tide'
+local each = require 'tide.util.each'
 local writers = require 'recipes.embed.writer'
 
 local endpoint = {}
@@ -27,7 +28,7 @@ local function request_of(body)
    local ok, r = pcall(tide.json.decode, body, { name = 'request', limit = 1e6 })
    if not ok then return nil, r end
    if type(r) ~= 'table' or tide.json.is_array(r) then return nil, 'expected an object' end
-   for name, value in pairs(r) do
+   for name, value in each(r) do
       if type(value) ~= fields[name] then
          return nil, fields[name] and ("'%s': expected a %s"):format(name, fields[name])
             or ("'%s' is not known; there are prompt, tokens, temperature, seed"):format(name)

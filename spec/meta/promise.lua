@@ -16,6 +16,20 @@ promise['lua/guide/generate.md'] = {
       'takes what reads as a special token in a message as text' },
 }
 
+promise['lua/guide/embed.md'] = {
+   { 'What holds for all of them', 'native/embed.c', 'two_contexts', 'native/thread.c',
+      'contexts_in_parallel', 'native/embed.c', 'manners' },
+   { 'tide_from_memory makes a tensor', 'native/embed.c', 'memory_of_the_host', 'package/embed',
+      'in Python shares arrays with numpy' },
+   { 'The lender keeps the memory', 'native/embed.c', 'memory_given_back' },
+}
+
+promise['lua/guide/prompt.md'] = {
+   { 'With -n N every line runs', 'lua/prompt_ranks', 'runs a line on all of them' },
+   { 'It names the ranks that are missing', 'lua/prompt_ranks',
+      'names the ranks that miss a collective' },
+}
+
 promise['README.md'] = {
    { 'No silent wrongness', 'comm/mismatch', 'is tried in at least 150 ways',
       'parallel/cp_documents', 'are combined by the rule, or refused', 'grad/tape',

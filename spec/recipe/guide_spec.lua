@@ -1,10 +1,13 @@
 -- The guides run: the Lua blocks of a page are one program, and it prints what the page says.
 --
 -- A page that holds `<!-- run -->` or `<!-- run: -n 2 -->` is a program; the options are those of
--- `tide run`. Its ```text blocks, one after the other, are the expected output of rank 0. Blocks in
--- other languages (sh, c) are not run.
+-- `tide run`. Its ```text blocks, one after the other, are the expected output of rank 0. A page
+-- that holds `<!-- prompt: -n 4 -->` is a session of `tide repl`: in its ```session blocks `> ` and
+-- `. ` begin what is typed, other lines are printed. Blocks in other languages (sh, c) are not run.
 
+local files = require 'spec.support.files'
 local recipe = require 'spec.support.recipe'
+local tmp = require 'spec.support.tmp'
 
 local folder = 'lua/guide'
 
@@ -29,10 +32,38 @@ local function read(path)
    return options, table.concat(code, '\n') .. '\n', table.concat(output, '\n') .. '\n'
 end
 
+-- options (nil: no session), what is typed, the expected output.
+local function read_session(path)
+   local text = files.read(path)
+   local typed, output = {}, {}
+   for block in text:gmatch '\n```session\n(.-)\n```' do
+      for line in block:gmatch '[^\n]+' do
+         local input = line:match '^[>.] (.*)$'
+         table.insert(input and typed or output, input or line)
+      end
+   end
+   return text:match '<!%-%- prompt: ?(.-) ?%-%->', table.concat(typed, '\n') .. '\n',
+      table.concat(output, '\n') .. '\n'
+end
+
+-- Output and errors of a session, in order; files are named below the tree.
+local function session(options, typed)
+   return tmp.with(function(dir)
+      files.write(dir .. '/typed', typed)
+      local text = recipe.shell(('%s repl %s < %s/typed'):format(recipe.program, options, dir))
+      return (text:gsub('%(/[^\n ]-/(bindings/)', '(%1'))
+   end)
+end
+
 describe('the guide', function()
    for _, path in ipairs(pages()) do
       local options, code, output = read(path)
-      if options then
+      local how, typed, said = read_session(path)
+      if how then
+         it(path .. ' is a session that prints what it says', function()
+            assert.equal(said, session(how, typed))
+         end)
+      elseif options then
          it(path .. ' runs and prints what it says', function()
             local text, status = recipe.source(code, options)
             assert.equal(0, status, text)

@@ -116,10 +116,10 @@ end
 
 local function mesh(session, rest)
    local axes = {}
-   for name, size in rest:gmatch '([%a_]%w*)%s*=%s*(-?%d+)' do
+   for name, size in rest:gmatch '([%a_][%w_]*)%s*=%s*(-?%d+)' do
       axes[#axes + 1] = { name, tonumber(size) }
    end
-   local left = rest:gsub('[%a_]%w*%s*=%s*-?%d+', ''):gsub('[%s,]', '')
+   local left = rest:gsub('[%a_][%w_]*%s*=%s*-?%d+', ''):gsub('[%s,]', '')
    if #axes == 0 or left ~= '' then usage('mesh', 'axes and sizes, e.g. :mesh dp=2,tp=2') end
    session.env.mesh = tide().parallel.mesh(axes)
    session.write(tostring(session.env.mesh) .. '\n')
