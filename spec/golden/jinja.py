@@ -103,6 +103,9 @@ dict(a=1, **{'b': 2})
 namespace(a=1).a
 cycler('a', 'b').next() ~ joiner()() ~ 'x'
 strftime_now('%%')
+self.header ~ (self.header is defined) ~ (self is defined)
+self.header.text
+self.header()
 raise_exception('no')
 l.append(4)
 d.pop('b')

@@ -1,4 +1,4 @@
--- Functions that every template can call.
+-- Functions that every template can call, and `self`.
 
 local bind = require 'tide.chat.bind'
 local each = require 'tide.util.each'
@@ -111,7 +111,13 @@ function G.cycler(_, args)
    return setmetatable({ items = args, at = 1 }, Cycler)
 end
 
-local globals = { table = {}, check_field = check_field }
+-- The blocks of a template by name.
+local Self = { type_name = 'jinja2.runtime.TemplateReference' }
+
+-- Returns no attribute: the subset has no blocks.
+function Self.attribute() return nil end
+
+local globals = { table = { self = setmetatable({}, Self) }, check_field = check_field }
 for name, fn in each(G) do globals.table[name] = value.callable(name, fn) end
 
 return globals
