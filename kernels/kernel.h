@@ -274,7 +274,10 @@ typedef struct k_adamw_attrs {
   int64_t step, n;
   int32_t maximize;
 } k_adamw_attrs;
-/* sgd_: in as above; out = p[0..n), buf[0..n), master[0..n) (may be absent).
+/* adamw8_: as adamw_ in f32 arithmetic; m and v are u8 codes of kernels/ref/dynamic8.h (m signed, v
+ * not), in blocks of 256 elements of each tensor, and out has m_scale[0..n), v_scale[0..n), f32
+ * [blocks], before master. The weight is updated from the moments before they are coded.
+ * sgd_: in as above; out = p[0..n), buf[0..n), master[0..n) (may be absent).
  *   g = g*scale + weight_decay*w; buf = first ? g : momentum*buf + (1-dampening)*g;
  *   g = nesterov ? g + momentum*buf : buf (if momentum); w -= lr*g.
  * With rates the step is the first where its number is 1. */
@@ -288,6 +291,9 @@ typedef struct k_sgd_attrs {
  * clip_factor: norm -> f32 scalar min(1, max_norm / (norm + 1e-6)); p holds max_norm.
  * scale_all_: factor -> out = x[0..n) scaled in place. */
 typedef struct k_norm_all_attrs { double p; int64_t n; int32_t squared; } k_norm_all_attrs;
+
+/* quantize8: x f32 -> codes u8, scale f32 [blocks of 256]. dequantize8: codes, scale -> f32. */
+typedef struct k_dyn8_attrs { int32_t is_signed; } k_dyn8_attrs;
 
 /* ---- prototypes: every kernel and work function of kernel.def --------------------------------*/
 

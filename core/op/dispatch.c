@@ -21,6 +21,7 @@
 #define BCAST TIDE__OPF_BCAST
 #define RATES TIDE__OPF_RATES
 #define RECOMPUTES TIDE__OPF_RECOMPUTES
+#define CODES TIDE__OPF_CODES
 #define RULE(name) tide__grad_##name
 
 static const tide__op ops[TIDE__NOP] = {

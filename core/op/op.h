@@ -18,7 +18,10 @@ enum {
 
 enum { TIDE__MAX_IN = 14, TIDE__MAX_OUT = 8 };
 /* Flags beyond the public TIDE_OPF_*. */
-enum { TIDE__OPF_BCAST = 1 << 8, TIDE__OPF_RATES = 1 << 9, TIDE__OPF_RECOMPUTES = 1 << 10 };
+enum {
+  TIDE__OPF_BCAST = 1 << 8, TIDE__OPF_RATES = 1 << 9, TIDE__OPF_RECOMPUTES = 1 << 10,
+  TIDE__OPF_CODES = 1 << 11
+};
 /* Key operands: inputs are 0 and up, O0 is the first output. */
 enum { TIDE__KEY_O0 = -1 };
 
@@ -43,6 +46,7 @@ typedef union tide__attrs {
   k_adamw_attrs adamw;
   k_sgd_attrs sgd;
   k_norm_all_attrs norm_all;
+  k_dyn8_attrs dyn8;
   struct { int64_t start, step; int32_t dim; } slice;
   struct { int32_t order[TIDE_MAX_DIM]; } permute;
   struct { uint32_t mask; bool keepdim; } dims; /* of a reduction, in x's own dims */

@@ -1,4 +1,5 @@
-/* Multi-tensor ops of the optimiser: AdamW, SGD, global norm, clip factor, scaling.
+/* Multi-tensor ops of the optimiser: AdamW, with moments of 8 bits too, SGD, global norm, clip
+ * factor, scaling.
  *
  * One launch takes a whole parameter group, so small tensors cost no launch of their own. All write
  * in place and are not recorded.
@@ -124,6 +125,96 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
     rc = check_state(&c, k == 1 ? "m" : k == 2 ? "v" : "master", n, p, o + k * n);
   if (rc == TIDE_OK) rc = controls(&c, n, g_scale, rates, found_inf);
   return end_update(&c, rc, n);
+}
+
+enum { BLOCK = 256 }; /* of numbers that share a scale, see kernels/ref/dynamic8.h */
+
+static int64_t blocks_of(const tide_tensor *x)
+{
+  return (tide__tensor_numel(x) + BLOCK - 1) / BLOCK;
+}
+
+static int check_codes(tide__call *c, const char *list, int64_t i, const tide_tensor *codes)
+{
+  if (codes->dtype == TIDE_U8) return TIDE_OK;
+  return TIDE__FAIL(c, TIDE_E_DTYPE, "%s[%lld]: expected u8, got %s", list, (long long)i + 1,
+                    tide_dtype_name(codes->dtype));
+}
+
+static int check_scale(tide__call *c, const char *list, int64_t i, const tide_tensor *scale,
+                       int64_t nblock)
+{
+  if (scale->dtype == TIDE_F32 && scale->ndim == 1 && scale->shape[0] == nblock) return TIDE_OK;
+  return TIDE__FAIL(c, TIDE_E_SHAPE, "%s[%lld]: expected f32 [%lld], one for each 256 elements, "
+                    "got %s", list, (long long)i + 1, (long long)nblock, TIDE__TEXT(scale));
+}
+
+/* Checks the codes and scales of one moment. */
+static int check_moments(tide__call *c, const char *list, int64_t n, tide_tensor *const *p,
+                         tide_tensor *const *codes, tide_tensor *const *scale)
+{
+  for (int64_t i = 0; i < n; i++) {
+    TIDE_TRY(check_codes(c, list, i, codes[i]));
+    TIDE_TRY(check_scale(c, list[0] == 'm' ? "m_scale" : "v_scale", i, scale[i], blocks_of(p[i])));
+    if (p[i]->dtype == TIDE_F64)
+      return TIDE__FAIL(c, TIDE_E_DTYPE, "p[%lld] is f64, expected f32, bf16 or f16; adamw_ takes "
+                        "f64", (long long)i + 1);
+  }
+  return TIDE_OK;
+}
+
+int tide_adamw8_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
+                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *m_scale,
+                 tide_tensor *const *v_scale, tide_tensor *const *master, tide_tensor *g_scale,
+                 tide_tensor *rates, tide_tensor *found_inf, const tide_adamw_attrs *attrs)
+{
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx), TIDE_MAYBE(TENSOR, g_scale), TIDE_MAYBE(TENSOR, rates),
+            TIDE_MAYBE(TENSOR, found_inf));
+  tide__call c;
+  TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_ADAMW8_, n, n + NCONTROL, 6 * n));
+  tide_tensor **o = c.out;
+  int rc = read_adamw(&c, attrs, n);
+  if (rc == TIDE_OK) rc = take_list(&c, o, "p", n, p, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(&c, c.in, "g", n, g, p, false);
+  if (rc == TIDE_OK) rc = check_params(&c, n, p, g);
+  if (rc == TIDE_OK) rc = take_list(&c, o + n, "m", n, m, p, false);
+  if (rc == TIDE_OK) rc = take_list(&c, o + 2 * n, "v", n, v, p, false);
+  if (rc == TIDE_OK) rc = take_list(&c, o + 3 * n, "m_scale", n, m_scale, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(&c, o + 4 * n, "v_scale", n, v_scale, NULL, false);
+  if (rc == TIDE_OK) rc = take_list(&c, o + 5 * n, "master", n, master, p, true);
+  if (rc == TIDE_OK) rc = check_moments(&c, "m", n, p, o + n, o + 3 * n);
+  if (rc == TIDE_OK) rc = check_moments(&c, "v", n, p, o + 2 * n, o + 4 * n);
+  if (rc == TIDE_OK) rc = check_state(&c, "master", n, p, o + 5 * n);
+  if (rc == TIDE_OK) rc = controls(&c, n, g_scale, rates, found_inf);
+  return end_update(&c, rc, n);
+}
+
+int tide_quantize8(tide_tensor **codes, tide_tensor **scale, tide_tensor *x, bool is_signed)
+{
+  tide__call c;
+  tide_tensor *y[2] = {NULL, NULL};
+  *codes = *scale = NULL;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_QUANTIZE8, NULL, 1, &x, 0));
+  if (x->dtype != TIDE_F32)
+    return TIDE__FAIL(&c, TIDE_E_DTYPE, "x: expected f32, got %s", tide_dtype_name(x->dtype));
+  int64_t nblock = blocks_of(x);
+  c.attrs.dyn8 = (k_dyn8_attrs){is_signed};
+  tide__result(&c, 0, TIDE_U8, x->ndim, x->shape);
+  tide__result(&c, 1, TIDE_F32, 1, &nblock);
+  TIDE_TRY(tide__dispatch(&c, y, 2));
+  *codes = y[0];
+  *scale = y[1];
+  return TIDE_OK;
+}
+
+int tide_dequantize8(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, bool is_signed)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_DEQUANTIZE8, out, 2, (tide_tensor *[]){codes, scale}, 0));
+  TIDE_TRY(check_codes(&c, "codes", 0, codes));
+  TIDE_TRY(check_scale(&c, "scale", 0, scale, blocks_of(codes)));
+  c.attrs.dyn8 = (k_dyn8_attrs){is_signed};
+  return tide__dispatch_one(&c, out, TIDE_F32, codes->ndim, codes->shape);
 }
 
 void tide_sgd_attrs_init(tide_sgd_attrs *a)

@@ -9,50 +9,9 @@
  *
  * Operands are contiguous; a tensor that is absent, or whose gradient is, has no units.
  */
-#include "kernels/cpu/row.h"
-#include "kernels/ref/update.h"
-
-enum { UNIT = 2048, GRAIN = 8 }; /* elements of a unit; units per thread at least */
-
-/* ---- units -------------------------------------------------------------------------------- */
-
-/* first[i] is the number of the first unit of tensor i; first[n] counts them all. */
-typedef struct units { int64_t n, *first; } units;
-
-static int64_t unit_count(const k_tensor *t, const k_tensor *also)
-{
-  return k_absent(t) || k_absent(also) ? 0 : (k_numel(t) + UNIT - 1) / UNIT;
-}
-
-static int64_t update_index_bytes(int64_t n) { return (n + 1 + 7) / 8 * 64; }
-
-static units units_of(const k_tensor *t, const k_tensor *also, int64_t n, void *work)
-{
-  units u = { n, work };
-  u.first[0] = 0;
-  for (int64_t i = 0; i < n; i++) u.first[i + 1] = u.first[i] + unit_count(&t[i], &also[i]);
-  return u;
-}
-
-typedef struct piece { int64_t tensor, begin, n; } piece;
-
-/* Returns unit k; p is the unit before it, or any other. */
-static piece piece_at(const units *u, const k_tensor *t, int64_t k, piece p)
-{
-  if (p.n == 0) p.tensor = i64_find(u->first, u->n, k);
-  while (k >= u->first[p.tensor + 1]) p.tensor++;
-  p.begin = (k - u->first[p.tensor]) * UNIT;
-  p.n = k_numel(&t[p.tensor]) - p.begin;
-  if (p.n > UNIT) p.n = UNIT;
-  return p;
-}
+#include "kernels/cpu/update.h"
 
 static int is_f64(const k_tensor *t) { return !k_absent(t) && t->dtype == TIDE_F64; }
-
-static const k_tensor *weight_of(const k_tensor *p, const k_tensor *master)
-{
-  return k_absent(master) ? p : master;
-}
 
 /* ---- adamw ---------------------------------------------------------------------------------- */
 
@@ -60,26 +19,9 @@ typedef struct adamw {
   const k_call *call;
   const k_adamw_attrs *attrs;
   const k_tensor *g, *p, *m, *v, *master; /* [n] each */
-  double scale, decay, blend1, blend2, rate, root, eps;
+  adamw_rates rates;
   units u;
 } adamw;
-
-TIDE_LEVELS(void, adamw_f32,
-            (float *w, float *m, float *v, const float *g, const adamw *a, int64_t n),
-            (w, m, v, g, a, n))
-{
-  float scale = (float)a->scale, decay = (float)a->decay, blend1 = (float)a->blend1;
-  float blend2 = (float)a->blend2, rate = (float)a->rate, root = (float)a->root;
-  float eps = (float)a->eps;
-#pragma omp simd
-  for (int64_t i = 0; i < n; i++) {
-    float gi = g[i] * scale;
-    float mi = m[i] + blend1 * (gi - m[i]), vi = v[i] + blend2 * (gi * gi - v[i]);
-    m[i] = mi;
-    v[i] = vi;
-    w[i] = (w[i] - decay * w[i]) - rate * mi / (sqrtf(vi) * root + eps);
-  }
-}
 
 static void adamw_piece(const adamw *a, piece p)
 {
@@ -89,7 +31,7 @@ static void adamw_piece(const adamw *a, piece p)
   const float *g = row_read(&a->g[p.tensor], p.begin, gb, p.n);
   float *w = row_read(wt, p.begin, wb, p.n), *m = row_read(mt, p.begin, mb, p.n);
   float *v = row_read(vt, p.begin, vb, p.n);
-  adamw_f32(w, m, v, g, a, p.n);
+  adamw_f32(w, m, v, g, &a->rates, p.n);
   row_write(mt, p.begin, m, p.n);
   row_write(vt, p.begin, v, p.n);
   row_write(wt, p.begin, w, p.n);
@@ -123,12 +65,9 @@ int k_cpu_adamw_(const k_call *call)
   int rc = a ? tide__ref_adamw_check(call, a) : TIDE_OK;
   if (!a || rc != TIDE_OK) return rc;
   const k_tensor *out = call->out;
-  double bias1 = 1 - pow(a->beta1, (double)a->step), bias2 = 1 - pow(a->beta2, (double)a->step);
   adamw job = { .call = call, .attrs = a, .g = call->in, .p = out, .m = out + a->n,
-                .v = out + 2 * a->n, .master = out + 3 * a->n, .decay = a->lr * a->weight_decay,
-                .scale = ref_total_scale(&call->in[a->n], a->grad_scale, a->maximize),
-                .blend1 = 1 - a->beta1, .blend2 = 1 - a->beta2, .rate = a->lr / bias1,
-                .root = 1 / sqrt(bias2), .eps = a->eps };
+                .v = out + 2 * a->n, .master = out + 3 * a->n,
+                .rates = adamw_rates_of(a, &call->in[a->n]) };
   job.u = units_of(job.p, job.g, a->n, call->work);
   tide__pool_for(call->nthread, job.u.first[a->n], GRAIN, adamw_units, &job);
   return TIDE_OK;

@@ -1541,9 +1541,12 @@ function tide.train.teacher.top(run, sampler, corpus, opts) end
 ---@param top table
 function tide.train.teacher.use(sampler, corpus, top) end
 tide.update = {}
+function tide.update.adamw8_(lists, attrs) end
 function tide.update.adamw_(lists, attrs) end
 function tide.update.clip_factor(norm, max_norm) end
+function tide.update.dequantize8(codes, scale, is_signed) end
 function tide.update.norm(list, p, squared) end
+function tide.update.quantize8(x, is_signed) end
 function tide.update.scale_all_(list, factor) end
 function tide.update.sgd_(lists, attrs) end
 tide.util = {}

@@ -17,7 +17,8 @@ local optional = {
    tide_gated_rms_norm = 'weight', tide_conv1d = 'bias', tide_linear_cross_entropy = 'bias',
    tide_rng_place = 'place', tide_set_grad = 'grad', tide_backward_begin = 'grad',
    tide_backward_give = 'grad', tide_backward_run = 'grad', tide_adamw_ = 'master[] g_scale rates '
-      .. 'found_inf', tide_sgd_ = 'buf[] master[] g_scale rates found_inf',
+      .. 'found_inf', tide_adamw8_ = 'master[] g_scale rates found_inf',
+   tide_sgd_ = 'buf[] master[] g_scale rates found_inf',
    tide_comm_join = 'group', tide_comm_gather = 'out', tide_comm_scatter = 'in',
    tide_comm_send_recv = 'outs ins',
 }

@@ -49,7 +49,7 @@ return {
    index_select = picks, index_add = picks,
    embedding = { ids = 'i64 3' },
    one_hot = { ids = 'i64 3', nclass = 4, dtype = 0 },
-   adamw_ = step, sgd_ = step,
+   adamw_ = step, adamw8_ = step, sgd_ = step, dequantize8 = { codes = 'u8 4,4', scale = 'f32 1' },
    clip_factor = { norm = scalar, max_norm = 1 }, scale_all_ = { factor = scalar },
    set_grad = { t = 'leaf ' .. grid },
    backward_begin = { root = 'sum ' .. grid, grad = scalar },

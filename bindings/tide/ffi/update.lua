@@ -11,7 +11,7 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
-local make = require('tide.ffi.row').adders(M)
+local make, _, _, two = require('tide.ffi.row').adders(M)
 local raw = {}                              -- C functions behind wrappers that check the arguments
 local call = require('tide.ffi.row').adders(raw, 'raw')
 call 'norm(ctx, n, list, p, squared)'
@@ -45,6 +45,22 @@ local adamw_keys = arg.set { 'lr', 'beta1', 'beta2', 'eps', 'weight_decay', 'ste
    'maximize' }
 local new_adamw_attrs = ffi.typeof 'tide_adamw_attrs'
 
+local function adamw_attrs(op, attrs)
+   check_keys(op, 'attrs', attrs, adamw_keys)
+   local a = new_adamw_attrs()
+   C.tide_adamw_attrs_init(a)
+   for key, value in each(attrs) do
+      if key == 'maximize' then
+         a.maximize = arg.flag(op, 'attrs.maximize', value) and 1 or 0
+      elseif key == 'step' then
+         a.step = arg.int(op, 'attrs.step', value, 1)
+      else
+         a[key] = arg.finite(op, 'attrs.' .. key, value)
+      end
+   end
+   return a
+end
+
 -- lists: p, g, m, v (tensors, equally many), master (tensors or false; may be absent), g_scale (one
 -- f32 scalar tensor; may be absent), rates (f64 tensor { lr, step } instead of those of attrs; may
 -- be absent), found_inf (f32 scalar tensor: unless it is 0 nothing changes; may be absent). attrs:
@@ -52,28 +68,47 @@ local new_adamw_attrs = ffi.typeof 'tide_adamw_attrs'
 -- the contract. Tensors change in place.
 function M.adamw_(lists, attrs)
    check_keys('adamw_', 'lists', lists, adamw_lists)
-   check_keys('adamw_', 'attrs', attrs, adamw_keys)
    local p, n = list_of('adamw_', lists, 'p', nil, true)
    local g = list_of('adamw_', lists, 'g', n, true)
    local m = list_of('adamw_', lists, 'm', n, true)
    local v = list_of('adamw_', lists, 'v', n, true)
    local master = list_of('adamw_', lists, 'master', n)
    local g_scale, rates, found_inf = controls('adamw_', lists)
-   local a = new_adamw_attrs()
-   C.tide_adamw_attrs_init(a)
-   for key, value in each(attrs) do
-      if key == 'maximize' then
-         a.maximize = arg.flag('adamw_', 'attrs.maximize', value) and 1 or 0
-      elseif key == 'step' then
-         a.step = arg.int('adamw_', 'attrs.step', value, 1)
-      else
-         a[key] = arg.finite('adamw_', 'attrs.' .. key, value)
-      end
-   end
+   local a = adamw_attrs('adamw_', attrs)
    if n == 0 then return end
    local ctx = C.tide_tensor_ctx(p[0])
    own.check(ctx, C.tide_adamw_(ctx, n, p, g, m, v, master, g_scale, rates, found_inf, a))
 end
+
+local adamw8_lists = arg.set { 'p', 'g', 'm', 'v', 'm_scale', 'v_scale', 'master', 'g_scale',
+   'rates', 'found_inf' }
+
+-- adamw_ with moments of 8 bits, as quantize8 makes them: m and v are u8 of p's shape, m_scale and
+-- v_scale f32 [ceil(numel / 256)]. p: f32, bf16 or f16.
+function M.adamw8_(lists, attrs)
+   check_keys('adamw8_', 'lists', lists, adamw8_lists)
+   local p, n = list_of('adamw8_', lists, 'p', nil, true)
+   local g = list_of('adamw8_', lists, 'g', n, true)
+   local m = list_of('adamw8_', lists, 'm', n, true)
+   local v = list_of('adamw8_', lists, 'v', n, true)
+   local m_scale = list_of('adamw8_', lists, 'm_scale', n, true)
+   local v_scale = list_of('adamw8_', lists, 'v_scale', n, true)
+   local master = list_of('adamw8_', lists, 'master', n)
+   local g_scale, rates, found_inf = controls('adamw8_', lists)
+   local a = adamw_attrs('adamw8_', attrs)
+   if n == 0 then return end
+   local ctx = C.tide_tensor_ctx(p[0])
+   own.check(ctx, C.tide_adamw8_(ctx, n, p, g, m, v, m_scale, v_scale, master, g_scale, rates,
+      found_inf, a))
+end
+
+-- Rounds x (f32) to dynamic 8-bit numbers: codes (u8, x's shape) and scale (f32, a number for each
+-- 256 elements). An element changes by at most 0.45 / 64 of the largest magnitude of its block;
+-- with is_signed false (true), for numbers of at least 0, by 0.45 / 128.
+two 'quantize8(x, is_signed: flag = true)'
+
+-- The numbers (f32) of codes and scale. Rounding them again gives the same codes and scale.
+make 'dequantize8(codes, scale, is_signed: flag = true)'
 
 local sgd_lists = arg.set { 'p', 'g', 'buf', 'master', 'g_scale', 'rates', 'found_inf' }
 local sgd_keys = arg.set { 'lr', 'momentum', 'dampening', 'weight_decay', 'nesterov', 'maximize',

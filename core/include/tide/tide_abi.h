@@ -677,6 +677,24 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
                 tide_tensor *g_scale, tide_tensor *rates, tide_tensor *found_inf,
                 const tide_adamw_attrs *attrs);
+/* As tide_adamw_ for f32, bf16 and f16 parameters, with moments of 8 bits: m[i] and v[i] are u8 of
+ * the parameter's shape, m_scale[i] and v_scale[i] f32 [ceil(numel / 256)], a number for each 256
+ * elements. tide_quantize8 makes them and tide_dequantize8 reads them; zeros of both are moments of
+ * 0. The weights change by the moments before they are rounded. A block with an infinite number or
+ * NaN is NaN from then on. */
+int tide_adamw8_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
+                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *m_scale,
+                 tide_tensor *const *v_scale, tide_tensor *const *master, tide_tensor *g_scale,
+                 tide_tensor *rates, tide_tensor *found_inf, const tide_adamw_attrs *attrs);
+/* Rounds x (f32) to dynamic 8-bit numbers: codes, u8 of x's shape, and scale, f32
+ * [ceil(numel / 256)], a number for each 256 elements in row-major order: the one of the largest
+ * magnitude. Not recorded. An element changes by at most 0.45 / 64 of that magnitude, or with
+ * is_signed off, for numbers of at least 0, by 0.45 / 128; the largest one does not change, 0 stays
+ * 0, and with is_signed off numbers above 0 stay above 0. Blocks below 2^-103 are 0. Rounding the
+ * result of tide_dequantize8 again gives the same codes and scales. */
+int tide_quantize8(tide_tensor **codes, tide_tensor **scale, tide_tensor *x, bool is_signed);
+/* The numbers that codes and scale stand for, f32. Not recorded. */
+int tide_dequantize8(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, bool is_signed);
 typedef struct tide_sgd_attrs {
   uint32_t size;
   int32_t  nesterov, maximize, first; /* first: 1 (default) on the first step, momentum starts as
