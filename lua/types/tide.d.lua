@@ -700,6 +700,25 @@ function tide.optim.Adafactor:update_whole(p, u) end
 tide.optim.AdamW = {}
 ---@param opts? { lr?: number|function, beta1?: number, beta2?: number, eps?: number, weight_decay?: number, groups?: table, decay_vectors?: boolean }
 function tide.optim.AdamW.new(params, opts) end
+---@class tide.optim.AdamW8bit
+tide.optim.AdamW8bit = {}
+---@param opts? { lr?: number|function, beta1?: number, beta2?: number, eps?: number, weight_decay?: number, min_size?: integer, wide?: string, groups?: table, decay_vectors?: boolean }
+function tide.optim.AdamW8bit.new(params, opts) end
+---@param entry table
+function tide.optim.AdamW8bit:new_state(entry) end
+---@param state table
+---@param field string
+function tide.optim.AdamW8bit:read_field(state, field) end
+function tide.optim.AdamW8bit:state_bytes(dtype, entry) end
+---@param group table
+---@param bucket table
+---@param lr number
+---@param opts table
+function tide.optim.AdamW8bit:update(group, bucket, lr, opts) end
+---@param state table
+---@param field string
+---@param t tide.Tensor
+function tide.optim.AdamW8bit:write_field(state, field, t) end
 ---@param group table
 ---@param bucket table
 ---@param lr number
@@ -742,6 +761,9 @@ function tide.optim.Optimizer:master(param) end
 ---@param entry table
 function tide.optim.Optimizer:new_state(entry) end
 function tide.optim.Optimizer:next_lr() end
+---@param state table
+---@param field string
+function tide.optim.Optimizer:read_field(state, field) end
 ---@param g tide.Tensor
 ---@param dtype string
 ---@param opts table
@@ -754,6 +776,10 @@ function tide.optim.Optimizer:take_back() end
 ---@param lr number
 ---@param opts table
 function tide.optim.Optimizer:update(group, bucket, lr, opts) end
+---@param state table
+---@param field string
+---@param t tide.Tensor
+function tide.optim.Optimizer:write_field(state, field, t) end
 function tide.optim.Optimizer:zero_grad() end
 function tide.optim.Optimizer:zeros_like(param) end
 ---@class tide.optim.SGD

@@ -7,8 +7,8 @@ local optim = {}
 -- The options, for recipes.support.options.
 optim.rows = {
    { 'optim', 'adamw', 'optimiser; lion wants about a tenth of the rate of the others, and takes a '
-     .. 'tenth of the default', choices = { 'adamw', 'lion', 'adafactor', 'muon' },
-     also = { 'optimizer' } },
+     .. 'tenth of the default; adamw8bit keeps a quarter of the state of adamw',
+     choices = { 'adamw', 'adamw8bit', 'lion', 'adafactor', 'muon' }, also = { 'optimizer' } },
    { 'group', nil, "options of parameters by names, 'embed|norm:lr-scale=0.5,weight-decay=0'; may "
      .. 'be given several times, the first that matches counts; lr= is the peak rate',
      type = 'string', list = true, also = { 'param-group', 'groups' } },
@@ -17,7 +17,8 @@ optim.rows = {
      min = 0, also = { 'lr-decay-tokens' } },
 }
 
-local classes = { adamw = 'AdamW', lion = 'Lion', adafactor = 'Adafactor', muon = 'Muon' }
+local classes = { adamw = 'AdamW', adamw8bit = 'AdamW8bit', lion = 'Lion',
+   adafactor = 'Adafactor', muon = 'Muon' }
 
 -- The class that --optim names.
 function optim.class(opt) return require('tide').optim[classes[opt.optim]] end
@@ -71,6 +72,8 @@ local function schedule(job, opt)
    return function(step) return rate(step * per_step) end
 end
 
+local has_beta2 = { adamw = true, adamw8bit = true, muon = true }
+
 -- Makes the optimiser of params. job: of tide.train.job.
 function optim.make(job, opt, params)
    if opt.optim == 'lion' and not job.resumed and not job.given.lr then
@@ -78,7 +81,7 @@ function optim.make(job, opt, params)
       if not job.given.min_lr then opt.min_lr = opt.min_lr / 10 end
    end
    local o = { lr = schedule(job, opt), weight_decay = opt.weight_decay, groups = groups(job, opt) }
-   if opt.optim == 'adamw' or opt.optim == 'muon' then o.beta2 = opt.beta2 end
+   if has_beta2[opt.optim] then o.beta2 = opt.beta2 end
    return job:check(optim.class(opt), params, o)
 end
 

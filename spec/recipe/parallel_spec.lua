@@ -235,7 +235,7 @@ end)
 describe('optimisers of a recipe', function()
    it('make the steps of one rank on a mesh, go on, and keep groups and tokens', function()
       with_data(function(dir, where)
-         for _, name in ipairs { 'lion', 'adafactor', 'muon' } do
+         for _, name in ipairs { 'lion', 'adafactor', 'muon', 'adamw8bit' } do
             local more = (' --steps 4 --optim %s --group embed:lr=1e-4,weight-decay=0')
                :format(name)
             ok(1, where .. 'one-' .. name .. more)

@@ -12,6 +12,8 @@ local norm = { weight = rows, bias = rows }
 local linear = { bias = rows }
 local cu = { cu = 'i64 3', size = 1, ntoken = 0, dtype = 4 }
 local step = { n = 1, g_scale = scalar, rates = 'f64 2', found_inf = scalar }
+local step8 = { n = 1, g_scale = scalar, rates = 'f64 2', found_inf = scalar, m = 'u8 4,4',
+   v = 'u8 4,4', m_scale = 'f32 1', v_scale = 'f32 1' }
 local picks = { index = 'i64 2', src = 'f32 2,4' }
 
 -- Sizes of arrays of the caller (`tries`): the values that a function can tell from right ones.
@@ -49,7 +51,8 @@ return {
    index_select = picks, index_add = picks,
    embedding = { ids = 'i64 3' },
    one_hot = { ids = 'i64 3', nclass = 4, dtype = 0 },
-   adamw_ = step, adamw8_ = step, sgd_ = step, dequantize8 = { codes = 'u8 4,4', scale = 'f32 1' },
+   adamw_ = step, adamw8_ = step8, sgd_ = step,
+   dequantize8 = { codes = 'u8 4,4', scale = 'f32 1' },
    clip_factor = { norm = scalar, max_norm = 1 }, scale_all_ = { factor = scalar },
    set_grad = { t = 'leaf ' .. grid },
    backward_begin = { root = 'sum ' .. grid, grad = scalar },

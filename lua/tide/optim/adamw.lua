@@ -17,16 +17,19 @@ function AdamW:init(params, opts)
          groups = opts.groups })
 end
 
+-- The numbers of an update, for tide.update.
+function AdamW._attrs(group, bucket, lr, opts)
+   return { lr = lr, beta1 = group.beta1, beta2 = group.beta2, eps = group.eps,
+      weight_decay = group.weight_decay, step = bucket.step, grad_scale = opts.scale or 1 }
+end
+
 -- One update of a bucket; see Optimizer:update.
 function AdamW:update(group, bucket, lr, opts)
    require('tide').update.adamw_({
       p = bucket.p, g = bucket.g, m = self.column(bucket.states, 'm'),
       v = self.column(bucket.states, 'v'), master = self.column(bucket.states, 'master'),
       g_scale = opts.factor, rates = bucket.rates, found_inf = opts.found_inf,
-   }, {
-      lr = lr, beta1 = group.beta1, beta2 = group.beta2, eps = group.eps,
-      weight_decay = group.weight_decay, step = bucket.step, grad_scale = opts.scale or 1,
-   })
+   }, AdamW._attrs(group, bucket, lr, opts))
 end
 
 return signature.doors('optim.AdamW', AdamW, {

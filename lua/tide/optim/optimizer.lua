@@ -315,13 +315,22 @@ end
 
 -- ---- state -------------------------------------------------------------------------------------
 
+-- Returns field `field` of a state as it is saved, of the parameter's shape. A class that keeps it
+-- in another form overrides this and write_field.
+function Optimizer:read_field(state, field) return state[field] end
+
+-- Sets a field of a state from what read_field gave.
+function Optimizer:write_field(state, field, t) state[field]:copy_(t) end
+
 -- tensors: "name.field" -> tensor; meta: steps and the update count of each parameter.
 function Optimizer:state_dict()
    local tensors, counts = {}, {}
    for name, state in each(self.state) do
       counts[name] = state.step
       for _, field in ipairs(self.fields) do
-         if state[field] ~= nil then tensors[name .. '.' .. field] = state[field] end
+         if state[field] ~= nil then
+            tensors[name .. '.' .. field] = self:read_field(state, field)
+         end
       end
    end
    return tensors, { kind = self.class_name, steps = self.steps, counts = counts }
@@ -345,7 +354,7 @@ local function restore(self, op, entry, count, tensors)
       elseif state[field] ~= nil then
          if t == nil then err.raise('E_FORMAT', op, "the state has no '%s'", key) end
          check_fits(op, key, state[field], t)
-         state[field]:copy_(t)
+         self:write_field(state, field, t)
       end
    end
    state.step = err.integer(op, entry.name .. '.step', count, 0)
@@ -387,9 +396,12 @@ signature.record('bucket', 'a table { p =, g =, states = }', { 'p: table', 'g: t
 Optimizer.takes = {
    new_state = 'entry: entry',
    update = 'group: table; bucket: bucket; lr: number >= 0; opts: table',
+   read_field = 'state: table; field: string',
+   write_field = 'state: table; field: string; t: tensor',
 }
 return signature.doors('optim.Optimizer', Optimizer, {
    new_state = Optimizer.takes.new_state, update = Optimizer.takes.update,
+   read_field = Optimizer.takes.read_field, write_field = Optimizer.takes.write_field,
    scaled = 'g: tensor; dtype: string; opts: table',
    bytes_of = 'dtype: string; count: number >= 0',
    load_state_dict = { { 'tensors: table', 'meta: optimizer_meta',

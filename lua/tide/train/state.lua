@@ -53,17 +53,17 @@ local function each_buffer(model, fn)
 end
 
 -- What a rank of a sharded model holds: lists of { name, t, shape, offset, size }; see shard_store.
--- optim: nil for the model alone.
-local function pieces_of(sharded, optim)
+-- optim: nil for the model alone; kept: of its state_dict.
+local function pieces_of(sharded, optim, kept)
    local model, moments = {}, {}
    for _, p in ipairs(sharded:named_parameters()) do
       add_parts(model, p.name, p, p.param)
-      local kept = optim and optim.state[p.name]
-      for _, field in ipairs(kept and optim.fields or {}) do
-         if kept[field] ~= nil and whole_fields(optim)[field] then
-            add_whole(moments, p.name .. '.' .. field, kept[field])
-         elseif kept[field] ~= nil then
-            add_parts(moments, p.name .. '.' .. field, p, kept[field])
+      for _, field in ipairs(optim and optim.fields or {}) do
+         local key = p.name .. '.' .. field
+         if kept[key] ~= nil and whole_fields(optim)[field] then
+            add_whole(moments, key, kept[key])
+         elseif kept[key] ~= nil then
+            add_parts(moments, key, p, kept[key])
          end
       end
    end
@@ -85,7 +85,8 @@ local function tensors_of(run)
    local moments, meta = run.optim:state_dict()
    if not run.parallel then return { model = run.model:state_dict(), optim = moments }, meta end
    meta.counts = all_counts(run.parallel.comm, meta.counts)
-   return { pieces = pieces_of(run.parallel, run.optim), comm = run.parallel.comm }, meta
+   return { pieces = pieces_of(run.parallel, run.optim, moments),
+      comm = run.parallel.comm }, meta
 end
 
 -- The random numbers of a run are those of its context, the state's own unless it names one.
