@@ -38,7 +38,7 @@ static tide__storage *storage_header(tide_ctx *ctx)
 {
   tide__storage *s = ctx->storages;
   if (!s) return tide__alloc(ctx, sizeof *s);
-  ctx->storages = s->scope_next;
+  tide__prefetch(ctx->storages = s->scope_next, 3);
   memset(s, 0, sizeof *s);
   return s;
 }

@@ -17,28 +17,29 @@ typedef struct tide__lent {
   void *user;
 } tide__lent;
 
+/* What each op touches comes first. */
 typedef struct tide__storage {
   int64_t  refs;
   tide_ctx *ctx;
   void    *data;     /* null: absent, or the null device */
   struct tide__block *block; /* allocation of data; null: absent, or the host's memory */
-  tide__lent lent;   /* of the host's memory; data null otherwise */
   size_t   size;     /* bytes requested */
   int64_t  version;
+  struct tide__async_copy *copy; /* an asynchronous copy from or to it, or null */
   int32_t  device;
   bool     gone;     /* bytes were dropped before the last handle */
   bool     hollow;   /* stands in for the bytes of spent handles: gone, and never restored */
   bool     refill;   /* restored since; tide__storage_refilled may declare the contents */
+  bool     pinned;   /* pinned host memory, for asynchronous copies */
   int32_t  pins;     /* asynchronous users: the bytes must not be dropped or written */
   int32_t  writers;  /* those that write: the bytes must not be read either */
-  int32_t  kept;     /* communicators that have registered the bytes: they must not be dropped */
-  int64_t  dropped;  /* version at the last drop */
-  bool     pinned;   /* pinned host memory, for asynchronous copies */
-  struct tide__async_copy *copy; /* an asynchronous copy from or to it, or null */
   int64_t  epoch;    /* ctx->stats_epoch when the bytes were allocated */
   /* The step scope that will drop the bytes, or null. A doubly linked list per scope. */
   struct tide__scope *scope;
   struct tide__storage *scope_prev, *scope_next;
+  tide__lent lent;   /* of the host's memory; data null otherwise */
+  int64_t  dropped;  /* version at the last drop */
+  int32_t  kept;     /* communicators that have registered the bytes: they must not be dropped */
 } tide__storage;
 
 /* Allocates bytes on a device, contents undefined, linked into the innermost scope of the context.

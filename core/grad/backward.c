@@ -120,11 +120,10 @@ static int check_saved(tide_ctx *ctx, const tide__node *n, const tide__saved *s,
 static bool wanted(const tide__input *in) { return in->edge.node || in->edge.leaf; }
 
 /* Returns the gradient of an input so far if a rule may add to it, else null. */
-static tide_tensor *sum_so_far(const tide__input *in)
+static tide_tensor *sum_so_far(const tide__edge *e, const tide__meta *m)
 {
-  const tide__edge *e = &in->edge;
   tide_tensor *sum = e->leaf ? e->leaf->grad : e->node ? e->node->out[e->slot].grad : NULL;
-  bool fits = sum && sum->dtype == in->meta.dtype && sum->storage->device == in->meta.device;
+  bool fits = sum && sum->dtype == m->dtype && sum->storage->device == m->device;
   return fits && exclusive(sum) ? sum : NULL;
 }
 
@@ -133,11 +132,9 @@ enum { FEW = 16 };
 /* The views that a derivative rule reads; arrays on the stack unless the op took a long list. */
 typedef struct frame {
   tide_tensor *in_[FEW], *gin_[FEW], *sum_[FEW];
-  tide__meta meta_[FEW];
   bool need_[FEW];
   tide_tensor *gout[TIDE__MAX_OUT], *out[TIDE__MAX_OUT];
   tide_tensor **in, **gin, **sum;
-  tide__meta *meta;
   bool *need;
   size_t bytes;
   void *block;
@@ -149,16 +146,14 @@ static int frame_open(tide_ctx *ctx, frame *f, const tide__node *n)
   f->in = f->in_;
   f->gin = f->gin_;
   f->sum = f->sum_;
-  f->meta = f->meta_;
   f->need = f->need_;
   f->bytes = 0;
   f->block = NULL;
   if (k > FEW) {
-    f->bytes = k * (3 * sizeof *f->in + sizeof *f->meta + sizeof *f->need);
+    f->bytes = k * (3 * sizeof *f->in + sizeof *f->need);
     f->block = tide__alloc(ctx, f->bytes);
     if (!f->block) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory");
-    f->meta = f->block;
-    f->in = (tide_tensor **)(f->meta + k);
+    f->in = f->block;
     f->gin = f->in + k;
     f->sum = f->gin + k;
     f->need = (bool *)(f->sum + k);
@@ -166,9 +161,8 @@ static int frame_open(tide_ctx *ctx, frame *f, const tide__node *n)
   for (int i = 0; i < n->nin; i++) {
     f->in[i] = n->in[i].saved.t;
     f->gin[i] = NULL;
-    f->meta[i] = n->in[i].meta;
     f->need[i] = wanted(&n->in[i]);
-    f->sum[i] = sum_so_far(&n->in[i]);
+    f->sum[i] = sum_so_far(&n->in[i].edge, &n->meta[i]);
   }
   for (int i = 0; i < n->nout; i++) {
     f->gout[i] = n->out[i].grad;
@@ -212,8 +206,8 @@ static int run_native(tide_backward *bw, tide__node *n)
   TIDE_TRY(tide__check_node(ctx, n));
   TIDE_TRY(frame_open(ctx, &f, n));
   tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .gout = f.gout,
-                       .in = f.in, .out = f.out, .meta = f.meta, .need = f.need, .sum = f.sum,
-                       .attrs = &n->attrs, .consume = !bw->retain, .gin = f.gin};
+                       .in = f.in, .out = f.out, .meta = n->meta, .need = f.need, .sum = f.sum,
+                       .attrs = n->attrs, .consume = !bw->retain, .gin = f.gin};
   int rc = recompute_inputs(ctx, &f, n);
   if (rc == TIDE_OK) rc = tide__op_get(n->op)->grad(&g);
   for (int i = 0; i < n->nout && rc == TIDE_OK && g.consume; i++) {
@@ -364,7 +358,7 @@ int tide_backward_give(tide_backward *bw, int i, tide_tensor *grad)
 {
   TIDE_DOOR(TIDE_OBJECT(BACKWARD, bw), TIDE_MAYBE(TENSOR, grad));
   TIDE_TRY(check_event(bw, i, bw->host ? bw->host->nin : 0, "backward_give"));
-  const tide__meta *m = &bw->host->in[i].meta;
+  const tide__meta *m = &bw->host->meta[i];
   bool fit = !grad || (grad->ctx == bw->ctx && grad->dtype == m->dtype &&
                        grad->storage->device == m->device &&
                        tide__same_shape(grad->ndim, grad->shape, m->ndim, m->shape));

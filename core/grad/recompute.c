@@ -34,7 +34,7 @@ static int recompute_run(tide_tensor **out, tide_ctx *ctx, const tide__node *n)
   for (int i = 0; i < n->nin; i++) in[i] = n->in[i].saved.t;
   for (int i = 0; i < n->nout; i++) made[i] = n->out[i].saved.t;
   tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .in = in,
-                       .out = made, .attrs = &n->attrs};
+                       .out = made, .attrs = n->attrs};
   return tide__recompute_of(n->op)(out, &g);
 }
 

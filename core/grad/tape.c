@@ -10,10 +10,16 @@ int tide__tape_open(tide_ctx *ctx)
   return TIDE_OK;
 }
 
-static size_t node_bytes(int nin, int nout)
+/* Bytes of a node up to its attributes: what a new node finds zeroed. */
+static size_t head_bytes(int nin, int nout)
 {
   return sizeof(tide__node) + (size_t)nin * sizeof(tide__input) +
          (size_t)nout * sizeof(tide__output);
+}
+
+static size_t node_bytes(int nin, int nout)
+{
+  return head_bytes(nin, nout) + sizeof(tide__attrs) + (size_t)nin * sizeof(tide__meta);
 }
 
 static tide__node **pool_of(tide_ctx *ctx, int nin, int nout)
@@ -46,8 +52,8 @@ static tide__node *block(tide_ctx *ctx, int nin, int nout)
 {
   tide__node **pool = pool_of(ctx, nin, nout), *n = pool ? *pool : NULL;
   if (!n) return tide__alloc(ctx, node_bytes(nin, nout));
-  *pool = n->doomed;
-  return memset(n, 0, node_bytes(nin, nout));
+  tide__prefetch(*pool = n->doomed, 7);
+  return memset(n, 0, head_bytes(nin, nout));
 }
 
 static void edge_of(tide__edge *e, tide_tensor *x)
@@ -63,6 +69,15 @@ static void edge_of(tide__edge *e, tide_tensor *x)
   }
 }
 
+/* Writes the geometry of x, and no dims beyond it: a node's last lines of cache stay untouched. */
+static void set_meta(tide__meta *m, const tide_tensor *x)
+{
+  m->ndim = x ? x->ndim : 0;
+  m->dtype = x ? x->dtype : 0;
+  m->device = x ? x->storage->device : 0;
+  for (int d = 0; d < m->ndim; d++) m->shape[d] = x->shape[d];
+}
+
 int tide__node_new(tide__node **out, tide_ctx *ctx, int op, int nin, tide_tensor *const *xs,
                    int nout)
 {
@@ -74,9 +89,11 @@ int tide__node_new(tide__node **out, tide_ctx *ctx, int op, int nin, tide_tensor
   n->nin = nin;
   n->nout = nout;
   n->out = (tide__output *)(n->in + nin);
+  n->attrs = (tide__attrs *)(n->out + nout);
+  n->meta = (tide__meta *)(n->attrs + 1);
   for (int i = 0; i < nin; i++) {
     edge_of(&n->in[i].edge, xs[i]);
-    if (xs[i]) n->in[i].meta = tide__meta_of(xs[i]);
+    set_meta(&n->meta[i], xs[i]);
   }
   n->prev = ctx->tape->last;
   if (n->prev) n->prev->next = n;
@@ -217,7 +234,7 @@ static int record(tide_ctx *ctx, const tide__call *c)
   const tide__op *op = tide__op_get(c->op);
   tide__node *n;
   TIDE_TRY(tide__node_new(&n, ctx, c->op, c->nin, c->in, c->nout));
-  n->attrs = c->tape_differs ? c->tape : c->attrs;
+  if (!(op->flags & TIDE__OPF_BCAST)) *n->attrs = c->tape_differs ? c->tape : c->attrs;
   for (int i = 0; i < c->nin && i < 32; i++) {
     if (!c->in[i] || !(op->save_in >> i & 1)) continue;
     n->in[i].saved.recompute = tide__is_recomputed(ctx, c->op, i, c->in[i]);

@@ -32,7 +32,6 @@ typedef struct tide__saved {
 typedef struct tide__input {
   tide__edge edge;
   tide__saved saved;
-  tide__meta meta;
 } tide__input;
 
 typedef struct tide__output {
@@ -41,17 +40,20 @@ typedef struct tide__output {
   tide_tensor *recomputed;  /* counted: this result, recomputed for the ops that read it */
 } tide__output;
 
+/* One block: the node, nin inputs, nout outputs, the attributes, nin metas. What making and freeing
+ * a node touch comes first. */
 typedef struct tide__node {
   struct tide__node *prev, *next;   /* execution order */
   struct tide__node *doomed;        /* chain of nodes to be freed */
   int64_t refs;
   int32_t op;                       /* TIDE_OP_*, or TIDE__HOST */
   int32_t nin, nout;
-  struct tide_backward *walk;       /* the walk that filled a slot; null: the node is not pending */
   bool walked;
+  struct tide_backward *walk;       /* the walk that filled a slot; null: the node is not pending */
+  tide__output *out;
+  tide__attrs *attrs;               /* undefined if the op has none (TIDE__OPF_BCAST) */
+  tide__meta *meta;                 /* of the inputs; undefined where an input is absent */
   double tag;                       /* of a host function */
-  tide__attrs attrs;
-  tide__output *out;                /* nout, after the inputs in the same block */
   tide__input in[];
 } tide__node;
 

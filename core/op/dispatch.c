@@ -53,7 +53,7 @@ int tide_op_flags(int op)
 tide__meta tide__meta_of(const tide_tensor *t)
 {
   tide__meta m = {.ndim = t->ndim, .dtype = t->dtype, .device = t->storage->device};
-  memcpy(m.shape, t->shape, sizeof m.shape);
+  for (int d = 0; d < t->ndim; d++) m.shape[d] = t->shape[d];
   return m;
 }
 

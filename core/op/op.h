@@ -54,8 +54,8 @@ typedef union tide__attrs {
 
 /* Geometry of an operand that outlives its bytes. */
 typedef struct tide__meta {
-  int64_t shape[TIDE_MAX_DIM];
   int32_t ndim, dtype, device;
+  int64_t shape[TIDE_MAX_DIM]; /* ndim of them */
 } tide__meta;
 
 /* A call in progress: filled by the public function, read by dispatch and by the tape. For lists

@@ -11,7 +11,7 @@ static tide_tensor *handle(tide_ctx *ctx)
 {
   if (!ctx->tensors && !(ctx->tensors = tide__alloc(ctx, sizeof *ctx->tensors))) return NULL;
   tide_tensor *t = ctx->params.reuse ? ctx->tensors->free : NULL;
-  if (t) ctx->tensors->free = t->next;
+  if (t) tide__prefetch(ctx->tensors->free = t->next, 3);
   else if (!(t = tide__alloc(ctx, sizeof *t))) return NULL;
   t->tag = TIDE__TAG(TIDE__KIND_TENSOR);
   t->refs = 1;

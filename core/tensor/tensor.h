@@ -11,26 +11,27 @@
 struct tide__node;
 struct tide__call;
 
+/* What making, using and releasing a handle touch lies in the first two lines of cache. */
 struct tide_tensor {
   uint32_t tag;                  /* TIDE__TAG of its kind, its complement once released */
   int32_t node_out;              /* which output of node this is */
   tide_ctx *ctx;                 /* counted; tag and ctx lie as in tide__head (base/door.h) */
   int64_t refs;                  /* references that keep the bytes */
-  int32_t spent;                 /* 1: a reference keeps the handle alone (tide_tensor_spend) */
-  bool    kept;                  /* tide_tensor_keep: no reference can be spent */
   tide__storage *storage;
-  int64_t offset;                /* elements */
-  int64_t shape[TIDE_MAX_DIM];
-  int64_t stride[TIDE_MAX_DIM];  /* elements; 0 repeats, never negative */
-  int32_t ndim, dtype;
-  double  id;
-  bool    requires_grad;         /* a marked leaf */
   struct tide__node *node;       /* counted: the recorded op that made it, or null */
   tide_tensor *grad;             /* counted: accumulated gradient of a leaf */
   tide_tensor *next;             /* free list, or the stack of foreign releases */
   /* References released by other threads, not yet settled: plain ones, and spent ones times
    * TIDE__SPENT. */
   atomic_int foreign;
+  int16_t spent;                 /* 1: a reference keeps the handle alone (tide_tensor_spend) */
+  bool    kept;                  /* tide_tensor_keep: no reference can be spent */
+  bool    requires_grad;         /* a marked leaf */
+  int32_t ndim, dtype;
+  int64_t offset;                /* elements */
+  double  id;
+  int64_t shape[TIDE_MAX_DIM];
+  int64_t stride[TIDE_MAX_DIM];  /* elements; 0 repeats, never negative */
 };
 
 enum { TIDE__SPENT = 1 << 16 };
