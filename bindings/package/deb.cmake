@@ -84,12 +84,15 @@ package(dev libtide-dev libdevel "library that trains large models in parallel (
         "This package has headers and what pkg-config and CMake read."
         "libtide0 ${same_version}" libluajit-5.1-dev)
 package(lua lua-tide interpreters "training of large models in parallel, for LuaJIT"
-        "This package has the library that LuaJIT programs load by require 'tide'."
+        "This package has the library that LuaJIT programs load by require 'tide',
+and the guides."
         "libtide0 (>= ${PROJECT_VERSION})" "libluajit-5.1-2 | libluajit2-5.1-2")
 package(tool tide science "program that trains large models in parallel"
         "This package has the program tide, which runs recipes and opens a prompt,
 and recipes."
         "libtide0 ${same_version}")
+install(FILES README.md DESTINATION share/doc/lua-tide COMPONENT lua)
+install(DIRECTORY lua/guide DESTINATION share/doc/lua-tide/lua COMPONENT lua ${tide_guides})
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_TOOL_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_LUA_PACKAGE_ARCHITECTURE all)

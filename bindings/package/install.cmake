@@ -4,7 +4,7 @@
 #   dev       headers, links for the linker, pkg-config, find_package(tide)
 #   lua       the library in Lua, for any LuaJIT
 #   tool      the program tide, its manual page, recipes
-#   doc       licence, README, CHANGELOG
+#   doc       licence, README, CHANGELOG, guides
 
 install(TARGETS tide EXPORT tideTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         COMPONENT runtime NAMELINK_COMPONENT dev)
@@ -99,6 +99,9 @@ if(TARGET tide_host)
   install(EXPORT tideHostTargets NAMESPACE tide:: DESTINATION ${tide_cmake_dir} COMPONENT dev)
 endif()
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
+# At the places that README links to.
+set(tide_guides FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
+install(DIRECTORY lua/guide DESTINATION ${CMAKE_INSTALL_DOCDIR}/lua COMPONENT doc ${tide_guides})
 # `make uninstall`: removes the files that the last installation from this build folder wrote, and
 # the folders that it leaves empty. DESTDIR is put in front, as for the installation.
 file(WRITE ${PROJECT_BINARY_DIR}/uninstall.cmake [=[

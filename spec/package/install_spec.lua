@@ -69,8 +69,8 @@ describe('an installation', function()
       install.with(function(prefix)
          local lines = files.lines_of('cd ' .. quote(prefix) .. ' && find . | sort')
          local list = table.concat(lines, '\n')
-         for _, name in ipairs { 'libtide.so.0', 'LICENSE', 'README.md', 'tide.pc',
-            'tideConfig.cmake', 'tideConfigVersion.cmake', 'include/tide/tide.h' } do
+         for _, name in ipairs { 'libtide.so.0', 'LICENSE', 'README.md', 'lua/guide/embed.md',
+            'tide.pc', 'tideConfig.cmake', 'tideConfigVersion.cmake', 'include/tide/tide.h' } do
             assert.matches('/' .. name .. '\n', list .. '\n', 1, true)
          end
          local soname = run(('LC_ALL=C readelf -d %s/lib*/libtide.so'):format(quote(prefix)))
