@@ -56,7 +56,8 @@ TIDE_LEVELS(float, block_scale, (const float *x, int64_t n, int is_signed), (x, 
   return dyn8_scale(high, is_signed ? low : 0, most < 0x7f800000);
 }
 
-/* share[i] = x[i] / scale, and the number of its cell. */
+/* share[i] = x[i] / scale, and the number of its cell. Below 0 the unsigned map has one code, and a
+ * share of any size. */
 TIDE_LEVELS(void, block_cells,
             (float *share, int32_t *cell, const float *x, float scale, int64_t n),
             (share, cell, x, scale, n))
@@ -67,6 +68,7 @@ TIDE_LEVELS(void, block_cells,
     share[i] = x[i] / scale;
     memcpy(&bits, &share[i], sizeof bits);
     bits = ((bits & 0x7fffffff) >> CELL_SHIFT) - CELL_FIRST;
+    bits = bits < CELL_COUNT - 1 ? bits : CELL_COUNT - 1;
     cell[i] = bits > 0 ? bits : 0;
   }
 }
