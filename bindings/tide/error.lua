@@ -101,11 +101,14 @@ local function table_text(v)
    return (name:find '^[AEIOU]' and 'an ' or 'a ') .. name
 end
 
+-- Returns a text in quotes, in one line.
+local function quoted(text) return (('%q'):format(text):gsub('\\\n', '\\n')) end
+
 -- A short text for a value that did not fit.
 function err.show(v)
    local kind = type(v)
    if kind == 'string' then
-      return #v > 40 and ('%q...'):format(v:sub(1, 40)) or ('%q'):format(v)
+      return #v > 40 and quoted(v:sub(1, 40)) .. '...' or quoted(v)
    elseif kind == 'number' then
       return ('%.14g'):format(v)
    elseif kind == 'table' then
@@ -118,13 +121,34 @@ function err.show(v)
    return 'a ' .. kind
 end
 
+-- Shortens a long word of a message, as a damaged file may hold one, at whole characters.
+local function short_word(word)
+   return word:sub(1, 200):gsub('[\192-\255][\128-\191]*$', '') .. '[..]'
+      .. word:sub(-40):gsub('^[\128-\191]+', '')
+end
+
+-- Returns a message as it can be printed: without control characters but for the ends of lines,
+-- and with lines and words of bounded length.
+local function printable(message)
+   if type(message) ~= 'string' then return message end
+   message = message:gsub('[%z\1-\8\11-\31\127]', function(c)
+      return ('\\%d'):format(c:byte())
+   end)
+   if #message <= 400 then return message end
+   message = message:gsub('%S+', function(word) return #word > 400 and short_word(word) or nil end)
+   return (message:gsub('[^\n]+', function(line)
+      if #line <= 4000 then return nil end
+      return line:sub(1, 4000):gsub('[\192-\255][\128-\191]*$', '') .. '[..]'
+   end))
+end
+
 -- An error object, not raised. code: a name ('E_SHAPE') or a number; op: the function's name
 -- without "tide.".
 function err.new(code, op, message)
    local status = err.code[code]
    if type(code) == 'number' then code, status = status or 'E_UNKNOWN', code end
    return setmetatable({ code = code, status = status, name = err.name[code] or code, op = op,
-      message = message, where = err.where() }, mt)
+      message = printable(message), where = err.where() }, mt)
 end
 
 -- Sets the form of the errors that tide raises in this Lua state from now on: 'object' (the

@@ -184,8 +184,6 @@ static int change(tide__work *w, const tide__step *step, tide__view *v, bool fir
   for (size_t i = 0; i < n; i++) {
     tide__span s = {(int32_t)m->text.n, 0};
     TIDE_TRY(tide__transform(w, step, v, spans[i], first && i == 0, m));
-    if (m->text.n > INT32_MAX / 2)
-      return tide__work_fail(w, TIDE_E_UNSUPPORTED, "the normalized text is longer than 1 GiB");
     s.to = (int32_t)m->text.n;
     if (s.to > s.from && !tide__vec_add(out, &s, sizeof s)) return tide__work_nomem(w);
   }
@@ -258,8 +256,16 @@ static int segment(tide__work *w, tide__view v)
   }
 }
 
+/* What a text of n bytes may become: published normalizers make at most 18 bytes of one. */
+static size_t most_of(int32_t n)
+{
+  int64_t most = 64 * (int64_t)n + (1 << 20);
+  return (size_t)(most < INT32_MAX / 2 ? most : INT32_MAX / 2);
+}
+
 int tide__encode(tide__work *w, const char *text, int32_t n)
 {
+  w->most = most_of(n);
   const tide__added *a = &w->tok->added[0];
   bool special = w->flags & TIDE_ENCODE_SPECIAL;
   int32_t at = 0;
@@ -277,6 +283,7 @@ int tide__encode(tide__work *w, const char *text, int32_t n)
 
 int tide__each_word(tide__work *w, const char *text, int32_t n, tide__sink sink, void *user)
 {
+  w->most = most_of(n);
   tide__view v = {.p = text, .n = n};
   TIDE_TRY(normalize(w, &v, true));
   return words(w, v, (tide__span){0, v.n}, true, sink, user);

@@ -16,8 +16,18 @@ static int32_t place_to(const tide__view *v, int32_t i)
   return v->to ? v->to[i] : v->base + i + 1;
 }
 
+/* Whether n more bytes are within w->most; notes a failure where they are not. */
+static bool has_room(tide__work *w, const tide__made *m, size_t n)
+{
+  if (n <= w->most - m->text.n) return true;
+  tide__work_fail(w, TIDE_E_UNSUPPORTED, "a normalizer of the tokenizer makes more than %lld bytes "
+                  "of the text", (long long)w->most);
+  return false;
+}
+
 bool tide__made_copy(tide__work *w, tide__made *m, const tide__view *v, int32_t from, int32_t to)
 {
+  if (!has_room(w, m, (size_t)(to - from))) return false;
   if (!tide__vec_add(&m->text, v->p + from, (size_t)(to - from))) return false;
   if (!tide__align(w)) return true;
   for (int32_t i = from; i < to; i++) {
@@ -45,7 +55,7 @@ bool tide__made_put(tide__work *w, tide__made *m, const tide__view *v, int32_t f
                     const char *text, size_t n)
 {
   int32_t a, b;
-  if (!tide__vec_add(&m->text, text, n)) return false;
+  if (!has_room(w, m, n) || !tide__vec_add(&m->text, text, n)) return false;
   if (!tide__align(w)) return true;
   source(v, from, to, &a, &b);
   for (size_t i = 0; i < n; i++)
@@ -60,7 +70,7 @@ static int replace(tide__work *w, const tide__step *step, const tide__view *v, t
   const char *text = v->p + span.from;
   int32_t n = span.to - span.from, at = 0, last = 0, base = span.from;
   bool around = step->mode & TIDE_REPLACE_SURROUND, ok = true;
-  while (at <= n) {
+  while (ok && at <= n) {
     tide__span f;
     int rc = tide__find(w, step, text, n, at, &f);
     if (rc < 0) return rc;

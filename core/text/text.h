@@ -129,6 +129,7 @@ typedef struct tide__cached {
 typedef struct tide__work {
   const tide_tokenizer *tok;
   int       flags;
+  size_t    most;          /* bytes that a text may become on its way */
   tide__made made[4];      /* two for each stage */
   tide__vec spans[2];
   tide__vec pieces;        /* tokens of a word */
@@ -147,8 +148,10 @@ void tide__work_free(tide__work *w);
 int tide__work_fail(tide__work *w, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Notes that there was no memory, unless a failure was noted before. Returns the status. */
 static inline int tide__work_nomem(tide__work *w)
 {
+  if (w->status < 0) return w->status;
   return tide__work_fail(w, TIDE_E_NOMEM, "no memory for a text on its way");
 }
 

@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
+local mutate = require 'spec.support.mutate'
 local tmp = require 'spec.support.tmp'
 
 local configs = {
@@ -16,15 +17,6 @@ local configs = {
    hybrid = { vocab_size = 32, hidden_size = 16, hybrid_override_pattern = 'M*-',
       num_attention_heads = 2, mamba_head_dim = 8, ssm_state_size = 4, intermediate_size = 12 },
 }
-
--- A generator of its own: the same changes on every machine.
-local function random_of(seed)
-   local state = seed * 7919 + 17
-   return function(n)
-      state = (state * 1103515245 + 12345) % 2 ^ 31
-      return math.floor(state / 2 ^ 8) % n + 1
-   end
-end
 
 local function read(path) return fs.read('spec', path) end
 local function write(path, text) fs.write('spec', path, text) end
@@ -133,8 +125,7 @@ end
 
 -- Makes mutant `seed` of one of the folders below dir, and loads it.
 local function try(dir, seed)
-   local random = random_of(seed)
-   for _ = 1, 5 do random(9) end
+   local random = mutate.random(seed)
    local family = ({ 'llama', 'gemma2', 'hybrid' })[random(3)]
    local from = dir .. '/' .. family .. (random(2) == 1 and '-whole' or '-parts')
    local at = ('%s/%d'):format(dir, seed)

@@ -7,6 +7,7 @@
 
 local build = require 'tide.tokenizer.build'
 local err = require 'tide.util.err'
+local field = require 'tide.tokenizer.field'
 local step = require 'tide.tokenizer.step'
 local visible = require 'tide.tokenizer.visible'
 
@@ -59,8 +60,8 @@ function kinds.BPEDecoder(d, node)
 end
 
 function kinds.Replace(d, node)
-   local from = type(node.pattern) == 'table' and node.pattern.String
-   if not from then err.raise('E_UNSUPPORTED', op, 'decoder Replace with a Regex') end
+   local from = node.pattern.String
+   if type(from) ~= 'string' then err.raise('E_UNSUPPORTED', op, 'decoder Replace with a Regex') end
    from = plain(from)
    local to = plain(node.content)
    d.rules[#d.rules + 1] = function(text) return (text:gsub(from, to)) end
@@ -81,19 +82,16 @@ end
 
 -- Appends what a node says to a decoder.
 function decoder.add(d, node)
-   local fn = kinds[node.type]
-   err.raise_if(not fn, 'E_UNSUPPORTED', op, "decoder '%s' is not supported", tostring(node.type))
-   fn(d, node)
+   field.value('decoder', node, 'object')
+   local fn = kinds[field.value('decoder.type', node.type, 'text')]
+   err.raise_if(not fn, 'E_UNSUPPORTED', op, "decoder '%s' is not supported", node.type)
+   fn(d, field.node('decoder', node))
 end
 
 -- The decoder of a node; without one tokens are joined by spaces.
 function decoder.compile(node)
    local d = { rules = {} }
-   if type(node) ~= 'table' or node.type == nil then
-      d.join = ' '
-   else
-      decoder.add(d, node)
-   end
+   if field.is_node('decoder', node) then decoder.add(d, node) else d.join = ' ' end
    return d
 end
 

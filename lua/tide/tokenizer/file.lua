@@ -85,6 +85,22 @@ local function beside(folder, name)
    return path and fs.exists(path) and json(path) or {}
 end
 
+-- Codes of errors about what a file holds, and of what the core refuses in it.
+local codes = { E_FORMAT = 'E_FORMAT', E_UNSUPPORTED = 'E_UNSUPPORTED' }
+local core_codes = { E_ARG = 'E_FORMAT' }
+
+-- Calls fn(...), whose errors about what a file holds name the file.
+local function about(path, fn, ...)
+   local results = { pcall(fn, ...) }
+   if results[1] then return unpack(results, 2, 3) end
+   local e = err.of(results[2])
+   local code = e and (codes[e.code] or e.op:find '^tokenizer_' and core_codes[e.code])
+   if code and not e.message:find(path, 1, true) then
+      err.raise(code, op, '%s: %s', path, e.message)
+   end
+   error(results[2], 0)
+end
+
 -- Returns the tokenizer of a path; made(description, special, config, hash) makes it.
 function file.load(made, path)
    local folder = fs.is_dir(path) and path or path:match '^(.*)/[^/]*$' or '.'
@@ -93,11 +109,11 @@ function file.load(made, path)
    if fs.is_dir(path) then path = find(path) end
    local kind, value = identify(path)
    local config = beside(folder, 'tokenizer_config.json')
-   local d, special = readers[kind](value, path, config)
+   local d, special = about(path, readers[kind], value, path, config)
    special = special or {}
    gather(special, beside(folder, 'special_tokens_map.json'))
    gather(special, config)
-   return made(d, special, config, hash_of(path, folder))
+   return about(path, made, d, special, config, hash_of(path, folder))
 end
 
 -- Returns which of a folder and the one above it has a tokenizer, and its file; nil: neither.

@@ -4,6 +4,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local build = require 'tide.tokenizer.build'
 local decoder = require 'tide.tokenizer.decoder'
+local field = require 'tide.tokenizer.field'
 local step = require 'tide.tokenizer.step'
 local visible = require 'tide.tokenizer.visible'
 
@@ -14,10 +15,8 @@ local op = 'tokenizer.load'
 local function fail(message, ...) err.raise('E_FORMAT', op, message, ...) end
 
 local function id_of(name, id)
-   if type(id) ~= 'number' or id < 0 or id % 1 ~= 0 or id >= 2^24 then
-      fail("piece %q has the id %s", name, tostring(id))
-   end
-   return id
+   if field.is_id(id) then return id end
+   return field.value(('the id of piece %s'):format(err.show(name)), id, 'id')
 end
 
 -- ---- pieces ----------------------------------------------------------------------------------
@@ -35,7 +34,8 @@ end
 
 local function scored(rows)
    local list, scores = {}, {}
-   for i, row in ipairs(rows) do
+   for i = 1, #rows do
+      local row = rows[i]
       if type(row) ~= 'table' or type(row[1]) ~= 'string' or type(row[2]) ~= 'number' then
          fail('entry %d of the vocabulary is no pair of a piece and a score', i)
       end
@@ -49,11 +49,15 @@ local function merges_of(rows, ids, prefix)
    local list, cut = {}, #prefix
    for i, row in ipairs(rows) do
       local a, b
-      if type(row) == 'table' then a, b = row[1], row[2] else a, b = row:match '^(%S+) (%S+)$' end
-      local x, y = ids[a], ids[b]
+      if type(row) == 'table' then a, b = row[1], row[2]
+      elseif type(row) == 'string' then a, b = row:match '^(%S+) (%S+)$' end
+      local is_pair = type(a) == 'string' and type(b) == 'string'
+      local x, y = is_pair and ids[a], is_pair and ids[b]
       local z = x and y and ids[a .. b:sub(cut + 1)]
-      if not z then fail('merge %d: %s and %s, or what they make, are no pieces', i, tostring(a),
-         tostring(b)) end
+      if not z then
+         fail('merge %d: expected two pieces that make a piece, got %s', i,
+            is_pair and ('%s and %s'):format(err.show(a), err.show(b)) or err.show(row))
+      end
       list[3 * i - 2], list[3 * i - 1], list[3 * i] = x, y, z
    end
    return list
@@ -66,7 +70,7 @@ local models = {}
 local function text_or_nil(v) return type(v) == 'string' and v ~= '' and v or nil end
 
 function models.BPE(d, model)
-   local vocab = err.type(op, 'model.vocab', model.vocab, 'table')
+   local vocab = model.vocab
    d.pieces = by_id(vocab)
    d.unk = vocab[model.unk_token]
    d.prefix, d.suffix = text_or_nil(model.continuing_subword_prefix),
@@ -78,20 +82,20 @@ function models.BPE(d, model)
 end
 
 function models.Unigram(d, model)
-   d.pieces, d.scores = scored(err.type(op, 'model.vocab', model.vocab, 'table'))
-   d.unk = type(model.unk_id) == 'number' and model.unk_id or nil
+   d.pieces, d.scores = scored(model.vocab)
+   d.unk = model.unk_id
    d.flags.byte_fallback = model.byte_fallback == true
 end
 
 function models.WordPiece(d, model)
-   local vocab = err.type(op, 'model.vocab', model.vocab, 'table')
+   local vocab = model.vocab
    d.pieces, d.unk = by_id(vocab), vocab[model.unk_token or '[UNK]']
    d.prefix, d.most = model.continuing_subword_prefix or '##',
       model.max_input_chars_per_word or 100
 end
 
 function models.WordLevel(d, model)
-   local vocab = err.type(op, 'model.vocab', model.vocab, 'table')
+   local vocab = model.vocab
    d.pieces, d.unk = by_id(vocab), vocab[model.unk_token or '<unk>']
 end
 
@@ -118,9 +122,9 @@ end
 
 local function added_tokens(d, rows)
    local list = {}
-   for i, row in ipairs(rows or {}) do
-      if type(row.content) ~= 'string' then fail('added token %d has no content', i) end
-      list[#list + 1] = { text = row.content, id = id_of(row.content, row.id),
+   for i, row in ipairs(field.value('added_tokens', rows, 'list?') or {}) do
+      field.check(('added_tokens[%d]'):format(i), row, { content = 'text', id = 'id' })
+      list[#list + 1] = { text = row.content, id = row.id,
          special = row.special == true, normalized = row.normalized == true,
          single_word = row.single_word == true, lstrip = row.lstrip == true,
          rstrip = row.rstrip == true }
@@ -132,24 +136,33 @@ end
 
 local around = {}
 
-local function append(list, ids) for _, id in ipairs(ids) do list[#list + 1] = id end end
+-- Appends the ids of a token of the template.
+local function append(list, item, tokens, where)
+   local name = field.check(where .. '.SpecialToken', item.SpecialToken, { id = 'text' }).id
+   local token = tokens and tokens[name]
+   if not token then fail("%s: '%s' is no token of the template", where, name) end
+   local ids = field.check(where .. ': special_tokens', token, { ids = 'list' }).ids
+   for _, id in ipairs(ids) do list[#list + 1] = field.value(where .. ': ids', id, 'id') end
+end
 
 function around.TemplateProcessing(d, node)
    local before, after = {}, {}
    local to = before
-   for _, item in ipairs(node.single or {}) do
-      if item.Sequence then
+   for i, item in ipairs(node.single or {}) do
+      local where = ('post_processor.single[%d]'):format(i)
+      if field.value(where, item, 'object').Sequence then
          to = after
       else
-         local token = node.special_tokens[item.SpecialToken.id]
-         append(to, token and token.ids or fail('%s of the template is no token',
-            tostring(item.SpecialToken.id)))
+         append(to, item, node.special_tokens, where)
       end
    end
    d.before, d.after = before, after
 end
 
-function around.BertProcessing(d, node) d.before, d.after = { node.cls[2] }, { node.sep[2] } end
+function around.BertProcessing(d, node)
+   d.before = { field.value('post_processor.cls', node.cls[2], 'id') }
+   d.after = { field.value('post_processor.sep', node.sep[2], 'id') }
+end
 around.RobertaProcessing = around.BertProcessing
 function around.ByteLevel() end
 
@@ -159,11 +172,11 @@ end
 
 -- Fills in d.before and d.after, the ids around a text.
 function published.around(d, node)
-   if type(node) ~= 'table' or node.type == nil then return end
+   if not field.is_node('post_processor', node) then return end
    local fn = around[node.type]
    err.raise_if(not fn, 'E_UNSUPPORTED', op, "post_processor '%s' is not supported",
       tostring(node.type))
-   fn(d, node)
+   fn(d, field.node('post_processor', node))
 end
 
 -- Returns the description of the value of a tokenizer.json.
@@ -175,7 +188,7 @@ function published.describe(t)
       tostring(kind))
    local d = { model = kind, flags = {}, normal = step.normal(t.normalizer),
       words = step.words(t.pre_tokenizer), before = {}, after = {} }
-   models[kind](d, model)
+   models[kind](d, field.node('model', model, kind))
    use_bytes(d)
    d.names = d.names or d.pieces
    d.added = added_tokens(d, t.added_tokens)

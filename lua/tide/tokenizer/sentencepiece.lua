@@ -24,8 +24,9 @@ local function varint(text, at)
    damaged()
 end
 
--- A float of 4 bytes.
+-- Returns a float of 4 bytes.
 local function float(text)
+   if #text ~= 4 then damaged() end
    local a, b, c, d = text:byte(1, 4)
    local sign, exponent = d >= 128 and -1 or 1, d % 128 * 2 + math.floor(c / 128)
    local mantissa = (c % 128 * 256 + b) * 256 + a
@@ -54,21 +55,28 @@ end
 
 -- ---- the messages ----------------------------------------------------------------------------
 
+-- Returns a value of a field, which must be of a Lua type: a number, or bytes.
+local function of(kind, value)
+   if type(value) ~= kind then damaged() end
+   return value
+end
+
 local types = { 'normal', 'unknown', 'control', 'user', 'unused', 'byte' }
 
 local function read_piece(text)
    local p = { text = '', score = 0, type = 'normal' }
    fields(text, function(number, value)
-      if number == 1 then p.text = value
-      elseif number == 2 then p.score = float(value)
-      elseif number == 3 then p.type = types[value] or 'normal' end
+      if number == 1 then p.text = of('string', value)
+      elseif number == 2 then p.score = float(of('string', value))
+      elseif number == 3 then p.type = types[of('number', value)] or 'normal' end
    end)
    return p
 end
 
 local function read(text, names, values)
    fields(text, function(number, value)
-      if names[number] then values[names[number]] = value end
+      local name = names[number]
+      if name then values[name] = of(type(values[name] or 0), value) end
    end)
    return values
 end
@@ -78,12 +86,12 @@ local function read_model(text)
       normalizer = { add_dummy_prefix = 1, remove_extra_whitespaces = 1, escape_whitespaces = 1,
          charsmap = '' } }
    fields(text, function(number, value)
-      if number == 1 then m.pieces[#m.pieces + 1] = read_piece(value)
+      if number == 1 then m.pieces[#m.pieces + 1] = read_piece(of('string', value))
       elseif number == 2 then
-         read(value, { [3] = 'model_type', [24] = 'treat_whitespace_as_suffix',
+         read(of('string', value), { [3] = 'model_type', [24] = 'treat_whitespace_as_suffix',
             [35] = 'byte_fallback', [40] = 'unk_id', [41] = 'bos_id', [42] = 'eos_id' }, m.trainer)
       elseif number == 3 then
-         read(value, { [2] = 'charsmap', [3] = 'add_dummy_prefix',
+         read(of('string', value), { [2] = 'charsmap', [3] = 'add_dummy_prefix',
             [4] = 'remove_extra_whitespaces', [5] = 'escape_whitespaces' }, m.normalizer)
       end
    end)

@@ -2,6 +2,7 @@
 -- by type. Each appends to a list; what is not known is refused by name.
 
 local err = require 'tide.util.err'
+local field = require 'tide.tokenizer.field'
 local pattern = require 'tide.tokenizer.pattern'
 local visible = require 'tide.tokenizer.visible'
 
@@ -13,7 +14,12 @@ local function add(list, kind, mode, what, with)
    list[#list + 1] = { kind = kind, mode = mode, what = what, with = with }
 end
 
+local behaviors = { Isolated = true, Removed = true, MergedWithPrevious = true,
+   MergedWithNext = true, Contiguous = true }
+
 local function split(list, what, mode, invert)
+   err.raise_if(not behaviors[mode], 'E_UNSUPPORTED', op, "pre_tokenizer.behavior '%s' is not "
+      .. 'supported', mode)
    add(list, 'split', { [mode] = true, invert = invert or nil }, what)
 end
 
@@ -27,7 +33,8 @@ end
 
 -- Appends the steps of a node and those of its list, if it is a Sequence.
 local function walk(list, node, group, parts)
-   if type(node) ~= 'table' or node.type == nil then return end
+   if not field.is_node(group, node) then return end
+   field.node(group, node)
    if node.type == 'Sequence' then
       for _, child in ipairs(node[parts] or {}) do walk(list, child, group, parts) end
       return
@@ -123,7 +130,9 @@ end
 
 -- First, always or never: what the field prepend_scheme, or an older one, says.
 function step.scheme(node)
-   if type(node.prepend_scheme) == 'string' then return node.prepend_scheme end
+   local scheme = node.prepend_scheme
+   if scheme == 'first' or scheme == 'always' or scheme == 'never' then return scheme end
+   err.raise_if(scheme, 'E_UNSUPPORTED', op, "prepend_scheme '%s' is not supported", scheme)
    return node.add_prefix_space == false and 'never' or 'always'
 end
 

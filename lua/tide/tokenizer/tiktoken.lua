@@ -6,6 +6,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local build = require 'tide.tokenizer.build'
 local decoder = require 'tide.tokenizer.decoder'
+local field = require 'tide.tokenizer.field'
 local pattern = require 'tide.tokenizer.pattern'
 local visible = require 'tide.tokenizer.visible'
 
@@ -81,7 +82,7 @@ local function read_ranks(text)
       -- A published file has the line '= 50256' in the place of a special token.
       local piece = code == '=' and '' or code and visible.base64(code)
       rank = tonumber(rank)
-      err.raise_if(not piece or rank >= 2^24, 'E_FORMAT', op, 'line %d is no piece in base64 and '
+      err.raise_if(not piece or rank >= 2^22, 'E_FORMAT', op, 'line %d is no piece in base64 and '
          .. 'its rank', n)
       pieces[rank + 1], ranks[rank + 1] = piece, rank
    end
@@ -91,19 +92,30 @@ local function read_ranks(text)
    return pieces, ranks, n
 end
 
+-- Adds the special tokens of added_tokens_decoder.
+local function own_special(d, rows)
+   local where = 'tokenizer_config.json: added_tokens_decoder'
+   for id, token in each(field.value(where, rows, 'object')) do
+      local place = ('%s.%s'):format(where, id)
+      tiktoken.add(d, field.check(place, token, { content = 'text' }).content,
+         field.value(place, tonumber(id), 'id'))
+   end
+end
+
 -- Returns the description of a file of tiktoken. config: the value of tokenizer_config.json, whose
 -- added_tokens_decoder and pat_str count; the special tokens by name.
 function tiktoken.describe(text, path, config)
    local pieces, ranks, n = read_ranks(text)
    local row = known[n]
-   local regex = config.pat_str or row and row[1]
+   local regex = field.value('tokenizer_config.json: pat_str', config.pat_str, 'text?')
+      or row and row[1]
    err.raise_if(not regex, 'E_UNSUPPORTED', op, '%s has %d pieces, of a vocabulary whose pattern '
       .. 'is not known; put it beside the file: {"pat_str": "..."} in tokenizer_config.json', path,
       n)
    local d = description(pieces, ranks, regex)
    local own = config.added_tokens_decoder
-   if type(own) == 'table' then
-      for id, token in each(own) do tiktoken.add(d, token.content, tonumber(id)) end
+   if own then
+      own_special(d, own)
    elseif n == 128000 then
       llama3_special(d)
    elseif row then
@@ -123,26 +135,30 @@ end
 -- Returns the description of the value of a tekken.json, and the special tokens by name. Special
 -- tokens come first: the rank of a piece is its id less their number.
 function tiktoken.tekken(value)
-   local config = value.config
-   local nspecial = config.default_num_special_tokens
-   local size = config.default_vocab_size
-   err.raise_if(type(nspecial) ~= 'number' or type(size) ~= 'number'
-      or type(config.pattern) ~= 'string', 'E_FORMAT', op, 'tekken.json: config has no pattern, '
-      .. 'default_vocab_size or default_num_special_tokens')
+   local config = field.check('config', value.config, { pattern = 'text',
+      default_vocab_size = 'id', default_num_special_tokens = 'id' })
+   field.value('vocab', value.vocab, 'list')
+   local nspecial, size = config.default_num_special_tokens, config.default_vocab_size
    local pieces, ranks = {}, {}
    for i = 1, nspecial do pieces[i], ranks[i] = '', -1 end
    for i = 1, math.min(size - nspecial, #value.vocab) do
       local row = value.vocab[i]
-      local piece = type(row.token_bytes) == 'string' and visible.base64(row.token_bytes)
-      err.raise_if(not piece or row.rank ~= i - 1, 'E_FORMAT', op, 'tekken.json: entry %d of vocab '
-         .. 'is damaged', i)
+      local code = type(row) == 'table' and row.token_bytes
+      local piece = type(code) == 'string' and visible.base64(code)
+      err.raise_if(not piece or row.rank ~= i - 1, 'E_FORMAT', op, 'entry %d of vocab is damaged',
+         i)
       pieces[nspecial + i], ranks[nspecial + i] = piece, i - 1
    end
    local d = description(pieces, ranks, config.pattern)
    local names = { [0] = '<unk>', '<s>', '</s>', '[INST]', '[/INST]', '[AVAILABLE_TOOLS]',
       '[/AVAILABLE_TOOLS]', '[TOOL_RESULTS]', '[/TOOL_RESULTS]', '[TOOL_CALLS]', '[IMG]', '<pad>',
       '[IMG_BREAK]', '[IMG_END]', '[PREFIX]', '[MIDDLE]', '[SUFFIX]' }
-   for _, row in ipairs(value.special_tokens or {}) do names[row.rank] = row.token_str end
+   local special = field.value('special_tokens', value.special_tokens, 'list?')
+   for i, row in ipairs(special or {}) do
+      field.check(('special_tokens[%d]'):format(i), row,
+         { rank = 'id', token_str = 'text' })
+      names[row.rank] = row.token_str
+   end
    for i = 0, nspecial - 1 do
       local text = names[i] or ('<SPECIAL_%d>'):format(i)
       d.added[#d.added + 1] = { text = text, find = text, id = i, special = true }
