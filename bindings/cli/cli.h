@@ -24,6 +24,7 @@ typedef struct run_options {
   int restart;             /* 0 in the first attempt */
   const char *job;         /* one name for all attempts */
   const char *params, *recipe, *trace, *device;
+  const char *code;        /* Lua text to run in place of a file; recipe is its name then */
   int narg;
   const char *const *args;
 } run_options;
@@ -84,7 +85,11 @@ void cli_check_environment(void);
 
 /* ---- run.c ----------------------------------------------------------------------------------- */
 
-int  cli_run(int argc, char **argv);
+/* `tide run`, or a command whose code is in the library and runs on several ranks (`tide score`):
+ * code null: a recipe follows the options. */
+int  cli_run(const char *command, const char *code, int argc, char **argv);
+/* Runs the recipe, or the code, in a state. Returns its status. */
+int  cli_run_recipe(const run_options *o, lua_State *L);
 /* Sets one option of `tide run` or `tide repl`. value null: it is missing. Returns 0, or the exit
  * code after a message. */
 int  cli_parse_option(const char *command, const char *name, const char *value, run_options *o);

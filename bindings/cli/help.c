@@ -7,6 +7,8 @@ const char cli_help_text[] =
   "  tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--grace S]\n"
   "           [--trace FOLDER] [--traceback] recipe.lua [options]\n"
   "  tide trace FOLDER         what a traced run shows: where ranks part, who came last\n"
+  "  tide score [-n RANKS] [-t THREADS] --from DIR [options]\n"
+  "                            perplexity of a --file, or answers to --choices; see --help\n"
   "  tide export RUN DIR       a run's newest checkpoint as a folder that transformers reads\n"
   "  tide runs [DIR]           the runs in a folder (runs) with their last figures; --csv of one\n"
   "  tide plot RUN...          losses of runs in the terminal and, with --out, in one SVG\n"

@@ -1,4 +1,4 @@
-/* The `tide` program: run, repl, trace, export, version, params, help.
+/* The `tide` program: run, repl, score, trace, export, runs, plot, version, params, help.
  *
  * A thin shell over tide_lua (one rank, in the main thread) and ranks (several, as threads). Only
  * this folder prints, handles signals and exits.
@@ -61,6 +61,12 @@ static int command_watch(const char *command, int argc, char **argv)
   const char *lua = plot ? "return require('tide.train.watch').plot(...)"
                          : "return require('tide.train.watch').runs(...)";
   return run_lua(lua, plot ? "=plot" : "=runs", argc, argv);
+}
+
+/* Scores text or answers questions, on one rank or several; its words are read in Lua. */
+static int command_score(int argc, char **argv)
+{
+  return cli_run("score", "return require('tide.train.score_command')('score', ...)", argc, argv);
 }
 
 static int command_version(void)
@@ -141,14 +147,16 @@ static int run_command(int argc, char **argv)
   bool is_command = strcmp(command, "run") == 0 || strcmp(command, "repl") == 0 ||
                     strcmp(command, "params") == 0 || strcmp(command, "trace") == 0;
   bool is_export = strcmp(command, "export") == 0;
+  bool is_score = strcmp(command, "score") == 0;
   bool is_watch = strcmp(command, "runs") == 0 || strcmp(command, "plot") == 0;
   if (argc == 3 && is_command && asks_for_help(argv[2])) /* trace: see run */
     return command_help(strcmp(command, "trace") == 0 ? "run" : command);
   cli_watch_signals();
-  if (is_command || is_export || is_watch) cli_check_environment();
+  if (is_command || is_export || is_watch || is_score) cli_check_environment();
+  if (is_score) return command_score(argc - 2, argv + 2);
   if (is_export) return command_export(argc - 2, argv + 2);
   if (is_watch) return command_watch(command, argc - 2, argv + 2);
-  if (strcmp(command, "run") == 0) return cli_run(argc - 2, argv + 2);
+  if (strcmp(command, "run") == 0) return cli_run(command, NULL, argc - 2, argv + 2);
   if (strcmp(command, "repl") == 0) return cli_prompt(argc - 2, argv + 2);
   if (strcmp(command, "trace") == 0) return command_trace(argc - 2, argv + 2);
   bool version = strcmp(command, "version") == 0 || strcmp(command, "--version") == 0;

@@ -86,7 +86,7 @@ int cli_run_placed(const run_options *o, lua_State *L, const place *at, printer 
 {
   p->first = at->rank;
   int rc = cli_begin_rank(L, at->rank, p) == 0 && tide_host_rank_exit(L) == 0
-           ? tide_lua_run_file(L, o->recipe, o->narg, o->args) : TIDE_E_NOMEM;
+           ? cli_run_recipe(o, L) : TIDE_E_NOMEM;
   cli_leave_trace(L);
   cli_end_rank(L, at->rank, p);
   return rc;

@@ -73,10 +73,16 @@ int cli_open(const run_options *o, tide_ctx **ctx, lua_State **L)
 
 /* ---- one rank -------------------------------------------------------------------------------- */
 
+int cli_run_recipe(const run_options *o, lua_State *L)
+{
+  if (!o->code) return tide_lua_run_file(L, o->recipe, o->narg, o->args);
+  return tide_lua_run_string(L, o->code, strlen(o->code), o->recipe, o->narg, o->args);
+}
+
 static int run_alone(const run_options *o, lua_State *L)
 {
   if (cli_describe_job(L, o) != 0) return TIDE_E_NOMEM;
-  int rc = tide_lua_run_file(L, o->recipe, o->narg, o->args);
+  int rc = cli_run_recipe(o, L);
   cli_leave_trace(L);
   fflush(stdout);
   if (rc < 0) fprintf(stderr, "tide: %s\n", tide_lua_message(L));
@@ -167,22 +173,43 @@ int cli_parse_option(const char *command, const char *name, const char *value, r
   return EXIT_USAGE;
 }
 
-static int parse_run(int argc, char **argv, run_options *o)
+/* Whether a word is an option of ranks: all that begin with '-' where a recipe follows, else those
+ * that a command of the library leaves to the program. */
+static bool is_for_ranks(const char *word, const char *code)
 {
-  *o = (run_options){.nrank = 1, .grace = -1};
+  static const char *const shared[] = {"-n", "-t", "-p", "--trace", "--traceback"};
+  bool found = !code && word[0] == '-' && word[1];
+  for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
+    found = found || strcmp(word, shared[i]) == 0;
+  return found;
+}
+
+/* Fills o->code and o->recipe before. */
+static int parse_run(const char *command, int argc, char **argv, run_options *o)
+{
   int i = 0;
-  while (i < argc && argv[i][0] == '-' && argv[i][1]) {
+  while (i < argc && is_for_ranks(argv[i], o->code)) {
     const char *name = argv[i++];
     int rc = 0;
     if (strcmp(name, "--traceback") == 0) setenv("TIDE_TRACEBACK", "1", 1);
-    else rc = cli_parse_option("run", name, i < argc ? argv[i++] : NULL, o);
+    else rc = cli_parse_option(command, name, i < argc ? argv[i++] : NULL, o);
     if (rc) return rc;
   }
-  if (i >= argc) return cli_complain("run: a recipe is missing; see `tide help run`");
-  o->recipe = argv[i];
-  o->narg = argc - i - 1;
-  o->args = (const char *const *)argv + i + 1;
+  if (i >= argc && !o->code)
+    return cli_complain("run: a recipe is missing; see `tide help run`");
+  if (!o->code) o->recipe = argv[i++];
+  o->narg = argc - i;
+  o->args = (const char *const *)argv + i;
   return 0;
+}
+
+static int check_recipe(const char *path)
+{
+  struct stat what;
+  if (stat(path, &what) == 0 && access(path, R_OK) == 0 && !S_ISDIR(what.st_mode)) return 0;
+  fprintf(stderr, "tide: run: cannot read '%s'%s\n", path,
+          access(path, R_OK) == 0 ? ": it is a folder" : "");
+  return EXIT_USAGE;
 }
 
 /* ---- the folder of --trace ------------------------------------------------------------------- */
@@ -262,21 +289,18 @@ static int run_attempts(run_options *o)
   }
 }
 
-int cli_run(int argc, char **argv)
+int cli_run(const char *command, const char *code, int argc, char **argv)
 {
-  run_options o;
-  int rc = parse_run(argc, argv, &o);
+  char name[32];
+  snprintf(name, sizeof name, "=%s", command);
+  run_options o = {.nrank = 1, .grace = -1, .code = code, .recipe = name};
+  int rc = parse_run(command, argc, argv, &o);
+  if (!rc && !code) rc = check_recipe(o.recipe);
   if (rc) return rc;
-  struct stat what;
-  if (stat(o.recipe, &what) != 0 || access(o.recipe, R_OK) != 0 || S_ISDIR(what.st_mode)) {
-    fprintf(stderr, "tide: run: cannot read '%s'%s\n", o.recipe,
-            access(o.recipe, R_OK) == 0 ? ": it is a folder" : "");
-    return EXIT_USAGE;
-  }
   const char *world = o.nrank > 1 ? getenv("OMPI_COMM_WORLD_SIZE") : NULL;
   if (world && atoi(world) > 1) {
-    fprintf(stderr, "tide: run: -n %d inside a job of %s processes; let mpirun start all ranks\n",
-            o.nrank, world);
+    fprintf(stderr, "tide: %s: -n %d inside a job of %s processes; let mpirun start all ranks\n",
+            command, o.nrank, world);
     return EXIT_USAGE;
   }
   bool placed = getenv("RANK") || getenv("OMPI_COMM_WORLD_RANK") || getenv("PMI_RANK") ||

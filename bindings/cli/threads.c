@@ -21,7 +21,8 @@ static void end_thread(lua_State *L, int rank, void *user)
 
 static bool fill_job(tide_host_ranks *r, const run_options *o)
 {
-  int rc = tide_host_ranks_file(r, o->recipe);
+  int rc = o->code ? tide_host_ranks_code(r, o->code, strlen(o->code), o->recipe)
+                   : tide_host_ranks_file(r, o->recipe);
   for (int i = 0; i < o->narg && rc == 0; i++) rc = tide_host_ranks_arg(r, o->args[i]);
   if (rc == 0) rc = tide_host_ranks_nthread(r, o->nthread);
   if (rc == 0) rc = tide_host_ranks_params(r, o->params, 1);

@@ -2,6 +2,7 @@
 -- from, and written by tide export.
 
 local tide = require 'tide'
+local each = require 'tide.util.each'
 local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
@@ -40,6 +41,24 @@ describe('a published folder', function()
          assert.equal(one, (ok(2, words):gsub('%[r0%] ', '')))
          bad(1, words .. ' --ids "1 40"', "whole numbers below 40, got '40'")
          bad(1, 'generate.lua --from ' .. folder, 'a vocabulary of 40')
+      end)
+   end)
+
+   it('is scored by `tide score` as by the recipe, on one rank and on two', function()
+      with_folder(40, function(_, folder)
+         local words = ' --from ' .. folder .. ' --ids "1 2 3 4 5"'
+         local want = ok(1, 'logprob.lua' .. words)
+         for _, n in ipairs { '', ' -n 2 -t 1' } do
+            local out, status = recipe.shell(recipe.program .. ' score' .. n .. words)
+            assert.equal(0, status, out)
+            assert.equal(want, (out:gsub('%[r0%] ', '')))
+         end
+         for text, more in each { ['give one of --text'] = '', ['-n needs a number'] = ' -n x',
+            ["did you mean '--file'"] = ' --fil x' } do
+            local out, status = recipe.shell(recipe.program .. ' score' .. more)
+            assert.equal(2, status, out)
+            assert.matches(text, out, 1, true)
+         end
       end)
    end)
 

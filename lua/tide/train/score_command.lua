@@ -1,0 +1,179 @@
+-- Log-probabilities of text under a checkpoint or a published folder, and accuracy on
+-- multiple-choice questions: the command `tide score`, and recipes/logprob.lua.
+--
+-- The weights are shared among the ranks and gathered layer by layer: no rank holds more than one
+-- layer and the embeddings, however large the model. Rows of tokens are shared, too.
+
+local args = require 'tide.util.args'
+local err = require 'tide.util.err'
+
+local options = {
+   { 'from', 'runs/pretrain', 'a checkpoint, the folder of a run (its newest is taken), or a '
+     .. 'published folder (config.json, model.safetensors)' },
+   { 'text', nil, 'text to score' },
+   { 'file', nil, 'file of text to score, in place of --text' },
+   { 'choices', nil, 'JSON Lines of questions { question, choices, answer } to answer, in place of '
+     .. 'text', type = 'string' },
+   { 'ids', nil, 'token ids to score, the first of them only seen, in place of text',
+     type = 'string' },
+   { 'tokenizer', nil, 'folder or file of a tokenizer; not given: the one in --from, else bytes',
+     type = 'string' },
+   { 'delimiter', ' ', 'what stands between a question and a choice of --choices' },
+   { 'skip-bad', false, 'leave broken lines of --choices out and count them; else the first one '
+     .. 'ends the run' },
+   { 'seq', 0, 'tokens per window; 0: as many as the model is for', min = 0,
+     also = { 'max-length', 'seq-len' } },
+   { 'batch', 8, 'windows at a time on a rank', min = 1, also = { 'batch-size' } },
+   { 'tokens', false, 'print the log-probability of every token, or of every choice' },
+   { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
+   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0, max = 4096 },
+}
+
+-- The tokenizer of texts. A model without one takes bytes, if it has their vocabulary.
+local function tokenizer_of(tide, opt, vocab)
+   local bytes = tide.data.bytes
+   if opt.tokenizer then return tide.tokenizer.load(opt.tokenizer) end
+   local tok = tide.tokenizer.find(opt.from)
+   if tok or vocab == bytes.vocab_size then return tok or bytes end
+   err.usage(opt.op, '%s has a vocabulary of %d and no tokenizer; text is scored with the byte '
+      .. 'vocabulary (%d), give --tokenizer or --ids', opt.from, vocab, bytes.vocab_size)
+end
+
+-- Token ids that were given as such.
+local function given_ids(opt, vocab)
+   local list = {}
+   for word in opt.ids:gmatch '[^%s,]+' do
+      local id = tonumber(word)
+      if not id or id % 1 ~= 0 or id < 0 or id >= vocab then
+         err.usage(opt.op, "--ids: expected whole numbers below %d, got '%s'", vocab, word)
+      end
+      list[#list + 1] = id
+   end
+   if #list < 2 then err.usage(opt.op, '--ids: expected at least two ids') end
+   return list
+end
+
+-- Reads what is scored: fields ids, text or items (with bad, the lines left out).
+local function read(tide, opt)
+   local n = 0
+   for _, name in ipairs { 'text', 'file', 'ids', 'choices' } do n = n + (opt[name] and 1 or 0) end
+   if n ~= 1 then err.usage(opt.op, 'give one of --text, --file, --choices and --ids') end
+   local work = {}
+   if opt.choices then
+      work.items, work.bad = tide.data.choices.load(opt.choices, { skip_bad = opt.skip_bad })
+   elseif not opt.ids then
+      work.text = opt.text or tide.util.fs.read(opt.op, opt.file)
+      local what = opt.file and require('tide.data.kind').of(work.text:sub(1, 64))
+      if what then err.usage(opt.op, '--file: %s is no text: %s', opt.file, what) end
+      if work.text == '' then err.usage(opt.op, 'there is nothing to score') end
+   end
+   return work
+end
+
+-- The tokens that a window has: at most as many as the model is for, 2048 where it has no bound.
+local function window(opt, config)
+   local most = config.max_position_embeddings
+   if not most or most >= 2^31 - 1 then most = 2048 end
+   return opt.seq > 0 and opt.seq or most
+end
+
+-- Scores what is to be scored; returns it with its figures.
+local function compute(tide, opt)
+   local work = read(tide, opt)
+   local ranks = tide.comm.world().size
+   local model, on = tide.model.load(opt.from, { device = opt.device,
+      mesh = ranks > 1 and { dp_shard = ranks } or nil })
+   local config, evaluate = model.config, tide.train.evaluate
+   local how = { sharded = on.sharded, seq = window(opt, config), batch = opt.batch,
+      device = opt.device }
+   if opt.ids then
+      work.ids = given_ids(opt, config.vocab_size)
+      work.values = tide.train.score.logprob(model, work.ids, how)
+      return work
+   end
+   work.tok = tokenizer_of(tide, opt, config.vocab_size)
+   if work.text then
+      work.figures = evaluate.perplexity(model, work.tok, work.text, how)
+      work.ids, work.values = work.figures.ids, work.figures.values
+   else
+      how.delimiter = opt.delimiter
+      work.figures = evaluate.choices(model, work.tok, work.items, how)
+   end
+   return work
+end
+
+local function show_tokens(tide, work)
+   for i, value in ipairs(work.values) do
+      local id, tok = work.ids[i + 1], work.tok
+      if not tok then io.stdout:write(('%-8d %9.4f\n'):format(id, value))
+      else
+         local text = tok == tide.data.bytes and tok.decode { id }
+            or tok:decode({ id }, { special = true })
+         io.stdout:write(('%-8q %9.4f\n'):format(text, value))
+      end
+   end
+end
+
+local function show_text(tide, opt, work)
+   if opt.tokens then show_tokens(tide, work) end
+   local sum, n, f = 0, #work.values, work.figures
+   for _, value in ipairs(work.values) do sum = sum + value end
+   local mean = -sum / n
+   local what = work.tok == tide.data.bytes and 'byte' or 'token'
+   io.stdout:write(('%d %ss, log-probability %.4f: %.4f nats per %s, %.4f bits per %s, '
+      .. 'perplexity %.4f\n'):format(n, what, sum, mean, what, mean / math.log(2), what,
+      math.exp(mean)))
+   if f then
+      io.stdout:write(('%d words, %d bytes: word perplexity %.4f, byte perplexity %.4f, %.4f bits '
+         .. 'per byte\n'):format(f.words, f.bytes, f.word_perplexity, f.byte_perplexity,
+         f.bits_per_byte))
+   end
+end
+
+-- Prints a line for each question: its number, the answer, what each rule chooses, and the
+-- log-probabilities of its choices. Choices are numbered from 0 here, as in the file.
+local function show_items(items)
+   for n, item in ipairs(items) do
+      local values = {}
+      for i, v in ipairs(item.values) do values[i] = ('%.4f'):format(v) end
+      io.stdout:write(('%d: answer %d, acc %d, acc_norm %d, acc_bytes %d: %s\n'):format(n,
+         item.answer - 1, item.acc - 1, item.acc_norm - 1, item.acc_bytes - 1,
+         table.concat(values, ' ')))
+   end
+end
+
+local function show_choices(opt, work)
+   local f = work.figures
+   if opt.tokens then show_items(f.items) end
+   io.stdout:write(('%d question%s\n'):format(f.count, f.count == 1 and '' or 's'))
+   for _, rule in ipairs { 'acc', 'acc_norm', 'acc_bytes' } do
+      local spread = f[rule .. '_stderr']
+      io.stdout:write(('%-10s %.4f%s\n'):format(rule, f[rule],
+         spread and (' +- %.4f'):format(spread) or ''))
+   end
+   if f.cut > 0 then
+      io.stdout:write(('%d choices did not fit into a window; their questions lost tokens on the '
+         .. 'left\n'):format(f.cut))
+   end
+   if #work.bad > 0 then
+      io.stdout:write(('%d broken line%s left out; %s\n'):format(#work.bad,
+         #work.bad == 1 and '' or 's', work.bad[1]))
+   end
+end
+
+local function run(opt)
+   local tide = require 'tide'
+   if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
+   local work = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
+      'E_UNSUPPORTED' }, compute, tide, opt)
+   if tide.comm.world().rank > 0 then return end
+   if work.items then show_choices(opt, work) else show_text(tide, opt, work) end
+end
+
+-- Runs the command under a name, `score` or that of the recipe, with the words of its command line.
+return function(name, ...)
+   local opt = args.parse(name .. ': score text or answer questions with a model', options, { ... })
+   if not opt then return end
+   opt.op = name
+   run(opt)
+end
