@@ -102,17 +102,10 @@ local function check(opt)
    end
 end
 
--- On several ranks the first one samples; the others have nothing to add.
-local function run(opt)
-   local tide = require 'tide'
-   check(opt)
-   if tide.comm.world().rank > 0 then return end
-   if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
-   local model, options, said = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
-      'E_UNSUPPORTED' }, function()
-      local model = tide.model.load(opt.from, { device = opt.device, verbose = opt.verbose })
-      return model, drawing.options(tide, model, opt)
-   end)
+-- Reads the model and what goes with it, and continues the prompt or answers.
+local function answer(tide, opt)
+   local model = tide.model.load(opt.from, { device = opt.device, verbose = opt.verbose })
+   local options, said = drawing.options(tide, model, opt)
    local ids = opt.ids and read_ids(opt, model.config.vocab_size)
    if not ids then
       local tokenizer = tokenizer_of(tide, opt, model)
@@ -122,6 +115,16 @@ local function run(opt)
    if opt.verbose then drawing.tell(options, said) end
    if opt.chat then return talk.run(tide, model, opt, options) end
    continue(tide, model, opt, ids or encode(opt, options.tokenizer, said.bos), options)
+end
+
+-- On several ranks the first one samples; the others have nothing to add.
+local function run(opt)
+   local tide = require 'tide'
+   check(opt)
+   if tide.comm.world().rank > 0 then return end
+   if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
+   err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE', 'E_UNSUPPORTED' }, answer, tide,
+      opt)
 end
 
 args.main(function(...)

@@ -13,7 +13,8 @@ local err = require 'tide.util.err'
 
 local options = {
    { 'data', 'lua', 'a file of text, or a folder of such files' },
-   { 'vocab-size', 8192, 'ids, the 256 bytes and special tokens included', min = 257 },
+   { 'vocab-size', 8192, 'ids, the 256 bytes and special tokens included', min = 257,
+     also = { 'vocab' } },
    { 'pattern', 'llama3', 'how text is cut into words: llama3, gpt2, qwen2' },
    { 'special', '<|endoftext|>', 'special tokens with commas between; the first begins and ends '
       .. 'texts' },

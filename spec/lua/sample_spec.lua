@@ -87,7 +87,8 @@ end)
 local Script = class('Script', tide.nn.Module)
 function Script:init(script)
    tide.nn.Module.init(self)
-   self.script, self.config = script, { num_hidden_layers = 1, max_position_embeddings = 1000 }
+   self.script = script
+   self.config = { num_hidden_layers = 1, max_position_embeddings = 1000, vocab_size = 258 }
    self.calls = 0
 end
 function Script:forward(x, at)
@@ -161,6 +162,8 @@ describe('train.sample.generate', function()
    it('refuses what it cannot do, and leaves the mode of the model alone', function()
       local model = Script 'abc'
       model:train(true)
+      assert.matches('prompt%[2%]: the model has %d+ ids, got 99999; is this its tokenizer',
+         raised(sample.generate, model, { 1, 99999 }, {}).message)
       assert.equal('E_ARG', raised(sample.generate, model, 'x', {}).code)
       assert.equal('E_ARG', raised(sample.generate, model, { 1 }, { stop_strings = { 'a' } }).code)
       assert.equal('E_ARG', raised(sample.generate, model, 'x', { tokenizer = bytes,

@@ -62,6 +62,24 @@ describe('a published folder', function()
       end)
    end)
 
+   it('with a damaged tokenizer is refused in one line by each command', function()
+      with_folder(40, function(dir, folder)
+         write(dir .. '/c.jsonl', '{"text": "a b c"}\n')
+         for text, damage in each { ['tokenizer.json: line 1, column 2: '] = '{x',
+            ["tokenizer.json: model 'X' is not"] = '{"model": {"type": "X"}}' } do
+            write(folder .. '/tokenizer.json', damage)
+            for _, words in ipairs { 'generate.lua --prompt a', 'logprob.lua --text a',
+               'generate.lua --chat --prompt a', 'finetune.lua --data ' .. dir .. '/c.jsonl --out '
+               .. dir .. '/o', 'pretrain.lua --data ' .. dir .. '/c.jsonl --records' } do
+               local out, status = recipe.ranks(1, words .. ' --from ' .. folder)
+               assert.is_true(status == 1 or status == 2, out)
+               assert.matches(text, out, 1, true)
+               assert.is_nil(out:find('\n.', 1), words .. out)
+            end
+         end
+      end)
+   end)
+
    it('with a tokenizer is scored, and answers questions, on one rank and on two', function()
       local value = tide.json.decode(tide.util.fs.read('spec', 'spec/golden/tokenizer/gpt2.json'))
       with_folder(420, function(dir, folder)

@@ -6,6 +6,9 @@ local each = require 'tide.util.each'
 
 local json = {}
 
+local op = 'tokenizer.load'
+
+-- Returns t without the names whose value is null.
 local function without_null(value, null)
    for key, v in each(value) do
       if v == null then value[key] = nil
@@ -19,8 +22,12 @@ end
 -- The value of a file.
 function json.read(path, limit)
    local decode = fs.io().json
-   local value = decode.decode(fs.read('tokenizer.load', path), { name = path, limit = limit })
-   err.raise_if(type(value) ~= 'table', 'E_FORMAT', 'tokenizer.load', '%s is no object', path)
+   local ok, value = pcall(decode.decode, fs.read(op, path), { name = path, limit = limit })
+   if not ok then
+      local e = err.of(value) or error(value, 0)
+      err.raise(e.code, op, '%s', e.message)
+   end
+   err.raise_if(type(value) ~= 'table', 'E_FORMAT', op, '%s is no object', path)
    return without_null(value, decode.null)
 end
 

@@ -117,6 +117,10 @@ local function ids_of(op, name, prompt, o)
       ids = o.tokenizer.ids and o.tokenizer.ids(prompt) or o.tokenizer:encode(prompt)
    end
    if #err.integers(op, name, ids, 0) == 0 then err.arg(op, name, 'at least one id', 'none') end
+   for i, id in ipairs(ids) do
+      err.raise_if(id >= o.vocab, 'E_ARG', op, '%s[%d]: the model has %d ids, got %d; is this its '
+         .. 'tokenizer?', name, i, o.vocab, id)
+   end
    return ids
 end
 
@@ -124,6 +128,7 @@ end
 local function settled(op, model, o)
    if type(model.config) ~= 'table' then err.arg(op, 'model', 'a model of tide.model', model) end
    o.op, o.stops, o.stop_strings = op, {}, o.stop_strings or {}
+   o.vocab = model.config.vocab_size or math.huge
    local stop = o.stop
    if stop ~= nil and type(stop) ~= 'table' then stop = { stop } end
    for _, id in ipairs(stop and err.integers(op, 'stop', stop, 0) or {}) do o.stops[id] = true end
