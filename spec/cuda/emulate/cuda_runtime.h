@@ -27,6 +27,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __shared__ static
+#define __constant__
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
