@@ -481,7 +481,7 @@ function tide.nn.Attention:detail() end
 function tide.nn.Attention:forward(x_BTC, at) end
 function tide.nn.Attention:inner(q, k, v, options) end
 function tide.nn.Attention:project(x_BTC) end
-function tide.nn.Attention:told(at, q_start, device) end
+function tide.nn.Attention:told(at, q_start, device, n) end
 function tide.nn.Attention:tp(_, on) end
 function tide.nn.Attention:tp_plan() end
 ---@class tide.nn.Block

@@ -95,15 +95,21 @@ local function rotated(self, q, k, at)
    return private.replace(q, q * rope:factors(q)), k
 end
 
--- The options of attend, beside its tensors.
-function Attention:told(at, q_start, device)
+-- The part of an index [B, T, 2] of all tokens that is about the last n, which a cache has kept.
+local function last_of(index, n)
+   local T = index and index:size(2) or n
+   return T > n and index:narrow(2, T - n + 1, n) or index
+end
+
+-- The options of attend, beside its tensors. n: how many keys there are.
+function Attention:told(at, q_start, device, n)
    err.type('nn.Attention', 'at', at, 'table')
    local over, whole = context.for_layer('nn.Attention', self, at)
    local causal, of_mask = self.causal, mask_.of_layer('nn.Attention', at, over or whole)
    if at.is_causal ~= nil then causal = at.is_causal end
    local o = { causal = causal, window = self.window, softcap = self.softcap,
       scale = self.scale, q_start = q_start, q_index = at.q_index or of_mask,
-      k_index = at.k_index or of_mask, context = over,
+      k_index = last_of(at.k_index, n) or of_mask, context = over,
       dropout = self.training and self.dropout > 0 and self.dropout or nil }
    if whole then
       o.q_index, o.window = whole:q_index(device), self.window or whole.window
@@ -132,10 +138,10 @@ function Attention:forward(x_BTC, at)
    if self.rope then q, k = rotated(self, q, k, at) end
    local cache, q_start = at.cache, nil
    if cache then
-      q_start = cache.k and cache.k:size(2) or 0
-      k, v = kv_cache.extend(cache, k, v)
+      k, v, q_start = kv_cache.extend(cache, k, v, not at.context and self.window or nil)
    end
-   local y = private.call(self.attend, self, q, k, v, self:told(at, q_start, x_BTC.device))
+   local y = private.call(self.attend, self, q, k, v,
+      self:told(at, q_start, x_BTC.device, k:size(2)))
    private.spend(q, k, v)
    y = private.replace(y, y:reshape(B, T, self.heads * D))
    return private.replace(y, self.o_proj(y))

@@ -7,6 +7,7 @@
 local tide = require 'tide'
 local causal_lm = require 'tide.model.causal_lm'
 local class = require 'tide.class'
+local kv_cache = require 'tide.nn.kv_cache'
 
 local rows = {}
 
@@ -47,21 +48,12 @@ end
 
 -- ---- taking up earlier tokens ------------------------------------------------------------------
 
--- Whether tokens can be taken from the end of all caches: those of attention hold one entry each.
-local function can_shorten(caches)
+-- Whether all caches can go back to their first n tokens: a state holds all tokens together.
+local function can_shorten(caches, n)
    for _, cache in ipairs(caches) do
-      if cache.state or cache.conv then return false end
+      if cache.state or cache.conv or not kv_cache.can_shorten(cache, n) then return false end
    end
    return true
-end
-
-local function shorten(caches, n)
-   for _, cache in ipairs(caches) do
-      if cache.k and cache.k:size(2) > n then
-         cache.k = cache.k:narrow(2, 1, n):contiguous()
-         cache.v = cache.v:narrow(2, 1, n):contiguous()
-      end
-   end
 end
 
 -- Returns how many of the tokens in the caches begin the list, at least one of which is left to
@@ -70,7 +62,7 @@ local function shared(self, list)
    local fed, n = self.fed, 0
    if not fed or self.rope then return 0 end
    while n < #fed and n < #list - 1 and fed[n + 1] == list[n + 1] do n = n + 1 end
-   return (n == #fed or can_shorten(self.caches)) and n or 0
+   return (n == #fed or can_shorten(self.caches, n)) and n or 0
 end
 
 -- ---- calls -------------------------------------------------------------------------------------
@@ -129,7 +121,7 @@ end
 function Rows:begin(lists)
    local n = #lists == 1 and shared(self, lists[1]) or 0
    if n > 0 then
-      shorten(self.caches, n)
+      for _, cache in ipairs(self.caches) do kv_cache.shorten(cache, n) end
       self.width, self.fed = n, {}
       local rest = {}
       for i, id in ipairs(lists[1]) do
