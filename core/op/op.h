@@ -35,6 +35,7 @@ typedef union tide__attrs {
   k_arange_attrs arange;
   k_linear_act_attrs linear_act;
   k_fp8_attrs fp8;
+  k_nf4_attrs nf4;
   k_row_norm_attrs row_norm;
   k_gated_norm_attrs gated_norm;
   k_conv1d_attrs conv1d;

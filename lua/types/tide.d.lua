@@ -90,6 +90,7 @@ function tide.Tensor:permute(a, b, c, d, e, f, g, h) end
 function tide.Tensor:pin_memory() end
 function tide.Tensor:pow(y) end
 function tide.Tensor:prod(dim, keepdim) end
+function tide.Tensor:quantize_nf4() end
 function tide.Tensor:reciprocal() end
 function tide.Tensor:refilled() end
 function tide.Tensor:release() end
@@ -1268,6 +1269,7 @@ function tide.cos(x) end
 function tide.cross_entropy(logits, targets, opts) end
 function tide.cumsum(x, dim) end
 function tide.default() end
+function tide.dequantize_nf4(codes, scale, n) end
 function tide.div(x, y) end
 function tide.document_index(cu, ntoken) end
 function tide.dropout(x, p) end
@@ -1309,6 +1311,7 @@ function tide.linear(x, w, bias) end
 function tide.linear_act(x, w, bias, activation) end
 function tide.linear_cross_entropy(x, w, bias, targets, opts) end
 function tide.linear_fp8(x, w, bias) end
+function tide.linear_nf4(x, codes, scale, n, bias) end
 function tide.log(x) end
 function tide.log_softmax(x, dim) end
 function tide.logical_and(x, y) end
@@ -1339,6 +1342,7 @@ function tide.params() end
 function tide.permute(x, a, b, c, d, e, f, g, h) end
 function tide.pow(x, y) end
 function tide.prod(x, dim, keepdim) end
+function tide.quantize_nf4(x) end
 function tide.rand(shape, opts) end
 function tide.randn(shape, opts) end
 function tide.reciprocal(x) end

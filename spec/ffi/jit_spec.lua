@@ -13,6 +13,7 @@ local series, taps, steps, decay = f32(1, 4, 3), f32(3, 2), f32(1, 4, 2), f32(2)
 local scalar = tide.tensor(2)
 local shape = { 3, 4 }
 local two, pair = { f32(4, 3), f32(3) }, { x, v }
+local codes, scale = tide.quantize_nf4(y)
 
 local unary = { 'neg', 'abs', 'sign', 'floor', 'exp', 'log', 'sqrt', 'rsqrt', 'square',
    'reciprocal', 'sin', 'cos', 'tanh', 'sigmoid', 'silu', 'gelu', 'gelu_tanh', 'relu', 'softplus',
@@ -60,6 +61,7 @@ local cases = {
    linear = function() return tide.linear(x, y) end,
    linear_act = function() return tide.linear_act(x, y, nil, 'relu') end,
    linear_fp8 = function() return tide.linear_fp8(x, y) end,
+   linear_nf4 = function() return tide.linear_nf4(x, codes, scale, 4) end,
    layer_norm = function() return tide.layer_norm(x, v, v) end,
    rms_norm = function() return tide.rms_norm(x, v) end,
    add_rms_norm = function() return tide.add_rms_norm(x, y, v) end,

@@ -32,6 +32,8 @@ return {
    tokenizer_encode_batch = { sizes = 1, tries = { n = few, sizes = sizes } },
    add_rms_norm = norm, layer_norm = norm, rms_norm = norm, gated_rms_norm = norm,
    linear = linear, linear_act = linear, linear_fp8 = linear,
+   linear_nf4 = { codes = 'u8 9', scale = 'f32 2', bias = rows, n = 4 },
+   dequantize_nf4 = { codes = 'u8 9', scale = 'f32 2', n = 16 },
    linear_cross_entropy = { bias = rows, targets = 'i64 4' },
    cross_entropy = { targets = 'i64 4' },
    where = { cond = 'bool 4,4' },

@@ -88,6 +88,17 @@ end
 -- compute capability 8.9.
 make 'linear_fp8(x, w, bias: maybe)'
 
+-- Rounds x (f32, bf16 or f16) to NF4 with double quantisation, as bitsandbytes does: codes (u8) and
+-- scale (f32), 4.13 bits an element.
+two 'quantize_nf4(x)'
+
+-- The n numbers (f32 [n]) that codes and scale of quantize_nf4 stand for.
+make 'dequantize_nf4(codes, scale, n: int 0)'
+
+-- linear with a weight [n, K] that quantize_nf4 has rounded, which is read a part at a time, in the
+-- dtype of x (f32, bf16 or f16). x and bias get gradients.
+make 'linear_nf4(x, codes, scale, n: int 0, bias: maybe) -> x, codes, scale, bias, n'
+
 -- ---- normalisation, activations --------------------------------------------------------------
 
 -- exp(x) over its sum along dim.

@@ -455,6 +455,17 @@ int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
  * e5m2, and w and x to e4m3 again; dbias is the sum of the unrounded dy. The derivative treats
  * rounding as the identity. f32, bf16, f16, else E_DTYPE; E_UNSUPPORTED on a GPU without FP8. */
 int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
+/* Rounds x (f32, bf16, f16) to NF4 with double quantisation, as bitsandbytes does: blocks of 64
+ * elements in row-major order have codes of 4 bits and a magnitude, which is a code of 8 bits. Of
+ * n elements, codes: u8 [ceil(n / 2) + ceil(n / 64)]; scale: f32 [1 + ceil(n / 16384)]. Not
+ * recorded. A NaN or infinite number makes all of them NaN. E_DTYPE; E_UNSUPPORTED on a GPU. */
+int tide_quantize_nf4(tide_tensor **codes, tide_tensor **scale, tide_tensor *x);
+/* The n numbers that codes and scale stand for, f32 [n]. Not recorded. */
+int tide_dequantize_nf4(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, int64_t n);
+/* As tide_linear, with a weight [n, K] that tide_quantize_nf4 has rounded. It is read a part at a
+ * time, in x's dtype (f32, bf16, f16). x and bias (may be null) get gradients. E_SHAPE, E_DTYPE. */
+int tide_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
+                    tide_tensor *bias, int64_t n);
 
 /* ---- normalisation, rotary positions, activations ------------------------------------------- */
 /* Over the last dim, statistics in f32 (f64 for f64). weight and bias may be null. */

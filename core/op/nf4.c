@@ -1,0 +1,119 @@
+/* Weights of 4 bits (NF4): coding and reading them, and products that read them a part at a time.
+ *
+ * A coded weight gets no gradient; for y = x w^T + bias, dx = dy w is a product with the same
+ * codes.
+ */
+#include "core/op/op.h"
+
+enum { BLOCK = 64, GROUP = 256 }; /* see kernels/ref/nf4.h */
+
+static int64_t nf4_parts(int64_t n, int64_t size) { return n / size + (n % size > 0); }
+static int64_t nf4_code_bytes(int64_t n) { return nf4_parts(n, 2) + nf4_parts(n, BLOCK); }
+static int64_t nf4_scale_size(int64_t n) { return 1 + nf4_parts(nf4_parts(n, BLOCK), GROUP); }
+
+int tide_quantize_nf4(tide_tensor **codes, tide_tensor **scale, tide_tensor *x)
+{
+  tide__call c;
+  tide_tensor *y[2] = {NULL, NULL};
+  *codes = *scale = NULL;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_QUANTIZE_NF4, NULL, 1, &x, 0));
+  if (x->dtype != TIDE_F32 && x->dtype != TIDE_BF16 && x->dtype != TIDE_F16)
+    return TIDE__FAIL(&c, TIDE_E_DTYPE, "x: expected f32, bf16 or f16, got %s",
+                      tide_dtype_name(x->dtype));
+  int64_t n = tide__tensor_numel(x), nbyte = nf4_code_bytes(n), nscale = nf4_scale_size(n);
+  tide__result(&c, 0, TIDE_U8, 1, &nbyte);
+  tide__result(&c, 1, TIDE_F32, 1, &nscale);
+  TIDE_TRY(tide__dispatch(&c, y, 2));
+  *codes = y[0];
+  *scale = y[1];
+  return TIDE_OK;
+}
+
+/* Checks what stands for n numbers. */
+static int check_nf4(tide__call *c, const tide_tensor *codes, const tide_tensor *scale, int64_t n)
+{
+  int64_t nbyte = nf4_code_bytes(n), nscale = nf4_scale_size(n);
+  if (codes->dtype != TIDE_U8 || codes->ndim != 1 || codes->shape[0] != nbyte)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "codes: expected u8 [%lld], of %lld numbers as quantize_nf4 "
+                      "gives them, got %s", (long long)nbyte, (long long)n, TIDE__TEXT(codes));
+  if (scale->dtype != TIDE_F32 || scale->ndim != 1 || scale->shape[0] != nscale)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "scale: expected f32 [%lld], of %lld numbers as "
+                      "quantize_nf4 gives them, got %s", (long long)nscale, (long long)n, TIDE__TEXT(scale));
+  return TIDE_OK;
+}
+
+static const int64_t most_numbers = (int64_t)1 << 46; /* of a weight: no size overflows */
+
+int tide_dequantize_nf4(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, int64_t n)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_DEQUANTIZE_NF4, out, 2, (tide_tensor *[]){codes, scale}, 0));
+  if (n < 0 || n > most_numbers)
+    return TIDE__FAIL(&c, TIDE_E_ARG, "n: expected the count of numbers, got %lld", (long long)n);
+  TIDE_TRY(check_nf4(&c, codes, scale, n));
+  return tide__dispatch_one(&c, out, TIDE_F32, 1, &n);
+}
+
+static int linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
+                      tide_tensor *bias, k_nf4_attrs a)
+{
+  tide__call c;
+  int64_t shape[TIDE_MAX_DIM];
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_NF4, out, 4,
+                       (tide_tensor *[]){x, codes, scale, bias}, 8));
+  memcpy(shape, x->shape, sizeof shape);
+  shape[x->ndim - 1] = a.transposed ? a.cols : a.rows;
+  c.attrs.nf4 = a;
+  tide__result(&c, 0, x->dtype, x->ndim, shape);
+  return tide__dispatch(&c, out, 1);
+}
+
+static int check_linear_nf4(tide__call *c, const tide_tensor *x, const tide_tensor *codes,
+                            const tide_tensor *scale, const tide_tensor *bias, int64_t n)
+{
+  if (x->ndim < 1 || n < 0)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "x %s and n %lld: expected x [..., K] and the count of rows "
+                      "of the weight [n, K]", TIDE__SHAPE_OF(x), (long long)n);
+  int64_t k = x->shape[x->ndim - 1];
+  if (k > 0 && n > most_numbers / k)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "n: a weight of %lld rows of %lld is too large",
+                      (long long)n, (long long)k);
+  TIDE_TRY(check_nf4(c, codes, scale, n * k));
+  if (bias && (bias->ndim != 1 || bias->shape[0] != n))
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "bias: expected [%lld], got %s", (long long)n,
+                      TIDE__SHAPE_OF(bias));
+  if (x->dtype != TIDE_F32 && x->dtype != TIDE_BF16 && x->dtype != TIDE_F16)
+    return TIDE__FAIL(c, TIDE_E_DTYPE, "x: expected f32, bf16 or f16, got %s",
+                      tide_dtype_name(x->dtype));
+  if (bias && bias->dtype != x->dtype)
+    return TIDE__FAIL(c, TIDE_E_DTYPE, "x is %s, bias is %s; cast them to one dtype",
+                      tide_dtype_name(x->dtype), tide_dtype_name(bias->dtype));
+  return TIDE_OK;
+}
+
+int tide_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
+                    tide_tensor *bias, int64_t n)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_NF4, out, 4,
+                       (tide_tensor *[]){x, codes, scale, bias}, 8));
+  TIDE_TRY(check_linear_nf4(&c, x, codes, scale, bias, n));
+  return linear_nf4(out, x, codes, scale, bias,
+                    (k_nf4_attrs){.rows = n, .cols = x->shape[x->ndim - 1]});
+}
+
+int tide__grad_linear_nf4(const tide__grad_call *g)
+{
+  tide__temps v = {0};
+  k_nf4_attrs a = g->attrs->nf4;
+  tide_tensor *dy = g->gout[0];
+  a.transposed = !a.transposed;
+  if (g->need[0]) TIDE__DO(&v, linear_nf4(&g->gin[0], dy, g->in[1], g->in[2], NULL, a));
+  if (g->need[3]) {
+    int32_t first = 0;
+    int64_t n = dy->shape[dy->ndim - 1];
+    dy = TIDE__TEMP(&v, tide_reshape, dy, 2, (int64_t[]){n ? tide__tensor_numel(dy) / n : 0, n});
+    TIDE__DO(&v, tide_sum(&g->gin[3], dy, 1, &first, false));
+  }
+  return tide__temps_end(&v);
+}
