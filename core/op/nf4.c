@@ -38,7 +38,8 @@ static int check_nf4(tide__call *c, const tide_tensor *codes, const tide_tensor 
                       "gives them, got %s", (long long)nbyte, (long long)n, TIDE__TEXT(codes));
   if (scale->dtype != TIDE_F32 || scale->ndim != 1 || scale->shape[0] != nscale)
     return TIDE__FAIL(c, TIDE_E_SHAPE, "scale: expected f32 [%lld], of %lld numbers as "
-                      "quantize_nf4 gives them, got %s", (long long)nscale, (long long)n, TIDE__TEXT(scale));
+                      "quantize_nf4 gives them, got %s", (long long)nscale, (long long)n,
+                      TIDE__TEXT(scale));
   return TIDE_OK;
 }
 
