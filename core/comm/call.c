@@ -117,3 +117,14 @@ void tide__add_left(tide__text *t, int rank, const char *name, const tide__comm_
   tide__add(t, " after ");
   tide__add_where(t, last, NULL);
 }
+
+void tide__add_absent(tide__text *t, const tide__coll *c, const char *name, const int *rank, int n)
+{
+  enum { NAMED = 64 };
+  tide__comm_call call;
+  tide__call_of(c, 0, &call, NULL);
+  tide__add_where(t, &call, name);
+  tide__add(t, ": not all ranks have made this call; missing: rank%s", n == 1 ? "" : "s");
+  for (int i = 0; i < n && i < NAMED; i++) tide__add(t, "%s %d", i ? "," : "", rank[i]);
+  if (n > NAMED) tide__add(t, " and %d more", n - NAMED);
+}

@@ -67,6 +67,9 @@ void tide__add_ended(tide__text *t, int status, int rank, const struct tide__col
                      const char *name);
 /* Adds "rank 1 has left 'world' after" and its last call. */
 void tide__add_left(tide__text *t, int rank, const char *name, const tide__comm_call *last);
+/* Adds call c and the n ranks that have paused without making it. */
+void tide__add_absent(tide__text *t, const struct tide__coll *c, const char *name, const int *rank,
+                      int n);
 
 /* Returns the hash h, extended by the word v. */
 uint64_t tide__hash_step(uint64_t h, uint64_t v);

@@ -460,6 +460,12 @@ function Comm:abort(reason)
    C.tide_comm_abort(begin(self, 'abort'), reason and tostring(reason) or nil)
 end
 
+-- Ends a turn of this rank of an MPI job's world; see tide_comm_pause.
+function Comm:pause() own.check(self.ctx, C.tide_comm_pause(begin(self, 'pause'))) end
+
+-- Begins a turn of this rank.
+function Comm:resume() own.check(self.ctx, C.tide_comm_resume(begin(self, 'resume'))) end
+
 -- nil, or the error that every call now raises.
 function Comm:failure()
    local rc = C.tide_comm_status(begin(self, 'failure'))

@@ -30,16 +30,10 @@ int tide__turn_missing(local *s, const tide__coll *c, int *npaused)
 
 void tide__turn_describe(local *s, const tide__coll *c, tide__text *t)
 {
-  tide__comm_call call;
-  int n = 0, named = 0;
-  tide__turn_missing(s, c, &n);
-  tide__call_of(c, 0, &call, NULL);
-  tide__add_where(t, &call, s->name);
-  tide__add(t, ": not all ranks have made this call; missing: rank%s", n == 1 ? "" : "s");
-  for (int q = 0; q < s->nrank && named < 64; q++)
-    if (is_paused(s, q) && tide__slot_seq(&s->slot[q]) < c->seq)
-      tide__add(t, "%s %d", named++ ? "," : "", q);
-  if (n > named) tide__add(t, " and %d more", n - named);
+  int absent[TIDE__MAX_RANK], n = 0;
+  for (int q = 0; q < s->nrank; q++)
+    if (is_paused(s, q) && tide__slot_seq(&s->slot[q]) < c->seq) absent[n++] = q;
+  tide__add_absent(t, c, s->name, absent, n);
 }
 
 /* ---- mending --------------------------------------------------------------------------------- */

@@ -8,7 +8,8 @@
 
 /* Seconds of yielding before sleeps in an exchange of calls. */
 static const double yield_seconds = 1e-3;
-enum { SPINS = 5000, SHORT_NAP = 20000, LONG_NAP = 1000000, LAST_LOOKS = 500 };
+enum { SPINS = 5000, SHORT_NAP = 20000, LONG_NAP = 1000000, LAST_LOOKS = 500,
+       TURN_LOOKS = 1 << 20 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -88,13 +89,20 @@ static bool over(tide__mpi_comm *s, tide__mpi_handle *r, bool *active)
   return done;
 }
 
+/* Returns whether the inbox holds a packet. */
+static bool exchange_take(tide__mpi_comm *s, tide__mpi_peer *p)
+{
+  if (p->here || !p->receiving || !over(s, &p->recv, &p->receiving)) return p->here;
+  p->got++;
+  return p->here = true;
+}
+
 /* Returns whether the farewell of q has arrived. */
 static bool has_left(tide__mpi_comm *s, int q)
 {
   tide__mpi_peer *p = &s->peer[q];
   for (int i = 0; i < LAST_LOOKS; i++) {
-    if (p->receiving && over(s, &p->recv, &p->receiving)) p->here = true;
-    if (p->here && p->inbox->kind == TIDE__MPI_LEAVE) return true;
+    if (exchange_take(s, p) && p->inbox->kind == TIDE__MPI_LEAVE) return true;
     if (p->here) {
       p->here = false;
       exchange_listen(s, q);
@@ -112,6 +120,7 @@ void tide__mpi_comm_free(tide__mpi_comm *s)
   bool idle = true;
   if (s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) return;
   tide__mpi_leave(s, "");
+  tide__mpi_turn_remove(s);
   for (int q = 0; q < s->nrank; q++) {
     tide__mpi_peer *p = &s->peer[q];
     if (q == s->rank || tide__mpi_dead(s->mpi)) continue;
@@ -134,9 +143,11 @@ static void exchange_post(tide__mpi_comm *s, int q, const tide__mpi_packet *p)
 {
   tide__mpi_peer *to = &s->peer[q];
   size_t n = sizeof *p + (size_t)p->nmore;
-  for (int i = 0; i < LAST_LOOKS && !over(s, &to->send, &to->sending); i++) sched_yield();
+  int most = tide__mpi_turn_active(s) ? TURN_LOOKS : LAST_LOOKS;
+  for (int i = 0; i < most && !over(s, &to->send, &to->sending); i++) sched_yield();
   if (to->sending || tide__mpi_dead(s->mpi)) return;
   to->sending = tide__mpi_send(s->mpi, p, n, s->member[q], s->tag, &to->send) == 0;
+  to->sent += to->sending;
 }
 
 static void post_all(tide__mpi_comm *s, const tide__mpi_packet *p)
@@ -213,9 +224,7 @@ static tide__mpi_packet *packet_of(const tide__mpi_comm *s, int q)
 static bool has_arrived(tide__mpi_comm *s, int q)
 {
   tide__mpi_peer *p = &s->peer[q];
-  if (p->here || q == s->rank) return true;
-  if (p->receiving && over(s, &p->recv, &p->receiving)) p->here = true;
-  return p->here;
+  return q == s->rank || exchange_take(s, p);
 }
 
 static bool is_missing(tide__mpi_comm *s, int q) { return !has_arrived(s, q); }
@@ -272,8 +281,13 @@ int tide__mpi_look(tide__mpi_comm *s, tide__coll *c, tide__wait *w,
     has_arrived(s, q);
     if (take_bye(s, q, c->seq - 1)) break;
   }
-  int why = tide__wait_look(w ? w : &now, &s->failure, c);
-  if (why == TIDE_OK) return TIDE_OK;
+  int why = tide__wait_look(w ? w : &now, &s->failure, c), absent[TIDE__MAX_RANK];
+  int n = why == TIDE_E_PEER ? 0 : tide__mpi_turn_look(s, c, missing, absent);
+  if (n > 0) {
+    tide__add_absent(&t, c, s->name, absent, n);
+    return tide__mpi_fail(s, c, TIDE_E_COMM, buf);
+  }
+  if (why == TIDE_OK || (why == TIDE_E_INTERRUPT && tide__mpi_turn_holds(s))) return TIDE_OK;
   if (why == TIDE_E_PEER) return exchange_failed(s, c);
   tide__add_ended(&t, why, s->rank, c, s->name);
   if (why == TIDE_E_TIMEOUT) {
@@ -321,8 +335,10 @@ int tide__mpi_exchange(tide__mpi_comm *s, tide__coll *c)
 {
   char text[TIDE__COMM_TEXT];
   tide__call_ref calls[TIDE__MAX_RANK];
+  s->absent_since = s->stopped_since = 0;
   TIDE_TRY(await_sends(s, c));
   exchange_describe(s, c);
+  s->called = c->seq;
   post_all(s, s->out);
   TIDE_TRY(await_packets(s, c));
   for (int q = 0; q < s->nrank; q++)
@@ -330,4 +346,37 @@ int tide__mpi_exchange(tide__mpi_comm *s, tide__coll *c)
   int rc = tide__agree(calls, s->nrank, s->name, text, sizeof text);
   clear_inboxes(s);
   return rc == TIDE_OK ? rc : tide__mpi_fail(s, c, rc, text);
+}
+
+/* ---- between turns --------------------------------------------------------------------------- */
+
+bool tide__mpi_drain(tide__mpi_comm *s, int q, int64_t n, double seconds)
+{
+  static const tide__patience slow = {.polls = 1, .nap = SHORT_NAP, .longest = LONG_NAP};
+  tide__mpi_peer *p = &s->peer[q];
+  tide__wait w = tide__wait_begin(&slow, seconds);
+  double begin = tide_trace_clock();
+  for (;; tide__wait_pause(&w)) {
+    while (p->got < n && exchange_take(s, p)) {
+      p->here = false;
+      exchange_listen(s, q);
+    }
+    if (p->got >= n && over(s, &p->send, &p->sending)) return true;
+    if (tide__mpi_dead(s->mpi) || tide_trace_clock() - begin > seconds) return false;
+  }
+}
+
+void tide__mpi_renew(tide__mpi_comm *s)
+{
+  for (int q = 0; q < s->nrank; q++) {
+    if (q == s->rank) continue;
+    s->peer[q].here = false;
+    s->peer[q].last = (tide__comm_call){0};
+    exchange_listen(s, q);
+  }
+  s->out->call = (tide__comm_call){0};
+  s->done = s->called = 0;
+  atomic_store(&s->told, 0);
+  tide__failure_reset(&s->failure);
+  s->nmend++;
 }

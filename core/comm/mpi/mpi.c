@@ -2,6 +2,7 @@
  * are exchanged in exchange.c, data move in move.c.
  */
 #include <sched.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "core/comm/mpi/mpi.h"
@@ -36,6 +37,7 @@ static int mpi_split(tide__mpi_comm *s, tide__coll *c)
   if (room) c->sub = tide__mpi_comm_new(s->mpi, id, mine, n, member, s->check, c->name);
   if (c->sub) {
     ((tide__mpi_comm *)c->sub)->crowd = s->crowd;
+    if (s->turn) tide__mpi_turn_add(s->turn, c->sub);
     return TIDE_OK;
   }
   snprintf(c->message, sizeof c->message, room ? "no memory for a communicator of %d"
@@ -70,15 +72,28 @@ static int long_move(tide__mpi_comm *s, tide__coll *c, double began)
   return rc;
 }
 
+/* In a program of turns, an interrupt ends a call before it is announced or while it waits, not
+ * while data move. */
+static int stopped(tide__mpi_comm *s, tide__coll *c)
+{
+  char buf[TIDE__COMM_TEXT];
+  tide__text t = tide__text_in(buf, sizeof buf);
+  if (!tide__mpi_turn_active(s) || !c->interrupt || atomic_load(c->interrupt) < 2) return TIDE_OK;
+  tide__add_ended(&t, TIDE_E_INTERRUPT, s->rank, c, s->name);
+  return tide__mpi_fail(s, c, TIDE_E_INTERRUPT, buf);
+}
+
 static int run_under_lock(tide__mpi_comm *s, tide__coll *c)
 {
   int rc = usable(s, c);
+  if (rc == TIDE_OK) rc = stopped(s, c);
   bool exchange = s->check || c->op == TIDE__BARRIER || c->op == TIDE__SPLIT;
   if (rc == TIDE_OK && exchange && s->nrank > 1) {
     rc = tide__mpi_exchange(s, c);
     if (rc == TIDE_OK) rc = tide__mpi_look(s, c, NULL, NULL); /* ranks may have left meanwhile */
   }
   if (rc != TIDE_OK) return rc;
+  if (tide__mpi_turn_active(s)) c->interrupt = NULL;
   double began = tide_trace_clock();
   rc = c->op == TIDE__SPLIT ? mpi_split(s, c) : tide__mpi_move(s, c);
   if (rc == TIDE_OK) rc = long_move(s, c, began);
@@ -109,6 +124,8 @@ static void mpi_leave(void *state, int rank)
   tide__mpi_leave(s, buf);
 }
 
+static int64_t mpi_mended(void *state) { return ((tide__mpi_comm *)state)->nmend; }
+
 static void mpi_close_comm(void *state, int rank)
 {
   (void)rank;
@@ -117,7 +134,7 @@ static void mpi_close_comm(void *state, int rank)
 
 #define TABLE                                                                             \
   .name = "mpi", .bytes = true, .run = mpi_run, .failure = mpi_failure, .abort = tide__mpi_abort, \
-  .leave = mpi_leave, .close = mpi_close_comm
+  .leave = mpi_leave, .close = mpi_close_comm, .mended = mpi_mended
 
 static const tide__transport with_helper = {TABLE};
 /* The transport where MPI allows one thread: asynchronous calls are complete when they return. */
@@ -186,8 +203,14 @@ static int make_state(tide__mpi_comm **out, tide_ctx *ctx, tide__mpi *m, bool ch
                       "can be ranks", n, TIDE__MAX_RANK);
   }
   for (int q = 0; q < n; q++) member[q] = q;
-  *out = tide__mpi_comm_new(m, 0, tide__mpi_rank(m), n, member, check, "world");
-  if (*out) (*out)->done = -1; /* the first call is number 0 */
+  tide__mpi_turn *turn = tide__mpi_turn_new(m);
+  if (turn) *out = tide__mpi_comm_new(m, 0, tide__mpi_rank(m), n, member, check, "world");
+  if (*out) {
+    (*out)->done = (*out)->called = -1; /* the first call is number 0 */
+    tide__mpi_turn_add(turn, *out);
+  } else {
+    free(turn);
+  }
   tide__mpi_raise_id(m, 1);
   tide__mpi_drop(m);
   return *out ? TIDE_OK : tide__fail(ctx, TIDE_E_NOMEM, "comm_mpi", "no memory for %d ranks", n);

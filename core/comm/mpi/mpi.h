@@ -34,6 +34,7 @@ typedef struct tide__mpi_peer {
   bool receiving, sending, here; /* here: the inbox holds a packet that has not been used */
   tide__mpi_packet *inbox;
   tide__comm_call last;        /* the last call it announced, for messages */
+  int64_t sent, got;           /* packets */
 } tide__mpi_peer;
 
 typedef struct tide__mpi_request {
@@ -42,7 +43,9 @@ typedef struct tide__mpi_request {
   bool incoming, over;
 } tide__mpi_request;
 
-typedef struct tide__mpi_comm {
+typedef struct tide__mpi_comm tide__mpi_comm;
+
+struct tide__mpi_comm {
   tide__mpi *mpi;
   int rank, nrank, tag, pid;
   bool check, crowd;           /* crowd: more ranks than processors */
@@ -55,12 +58,16 @@ typedef struct tide__mpi_comm {
   int nreq;                    /* data requests under way, of req */
   tide__mpi_request *req;
   char *scratch;               /* 2 * TIDE__MPI_CHUNK and a little; pages are used when touched */
-  int64_t done;
+  int64_t done, called;        /* called: the last call that this rank has announced */
   pthread_mutex_t busy;
   tide__failure failure;
   atomic_int told;             /* the other ranks know of the failure */
+  struct tide__mpi_turn *turn; /* turn.c */
+  tide__mpi_comm *next;        /* of turn's list */
+  double absent_since, stopped_since; /* of the call: a rank will not come; an interrupt */
+  int64_t nmend;
   char name[TIDE__COMM_NAME];
-} tide__mpi_comm;
+};
 
 enum { TIDE__MPI_CHUNK = 4 << 20, TIDE__MPI_PIECE = 1 << 30 };
 
@@ -89,6 +96,30 @@ void tide__mpi_leave(tide__mpi_comm *s, const char *text);
 /* Sets the failure: the others are told now if no call is under way, else by that call.
  * Thread-safe. */
 void tide__mpi_abort(void *state, int rank, int status, const char *text);
+
+/* Receives what is left of the packets that rank q has sent, n in all. Returns false if they do not
+ * arrive within so many seconds. Between turns. */
+bool tide__mpi_drain(tide__mpi_comm *s, int q, int64_t n, double seconds);
+/* Forgets the failure and all calls. Between turns. */
+void tide__mpi_renew(tide__mpi_comm *s);
+
+/* ---- turn.c ---------------------------------------------------------------------------------- */
+
+/* The turns of a world's ranks; see tide_comm_pause. */
+typedef struct tide__mpi_turn tide__mpi_turn;
+
+tide__mpi_turn *tide__mpi_turn_new(tide__mpi *m); /* null: no memory */
+void tide__mpi_turn_add(tide__mpi_turn *t, tide__mpi_comm *s);
+/* Takes s off its turns, which end with their last communicator. */
+void tide__mpi_turn_remove(tide__mpi_comm *s);
+bool tide__mpi_turn_active(const tide__mpi_comm *s);
+/* Returns how many of the missing ranks have ended their turn without call c; absent receives
+ * them. 0 also while others of them may still arrive, for a moment. */
+int  tide__mpi_turn_look(tide__mpi_comm *s, const tide__coll *c,
+                         bool (*missing)(tide__mpi_comm *s, int q), int *absent);
+/* Returns whether an interrupted wait goes on: the ranks are interrupted together, and those that
+ * have announced the call would move data. */
+bool tide__mpi_turn_holds(tide__mpi_comm *s);
 
 /* ---- move.c ---------------------------------------------------------------------------------- */
 

@@ -1061,6 +1061,15 @@ void tide_mpi_opts_init(tide_mpi_opts *opts);
  * null. E_UNSUPPORTED: no MPI library. With less than MPI_THREAD_SERIALIZED asynchronous calls are
  * done when they return. */
 int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
+/* As tide_group_pause, for the processes of an MPI job: comm is the world of tide_comm_mpi. All
+ * ranks take part in each turn, also those that do nothing in it. Ranks that wait for a paused rank
+ * get E_COMM within about half a second. In a turn an interrupt does not stop a collective whose
+ * data move. E_PEER: MPI cannot be used any more. */
+int  tide_comm_pause(tide_comm *comm);
+/* Begins the next turn when all ranks have paused: blocks for them, at most for comm's timeout.
+ * Communicators made from comm that have failed work again, with calls numbered from 1, unless a
+ * rank has left them. */
+int  tide_comm_resume(tide_comm *comm);
 typedef struct tide_nccl_opts {
   uint32_t size;
   int32_t  check;      /* 1: compare calls before data moves, a round trip each; 0 (default):
