@@ -193,18 +193,30 @@ describe('data of the wrong kind', function()
    it('is read as the index of a Megatron data set says', function()
       tmp.with(function(dir)
          local path = dir .. '/x.bin'
-         local function index(code)
-            write(dir .. '/x.idx', 'MMIDIDX\0\0\1\0\0\0\0\0\0\0' .. string.char(code) .. 'rest')
+         local function u64(n) return string.char(n % 256, math.floor(n / 256)) .. ('\0'):rep(6) end
+         -- One sequence of n ids, and one document of it.
+         local function index(code, n, more)
+            write(dir .. '/x.idx', 'MMIDIDX\0\0' .. u64(1) .. string.char(code) .. u64(1) .. u64(2)
+               .. u64(n):sub(1, 4) .. u64(0) .. u64(0) .. u64(1) .. (more or ''))
          end
          write(path, ids(4, some(500, 200)))
-         index(4)
+         index(4, 499)
+         assert.matches('x.bin has 500 tokens, its index says 499',
+            raised(tokens.file, path).message, 1, true)
+         index(4, 500, 'x')
+         assert.matches('x.idx has 63 bytes; its 1 sequences and 2 entries',
+            raised(tokens.file, path).message, 1, true)
+         index(4, 500)
          assert.equal(4, tokens.file(path).width)
          assert.matches('says that ids have 4 bytes, not 2', raised(tokens.file, path,
             { width = 2 }).message, 1, true)
-         index(5)
+         index(5, 500)
          assert.equal('E_UNSUPPORTED', raised(tokens.file, path).code)
-         index(8)
+         index(8, 1000)
          assert.equal(2, tokens.file(path).width)
+         write(dir .. '/x.idx', 'an index of something else')
+         assert.matches('as if ids had 4 bytes', raised(tokens.file, path).message, 1, true)
+         assert.equal(4, tokens.file(path, { width = 4 }).width)
       end)
    end)
 end)

@@ -3,55 +3,20 @@
 --
 --    local set = tide.data.megatron.open 'corpus_text_document'
 --    local sampler = tide.data.packed { cu = set.cu, seq = 4096, batch = 8 }
---
--- The index is: 'MMIDIDX\0\0', u64 version 1, u8 dtype code, u64 sequences, u64 entries of the last
--- array, i32 lengths, i64 byte offsets, i64 first sequences of documents with the end. Numbers are
--- little-endian.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local index = require 'tide.data.megatron_index'
 local signature = require 'tide.util.signature'
 local tokens = require 'tide.data.tokens'
 
 local megatron = {}
 
-local magic = 'MMIDIDX\0\0'
-
--- Bytes an id and names by dtype code, as Megatron's DType.
-local widths = { [4] = 4, [8] = 2 }
-local names = { 'uint8', 'int8', 'int16', 'int32', 'int64', 'float64', 'float32', 'uint16' }
+local number_at = index.number_at
 
 local function prefix_of(path) return (path:gsub('%.bin$', ''):gsub('%.idx$', '')) end
 
 -- ---- reading -----------------------------------------------------------------------------------
-
--- Returns the little-endian number of n bytes at byte `at`.
-local function number_at(text, at, n)
-   local value, scale = 0, 1
-   for i = 0, n - 1 do
-      value, scale = value + text:byte(at + i) * scale, scale * 256
-   end
-   return value
-end
-
--- Returns width, number of sequences and of document entries; raises of what is no index.
-local function header(op, path, text)
-   err.raise_if(text:sub(1, 9) ~= magic, 'E_FORMAT', op, '%s is no index of a Megatron data set',
-      path)
-   local version = #text >= 34 and number_at(text, 10, 8)
-   err.raise_if(version ~= 1, 'E_UNSUPPORTED', op, '%s has version %s; version 1 can be read', path,
-      tostring(version))
-   local code = text:byte(18)
-   if not widths[code] then
-      err.raise('E_UNSUPPORTED', op, '%s holds ids of %s; uint16 and int32 can be read', path,
-         names[code] or 'dtype code ' .. code)
-   end
-   local sequences, entries = number_at(text, 19, 8), number_at(text, 27, 8)
-   local wanted = 34 + 12 * sequences + 8 * entries
-   err.raise_if(#text ~= wanted, 'E_FORMAT', op, '%s has %.0f bytes; its %.0f sequences and %.0f '
-      .. 'entries of documents need %.0f', path, #text, sequences, entries, wanted)
-   return widths[code], sequences, entries
-end
 
 -- Returns the ends of the sequences in tokens, from 0 on.
 local function ends_of(op, path, text, width, sequences)
@@ -86,18 +51,13 @@ end
 -- data.packed, and the number of sequences. E_FORMAT: the two files do not belong together.
 function megatron.open(path)
    local op, prefix = 'data.megatron.open', prefix_of(path)
-   local index = prefix .. '.idx'
-   local text = fs.read(op, index)
-   local width, sequences, entries = header(op, index, text)
-   local ends = ends_of(op, index, text, width, sequences)
-   local source = tokens.file(prefix .. '.bin', { width = width })
-   if source.count ~= ends[#ends] then
-      source:close()
-      err.raise('E_FORMAT', op, '%s.bin has %.0f tokens, its index says %.0f', prefix, source.count,
-         ends[#ends])
-   end
-   return { source = source, sequences = sequences,
-      cu = documents_of(op, index, text, ends, sequences, entries) }
+   local name = prefix .. '.idx'
+   local text = fs.read(op, name)
+   local width, sequences, entries = index.header(op, name, text, #text)
+   local ends = ends_of(op, name, text, width, sequences)
+   local cu = documents_of(op, name, text, ends, sequences, entries)
+   return { source = tokens.file(prefix .. '.bin', { width = width }), sequences = sequences,
+      cu = cu }
 end
 
 -- ---- writing -----------------------------------------------------------------------------------
@@ -145,7 +105,7 @@ end
 -- Returns the text of the index.
 local function index_of(self)
    local n = #self.lengths
-   local out = { magic, bytes_of(1, 8), char(self.width == 2 and 8 or 4), bytes_of(n, 8),
+   local out = { index.magic, bytes_of(1, 8), char(self.width == 2 and 8 or 4), bytes_of(n, 8),
       bytes_of(n + 1, 8) }
    for _, length in ipairs(self.lengths) do out[#out + 1] = bytes_of(length, 4) end
    local at = 0

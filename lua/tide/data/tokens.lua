@@ -10,6 +10,7 @@
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local index_ = require 'tide.data.megatron_index'
 local kind = require 'tide.data.kind'
 local signature = require 'tide.util.signature'
 
@@ -75,24 +76,6 @@ local function u32(text, at)
    return a + b * 256 + c * 65536 + d * 16777216
 end
 
--- Bytes an id by the dtype code of a Megatron index.
-local index_widths = { [4] = 4, [8] = 2 }
-
--- The width in the .idx of a Megatron data set beside its .bin; nil without that file.
-local function index_width(op, path)
-   local index = path:gsub('%.bin$', '') .. '.idx'
-   local f = index ~= path and fs.size(index) and io.open(index, 'rb')
-   local head = f and f:read(18)
-   if f then f:close() end
-   if not head or #head < 18 or head:sub(1, 9) ~= 'MMIDIDX\0\0' then return nil end
-   local width = index_widths[head:byte(18)]
-   if not width then
-      err.raise('E_UNSUPPORTED', op, '%s says that %s holds ids of dtype code %d; ids of uint16 '
-         .. '(8) and int32 (4) can be read', index, path, head:byte(18))
-   end
-   return width, index
-end
-
 -- Whether these bytes of a file look like ids of 4 bytes: taken as ids of 2, every second one is 0,
 -- or tiny beside the others.
 local function looks_wide(text)
@@ -106,10 +89,14 @@ end
 
 -- Bytes an id of a file without a header. given: what the caller says, or nil.
 local function raw_width(op, path, f, size, given)
-   local width, index = index_width(op, path)
-   err.raise_if(width and given and width ~= given, 'E_FORMAT', op, '%s says that ids have %d '
-      .. 'bytes, not %d', index, width, given)
-   if given or width then return given or width end
+   local index = index_.beside(op, path)
+   if index then
+      err.raise_if(given and index.width ~= given, 'E_FORMAT', op, '%s says that ids have %d '
+         .. 'bytes, not %d', index.path, index.width, given)
+      err.raise_if(size ~= index.count * index.width, 'E_FORMAT', op, '%s has %g tokens, its index '
+         .. 'says %.0f', path, size / index.width, index.count)
+   end
+   if given or index then return given or index.width end
    f:seek('set', 0)
    err.raise_if(size % 4 == 0 and looks_wide(f:read(2^18) or ''), 'E_FORMAT', op,
       '%s: every second id of 2 bytes is 0 or tiny, as if ids had 4 bytes; say which: width = 4 '
