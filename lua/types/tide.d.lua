@@ -407,7 +407,7 @@ function tide.model.llama:embedding() end
 function tide.model.llama:flops_per_token(seq) end
 function tide.model.llama:hidden(ids_BT, opts) end
 ---@param dir string
----@param opts? { mesh?: table, plan?: table, dtype?: 'auto' | 'f32' | 'bf16' | 'f64', device?: 'cpu' | 'ref' | 'cuda' | 'null', fp8?: boolean, verbose?: boolean, make?: function }
+---@param opts? { mesh?: table, plan?: table, dtype?: 'auto' | 'f32' | 'bf16' | 'f64', device?: 'cpu' | 'ref' | 'cuda' | 'null', fp8?: boolean, quantise?: 'nf4', verbose?: boolean, make?: function }
 function tide.model.load(dir, opts) end
 ---@param what table
 ---@param dir string
@@ -527,6 +527,7 @@ function tide.nn.Linear.new(nin, nout, opts) end
 function tide.nn.Linear:detail() end
 function tide.nn.Linear:forward(x) end
 function tide.nn.Linear:product(x, weight, bias) end
+function tide.nn.Linear:product_nf4(x) end
 function tide.nn.Linear:tp(style, on) end
 ---@class tide.nn.MLP
 tide.nn.MLP = {}
@@ -657,6 +658,11 @@ function tide.nn.loss.options(op, opts) end
 function tide.nn.loss.per_count(fn, x, labels, opts, op) end
 ---@param ids tide.Tensor
 function tide.nn.loss.shift(ids, ignore) end
+tide.nn.nf4 = {}
+---@param model tide.Module
+function tide.nn.nf4.dequantise_(model) end
+---@param model tide.Module
+function tide.nn.nf4.quantise_(model) end
 tide.nn.preference = {}
 ---@param model tide.Module
 ---@param batch table

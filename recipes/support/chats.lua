@@ -44,16 +44,33 @@ chats.rows = {
    { 'lora.rslora', false, 'multiply by alpha / sqrt(rank)', also = { 'use-rslora' } },
    { 'lora.dora', false, 'train norms of the rows of weights besides (DoRA)',
      also = { 'use-dora' } },
+   { 'lora.quantise', nil, 'weights of the base in 4 bits (NF4 with double quantisation, QLoRA), '
+     .. 'all Linear layers but the output head', choices = { 'nf4' }, also = { 'lora.quantize',
+     'quantize', 'quantise', 'quantization', 'load-in-4bit', 'bnb-4bit-quant-type', 'qlora' } },
    { 'adapter', nil, 'folder of an adapter (PEFT) of --from that is learnt on from, in place of '
      .. '--lora.rank', type = 'string' },
    { 'export', nil, 'published folder that is written at the end, adapters merged; not given: '
      .. 'model in --out, or of adapters none', type = 'string' },
 }
 
+-- Puts the base into NF4, where that is asked for.
+local function quantise(tide, opt, model, name)
+   if not opt.lora.quantise or rawget(model, 'quantised') then return end
+   if opt.lora.rank == 0 and not opt.adapter then
+      err.usage(name, '--lora.quantise: weights in NF4 are not trained, adapters beside them are; '
+         .. 'give --lora.rank, or --adapter')
+   elseif opt.device == 'cuda' then
+      err.usage(name, '--lora.quantise: there is no product with NF4 on a GPU; give --device cpu, '
+         .. 'or --dtype bf16 in its place')
+   end
+   tide.nn.nf4.quantise_(model)
+end
+
 -- Gives the model, which has no bytes yet, the adapters that are asked for.
 function chats.adapt(tide, opt, model, name)
    local o = opt.lora
    name = name or 'finetune'
+   if not opt.resume then quantise(tide, opt, model, name) end
    if opt.resume or o.rank == 0 and not opt.adapter then return end
    if rawget(model, 'adapter') then
       err.usage(name, '--from %s has adapters, which are learnt on; leave out %s, or begin '

@@ -1,7 +1,7 @@
 -- Linear: y = x W' + b, weight stored [out, in] as checkpoints have it.
 --
 -- The product is tide.linear, or with fp8 tide.linear_fp8, which rounds both operands on the way;
--- parameters and results keep their dtype.
+-- parameters and results keep their dtype. nn.nf4 puts codes of 4 bits in place of the weight.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -31,14 +31,27 @@ function Linear:product(x, weight, bias)
    return tide.linear(x, weight, bias or nil)
 end
 
+-- The same with a weight in NF4 (see nn.nf4).
+function Linear:product_nf4(x)
+   return tide.linear_nf4(x, self.weight_nf4, self.weight_scale, self.nout, self.bias or nil)
+end
+
 -- x [.., nin] -> [.., nout].
-function Linear:forward(x) return private.call(self.product, self, x, self.weight, self.bias) end
+function Linear:forward(x)
+   if self.weight_nf4 then return private.call(self.product_nf4, self, x) end
+   return private.call(self.product, self, x, self.weight, self.bias)
+end
 private.note(Linear.forward)
+private.note(Linear.product_nf4)
 private.note(Linear.product)
 
 -- See Module.tp.
 function Linear:tp(style, on)
    if not style then return nil end
+   if self.weight_nf4 then
+      on:refuse('weights in NF4 are not cut over ranks; leave out tensor parallelism (each rank of '
+         .. 'dp and dp_shard has all of them), or NF4')
+   end
    local given = on.given
    if style.shard == 'rows' then
       local k = style.blocks
@@ -61,7 +74,7 @@ end
 -- Sizes, for the text of a model.
 function Linear:detail()
    return ('%d -> %d%s%s'):format(self.nin, self.nout, self.bias and ', bias' or '',
-      self.fp8 and ', fp8' or '')
+      self.weight_nf4 and ', nf4' or self.fp8 and ', fp8' or '')
 end
 
 return signature.doors('nn.Linear', Linear, {

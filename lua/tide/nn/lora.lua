@@ -43,7 +43,7 @@ function lora.layers(model)
    local head = model.head_loss and model:head().id
    local list = {}
    model:walk(function(m, path)
-      if class.is(m, Linear) and m.weight.id ~= head then
+      if class.is(m, Linear) and not (m.weight and m.weight.id == head) then
          list[#list + 1] = { path = path, m = m }
       end
    end)
@@ -168,7 +168,9 @@ local fields = { 'lora_A', 'lora_B', 'lora_m' }
 
 -- Gives a layer its parameters.
 local function adapt(entry, rank, o, seed)
-   local m, like = entry.m, { dtype = entry.m.weight.dtype, device = entry.m.weight.device }
+   local m = entry.m
+   local like = { dtype = m.weight and m.weight.dtype or o.dtype,
+      device = (m.weight or m.weight_nf4).device }
    m:param('lora_A', { rank, m.nin }, { kind = 'kaiming', fan_in = m.nin, gain = 1 / math.sqrt(3) },
       like)
    m:param('lora_B', { m.nout, rank }, 'zeros', like)
@@ -206,10 +208,12 @@ function lora.attach(model, opts)
    spread.check_whole(op, model, 'attach adapters first')
    local list = chosen(model, opts.targets)
    check_ranks(list, opts.rank)
+   err.raise_if(opts.dora and rawget(model, 'quantised'), 'E_UNSUPPORTED', op, 'dora: norms of '
+      .. 'weights in NF4 are not computed; leave out dora, or NF4')
    local adapter = { rank = opts.rank, alpha = opts.alpha or 2 * opts.rank, dropout = opts.dropout,
       rslora = opts.rslora, dora = opts.dora, modules = {} }
    local o = { scale = low_rank.scale(adapter), dropout = opts.dropout, dora = opts.dora,
-      merged = false, stretch = {} }
+      merged = false, stretch = {}, dtype = model:parameters()[1].dtype }
    model:requires_grad_(false)
    for i, entry in ipairs(list) do
       adapt(entry, opts.rank, o, opts.seed)
@@ -242,6 +246,9 @@ end
 function lora.merge(model)
    local adapter, o = adapted('nn.lora.merge', model)
    if o.merged then return model end
+   err.raise_if(rawget(model, 'quantised'), 'E_STATE', 'nn.lora.merge', 'the weights are in NF4, '
+      .. 'which would round the changes away; call nn.nf4.dequantise_(model) first, or write the '
+      .. 'merged model with tide.model.save')
    each_layer(model, adapter, function(m, path)
       local W = m.weight:to 'f32' + low_rank.change(m.lora_A, m.lora_B, o.scale)
       if m.lora_m then

@@ -52,6 +52,7 @@ end
 -- Whether the call of a projection is nothing but tide.linear.
 local function is_plain(m)
    return m.forward == Linear.forward and m._call == Module._call and not m.fp8
+      and not m.weight_nf4
 end
 
 -- act(up x) of the plain form: one op where the projection is nothing but its product.

@@ -75,7 +75,7 @@ end
 function Module:init()
    self.training = true
    self._param, self._buffer, self._child = {}, {}, {}
-   self._spec, self._volatile = {}, {}
+   self._spec, self._volatile, self._fixed = {}, {}, {}
 end
 
 local function check_begun(self)
@@ -106,12 +106,14 @@ function Module:param(name, shape, spec, opts)
    return t
 end
 
--- Declares a tensor that is no parameter. opts.persistent = false keeps it out of the state.
+-- Declares a tensor that is no parameter. opts.persistent = false keeps it out of the state;
+-- opts.keeps_dtype = true keeps its dtype where that of the module changes.
 function Module:buffer(name, t, opts)
-   opts = err.options('nn.Module.buffer', opts, { 'persistent' })
+   opts = err.options('nn.Module.buffer', opts, { 'persistent', 'keeps_dtype' })
    free_name(self, name)
    self._buffer[#self._buffer + 1] = name
    self._volatile[name] = err.same(opts.persistent, false)
+   self._fixed[name] = opts.keeps_dtype or nil
    rawset(self, name, t)
    return t
 end
@@ -275,7 +277,8 @@ local function check_unsharded(self, op)
    end)
 end
 
--- Replaces every parameter and buffer by fn(t); shared tensors stay shared.
+-- Replaces every parameter and buffer by fn(t, is it a parameter, does it keep its dtype); shared
+-- tensors stay shared.
 local function replace(self, op, fn)
    check_unsharded(self, op)
    local made = {}
@@ -286,7 +289,7 @@ local function replace(self, op, fn)
          made[old.id] = new
          m[field] = new
       end
-      for _, field in ipairs(m._buffer) do m[field] = fn(m[field], false) end
+      for _, field in ipairs(m._buffer) do m[field] = fn(m[field], false, m._fixed[field]) end
    end)
    return self
 end
@@ -303,8 +306,9 @@ function Module:to(target)
       err.arg('nn.Module.to', 'target', 'a dtype, a device, or { dtype =, device = }', target)
    end
    err.options('nn.Module.to', target, { 'dtype', 'device' })
-   return replace(self, 'nn.Module.to', function(t, is_param)
-      local want = { device = target.device, dtype = is_float[t.dtype] and target.dtype or nil }
+   return replace(self, 'nn.Module.to', function(t, is_param, is_fixed)
+      local want = { device = target.device,
+         dtype = is_float[t.dtype] and not is_fixed and target.dtype or nil }
       if next(want) == nil then return t end
       local new = t:detach():to(want):detach()
       if is_param and t.requires_grad then new:requires_grad_(true) end

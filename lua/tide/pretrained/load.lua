@@ -12,6 +12,7 @@ local family = require 'tide.model.family'
 local folder = require 'tide.pretrained.folder'
 local layout = require 'tide.parallel.fsdp.layout'
 local low_rank = require 'tide.nn.low_rank'
+local nf4 = require 'tide.nn.nf4'
 local nn = require 'tide.nn'
 local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
@@ -156,8 +157,24 @@ end
 
 local function fill_buffers(store, model)
    for _, b in ipairs(model:named_buffers()) do
-      if b.persistent then
+      if b.persistent and store:shape('model', b.name) then
          fill(store, b.name, dims.zeros(b.buffer.ndim), b.buffer.shape, b.buffer)
+      end
+   end
+end
+
+-- Codes the weights that are stored as such, one layer at a time. dtype: in which they are read.
+local function fill_quantised(store, model, dtype)
+   for _, row in ipairs((rawget(model, 'quantised') or { modules = {} }).modules) do
+      local path, nout, nin = unpack(row)
+      local name = path .. '.weight'
+      if store:shape('model', name) then
+         tide.scope(function()
+            local m = model:get(path)
+            local W = tide.empty({ nout, nin }, { dtype = dtype, device = m.weight_nf4.device })
+            fill(store, name, { 0, 0 }, { nout, nin }, W)
+            nf4._fill(m, W)
+         end)
       end
    end
 end
@@ -172,6 +189,7 @@ local function fill_run(store, run)
             fill_whole(store, run.model)
          end
          fill_buffers(store, run.model)
+         fill_quantised(store, run.model, run.model:parameters()[1].dtype)
       end)
    end)
    if run.sharded then run.sharded:updated() end
@@ -202,6 +220,7 @@ local function opened(dir, opts)
    if model.stored and self.store.view then self.store:view(model:stored()) end
    check_tied(self, model)
    check_names(self, model)
+   if opts.quantise and not rawget(model, 'quantised') then nf4.quantise_(model) end
    return self, model
 end
 
@@ -215,6 +234,8 @@ local load = {}
 --    dtype    of the parameters: 'auto' (default; as in the file, f16 as f32), 'f32', 'bf16', 'f64'
 --    device   'cpu' (default), 'ref', 'cuda', 'null' (shapes only)
 --    fp8      true: multiply by weights in FP8, as with models that are made
+--    quantise 'nf4': weights of Linear layers but the output head in 4 bits (see nn.nf4); they are
+--             coded one at a time as they are read
 --    verbose  true: log the fields of config.json that change nothing
 --    make     fn(config, options of modules) -> model, for a checkpoint of a class of your own
 -- Returns the model, in eval mode, and what plan:materialise gives { model, params, sharded, comm,
@@ -228,11 +249,16 @@ function load.model(dir, opts)
    if opts.mesh or opts.plan then
       run = spread(self, model, opts)
    elseif opts.device ~= 'null' then
-      self.opts.device, self.opts.init = opts.device, false
-      run.model = build(self, self.opts)
+      if not rawget(model, 'quantised') then
+         self.opts.device, self.opts.init = opts.device, false
+         run.model = build(self, self.opts)
+      else
+         model:materialise(opts.device, 0, { init = false })
+      end
       tide.no_grad(function()
          fill_whole(self.store, run.model)
          fill_buffers(self.store, run.model)
+         fill_quantised(self.store, run.model, self.opts.dtype)
       end)
    end
    self.store:close()
@@ -256,6 +282,9 @@ end
 function load.fill(run, dir)
    local self = opened(dir, {})
    family.check('model.fill', read_plain(self), run.model)
+   err.raise_if(self.plain.quantised and not rawget(run.model, 'quantised'), 'E_STATE',
+      'model.fill', '%s has weights in NF4 and the model has not; load it with quantise = '
+      .. "'nf4', or export it (tide export)", dir)
    fill_run(self.store, run)
    self.store:close()
    run.model.generation, run.model.loaded_from = self.generation, self.dir
@@ -272,6 +301,7 @@ return signature.doors('model', load, {
       "dtype: 'auto' | 'f32' | 'bf16' | 'f64' = 'auto' -- of the parameters",
       "device: 'cpu' | 'ref' | 'cuda' | 'null' = 'cpu' -- 'null': shapes only",
       'fp8: boolean? -- multiplies by weights in FP8',
+      "quantise: 'nf4'? -- weights of Linear layers but the output head in 4 bits",
       'verbose: boolean? -- logs the fields of config.json that change nothing',
       'make: function? -- fn(config, options of modules) -> model, for a class of your own' } },
    fill = 'run: materialised; dir: string',

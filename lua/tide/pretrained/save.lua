@@ -12,6 +12,8 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
+local low_rank = require 'tide.nn.low_rank'
+local nf4 = require 'tide.nn.nf4'
 local signature = require 'tide.util.signature'
 local stored = require 'tide.model.stored'
 local state = require 'tide.train.state'
@@ -177,9 +179,21 @@ local function as_stored(plain, rows, read)
    return list, function(name) return stored.whole(of[name], read) end
 end
 
+-- The dtype of the parameters beside those in NF4.
+local function main_dtype(rows)
+   for name, row in each(rows) do
+      if row.dtype ~= 'u8' and not name:find '%.weight_scale$' and not low_rank.is_name(name) then
+         return row.dtype
+      end
+   end
+end
+
 -- A source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on the host,
 -- dtype (of most numbers), numel, generation and tokenizer (a folder) or nil.
 local function source_of(plain, rows, read, dtype, is_merged)
+   if plain.quantised then
+      rows, read = nf4._read_as_weights(plain.quantised, rows, read, dtype or main_dtype(rows))
+   end
    if plain.adapter then
       rows, read = adapter.merged(plain.adapter, rows, read, is_merged)
       plain = { config = plain.config, family = plain.family }
@@ -214,7 +228,8 @@ local function source_of_model(model, dtype)
    local tensors = model:state_dict()
    local adapted = rawget(model, '_adapter')
    return source_of({ config = family.config(model), family = own,
-      adapter = rawget(model, 'adapter') }, tensors, function(name)
+      adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised') }, tensors,
+      function(name)
          return tensors[name]:to 'cpu'
       end, dtype, adapted and adapted.merged)
 end

@@ -101,7 +101,7 @@ function state.collect(run)
       rng = ctx_of(run):rng_state(), recipe = run.recipe, job = run.job,
       config = family.config(run.model), family = family.of(run.model),
       data = data_of(run), val_loss = run.val_loss, best = run.best,
-      adapter = rawget(run.model, 'adapter'),
+      adapter = rawget(run.model, 'adapter'), quantised = rawget(run.model, 'quantised'),
    }
    return saved
 end
@@ -113,6 +113,7 @@ function state.weights(sharded)
       step = 0, optim = { kind = 'none', steps = 0, counts = {} },
       config = family.config(sharded.model), family = family.of(sharded.model),
       adapter = rawget(sharded.model, 'adapter'),
+      quantised = rawget(sharded.model, 'quantised'),
    } }
 end
 
