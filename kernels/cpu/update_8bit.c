@@ -17,10 +17,10 @@ enum {
 /* Codes of 0 to 1 and the cells that find them. */
 typedef struct coder {
   dyn8 map;
-  uint8_t near[CELL_COUNT]; /* the magnitude nearest to the least number of a cell */
+  int32_t near[CELL_COUNT]; /* the magnitude nearest to the least number of a cell */
 } coder;
 
-static float cell_least(uint32_t bits)
+static float float_from(uint32_t bits)
 {
   float f;
   memcpy(&f, &bits, sizeof f);
@@ -32,58 +32,76 @@ static void coder_init(coder *c, int is_signed)
   int q = 0;
   dyn8_init(&c->map, is_signed);
   for (int i = 0; i < CELL_COUNT; i++) {
-    float least = cell_least((uint32_t)(CELL_FIRST + i) << CELL_SHIFT);
+    float least = float_from((uint32_t)(CELL_FIRST + i) << CELL_SHIFT);
     while (least > c->map.mid[q]) q++;
-    c->near[i] = (uint8_t)q;
+    c->near[i] = q;
   }
 }
 
 /* ---- a run of elements: whole blocks but for the last --------------------------------------- */
 
+/* Bits of floats are in order as i32 above 0 and, by magnitude, as u32 below 0; NaN is beyond
+ * infinity on either side. */
 TIDE_LEVELS(float, block_scale, (const float *x, int64_t n, int is_signed), (x, n, is_signed))
 {
-  float high = 0, low = 0;
-  uint32_t most = 0;
-#pragma omp simd reduction(max : high, most) reduction(min : low)
+  int32_t high = 0;
+  uint32_t low = 0x80000000;
+#pragma omp simd reduction(max : high, low)
   for (int64_t i = 0; i < n; i++) {
     uint32_t bits;
     memcpy(&bits, &x[i], sizeof bits);
-    bits &= 0x7fffffff;
-    high = x[i] > high ? x[i] : high;
-    low = x[i] < low ? x[i] : low;
-    most = bits > most ? bits : most;
+    high = (int32_t)bits > high ? (int32_t)bits : high;
+    low = bits > low ? bits : low;
   }
-  return dyn8_scale(high, is_signed ? low : 0, most < 0x7f800000);
+  return dyn8_scale(float_from((uint32_t)high), is_signed ? float_from(low) : 0,
+                    high < 0x7f800000 && low < 0xff800000);
 }
 
-/* share[i] = x[i] / scale, and the number of its cell. Below 0 the unsigned map has one code, and a
- * share of any size. */
-TIDE_LEVELS(void, block_cells,
-            (float *share, int32_t *cell, const float *x, float scale, int64_t n),
-            (share, cell, x, scale, n))
+/* Returns the magnitude nearest to the share t, one beyond 1 included: below 0 the unsigned map has
+ * shares of any size. */
+static inline int32_t magnitude_of(const coder *c, float t)
+{
+  int32_t bits;
+  memcpy(&bits, &t, sizeof bits);
+  bits = ((bits & 0x7fffffff) >> CELL_SHIFT) - CELL_FIRST;
+  bits = bits < CELL_COUNT - 1 ? bits : CELL_COUNT - 1;
+  int32_t q = c->near[bits > 0 ? bits : 0];
+  return q + (fabsf(t) > c->map.mid[q]);
+}
+
+/* The codes of dyn8_code. */
+TIDE_LEVELS(void, signed_codes,
+            (uint8_t *codes, const float *x, float scale, const coder *c, int64_t n),
+            (codes, x, scale, c, n))
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) {
-    int32_t bits;
-    share[i] = x[i] / scale;
-    memcpy(&bits, &share[i], sizeof bits);
-    bits = ((bits & 0x7fffffff) >> CELL_SHIFT) - CELL_FIRST;
-    bits = bits < CELL_COUNT - 1 ? bits : CELL_COUNT - 1;
-    cell[i] = bits > 0 ? bits : 0;
+    float t = x[i] / scale;
+    int32_t q = magnitude_of(c, t), low = q < 127 ? 127 - q : 0;
+    codes[i] = (uint8_t)(t < 0 ? low : 127 + q);
+  }
+}
+
+TIDE_LEVELS(void, unsigned_codes,
+            (uint8_t *codes, const float *x, float scale, const coder *c, int64_t n),
+            (codes, x, scale, c, n))
+{
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) {
+    float t = x[i] / scale;
+    int32_t q = magnitude_of(c, t);
+    q = q > 0 ? q : 1;
+    codes[i] = (uint8_t)(t > 0 ? q : 0);
   }
 }
 
 static void code_block(const coder *c, uint8_t *codes, float *scale, const float *x, int64_t n)
 {
-  float share[DYN8_BLOCK];
-  int32_t cell[DYN8_BLOCK];
-  *scale = block_scale(x, n, c->map.zero != 0);
-  if (*scale == 0 || isnan(*scale)) {
-    memset(codes, c->map.zero, (size_t)n);
-    return;
-  }
-  block_cells(share, cell, x, *scale, n);
-  for (int64_t i = 0; i < n; i++) codes[i] = dyn8_code(&c->map, share[i], c->near[cell[i]]);
+  int is_signed = c->map.zero != 0;
+  *scale = block_scale(x, n, is_signed);
+  if (*scale == 0 || isnan(*scale)) memset(codes, c->map.zero, (size_t)n);
+  else if (is_signed) signed_codes(codes, x, *scale, c, n);
+  else unsigned_codes(codes, x, *scale, c, n);
 }
 
 static void code_run(const coder *c, uint8_t *codes, float *scale, const float *x, int64_t n)
@@ -93,13 +111,19 @@ static void code_run(const coder *c, uint8_t *codes, float *scale, const float *
                n - i < DYN8_BLOCK ? n - i : DYN8_BLOCK);
 }
 
+TIDE_LEVELS(void, read_block,
+            (float *x, const uint8_t *codes, float scale, const dyn8 *d, int64_t n),
+            (x, codes, scale, d, n))
+{
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) x[i] = d->of[codes[i]] * scale;
+}
+
 static void read_run(const dyn8 *d, float *x, const uint8_t *codes, const float *scale, int64_t n)
 {
-  for (int64_t i = 0; i < n; i += DYN8_BLOCK) {
-    float s = scale[i / DYN8_BLOCK];
-    int64_t end = n - i < DYN8_BLOCK ? n : i + DYN8_BLOCK;
-    for (int64_t k = i; k < end; k++) x[k] = d->of[codes[k]] * s;
-  }
+  for (int64_t i = 0; i < n; i += DYN8_BLOCK)
+    read_block(x + i, codes + i, scale[i / DYN8_BLOCK], d,
+               n - i < DYN8_BLOCK ? n - i : DYN8_BLOCK);
 }
 
 /* ---- adamw8_ -------------------------------------------------------------------------------- */
