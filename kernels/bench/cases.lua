@@ -38,6 +38,30 @@ add_llama('llama-bf16', 4, 512, 'bf16', 1.5)
 add_llama('llama-long-f32', 1, 2048, 'f32', 1.5)
 add_llama('llama-long-bf16', 1, 2048, 'bf16', 1.5)
 
+-- ---- fine-tuning: packed rows of documents of 50 to 1000 tokens, two thirds of them trained on ----
+
+local sft = { dim = 512, layers = 8, heads = 8, ffn = 1408, vocab = 32000, batch = 2, seq = 1024 }
+
+-- Attention within documents is left out of the work; adapters need no gradients of weights.
+local function add_sft(name, dtype, lora)
+   local options, tokens = { dtype = dtype, lora = lora }, sft.batch * sft.seq
+   for k, v in pairs(sft) do options[k] = v end
+   local layers = sft.layers * (4 * sft.dim * sft.dim + 3 * sft.dim * sft.ffn)
+   local bf16 = dtype == 'bf16'
+   add {
+      name = name, case = lora and 'lora' or 'sft', options = options, kind = limit_of(dtype),
+      must = 1.5, needs = lora and 'peft' or nil, tokens = tokens, rounds = 7, sample = 0.5,
+      work = tokens * (lora and 4 or 6) * (layers + 2 / 3 * sft.vocab * sft.dim),
+      memory = 'peak', tolerance = bf16 and 1e-2 or 1e-3,
+      variants = not lora and (bf16 and { 'master-mask', 'master-documents', 'autocast-mask',
+         'autocast-documents' } or { 'whole-mask', 'whole-documents' }) or nil,
+   }
+end
+
+add_sft('sft-f32', 'f32')
+add_sft('sft-bf16', 'bf16')
+add_sft('lora-f32', 'f32', 16)
+
 -- ---- generation: one sequence, greedy, with a cache ----
 
 -- The weights that a token reads: all but the table of embeddings. Work is their bytes alone, so

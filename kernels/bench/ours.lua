@@ -67,6 +67,54 @@ function cases.llama(o)
    end
 end
 
+-- Documents of 50 to 1000 tokens, of which two thirds count, in `batch` rows of `seq`.
+local function packed_batch(o)
+   local ids_, mask, cu, state = {}, {}, { 0 }, 7
+   local function draw(n)
+      state = (state * 16807 + 11) % 2147483647
+      return state % n
+   end
+   for d = 1, 64 do
+      local n = 50 + draw(951)
+      for i = 1, n do
+         local id = draw(o.vocab)
+         ids_[#ids_ + 1] = string.char(id % 256, math.floor(id / 256))
+         mask[#mask + 1] = i > n / 3 and '\1' or '\0'
+      end
+      cu[d + 1] = #ids_
+   end
+   local source = tide.data.tokens.memory(table.concat(ids_), 2, table.concat(mask))
+   local sampler = tide.data.packed.new { cu = cu, source = source, seq = o.seq, batch = o.batch,
+      seed = 1, fit = 'best' }
+   return sampler:make(source, sampler:next())
+end
+
+-- A step of all weights or, with o.lora, of adapters of that rank.
+function cases.sft(o)
+   local model = tide.model.llama({
+      vocab_size = o.vocab, hidden_size = o.dim, num_hidden_layers = o.layers,
+      num_attention_heads = o.heads, intermediate_size = o.ffn, rms_norm_eps = 1e-5,
+   }, { dtype = o.dtype, seed = 1 })
+   if o.lora then tide.nn.lora.attach(model, { rank = o.lora, alpha = 2 * o.lora }) end
+   local optim = tide.optim.AdamW(model, { lr = 1e-4, beta2 = 0.95, decay_vectors = true })
+   local step = tide.train.step.new { model = model, optim = optim, clip = 1 }
+   local batch = packed_batch(o)
+   local inputs = { ids = batch.ids, labels = batch.labels:reshape(-1),
+      positions = batch.positions,
+      documents = batch.index:select(batch.index.ndim, 1):contiguous() }
+   for _, entry in ipairs(model:named_parameters()) do inputs[entry.name] = entry.param end
+   local function run() return step:run { batch } end
+   return inputs, run, function()
+      local list = {}
+      for _ = 1, 3 do
+         local r = run()
+         list[#list + 1], list[#list + 2] = r.loss, r.grad_norm
+      end
+      return list
+   end
+end
+cases.lora = cases.sft
+
 -- Timed: a prompt and what follows it. Checked: the logits after a prompt and after eight tokens
 -- more, one at a time.
 function cases.decode(o)

@@ -318,7 +318,10 @@ class Llama(Case):
             at = 'model.layers.%d' % n
             x = x + self.attention(self.norm(x, at + '.input_layernorm'), at)
             x = x + self.mlp(self.norm(x, at + '.post_attention_layernorm'), at)
-        logits = F.linear(self.norm(x, 'model.norm'), self.i['lm_head.weight'])
+        return self.head(self.norm(x, 'model.norm'))
+
+    def head(self, x):
+        logits = F.linear(x, self.i['lm_head.weight'])
         return F.cross_entropy(logits.view(-1, self.o['vocab']).float(), self.labels)
 
     def compile(self):
@@ -416,7 +419,15 @@ class Tokenizer(Case):
 
 CASES = {'llama': Llama, 'attention': Attention, 'linear_loss': LinearLoss,
          'decode': Decode, 'cross_entropy': CrossEntropy, 'rms_norm': RMSNorm, 'swiglu': SwiGLU,
-         'adamw': AdamW, 'op': Op, 'ssd': SSD, 'tokenizer': Tokenizer, 'mamba2': Mamba2, 'conv1d': Conv1d}
+         'adamw': AdamW, 'op': Op, 'ssd': SSD, 'tokenizer': Tokenizer, 'mamba2': Mamba2,
+         'conv1d': Conv1d}
+
+
+def case_of(name):
+    if name in CASES:
+        return CASES[name]
+    from peer_sft import CASES as others
+    return others[name]
 
 
 class Loop:
@@ -429,7 +440,7 @@ class Loop:
         options['variant'] = way[0]
         torch.set_num_threads(options.get('threads', 1))
         torch.set_flush_denormal(True)
-        self.case = CASES[name](options)
+        self.case = case_of(name)(options)
         return 'ok'
 
     def load(self, path):
