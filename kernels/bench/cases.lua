@@ -38,7 +38,7 @@ add_llama('llama-bf16', 4, 512, 'bf16', 1.5)
 add_llama('llama-long-f32', 1, 2048, 'f32', 1.5)
 add_llama('llama-long-bf16', 1, 2048, 'bf16', 1.5)
 
--- ---- fine-tuning: packed rows of documents of 50 to 1000 tokens, two thirds of them trained on ----
+-- ---- fine-tuning: packed rows of documents of 50 to 1000 tokens, two thirds of them trained on
 
 local sft = { dim = 512, layers = 8, heads = 8, ffn = 1408, vocab = 32000, batch = 2, seq = 1024 }
 
