@@ -69,6 +69,20 @@ static void list_keys(const tide_json *json, int64_t at, int32_t *keys)
   }
 }
 
+/* Fails for a key that is there twice. Of a long one the message has the first characters, and '?'
+ * for control characters. */
+static int fail_twice(builder *b, const tide_json_node *key)
+{
+  char shown[65], what[128];
+  size_t n = (size_t)key->count < sizeof shown ? (size_t)key->count : sizeof shown - 1;
+  const char *text = b->json->text + key->v.i;
+  while (n < (size_t)key->count && n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80) n--;
+  for (size_t i = 0; i < n; i++) shown[i] = (unsigned char)text[i] < 32 ? '?' : text[i];
+  shown[n] = 0;
+  snprintf(what, sizeof what, "the object that ends here has the key '%s' twice", shown);
+  return json_fail(b, what);
+}
+
 static int check_keys(builder *b, int64_t at)
 {
   tide_json *json = b->json;
@@ -80,12 +94,7 @@ static int check_keys(builder *b, int64_t at)
   tide__sort(keys, n, text_before, json);
   int rc = TIDE_OK;
   for (int64_t i = 1; i < n && rc == TIDE_OK; i++)
-    if (compare_text(json, keys[i - 1], keys[i]) == 0) {
-      char what[128];
-      snprintf(what, sizeof what, "the object that ends here has the key '%.64s' twice",
-               json->text + json->nodes[keys[i]].v.i);
-      rc = json_fail(b, what);
-    }
+    if (compare_text(json, keys[i - 1], keys[i]) == 0) rc = fail_twice(b, &json->nodes[keys[i]]);
   if (keys != small) tide__free(json->ctx, keys, bytes);
   return rc;
 }

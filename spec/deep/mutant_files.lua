@@ -2,13 +2,12 @@
 --
 --    luajit spec/deep/mutant_files.lua [--count 300] [--seed 1] [KIND ...]
 --
--- Each mutant works, or is refused by one clear line of tide, within 5 seconds and 256 MiB more of
--- memory. Workers run them, so that a crash or a hang is one failure with its seed. Kinds are those
--- of spec/support/mutant_files.lua; without names, all. Ends with 1 if one failed.
+-- Each mutant works, or is refused by one clear line of tide, within 5 seconds of the processor and
+-- 256 MiB more. Workers run them, so that a crash or a hang is one failure with its seed. Kinds are
+-- those of spec/support/mutant_files.lua; without names, all. Ends with 1 if one failed.
 
 package.path = './?.lua;' .. package.path
 require 'spec.support.helper'
-local tide = require 'tide'
 local files = require 'spec.support.mutant_files'
 local tmp = require 'spec.support.tmp'
 local read_file, write_file = require('spec.support.files').read,
@@ -23,9 +22,9 @@ end
 -- Runs one mutant; returns 'works', 'refused', or what is wrong.
 local function judged(dir, name, seed)
    write_file('/proc/self/clear_refs', '5')             -- the peak begins at what is there now
-   local start, before = tide.clock(), memory 'VmRSS'
+   local start, before = os.clock(), memory 'VmRSS'
    local ok, e = files.try(dir, name, seed)
-   local seconds, more = tide.clock() - start, memory 'VmHWM' - before
+   local seconds, more = os.clock() - start, memory 'VmHWM' - before
    if seconds > most_seconds then return ('takes %.1f s'):format(seconds) end
    if more > most_bytes then return ('takes %.0f MiB'):format(more / 2 ^ 20) end
    if ok then return 'works' end
@@ -45,8 +44,9 @@ end
 if arg[1] == '--work' then return work(arg[2], arg[3], tonumber(arg[4]), tonumber(arg[5])) end
 
 local function worker(dir, name, first, last)
-   local command = ('timeout -s KILL %d luajit spec/deep/mutant_files.lua --work %s %s %d %d 2>&1')
-      :format(20 + (last - first + 1) * 2, dir, name, first, last)
+   local command = ('timeout -s KILL %d %s spec/deep/mutant_files.lua --work %s %s %d %d 2>&1')
+      :format(20 + (last - first + 1) * 2, os.getenv 'TIDE_LUAJIT' or 'luajit', dir, name, first,
+      last)
    local pipe = assert(io.popen(command))
    local out = pipe:read '*a'
    pipe:close()

@@ -3,6 +3,7 @@
 -- own, and counts seconds and bytes.
 
 local tide = require 'tide'
+local each = require 'tide.util.each'
 local files = require 'spec.support.mutant_files'
 local raised = require 'spec.support.raised'
 local tmp = require 'spec.support.tmp'
@@ -91,6 +92,13 @@ describe('a message about what a file holds', function()
       assert.matches('unexpected character \'\\7\'', raised(function()
          tide.chat.template '{{ \7 }}'
       end, nil).message)
+      for key, shown in each { ['a\\nb'] = "'a%?b' twice",
+         ['x' .. ('é'):rep(60)] = "'x[é]+' twice" } do
+         local text = ('{"%s": 1, "%s": 2}'):format(key, key)
+         local message = raised(json.decode, text).message
+         assert.matches(shown, message)
+         assert.is_nil(require('tide.tokenizer.build').bad_utf8(message))
+      end
       assert.matches('got "a\\n"', raised(function() tide.zeros('a\n') end, nil).message)
    end)
 end)
