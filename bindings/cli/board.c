@@ -3,14 +3,18 @@
  * The prompt's Lua state, in the main thread, posts texts to ranks and reads what they give; each
  * rank, a thread with a state of its own, takes its texts in order and blocks in take between two
  * lines. What the texts mean is decided in lua/tide/repl.
+ *
+ * With a link the ranks are processes, which have a board each: texts of other processes arrive
+ * there from the link's thread.
  */
 #include <errno.h>
 #include <lauxlib.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "cli.h"
+#include "link.h"
 
 /* A text on its way. */
 typedef struct note {
@@ -27,10 +31,14 @@ struct cli_board {
   pthread_cond_t posted, given;
   int nrank;
   bool over;       /* the prompt ends: take returns nil */
-  bool ended;      /* all ranks have ended */
+  bool ended;      /* all ranks have ended, or one of another process */
   queue *to;       /* by rank */
   queue from;
   cli_busy *busy;  /* by rank */
+  cli_link *link;  /* null: the ranks are threads */
+  int rank;        /* with a link: of this process */
+  bool has_left;
+  cli_left first;  /* the first rank that left */
 };
 
 /* ---- notes ----------------------------------------------------------------------------------- */
@@ -104,9 +112,50 @@ static void set_flag(cli_board *b, bool *flag)
 void cli_board_close(cli_board *b) { set_flag(b, &b->over); }
 void cli_board_ended(cli_board *b) { set_flag(b, &b->ended); }
 
+void cli_board_rest(cli_board *b, int rank) { cli_busy_end(&b->busy[rank]); }
+
 void cli_board_interrupt(cli_board *b)
 {
   for (int i = 0; i < b->nrank; i++) cli_busy_interrupt(&b->busy[i]);
+  if (b->link) cli_link_interrupt(b->link);
+}
+
+/* ---- with a link ----------------------------------------------------------------------------- */
+
+void cli_board_arrive(cli_board *b, int rank, const char *text, size_t n)
+{
+  pthread_mutex_lock(&b->lock);
+  queue *q = b->rank == 0 ? &b->from : &b->to[b->rank];
+  if (!board_put(q, rank, text, n)) b->ended = true;
+  pthread_cond_broadcast(&b->posted);
+  pthread_cond_signal(&b->given);
+  pthread_mutex_unlock(&b->lock);
+}
+
+void cli_board_left(cli_board *b, int rank, int code, const char *message)
+{
+  if (b->rank > 0) {
+    cli_link_left(b->link, code, message);
+    return;
+  }
+  pthread_mutex_lock(&b->lock);
+  if (!b->has_left) {
+    b->first.rank = rank;
+    b->first.code = code;
+    snprintf(b->first.message, sizeof b->first.message, "%s", message);
+  }
+  b->has_left = b->ended = true;
+  pthread_cond_signal(&b->given);
+  pthread_mutex_unlock(&b->lock);
+}
+
+const cli_left *cli_board_first(const cli_board *b) { return b->has_left ? &b->first : NULL; }
+
+void cli_board_quit(cli_board *b)
+{
+  cli_link_quit(b->link);
+  cli_board_close(b);
+  if (b->ended) cli_interrupt_line();
 }
 
 /* ---- the prompt's side ----------------------------------------------------------------------- */
@@ -123,6 +172,9 @@ static int l_post(lua_State *L)
   size_t n;
   const char *text = luaL_checklstring(L, 2, &n);
   luaL_argcheck(L, rank >= 0 && rank < b->nrank, 1, "not a rank");
+  if (b->link && rank != b->rank)
+    return cli_link_text(b->link, rank, text, n)
+             ? 0 : luaL_error(L, "the connection to rank %d is lost", rank);
   pthread_mutex_lock(&b->lock);
   bool done = board_put(&b->to[rank], rank, text, n);
   pthread_cond_broadcast(&b->posted);
@@ -183,6 +235,8 @@ static int l_give(lua_State *L)
   cli_board *b = board_of(L);
   size_t n;
   const char *text = luaL_checklstring(L, 1, &n);
+  if (b->link && b->rank > 0)
+    return cli_link_text(b->link, 0, text, n) ? 0 : luaL_error(L, "the prompt is lost");
   pthread_mutex_lock(&b->lock);
   bool done = board_put(&b->from, board_rank(L), text, n);
   pthread_cond_signal(&b->given);
@@ -226,7 +280,12 @@ static int show_protected(lua_State *L)
   lua_newtable(L);
   lua_pushinteger(L, b->nrank);
   lua_setfield(L, -2, "size");
+  lua_pushinteger(L, rank < 0 && b->link ? b->rank : rank);
+  lua_setfield(L, -2, "rank");
+  lua_pushboolean(L, b->link != NULL);
+  lua_setfield(L, -2, "processes");
   if (rank < 0) {
+    if (b->link) cli_link_show(b->link, L);
     set_function(L, "post", l_post, b, rank);
     set_function(L, "next", l_next, b, rank);
     set_function(L, "now", l_now, b, rank);
@@ -247,4 +306,11 @@ int cli_board_show(cli_board *b, lua_State *L, int rank)
   int rc = lua_pcall(L, 2, 0, 0);
   if (rc) lua_pop(L, 1);
   return rc ? rc : cli_busy_watch(L, rank < 0 ? NULL : &b->busy[rank]);
+}
+
+int cli_board_join(cli_board *b, lua_State *L, cli_link *link, int rank)
+{
+  b->link = link;
+  b->rank = rank;
+  return cli_board_show(b, L, -1);
 }

@@ -39,6 +39,12 @@ void cli_busy_interrupt(cli_busy *b)
   if (atomic_load(&b->on)) pthread_kill(b->thread, SIGURG);
 }
 
+void cli_busy_end(cli_busy *b)
+{
+  atomic_store(&b->on, false);
+  running = NULL;
+}
+
 /* busy(on): a line of this state begins or has ended. Upvalue: the rank's cli_busy, or null. */
 static int l_busy(lua_State *L)
 {

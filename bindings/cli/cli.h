@@ -6,6 +6,7 @@
  *   exit.c     exit codes        env.c     misspelt variables of the environment
  *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
  *   prompt.c   tide repl      board.c  lines for its ranks      busy.c  lines that Ctrl-C stops
+ *   prompt_mpi.c  tide repl over processes    link.c, link.h  the connections between them
  */
 #pragma once
 
@@ -38,6 +39,8 @@ void cli_set_prompt(void);  /* SIGINT stops only the running line */
 /* Sets the ranks of a prompt, which SIGINT stops; null: none. */
 typedef struct cli_board cli_board;
 void cli_set_ranks(tide_host_ranks *ranks, cli_board *board);
+void cli_interrupt_line(void); /* as SIGINT at the prompt */
+void cli_watch_launcher(void); /* SIGUSR1, which mpirun passes on, is as SIGINT at the prompt */
 void cli_set_placed(int rank); /* this process is one rank of a launcher's job */
 int  cli_signal(void);      /* the last one; 0: no signal yet */
 int  cli_signal_count(void);
@@ -125,24 +128,47 @@ typedef struct ending { int status, code; const char *message; } ending;
  * code. */
 int  cli_end_job(printer *p, const place *at, const ending *how);
 
-/* ---- prompt.c, board.c, busy.c --------------------------------------------------------------- */
+/* ---- prompt.c, prompt_mpi.c, board.c, busy.c ------------------------------------------------- */
 
 int  cli_prompt(int argc, char **argv);
+/* Runs the prompt's loop in its state. Returns the exit code. */
+int  cli_run_prompt(lua_State *L);
+/* Sets the device of new tensors; null: the default. Returns 0, or a status of Lua. */
+int  cli_set_device(lua_State *L, const char *device);
+/* Starts a thread of ranks. SIGINT and SIGTERM stay with the main thread. */
+bool cli_start_thread(pthread_t *thread, void *(*run)(void *user), void *user);
+/* Runs this process's part of a prompt over the processes of a launcher. Returns the exit code. */
+int  cli_prompt_mpi(lua_State *L, const run_options *o, const place *at);
 
 cli_board *cli_board_new(int nrank); /* NULL: out of memory */
 void cli_board_free(cli_board *b);   /* the ranks have ended */
 /* Puts the board's functions into package.loaded['tide.host'].board of a state: those of a rank, or
  * with rank -1 the prompt's. Returns 0, or a status of Lua. */
 int  cli_board_show(cli_board *b, lua_State *L, int rank);
+void cli_board_rest(cli_board *b, int rank); /* before the rank's state closes, on its thread */
 void cli_board_close(cli_board *b);  /* the prompt ends: ranks that take find nothing more */
 void cli_board_ended(cli_board *b);  /* the ranks have ended: so do the prompt's waits */
 void cli_board_interrupt(cli_board *b); /* stops the ranks' lines; in a signal handler */
+/* Of a board with a link (link.h). join sets it, and shows the prompt's functions as
+ * cli_board_show. */
+struct cli_link;
+int  cli_board_join(cli_board *b, lua_State *L, struct cli_link *link, int rank);
+/* Takes a text that has come from the process of a rank. Any thread. */
+void cli_board_arrive(cli_board *b, int rank, const char *text, size_t n);
+/* Notes that a rank has ended by itself, with an exit code, and a message if it failed; rank 0
+ * learns of it. Any thread. */
+void cli_board_left(cli_board *b, int rank, int code, const char *message);
+/* The first rank that left; null: none. When the threads have ended. */
+typedef struct cli_left { int rank, code; char message[2048]; } cli_left;
+const cli_left *cli_board_first(const cli_board *b);
+void cli_board_quit(cli_board *b);   /* ends the prompt on all processes */
 
 /* Whether a line of a rank runs, and on which thread. */
 typedef struct cli_busy { pthread_t thread; atomic_bool on; } cli_busy;
 /* Puts busy(on) into package.loaded['tide.host'], which declares that a line runs. b null: on the
  * main thread. Returns 0, or a status of Lua. */
 int  cli_busy_watch(lua_State *L, cli_busy *b);
+void cli_busy_end(cli_busy *b);          /* the state closes, perhaps in a line; on its thread */
 void cli_busy_here(void);               /* stops the line of this thread; in a signal handler */
 void cli_busy_interrupt(cli_busy *b);   /* stops a rank's line; in a signal handler */
 

@@ -54,6 +54,7 @@ const char cli_help_run[] =
 
 const char cli_help_repl[] =
   "tide repl [-n RANKS] [-t THREADS] [-p PARAMS] [--device DEVICE]\n"
+  "mpirun -np RANKS tide repl [-t THREADS] [-p PARAMS] [--device DEVICE]\n"
   "\n"
   "A prompt with tide loaded: statements run, expressions print, `?name` shows help on a name\n"
   "(`?tide.matmul`, `?tide.nn`), :help lists the commands, Tab completes; exit, quit or Ctrl-D\n"
@@ -67,4 +68,9 @@ const char cli_help_repl[] =
   "\n"
   "Ctrl-C interrupts the running line on all ranks; names and tensors stay. Ctrl-\\ ends the\n"
   "program. A collective that not all ranks enter is an error that names the missing ranks, and\n"
-  "the communicators work again on the next line. Lines are kept in ~/.tide_history.\n";
+  "the communicators work again on the next line. Lines are kept in ~/.tide_history.\n"
+  "\n"
+  "Under mpirun or srun each process is a rank, and that of rank 0 reads the lines; mpirun gives\n"
+  "it a pipe. Open MPI's mpirun ends the job at Ctrl-C: send SIGINT to the process of rank 0, or\n"
+  "SIGUSR1 to mpirun, to interrupt a line. Ranks that wait for each other in two communicators\n"
+  "wait until they are interrupted. When a rank dies the prompt ends.\n";

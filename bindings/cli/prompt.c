@@ -1,4 +1,5 @@
-/* `tide repl`: its command line, one rank in the main thread, or several as threads.
+/* `tide repl`: its command line, one rank in the main thread, or several as threads; those of a
+ * launcher are in prompt_mpi.c.
  *
  * With several ranks the main thread edits lines in a state of its own and posts them to a board;
  * each rank runs lua/tide/repl/ranks.lua, which takes them from there. A thread runs the ranks and
@@ -46,7 +47,7 @@ static int set_device_protected(lua_State *L)
   return 0;
 }
 
-static int set_device(lua_State *L, const char *device)
+int cli_set_device(lua_State *L, const char *device)
 {
   return device ? lua_cpcall(L, set_device_protected, (void *)device) : 0;
 }
@@ -65,8 +66,8 @@ static int check_device(tide_ctx *ctx, const char *device)
 
 /* ---- the prompt's state ---------------------------------------------------------------------- */
 
-/* Runs the prompt; it returns the number of the exit code. */
-static int run_prompt(lua_State *L)
+/* The Lua code returns the number of the exit code. */
+int cli_run_prompt(lua_State *L)
 {
   static const char lua[] = "return require('tide.repl').run()";
   int rc = tide_lua_run_string(L, lua, sizeof lua - 1, "=repl", 0, NULL);
@@ -88,8 +89,15 @@ typedef struct prompt_job {
 static int begin_prompt_rank(lua_State *L, int rank, void *user)
 {
   const prompt_job *j = user;
-  int rc = set_device(L, j->options->device);
+  int rc = cli_set_device(L, j->options->device);
   return rc ? rc : cli_board_show(j->board, L, rank);
+}
+
+static void end_prompt_rank(lua_State *L, int rank, void *user)
+{
+  const prompt_job *j = user;
+  (void)L;
+  cli_board_rest(j->board, rank);
 }
 
 static void *run_ranks(void *user)
@@ -104,7 +112,7 @@ static bool fill_prompt_job(prompt_job *j)
 {
   static const char lua[] = "return require('tide.repl.ranks').serve()";
   const run_options *o = j->options;
-  const tide_host_ranks_hooks hooks = {begin_prompt_rank, NULL, NULL, j};
+  const tide_host_ranks_hooks hooks = {begin_prompt_rank, end_prompt_rank, NULL, j};
   j->board = cli_board_new(o->nrank);
   j->ranks = tide_host_ranks_new(o->nrank, NULL);
   if (!j->board || !j->ranks) return false;
@@ -114,15 +122,14 @@ static bool fill_prompt_job(prompt_job *j)
          tide_host_ranks_params(j->ranks, o->params, 1) == 0;
 }
 
-/* Starts the ranks. SIGINT and SIGTERM stay with the main thread. */
-static bool start_ranks(prompt_job *j, pthread_t *thread)
+bool cli_start_thread(pthread_t *thread, void *(*run)(void *user), void *user)
 {
   sigset_t block, before;
   sigemptyset(&block);
   sigaddset(&block, SIGINT);
   sigaddset(&block, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &block, &before);
-  bool started = pthread_create(thread, NULL, run_ranks, j) == 0;
+  bool started = pthread_create(thread, NULL, run, user) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return started;
 }
@@ -144,11 +151,12 @@ static int prompt_of_ranks(lua_State *L, const run_options *o)
   prompt_job j = {.options = o};
   pthread_t thread;
   int code = EXIT_RAISED;
-  if (!fill_prompt_job(&j) || cli_board_show(j.board, L, -1) != 0 || !start_ranks(&j, &thread)) {
+  if (!fill_prompt_job(&j) || cli_board_show(j.board, L, -1) != 0 ||
+      !cli_start_thread(&thread, run_ranks, &j)) {
     cli_complain("repl: no memory or no thread for the ranks");
   } else {
     cli_set_ranks(j.ranks, j.board);
-    code = run_prompt(L);
+    code = cli_run_prompt(L);
     cli_board_close(j.board);
     pthread_join(thread, NULL);
     cli_set_ranks(NULL, NULL);
@@ -163,25 +171,31 @@ static int prompt_of_one(lua_State *L, tide_ctx *ctx)
 {
   if (cli_busy_watch(L, NULL) != 0) return cli_complain("repl: out of memory");
   cli_set_running(ctx, NULL);
-  int code = run_prompt(L);
+  int code = cli_run_prompt(L);
   cli_set_running(NULL, NULL);
   return code;
 }
 
 /* Returns 0, or the exit code after a message. */
-static int check_place(lua_State *L)
+static int check_place(lua_State *L, const run_options *o, place *at)
 {
-  place at;
-  int rc = cli_find_place(L, &at);
-  if (rc || at.size == 1) return rc;
-  fprintf(stderr, "tide: repl: %d processes of a launcher cannot share a prompt; start one process "
-          "with -n %d\n", at.size, at.size);
+  int rc = cli_find_place(L, at);
+  if (rc || at->size == 1 || o->nrank == 1) return rc;
+  fprintf(stderr, "tide: repl: -n %d inside a job of %d processes; let the launcher start all "
+          "ranks\n", o->nrank, at->size);
   return EXIT_USAGE;
+}
+
+static int prompt_at(lua_State *L, tide_ctx *ctx, const run_options *o, const place *at)
+{
+  if (at->size > 1) return cli_prompt_mpi(L, o, at);
+  return o->nrank > 1 ? prompt_of_ranks(L, o) : prompt_of_one(L, ctx);
 }
 
 int cli_prompt(int argc, char **argv)
 {
   run_options o;
+  place at;
   tide_ctx *ctx;
   lua_State *L;
   int code = parse_prompt(argc, argv, &o);
@@ -190,9 +204,9 @@ int cli_prompt(int argc, char **argv)
   code = cli_open(&o, &ctx, &L);
   if (code) return code;
   code = check_device(ctx, o.device);
-  if (code == 0 && set_device(L, o.device) != 0) code = cli_complain("repl: out of memory");
-  if (code == 0) code = check_place(L);
-  if (code == 0) code = o.nrank > 1 ? prompt_of_ranks(L, &o) : prompt_of_one(L, ctx);
+  if (code == 0 && cli_set_device(L, o.device) != 0) code = cli_complain("repl: out of memory");
+  if (code == 0) code = check_place(L, &o, &at);
+  if (code == 0) code = prompt_at(L, ctx, &o, &at);
   lua_close(L);
   tide_ctx_release(ctx);
   return code;

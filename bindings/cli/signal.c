@@ -33,7 +33,7 @@ static void say(const char *text)
   (void)n; /* there is no stream to report it on */
 }
 
-static void on_prompt_signal(void)
+void cli_interrupt_line(void)
 {
   interrupt_all();
   interrupt_all(); /* the running op stops now */
@@ -63,8 +63,8 @@ static bool is_repeat(void)
 
 static void on_signal(int sig)
 {
-  if (at_prompt && sig == SIGINT) {
-    on_prompt_signal();
+  if (at_prompt && (sig == SIGINT || sig == SIGUSR1)) {
+    cli_interrupt_line();
     return;
   }
   if (is_repeat()) return;
@@ -84,6 +84,13 @@ void cli_watch_signals(void)
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
+}
+
+void cli_watch_launcher(void)
+{
+  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGUSR1, &action, NULL);
 }
 
 void cli_set_running(tide_ctx *ctx, tide_host_ranks *ranks)

@@ -28,6 +28,10 @@ promise['lua/guide/prompt.md'] = {
    { 'With -n N every line runs', 'lua/prompt_ranks', 'runs a line on all of them' },
    { 'It names the ranks that are missing', 'lua/prompt_ranks',
       'names the ranks that miss a collective' },
+   { 'Under mpirun or srun each process is a rank', 'lua/prompt_mpi', 'runs a line on all of them',
+      'lua/prompt_mpi', 'names the ranks that miss a collective' },
+   { 'The running line is interrupted', 'lua/prompt_mpi', 'is interrupted any number' },
+   { 'When a rank dies', 'lua/prompt_mpi', 'ends with the code of os.exit' },
 }
 
 promise['README.md'] = {

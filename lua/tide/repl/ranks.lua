@@ -1,10 +1,11 @@
 -- A prompt over several ranks.
 --
 -- The host (bindings/cli/board.c) carries texts between this state, which reads the lines, and one
--- state a rank, each in its thread. A text is plain data: to a rank a request, { kind, text, .. };
--- from it 'out' (what a line prints while it runs) or 'done' (its result). Between two lines every
--- rank has paused (tide_group_pause): a collective that not all ranks enter fails, and works again
--- on the next line.
+-- state a rank, each in its thread, or in its process. A text is plain data: to a rank a request,
+-- { kind, text, .. }; from it 'out' (what a line prints while it runs) or 'done' (its result).
+-- Between two lines every rank has paused (tide_group_pause, tide_comm_pause): a collective that
+-- not all ranks enter fails, and works again on the next line. Processes take part in every line,
+-- also those that do not run it ('idle').
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -54,22 +55,35 @@ end
 -- Runs a line between resume and pause. Returns what it shows, and its error.
 local function turn(self, request)
    local shown, failed = {}, {}
+   self.session.env.tide.default():interrupted() -- of a Ctrl-C between two lines
    self.session.write = function(text) shown[#shown + 1] = text end
    self.session.fail = function(text) failed[#failed + 1] = text end
-   self.group:resume(self.rank)
+   self.turns.resume()
    if request.whole then forget_agreements() end
-   self.session:feed(request.text)
-   self.session:finish()
-   local ok, why = pcall(self.group.pause, self.group, self.rank)
+   if request.kind == 'line' then
+      self.session:feed(request.text)
+      self.session:finish()
+   end
+   local ok, why = pcall(self.turns.pause)
    if not ok then failed[#failed + 1] = tostring(why) .. '\n' end
    return { kind = 'done', shown = table.concat(shown), failed = table.concat(failed) }
 end
 
 local function answer(self, request)
-   if request.kind == 'line' then return turn(self, request) end
+   if request.kind ~= 'complete' then return turn(self, request) end
    local complete = require 'tide.repl.complete'
    local ok, list, word = pcall(complete.matches, self.session.env, request.text)
    return { kind = 'done', list = ok and list or nil, word = ok and word or nil }
+end
+
+-- How rank `rank` of a host's ranks pauses and resumes.
+local function turns_of(host, rank)
+   local group = not host.board.processes and require('tide.ffi.dist').group_at(host.group)
+   local world = not group and require('tide.comm').world()
+   return {
+      pause = function() if group then group:pause(rank) else world:pause() end end,
+      resume = function() if group then group:resume(rank) else world:resume() end end,
+   }
 end
 
 -- What each rank runs: takes requests from the board until the prompt ends.
@@ -78,11 +92,22 @@ function ranks.serve()
    local board, tide = host.board, require 'tide'
    local function give(reply) board.give(plain.encode(reply, 'repl')) end
    redirect(function(text) give { kind = 'out', text = text } end)
-   local self = { rank = host.rank, group = require('tide.ffi.dist').group_at(host.group),
-      session = session.new { env = { tide = tide, rank = host.rank, size = host.nrank } } }
-   self.group:pause(self.rank)
+   local self = { turns = turns_of(host, board.rank),
+      session = session.new { env = { tide = tide, rank = board.rank, size = board.size } } }
+   self.turns.pause()
    give { kind = 'done', version = tide.version }
    for text in board.take do give(answer(self, plain.decode(text))) end
+end
+
+-- Connects the processes of a launcher to that of rank 0; each calls it before its rank starts.
+-- MPI starts here, in the main thread.
+function ranks.meet()
+   local board, comm = package.loaded['tide.host'].board, require 'tide.comm'
+   local here, world = require('tide.comm.env').detect(), comm.world()
+   local address = board.rank == 0 and board.listen(here.local_size == here.size) or nil
+   address = world:broadcast_object(address)
+   if board.rank == 0 then board.accept() else board.connect(address) end
+   comm.close()
 end
 
 -- ---- at the prompt ---------------------------------------------------------------------------
@@ -116,17 +141,29 @@ local function post(self, asked, request)
    for _, rank in ipairs(asked) do self.board.post(rank, text) end
 end
 
+-- Runs a line on the ranks asked. Returns all replies by rank.
+local function play(self, asked, text, stream)
+   local is_asked, idle = {}, {}
+   for _, rank in ipairs(asked) do is_asked[rank] = true end
+   for _, rank in ipairs(self.board.processes and self.all or {}) do
+      if not is_asked[rank] then idle[#idle + 1] = rank end
+   end
+   local whole = #asked == self.board.size
+   post(self, idle, { kind = 'idle' })
+   post(self, asked, { kind = 'line', text = text, whole = whole })
+   return collect(self, #idle > 0 and self.all or asked, function(rank, part)
+      if part then stream:add(rank, part) elseif is_asked[rank] then stream:finish(rank) end
+   end, function() stream:flush() end)
+end
+
 -- Runs a line on the ranks asked, and shows what they say.
 local function run(self, asked, text)
-   local stream = merge.stream(asked, self.write, self.board.now)
-   post(self, asked, { kind = 'line', text = text, whole = #asked == self.board.size })
-   local replies = collect(self, asked, function(rank, part)
-      if part then stream:add(rank, part) else stream:finish(rank) end
-   end, function() stream:flush() end)
+   local replies = play(self, asked, text, merge.stream(asked, self.write, self.board.now))
    if not replies then return end
    local shown, failed, errors = {}, {}, false
+   for _, rank in ipairs(asked) do shown[rank] = replies[rank].shown end
    for rank, reply in each(replies) do
-      shown[rank], failed[rank] = reply.shown, reply.failed
+      failed[rank] = reply.failed
       errors = errors or reply.failed ~= ''
    end
    self.write(merge.text(shown, asked))
@@ -172,6 +209,7 @@ local words = { exit = true, quit = true, ['exit()'] = true, ['quit()'] = true }
 -- As Session:feed, on the ranks that the line names. `exit` and `quit` end the prompt.
 function Many:feed(line)
    err.type('repl.ranks.feed', 'line', line, 'string')
+   if self.ended then return false end
    local asked, source = self.asked, line
    if not self.pending then
       if words[line:match '^%s*(.-)[%s;]*$'] then
