@@ -85,6 +85,18 @@ describe('nn.nf4', function()
       end)
    end)
 
+   it('is counted by the price of a plan, whole on every rank', function()
+      local model = nf4.quantise_(made { device = 'null' })
+      lora.attach(model, { rank = 4 })
+      local codes, _, rest = bytes_of(model)
+      local price = tide.parallel.plan(model, { dp = 2 }, { ranks = 2 })
+         :price { batch = 1, seq = 16 }
+      assert.equal(codes + rest, price.parameters)
+      price = tide.parallel.plan(model, { dp_shard = 2 }, { ranks = 2 })
+         :price { batch = 1, seq = 16 }
+      assert.is_true(price.parameters >= codes + rest / 2 and price.parameters < codes + rest)
+   end)
+
    it('trains adapters alone, which PEFT names', function()
       tmp.with(function(dir)
          local model = nf4.quantise_(made()):train()

@@ -262,11 +262,21 @@ local function comms_of(run)
    return list
 end
 
+-- Bytes of buffers, which are whole on every rank: weights in NF4.
+local function buffer_bytes(model)
+   local sum = 0
+   for _, b in ipairs(model:named_buffers()) do
+      sum = sum + b.buffer:numel() * dtype_size(b.buffer.dtype)
+   end
+   return sum
+end
+
 -- run: { model, sharded, mesh, data } as materialise gives, on the null device. o: batch, seq,
 -- accum, device, forward, state_bytes. See Plan:price.
 function price.of(run, o)
    local ctx = tide.default()
    local sum = kept(run, o.accum, o.state_bytes)
+   sum.parameters = sum.parameters + buffer_bytes(run.model)
    local count, twice = meter(comms_of(run)), unmade(run.sharded)
    ctx:mark()
    local ok, total, activations = rehearse(o.device, steps, run, o, count)
