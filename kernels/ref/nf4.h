@@ -1,6 +1,9 @@
 /* NF4 with double quantisation (Dettmers et al., arXiv 2305.14314), as bitsandbytes has it, for
  * kernels/ref and kernels/cpu: n numbers as codes of 4 bits, with a magnitude for each block of 64.
  *
+ * Every code is the nearest one. (bitsandbytes finds codes of 8 bits on the CPU by a table, which
+ * takes the neighbour of about one in a thousand, close to the middle of two.)
+ *
  * A code stands for a share of the magnitude: 16 quantiles of the normal distribution. Magnitudes
  * are codes, too: their mean is taken off, and blocks of 256 of the differences become dynamic
  * 8-bit numbers (dynamic8.h) times the largest difference.
