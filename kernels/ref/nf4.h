@@ -2,7 +2,7 @@
  * kernels/ref and kernels/cpu: n numbers as codes of 4 bits, with a magnitude for each block of 64.
  *
  * Every code is the nearest one. (bitsandbytes finds codes of 8 bits on the CPU by a table, which
- * takes the neighbour of about one in a thousand, close to the middle of two.)
+ * takes the neighbour of about one in a thousand, where a number is near the middle of two.)
  *
  * A code stands for a share of the magnitude: 16 quantiles of the normal distribution. Magnitudes
  * are codes, too: their mean is taken off, and blocks of 256 of the differences become dynamic
