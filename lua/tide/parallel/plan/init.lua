@@ -229,8 +229,8 @@ end
 -- Returns bytes: parameters (with buffers), gradients, optimizer, their sum state; activations
 -- (kept from forward to backward), unit (largest gathered unit), stays (what
 -- reshard_after_forward = k keeps of gathered units until backward), peak (everything, at its
--- largest); wire (sent a step) and of that wire_between_hosts; collectives: calls by kind. Prints as
--- a table.
+-- largest); wire (sent a step) and of that wire_between_hosts; collectives: calls by kind.
+-- Prints as a table.
 function Plan:price(opts)
    local o, config = opts, self.model.config or {}
    o.seq = o.seq or config.max_position_embeddings or 1024
