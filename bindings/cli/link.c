@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "link.h"
@@ -38,6 +39,8 @@ struct cli_link {
   int *fd;                     /* by rank; -1: none. Other ranks than 0 have fd[0] */
   int wake[2];                 /* line numbers that a signal handler writes; -1: end */
   unsigned char secret[SECRET];
+  bool has_terminal;
+  struct termios terminal;     /* as it was before the editor */
   pthread_mutex_t lock;        /* writes of frames */
   int64_t *sent;               /* texts, by rank; the main thread's */
   atomic_llong line;           /* number of the newest text that was sent, or received */
@@ -52,6 +55,7 @@ cli_link *cli_link_new(cli_board *board, int rank, int size)
   if (!k) return NULL;
   *k = (cli_link){.board = board, .rank = rank, .size = size, .listener = -1, .wake = {-1, -1}};
   pthread_mutex_init(&k->lock, NULL);
+  k->has_terminal = tcgetattr(STDIN_FILENO, &k->terminal) == 0;
   k->fd = malloc((size_t)size * sizeof *k->fd);
   k->sent = calloc((size_t)size, sizeof *k->sent);
   for (int q = 0; k->fd && q < size; q++) k->fd[q] = -1;
@@ -163,6 +167,7 @@ static void lost(cli_link *k, int q)
   k->fd[q] = -1;
   if (atomic_load(&k->over)) return;
   if (k->rank == 0) {
+    if (k->has_terminal) tcsetattr(STDIN_FILENO, TCSANOW, &k->terminal);
     fflush(stdout);
     fprintf(stderr, "tide: rank %d has died; the prompt ends\n", q);
     fflush(stderr);

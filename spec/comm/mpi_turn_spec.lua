@@ -30,6 +30,17 @@ local function play(n, turns)
 end
 
 describe('MPI processes that pause', function()
+   it('do so by their world', function()
+      local solo = require('tide.ffi.dist').join(nil, nil, 0)
+      for _, name in ipairs { 'pause', 'resume' } do
+         local ok, e = pcall(solo[name], solo)
+         assert.is_false(ok)
+         assert.equal('E_ARG', e.code)
+         assert.matches('the world of an MPI job', e.message, 1, true)
+      end
+      solo:close()
+   end)
+
    case('name those that miss a call, and go on', function()
       local said = play(3, { 'missing', 'missing_two', 'in_part', 'error', 'missing' })
       for _, turn in ipairs { 1, 5 } do

@@ -82,6 +82,12 @@ describe('a prompt over processes', function()
             'tide.comm.world():barrier()' >&3
          echo '%1 io.open("after", "w"):close()' >&3
          await in_call; stop after "-USR1 $mpirun"; sleep 0.3
+         echo 'part = tide.comm.world():split(0, rank)' >&3
+         echo 'io.open("in_call", "w"):close()' \
+            'if rank == 0 then part:barrier() else tide.comm.world():barrier() end' >&3
+         echo '%1 io.open("after", "w"):close()' >&3
+         await in_call; stop after "-INT $rank0"; sleep 0.3
+         echo 'part:barrier()' >&3
          echo 'x + tide.comm.world():all_reduce(tide.ones { 1 }):tolist()[1]' >&3
       ]])
       assert.matches('\n43\n', out, 1, true)
