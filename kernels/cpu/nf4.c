@@ -16,6 +16,36 @@ enum {
 
 /* ---- reading ---- */
 
+#if defined(__x86_64__) && defined(__GNUC__)
+/* The numbers of 32 pairs: a lane of 64 bits takes a pair, and of[] is looked up by the low 4 bits
+ * of each half. */
+TIDE_AVX512 static void read_pairs_avx512(float *to, const uint8_t *pair, const float *of)
+{
+  const __m512 table = _mm512_loadu_ps(of);
+  const __m512i first_high = _mm512_set1_epi64(4);
+  for (int k = 0; k < NF4_BLOCK / 2; k += 8) {
+    __m512i v = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)(pair + k)));
+    v = _mm512_srlv_epi32(_mm512_or_si512(v, _mm512_slli_epi64(v, 32)), first_high);
+    _mm512_storeu_ps(to + 2 * k, _mm512_permutexvar_ps(v, table));
+  }
+}
+#endif
+
+/* The same of `n` pairs, on any processor. */
+static void read_pairs(float *to, const uint8_t *pair, const float *of, int64_t n)
+{
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (n == NF4_BLOCK / 2 && tide__cpu_isa() & CPU_ISA_AVX512) {
+    read_pairs_avx512(to, pair, of);
+    return;
+  }
+#endif
+  for (int64_t k = 0; k < n; k++) {
+    to[2 * k] = of[pair[k] >> 4];
+    to[2 * k + 1] = of[pair[k] & 15];
+  }
+}
+
 /* Writes numbers [at, at + n), in order, as dtype. */
 TIDE_LEVELS(void, nf4_read, (void *to, const nf4 *q, int64_t at, int64_t n, int dtype),
             (to, q, at, n, dtype))
@@ -28,11 +58,8 @@ TIDE_LEVELS(void, nf4_read, (void *to, const nf4 *q, int64_t at, int64_t n, int 
     for (int c = 0; c < 16; c++) of[c] = nf4_share[c] * most;
     int64_t k = 0;
     if (i % 2) row[k++] = of[nf4_code_at(q, i)];
-    const uint8_t *pair = q->pair + (i + k) / 2;
-    for (; k + 1 < size; k += 2, pair++) {
-      row[k] = of[*pair >> 4];
-      row[k + 1] = of[*pair & 15];
-    }
+    read_pairs(row + k, q->pair + (i + k) / 2, of, (size - k) / 2);
+    k += (size - k) / 2 * 2;
     if (k < size) row[k] = of[nf4_code_at(q, i + k)];
     vec_narrow((char *)to + done * vec_size(dtype), row, dtype, size);
     done += size;
