@@ -16,7 +16,7 @@ local function play(n, options, script)
       trap '' PIPE
       exec 3> in
       count=0
-      tick() { count=$((count + 1)); sleep 0.1; [ $count -lt 300 ] || kill -9 $pid; }
+      tick() { count=$((count + 1)); sleep 0.1; [ $count -lt 300 ] || kill $pid; }
       await() { while ! [ -e $1 ] && tick; do :; done; rm $1; }
       %s
       exec 3>&-
