@@ -30,7 +30,8 @@ enum {
   DEVICE_SEGMENT = 32 << 20,  /* of the large pool elsewhere */
   SEGMENT_STEP = 2 << 20,     /* larger requests are rounded up to this */
   SLACK = 1 << 28,            /* held bytes that are always allowed */
-  SPILL = 32 << 20,           /* and, beside an eighth of the live ones, before memory grows */
+  SPILL = 32 << 20,           /* and, beside an eighth of the live ones, before memory grows beyond
+                                 the most that was live */
   NPOOL = 2,
   SUB = 4,                    /* log2 of the classes per power of two */
   NCLASS = (47 - SUB - 5) << SUB,
@@ -69,6 +70,7 @@ struct tide__cache {
   segment *segments;
   tide__block *spare;         /* headers, linked by next */
   int64_t live, held;         /* of this device */
+  int64_t most_live;          /* the maximum of live */
   bool host;                  /* its bytes are host memory, which has a limit */
   bool hooked;                /* the host owns them (memory.c) */
   bool lazy;                  /* untouched memory costs nothing */
@@ -368,11 +370,13 @@ void tide__cache_trim(tide_ctx *ctx, struct tide__cache *cache)
       }
 }
 
-/* Returns the largest free blocks to the device when block `taken` reaches into memory that was not
- * held, so that what the process holds stays near its live bytes. */
-static void spill(tide_ctx *ctx, struct tide__cache *cache, const tide__block *taken)
+/* Returns the largest free blocks to the device when `size` bytes of block `taken` reach into
+ * memory that was not held, so that what the process holds stays near the most that was live: a
+ * loop whose steps are alike keeps its pages, and its first step sets the peak. */
+static void spill(tide_ctx *ctx, struct tide__cache *cache, const tide__block *taken, size_t size)
 {
-  int64_t most = cache->live / 8 + SPILL;
+  int64_t near = cache->live / 8 + SPILL, below = cache->most_live - cache->live - (int64_t)size;
+  int64_t most = below > near ? below : near;
   pool *p = &cache->pools[1];
   for (int c = NCLASS - 1; c >= 0 && cache->held > most; c--)
     for (tide__block *b = p->list[c], *next; b && cache->held > most; b = next) {
@@ -402,7 +406,7 @@ static int take_block(tide_ctx *ctx, struct tide__cache *cache, size_t size, tid
   tide__block *b = ctx->params.cache ? cache_find(cache, pool_no, size) : NULL;
   if (!b) TIDE_TRY(traced_growth(ctx, cache, pool_no, size, &b));
   if (!b) return out_of_memory(ctx, cache, size);
-  if (b->held < size && cache->lazy && pool_no == 1) spill(ctx, cache, b);
+  if (b->held < size && cache->lazy && pool_no == 1) spill(ctx, cache, b, size);
   if (!cut(ctx, cache, b, size))
     return tide__fail(ctx, TIDE_E_NOMEM, "alloc", "no host memory for a block");
   *out = b;
@@ -414,6 +418,7 @@ static void count_live(tide_ctx *ctx, struct tide__cache *cache, int64_t n)
 {
   tide_stats *s = &ctx->stats;
   cache->live += n;
+  if (cache->live > cache->most_live) cache->most_live = cache->live;
   if (!cache->backend->has_bytes) {
     s->planned += n;
     return;

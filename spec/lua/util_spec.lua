@@ -170,6 +170,7 @@ describe('util.plot', function()
    it('has round ticks', function()
       assert.same({ 0, 20, 40, 60, 80, 100 }, plot.ticks(0, 100, 6))
       assert.same({ 1, 1.5, 2, 2.5 }, plot.ticks(0.9, 2.6, 4))
+      assert.equal('0', tostring(plot.ticks(0, 5, 5)[1]))
    end)
 
    it('draws every series and leaves out what is not finite', function()

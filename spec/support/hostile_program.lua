@@ -451,11 +451,12 @@ local function finish()
    end
 end
 
--- Functions that need what this machine lacks, or a state that a single call has not.
+-- Functions that need what this machine lacks, or a state that a single call does not have.
 local needs = { tide_pin_memory = true, tide_graph_begin = true, tide_comm_nccl = true,
    tide_backward_take = true, tide_backward_input = true, tide_backward_give = true,
    tide_tensor_refilled = true, tide_path_list = true,
-   tide_scope_pop = true, tide_path_mkdir = true }
+   tide_scope_pop = true, tide_path_mkdir = true, tide_comm_pause = true,
+   tide_comm_resume = true }
 
 local function open_ctx()
    local box, opts = ffi.new 'tide_ctx *[1]', ffi.new 'tide_opts'

@@ -49,7 +49,7 @@ function plot.ticks(lo, hi, n)
       end
    end
    local list = {}
-   for k = math.ceil(lo / step - 1e-9), math.floor(hi / step + 1e-9) do
+   for k = math.ceil(lo / step - 1e-9) + 0, math.floor(hi / step + 1e-9) do      -- no -0
       list[#list + 1] = k * step
    end
    return list
