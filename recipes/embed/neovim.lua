@@ -1,9 +1,9 @@
 -- Completion in Neovim by a small model, on a thread of its own.
 --
---   :let g:tide_model = 'models/code'
---   :luafile recipes/embed/neovim.lua
+--   :let g:tide_model = 'runs/mine'
+--   :luafile /usr/share/tide/recipes/embed/neovim.lua
 --   :inoremap <C-x><C-t> <Cmd>TideComplete<CR>
---   :TideComplete                         continues the line at the cursor
+--   :TideComplete                         continues the line behind the cursor
 --
 -- The model lives on one thread, which reads requests from a pipe and answers through another; the
 -- editor never waits. A request is a line "number length" and the text before the cursor.
@@ -25,7 +25,14 @@ local function serve(root, dir, from, to)
       require('tide').set_error_form 'text'
       return require('recipes.embed.writer').open(dir, { threads = 1 })
    end)
-   if not ok then return answer(0, 'error', tostring(writer)) end
+   local function leave()
+      loop.fs_close(from)
+      loop.fs_close(to)
+   end
+   if not ok then
+      answer(0, 'error', tostring(writer))
+      return leave()
+   end
    local input = ''
    local function read(n)                                      -- n bytes; nil at the end
       while #input < n do
@@ -51,6 +58,7 @@ local function serve(root, dir, from, to)
       local good, text = pcall(writer.continue, writer, prompt, { tokens = 48, stop = { '\n' } })
       answer(tonumber(number), good and 'text' or 'error', good and text or tostring(text))
    end
+   leave()
 end
 
 local state = { number = 0, waiting = {}, input = '' }
@@ -72,13 +80,27 @@ local function receive(data)
    end
 end
 
+-- Closes the pipes, without which the thread ends. The next question starts another one.
+function state.stop()
+   if not state.thread then return end
+   state.to:close()
+   state.from:close()
+   state.thread, state.waiting, state.input = nil, {}, ''
+end
+
 local function start(dir)
    local question, reply = uv.pipe(), uv.pipe()
+   local to, from = uv.new_pipe(), uv.new_pipe()
    state.thread = uv.new_thread(serve, here, dir, question.read, reply.write)
-   state.to, state.from = uv.new_pipe(), uv.new_pipe()
-   state.to:open(question.write)
-   state.from:open(reply.read)
-   state.from:read_start(function(_, data) receive(data) end)
+   state.to, state.from = to, from
+   to:open(question.write)
+   from:open(reply.read)
+   from:read_start(function(_, data)
+      if data then return receive(data) end
+      vim.schedule(function()                                   -- the thread has ended
+         if state.from == from then state.stop() end
+      end)
+   end)
 end
 
 -- Asks for the text that follows `before`; calls done(text) in the editor's loop.
@@ -89,24 +111,30 @@ local function ask(before, done)
    state.to:write(('%d %d\n%s'):format(state.number, #before, before))
 end
 
+-- Bytes of a line before the place to write at: the cursor's while one inserts, else behind the
+-- character under it.
+local function place_in(line, column)
+   if vim.api.nvim_get_mode().mode:find '^[iR]' or column >= #line then return column end
+   return column + 1 + vim.str_utf_end(line, column + 1)
+end
+
 -- Continues the line at the cursor, unless the cursor has moved meanwhile.
 local function complete()
-   local buffer, place = vim.api.nvim_get_current_buf(), vim.api.nvim_win_get_cursor(0)
-   local row, column = place[1], place[2]
+   local buffer, cursor = vim.api.nvim_get_current_buf(), vim.api.nvim_win_get_cursor(0)
+   local row = cursor[1]
    local lines = vim.api.nvim_buf_get_lines(buffer, math.max(0, row - 32), row, false)
-   lines[#lines] = lines[#lines]:sub(1, column)
+   local place = place_in(lines[#lines], cursor[2])
+   lines[#lines] = lines[#lines]:sub(1, place)
    ask(table.concat(lines, '\n'), function(text)
       local now = vim.api.nvim_win_get_cursor(0)
-      if vim.api.nvim_get_current_buf() ~= buffer or now[1] ~= row or now[2] ~= column then
+      if vim.api.nvim_get_current_buf() ~= buffer or now[1] ~= row or now[2] ~= cursor[2] then
          return
       end
-      vim.api.nvim_buf_set_text(buffer, row - 1, column, row - 1, column, { text })
-      vim.api.nvim_win_set_cursor(0, { row, column + #text })
+      vim.api.nvim_buf_set_text(buffer, row - 1, place, row - 1, place, { text })
+      vim.api.nvim_win_set_cursor(0, { row, place + #text })
    end)
 end
 
 -- Without questions to come the thread ends.
-vim.api.nvim_create_autocmd('VimLeavePre', { callback = function()
-   if state.thread then state.to:close() end
-end })
+vim.api.nvim_create_autocmd('VimLeavePre', { callback = state.stop })
 vim.api.nvim_create_user_command('TideComplete', complete, {})

@@ -122,19 +122,33 @@ describe('a host', function()
       end)
    end)
 
-   it_if(plain and there 'nvim --version', 'no nvim')('in Neovim says what is wrong', function()
+   it_if(plain and there 'nvim --version', 'no nvim')('in Neovim says what is wrong, and goes on '
+      .. 'with another model, behind the character under the cursor', function()
       tmp.with(function(dir)
          files.write(dir .. '/try.vim', ([[
             luafile recipes/embed/neovim.lua
             let g:tide_model = '%s/nowhere'
             TideComplete
             lua vim.wait(60000, function() return vim.fn.execute('messages'):find('tide:') end)
-            redir! > %s/out
+            redir! > %s/said
             silent messages
+            redir END
+            let g:tide_model = '%s'
+            call setline(1, 'one two th')
+            normal $
+            lua << EOF
+            vim.wait(60000, function()
+               vim.cmd 'TideComplete'
+               vim.wait(1000, function() return #vim.fn.getline(1) > 10 end)
+               return #vim.fn.getline(1) > 10
+            end)
+EOF
+            write %s/out
             quitall!
-         ]]):format(dir, dir))
+         ]]):format(dir, dir, rhyme.write(dir .. '/model'), dir))
          run(('timeout 100 nvim --headless -u NONE -i NONE -S %s/try.vim'):format(quote(dir)))
-         assert.matches('tide: [^\n]*nowhere', files.read(dir .. '/out'))
+         assert.matches('tide: [^\n]*nowhere', files.read(dir .. '/said'))
+         assert.equal('one two three four\n', files.read(dir .. '/out'))
       end)
    end)
 

@@ -4,24 +4,31 @@
 #   spec/support/nginx.sh PREFIX FOLDER MODEL [PORT]     needs nginx with the Lua module, and curl
 #
 # PREFIX: where tide is installed. FOLDER: an empty one, for logs. All requests are answered, right
-# ones with 200 and a text, wrong ones with 400 and an error; the workers do not grow.
+# ones with 200 and a text, wrong ones with 400 and an error; the workers do not grow, and the log
+# stays empty. A request to workers without a model is answered with 503 and an error.
 set -eu
 prefix=$1 folder=$2 model=$3 port=${4:-8089}
 conf=$folder/nginx.conf
 sed -e "s|/usr/share/lua|$prefix/share/lua|; s|127.0.0.1:8080|127.0.0.1:$port|" \
   "$prefix/share/tide/recipes/embed/nginx.conf" >"$conf"
-sed -i "s|^load_module |load_module /usr/lib/nginx/|" "$conf"
-env -u LUA_PATH TIDE_MODEL="$model" nginx -p "$folder/" -c "$conf" 2>"$folder/said" & nginx=$!
-trap 'kill $nginx 2>/dev/null || true' EXIT
 url=http://127.0.0.1:$port/generate
+nginx=
+trap 'kill $nginx 2>/dev/null || true' EXIT
 
-wait_for() {
+# Starts nginx with the folder of a model, and waits for its first answer.
+start() {
+  env -u LUA_PATH TIDE_MODEL="$1" nginx -p "$folder/" -c "$conf" 2>"$folder/said" & nginx=$!
   n=0
   until curl -s -o /dev/null -d '{"prompt": "one ", "tokens": 1}' $url; do
     n=$((n + 1))
     test $n -lt 100 || { cat "$folder/said" "$folder/error.log"; exit 1; }
     sleep 0.1
   done
+}
+
+stop() {
+  kill -QUIT $nginx
+  wait $nginx
 }
 
 # A list of N requests for curl; every tenth is wrong, in one of three ways.
@@ -52,7 +59,7 @@ round() {
   test "$(grep -c '^400$' "$folder/codes")" = 100
 }
 
-wait_for
+start "$model"
 requests 1000 >"$folder/list"
 round
 test "$(grep -l '"text":"two thr' "$folder"/out.* | wc -l)" = 900
@@ -63,7 +70,11 @@ round
 round
 after=$(memory)
 test "$after" -lt $((before + 4096)) || { echo "memory: $before KiB, then $after KiB"; exit 1; }
-kill -QUIT $nginx
-wait $nginx
-if grep -q 'error\]\|emerg' "$folder/error.log"; then cat "$folder/error.log"; exit 1; fi
+stop
+if test -s "$folder/error.log"; then head -20 "$folder/error.log"; exit 1; fi
+start "$folder/nowhere"
+test "$(curl -s -o "$folder/out" -w '%{http_code}' -d '{"prompt": "one "}' $url)" = 503
+grep -q '^{"error":"no model is loaded' "$folder/out"
+stop
+grep -q 'init_worker_by_lua error: .*/nowhere' "$folder/error.log"
 echo "answered 4 times 1,000 requests; memory of 4 workers: $before KiB, $after KiB at the end"
