@@ -4,6 +4,7 @@
  *   help.c     the help texts       output.c   lines of ranks, each with its prefix
  *   run.c      tide run: its command line, restarts, one rank in the main thread
  *   exit.c     exit codes        env.c     misspelt variables of the environment
+ *   shipped.c  where recipes and guides are
  *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
  *   prompt.c   tide repl      board.c  lines for its ranks      busy.c  lines that Ctrl-C stops
  *   prompt_mpi.c  tide repl over processes    link.c, link.h  the connections between them
@@ -171,6 +172,13 @@ int  cli_busy_watch(lua_State *L, cli_busy *b);
 void cli_busy_end(cli_busy *b);          /* the state closes, perhaps in a line; on its thread */
 void cli_busy_here(void);               /* stops the line of this thread; in a signal handler */
 void cli_busy_interrupt(cli_busy *b);   /* stops a rank's line; in a signal handler */
+
+/* ---- shipped.c ------------------------------------------------------------------------------- */
+
+/* Prints the folders of recipes and guides, where they are known. */
+void cli_print_shipped(void);
+/* Continues a message on stderr about a recipe that cannot be read: where it may be. */
+void cli_suggest_recipe(const char *wanted);
 
 /* ---- help.c ---------------------------------------------------------------------------------- */
 

@@ -116,7 +116,11 @@ static bool asks_for_help(const char *word)
 
 static int command_help(const char *topic)
 {
-  if (!topic) return fputs(cli_help_text, stdout) < 0;
+  if (!topic) {
+    if (fputs(cli_help_text, stdout) < 0) return EXIT_RAISED;
+    cli_print_shipped();
+    return 0;
+  }
   if (strcmp(topic, "run") == 0) return fputs(cli_help_run, stdout) < 0;
   if (strcmp(topic, "repl") == 0) return fputs(cli_help_repl, stdout) < 0;
   if (strcmp(topic, "params") == 0) return command_params();

@@ -207,8 +207,10 @@ static int check_recipe(const char *path)
 {
   struct stat what;
   if (stat(path, &what) == 0 && access(path, R_OK) == 0 && !S_ISDIR(what.st_mode)) return 0;
-  fprintf(stderr, "tide: run: cannot read '%s'%s\n", path,
-          access(path, R_OK) == 0 ? ": it is a folder" : "");
+  bool is_there = access(path, F_OK) == 0, readable = access(path, R_OK) == 0;
+  fprintf(stderr, "tide: run: cannot read '%s'%s", path, readable ? ": it is a folder" : "");
+  if (!is_there) cli_suggest_recipe(path);
+  fputc('\n', stderr);
   return EXIT_USAGE;
 }
 

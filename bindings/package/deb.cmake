@@ -82,7 +82,7 @@ package(runtime libtide0 libs "library that trains large models in parallel"
         "This package has the shared libraries.")
 package(dev libtide-dev libdevel "library that trains large models in parallel (development files)"
         "This package has headers and what pkg-config and CMake read."
-        "libtide0 ${same_version}" libluajit-5.1-dev)
+        "libtide0 ${same_version}" "libluajit-5.1-dev | libluajit2-5.1-dev")
 package(lua lua-tide interpreters "training of large models in parallel, for LuaJIT"
         "This package has the library that LuaJIT programs load by require 'tide',
 and the guides."
@@ -96,6 +96,7 @@ install(DIRECTORY lua/guide DESTINATION share/doc/lua-tide/lua COMPONENT lua ${t
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_TOOL_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_LUA_PACKAGE_ARCHITECTURE all)
+set(CPACK_DEBIAN_TOOL_PACKAGE_RECOMMENDS lua-tide)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SUGGESTS "libopenmpi3, libutf8proc2")
 file(WRITE ${PROJECT_BINARY_DIR}/package/triggers "activate-noawait ldconfig\n")
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/package/triggers)

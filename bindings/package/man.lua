@@ -21,11 +21,15 @@ end
 local first = help ''
 local purpose, usage = first:match '^tide: ([^\n]*)\n+(.*)$'
 assert(usage, 'tide help begins with another line than "tide: PURPOSE"')
+usage = usage:gsub('\n\nRecipes: .*$', '')          -- folders of the build tree
 local page = ('.TH TIDE 1 "" "tide %s" "User Commands"\n.SH NAME\ntide \\- %s\n'):format(version,
    roff(purpose)) .. section('SYNOPSIS', usage) .. section('RUN', help 'run')
    .. section('PROMPT', help 'repl') .. section('PARAMETERS', help 'params')
    .. section('ERRORS', help 'errors')
    .. '.SH FILES\n.TP\n.I ~/.tide_history\nlines of the prompt\n'
+   .. '.TP\n.I PREFIX/share/tide/recipes\nrecipes to run and to copy; below embed: tide in other '
+   .. 'programs. PREFIX is /usr for the Debian packages\n'
+   .. '.TP\n.I PREFIX/share/doc/lua-tide\nguides (the Debian package lua-tide)\n'
 
 local f = assert(io.open(path, 'w'))
 assert(f:write(page))

@@ -3,9 +3,9 @@
 --   curl -d '{"prompt": "local function", "tokens": 40}' http://127.0.0.1:8080/generate
 --   {"reason":"length","text":" ..."}
 --
--- Each worker has a model of its own, loaded after the fork. After some milliseconds of work, between
--- two tokens, the worker attends to its other connections. What a request did wrong is the answer,
--- with status 400; every other error is status 500 and one line in the log.
+-- Each worker has a model of its own, loaded after the fork. After some milliseconds of work,
+-- between two tokens, the worker attends to its other connections. What a request did wrong is the
+-- answer, with status 400; every other error is status 500 and one line in the log.
 
 local ngx = ngx                          -- luacheck: ignore
 local tide = require 'tide'
@@ -15,15 +15,15 @@ local writers = require 'recipes.embed.writer'
 local endpoint = {}
 local writer
 
--- Seconds that an answer keeps the worker to itself, and that it waits then for its next turn. nginx
--- without OpenResty's patch writes a warning for each wait of 0.
+-- Seconds that an answer keeps the worker to itself, and that it waits then for its next turn.
+-- nginx without OpenResty's patch writes a warning for each wait of 0.
 local turn, rest = 5e-3, 1e-3
 
 -- Loads the model of this worker.
 function endpoint.start(dir)
    tide.set_error_form 'text'            -- nginx logs strings
    if not dir then
-      error('TIDE_MODEL is not set: expected the folder of a model, e.g. of a run of pretrain.lua', 0)
+      error('TIDE_MODEL is not set: expected the folder of a model, e.g. a run of pretrain.lua', 0)
    end
    writer = writers.open(dir, { threads = 1 })
 end

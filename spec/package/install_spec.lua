@@ -1,6 +1,7 @@
 -- An installation as others use it: below a prefix with a space, found by CMake and pkg-config,
 -- started from there, and removed without a trace.
 
+local each = require 'tide.util.each'
 local files = require 'spec.support.files'
 local install = require 'spec.support.install'
 local tmp = require 'spec.support.tmp'
@@ -115,6 +116,26 @@ describe('an installation', function()
          for macro in page:gmatch '\n%.(%u*%l*)' do
             assert.truthy(({ SH = 1, nf = 1, fi = 1, TP = 1, I = 1 })[macro], macro)
          end
+         assert.is_nil(page:find('Recipes: ', 1, true))          -- folders of the build tree
+      end)
+   end)
+
+   it('says where its recipes and guides are', function()
+      if not has_host then return end
+      install.with(function(prefix, dir)
+         local tide_here = quote(prefix) .. '/bin/tide'
+         local recipes = prefix .. '/share/tide/recipes'
+         local text = run(tide_here .. ' help')
+         assert.matches('\nRecipes: ' .. recipes .. '\n', text, 1, true)
+         assert.matches('\nGuides:  ' .. prefix .. '/share/doc/tide/lua/guide\n', text, 1, true)
+         for name, hint in each { ['pretrain.lua'] = 'did you mean ' .. recipes .. '/pretrain.lua?',
+            ['recipes/pretrain.lua'] = 'did you mean ' .. recipes .. '/pretrain.lua?',
+            ['no.lua'] = 'the recipes of tide are in ' .. recipes } do
+            assert.equal(("tide: run: cannot read '%s'; %s\n"):format(name, hint),
+               run(('cd %s && %s run %s 2>&1; test $? = 2'):format(dir, tide_here, name)))
+         end
+         assert.equal("tide: run: cannot read '/': it is a folder\n",
+            run(tide_here .. ' run / 2>&1; test $? = 2'))
       end)
    end)
 
