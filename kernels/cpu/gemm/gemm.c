@@ -51,7 +51,7 @@ static void plan_tasks(plan *p, int64_t m)
   p->mc = i64_min(i64_max(fit, kern->mr), i64_round_up(m, kern->mr));
   p->nb = i64_max(kern->cols / (p->kc * kern->esize) / kern->nr, 1) * kern->nr;
   if (p->nround * p->kc * kern->esize <= kern->whole) p->nb = p->nround;
-  p->ns = stage ? i64_min(p->nround, STAGE_COLS) : p->nround;
+  p->ns = stage ? i64_min(p->nround, STAGE_COLS / kern->nr * kern->nr) : p->nround;
   if (p->nthread == 1) return;
   int64_t share = i64_round_up(i64_ceil_div(m, want), kern->mr);
   p->mc = i64_min(p->mc, i64_max(share, 4 * kern->mr));
