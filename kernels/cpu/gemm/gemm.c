@@ -38,28 +38,36 @@ static const tile_kernel *gemm_choose(const cpu_gemm *g, int isa)
   return kern ? kern : tide__tile_kernel_base(isa, g->ab_dtype == TIDE_F64);
 }
 
-/* Chooses rows and columns of a task: large enough to pay for packing A, and enough tasks that a
- * delayed thread does not keep the others waiting. */
+/* The beginning of part i of `parts` of n rows or columns, in whole panels of `unit`; n for i =
+ * parts. The parts differ by a panel at most. */
+static int64_t part_begin(int64_t n, int64_t unit, int64_t parts, int64_t i)
+{
+  return i64_min(n, i64_ceil_div(n, unit) * i / parts * unit);
+}
+
+/* Cuts C into tasks: large enough to pay for packing A, and enough of them that a delayed thread
+ * does not keep the others waiting. Threads share them evenly where all run alike. */
 static void plan_tasks(plan *p, int64_t m)
 {
   const tile_kernel *kern = p->kern;
   int64_t want = (int64_t)p->nthread * TASKS_PER_THREAD;
-  int64_t fit = ROWS_BYTES / (p->kc * kern->esize) / kern->mr * kern->mr;
+  int64_t panels = i64_ceil_div(m, kern->mr), columns = p->nround / kern->nr;
+  int64_t fit = ROWS_BYTES / (p->kc * kern->esize) / kern->mr;
   int stage = p->staged && p->k_pad > p->kc; /* f32 sums of a whole task: keep them few */
-  if (p->direct) fit = i64_round_up(m, kern->mr);
-  if (stage) fit = i64_min(fit, STAGE_ROWS / kern->mr * kern->mr);
-  p->mc = i64_min(i64_max(fit, kern->mr), i64_round_up(m, kern->mr));
+  if (p->direct) fit = panels;
+  if (stage) fit = i64_min(fit, STAGE_ROWS / kern->mr);
   p->nb = i64_max(kern->cols / (p->kc * kern->esize) / kern->nr, 1) * kern->nr;
   if (p->nround * p->kc * kern->esize <= kern->whole) p->nb = p->nround;
-  p->ns = stage ? i64_min(p->nround, STAGE_COLS / kern->nr * kern->nr) : p->nround;
-  if (p->nthread == 1) return;
-  int64_t share = i64_round_up(i64_ceil_div(m, want), kern->mr);
-  p->mc = i64_min(p->mc, i64_max(share, 4 * kern->mr));
-  int64_t nblock = i64_ceil_div(m, p->mc);
-  if (nblock >= want) return;
-  int64_t cut = i64_ceil_div(want, nblock);
-  int64_t cols = i64_max(i64_round_up(i64_ceil_div(p->nround, cut), kern->nr), 2 * kern->nr);
-  p->ns = i64_min(p->ns, cols);
+  p->row_parts = i64_ceil_div(panels, i64_max(fit, 1));
+  p->col_parts = stage ? i64_ceil_div(columns, STAGE_COLS / kern->nr) : 1;
+  if (p->nthread > 1) {
+    int64_t rows = i64_max(p->row_parts, i64_min(want, i64_ceil_div(panels, 4)));
+    int64_t cut = i64_min(i64_ceil_div(want, rows), i64_ceil_div(columns, 2));
+    p->row_parts = rows < want ? rows : i64_min(panels, i64_round_up(rows, p->nthread));
+    p->col_parts = i64_max(p->col_parts, cut);
+  }
+  p->mc = i64_ceil_div(panels, p->row_parts) * kern->mr;
+  p->ns = i64_ceil_div(columns, p->col_parts) * kern->nr;
 }
 
 /* Plans a product by tiles; isa and nthread are set. */
@@ -294,15 +302,17 @@ static void gemm_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
   const plan *p = arg;
   char *mine = p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * thread;
   int64_t *held = (int64_t *)mine; /* block of A that the scratch holds, -1 for none */
-  int64_t per_row = i64_ceil_div(p->ncol, p->ns);
+  const int64_t mr = p->kern->mr, nr = p->kern->nr;
   if (p->kern->begin) p->kern->begin();
   for (int64_t t = begin; t < end; t++) {
-    int64_t ic = t / per_row, js = t % per_row;
-    block b = {.p = p, .row = ic * p->mc, .col = p->col0 + js * p->ns, .a = mine + LINE};
-    b.rows = i64_min(p->mc, p->g->m - b.row);
-    b.cols = i64_min(p->ns, p->col0 + p->ncol - b.col);
+    int64_t ic = t / p->col_parts, js = t % p->col_parts;
+    int64_t col = part_begin(p->ncol, nr, p->col_parts, js);
+    block b = {.p = p, .a = mine + LINE, .row = part_begin(p->g->m, mr, p->row_parts, ic)};
+    b.rows = part_begin(p->g->m, mr, p->row_parts, ic + 1) - b.row;
+    b.cols = part_begin(p->ncol, nr, p->col_parts, js + 1) - col;
+    b.col = p->col0 + col;
     b.stage = (float *)(mine + p->a_bytes);
-    gemm_run_block(&b, ic, held);
+    if (b.cols > 0) gemm_run_block(&b, ic, held); /* a last round may be narrower than its parts */
   }
   if (p->kern->end) p->kern->end();
 }
@@ -317,8 +327,7 @@ static void run_tiles(const plan *planned, const cpu_gemm *g, void *work)
     for (int t = 0; t < p->nthread; t++)
       *(int64_t *)(p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * t) = -1;
     tide__pool_for(p->nthread, i64_ceil_div(p->ncol, p->kern->nr), 1, pack_b_panels, p);
-    int64_t ntask = i64_ceil_div(g->m, p->mc) * i64_ceil_div(p->ncol, p->ns);
-    tide__pool_tasks(p->nthread, ntask, 1, gemm_run_tasks, p);
+    tide__pool_tasks(p->nthread, p->row_parts * p->col_parts, 1, gemm_run_tasks, p);
   }
 }
 

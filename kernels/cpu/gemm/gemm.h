@@ -29,7 +29,9 @@ typedef struct cpu_gemm_plan {
   int     method, isa;
   int64_t k_pad, kc;      /* kc: depth of a block, a multiple of kr */
   int64_t nround;         /* columns packed at a time */
-  int64_t mc, ns;         /* rows and columns of a task: multiples of the tile, or all */
+  int64_t row_parts;      /* tasks: rows and columns of C are cut into so many parts of whole */
+  int64_t col_parts;      /* tiles, as even as they get */
+  int64_t mc, ns;         /* rows and columns of the largest task */
   int64_t nb;             /* columns of B multiplied before the next rows of A */
   int     nthread, staged;
   int     direct;         /* whole panels of A are read in place */

@@ -25,8 +25,8 @@
 
 /* ZMM_TOGETHER: rows of a source packed at a time where it runs along them; ZMM_AHEAD: words of k
  * that such a source is fetched in advance; ZMM_AHEAD_K: elements that one along k is. */
-enum { ZMM_ROWS = 14, ZMM_COLS = 32, ZMM_TOGETHER = 128, ZMM_AHEAD = 8, ZMM_AHEAD_K = 64,
-       ZMM_STEPS = 16, ZMM_FUSED = 6 };
+enum { ZMM_ROWS = 14, ZMM_COLS = 32, ZMM_TOGETHER = 1024, ZMM_AHEAD = 8, ZMM_AHEAD_K = 64,
+       ZMM_STEPS = 16, ZMM_FUSED = 4 };
 
 /* ---- the tile ---- */
 
