@@ -30,7 +30,7 @@ struct cli_board {
   pthread_mutex_t lock;
   pthread_cond_t posted, given;
   int nrank;
-  bool over;       /* the prompt ends: take returns nil */
+  bool over;       /* the prompt ends, or a thread of a rank has: take returns nil */
   bool ended;      /* all ranks have ended, or one of another process */
   queue *to;       /* by rank */
   queue from;
@@ -111,6 +111,19 @@ static void set_flag(cli_board *b, bool *flag)
 
 void cli_board_close(cli_board *b) { set_flag(b, &b->over); }
 void cli_board_ended(cli_board *b) { set_flag(b, &b->ended); }
+
+bool cli_board_leave(cli_board *b, int rank)
+{
+  pthread_mutex_lock(&b->lock);
+  bool early = !b->over;
+  if (early) b->first.rank = rank;
+  b->has_left = b->has_left || early;
+  b->over = b->ended = true;
+  pthread_cond_broadcast(&b->posted);
+  pthread_cond_signal(&b->given);
+  pthread_mutex_unlock(&b->lock);
+  return early;
+}
 
 void cli_board_rest(cli_board *b, int rank) { cli_busy_end(&b->busy[rank]); }
 

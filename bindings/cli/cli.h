@@ -147,6 +147,9 @@ void cli_board_free(cli_board *b);   /* the ranks have ended */
  * with rank -1 the prompt's. Returns 0, or a status of Lua. */
 int  cli_board_show(cli_board *b, lua_State *L, int rank);
 void cli_board_rest(cli_board *b, int rank); /* before the rank's state closes, on its thread */
+/* Notes that the thread of a rank ends. Returns whether it is the first, before the prompt ends;
+ * then the prompt does. */
+bool cli_board_leave(cli_board *b, int rank);
 void cli_board_close(cli_board *b);  /* the prompt ends: ranks that take find nothing more */
 void cli_board_ended(cli_board *b);  /* the ranks have ended: so do the prompt's waits */
 void cli_board_interrupt(cli_board *b); /* stops the ranks' lines; in a signal handler */

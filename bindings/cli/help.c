@@ -71,6 +71,6 @@ const char cli_help_repl[] =
   "the communicators work again on the next line. Lines are kept in ~/.tide_history.\n"
   "\n"
   "Under mpirun or srun each process is a rank, and that of rank 0 reads the lines; mpirun gives\n"
-  "it a pipe. Open MPI's mpirun ends the job at Ctrl-C: send SIGINT to the process of rank 0, or\n"
-  "SIGUSR1 to mpirun, to interrupt a line. Ranks that wait for each other in two communicators\n"
-  "wait until they are interrupted. When a rank dies the prompt ends.\n";
+  "it a pipe, so there is no editor. Open MPI's mpirun ends the job at Ctrl-C: send SIGINT to\n"
+  "the process of rank 0, or SIGUSR1 to mpirun, to interrupt a line. Ranks that wait for each\n"
+  "other in two communicators wait until they are interrupted. When a rank ends the prompt does.\n";

@@ -93,11 +93,13 @@ static int begin_prompt_rank(lua_State *L, int rank, void *user)
   return rc ? rc : cli_board_show(j->board, L, rank);
 }
 
+/* The prompt ends with the first rank that does: the others end their lines and get no more. */
 static void end_prompt_rank(lua_State *L, int rank, void *user)
 {
   const prompt_job *j = user;
   (void)L;
   cli_board_rest(j->board, rank);
+  if (cli_board_leave(j->board, rank)) cli_board_interrupt(j->board);
 }
 
 static void *run_ranks(void *user)
@@ -138,11 +140,15 @@ bool cli_start_thread(pthread_t *thread, void *(*run)(void *user), void *user)
 static int ended_code(const prompt_job *j, int code)
 {
   int first = tide_host_ranks_first(j->ranks);
-  if (first < 0) return code;
+  if (first < 0) {
+    const cli_left *left = cli_board_first(j->board);
+    if (left) fprintf(stderr, "tide: rank %d ended the prompt with os.exit(0)\n", left->rank);
+    return code;
+  }
   const char *message = tide_host_ranks_message(j->ranks, first);
   int status = tide_host_ranks_status(j->ranks, first), exit_code;
-  if (!cli_is_exit(message, &exit_code))
-    fprintf(stderr, "tide: rank %d failed: %s\n", first, message);
+  fprintf(stderr, "tide: rank %d %s %s\n", first,
+          cli_is_exit(message, &exit_code) ? "ended the prompt with" : "failed:", message);
   return cli_exit_code(status, message);
 }
 

@@ -87,6 +87,8 @@ static int run_connected(lua_State *L, rank_job *j, cli_link *link)
   cli_set_ranks(NULL, NULL);
   if (j->at->rank > 0) return end_prompt(0, 0, NULL);
   const cli_left *first = cli_board_first(j->board);
+  if (first && !*first->message)
+    fprintf(stderr, "tide: rank %d ended the prompt with os.exit(%d)\n", first->rank, first->code);
   return end_prompt(first ? first->code : code, first ? first->rank : 0,
                     first ? first->message : NULL);
 }

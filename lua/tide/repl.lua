@@ -86,7 +86,11 @@ function repl.run(opts)
    local board = type(host) == 'table' and host.board
    local target = board and require('tide.repl.ranks').session(board, opts) or one(opts)
    local edit = require 'tide.ffi.edit'
-   if not edit.isatty(0) then return from_pipe(target) end
+   if not edit.isatty(0) then
+      -- mpirun reads the terminal and passes whole lines on.
+      local typed = board and board.processes and edit.launcher_isatty()
+      return typed and from_terminal(target, plain_read) or from_pipe(target)
+   end
    local editor = edit.open { history = history_path(), complete = target.complete,
       accepts = is_whole }
    local status = from_terminal(target, editor

@@ -126,10 +126,39 @@ describe('an editor', function()
       assert.equal('beta', (type_in('b\t\r', opts)))
       local _, _, shown = type_in('al\t\tpx\r', opts)
       assert.matches('alpha  alps', shown, 1, true)
-      assert.equal('   x', (type_in('\tx\r', opts)))
+      assert.equal('f { alpha', (type_in('f { \ta\r', { complete = function(before)
+         return before == 'f { ' and { 'alph' } or {}, ''
+      end })))
+      opts.complete = function(before)
+         return before:match '%S$' and { 'q' } or {}, before
+      end
+      assert.equal('   x ', (type_in('\tx\127x \r', opts)))
+      assert.equal('x    y', (type_in('x \ty\r', opts)))
       assert.equal('q', (type_in('q\t\r', opts)))
       opts.complete = function() error 'broken' end
       assert.equal('q', (type_in('q\t\r', opts)))
+   end)
+
+   it('searches for what is typed after Ctrl-R', function()
+      local path = os.tmpname()
+      local function searched(keys)
+         files.write(path, 'x = 1\nprint(x)\nx = 2\nback\\\\slash\n')
+         local got, how, shown = type_in(keys, { history = path })
+         return got or how or shown
+      end
+      for keys, want in each { ['rint'] = 'print(x)', ['x ='] = 'x = 2', ['x =\18'] = 'x = 1',
+         ['x =\18\18'] = 'x = 1', ['x = 3\1271'] = 'x = 1', ['x = 7'] = '',
+         ['x =\18\5!'] = 'x = 1!', ['x =\27[H-'] = '-x = 2', ['nowhere\7ab'] = 'ab',
+         ['k\\'] = 'back\\slash', ['x =\127\127\127rint'] = 'print(x)', ['x =\3'] = 'interrupt',
+         ['\18\18y'] = '', ['\18bac'] = 'back\\slash' } do
+         assert.equal(want, searched('\18' .. keys .. '\r'), keys)
+      end
+      assert.equal('kept', searched 'kept\18\7\r')
+      assert.equal('print(x)', searched 'pri\18nt\r')
+      assert.equal("(search 'x =') x = 2", searched '\18x =')
+      assert.equal("(nowhere 'x =q')", searched '\18x =q')
+      assert.equal("(search '')", searched '\18')
+      os.remove(path)
    end)
 
    it('recalls lines, those that begin with the text first typed, and searches', function()

@@ -1,5 +1,6 @@
 -- The prompt over the processes of mpirun: the same rules as over threads.
 
+local pty = require 'spec.support.pty'
 local run = require 'spec.comm.mpi_run'
 
 local case = run.cases(it, pending)
@@ -96,11 +97,27 @@ describe('a prompt over processes', function()
 
    case('ends with the code of os.exit, and with an error where a rank dies', function()
       local out, status = feed(2, '-t 1', { '1', 'os.exit(3)', '2' })
-      assert.equal('1\n', out)
+      assert.matches('^1\ntide: rank [01] ended the prompt with os.exit%(3%)\n$', out)
       assert.equal(3, status)
+      out, status = feed(2, '-t 1', { '1', '%1 os.exit(4)', '2' })
+      assert.equal('1\ntide: rank 1 ended the prompt with os.exit(4)\n', out)
+      assert.equal(4, status)
       out, status = feed(2, '-t 1', { '1', '%1 os.execute("kill -9 $PPID")', '2' })
       assert.matches('tide: rank 1 has died; the prompt ends', out, 1, true)
       assert.is_true(status ~= 0)
+   end)
+
+   case('prompts where the launcher reads a terminal', function()
+      local p = pty.start { 'sh', '-c', ('exec %s -np 2 %s repl -t 1'):format(run.mpirun,
+         run.program) }
+      p:wait '2 ranks (? for help)\r\ntide> '
+      p:send 'do\n'
+      p:wait '   .. '
+      p:send 'print(rank + 6) end\n'
+      p:wait '[r0] 6\r\n[r1] 7\r\n'
+      p:wait 'tide> '
+      p:send 'quit\n'
+      assert.equal(0, p:finish())
    end)
 
    case('refuses -n', function()

@@ -2,6 +2,7 @@
 
 local each = require 'tide.util.each'
 local merge = require 'tide.repl.merge'
+local tide = require 'tide'
 
 describe('what ranks print', function()
    local all = { 0, 1, 2, 3 }
@@ -123,6 +124,18 @@ describe('a prompt over ranks', function()
       local _, status = feed('-n 2', { '1', 'os.exit(3)', '2' })
       assert.equal(3, status)
       local out
+      for code = 0, 3, 3 do
+         for _, line in ipairs { '%%1 os.exit(%d)',
+            'if rank == 1 then os.exit(%d) end while 1 do end',
+            'if rank == 1 then os.exit(%d) end tide.comm.world():barrier()' } do
+            local began = tide.clock()
+            out, status = feed('-n 3', { '1', line:format(code), '2' })
+            assert.matches(('^1\n.*tide: rank 1 ended the prompt with os.exit%%(%d%%)\n$')
+               :format(code), out)
+            assert.equal(code, status)
+            assert.is_true(tide.clock() - began < 10)
+         end
+      end
       out, status = feed('-n 2', { '1', 'quit', '2' })
       assert.equal('1\n', out)
       assert.equal(0, status)

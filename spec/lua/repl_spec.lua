@@ -165,6 +165,44 @@ describe('completion', function()
    local env = setmetatable({ tab = { alpha = 1, alps = { deep = 2 } }, tall = 1 },
       { __index = _G })
 
+   it('names the nearest name where help is asked on one that is not there', function()
+      local tide = require 'tide'
+      local s, out = new { tide = tide, table_of_mine = 1, x = tide.ones { 2 } }
+      for asked, want in pairs { ['tide.nn.Liner'] = 'tide.nn.Linear',
+         ['tide.matmull'] = 'tide.matmul', ['x:summ'] = 'x:sum', matmull = 'matmul',
+         table_of_min = 'table_of_mine', ['tide.optim.adamW'] = 'tide.optim.AdamW' } do
+         s:feed('?' .. asked)
+         assert.equal(("no '%s' here; did you mean '%s'?\n"):format(asked, want), out[#out])
+      end
+      s:feed '?x:sum'
+      assert.matches('x:sum(', out[#out], 1, true)
+   end)
+
+   it('shows help on commands', function()
+      local s, out = new {}
+      s:feed '?:mem'
+      assert.matches('^   :mem %[reset%]   bytes of tensors', out[1])
+      s:feed '?:mm'
+      assert.equal(":mm: no such command; did you mean ':mem'?\n", out[2])
+   end)
+
+   it('shows a part of the library as the list of its names', function()
+      local s, out = new { tide = require 'tide' }
+      s:feed 'tide.nn'
+      assert.matches('RMSNorm', out[1], 1, true)
+      assert.matches('Linear', out[1], 1, true)
+      assert.matches('?name shows help', out[1], 1, true)
+   end)
+
+   it('completes behind a blank only what a call or a command takes', function()
+      local with = { tide = require 'tide' }
+      assert.same({}, (complete.matches(with, '')))
+      assert.same({}, (complete.matches(with, 'x = ')))
+      local list, word = complete.matches(with, 'tide.optim.AdamW(p, { ')
+      assert.equal('', word)
+      assert.matches('lr = ', table.concat(list, '|'), 1, true)
+   end)
+
    it('completes names, fields and keywords', function()
       for before, want in each { ta = { 'tab', 'table', 'tall' },
          ['x = tab.al'] = { 'tab.alpha', 'tab.alps' }, ['tab.alps.'] = { 'tab.alps.deep' },

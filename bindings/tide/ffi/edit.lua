@@ -1,15 +1,16 @@
 -- Line editing at a terminal: several lines, UTF-8, history, completion.
 --
--- Keys are Emacs's: arrows, Home, End, Ctrl-A E B F K U W Y T D L, Alt-B F D, Ctrl-R (an earlier
--- line that contains the text), Tab, Alt-Enter (a line end). Up and Down move between the lines of
--- the text, then through the history.
+-- Keys are Emacs's: arrows, Home, End, Ctrl-A E B F K U W Y T D L, Alt-B F D, Ctrl-R (searches
+-- earlier lines), Tab, Alt-Enter (a line end). Up and Down move between the lines of the text, then
+-- through the history.
 
 local history = require 'tide.ffi.history'
 local keys = require 'tide.ffi.keys'
 local line = require 'tide.ffi.line'
 local terminal = require 'tide.ffi.terminal'
 
-local edit = { isatty = terminal.isatty, columns = terminal.columns }
+local edit = { isatty = terminal.isatty, launcher_isatty = terminal.launcher_isatty,
+   columns = terminal.columns }
 
 local Editor = {}
 Editor.__index = Editor
@@ -104,9 +105,14 @@ local function listing(list, columns)
    return table.concat(out)
 end
 
+-- Behind a blank a Tab that completes nothing indents.
 local function complete(self)
-   local ok, list, word = pcall(self.complete, self.line:before())
-   if not ok or not list or #list == 0 then return self.write '\7' end
+   local before = self.line:before()
+   local ok, list, word = pcall(self.complete, before)
+   if not ok or not list or #list == 0 then
+      if before:match '%S$' then return self.write '\7' end
+      return self.line:insert '   '
+   end
    local prefix = common(list)
    if #prefix > #word then
       self.line:insert(prefix:sub(#word + 1))
@@ -136,16 +142,66 @@ local function recall(self, way)
    end
 end
 
-local function search(self)
-   local list = self.history
-   self.wanted = self.wanted or self.line:text()
-   self.place = self.found or #list.list + 1
-   local text, at = list:before(self.place, function(t)
-      return t:find(self.wanted, 1, true) ~= nil and t ~= self.line:text()
+-- ---- search ----------------------------------------------------------------------------------
+
+-- Ctrl-R: what is typed then is looked for in the history, from its end; the line is the entry that
+-- contains it. self.search: wanted (a text), place (of the entry), typed (the line before) and
+-- prompt, while the search lasts.
+
+local function show_search(self, found)
+   self.prompt = ("(%s '%s') "):format(found and 'search' or 'nowhere', self.search.wanted)
+end
+
+-- Goes to the next older entry that contains what is wanted.
+local function seek(self)
+   local s = self.search
+   local text, at = self.history:before(s.place, function(t)
+      return t:find(s.wanted, 1, true) ~= nil and t ~= self.line:text()
    end)
+   show_search(self, text or self.line:text():find(s.wanted, 1, true))
    if not text then return self.write '\7' end
-   self.found = at
+   s.place = at
    self.line:set(text)
+end
+
+-- Begins at the end of the history with another text.
+local function search_for(self, wanted)
+   local s = self.search
+   s.wanted, s.place = wanted, #self.history.list + 1
+   self.line:set(wanted == '' and s.typed or '')
+   if wanted == '' then show_search(self, true) else seek(self) end
+end
+
+local function end_search(self)
+   self.prompt, self.search = self.search.prompt, nil
+end
+
+-- What a key does in a search; other keys end it, and mean what they always do.
+local searching = {
+   char = function(self, text)
+      self.search.wanted = self.search.wanted .. text
+      if self.line:text():find(self.search.wanted, 1, true) and self.search.wanted ~= text then
+         return show_search(self, true)
+      end
+      search_for(self, self.search.wanted)
+   end,
+   backspace = function(self)
+      search_for(self, (self.search.wanted:gsub('[%z\1-\127\192-\255][\128-\191]*$', '')))
+   end,
+   ['ctrl-r'] = function(self) if self.search.wanted ~= '' then seek(self) end end,
+   ['ctrl-g'] = function(self)
+      self.line:set(self.search.typed)
+      end_search(self)
+   end,
+   escape = end_search,
+}
+searching.paste = searching.char
+
+-- A text that was typed before is what to look for first.
+local function start_search(self)
+   local typed = self.line:text()
+   self.search = { typed = typed, prompt = self.prompt }
+   search_for(self, typed)
 end
 
 -- ---- reading ---------------------------------------------------------------------------------
@@ -179,10 +235,7 @@ does['ctrl-z'] = function(self)
    self.cooked = terminal.raw()
    self.row = 0
 end
-does.tab = function(self)
-   if not self.line:before():match '%S$' then return self.line:insert '   ' end
-   complete(self)
-end
+does.tab = complete
 does.up = function(self)
    if not self.line:vertical(-1) then recall(self, -1) end
 end
@@ -191,14 +244,15 @@ does.down = function(self)
 end
 does['ctrl-p'] = function(self) recall(self, -1) end
 does['ctrl-n'] = function(self) recall(self, 1) end
-does['ctrl-r'] = search
+does['ctrl-r'] = start_search
 
 local moves = { up = true, down = true, ['ctrl-p'] = true, ['ctrl-n'] = true }
 
 -- Takes one key. Returns how the read ends, or nil.
 local function press(self, name, text)
    if not moves[name] then self.typed = nil end
-   if name ~= 'ctrl-r' then self.wanted, self.found = nil, nil end
+   if self.search and searching[name] then return searching[name](self, text) end
+   if self.search then end_search(self) end
    if does[name] then return does[name](self) end
    self.line:key(name, text)
 end
@@ -206,7 +260,7 @@ end
 -- Draws a character that was typed at the end of the text, where it needs no other change.
 -- Returns whether it did.
 local function draw_typed(self, name, text)
-   if name ~= 'char' or self.line.at <= #self.line.chars then return false end
+   if name ~= 'char' or self.search or self.line.at <= #self.line.chars then return false end
    local w = width(text)
    if self.column + w >= self.columns() then return false end
    self.write(text)
@@ -229,7 +283,7 @@ end
 -- Ctrl-C. more: the prompt of further lines.
 function Editor:read(prompt, more)
    self.prompt, self.more = prompt, more or (' '):rep(#prompt)
-   self.line, self.row = line.new(), 0
+   self.line, self.row, self.search = line.new(), 0, nil
    self.cooked = self.raw()
    self.write '\27[?2004h'
    local ok, how = pcall(read_keys, self)

@@ -19,18 +19,31 @@ struct tide_pollfd { int fd; short events, revents; };
 int poll(struct tide_pollfd *fds, unsigned long n, int timeout);
 long read(int fd, void *buf, unsigned long n);
 int raise(int sig);
+int getppid(void);
+int open(const char *path, int flags, ...);
+int close(int fd);
 ]])
 
 local C = ffi.C
 local terminal = {}
 
 local TIOCGWINSZ, EINTR, EAGAIN, POLLIN, SIGTSTP, TCSADRAIN = 0x5413, 4, 11, 1, 20, 1
+local O_NOCTTY, O_NONBLOCK = 0x100, 0x800
 local BRKINT, ICRNL, INPCK, ISTRIP, IXON = 0x2, 0x100, 0x10, 0x20, 0x400
 local ECHO, ICANON, IEXTEN, ISIG = 0x8, 0x2, 0x8000, 0x1
 local VTIME, VMIN = 5, 6
 
 -- True if the descriptor (0, 1 or 2) is a terminal.
 function terminal.isatty(fd) return C.isatty(fd) == 1 end
+
+-- Whether the parent process, a launcher that passes its input on, reads from a terminal.
+function terminal.launcher_isatty()
+   local fd = C.open(('/proc/%d/fd/0'):format(C.getppid()), O_NOCTTY + O_NONBLOCK)
+   if fd < 0 then return false end
+   local is = C.isatty(fd) == 1
+   C.close(fd)
+   return is
+end
 
 -- Width of the terminal; 80 if unknown.
 function terminal.columns()

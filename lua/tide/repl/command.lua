@@ -231,7 +231,11 @@ local rows = {
 local by_name, names = {}, {}
 for i, row in ipairs(rows) do
    names[i] = row[1]:match '^%a+'
-   by_name[names[i]] = row[3]
+   by_name[names[i]] = row
+end
+
+local function unknown(name)
+   return 'no such command' .. near.hint(name, names, function(known) return ':' .. known end)
 end
 
 -- The names of all commands.
@@ -244,16 +248,21 @@ function command.list()
    return table.concat(out, '\n')
 end
 
+-- The line of :help on one command, ':name'.
+function command.about(name)
+   err.type('repl.command.about', 'name', name, 'string')
+   local row = by_name[name:sub(2)]
+   return row and ('   :%s   %s'):format(row[1], row[2]) or name .. ': ' .. unknown(name:sub(2))
+end
+
 -- Runs a line `:name rest` in a session. Raises what is wrong with it.
 function command.run(session, line)
    err.type('repl.command.run', 'line', line, 'string')
    local name, rest = line:match '^%s*:(%a+)%s*(.-)%s*$'
-   local fn = by_name[name]
-   if not fn then
-      err.raise('E_ARG', ':' .. tostring(name), 'no such command%s', near.hint(name or '', names,
-         function(known) return ':' .. known end))
-   end
-   return fn(session, rest)
+   name = name or ''
+   local row = by_name[name]
+   if not row then err.raise('E_ARG', ':' .. name, '%s', unknown(name)) end
+   return row[3](session, rest)
 end
 
 return command

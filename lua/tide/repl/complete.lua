@@ -117,7 +117,7 @@ local function names(env, word)
 end
 
 -- What the end of `before`, a line up to the place, may become: full replacements of its last word,
--- sorted, and that word.
+-- sorted, and that word. Behind a blank there are only options, commands and files.
 function complete.matches(env, before)
    err.type('repl.complete.matches', 'env', env, 'table')
    err.type('repl.complete.matches', 'before', before, 'string')
@@ -130,7 +130,9 @@ function complete.matches(env, before)
    if file then return files(file) end
    local list, stem = options(env, before)
    if list then return list, stem end
-   return names(env, before:match '[%w_%.:]*$')
+   local word = before:match '[%w_%.:]*$'
+   if word == '' and not before:match '%S$' then return {}, '' end
+   return names(env, word)
 end
 
 return complete

@@ -6,6 +6,7 @@
 
 local each = require 'tide.util.each'
 local instead = require 'tide.ffi.instead'
+local near = require 'tide.util.near'
 local signature = require 'tide.util.signature'
 
 local help = {}
@@ -104,14 +105,19 @@ local function called(t)
    return type(mt) == 'table' and type(mt.calls) == 'function' and mt.calls or nil
 end
 
-local function about_table(name, t)
-   local out = { name .. ':' }
-   local line = '  '
+-- The names of a table in lines.
+function help.listing(t)
+   local out, line = {}, '  '
    for _, k in ipairs(help.names(t)) do
       if #line + #k > 90 then out[#out + 1], line = line, '  ' end
       line = line .. ' ' .. k
    end
    out[#out + 1] = line
+   return table.concat(out, '\n')
+end
+
+local function about_table(name, t)
+   local out = { name .. ':', help.listing(t) }
    if called(t) then table.insert(out, 2, about_function(name, called(t))) end
    return table.concat(out, '\n')
 end
@@ -120,17 +126,24 @@ help.intro = [[
 tide: tensors, gradients, models, training.
    x = tide.randn{2, 3}     a statement runs, an expression prints; ';' at the end silences
    ?tide.matmul             help on a name, as help(tide.matmul); ?tide.nn lists a table
-   help                     this text (?tide lists what there is)
-   Tab completes names, Ctrl-C drops the line, exit, quit or Ctrl-D leave]]
+   ?tide, ?x:sum            what there is, and what a method of a value does
+   :help                    the commands: :time, :mem, :plot, :save, :mesh, :plan, :trace; ?:time
+   %0 x, %0,2-3 x           with several ranks: a line on some of them
+   Tab completes names, Ctrl-R searches earlier lines, Ctrl-C drops the line or stops what runs;
+   exit, quit or Ctrl-D leave]]
 
--- name: what followed the question mark; value: what it stands for, nil if nothing.
-function help.text(name, value)
+-- name: what followed the question mark; value: what it stands for, nil if nothing; known: the
+-- names among which it was looked for.
+function help.text(name, value, known)
    if name == '' then return help.intro end
    if type(value) == 'function' then return about_function(name, value) end
    if type(value) == 'table' then return about_table(name, value) end
    if value == nil then
-      local other = instead[name:match '[^%.:]*$']
-      return ("no '%s' here%s"):format(name, other and '; instead: ' .. other or '')
+      local base, last = name:match '^(.-)([^%.:]*)$'
+      local found = known and near.best(last, known)
+      local other = instead[last] and '; instead: ' .. instead[last]
+         or found and ("; did you mean '%s'?"):format(base .. found)
+      return ("no '%s' here%s"):format(name, other or '')
    end
    return name .. ' = ' .. tostring(value)
 end

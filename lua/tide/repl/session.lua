@@ -166,28 +166,37 @@ function Session:_value(source)
    return r[2]
 end
 
--- The value of a dotted name in the session, or of a name of tide or of a tensor method.
+local function field(value, name)
+   local ok, inner = pcall(function() return value[name] end)
+   return ok and inner or nil
+end
+
+-- The value of a dotted name in the session, or of a name of tide or of a tensor method. Without
+-- one nil, and the names of the place where it is missing.
 local function lookup(self, name)
-   local value = self.env
+   local value, place = self.env, nil
    for part in name:gmatch '[^%.:]+' do
-      local ok, inner = pcall(function() return value[part] end)
-      value = ok and inner or nil
+      place, value = value, field(value, part)
       if value == nil then break end
    end
-   if value == nil and self.env.tide and name:match '^[%w_]+$' then
-      local ok, inner = pcall(function() return self.env.tide[name] end)
-      value = ok and inner or nil
-      if value == nil then
-         local found, op = pcall(require, 'tide.ffi.op')
-         value = found and op[name] or nil
+   if value ~= nil then return value end
+   local names = help.names(type(place) == 'table' and place or {})
+   if self.env.tide and (name:match '^[%w_]+$' or type(place) == 'cdata') then
+      local op = require 'tide.ffi.op'
+      for _, source in ipairs { self.env.tide, op } do
+         if type(place) ~= 'cdata' then value = value or field(source, name) end
+         for _, k in ipairs(help.names(source)) do names[#names + 1] = k end
       end
    end
-   return value
+   return value, names
 end
 
 local function help_line(self, name)
    if name == 'help' and self.env.help == nil then name = '' end
-   self.write(help.text(name, name ~= '' and lookup(self, name) or nil) .. '\n')
+   if name:match '^:%a+$' then
+      return self.write(require('tide.repl.command').about(name) .. '\n')
+   end
+   self.write((name == '' and help.text '' or help.text(name, lookup(self, name))) .. '\n')
 end
 
 local words = { help = true, exit = true, quit = true }

@@ -6,6 +6,7 @@
 
 local edit = require 'tide.ffi.edit'
 local err = require 'tide.util.err'
+local help = require 'tide.repl.help'
 local pretty = require 'tide.util.pretty'
 
 local show = {}
@@ -170,12 +171,21 @@ local function cut_lines(text)
    return table.concat(out, '\n')
 end
 
+-- Whether a table loads its entries when they are used (util.lazy).
+local function is_lazy(value)
+   local mt = getmetatable(value)
+   return type(mt) == 'table' and type(mt.entries) == 'table'
+end
+
 -- The text of any value. columns: of the terminal, by default its width.
 function show.text(value, columns)
    if columns ~= nil then err.number('repl.show.text', 'columns', columns, 20) end
    columns = columns or edit.isatty(1) and edit.columns() or 80
    if type(value) == 'cdata' and require('tide').is_tensor(value) then
       return show.tensor(value, columns)
+   end
+   if type(value) == 'table' and is_lazy(value) then
+      return help.listing(value) .. '\n   (?name shows help on one of them)'
    end
    if type(value) == 'table' or type(value) == 'string' then
       return cut_lines(pretty.format(value, { width = math.max(columns - 1, 40) }))
