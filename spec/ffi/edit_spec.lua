@@ -71,7 +71,8 @@ describe('an editor', function()
          ['one two\27b\27bX\r'] = 'Xone two', ['one two\1\27fX\r'] = 'oneX two',
          ['one two\1\11ab\25\r'] = 'abone two', ['abc' .. left .. '\21\r'] = 'c',
          ['ab\20\r'] = 'ba', ['héllo' .. left .. left .. left .. '\127X\r'] = 'hXllo',
-         ['日本語' .. left .. '\127\r'] = '日語', ['a\27\rb\r'] = 'a\nb', ['\255\128x\r'] = 'x',
+         ['日本語' .. left .. '\127\r'] = '日語', ['a\27\rb\r'] = 'a\nb',
+         ['\255\128x\r'] = 'x',
          ['ab\1\4\4\r'] = '', ['one two\1\27d\r'] = ' two', ['a\27[1;5Dx\27[99~\r'] = 'xa',
          ['\27[200~x\r\ny\tz\27[201~!\r'] = 'x\ny   z!' } do
          assert.equal(want, (type_in(keys)))
