@@ -91,7 +91,8 @@ package(tool tide science "program that trains large models in parallel"
         "This package has the program tide, which runs recipes and opens a prompt,
 and recipes."
         "libtide0 ${same_version}")
-install(FILES README.md DESTINATION share/doc/lua-tide COMPONENT lua)
+install(FILES README.md bindings/package/README.Debian DESTINATION share/doc/lua-tide COMPONENT lua)
+install(FILES bindings/package/README.Debian DESTINATION share/doc/tide COMPONENT tool)
 install(DIRECTORY lua/guide DESTINATION share/doc/lua-tide/lua COMPONENT lua ${tide_guides})
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_TOOL_PACKAGE_SHLIBDEPS ON)
