@@ -63,6 +63,25 @@ describe('a session', function()
       assert.same({}, out)
    end)
 
+   it('shows an expression behind a semicolon', function()
+      local s, out, bad = new()
+      s:feed 'x = 4; x'
+      s:feed '_ + 1'
+      s:feed 'local y = 6; x = y; x, y'
+      s:feed 'y'
+      s:feed 's = "a;b"; s -- a comment'
+      s:feed 'x = 1; x = 2;'
+      assert.same({ '4\n', '5\n', '6\n', '6\n', '6\n', '"a;b"\n' }, out)
+      assert.is_nil(s.env.__keep)
+      assert.is_true(s:feed 'for i = 1, 3 do x = i; x')          -- the loop has no end yet
+      assert.is_false(s:feed '= 8 end')
+      assert.same({}, bad)
+      s:feed 'x; error("b", 0)'
+      s:feed 'x = 9; error("c", 0)'
+      assert.equal(9, s.env.x)
+      assert.equal('c\n', bad[#bad])
+   end)
+
    it('reports errors and goes on', function()
       local s, out, bad = new()
       s:feed 'error "broken"'

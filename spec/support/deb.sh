@@ -67,11 +67,15 @@ quitall!
 VIM
 timeout 100 nvim --headless -u NONE -i NONE -S try.vim
 test "$(cat line)" = 'one two three four'
-# The Lua module of nginx has a LuaJIT of its own: Debian's goes, and libtide-dev with it.
+# The Lua module of nginx has a LuaJIT of its own: Debian's goes, and libtide-dev with it, until that
+# LuaJIT's headers are there.
 apt-get install -y -qq --no-install-recommends nginx libnginx-mod-http-lua curl >/dev/null
 mkdir nginx
 sh nginx.sh /usr /tmp/try/nginx /tmp/try/model
-apt-get purge -y -qq tide lua-tide libtide0 >/dev/null
+apt-get install -y -qq --no-install-recommends libluajit2-5.1-dev ./libtide-dev_*.deb >/dev/null
+(cd /usr/share/tide/recipes/embed && cc host.c $(pkg-config --cflags --libs tide-host) -o /tmp/try/host &&
+  /tmp/try/host) | grep '^in Lua: loss below' >/dev/null
+apt-get purge -y -qq tide lua-tide libtide0 libtide-dev >/dev/null
 test -z "$(find / -xdev -path /tmp -prune -o -path /proc -prune -o -name '*tide*' -print)"
 TRY
 # A mount namespace of its own: /proc of the bare system is gone with it.

@@ -133,6 +133,7 @@ local function plan(session, rest)
    end
    session.env.plan = tide().parallel.plan(session:_value(rest), made)
    session.write(tostring(session.env.plan) .. '\n')
+   session.write('plan:price() says what a step costs, plan:materialise() spreads the model\n')
 end
 
 -- ---- traces ----------------------------------------------------------------------------------

@@ -108,6 +108,13 @@ function hint.name(message, source, env)
    end
 end
 
+-- The name of a table of the session in which the method that LuaJIT did not find was looked for.
+local function table_without(message, source, env)
+   local name = message:match "attempt to call method '([%w_]+)' %(a nil value%)"
+   local base = name and source:match('([%a_][%w_%.]*):' .. name .. '%f[^%w_]')
+   return base and type(value_of(env, base)) == 'table' and base or nil
+end
+
 -- A message of a line that failed, with the name that was probably meant.
 function hint.error(message, source, env)
    if message:find('size of C type is unknown', 1, true) then
@@ -116,6 +123,8 @@ function hint.error(message, source, env)
          .. 'x:tolist()')
    end
    local meant = hint.name(message, source, env)
+   local place = not meant and table_without(message, source, env)
+   if place then return ('%s; ?%s lists what it has'):format(message, place) end
    if not meant then return message end
    return (message:gsub('%(a nil value%)', function(text)
       return ("%s; did you mean '%s'?"):format(text, meant)

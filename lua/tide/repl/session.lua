@@ -46,13 +46,16 @@ local function is_incomplete(source, message)
       and (not unfinished or source:find '\\$' ~= nil)
 end
 
--- Names of the locals of the chunk that calls this become names of the session.
+-- What an expression is given: its call keeps the line on the stack, where errors look for it.
+local function pass(...) return ... end
+
+-- Names of the locals of the chunk that calls this become names of the session. Returns pass.
 local function keeper(env)
    return function()
       local i = 1
       while true do
          local name, value = debug.getlocal(2, i)
-         if not name then return end
+         if not name then return pass end
          if not name:match '^%(' then env[name] = value end
          i = i + 1
       end
@@ -67,8 +70,17 @@ local function interpreted(fn)
    return fn
 end
 
--- What an expression is given: its call keeps the line on the stack, where errors look for it.
-local function pass(...) return ... end
+-- Statements with an expression behind the last semicolon, whose value is that of the line: "x = 1;
+-- x". Lua alone would wait for the rest of a statement.
+local function with_value(source)
+   for at = #source, 1, -1 do
+      if source:byte(at) == 59 and source:find('%S', at + 1) then
+         local fn = loadstring(('local __keep = ... %s return __keep()(%s\n)'):format(
+            source:sub(1, at), source:sub(at + 1)), chunk_name)
+         if fn then return fn end
+      end
+   end
+end
 
 -- The chunk as an expression, else as statements that keep their locals, else as it stands.
 -- Returns the function and what it is to be given ('pass', 'keep' or ''); or nil and the message of
@@ -86,6 +98,8 @@ function session.parse(source)
    local message
    fn, message = loadstring(source, chunk_name)
    if fn then return interpreted(fn), '' end
+   fn = with_value(source)
+   if fn then return interpreted(fn), 'keep' end
    if is_incomplete(source, message) or is_incomplete(source, as_value) then return nil, true end
    return nil, hint.syntax(source, message)
 end

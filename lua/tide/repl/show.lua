@@ -187,7 +187,7 @@ function show.text(value, columns)
    if type(value) == 'table' and is_lazy(value) then
       return help.listing(value) .. '\n   (?name shows help on one of them)'
    end
-   if type(value) == 'table' or type(value) == 'string' then
+   if type(value) == 'table' or type(value) == 'string' or type(value) == 'function' then
       return cut_lines(pretty.format(value, { width = math.max(columns - 1, 40) }))
    end
    return tostring(value)

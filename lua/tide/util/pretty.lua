@@ -1,7 +1,8 @@
 -- Bounded text form of any Lua value: sorted keys, limited depth, width and number of entries.
 --
 -- For the read-eval-print loop, error messages and the resolved options of a run. Tables with a
--- __tostring print through it; tables met twice on the way down print as <cycle>.
+-- __tostring print through it; tables met twice on the way down print as <cycle>. There are no
+-- addresses of objects, which differ from rank to rank.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -66,7 +67,9 @@ local function entries(t, state, depth)
 end
 
 local function render_table(t, state, depth)
-   if has_text(t) then return tostring(t) end
+   if has_text(t) then
+      return (tostring(t):gsub('^([%a_][%w_]*): 0x%x+$', '<%1>'))   -- a class without a text
+   end
    if state.seen[t] then return '<cycle>' end
    if next(t) == nil then return '{}' end
    if depth >= state.depth then return '{...}' end
