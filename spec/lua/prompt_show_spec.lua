@@ -96,9 +96,11 @@ end)
 
 describe('a chart', function()
    it('has a block for each number, and its bounds', function()
-      local eight = shown('         8 ┤       █', '           │      ██',
-         '           │     ███', '           │    ████', '           │   █████',
-         '           │  ██████', '           │ ███████', '         1 ┤▁▇▇▇▇▇▇▇', '')
+      local eight = shown('         8 ┤       █',
+         '           │      ██', '           │     ███',
+         '           │    ████', '           │   █████',
+         '           │  ██████', '           │ ███████',
+         '         1 ┤▁▇▇▇▇▇▇▇', '')
       assert.equal(eight:gsub('[▁-█]+', ''):gsub(' +\n', '\n'),
          chart.text({ 1, 2, 3, 4, 5, 6, 7, 8 }):gsub('[▁-█]+', ''):gsub(' +\n', '\n'))
       assert.equal('         2 ┤ ██\n           │ ██\n         1 ┤▁██\n',
