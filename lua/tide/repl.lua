@@ -53,12 +53,18 @@ local function history_path()
    return home and home .. '/.tide_history' or nil
 end
 
--- Whether a text needs no more lines: Enter then runs it.
+-- Whether a text needs no more lines: Enter then runs it, line by line, as it is fed.
 local function is_whole(text)
-   text = text:gsub('^%s*%%[%d,%-]+%s', ''):gsub('^%s*=', '')
-   if session.is_command(text) or not text:match '%S' then return true end
-   local fn, more = session.parse(text)
-   return fn ~= nil or more ~= true
+   local pending
+   for line in (text .. '\n'):gmatch '(.-)\n' do
+      if not pending then line = line:gsub('^%s*%%[%d,%-]+%s', ''):gsub('^%s*=', '') end
+      if pending or line:match '%S' and not session.is_command(line) then
+         local source = pending and pending .. '\n' .. line or line
+         local fn, more = session.parse(source)
+         pending = not fn and more == true and source or nil
+      end
+   end
+   return pending == nil
 end
 
 local function plain_read(text)

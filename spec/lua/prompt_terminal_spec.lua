@@ -33,13 +33,17 @@ for _, options in ipairs { {}, { '-n', '3' } } do
          p:send 'for i = 1, 2 do\rn = i\rend\r'
          p:wait '   .. '
          p:wait(ready)
+         p:send '\27[200~m = 1\nfor i = 1, 3 do\n\nm = m + i\nend\n:time m = m * 2\nm\27[201~\r'
+         p:wait(done)
+         p:wait '\n14\r\n'
+         p:wait(ready)
          p:send 'n * 21\r'
          p:wait(done .. '42\r\n')
          p:wait(ready)
          p:send '\4'
          assert.equal(0, p:finish())
-         assert.matches('for i = 1, 2 do\\nn = i\\nend\nn %* 21\n$', files.read(home
-            .. '/.tide_history'))
+         assert.matches('for i = 1, 2 do\\nn = i\\nend\nm = 1\\nfor [^\n]*\nn %* 21\n$',
+            files.read(home .. '/.tide_history'))
       end)
 
       it('goes on after any number of Ctrl-C', function()
