@@ -33,6 +33,13 @@ describe('a command', function()
       assert.matches("^:tme: no such command; did you mean ':time'?", bad)
    end)
 
+   it(':plot of several rows of numbers fits 80 columns', function()
+      local out = play { 's = { a = { 1, 2, 3 }, b = { 3, 2, 1 } }', ':plot s' }
+      local most = 0
+      for line in out:gmatch '[^\n]+' do most = math.max(most, #line) end
+      assert.is_true(most > 60 and most < 80)
+   end)
+
    it('says what it expects', function()
       for line, want in pairs { [':time'] = 'a line', [':plot'] = 'numbers', [':save'] = 'a file',
          [':load'] = 'a file', [':mesh'] = 'dp=2,tp=2', [':mesh dp=x'] = 'dp=2,tp=2',

@@ -197,6 +197,13 @@ describe('completion', function()
       assert.matches('x:sum(', out[#out], 1, true)
    end)
 
+   it('keeps its lists within 80 columns where it prints to no terminal', function()
+      for _, text in ipairs { help.intro, require('tide.repl.command').list(),
+         help.listing(require 'tide') } do
+         for line in text:gmatch '[^\n]+' do assert.is_true(#line < 80, line) end
+      end
+   end)
+
    it('shows help on commands', function()
       local s, out = new {}
       s:feed '?:mem'

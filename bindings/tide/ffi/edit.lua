@@ -10,7 +10,7 @@ local line = require 'tide.ffi.line'
 local terminal = require 'tide.ffi.terminal'
 
 local edit = { isatty = terminal.isatty, launcher_isatty = terminal.launcher_isatty,
-   columns = terminal.columns }
+   columns = terminal.columns, width = terminal.width }
 
 local Editor = {}
 Editor.__index = Editor

@@ -56,6 +56,9 @@ function terminal.columns()
    return 80
 end
 
+-- Columns for what is printed: those of the terminal, 80 where the output goes elsewhere.
+function terminal.width() return terminal.isatty(1) and terminal.columns() or 80 end
+
 -- Sends keys as they are typed, Ctrl-C among them, and does not echo them, until the returned
 -- function is called. nil if standard input is not a terminal.
 function terminal.raw()

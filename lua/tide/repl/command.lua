@@ -1,6 +1,7 @@
 -- The commands of a prompt: lines that begin with a colon.
 
 local chart = require 'tide.repl.chart'
+local edit = require 'tide.ffi.edit'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -105,7 +106,9 @@ local function draw(session, rest)
       s.x = {}
       for i = 1, #s.y do s.x[i] = i end
    end
-   session.write(#series == 1 and chart.text(series[1].y) or plot.text(series, {}))
+   local columns = math.max(30, math.min(edit.width() - 2, 78))
+   session.write(#series == 1 and chart.text(series[1].y, math.min(columns, 72))
+      or plot.text(series, { columns = columns }))
    if not path then return end
    path = stored.path(path, session.env)
    fs.write(':plot', path, plot.svg(series, { title = what }))
@@ -219,14 +222,13 @@ end
 local rows = {
    { 'help', 'this list', function(session) session.write(command.list() .. '\n') end },
    { 'time LINE', 'runs the line and shows how long it took', time },
-   { 'mem [reset]', 'bytes of tensors and of Lua, and the largest tensors by name', mem },
+   { 'mem [reset]', 'bytes of tensors and of Lua, and the largest tensors', mem },
    { 'plot XS [to FILE]', 'numbers as blocks here, and as SVG in a file', draw },
    { 'save FILE [NAMES]', "the session's tensors and plain values in a file", save },
    { 'load FILE', 'takes them back; a .lua file is run in the session', load },
    { 'mesh dp=2,tp=2', 'a mesh of the ranks, as `mesh`', mesh },
    { 'plan MODEL', 'a plan of the model over `mesh`, as `plan`', plan },
-   { 'trace on|off|DIR', 'records ops and collectives; shows where time went, or writes a trace',
-      trace },
+   { 'trace on|off|DIR', 'records ops; shows where time went, or writes a trace', trace },
 }
 
 local by_name, names = {}, {}

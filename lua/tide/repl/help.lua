@@ -5,6 +5,7 @@
 -- declarations and place are still shown.
 
 local each = require 'tide.util.each'
+local edit = require 'tide.ffi.edit'
 local instead = require 'tide.ffi.instead'
 local near = require 'tide.util.near'
 local signature = require 'tide.util.signature'
@@ -105,11 +106,11 @@ local function called(t)
    return type(mt) == 'table' and type(mt.calls) == 'function' and mt.calls or nil
 end
 
--- The names of a table in lines.
+-- The names of a table in lines, which fit the terminal.
 function help.listing(t)
-   local out, line = {}, '  '
+   local out, line, most = {}, '  ', math.min(edit.width(), 100) - 1
    for _, k in ipairs(help.names(t)) do
-      if #line + #k > 90 then out[#out + 1], line = line, '  ' end
+      if #line + 1 + #k > most then out[#out + 1], line = line, '  ' end
       line = line .. ' ' .. k
    end
    out[#out + 1] = line
@@ -124,12 +125,12 @@ end
 
 help.intro = [[
 tide: tensors, gradients, models, training.
-   x = tide.randn{2, 3}     a statement runs, an expression prints; ';' at the end silences
-   ?tide.matmul             help on a name, as help(tide.matmul); ?tide.nn lists a table
-   ?tide, ?x:sum            what there is, and what a method of a value does
-   :help                    the commands: :time, :mem, :plot, :save, :mesh, :plan, :trace; ?:time
-   %0 x, %0,2-3 x           with several ranks: a line on some of them
-   Tab completes names, Ctrl-R searches earlier lines, Ctrl-C drops the line or stops what runs;
+   x = tide.randn{2, 3}   statements run, expressions print; ';' at the end silences
+   ?tide.matmul           help on a name, as help(tide.matmul); ?tide.nn, a table
+   ?tide, ?x:sum          what there is; what a method of a value does
+   :help                  the commands: :time, :mem, :plot, :save, :mesh, :plan, ...
+   %0 x, %0,2-3 x         with several ranks: a line on some of them
+   Tab completes names, Ctrl-R searches earlier lines, Ctrl-C stops what runs;
    exit, quit or Ctrl-D leave]]
 
 -- name: what followed the question mark; value: what it stands for, nil if nothing; known: the

@@ -180,7 +180,7 @@ end
 -- The text of any value. columns: of the terminal, by default its width.
 function show.text(value, columns)
    if columns ~= nil then err.number('repl.show.text', 'columns', columns, 20) end
-   columns = columns or edit.isatty(1) and edit.columns() or 80
+   columns = columns or edit.width()
    if type(value) == 'cdata' and require('tide').is_tensor(value) then
       return show.tensor(value, columns)
    end
