@@ -173,8 +173,8 @@ describe('layers', function()
          ['lua/tide/comm/agree.lua'] = 'io',
          ['lua/tide/parallel/fingerprint.lua'] = 'io', ['lua/tide/data/tokens.lua'] = 'io',
          ['lua/tide/repl.lua'] = 'edit', ['lua/tide/repl/session.lua'] = 'op',
-         ['lua/tide/repl/ranks.lua'] = 'dist plain', ['lua/tide/repl/show.lua'] = 'edit',
-         ['lua/tide/repl/stored.lua'] = 'plain', ['lua/tide/repl/help.lua'] = 'instead',
+         ['lua/tide/repl/ranks.lua'] = 'dist plain',
+         ['lua/tide/repl/stored.lua'] = 'plain', ['lua/tide/repl/help.lua'] = 'edit instead',
          ['lua/tide/repl/complete.lua'] = 'op', ['lua/tide/repl/reference.lua'] = 'lib',
          ['lua/tide/train/progress.lua'] = 'edit',
       }

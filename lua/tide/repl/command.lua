@@ -1,10 +1,10 @@
 -- The commands of a prompt: lines that begin with a colon.
 
 local chart = require 'tide.repl.chart'
-local edit = require 'tide.ffi.edit'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local help = require 'tide.repl.help'
 local near = require 'tide.util.near'
 local plot = require 'tide.util.plot'
 local stored = require 'tide.repl.stored'
@@ -106,7 +106,7 @@ local function draw(session, rest)
       s.x = {}
       for i = 1, #s.y do s.x[i] = i end
    end
-   local columns = math.max(30, math.min(edit.width() - 2, 78))
+   local columns = math.max(30, math.min(help.columns() - 2, 78))
    session.write(#series == 1 and chart.text(series[1].y, math.min(columns, 72))
       or plot.text(series, { columns = columns }))
    if not path then return end

@@ -106,9 +106,12 @@ local function called(t)
    return type(mt) == 'table' and type(mt.calls) == 'function' and mt.calls or nil
 end
 
+-- Columns for what the prompt prints.
+help.columns = edit.width
+
 -- The names of a table in lines, which fit the terminal.
 function help.listing(t)
-   local out, line, most = {}, '  ', math.min(edit.width(), 100) - 1
+   local out, line, most = {}, '  ', math.min(help.columns(), 100) - 1
    for _, k in ipairs(help.names(t)) do
       if #line + 1 + #k > most then out[#out + 1], line = line, '  ' end
       line = line .. ' ' .. k
@@ -125,7 +128,7 @@ end
 
 help.intro = [[
 tide: tensors, gradients, models, training.
-   x = tide.randn{2, 3}   statements run, expressions print; ';' at the end silences
+   x = tide.randn{2, 3}   statements run, expressions print; a last ';' is silent
    ?tide.matmul           help on a name, as help(tide.matmul); ?tide.nn, a table
    ?tide, ?x:sum          what there is; what a method of a value does
    :help                  the commands: :time, :mem, :plot, :save, :mesh, :plan, ...

@@ -4,7 +4,6 @@
 --        0.0314  -1.2200   0.5000
 --       -0.7000   2.0000   0.0001
 
-local edit = require 'tide.ffi.edit'
 local err = require 'tide.util.err'
 local help = require 'tide.repl.help'
 local pretty = require 'tide.util.pretty'
@@ -180,7 +179,7 @@ end
 -- The text of any value. columns: of the terminal, by default its width.
 function show.text(value, columns)
    if columns ~= nil then err.number('repl.show.text', 'columns', columns, 20) end
-   columns = columns or edit.width()
+   columns = columns or help.columns()
    if type(value) == 'cdata' and require('tide').is_tensor(value) then
       return show.tensor(value, columns)
    end
