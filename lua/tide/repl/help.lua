@@ -128,11 +128,11 @@ end
 
 help.intro = [[
 tide: tensors, gradients, models, training.
-   x = tide.randn{2, 3}   statements run, expressions print; a last ';' is silent
-   ?tide.matmul           help on a name, as help(tide.matmul); ?tide.nn, a table
-   ?tide, ?x:sum          what there is; what a method of a value does
-   :help                  the commands: :time, :mem, :plot, :save, :mesh, :plan, ...
-   %0 x, %0,2-3 x         with several ranks: a line on some of them
+   x = tide.randn{2, 3}  statements run, expressions print, unless ';' ends them
+   ?tide.matmul          help on a name, as help(tide.matmul); ?tide.nn, a table
+   ?tide, ?x:sum         what there is; what a method of a value does
+   :help                 the commands: :time, :mem, :plot, :save, :mesh, ...
+   %0 x, %0,2-3 x        with several ranks: a line on some of them
    Tab completes names, Ctrl-R searches earlier lines, Ctrl-C stops what runs;
    exit, quit or Ctrl-D leave]]
 
