@@ -128,8 +128,8 @@ end
 
 help.intro = [[
 tide: tensors, gradients, models, training.
-   x = tide.randn{2, 3}  statements run, expressions print, unless ';' ends them
-   ?tide.matmul          help on a name, as help(tide.matmul); ?tide.nn, a table
+   x = tide.randn{2, 3}  statements run, expressions print; a last ';' hides
+   ?tide.matmul          help on a name, or help(tide.matmul); ?tide.nn too
    ?tide, ?x:sum         what there is; what a method of a value does
    :help                 the commands: :time, :mem, :plot, :save, :mesh, ...
    %0 x, %0,2-3 x        with several ranks: a line on some of them
