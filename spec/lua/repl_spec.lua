@@ -233,7 +233,7 @@ describe('completion', function()
       for before, want in each { ta = { 'tab', 'table', 'tall' },
          ['x = tab.al'] = { 'tab.alpha', 'tab.alps' }, ['tab.alps.'] = { 'tab.alps.deep' },
          ['x = y-tab.alph'] = { 'tab.alpha' }, whi = { 'while' }, ['none.x'] = {},
-         ['%0,2 tal'] = { 'tall' }, ['?tab.alph'] = { 'tab.alpha' }, [':ti'] = { 'time' } } do
+         ['%0,2 tal'] = { 'tall' }, ['?tab.alph'] = { 'tab.alpha' }, [':ti'] = { 'time ' } } do
          assert.same(want, (complete.matches(env, before)))
       end
       local list, word = complete.matches(env, 'x = tab.al')
@@ -256,6 +256,9 @@ describe('completion', function()
       local list, word = complete.matches(env, 'io.open("spec/lua/repl_s')
       assert.same({ 'spec/lua/repl_spec.lua' }, list)
       assert.equal('spec/lua/repl_s', word)
+      assert.same({ 'load ' }, (complete.matches(env, ':lo')))
+      assert.same({ 'time ', 'trace ' }, (complete.matches(env, ':t')))
+      assert.same({ 'mem', 'mesh ' }, (complete.matches(env, ':me')))
       assert.same({ 'spec/lua/' }, (complete.matches(env, ':load spec/lu')))
       assert.same({}, (complete.matches(env, "x = 'no/such/folder/")))
    end)

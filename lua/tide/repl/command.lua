@@ -244,6 +244,13 @@ end
 -- The names of all commands.
 function command.names() return { unpack(names) } end
 
+-- The same as they are typed: with a blank behind those that need more.
+function command.beginnings()
+   local list = {}
+   for i, row in ipairs(rows) do list[i] = names[i] .. (row[1]:find '^%a+ [^%[]' and ' ' or '') end
+   return list
+end
+
 -- The text of :help.
 function command.list()
    local out = {}

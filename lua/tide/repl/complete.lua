@@ -123,7 +123,7 @@ function complete.matches(env, before)
    err.type('repl.complete.matches', 'before', before, 'string')
    local started = before:match '^%s*:(%a*)$'
    if started then
-      return beginning(require('tide.repl.command').names(), started, ''), started
+      return beginning(require('tide.repl.command').beginnings(), started, ''), started
    end
    local file = before:match '^%s*:[sl]%a+%s+(%S*)$' or before:match '^%s*:plot%s.*%sto%s+(%S*)$'
       or open_string(before)

@@ -38,7 +38,8 @@ local function scalar(v)
    elseif type(v) == 'number' then
       return v == math.floor(v) and math.abs(v) < 1e15 and ('%d'):format(v) or ('%.7g'):format(v)
    elseif type(v) == 'function' then
-      local info = debug.getinfo(v, 'S')
+      local door = signature.of(v)
+      local info = debug.getinfo(door and door.of or v, 'S')
       if info.what == 'C' then return '<function>' end
       return ('<function %s:%d>'):format(info.short_src, info.linedefined)
    end
