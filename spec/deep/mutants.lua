@@ -1,16 +1,23 @@
--- Mutants: breaks single lines of lua/tide in a copy of the tree and tells which breaks no given
+-- Mutants: breaks single lines of lua/tide in a copy of the tree and reports which breaks no given
 -- spec notices.
 --
---    luajit spec/deep/mutants.lua [--count N] [--seed N] [--under FOLDER] SPEC ...
+--    luajit spec/deep/mutants.lua [--count N] [--seed N] [--under FOLDER] [--at FILE:LINE]
+--       [--skip N] [--budget SECONDS] [--map FOLDER] SPEC ...
 --
 -- --count: mutants (20); --seed (the time, printed); --under: where lines are taken from
--- (lua/tide). The spec files that name the broken file most often run first, and the first that
--- fails ends the mutant. The tree itself is never changed. A survivor is printed with its file,
--- line and text; it wants a spec, or does not matter. Ends with 0 whatever survives.
+-- (lua/tide); --at: the breaks of one line in place of drawn ones; --skip: drawn mutants to pass
+-- over, which continues a sweep; --budget: seconds of specs for each mutant (60).
+--
+-- A first run finds which functions each spec file calls, and keeps that in --map (build/mutants).
+-- A mutant meets only the spec files that call its function, cheap ones and those that name its
+-- file first, until one fails or the budget is spent. The tree itself is never changed. A
+-- survivor is printed with its file, line and text; it wants a spec, or does not matter. Ends with
+-- 0 whatever survives.
 
 package.path = './?.lua;' .. package.path
 local choice = require 'spec.deep.fuzz.choice'
 local files = require 'spec.support.files'
+local reach = require 'spec.support.reach'
 
 -- What is broken in a line: a Lua pattern and what takes its place.
 local breaks = {
@@ -20,7 +27,10 @@ local breaks = {
    { 'math%.max', 'math.min' }, { '%f[%w]not ', '' },
 }
 
-local opt, specs = { count = '20', seed = tostring(os.time()), under = 'lua/tide' }, {}
+local opt, specs = {
+   count = '20', seed = tostring(os.time()), under = 'lua/tide', skip = '0', budget = '60',
+   map = 'build/mutants',
+}, {}
 do
    local i = 1
    while arg[i] do
@@ -74,51 +84,110 @@ assert(run(('mkdir %s/build && cp -a build/tide build/libtide* %s/build && for f
    .. '[ -e "%s/$f" ] || [ "$f" = build/CMakeCache.txt ] || ln -s "$PWD/$f" %s/build; done')
    :format(copy, copy, copy, copy)))
 
--- Whether a list of spec files notices the copy as it is.
-local function is_noticed(list)
-   return not run(('cd %s && LUA_PATH="bindings/?.lua;lua/?.lua;lua/?/init.lua;;" timeout 600 '
-      .. 'luajit spec/support/run.lua --limit 120 %s >/dev/null 2>&1'):format(copy,
-      table.concat(list, ' ')))
+-- Runs a spec file in the copy: whether it passes, and its seconds.
+local function passes(spec, limit, variables, options)
+   local out = files.lines_of(('cd %s && begin=$(date +%%s%%N); env OMP_WAIT_POLICY=passive '
+      .. 'TIDE_BUILD=build %s LUA_PATH="bindings/?.lua;lua/?.lua;lua/?/init.lua;;" '
+      .. 'timeout -k 5 %d luajit /usr/bin/busted %s -o TAP %s >/dev/null 2>&1; '
+      .. 'echo $?; echo $((($(date +%%s%%N) - begin) / 1000000))'):format(copy, variables or '',
+      math.ceil(limit), options or '--no-keep-going', spec))
+   return out[1] == '0', out[2] / 1000
 end
 
--- The spec files in the order of how often they name a file of the library.
-local function ordered(path)
-   local word = path:match '([%w_]+)/init%.lua$' or path:match '([%w_]+)%.lua$'
-   local list, times = {}, {}
-   for i, file in ipairs(files.lines_of('find ' .. table.concat(specs, ' ')
-      .. " -name '*_spec.lua' | sort")) do
-      local _, n = files.read(file):gsub('%f[%w_]' .. word .. '%f[^%w_]', '')
-      list[i], times[file] = file, n * 1000 - i
+-- Measures spec files, with a copy of the library that notes its functions as they start.
+local function measure(list, path_of)
+   for _, path in ipairs(files.lines_of "find lua/tide -name '*.lua'") do
+      local text = reach.marked(path, files.read(path))
+      files.write(copy .. '/' .. path, (path == 'lua/tide/init.lua' and reach.head or '') .. text)
    end
-   table.sort(list, function(x, y) return times[x] > times[y] end)
+   for _, spec in ipairs(list) do
+      local log = path_of(spec) .. '.log'
+      files.write(log, '')
+      local ok, seconds = passes(spec, 60, ('TIDE_REACH="$OLDPWD/%s"'):format(log), '--keep-going')
+      reach.write(path_of(spec), seconds, log)
+      print(('%s: %.1f s%s'):format(spec, seconds, ok and '' or ', fails when measured'))
+      io.stdout:flush()
+   end
+   assert(run('cp -r lua/tide ' .. copy .. '/lua'))
+end
+
+local spec_files = files.lines_of('find ' .. table.concat(specs, ' ')
+   .. " -name '*_spec.lua' | sort")
+local map = reach.open(opt.map, spec_files, measure)
+
+-- Whether a spec file passes on the tree as it is. Only what noticed a mutant is asked.
+local sound = {}
+local function is_sound(spec)
+   if sound[spec] == nil then
+      sound[spec] = passes(spec, 300)
+      if not sound[spec] then print(spec .. ' fails on the tree as it is: left out') end
+   end
+   return sound[spec]
+end
+
+-- How often each spec file names a file of the library.
+local function names_of(path)
+   local word = path:match '([%w_]+)/init%.lua$' or path:match '([%w_]+)%.lua$'
+   local names = {}
+   for _, spec in ipairs(spec_files) do
+      local _, n = files.read(spec):gsub('%f[%w_]' .. word .. '%f[^%w_]', '')
+      names[spec] = math.min(n, 5)
+   end
+   return names
+end
+
+local kills = {}
+
+-- The spec file that notices a mutant, or nil; and whether the budget ended the search.
+local function killer(path, number, text, mutant)
+   kills[path] = kills[path] or {}
+   local left = tonumber(opt.budget)
+   for _, spec in ipairs(map:specs_of(path, number, names_of(path), kills[path])) do
+      if left <= 0 then return nil, true end
+      if sound[spec] ~= false then
+         files.write(copy .. '/' .. path, mutant)
+         local ok, seconds = passes(spec, 3 * map.seconds[spec] + 20)
+         files.write(copy .. '/' .. path, text)
+         if not ok and is_sound(spec) then
+            kills[path][spec] = (kills[path][spec] or 0) + 1
+            return spec
+         end
+         left = left - seconds
+      end
+   end
+end
+
+-- Mutants to try: those of one line, or drawn ones.
+local function drawn()
+   local all, list, pick = candidates(), {}, choice.drawn('mutants', opt.seed)
+   if opt.at then
+      for _, c in ipairs(all) do
+         if c[1] .. ':' .. c[2] == opt.at then list[#list + 1] = c end
+      end
+      return list
+   end
+   while #list < tonumber(opt.count) and #all > 0 do
+      local c = table.remove(all, pick:int(1, #all))
+      if loadstring(with_line(files.read(c[1]), c[2], c[4])) then list[#list + 1] = c end
+   end
    return list
 end
 
-local function is_killed(path)
-   for _, file in ipairs(ordered(path)) do
-      if is_noticed { file } then return file end
-   end
-end
-
 print('seed ' .. opt.seed)
-if is_noticed(specs) then
-   run('rm -rf ' .. copy)
-   error('the specs fail on the tree as it is', 0)
-end
-local all, pick, survived, made = candidates(), choice.drawn('mutants', opt.seed), 0, 0
-while made < tonumber(opt.count) and #all > 0 do
-   local path, number, old, broken = unpack(table.remove(all, pick:int(1, #all)))
-   local text = files.read(path)
-   local mutant = with_line(text, number, broken)
-   if loadstring(mutant) and mutant ~= text then
+local survived, made = 0, 0
+for i, c in ipairs(drawn()) do
+   local path, number, old, broken = unpack(c)
+   if i > tonumber(opt.skip) then
       made = made + 1
-      files.write(copy .. '/' .. path, mutant)
-      if not is_killed(path) then
+      local text = files.read(path)
+      local by, spent = killer(path, number, text, with_line(text, number, broken))
+      print(('%d %s:%d %s'):format(i, path, number, by and 'killed by ' .. by
+         or spent and 'survives the budget' or 'survives'))
+      if not by then
          survived = survived + 1
-         print(('%s:%d survives\n   %s\n   %s'):format(path, number, old:match '^%s*(.*)$',
-            broken:match '^%s*(.*)$'))
+         print(('   %s\n   %s'):format(old:match '^%s*(.*)$', broken:match '^%s*(.*)$'))
       end
-      files.write(copy .. '/' .. path, text)
+      io.stdout:flush()
    end
 end
 run('rm -rf ' .. copy)
