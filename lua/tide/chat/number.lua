@@ -189,7 +189,8 @@ function number.unary(sign, v)
    return is_float and value.float(x) or x
 end
 
--- Returns the int that a text says, in a base from 2 to 36 (0: by its prefix), or nil.
+-- Returns the int that a text says, in a base from 2 to 36 (0: by its prefix), or nil; nil in any
+-- other base.
 function number.parse_int(s, base)
    local text = utf.strip(s, utf.is_space, true, true):lower()
    local sign, body = text:match '^([+-]?)(.*)$'
@@ -201,6 +202,7 @@ function number.parse_int(s, base)
       if body:find '^0[%d_]*[1-9]' then return nil end
       base = 10
    end
+   if base < 2 or base > 36 then return nil end
    if not body:find '^[%da-z]' or body:find '__' or body:find '_$' then return nil end
    local digits = body:gsub('_', '')
    if digits:find '[^%da-z]' or not tonumber(digits, base) then return nil end

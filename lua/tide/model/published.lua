@@ -206,10 +206,10 @@ function published.read(op, config, known, rules)
          self.known[row[1]] = true
       end
    end
-   local fields, given = {}, {}
-   for k, v in each(config) do fields[tostring(k)], given[tostring(k)] = plain(v), true end
+   local fields = {}
+   for k, v in each(config) do fields[tostring(k)] = plain(v) end
    check_type(op, fields, self.problems)
-   if rules.translate then rules.translate(op, fields, self.problems, given) end
+   if rules.translate then rules.translate(op, fields, self.problems) end
    local c, from = {}, {}
    for _, k in ipairs(sorted_keys(fields)) do read_field(self, c, from, k, fields[k]) end
    finish(self, c, rows)

@@ -105,22 +105,20 @@ end
 function split.partition(costs, parts)
    local sum, n = prefix(costs), #costs
    local used, bounds = min(parts, n), { 0 }
-   if used > 0 then
-      local most = 0
-      for _, c in ipairs(costs) do most = max(most, c) end
-      local limit = least(sum, used, most)
-      local first, at = earliest(sum, used, limit), 1
-      for r = 1, used - 1 do
-         local lo = max(first[r + 1], at + 1)
-         local hi = min(reach(sum, at, limit), n + 1 - (used - r))
-         local want = sum[n + 1] * r / used
-         local cut = lo
-         while cut < hi and math.abs(sum[cut + 1] - want) < math.abs(sum[cut] - want) do
-            cut = cut + 1
-         end
-         at = cut
-         bounds[r + 1] = cut - 1
+   local most = 0
+   for _, c in ipairs(costs) do most = max(most, c) end
+   local limit = least(sum, used, most)
+   local first, at = earliest(sum, used, limit), 1
+   for r = 1, used - 1 do
+      local lo = max(first[r + 1], at + 1)
+      local hi = min(reach(sum, at, limit), n + 1 - (used - r))
+      local want = sum[n + 1] * r / used
+      local cut = lo
+      while cut < hi and math.abs(sum[cut + 1] - want) < math.abs(sum[cut] - want) do
+         cut = cut + 1
       end
+      at = cut
+      bounds[r + 1] = cut - 1
    end
    for r = max(used, 1), parts do bounds[r + 1] = n end
    return bounds
