@@ -84,6 +84,15 @@ describe('the reader of traces', function()
       has(text, 'rank 2 came last in 2 of 2 collectives; the others waited 4.1 s for it')
    end)
 
+   it('names the first of the ranks that others waited for equally long', function()
+      local docs = {}
+      for r = 0, 2 do
+         docs[r + 1] = doc(r, { call(1, 'barrier', r == 1 and 1 or 0, 2),
+            call(2, 'barrier', r == 2 and 4 or 3, 5) })
+      end
+      has(report(docs), 'rank 1 came last in 1 of 2 collectives; the others waited 1.0 s for it')
+   end)
+
    it('shows the first call that differs, and nothing after it', function()
       local docs = {}
       for r = 0, 2 do

@@ -308,6 +308,18 @@ describe('a captured step', function()
       end
    end)
 
+   it('runs as it is as often as asked, then as recorded, with the same numbers alone', function()
+      local step = tide.cuda.captured(function(a, k) return a * k end, { warmup = 2 })
+      local a = tide.ones({ 2 }, { device = 'cuda' })
+      for call = 1, 4 do
+         assert.equal(call > 3, step:is_recorded())
+         assert.same({ 3, 3 }, step(a, 3):tolist())
+      end
+      refused('E_STATE', 'cuda.captured', step, a, 4)
+      step:release()
+      assert.is_false(step:is_recorded())
+   end)
+
    it('refuses arguments without an end', function()
       local ring = { 1 }
       ring.next = { ring }

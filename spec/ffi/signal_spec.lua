@@ -23,6 +23,16 @@ local function run(script)
 end
 
 describe('signals under plain luajit', function()
+   it('are noted for a run of training', function()
+      assert.same({ 'nil\n15\n', 0 }, { run [[
+         local launch = require 'tide.comm.launch'
+         launch.watch()
+         say(launch.signal())
+         raise(15)
+         say(launch.signal())
+      ]] })
+   end)
+
    it('are noted once watched, and only then', function()
       for _, number in ipairs { 2, 15 } do
          assert.same({ 'nil\n' .. number .. '\n' .. number .. '\n', 0 }, { run(([[

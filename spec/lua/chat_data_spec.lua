@@ -46,6 +46,16 @@ end
 
 local function mask_of(text, opts) return shown(load_one(text, opts).train) end
 
+describe('a record', function()
+   it('gives a template its names in their order, and floats as floats', function()
+      local source = load_one('{"tools": [{"z": 1, "a": 2.0}], "messages": [{"role": "user", '
+         .. '"content": "q"}, {"role": "assistant", "content": "x"}]}', { template =
+         tide.chat.template("{{ tools | tojson }}{% for m in messages %}"
+            .. "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}") }).train
+      assert.matches('{"z": 1, "a": 2.0}', shown(source), 1, true)
+   end)
+end)
+
 describe('data.record', function()
    local function form(text) return record.read(tide.json.decode(text, { lossless = true })) end
 

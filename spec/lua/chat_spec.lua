@@ -47,6 +47,41 @@ describe('chat.template', function()
       assert.equal("{'content': 'c', 'role': 'user'}False[1, 2.5]{\"a\": null, \"b\": true}", text)
    end)
 
+   it('reads x.1.0 as items of items, and slices what range gives', function()
+      assert.equal('b', (template '{{ x.1.0 }}':render({}, { x = { { 'a' }, { 'b', 'c' } } })))
+      assert.equal('range(5, 14, 3)', (template '{{ range(2, 20, 3)[1:4] }}':render {}))
+      assert.equal('[5, 8, 11] [17, 11, 5]', (template(
+         '{{ range(2, 20, 3)[1:4] | list }} {{ range(2, 20, 3)[::-2] | list }}'):render {}))
+   end)
+
+   it('knows in a loop whether a value has changed', function()
+      assert.equal('aba', (template(
+         "{% for x in 'aabba' %}{% if loop.changed(x) %}{{ x }}{% endif %}{% endfor %}"):render {}))
+   end)
+
+   it('has methods, filters and tests for the cases that Python has', function()
+      for source, want in pairs {
+         ["{{ 'a\\r\\nb\\u0085c\\n'.splitlines() }}"] = "['a', 'b', 'c']",
+         ["{{ 'abc'.find('', 3) }} {{ 'abc'.find('', 4) }}"] = '3 -1',
+         ["{{ 'abc'.startswith('', 3) }} {{ 'abc'.startswith('', 4) }}"] = 'True False',
+         ["{{ {'a b': 'c&'} | urlencode }} {{ [['k/', 1]] | urlencode }}"] = 'a+b=c%26 k%2F=1',
+         ["{{ 'a/b c' | urlencode }}"] = 'a/b%20c',
+         ["{{ 'ff' | int(0, 16) }} {{ '12' | int(0, true) }} {{ '12' | int(0, 37) }}"]
+            = '255 12 12',
+         ["{{ 'x' | int(7, true) }} {{ '0x1f' | int(0, 0) }} {{ '12' | int(0, -2) }}"] = '7 31 12',
+         ['{{ 1 is callable }} {{ range is callable }} {{ u is callable }}'] = 'False True True',
+         ['{% macro m() %}{% endmacro %}{{ m is callable }} {{ joiner() is callable }}']
+            = 'True True',
+      } do
+         assert.equal(want, (template(source):render {}), source)
+      end
+   end)
+
+   it('formats numbers as Python does', function()
+      assert.equal('ff 0xff 0b101 +0x0f', (template(
+         "{{ '{:x} {:#x} {:#b} {:+#05x}'.format(255, 255, 5, 15) }}"):render {}))
+   end)
+
    it('sees its own variables, and those of a rendering first', function()
       local t = template('{{ bos_token }}{{ eos_token }}',
          { bos_token = '<s>', eos_token = '</s>' })

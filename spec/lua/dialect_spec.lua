@@ -101,6 +101,12 @@ describe('a configuration', function()
          mamba_n_heads = 8, mamba_d_head = 'auto' }, { device = 'null' }).config
       assert.equal(0.25, bamba.partial_rotary_factor)
       assert.equal(8, bamba.mamba_d_head)
+      for name, list in pairs { layers_block_type = { 'mamba', 'attention', 'mamba' },
+         layer_types = { 'mamba', 'full_attention', 'mamba' } } do
+         assert.same({ 1 }, tide.model.bamba({ vocab_size = 9, hidden_size = 32,
+            num_hidden_layers = 3, num_attention_heads = 2, mamba_n_heads = 8, [name] = list },
+            { device = 'null' }).config.attn_layer_indices)
+      end
    end)
 
    it('lists its fields that change nothing, once', function()

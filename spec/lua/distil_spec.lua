@@ -144,6 +144,10 @@ describe('nn.distil', function()
       refused('reverse divergence needs all', distil.loss, x, w, ids,
          { ids = ids:reshape(3, 1), logp = tide.zeros { 3, 1 } }, { kind = 'reverse' })
       refused('at most the 7 ids', distil.top, x, w, 8)
+      refused('x: expected hidden states [.., C] and a head [V, C] of one dtype', distil.top, x,
+         w:to 'f64', 2)
+      refused('x: expected hidden states [.., C] and a head [V, C] of one dtype', distil.loss,
+         tide.randn { 3, 5 }, w, ids, { x = x, w = w })
       refused('a model of tide.model', distil.objective, { teacher = tide.nn.Linear(2, 2) })
    end)
 end)

@@ -170,6 +170,16 @@ describe('model.llama', function()
       assert.same(norms[1], norms[2])
    end)
 
+   it('counts the operations of training, of an embedding only where it is the head', function()
+      local open = tide.model.llama(base, { device = 'null' })
+      local tied = tide.model.llama(with { tie_word_embeddings = true }, { device = 'null' })
+      local mixing = 6 * base.num_hidden_layers * base.num_attention_heads * base.head_dim
+      local n = tied:num_parameters()
+      assert.equal(n + V * base.hidden_size, open:num_parameters())
+      assert.equal(6 * n + 32 * mixing, tied:flops_per_token(32))
+      assert.equal(6 * n + 32 * mixing, open:flops_per_token(32))
+   end)
+
    it('loads a state with or without a head when tied', function()
       local tied = tide.model.llama(with { tie_word_embeddings = true }, { seed = 1 })
       local open = tide.model.llama(base, { seed = 2 })

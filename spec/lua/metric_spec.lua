@@ -2,6 +2,7 @@
 
 local metric = require 'tide.train.metric'
 local progress = require 'tide.train.progress'
+local read = require('spec.support.files').read
 local tmp = require 'spec.support.tmp'
 
 local function record(step, val)
@@ -47,6 +48,16 @@ describe('train.metric', function()
          assert.equal('\26\13brain.Event:2', list[1]:sub(-15))
          assert.equal('\16\4', list[5]:sub(10, 11))
          assert.matches('train/loss\21\0\0\64\63', (list[5]:gsub('%z', '\0')), 1, true)
+      end)
+   end)
+
+   it('begins anew where all lines are of later steps', function()
+      tmp.with(function(dir)
+         local m = metric.new { out = dir, step = 0 }
+         m:add(record(5))
+         m:close()
+         metric.new({ out = dir, step = 4 }):close()
+         assert.equal('', read(dir .. '/metrics.jsonl'))
       end)
    end)
 
@@ -203,6 +214,12 @@ describe('train.progress', function()
       end
       assert.equal('hello\n', out[4])
       assert.equal('\n', out[#out])
+   end)
+
+   it('leaves a terminal alone where it has shown nothing', function()
+      local p, out = new { tty = true, columns = 60 }
+      p:finish()
+      assert.same({}, out)
    end)
 
    it('is silent when told', function()

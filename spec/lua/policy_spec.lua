@@ -98,6 +98,16 @@ describe('steps that are not finite', function()
    end)
 end)
 
+describe('what is not finite', function()
+   it('is named with its rank, or as a sum of finite parts', function()
+      local tell, solo = require('tide.train.nonfinite').tell, tide.comm.solo()
+      assert.equal('not finite on rank 0: loss', tell(solo, 'loss'))
+      assert.equal('not finite, summed over ranks: w.grad (check_for_nan_in_grad of fully_shard '
+         .. 'names the rank)', tell(solo, nil, 'w.grad'))
+      assert.equal('each rank has finite ones, their sum or its norm is not', tell(solo))
+   end)
+end)
+
 describe('a drawn token', function()
    it('is of those that make up top_p, each by its share among them', function()
       local logits = { math.log(2), math.log(8), math.log(1), math.log(4) }     -- of 15

@@ -51,7 +51,7 @@ describe('nn.preference', function()
             local source, sampler = answers()
             local objective = preference.objective { kind = row.kind, beta = row.beta,
                label_smoothing = row.label_smoothing }
-            local total, at = 0, 0
+            local total, at, reward = 0, 0, { 0, 0 }
             local rows = sampler:all()
             assert.is_true(#rows > 1 and #rows[1] % 2 == 0)
             for _, r in ipairs(rows) do
@@ -60,6 +60,8 @@ describe('nn.preference', function()
                local sums = preference.answers(model, batch, place):tolist()
                for i, sum in ipairs(sums) do
                   near(row.sums[at + i], sum, tolerance, 'answer ' .. i)
+                  local k = 2 - i % 2
+                  reward[k] = reward[k] + row.beta * (row.sums[at + i] - batch.reference[i])
                end
                at, place.count = at + #sums, 3
                local loss = objective(model, batch, place)
@@ -67,6 +69,11 @@ describe('nn.preference', function()
                total = total + loss:item()
             end
             near(row.loss, total, tolerance, 'loss')
+            local means = objective:take(tide.comm.solo(), model.training and 'train' or 'val')
+            if row.kind == 'sigmoid' then
+               near(reward[1] / (at / 2), means.reward_chosen, tolerance, 'reward of the chosen')
+               near(reward[2] / (at / 2), means.reward_rejected, tolerance, 'of the rejected')
+            end
             local got = norms(model)
             assert.equal(#row.grads, #got)
             for i, g in ipairs(got) do near(row.grads[i], g.norm, 10 * tolerance, g.name) end

@@ -94,6 +94,8 @@ describe('a command', function()
       assert.is_nil(rawget(s.env, 'q'))
       _, bad = play { ':save ' .. path .. ' nothing' }
       assert.matches("no 'nothing' in this session", bad, 1, true)
+      out = play { ':save ' .. path, ':load ' .. path }
+      assert.matches('\nloaded nothing\n$', out)
    end)
 
    it(':load runs a file of Lua in the session', function()

@@ -42,6 +42,12 @@ describe('a tensor', function()
       assert.equal(10, count)
    end)
 
+   it('is cut only where its row is longer than the terminal', function()
+      local all = '   0  1  2  3  4  5  6  7  8  9'
+      assert.equal(shown('tensor f32 [10] cpu', all), show.text(tide.arange(10), 34))
+      assert.matches('\n   0  1  2  3  ...  6  7  8  9$', show.text(tide.arange(10), 33))
+   end)
+
    it('of more dims has a heading for each matrix', function()
       local text = show.text(tide.arange(12):reshape { 3, 2, 2 })
       assert.equal(shown('tensor f32 [3, 2, 2] cpu', '  [1, ..]', '    0   1', '    2   3',

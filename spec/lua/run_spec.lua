@@ -115,6 +115,26 @@ describe('train.run', function()
       end
    end)
 
+   it('counts the evaluations since the best one', function()
+      tmp.with(function(dir)
+         local o = options(dir, { keep_best = true, steps = 5 })
+         o.optim = tide.optim.AdamW(o.model, { lr = 1 })          -- gets worse
+         local run, want, most = tide.train.run(o), nil, 0
+         for s in run:steps() do
+            local loss = run:evaluate()
+            if not want or loss < want.loss then
+               want = { step = s.step, loss = loss, since = 0 }
+            else
+               want.since = want.since + 1
+            end
+            assert.same(want, run.best)
+            most = math.max(most, want.since)
+         end
+         run:finish()
+         assert.is_true(most >= 1)
+      end)
+   end)
+
    it('may be left early', function()
       tmp.with(function(dir)
          local run = tide.train.run(options(dir))

@@ -122,6 +122,7 @@ describe('train.sample.generate', function()
          { stop_strings = { 'lo END', 'ENDE' }, tokens = 5 }).text)
       assert.equal('aab', answer('aabaac', { stop_strings = { 'aac' } }).text)
       assert.equal('', answer('abc', { stop_strings = { 'abc', 'a' } }).text)
+      assert.equal('x', answer('xaab', { stop_strings = { 'aab', 'ab' } }).text)
    end)
 
    it('passes text on as soon as it is certain, in whole characters', function()

@@ -1,5 +1,6 @@
 -- Tokenizers against the `tokenizers` package: files and answers of spec/golden/tokenizer.py.
 
+local raised = require 'spec.support.raised'
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local decoder = require 'tide.tokenizer.decoder'
@@ -325,6 +326,14 @@ describe('a tekken.json', function()
    end)
 end)
 
+describe('an id', function()
+   it('is an integer in [0, 4194303]', function()
+      local is_id = require('tide.tokenizer.field').is_id
+      for _, v in ipairs { 0, 1, 2 ^ 22 - 1 } do assert.is_true(is_id(v)) end
+      for _, v in ipairs { -1, 0.5, 2 ^ 22, '1', 0 / 0 } do assert.is_false(is_id(v)) end
+   end)
+end)
+
 describe('a file of sentencepiece', function()
    local function field(number, text) return string.char(number * 8 + 2, #text) .. text end
    local function piece(text, score, kind)
@@ -357,6 +366,16 @@ describe('a file of sentencepiece', function()
       end
       return table.concat(parts) .. tail
    end
+
+   it('is refused where it ends early', function()
+      local whole = model_of({ { 'a', -1 }, { 'abcdef', -2 } }, '')
+      for _, left in ipairs { 1, 3, 10, 15 } do                   -- 10: in the text of a piece
+         fs.write('spec', folder .. '/tokenizer.model', whole:sub(1, -1 - left))
+         local e = raised(tide.tokenizer.load, folder .. '/tokenizer.model')
+         assert.equal('E_FORMAT', e.code)
+         assert.matches('the file of sentencepiece is damaged', e.message, 1, true)
+      end
+   end)
 
    it('weighs pieces by scores of 32 bits', function()
       local tail = '\18\2\24\1\26\4\32\0\24\0'
@@ -409,6 +428,7 @@ describe('a file of sentencepiece', function()
             assert.same(case[2], (tok:encode(case[1], { add_special_tokens = false })))
             assert.equal(case[1], tok:decode(case[2]))
          end
+         assert.equal(' a', tok:decode { 6 })               -- no space was put in front
       end)
    end
 end)

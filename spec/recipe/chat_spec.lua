@@ -225,6 +225,18 @@ describe('tide.chat.conversation', function()
       assert.is_true(#result.ids > 100)
    end)
 
+   it('needs room for one token of an answer', function()
+      local talk = begin()
+      talk.messages = { { role = 'user', content = 'hi' } }
+      local n = #talk:ids()
+      talk:reset()
+      talk.context = n
+      assert.matches(('the message makes %d tokens, the model reads %d;'):format(n, n),
+         raised(talk.say, talk, 'hi').message, 1, true)
+      talk.context = n + 1
+      assert.equal(1, #talk:say('hi', { temperature = 0 }).ids)
+   end)
+
    it('is as it was where an answer fails', function()
       local talk = begin { messages = { { role = 'system', content = 'loud' } } }
       assert.equal('HELLO', talk:say('hi', { temperature = 0 }).text)
