@@ -140,7 +140,8 @@ describe('text that is not UTF-8', function()
       assert.equal('E_ARG', why.code)
       assert.truthy(tostring(why):find 'UTF%-8')
       for bad, good in pairs { ['a\255b'] = 'a�b', ['\226\130'] = '�', ['\226\130a'] = '�a',
-         ['\237\160\128'] = '���', ['\240\159\152'] = '�', ['\244\144\128\128'] = '����' } do
+         ['\237\160\128'] = '���', ['\240\159\152'] = '�',
+         ['\244\144\128\128'] = '����' } do
          assert.same(tok:encode(good), (tok:encode(bad, { invalid = 'replace' })))
       end
       ok, why = pcall(tok.encode_batch, tok, { 'a', 'b\128' })

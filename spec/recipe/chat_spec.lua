@@ -52,7 +52,8 @@ describe('generate --chat', function()
       says('', '--chat', '</dev/null')
       says('HELLO\n', '--chat --prompt hi --system loud')
       files.write(root .. '/talk.json', [=[{"messages": [{"role": "user", "content": "hi"},
-         {"role": "assistant", "content": "Héllo 中文!"}, {"role": "user", "content": "more"}]}]=])
+         {"role": "assistant", "content": "Héllo 中文!"},
+         {"role": "user", "content": "more"}]}]=])
       says('No. 🙂\n', '--chat --messages ' .. root .. '/talk.json')
       says('HELLO\n', '--chat --no-generation-config --temperature 0 --prompt hi --system loud')
       says('HELLO\n', ('--chat --chat-template %s/chat_template.jinja --prompt hi --system loud')
