@@ -34,8 +34,7 @@ local precisions = { highest = 0, high = 1, medium = 2 }
 -- (to tf32, 10 bits of fraction) or 'medium' (to bf16, 7 bits); sums are f32. Also parameter
 -- matmul_precision. Of the default context; products on the host never round.
 function cuda.set_float32_matmul_precision(name)
-   err.arg_if(not precisions[name], 'set_float32_matmul_precision', 'name',
-      "'highest', 'high' or 'medium'", name)
+   err.choice('set_float32_matmul_precision', 'name', name, { 'highest', 'high', 'medium' })
    ctx.default():param('matmul_precision', precisions[name])
 end
 
@@ -51,7 +50,7 @@ local attention_kernels = { mma = 0, wgmma = 1 }
 -- E_UNSUPPORTED where the GPU is not of compute capability 9.0 or the library was built without it.
 -- Also parameter attention_kernel.
 function cuda.set_attention_kernel(name)
-   err.arg_if(not attention_kernels[name], 'set_attention_kernel', 'name', "'mma' or 'wgmma'", name)
+   err.choice('set_attention_kernel', 'name', name, { 'mma', 'wgmma' })
    ctx.default():param('attention_kernel', attention_kernels[name])
 end
 

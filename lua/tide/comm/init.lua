@@ -71,22 +71,15 @@ end
 -- file that lists them); joined by dist.init with its defaults at the first call.
 function dist.world() return world or dist.init() end
 
--- An object with rank and size.
-local function check_comm(op, comm)
-   err.arg_if(type(comm) ~= 'table' or type(comm.size) ~= 'number' or type(comm.rank) ~= 'number',
-      op, 'comm', 'a communicator', comm)
-   return comm
-end
-
 -- The communicator that was given as an argument or option `comm` of op; nil stands for the world.
 function dist.comm_of(op, comm)
    if comm == nil then return dist.world() end
-   return check_comm(op, comm)
+   return signature.check(op, 'comm', comm, 'comm')
 end
 
 -- comm: an object with rank, size, all_reduce, broadcast, barrier.
 function dist.set_world(comm)
-   check_comm('comm.set_world', comm)
+   signature.check('comm.set_world', 'comm', comm, 'comm')
    for _, name in ipairs(comm.size > 1 and { 'all_reduce', 'broadcast', 'barrier' } or {}) do
       if type(comm[name]) ~= 'function' then
          err.arg('comm.set_world', 'comm.' .. name, ('a method, of a communicator of %d ranks (as '

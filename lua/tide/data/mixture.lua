@@ -34,7 +34,6 @@ end
 
 -- The sum of weights, and whether items are rows.
 local function weigh(parts)
-   if #parts == 0 then err.arg(op, 'parts', 'at least one { source, weight }', 'none') end
    local total, rows = 0, 0
    for _, part in ipairs(parts) do
       total, rows = total + part.weight, rows + (part.cu and 1 or 0)
@@ -51,8 +50,6 @@ end
 function mixture.new(opts)
    local self = setmetatable(opts, Mixture)
    local total, has_rows = weigh(self.parts)
-   err.raise_if(self.batch % self.size ~= 0, 'E_ARG', op, 'batch (%d) must be a multiple of the %d '
-      .. 'data-parallel ranks', self.batch, self.size)
    self.position, self.samplers, self.counts, self.shares, self.offsets = 0, {}, {}, {}, {}
    local sources, at = {}, 0
    for i, part in ipairs(self.parts) do
@@ -149,4 +146,7 @@ return signature.doors('data.mixture', mixture, { new = { opts = {
    'size: integer >= 1 = 1 -- ranks with data of their own',
    'rank: integer in [0, size) = 0 -- which of them this is',
    'val_cu: table? -- cumulative lengths of the documents that are held out, if items are rows',
-   'cp: integer >= 1 = 1 -- ranks that a row will be cut over' } } })
+   'cp: integer >= 1 = 1 -- ranks that a row will be cut over',
+   'where batch % size == 0 -- batch ({batch}) must be a multiple of the {size} data-parallel '
+      .. 'ranks',
+   "where #parts > 0 -- argument 'parts': expected at least one { source, weight }, got none" } } })

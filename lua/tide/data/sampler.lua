@@ -39,14 +39,10 @@ Sampler.__index = Sampler
 
 -- Makes a sampler at the beginning of its order.
 function sampler.new(opts)
-   local op, self = 'data.sampler.new', setmetatable(opts, Sampler)
+   local self = setmetatable(opts, Sampler)
    self.position = 0
-   err.raise_if(self.batch % self.size ~= 0, 'E_ARG', op, 'batch (%d) must be a multiple of the %d '
-      .. 'data-parallel ranks', self.batch, self.size)
    self.shifted = self.count >= 2 * self.seq
    self.windows = math.floor((self.count - (self.shifted and self.seq or 1)) / self.seq)
-   err.raise_if(self.windows < 1, 'E_ARG', op, 'a window needs %d tokens, the data has %d',
-      self.seq + 1, self.count)
    return self
 end
 
@@ -110,5 +106,8 @@ return signature.doors('data.sampler', sampler, {
       'batch: integer >= 1 -- windows of a step, over all ranks',
       'seed: integer >= 0 = 0 -- decides the order',
       'size: integer >= 1 = 1 -- ranks with data of their own',
-      'rank: integer in [0, size) = 0 -- which of them this is' } },
+      'rank: integer in [0, size) = 0 -- which of them this is',
+      'where batch % size == 0 -- batch ({batch}) must be a multiple of the {size} data-parallel '
+         .. 'ranks',
+      'where count > seq -- a window needs {seq + 1} tokens, the data has {count}' } },
 })

@@ -44,12 +44,7 @@ end
 
 -- From a string of encoded ids. mask: a byte for each token, '\1' where it counts as a label.
 function tokens.memory(text, width, mask)
-   local op, count = 'data.tokens.memory', #text / width
-   err.arg_if(#text % width ~= 0, op, 'text', ('a multiple of %d bytes'):format(width), #text)
-   if mask and #mask ~= count then
-      err.arg(op, 'mask', ('a byte for each of the %d tokens'):format(count), #mask)
-   end
-   return setmetatable({ text = text, width = width, count = count, bytes_of_mask = mask,
+   return setmetatable({ text = text, width = width, count = #text / width, bytes_of_mask = mask,
       mask = mask and memory_mask }, Memory)
 end
 
@@ -132,7 +127,6 @@ end
 function tokens.file(path, opts)
    local op = 'data.tokens.file'
    local width = opts.width
-   if width ~= nil and width ~= 2 and width ~= 4 then err.arg(op, 'width', '2 or 4', width) end
    if fs.exists(path) and not fs.size(path) then      -- a pipe would be waited for
       err.raise('E_FORMAT', op, '%s is no regular file', path)
    end
@@ -228,7 +222,6 @@ end
 
 -- Sources one after another; all of the same width.
 function tokens.join(sources)
-   if #sources == 0 then err.arg('data.tokens.join', 'sources', 'at least one', 'none') end
    if #sources == 1 then return sources[1] end
    local self = setmetatable({ sources = sources, starts = {}, count = 0 }, Joined)
    for i, source in ipairs(sources) do
@@ -243,9 +236,18 @@ function tokens.join(sources)
 end
 
 return signature.doors('data.tokens', tokens, {
-   memory = 'text: string; width: integer in [1, 4]; mask: string?',
+   memory = { { 'text: string', 'width: integer in [1, 4]', 'mask: string?',
+      "where #text % width == 0 -- argument 'text': expected a multiple of {width} bytes, got "
+         .. '{#text}',
+      "where not mask or #mask == #text / width -- argument 'mask': expected a byte for each of "
+         .. 'the {#text / width} tokens, got {#mask}' } },
    file = { 'path: string', opts = {
-      'width: integer? -- bytes of an id, 2 or 4; by default as a Megatron index says, or 2' } },
-   slice = 'source: source', fingerprint = 'source: source', join = 'sources: source[]',
+      'width: integer? -- bytes of an id, 2 or 4; by default as a Megatron index says, or 2',
+      "where not width or width == 2 or width == 4 -- argument 'width': expected 2 or 4, got "
+         .. '{width}' } },
+   slice = 'source: source',
+   join = { { 'sources: source[]',
+      "where #sources > 0 -- argument 'sources': expected at least one, got none" } },
+   fingerprint = 'source: source',
    each_piece = 'source: source; fn: function',
 })

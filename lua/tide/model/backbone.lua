@@ -10,6 +10,7 @@ local tide = require 'tide'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
@@ -101,26 +102,21 @@ function Backbone:embedding() return self[self.form.body][self.form.embed] end
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
    'caches', 'context' }
 
-local function check_index(op, name, t)
-   if t == nil then return end
-   err.arg_if(not (tide.is_tensor(t) and t.ndim == 3 and t:size(3) == 2), op, name,
-      'a tensor [batch or 1, tokens, 2] of (document, position)', t)
-   err.choice(op, name .. ' dtype', t.dtype, { 'i32', 'i64' })
-end
+-- What may stand beside ids in a call.
+local read_placement = signature.options {
+   'positions: tensor? -- [batch or 1, tokens]', 'sequence: tensor?', 'caches: table?',
+   'index: tensor? [batch or 1, tokens, 2] of i32, i64',
+   'q_index: tensor? [batch or 1, tokens, 2] of i32, i64',
+   'k_index: tensor? [batch or 1, keys, 2] of i32, i64', 'attention_mask: any?', 'context: any?',
+}
 
 -- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
 -- and, for attention, q_index and k_index; attention_mask [B, T], 1 and 0 or documents numbered
 -- from 1, in place of an index; positions; caches, one table a layer, for generation; context, of a
 -- sequence of which ids are this rank's part (parallel.cp).
 local function placement(op, opts, ids)
-   opts = err.options(op, opts, Backbone.at_fields)
+   opts = read_placement(op, opts)
    local context = nn.context.of(op, opts, ids)
-   if opts.caches ~= nil then err.type(op, 'caches', opts.caches, 'table') end
-   for _, name in ipairs { 'positions', 'sequence' } do
-      err.arg_if(opts[name] ~= nil and not tide.is_tensor(opts[name]), op, name, 'a tensor [batch '
-         .. 'or 1, tokens]', opts[name])
-   end
-   for _, name in ipairs { 'index', 'q_index', 'k_index' } do check_index(op, name, opts[name]) end
    local sequence = opts.sequence
    local of_mask = mask_.of_call(op, opts, ids, context)
    local index = opts.q_index or opts.index

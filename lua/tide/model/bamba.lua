@@ -3,6 +3,7 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local config_ = require 'tide.model.config'
@@ -55,16 +56,18 @@ local function translate(_, f, problems)
 end
 
 local function complete(c)
-   err.raise_if(c.num_attention_heads % c.num_key_value_heads ~= 0
-      or c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', op, 'num_attention_heads (%d) must '
-      .. 'be a multiple of num_key_value_heads (%d) and divide hidden_size (%d)',
-      c.num_attention_heads, c.num_key_value_heads, c.hidden_size)
    for i, at in ipairs(c.attn_layer_indices or {}) do
       err.integer(op, ('attn_layer_indices[%d]'):format(i), at, 0, c.num_hidden_layers - 1)
    end
 end
 
-local rules = { translate = translate, complete = complete, only = { attention_dropout = 0 } }
+local rules = {
+   translate = translate, complete = complete, only = { attention_dropout = 0 },
+   where = signature.options {
+      'where num_attention_heads % num_key_value_heads == 0 and hidden_size % num_attention_heads '
+         .. '== 0 -- num_attention_heads ({num_attention_heads}) must be a multiple of '
+         .. 'num_key_value_heads ({num_key_value_heads}) and divide hidden_size ({hidden_size})' },
+}
 
 -- Projections into the residual stream start smaller by sqrt(2 layers).
 local function common(c, opts, extra)

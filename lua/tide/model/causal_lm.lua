@@ -199,7 +199,6 @@ function CausalLM:with_head(ids_BT, opts, fn)
    local head, cap = self.lm_head, self.config.final_logit_softcapping
    err.func(self.op, 'fn', fn)
    self:as_call(function(me)
-      me:check_ids(ids_BT)
       local h = private.call(me.hidden, me, ids_BT, opts)
       if not head then
          fn(h, me:head(), cap)
@@ -256,7 +255,6 @@ local function logprobs_of(self, h_NC, index_K, targets_K)
 end
 
 local function logprobs(self, ids_BT, index_K, targets_K)
-   self:check_ids(ids_BT)
    local h = private.call(self.hidden, self, ids_BT)
    local flat = private.replace(h, h:reshape(h:size(1) * h:size(2), h:size(3)))
    local head = self.lm_head

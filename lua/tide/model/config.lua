@@ -135,4 +135,16 @@ function config.is_kind(c, i, kind)
    if c.layer_types then return c.layer_types[i] == kind end
 end
 
+-- A relation (see util.signature): each head of keys serves as many heads of queries.
+config.whole_groups = 'where num_attention_heads % num_key_value_heads == 0 -- num_attention_heads '
+   .. '({num_attention_heads}) must be a multiple of num_key_value_heads ({num_key_value_heads})'
+
+-- The head size that a hidden size says.
+function config.head_dim(c)
+   err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', 'model',
+      'hidden_size (%d) must be a multiple of num_attention_heads (%d), or give head_dim',
+      c.hidden_size, c.num_attention_heads)
+   return c.hidden_size / c.num_attention_heads
+end
+
 return config

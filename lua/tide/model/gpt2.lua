@@ -6,7 +6,7 @@
 
 local class = require 'tide.class'
 local each = require 'tide.util.each'
-local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local published = require 'tide.model.published'
@@ -35,11 +35,8 @@ local alias = {
 
 local rules = {
    alias = alias, only = { scale_attn_weights = true }, free = 'n_ctx reorder_and_upcast_attn',
-   complete = function(c)
-      err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', op,
-         'hidden_size (%d) must be a multiple of num_attention_heads (%d)', c.hidden_size,
-         c.num_attention_heads)
-   end,
+   where = signature.options { 'where hidden_size % num_attention_heads == 0 -- hidden_size '
+      .. '({hidden_size}) must be a multiple of num_attention_heads ({num_attention_heads})' },
 }
 
 local acts = { gelu_new = 'gelu_tanh', gelu_pytorch_tanh = 'gelu_tanh' }

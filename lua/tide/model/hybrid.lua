@@ -7,8 +7,10 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
+local config_ = require 'tide.model.config'
 local published = require 'tide.model.published'
 
 local op = 'model.hybrid'
@@ -26,13 +28,6 @@ end
 
 local theta = 'false | number >= 1'
 
-local function head_dim_of(c)
-   err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', op,
-      'hidden_size (%d) must be a multiple of num_attention_heads (%d), or give head_dim',
-      c.hidden_size, c.num_attention_heads)
-   return c.hidden_size / c.num_attention_heads
-end
-
 -- rope_theta false (the default): attention without positions, the state keeps the order.
 local known = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
@@ -42,7 +37,7 @@ local known = {
       return c.hybrid_override_pattern:find('*', 1, true) and c.hidden_size / 64 or 1
    end, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
-   { 'head_dim', head_dim_of, count },
+   { 'head_dim', config_.head_dim, count },
    { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
    { 'mlp_hidden_act', 'relu2', function(o, name, v)
       if v == 'gelu_pytorch_tanh' then return 'gelu_tanh' end
@@ -106,6 +101,11 @@ end
 -- Fields of experts and of further heads have no effect without them.
 local rules = {
    translate = translate,
+   where = signature.options {
+      'where num_hidden_layers == #hybrid_override_pattern -- num_hidden_layers '
+         .. "({num_hidden_layers}) is not the length of the pattern '{hybrid_override_pattern}' "
+         .. '({#hybrid_override_pattern})',
+      config_.whole_groups },
    alias = {
       mamba_n_groups = 'n_groups', mamba_d_conv = 'conv_kernel', mamba_expand = 'expand',
       mamba_dt_min = 'time_step_min', mamba_dt_max = 'time_step_max',
@@ -181,11 +181,6 @@ function Hybrid:init(config, opts)
    opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
    local c, unused = published.read(op, config, known, rules)
    local layers = c.hybrid_override_pattern
-   err.raise_if(c.num_hidden_layers ~= #layers, 'E_ARG', op, 'num_hidden_layers (%d) is not the '
-      .. "length of the pattern '%s' (%d)", c.num_hidden_layers, layers, #layers)
-   err.raise_if(c.num_attention_heads % c.num_key_value_heads ~= 0, 'E_ARG', op,
-      'num_attention_heads (%d) must be a multiple of num_key_value_heads (%d)',
-      c.num_attention_heads, c.num_key_value_heads)
    local rope = c.rope_theta and nn.rope.new { dim = c.head_dim, theta = c.rope_theta } or nil
    local mixers = {}
    for i = 1, #layers do mixers[i] = make[layers:sub(i, i)](c, opts, rope) end

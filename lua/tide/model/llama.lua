@@ -15,6 +15,7 @@ local config_ = require 'tide.model.config'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local published = require 'tide.model.published'
 local mask_ = require 'tide.nn.mask'
@@ -30,20 +31,13 @@ local function default_hidden(c) return math.ceil(c.hidden_size * 8 / 3 / 32) * 
 local count, number, flag = 'integer >= 1', 'number >= 0', 'boolean'
 local base, share = 'number >= 1', 'number in [0, 1)'
 
-local function head_dim_of(c)
-   err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', 'model',
-      'hidden_size (%d) must be a multiple of num_attention_heads (%d), or give head_dim',
-      c.hidden_size, c.num_attention_heads)
-   return c.hidden_size / c.num_attention_heads
-end
-
 -- Fields of all families of this form: name, default, check (see published.read).
 local common = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'intermediate_size', default_hidden, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
-   { 'head_dim', head_dim_of, 'integer >= 2' },
+   { 'head_dim', config_.head_dim, 'integer >= 2' },
    { 'rms_norm_eps', 1e-6, number }, { 'rope_theta', 10000, base },
    { 'rope_scaling', optional, function(op, _, v) nn.rope.check_scaling(op, v) end },
    { 'tie_word_embeddings', false, flag }, { 'attention_bias', false, flag },
@@ -69,15 +63,15 @@ local function rows_of(family)
    return rows
 end
 
+local heads_fit = signature.options { config_.whole_groups,
+   'where head_dim % 2 == 0 -- head_dim ({head_dim}) must be even for rotary positions',
+}
+
 -- Fields with each other.
-local function check_together(c, family)
-   local op, H, K = family.op, c.num_attention_heads, c.num_key_value_heads
-   err.raise_if(H % K ~= 0, 'E_ARG', op, 'num_attention_heads (%d) must be a multiple of '
-      .. 'num_key_value_heads (%d)', H, K)
-   c.head_dim = c.head_dim or head_dim_of(c)
-   err.raise_if(c.head_dim % 2 ~= 0, 'E_ARG', op, 'head_dim (%d) must be even for rotary positions',
-      c.head_dim)
-   config_.check_layer_types(op, c)
+local function complete_together(c, family)
+   c.head_dim = c.head_dim or config_.head_dim(c)
+   heads_fit(family.op, {}, c)
+   config_.check_layer_types(family.op, c)
    if family.complete then family.complete(c) end
 end
 
@@ -97,7 +91,7 @@ local function complete(config, family)
          config_.check_without(f, problems, family.without)
          if family.translate then family.translate(op, f, problems) end
       end,
-      complete = function(c) check_together(c, family) end,
+      complete = function(c) complete_together(c, family) end,
       only = family.only, free = family.free, alias = family.alias,
    })
 end

@@ -193,8 +193,9 @@ end
 -- value, a function of the fields so far, nil (required) or published.optional. rules: alias (other
 -- names of known fields), free (names of fields that change nothing, in a text), only (fields with
 -- the one value that is supported; false: none), translate(op, fields, problems), which may change
--- the fields first, complete(c), which checks fields with each other. JSON's null stands for a
--- field that is not there. Raises E_ARG with all that does not fit.
+-- the fields first, where (relations of fields, made by signature.options) and complete(c), which
+-- checks them further. JSON's null stands for a field that is not there. Raises E_ARG with all that
+-- does not fit.
 function published.read(op, config, known, rules)
    err.type(op, 'config', config, 'table')
    local self = { op = op, known = {}, names = {}, problems = {}, unused = {}, rules = {
@@ -213,6 +214,7 @@ function published.read(op, config, known, rules)
    local c, from = {}, {}
    for _, k in ipairs(sorted_keys(fields)) do read_field(self, c, from, k, fields[k]) end
    finish(self, c, rows)
+   if rules.where and #self.problems == 0 then try(self.problems, rules.where, op, {}, c) end
    if rules.complete and #self.problems == 0 then try(self.problems, rules.complete, c) end
    refuse(self)
    return c, self.unused

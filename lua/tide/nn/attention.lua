@@ -30,15 +30,11 @@ Attention.shared_input = { 'q_proj', 'k_proj', 'v_proj' }
 
 -- Makes the layer and its projections.
 function Attention:init(opts)
-   local op = 'nn.Attention'
    Module.init(self)
    local H, K, D = opts.heads, opts.kv_heads, opts.head_dim or opts.dim / opts.heads
-   err.raise_if(H % K ~= 0, 'E_ARG', op, 'heads (%d) must be a multiple of kv_heads (%d)', H, K)
-   err.raise_if(D % 1 ~= 0, 'E_ARG', op, 'dim (%d) must be a multiple of heads (%d), or give '
-      .. 'head_dim', opts.dim, H)
    self.heads, self.kv_heads, self.head_dim = H, K, D
    self.rope, self.causal, self.dropout = opts.rope, opts.causal, opts.dropout
-   self.window = window.check(op, 'window', opts.window)
+   self.window = window.check('nn.Attention', 'window', opts.window)
    self.softcap, self.scale = opts.softcap, opts.scale
    local qkv = { bias = opts.bias, std = opts.std }
    local parts = opts.fused and { qkv = H + 2 * K } or { q = H, k = K, v = K }
@@ -188,6 +184,9 @@ return signature.doors('nn.Attention', Attention, {
       'heads: integer >= 1 -- heads of queries',
       'kv_heads: integer >= 1 = heads -- heads of keys and values',
       'head_dim: integer? >= 1 -- channels of a head; dim / heads by default',
+      'where heads % kv_heads == 0 -- heads ({heads}) must be a multiple of kv_heads ({kv_heads})',
+      'where head_dim or dim % heads == 0 -- dim ({dim}) must be a multiple of heads ({heads}), or '
+         .. 'give head_dim',
       'bias: boolean = false -- adds biases to queries, keys and values',
       'out_bias: boolean = false -- adds one to the output',
       'rope: table? -- what nn.rope made: queries and keys are turned by it',

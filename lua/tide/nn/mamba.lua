@@ -32,8 +32,6 @@ GatedRMSNorm.mixes = false
 function GatedRMSNorm:init(dim, opts)
    Module.init(self)
    self.dim, self.eps, self.group, self.gate_last = dim, opts.eps, opts.group, opts.gate_last
-   err.raise_if(dim % self.group ~= 0, 'E_ARG', 'nn.GatedRMSNorm', 'group (%d) must divide dim '
-      .. '(%d)', self.group, dim)
    self:param('weight', { dim }, 'ones', opts)
    self:ready(opts)
 end
@@ -55,7 +53,7 @@ signature.doors('nn.GatedRMSNorm', GatedRMSNorm, {
    init = { 'dim: integer >= 1', opts = {
       'eps: number >= 0 = 1e-5 -- added to the mean of squares',
       'group: integer in [1, dim] = dim -- channels that share a mean', gate_last,
-      Module.common } },
+      'where dim % group == 0 -- group ({group}) must divide dim ({dim})', Module.common } },
 })
 
 -- ---- the convolution's parameters --------------------------------------------------------------
@@ -92,14 +90,9 @@ local function pair(op, name, v, least)
    return v
 end
 
-local function sizes(self, op, opts)
-   self.dim, self.head_dim = opts.dim, opts.head_dim
-   local inner = opts.heads and opts.heads * self.head_dim or opts.expand * opts.dim
-   err.raise_if(inner % self.head_dim ~= 0 or inner < 1, 'E_ARG', op, 'expand * dim (%g) must be a '
-      .. 'multiple of head_dim (%d), or give heads', inner, self.head_dim)
-   self.heads, self.groups = inner / self.head_dim, opts.groups
-   err.raise_if(self.heads % self.groups ~= 0, 'E_ARG', op, 'heads (%d) must be a multiple of '
-      .. 'groups (%d)', self.heads, self.groups)
+local function sizes(self, opts)
+   self.dim, self.head_dim, self.groups = opts.dim, opts.head_dim, opts.groups
+   self.heads = opts.heads or opts.expand * opts.dim / self.head_dim
    self.state, self.taps, self.chunk = opts.state, opts.conv, opts.chunk
    self.per_channel_D = opts.per_channel_D
    self.inner_dim = self.heads * self.head_dim
@@ -134,7 +127,7 @@ end
 function Mamba2:init(opts)
    local op = 'nn.Mamba2'
    Module.init(self)
-   sizes(self, op, opts)
+   sizes(self, opts)
    self.dt_limit = check_limit(op, opts.dt_limit)
    self:child('in_proj', Linear(self.dim, self.inner_dim + self.conv_dim + self.heads,
       Module.inner(opts, { bias = opts.bias, std = opts.std })))
@@ -329,6 +322,10 @@ signature.doors('nn.Mamba2', Mamba2, {
       'out_std: number? >= 0 -- that of out_proj',
       "recurrence_dtype: 'f32' | 'f64' | 'bf16' | 'f16'? -- of A_log, dt_bias and D: a bf16 model "
          .. "keeps small changes of them in 'f32'; that of the layer by default",
+      'where heads or expand * dim % head_dim == 0 and expand * dim >= 1 -- expand * dim '
+         .. '({expand * dim}) must be a multiple of head_dim ({head_dim}), or give heads',
+      'where (heads or expand * dim / head_dim) % groups == 0 -- heads '
+         .. '({heads or expand * dim / head_dim}) must be a multiple of groups ({groups})',
       Module.common } },
 })
 

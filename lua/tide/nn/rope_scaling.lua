@@ -3,54 +3,35 @@
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local sorted_keys = require('tide.util.pretty').sorted_keys
+local signature = require 'tide.util.signature'
 
 local scaling = {}
 
-local function positive(op, name, v) err.number(op, name, v, 1e-9) end
-local function count(op, name, v) err.integer(op, name, v, 1) end
-local function flag(op, name, v) err.type(op, name, v, 'boolean') end
-local function factors(op, name, v)
-   for i, f in ipairs(err.type(op, name, v, 'table')) do
-      positive(op, ('%s[%d]'):format(name, i), f)
-   end
-end
+local positive, count = ': number >= 1e-9', ': integer >= 1'
+local most = 'original_max_position_embeddings'
 
--- Keys by kind: check, and whether the key must be there.
-local required = {
+-- Keys by kind, as fields of a record (see util.signature).
+local keys = {
    default = {},
-   linear = { factor = positive },
-   dynamic = { factor = positive },
-   yarn = { factor = positive, original_max_position_embeddings = count },
-   longrope = { short_factor = factors, long_factor = factors,
-      original_max_position_embeddings = count },
-   llama3 = { factor = positive, low_freq_factor = positive, high_freq_factor = positive,
-      original_max_position_embeddings = positive },
+   linear = { 'factor' .. positive },
+   dynamic = { 'factor' .. positive, most .. ': integer? >= 1' },
+   yarn = { 'factor' .. positive, most .. count, 'attention_factor: number? >= 1e-9',
+      'beta_fast: number? >= 1e-9', 'beta_slow: number? >= 1e-9', 'mscale: number? >= 1e-9',
+      'mscale_all_dim: number? >= 1e-9', 'truncate: boolean?' },
+   longrope = { 'short_factor: number[] >= 1e-9', 'long_factor: number[] >= 1e-9',
+      most .. count, 'factor: number? >= 1e-9', 'attention_factor: number? >= 1e-9' },
+   llama3 = { 'factor' .. positive, 'low_freq_factor' .. positive, 'high_freq_factor' .. positive,
+      most .. positive },
 }
-local optional = {
-   dynamic = { original_max_position_embeddings = count },
-   yarn = { attention_factor = positive, beta_fast = positive, beta_slow = positive,
-      mscale = positive, mscale_all_dim = positive, truncate = flag },
-   longrope = { factor = positive, attention_factor = positive },
-}
+for kind, rows in each(keys) do signature.record('rope_' .. kind, 'a table', rows) end
 
 local kinds = { 'default', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
 
--- Checks the keys of a table and returns the names that it may have.
-local function check_keys(op, kind, s)
-   local must, may = required[kind], optional[kind] or {}
-   local known = {}
-   for _, list in ipairs { must, may } do
-      for key in each(list) do known[key] = true end
-   end
-   known = sorted_keys(known)
-   for _, key in ipairs(known) do
-      if must[key] or s[key] ~= nil then
-         (must[key] or may[key])(op, 'rope_scaling.' .. key, s[key])
-      end
-   end
-   known[#known + 1], known[#known + 2] = 'rope_type', 'type'
-   return known
+-- The names that a table of a kind may have.
+local function names_of(kind)
+   local names = { 'rope_type', 'type' }
+   for _, row in ipairs(signature.fields('rope_' .. kind)) do names[#names + 1] = row.name end
+   return names
 end
 
 -- The kind of a table rope_scaling, whose fields it checks. op: the name that errors carry.
@@ -60,7 +41,8 @@ function scaling.check(op, s)
    if kind == nil then kind = s.type end
    err.choice(op, 'rope_scaling.rope_type', kind, kinds)
    if s.type ~= nil then err.choice(op, 'rope_scaling.type', s.type, { kind }) end
-   err.options(op .. ': rope_scaling', s, check_keys(op, kind, s))
+   signature.check(op, 'rope_scaling', s, 'rope_' .. kind)
+   err.options(op .. ': rope_scaling', s, names_of(kind))
    err.arg_if(kind == 'llama3' and s.high_freq_factor <= s.low_freq_factor, op,
       'rope_scaling.high_freq_factor', 'more than low_freq_factor', s.high_freq_factor)
    return kind

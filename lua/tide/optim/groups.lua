@@ -9,6 +9,7 @@
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local groups = {}
 
@@ -21,11 +22,17 @@ function groups.matches(pattern, name)
    return false
 end
 
+signature.reader('patterns', 'words of names of parameters', function(op, name, v)
+   if type(v) == 'string' and v:find '[^|%s]' then return v end
+   err.arg(op, name, "words of names of parameters, e.g. 'embed|norm'", v)
+end)
+signature.record('pattern_group', 'a table', { 'pattern: patterns', 'lr: number? >= 0',
+   'lr_scale: number? >= 0', 'where lr == nil or lr_scale == nil -- lr and lr_scale exclude each '
+      .. 'other' })
+
 -- The rate of a group as a share of the optimiser's.
 local function scale_of(op, where, g, lr)
    if g.lr == nil then return g.lr_scale end
-   err.raise_if(g.lr_scale ~= nil, 'E_ARG', op, '%s: lr and lr_scale exclude each other', where)
-   err.number(op, where .. '.lr', g.lr, 0)
    err.raise_if(type(lr) ~= 'number' or lr == 0, 'E_ARG', op, '%s.lr: the rate of the optimiser '
       .. 'is no constant above 0 that it could be a share of; give lr_scale', where)
    return g.lr / lr
@@ -34,10 +41,7 @@ end
 -- A checked copy of what `groups` gives for one pattern: { pattern, own (its options) }.
 local function checked(op, i, g, defaults, lr)
    local where, own = ('groups[%d]'):format(i), {}
-   err.type(op, where, g, 'table')
-   if type(g.pattern) ~= 'string' or not g.pattern:find '[^|%s]' then
-      err.arg(op, where .. '.pattern', "words of names of parameters, e.g. 'embed|norm'", g.pattern)
-   end
+   signature.check(op, where, g, 'pattern_group')
    for k, v in each(g) do
       if k ~= 'pattern' and k ~= 'lr' and k ~= 'lr_scale' then
          err.raise_if(defaults[k] == nil, 'E_ARG', op, "%s: unknown option '%s'", where,
@@ -47,7 +51,7 @@ local function checked(op, i, g, defaults, lr)
          own[k] = v
       end
    end
-   own.lr_scale = err.number(op, where .. '.lr_scale', scale_of(op, where, g, lr) or 1, 0)
+   own.lr_scale = scale_of(op, where, g, lr) or 1
    return { pattern = g.pattern, own = own }
 end
 

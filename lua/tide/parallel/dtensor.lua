@@ -12,6 +12,7 @@
 local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local collective = require 'tide.parallel.collective_op'
 local placement = require 'tide.parallel.placement'
@@ -83,17 +84,12 @@ run.all_to_all_v = run.all_to_all
 
 -- ---- making them -----------------------------------------------------------------------------
 
-local function check_tensor(name, t)
-   if not tide.is_tensor(t) then err.arg(name, 't', 'a tensor', t) end
-   return t
-end
-
 -- A tensor that every rank holds whole and alike, laid out on the mesh: each rank keeps its piece
 -- (a copy). With opts.root, that rank of the mesh has the values and the others' t only gives shape
 -- and dtype; without, nothing is communicated.
 function dtensor.distribute(t, mesh, placements, opts)
    local name = 'parallel.distribute'
-   check_tensor(name, t)
+   signature.check(name, 't', t, 'tensor')
    opts = err.options(name, opts, { 'root' })
    local list = placement.normalise(name, placements, mesh, t.ndim)
    if opts.root then
@@ -125,7 +121,7 @@ end
 -- From this rank's piece. shape: of the whole; nil: the ranks exchange their sizes.
 function dtensor.from_local(part, mesh, placements, shape)
    local name = 'parallel.from_local'
-   check_tensor(name, part)
+   signature.check(name, 't', part, 'tensor')
    local list = placement.normalise(name, placements, mesh, part.ndim)
    shape = shape or whole_shape(part, mesh, list)
    local expected = placement.local_shape(shape, list, mesh)

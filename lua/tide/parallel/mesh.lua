@@ -22,6 +22,7 @@ local agree = require 'tide.comm.agree'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local near = require 'tide.util.near'
 local subgroup = require 'tide.parallel.subgroup'
 local sorted_keys = require('tide.util.pretty').sorted_keys
@@ -92,19 +93,21 @@ local function from_list(op, axes)
    return list
 end
 
+local factors_fit = signature.options {
+   'where dp % given == 0 -- dp ({dp}) must be divisible by {name} ({given})',
+   'where r * s == dp -- dp_replicate ({r}) x dp_shard ({s}) must equal dp ({dp})',
+   'where r == 1 or r < dp -- dp_replicate ({r}) must be 1 or smaller than dp ({dp}); for plain '
+      .. 'data parallelism give dp alone',
+}
+
 -- The two factors of a given dp, checked; one of them may be nil or -1.
 local function split_dp(op, dp, replicate, shard)
    if replicate == -1 then replicate = nil end
    if shard == -1 then shard = nil end
-   local name, given = replicate and 'dp_replicate' or 'dp_shard', replicate or shard
-   err.raise_if(dp % given ~= 0, 'E_ARG', op, 'dp (%d) must be divisible by %s (%d)', dp, name,
-      given)
-   replicate, shard = replicate or dp / shard, shard or dp / replicate
-   err.raise_if(replicate * shard ~= dp, 'E_ARG', op, 'dp_replicate (%d) x dp_shard (%d) must '
-      .. 'equal dp (%d)', replicate, shard, dp)
-   err.raise_if(replicate ~= 1 and replicate >= dp, 'E_ARG', op, 'dp_replicate (%d) must be 1 or '
-      .. 'smaller than dp (%d); for plain data parallelism give dp alone', replicate, dp)
-   return replicate, shard
+   local r, s = replicate or dp / shard, shard or dp / replicate
+   factors_fit(op, {}, { dp = dp, r = r, s = s, given = replicate or shard,
+      name = replicate and 'dp_replicate' or 'dp_shard' })
+   return r, s
 end
 
 local function from_map(op, axes)

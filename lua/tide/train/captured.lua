@@ -7,6 +7,7 @@ local Optimizer = require 'tide.optim.optimizer'
 local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
+local signature = require 'tide.util.signature'
 local unused = require 'tide.train.unused'
 
 local captured = {}
@@ -66,13 +67,12 @@ function captured.run(self, batches)
       cause = cause }
 end
 
--- Options of a sharded model under which the host takes part in each backward.
-local function check_sharded(op, sharded)
-   for _, name in ipairs { 'check_for_nan_in_grad', 'cpu_offload' } do
-      err.raise_if(sharded.opts[name], 'E_UNSUPPORTED', op, 'captured: %s of fully_shard lets the '
-         .. 'host look at gradients within the step, which a captured one cannot', name)
-   end
-end
+-- A sharded model whose host takes no part in backward.
+local by_device = signature.options {
+   'where not (check_for_nan_in_grad or cpu_offload) -- E_UNSUPPORTED: captured: '
+      .. "{check_for_nan_in_grad and 'check_for_nan_in_grad' or 'cpu_offload'} of fully_shard lets "
+      .. 'the host look at gradients within the step, which a captured one cannot',
+}
 
 -- The step as a captured one (tide.cuda.captured), where it can be.
 function captured.set(self, op)
@@ -87,7 +87,7 @@ function captured.set(self, op)
          .. 'captured step takes only those over NCCL; give communicators over NCCL, or do without '
          .. 'capturing', tostring(comm.name), tostring(comm.transport))
    end
-   if sharded then check_sharded(op, sharded) end
+   if sharded then by_device(op, {}, sharded.opts) end
    err.raise_if(self.optim.update == Optimizer.update, 'E_UNSUPPORTED', op, 'captured: class %s '
       .. 'updates its weights one by one (update_parameter), with numbers that a captured step '
       .. 'would repeat; do without capturing', tostring(self.optim.class_name))

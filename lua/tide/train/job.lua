@@ -11,6 +11,7 @@
 local args = require 'tide.util.args'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local fs = require 'tide.util.fs'
 local launch = require 'tide.comm.launch'
 local pack = require 'tide.ffi.pack'
@@ -170,22 +171,16 @@ local function settle_schedule(self)
    end
 end
 
--- What a step that is recorded once cannot do.
-local function check_captured(self)
-   local opt, world = self.opt, self.world
-   if not opt.captured then return end
-   if opt.device ~= 'cuda' then
-      err.usage(self.name, '--captured needs --device cuda, got --device %s', opt.device)
-   elseif world.size > 1 and world.transport ~= 'nccl' then
-      err.usage(self.name, "--captured is for one rank, or for ranks over NCCL; got %d over '%s'",
-         world.size, world.transport)
-   elseif opt.optim and opt.optim ~= 'adamw' then
-      err.usage(self.name, '--captured needs --optim adamw, got --optim %s', opt.optim)
-   elseif opt.packed then
-      err.usage(self.name, '--captured needs steps of one shape and count; --packed has others '
-         .. 'at each step')
-   end
-end
+-- What a step that is recorded once needs.
+local can_capture = signature.options {
+   "where opt.device == 'cuda' -- usage: --captured needs --device cuda, got --device {opt.device}",
+   "where world.size == 1 or world.transport == 'nccl' -- usage: --captured is for one rank, or "
+      .. "for ranks over NCCL; got {world.size} over '{world.transport}'",
+   "where not opt.optim or opt.optim == 'adamw' -- usage: --captured needs --optim adamw, got "
+      .. '--optim {opt.optim}',
+   'where not opt.packed -- usage: --captured needs steps of one shape and count; --packed has '
+      .. 'others at each step',
+}
 
 -- The mesh that a run goes on with: that of its checkpoint may be of other ranks than are here.
 local function check_mesh(self)
@@ -235,7 +230,7 @@ local function begin(recipe, opt, parser, given, resumed)
       self.log:once('%s', line)
    end
    if opt.steps > 0 then settle_schedule(self) end
-   check_captured(self)
+   if opt.captured then can_capture(self.name, {}, self) end
    check_mesh(self)
    if not opt.plan then self:check(check_out, self) end
    return self

@@ -11,19 +11,24 @@ local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local layout = require 'tide.parallel.layout'
 local nn = require 'tide.nn'
+local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 
 local replicas = {}
 
 -- What a model that is cut over ranks (tensor parallel) must not be given: a sum of its gradients
 -- over those ranks, or a norm of this rank's part. A sharded model knows its ranks and its norm.
+local takes_cut = signature.options {
+   'where comm -- E_STATE: the model is cut over ranks; give comm: the data-parallel axis, or '
+      .. 'tide.comm.solo() if there is none',
+   'where (clip or 0) == 0 -- E_STATE: the model is cut over ranks; clip needs the norm of all '
+      .. 'parts: shard it with tide.parallel.fully_shard '
+      .. "(strategy 'no_shard' keeps it whole)",
+}
+
+-- Raises where a model that is cut over ranks is given what it must not be.
 function replicas.check_cut(op, opts)
-   if not spread.of(opts.model).tp or opts.parallel then return end
-   err.raise_if(opts.comm == nil, 'E_STATE', op, 'the model is cut over ranks; give comm: the '
-      .. 'data-parallel axis, or tide.comm.solo() if there is none')
-   err.raise_if(opts.clip ~= nil and opts.clip > 0, 'E_STATE', op, 'the model is cut over ranks; '
-      .. 'clip needs the norm of all parts: shard it with tide.parallel.fully_shard (strategy '
-      .. "'no_shard' keeps it whole)")
+   if spread.of(opts.model).tp and not opts.parallel then takes_cut(op, {}, opts) end
 end
 
 -- Parameters that every rank of a tensor-parallel axis holds whole must be the same on all: a seed

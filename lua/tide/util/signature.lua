@@ -16,7 +16,8 @@
 --    integer?                  may be absent; so may what has a default
 --    integer[]                 a list of them
 --    integer >= 1, integer < 0, number > 0, integer in [2, 4], number in [0, 1)
---                              a bound may be an argument before it, or of self: >= self.size
+--                              a bound may be an expression of arguments before it, and of
+--                              self: integer in [0, self.size - first]
 --    tensor [B, T]             a tensor of as many dims; '..' stands for any number of them. Dims
 --                              of one name are equal in all arguments, and to an argument of that
 --                              name; [B or 1, T] takes two sizes
@@ -24,7 +25,8 @@
 --    'sum' | 'mean'            one of these words; number >= 0 | function: one of these types
 --
 -- A row "where condition -- message" relates arguments. The condition is a Lua expression of them
--- (of `self`, too); {expressions} in the message show values, and it may begin with another code:
+-- (of `self`, too); {expressions} in the message show values, and it may begin with another code,
+-- or with 'usage: ' for an error of a command line:
 --
 --    'where heads % groups == 0 -- heads ({heads}) must be a multiple of groups ({groups})'
 --    'where self.file -- E_STATE: {self.path} is closed'
@@ -163,26 +165,31 @@ end
 local function bounds_of(range)
    local low, high, closing = range:match '^in %[([^,]+),%s*([^%]%)]+)([%]%)])$'
    if low then return low, high, closing == ')' end
-   local sign, bound = range:match '^([<>]=?) (%S+)$'
+   local sign, said = range:match '^([<>]=?) (.+)$'
    if not sign then error('signature: no range: ' .. range) end
-   if sign:find '>' then return bound, nil, sign == '>' end
-   return nil, bound, sign == '<'
+   if sign:find '>' then return said, nil, sign == '>' end
+   return nil, said, sign == '<'
 end
 
--- The number that a bound says: itself, an argument before it, or a field of self.
-local function bound(text, values)
-   if not text or tonumber(text) then return tonumber(text) end
-   local field = text:match '^self%.(.*)$'
-   if field then return values.self[field] end
-   return values[text]
+local function expression(text)
+   return loadstring('return ' .. text) or error('signature: no expression: ' .. text)
+end
+
+-- A function of the arguments before it that gives the number a bound says; nil without a bound.
+local function bound(text)
+   local number = tonumber(text)
+   if number or not text then return function() return number end end
+   local value = expression(text)
+   return function(values) return setfenv(value, values)() end
 end
 
 -- The reader of a kind within a range; values: the arguments before it, which bounds may name.
 local function ranged(kind, range)
    local low, high, open = bounds_of(range)
+   local least, most = bound(low), bound(high)
    local whole = open and kind[1] == 'an integer' and 1 or 0
    return function(op, name, v, values)
-      local lo, hi = bound(low, values), bound(high, values)
+      local lo, hi = least(values), most(values)
       if whole == 1 and hi then hi = hi - 1 elseif whole == 1 then lo = lo + 1 end
       kind[3](op, name, v, lo, hi)
       if open and whole == 0 and v == (hi or lo) then err.arg(op, name, 'a number ' .. range, v) end
@@ -266,14 +273,11 @@ function library.sum(list)
    return n
 end
 
-local function expression(text)
-   return loadstring('return ' .. text) or error('signature: no expression: ' .. text)
-end
-
 local function relation_of(text)
    local test, said = text:match '^where%s+(.-)%s+%-%-%s+(.*)$'
    if not test then error('signature: no relation: ' .. text) end
    local code, rest = said:match '^(E_%u+): (.*)$'
+   if not code then code, rest = said:match '^(usage): (.*)$' end
    return { code = code or 'E_ARG', said = rest or said, test = expression(test) }
 end
 
@@ -287,10 +291,11 @@ local function hold(relations, op, values, name)
    end })
    for _, relation in ipairs(relations) do
       if not setfenv(relation.test, env)() then
-         err.raise(relation.code, op, '%s%s', name and name .. ': ' or '',
-            (relation.said:gsub('{(%S.-)}', function(text)
-               return shown(setfenv(expression(text), env)())
-            end)))
+         local text = (name and name .. ': ' or '') .. relation.said:gsub('{(%S.-)}', function(part)
+            return shown(setfenv(expression(part), env)())
+         end)
+         if relation.code == 'usage' then err.usage(op, '%s', text) end
+         err.raise(relation.code, op, '%s', text)
       end
    end
 end
@@ -378,8 +383,9 @@ function signature.record(name, text, given)
 end
 
 -- Returns a reader of options, read(op, opts), which gives a checked copy with defaults. given: a
--- list of rows, and of lists of rows that several entry points share. before: arguments that bounds
--- and defaults may name, too.
+-- list of rows, and of lists of rows that several entry points share. before: what bounds,
+-- defaults and relations may name, too. A reader of relations alone holds those of any table:
+-- read(op, {}, table).
 function signature.options(given)
    local rows, names, needed = signature.rows(given), {}, false
    for i, row in ipairs(rows) do
@@ -423,7 +429,7 @@ local function checked(door, fn)
    local names, more = parameters(fn)
    local related = #door.args.where > 0
    local place, lines, several = {}, {}, #door.args > 1 or door.read ~= nil or related
-      or door.args[1] ~= nil and door.args[1].kind:find('self.', 1, true) ~= nil
+      or door.args[1] ~= nil and door.args[1].kind:find('self', 1, true) ~= nil
    for i, name in ipairs(names) do place[name] = i end
    if place.self and several then lines[1] = '_all.self = self\n' end
    for i, row in ipairs(door.args) do

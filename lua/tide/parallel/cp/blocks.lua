@@ -10,21 +10,8 @@
 -- rows of its own to rank `to` (d above). first counts from 1.
 
 local tide = require 'tide'
-local err = require 'tide.util.err'
 
 local blocks = {}
-
-local function check_index(op, index, size)
-   if type(index) ~= 'table' or #index ~= size then
-      err.arg(op, 'index', ('a list of %d tensors of (document, position), one a rank')
-         :format(size), index)
-   end
-   for r, t in ipairs(index) do
-      err.arg_if(not tide.is_tensor(t) or t.dtype ~= 'i32' or t.ndim ~= 3 or t:size(3) ~= 2, op,
-         ('index[%d]'):format(r), 'i32 [B or 1, T, 2]', t)
-   end
-end
-blocks.check_index = check_index
 
 -- The shortest run of rank k's rows that queries of rank q may see: { first =, count = }.
 local function need(index, q, k, mask)

@@ -8,6 +8,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local nn_loss = require 'tide.nn.loss'
 local spread = require 'tide.nn.spread'
@@ -168,6 +169,9 @@ local function verdict(errors, tolerance, what, more)
       .. 'largest value, the tolerance is %.3g%s', what, bad.name, bad.error, tolerance, more or '')
 end
 
+signature.record('probe', 'a table { ids =, labels =, .. }', { 'ids: tensor [B, T]',
+   'labels: tensor [B, T]' })
+
 -- model: attached (cp.attach). probe: { ids, labels, and positions, index, packed_seq_ids,
 -- attention_mask, padding_mask, cu_real, cu_slot, if it has them }, whole and alike on all ranks of
 -- the axis; short, since attention on one rank takes a dense mask of its tokens. opts: tolerance
@@ -179,12 +183,7 @@ return function(model, probe, opts)
    opts = err.options(op, opts, { 'tolerance', 'gradients' })
    err.arg_if(not class.is(model, nn.Module) or not spread.of(model).cp, op, 'model',
       'a model that cp.attach has attached', model)
-   err.type(op, 'probe', probe, 'table')
-   for _, name in ipairs { 'ids', 'labels' } do
-      if not tide.is_tensor(probe[name]) then
-         err.arg(op, 'probe.' .. name, 'a tensor [B, T]', probe[name])
-      end
-   end
+   signature.check(op, 'probe', probe, 'probe')
    local handle, first = spread.of(model).cp, model:parameters()[1]
    local tolerance = err.number(op, 'tolerance', opts.tolerance or tolerances[first.dtype], 0)
    local want_grad = check_gradients_clear(model, opts.gradients)

@@ -70,7 +70,12 @@ end
 local function ranks_of(op, opts)
    if opts.map == nil then
       local _, size, rank = axis_of(op, 'axis', opts.axis, true)
-      blocks.check_index(op, opts.pairs, size)
+      local list = opts.pairs
+      err.arg_if(#err.type(op, 'index', list, 'table') ~= size, op, 'index',
+         ('a list of %d tensors of (document, position), one a rank'):format(size), list)
+      for r = 1, size do
+         signature.check(op, ('index[%d]'):format(r), list[r], 'tensor [B or 1, T, 2] of i32')
+      end
       return opts.axis, size, rank
    end
    local map = opts.map

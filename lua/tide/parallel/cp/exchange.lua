@@ -295,11 +295,6 @@ local leave_fn = func {
    end,
 }
 
-local function check_ranks(op, comm, rows)
-   err.raise_if(comm.size ~= rows.size, 'E_ARG', op, 'the tokens lie on %d ranks, the communicator '
-      .. 'has %d', rows.size, comm.size)
-end
-
 local function check(op, xs, width, tokens)
    local P = 0
    for _, x in ipairs(xs) do
@@ -323,7 +318,6 @@ end
 function exchange.enter(xs, comm, cols, rows, widths, kept, wide)
    local op = 'parallel.cp.exchange.enter'
    if type(xs) ~= 'table' then xs = { xs } end
-   check_ranks(op, comm, rows)
    check(op, xs, cols.width, rows.counts[comm.rank + 1])
    return enter_fn({ comm = comm, cols = cols, rows = rows, kept = kept or 0, wide = wide or {},
       widths = widths or { cols.widths[comm.rank + 1] } }, unpack(xs))
@@ -332,7 +326,6 @@ end
 -- The way back: y [B, T, w] -> [B, L, P]. cols: every channel on exactly one rank.
 function exchange.leave(y, comm, cols, rows)
    local op = 'parallel.cp.exchange.leave'
-   check_ranks(op, comm, rows)
    check(op, { y }, cols.widths[comm.rank + 1], rows.total)
    return leave_fn(y, comm, cols, rows)
 end

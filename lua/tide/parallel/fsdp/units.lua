@@ -7,7 +7,7 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
-local Module = require 'tide.nn.module'
+local signature = require 'tide.util.signature'
 local layout = require 'tide.parallel.layout'
 local Stack = require 'tide.nn.stack'
 
@@ -134,8 +134,6 @@ function units.entries(model, list, root)
 end
 
 -- Refuses what is no module, in the name of op `name`.
-function units.check_model(name, model)
-   if not class.is(model, Module) then err.arg(name, 'model', 'a module', model) end
-end
+function units.check_model(name, model) signature.check(name, 'model', model, 'module') end
 
 return units

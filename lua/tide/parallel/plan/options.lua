@@ -6,6 +6,7 @@
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local options = {}
 
@@ -125,9 +126,17 @@ local function recompute_of(text)
    return text:find '^%d+$' and 'every:' .. text or text
 end
 
+-- Options with each other.
+local fits = signature.options {
+   'where opt.sequence_parallel or not opt.async_tp -- usage: --async-tp requires '
+      .. '--sequence-parallel',
+   'where mesh.tp > 1 or not opt.sequence_parallel -- usage: --sequence-parallel requires '
+      .. '--mesh.tp of 2 or more: it cuts activations over the tensor-parallel ranks',
+   "where (cp.method == 'a2a+p2p') == (cp.a2a > 0) -- usage: --cp.a2a belongs to --cp.method "
+      .. 'a2a+p2p, and that needs it',
+}
+
 local function cp_of(opt)
-   err.usage_if((opt.cp.method == 'a2a+p2p') ~= (opt.cp.a2a > 0), op, '--cp.a2a belongs to '
-      .. '--cp.method a2a+p2p, and that needs it')
    if opt.mesh.cp == 1 then return nil end
    return { layout = opt.cp.layout, method = opt.cp.method,
       a2a = opt.cp.a2a > 0 and opt.cp.a2a or nil, mamba = opt.cp.mamba }
@@ -139,10 +148,7 @@ function options.read(opt, n, simulate)
    local mesh = checked(fn, opt)
    for _, k in ipairs { 'cp', 'fsdp' } do err.type(fn, 'opt.' .. k, opt[k], 'table') end
    err.type(fn, 'opt.recompute', opt.recompute, 'string')
-   err.usage_if(opt.async_tp and not opt.sequence_parallel, op, '--async-tp requires '
-      .. '--sequence-parallel')
-   err.usage_if(opt.sequence_parallel and mesh.tp == 1, op, '--sequence-parallel requires '
-      .. '--mesh.tp of 2 or more: it cuts activations over the tensor-parallel ranks')
+   fits(op, {}, { opt = opt, mesh = mesh, cp = opt.cp })
    local axes, ranks = options.axes(opt, n, simulate)
    return axes, {
       ranks = ranks, recompute = recompute_of(opt.recompute), fsdp = fsdp_of(opt),

@@ -19,12 +19,14 @@
 local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local near = require 'tide.util.near'
 
 local tp_style = {}
 
 local fields = { 'name', 'shard', 'input', 'output', 'blocks' }
-local layouts = { 'R', 'S(1)', 'S(-1)' }
+local read_changes = signature.options { "input: 'R' | 'S(1)' | 'S(-1)'?",
+   "output: 'R' | 'S(1)' | 'S(-1)'?", 'blocks: integer? >= 1' }
 local data = setmetatable({}, { __mode = 'k' })
 local made = {}
 local methods = {}
@@ -54,17 +56,8 @@ end
 
 -- The style with these fields: input, output, blocks.
 function methods.with(s, changes)
-   local op = 'parallel.style.with'
-   err.options(op, changes, { 'input', 'output', 'blocks' })
    local record = copy(data[s])
-   for k, v in each(changes) do
-      if k == 'blocks' then
-         err.integer(op, k, v, 1)
-      else
-         err.choice(op, k, v, layouts)
-      end
-      record[k] = v
-   end
+   for k, v in each(read_changes('parallel.style.with', changes)) do record[k] = v end
    return make(record)
 end
 
