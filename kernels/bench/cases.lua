@@ -43,8 +43,10 @@ add_llama('llama-long-bf16', 1, 2048, 'bf16', 1.5)
 local sft = { dim = 512, layers = 8, heads = 8, ffn = 1408, vocab = 32000, batch = 2, seq = 1024 }
 
 -- Attention within documents is left out of the work; adapters need no gradients of weights.
-local function add_sft(name, dtype, lora)
-   local options, tokens = { dtype = dtype, lora = lora }, sft.batch * sft.seq
+-- recompute: a policy of parallel.recompute for our side; the peer keeps its activations.
+local function add_sft(name, dtype, lora, recompute)
+   local options = { dtype = dtype, lora = lora, recompute = recompute }
+   local tokens = sft.batch * sft.seq
    for k, v in pairs(sft) do options[k] = v end
    local layers = sft.layers * (4 * sft.dim * sft.dim + 3 * sft.dim * sft.ffn)
    local bf16 = dtype == 'bf16'
@@ -60,6 +62,8 @@ end
 
 add_sft('sft-f32', 'f32')
 add_sft('sft-bf16', 'bf16')
+add_sft('sft-f32-recompute', 'f32', nil, 'full')
+add_sft('sft-bf16-recompute', 'bf16', nil, 'full')
 add_sft('lora-f32', 'f32', 16)
 
 -- ---- generation: one sequence, greedy, with a cache ----

@@ -96,6 +96,7 @@ function cases.sft(o)
       num_attention_heads = o.heads, intermediate_size = o.ffn, rms_norm_eps = 1e-5,
    }, { dtype = o.dtype, seed = 1 })
    if o.lora then tide.nn.lora.attach(model, { rank = o.lora, alpha = 2 * o.lora }) end
+   if o.recompute then tide.parallel.recompute(model, o.recompute) end
    local optim = tide.optim.AdamW(model, { lr = 1e-4, beta2 = 0.95, decay_vectors = true })
    local step = tide.train.step.new { model = model, optim = optim, clip = 1 }
    local batch = packed_batch(o)

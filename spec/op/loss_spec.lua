@@ -352,6 +352,52 @@ describe("linear_cross_entropy of many rows and classes", function()
    end
 end)
 
+-- Rows whose target is ignored are left out of the products. Shapes with one chunk, several, and by
+-- span; few, half and nearly all rows count.
+describe('linear_cross_entropy of rows that are ignored', function()
+   local function run(x, w, y)
+      x, w = x:clone():requires_grad_(), w:clone():requires_grad_()
+      local loss = tide.linear_cross_entropy(x, w, nil, tide.tensor(y, { dtype = 'i64' }))
+      loss:backward()
+      return loss:item(), x.grad, w.grad
+   end
+
+   local function check(dtype, n, dim, nclass, every)
+      local x, w = tide.randn({ n, dim }):to(dtype), tide.randn({ nclass, dim }):to(dtype)
+      local y, kept, targets = {}, {}, {}
+      for i = 1, n do
+         local counts = i == 1 or (i * 7919) % 97 < every * 97
+         y[i] = counts and (i * 37) % nclass or -100
+         if counts then kept[#kept + 1], targets[#targets + 1] = i, y[i] end
+      end
+      local rows = tide.tensor(kept, { dtype = 'i64' }) - 1
+      local want, want_x, want_w = run(x:index_select(1, rows), w, targets)
+      for i = 1, n do
+         if y[i] == -100 and i % 2 == 0 then x:narrow(1, i, 1):fill_(0 / 0) end
+      end
+      local loss, dx, dw = run(x, w, y)
+      local what = ('%s, %d x %d x %d, %g'):format(dtype, n, dim, nclass, every)
+      near(want, loss, 2e-6 * (1 + math.abs(want)), what)
+      local room = dtype == 'f32' and 1e-5 or 2 ^ -7
+      local function off(a, b) return (a:to('f32') - b:to('f32')):abs():amax():item() end
+      local function size(t) return t:to('f32'):abs():amax():item() end
+      assert.is_true(off(want_x, dx:index_select(1, rows)) <= room * size(want_x), what)
+      assert.is_true(off(want_w, dw) <= room * size(want_w), what)
+      local counted = dx:to('f32'):abs():sum():item()
+      near(want_x:to('f32'):abs():sum():item(), counted, room * (1 + counted), what .. ', zeros')
+   end
+
+   for _, dtype in ipairs { 'f32', 'bf16' } do
+      it('is that of the others alone in ' .. dtype, function()
+         for _, s in ipairs { { 5, 3, 7 }, { 70, 16, 33 }, { 257, 24, 513 }, { 1500, 8, 5000 } } do
+            for _, every in ipairs { 0.02, 0.3, 0.66, 0.98 } do
+               check(dtype, s[1], s[2], s[3], every)
+            end
+         end
+      end)
+   end
+end)
+
 -- Only the logits of the first spans of classes are kept in 16 bits here; the others are computed
 -- again. The f32 of the same operands is computed in another way.
 describe('linear_cross_entropy of more bf16 logits than are kept', function()
