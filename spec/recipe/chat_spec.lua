@@ -22,8 +22,9 @@ local function folder()
 end
 
 local function run(words, before)
-   local out, status = recipe.shell(('%s timeout -k 5 180 %s run %s --from %s %s'):format(
-      before or '', recipe.program, recipe.path 'recipes/generate.lua', folder(), words))
+   local out, status = recipe.shell(('%s %s %s run %s --from %s %s'):format(
+      before or '', recipe.timeout, recipe.program, recipe.path 'recipes/generate.lua', folder(),
+      words))
    return out, status
 end
 

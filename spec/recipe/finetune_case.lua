@@ -77,13 +77,13 @@ function case.survives(dir, n, words, which)
    local out, status = recipe.ranks(n, words .. '/a')
    check(status == 0, out)
    -- the processes at the end of the chain below the one that this shell starts are the ranks
-   out, status = recipe.shell(([[timeout -k 5 180 %s run -n %d %s & p=$!
+   out, status = recipe.shell(([[%s %s run -n %d %s & p=$!
       for i in $(seq 1200); do
          test "$(ls %s/b 2>/dev/null | grep -c step-)" -gt 3 && break; sleep 0.05
       done
       c=$p; while q=$(pgrep -P $c | %s -1) && test -n "$q"; do c=$q; done
-      kill -9 $c; wait $p]]):format(recipe.program, n, recipe.path('recipes/' .. words .. '/b'),
-      dir, which == 'first' and 'head' or 'tail'))
+      kill -9 $c; wait $p]]):format(recipe.timeout, recipe.program, n,
+      recipe.path('recipes/' .. words .. '/b'), dir, which == 'first' and 'head' or 'tail'))
    check(status ~= 0, out)
    local at = tide.train.checkpoint.step_in(dir .. '/b')
    check(at >= 2 and at < 30, out)

@@ -95,7 +95,7 @@ describe('recipes/pretrain.lua', function()
    it('goes on from any folder with a --data that was given relative to another', function()
       with_data(function(dir)
          local function within(folder, words)
-            return (recipe.shell(('cd "%s" && timeout -k 5 180 %s %s'):format(folder,
+            return (recipe.shell(('cd "%s" && %s %s %s'):format(folder, recipe.timeout,
                os.getenv 'TIDE_LUAJIT' or 'luajit', recipe.path(words))))
          end
          local words = 'recipes/pretrain.lua --data ./text.txt --out ' .. dir .. '/run --sample 0'

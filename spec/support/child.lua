@@ -5,6 +5,7 @@
 -- (seconds, 120). The program finds tide as the spec does.
 
 local files = require 'spec.support.files'
+local limit = require 'spec.support.limit'
 
 local head = [[
 local build = os.getenv 'TIDE_BUILD'
@@ -19,7 +20,7 @@ return function(text, opts)
    local path = os.tmpname()
    files.write(path, head:gsub('\n', ' ') .. text)
    local pipe = assert(io.popen(('%s timeout -s KILL %d %s %s %s 2>&1; echo "status=$?"'):format(
-      opts.env or '', opts.limit or 120, os.getenv 'TIDE_LUAJIT' or 'luajit', path,
+      opts.env or '', limit(opts.limit or 120), os.getenv 'TIDE_LUAJIT' or 'luajit', path,
       opts.args or '')))
    local out = pipe:read '*a'
    pipe:close()

@@ -52,7 +52,9 @@ function M.interpret()
    jit.flush()
 end
 
-function M.compile() jit.on() end
+function M.compile()
+   if require('tide.ffi.compiler').sound(jit.arch, jit.version) then jit.on() end
+end
 
 local fields = { 'ntensor', 'nnode', 'live' }
 

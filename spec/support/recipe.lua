@@ -2,6 +2,7 @@
 -- is read or written that a person made there (runs/).
 
 local files = require 'spec.support.files'
+local limit = require 'spec.support.limit'
 
 local recipe = {}
 
@@ -17,6 +18,9 @@ function recipe.path(words)
    return '"' .. absolute(name) .. '"' .. rest
 end
 
+-- What ends a command that hangs; stands before it.
+recipe.timeout = 'timeout -k 5 ' .. limit(180)
+
 recipe.program = '"' .. absolute(os.getenv 'TIDE_BUILD' or 'build') .. '/tide"'
 
 -- Output (both streams) and exit status of a command line in an empty folder, which then goes.
@@ -31,12 +35,13 @@ end
 
 -- `luajit recipes/WORDS`.
 function recipe.luajit(words)
-   return recipe.shell(('timeout -k 5 180 %s %s'):format(luajit, recipe.path('recipes/' .. words)))
+   return recipe.shell(('%s %s %s'):format(recipe.timeout, luajit,
+      recipe.path('recipes/' .. words)))
 end
 
 -- `tide run -n N recipes/WORDS`.
 function recipe.ranks(n, words)
-   return recipe.shell(('timeout -k 5 180 %s run -n %d %s'):format(recipe.program, n,
+   return recipe.shell(('%s %s run -n %d %s'):format(recipe.timeout, recipe.program, n,
       recipe.path('recipes/' .. words)))
 end
 
@@ -44,7 +49,7 @@ end
 function recipe.source(code, options)
    local path = os.tmpname()
    files.write(path, code)
-   local text, status = recipe.shell(('timeout -k 5 180 %s run %s %s'):format(recipe.program,
+   local text, status = recipe.shell(('%s %s run %s %s'):format(recipe.timeout, recipe.program,
       options, path))
    os.remove(path)
    return text, status

@@ -13,6 +13,8 @@
 
 local ffi = require 'ffi'
 
+require('tide.ffi.compiler').settle(jit)
+
 local registry = debug.getregistry()
 local state = registry['tide.ffi']
 if not state then
