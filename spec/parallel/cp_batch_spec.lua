@@ -376,6 +376,12 @@ describe('packed streams over ranks', function()
       assert.same({ 0, 4, 8 }, list(out.cu_seqlens))
       assert.same({ 0, 3, 5 }, list(out.cu_real))
       assert.same({ { 0, 0 }, { -1, 0 }, { 1, 0 }, { -1, 0 } }, list(out.index)[1])
+      -- numbers of documents [T] may stand beside lengths where they agree
+      b = { input_ids = ints { 1, 2, 3, 4, 5, 6, 7, 8 }, labels = ints { 1, 2, 3, 4, 5, 6, 7, 8 },
+         cu_seqlens = ints { 0, 4, 8 }, packed_seq_ids = ints { 1, 1, 1, 1, 2, 2, 2, 2 } }
+      assert.same({ 1, 4, 5, 8 }, list(cp.shard_thd_chunk(axis(2, 0), b).input_ids))
+      b.packed_seq_ids = ints { 1, 1, 1, 1, 1, 2, 2, 2 }
+      refused('E_ARG', 'tell of different documents', cp.shard_thd_chunk, axis(2, 0), b)
       -- slots that do not divide are padded inside the plan
       b = { input_ids = ints { 1, 2, 3, 4, 5 }, labels = ints { 1, 2, 3, 4, 5 },
          cu_seqlens = { 0, 2, 5 } }

@@ -29,6 +29,13 @@ describe('segments', function()
       assert.equal(3, need.segments(ids_of '1x16', 8, 4, 3).back)
    end)
 
+   it('are of a list, or of a tensor of one row', function()
+      local ids, tide = ids_of '1x6 2x5 0x1', require 'tide'
+      local want = need.segments(ids, 4, 4)
+      assert.same(want, need.segments(tide.tensor(ids, { dtype = 'i64' }), 4, 4))
+      assert.same(want, need.segments(tide.tensor({ ids }, { dtype = 'i64' }), 4, 4))
+   end)
+
    it('are checked before they are used', function()
       local function bad(words, seg, slice) refused('E_ARG', words, need.check, seg, slice) end
       bad('cu_q ends at 6', { n_real = 5, cu_q = { 0, 2, 6 }, cu_k = { 0, 5, 9 } }, 9)

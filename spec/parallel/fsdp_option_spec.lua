@@ -34,6 +34,22 @@ local function raised(opts, n)
    return tostring(e)
 end
 
+describe('what ranks must have in common', function()
+   it('is every option that changes what they do', function()
+      local options = require 'tide.parallel.fsdp.options'
+      local function text(o) return options.text(options.check(o)) end
+      local usual = text {}
+      for name, words in require 'tide.util.each' { param_dtype = 'bf16', reduce_dtype = 'bf16',
+         output_dtype = 'bf16' } do
+         local other = text { mp_policy = { [name] = words } }
+         assert.matches(name .. ' ' .. words, other, 1, true)
+         assert.not_equal(usual, other)
+      end
+      assert.not_equal(usual, text { strategy = 'optim' })
+      assert.not_equal(usual, text { forward_prefetch = 2 })
+   end)
+end)
+
 describe('precision', function()
    it('computes in param_dtype over f32 shards, reduces in its own dtype', function()
       local r = on(2, [[

@@ -303,6 +303,15 @@ describe('a plan', function()
       assert.is_false(ran)
    end)
 
+   it('leaves the model alone on axes of one rank, and gives buffers their bytes', function()
+      local model = tide.model.llama(config, { device = 'null' })
+      model:buffer('seen', tide.zeros({ 3 }, { device = 'null' }))
+      local run = plan_of(model, { dp = 1, tp = 1, cp = 1 },
+         { ranks = 1 }):materialise()
+      assert.is_nil(run.context)
+      assert.equal('cpu', model.seen.device)
+   end)
+
    it('is carried out once, by as many ranks as it is for', function()
       refused('E_STATE', 'the plan is for 4 ranks (dp_shard=2 x tp=2), the run has 1',
          function() make({ dp_shard = 2, tp = 2 }, nil, 4):materialise() end)

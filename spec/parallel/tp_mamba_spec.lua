@@ -29,6 +29,19 @@ describe('tensor parallelism', function()
       end)
    end
 
+   it('gathers B and C only where ranks share a group', function()
+      local plan = require('tide.parallel.tp.mamba').plan
+      local function layer(groups)
+         return { head_dim = 4, state = 5, groups = groups, heads = 12, norm = {} }
+      end
+      local own = plan(layer(2), 2)
+      assert.is_nil(own.gathered)
+      assert.same({ { 24, 24 }, { 5, 5 }, { 5, 5 } }, own.conv)
+      local shared = plan(layer(1), 2)
+      assert.same({ 5, 5 }, shared.gathered)
+      assert.same({ { 24, 24 }, { 5, 5 } }, shared.conv)
+   end)
+
    it('knows the size of the whole hybrid', function()
       local parallel = require('tide').parallel
       local model = require('tide').model.hybrid(hybrid_of(2, 6, 1).config, { device = 'null' })

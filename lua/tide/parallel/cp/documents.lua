@@ -72,9 +72,6 @@ function documents.cu_index(real, slot, S, device)
    return tide.slot_index(tide.tensor(slot, host), tide.tensor(real, host), S):to(device)
 end
 
--- Whether documents in slots leave places without a token.
-local function has_gaps(real, slot, S) return real[#real] < S or slot[#slot] ~= real[#real] end
-
 -- ---- several fields --------------------------------------------------------------------------
 
 local function doc_of(index) return index:select(3, 1) end
@@ -144,7 +141,7 @@ function documents.of(op, batch, B, S, device)
    local out = { index = index, cu_real = real, cu_slot = slot }
    if index then
       out.pad = doc_of(index):lt(0)
-   elseif real and has_gaps(real, slot, S) then
+   elseif real and real[#real] < S then                     -- places without a token
       out.pad = doc_of(documents.cu_index(real, slot, S, device)):lt(0)
    end
    return out
