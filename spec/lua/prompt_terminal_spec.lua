@@ -17,6 +17,19 @@ local function start(...)
    return p
 end
 
+describe('tide repl at a terminal, its output in a file,', function()
+   for _, options in ipairs { '', ' -n 2' } do
+      it('asks for the rest of what is unfinished:' .. options, function()
+         local path = home .. '/out'
+         local p = pty.start({ 'sh', '-c', ('%s repl%s >%s'):format(program, options, path) },
+            { HOME = home })
+         p:send 'for i = 1, 2 do\nend\nexit\n'
+         assert.equal(0, p:finish())
+         assert.matches('%)\ntide>    .. tide> $', files.read(path))
+      end)
+   end
+end)
+
 for _, options in ipairs { {}, { '-n', '3' } } do
    local name = 'tide repl ' .. table.concat(options, ' ')
    describe(name .. ' at a terminal', function()

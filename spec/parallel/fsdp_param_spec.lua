@@ -350,6 +350,31 @@ describe('whole parameters', function()
       end
    end)
 
+   it('forget what a function wrote before it failed', function()
+      for _, row in ipairs(on(2, [[
+         local out, b = {}, case.batch(1, world.rank, world.size, 12)
+         for i, strategy in ipairs { 'optim', 'optim_grads', 'optim_grads_params' } do
+            local model = case.model()
+            tide.parallel.fully_shard(model, { seed = 3, strategy = strategy,
+               mp_policy = { param_dtype = 'bf16' } })
+            local function loss()
+               return tide.no_grad(function()
+                  return model:loss(b.ids, b.labels, { count = 84 }):item()
+               end)
+            end
+            local want = loss()
+            local ok = pcall(tide.parallel.unshard_fsdp2_model, model, function()
+               tide.no_grad(function() model.model.norm.weight:fill_(5) end)
+               error 'on purpose'
+            end)
+            out[i] = not ok and want == loss()
+         end
+         return out
+      ]])) do
+         assert.same({ true, true, true }, row)
+      end
+   end)
+
    it('are exact copies in the dtype of the shards, also of what a scope has written', function()
       local r = on(2, [[
          local out = {}

@@ -310,6 +310,27 @@ describe('a plan', function()
          { ranks = 1 }):materialise()
       assert.is_nil(run.context)
       assert.equal('cpu', model.seen.device)
+      model = tide.model.llama(config, { device = 'null' })
+      model:buffer('seen', tide.zeros({ 3 }, { device = 'null' }))
+      run = plan_of(model, { dp_shard = 1 }, { ranks = 1, fsdp = {} }):materialise()
+      assert.is_table(run.sharded)
+      assert.equal('cpu', model.seen.device)
+   end)
+
+   it('has whole sequences on each rank where it is asked, and only there', function()
+      for _, row in ipairs(ranks.run(2, function(_, _, cfg)
+         local t = require 'tide'
+         local run = t.parallel.plan({ family = 'llama', config = cfg }, { cp = 2 })
+            :materialise { seed = 3 }
+         local ids = t.arange(8, { dtype = 'i64' }):reshape(1, 8)
+         local function call() return run.model(ids) end
+         local got = t.no_grad(function() return t.parallel.plan.whole(run, call) end)
+         local one = t.model.llama(cfg, { device = 'null' }):materialise('cpu', 3)
+         local want = t.no_grad(function() return one(ids) end)
+         return { got:equal(want), (pcall(call)) }
+      end, config)) do
+         assert.same({ true, false }, row)
+      end
    end)
 
    it('is carried out once, by as many ranks as it is for', function()
