@@ -169,6 +169,7 @@ function tide.comm.nccl(over, opts) end
 ---@param comm tide.Comm
 ---@param fn function
 function tide.comm.on_first(comm, op, fn) end
+---@param comm tide.Comm
 function tide.comm.set_world(comm) end
 function tide.comm.shutdown() end
 function tide.comm.simulate(n, rank, host_size) end
@@ -305,6 +306,8 @@ function tide.data.tokens.join(sources) end
 ---@param mask? string
 function tide.data.tokens.memory(text, width, mask) end
 ---@param source tide.Source
+---@param first integer
+---@param count integer
 function tide.data.tokens.slice(source, first, count) end
 tide.debug = {}
 tide.debug.gradcheck = {}
@@ -313,20 +316,31 @@ tide.debug.gradcheck = {}
 ---@param opts? { h?: number, atol?: number, rtol?: number, directions?: integer, limit?: integer }
 function tide.debug.gradcheck.check(fn, inputs, opts) end
 tide.debug.jit = {}
+---@param fn function
 function tide.debug.jit.run(fn, ...) end
+---@param report table
 function tide.debug.jit.text(report) end
 tide.debug.leak = {}
+---@param ctx table
+---@param fn function
 function tide.debug.leak.measure(ctx, fn, ...) end
 tide.debug.nan = {}
+---@param t tide.Tensor
 function tide.debug.nan.is_finite(t) end
+---@param model tide.Module
 function tide.debug.nan.parameters(model) end
+---@param model tide.Module
 function tide.debug.nan.watch(model) end
 tide.debug.trace = {}
 function tide.debug.trace.compare(docs) end
+---@param folder string
 function tide.debug.trace.dump(folder, comms) end
 function tide.debug.trace.folder() end
+---@param folder string
 function tide.debug.trace.merge(folder, docs) end
+---@param folder string
 function tide.debug.trace.read(folder) end
+---@param worst? integer
 function tide.debug.trace.report(docs, worst) end
 function tide.debug.trace.show(folder) end
 tide.grad = {}
@@ -350,6 +364,11 @@ function tide.model.bamba:publish(c) end
 ---@param dir string
 ---@param opts? { max_shard?: number|string, dtype?: 'f32' | 'f64' | 'bf16' | 'f16', overwrite?: boolean, tokenizer?: string }
 function tide.model.export(where, dir, opts) end
+tide.model.family = {}
+---@param model tide.Module
+function tide.model.family.config(model) end
+---@param model tide.Module
+function tide.model.family.of(model) end
 ---@param run table
 ---@param dir string
 function tide.model.fill(run, dir) end
@@ -361,9 +380,9 @@ tide.model.gemma2.family = {}
 tide.model.gemma2.family.Block = {}
 function tide.model.gemma2.family.Block.new(parts) end
 function tide.model.gemma2.family.Block:forward(x, at) end
-function tide.model.gemma2.family.complete(c) end
 function tide.model.gemma2.family.embed_scale(c) end
 function tide.model.gemma2.family.layer(c, i, mixer, mlp) end
+function tide.model.gemma2.family.where(op, opts, before) end
 ---@class tide.model.gemma3
 tide.model.gemma3 = {}
 function tide.model.gemma3.new(config, opts) end
@@ -464,8 +483,8 @@ function tide.model.save_adapter(what, dir, opts) end
 tide.model.smollm3 = {}
 function tide.model.smollm3.new(config, opts) end
 tide.model.smollm3.family = {}
-function tide.model.smollm3.family.complete(c) end
 function tide.model.smollm3.family.layer(c, i, mixer) end
+function tide.model.smollm3.family.where(op, opts, before) end
 ---@class tide.model.vision
 tide.model.vision = {}
 function tide.model.vision.new(config, opts) end
@@ -543,12 +562,18 @@ function tide.nn.MLP:tp_plan() end
 tide.nn.Mamba2 = {}
 ---@param opts? { dim: integer, state?: integer, conv?: integer, expand?: number, heads?: integer, head_dim?: integer, groups?: integer, chunk?: integer, bias?: boolean, conv_bias?: boolean, norm_eps?: number, gate_last?: boolean, per_channel_D?: boolean, A_range?: table, dt_range?: table, dt_floor?: number, dt_limit?: table, std?: number, out_std?: number, recurrence_dtype?: 'f32' | 'f64' | 'bf16' | 'f16', dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
 function tide.nn.Mamba2.new(opts) end
+---@param opts table
 function tide.nn.Mamba2:convolve(xBC, opts) end
 function tide.nn.Mamba2:detail() end
 function tide.nn.Mamba2:filter() end
 function tide.nn.Mamba2:forward(x_BTM, at) end
+---@param projected_BTP tide.Tensor
+---@param at table
 function tide.nn.Mamba2:inner(projected_BTP, at) end
 function tide.nn.Mamba2:rates() end
+---@param xBC tide.Tensor
+---@param dt_BTH tide.Tensor
+---@param opts table
 function tide.nn.Mamba2:recur(xBC, dt_BTH, opts) end
 function tide.nn.Mamba2:scan(x, dt, A, B, Cs, opts) end
 function tide.nn.Mamba2:tp(_, on) end
@@ -556,19 +581,23 @@ function tide.nn.Mamba2:tp_plan() end
 ---@class tide.nn.Module
 tide.nn.Module = {}
 function tide.nn.Module.new() end
+---@param fn function
 function tide.nn.Module:apply(fn) end
+---@param fn function
 function tide.nn.Module:as_call(fn, ...) end
 function tide.nn.Module:buffer(name, t, opts) end
 function tide.nn.Module:check_holds(op) end
 function tide.nn.Module:child(name, module) end
 function tide.nn.Module:eval() end
 function tide.nn.Module:forward() end
+---@param path string
 function tide.nn.Module:get(path) end
 function tide.nn.Module:has_hooks() end
 function tide.nn.Module:hook_backward(fn, opts) end
 function tide.nn.Module:hook_backward_pre(fn, opts) end
 function tide.nn.Module:hook_post(fn, opts) end
 function tide.nn.Module:hook_pre(fn, opts) end
+---@param seed integer
 function tide.nn.Module:init_weights(seed) end
 function tide.nn.Module:inner(opts, extra) end
 function tide.nn.Module:load_state_dict(state, opts) end
@@ -587,6 +616,7 @@ function tide.nn.Module:state_dict() end
 function tide.nn.Module:to(target) end
 function tide.nn.Module:tp() end
 function tide.nn.Module:tp_plan() end
+---@param on? boolean
 function tide.nn.Module:train(on) end
 function tide.nn.Module:walk(fn) end
 function tide.nn.Module:wrap(name, fn, opts) end
@@ -602,10 +632,13 @@ function tide.nn.RMSNorm:forward(x, residual) end
 ---@class tide.nn.Stack
 tide.nn.Stack = {}
 function tide.nn.Stack.new(blocks, names) end
+---@param i integer
 function tide.nn.Stack:at(i) end
 function tide.nn.Stack:child(name, block) end
 function tide.nn.Stack:count() end
 function tide.nn.Stack:forward(x, at) end
+---@param first integer
+---@param last integer
 function tide.nn.Stack:slice(first, last) end
 tide.nn.context = {}
 function tide.nn.context.check_shift(op, c) end
@@ -686,6 +719,7 @@ function tide.nn.preference.take(comm, which) end
 tide.nn.rope = {}
 function tide.nn.rope.check_scaling(op, s) end
 function tide.nn.rope.frequencies(dim, theta, s, length) end
+---@param opts? { dim: integer, theta?: number, scaling?: table, interleaved?: boolean }
 function tide.nn.rope.new(opts) end
 tide.nn.weight = {}
 function tide.nn.weight.fill(t, spec, opts) end
@@ -859,9 +893,17 @@ function tide.parallel.clip.norm(source, norm_type, comm) end
 tide.parallel.cp = {}
 tide.parallel.cp.Context = {}
 function tide.parallel.cp.Context.check_agreed(op, comm, what, kind) end
+---@param n integer
 function tide.parallel.cp.Context.groups(device, n) end
+---@param n integer
+---@param mask table
 function tide.parallel.cp.Context.hops(n, at, mask) end
+---@param device? string
+---@param first? integer
+---@param n? integer
 function tide.parallel.cp.Context.joined(device, first, n) end
+---@param rank integer
+---@param device? string
 function tide.parallel.cp.Context.k_index(rank, device) end
 function tide.parallel.cp.Context.pairs(device) end
 function tide.parallel.cp.Context.positions(device) end
@@ -872,6 +914,7 @@ function tide.parallel.cp.Context.tokens() end
 ---@param axis? tide.Comm
 ---@param opts? { method?: 'ring' | 'allgather' | 'a2a' | 'a2a+p2p', layout?: 'zigzag' | 'contiguous' | 'document' | 'balanced', a2a?: any, window?: any, sliding_window?: any, layers?: table, mamba?: any }
 function tide.parallel.cp.attach(model, axis, opts) end
+---@param model tide.Module
 function tide.parallel.cp.attach_context_parallel_hooks(model) end
 function tide.parallel.cp.attach_cp_sdpa_hooks(model, mesh, opts) end
 ---@param opts? { axis: any, method?: any, a2a?: any, near?: any, far?: any }
@@ -905,13 +948,21 @@ function tide.parallel.cp.make_target_cp_ctx(axis, ids, positions) end
 tide.parallel.cp.region = {}
 ---@param fn function
 function tide.parallel.cp.region.run(fn, ...) end
+---@param model tide.Module
+---@param opts? { positions?: any, collect?: string[] }
 function tide.parallel.cp.run_target_cp_forward_and_gather(model, axis, ids, opts) end
 function tide.parallel.cp.self_check(model, probe, opts) end
 ---@param opts? { padding_token_id?: integer, num_chunks?: integer, seq_lens_padding_value?: integer, qkv_format?: 'thd', method?: any, fields?: table }
 function tide.parallel.cp.shard_thd_chunk(axis, batch, opts) end
+---@param H integer
+---@param K integer
+---@param W integer
+function tide.parallel.cp.split_heads(H, K, W) end
 tide.parallel.cp_map = {}
 function tide.parallel.cp_map.check_slots(op, real, slot) end
 function tide.parallel.cp_map.cu(op, name, v) end
+---@param costs table
+---@param n integer
 function tide.parallel.cp_map.deal(costs, n, ranks) end
 ---@param a integer
 ---@param b integer
@@ -926,7 +977,10 @@ function tide.parallel.cp_map.place(g) end
 ---@param i integer
 function tide.parallel.cp_map.position(rank, i) end
 tide.parallel.cp_need = {}
+---@param seg table
+---@param slice integer
 function tide.parallel.cp_need.check(seg, slice) end
+---@param size integer
 function tide.parallel.cp_need.plan(ids, size, window) end
 function tide.parallel.cp_need.segments(ids, first, n, window) end
 function tide.parallel.destroy_dist_connection() end
@@ -984,8 +1038,11 @@ function tide.parallel.mamba_cp.MambaContextParallel:pre_conv_ssm(projected, cu)
 function tide.parallel.mamba_cp.MambaContextParallel:repeat_group_state(s) end
 function tide.parallel.mamba_cp.MambaContextParallel:slice_conv_param(p) end
 function tide.parallel.mamba_cp.MambaContextParallel:slice_vector_param(p) end
+---@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all(x, comm) end
+---@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all_cp2hp(x, comm, batch_size) end
+---@param x tide.Tensor
 function tide.parallel.mamba_cp.all_to_all_hp2cp(x, comm, batch_size) end
 function tide.parallel.mamba_cp.attach(...) end
 ---@param cu_local table
@@ -1013,7 +1070,10 @@ function tide.parallel.mamba_cp.reinterleave_packed_seqs(x, cu_local, W) end
 ---@param x tide.Tensor
 ---@param order integer[]
 function tide.parallel.mamba_cp.reorder_chunks(x, order, cu) end
-function tide.parallel.mamba_cp.split_heads(H, G, W) end
+---@param heads integer
+---@param groups integer
+---@param size integer
+function tide.parallel.mamba_cp.split_heads(heads, groups, size) end
 ---@param x tide.Tensor
 ---@param W integer
 function tide.parallel.mamba_cp.undo_attention_load_balancing(x, W, cu) end
@@ -1030,15 +1090,20 @@ function tide.parallel.mesh.Mesh.axis(name) end
 function tide.parallel.mesh.Mesh.close() end
 function tide.parallel.mesh.Mesh.comm_of(name) end
 function tide.parallel.mesh.Mesh.coord(rank) end
+---@param ep integer
 function tide.parallel.mesh.Mesh.expert(ep) end
 function tide.parallel.mesh.Mesh.find(name) end
 function tide.parallel.mesh.Mesh.flatten(names, name) end
 function tide.parallel.mesh.Mesh.fsdp_mesh() end
+---@param at table
 function tide.parallel.mesh.Mesh.rank_of(at) end
 function tide.parallel.mesh.Mesh.size(name) end
+---@param names table
 function tide.parallel.mesh.Mesh.sub(names) end
 function tide.parallel.mesh.Mesh.unflatten(name, axes) end
+---@param opts? { comm?: table, host_size?: integer }
 function tide.parallel.mesh.new(axes, opts) end
+---@param n integer
 function tide.parallel.mesh.sizes(axes, n) end
 tide.parallel.multimodal = {}
 ---@param x tide.Tensor

@@ -122,7 +122,8 @@ local good = {
 }
 
 -- Objects of classes whose methods have bounds of their own.
-local selves = { ['parallel.cp_map'] = good.plan }
+local selves = { ['parallel.cp_map'] = good.plan, ['nn.Stack'] = tide.nn.Stack { good.module },
+   ['parallel.cp.context'] = tide.parallel.cp.context { map = good.plan } }
 
 -- Lua types that each kind takes.
 local takes = { integer = 'number', number = 'number', boolean = 'boolean', string = 'string',

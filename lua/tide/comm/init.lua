@@ -79,7 +79,6 @@ end
 
 -- comm: an object with rank, size, all_reduce, broadcast, barrier.
 function dist.set_world(comm)
-   signature.check('comm.set_world', 'comm', comm, 'comm')
    for _, name in ipairs(comm.size > 1 and { 'all_reduce', 'broadcast', 'barrier' } or {}) do
       if type(comm[name]) ~= 'function' then
          err.arg('comm.set_world', 'comm.' .. name, ('a method, of a communicator of %d ranks (as '
@@ -164,7 +163,7 @@ signature.doors('comm', dist, {
       'check: any? -- false: MPI calls are not compared before data moves; on all ranks alike',
       'library: any? -- file of the MPI library' } },
    sum = 'comm: comm; numbers: table', any = 'comm: comm', on_first = 'comm: comm; fn: function',
-   together = 'comm: comm; fn: function',
+   together = 'comm: comm; fn: function', set_world = 'comm: comm',
 })
 
 -- A name of other libraries is answered with what does its work here.

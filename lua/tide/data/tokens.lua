@@ -157,8 +157,6 @@ end
 
 -- Tokens first .. first + count - 1 of a source.
 function tokens.slice(source, first, count)
-   err.integer('data.tokens.slice', 'first', first, 0, source.count)
-   err.integer('data.tokens.slice', 'count', count, 0, source.count - first)
    return setmetatable({
       source = source, first = first, count = count, width = source.width,
       mask = source.mask and slice_mask,
@@ -245,7 +243,8 @@ return signature.doors('data.tokens', tokens, {
       'width: integer? -- bytes of an id, 2 or 4; by default as a Megatron index says, or 2',
       "where not width or width == 2 or width == 4 -- argument 'width': expected 2 or 4, got "
          .. '{width}' } },
-   slice = 'source: source',
+   slice = 'source: source; first: integer in [0, source.count]; '
+      .. 'count: integer in [0, source.count - first]',
    join = { { 'sources: source[]',
       "where #sources > 0 -- argument 'sources': expected at least one, got none" } },
    fingerprint = 'source: source',

@@ -1,6 +1,6 @@
 -- What the compiler did while a function ran: traces made, and aborts with place and reason.
 
-local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local jitlog = {}
 
@@ -23,7 +23,6 @@ end
 -- Runs fn(...) from a cold compiler. Returns { traces = number, aborts = list of { at, why } } and
 -- the results of fn.
 function jitlog.run(fn, ...)
-   err.func('debug.jit.run', 'fn', fn)
    local report = { traces = 0, aborts = {} }
    local function listen(what, _, func, pc, code, detail)
       if what == 'stop' then
@@ -42,9 +41,6 @@ end
 
 -- The aborts of a report as text, most frequent first.
 function jitlog.text(report)
-   local op = 'debug.jit.text'
-   err.number(op, 'report.traces', err.type(op, 'report', report, 'table').traces)
-   err.type(op, 'report.aborts', report.aborts, 'table')
    local counts, order = {}, {}
    for _, a in ipairs(report.aborts) do
       local line = a.at .. ': ' .. a.why
@@ -59,4 +55,6 @@ function jitlog.text(report)
    return table.concat(lines, '\n')
 end
 
-return jitlog
+signature.record('jit_report', 'a table { traces =, aborts = }', { 'traces: number',
+   'aborts: table' })
+return signature.doors('debug.jit', jitlog, { run = 'fn: function', text = 'report: jit_report' })

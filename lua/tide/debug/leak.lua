@@ -1,6 +1,6 @@
 -- Handles and bytes that a function left behind, after full collections.
 
-local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local leak = {}
 
@@ -11,10 +11,6 @@ end
 
 -- Runs fn(...) and returns { tensors =, bytes =, nodes = }: what was live after it and not before.
 function leak.measure(ctx, fn, ...)
-   local op = 'debug.leak.measure'
-   err.arg_if(type(ctx) ~= 'table' or type(ctx.collect) ~= 'function'
-      or type(ctx.stats) ~= 'function', op, 'ctx', 'a context', ctx)
-   err.func(op, 'fn', fn)
    local before = settled(ctx)
    fn(...)
    local after = settled(ctx)
@@ -24,4 +20,5 @@ function leak.measure(ctx, fn, ...)
    }
 end
 
-return leak
+signature.record('ctx', 'a context', { 'collect: function', 'stats: function' })
+return signature.doors('debug.leak', leak, { measure = 'ctx: ctx; fn: function' })

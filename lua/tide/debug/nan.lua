@@ -3,20 +3,13 @@
 -- `watch` hooks every module of a model; the first tensor output that holds a NaN or an infinity
 -- raises with the module's path. It reads every output, so it is for hunting, not for training.
 
-local tide = require 'tide'
-local class = require 'tide.class'
 local err = require 'tide.util.err'
-local Module = require 'tide.nn.module'
+local signature = require 'tide.util.signature'
 
 local nan = {}
 
-local function check_model(op, model)
-   if not class.is(model, Module) then err.arg(op, 'model', 'a module', model) end
-end
-
 -- True if every element of a floating tensor is finite.
 function nan.is_finite(t)
-   if not tide.is_tensor(t) then err.arg('debug.nan.is_finite', 't', 'a tensor', t) end
    local all = t:isfinite():all():item()
    return all == true or all == 1
 end
@@ -33,7 +26,6 @@ end
 
 -- Returns a handle whose remove() takes the hooks off. Innermost modules report first.
 function nan.watch(model)
-   check_model('debug.nan.watch', model)
    local handles = {}
    model:walk(function(m, path)
       handles[#handles + 1] = m:hook_post(function(_, inputs, ...)
@@ -50,7 +42,6 @@ end
 
 -- Names of parameters or gradients that are not finite.
 function nan.parameters(model)
-   check_model('debug.nan.parameters', model)
    local list = {}
    for _, entry in ipairs(model:named_parameters()) do
       if not nan.is_finite(entry.param) then list[#list + 1] = entry.name end
@@ -60,4 +51,6 @@ function nan.parameters(model)
    return list
 end
 
-return nan
+return signature.doors('debug.nan', nan, {
+   is_finite = 't: tensor', watch = 'model: module', parameters = 'model: module',
+})

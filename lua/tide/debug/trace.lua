@@ -15,6 +15,7 @@ local agree = require 'tide.comm.agree'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local signature = require 'tide.util.signature'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local trace = {}
@@ -61,7 +62,6 @@ end
 function trace.dump(folder, comms)
    local op = 'debug.trace.dump'
    local json = require('tide').json
-   err.type(op, 'folder', folder, 'string')
    comms = comms or require('tide.ffi.dist').open()
    for i, comm in ipairs(err.type(op, 'comms', comms, 'table')) do
       err.arg_if(type(comm) ~= 'table' or type(comm.history) ~= 'function', op,
@@ -171,7 +171,6 @@ end
 -- The ranks' files of a folder, all of one run, in the order of ranks.
 function trace.read(folder)
    local op, list, file_of = 'debug.trace.read', {}, {}
-   err.type(op, 'folder', folder, 'string')
    for _, name in ipairs(fs.list(op, folder)) do
       if name:find '^rank%d+%.json$' then
          local path = fs.join(folder, name)
@@ -373,7 +372,6 @@ end
 -- Lines for people. worst: how many late arrivals to list (3).
 function trace.report(docs, worst)
    check_docs('debug.trace.report', docs)
-   err.integer('debug.trace.report', 'worst', worst or 0, 0)
    local found, lines = trace.compare(docs), {}
    local function add(fmt, ...) lines[#lines + 1] = fmt:format(...) end
    for _, f in ipairs(found.parted) do say_parted(f, add) end
@@ -382,7 +380,7 @@ function trace.report(docs, worst)
       add('%s left no file here: killed, or of a run under mpirun that another rank ended',
          agree.ranks_text(absent))
    end
-   for i = 1, math.min(worst or 3, #found.late) do
+   for i = 1, math.min(worst, #found.late) do
       local l = found.late[i]
       add('rank %d arrived %s after the others at %s #%d (%s)', l.rank, seconds(l.seconds),
          l.call.op, l.seq, at(l.call))
@@ -401,7 +399,6 @@ end
 
 -- All ranks' spans in one Chrome trace, a process a rank. Returns its path.
 function trace.merge(folder, docs)
-   err.type('debug.trace.merge', 'folder', folder, 'string')
    docs = check_docs('debug.trace.merge', docs or trace.read(folder))
    align(docs, communicators(docs))
    local events = require('tide').json.array {}
@@ -427,4 +424,7 @@ function trace.show(folder)
    return table.concat(lines, '\n') .. '\n'
 end
 
-return trace
+return signature.doors('debug.trace', trace, {
+   dump = 'folder: string', read = 'folder: string', report = 'worst: integer >= 0 = 3',
+   merge = 'folder: string',
+})

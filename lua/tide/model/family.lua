@@ -5,10 +5,9 @@
 -- program) is read by the published fields, and by what only one family's configuration has.
 
 local canonical = require 'tide.util.canonical'
-local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local Module = require 'tide.nn.module'
+local signature = require 'tide.util.signature'
 local published_config = require 'tide.model.published'
 
 local family = {}
@@ -45,18 +44,12 @@ local function listed(field)
    return table.concat(list, ', ')
 end
 
-local function check_model(op, model)
-   if not class.is(model, Module) then err.arg(op, 'model', 'a module', model) end
-   return model
-end
-
 -- What a checkpoint keeps beside its tensors.
 local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table') end
 
 -- The name of the family whose class a model is; false of a user's class, since what
 -- such a class computes is not known by its configuration.
 function family.of(model)
-   check_model('model.family.of', model)
    for name in each(published) do
       if package.loaded['tide.model.' .. name] == getmetatable(model) then return name end
    end
@@ -65,7 +58,7 @@ end
 
 -- The configuration to save: defaults of the family that are absent are absent on purpose.
 function family.config(model)
-   if not check_model('model.family.config', model).config then return nil end
+   if not model.config then return nil end
    local c, null = {}, require('tide').json.null
    local own = type(model.family) == 'table' and model.family or {}
    for k in each(own.defaults or {}) do c[k] = null end
@@ -204,7 +197,7 @@ local free = {
 -- may have the same shapes all the same (other heads, other rotary base).
 function family.check(op, plain, model)
    check_plain(op, plain)
-   check_model(op, model)
+   signature.check(op, 'model', model, 'module')
    if type(plain.config) ~= 'table' or type(model.config) ~= 'table' then return end
    local kind = family.of(model)
    local theirs, mine = config_of(kind, plain.config), family.config(model)
@@ -246,4 +239,4 @@ function family.adapt(model, adapter)
       targets = adapter.modules })
 end
 
-return family
+return signature.doors('model.family', family, { of = 'model: module', config = 'model: module' })

@@ -2,7 +2,7 @@
 -- windows on every other layer, soft caps on the scores of attention and on the logits.
 
 local class = require 'tide.class'
-local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local Gemma3 = require 'tide.model.gemma3'
 local Llama = require 'tide.model.llama'
 local published = require 'tide.model.published'
@@ -15,11 +15,6 @@ local Gemma2 = class('Gemma2', Llama)
 local function has_window(c, i)
    if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
    return i % 2 == 1
-end
-
-local function complete(c)
-   err.arg_if(not c.sliding_window and not c.layer_types, op, 'sliding_window',
-      'tokens that every other layer sees', nil)
 end
 
 local positive = 'number > 0'
@@ -40,7 +35,8 @@ Gemma2.family = {
    },
    nullable = { 'attn_logit_softcapping', 'final_logit_softcapping' },
    only = { use_bidirectional_attention = false },
-   complete = complete,
+   where = signature.options { 'where sliding_window or layer_types -- argument '
+      .. "'sliding_window': expected tokens that every other layer sees, got nil" },
    layer = function(c, i, mixer, mlp)
       mixer.scale = c.query_pre_attn_scalar ^ -0.5
       mixer.softcap = c.attn_logit_softcapping

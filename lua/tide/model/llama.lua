@@ -72,6 +72,7 @@ local function complete_together(c, family)
    c.head_dim = c.head_dim or config_.head_dim(c)
    heads_fit(family.op, {}, c)
    config_.check_layer_types(family.op, c)
+   if family.where then family.where(family.op, {}, c) end
    if family.complete then family.complete(c) end
 end
 

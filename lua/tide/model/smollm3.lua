@@ -3,6 +3,7 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local Llama = require 'tide.model.llama'
 local published = require 'tide.model.published'
 
@@ -25,14 +26,6 @@ local function every(c)
    return list
 end
 
-local function complete(c)
-   err.raise_if(#c.no_rope_layers ~= c.num_hidden_layers, 'E_ARG', op,
-      "argument 'no_rope_layers': expected %d numbers, one for each layer, got %d",
-      c.num_hidden_layers, #c.no_rope_layers)
-   err.arg_if(c.use_sliding_window and not c.sliding_window, op, 'sliding_window',
-      'tokens that a layer sees, with use_sliding_window', nil)
-end
-
 -- Whether the layer (from 1) has a window.
 local function has_window(c, i)
    if not c.use_sliding_window then return false end
@@ -48,7 +41,11 @@ SmolLM3.family = {
    },
    defaults = { rope_theta = 2e6, tie_word_embeddings = true, max_position_embeddings = 32768 },
    free = 'max_window_layers',
-   complete = complete,
+   where = signature.options {
+      "where #no_rope_layers == num_hidden_layers -- argument 'no_rope_layers': expected "
+         .. '{num_hidden_layers} numbers, one for each layer, got {#no_rope_layers}',
+      "where sliding_window or not use_sliding_window -- argument 'sliding_window': expected "
+         .. 'tokens that a layer sees, with use_sliding_window, got nil' },
    layer = function(c, i, mixer)
       if c.no_rope_layers[i] == 0 then mixer.rope = nil end
       if not has_window(c, i) then mixer.window = nil end

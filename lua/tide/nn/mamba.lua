@@ -19,10 +19,6 @@ local Linear = require 'tide.nn.linear'
 local old = require 'tide.util.old'
 local wrap = require 'tide.nn.wrap'
 
-local function check_rows(op, name, t)
-   if not tide.is_tensor(t) or t.ndim ~= 3 then err.arg(op, name, 'a tensor [B, T, C]', t) end
-end
-
 -- ---- the gated norm ----------------------------------------------------------------------------
 
 local GatedRMSNorm = class('GatedRMSNorm', Module)
@@ -184,7 +180,6 @@ end
 -- The convolution of x, B and C. opts: initial, sequence, return_last, as of tide.conv1d. Works on
 -- anything that has filter and conv, for some of the channels too.
 function Mamba2:convolve(xBC, opts)
-   err.type('nn.Mamba2.convolve', 'opts', opts, 'table')
    local weight, bias = private.call(self.filter, self)
    return private.call(self.conv, xBC, weight, bias, {
       silu = true, sequence = opts.sequence, initial = opts.initial,
@@ -199,9 +194,6 @@ end
 
 -- The scan of what convolve gave: y [B, T, I] and the state. opts as of convolve.
 function Mamba2:recur(xBC, dt_BTH, opts)
-   check_rows('nn.Mamba2.recur', 'xBC', xBC)
-   check_rows('nn.Mamba2.recur', 'dt', dt_BTH)
-   err.type('nn.Mamba2.recur', 'opts', opts, 'table')
    local B, T = xBC:size(1), xBC:size(2)
    local H, D, G, N, I = self.heads, self.head_dim, self.groups, self.state, self.inner_dim
    local x_BTI, B_BTS, C_BTS = divide(xBC, { I, G * N, G * N })
@@ -221,8 +213,6 @@ end
 -- What lies between the projections: y and the gate z, both [B, T, I], of the projected tokens.
 -- at: { sequence = [B or 1, T], cache = table of this layer or nil }.
 function Mamba2:mix(projected_BTP, at)
-   check_rows('nn.Mamba2.mix', 'projected', projected_BTP)
-   err.type('nn.Mamba2.mix', 'at', at, 'table')
    local z_BTI, xBC, dt_BTH = divide(projected_BTP, { self.inner_dim, self.conv_dim, self.heads })
    local cache, kept = at.cache, at.cache ~= nil
    local rows, last, y_BTI
@@ -237,6 +227,10 @@ function Mamba2:mix(projected_BTP, at)
    return y_BTI, z_BTI
 end
 
+signature.doors('nn.Mamba2', Mamba2, {
+   convolve = 'opts: table', recur = 'xBC: tensor [B, T, C]; dt_BTH: tensor [B, T, H]; opts: table',
+   mix = 'projected_BTP: tensor [B, T, C]; at: table',
+})
 Mamba2.inner = Mamba2.mix
 
 local function check_call(self, op, x, at)

@@ -219,7 +219,6 @@ end
 
 -- Calls fn(module) bottom up and returns self.
 function Module:apply(fn)
-   err.func('nn.Module.apply', 'fn', fn)
    for _, name in ipairs(self._child) do self[name]:apply(fn) end
    fn(self)
    return self
@@ -227,7 +226,6 @@ end
 
 -- The module at a dotted path ('' is this one).
 function Module:get(path)
-   err.type('nn.Module.get', 'path', path, 'string')
    local m = self
    for name in path:gmatch '[^.]+' do
       m = m[name]
@@ -249,8 +247,6 @@ end
 
 -- Sets the field `training` (on: true by default) of this module and all below; returns self.
 function Module:train(on)
-   if on ~= nil then err.type('nn.Module.train', 'on', on, 'boolean') end
-   on = on ~= false
    self:walk(function(m) m.training = on end)
    return self
 end
@@ -342,7 +338,6 @@ end
 
 -- Fills every parameter by its declared initialiser from (seed, dotted name).
 function Module:init_weights(seed)
-   err.integer('nn.Module.init_weights', 'seed', seed, 0)
    check_unsharded(self, 'nn.Module.init_weights')
    tide.no_grad(function()
       for _, entry in ipairs(self:named_parameters()) do fill_parameter(entry, seed) end
@@ -462,7 +457,6 @@ function Module:__call(...) return private.call(self._call, self, ...) end
 -- What fn(self, ...) returns, as if it were the call of this module: with its hooks and wraps. For
 -- classes that can be called in a second way, as models by their loss.
 function Module:as_call(fn, ...)
-   err.func('nn.Module.as_call', 'fn', fn)
    return private.call(wrap.compose(wrap.list(self), fn), self, ...)
 end
 
@@ -483,4 +477,7 @@ function Module:__tostring()
    return table.concat(lines, '\n')
 end
 
-return Module
+return signature.doors('nn.Module', Module, {
+   apply = 'fn: function', get = 'path: string', train = 'on: boolean = true',
+   init_weights = 'seed: integer >= 0', as_call = 'fn: function',
+})

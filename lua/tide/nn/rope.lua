@@ -7,6 +7,7 @@
 
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local scaling = require 'tide.nn.rope_scaling'
 
 local rope = { check_scaling = scaling.check, frequencies = scaling.frequencies }
@@ -19,12 +20,10 @@ Rope.__index = Rope
 -- which apply leaves to the caller (see factors); trained_length is nil, or the length from which
 -- on frequencies change with the sequence.
 function rope.new(opts)
-   err.type('nn.rope.new', 'opts', opts, 'table')
-   err.options('nn.rope.new', opts, { 'dim', 'theta', 'scaling', 'interleaved' })
-   local theta = opts.theta or 10000
+   local theta = opts.theta
    return setmetatable({
       list = rope.frequencies(opts.dim, theta, opts.scaling),
-      options = { interleaved = opts.interleaved or false }, by_device = {}, _longest = {},
+      options = { interleaved = opts.interleaved }, by_device = {}, _longest = {},
       attention_factor = scaling.attention_factor(opts.scaling), dim = opts.dim, theta = theta,
       scaling = opts.scaling, trained_length = scaling.trained_length(opts.scaling),
    }, Rope)
@@ -93,4 +92,8 @@ function Rope:length_of(positions, comm)
    return longest + 1
 end
 
-return rope
+return signature.doors('nn.rope', rope, { new = { opts = {
+   'dim: integer in [2, 65536] -- channels of a head that rotate, the first ones',
+   'theta: number >= 1 = 10000 -- the rotary base',
+   'scaling: table? -- a published rope_scaling',
+   'interleaved: boolean = false -- pairs lie side by side' } } })

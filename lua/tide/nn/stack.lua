@@ -5,6 +5,7 @@
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
 
 local Stack = class('Stack', Module)
@@ -54,15 +55,10 @@ end
 function Stack:count() return #self end
 
 -- Block i, 1-based.
-function Stack:at(i)
-   err.integer('nn.Stack.at', 'i', i, 1, #self)
-   return self[i]
-end
+function Stack:at(i) return self[i] end
 
 -- A stack of blocks first .. last (1-based, inclusive) that shares them and their names.
 function Stack:slice(first, last)
-   err.integer('nn.Stack.slice', 'first', first, 1, #self)
-   err.integer('nn.Stack.slice', 'last', last, first, #self)
    local blocks, names = {}, {}
    for i = first, last do blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i] end
    return Stack(blocks, names)
@@ -82,4 +78,7 @@ function Stack:forward(x, at)
 end
 private.note(Stack.forward)
 
-return Stack
+return signature.doors('nn.Stack', Stack, {
+   at = 'i: integer in [1, #self]',
+   slice = 'first: integer in [1, #self]; last: integer in [first, #self]',
+})

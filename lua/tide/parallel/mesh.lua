@@ -196,9 +196,7 @@ end
 
 -- The sizes that mesh.new would take for a run of n ranks: a list of { name, size }.
 function mesh.sizes(axes, n)
-   local op = 'parallel.mesh'
-   err.integer(op, 'n', n, 1, 2^31)
-   return sizes_of(op, axes, n, 'the number of ranks')
+   return sizes_of('parallel.mesh', axes, n, 'the number of ranks')
 end
 
 -- ---- coordinates -----------------------------------------------------------------------------
@@ -298,14 +296,8 @@ end
 
 -- ---- the mesh --------------------------------------------------------------------------------
 
-local function check_comm(op, comm)
-   err.arg_if(type(comm) ~= 'table' or type(comm.size) ~= 'number' or not comm.split, op, 'comm',
-      'a communicator', comm)
-   return comm
-end
-
 local function build(op, axes, opts, whole, outer)
-   local comm = check_comm(op, opts.comm or dist.world())
+   local comm = opts.comm or dist.world()
    local list = sizes_of(op, axes, comm.size, whole)
    agree.check(comm, op, 'E_COMM', { { 'meshes', join(list, '%s=%d', ' '), 'shown',
       hint = 'the ranks ask for different meshes' } })
@@ -313,7 +305,7 @@ local function build(op, axes, opts, whole, outer)
    local host = opts.host_size or comm.host_size or comm.size
    local self = setmetatable({
       comm = comm, rank = comm.rank, base = list, axes = {}, by_name = {}, flat = {}, comms = {},
-      host_size = err.integer(op, 'host_size', host, 1, 2^31), outer = outer,
+      host_size = host, outer = outer,
    }, Mesh)
    self.root = self
    for i, part in ipairs(list) do
@@ -328,11 +320,7 @@ end
 -- tp; one size may be -1: the ranks that are left. opts: comm (default: all ranks of the run),
 -- host_size (ranks that share a host; only simulated communicators need it).
 -- Every rank of comm must call it.
-function mesh.new(axes, opts)
-   local op = 'parallel.mesh'
-   opts = err.options(op, opts, { 'comm', 'host_size' })
-   return build(op, axes, opts, 'the number of ranks')
-end
+function mesh.new(axes, opts) return build('parallel.mesh', axes, opts, 'the number of ranks') end
 
 -- The axis of that name, or a flattened one that has been made; nil without one.
 function Mesh:find(name) return self.by_name[name] or self.root.flat[name] end
@@ -389,7 +377,6 @@ end
 -- The rank of the mesh with these coordinates; axes that are not named: this rank's own.
 function Mesh:rank_of(at)
    local op, rank = 'parallel.mesh.rank_of', 0
-   err.type(op, 'at', at, 'table')
    for name in each(at) do
       if not self.by_name[name] then no_axis(self, op, name) end
    end
@@ -460,8 +447,6 @@ end
 -- same communicators. Its comm, for all its ranks, is that of the axes flattened, if they are.
 function Mesh:sub(names)
    local op = 'parallel.mesh.sub'
-   err.type(op, 'names', names, 'table')
-   if #names == 0 then err.arg(op, 'names', 'at least one name', names) end
    local view = setmetatable({ axes = {}, by_name = {}, root = self.root, rank = 0 }, Mesh)
    local parts = {}
    for i, name in ipairs(names) do
@@ -489,7 +474,6 @@ end
 -- but pp. Collective.
 function Mesh:expert(ep)
    local op, root = 'parallel.mesh.expert', self.root
-   err.integer(op, 'ep', ep, 1, 2^31)
    local pp = root.by_name.pp
    err.raise_if(pp and root.axes[1] ~= pp, 'E_ARG', op, "the axis 'pp' must be the outermost, it "
       .. 'is not in %s', tostring(root))
@@ -528,5 +512,18 @@ function Mesh:__tostring()
 end
 
 mesh.Mesh, mesh.Axis = Mesh, Axis
+
+signature.record('mesh_comm', 'a communicator', { 'size: integer >= 1', 'split: function' })
+signature.doors('parallel.mesh', Mesh, {
+   rank_of = 'at: table', expert = 'ep: integer in [1, 2147483648]',
+   sub = { { 'names: table',
+      "where #names > 0 -- argument 'names': expected at least one name, got {names}" } },
+})
+signature.doors('parallel.mesh', mesh, {
+   sizes = { 'n: integer in [1, 2147483648]', op = 'parallel.mesh' },
+   new = { op = 'parallel.mesh', opts = {
+      'comm: mesh_comm? -- ranks; all of the run by default',
+      'host_size: integer? in [1, 2147483648] -- ranks that share a host; of simulated ranks' } },
+})
 
 return setmetatable(mesh, { calls = mesh.new, __call = function(_, ...) return mesh.new(...) end })

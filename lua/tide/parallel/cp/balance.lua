@@ -8,7 +8,6 @@
 --
 -- Legend: a document has `real` tokens in a slot; l, r reach of a query to the left and right.
 
-local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local window = require 'tide.nn.window'
 
@@ -83,11 +82,6 @@ end
 -- Costs dealt to and fro over n groups; the number of costs must divide. Returns lists of
 -- indices into costs, ascending. ranks (optional): the order in which the groups are visited.
 function balance.deal(costs, n, ranks)
-   local op = 'parallel.cp_map.deal'
-   err.type(op, 'costs', costs, 'table')
-   err.integer(op, 'groups', n, 1)
-   err.raise_if(#costs % n ~= 0, 'E_ARG', op, '%d costs cannot be dealt to %d groups of one size',
-      #costs, n)
    local groups = {}
    for g = 1, n do groups[g] = {} end
    for k, i in ipairs(descending(costs)) do
@@ -207,4 +201,5 @@ function balance.assign(slot, real, ranks, per, mask, want)
    return list
 end
 
-return balance
+return signature.doors('parallel.cp_map', balance, { deal = { { 'costs: table', 'n: integer >= 1',
+   'where #costs % n == 0 -- {#costs} costs cannot be dealt to {n} groups of one size' } } })

@@ -109,15 +109,8 @@ end
 
 -- ---- which rank holds what -------------------------------------------------------------------
 
-local function check_place(self, rank, device)
-   local op = 'parallel.cp.context'
-   err.integer(op, 'rank', rank, 0, self.size - 1)
-   if device ~= nil then err.type(op, 'device', device, 'string') end
-end
-
 -- (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document -1.
 function Context:k_index(rank, device)
-   check_place(self, rank, device)
    if self.given then
       local t = self.given[rank + 1]
       if device == nil or t.device == device then return t end
@@ -166,9 +159,7 @@ end
 
 -- The pairs of n ranks from rank `first` on, joined: i32 [1 or B, tokens, 2].
 function Context:joined(device, first, n)
-   first, n = first or 0, n or self.size
-   check_place(self, first, device)
-   err.integer('parallel.cp.context', 'n', n, 1, self.size - first)
+   n = n or self.size
    local key = ('%s %d %d'):format(device, first, n)
    return kept(self, key, function()
       return join { unpack(self:pairs(device), first + 1, first + n) }
@@ -186,7 +177,6 @@ end
 
 -- The pairs of each group of n neighbours.
 function Context:groups(device, n)
-   err.integer('parallel.cp.context', 'n', n, 1, self.size)
    if n == 1 then return self:pairs(device) end
    local list = {}
    for g = 1, self.size / n do list[g] = self:joined(device, (g - 1) * n, n) end
@@ -196,8 +186,6 @@ end
 -- The hops of group `at` of a ring over groups of n neighbours, under a mask; found once, from
 -- numbers on the host (see blocks.lua).
 function Context:hops(n, at, mask)
-   err.integer('parallel.cp.context', 'n', n, 1, self.size)
-   err.type('parallel.cp.context', 'mask', mask, 'table')
    local key = mask_key(n, mask)
    local found = self.hop_lists[key]
    if not found then
@@ -250,6 +238,12 @@ function context_.check(op, name, v)
       .. 'make_cp_batch_and_ctx)', v)
 end
 
+signature.doors('parallel.cp.context', Context, {
+   k_index = 'rank: integer in [0, self.size); device: string?',
+   joined = 'device: string?; first: integer in [0, self.size) = 0; '
+      .. 'n: integer? in [1, self.size - first]',
+   groups = 'n: integer in [1, self.size]', hops = 'n: integer in [1, self.size]; mask: table',
+})
 return signature.doors('parallel.cp.context', context_, {
    new = { op = 'parallel.cp.context', opts = {
       'map: plan? -- a plan (parallel.cp_map)',

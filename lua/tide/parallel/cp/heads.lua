@@ -6,8 +6,8 @@
 -- goes to each of them, and its gradients are added up. Queries, keys and values travel in one
 -- exchange (exchange.lua), as runs of channels: a head of D is D of them.
 
-local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
 local exchange = require 'tide.parallel.cp.exchange'
 local replace, spend_list = private.replace, private.spend_list
 
@@ -45,11 +45,6 @@ end
 
 -- Which heads each of W ranks works on: list of { q =, nq =, k =, nk = }, first ones from 0.
 function heads.split(H, K, W)
-   local name = 'parallel.cp.split_heads'
-   err.integer(name, 'H', H, 1)
-   err.integer(name, 'K', K, 1)
-   err.integer(name, 'W', W, 1)
-   if H % K ~= 0 then err.arg(name, 'K', ('a divisor of H (%d)'):format(H), K) end
    return K >= W and by_key_head(H, K, W) or by_query_head(H, K, W)
 end
 
@@ -96,4 +91,7 @@ function heads.leave(o, comm, way)
    return replace(y, heads_of(y, way.heads, way.width))
 end
 
-return heads
+return signature.doors('parallel.cp', heads, { split = { {
+   'H: integer >= 1', 'K: integer >= 1', 'W: integer >= 1',
+   "where H % K == 0 -- argument 'K': expected a divisor of H ({H}), got {K}" },
+   op = 'parallel.cp.split_heads' } })

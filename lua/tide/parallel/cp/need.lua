@@ -10,6 +10,7 @@
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local blocks = require 'tide.parallel.cp.blocks'
 
 local need = {}
@@ -70,18 +71,8 @@ end
 
 -- Checks segments against the tokens and the keys that are there: rows of each must add up.
 function need.check(seg, slice)
-   local op = 'parallel.cp_need.check'
-   err.type(op, 'seg', seg, 'table')
-   err.integers(op, 'seg.cu_q', seg.cu_q, 0)
-   err.integers(op, 'seg.cu_k', seg.cu_k, 0)
-   err.integer(op, 'seg.n_real', seg.n_real, 0)
-   err.integer(op, 'slice', slice, 0)
-   err.raise_if(seg.cu_q[#seg.cu_q] ~= seg.n_real, 'E_ARG', op, 'cu_q ends at %d, there are %d '
-      .. 'tokens', seg.cu_q[#seg.cu_q], seg.n_real)
-   err.raise_if(seg.cu_k[#seg.cu_k] ~= slice, 'E_ARG', op, 'cu_k ends at %d, there are %d keys',
-      seg.cu_k[#seg.cu_k], slice)
-   err.raise_if(#seg.cu_q ~= #seg.cu_k, 'E_ARG', op, '%d pieces of queries and %d of keys',
-      #seg.cu_q - 1, #seg.cu_k - 1)
+   local op, keys = 'parallel.cp_need.check', seg.cu_k[#seg.cu_k]
+   err.raise_if(keys ~= slice, 'E_ARG', op, 'cu_k ends at %d, there are %d keys', keys, slice)
    for i = 1, #seg.cu_q - 1 do
       err.raise_if(seg.cu_q[i + 1] - seg.cu_q[i] > seg.cu_k[i + 1] - seg.cu_k[i], 'E_ARG', op,
          'piece %d has more queries than keys', i)
@@ -96,7 +87,6 @@ end
 function need.plan(ids, size, window)
    local op = 'parallel.cp_need.plan'
    ids = list_of(op, ids)
-   err.integer(op, 'size', size, 1)
    err.raise_if(#ids % size ~= 0, 'E_ARG', op, '%d tokens over %d ranks: expected a multiple', #ids,
       size)
    local share, index = #ids / size, {}
@@ -120,4 +110,13 @@ function need.plan(ids, size, window)
    return plan
 end
 
-return need
+signature.record('segments', 'a table { cu_q =, cu_k =, n_real = }', { 'cu_q: integer[] >= 0',
+   'cu_k: integer[] >= 0', 'n_real: integer >= 0' })
+return signature.doors('parallel.cp_need', need, {
+   plan = 'size: integer >= 1',
+   check = { { 'seg: segments', 'slice: integer >= 0',
+      'where last(seg.cu_q) == seg.n_real -- cu_q ends at {last(seg.cu_q)}, there are {seg.n_real} '
+         .. 'tokens',
+      'where #seg.cu_q == #seg.cu_k -- {#seg.cu_q - 1} pieces of queries and {#seg.cu_k - 1} of '
+         .. 'keys' } },
+})

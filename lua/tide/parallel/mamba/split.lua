@@ -6,8 +6,8 @@
 -- it still travels once.
 -- Legend: H heads, P head size, G groups, N state size, K taps, I = H P.
 
-local err = require 'tide.util.err'
 local gcd = require 'tide.util.gcd'
+local signature = require 'tide.util.signature'
 local balanced = require('tide.parallel.layout').balanced
 
 local split = {}
@@ -34,15 +34,10 @@ end
 
 -- A list a rank of { head, heads, group, groups, list }: the first head and group (from 0), how
 -- many, and see groups_of.
-function split.heads(H, G, W)
-   local op = 'parallel.mamba_cp.split'
-   err.integer(op, 'heads', H, 1)
-   err.integer(op, 'groups', G, 1)
-   err.integer(op, 'size', W, 1)
-   err.raise_if(H % G ~= 0, 'E_ARG', op, 'heads (%d) must be a multiple of groups (%d)', H, G)
+function split.heads(heads, groups, size)
    local out, h = {}, 0
-   for r, n in ipairs(balanced(H, W)) do
-      local first, count, list = groups_of(h, n, H / G)
+   for r, n in ipairs(balanced(heads, size)) do
+      local first, count, list = groups_of(h, n, heads / groups)
       out[r] = { head = h, heads = n, group = first, groups = count, list = list }
       h = h + n
    end
@@ -63,4 +58,7 @@ function split.runs(part, s, base, after)
    return runs
 end
 
-return split
+return signature.doors('parallel.mamba_cp', split, { heads = { {
+   'heads: integer >= 1', 'groups: integer >= 1', 'size: integer >= 1',
+   'where heads % groups == 0 -- heads ({heads}) must be a multiple of groups ({groups})' },
+   op = 'parallel.mamba_cp.split' } })

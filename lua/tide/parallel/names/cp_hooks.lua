@@ -5,6 +5,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 local finally = require 'tide.util.finally'
 local nn = require 'tide.nn'
 local spread = require 'tide.nn.spread'
@@ -45,7 +46,6 @@ end
 -- handle with remove().
 function cp_hooks.attach_context_parallel_hooks(model)
    local op, handles = 'parallel.cp.attach_context_parallel_hooks', {}
-   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    for _, e in ipairs(model:named_modules()) do
       if e.name:find 'self_attn$' or class.is(e.module, nn.Attention) then
          handles[#handles + 1] = e.module:hook_pre(take_mask, { first = true })
@@ -87,12 +87,6 @@ end
 -- positions, collect (names of modules whose outputs are wanted). Returns the logits [B, T, V] and
 -- the list of those outputs. The model is attached for the call if it is not.
 function cp_hooks.run_target_cp_forward_and_gather(model, axis, ids, opts)
-   local op = 'parallel.cp.run_target_cp_forward_and_gather'
-   opts = err.options(op, opts, { 'positions', 'collect' })
-   for i, name in ipairs(err.type(op, 'collect', opts.collect or {}, 'table')) do
-      err.type(op, ('collect[%d]'):format(i), name, 'string')
-   end
-   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
    local handle
    if not spread.of(model).cp then
@@ -107,4 +101,9 @@ function cp_hooks.run_target_cp_forward_and_gather(model, axis, ids, opts)
    return table.remove(results, 1), results
 end
 
-return cp_hooks
+return signature.doors('parallel.cp', cp_hooks, {
+   attach_context_parallel_hooks = 'model: module',
+   run_target_cp_forward_and_gather = { 'model: module', opts = {
+      'positions: any? -- of the tokens',
+      'collect: string[]? -- names of modules whose outputs are wanted' } },
+})

@@ -34,7 +34,6 @@ local mamba_cp = { split_heads = split.heads }
 -- Returns the ranks of argument `comm` of op. Raises E_COMM on all of them unless they give tensors
 -- of one shape, and E_SHAPE unless dim `cut` divides among them.
 local function same_shape(op, x, axis, cut)
-   if not tide.is_tensor(x) or x.ndim < 1 then err.arg(op, 'x', 'a tensor', x) end
    local comm, W = axis_of(op, 'comm', axis)
    agree.once(comm, op, 'tensors', ('[%s] %s'):format(table.concat(x.shape, ', '), x.dtype))
    err.raise_if(x:size(cut) % W ~= 0, 'E_SHAPE', op, 'x: dim %d has %d elements, which do not '
@@ -49,8 +48,6 @@ function mamba_cp.all_to_all(x, comm)
 end
 
 local function dims_of(op, x, batch_size)
-   err.arg_if(not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3, op, 'x',
-      'a tensor [batch, tokens, width] or [tokens, width]', x)
    local rows = x.ndim == 3 and x:size(1) or 1
    err.arg_if(batch_size ~= nil and batch_size ~= rows, op, 'batch_size',
       ('%d, as x has'):format(rows), batch_size)
@@ -251,8 +248,7 @@ end
 
 -- x, argument `what`, as [B, T, width], and whether it was [T, width].
 local function batched(op, what, x, width)
-   err.arg_if(not tide.is_tensor(x) or x.ndim < 2 or x.ndim > 3 or x:size(x.ndim) ~= width, op,
-      what, ('a tensor [batch, tokens, %d] or [tokens, %d]'):format(width, width), x)
+   signature.check(op, what, x, ('tensor [batch, tokens, %d] or [tokens, %d]'):format(width, width))
    return x.ndim == 2 and x:reshape { 1, x:size(1), x:size(2) } or x, x.ndim == 2
 end
 
@@ -367,6 +363,9 @@ local ranks = 'W: integer in [1, 1048576]'
 local balancing = 'x: tensor [tokens, ..]; ' .. ranks
 local packed = 'x: tensor [tokens, ..]; cu_local: cu; ' .. ranks
 return signature.doors('parallel.mamba_cp', mamba_cp, {
+   all_to_all = 'x: tensor [rows, ..]',
+   all_to_all_cp2hp = 'x: tensor [batch, tokens, width] or [tokens, width]',
+   all_to_all_hp2cp = 'x: tensor [batch, tokens, width] or [tokens, width]',
    redo_order = ranks, undo_order = ranks,
    reorder_chunks = { { 'x: tensor [tokens, ..]', 'order: integer[]',
       'where #order > 0 and permutes(order) -- order: expected each of the chunks 0 .. '
