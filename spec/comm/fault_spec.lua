@@ -332,7 +332,9 @@ describe('many groups', function()
          assert.equal(0, out[r].ntensor)
          assert.equal(0, out[r].tasks)
          assert.is_true(math.abs(out[r].files) <= 2, out[r].files)  -- the other rank's listing
-         if tide.build_info():find('sanitizers: none', 1, true) then
+         -- qemu-user keeps 70 pages of each thread that ended, of any program
+         local native = not os.getenv 'TIDE_SPEC_SLOW'
+         if native and tide.build_info():find('sanitizers: none', 1, true) then
             assert.is_true(out[r].grown < 512, out[r].grown)        -- pages
          end
       end
