@@ -292,29 +292,41 @@ local overlap = [[
    assert(work:wait():sum():item() == 4000000)
 ]]
 
+-- How many products the ranks' traces show during the collective: the least of both ranks.
+local function products_inside(dir)
+   local out, status = mpi.shell(('%s run -n 2 -t 1 --trace %s/t %s/overlap.lua'):format(
+      mpi.program, dir, dir))
+   assert.equal(0, status, out)
+   out, status = mpi.shell(mpi.program .. ' trace ' .. dir .. '/t')
+   assert.equal(0, status, out)
+   local merged = require('tide.util.fs').read_json('spec', dir .. '/t/trace.json')
+   local least = math.huge
+   for r = 0, 1 do
+      local span, inside = nil, 0
+      for _, e in ipairs(merged.traceEvents) do
+         if e.pid == r and e.name:find '^all_reduce#' then span = e end
+      end
+      for _, e in ipairs(merged.traceEvents) do
+         local meets = e.ts and e.ts < span.ts + span.dur and e.ts + e.dur > span.ts
+         if e.pid == r and e.name == 'matmul' and meets then inside = inside + 1 end
+      end
+      least = math.min(least, inside)
+   end
+   return least
+end
+
 describe('a collective issued before a large product', function()
-   it('proceeds during it, as the trace shows', function()
+   -- On a loaded machine the collective may end before a rank gets a processor for its product.
+   it('proceeds during it, as the trace of one run in five shows', function()
       tmp.with(function(dir)
          local f = assert(io.open(dir .. '/overlap.lua', 'w'))
          f:write(overlap)
          f:close()
-         local out, status = mpi.shell(('%s run -n 2 -t 1 --trace %s/t %s/overlap.lua'):format(
-            mpi.program, dir, dir))
-         assert.equal(0, status, out)
-         out, status = mpi.shell(mpi.program .. ' trace ' .. dir .. '/t')
-         assert.equal(0, status, out)
-         local merged = require('tide.util.fs').read_json('spec', dir .. '/t/trace.json')
-         for r = 0, 1 do
-            local span, inside = nil, 0
-            for _, e in ipairs(merged.traceEvents) do
-               if e.pid == r and e.name:find '^all_reduce#' then span = e end
-            end
-            for _, e in ipairs(merged.traceEvents) do
-               local meets = e.ts and e.ts < span.ts + span.dur and e.ts + e.dur > span.ts
-               if e.pid == r and e.name == 'matmul' and meets then inside = inside + 1 end
-            end
-            assert.is_true(inside >= 1)
+         local inside = 0
+         for _ = 1, 5 do
+            if inside == 0 then inside = products_inside(dir) end
          end
+         assert.is_true(inside >= 1)
       end)
    end)
 end)

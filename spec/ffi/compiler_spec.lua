@@ -1,4 +1,4 @@
--- LuaJIT's compiler is off where it loses numbers, in every state that holds tide.
+-- What LuaJIT's compiler loses is off, in every state that holds tide.
 
 local child = require 'spec.support.child'
 local compiler = require 'tide.ffi.compiler'
@@ -21,37 +21,96 @@ end
 
 local right = ('200.5 '):rep(15) .. '200.5'
 
-describe('a compiler', function()
-   it('is sound but on AArch64 before September 2023', function()
-      for _, version in ipairs { '2.1.1695000000', '2.1.1703358377', '2.1.1737090214' } do
-         assert.is_true(compiler.sound('arm64', 'LuaJIT ' .. version))
+-- Rows that get a field in an inner loop; how many lost it. LuaJIT 2.1.0-beta3 for x64 loses the
+-- field of a row, or breaks the row's chain of keys, after some hundred lists of 0 to 3 numbers.
+local function fields()
+   local function rows_of(docs)
+      local by_id, order = {}, {}
+      for _, doc in ipairs(docs) do
+         for _, part in ipairs(doc.parts) do
+            local c = by_id[part.id]
+            if not c then
+               c = { name = part.name, rows = {} }
+               by_id[part.id], order[#order + 1] = c, c
+            end
+            local row = { rank = doc.rank, doc = doc, calls = {} }
+            for _, call in ipairs(part.calls) do
+               row.last = math.max(row.last or 0, call.seq)
+               row.calls[call.seq] = call
+            end
+            c.rows[#c.rows + 1] = row
+         end
       end
+      return order
+   end
+   local lost, state = 0, 1
+   for _ = 1, 20 do
+      jit.flush()
+      for _ = 1, 200 do
+         local docs = {}
+         for r = 1, 2 do
+            local calls = {}
+            state = state * 16807 % 2147483647
+            for s = 1, math.floor(state / 2^20) % 4 do calls[s] = { seq = s } end
+            docs[r] = { rank = r, parts = { { id = 'world', name = 'world', calls = calls } } }
+         end
+         for r, row in ipairs(rows_of(docs)[1].rows) do
+            local n = #docs[r].parts[1].calls
+            if row.last ~= (n > 0 and n or nil) then lost = lost + 1 end
+            row.more, row.and_more = 1, 2     -- a broken chain of keys ends here
+         end
+      end
+   end
+   return lost
+end
+
+describe('a compiler', function()
+   it('for AArch64 is off before September 2023', function()
+      for _, version in ipairs { '2.1.1737090214', '2.1.1761786044' } do
+         assert.is_nil(compiler.fault('arm64', 'LuaJIT ' .. version))
+      end
+      assert.equal('loop', compiler.fault('arm64', 'LuaJIT 2.1.1695000000'))
       for _, version in ipairs { '2.1.0-beta3', '2.0.5', '2.1.ROLLING', '2.1.1694999999' } do
-         assert.is_false(compiler.sound('arm64', 'LuaJIT ' .. version))
-         assert.is_true(compiler.sound('x64', 'LuaJIT ' .. version))
+         assert.equal('all', compiler.fault('arm64', 'LuaJIT ' .. version))
       end
    end)
 
-   it('that is not sound is off, and what it made is gone', function()
+   it('for x64 has no loop optimisation before the version of Debian 13', function()
+      for _, version in ipairs { '2.1.0-beta3', '2.0.5', '2.1.ROLLING', '2.1.1737090213' } do
+         assert.equal('loop', compiler.fault('x64', 'LuaJIT ' .. version))
+      end
+      assert.is_nil(compiler.fault('x64', 'LuaJIT 2.1.1737090214'))
+   end)
+
+   it('with a fault is without what is wrong, and what it made is gone', function()
       local done
       local function engine(arch, version)
          done = ''
          return { arch = arch, version = version, off = function() done = done .. 'off ' end,
+            opt = { start = function(what) done = done .. what .. ' ' end },
             flush = function() done = done .. 'flush' end }
       end
       compiler.settle(engine('arm64', 'LuaJIT 2.1.0-beta3'))
       assert.equal('off flush', done)
-      compiler.settle(engine('arm64', 'LuaJIT 2.1.1737090214'))
-      assert.equal('', done)
       compiler.settle(engine('x64', 'LuaJIT 2.1.0-beta3'))
+      assert.equal('-loop flush', done)
+      compiler.settle(engine('x64', 'LuaJIT 2.1.1737090214'))
       assert.equal('', done)
+   end)
+end)
+
+describe('fields that a loop adds are there', function()
+   it('here', function() assert.equal(0, fields()) end)
+
+   it('on ranks', function()
+      for _, lost in ipairs(ranks.run(2, fields)) do assert.equal(0, lost) end
    end)
 end)
 
 describe('sums in loops are right', function()
    it('here, and the compiler is on where it is sound', function()
       assert.equal(right, sums())
-      assert.equal(compiler.sound(jit.arch, jit.version), (jit.status()))
+      assert.equal(compiler.fault(jit.arch, jit.version) ~= 'all', (jit.status()))
    end)
 
    it('on ranks', function()

@@ -1,28 +1,36 @@
--- LuaJIT's compiler, switched off where its machine code is wrong.
+-- LuaJIT's compiler without what is wrong in it.
 --
--- For AArch64, LuaJIT before September 2023 compiles a check of a number's type that has no other
--- use into a write to register d0. Whatever number lived there is lost: sums, losses and loop
--- variables go wrong without an error (spec/ffi/compiler_spec.lua has eight lines that do). Such a
--- LuaJIT calls itself 2.1.0-beta3, as in Debian 12. A later one carries the time of its source in
--- its version.
+-- Two faults of LuaJIT 2.1.0-beta3, the version of Debian 12, lose values without an error:
+--
+-- * x64, its loop optimisation. A table that a constructor with names made, `{ rank = r }`, gets
+--   one more field in a hot loop. The second copy of the loop's body writes the field without a
+--   look at the key that is there. The field is lost, and later insertions follow a broken chain
+--   of keys: a wrong result, a crash or an endless loop.
+-- * AArch64. A check of a number's type that has no other use becomes a write to register d0.
+--   Whatever number lived there is lost: sums, losses and loop variables.
+--
+-- spec/ffi/compiler_spec.lua has a program for each. A later LuaJIT carries the time of its source
+-- in its version.
 
 local M = {}
 
--- Seconds since 1970: 18 September 2023, after the last of these corrections in LuaJIT's source.
-local corrected = 1695000000
+-- Seconds since 1970 of the first source known to be right. AArch64: 18 September 2023, after the
+-- last of these corrections. Loops: the version of Debian 13, the earliest that was tried.
+local right = { machine = 1695000000, loop = 1737090214 }
 
--- Returns whether compiled code of this LuaJIT is right. arch, version: jit.arch, jit.version.
-function M.sound(arch, version)
-   if arch ~= 'arm64' then return true end
-   local time = tonumber(version:match '^LuaJIT 2%.1%.(%d+)')
-   return time ~= nil and time >= corrected
+-- Returns what of a compiler has to be off: 'all', 'loop' or nil. arch, version: jit.arch,
+-- jit.version.
+function M.fault(arch, version)
+   local time = tonumber(version:match '^LuaJIT 2%.1%.(%d+)') or 0
+   if arch == 'arm64' and time < right.machine then return 'all' end
+   return time < right.loop and 'loop' or nil
 end
 
--- Switches a compiler off that is not sound. Machine code that is there goes, too: it would run on.
+-- Switches off what is wrong. Machine code that is there goes, too: it would run on. engine: jit.
 function M.settle(engine)
-   if M.sound(engine.arch, engine.version) then return end
-   engine.off()
-   engine.flush()
+   local fault = M.fault(engine.arch, engine.version)
+   if fault == 'all' then engine.off() elseif fault then engine.opt.start '-loop' end
+   if fault then engine.flush() end
 end
 
 return M
