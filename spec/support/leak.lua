@@ -53,7 +53,7 @@ function M.interpret()
 end
 
 function M.compile()
-   if require('tide.ffi.compiler').sound(jit.arch, jit.version) then jit.on() end
+   if require('tide.ffi.compiler').fault(jit.arch, jit.version) ~= 'all' then jit.on() end
 end
 
 local fields = { 'ntensor', 'nnode', 'live' }
