@@ -2,11 +2,10 @@
  *
  * A product reads the weight a panel at a time: all threads turn rows of it (backward: columns)
  * into numbers of x's dtype, in scratch that stays in the cache, and gemm.c multiplies by that
- * panel. Panels cut results, not sums, so nothing is added up twice.
+ * panel. Panels cut results, not sums, so nothing is added up twice. Few rows of x take nf4_few.c.
  */
 #include "kernels/cpu/gemm/gemm.h"
-#include "kernels/cpu/row.h"
-#include "kernels/ref/nf4.h"
+#include "kernels/cpu/nf4_few.h"
 
 enum {
   PANEL = 1 << 19,                       /* numbers of a panel, if that is wide enough */
@@ -165,10 +164,16 @@ static cpu_gemm panel_product(const nf4_product *p, int64_t size)
   return g;
 }
 
+static int takes_few(const nf4_product *p)
+{
+  return !p->a->transposed && tide__nf4_few_fits(p->g.m, p->a->cols);
+}
+
 int64_t k_cpu_linear_nf4_work(const k_call *call)
 {
   nf4_product p;
   make_product(&p, call);
+  if (takes_few(&p)) return tide__nf4_few_work(p.g.m, p.a->cols);
   int64_t rest = p.width ? p.n % p.width : 0;
   cpu_gemm whole = panel_product(&p, p.width), last = panel_product(&p, rest);
   int64_t work = tide__cpu_gemm_work(&whole, call->nthread);
@@ -196,6 +201,12 @@ int k_cpu_linear_nf4(const k_call *call)
   make_product(&p, call);
   if (p.g.m == 0 || p.n == 0) return TIDE_OK;
   nf4_init(&p.q, call->in[1].data, call->in[2].data, p.a->rows * p.a->cols);
+  if (takes_few(&p)) {
+    nf4_few few = {.w = &p.q, .x = &call->in[0], .bias = bias, .y = y, .m = p.g.m,
+                   .rows = p.a->rows, .cols = p.a->cols, .pairs = call->work};
+    tide__nf4_few(&few, call->nthread);
+    return TIDE_OK;
+  }
   p.panel = call->work;
   int64_t bytes = vec_size(y->dtype);
   for (p.at = 0; p.at < p.n; p.at += p.width) {

@@ -131,6 +131,55 @@ describe('NF4', function()
       end
    end)
 
+   -- Whole blocks in a row take a path of their own up to 16 rows of x, four at a time.
+   it('multiplies few rows of x, with whole blocks in a row of the weight', function()
+      for i, size in ipairs { { 1, 64 }, { 17, 128 }, { 50, 192 }, { 64, 1024 }, { 700, 64 } } do
+         local n, k = size[1], size[2]
+         local w, b = random({ n, k }, 'ref', i, 0.05), random({ n }, 'ref', i + 30)
+         local codes, scale = tide.quantize_nf4(w)
+         local c, s = codes:to(fast), scale:to(fast)
+         for _, m in ipairs { 1, 2, 3, 4, 5, 7, 15, 16, 17 } do
+            local x = random({ m, k }, 'ref', i * 100 + m)
+            for dtype, off in pairs { f32 = 1e-6, bf16 = 1e-2, f16 = 2e-3 } do
+               local what = ('%s %d rows, %d x %d'):format(dtype, m, n, k)
+               local xs, bs = x:to(dtype), b:to(dtype)
+               local want = tide.linear_nf4(xs, codes, scale, n, bs)
+               near(want, tide.linear_nf4(xs:to(fast), c, s, n, bs:to(fast)), off, what)
+               near(tide.linear_nf4(xs, codes, scale, n), tide.linear_nf4(xs:to(fast), c, s, n),
+                  off, what .. ', no bias')
+               -- a row is the same alone: the sums do not depend on the rows beside it
+               local whole = tide.linear_nf4(xs:to(fast), c, s, n)
+               if m <= 16 then
+                  local last = tide.linear_nf4(xs:to(fast):slice(1, m, m), c, s, n)
+                  assert.is_true(last:equal(whole:slice(1, m, m)), what)
+               end
+            end
+         end
+      end
+   end)
+
+   it('has the same bits on any number of threads, and NaN of a weight that is not finite',
+      function()
+         local codes, scale = tide.quantize_nf4(random({ 3001, 256 }, fast, 1, 0.05))
+         local x = random({ 3, 256 }, fast, 2)
+         local before = tide.default():nthread()
+         local one
+         for n = 1, 4 do
+            tide.set_nthread(n)
+            local y = tide.linear_nf4(x, codes, scale, 3001)
+            one = one or y
+            assert.is_true(y:equal(one))
+         end
+         tide.set_nthread(before)
+         local w = random({ 5, 64 }, fast, 3)     -- one offset for all blocks: all are lost
+         w:select(1, 2):select(1, 7):fill_(math.huge)
+         codes, scale = tide.quantize_nf4(w)
+         for _, dtype in ipairs { 'f32', 'bf16', 'f16' } do
+            local y = tide.linear_nf4(random({ 1, 64 }, fast, 4):to(dtype), codes, scale, 5)
+            for _, v in ipairs(y:to('f32'):tolist()[1]) do assert.is_true(v ~= v) end
+         end
+      end)
+
    it('gives the slope as gradient', function()
       local codes, scale = tide.quantize_nf4(random({ 5, 9 }, fast, 1))
       local x, dy = random({ 3, 9 }, fast, 2):requires_grad_(), random({ 3, 5 }, fast, 3)
