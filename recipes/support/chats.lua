@@ -66,10 +66,21 @@ local function quantise(tide, opt, model, name)
    tide.nn.nf4.quantise_(model)
 end
 
+-- Refuses options of adapters where there are none: all weights would be trained without a word.
+local function check_adapters(opt, model, name)
+   local o = opt.lora
+   local given = o.alpha and 'alpha' or o.targets ~= 'all-linear' and 'targets'
+      or o.dropout > 0 and 'dropout' or o.rslora and 'rslora' or o.dora and 'dora'
+   if not given or o.rank > 0 or opt.adapter or rawget(model, 'adapter') then return end
+   err.usage(name, '--lora.%s is of adapters, and --lora.rank is 0, which trains all weights; give '
+      .. '--lora.rank, or leave --lora.%s out', given, given)
+end
+
 -- Gives the model, which has no bytes yet, the adapters that are asked for.
 function chats.adapt(tide, opt, model, name)
    local o = opt.lora
    name = name or 'finetune'
+   if not opt.resume then check_adapters(opt, model, name) end
    if not opt.resume then quantise(tide, opt, model, name) end
    if opt.resume or o.rank == 0 and not opt.adapter then return end
    if rawget(model, 'adapter') then
@@ -143,6 +154,10 @@ function chats.corpus(job, opt, model, load, what)
       o.val = 0
       local held = job:check(load, opt.val_data, o)
       corpus.val, corpus.val_cu, corpus.val_labels = held.train, held.cu, held.labels
+   end
+   if corpus.val.count == 0 and (opt.keep_best or opt.patience > 0) then
+      err.usage(job.name, '%s needs a validation loss, and no record is held out; give --val-data, '
+         .. 'or a larger --val-share', opt.keep_best and '--keep-best' or '--patience')
    end
    corpus.tokenizer, corpus.tokenizer_path, corpus.template = tok, path, o.template
    job.log:once('%d records: %d tokens, %d of them trained on%s', corpus.documents,

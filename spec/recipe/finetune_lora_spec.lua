@@ -91,6 +91,9 @@ describe('adapters in recipes/finetune.lua', function()
          bad(words .. '--lora.rank 4 --lora.targets q_prj',
             "matches no layer; did you mean 'q_proj'?")
          bad(words .. '--lora.rank 99', "rank: 99 is larger than 'model.layers.0.self_attn.q_proj'")
+         bad(words .. '--lora.targets q_proj',
+            '--lora.targets is of adapters, and --lora.rank is 0, which trains all weights; give')
+         bad(words .. '--lora.dora', '--lora.dora is of adapters, and --lora.rank is 0')
          bad(words .. '--adapter ' .. dir .. '/m', 'has no adapter_config.json')
          local model = tide.model.llama({ vocab_size = 258, hidden_size = 16,
             num_hidden_layers = 3, num_attention_heads = 2, intermediate_size = 8 })

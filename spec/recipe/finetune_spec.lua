@@ -91,6 +91,8 @@ describe('recipes/finetune.lua', function()
             .. '"content": "b"}]}\n'), "messages[2].role: expected a role such as 'assistant'")
          bad(data '{"messages": [{"role": "user"}]}\n', 'messages[1].content: expected a text')
          bad(data '', 'has no record that can be used')
+         bad(words .. '--keep-best --val-share 0', '--keep-best needs a validation loss')
+         bad(words .. '--patience 2 --val-share 0', '--patience needs a validation loss')
          bad(words .. '--batch 3 --accum 2', '--batch (3) must be a multiple')
          tide.model.save(tide.model.llama({ vocab_size = 40, hidden_size = 8,
             num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 8 }, { seed = 1 }),
