@@ -445,6 +445,19 @@ describe('memory', function()
       assert.same({ { 1, 0, 2 }, { 0, 0, 3 }, { 3, 0, 0 }, { 0, 3, 0 } }, r)
    end)
 
+   it('leaves the activations of a plan as they are, whatever stays gathered', function()
+      local function activations(how)
+         return tide.parallel.plan({ family = 'llama', config = { vocab_size = 23,
+            hidden_size = 24, num_hidden_layers = 3, num_attention_heads = 4,
+            intermediate_size = 32 } }, { dp_shard = 4 }, { ranks = 4, fsdp = {
+            reshard_after_forward = how } }):price({ batch = 2, seq = 7 }).activations
+      end
+      local want = activations(true)
+      assert.equal(want, activations(false))
+      -- the part of a unit that stays is rounded up to 64 bytes; there are five units
+      assert.is_true(math.abs(activations(2) - want) <= 5 * 64)
+   end)
+
    it('of shards is on the host with cpu_offload, apart from what is computed with', function()
       local r = on(2, [[
          local out = {}
