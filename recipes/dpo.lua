@@ -13,7 +13,6 @@
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
 local chats = require 'recipes.support.chats'
-local err = require 'tide.util.err'
 local job = require 'tide.train.job'
 local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
@@ -28,23 +27,13 @@ local words = {
    { 'rank', '--lora.rank' }, { 'targets', '--lora.targets' },
 }
 
--- The model on the null device: of the run that is gone on with, or of --from; with --lora.rank all
--- of it is frozen but its adapters.
-local function make_model(tide, opt)
-   local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
-      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
-   chats.adapt(tide, opt, model, 'dpo')
-   return model:train()
-end
-
 local function train(self, opt)
    local tide = require 'tide'
-   if not opt.from then err.usage('dpo', '--from is needed: the model to learn on from') end
    local objective = self:check(tide.nn.preference.objective, { beta = opt.beta, kind = opt.loss,
       label_smoothing = opt.label_smoothing })
 
    -- The model, which has no bytes yet, and the pairs as its tokens.
-   local model = self:check(make_model, tide, opt)
+   local model = self:check(chats.model, self)
    opt.lr = opt.lr or model.adapter and 5e-6 or 1e-6
    local corpus = prefs.corpus(self, opt, model)
 

@@ -14,7 +14,6 @@
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
 local chats = require 'recipes.support.chats'
-local err = require 'tide.util.err'
 local job = require 'tide.train.job'
 local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
@@ -27,21 +26,11 @@ local words = {
    { 'train_on', '--train-on' }, { 'rank', '--lora.rank' }, { 'targets', '--lora.targets' },
 }
 
--- The model on the null device: of the run that is gone on with, or of --from; with --lora.rank all
--- of it is frozen but its adapters.
-local function make_model(tide, opt)
-   local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
-      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
-   chats.adapt(tide, opt, model)
-   return model:train()
-end
-
 local function train(self, opt)
    local tide = require 'tide'
-   if not opt.from then err.usage('finetune', '--from is needed: the model to learn on from') end
 
    -- The model, which has no bytes yet, and the chats as its tokens.
-   local model = self:check(make_model, tide, opt)
+   local model = self:check(chats.model, self)
    opt.lr = opt.lr or model.adapter and 2e-4 or 2e-5
    local corpus = chats.corpus(self, opt, model)
 

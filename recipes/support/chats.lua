@@ -8,7 +8,7 @@ local chats = {}
 
 chats.rows = {
    { 'from', nil, 'published folder, checkpoint or run whose model is learnt on from; its '
-     .. 'tokenizer and chat template are taken, too', type = 'string',
+     .. 'tokenizer and chat template are taken, too', type = 'string', fixed = true,
      also = { 'model', 'base-model', 'model-name-or-path' } },
    { 'data', nil, 'JSON Lines of chats, pairs or texts: a file or folder; several --data are all '
      .. 'read', list = true, also = { 'records', 'train-file', 'dataset' } },
@@ -18,8 +18,8 @@ chats.rows = {
      min = 0, max = 0.5 },
    { 'tokenizer', nil, 'folder or file of a tokenizer; not given: that of --from, or bytes',
      type = 'string' },
-   { 'chat-template', nil, 'a template, or the folder of a model that has one; not given: that of '
-     .. '--from', type = 'string' },
+   { 'chat-template', nil, 'file of a template (.jinja), or the folder of a model that has one; '
+     .. 'not given: that of --from', type = 'string' },
    { 'pack', 'best', 'which documents share a row: best fit, in their order, or none',
      choices = { 'best', 'next', 'none' }, also = { 'packing', 'packed' } },
    { 'long', 'split', 'documents longer than --seq: in pieces, their beginning alone, or an error',
@@ -34,65 +34,101 @@ chats.rows = {
    { 'patience', 0, 'evaluations without a lower validation loss after which the run ends, with '
      .. '--keep-best; 0: never', min = 0, also = { 'early-stopping-patience' } },
    { 'lora.rank', 0, 'train adapters of this rank beside frozen weights; 0: train all weights',
-     min = 0, also = { 'lora-r', 'lora-rank', 'r' } },
+     min = 0, fixed = true, also = { 'lora-r', 'lora-rank', 'r' } },
    { 'lora.alpha', nil, 'changes are multiplied by alpha / rank; not given: 2 --lora.rank',
-     type = 'number', min = 1e-9, also = { 'lora-alpha' } },
+     type = 'number', min = 1e-9, fixed = true, also = { 'lora-alpha' } },
    { 'lora.targets', 'all-linear', "ends of paths of Linear layers ('q_proj|v_proj'; '*' is one "
-     .. 'name), or all of them but the output head', also = { 'target-modules' } },
+     .. 'name), or all of them but the output head', fixed = true, also = { 'target-modules' } },
    { 'lora.dropout', 0, 'of what enters the adapters', type = 'number', min = 0, max = 0.99,
-     also = { 'lora-dropout' } },
-   { 'lora.rslora', false, 'multiply by alpha / sqrt(rank)', also = { 'use-rslora' } },
-   { 'lora.dora', false, 'train norms of the rows of weights besides (DoRA)',
+     fixed = true, also = { 'lora-dropout' } },
+   { 'lora.rslora', false, 'multiply by alpha / sqrt(rank)', fixed = true,
+     also = { 'use-rslora' } },
+   { 'lora.dora', false, 'train norms of the rows of weights besides (DoRA)', fixed = true,
      also = { 'use-dora' } },
    { 'lora.quantise', nil, 'weights of the base in 4 bits (NF4 with double quantisation, QLoRA), '
-     .. 'all Linear layers but the output head', choices = { 'nf4' }, also = { 'lora.quantize',
-     'quantize', 'quantise', 'quantization', 'load-in-4bit', 'bnb-4bit-quant-type', 'qlora' } },
+     .. 'all Linear layers but the output head', choices = { 'nf4' }, fixed = true,
+     also = { 'lora.quantize', 'quantize', 'quantise', 'quantization', 'load-in-4bit',
+     'bnb-4bit-quant-type', 'qlora' } },
    { 'adapter', nil, 'folder of an adapter (PEFT) of --from that is learnt on from, in place of '
-     .. '--lora.rank', type = 'string' },
-   { 'export', nil, 'published folder that is written at the end, adapters merged; not given: '
-     .. 'model in --out, or of adapters none', type = 'string' },
+     .. '--lora.rank; rank, alpha, targets and the rest are its own', type = 'string',
+     fixed = true },
+   { 'export', nil, 'published folder that is written at the end, adapters merged; one that is '
+     .. 'there is replaced with --overwrite alone; not given: model in --out, or of adapters none',
+     type = 'string' },
 }
 
 -- Puts the base into NF4, where that is asked for.
-local function quantise(tide, opt, model, name)
+local function quantise(tide, job, model)
+   local opt = job.opt
    if not opt.lora.quantise or rawget(model, 'quantised') then return end
    if opt.lora.rank == 0 and not opt.adapter then
-      err.usage(name, '--lora.quantise: weights in NF4 are not trained, adapters beside them are; '
-         .. 'give --lora.rank, or --adapter')
+      err.usage(job.name, '--lora.quantise: weights in NF4 are not trained, adapters beside them '
+         .. 'are; give --lora.rank, or --adapter')
    elseif opt.device == 'cuda' then
-      err.usage(name, '--lora.quantise: there is no product with NF4 on a GPU; give --device cpu, '
-         .. 'or --dtype bf16 in its place')
+      err.usage(job.name, '--lora.quantise: there is no product with NF4 on a GPU; give --device '
+         .. 'cpu, or --dtype bf16 in its place')
    end
    tide.nn.nf4.quantise_(model)
 end
 
--- Refuses options of adapters where there are none: all weights would be trained without a word.
-local function check_adapters(opt, model, name)
-   local o = opt.lora
-   local given = o.alpha and 'alpha' or o.targets ~= 'all-linear' and 'targets'
-      or o.dropout > 0 and 'dropout' or o.rslora and 'rslora' or o.dora and 'dora'
-   if not given or o.rank > 0 or opt.adapter or rawget(model, 'adapter') then return end
-   err.usage(name, '--lora.%s is of adapters, and --lora.rank is 0, which trains all weights; give '
-      .. '--lora.rank, or leave --lora.%s out', given, given)
+-- Refuses options of adapters that would be ignored: without adapters all weights would be trained,
+-- and those of a folder have their own rank, alpha and layers.
+local function check_adapters(job, model)
+   local opt, given = job.opt, nil
+   for _, name in ipairs { 'alpha', 'targets', 'dropout', 'rslora', 'dora' } do
+      if job.given['lora.' .. name] ~= nil then given = given or name end
+   end
+   local of = opt.adapter and '--adapter ' .. opt.adapter
+      or rawget(model, 'adapter') and ('--from %s'):format(opt.from)
+   if given and of then
+      err.usage(job.name, '--lora.%s is of new adapters, and those of %s stay as they are; leave '
+         .. 'it out, or give --lora.rank in place of the adapters', given, of)
+   elseif given and opt.lora.rank == 0 then
+      err.usage(job.name, '--lora.%s is of adapters, and --lora.rank is 0, which trains all '
+         .. 'weights; give --lora.rank, or leave --lora.%s out', given, given)
+   end
 end
 
 -- Gives the model, which has no bytes yet, the adapters that are asked for.
-function chats.adapt(tide, opt, model, name)
-   local o = opt.lora
-   name = name or 'finetune'
-   if not opt.resume then check_adapters(opt, model, name) end
-   if not opt.resume then quantise(tide, opt, model, name) end
-   if opt.resume or o.rank == 0 and not opt.adapter then return end
-   if rawget(model, 'adapter') then
-      err.usage(name, '--from %s has adapters, which are learnt on; leave out %s, or begin '
+local function adapt(tide, job, model)
+   local opt, o = job.opt, job.opt.lora
+   if rawget(model, 'adapter') and (o.rank > 0 or opt.adapter) then
+      err.usage(job.name, '--from %s has adapters, which are learnt on; leave out %s, or begin '
          .. 'with a folder in which they are merged (tide export)', opt.from,
          opt.adapter and '--adapter' or '--lora.rank')
-   elseif opt.adapter then
-      if o.rank > 0 then err.usage(name, '--adapter and --lora.rank: give one of them') end
-      return tide.model.load_adapter(model, opt.adapter)
+   elseif opt.adapter and o.rank > 0 then
+      err.usage(job.name, '--adapter and --lora.rank: give one of them')
    end
+   check_adapters(job, model)
+   quantise(tide, job, model)
+   if opt.adapter then return tide.model.load_adapter(model, opt.adapter) end
+   if o.rank == 0 then return end
    tide.nn.lora.attach(model, { rank = o.rank, alpha = o.alpha, targets = o.targets,
       dropout = o.dropout, rslora = o.rslora, dora = o.dora })
+end
+
+-- Refuses an --export that would be lost: only the run that has written it replaces it.
+local function check_export(job)
+   local opt = job.opt
+   if opt.plan or not opt.export then return end
+   local before = job:is_same_run() and job.resumed and job.resumed.options.export
+   local is_own = before and fs.absolute(before) == opt.export or job:is_restart()
+   if opt.overwrite or is_own or not fs.is_present(opt.export) then return end
+   err.usage_if(not fs.is_dir(opt.export) or #fs.list(job.name, opt.export) > 0, job.name,
+      '--export %s is there already; choose another folder, or --overwrite to replace it',
+      opt.export)
+end
+
+-- Returns the model on the null device: of the run that is gone on with, or of --from. With
+-- --lora.rank or --adapter all of it is frozen but its adapters.
+function chats.model(job)
+   local tide, opt = require 'tide', job.opt
+   if not opt.from then err.usage(job.name, '--from is needed: the model to learn on from') end
+   check_export(job)
+   local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
+      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
+   if not opt.resume then adapt(tide, job, model) end
+   return model:train()
 end
 
 -- Reads the weights of --from, and of --adapter, into what plan:materialise gave.

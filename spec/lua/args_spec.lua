@@ -161,6 +161,22 @@ describe('util.args', function()
       assert.equal('test', parser.program)
    end)
 
+   it('keeps fixed options as they were', function()
+      local p = args.new('test', { { 'lora.rank', 0, '', fixed = true }, { 'lr', 1, '' },
+         { 'from', nil, '', fixed = true } })
+      local function refused(before, given)
+         local ok, e = pcall(p.refuse_fixed, p, before, p:check(given), given, 'finetune')
+         return not ok and tostring(e) or nil
+      end
+      assert.is_nil(refused({ lora = { rank = 4 }, lr = 1 }, { lr = 2, ['lora.rank'] = 4 }))
+      assert.is_nil(refused({ lora = { rank = 4 }, lr = 1, from = 'a' }, { lr = 2 }))
+      assert.is_nil(refused({}, { ['lora.rank'] = 0 }))              -- kept by an older version
+      assert.equal('finetune: --lora.rank 8: the run was begun with 4, and what is gone on with '
+         .. 'stays as it is; leave the option out, or begin another run (E_ARG)',
+         refused({ lora = { rank = 4 } }, { ['lora.rank'] = 8 }))
+      assert.matches('--from a: the run was begun with none', refused({}, { from = 'a' }), 1, true)
+   end)
+
    it('tells mistakes in one line', function()
       local ok, e = pcall(parse, '--stpes', '3')
       assert.is_false(ok)

@@ -67,7 +67,8 @@ describe('adapters in recipes/finetune.lua', function()
 
    it('go on bit for bit, and from a folder of adapters', function()
       case.with_data(function(dir, words)
-         words = words .. '--lora.targets "q_proj|v_proj" --lora.dropout 0.1 --lr 3e-2 '
+         local base = words .. '--lr 3e-2 '
+         words = base .. '--lora.targets "q_proj|v_proj" --lora.dropout 0.1 '
          ok(1, words .. '--lora.rank 4 --steps 6 --save-every 3 --out ' .. dir .. '/a')
          ok(1, ('--resume-from %s/a/step-00000003 --out %s/b'):format(dir, dir))
          for _, name in ipairs { 'step-00000006/model', 'step-00000006/optim',
@@ -76,10 +77,19 @@ describe('adapters in recipes/finetune.lua', function()
             assert.is_true(a == fs.read('spec', ('%s/b/%s.safetensors'):format(dir, name)))
          end
          local last = losses(dir .. '/a')
-         ok(2, ('%s--mesh.dp_shard 2 --adapter %s/a/adapter --steps 2 --out %s/c'):format(words,
-            dir, dir))
+         bad(('--resume --out %s/a --lora.alpha 2'):format(dir),
+            '--lora.alpha 2: the run was begun with none, and what is gone on with '
+            .. 'stays as it is; leave the option out')
+         bad(('--resume --out %s/a --lora.dropout 0'):format(dir), 'the run was begun with 0.1')
+         bad(('%s--adapter %s/a/adapter --steps 2 --out %s/c'):format(words, dir, dir),
+            ('--lora.targets is of new adapters, and those of --adapter %s/a/adapter stay'):format(
+            dir))
+         ok(2, ('%s--mesh.dp_shard 2 --adapter %s/a/adapter --steps 2 --out %s/c'):format(base, dir,
+            dir))
          assert.is_true(losses(dir .. '/c')[1] < last[1])
-         ok(1, ('%s--from %s/a --steps 1 --out %s/d'):format(words, dir, dir))
+         ok(1, ('%s--from %s/a --steps 1 --out %s/d'):format(base, dir, dir))
+         bad(('%s--from %s/a --lora.alpha 2 --out %s/e'):format(base, dir, dir),
+            '--lora.alpha is of new adapters, and those of --from ' .. dir .. '/a stay')
          bad(('%s--from %s/a --lora.rank 2 --steps 1 --out %s/e'):format(words, dir, dir),
             'has adapters, which are learnt on; leave out --lora.rank')
       end)

@@ -73,6 +73,26 @@ describe('recipes/finetune.lua', function()
       end)
    end)
 
+   it('replaces an exported folder when it is asked to, or has written it', function()
+      with_data(function(dir, words)
+         local taken = ('--export %s/m '):format(dir)
+         bad(words .. '--steps 2 --out ' .. dir .. '/a ' .. taken, '/m is there already; choose '
+            .. 'another folder, or --overwrite to replace it')
+         assert.is_false(fs.exists(dir .. '/a'))
+         local export = ('--schedule constant --export %s/e '):format(dir)
+         ok(1, words .. '--steps 2 --out ' .. dir .. '/a ' .. export)
+         local function weights() return fs.read('spec', dir .. '/e/model.safetensors') end
+         local first = weights()
+         ok(1, '--resume --steps 4 --out ' .. dir .. '/a')
+         assert.is_false(first == weights())
+         bad(('--resume-from %s/a/step-00000002 --out %s/b'):format(dir, dir),
+            '/e is there already')
+         bad(('--resume --out %s/a --from %s/e'):format(dir, dir), 'the run was begun with ' .. dir)
+         ok(1, words .. '--steps 2 --overwrite --out ' .. dir .. '/a ' .. export)
+         assert.is_true(first == weights())
+      end)
+   end)
+
    it('refuses what newcomers get wrong, with what to do', function()
       with_data(function(dir, words, without_data)
          local run = '--steps 2 --out ' .. dir .. '/run '
@@ -86,13 +106,23 @@ describe('recipes/finetune.lua', function()
          bad(words .. '--from ' .. dir, 'LATEST')
          bad(data '{"messages": []}\n', 'x.jsonl, line 1: messages: expected at least one entry')
          bad(data '{"messages": [{"role": "user", "content": "a"}]}\n',
-            'no token of the record counts')
+            "no token of the record counts as a label: its roles are 'user', and those that count "
+            .. "are 'assistant' (train_on, --train-on)")
+         bad(data('{"messages": [{"role": "user", "content": "a"}, {"role": "banana", '
+            .. '"content": "b"}]}\n'), "its roles are 'user', 'banana'")
+         bad(words .. '--chat-template "{% for m in messages %}"', 'give a file that holds the '
+            .. 'template')
          bad(data('{"messages": [{"role": "user", "content": "a"}, {"role": "asistant", '
             .. '"content": "b"}]}\n'), "messages[2].role: expected a role such as 'assistant'")
          bad(data '{"messages": [{"role": "user"}]}\n', 'messages[1].content: expected a text')
          bad(data '', 'has no record that can be used')
          bad(words .. '--keep-best --val-share 0', '--keep-best needs a validation loss')
          bad(words .. '--patience 2 --val-share 0', '--patience needs a validation loss')
+         bad(('%s --data %s/c.jsonl --steps 2 --out %s/m'):format(without_data, dir, dir),
+            'holds a published model, which a run would be mixed with')
+         write(dir .. '/b.json', '{"lora": {"rnk": 2}}')
+         bad(words .. '--config ' .. dir .. '/b.json', ("unknown option 'lora.rnk' in %s/b.json; "
+            .. "did you mean '--lora.rank'?"):format(dir))
          bad(words .. '--batch 3 --accum 2', '--batch (3) must be a multiple')
          tide.model.save(tide.model.llama({ vocab_size = 40, hidden_size = 8,
             num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 8 }, { seed = 1 }),

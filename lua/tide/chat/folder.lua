@@ -88,7 +88,8 @@ end
 function folder.find(path, name, model)
    err.type('chat.find', 'path', path, 'string')
    if not fs.exists(path) then
-      err.raise('E_IO', 'chat.find', 'cannot read %s: there is no such file or folder', path)
+      err.raise('E_IO', 'chat.find', 'cannot read %s: there is no such file or folder%s', path,
+         path:find('{[{%%]') and '; give a file that holds the template' or '')
    elseif not fs.is_dir(path) then
       local _, tokens = nil, {}
       if model and fs.is_dir(model) then _, tokens = folder.templates(model) end

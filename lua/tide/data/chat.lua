@@ -8,6 +8,7 @@
 -- `train_on` (the opening that add_generation_prompt writes is not theirs). Of a prompt and
 -- completion the completion counts, of a text all of it.
 
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local jsonl = require 'tide.data.jsonl'
 local near = require 'tide.util.near'
@@ -141,6 +142,8 @@ local function packed_id(id, width)
    return char(id % 256, floor(id / 256) % 256, floor(id / 65536) % 256, floor(id / 16777216))
 end
 
+local unlabelled = 'no token of the record counts as a label'
+
 -- Returns a text as { ids, mask, count, labels }: two texts, the tokens, and those that count.
 -- is_chat: a template has written it. Or nil and what is wrong.
 local function tokenized(text, ranges, is_chat, o)
@@ -156,8 +159,30 @@ local function tokenized(text, ranges, is_chat, o)
       pieces[i] = packed_id(id, o.width)
       if i > 1 and mask[i] == '\1' then labels = labels + 1 end
    end
-   if labels == 0 then return nil, 'no token of the record counts as a label (train_on)' end
+   if labels == 0 then return nil, unlabelled end
    return { ids = table.concat(pieces), mask = table.concat(mask), count = #ids, labels = labels }
+end
+
+-- Returns names in their order, each once, as 'a', 'b'.
+local function quoted(names)
+   local list, seen = {}, {}
+   for _, name in ipairs(names) do
+      if not seen[name] then list[#list + 1] = ("'%s'"):format(name) end
+      seen[name] = true
+   end
+   return table.concat(list, ', ')
+end
+
+-- Returns why no token of a chat is a label: none of its roles counts, or those that count say
+-- nothing.
+local function why_unlabelled(messages, o)
+   if o.by_block then return 'the template writes none of it in a generation block' end
+   local has, counting = {}, {}
+   for i, message in ipairs(messages) do has[i] = message.role end
+   for role in each(o.roles) do counting[#counting + 1] = role end
+   table.sort(counting)
+   return ('its roles are %s, and those that count are %s (train_on, --train-on)'):format(
+      quoted(has), quoted(counting))
 end
 
 -- The same of a record, as the one document that it is.
@@ -166,7 +191,11 @@ local function document(example, o)
    if not text then return nil, ranges end
    local is_chat = example.messages ~= nil or example.text == nil and o.template ~= nil
    local doc, problem = tokenized(text, ranges, is_chat, o)
-   return doc and { doc }, problem
+   if doc then return { doc } end
+   if problem == unlabelled and example.messages then
+      problem = problem .. ': ' .. why_unlabelled(example.messages, o)
+   end
+   return nil, problem
 end
 
 -- ---- files -------------------------------------------------------------------------------------

@@ -138,6 +138,9 @@ end
 -- Another attempt of this very job goes on by itself (tide run --max-restarts).
 local function is_restart(opt) return launch.resume_from(opt.out) ~= nil end
 
+-- The same of a job that has begun.
+function Job:is_restart() return is_restart(self.opt) end
+
 -- A run is never written over unless that is asked for.
 local function check_out(self)
    local opt = self.opt
@@ -145,6 +148,8 @@ local function check_out(self)
       .. 'other')
    check_folder(self.name, opt.out)
    local step = require('tide.train.checkpoint').step_in(opt.out)
+   err.usage_if(not step and fs.exists(fs.join(opt.out, 'config.json')), self.name, '--out %s '
+      .. 'holds a published model, which a run would be mixed with; choose another --out', opt.out)
    if step and not opt.resume and not opt.overwrite and not is_restart(opt) then
       err.usage(self.name, '%s holds a run at step %d; add --resume, or choose another --out, or '
          .. '--overwrite', opt.out, step)
@@ -194,8 +199,9 @@ local function check_mesh(self)
    err.throw(known)
 end
 
--- Options that are paths of what a run reads, also when it is gone on with.
-local paths = { 'data', 'val_data', 'chat_template', 'tokenizer' }
+-- Options that are paths of what a run reads or writes, also when it is gone on with.
+local paths = { 'data', 'val_data', 'chat_template', 'tokenizer', 'from', 'adapter', 'export',
+   'teacher', 'teacher_cache', 'reference' }
 
 -- The paths of an option from the root of the file system.
 local function absolute(data)
@@ -220,6 +226,7 @@ local function begin(recipe, opt, parser, given, resumed)
    for _, o in ipairs { opt, before } do                    -- any folder goes on
       for _, name in ipairs(paths) do o[name] = absolute(o[name]) end
    end
+   if before then parser:refuse_fixed(before, opt, given, recipe.name) end
    local world = world_of(opt)
    local self = setmetatable({ name = recipe.name, words = recipe.words or {}, opt = opt,
       world = world, first = world.rank == 0, resumed = resumed, given = given,
@@ -237,6 +244,13 @@ local function begin(recipe, opt, parser, given, resumed)
 end
 
 -- ---- what a recipe asks for --------------------------------------------------------------------
+
+-- Whether this start goes on in the folder of the run that it goes on from: not a fork.
+function Job:is_same_run()
+   local from = self.opt.resume_from
+   if not from then return self.resumed ~= nil end
+   return fs.absolute(from:match '^(.*)/[^/]*$' or '.') == fs.absolute(self.opt.out)
+end
 
 -- The mesh and the options of parallel.plan that the command line asks for.
 function Job:mesh() return plan_options.read(self.opt, self.world.size, self.opt.plan) end

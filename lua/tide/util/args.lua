@@ -2,11 +2,12 @@
 --
 -- A declaration is a list of
 --
---    { 'name', default, 'help', type =, choices =, min =, max =, also =, list = }
+--    { 'name', default, 'help', type =, choices =, min =, max =, also =, list =, fixed = }
 --
 -- The type follows from the default; without one it must be given. also: words that people write
 -- for it, which messages know; the last part of a nested name is one. list: each time it is given
--- adds a value, and several arrive as a list. Of any other option the last one counts. Nested
+-- adds a value, and several arrive as a list. Of any other option the last one counts. fixed: a run
+-- that is gone on with keeps the value that it was begun with (Parser:refuse_fixed). Nested
 -- names are written a.b and arrive as result.a.b. On a command line: --name value, --name=value,
 -- --flag, --flag yes, --no-flag, and --set a.b=value. --config FILE gives options by a file of data
 -- (util.config), which the command line overrides; --print-config shows all values.
@@ -39,7 +40,7 @@ local function option_of(row)
    return {
       name = key_of(row[1]), default = default, help = row[3] or '', kind = kind,
       choices = row.choices, min = row.min, max = row.max, required = row.required,
-      list = row.list,
+      list = row.list, fixed = row.fixed,
    }
 end
 
@@ -123,13 +124,14 @@ local function convert(option, value)
    return convert_one(option, value)
 end
 
--- The option of a name; whence: what stands before it in errors.
+-- The option of a name; whence: the file that it is from, or nil for the command line.
 -- A misspelt one is answered with the nearest, --help among them.
 local function find(self, name, whence)
    local option = self.by_name[key_of(name)]
    if option then return option end
    local names = { 'help', 'config', 'print_config', unpack(self.names) }
-   err.usage('args', "unknown option '%s%s'%s", whence or '--', name,
+   local shown_name = whence and ("'%s' in %s"):format(name, whence) or ("'--%s'"):format(name)
+   err.usage('args', 'unknown option %s%s', shown_name,
       near.hint(key_of(name), names, flag_of, self.also))
 end
 
@@ -239,7 +241,7 @@ local function finish(self, values, base)
 end
 
 -- Reads a table of options (nested or dotted names) as parse reads a command line. Returns full
--- name -> value. whence: what stands before a name in errors.
+-- name -> value. whence: the file that they are from, or nil.
 local function flatten(self, t, whence)
    local values = {}
    local function walk(node, prefix)
@@ -285,7 +287,7 @@ function Parser:parse(argv, base)
    for name in each(values) do of[name] = 'command line' end
    if more.config then
       local file = require('tide.util.config').read('args', more.config)
-      for name, v in each(flatten(self, file, more.config .. ': ')) do
+      for name, v in each(flatten(self, file, more.config)) do
          if values[name] == nil then values[name], of[name] = v, more.config end
       end
    end
@@ -312,6 +314,20 @@ function Parser:changes(before, now, whence)
       end
    end
    return list
+end
+
+-- Refuses a given value of a fixed option that is not the one in `before`, the options that a run
+-- was begun with. given: full name -> value; name: the program.
+function Parser:refuse_fixed(before, now, given, name)
+   for _, option in ipairs(self.list) do
+      if option.fixed and given[option.name] ~= nil then
+         local a, b = value_at(before, option.name), value_at(now, option.name)
+         if a == nil then a = option.default end
+         err.usage_if(shown(a) ~= shown(b), name, '%s %s: the run was begun with %s, and what is '
+            .. 'gone on with stays as it is; leave the option out, or begin another run',
+            flag_of(option.name), shown(b), a == nil and 'none' or shown(a))
+      end
+   end
 end
 
 -- Lines "lr = 0.003 (command line)" of all options of a result, with the source of each. of: as
