@@ -62,8 +62,8 @@ end
 
 add_sft('sft-f32', 'f32')
 add_sft('sft-bf16', 'bf16')
-add_sft('sft-f32-recompute', 'f32', nil, 'full')
-add_sft('sft-bf16-recompute', 'bf16', nil, 'full')
+add_sft('sft-f32-recompute', 'f32', nil, 'selective')
+add_sft('sft-bf16-recompute', 'bf16', nil, 'selective')
 add_sft('lora-f32', 'f32', 16)
 
 -- ---- generation: one sequence, greedy, with a cache ----

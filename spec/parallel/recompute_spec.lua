@@ -26,7 +26,7 @@ local function ids()
 end
 
 local policies = {
-   'none', 'mlp', 'full', 1, 2, 'every:3', 'self_attn', 'mlp,self_attn', 'down_proj',
+   'none', 'selective', 'mlp', 'full', 1, 2, 'every:3', 'self_attn', 'mlp,self_attn', 'down_proj',
    'model.layers.*.mlp', { ops = { 'attention' } }, { ops = { 'norm', 'linear', 'attention' } },
    { ops = { 'attention' }, modules = { 'mlp' } }, { every = 2 },
 }
@@ -36,6 +36,7 @@ describe('recompute', function()
       assert.same({}, report 'none')
       assert.same({}, report())
       assert.same(layers('%d.mlp', 0, 1, 2, 3), report 'mlp')
+      assert.same(layers('%d (norms, gated products)', 0, 1, 2, 3), report 'selective')
       assert.same(layers('%d', 0, 1, 2, 3), report 'full')
       assert.same(layers('%d', 1, 3), report(2))
       assert.same(layers('%d', 2), report 'every:3')
@@ -83,6 +84,9 @@ describe('recompute', function()
          return bytes
       end
       local none, mlp, full = kept 'none', kept 'mlp', kept 'full'
+      -- of 4 blocks two norms and the product of gate and up, f32 of 2 x 48 tokens
+      assert.equal(4 * 2 * 48 * 4 * (32 + 32 + 96), none - kept 'selective')
+      assert.equal(-1, tonumber(tide.default():param 'remake'))
       assert.is_true(mlp < 0.7 * none, ('%d of %d'):format(mlp, none))
       assert.is_true(full < 0.7 * mlp, ('%d of %d'):format(full, mlp))
       -- Where the tape makes norms again by itself, recomputing them saves nothing.

@@ -3,6 +3,7 @@
 --    tide.parallel.recompute(model, 'mlp')
 --
 --    'none'                nothing
+--    'selective'           in every block, norms and gated products that a linear layer reads
 --    'mlp'                 the MLP of every block
 --    'full'                every block
 --    k, or 'every:k'       every k-th block
@@ -13,12 +14,15 @@
 --
 -- The call of a module, its hooks included, runs inside tide.checkpoint, so that a
 -- module cut over ranks repeats its collectives in the same order on every rank and keeps only its
--- part of the sequence. Apply it after tensor parallelism and before FSDP. A policy replaces the
--- one before. opts.scope limits it to parts of a model: 'language', 'vision', 'audio'.
+-- part of the sequence. 'selective' runs no module again: the tape makes those results again from
+-- what it holds anyway (parameter remake, set while a block runs). Apply a policy after tensor
+-- parallelism and before FSDP. It replaces the one before. opts.scope limits it to parts of a model:
+-- 'language', 'vision', 'audio'.
 
 local tide = require 'tide'
 local class = require 'tide.class'
 local names_ = require 'tide.util.names'
+local pack = require 'tide.ffi.pack'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
@@ -78,9 +82,28 @@ local function add(m, of)
    m:wrap(mark, again, { of = of, order = wrap.order.recompute, by = mark })
 end
 
+local mark_remade = 'recompute.selective'
+
+-- Calls a block whose norms and gated products the tape makes again in backward.
+local function remade(next, self, ...)
+   local ctx = tide.default()
+   local before = tonumber(ctx:param 'remake')
+   if before == 1 or not tide.is_grad_enabled() then return next(self, ...) end
+   ctx:param('remake', 1)
+   local r = pack(pcall(next, self, ...))
+   ctx:param('remake', before)
+   if not r[1] then error(r[2], 0) end
+   return unpack(r, 2, r.n)
+end
+
+local function add_remade(m)
+   m:wrap(mark_remade, remade, { order = wrap.order.recompute, by = mark })
+end
+
 local function reset(model)
    model:walk(function(m)
       wrap.drop(m, mark)
+      wrap.drop(m, mark_remade)
       wrap.drop(m, mark, 'attend')
    end)
 end
@@ -95,7 +118,7 @@ local function add_named(list, model, name)
       if m.name ~= '' and text:find(pattern) then list[#list + 1], found = m, true end
    end
    err.raise_if(not found, 'E_ARG', op, "no module of the model is named '%s'; policies are none, "
-      .. 'mlp, full and every:k', name)
+      .. 'selective, mlp, full and every:k', name)
 end
 
 local function outermost(list)
@@ -142,11 +165,11 @@ local function each_module(model, fits, change, what)
    end
 end
 
-local function every(model, k)
+local function every(model, k, change)
    err.integer(op, 'policy', k, 1)
    return each_module(model, function(m) return class.is(m, nn.Stack) end,
       function(m)
-         for i = k, #m, k do add(m[i]) end
+         for i = k, #m, k do change(m[i]) end
       end, 'list of blocks (nn.Stack)')
 end
 
@@ -187,21 +210,22 @@ end
 
 local function changes_of(model, policy)
    if policy == nil or err.same(policy, 'none') then return function() end end
-   if err.same(policy, 'full') then return every(model, 1) end
+   if err.same(policy, 'full') then return every(model, 1, add) end
+   if err.same(policy, 'selective') then return every(model, 1, add_remade) end
    if err.same(policy, 'mlp') then
       return each_module(model, function(m) return class.is(m, nn.MLP) end, add, 'nn.MLP')
    end
    if type(policy) == 'string' and policy:find '^every:' then
       policy = tonumber(policy:match '^every:(%d+)$') or 0
    end
-   if type(policy) == 'number' then return every(model, policy) end
+   if type(policy) == 'number' then return every(model, policy, add) end
    if type(policy) == 'string' then return by_names(model, split(policy)) end
    err.type(op, 'policy', policy, 'table')
    err.options(op, policy, { 'ops', 'modules', 'every' })
    local list = {}
    if policy.ops then list[#list + 1] = by_ops(model, policy.ops) end
    if policy.modules then list[#list + 1] = by_names(model, policy.modules) end
-   if policy.every then list[#list + 1] = every(model, policy.every) end
+   if policy.every then list[#list + 1] = every(model, policy.every, add) end
    if #list == 0 then err.arg(op, 'policy', 'ops, modules or every', policy) end
    return all_of(list)
 end
@@ -220,6 +244,9 @@ function recompute.report(model)
    local list = {}
    for _, m in ipairs(model:named_modules()) do
       if wrap.find(m.module, mark) then list[#list + 1] = m.name end
+      if wrap.find(m.module, mark_remade) then
+         list[#list + 1] = m.name .. ' (norms, gated products)'
+      end
       if wrap.find(m.module, mark, 'attend') then list[#list + 1] = m.name .. '.attend' end
    end
    table.sort(list)

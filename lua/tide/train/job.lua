@@ -45,8 +45,8 @@ local function explain(words, caught)
    local e = err.of(caught)
    if not e or e.brief then return caught end
    if e.code == 'E_NOMEM' then
-      e.message = e.message .. '; a smaller --batch or --seq, more --accum, --recompute full or '
-         .. '--mesh.dp_shard needs less'
+      e.message = e.message .. '; a smaller --batch or --seq, more --accum, --recompute '
+         .. 'selective or full, or --mesh.dp_shard needs less'
    else
       in_words(words, e)
    end

@@ -29,7 +29,8 @@ options.rows = {
    { 'sequence-parallel', false, 'cut activations along the sequence between the parts of a layer '
      .. 'that tensor parallelism cuts', also = { 'sp' } },
    { 'async-tp', false, 'overlap the collectives of sequence parallelism with products' },
-   { 'recompute', 'none', 'what backward computes again: none, mlp, full, every:k (or k), names' },
+   { 'recompute', 'none', 'what backward computes again: none, selective (norms and gated '
+     .. 'products), mlp, full, every:k (or k), names' },
    { 'fsdp.strategy', 'auto', 'what is sharded; auto: everything if --mesh.dp_shard is given (or '
      .. '--mesh.dp_replicate, --offload, --fsdp.reduce, --fsdp.reshard)',
      choices = { 'auto', 'no_shard', 'optim', 'optim_grads', 'optim_grads_params' } },
