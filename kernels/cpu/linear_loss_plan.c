@@ -5,7 +5,7 @@
 
 enum {
   CHUNK_BYTES = 112 << 20, /* logits of a chunk, at most (or LL_ROW_STEP rows) */
-  CHUNK_ROWS = 384,        /* f32: likewise; dw is then added to for 2 to 3 % of the products' time */
+  CHUNK_ROWS = 384,        /* likewise of f32: adding to dw is 2 to 3 % of the time then */
   WHOLE_BYTES = 8 << 20,   /* logits up to this size are one chunk */
   SPAN_BYTES = 8 << 20,    /* rows of w in a span, at most (or SPAN_STEP classes) */
   SPAN_STEP = 512,         /* likewise a span of classes */
