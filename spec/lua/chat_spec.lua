@@ -72,6 +72,7 @@ describe('chat.template', function()
          ['{{ 1 is callable }} {{ range is callable }} {{ u is callable }}'] = 'False True True',
          ['{% macro m() %}{% endmacro %}{{ m is callable }} {{ joiner() is callable }}']
             = 'True True',
+         ["{{ 'ΣΟΣΟΣ Σ ΣΑΣ' | lower }}"] = 'σοσος σ σας',      -- a sigma that ends a word
       } do
          assert.equal(want, (template(source):render {}), source)
       end

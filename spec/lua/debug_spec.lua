@@ -77,4 +77,13 @@ describe('debug.jit', function()
       assert.is_true(#bad.aborts >= 1)
       assert.matches('aborts', jitlog.text(bad), 1, true)
    end)
+
+   it('tells aborts by how often they came, then by place', function()
+      local aborts = {}
+      for i, at in ipairs { 'c', 'a', 'b', 'd', 'b', 'd', 'd' } do
+         aborts[i] = { at = at, why = 'NYI' }
+      end
+      assert.equal('2 traces, 7 aborts\n  3 x d: NYI\n  2 x b: NYI\n  1 x a: NYI\n  1 x c: NYI',
+         tide.debug.jit.text { traces = 2, aborts = aborts })
+   end)
 end)

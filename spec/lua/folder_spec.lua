@@ -186,10 +186,12 @@ describe('finding a checkpoint', function()
       end)
    end)
 
-   it('names those that are there', function()
+   it('names those that are there, if any', function()
       tmp.with(function(dir)
-         for s = 1, 2 do save(dir, s) end
          local e = raised(checkpoint.load, dir .. '/step-00000007')
+         assert.matches('there is no such folder$', e.message)
+         for s = 1, 2 do save(dir, s) end
+         e = raised(checkpoint.load, dir .. '/step-00000007')
          assert.matches('step-00000007: there is no such folder; there are ' .. dir
             .. '/step-00000001, ' .. dir .. '/step-00000002', e.message, 1, true)
          os.remove(dir .. '/LATEST')

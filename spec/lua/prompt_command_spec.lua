@@ -128,4 +128,12 @@ describe('a command', function()
       assert.is_truthy(files.read(folder .. '/trace/rank000.json'))
       tide.default():param('trace', 0)
    end)
+
+   it(':trace names first what took longest', function()
+      local out = play { ':trace on', 'x = tide.ones { 500, 500 }',
+         'for i = 1, 3 do x:matmul(x); tide.ones { 2 }:add_(1) end', ':trace off', ':trace' }
+      tide.default():param('trace', 0)
+      local long, short = out:find 'matmul%s+3%s', out:find 'axpy_%s+3%s'
+      assert.is_true(long < short, out)
+   end)
 end)

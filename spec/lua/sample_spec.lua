@@ -80,6 +80,12 @@ describe('train.sample.pick', function()
       pick.penalise(logits, { [0] = 1, [1] = 2, [9] = 1 }, { [1] = 2, [2] = 1 },
          { repetition_penalty = 2, presence_penalty = 0.5, frequency_penalty = 0.25 })
       assert.same({ 1, -5, 0.25, 4 }, logits)
+      for i, want in ipairs { 1.5, 0 } do             -- each of the two by itself
+         logits = { 2 }
+         pick.penalise(logits, {}, { [0] = 4 }, { repetition_penalty = 1,
+            presence_penalty = i == 1 and 0.5 or 0, frequency_penalty = i == 2 and 0.5 or 0 })
+         assert.same({ want }, logits)
+      end
    end)
 end)
 

@@ -141,6 +141,7 @@ describe('text that is not UTF-8', function()
       assert.truthy(tostring(why):find 'UTF%-8')
       for bad, good in pairs { ['a\255b'] = 'a�b', ['\226\130'] = '�', ['\226\130a'] = '�a',
          ['\237\160\128'] = '���', ['\240\159\152'] = '�',
+         ['\240\144\128'] = '�', ['\240\144\191a'] = '�a', ['\241\128\192'] = '��',
          ['\244\144\128\128'] = '����' } do
          assert.same(tok:encode(good), (tok:encode(bad, { invalid = 'replace' })))
       end

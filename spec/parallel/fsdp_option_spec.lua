@@ -427,10 +427,11 @@ describe('memory', function()
             local sharded = tide.parallel.fully_shard(model, { reshard_after_forward = how })
             local b = case.batch(1, world.rank, 4, 12)
             local loss = model:loss(b.ids, b.labels, { count = 1 })
-            local n, parts = 0, 0
+            local n, parts, bytes = 0, 0, 0
             for _, u in ipairs(sharded.units) do
                n = n + (u:is_live() and 1 or 0)
-               parts = parts + (u.buckets[1].small and u.buckets[1].small.part and 1 or 0)
+               local part = u.buckets[1].small and u.buckets[1].small.part
+               if part then parts, bytes = parts + 1, bytes + 4 * part:numel() end
             end
             local list = watch(sharded.shard_comm, function()
                loss:backward()
@@ -438,6 +439,7 @@ describe('memory', function()
             end)
             local gathers = 0
             for _, h in ipairs(list) do gathers = gathers + (h.op == 'all_gather_v' and 1 or 0) end
+            assert(bytes == sharded:price({}).stays, bytes .. ' ' .. sharded:price({}).stays)
             out[i] = { n, parts, gathers }
          end
          return out

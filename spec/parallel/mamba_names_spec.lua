@@ -282,6 +282,9 @@ describe('mistakes', function()
       refused('E_ARG', "'projected': expected a tensor [batch, tokens, 46]",
          m.pre_conv_ssm, m, tide.zeros { 1, 4, 7 })
       refused('E_ARG', 'multiple of 4', m.pre_conv_ssm, m, tide.zeros { 1, 3, m.width })
+      local of3 = at(3, 0, 6, 2, 1, 3)
+      refused('E_ARG', 'the sequence has 9 tokens, expected a multiple of 6', of3.pre_conv_ssm, of3,
+         tide.zeros { 1, 3, of3.width })
       refused('E_ARG', 'document 1 has 6 tokens', m.pre_conv_ssm, m, tide.zeros { 1, 5, m.width },
          { 0, 4, 10 })
       refused('E_ARG', { 'ends at 4', '8 tokens' }, m.pre_conv_ssm, m, tide.zeros { 4, m.width },

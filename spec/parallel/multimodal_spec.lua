@@ -166,7 +166,8 @@ describe('cuts by the published rule', function()
 
    it('with empty frames, or not at all', function()
       for _, row in ipairs { { '6', 2, 4, '0 2 4 6 8', 2 }, { '3', 2, 4, '0 2 3 4 6', 3 },
-         { '4', 4, 2, '0 4 5', 1 }, { '1', 2, 4, '0 1 2 3 4', 3 } } do
+         { '4', 4, 2, '0 4 5', 1 }, { '1', 2, 4, '0 1 2 3 4', 3 },
+         { '4 1', 2, 4, '0 2 4 5 8', 3 }, { '3 1', 2, 3, '0 2 3 4', 0 } } do
          local bounds, added = split.compatible(numbers(row[1]), row[2], row[3])
          assert.same(numbers(row[4]), bounds)
          assert.equal(row[5], added)
