@@ -163,8 +163,14 @@ typedef struct k_fp8_attrs { int32_t x_e5m2; } k_fp8_attrs;
 
 /* quantize_nf4: x -> codes u8, scale f32 (kernels/ref/nf4.h). dequantize_nf4: those -> f32 [n].
  * linear_nf4: x[..., K], codes, scale, bias_N or absent -> y[..., N] of the weight [rows, cols] =
- * [N, K], read in x's dtype, as linear; transposed: x[..., rows] -> y[..., cols] = x w. */
-typedef struct k_nf4_attrs { int64_t rows, cols; int32_t transposed; } k_nf4_attrs;
+ * [N, K], read in x's dtype, as linear; transposed: x[..., rows] -> y[..., cols] = x w.
+ * Number c of row r is number first + r * stride + c of what quantize_nf4 has coded. row_blocks:
+ * codes of magnitudes a row; 0 where rows follow each other (cols = stride) and share blocks.
+ * dequantize_nf4_part, linear_nf4_part: the same kernels. */
+typedef struct k_nf4_attrs {
+  int64_t rows, cols, first, stride, row_blocks;
+  int32_t transposed;
+} k_nf4_attrs;
 
 /* layer_norm: x[..., D], weight or absent, bias or absent -> y, mean[...] f32*, rstd[...] f32*
  * layer_norm_bwd: dy, x, weight or absent, mean, rstd -> dx, dweight or absent, dbias or absent

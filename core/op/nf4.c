@@ -29,7 +29,9 @@ int tide_quantize_nf4(tide_tensor **codes, tide_tensor **scale, tide_tensor *x)
   return TIDE_OK;
 }
 
-/* Checks what stands for n numbers. */
+static const int64_t most_numbers = (int64_t)1 << 46; /* of a weight: no size overflows */
+
+/* Checks what stands for all n numbers. */
 static int check_nf4(tide__call *c, const tide_tensor *codes, const tide_tensor *scale, int64_t n)
 {
   int64_t nbyte = nf4_code_bytes(n), nscale = nf4_scale_size(n);
@@ -43,7 +45,47 @@ static int check_nf4(tide__call *c, const tide_tensor *codes, const tide_tensor 
   return TIDE_OK;
 }
 
-static const int64_t most_numbers = (int64_t)1 << 46; /* of a weight: no size overflows */
+/* The attributes of a whole weight. */
+static k_nf4_attrs whole_nf4(int64_t rows, int64_t cols)
+{
+  return (k_nf4_attrs){.rows = rows, .cols = cols, .stride = cols};
+}
+
+/* Checks what stands for a part of a weight, and completes its attributes. */
+static int check_nf4_part(tide__call *c, const tide_tensor *codes, const tide_tensor *scale,
+                          k_nf4_attrs *a)
+{
+  int64_t n, last, blocks = 0;
+  if (a->rows < 0 || a->rows > most_numbers)
+    return TIDE__FAIL(c, TIDE_E_ARG, "rows: expected a count of rows, got %lld",
+                      (long long)a->rows);
+  if (a->first < 0 || a->first % 2 || a->first > most_numbers)
+    return TIDE__FAIL(c, TIDE_E_ARG, "first: expected the even place where the part begins, got "
+                      "%lld", (long long)a->first);
+  if (a->cols < 0 || a->stride < a->cols || a->stride > most_numbers
+      || (a->stride > 0 && a->rows > most_numbers / a->stride))
+    return TIDE__FAIL(c, TIDE_E_ARG, "cols, stride: %lld rows of %lld numbers, %lld apart, are no "
+                      "part of a weight", (long long)a->rows, (long long)a->cols,
+                      (long long)a->stride);
+  if (a->cols != a->stride && (a->cols % 2 || a->stride % 2))
+    return TIDE__FAIL(c, TIDE_E_ARG, "cols, stride: %lld of %lld columns; both are even, or all "
+                      "columns in the part", (long long)a->cols, (long long)a->stride);
+  n = a->rows * a->cols;
+  last = n ? a->first + (a->rows - 1) * a->stride + a->cols : 0;
+  if (a->cols != a->stride)
+    a->row_blocks = a->stride % BLOCK ? (a->cols + BLOCK - 2) / BLOCK + 1
+                                      : nf4_parts(a->first % BLOCK + a->cols, BLOCK);
+  if (n > 0)
+    blocks = a->row_blocks ? a->rows * a->row_blocks : nf4_parts(last, BLOCK) - a->first / BLOCK;
+  if (codes->dtype != TIDE_U8 || codes->ndim != 1 || codes->shape[0] != nf4_parts(n, 2) + blocks)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "codes: expected u8 [%lld], of %lld rows of %lld numbers, "
+                      "got %s", (long long)(nf4_parts(n, 2) + blocks), (long long)a->rows,
+                      (long long)a->cols, TIDE__TEXT(codes));
+  if (scale->dtype != TIDE_F32 || scale->ndim != 1 || scale->shape[0] < nf4_scale_size(last))
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "scale: expected f32 of the whole weight, at least [%lld], "
+                      "got %s", (long long)nf4_scale_size(last), TIDE__TEXT(scale));
+  return TIDE_OK;
+}
 
 int tide_dequantize_nf4(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, int64_t n)
 {
@@ -52,16 +94,28 @@ int tide_dequantize_nf4(tide_tensor **out, tide_tensor *codes, tide_tensor *scal
   if (n < 0 || n > most_numbers)
     return TIDE__FAIL(&c, TIDE_E_ARG, "n: expected the count of numbers, got %lld", (long long)n);
   TIDE_TRY(check_nf4(&c, codes, scale, n));
+  c.attrs.nf4 = whole_nf4(1, n);
   return tide__dispatch_one(&c, out, TIDE_F32, 1, &n);
 }
 
-static int linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
-                      tide_tensor *bias, k_nf4_attrs a)
+int tide_dequantize_nf4_part(tide_tensor **out, tide_tensor *codes, tide_tensor *scale,
+                             int64_t rows, int64_t cols, int64_t first, int64_t stride)
+{
+  tide__call c;
+  k_nf4_attrs a = {.rows = rows, .cols = cols, .first = first, .stride = stride};
+  TIDE_TRY(tide__begin(&c, TIDE_OP_DEQUANTIZE_NF4_PART, out, 2,
+                       (tide_tensor *[]){codes, scale}, 0));
+  TIDE_TRY(check_nf4_part(&c, codes, scale, &a));
+  c.attrs.nf4 = a;
+  return tide__dispatch_one(&c, out, TIDE_F32, 2, (int64_t[]){rows, cols});
+}
+
+static int linear_nf4(int op, tide_tensor **out, tide_tensor *x, tide_tensor *codes,
+                      tide_tensor *scale, tide_tensor *bias, k_nf4_attrs a)
 {
   tide__call c;
   int64_t shape[TIDE_MAX_DIM];
-  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_NF4, out, 4,
-                       (tide_tensor *[]){x, codes, scale, bias}, 8));
+  TIDE_TRY(tide__begin(&c, op, out, 4, (tide_tensor *[]){x, codes, scale, bias}, 8));
   memcpy(shape, x->shape, sizeof shape);
   shape[x->ndim - 1] = a.transposed ? a.cols : a.rows;
   c.attrs.nf4 = a;
@@ -69,8 +123,8 @@ static int linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tid
   return tide__dispatch(&c, out, 1);
 }
 
-static int check_linear_nf4(tide__call *c, const tide_tensor *x, const tide_tensor *codes,
-                            const tide_tensor *scale, const tide_tensor *bias, int64_t n)
+static int check_linear_nf4(tide__call *c, const tide_tensor *x, const tide_tensor *bias,
+                            int64_t n)
 {
   if (x->ndim < 1 || n < 0)
     return TIDE__FAIL(c, TIDE_E_SHAPE, "x %s and n %lld: expected x [..., K] and the count of rows "
@@ -79,7 +133,6 @@ static int check_linear_nf4(tide__call *c, const tide_tensor *x, const tide_tens
   if (k > 0 && n > most_numbers / k)
     return TIDE__FAIL(c, TIDE_E_SHAPE, "n: a weight of %lld rows of %lld is too large",
                       (long long)n, (long long)k);
-  TIDE_TRY(check_nf4(c, codes, scale, n * k));
   if (bias && (bias->ndim != 1 || bias->shape[0] != n))
     return TIDE__FAIL(c, TIDE_E_SHAPE, "bias: expected [%lld], got %s", (long long)n,
                       TIDE__SHAPE_OF(bias));
@@ -98,9 +151,23 @@ int tide_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_NF4, out, 4,
                        (tide_tensor *[]){x, codes, scale, bias}, 8));
-  TIDE_TRY(check_linear_nf4(&c, x, codes, scale, bias, n));
-  return linear_nf4(out, x, codes, scale, bias,
-                    (k_nf4_attrs){.rows = n, .cols = x->shape[x->ndim - 1]});
+  TIDE_TRY(check_linear_nf4(&c, x, bias, n));
+  int64_t k = x->shape[x->ndim - 1];
+  TIDE_TRY(check_nf4(&c, codes, scale, n * k));
+  return linear_nf4(TIDE_OP_LINEAR_NF4, out, x, codes, scale, bias, whole_nf4(n, k));
+}
+
+int tide_linear_nf4_part(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
+                         tide_tensor *bias, int64_t n, int64_t first, int64_t stride)
+{
+  tide__call c;
+  k_nf4_attrs a = {.rows = n, .first = first, .stride = stride};
+  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_NF4_PART, out, 4,
+                       (tide_tensor *[]){x, codes, scale, bias}, 8));
+  TIDE_TRY(check_linear_nf4(&c, x, bias, n));
+  a.cols = x->shape[x->ndim - 1];
+  TIDE_TRY(check_nf4_part(&c, codes, scale, &a));
+  return linear_nf4(TIDE_OP_LINEAR_NF4_PART, out, x, codes, scale, bias, a);
 }
 
 int tide__grad_linear_nf4(const tide__grad_call *g)
@@ -109,7 +176,8 @@ int tide__grad_linear_nf4(const tide__grad_call *g)
   k_nf4_attrs a = g->attrs->nf4;
   tide_tensor *dy = g->gout[0];
   a.transposed = !a.transposed;
-  if (g->need[0]) TIDE__DO(&v, linear_nf4(&g->gin[0], dy, g->in[1], g->in[2], NULL, a));
+  if (g->need[0])
+    TIDE__DO(&v, linear_nf4(TIDE_OP_LINEAR_NF4, &g->gin[0], dy, g->in[1], g->in[2], NULL, a));
   if (g->need[3]) {
     int32_t first = 0;
     int64_t n = dy->shape[dy->ndim - 1];

@@ -45,15 +45,18 @@ static void read_pairs(float *to, const uint8_t *pair, const float *of, int64_t 
   }
 }
 
-/* Writes numbers [at, at + n), in order, as dtype. */
+/* Writes numbers [at, at + n) of the part, in order, as dtype. */
 TIDE_LEVELS(void, nf4_read, (void *to, const nf4 *q, int64_t at, int64_t n, int dtype),
             (to, q, at, n, dtype))
 {
   float of[16], row[NF4_BLOCK];
+  int64_t cols = q->at.cols, r = cols ? at / cols : 0, c = at - r * cols;
   for (int64_t done = 0; done < n;) {
-    int64_t i = at + done, left = NF4_BLOCK - i % NF4_BLOCK;
+    int64_t i = at + done, place = nf4_row_start(q, r) + c;
+    int64_t left = NF4_BLOCK - place % NF4_BLOCK;
+    if (left > cols - c) left = cols - c;
     int64_t size = n - done < left ? n - done : left;
-    float most = nf4_magnitude(q, i / NF4_BLOCK);
+    float most = nf4_magnitude(q, r, place / NF4_BLOCK);
     for (int c = 0; c < 16; c++) of[c] = nf4_share[c] * most;
     int64_t k = 0;
     if (i % 2) row[k++] = of[nf4_code_at(q, i)];
@@ -62,6 +65,8 @@ TIDE_LEVELS(void, nf4_read, (void *to, const nf4 *q, int64_t at, int64_t n, int 
     if (k < size) row[k] = of[nf4_code_at(q, i + k)];
     vec_narrow((char *)to + done * vec_size(dtype), row, dtype, size);
     done += size;
+    c += size;
+    if (c == cols) r++, c = 0;
   }
 }
 
@@ -89,7 +94,7 @@ static void read_units(void *arg, int64_t begin, int64_t end, int thread)
 int k_cpu_dequantize_nf4(const k_call *call)
 {
   nf4_all j = {.t = &call->out[0], .n = k_numel(&call->out[0])};
-  nf4_init(&j.q, call->in[0].data, call->in[1].data, j.n);
+  nf4_init(&j.q, call->in[0].data, call->in[1].data, call->attrs);
   tide__pool_for(call->nthread, (j.n + UNIT - 1) / UNIT, 4, read_units, &j);
   return TIDE_OK;
 }
@@ -166,7 +171,7 @@ static cpu_gemm panel_product(const nf4_product *p, int64_t size)
 
 static int takes_few(const nf4_product *p)
 {
-  return !p->a->transposed && tide__nf4_few_fits(p->g.m, p->a->cols);
+  return !p->a->transposed && tide__nf4_few_fits(p->g.m, p->a);
 }
 
 int64_t k_cpu_linear_nf4_work(const k_call *call)
@@ -200,7 +205,7 @@ int k_cpu_linear_nf4(const k_call *call)
   const k_tensor *bias = &call->in[3], *y = &call->out[0];
   make_product(&p, call);
   if (p.g.m == 0 || p.n == 0) return TIDE_OK;
-  nf4_init(&p.q, call->in[1].data, call->in[2].data, p.a->rows * p.a->cols);
+  nf4_init(&p.q, call->in[1].data, call->in[2].data, p.a);
   if (takes_few(&p)) {
     nf4_few few = {.w = &p.q, .x = &call->in[0], .bias = bias, .y = y, .m = p.g.m,
                    .rows = p.a->rows, .cols = p.a->cols, .pairs = call->work};

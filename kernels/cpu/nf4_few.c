@@ -16,20 +16,26 @@ enum {
   HALF = NF4_BLOCK / 2
 };
 
-int tide__nf4_few_fits(int64_t m, int64_t cols)
+int tide__nf4_few_fits(int64_t m, const k_nf4_attrs *a)
 {
-  return m > 0 && m <= MOST && cols > 0 && cols % NF4_BLOCK == 0;
+  return m > 0 && m <= MOST && a->cols > 0 && a->cols % NF4_BLOCK == 0
+    && a->first % NF4_BLOCK == 0 && a->stride % NF4_BLOCK == 0;
 }
 
 int64_t tide__nf4_few_work(int64_t m, int64_t cols) { return m * cols * (int64_t)sizeof(float); }
 
 /* ---- the sums of one row of the weight ---- */
 
-/* The 16 numbers of a block, as a weight of `dtype` holds them. */
-TIDE_INLINE void block_table(float *of, const nf4 *w, int64_t block, int dtype)
+/* The magnitude of block b of row r of the part. */
+TIDE_INLINE float magnitude_at(const nf4 *w, int64_t r, int64_t b)
+{
+  return nf4_magnitude(w, r, nf4_row_start(w, r) / NF4_BLOCK + b);
+}
+
+/* The 16 numbers of a block of that magnitude, as a weight of `dtype` holds them. */
+TIDE_INLINE void block_table(float *of, float most, int dtype)
 {
   double narrow[16]; /* room for any dtype */
-  float most = nf4_magnitude(w, block);
   for (int c = 0; c < 16; c++) of[c] = nf4_share[c] * most;
   if (dtype == TIDE_F32) return;
   vec_narrow(narrow, of, dtype, 16);
@@ -38,10 +44,10 @@ TIDE_INLINE void block_table(float *of, const nf4 *w, int64_t block, int dtype)
 
 #if defined(__x86_64__) && defined(__GNUC__)
 /* block_table in a register. */
-TIDE_AVX512_INLINE __m512 table_avx512(const nf4 *w, int64_t block, int dtype)
+TIDE_AVX512_INLINE __m512 table_avx512(float most, int dtype)
 {
   const __m512i half = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1);
-  __m512 v = _mm512_mul_ps(_mm512_loadu_ps(nf4_share), _mm512_set1_ps(nf4_magnitude(w, block)));
+  __m512 v = _mm512_mul_ps(_mm512_loadu_ps(nf4_share), _mm512_set1_ps(most));
   if (dtype == TIDE_F16)
     return _mm512_cvtph_ps(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   if (dtype != TIDE_BF16) return v;
@@ -59,7 +65,7 @@ TIDE_AVX512_INLINE void dots_avx512(float *sum, const nf4_few *p, int64_t r, con
   const int64_t blocks = p->cols / NF4_BLOCK;
   for (int i = 0; i < m; i++) first[i] = second[i] = _mm512_setzero_ps();
   for (int64_t b = 0; b < blocks; b++) {
-    const __m512 table = table_avx512(p->w, r * blocks + b, p->x->dtype);
+    const __m512 table = table_avx512(magnitude_at(p->w, r, b), p->x->dtype);
     const uint8_t *pair = p->w->pair + (r * blocks + b) * HALF;
     for (int k = 0; k < HALF; k += 16) {
       __m512i v = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(pair + k)));
@@ -110,7 +116,7 @@ TIDE_AVX2_INLINE void dots_avx2(float *sum, const nf4_few *p, int64_t r, const f
   const int64_t blocks = p->cols / NF4_BLOCK;
   for (int i = 0; i < m; i++) acc[i] = _mm256_setzero_ps();
   for (int64_t b = 0; b < blocks; b++) {
-    const float most = nf4_magnitude(p->w, r * blocks + b);
+    const float most = magnitude_at(p->w, r, b);
     const __m256 low = table_avx2(most, 0, p->x->dtype), high = table_avx2(most, 8, p->x->dtype);
     const uint8_t *pair = p->w->pair + (r * blocks + b) * HALF;
     for (int k = 0; k < HALF; k += 8) {
@@ -134,7 +140,7 @@ TIDE_INLINE void dots_base(float *sum, const nf4_few *p, int64_t r, const float 
   float of[16], w[NF4_BLOCK], acc[AT_ONCE][16] = {{0}};
   const int64_t blocks = p->cols / NF4_BLOCK;
   for (int64_t b = 0; b < blocks; b++) {
-    block_table(of, p->w, r * blocks + b, p->x->dtype);
+    block_table(of, magnitude_at(p->w, r, b), p->x->dtype);
     const uint8_t *pair = p->w->pair + (r * blocks + b) * HALF;
     for (int k = 0; k < HALF; k++) {
       w[k] = of[pair[k] >> 4];

@@ -14,7 +14,7 @@ typedef struct nf4_few {
 
 /* Returns whether the product of m rows is for this file: few rows, and whole blocks in a row of
  * the weight. */
-int tide__nf4_few_fits(int64_t m, int64_t cols);
+int tide__nf4_few_fits(int64_t m, const k_nf4_attrs *a);
 
 int64_t tide__nf4_few_work(int64_t m, int64_t cols);
 

@@ -83,12 +83,25 @@ __global__ void group_kernel(const float *most, int64_t nblock, uint8_t *block, 
 struct stored {
   const uint8_t *pair, *block;
   const float *scale;
+  k_nf4_attrs at;
 };
 
-stored stored_of(const k_tensor &codes, const k_tensor &scale, int64_t n)
+stored stored_of(const k_tensor &codes, const k_tensor &scale, const k_nf4_attrs *a)
 {
   const uint8_t *pair = static_cast<const uint8_t *>(codes.data);
-  return {pair, pair + pair_bytes(n), static_cast<const float *>(scale.data)};
+  return {pair, pair + pair_bytes(a->rows * a->cols), static_cast<const float *>(scale.data), *a};
+}
+
+/* The magnitude of number i of a part. */
+TIDE_DEVICE float magnitude_of(const stored &q, const map8 &map, int64_t i)
+{
+  int64_t place = q.at.first + i, slot = place / BLOCK - q.at.first / BLOCK;
+  if (q.at.row_blocks) {
+    int64_t r = i / q.at.cols, start = q.at.first + r * q.at.stride;
+    place = start + i % q.at.cols;
+    slot = r * q.at.row_blocks + place / BLOCK - start / BLOCK;
+  }
+  return (float)((double)map.of[q.block[slot]] * q.scale[1 + place / BLOCK / GROUP] + q.scale[0]);
 }
 
 /* A byte of two numbers a thread. */
@@ -98,8 +111,8 @@ __global__ void read_kernel(stored q, int64_t n, tide_array y)
   load_map(&map, true);
   __syncthreads();
   TIDE_GRID_LOOP(p, (n + 1) / 2) {
-    int64_t i = 2 * p, b = i / BLOCK;
-    float size = (float)((double)map.of[q.block[b]] * q.scale[1 + b / GROUP] + q.scale[0]);
+    int64_t i = 2 * p;
+    float size = magnitude_of(q, map, i);
     tide_put<float>(y, i, shares[q.pair[p] >> 4] * size);
     if (i + 1 < n) tide_put<float>(y, i + 1, shares[q.pair[p] & 15] * size);
   }
@@ -158,7 +171,7 @@ int k_cuda_dequantize_nf4(const k_call *call)
   int64_t n = k_numel(&y);
   if (n > 0)
     TIDE_CUDA_LAUNCH(call, read_kernel, tide_cuda_grid((n + 1) / 2), TIDE_CUDA_BLOCK, 0,
-                     stored_of(call->in[0], call->in[1], n), n, tide_array_of(y));
+                     stored_of(call->in[0], call->in[1], attrs_of(call)), n, tide_array_of(y));
   return TIDE_CUDA_LAUNCHED(call);
 }
 
@@ -177,7 +190,7 @@ int k_cuda_linear_nf4(const k_call *call)
   if (k_numel(&call->out[0]) == 0) return TIDE_OK;
   if (n > 0)
     TIDE_CUDA_LAUNCH(call, read_kernel, tide_cuda_grid((n + 1) / 2), TIDE_CUDA_BLOCK, 0,
-                     stored_of(call->in[1], call->in[2], n), n, tide_array{call->work, x.dtype});
+                     stored_of(call->in[1], call->in[2], a), n, tide_array{call->work, x.dtype});
   if (a->transposed) return transposed_product(call, a->rows, a->cols);
   k_tensor w = {};
   w.data = call->work, w.dtype = x.dtype, w.ndim = 2;
@@ -187,3 +200,9 @@ int k_cuda_linear_nf4(const k_call *call)
   product.in = in, product.nin = 3;
   return k_cuda_linear(&product);
 }
+
+int k_cuda_dequantize_nf4_part(const k_call *call) { return k_cuda_dequantize_nf4(call); }
+
+int64_t k_cuda_linear_nf4_part_work(const k_call *call) { return k_cuda_linear_nf4_work(call); }
+
+int k_cuda_linear_nf4_part(const k_call *call) { return k_cuda_linear_nf4(call); }

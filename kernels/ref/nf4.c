@@ -25,7 +25,8 @@ int k_ref_quantize_nf4(const k_call *call)
 
 static float number_at(const nf4 *q, int64_t i)
 {
-  return nf4_share[nf4_code_at(q, i)] * nf4_magnitude(q, i / NF4_BLOCK);
+  int64_t row = i / q->at.cols, place = nf4_row_start(q, row) + i % q->at.cols;
+  return nf4_share[nf4_code_at(q, i)] * nf4_magnitude(q, row, place / NF4_BLOCK);
 }
 
 int k_ref_dequantize_nf4(const k_call *call)
@@ -33,7 +34,7 @@ int k_ref_dequantize_nf4(const k_call *call)
   const k_tensor *y = &call->out[0];
   int64_t n = k_numel(y);
   nf4 q;
-  nf4_init(&q, call->in[0].data, call->in[1].data, n);
+  nf4_init(&q, call->in[0].data, call->in[1].data, call->attrs);
   for (int64_t i = 0; i < n; i++) ((float *)y->data)[i] = number_at(&q, i);
   return TIDE_OK;
 }
@@ -50,7 +51,7 @@ static void read_weight(float *w, const k_call *call)
   const k_nf4_attrs *a = call->attrs;
   int64_t n = a->rows * a->cols;
   nf4 q;
-  nf4_init(&q, call->in[1].data, call->in[2].data, n);
+  nf4_init(&q, call->in[1].data, call->in[2].data, a);
   for (int64_t i = 0; i < n; i++) {
     double cell;
     k_tensor one = {.data = &cell, .dtype = call->in[0].dtype};

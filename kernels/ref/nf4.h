@@ -14,11 +14,16 @@
  *
  * Blocks run over elements in row-major order, across the ends of rows. A NaN or infinite number
  * makes all n numbers NaN.
+ *
+ * A part of a weight (k_nf4_attrs) keeps its own codes and those of the magnitudes that it needs,
+ * and the whole of scale: it stands for the very numbers of the whole. It begins at an even place,
+ * and columns are cut at even places, so that a byte has two numbers of one block.
  */
 #pragma once
 
 #include <float.h>
 
+#include "kernels/kernel.h"
 #include "kernels/ref/dynamic8.h"
 
 enum { NF4_BLOCK = 64, NF4_GROUP = 256 };
@@ -41,22 +46,32 @@ static inline int64_t nf4_pairs(int64_t n) { return n / 2 + n % 2; }
 typedef struct nf4 {
   const uint8_t *pair, *block;
   const float   *scale;
+  k_nf4_attrs    at;
   float          of[256];  /* the share of a code of 8 bits */
 } nf4;
 
-static inline void nf4_init(nf4 *q, const void *codes, const void *scale, int64_t n)
+static inline void nf4_init(nf4 *q, const void *codes, const void *scale, const k_nf4_attrs *a)
 {
   q->pair = codes;
-  q->block = q->pair ? q->pair + nf4_pairs(n) : q->pair;
+  q->block = q->pair ? q->pair + nf4_pairs(a->rows * a->cols) : q->pair;
   q->scale = scale;
+  q->at = *a;
   for (int c = 0; c < 256; c++)
     q->of[c] = (float)(c < 127 ? -dyn8_magnitude(127 - c, 1) : dyn8_magnitude(c - 127, 1));
 }
 
-/* Returns the magnitude of a block. */
-static inline float nf4_magnitude(const nf4 *q, int64_t block)
+/* Returns the place in the whole weight of the first number of a row. */
+static inline int64_t nf4_row_start(const nf4 *q, int64_t row)
 {
-  return (float)((double)q->of[q->block[block]] * q->scale[1 + block / NF4_GROUP] + q->scale[0]);
+  return q->at.first + row * q->at.stride;
+}
+
+/* Returns the magnitude of a block of the whole weight, for numbers of `row`. */
+static inline float nf4_magnitude(const nf4 *q, int64_t row, int64_t block)
+{
+  int64_t of_row = q->at.row_blocks, start = of_row ? nf4_row_start(q, row) : q->at.first;
+  int code = q->block[row * of_row + block - start / NF4_BLOCK];
+  return (float)((double)q->of[code] * q->scale[1 + block / NF4_GROUP] + q->scale[0]);
 }
 
 static inline int nf4_code_at(const nf4 *q, int64_t i)

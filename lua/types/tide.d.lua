@@ -1341,6 +1341,7 @@ function tide.cross_entropy(logits, targets, opts) end
 function tide.cumsum(x, dim) end
 function tide.default() end
 function tide.dequantize_nf4(codes, scale, n) end
+function tide.dequantize_nf4_part(codes, scale, rows, cols, first, stride) end
 function tide.div(x, y) end
 function tide.document_index(cu, ntoken) end
 function tide.dropout(x, p) end
@@ -1383,6 +1384,7 @@ function tide.linear_act(x, w, bias, activation) end
 function tide.linear_cross_entropy(x, w, bias, targets, opts) end
 function tide.linear_fp8(x, w, bias) end
 function tide.linear_nf4(x, codes, scale, n, bias) end
+function tide.linear_nf4_part(x, codes, scale, bias, n, first, stride) end
 function tide.log(x) end
 function tide.log_softmax(x, dim) end
 function tide.logical_and(x, y) end
@@ -1615,7 +1617,8 @@ function tide.train.state.restore(run, saved) end
 ---@param saved table
 function tide.train.state.restore_model(sharded, saved) end
 ---@param sharded tide.Sharded
-function tide.train.state.weights(sharded) end
+---@param wants? function
+function tide.train.state.weights(sharded, wants) end
 tide.train.step = {}
 ---@param starts table
 ---@param batch number

@@ -62,6 +62,7 @@ local cases = {
    linear_act = function() return tide.linear_act(x, y, nil, 'relu') end,
    linear_fp8 = function() return tide.linear_fp8(x, y) end,
    linear_nf4 = function() return tide.linear_nf4(x, codes, scale, 4) end,
+   linear_nf4_part = function() return tide.linear_nf4_part(x, codes, scale, nil, 4, 0, 3) end,
    layer_norm = function() return tide.layer_norm(x, v, v) end,
    rms_norm = function() return tide.rms_norm(x, v) end,
    add_rms_norm = function() return tide.add_rms_norm(x, y, v) end,

@@ -99,6 +99,14 @@ make 'dequantize_nf4(codes, scale, n: int 0)'
 -- dtype of x (f32, bf16 or f16). x and bias get gradients.
 make 'linear_nf4(x, codes, scale, n: int 0, bias: maybe) -> x, codes, scale, bias, n'
 
+-- linear_nf4 of a part of a weight: row r has the numbers from first + r * stride on (both even) of
+-- the weight, counted from 0. codes are those of the part (tide_abi.h says in which order), scale
+-- of the whole weight.
+make 'linear_nf4_part(x, codes, scale, bias: maybe, n: int 0, first: int 0, stride: int 0)'
+
+-- The numbers of such a part, f32 [rows, cols].
+make 'dequantize_nf4_part(codes, scale, rows: int 0, cols: int 0, first: int 0, stride: int 0)'
+
 -- ---- normalisation, activations --------------------------------------------------------------
 
 -- exp(x) over its sum along dim.

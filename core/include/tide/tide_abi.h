@@ -466,6 +466,18 @@ int tide_dequantize_nf4(tide_tensor **out, tide_tensor *codes, tide_tensor *scal
  * time, in x's dtype (f32, bf16, f16). x and bias (may be null) get gradients. E_SHAPE, E_DTYPE. */
 int tide_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
                     tide_tensor *bias, int64_t n);
+/* The same of a part of a coded weight. Its row r has the numbers first + r * stride, first + r *
+ * stride + 1, .. of the weight (first even; stride even, and the columns too, unless a row is
+ * stride numbers). codes: the codes of the part's numbers, two a byte as tide_quantize_nf4 has
+ * them; then those of the magnitudes: of all blocks from that of `first` on where a row is stride
+ * numbers, else for each row of the part those of the blocks from that of its first number on,
+ * as many for each: ceil((first % 64 + columns) / 64), or where stride is no multiple of 64,
+ * floor((columns + 62) / 64) + 1. scale: of the whole weight. E_ARG, E_SHAPE, E_DTYPE. */
+int tide_linear_nf4_part(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
+                         tide_tensor *bias, int64_t n, int64_t first, int64_t stride);
+/* The numbers of such a part, f32 [rows, cols]. Not recorded. E_ARG, E_SHAPE. */
+int tide_dequantize_nf4_part(tide_tensor **out, tide_tensor *codes, tide_tensor *scale,
+                             int64_t rows, int64_t cols, int64_t first, int64_t stride);
 
 /* ---- normalisation, rotary positions, activations ------------------------------------------- */
 /* Over the last dim, statistics in f32 (f64 for f64). weight and bias may be null. */

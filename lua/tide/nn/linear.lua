@@ -6,6 +6,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local nf4_part = require 'tide.nn.nf4_part'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
@@ -31,8 +32,9 @@ function Linear:product(x, weight, bias)
    return tide.linear(x, weight, bias or nil)
 end
 
--- The same with a weight in NF4 (see nn.nf4).
+-- The same with a weight in NF4 (see nn.nf4), or a part of one.
 function Linear:product_nf4(x)
+   if self._nf4_boxes then return nf4_part.product(self, x) end
    return tide.linear_nf4(x, self.weight_nf4, self.weight_scale, self.nout, self.bias or nil)
 end
 
@@ -48,25 +50,25 @@ private.note(Linear.product)
 -- See Module.tp.
 function Linear:tp(style, on)
    if not style then return nil end
-   if self.weight_nf4 then
-      on:refuse('weights in NF4 are not cut over ranks; leave out tensor parallelism (each rank of '
-         .. 'dp and dp_shard has all of them), or NF4')
-   end
    local given = on.given
+   local function codes(how)
+      return self.weight_nf4 and nf4_part.answer(self, on, how.dim, how.blocks)
+   end
    if style.shard == 'rows' then
       local k = style.blocks
       if self.nout % k ~= 0 then on:refuse('%d rows are no %d equal blocks', self.nout, k) end
       on:check_size('the number of rows', self.nout / k)
       local how = { dim = 1, blocks = given and given.blocks or k }
-      return { cut = { weight = how, bias = self.bias and how, lora_B = self.lora_B and how,
-         lora_m = self.lora_m and how }, gives = 'S(-1)',
-         after = given and given.after, done = function(n) self.nout = n end }
+      return { cut = { weight = self.weight and how, weight_nf4 = codes(how),
+         bias = self.bias and how, lora_B = self.lora_B and how, lora_m = self.lora_m and how },
+         gives = 'S(-1)', after = given and given.after, done = function(n) self.nout = n end }
    elseif style.shard == 'columns' then
       if style.blocks ~= 1 then on:refuse 'fused blocks are rows, not columns' end
       on:check_size('the number of columns', self.nin)
       local how = { dim = 2, blocks = given and given.blocks }
-      return { cut = { weight = how, lora_A = self.lora_A and how }, takes = 'S(-1)', gives = 'P',
-         late = 'bias', done = function(n) self.nin = n end }
+      return { cut = { weight = self.weight and how, weight_nf4 = codes(how),
+         lora_A = self.lora_A and how }, takes = 'S(-1)', gives = 'P', late = 'bias',
+         done = function(n) self.nin = n end }
    end
    on:refuse('a Linear cannot be %s', tostring(style))
 end

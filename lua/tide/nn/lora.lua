@@ -15,7 +15,7 @@
 -- DoRA scales each output besides, by (|W| + m) / |W + scale B A| of the rows, where m (the
 -- parameter lora_m) starts at zero. PEFT keeps |W| + m as the magnitude; as a difference it needs
 -- no weights to start with, and takes the same steps. No gradient goes through the norms, as in
--- the paper.
+-- the paper. Norms of a weight in NF4 are computed a panel of rows at a time.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -23,6 +23,7 @@ local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local low_rank = require 'tide.nn.low_rank'
 local near = require 'tide.util.near'
+local nf4_part = require 'tide.nn.nf4_part'
 local outlive = require 'tide.util.outlive'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
@@ -122,10 +123,26 @@ local function change_of(self, x, o)
    return private.replace(h, tide.linear(h, self.lora_B))
 end
 
--- Norms of the rows of a weight in f32 [out], over the ranks that its columns are cut over. m: the
--- layer.
-local function row_norms(m, W)
-   local sums = (W * W):sum(2)
+local function squares(W) return (W * W):sum(2) end
+
+-- Sums of the squares of the rows of W and of W + scale B A, in f32 [out].
+local function row_squares(m, scale)
+   if m.weight then
+      local W = m.weight:to 'f32'
+      return squares(W), squares(W + low_rank.change(m.lora_A, m.lora_B, scale))
+   end
+   local like = { device = m.weight_nf4.device }
+   local before, after = tide.empty({ m.nout }, like), tide.empty({ m.nout }, like)
+   nf4_part.each_rows(m, function(W, row, n)
+      local B = m.lora_B:narrow(1, row + 1, n)
+      before:narrow(1, row + 1, n):copy_(squares(W))
+      after:narrow(1, row + 1, n):copy_(squares(W + low_rank.change(m.lora_A, B, scale)))
+   end)
+   return before, after
+end
+
+-- Norms of rows from the sums of their squares, over the ranks that the columns are cut over.
+local function norms(m, sums)
    local places = rawget(m, '_layout')
    local at = places and places.lora_A
    if at and at.blocks then at.axis.comm:all_reduce(sums) end
@@ -136,8 +153,8 @@ end
 local function stretch_of(m, self, scale)
    local before, after = tide.no_grad(function()
       return tide.scope(function()
-         local W = m.weight:to 'f32'
-         return row_norms(m, W), row_norms(m, W + low_rank.change(m.lora_A, m.lora_B, scale))
+         local whole, changed = row_squares(m, scale)
+         return norms(m, whole), norms(m, changed)
       end)
    end)
    return (before + self.lora_m:to 'f32') / after
@@ -208,8 +225,6 @@ function lora.attach(model, opts)
    spread.check_whole(op, model, 'attach adapters first')
    local list = chosen(model, opts.targets)
    check_ranks(list, opts.rank)
-   err.raise_if(opts.dora and rawget(model, 'quantised'), 'E_UNSUPPORTED', op, 'dora: norms of '
-      .. 'weights in NF4 are not computed; leave out dora, or NF4')
    local adapter = { rank = opts.rank, alpha = opts.alpha or 2 * opts.rank, dropout = opts.dropout,
       rslora = opts.rslora, dora = opts.dora, modules = {} }
    local o = { scale = low_rank.scale(adapter), dropout = opts.dropout, dora = opts.dora,

@@ -375,7 +375,8 @@ end
 -- every module of a model, parents first. style: what the plan gives it (fields shard, input,
 -- output, blocks), or nil. on: ranks, rank, path, children (name -> style), refuse(text, ...),
 -- check_size(what, n), first(n), all_or_none(into, out, text). nil: not cut. Else a table:
---    cut     parameter -> dim along which it is cut, or { dim =, blocks = }; the call sees the part
+--    cut     parameter -> dim along which it is cut, or { dim =, blocks = }: the call sees a part;
+--            buffer -> { layout = on:layout(shape, dim, blocks), place = fn() that cuts it }
 --    takes   layout in which the call wants x: 'R' (default: whole), 'S(-1)' or 'S(1)'
 --    gives   layout of its result: 'R', 'S(-1)', 'S(1)', or 'P' (each rank has a part of a sum)
 --    late    a parameter that is not cut and added to that sum; the call does not see it

@@ -5,14 +5,17 @@
 --
 -- A weight [out, in] becomes two buffers of its layer, as bitsandbytes codes it (NF4 in blocks of
 -- 64, double quantisation): weight_nf4, u8, and weight_scale, f32; 4.13 bits a number. The layer
--- computes with tide.linear_nf4, which reads the weight a part at a time. Buffers get no gradients,
--- and are whole on every rank. model.quantised is the description, which checkpoints keep.
+-- computes with tide.linear_nf4, which reads the weight a panel at a time. Buffers get no
+-- gradients. Tensor parallelism cuts the codes with the rows or columns of the weight
+-- (nf4_part.lua); all else leaves them whole on each rank. model.quantised is the description,
+-- which checkpoints keep.
 
 local tide = require 'tide'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local lora = require 'tide.nn.lora'
+local part = require 'tide.nn.nf4_part'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 
@@ -86,10 +89,10 @@ function nf4._weight(m)
       :reshape(m.nout, m.nin)
 end
 
--- Codes W into a quantised layer.
+-- Codes W, which is whole, into a quantised layer or this rank's part of one.
 function nf4._fill(m, W)
    local codes, scale = tide.quantize_nf4(W)
-   m.weight_nf4:copy_(codes)
+   part.fill({ owner = m, field = 'weight_nf4', buffer = m.weight_nf4 }, codes)
    m.weight_scale:copy_(scale)
 end
 

@@ -14,6 +14,7 @@ local fs = require 'tide.util.fs'
 local layout = require 'tide.parallel.fsdp.layout'
 local lora = require 'tide.nn.lora'
 local low_rank = require 'tide.nn.low_rank'
+local nf4 = require 'tide.nn.nf4'
 local nn = require 'tide.nn'
 local signature = require 'tide.util.signature'
 local state = require 'tide.train.state'
@@ -119,12 +120,14 @@ local function write(op, dir, plain, read, o)
       .. 'merged model with tide.model.save or export')
    local all = plain.family and paths_of(op, plain) or description.modules
    fs.mkdirs(op, dir)
+   local weight, _ = read, nil
+   if plain.quantised then _, weight = nf4._read_as_weights(plain.quantised, {}, read, 'f32') end
    tide.scope(function()
       local tensors = {}
       for _, path in ipairs(description.modules) do
          for _, field in ipairs { '.lora_A', '.lora_B', description.dora and '.lora_m' or nil } do
             local t = read(path .. field)
-            if field == '.lora_m' then t = norms_of(read(path .. '.weight')) + t:to 'f32' end
+            if field == '.lora_m' then t = norms_of(weight(path .. '.weight')) + t:to 'f32' end
             tensors[published(path .. field)] = (o.dtype and t:to(o.dtype) or t):contiguous()
          end
       end
@@ -149,12 +152,11 @@ end
 
 -- The adapters of all ranks as a checkpoint beside dir, from which rank 0 writes the folder.
 local function write_sharded(op, sharded, dir, o)
-   local saved, pieces = state.weights(sharded), dir:gsub('(.)/+$', '%1') .. '.pieces'
-   local mine, description = {}, saved.plain.adapter
-   for _, piece in ipairs(description and saved.pieces.model or {}) do
-      if description.dora or low_rank.is_name(piece.name) then mine[#mine + 1] = piece end
-   end
-   saved.pieces.model = mine
+   local description = rawget(sharded.model, 'adapter')
+   local pieces = dir:gsub('(.)/+$', '%1') .. '.pieces'
+   local saved = state.weights(sharded, function(name)
+      return description and (description.dora or low_rank.is_name(name))
+   end)
    local at = checkpoint.save(pieces, saved)
    dist.on_first(saved.comm, op, function()
       write_checkpoint(op, at, dir, o)
@@ -175,7 +177,8 @@ function adapter.save(what, dir, opts)
    if what.is_sharded then return write_sharded(op, what, dir, opts) end
    local tensors = model:state_dict()
    return write(op, dir, { config = family.config(model), family = family.of(model),
-      adapter = rawget(model, 'adapter') }, function(name) return tensors[name]:to 'cpu' end, opts)
+      adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised') },
+      function(name) return tensors[name]:to 'cpu' end, opts)
 end
 
 -- ---- reading -----------------------------------------------------------------------------------
@@ -261,7 +264,8 @@ local function fill_model(op, dir, c, model, tensors)
       local t = tensors[e.name]
       if t and e.param.device ~= 'null' then
          if e.field == 'lora_m' then
-            t = t:to(e.param.device) - norms_of(e.owner.weight:detach())
+            local m = e.owner
+            t = t:to(e.param.device) - norms_of(m.weight and m.weight:detach() or nf4._weight(m))
          end
          e.param:detach():copy_(t)
       end

@@ -1,5 +1,6 @@
 -- tide.model.load: a model from a published folder, or from a checkpoint of tide, on one rank or
--- spread over a mesh. Each rank reads the bytes that it keeps and no others.
+-- spread over a mesh. Each rank reads the bytes that it keeps and no others, but for weights in
+-- NF4: they are read whole, one after another.
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
@@ -13,6 +14,7 @@ local folder = require 'tide.pretrained.folder'
 local layout = require 'tide.parallel.fsdp.layout'
 local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
+local nf4_part = require 'tide.nn.nf4_part'
 local nn = require 'tide.nn'
 local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
@@ -158,7 +160,12 @@ end
 local function fill_buffers(store, model)
    for _, b in ipairs(model:named_buffers()) do
       if b.persistent and store:shape('model', b.name) then
-         fill(store, b.name, dims.zeros(b.buffer.ndim), b.buffer.shape, b.buffer)
+         tide.scope(function()
+            local shape, t, is_cut = nf4_part.shape(b), b.buffer, nf4_part.axis(b) ~= nil
+            if is_cut then t = tide.empty(shape, { dtype = t.dtype, device = t.device }) end
+            fill(store, b.name, dims.zeros(#shape), shape, t)
+            if is_cut then nf4_part.fill(b, t) end
+         end)
       end
    end
 end

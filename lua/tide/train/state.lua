@@ -9,6 +9,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local layout = require 'tide.parallel.fsdp.layout'
+local nf4_part = require 'tide.nn.nf4_part'
 local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
 
@@ -41,23 +42,33 @@ local function add_parts(list, name, p, t)
    end
 end
 
--- Persistent buffers are whole on every rank.
+-- Calls fn(name, b) for the persistent buffers; b: of named_buffers.
 local function each_buffer(model, fn)
    for _, b in ipairs(model:named_buffers()) do
-      if b.persistent then
-         local offset = {}
-         for d = 1, b.buffer.ndim do offset[d] = 0 end
-         fn(b.name, b.buffer, offset)
-      end
+      if b.persistent then fn(b.name, b) end
    end
 end
 
+-- Adds the buffers, which are whole in a checkpoint. What tensor parallelism has cut (codes of NF4)
+-- is gathered one by one, and each rank of the axis keeps its share of the buffers.
+local function add_buffers(list, model, wants)
+   local ncut = 0
+   each_buffer(model, function(name, b)
+      if not wants(name) then return end
+      local axis = nf4_part.axis(b)
+      if not axis then return add_whole(list, name, b.buffer) end
+      local whole = nf4_part.gather(b)
+      if ncut % axis.size == axis.rank then add_whole(list, name, whole) end
+      ncut = ncut + 1
+   end)
+end
+
 -- What a rank of a sharded model holds: lists of { name, t, shape, offset, size }; see shard_store.
--- optim: nil for the model alone; kept: of its state_dict.
-local function pieces_of(sharded, optim, kept)
+-- wants: of which names; optim: nil for the model alone; kept: of its state_dict.
+local function pieces_of(sharded, wants, optim, kept)
    local model, moments = {}, {}
    for _, p in ipairs(sharded:named_parameters()) do
-      add_parts(model, p.name, p, p.param)
+      if wants(p.name) then add_parts(model, p.name, p, p.param) end
       for _, field in ipairs(optim and optim.fields or {}) do
          local key = p.name .. '.' .. field
          if kept[key] ~= nil and whole_fields(optim)[field] then
@@ -67,7 +78,7 @@ local function pieces_of(sharded, optim, kept)
          end
       end
    end
-   each_buffer(sharded.model, function(name, t) add_whole(model, name, t) end)
+   add_buffers(model, sharded.model, wants)
    return { model = model, optim = moments }
 end
 
@@ -80,12 +91,14 @@ local function all_counts(comm, counts)
    return all
 end
 
+local function all_names() return true end
+
 -- Model and optimiser of a run: whole, or as pieces.
 local function tensors_of(run)
    local moments, meta = run.optim:state_dict()
    if not run.parallel then return { model = run.model:state_dict(), optim = moments }, meta end
    meta.counts = all_counts(run.parallel.comm, meta.counts)
-   return { pieces = pieces_of(run.parallel, run.optim, moments),
+   return { pieces = pieces_of(run.parallel, all_names, run.optim, moments),
       comm = run.parallel.comm }, meta
 end
 
@@ -107,9 +120,9 @@ function state.collect(run)
 end
 
 -- The weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no run goes
--- on from. Every rank calls it.
-function state.weights(sharded)
-   return { pieces = pieces_of(sharded), comm = sharded.comm, plain = {
+-- on from. wants(name): which of them; nil: all. Every rank calls it.
+function state.weights(sharded, wants)
+   return { pieces = pieces_of(sharded, wants or all_names), comm = sharded.comm, plain = {
       step = 0, optim = { kind = 'none', steps = 0, counts = {} },
       config = family.config(sharded.model), family = family.of(sharded.model),
       adapter = rawget(sharded.model, 'adapter'),
@@ -171,7 +184,7 @@ end
 local function check_model(op, sharded, from)
    local own, stored = {}, {}
    for _, e in ipairs(sharded.entries) do own[e.name] = e.whole end
-   each_buffer(sharded.model, function(name, t) own[name] = t.shape end)
+   each_buffer(sharded.model, function(name, b) own[name] = nf4_part.shape(b) end)
    for _, name in ipairs(from:names 'model') do stored[name] = from:shape('model', name) end
    states.refuse(op, states.differences(own, stored), { 'missing', 'unexpected', 'shape' },
       'the checkpoint is of another model: ')
@@ -190,8 +203,11 @@ local function load_model(sharded, from)
    for _, p in ipairs(sharded:named_parameters()) do
       read_piece(from, 'model', p.name, p, p.param)
    end
-   each_buffer(sharded.model, function(name, t, offset)
-      t:copy_(from:read('model', name, offset, t.shape, t.device))
+   each_buffer(sharded.model, function(name, b)
+      local shape = nf4_part.shape(b)
+      tide.scope(function()
+         nf4_part.fill(b, from:read('model', name, dims.zeros(#shape), shape, b.buffer.device))
+      end)
    end)
 end
 
@@ -305,7 +321,7 @@ signature.record('run_state', 'a table { model =, optim =, .. }', { 'model: modu
 signature.record('saved_plain', 'a table { step =, .. }', { 'step: integer >= 0' })
 signature.record('saved_state', 'what tide.train.checkpoint.load gave', { 'plain: saved_plain' })
 return signature.doors('train.state', state, {
-   collect = 'run: run_state', weights = 'sharded: sharded',
+   collect = 'run: run_state', weights = 'sharded: sharded; wants: function?',
    restore_model = { { 'sharded: sharded', 'saved: saved_state',
       "where saved.store -- argument 'saved': expected what checkpoint.load(where, "
          .. '{ lazy = true }) gave' } },

@@ -30,6 +30,7 @@ local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local fingerprint = require 'tide.parallel.fingerprint'
+local nf4_part = require 'tide.nn.nf4_part'
 local options = require 'tide.parallel.fsdp.options'
 local signature = require 'tide.util.signature'
 local schedule = require 'tide.parallel.fsdp.schedule'
@@ -364,7 +365,7 @@ function Sharded:full_state_dict()
       for _, b in ipairs(unit.buckets) do b:add_whole(state, unit.holds > 0) end
    end
    for _, entry in ipairs(self.model:named_buffers()) do
-      if entry.persistent then state[entry.name] = entry.buffer:detach():clone() end
+      if entry.persistent then state[entry.name] = nf4_part.gather(entry) end
    end
    return state
 end

@@ -262,7 +262,7 @@ local function comms_of(run)
    return list
 end
 
--- Bytes of buffers, which are whole on every rank: weights in NF4.
+-- Bytes of buffers, which no shard is of: weights in NF4.
 local function buffer_bytes(model)
    local sum = 0
    for _, b in ipairs(model:named_buffers()) do

@@ -36,14 +36,15 @@ end
 -- "weight rows / 2" of everything that is cut.
 local function cut_modules(model)
    local names, how = {}, {}
+   local function add(name, entry)
+      if not entry or not entry.blocks then return end
+      names[#names + 1] = ('%-48s Shard(%d)'):format(name:gsub('%.%d+%.', '.*.'),
+         entry.placement.dim)
+   end
    model:walk(function(m, path)
-      for _, field in ipairs(m._param) do
-         local entry = rawget(m, '_layout') and m._layout[field]
-         if entry and entry.blocks then
-            local name = path .. '.' .. field
-            names[#names + 1] = ('%-48s Shard(%d)'):format(name:gsub('%.%d+%.', '.*.'),
-               entry.placement.dim)
-         end
+      local places = rawget(m, '_layout') or {}
+      for _, list in ipairs { m._param, m._buffer } do
+         for _, field in ipairs(list) do add(path .. '.' .. field, places[field]) end
       end
    end)
    for _, line in ipairs(names) do

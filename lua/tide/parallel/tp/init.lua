@@ -128,6 +128,10 @@ function Cut:check_size(what, size)
    end
 end
 
+-- How a tensor of that shape lies on the axis where dim is cut; blocks as in Module.tp, or a list
+-- of counts a rank for each.
+function Cut:layout(shape, dim, blocks) return layer.layout(self.env, shape, dim, blocks) end
+
 -- Number of things (from 0) before those of this rank, of n that are shared out evenly.
 function Cut:first(n)
    local first = 0
@@ -203,9 +207,9 @@ end
 -- Products of nn.Linear that overlap with the reduce-scatter behind them.
 function Run:overlapped(path, m, style)
    if not self.async or not class.is(m, nn.Linear) then return false end
-   if m.fp8 then
-      self:refuse(path, 'products in FP8 do not overlap with collectives; leave out fp8 or '
-         .. 'async_tp')
+   if m.fp8 or m.weight_nf4 then
+      self:refuse(path, 'products in %s do not overlap with collectives; leave out %s or async_tp',
+         m.fp8 and 'FP8' or 'NF4', m.fp8 and 'fp8' or 'NF4')
    end
    return style.input == 'S(-1)' and style.output == 'S(1)'
 end

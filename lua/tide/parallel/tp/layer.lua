@@ -63,16 +63,21 @@ end
 
 -- ---- parameters ------------------------------------------------------------------------------
 
--- The local part of a parameter in place of the whole one. dim: which is cut; nil: none. blocks:
--- how many equal ones are cut each for itself, or a list of counts a rank for each.
-function tp_layer.place(module, field, env, dim, blocks)
-   local whole, counts = module[field], nil
+-- How what has that shape lies on the axis. dim: which is cut; nil: none. blocks: how many equal
+-- ones are cut each for itself, or a list of counts a rank for each.
+function tp_layer.layout(env, shape, dim, blocks)
+   local counts
    if type(blocks) == 'table' then counts, blocks = #blocks > 1 and blocks or blocks[1], #blocks end
-   local entry = layout.new {
-      axis = env.axis, shape = whole.shape, blocks = dim and blocks or nil, counts = counts,
+   return layout.new {
+      axis = env.axis, shape = shape, blocks = dim and blocks or nil, counts = counts,
       placement = dim and placement.shard(dim) or placement.replicate(),
    }
-   layout.set(module, field, entry)
+end
+
+-- The local part of a parameter in place of the whole one.
+function tp_layer.place(module, field, env, dim, blocks)
+   local whole = module[field]
+   local entry = layout.set(module, field, tp_layer.layout(env, whole.shape, dim, blocks))
    if not dim then return end
    local part
    if whole.device == 'null' then
@@ -151,10 +156,17 @@ local function total(lists, parts)
    return list
 end
 
--- Cuts the parameters that an answer names; returns the names of the others but `late`, and what
--- each rank has of the dim that the first one is cut along.
-local function cut_parameters(m, env, answer)
+-- Cuts the parameters and buffers that an answer names; returns the names of the other parameters
+-- but `late`, and what each rank has of the dim that the first one is cut along.
+local function cut_fields(m, env, answer)
    local rest, counts = {}, nil
+   for _, field in ipairs(m._buffer) do
+      local how = answer.cut[field]
+      if how then
+         counts = total(layout.set(m, field, how.layout).blocks, env.axis.size)
+         how.place()
+      end
+   end
    for _, field in ipairs(m._param) do
       local how = answer.cut[field]
       if how then
@@ -195,7 +207,7 @@ end
 -- Makes a module what it answered that it is under a style (see Module.tp). shared: the owner of
 -- the module brings x in the right layout.
 function tp_layer.answered(m, env, style, answer, shared)
-   local rest, counts = cut_parameters(m, env, answer)
+   local rest, counts = cut_fields(m, env, answer)
    if answer.done then answer.done(counts and counts[env.axis.rank + 1]) end
    local late, call, after, length = answer.late, answer.call, answer.after, answer.length
    local takes = answer.takes or 'R'
