@@ -261,8 +261,12 @@ static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t k
   }
   if (last || !p->staged) fetch_next_c(b, i, j, &job);
   if (first) job.load = tile_start(p, job.c, job.c_rs, row, col, job.rows, job.cols);
+  if (kern->half && p->staged && !whole && !job.load && g->c_dtype == TIDE_BF16) {
+    job.half = (uint16_t *)g->c + row * g->c_rs + col;
+    job.half_rs = g->c_rs;
+  }
   kern->run(&job);
-  if (!last || !p->staged) return;
+  if (!last || !p->staged || job.half) return;
   tile_half out = {.src = job.c, .src_rs = job.c_rs, .dst_rs = g->c_rs, .dtype = g->c_dtype};
   out.dst = (uint16_t *)g->c + row * g->c_rs + col;
   out.rows = job.rows, out.cols = job.cols;

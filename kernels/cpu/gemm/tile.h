@@ -27,6 +27,8 @@ typedef struct tile_job {
   int64_t     c_rs;
   int         rows, cols; /* in [1, mr], [1, nr] */
   int         load;       /* start from what c holds, not from zero */
+  uint16_t   *half;       /* if not null, the tile goes here as bf16 and not to c, rows half_rs */
+  int64_t     half_rs;    /* elements apart */
   const void *next;       /* nnext rows of C that are written next, next_rs bytes apart, of */
   int64_t     next_rs;    /* next_lines cache lines each: prefetched for writing */
   int         nnext, next_lines;
@@ -61,6 +63,7 @@ typedef struct tile_kernel {
                         * reads whole panels of it in place */
   tile_pack_fn pack_a, pack_b;
   void (*run)(const tile_job *job);
+  int half;            /* run can round a tile that it computes from the start to bf16 */
   /* Rounds a finished f32 tile into a 16-bit C. */
   void (*to_half)(const tile_half *job);
   /* Around all run calls of a thread's task; may be null. */

@@ -90,6 +90,31 @@ ZMM_INLINE void zmm_store(const tile_job *job, __m512 acc[ZMM_ROWS][2], const in
   }
 }
 
+#if ZMM_K == 2
+
+/* Rounds rows of sums to a bf16 C. */
+ZMM_INLINE void zmm_store_half(const tile_job *job, __m512 acc[ZMM_ROWS][2], const int nrow,
+                               const int nvec)
+{
+  __mmask32 mask = job->cols >= 32 ? 0xffffffffu : (1u << job->cols) - 1;
+#pragma GCC unroll 14
+  for (int i = 0; i < nrow; i++) {
+    if (i >= job->rows) break;
+    __m512i h = (__m512i)_mm512_cvtne2ps_pbh(acc[i][nvec - 1], acc[i][0]);
+    _mm512_mask_storeu_epi16(job->half + i * job->half_rs, mask, h);
+  }
+}
+
+#else
+
+ZMM_INLINE void zmm_store_half(const tile_job *job, __m512 acc[ZMM_ROWS][2], const int nrow,
+                               const int nvec)
+{
+  (void)job, (void)acc, (void)nrow, (void)nvec;
+}
+
+#endif
+
 /* nrow >= job->rows, even; nvec vectors of 16 columns. Both constants where this is inlined. */
 ZMM_INLINE void zmm_tile(const tile_job *job, const int nrow, const int nvec)
 {
@@ -117,7 +142,8 @@ ZMM_INLINE void zmm_tile(const tile_job *job, const int nrow, const int nvec)
     }
   }
   for (; p > 0; p--, a += ZMM_ROWS, b += ZMM_COLS) zmm_step(acc, a, b, nrow, nvec);
-  zmm_store(job, acc, nrow, nvec);
+  if (ZMM_K == 2 && job->half) zmm_store_half(job, acc, nrow, nvec);
+  else zmm_store(job, acc, nrow, nvec);
 }
 
 #define ZMM_TILE(nrow)                                                                      \
