@@ -89,6 +89,9 @@ local families = { llama = {}, phi3 = { hidden_size = 48 }, qwen2 = {}, gpt2 = {
       num_key_value_heads = 6, intermediate_size = 768, num_hidden_layers = 1 },
    ['llama of several groups'] = { hidden_size = 170, num_attention_heads = 12, head_dim = 22,
       num_key_value_heads = 6, intermediate_size = 228, num_hidden_layers = 1 },
+   -- more than 2^18 numbers in the columns of down_proj that a rank keeps
+   ['llama of several panels'] = { hidden_size = 600, num_attention_heads = 12,
+      num_key_value_heads = 6, intermediate_size = 1320, num_hidden_layers = 1 },
    hybrid = { hybrid_override_pattern = 'M*-', ssm_state_size = 4, mamba_num_heads = 6,
       mamba_head_dim = 4, n_groups = 6, chunk_size = 4, num_hidden_layers = 3 },
 }

@@ -149,6 +149,13 @@ local function norms(m, sums)
    return sums:sqrt()
 end
 
+-- Norms of this rank's rows of a weight in NF4, f32 [out].
+function lora._norms(m)
+   local sums = tide.empty({ m.nout }, { device = m.weight_nf4.device })
+   nf4_part.each_rows(m, function(W, row, n) sums:narrow(1, row + 1, n):copy_(squares(W)) end)
+   return norms(m, sums)
+end
+
 -- By what DoRA scales the outputs: (|W| + m) / |W + scale B A|. self: m, or m as a wrap sees it.
 local function stretch_of(m, self, scale)
    local before, after = tide.no_grad(function()

@@ -5,6 +5,7 @@
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
 local class = require 'tide.class'
+local cuts = require 'tide.parallel.layout'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
@@ -272,15 +273,27 @@ local function fill_model(op, dir, c, model, tensors)
    end
 end
 
+-- Takes the norms of weights in NF4 from the magnitudes that PEFT keeps. Collective.
+local function less_norms(model, tensors)
+   for _, path in ipairs(model.adapter.modules) do
+      local m, name = model:get(path), path .. '.lora_m'
+      local norms, cut = lora._norms(m), cuts.get(m, 'lora_m')
+      tensors[name] = tensors[name]:to(norms.device) - (cut and cut:gather(norms) or norms)
+   end
+end
+
 local function fill_sharded(op, dir, c, sharded, tensors)
    local whole = {}
    for _, e in ipairs(sharded.entries) do
       if low_rank.is_name(e.name) then whole[e.name] = e.whole end
    end
    check_names(op, dir, c, whole, tensors)
-   err.raise_if(c.use_dora == true, 'E_UNSUPPORTED', op, '%s: magnitudes of DoRA are read where '
-      .. 'the weights are whole; read them on one rank, or go on from the run that has made them',
-      dir)
+   if c.use_dora == true then
+      err.raise_if(not rawget(sharded.model, 'quantised'), 'E_UNSUPPORTED', op, '%s: magnitudes of '
+         .. 'DoRA are read where the weights are whole; read them on one rank, or go on from the '
+         .. 'run that has made them', dir)
+      less_norms(sharded.model, tensors)
+   end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(tensors[p.name] and p.parts or {}) do
          layout.view(p.param:detach(), part):copy_(layout.view(tensors[p.name],
