@@ -72,6 +72,8 @@ describe('chat.template', function()
          ['{{ 1 is callable }} {{ range is callable }} {{ u is callable }}'] = 'False True True',
          ['{% macro m() %}{% endmacro %}{{ m is callable }} {{ joiner() is callable }}']
             = 'True True',
+         ["{{ 'né'.replace('', '-') }} {{ 'né'.replace('', '-', 2) }}"] = '-n-é- -n-é',
+         ["{{ 'né'.replace('', '-', 0) }}"] = 'né',
          ["{{ 'ΣΟΣΟΣ Σ ΣΑΣ' | lower }}"] = 'σοσος σ σας',      -- a sigma that ends a word
       } do
          assert.equal(want, (template(source):render {}), source)

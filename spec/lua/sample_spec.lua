@@ -60,6 +60,17 @@ describe('train.sample.pick', function()
       assert.equal('E_ARG', raised(sample.pick, { 1 }, 0, { min_p = 2 }).code)
    end)
 
+   it('gives an id at every end of what rounding leaves', function()
+      for seed = 1, 40 do                       -- the sum in another order falls short of the first
+         local logits, least = {}, 1
+         for i = 1, 1000 do
+            logits[i] = (i * 7919 * seed % 1009) / 1009
+            if logits[i] < logits[least] then least = i end
+         end
+         assert.equal(least - 1, sample.pick(logits, 1 - 2 ^ -53))
+      end
+   end)
+
    it('sorts no vocabulary', function()
       local logits, sort, calls = {}, table.sort, 0
       for i = 1, 5000 do logits[i] = (i * 7919 % 5000) / 500 end

@@ -408,6 +408,32 @@ describe('a file of sentencepiece', function()
       end
    end)
 
+   -- A double array, then texts: 'a' becomes 'x', 'ab' becomes 'y'.
+   local function charsmap()
+      local units = ffi.new 'uint32_t[227]'
+      -- the children of a unit lie at `behind` xor their byte, its value at `behind`
+      local function unit(at, label, behind)
+         units[at] = label + (at > 0 and 256 or 0) + bit.bxor(at, behind) * 1024
+      end
+      unit(0, 0, 1)
+      unit(bit.bxor(1, 97), 97, 128)
+      unit(bit.bxor(128, 98), 98, 129)
+      units[128], units[129] = 0x80000000, 0x80000002
+      local size = ffi.sizeof(units)
+      return string.char(size % 256, math.floor(size / 256), 0, 0) .. ffi.string(units, size)
+         .. 'x\0y\0'
+   end
+
+   it('normalizes the longest text that its table has', function()
+      local function long(head, text)
+         return head .. string.char(128 + #text % 128, math.floor(#text / 128)) .. text
+      end
+      fs.write('spec', folder .. '/tokenizer.model', model_of({ { 'x', -1 }, { 'y', -1 },
+         { 'b', -1 } }, '\18\2\24\1' .. long('\26', '\32\0\24\0' .. long('\18', charsmap()))))
+      local tok = tide.tokenizer.load(folder .. '/tokenizer.model')
+      assert.same({ 4, 5, 3 }, (tok:encode('abba', { add_special_tokens = false })))
+   end)
+
    local rows = { { '▁', -2.1716766357421875 }, { '▁▁', -4.343353271484375 },
       { 'a', -5.983352184295654 }, { '▁a', -5.1 }, { 'b', -6.3 }, { 'ab', -5.7 }, { ',', 0, 4 },
       { 'x▁y', 0, 4 }, { '▁▁▁', 0, 4 }, { 'x', -7.1 }, { 'y', -7.3 }, { 'ba', 0, 4 } }
@@ -433,6 +459,16 @@ describe('a file of sentencepiece', function()
          assert.equal(' a', tok:decode { 6 })               -- no space was put in front
       end)
    end
+end)
+
+describe('a decoder of BPE', function()
+   it('ends a word where its suffix stands', function()
+      fs.write('spec', folder .. '/suffix.json', json.encode { version = '1.0',
+         decoder = { type = 'BPEDecoder', suffix = '</w>' }, model = { type = 'WordLevel',
+            vocab = { ['<unk>'] = 0, ['ab</w>'] = 1, c = 2, ['d</w>'] = 3 },
+            unk_token = '<unk>' } })
+      assert.equal('ab cd', tide.tokenizer.load(folder .. '/suffix.json'):decode { 1, 2, 3 })
+   end)
 end)
 
 describe('a pre-tokenizer of fixed length', function()

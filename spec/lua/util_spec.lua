@@ -186,6 +186,12 @@ describe('util.plot', function()
       assert.matches('<circle', svg, 1, true)
    end)
 
+   it('names an axis below its middle', function()
+      local svg = plot.svg({ { name = 'a', x = { 1, 3 }, y = { 1, 3 } } }, { xlabel = 'step' })
+      local first, last = svg:match 'points="([%d.]+),[%d.]+ ([%d.]+),'
+      assert.equal((first + last) / 2, tonumber(svg:match 'x="(%d+)"[^>]*>step<'))
+   end)
+
    it('draws axes without a point, and thins long series', function()
       assert.matches('</svg>', plot.svg({ { name = 'a', x = {}, y = {} } }), 1, true)
       local x, y = {}, {}

@@ -287,6 +287,7 @@ describe('a frozen target', function()
       local out = cp.gather_cp_seq(nil, { tide.ones { 1, 8, 4 }, tide.ones { 1, 8, 6 } }, 2, 6)
       assert.same({ 1, 6, 4 }, out[1].shape)
       assert.same({ 1, 6, 6 }, out[2].shape)
+      assert.same({ 1, 0, 4 }, cp.gather_cp_seq(nil, { tide.ones { 1, 8, 4 } }, 2, 0)[1].shape)
       local got = ranks.run(3, function()
          local tide_ = require 'tide'
          local cp_, comm = require 'tide.parallel.cp', tide_.dist.world()

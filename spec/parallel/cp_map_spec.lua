@@ -244,6 +244,12 @@ describe('a custom index', function()
       assert.same({ 40, 10 }, plan:shard(x, 1, 0, 0):tolist())
    end)
 
+   it('is runs of positions that follow one another', function()
+      local plan = cp_map.new { kind = 'custom', size = 2, length = 6,
+         index = { 4, 2, 3, 0, 1, 5 } }
+      assert.same({ { 4, 1, 2, 2 }, { 0, 2, 5, 1 } }, { plan:runs(0), plan:runs(1) })
+   end)
+
    it('must be a permutation of the padded length', function()
       local function new(index)
          return cp_map.new { kind = 'custom', size = 2, length = 4, index = index }

@@ -170,6 +170,8 @@ describe('tide.chat.conversation', function()
    it('stops at the end of a turn in the template, and reads each token once', function()
       local talk, model, tok = begin()
       assert.same({ tok:id '<|im_end|>' }, talk.stops)
+      local plain = '{% for m in messages %}{{ m.content }}!{% endfor %}'
+      assert.same({}, (begin { template = tide.chat.template(plain) }).stops)
       local read = 0
       model:hook_pre(function(_, ids) read = read + ids:size(2) end)
       local first = talk:say('hi', { temperature = 0 })
