@@ -177,6 +177,9 @@ describe('help', function()
       for _, part in ipairs { 'nn', 'optim', 'data', 'train', 'dist', 'gradcheck' } do
          assert.matches(' ' .. part .. ' ', ' ' .. names .. ' ', 1, true)
       end
+      names = table.concat(help.names(require('tide').nn.Linear), ' ')
+      local _, forwards = names:gsub('%f[%w_]forward%f[^%w_]', '')
+      assert.equal(1, forwards)                -- of the class, not again of the one it is made of
    end)
 end)
 

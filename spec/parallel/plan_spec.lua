@@ -303,6 +303,15 @@ describe('a plan', function()
       assert.is_false(ran)
    end)
 
+   it('keeps the axes given and adds one of data where there is none', function()
+      local function text(axes, n)
+         return plan_of({ family = 'llama', config = config }, axes, { ranks = n }):axes_text()
+      end
+      assert.equal('dp_replicate=2 x dp_shard=1', text({ dp_replicate = 2 }, 2))
+      assert.equal('dp_shard=1 x tp=2', text({ tp = 2 }, 2))
+      assert.equal('dp=2', text({ dp = 2 }, 2))
+   end)
+
    it('leaves the model alone on axes of one rank, and gives buffers their bytes', function()
       local model = tide.model.llama(config, { device = 'null' })
       model:buffer('seen', tide.zeros({ 3 }, { device = 'null' }))
