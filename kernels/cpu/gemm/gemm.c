@@ -1,13 +1,14 @@
 /* The product that every CPU kernel calls: picks a kernel, packs, cuts into tasks. See gemm.h,
  * tile.h.
  *
- * All threads pack B together, once; then tasks, each a block of rows of C, pack their rows of A
- * (small enough for the second-level cache) and run tiles over them. The result of a task does not
- * depend on its thread, and the order of an element's sum depends on k alone, so results are the
- * same to the bit for any number of threads.
+ * All threads pack B together, once, or each a small one for itself: lines that another core has
+ * just written are slower to read than to pack. Then tasks, each a block of rows of C, pack their
+ * rows of A (small enough for the second-level cache) and run tiles over them. The result of a task
+ * does not depend on its thread, and the order of an element's sum depends on k alone, so results
+ * are the same to the bit for any number of threads.
  *
  * Nothing is allocated: scratch is [packed B][thread 0][thread 1]..., each thread's part being
- * [which rows of A it holds][packed A][f32 stage of a 16-bit C].
+ * [what it holds][packed A][f32 stage of a 16-bit C][B, if it has its own].
  */
 #include "kernels/cpu/gemm/gemm.h"
 
@@ -70,6 +71,12 @@ static void plan_tasks(plan *p, int64_t m)
   p->ns = i64_ceil_div(columns, p->col_parts) * kern->nr;
 }
 
+/* Returns the scratch of one thread. */
+static int64_t thread_bytes(const plan *p)
+{
+  return p->a_bytes + p->stage_bytes + (p->own ? p->b_bytes : 0);
+}
+
 /* Plans a product by tiles; isa and nthread are set. */
 static void plan_tiles(plan *p, const cpu_gemm *g)
 {
@@ -94,7 +101,8 @@ static void plan_tiles(plan *p, const cpu_gemm *g)
     int64_t rows = whole ? p->mc : kern->mr, cols = whole ? p->ns : kern->nr;
     p->stage_bytes = i64_round_up(rows * cols * 4, LINE);
   }
-  p->bytes = p->b_bytes + (p->a_bytes + p->stage_bytes) * p->nthread;
+  p->own = p->nthread > 1 && p->b_bytes <= kern->own;
+  p->bytes = thread_bytes(p) * p->nthread + (p->own ? 0 : p->b_bytes);
 }
 
 /* ---- a 16-bit or biased C: initial value of a tile, and its destination --- */
@@ -158,10 +166,9 @@ void tide__gemm_put_row(const cpu_gemm *g, float *sums, int64_t r, int64_t j, in
 
 /* ---- packing ---- */
 
-static void pack_b_panels(void *arg, int64_t begin, int64_t end, int thread)
+/* Packs panels [begin, end) of the columns of this round; to: where the first panel of all is. */
+static void pack_b_part(const plan *p, char *to, int64_t begin, int64_t end)
 {
-  (void)thread;
-  const plan *p = arg;
   const cpu_gemm *g = p->g;
   const tile_kernel *kern = p->kern;
   int64_t col = p->col0 + begin * kern->nr;
@@ -170,7 +177,14 @@ static void pack_b_panels(void *arg, int64_t begin, int64_t end, int thread)
   s.n = i64_min(p->col0 + p->ncol, p->col0 + end * kern->nr) - col;
   s.dtype = g->ab_dtype;
   s.width = kern->nr;
-  kern->pack_b(p->work + begin * kern->nr * p->k_pad * kern->esize, &s);
+  kern->pack_b(to + begin * kern->nr * p->k_pad * kern->esize, &s);
+}
+
+static void pack_b_panels(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const plan *p = arg;
+  (void)thread;
+  pack_b_part(p, p->work, begin, end);
 }
 
 static void pack_a_block(const plan *p, char *dst, int64_t row, int64_t rows, int64_t k0,
@@ -197,8 +211,15 @@ typedef struct block {
   const plan *p;
   int64_t row, rows, col, cols;
   char   *a;
+  char   *b; /* all columns of this round */
   float  *stage;
 } block;
+
+/* What a thread's scratch holds, at its beginning. */
+typedef struct held_parts {
+  int64_t a; /* block of A, -1 for none */
+  int64_t b; /* whether it has packed its own B */
+} held_parts;
 
 /* While a panel of A is multiplied with a block of B, each tile prefetches a share of the next:
  * of its source, also of the first of the rows after this block, or of the packed panel if it
@@ -251,7 +272,7 @@ static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t k
     job.a_rs = g->a_rs * kern->esize;
   }
   if (!p->direct || job.a_rs) fetch_ahead(b, i, j, k0, kc, &job);
-  job.b = p->work + ((col - p->col0) * p->k_pad + k0 * kern->nr) * kern->esize;
+  job.b = b->b + ((col - p->col0) * p->k_pad + k0 * kern->nr) * kern->esize;
   if (p->staged) {
     job.c_rs = whole ? p->ns : kern->nr;
     job.c = whole ? b->stage + i * p->ns + j : b->stage;
@@ -301,22 +322,33 @@ static void gemm_run_block(const block *b, int64_t ic, int64_t *held)
   }
 }
 
+/* Returns the scratch of a thread of a run. */
+static char *gemm_scratch_of(const plan *p, int thread)
+{
+  return p->work + (p->own ? 0 : p->b_bytes) + thread_bytes(p) * thread;
+}
+
 static void gemm_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const plan *p = arg;
-  char *mine = p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * thread;
-  int64_t *held = (int64_t *)mine; /* block of A that the scratch holds, -1 for none */
+  char *mine = gemm_scratch_of(p, thread);
+  held_parts *held = (held_parts *)mine;
   const int64_t mr = p->kern->mr, nr = p->kern->nr;
+  char *packed = p->own ? mine + p->a_bytes + p->stage_bytes : p->work;
+  if (p->own && !held->b) pack_b_part(p, packed, 0, i64_ceil_div(p->ncol, nr));
+  held->b = 1;
   if (p->kern->begin) p->kern->begin();
   for (int64_t t = begin; t < end; t++) {
     int64_t ic = t / p->col_parts, js = t % p->col_parts;
     int64_t col = part_begin(p->ncol, nr, p->col_parts, js);
-    block b = {.p = p, .a = mine + LINE, .row = part_begin(p->g->m, mr, p->row_parts, ic)};
+    block b = {.p = p, .a = mine + LINE, .b = packed};
+    b.row = part_begin(p->g->m, mr, p->row_parts, ic);
     b.rows = part_begin(p->g->m, mr, p->row_parts, ic + 1) - b.row;
     b.cols = part_begin(p->ncol, nr, p->col_parts, js + 1) - col;
     b.col = p->col0 + col;
     b.stage = (float *)(mine + p->a_bytes);
-    if (b.cols > 0) gemm_run_block(&b, ic, held); /* a last round may be narrower than its parts */
+    /* a last round may be narrower than its parts */
+    if (b.cols > 0) gemm_run_block(&b, ic, &held->a);
   }
   if (p->kern->end) p->kern->end();
 }
@@ -329,8 +361,9 @@ static void run_tiles(const plan *planned, const cpu_gemm *g, void *work)
   for (p->col0 = 0; p->col0 < g->n; p->col0 += p->nround) {
     p->ncol = i64_min(p->nround, g->n - p->col0);
     for (int t = 0; t < p->nthread; t++)
-      *(int64_t *)(p->work + p->b_bytes + (p->a_bytes + p->stage_bytes) * t) = -1;
-    tide__pool_for(p->nthread, i64_ceil_div(p->ncol, p->kern->nr), 1, pack_b_panels, p);
+      *(held_parts *)gemm_scratch_of(p, t) = (held_parts){ .a = -1 };
+    if (!p->own)
+      tide__pool_for(p->nthread, i64_ceil_div(p->ncol, p->kern->nr), 1, pack_b_panels, p);
     tide__pool_tasks(p->nthread, p->row_parts * p->col_parts, 1, gemm_run_tasks, p);
   }
 }

@@ -38,6 +38,7 @@ typedef struct cpu_gemm_plan {
   int     lazy;           /* A runs along k: a panel is packed just before it is used, and its
                            * source prefetched while the one before is multiplied */
   int     single;         /* lazy, and no panel of A is used twice: all share one buffer */
+  int     own;            /* each thread packs all of B for itself */
   int64_t b_bytes, a_bytes, stage_bytes;
 
   const cpu_gemm *g;      /* of a run: the product, the current round, scratch */

@@ -71,6 +71,7 @@ typedef struct tile_kernel {
   void (*end)(void);
   int cols;            /* bytes of packed B that panels of A meet before the next columns, */
   int whole;           /* or all of B, up to this many */
+  int own;             /* most bytes of packed B that each thread packs for itself */
 } tile_kernel;
 
 /* Returns the f32 (also for bf16 and f16 operands) or f64 kernel of an instruction set; never

@@ -7,7 +7,7 @@
 /* 704 f32 of 14 rows stay in the first-level cache. */
 static const tile_kernel kernel = {
   .mr = ZMM_ROWS, .nr = ZMM_COLS, .kr = 1, .esize = 4, .kc = 704, .cols = 448 << 10,
-  .whole = 1 << 20,
+  .whole = 1 << 20, .own = OWN_BYTES,
   .pack_a = zmm_pack_rows, .pack_b = zmm_pack_cols, .run = zmm_run, .to_half = tide__tile_to_half
 };
 

@@ -24,7 +24,7 @@ ZMM static void bf16_to_half(const tile_half *job)
 /* 1,408 bf16 of 14 rows stay in the first-level cache. */
 static const tile_kernel kernel = {
   .mr = ZMM_ROWS, .nr = ZMM_COLS, .kr = 2, .esize = 2, .kc = 1408, .cols = 448 << 10,
-  .whole = 1 << 20, .half = 1,
+  .whole = 1 << 20, .own = OWN_BYTES, .half = 1,
   .pack_a = zmm_pack_rows, .pack_b = zmm_pack_cols, .run = zmm_run, .to_half = bf16_to_half
 };
 

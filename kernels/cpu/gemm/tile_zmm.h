@@ -26,7 +26,7 @@
 /* ZMM_TOGETHER: rows of a source packed at a time where it runs along them; ZMM_AHEAD: words of k
  * that such a source is fetched in advance; ZMM_AHEAD_K: elements that one along k is. */
 enum { ZMM_ROWS = 14, ZMM_COLS = 32, ZMM_TOGETHER = 1024, ZMM_AHEAD = 8, ZMM_AHEAD_K = 64,
-       ZMM_STEPS = 16, ZMM_FUSED = 4 };
+       ZMM_STEPS = 16, ZMM_FUSED = 4, OWN_BYTES = 4 << 20 };
 
 /* ---- the tile ---- */
 
