@@ -175,6 +175,26 @@ describe('a checkpoint of a mesh', function()
       end)
    end)
 
+   -- A tensor-parallel rank has several boxes of in_proj; a shard of it, rows of some of them.
+   it('is whole where a shard lies in some of the boxes of a parameter', function()
+      local function saved(_, _, dir, axes)
+         local t = require 'tide'
+         local run = t.parallel.plan({ family = 'mamba2', config = { vocab_size = 7,
+            hidden_size = 8, num_hidden_layers = 1, head_dim = 4, state_size = 3, n_groups = 2 } },
+            axes):materialise { seed = 3 }
+         t.train.checkpoint.save(dir, t.train.state.collect { model = run.model,
+            optim = t.optim.AdamW(run.params, {}), parallel = run.sharded, step = 1 })
+      end
+      tmp.with(function(dir)
+         ranks.run(1, saved, dir .. '/one', { dp_shard = 1 })
+         local one = checkpoint.load(dir .. '/one')
+         for n = 2, 3 do
+            ranks.run(2 * n, saved, dir .. '/' .. n, { dp_shard = n, tp = 2 })
+            same_tensors(one.model, checkpoint.load(dir .. '/' .. n).model)
+         end
+      end)
+   end)
+
    it('becomes one file of weights', function()
       tmp.with(function(dir)
          ranks.run(3, save, dir .. '/run', nil, { steps = 1 })
