@@ -185,6 +185,15 @@ describe('nn.lora', function()
          local again = tide.model.load_adapter(tide.model.llama(config, { seed = 2 }), dir .. '/a')
          assert.equal(0, off(again(ids), want))
          assert.same(model.adapter, again.adapter)
+         local path = dir .. '/a/adapter_config.json'
+         local written = fs.read('spec', path)
+         for said, dropout in pairs { ['"lora_dropout":0.25,'] = 0.25, [''] = 0 } do
+            local text, n = written:gsub('"lora_dropout":[%d.]+,', said)
+            assert.equal(1, n)
+            fs.write('spec', path, text)
+            again = tide.model.load_adapter(tide.model.llama(config, { seed = 2 }), dir .. '/a')
+            assert.equal(dropout, again.adapter.dropout)
+         end
          tide.model.save(model, dir .. '/m')
          assert.is_true(off(tide.model.load(dir .. '/m')(ids), want) < 1e-5)
          tide.model.save(lora.merge(model), dir .. '/n')

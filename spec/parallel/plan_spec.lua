@@ -255,7 +255,8 @@ describe('a plan', function()
          assert.matches(part, text, 1, true)
       end
       local price = tostring(make({ dp = 1 }, nil, 1):price())
-      for _, part in ipairs { 'parameters', 'activations', 'collectives a step' } do
+      for _, part in ipairs { 'parameters', 'activations', 'sent a step',
+         'collectives a step' } do
          assert.matches(part, price, 1, true)
       end
    end)
