@@ -150,7 +150,7 @@ describe('pretraining over ranks', function()
          bad(1, where .. '--fsdp.reshard some', '--fsdp.reshard: expected auto, yes, no')
          bad(1, where .. '--fsdp.strategy zero', 'option --fsdp.strategy')
          bad(1, where .. '--recompute mpl', "no module of the model is named 'mpl'; "
-            .. 'policies are none, mlp, full and every:k')
+            .. 'policies are none, selective, mlp, full and every:k')
          bad(2, where .. '--mesh.dp_shard 2 --batch 5', '--batch (5) must be a multiple')
          bad(2, where .. '--mesh.pd 2', "did you mean '--mesh.dp'?")
          bad(4, where .. '--mesh.dp 4 --mesh.dp_replicate 3', 'dp (4) must be divisible by')
