@@ -11,7 +11,7 @@ local promise = {}
 
 promise['lua/guide/generate.md'] = {
    { 'Where the context has no room', 'recipe/chat', 'forgets the oldest turns' },
-   { 'seed the draws', 'lua/rows', 'draws alike on one thread and on two' },
+   { 'seed seed of the sampling', 'lua/rows', 'draws alike on one thread and on two' },
    { 'The letters of a special token', 'recipe/chat',
       'takes what reads as a special token in a message as text' },
 }
@@ -228,7 +228,7 @@ promise['lua/guide/checkpoint.md'] = {
       'in a save of a step that is there loses nothing; the next save repairs' },
    { 'Without one of these a folder that holds a run', 'lua/train',
       'writes over no run unless it is told to' },
-   { 'Going on from an earlier checkpoint', 'lua/train',
+   { 'Resuming from an earlier checkpoint', 'lua/train',
       'goes on from an earlier checkpoint and keeps the later ones aside' },
    { 'If one of them differs', 'lua/train', 'refuses to resume on other data or in other steps' },
 }
@@ -242,7 +242,7 @@ promise['lua/guide/context.md'] = {
    { 'Every call of the model takes', 'parallel/cp_train', 'is needed, and so is the context' },
    { 'Give cut the same rows', 'parallel/cp_agree',
       'are told so in any step, and cutting itself does not communicate' },
-   { 'With cp make cp batch and ctx', 'recipe/cp', 'equals one rank, packed' },
+   { 'A loop with cp make cp batch and ctx', 'recipe/cp', 'equals one rank, packed' },
    { 'It compares the output of every layer', 'parallel/cp_train',
       'names what differs first, on every rank' },
    { 'not set a class', 'parallel/cp_train',
@@ -253,13 +253,14 @@ promise['lua/guide/context.md'] = {
       'says with its documents which pairs attention sees', 'lua/mamba',
       'keeps padding (document -1) apart from the documents',
       'parallel/cp_documents', 'do not train what lies behind a document' },
-   { 'document the zigzag', definition = 'the meaning of a word' },
-   { 'Real lengths cu real', 'parallel/thd', 'knows padding from the layout' },
-   { 'Masks beside lengths', 'parallel/cp_documents', 'take masks that say what the lengths say'
-      },
-   { 'a2a p2p needs inner', 'parallel/cp_agree', 'have neighbours inside and the others outside'
-      },
-   { 'With a2a p2p a rank that leaves out', 'comm/fault',
+   { 'document a zigzag', definition = 'the meaning of a word' },
+   { 'Padding is never guessed', 'parallel/thd',
+      'knows padding from the layout' },
+   { 'Masks beside lengths must', 'parallel/cp_documents',
+      'take masks that say what the lengths say' },
+   { 'For a2a p2p inner must be', 'parallel/cp_agree',
+      'have neighbours inside and the others outside' },
+   { 'If a rank skips a backward pass', 'comm/fault',
       'are told so at once, each with its call' },
    { 'make cp batch and ctx drops', definition = 'what the original does' },
    { 'one rank always a null context', definition = 'what the original does' },
@@ -296,13 +297,13 @@ promise['lua/guide/module.md'] = {
 
 promise['lua/guide/optimizer.md'] = {
    { 'An update reads a block', 'lua/adamw8bit', 'needs no f32 moments of a parameter' },
-   { 'How far does rounding move', 'op/update_8bit', 'keeps within its bound' },
-   { 'What lies in checkpoints', 'lua/adamw8bit', 'goes on from a checkpoint bit for bit' },
+   { 'How much does rounding change', 'op/update_8bit', 'keeps within its bound' },
+   { 'What do checkpoints hold', 'lua/adamw8bit', 'goes on from a checkpoint bit for bit' },
    { 'On a decoder of 115 thousand', 'lua/adamw8bit', 'loses within 2 % of AdamW' },
-   { 'A sharded model adds up its pieces', 'lua/optimizers', 'makes the updates of one rank' },
+   { 'A sharded model sums its pieces', 'lua/optimizers', 'makes the updates of one rank' },
    { 'The first pattern that matches counts', 'lua/optimizers',
       'are refused where they are wrong' },
-   { 'A model that is cut over', 'lua/optimizers',
+   { 'A model that is split over', 'lua/optimizers',
       'of whole matrices refuses a model that is cut' },
    { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
 }
@@ -364,15 +365,15 @@ promise['lua/guide/training.md'] = {
    { 'A rank that did not use a parameter', 'parallel/unused',
       'adds zeros for parameters that a rank does not use', 'parallel/unused',
       'leaves alone what no rank uses' },
+   { 'A parameter that no rank used stays', 'parallel/unused', 'leaves alone what no rank uses' },
    { 'A plot or a line of metrics', 'lua/train',
       'does not end for a plot or for metrics that cannot be written', 'lua/metric',
       'writes lines that found no room when there is some, each once' },
-   { 'resume folder goes on', 'lua/train',
+   { 'In the same out later checkpoints', 'lua/train',
       'goes on from an earlier checkpoint and keeps the later ones aside' },
    { 'Without resume a run is never', 'lua/train', 'writes over no run unless it is told to' },
    { 'tide trace FOLDER merges', 'comm/trace', 'names a rank that never came', 'comm/trace',
       'names who came last, by how much, and where' },
-   { 'tide debug trace has the same', definition = 'names functions' },
    { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 
@@ -422,21 +423,21 @@ promise['lua/guide/parallel.md'] = {
 }
 
 promise['lua/guide/finetune.md'] = {
-   { 'This page says what it does', definition = 'says what the page is about' },
    { 'Losses do not depend on the mesh', 'recipe/finetune',
       'loses on every mesh what one rank loses', 'recipe/finetune', 'keeps the best checkpoint',
       'recipe/finetune_lora', 'lose on every mesh what they lose on one rank' },
    { 'With lora rank R every weight', 'lua/lora', 'changes nothing at first' },
    { 'lora targets', 'lua/lora', 'changes nothing at first' },
    { 'fully_shard gathers frozen parameters', 'lua/lora', 'keeps frozen bf16 weights' },
-   { 'A base in NF4 loses on any mesh', 'recipe/finetune_nf4',
+   { 'Frozen bf16 weights have', 'lua/lora', 'keeps frozen bf16 weights' },
+   { 'The loss of an NF4 model does not', 'recipe/finetune_nf4',
       'loses on every mesh what it loses on one rank', 'recipe/finetune_nf4',
       'loses the same with trained norms' },
    { 'Checkpoints hold whole codes', 'recipe/finetune_nf4', 'goes on over other ranks' },
-   { 'source lets the sampler', 'lua/packed', 'splits, cuts or refuses long documents' },
+   { 'With source the sampler leaves out', 'lua/packed', 'splits, cuts or refuses long documents' },
    { 'Before the first step', 'lua/lora', 'changes nothing at first' },
-   { 'They go out to a folder that PEFT reads', 'lua/lora', 'goes out to a folder of peft' },
-   { 'teacher cache FILE holds these ids', 'recipe/distil', 'with the most likely ids of the' },
+   { 'Save them to a folder that PEFT reads', 'lua/lora', 'goes out to a folder of peft' },
+   { 'teacher cache FILE keeps these ids', 'recipe/distil', 'with the most likely ids of the' },
    { 'model label_logprobs ids labels', 'recipe/dpo', 'loses on every mesh what one rank' },
 }
 
