@@ -75,7 +75,7 @@ promise['README.md'] = {
 }
 
 promise['core/README.md'] = {
-   { 'While TIDE_ABI stays', 'core/options', 'of an older header is taken',
+   { 'Functions and enumerators are added', 'core/options', 'of an older header is taken',
       'core/options', 'with another ABI is refused' },
    { 'Nothing here prints', 'meta/style', 'of the library: no exit, output, signals or locale' },
    { 'All state hangs on a tide ctx', 'meta/state', 'of the library: two facts of the process' },
@@ -89,7 +89,7 @@ promise['core/README.md'] = {
    { 'The public function and the derivative rule', 'meta/op_table',
       'has one family of files for an op, on every side' },
    { 'The fast kernels and their rows', 'op/all', 'equals the reference in ' },
-   { 'Attention takes document position pairs', 'parallel/cp_context', 'suffices, on any mesh' },
+   { 'Causal window packed and every', 'parallel/cp_context', 'suffices, on any mesh' },
    { 'With an arena a graph', definition = 'why another design was left' },
    { 'linear cross entropy makes its gradients', 'parallel/logits', 'are never whole' },
    { 'No oneDNN', definition = 'a decision; the benchmarks use it as a peer' },
@@ -178,11 +178,11 @@ promise['kernels/README.md'] = {
 
 promise['bindings/README.md'] = {
    { 'A host that owns all memory gives', 'native/memory.c', 'owns_all' },
-   { 'No second try have calls', 'ffi/own', 'collects and tries again when memory runs out',
+   { 'No second try is made', 'ffi/own', 'collects and tries again when memory runs out',
       'op/inplace', 'draw once when a first try found no memory' },
    { 'Finalizers run in any order', 'ffi/own',
       'gives everything back when handles are dropped in any order' },
-   { 'x release gives the bytes back', 'ffi/own',
+   { 'x release frees the bytes', 'ffi/own',
       'gives the bytes back at release, keeps the handle' },
    { 'C never calls Lua', 'meta/abi', 'takes no function pointers: C is called, C never calls Lua'
       },
