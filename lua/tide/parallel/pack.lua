@@ -13,7 +13,8 @@ local function round_up(n, unit) return math.ceil(n / unit) * unit end
 
 -- ---- choosing what goes together -------------------------------------------------------------
 
-local function sort_longest_first(order, lengths)
+-- Sorts indices into lengths: the longest first, equal ones in order.
+function pack._longest_first(order, lengths)
    table.sort(order, function(a, b)
       if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
       return a < b
@@ -27,7 +28,7 @@ local function longest_first(lengths, size)
       local list = n > size and skipped or order
       list[#list + 1] = i
    end
-   sort_longest_first(order, lengths)
+   pack._longest_first(order, lengths)
    return order, skipped
 end
 
@@ -251,7 +252,7 @@ function pack.dynamic_cp(lengths, opts)
    local load, order, plan = {}, {}, {}
    for r = 1, n do load[r] = 0 end
    for i in ipairs(lengths) do order[i] = i end
-   sort_longest_first(order, lengths)
+   pack._longest_first(order, lengths)
    for _, i in ipairs(order) do
       local need = pack.cp_degree(lengths[i], opts.most)
       err.raise_if(need > n, 'E_ARG', op, 'document %d has %d tokens and needs %d ranks of %d, '
