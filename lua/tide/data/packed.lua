@@ -15,9 +15,9 @@
 -- that a model is measured on what it is trained on, whatever the mesh.
 
 local tide = require 'tide'
+local bins = require 'tide.util.bins'
 local err = require 'tide.util.err'
 local little = require 'tide.util.little'
-local pack = require 'tide.parallel.pack'
 local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
 
@@ -188,9 +188,9 @@ end
 
 -- Rows of n pieces after the first `before`, as lists of places in increasing order.
 local function best_of(pieces, before, n, seq)
-   local slots = {}
-   for i = 1, n do slots[i] = pieces[before + i][4] end
-   local rows = pack.best_fit(slots, seq)
+   local slots, order = {}, {}
+   for i = 1, n do slots[i], order[i] = pieces[before + i][4], i end
+   local rows = bins.fullest(slots, bins.longest_first(order, slots), seq)
    for _, row in ipairs(rows) do table.sort(row) end
    table.sort(rows, function(a, b) return a[1] < b[1] end)
    return rows

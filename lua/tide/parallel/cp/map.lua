@@ -154,14 +154,7 @@ local function custom_runs(self, op, index)
    local per, all = self.count, {}
    for r = 1, self.size do
       local runs = {}
-      for i = (r - 1) * per + 1, r * per do
-         local n = #runs
-         if n > 0 and runs[n - 1] + runs[n] == list[i] then
-            runs[n] = runs[n] + 1
-         else
-            runs[n + 1], runs[n + 2] = list[i], 1
-         end
-      end
+      for i = (r - 1) * per + 1, r * per do balance._add_run(runs, list[i], 1) end
       all[r] = runs
    end
    return all
