@@ -4,6 +4,7 @@
 -- full it starts again from its second half.
 
 local answers = require 'tide.train.answer'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
 local pick = require 'tide.train.pick'
@@ -23,13 +24,6 @@ function sample.pick(logits, u, opts)
 end
 
 -- ---- one group of prompts ----------------------------------------------------------------------
-
--- The last n entries of a list.
-local function tail(list, n)
-   local out = {}
-   for j = #list - n + 1, #list do out[#out + 1] = list[j] end
-   return out
-end
 
 -- Returns the id of the largest logit of each row, found without copying the logits out; nil where
 -- the draw needs more than that: it has penalties or a temperature, or NaN is to be refused.
@@ -68,7 +62,7 @@ local function windows(group, context)
    for r, answer in ipairs(group) do
       local n = answer.window and answer.window + 1 or #answer.all
       answer.window = n > context and math.floor(context / 2) or n
-      lists[r] = tail(answer.all, answer.window)
+      lists[r] = dims.slice(answer.all, #answer.all - answer.window + 1)
    end
    return lists
 end
