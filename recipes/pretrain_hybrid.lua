@@ -66,8 +66,12 @@ local function train(self, opt)
       { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
-   local plan = text.plan(self, opt, model)
-   if opt.plan then return end
+   local plan = self:check(tide.parallel.plan, model, self:mesh())
+   local per_rank = text.rows(opt, plan:data().size)
+   if opt.plan then
+      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
+         accum = opt.accum, device = opt.device, state_bytes = optim.class(opt).state_bytes })
+   end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed })
 
    -- The optimiser, with its rate by the step.

@@ -1,7 +1,6 @@
 -- What recipes that learn from chats share: their options, the records as tokens with masks, the
 -- rows that they are packed into, and the folder that is written at the end.
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 
@@ -212,36 +211,6 @@ function chats.sampler(job, opt, corpus, data, new)
       val_cu = has_val and corpus.val_cu or nil, val_source = has_val and corpus.val or nil,
       seq = opt.seq, batch = opt.batch, seed = opt.seed, rank = data.rank, size = data.size,
       fit = fits[opt.pack], long = opt.long })
-end
-
--- Takes the steps of a run up to the last, or until nothing gets better (--patience). Evaluates and
--- saves at their intervals. on_step: called after each step. Returns what run:finish() gives; nil
--- after an interrupt.
-function chats.steps(job, opt, run, on_step)
-   local function is_stale()
-      return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
-   end
-   for s in run:steps(is_stale() and run.step or nil) do
-      if on_step then on_step() end
-      if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
-      if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
-      if is_stale() then break end
-   end
-   local result = run:finish()
-   if result.interrupted then return nil end
-   if is_stale() then
-      job:print('ended at step %d: %d evaluations since step %d were not better', result.step,
-         run.best.since, run.best.step)
-   end
-   return result
-end
-
--- Gives the metrics of the present step the figures of an objective. Those of an evaluation, which
--- = 'val', are named val_...
-function chats.report(run, objective, comm, which)
-   for name, value in each(objective:take(comm, which) or {}) do
-      run:metric(which == 'val' and 'val_' .. name or name, value)
-   end
 end
 
 -- Puts tokenizer and template into the folder of the run, which goes on and is sampled with them.

@@ -2,7 +2,7 @@
 -- figures.
 
 local chats = require 'recipes.support.chats'
-local copy = require 'tide.util.copy'
+local each = require 'tide.util.each'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -62,7 +62,8 @@ local function place(tide, opt, spread, big)
       return run, nil
    end
    if spread.context and opt.teacher_top_k == 0 then
-      local o = copy(spread.plan.cp)
+      local o = {}
+      for k, v in each(spread.plan.cp) do o[k] = v end
       o.axis = nil
       tide.parallel.cp.attach(big, spread.mesh:axis 'cp', o)
    end
@@ -129,6 +130,13 @@ function teacher.objective(job, opt, spread, corpus, sampler)
       tide.train.teacher.use(sampler, corpus, most_likely(job, opt, spread, corpus, sampler))
    end
    return job:check(tide.nn.distil.objective, o)
+end
+
+-- Gives the metrics of the present step the parts of its loss, those of an evaluation as val_...
+function teacher.report(run, objective, comm, which)
+   for name, value in each(objective:take(comm, which) or {}) do
+      run:metric(which == 'val' and 'val_' .. name or name, value)
+   end
 end
 
 return teacher
