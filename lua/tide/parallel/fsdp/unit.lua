@@ -93,9 +93,9 @@ function Unit:reduce(opts)
    return bad
 end
 
--- A backward that is not reduced is over.
-function Unit:widen()
-   for _, b in ipairs(self.buckets) do b:widen() end
+-- Whether the gradients of a backward stay on this rank.
+function Unit:accumulate(on)
+   for _, b in ipairs(self.buckets) do b:accumulate(on) end
 end
 
 -- Ends what reduce began; the pieces then have their gradients.
