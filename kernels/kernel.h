@@ -146,7 +146,8 @@ typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
 /* matmul: a[batch..., M, K], b[batch..., K, N] -> y[batch..., M, N]. Same number of dims, batch
  * dims broadcast by stride 0. a and b may be transposed views: either of their last two strides
  * is 1 (dispatch copies otherwise). No attrs.
- * addmm_: a_MK, b_KN -> t_MN += a b, rounded once. a and b as for matmul; t has a last stride of 1.
+ * addmm_: a_MK, b_KN -> t_MN += a b, rounded once. a and b as for matmul; t has a last stride of 1,
+ * and a's dtype, or f32 where a and b have 16 bits.
  * linear: x[..., K] , w_NK, bias_N or absent -> y[..., N]. x, w K_INNER. No attrs.
  * Accumulation is f32 for f32/bf16/f16 (one rounding at the end), f64 for f64. */
 

@@ -33,6 +33,11 @@ int tide__dtype_promote(int a, int b)
   return rows[a].rank > rows[b].rank ? a : b;
 }
 
+int tide__dtype_sums(int sum, int of)
+{
+  return sum == of || (sum == TIDE_F32 && (of == TIDE_BF16 || of == TIDE_F16));
+}
+
 /* ---- FP8: sign, exponent, `fraction` bits, like small halves ---- */
 
 typedef struct fp8_form {

@@ -16,3 +16,6 @@ uint8_t tide__f32_to_e5m2(float f);
 int tide__dtype_valid(int dtype);
 int tide__dtype_is_float(int dtype);
 int tide__dtype_promote(int a, int b);
+/* Returns whether a sum of dtype `sum` may hold terms of dtype `of`: the two are one, or f32 of a
+ * 16-bit one. */
+int tide__dtype_sums(int sum, int of);

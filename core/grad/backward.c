@@ -61,11 +61,11 @@ static int convert(tide_tensor **g, int dtype)
 }
 
 /* Adds g to a leaf's gradient, which outlives step scopes and shares its bytes with no other
- * tensor. g is converted to the dtype of a gradient already there: set_grad allows an f32 sum for a
- * 16-bit leaf. */
+ * tensor. The sum of a 16-bit leaf may be f32: g begins it, or is added as it is. */
 static int into_leaf(tide_tensor *leaf, tide_tensor *g)
 {
-  if (leaf->grad && leaf->grad->dtype != g->dtype) TIDE_TRY(convert(&g, leaf->grad->dtype));
+  int dtype = tide__grad_dtype(leaf);
+  if (!leaf->grad && g->dtype != dtype) TIDE_TRY(convert(&g, dtype));
   if (!leaf->grad && !exclusive(g)) {
     tide_tensor *own = NULL;
     int rc = tide_clone(&own, g);
@@ -123,8 +123,7 @@ static bool wanted(const tide__input *in) { return in->edge.node || in->edge.lea
 static tide_tensor *sum_so_far(const tide__edge *e, const tide__meta *m)
 {
   tide_tensor *sum = e->leaf ? e->leaf->grad : e->node ? e->node->out[e->slot].grad : NULL;
-  bool fits = sum && sum->dtype == m->dtype && sum->storage->device == m->device;
-  return fits && exclusive(sum) ? sum : NULL;
+  return sum && sum->storage->device == m->device && exclusive(sum) ? sum : NULL;
 }
 
 enum { FEW = 16 };
@@ -132,9 +131,11 @@ enum { FEW = 16 };
 /* The views that a derivative rule reads; arrays on the stack unless the op took a long list. */
 typedef struct frame {
   tide_tensor *in_[FEW], *gin_[FEW], *sum_[FEW];
+  int32_t sum_dtype_[FEW];
   bool need_[FEW];
   tide_tensor *gout[TIDE__MAX_OUT], *out[TIDE__MAX_OUT];
   tide_tensor **in, **gin, **sum;
+  int32_t *sum_dtype;
   bool *need;
   size_t bytes;
   void *block;
@@ -146,23 +147,27 @@ static int frame_open(tide_ctx *ctx, frame *f, const tide__node *n)
   f->in = f->in_;
   f->gin = f->gin_;
   f->sum = f->sum_;
+  f->sum_dtype = f->sum_dtype_;
   f->need = f->need_;
   f->bytes = 0;
   f->block = NULL;
   if (k > FEW) {
-    f->bytes = k * (3 * sizeof *f->in + sizeof *f->need);
+    f->bytes = k * (3 * sizeof *f->in + sizeof *f->sum_dtype + sizeof *f->need);
     f->block = tide__alloc(ctx, f->bytes);
     if (!f->block) return tide__fail(ctx, TIDE_E_NOMEM, "backward", "no host memory");
     f->in = f->block;
     f->gin = f->in + k;
     f->sum = f->gin + k;
-    f->need = (bool *)(f->sum + k);
+    f->sum_dtype = (int32_t *)(f->sum + k);
+    f->need = (bool *)(f->sum_dtype + k);
   }
   for (int i = 0; i < n->nin; i++) {
     f->in[i] = n->in[i].saved.t;
     f->gin[i] = NULL;
     f->need[i] = wanted(&n->in[i]);
     f->sum[i] = sum_so_far(&n->in[i].edge, &n->meta[i]);
+    tide_tensor *leaf = n->in[i].edge.leaf;
+    f->sum_dtype[i] = leaf ? tide__grad_dtype(leaf) : n->meta[i].dtype;
   }
   for (int i = 0; i < n->nout; i++) {
     f->gout[i] = n->out[i].grad;
@@ -207,7 +212,8 @@ static int run_native(tide_backward *bw, tide__node *n)
   TIDE_TRY(frame_open(ctx, &f, n));
   tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .gout = f.gout,
                        .in = f.in, .out = f.out, .meta = n->meta, .need = f.need, .sum = f.sum,
-                       .attrs = n->attrs, .consume = !bw->retain, .gin = f.gin};
+                       .sum_dtype = f.sum_dtype, .attrs = n->attrs, .consume = !bw->retain,
+                       .gin = f.gin};
   int rc = recompute_inputs(ctx, &f, n);
   if (rc == TIDE_OK) rc = tide__op_get(n->op)->grad(&g);
   for (int i = 0; i < n->nout && rc == TIDE_OK && g.consume; i++) {

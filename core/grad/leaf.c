@@ -32,12 +32,6 @@ int tide_grad(tide_tensor **out, tide_tensor *t)
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
 }
 
-/* Gradients of 16-bit tensors may be summed in f32. */
-static bool may_hold(int of, int grad)
-{
-  return grad == of || (grad == TIDE_F32 && (of == TIDE_BF16 || of == TIDE_F16));
-}
-
 int tide_set_grad(tide_tensor *t, tide_tensor *grad)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, t), TIDE_MAYBE(TENSOR, grad));
@@ -48,7 +42,7 @@ int tide_set_grad(tide_tensor *t, tide_tensor *grad)
     return tide__fail(t->ctx, TIDE_E_DEVICE, "set_grad", "the gradient is on '%s', the tensor on "
                       "'%s'", tide_device_name(grad->storage->device),
                       tide_device_name(t->storage->device));
-  if (grad && (!may_hold(t->dtype, grad->dtype) || !tide__tensor_same_shape(grad, t)))
+  if (grad && (!tide__dtype_sums(grad->dtype, t->dtype) || !tide__tensor_same_shape(grad, t)))
     return tide__fail(t->ctx, TIDE_E_SHAPE, "set_grad", "gradient is %s, the tensor %s",
                       TIDE__TEXT(grad), TIDE__TEXT(t));
   tide_tensor *own = NULL; /* a second handle: two leaves may be each other's gradient, uncounted */
@@ -60,6 +54,23 @@ int tide_set_grad(tide_tensor *t, tide_tensor *grad)
   t->grad = own;
   tide_tensor_release(old);
   return TIDE_OK;
+}
+
+int tide_set_grad_dtype(tide_tensor *t, int dtype)
+{
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  TIDE_TRY(tide__check_float(t, "set_grad_dtype", "t"));
+  if (!tide__dtype_valid(dtype) || !tide__dtype_sums(dtype, t->dtype))
+    return tide__fail(t->ctx, TIDE_E_DTYPE, "set_grad_dtype", "dtype: expected that of the tensor, "
+                      "%s, or f32 of a 16-bit one, got %s", tide_dtype_name(t->dtype),
+                      tide__dtype_valid(dtype) ? tide_dtype_name(dtype) : "an unknown number");
+  t->grad_dtype = (int8_t)dtype;
+  return TIDE_OK;
+}
+
+int tide_grad_dtype(const tide_tensor *t)
+{
+  return TIDE_IS(TENSOR, t) ? tide__grad_dtype(t) : TIDE_E_ARG;
 }
 
 int tide_drop_grad(tide_tensor *t)

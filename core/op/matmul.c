@@ -7,8 +7,7 @@
  */
 #include "core/op/op.h"
 
-/* Returns x with a stride of 1 in one of its last two dims, as kernels require. Owned. */
-static int matrix_layout(tide_tensor **out, tide_tensor *x)
+int tide__matrix_layout(tide_tensor **out, tide_tensor *x)
 {
   int n = x->ndim;
   bool ok = x->stride[n - 1] == 1 || x->stride[n - 2] == 1 || x->shape[n - 1] <= 1 ||
@@ -16,8 +15,9 @@ static int matrix_layout(tide_tensor **out, tide_tensor *x)
   return ok ? tide_tensor_retain(*out = x) : tide_clone(out, x);
 }
 
-/* Broadcasts the batch and multiplies. Both operands have at least two dims. */
-static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
+/* Broadcasts the batch and multiplies. Both operands have at least two dims. dtype: of the result,
+ * the operands' or f32 of 16-bit ones. */
+static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b, int dtype)
 {
   tide__call c;
   tide_tensor *x[2] = {a, b}, *m[2] = {NULL, NULL}, *e[2] = {NULL, NULL};
@@ -36,15 +36,16 @@ static int matmul_2d(tide_tensor **out, tide_tensor *a, tide_tensor *b)
     memcpy(full, shape, sizeof full);
     full[nbatch] = x[i]->shape[x[i]->ndim - 2];
     full[nbatch + 1] = x[i]->shape[x[i]->ndim - 1];
-    rc = matrix_layout(&m[i], x[i]);
+    rc = tide__matrix_layout(&m[i], x[i]);
     if (rc == TIDE_OK) rc = tide_expand(&e[i], m[i], nbatch + 2, full);
   }
   if (rc == TIDE_OK) {
     c.in_[0] = e[0];
     c.in_[1] = e[1];
+    c.tape_in = m; /* the gradient of a matrix is then one product, not a sum over the batch */
     shape[nbatch] = a->shape[na];
     shape[nbatch + 1] = b->shape[nb + 1];
-    tide__result(&c, 0, a->dtype, nbatch + 2, shape);
+    tide__result(&c, 0, dtype, nbatch + 2, shape);
     rc = tide__dispatch(&c, out, 1);
   }
   for (int i = 0; i < 2; i++) {
@@ -59,30 +60,48 @@ int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b)
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, a), TIDE_OBJECT(TENSOR, b));
   tide__temps v = {0};
   bool row = a->ndim == 1, column = b->ndim == 1; /* vectors: their dim is 1 in the product */
+  int dtype = a->dtype;
   if (a->ndim < 1 || b->ndim < 1)
     return tide__fail(a->ctx, TIDE_E_SHAPE, "matmul", "a and b: expected at least 1 dim, got %d "
                       "and %d", a->ndim, b->ndim);
-  if (!row && !column) return matmul_2d(out, a, b);
+  if (!row && !column) return matmul_2d(out, a, b, a->dtype);
   if (row) a = TIDE__TEMP(&v, tide_unsqueeze, a, 0);
   if (column) b = TIDE__TEMP(&v, tide_unsqueeze, b, 1);
-  tide_tensor *y = TIDE__TEMP(&v, matmul_2d, a, b);
+  tide_tensor *y = TIDE__TEMP(&v, matmul_2d, a, b, dtype);
   if (row && column) y = TIDE__TEMP(&v, tide_squeeze, y, -1);
   TIDE__DO(&v, tide_squeeze(out, y, column ? -1 : -2));
   return tide__temps_end(&v);
 }
 
-/* Computes a b, either transposed first, without copying: transposes are views. */
+/* Computes a b in dtype, either transposed first, without copying: transposes are views. */
 static int product_with_transpose(tide_tensor **out, tide_tensor *a, bool ta, tide_tensor *b,
-                                  bool tb)
+                                  bool tb, int dtype)
 {
   tide__temps v = {0};
   if (ta) a = TIDE__TEMP(&v, tide_transpose, a, -1, -2);
   if (tb) b = TIDE__TEMP(&v, tide_transpose, b, -1, -2);
-  TIDE__DO(&v, matmul_2d(out, a, b));
+  TIDE__DO(&v, matmul_2d(out, a, b, dtype));
   return tide__temps_end(&v);
 }
 
 /* ---- addmm_ --------------------- */
+
+int tide__check_sum_target(tide_tensor *t, const char *op, const tide_tensor *a,
+                           const tide_tensor *b)
+{
+  bool one_dtype = a->dtype == b->dtype && tide__dtype_sums(t->dtype, a->dtype);
+  if (!one_dtype)
+    return tide__fail(t->ctx, TIDE_E_DTYPE, op, "the target is %s, a is %s, b is %s; cast them to "
+                      "one dtype, or make the target of 16-bit sources f32",
+                      tide_dtype_name(t->dtype), tide_dtype_name(a->dtype),
+                      tide_dtype_name(b->dtype));
+  bool recorded = tide__tensor_needs_grad(a) || tide__tensor_needs_grad(b);
+  if (t->ctx->recording && recorded)
+    return tide__fail(t->ctx, TIDE_E_STATE, op, "a source needs a gradient and in-place ops are "
+                      "not recorded; detach it, or add the result of the product");
+  TIDE_TRY(tide__check_float(t, op, "target"));
+  return tide__check_target(t, op);
+}
 
 static int check_addmm(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
 {
@@ -92,16 +111,7 @@ static int check_addmm(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
     return tide__fail(dst->ctx, TIDE_E_SHAPE, "addmm_", "target %s, a %s and b %s do not fit: "
                       "expected [M, N], [M, K] and [K, N]", TIDE__SHAPE_OF(dst), TIDE__SHAPE_OF(a),
                       TIDE__SHAPE_OF(b));
-  if (dst->dtype != a->dtype || dst->dtype != b->dtype)
-    return tide__fail(dst->ctx, TIDE_E_DTYPE, "addmm_", "the target is %s, a is %s, b is %s; cast "
-                      "them to one dtype", tide_dtype_name(dst->dtype), tide_dtype_name(a->dtype),
-                      tide_dtype_name(b->dtype));
-  bool recorded = tide__tensor_needs_grad(a) || tide__tensor_needs_grad(b);
-  if (dst->ctx->recording && recorded)
-    return tide__fail(dst->ctx, TIDE_E_STATE, "addmm_", "a source needs a gradient and in-place "
-                      "ops are not recorded; detach it, or add the result of matmul");
-  TIDE_TRY(tide__check_float(dst, "addmm_", "target"));
-  return tide__check_target(dst, "addmm_");
+  return tide__check_sum_target(dst, "addmm_", a, b);
 }
 
 /* Returns whether the kernel may write dst while it reads a and b. */
@@ -111,20 +121,26 @@ static bool kernel_takes(const tide_tensor *dst, const tide_tensor *a, const tid
   return apart && (dst->stride[1] == 1 || dst->shape[1] <= 1);
 }
 
+/* Makes the product, in the target's dtype, and adds it. */
+static int add_product(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
+{
+  tide__temps v = {0};
+  a = TIDE__TEMP(&v, tide_cast, a, dst->dtype);
+  b = TIDE__TEMP(&v, tide_cast, b, dst->dtype);
+  tide_tensor *y = TIDE__TEMP(&v, matmul_2d, a, b, dst->dtype);
+  TIDE__DO(&v, tide_axpy_(dst, y, 1));
+  return tide__temps_end(&v);
+}
+
 int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
 {
   tide__call c;
-  tide_tensor *m[2] = {NULL, NULL}, *y = NULL;
+  tide_tensor *m[2] = {NULL, NULL};
   TIDE_TRY(tide__begin(&c, TIDE_OP_ADDMM_, NULL, 3, (tide_tensor *[]){dst, a, b}, 0));
   TIDE_TRY(check_addmm(dst, a, b));
-  if (!kernel_takes(dst, a, b)) {
-    int rc = matmul_2d(&y, a, b);
-    if (rc == TIDE_OK) rc = tide_axpy_(dst, y, 1);
-    tide_tensor_release(y);
-    return rc;
-  }
-  int rc = matrix_layout(&m[0], a);
-  if (rc == TIDE_OK) rc = matrix_layout(&m[1], b);
+  if (!kernel_takes(dst, a, b)) return add_product(dst, a, b);
+  int rc = tide__matrix_layout(&m[0], a);
+  if (rc == TIDE_OK) rc = tide__matrix_layout(&m[1], b);
   c.nin = 2;
   c.in_[0] = m[0];
   c.in_[1] = m[1];
@@ -135,17 +151,6 @@ int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
   tide_tensor_release(m[0]);
   tide_tensor_release(m[1]);
   return rc;
-}
-
-int tide__grad_matmul(const tide__grad_call *g)
-{
-  tide__temps v = {0};
-  tide_tensor *dy = g->gout[0], *t = NULL;
-  if (g->need[0]) t = TIDE__TEMP(&v, product_with_transpose, dy, false, g->in[1], true);
-  if (g->need[0]) TIDE__DO(&v, tide__sum_to(&g->gin[0], t, &g->meta[0]));
-  if (g->need[1]) t = TIDE__TEMP(&v, product_with_transpose, g->in[0], true, dy, false);
-  if (g->need[1]) TIDE__DO(&v, tide__sum_to(&g->gin[1], t, &g->meta[1]));
-  return tide__temps_end(&v);
 }
 
 /* Checks the operands of a linear and declares its result. */
@@ -194,8 +199,9 @@ int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
   return tide__dispatch(&c, out, 1);
 }
 
+/* dtype: of the result, or -1: x's. */
 static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
-                      bool x_e5m2)
+                      bool x_e5m2, int dtype)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_FP8, out, 3, (tide_tensor *[]){x, w, bias}, 4));
@@ -203,12 +209,13 @@ static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_te
   if (x->dtype == TIDE_F64)
     return TIDE__FAIL(&c, TIDE_E_DTYPE, "x: expected f32, bf16 or f16, got f64; use linear");
   c.attrs.fp8 = (k_fp8_attrs){.x_e5m2 = x_e5m2};
+  if (dtype >= 0) c.make[0].dtype = dtype;
   return tide__dispatch(&c, out, 1);
 }
 
 int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias)
 {
-  return linear_fp8(out, x, w, bias, false);
+  return linear_fp8(out, x, w, bias, false, -1);
 }
 
 /* Returns x with all leading dims as one: a view where strides allow. */
@@ -219,21 +226,32 @@ static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
   return tide_reshape(out, x, 2, (int64_t[]){n, x->shape[x->ndim - 1]});
 }
 
-/* Computes dy b, or dy^T b, and adds it to sum, or makes *out if sum is null; in FP8 as a linear of
- * the same operands, transposed by views. */
-static int grad_product(tide_tensor **out, tide_tensor *sum, tide_tensor *dy, bool transposed,
-                        tide_tensor *b, bool fp8)
+/* Computes the gradient of input i: a b, or a^T b. Adds it to the sum of g, or makes *out in the
+ * dtype of that sum; in FP8 as a linear of the same operands, transposed by views. */
+static int grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
+                        bool transposed, tide_tensor *b, bool fp8)
 {
-  if (!fp8 && !sum) return product_with_transpose(out, dy, transposed, b, false);
+  tide_tensor *sum = g->sum && !fp8 ? g->sum[i] : NULL;
+  int dtype = g->sum ? g->sum_dtype[i] : g->meta[i].dtype;
+  if (!fp8 && !sum) return product_with_transpose(out, a, transposed, b, false, dtype);
   tide__temps v = {0};
-  if (transposed) dy = TIDE__TEMP(&v, tide_transpose, dy, 0, 1);
+  if (transposed) a = TIDE__TEMP(&v, tide_transpose, a, 0, 1);
   if (fp8) {
     b = TIDE__TEMP(&v, tide_transpose, b, 0, 1);
-    TIDE__DO(&v, linear_fp8(out, dy, b, NULL, true));
+    TIDE__DO(&v, linear_fp8(out, a, b, NULL, true, dtype));
   } else {
     sum = TIDE__TEMP(&v, matmul_rows_of, sum);
-    TIDE__DO(&v, tide_addmm_(sum, dy, b));
+    TIDE__DO(&v, tide_addmm_(sum, a, b));
   }
+  return tide__temps_end(&v);
+}
+
+/* The gradient of the left operand, of whose rows a is a matrix: a b, in the operand's shape. */
+static int grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b, bool fp8)
+{
+  tide__temps v = {0};
+  tide_tensor *d = TIDE__TEMP(&v, grad_product, g, 0, a, false, b, fp8);
+  if (d) TIDE__DO(&v, tide_reshape(&g->gin[0], d, g->meta[0].ndim, g->meta[0].shape));
   return tide__temps_end(&v);
 }
 
@@ -242,17 +260,42 @@ static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 {
   int32_t first = 0;
   tide__temps v = {0};
-  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, gout), *none[2] = {NULL, NULL};
-  tide_tensor *const *sum = g->sum && !fp8 ? g->sum : none;
-  if (g->need[0]) {
-    tide_tensor *dx = TIDE__TEMP(&v, grad_product, sum[0], dy, false, g->in[1], fp8);
-    if (dx) TIDE__DO(&v, tide_reshape(&g->gin[0], dx, g->meta[0].ndim, g->meta[0].shape));
-  }
+  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, gout);
+  if (g->need[0]) TIDE__DO(&v, grad_of_rows(g, dy, g->in[1], fp8));
   if (g->need[1]) {
     tide_tensor *x = TIDE__TEMP(&v, matmul_rows_of, g->in[0]);
-    TIDE__DO(&v, grad_product(&g->gin[1], sum[1], dy, true, x, fp8));
+    TIDE__DO(&v, grad_product(&g->gin[1], g, 1, dy, true, x, fp8));
   }
   if (g->need[2]) TIDE__DO(&v, tide_sum(&g->gin[2], dy, 1, &first, false));
+  return tide__temps_end(&v);
+}
+
+/* A matrix b takes all rows of a at once: its gradient is one product, whatever batch a has. */
+static int grad_matmul_rows(const tide__grad_call *g)
+{
+  tide__temps v = {0};
+  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, g->gout[0]);
+  if (g->need[0]) {
+    tide_tensor *bt = TIDE__TEMP(&v, tide_transpose, g->in[1], 0, 1);
+    TIDE__DO(&v, grad_of_rows(g, dy, bt, false));
+  }
+  if (g->need[1]) {
+    tide_tensor *a = TIDE__TEMP(&v, matmul_rows_of, g->in[0]);
+    TIDE__DO(&v, grad_product(&g->gin[1], g, 1, a, true, dy, false));
+  }
+  return tide__temps_end(&v);
+}
+
+int tide__grad_matmul(const tide__grad_call *g)
+{
+  tide__temps v = {0};
+  tide_tensor *dy = g->gout[0], *t = NULL;
+  int dtype = dy->dtype;
+  if (g->meta[1].ndim == 2) return grad_matmul_rows(g);
+  if (g->need[0]) t = TIDE__TEMP(&v, product_with_transpose, dy, false, g->in[1], true, dtype);
+  if (g->need[0]) TIDE__DO(&v, tide__sum_to(&g->gin[0], t, &g->meta[0]));
+  if (g->need[1]) t = TIDE__TEMP(&v, product_with_transpose, g->in[0], true, dy, false, dtype);
+  if (g->need[1]) TIDE__DO(&v, tide__sum_to(&g->gin[1], t, &g->meta[1]));
   return tide__temps_end(&v);
 }
 

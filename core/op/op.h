@@ -91,8 +91,10 @@ typedef struct tide__grad_call {
   const tide__meta *meta;       /* of the inputs */
   const bool *need;
   /* The gradient of each input so far where a rule may add to it in place of making one; else null,
-   * and sum itself may be null. */
+   * and sum itself may be null. sum_dtype: of those sums, in which a rule may give its gradient
+   * too: the input's, or f32 of a 16-bit one; null where sum is. */
   tide_tensor *const *sum;
+  const int32_t *sum_dtype;
   const tide__attrs *attrs;
   bool consume;                 /* saved results may be overwritten: the walk frees them */
   tide_tensor **gin;
@@ -191,6 +193,12 @@ int tide__check_float(const tide_tensor *t, const char *op, const char *arg);
 /* Fails unless every element of a target has its own address (no dim repeats by stride 0) and no
  * collective uses it. */
 int tide__check_distinct(const tide_tensor *t, const char *op);
+/* Fails unless t is a target for the sum of products of a and b: of their dtype, or f32 of 16-bit
+ * ones, and no gradient is lost by adding in place. */
+int tide__check_sum_target(tide_tensor *t, const char *op, const tide_tensor *a,
+                           const tide_tensor *b);
+/* Returns x with a stride of 1 in one of its last two dims, as products require. Owned. */
+int tide__matrix_layout(tide_tensor **out, tide_tensor *x);
 /* Fails if a collective reads or writes the target. */
 int tide__check_idle(const tide_tensor *t, const char *op);
 /* tide__check_distinct, and writing the target now changes no gradient: for in-place ops. */

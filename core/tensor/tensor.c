@@ -16,6 +16,7 @@ static tide_tensor *handle(tide_ctx *ctx)
   t->tag = TIDE__TAG(TIDE__KIND_TENSOR);
   t->refs = 1;
   t->spent = 0;
+  t->grad_dtype = -1;
   t->kept = false;
   t->ctx = ctx;
   t->storage = NULL;

@@ -24,7 +24,8 @@ struct tide_tensor {
   /* References released by other threads, not yet settled: plain ones, and spent ones times
    * TIDE__SPENT. */
   atomic_int foreign;
-  int16_t spent;                 /* 1: a reference keeps the handle alone (tide_tensor_spend) */
+  int8_t  spent;                 /* 1: a reference keeps the handle alone (tide_tensor_spend) */
+  int8_t  grad_dtype;            /* of a gradient that backward begins; -1: dtype */
   bool    kept;                  /* tide_tensor_keep: no reference can be spent */
   bool    requires_grad;         /* a marked leaf */
   int32_t ndim, dtype;

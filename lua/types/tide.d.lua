@@ -107,6 +107,7 @@ function tide.Tensor:same_storage(y) end
 function tide.Tensor:scatter_add(dim, index, src) end
 function tide.Tensor:select(dim, i) end
 function tide.Tensor:set_grad(grad) end
+function tide.Tensor:set_grad_dtype(dtype) end
 function tide.Tensor:sigmoid() end
 function tide.Tensor:sign() end
 function tide.Tensor:silu() end

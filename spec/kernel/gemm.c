@@ -195,6 +195,38 @@ static void products_match_plain_sums(void **state)
   }
 }
 
+/* The scratch of a product is within what was promised for its m and k or larger ones. */
+static void the_most_scratch_suffices(void **state)
+{
+  (void)state;
+  static const int levels[5] = {
+    CPU_ISA_BASE, CPU_ISA_AVX2, CPU_ISA_AVX2 | CPU_ISA_AVX512,
+    CPU_ISA_AVX2 | CPU_ISA_AVX512 | CPU_ISA_BF16, ~0
+  };
+  static const int dtypes[4] = {TIDE_F32, TIDE_F64, TIDE_BF16, TIDE_F16};
+  static const int64_t sizes[4] = {20, 200, 3000, 40000};
+  draw d = {88172645463325252u};
+  for (int i = 0; i < 20000; i++) {
+    cpu_gemm g = {.ab_dtype = dtypes[between(&d, 0, 3)]}, most;
+    g.c_dtype = g.ab_dtype == TIDE_F64 || coin(&d) ? g.ab_dtype : TIDE_F32;
+    g.m = between(&d, 1, sizes[between(&d, 0, 3)]), g.n = between(&d, 1, sizes[between(&d, 0, 3)]);
+    g.k = between(&d, 1, sizes[between(&d, 0, 3)]);
+    int a = coin(&d), b = coin(&d), nthread = (int)between(&d, 1, 9);
+    g.a_rs = a ? 1 : g.k, g.a_cs = a ? g.m : 1, g.b_rs = b ? 1 : g.n, g.b_cs = b ? g.k : 1;
+    g.c_rs = g.n;
+    most = g;
+    g.m = between(&d, 0, g.m), g.k = between(&d, 0, g.k);
+    cpu_gemm_plan plan;
+    int isa = levels[i % 5]; /* a plan runs nothing: of any processor */
+    tide__cpu_gemm_plan_isa(&plan, &g, (int)between(&d, 1, nthread), isa);
+    if (plan.bytes > tide__cpu_gemm_most_isa(&most, nthread, isa))
+      fail_msg("m %ld of %ld, n %ld, k %ld of %ld, dtype %d to %d, level %d: %ld bytes, promised "
+               "%ld", (long)g.m, (long)most.m, (long)g.n, (long)g.k, (long)most.k, g.ab_dtype,
+               g.c_dtype, i % 5, (long)plan.bytes,
+               (long)tide__cpu_gemm_most_isa(&most, nthread, isa));
+  }
+}
+
 /* Products of many blocks: a sample of elements, and the same bits for any number of threads. */
 static void large_products_match_plain_sums(void **state)
 {
@@ -230,6 +262,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(products_match_plain_sums),
+    cmocka_unit_test(the_most_scratch_suffices),
     cmocka_unit_test(large_products_match_plain_sums),
     cmocka_unit_test(empty_products_touch_nothing),
   };

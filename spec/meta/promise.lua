@@ -357,6 +357,8 @@ promise['lua/guide/models.md'] = {
 }
 
 promise['lua/guide/training.md'] = {
+   { 'Products of linear layers then write', 'grad/main_grad',
+      'is written by the products of every op that has one' },
    { 'async save true', 'parallel/checkpoint', 'is what train.loop does when asked' },
    { 'A step whose loss or gradient', 'lua/train',
       'leaves parameters untouched by a step that is not finite', 'lua/policy',

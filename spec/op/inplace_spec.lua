@@ -113,12 +113,32 @@ describe('copy_, fill_, axpy_, scale_', function()
       end)
    end
 
+   for _, device in ipairs(devices) do
+      for _, dtype in ipairs { 'bf16', 'f16' } do
+         it(('add %s products to f32 unrounded, on %s'):format(dtype, device), function()
+            local a = tide.tensor({ { 1, 2 ^ -7 }, { 3, 1 } }, { dtype = dtype, device = device })
+            local b = tide.tensor({ { 1.0078125, 0 }, { 1.0078125, 2 ^ -7 } },
+               { dtype = dtype, device = device })
+            local want = { { 256 + 1.0078125 ^ 2, 256 + 2 ^ -14 },
+                           { 256 + 4 * 1.0078125, 256 + 2 ^ -7 } }
+            for _, turned in ipairs { false, true } do
+               local x = tide.full({ 2, 2 }, 256, { device = device })
+               if turned then x = x:t() end
+               assert.same(want, x:addmm_(a, b):tolist())
+            end
+         end)
+      end
+   end
+
    it('refuse products that do not fit their target', function()
       local x, w = tide.ones { 2, 3 }, tide.ones({ 2, 2 }, { requires_grad = true })
       local square, wide = tide.ones { 2, 2 }, tide.ones({ 2, 2 }, { dtype = 'f64' })
       refused('E_SHAPE', { 'addmm_', '[2, 3]', '[3, 2]' }, x.addmm_, x, x:t(), x)
       refused('E_SHAPE', { 'addmm_', '[2, 2, 1]' }, x.addmm_, x, square:unsqueeze(-1), x)
       refused('E_DTYPE', { 'addmm_', 'f64' }, x.addmm_, x, wide, x)
+      refused('E_DTYPE', { 'addmm_', 'f64', 'f32' }, wide.addmm_, wide, square, square)
+      refused('E_DTYPE', { 'addmm_', 'bf16', 'f16' }, square.addmm_, square, square:to 'bf16',
+         square:to 'f16')
       refused('E_DTYPE', { 'addmm_', 'i32' }, function()
          local n = square:to 'i32'
          n:addmm_(n:clone(), n:clone())

@@ -233,7 +233,8 @@ end
 
 -- x += alpha * src; src may be a number.
 place 'axpy_: add_(x, src: operand, alpha: number = 1)'
--- x += a b for matrices x [M, N], a [M, K], b [K, N]; each element is rounded once.
+-- x += a b for matrices x [M, N], a [M, K], b [K, N]; each element is rounded once. x may be f32
+-- where a and b have 16 bits.
 place 'addmm_(x, a, b)'
 -- x times a number, in place.
 place 'scale_: mul_(x, factor: number)'

@@ -4,7 +4,8 @@
 -- LuaJIT allows a metatype once in the life of a Lua state; its functions read tables kept in
 -- lib.state, which a reload of this file refills.
 --
--- Properties: shape ndim dtype device grad requires_grad is_leaf id. Everything else is a method.
+-- Properties: shape ndim dtype device grad grad_dtype requires_grad is_leaf id. Everything else is
+-- a method.
 -- Comparing two handles with == compares identity; `<` and `<=` between two handles compare
 -- addresses (LuaJIT does not call the metatable): use lt, le, gt, ge, equal.
 
@@ -50,6 +51,8 @@ function props.device(x) return arg.device_name[C.tide_tensor_device(x)] end
 function props.id(x) return C.tide_tensor_id(x) end
 -- Whether backward computes a gradient for it or for what it was made of.
 function props.requires_grad(x) return C.tide_needs_grad(x) == 1 end
+-- The dtype of its gradient, or of the one that backward would begin (see set_grad_dtype).
+function props.grad_dtype(x) return arg.dtype_name[C.tide_grad_dtype(x)] end
 -- Whether it is not the result of a recorded op.
 function props.is_leaf(x) return C.tide_is_leaf(x) == 1 end
 -- The gradient, or nil.
@@ -285,6 +288,10 @@ end
 -- f32: backward then adds up in f32.
 once 'set_grad(x, grad: maybe)'
 
+-- The dtype in which backward begins the gradient of a leaf: its own, or 'f32' of a bf16 or f16
+-- one. Products then write f32 sums, without rounding between micro-batches. Returns x.
+once 'set_grad_dtype(x, dtype: dtype)'
+
 -- Clears the gradient: x.grad is nil. Returns x.
 once 'set_grad: zero_grad(x) -> x, nil'
 
@@ -346,7 +353,8 @@ local function index(x, key)
    return unknown(key)
 end
 
-local hints = { grad = 'use x:set_grad(g)', requires_grad = 'use x:requires_grad_(on)' }
+local hints = { grad = 'use x:set_grad(g)', requires_grad = 'use x:requires_grad_(on)',
+   grad_dtype = 'use x:set_grad_dtype(dtype)' }
 
 local function newindex(_, key)
    status.raise(C.TIDE_E_ARG, 'tensor', "field '%s' cannot be assigned%s", tostring(key),

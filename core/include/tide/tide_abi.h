@@ -441,8 +441,8 @@ int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype)
 
 /* As torch.matmul: 1-D operands are vectors, leading dims broadcast. E_SHAPE names both shapes. */
 int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
-/* dst_MN += a_MK b_KN, in place, all of one float dtype: the sum is rounded once. dst as for
- * tide_axpy_. E_SHAPE names the shapes. */
+/* dst_MN += a_MK b_KN, in place: the sum is rounded once. a and b have one float dtype; dst has it
+ * too, or f32 where they have 16 bits. dst as for tide_axpy_. E_SHAPE names the shapes. */
 int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b);
 /* y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
 int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
@@ -753,6 +753,11 @@ int  tide_grad(tide_tensor **out, tide_tensor *t);
 /* grad may be null: clears it. Same shape, dtype and device as t; its bytes are shared. Of a bf16
  * or f16 tensor it may be f32: later gradients are then added up in f32. */
 int  tide_set_grad(tide_tensor *t, tide_tensor *grad);
+/* The dtype in which backward begins the gradient of leaf t: t's own (the default), or f32 of a
+ * bf16 or f16 tensor. Products then write f32 sums, with no rounding between. A gradient that is
+ * there keeps its dtype. E_DTYPE: another. */
+int  tide_set_grad_dtype(tide_tensor *t, int dtype);
+int  tide_grad_dtype(const tide_tensor *t); /* of the gradient that is there or would begin */
 /* tide_set_grad with null that also frees the bytes now; other handles on the gradient return
  * E_GONE. Bytes that another tensor shares, or that a collective is using, stay. */
 int  tide_drop_grad(tide_tensor *t);

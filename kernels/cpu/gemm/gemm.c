@@ -1,5 +1,5 @@
-/* The product that every CPU kernel calls: picks a kernel, packs, cuts into tasks. See gemm.h,
- * tile.h.
+/* The product that every CPU kernel calls: packs, cuts into tasks, runs tiles. How is planned in
+ * plan.c. See gemm.h, tile.h.
  *
  * All threads pack B together, once, or each a small one for itself: lines that another core has
  * just written are slower to read than to pack. Then tasks, each a block of rows of C, pack their
@@ -13,97 +13,9 @@
 #include "kernels/cpu/gemm/gemm.h"
 
 #include "kernels/cpu/row.h"
-#include "kernels/cpu/gemm/tile.h"
-
-/* Blocking. The columns of B that every panel of A is multiplied with before the next ones (`cols`
- * bytes of the kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at
- * most ROWS_BYTES packed at a time, are streamed past them and prefetched one ahead, so they may
- * lie further away: the more of them, the less often B is read again. Columns vary fastest, so C is
- * written along its rows. ROUND_BYTES bounds the packed part of B; a wider B is done in rounds. */
-enum { ROWS_BYTES = 3 << 20, TASKS_PER_THREAD = 4,
-       LINE = 64, STAGE_ROWS = 256, STAGE_COLS = 1024 };
-static const int64_t ROUND_BYTES = (int64_t)64 << 20;
+#include "kernels/cpu/gemm/plan.h"
 
 typedef cpu_gemm_plan plan;
-
-enum { NO_ELEMENTS, NO_SUM, SKINNY, TRANSPOSED, TILES }; /* methods */
-
-static int is_half(int dtype) { return dtype == TIDE_BF16 || dtype == TIDE_F16; }
-
-static const tile_kernel *gemm_choose(const cpu_gemm *g, int isa)
-{
-  const tile_kernel *kern = 0;
-  if (g->ab_dtype == TIDE_BF16 && (isa & CPU_ISA_AMX)) kern = tide__tile_kernel_amx();
-  else if (g->ab_dtype == TIDE_BF16 && (isa & CPU_ISA_BF16)) kern = tide__tile_kernel_bf16();
-  if (!kern && g->ab_dtype != TIDE_F64 && (isa & CPU_ISA_AVX512)) kern = tide__tile_kernel_avx512();
-  return kern ? kern : tide__tile_kernel_base(isa, g->ab_dtype == TIDE_F64);
-}
-
-/* The beginning of part i of `parts` of n rows or columns, in whole panels of `unit`; n for i =
- * parts. The parts differ by a panel at most. */
-static int64_t part_begin(int64_t n, int64_t unit, int64_t parts, int64_t i)
-{
-  return i64_min(n, i64_ceil_div(n, unit) * i / parts * unit);
-}
-
-/* Cuts C into tasks: large enough to pay for packing A, and enough of them that a delayed thread
- * does not keep the others waiting. Threads share them evenly where all run alike. */
-static void plan_tasks(plan *p, int64_t m)
-{
-  const tile_kernel *kern = p->kern;
-  int64_t want = (int64_t)p->nthread * TASKS_PER_THREAD;
-  int64_t panels = i64_ceil_div(m, kern->mr), columns = p->nround / kern->nr;
-  int64_t fit = ROWS_BYTES / (p->kc * kern->esize) / kern->mr;
-  int stage = p->staged && p->k_pad > p->kc; /* f32 sums of a whole task: keep them few */
-  if (p->direct) fit = panels;
-  if (stage) fit = i64_min(fit, STAGE_ROWS / kern->mr);
-  p->nb = i64_max(kern->cols / (p->kc * kern->esize) / kern->nr, 1) * kern->nr;
-  if (p->nround * p->kc * kern->esize <= kern->whole) p->nb = p->nround;
-  p->row_parts = i64_ceil_div(panels, i64_max(fit, 1));
-  p->col_parts = stage ? i64_ceil_div(columns, STAGE_COLS / kern->nr) : 1;
-  if (p->nthread > 1) {
-    int64_t rows = i64_max(p->row_parts, i64_min(want, i64_ceil_div(panels, 4)));
-    int64_t cut = i64_min(i64_ceil_div(want, rows), i64_ceil_div(columns, 2));
-    p->row_parts = rows < want ? rows : i64_min(panels, i64_round_up(rows, p->nthread));
-    p->col_parts = i64_max(p->col_parts, cut);
-  }
-  p->mc = i64_ceil_div(panels, p->row_parts) * kern->mr;
-  p->ns = i64_ceil_div(columns, p->col_parts) * kern->nr;
-}
-
-/* Returns the scratch of one thread. */
-static int64_t thread_bytes(const plan *p)
-{
-  return p->a_bytes + p->stage_bytes + (p->own ? p->b_bytes : 0);
-}
-
-/* Plans a product by tiles; isa and nthread are set. */
-static void plan_tiles(plan *p, const cpu_gemm *g)
-{
-  const tile_kernel *kern = gemm_choose(g, p->isa);
-  p->kern = kern;
-  p->k_pad = i64_round_up(g->k, kern->kr);
-  int64_t nblock = i64_ceil_div(p->k_pad, kern->kc);
-  p->kc = i64_round_up(i64_ceil_div(p->k_pad, nblock), kern->kr);
-  int64_t column = p->k_pad * kern->esize;
-  int64_t fit = i64_max(ROUND_BYTES / column / kern->nr, 4) * kern->nr;
-  p->nround = i64_round_up(i64_ceil_div(g->n, i64_ceil_div(g->n, fit)), kern->nr);
-  p->staged = is_half(g->c_dtype);
-  p->direct = kern->direct && g->a_cs == 1 && g->k % kern->kr == 0;
-  p->lazy = !p->direct && g->a_cs == 1 && kern->esize == vec_size(g->ab_dtype);
-  plan_tasks(p, g->m);
-  p->single = p->lazy && p->k_pad <= p->kc && p->nround <= p->nb && p->nround <= p->ns;
-  p->b_bytes = i64_round_up(p->nround * column, LINE);
-  int64_t packed = p->direct || p->single ? kern->mr : p->mc;
-  p->a_bytes = LINE + i64_round_up(packed * p->kc * kern->esize, LINE);
-  if (p->staged) {
-    int whole = p->k_pad > p->kc;
-    int64_t rows = whole ? p->mc : kern->mr, cols = whole ? p->ns : kern->nr;
-    p->stage_bytes = i64_round_up(rows * cols * 4, LINE);
-  }
-  p->own = p->nthread > 1 && p->b_bytes <= kern->own;
-  p->bytes = thread_bytes(p) * p->nthread + (p->own ? 0 : p->b_bytes);
-}
 
 /* ---- a 16-bit or biased C: initial value of a tile, and its destination --- */
 
@@ -253,7 +165,7 @@ static void fetch_next_c(const block *b, int64_t i, int64_t j, tile_job *job)
   job->next = (const char *)g->c + ((b->row + i) * g->c_rs + b->col + j) * size;
   job->next_rs = g->c_rs * size;
   job->nnext = (int)rows;
-  job->next_lines = (int)i64_ceil_div(cols * size, LINE);
+  job->next_lines = (int)i64_ceil_div(cols * size, GEMM_LINE);
 }
 
 static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t kc)
@@ -325,7 +237,7 @@ static void gemm_run_block(const block *b, int64_t ic, int64_t *held)
 /* Returns the scratch of a thread of a run. */
 static char *gemm_scratch_of(const plan *p, int thread)
 {
-  return p->work + (p->own ? 0 : p->b_bytes) + thread_bytes(p) * thread;
+  return p->work + (p->own ? 0 : p->b_bytes) + gemm_thread_bytes(p) * thread;
 }
 
 static void gemm_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
@@ -340,11 +252,11 @@ static void gemm_run_tasks(void *arg, int64_t begin, int64_t end, int thread)
   if (p->kern->begin) p->kern->begin();
   for (int64_t t = begin; t < end; t++) {
     int64_t ic = t / p->col_parts, js = t % p->col_parts;
-    int64_t col = part_begin(p->ncol, nr, p->col_parts, js);
-    block b = {.p = p, .a = mine + LINE, .b = packed};
-    b.row = part_begin(p->g->m, mr, p->row_parts, ic);
-    b.rows = part_begin(p->g->m, mr, p->row_parts, ic + 1) - b.row;
-    b.cols = part_begin(p->ncol, nr, p->col_parts, js + 1) - col;
+    int64_t col = gemm_part_begin(p->ncol, nr, p->col_parts, js);
+    block b = {.p = p, .a = mine + GEMM_LINE, .b = packed};
+    b.row = gemm_part_begin(p->g->m, mr, p->row_parts, ic);
+    b.rows = gemm_part_begin(p->g->m, mr, p->row_parts, ic + 1) - b.row;
+    b.cols = gemm_part_begin(p->ncol, nr, p->col_parts, js + 1) - col;
     b.col = p->col0 + col;
     b.stage = (float *)(mine + p->a_bytes);
     /* a last round may be narrower than its parts */
@@ -366,15 +278,6 @@ static void run_tiles(const plan *planned, const cpu_gemm *g, void *work)
       tide__pool_for(p->nthread, i64_ceil_div(p->ncol, p->kern->nr), 1, pack_b_panels, p);
     tide__pool_tasks(p->nthread, p->row_parts * p->col_parts, 1, gemm_run_tasks, p);
   }
-}
-
-/* Below this many operations a second thread costs more than it saves. */
-static int useful_threads(const cpu_gemm *g, int nthread)
-{
-  double flop = 2.0 * (double)g->m * (double)g->n * (double)g->k;
-  double most_threads = flop / 4e5;
-  if (nthread < 1 || most_threads < 2) return 1;
-  return nthread < most_threads ? nthread : (int)most_threads;
 }
 
 /* k = 0: C = bias or 0, or C + bias. */
@@ -402,28 +305,7 @@ static void empty_sum(const cpu_gemm *g)
 
 /* ---- few rows, a large B along k: the transposed product ---------- */
 
-enum { TRANSPOSE_M = 128, TRANSPOSE_SIDE = 32 };
-static const int64_t TRANSPOSE_BYTES = (int64_t)8 << 20;
-
-/* Packing all of B costs more than a few rows gain. With the operands exchanged, B' is streamed a
- * panel at a time and only the small A' is packed. The sums are the same. */
-static int is_transposed(const cpu_gemm *g)
-{
-  if (g->ab_dtype == TIDE_F64 || g->b_rs != 1) return 0;
-  return g->m <= TRANSPOSE_M && g->n >= 8 * g->m &&
-      g->n * g->k * vec_size(g->ab_dtype) >= TRANSPOSE_BYTES;
-}
-
-/* C', in f32 at the front of the scratch. */
-static cpu_gemm transposed(const cpu_gemm *g, void *work)
-{
-  cpu_gemm t = {.m = g->n, .n = g->m, .k = g->k, .a = g->b, .a_rs = g->b_cs, .a_cs = g->b_rs,
-                .b = g->a, .b_rs = g->a_cs, .b_cs = g->a_rs, .c = work, .c_rs = g->m,
-                .ab_dtype = g->ab_dtype, .c_dtype = TIDE_F32};
-  return t;
-}
-
-static int64_t transposed_bytes(const cpu_gemm *g) { return i64_round_up(g->m * g->n * 4, LINE); }
+enum { TRANSPOSE_SIDE = 32 };
 
 typedef struct strips { const cpu_gemm *g; const float *sums; } strips;
 
@@ -444,55 +326,20 @@ static void transpose_strips(void *arg, int64_t begin, int64_t end, int thread)
 
 static void run_transposed(const plan *p, const cpu_gemm *g, char *work)
 {
-  cpu_gemm back = transposed(g, work);
+  cpu_gemm back = gemm_transposed(g, work);
   strips t = {.g = g, .sums = back.c};
-  run_tiles(p, &back, work + transposed_bytes(g));
+  run_tiles(p, &back, work + gemm_transposed_bytes(g));
   tide__pool_for(p->nthread, i64_ceil_div(g->n, TRANSPOSE_SIDE), 16, transpose_strips, &t);
 }
 
 /* ---- entry points --- */
 
-void tide__cpu_gemm_plan_isa(cpu_gemm_plan *p, const cpu_gemm *g, int nthread, int isa)
-{
-  memset(p, 0, sizeof *p);
-  p->isa = isa;
-  p->nthread = useful_threads(g, nthread);
-  if (g->m <= 0 || g->n <= 0) {
-    p->method = NO_ELEMENTS;
-  } else if (g->k <= 0) {
-    p->method = NO_SUM;
-  } else if (tide__tile_skinny_takes(g, isa)) {
-    p->method = SKINNY;
-    p->bytes = tide__tile_skinny_work(g, p->nthread);
-  } else if (is_transposed(g)) {
-    cpu_gemm back = transposed(g, 0);
-    p->method = TRANSPOSED;
-    plan_tiles(p, &back);
-    p->bytes += transposed_bytes(g);
-  } else {
-    p->method = TILES;
-    plan_tiles(p, g);
-  }
-}
-
-void tide__cpu_gemm_plan(cpu_gemm_plan *p, const cpu_gemm *g, int nthread)
-{
-  tide__cpu_gemm_plan_isa(p, g, nthread, tide__cpu_isa());
-}
-
 void tide__cpu_gemm_run(const cpu_gemm_plan *p, const cpu_gemm *g, void *work)
 {
-  if (p->method == TILES) run_tiles(p, g, work);
-  else if (p->method == SKINNY) tide__tile_skinny(g, p->nthread, work, p->isa);
-  else if (p->method == TRANSPOSED) run_transposed(p, g, work);
-  else if (p->method == NO_SUM) empty_sum(g);
-}
-
-int64_t tide__cpu_gemm_work(const cpu_gemm *g, int nthread)
-{
-  cpu_gemm_plan p;
-  tide__cpu_gemm_plan(&p, g, nthread);
-  return p.bytes;
+  if (p->method == GEMM_TILES) run_tiles(p, g, work);
+  else if (p->method == GEMM_SKINNY) tide__tile_skinny(g, p->nthread, work, p->isa);
+  else if (p->method == GEMM_TRANSPOSED) run_transposed(p, g, work);
+  else if (p->method == GEMM_NO_SUM) empty_sum(g);
 }
 
 void tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work)

@@ -100,3 +100,4 @@ void    tide__tile_skinny(const cpu_gemm *g, int nthread, void *work, int isa);
 
 /* As in gemm.h with the instruction set limited to isa. */
 void tide__cpu_gemm_plan_isa(cpu_gemm_plan *p, const cpu_gemm *g, int nthread, int isa);
+int64_t tide__cpu_gemm_most_isa(const cpu_gemm *g, int nthread, int isa);

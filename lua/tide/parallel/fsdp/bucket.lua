@@ -140,6 +140,12 @@ local function wider(a, b)
    return (a == 'f64' or b == 'f64') and 'f64' or 'f32'
 end
 
+-- The dtype in which gradients of `dtype` add up before they are reduced in another one.
+local function summed_in(dtype, reduce_dtype)
+   local half = dtype == 'bf16' or dtype == 'f16'
+   return half and reduce_dtype ~= dtype and 'f32' or dtype
+end
+
 -- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks
 -- of the shards), replicas (ranks that hold the same shard), full (bytes come and go), shard_dtype,
 -- dtype (of the computation), reduce_dtype, device, offload, seed, init (false: no values).
@@ -149,7 +155,7 @@ function Bucket:init(entries, opts)
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
    self.full = opts.full
    self.grad_dtype = wider(opts.shard_dtype, opts.reduce_dtype)
-   self.sum_dtype = wider(opts.dtype, opts.reduce_dtype)       -- of gradients not yet reduced
+   self.sum_dtype = summed_in(opts.dtype, opts.reduce_dtype)   -- of gradients not yet reduced
    self.layout = layout.new(shapes, self.comm.size)
    self.counts = self.layout.counts
    local count, at = self.counts[self.comm.rank + 1], self.layout.cuts[self.comm.rank + 1]
@@ -359,15 +365,11 @@ local function collect(self, flat, scale)
    if scale ~= 1 then flat:mul_(scale) end
 end
 
--- A backward that is not reduced is over: further gradients are added in the dtype of the sum.
-function Bucket:widen()
-   if self.sum_dtype == self.opts.dtype then return end
+-- Whether the gradients that backward begins stay on this rank for a while: they then have the
+-- dtype of the sum from the first product on.
+function Bucket:accumulate(on)
    for _, e in ipairs(self.entries) do
-      local g = e.view.grad
-      if g ~= nil and g.dtype ~= self.sum_dtype then
-         e.view:set_grad(g:to(self.sum_dtype))
-         g:release()
-      end
+      e.view:set_grad_dtype(on and self.sum_dtype or self.opts.dtype)
    end
 end
 

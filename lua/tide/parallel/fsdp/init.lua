@@ -218,9 +218,15 @@ function Sharded:all_units()
    return list
 end
 
+local function set_sync(self, on)
+   if self.sync == on then return end
+   self.sync = on
+   for _, unit in ipairs(self:all_units()) do unit:accumulate(not on) end
+end
+
 -- Whether the next backward ends with reduced gradients. false: gradients add up on each rank.
 function Sharded:set_requires_gradient_sync(on)
-   self.sync = err.type('parallel.fsdp.set_requires_gradient_sync', 'on', on, 'boolean')
+   set_sync(self, err.type('parallel.fsdp.set_requires_gradient_sync', 'on', on, 'boolean'))
    return self
 end
 
@@ -228,8 +234,8 @@ end
 function Sharded:no_sync(fn, ...)
    err.type('parallel.fsdp.no_sync', 'fn', fn, 'function')
    local before = self.sync
-   self.sync = false
-   return finally(function() self.sync = before end, fn, ...)
+   set_sync(self, false)
+   return finally(function() set_sync(self, before) end, fn, ...)
 end
 
 -- Ends a backward: what is not reduced yet is reduced (unless synchronising is off), gathered bytes
@@ -240,8 +246,6 @@ function Sharded:finish()
       local all, async = self:all_units(), self.opts.overlap_grad_reduce
       for i = #all, 1, -1 do schedule.reduce(self, all[i], async) end
       for _, unit in ipairs(self.pending) do unit:drain() end
-   else
-      for _, unit in ipairs(self:all_units()) do unit:widen() end
    end
    self.pending, self.reduced, self.unsynced = {}, {}, not self.sync
    self:release()

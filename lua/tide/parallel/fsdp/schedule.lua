@@ -192,11 +192,7 @@ local function end_backward(self, unit)
    if unit.calls > 0 then return end
    -- a further backward before finish: its forward was not counted, its gradients come on top
    if unit.calls < 0 then self.reduced[unit] = nil end
-   if not self.sync then
-      unit:widen()
-   elseif o.overlap_grad_reduce then
-      schedule.reduce(self, unit, true)
-   end
+   if self.sync and o.overlap_grad_reduce then schedule.reduce(self, unit, true) end
    unit:reshard(false)
 end
 
