@@ -67,6 +67,13 @@ TIDE_DEVICE float tide_exp2(float x)
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+/* 1 / x to 1 ulp; what is no normal number is 0. */
+TIDE_DEVICE float tide_reciprocal(float x)
+{
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
 
 #endif
 

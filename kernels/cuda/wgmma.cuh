@@ -102,6 +102,14 @@ template <int N> TIDE_DEVICE void tide_hold(uint32_t (*a)[4])
     asm volatile("" : "+r"(a[n][0]), "+r"(a[n][1]), "+r"(a[n][2]), "+r"(a[n][3])::"memory");
 }
 
+/* Ends no sooner than x is there; x is not -1. The assembler may otherwise move the arithmetic that
+ * makes x behind a wait for products, with which it is to overlap. */
+TIDE_DEVICE void tide_finish(float x)
+{
+  asm volatile("{\n.reg .pred p;\nsetp.eq.f32 p, %0, 0fBF800000;\n@p nanosleep.u32 1;\n}"
+               ::"f"(x) : "memory");
+}
+
 #define TIDE_D32                                                     \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"          \
   "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"

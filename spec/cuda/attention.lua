@@ -7,19 +7,24 @@ local random, rounding = compare.random, compare.rounding
 local M = {}
 
 -- Index pairs of documents of `long` tokens; true: of 37, with tokens of no document between.
-local function packed(tq, tk, long)
-   local q, k, n = {}, {}, long == true and 37 or long
-   for i = 1, math.max(tq, tk) do
-      local doc, pos = math.floor((i - 1) / n), (i - 1) % n
-      if long == true and i % 29 == 0 then doc = -1 end
-      if i <= tq then q[#q + 1], q[#q + 2] = doc, pos end
-      if i <= tk then k[#k + 1], k[#k + 2] = doc, pos end
+-- 'batches': each batch has documents of another length, the last tokens of which belong to none.
+local function packed(b, tq, tk, long)
+   local q, k = {}, {}
+   for row = 1, long == 'batches' and b or 1 do
+      local n = long == true and 37 or long == 'batches' and 70 * row + 60 or long
+      for i = 1, math.max(tq, tk) do
+         local doc, pos = math.floor((i - 1) / n), (i - 1) % n
+         if long == true and i % 29 == 0 or long == 'batches' and i > tk - 9 then doc = -1 end
+         if i <= tq then q[#q + 1], q[#q + 2] = doc, pos end
+         if i <= tk then k[#k + 1], k[#k + 2] = doc, pos end
+      end
    end
-   return tide.tensor(q, { dtype = 'i32' }):reshape { 1, tq, 2 },
-      tide.tensor(k, { dtype = 'i32' }):reshape { 1, tk, 2 }
+   return tide.tensor(q, { dtype = 'i32' }):reshape { -1, tq, 2 },
+      tide.tensor(k, { dtype = 'i32' }):reshape { -1, tk, 2 }
 end
 
--- Options of tide.attention by name; packed: as above; bias: [1, H, Tq, Tk], with a few of -inf.
+-- Options of tide.attention by name; packed: as above; bias: the dtype of one [1, H, Tq, Tk] that
+-- has a few of -inf.
 M.masks = {
    full = {}, causal = { causal = true }, window = { causal = true, window = 20 },
    ['window to both sides'] = { window = { 7, 3 } }, shifted = { causal = true, q_start = 20 },
@@ -27,7 +32,12 @@ M.masks = {
    ['packed, both ways'] = { packed = true, window = { 30, 5 } },
    ['long documents'] = { causal = true, packed = 290 },
    ['long documents, both ways'] = { packed = 150 },
-   bias = { bias = true, causal = true }, ['a scale below 0'] = { scale = -0.1 },
+   ['packed by batch'] = { causal = true, packed = 'batches' },
+   ['packed by batch, both ways'] = { packed = 'batches', softcap = 2 },
+   bias = { bias = 'f32', causal = true }, ['bias in bf16'] = { bias = 'bf16', softcap = 3 },
+   ['bias in f16'] = { bias = 'f16', packed = 150 },
+   ['bias in f64'] = { bias = 'f64', scale = -0.2 },
+   ['a scale below 0'] = { scale = -0.1 },
 }
 
 -- q, k, v and a gradient of out.
@@ -47,12 +57,13 @@ local function attend(s, opts, dtype, where)
    for i = 1, 3 do leaves[i] = leaves[i]:detach():requires_grad_() end
    for _, k in ipairs { 'causal', 'window', 'q_start', 'softcap', 'scale' } do o[k] = opts[k] end
    if opts.packed then
-      local q, k = packed(s.tq, s.tk, opts.packed)
+      local q, k = packed(s.b, s.tq, s.tk, opts.packed)
       o.q_index, o.k_index = q:to(where), k:to(where)
    end
    if opts.bias then
       local bias = random({ 1, s.h, s.tq, s.tk }, 22, 'f32')
-      o.bias = tide.where(bias:gt(2), tide.full({}, -math.huge), bias):to(where)
+      bias = tide.where(bias:gt(2), tide.full({}, -math.huge), bias)
+      o.bias = bias:to(opts.bias):to(where)
    end
    local out, lse = tide.attention(leaves[1], leaves[2], leaves[3], o)
    if s.forward then return { out, lse } end

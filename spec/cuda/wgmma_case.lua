@@ -48,8 +48,8 @@ local masks = {
 }
 for name, mask in pairs(attention.masks) do masks[name] = mask end
 local names = {}
-for name in pairs(masks) do
-   if name ~= 'bias' then names[#names + 1] = name end
+for name, mask in pairs(masks) do
+   if not mask.bias then names[#names + 1] = name end
 end
 table.sort(names)
 

@@ -7,7 +7,7 @@
  *
  * Every sum is taken by one warp in one order: no atomics.
  */
-#include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/attention/attention_tiles.cuh"
 #include "kernels/cuda/backend.cuh"
 
 namespace {
@@ -103,14 +103,15 @@ __global__ void forward_kernel(tide_attend p, tide_heads out, tide_array lse, in
   int64_t b = at.b, h = at.h, hk = h / p.group, i0 = at.t0 + warp * ROWS;
   for (int64_t d0 = 0; d0 == 0 || d0 < p.dv; d0 += CHANNELS) {
     T acc[ROWS][KEEP] = {}, top[ROWS], sum[ROWS] = {}, factor[ROWS];
-    for (int r = 0; r < ROWS; r++) top[r] = -INFINITY;
+    tide_token query[ROWS];
+    for (int r = 0; r < ROWS; r++) top[r] = -INFINITY, query[r] = tide_query(p, b, i0 + r);
     for (int64_t j0 = 0; j0 < p.tk; j0 += TILE) {
       if (!tide_tile_seen(p, at.t0, at.t0 + BLOCK_ROWS, j0, j0 + TILE)) continue;
       T s[ROWS] = {}, w[ROWS], slope;
       dots(s, rows, cols, p.q, at.t0, p.tq, h, p.k, j0, p.tk, hk, b, p.d);
       tide_token key = tide_key(p, b, j0 + lane);
       for (int r = 0; r < ROWS; r++) {
-        bool sees = tide_sees(p, tide_query(p, b, i0 + r), key);
+        bool sees = tide_sees(p, query[r], key);
         s[r] = sees ? tide_score(p, b, h, i0 + r, j0 + lane, s[r], &slope) : (T)-INFINITY;
         T high = tide_top()(top[r], tide_warp_fold(s[r], tide_top()));
         T base = high == (T)-INFINITY ? (T)0 : high, old = tide_exp(top[r] - base);
@@ -134,40 +135,30 @@ __global__ void forward_kernel(tide_attend p, tide_heads out, tide_array lse, in
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-template <class T> __global__ void delta_kernel(tide_attend p, tide_attention_back g)
-{
-  TIDE_ROW_LOOP(n, p.batch * p.head * p.tq) {
-    int64_t i = n % p.tq, h = n / p.tq % p.head, b = n / p.tq / p.head;
-    int64_t at = tide_head_at(g.dout, b, i, h), ot = tide_head_at(g.out, b, i, h);
-    T sum = 0;
-    TIDE_LANE_LOOP(d, p.dv)
-      sum += tide_load<T>(g.dout.data, at + d, g.dout.dtype)
-        * tide_load<T>(g.out.data, ot + d, g.out.dtype);
-    sum = tide_block_sum(sum);
-    if (g.dlse.data)
-      sum -= tide_at<T>(g.dlse, b * g.dlse_stride[0] + h * g.dlse_stride[1]
-                        + i * g.dlse_stride[2]);
-    if (threadIdx.x == 0) static_cast<T *>(g.delta)[n] = sum;
-  }
-}
-
 template <class T> struct pair_of { T w, ds, dqk; };
 
-/* Of query i and key j: the weight, and the gradients of the score and of q.k. */
+/* Of query i and key j, what they are to the mask: the weight, and the gradients of the score and
+ * of q.k. */
 template <class T>
-TIDE_DEVICE pair_of<T> pair_at(const tide_attend &p, const tide_attention_back &g, int64_t b,
-                               int64_t h, int64_t i, int64_t j, T qk, T dov)
+TIDE_DEVICE pair_of<T> pair_at(const tide_attend &p, int64_t b, int64_t h, int64_t i, int64_t j,
+                               const tide_token &query, const tide_token &key,
+                               const tide_mark<T> &mark, T qk, T dov)
 {
   pair_of<T> r = {(T)0, (T)0, (T)0};
-  if (!tide_sees(p, tide_query(p, b, i), tide_key(p, b, j))) return r;
-  T lse = tide_at<T>(g.lse, b * g.lse_stride[0] + h * g.lse_stride[1] + i * g.lse_stride[2]);
-  if (lse == (T)-INFINITY) return r;
+  if (!tide_sees(p, query, key)) return r;
   T slope, s = tide_score(p, b, h, i, j, qk, &slope);
-  r.w = tide_exp(s - lse);
+  r.w = tide_exp(s - mark.lse);
   if (r.w == (T)0) return r;
-  r.ds = r.w * (dov - static_cast<T *>(g.delta)[(b * p.head + h) * p.tq + i]);
+  r.ds = r.w * (dov - mark.delta);
   r.dqk = r.ds * slope;
   return r;
+}
+template <class T>
+TIDE_DEVICE tide_mark<T> mark_of(const tide_attend &p, const tide_attention_back &g, int64_t b,
+                                 int64_t h, int64_t i)
+{
+  if (i >= p.tq) return {(T)INFINITY, (T)0};
+  return static_cast<const tide_mark<T> *>(g.marks)[tide_mark_at(p, b, h, i)];
 }
 
 template <class T> __global__ void dq_kernel(tide_attend p, tide_attention_back g)
@@ -178,14 +169,21 @@ template <class T> __global__ void dq_kernel(tide_attend p, tide_attention_back 
   int64_t b = at.b, h = at.h, hk = h / p.group, i0 = at.t0 + warp * ROWS;
   for (int64_t d0 = 0; d0 == 0 || d0 < p.d; d0 += CHANNELS) {
     T acc[ROWS][KEEP] = {}, one[ROWS];
+    tide_token query[ROWS];
+    tide_mark<T> mark[ROWS];
+    for (int r = 0; r < ROWS; r++) {
+      query[r] = tide_query(p, b, i0 + r);
+      mark[r] = mark_of<T>(p, g, b, h, i0 + r);
+    }
     for (int64_t j0 = 0; j0 < p.tk; j0 += TILE) {
       if (!g.dbias.data && !tide_tile_seen(p, at.t0, at.t0 + BLOCK_ROWS, j0, j0 + TILE)) continue;
       T qk[ROWS] = {}, dov[ROWS] = {}, w[ROWS];
       dots(qk, rows, cols, p.q, at.t0, p.tq, h, p.k, j0, p.tk, hk, b, p.d);
       dots(dov, rows, cols, g.dout, at.t0, p.tq, h, p.v, j0, p.tk, hk, b, p.dv);
+      tide_token key = tide_key(p, b, j0 + lane);
       for (int r = 0; r < ROWS; r++) {
         int64_t i = i0 + r, j = j0 + lane;
-        pair_of<T> x = pair_at(p, g, b, h, i, j, qk[r], dov[r]);
+        pair_of<T> x = pair_at(p, b, h, i, j, query[r], key, mark[r], qk[r], dov[r]);
         w[r] = x.dqk;
         if (g.dbias.data && d0 == 0 && i < p.tq && j < p.tk)
           tide_put<T>(g.dbias, ((b * p.head + h) * p.tq + i) * p.tk + j, x.ds);
@@ -206,14 +204,19 @@ template <class T> __global__ void dkv_kernel(tide_attend p, tide_attention_back
   int64_t b = at.b, hk = at.h, j0 = at.t0 + warp * ROWS, size = value ? p.dv : p.d;
   for (int64_t d0 = 0; d0 == 0 || d0 < size; d0 += CHANNELS) {
     T acc[ROWS][KEEP] = {}, one[ROWS];
+    tide_token key[ROWS];
+    for (int r = 0; r < ROWS; r++) key[r] = tide_key(p, b, j0 + r);
     for (int64_t h = hk * p.group; h < (hk + 1) * p.group; h++)
       for (int64_t i0 = 0; i0 < p.tq; i0 += TILE) {
         if (!tide_tile_seen(p, i0, i0 + TILE, at.t0, at.t0 + BLOCK_ROWS)) continue;
         T qk[ROWS] = {}, dov[ROWS] = {}, w[ROWS];
         dots(qk, rows, cols, p.k, at.t0, p.tk, hk, p.q, i0, p.tq, h, b, p.d);
         dots(dov, rows, cols, p.v, at.t0, p.tk, hk, g.dout, i0, p.tq, h, b, p.dv);
+        tide_token query = tide_query(p, b, i0 + lane);
+        tide_mark<T> mark = mark_of<T>(p, g, b, h, i0 + lane);
         for (int r = 0; r < ROWS; r++) {
-          pair_of<T> x = pair_at(p, g, b, h, i0 + lane, j0 + r, qk[r], dov[r]);
+          pair_of<T> x = pair_at(p, b, h, i0 + lane, j0 + r, query, key[r], mark, qk[r],
+                                 dov[r]);
           w[r] = value ? x.w : x.dqk;
         }
         weigh(acc, w, value ? g.dout : p.q, b, i0, p.tq, h, d0, size);
@@ -226,14 +229,15 @@ template <class T> __global__ void dkv_kernel(tide_attend p, tide_attention_back
 /* ---- from a call ----------------------------------------------------------------------------- */
 
 tide_attend operands(const k_call *call, const k_tensor *q, const k_tensor &bias,
-                        const k_tensor *index)
+                     const k_tensor *index)
 {
   const k_attention_attrs *a = static_cast<const k_attention_attrs *>(call->attrs);
   const k_tensor &k = q[1], &v = q[2];
   tide_attend p = {tide_heads_of(q[0]), tide_heads_of(k), tide_heads_of(v), nullptr, nullptr, {},
-                      {}, tide_array_of(bias), {}, q->shape[0], q->shape[2], 1, q->shape[1],
-                      k.shape[1], q->shape[3], v.shape[3], a->window_left, a->window_right,
-                      a->q_start, a->causal, a->scale, a->softcap};
+                   {}, tide_array_of(bias), {}, q->shape[0], q->shape[2], 1, q->shape[1],
+                   k.shape[1], q->shape[3], v.shape[3], a->window_left, a->window_right,
+                   a->q_start, a->causal, tide_cap_of<float>(a->scale, a->softcap),
+                   tide_cap_of<double>(a->scale, a->softcap), {}};
   if (k.shape[2] > 0) p.group = p.head / k.shape[2];
   for (int d = 0; d < 4 && p.bias.data; d++) p.bias_stride[d] = bias.stride[d];
   if (k_absent(&index[0])) return p;
@@ -261,7 +265,7 @@ tide_attend operands(const k_call *call, const k_tensor *q, const k_tensor &bias
 enum kernel_t { PLAIN, MMA, WGMMA };
 kernel_t kernel_of(const k_call *call, const tide_attend &p, const tide_attention_back *g)
 {
-  if (!tide_attention_mma_fits(p) || (g && g->dbias.data)) return PLAIN;
+  if (!(g ? tide_attention_mma_bwd_fits(p, *g) : tide_attention_mma_fits(p))) return PLAIN;
   if (tide_cuda_state_of(call->stream)->params->attention_kernel != 1) return MMA;
   bool fits = g ? tide_attention_wgmma_bwd_fits(p, *g) : tide_attention_wgmma_fits(p);
   return fits ? WGMMA : MMA;
@@ -272,16 +276,29 @@ unsigned blocks(int64_t batch, int64_t head, int64_t t)
   return (unsigned)(batch * head * ((t + BLOCK_ROWS - 1) / BLOCK_ROWS));
 }
 
+/* Bytes of a call's marks, and where its tiles follow them. */
+int64_t marks_bytes(const k_tensor &q)
+{
+  int64_t each = q.dtype == TIDE_F64 ? sizeof(tide_mark<double>) : sizeof(tide_mark<float>);
+  return (q.shape[0] * q.shape[1] * q.shape[2] * each + 63) / 64 * 64;
+}
+/* Of the tiles of keys, or of keys and then queries, where the tensor cores may serve. */
+int64_t tiles_bytes(const k_tensor *q, const k_tensor &q_index, bool back)
+{
+  if (k_absent(&q_index) || q->dtype == TIDE_F32 || q->dtype == TIDE_F64) return 0;
+  int64_t keys = q[1].shape[1], queries = back ? q->shape[1] : 0;
+  return tide_tiles_bytes(q->shape[0], keys > queries ? keys : queries);
+}
+
 template <class T>
 int run_bwd(const k_call *call, const tide_attend &p, const tide_attention_back &g)
 {
-  int64_t rows = p.batch * p.head * p.tq;
-  if (rows > 0)
-    TIDE_CUDA_LAUNCH(call, delta_kernel<T>, tide_row_blocks(rows), tide_row_threads(p.dv), 0, p, g);
+  bool some = p.batch * p.head * p.tq > 0;
   kernel_t kernel = kernel_of(call, p, &g);
-  if (rows > 0 && kernel != PLAIN)
+  if (some) tide_attention_marks<T>(call, p, g, kernel == PLAIN ? (T)1 : (T)LOG2E);
+  if (some && kernel != PLAIN)
     return (kernel == WGMMA ? tide_attention_wgmma_bwd : tide_attention_mma_bwd)(call, p, g);
-  if (rows > 0)
+  if (some)
     TIDE_CUDA_LAUNCH(call, dq_kernel<T>, blocks(p.batch, p.head, p.tq), WARPS * 32, 0, p, g);
   unsigned n = blocks(p.batch, p.head / p.group, p.tk);
   if (n > 0) {
@@ -292,6 +309,11 @@ int run_bwd(const k_call *call, const tide_attend &p, const tide_attention_back 
 }
 
 }  // namespace
+
+int64_t k_cuda_attention_work(const k_call *call)
+{
+  return tiles_bytes(&call->in[0], call->in[4], false);
+}
 
 int k_cuda_attention(const k_call *call)
 {
@@ -311,8 +333,7 @@ int k_cuda_attention(const k_call *call)
 
 int64_t k_cuda_attention_bwd_work(const k_call *call)
 {
-  const k_tensor &q = call->in[1];
-  return q.shape[0] * q.shape[1] * q.shape[2] * 8;
+  return marks_bytes(call->in[1]) + tiles_bytes(&call->in[1], call->in[7], true);
 }
 
 int k_cuda_attention_bwd(const k_call *call)
@@ -321,7 +342,8 @@ int k_cuda_attention_bwd(const k_call *call)
   tide_attend p = operands(call, &in[1], in[6], &in[7]);
   tide_attention_back g = {tide_heads_of(in[0]), tide_heads_of(in[4]), tide_heads_of(out[0]),
                            tide_heads_of(out[1]), tide_heads_of(out[2]), tide_array_of(in[5]),
-                           tide_array_of(in[9]), tide_array_of(out[3]), {}, {}, call->work};
+                           tide_array_of(in[9]), tide_array_of(out[3]), {}, {}, call->work,
+                           static_cast<char *>(call->work) + marks_bytes(in[1])};
   for (int d = 0; d < 3; d++) {
     g.lse_stride[d] = in[5].stride[d];
     g.dlse_stride[d] = g.dlse.data ? in[9].stride[d] : 0;

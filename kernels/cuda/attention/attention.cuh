@@ -7,6 +7,8 @@
 
 #include "kernels/cuda/block.cuh"
 
+#define LOG2E 1.44269504088896340736f
+
 /* A [B, T, H, D] operand, last stride 1. */
 struct tide_heads {
   void *data;
@@ -22,6 +24,17 @@ TIDE_DEVICE int64_t tide_head_at(const tide_heads &x, int64_t b, int64_t t, int6
   return b * x.b + t * x.t + h * x.h;
 }
 
+/* What makes a score of q.k: scale qk, or softcap tanh(per qk) with per = scale / softcap. */
+template <class T> struct tide_cap { T scale, softcap, per; };
+template <class T> static inline tide_cap<T> tide_cap_of(double scale, double softcap)
+{
+  return {(T)scale, (T)softcap, softcap == 0 ? (T)0 : (T)(scale / softcap)};
+}
+
+/* Spans of the tiles of the other side (attention_tiles.cuh), by batch; null without indices. */
+struct tide_extent;
+struct tide_tiles { const tide_extent *of; int64_t batch; };
+
 struct tide_attend {
   tide_heads q, k, v;
   const int32_t *q_index, *k_index; /* null: documents 0, positions q_start + i and j */
@@ -31,8 +44,12 @@ struct tide_attend {
   int64_t batch, head, group, tq, tk, d, dv; /* group: query heads per key head */
   int64_t window_left, window_right, q_start;
   int causal;
-  double scale, softcap;
+  tide_cap<float> cap;    /* of the kernels that compute in f32 */
+  tide_cap<double> exact; /* in f64 */
+  tide_tiles tiles;
 };
+TIDE_DEVICE const tide_cap<float> &tide_cap_in(const tide_attend &p, float) { return p.cap; }
+TIDE_DEVICE const tide_cap<double> &tide_cap_in(const tide_attend &p, double) { return p.exact; }
 
 /* What a token is to the mask. A document below 0 is seen by none and sees none. */
 struct tide_token { int document; int64_t position; };
@@ -60,27 +77,34 @@ TIDE_DEVICE bool tide_sees(const tide_attend &p, const tide_token &q, const tide
   return p.window_right < 0 || -dist <= p.window_right;
 }
 
-/* What a row sees of the other side, by the rule of tide_sees asked once for a row: tokens of its
- * document at positions low to high, none if low > high. Without indices a token of the other side
- * lies at its number in [0, Tk) or [0, Tq). */
-struct tide_span { int document, low, high; };
-
-/* KEYS: the row is a key, the other side queries. */
-template <bool KEYS> TIDE_DEVICE tide_span tide_span_of(const tide_attend &p, const tide_token &x)
+/* The positions of the other side that a token at a position sees; without indices a token of the
+ * other side lies at its number in [0, Tk) or [0, Tq). KEYS: the token is a key. */
+struct tide_range { int64_t low, high; };
+template <bool KEYS> TIDE_DEVICE tide_range tide_range_of(const tide_attend &p, int64_t position)
 {
   const int64_t far = (int64_t)1 << 61;
   int64_t before = p.window_left >= 0 ? p.window_left : far; /* farthest keys of a query */
   int64_t after = p.causal ? 0 : p.window_right >= 0 ? p.window_right : far;
-  int64_t low = x.position - (KEYS ? after : before);
-  int64_t high = x.position + (KEYS ? before : after);
-  int64_t first = INT32_MIN, last = INT32_MAX;
-  if (!p.q_index) {
-    if (KEYS) low -= p.q_start, high -= p.q_start;
-    first = 0;
-    last = (KEYS ? p.tq : p.tk) - 1;
-  }
-  if (x.document < 0 || low > last || high < first) return {-1, 1, 0};
-  return {x.document, (int)(low > first ? low : first), (int)(high < last ? high : last)};
+  if (KEYS && !p.q_index) position -= p.q_start;
+  return KEYS ? tide_range{position - after, position + before}
+              : tide_range{position - before, position + after};
+}
+/* Where positions of the other side end. */
+template <bool KEYS> TIDE_DEVICE tide_range tide_range_there(const tide_attend &p)
+{
+  if (p.q_index) return {INT32_MIN, INT32_MAX};
+  return {0, (KEYS ? p.tq : p.tk) - 1};
+}
+
+/* What a row sees of the other side, by the rule of tide_sees asked once for a row: tokens of its
+ * document at positions low to high, none if low > high. */
+struct tide_span { int document, low, high; };
+template <bool KEYS> TIDE_DEVICE tide_span tide_span_of(const tide_attend &p, const tide_token &x)
+{
+  tide_range r = tide_range_of<KEYS>(p, x.position), there = tide_range_there<KEYS>(p);
+  if (x.document < 0 || r.low > there.high || r.high < there.low) return {-1, 1, 0};
+  return {x.document, (int)(r.low > there.low ? r.low : there.low),
+          (int)(r.high < there.high ? r.high : there.high)};
 }
 TIDE_DEVICE bool tide_span_has(const tide_span &s, int document, int position)
 {
@@ -105,14 +129,12 @@ TIDE_DEVICE double tide_tanh(double x) { return tanh(x); }
 /* From q.k to s without a bias; *slope is ds / d(q.k). */
 template <class T> TIDE_DEVICE T tide_capped(const tide_attend &p, T qk, T *slope)
 {
-  T s = qk * (T)p.scale;
-  *slope = (T)p.scale;
-  if (p.softcap != 0) {
-    T th = tide_tanh(s / (T)p.softcap);
-    s = (T)p.softcap * th;
-    *slope *= (T)1 - th * th;
-  }
-  return s;
+  const tide_cap<T> &c = tide_cap_in(p, T());
+  *slope = c.scale;
+  if (c.softcap == (T)0) return qk * c.scale;
+  T th = tide_tanh(qk * c.per);
+  *slope *= (T)1 - th * th;
+  return c.softcap * th;
 }
 template <class T>
 TIDE_DEVICE T tide_score(const tide_attend &p, int64_t b, int64_t h, int64_t i, int64_t j, T qk,
@@ -125,16 +147,29 @@ TIDE_DEVICE T tide_score(const tide_attend &p, int64_t b, int64_t h, int64_t i, 
   return s;
 }
 
-/* Of the backward. delta_i = dout_i . out_i - dlse_i, f32 or f64, [B, H, Tq], in scratch. */
+/* What the backward needs of a query: lse, +inf if the query sees no key, and delta = dout . out -
+ * dlse. lse is in base 2 for the tensor-core kernels. */
+template <class T> struct alignas(2 * sizeof(T)) tide_mark { T lse, delta; };
+
+/* Of the backward. */
 struct tide_attention_back {
   tide_heads dout, out, dq, dk, dv;
   tide_array lse, dlse, dbias; /* lse, dlse with strides; dbias contiguous [B, H, Tq, Tk] */
   int64_t lse_stride[3], dlse_stride[3];
-  void *delta;
+  void *marks, *spans; /* scratch: tide_mark of f32 or f64 [B, H, Tq]; what tide_tiles_of writes */
 };
+TIDE_DEVICE int64_t tide_mark_at(const tide_attend &p, int64_t b, int64_t h, int64_t i)
+{
+  return (b * p.head + h) * p.tq + i;
+}
+/* attention_marks.cu: writes g.marks, times unit for lse. T: float, or double for f64. */
+template <class T>
+void tide_attention_marks(const k_call *call, const tide_attend &p, const tide_attention_back &g,
+                          T unit);
 
 /* attention_mma.cu: tensor cores; TIDE_E_UNSUPPORTED where they cannot serve. */
 bool tide_attention_mma_fits(const tide_attend &p);
+bool tide_attention_mma_bwd_fits(const tide_attend &p, const tide_attention_back &g);
 int tide_attention_mma(const k_call *call, const tide_attend &p, tide_heads out, tide_array lse,
                        const int64_t *lse_stride);
 int tide_attention_mma_bwd(const k_call *call, const tide_attend &p,

@@ -10,29 +10,12 @@
 namespace {
 
 template <int DP> struct forward_shape {
-  enum { BC = DP == 256 ? 32 : 64, LD = DP + 8, BYTES = (OWN + 4 * BC) * LD * 2 };
+  enum { BC = DP == 256 ? 32 : 64, LD = DP + 8, BYTES = (OWN + 4 * BC) * LD * 2,
+         BLOCKS = DP == 64 ? 4 : DP == 128 ? 3 : 2 };
 };
 
-/* From q.k to the score of each pair of a tile; -inf where unseen. */
-template <int NT>
-TIDE_DEVICE void judge(const tide_attend &p, int64_t b, int64_t h, int64_t i0, int64_t j0,
-                       bool whole, float (*s)[4])
-{
-  int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
-  tide_token q[2] = {tide_query(p, b, i0 + g), tide_query(p, b, i0 + g + 8)};
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      int64_t i = i0 + g + (e & 2 ? 8 : 0), j = j0 + n * 8 + 2 * t + (e & 1);
-      float slope;
-      bool sees = whole || tide_sees(p, q[e >> 1], tide_key(p, b, j));
-      s[n][e] = sees ? tide_score(p, b, h, i, j, s[n][e], &slope) : -INFINITY;
-    }
-}
-
 template <int DP, bool F16>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, forward_shape<DP>::BLOCKS)
 forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64_t ls1, int64_t ls2,
                bool aligned)
 {
@@ -44,47 +27,65 @@ forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64
   /* the last queries see most: first, so that the short blocks fill the end */
   int64_t i0 = (per - 1 - (int64_t)(blockIdx.x % per)) * OWN, b = rest / p.head, h = rest % p.head;
   int64_t hk = h / p.group;
-  int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-  reach seen = reach_of<false>(p, b, i0);
+  int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, mine = (int)threadIdx.x;
+  int64_t w0 = i0 + warp * 16; /* of this warp */
+  bool plain = plain_scores(p) && p.cap.scale > 0;
+  float unit = plain ? p.cap.scale : 1.0f;
+  tide_span row[2] = {span_at<false>(p, b, w0 + lane / 4), span_at<false>(p, b, w0 + lane / 4 + 8)};
+  tide_walk<false, BC> walk(p, b, i0, OWN);
   load_tile<DP, OWN>(qs, p.q, b, i0, p.tq, h, p.d, aligned);
-  auto load = [&](int64_t j, int stage) {
+  /* what keys are to a mask is asked for with a tile and kept after the work on the one before */
+  about key = {};
+  auto load = [&](const tide_step &x, int stage) {
     uint16_t *at = tiles + stage * 2 * BC * LD;
-    load_tile<DP, BC>(at, p.k, b, j, p.tk, hk, p.d, aligned);
-    load_tile<DP, BC>(at + BC * LD, p.v, b, j, p.tk, hk, p.dv, aligned);
+    load_tile<DP, BC>(at, p.k, b, x.t, p.tk, hk, p.d, aligned);
+    load_tile<DP, BC>(at + BC * LD, p.v, b, x.t, p.tk, hk, p.dv, aligned);
+    if (!x.whole && mine < BC) key = about_token<false>(p, b, x.t + mine);
   };
-  int64_t j = next_tile<false>(p, seen, b, 0, BC, p.tk);
+  auto keep = [&](int stage) {
+    if (mine < BC) about_of<LD>(tiles + stage * 2 * BC * LD, mine) = key;
+  };
+  tide_step now = walk.next();
   int stage = 0;
-  if (j < p.tk) load(j, stage);
+  if (now.t >= 0) {
+    load(now, stage);
+    keep(stage);
+  }
   tide_copy_commit();
   float o[NO][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-  while (j < p.tk) {
-    int64_t next = next_tile<false>(p, seen, b, j + BC, BC, p.tk);
-    if (next < p.tk) load(next, stage ^ 1);
+  while (now.t >= 0) {
+    tide_step next = walk.next();
+    if (next.t >= 0) load(next, stage ^ 1);
     tide_copy_commit();
     tide_copy_wait<1>();
     __syncthreads();
     const uint16_t *ks = tiles + stage * 2 * BC * LD, *vs = ks + BC * LD;
-    float s[NT][4] = {};
-    product<F16, LD, NT>(s, qs + warp * 16 * LD, ks, p.d);
-    judge<NT>(p, b, h, i0 + warp * 16, j, tile_whole(p, i0, j, BC), s);
-    float old[2];
-    soften<NT>(s, LOG2E, top, sum, old);
+    float s[NT][4] = {}, old[2];
+    product<F16, LD, NT>(s, qs + warp * 16 * LD, ks, (int)p.d);
+    if (!plain) cap_scores<NT>(p, s);
+    if (p.bias.data) add_bias<false, NT>(p, b, h, w0, now.t, s);
+    if (!now.whole)
+      hide<NT>(s, row, -INFINITY,
+               [&](int n, int e) { return about_of<LD>(ks, n * 8 + lane % 4 * 2 + e); });
+    soften<NT>(s, unit * LOG2E, top, sum, old);
     shrink<NO>(o, old);
-    weigh<F16, LD, NT, NO>(o, s, vs, p.dv);
+    weigh<F16, LD, NT, NO>(o, s, vs, (int)p.dv);
+    keep(stage ^ 1);
     __syncthreads();
     stage ^= 1;
-    j = next;
+    now = next;
   }
   tide_copy_wait<0>();
   float factor[2];
-  end_rows(lse, b * ls0 + h * ls1, ls2, i0 + warp * 16 + lane / 4, p.tq, 1.0f, top, sum, factor);
-  write<F16, NO>(o, factor, out, b, i0 + warp * 16, p.tq, h, p.dv);
+  end_rows(lse, b * ls0 + h * ls1, ls2, w0 + lane / 4, p.tq, unit, top, sum, factor);
+  write<F16, NO>(o, factor, out, b, w0, p.tq, h, p.dv);
 }
 
 template <int DP, bool F16>
-int run(const k_call *call, const tide_attend &p, const tide_heads &out, tide_array lse,
+int run(const k_call *call, tide_attend p, const tide_heads &out, tide_array lse,
         const int64_t *ls)
 {
+  p.tiles = tide_tiles_of(call, p, true, forward_shape<DP>::BC, call->work);
   bool aligned = vectors(p.q, p.d) && vectors(p.k, p.d) && vectors(p.v, p.dv);
   int bytes = forward_shape<DP>::BYTES;
   int rc = tide_cuda_check(call, cudaFuncSetAttribute(
@@ -111,7 +112,8 @@ bool tide_attention_mma_fits(const tide_attend &p)
 {
   int dtype = p.q.dtype;
   bool half = dtype == TIDE_BF16 || dtype == TIDE_F16;
-  return half && p.k.dtype == dtype && p.v.dtype == dtype && p.d <= 256 && p.dv <= 256;
+  return half && p.k.dtype == dtype && p.v.dtype == dtype && p.d <= 256 && p.dv <= 256
+    && p.tq <= TIDE_MOST_TOKENS && p.tk <= TIDE_MOST_TOKENS;
 }
 
 int tide_attention_mma(const k_call *call, const tide_attend &p, tide_heads out, tide_array lse,

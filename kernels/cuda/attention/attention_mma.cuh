@@ -1,18 +1,20 @@
-/* Tiles of the tensor-core attention: loading, products, which tiles matter.
+/* Tiles of the tensor-core attention: loading, products, scores and weights.
  *
  * A block of THREADS owns OWN rows, 16 a warp; tiles of the other side pass by. A tile in shared
  * memory is [rows][DP + 8] 16-bit numbers, padded so that ldmatrix meets no bank twice, channels
- * and rows beyond the end zero.
+ * and rows beyond the end zero. The padding of a row says what its token is (about).
+ *
+ * What a pair costs is paid in f32, without memory and without a branch: scale, softcap, bias and
+ * mask each have a loop of their own over a thread's pairs, which a tile enters or not.
  */
 #pragma once
 
-#include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/attention/attention_tiles.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace {
 
 enum { OWN = 64, THREADS = 128 };
-#define LOG2E 1.44269504088896340736f
 
 /* May rows be copied 16 bytes at a time? */
 bool vectors(const tide_heads &x, int64_t d)
@@ -25,25 +27,56 @@ template <int DP, int ROWS>
 TIDE_DEVICE void load_tile(uint16_t *to, const tide_heads &x, int64_t b, int64_t t0, int64_t nt,
                            int64_t h, int64_t d, bool aligned)
 {
-  const uint16_t *from = static_cast<const uint16_t *>(x.data);
+  enum { PIECES = DP / 8, PASS = THREADS / PIECES, LD = DP + 8 };
+  const uint16_t *from = static_cast<const uint16_t *>(x.data) + tide_head_at(x, b, t0, h);
+  int left = (int)(nt - t0 < ROWS ? nt - t0 : ROWS);
   if (aligned) {
-    for (int c = (int)threadIdx.x; c < ROWS * (DP / 8); c += THREADS) {
-      int r = c / (DP / 8), k = c % (DP / 8) * 8;
-      bool in = t0 + r < nt && k < d;
-      tide_copy16(to + r * (DP + 8) + k, in ? from + tide_head_at(x, b, t0 + r, h) + k : from, in);
+    int r = (int)threadIdx.x / PIECES, k = (int)threadIdx.x % PIECES * 8;
+    const uint16_t *at = from + r * x.t + k;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += PASS, at += PASS * x.t) {
+      bool in = i + r < left && k < d;
+      tide_copy16(to + (i + r) * LD + k, in ? at : from, in);
     }
     return;
   }
   for (int c = (int)threadIdx.x; c < ROWS * DP; c += THREADS) {
     int r = c / DP, k = c % DP;
-    bool in = t0 + r < nt && k < d;
-    to[r * (DP + 8) + k] = in ? from[tide_head_at(x, b, t0 + r, h) + k] : (uint16_t)0;
+    to[r * LD + k] = r < left && k < d ? from[r * x.t + k] : (uint16_t)0;
   }
+}
+
+/* What a token of a tile is to the rows. mark: of a query. */
+struct alignas(16) about { int document, position; tide_mark<float> mark; };
+template <int LD> TIDE_DEVICE about &about_of(uint16_t *tile, int row)
+{
+  return *reinterpret_cast<about *>(tile + (row + 1) * LD - 8);
+}
+template <int LD> TIDE_DEVICE const about &about_of(const uint16_t *tile, int row)
+{
+  return *reinterpret_cast<const about *>(tile + (row + 1) * LD - 8);
+}
+/* KEYS: the rows are keys, so token t is a query. */
+template <bool KEYS> TIDE_DEVICE about about_token(const tide_attend &p, int64_t b, int64_t t)
+{
+  tide_token x = KEYS ? tide_query(p, b, t) : tide_key(p, b, t);
+  return {x.document, p.q_index ? (int)x.position : (int)t, {INFINITY, 0.0f}};
+}
+template <bool KEYS> TIDE_DEVICE tide_span span_at(const tide_attend &p, int64_t b, int64_t t)
+{
+  return tide_span_of<KEYS>(p, KEYS ? tide_key(p, b, t) : tide_query(p, b, t));
+}
+/* Of a query that is not there, as of one that sees no key: weights 0. */
+TIDE_DEVICE tide_mark<float> mark_of(const tide_attend &p, const tide_attention_back &g, int64_t b,
+                                     int64_t h, int64_t i)
+{
+  if (i >= p.tq) return {INFINITY, 0.0f};
+  return static_cast<const tide_mark<float> *>(g.marks)[tide_mark_at(p, b, h, i)];
 }
 
 /* s[16, 8 NT] += rows[16, d] . cols[8 NT, d]^T */
 template <bool F16, int LD, int NT>
-TIDE_DEVICE void product(float (*s)[4], const uint16_t *rows, const uint16_t *cols, int64_t d)
+TIDE_DEVICE void product(float (*s)[4], const uint16_t *rows, const uint16_t *cols, int d)
 {
   int l = (int)threadIdx.x & 31;
 #pragma unroll 2
@@ -59,25 +92,134 @@ TIDE_DEVICE void product(float (*s)[4], const uint16_t *rows, const uint16_t *co
   }
 }
 
-/* o[16, d] += w[16, 8 NT] . cols[8 NT, d] */
+/* o[16, d] += w[16, 8 NT] . cols[8 NT, d], 32 channels at a time */
 template <bool F16, int LD, int NT, int NO>
-TIDE_DEVICE void weigh(float (*o)[4], const float (*w)[4], const uint16_t *cols, int64_t d)
+TIDE_DEVICE void weigh(float (*o)[4], const float (*w)[4], const uint16_t *cols, int d)
 {
   int l = (int)threadIdx.x & 31;
+  uint32_t a[NT / 2][4];
 #pragma unroll
-  for (int k = 0; k < NT; k += 2) {
-    uint32_t a[4] = {tide_pack<F16>(w[k][0], w[k][1]), tide_pack<F16>(w[k][2], w[k][3]),
-                     tide_pack<F16>(w[k + 1][0], w[k + 1][1]),
-                     tide_pack<F16>(w[k + 1][2], w[k + 1][3])};
+  for (int k = 0; k < NT; k++)
 #pragma unroll
-    for (int n = 0; n < NO; n += 2) {
-      if (n * 8 >= d) continue;
-      uint32_t b[4];
-      tide_ldmatrix<true>(b, cols + (k * 8 + l % 16) * LD + n * 8 + l / 16 * 8);
-      tide_mma<F16>(o[n], a, b[0], b[1]);
-      tide_mma<F16>(o[n + 1], a, b[2], b[3]);
-    }
+    for (int r = 0; r < 2; r++)
+      a[k / 2][k % 2 * 2 + r] = tide_pack<F16>(w[k][2 * r], w[k][2 * r + 1]);
+#pragma unroll
+  for (int n0 = 0; n0 < NO; n0 += 4) {
+    if (n0 * 8 >= d) break;
+#pragma unroll
+    for (int k = 0; k < NT; k += 2)
+#pragma unroll
+      for (int n = n0; n < n0 + 4; n += 2) {
+        uint32_t b[4];
+        tide_ldmatrix<true>(b, cols + (k * 8 + l % 16) * LD + n * 8 + l / 16 * 8);
+        tide_mma<F16>(o[n], a[k / 2], b[0], b[1]);
+        tide_mma<F16>(o[n + 1], a[k / 2], b[2], b[3]);
+      }
   }
+}
+
+/* ---- from q.k to scores ---------------------------------------------------------------------- */
+
+/* Over a thread's pairs of a tile of NT pieces. */
+#define TIDE_EACH(n, e)                          \
+  _Pragma("unroll") for (int n = 0; n < NT; n++) \
+    _Pragma("unroll") for (int e = 0; e < 4; e++)
+
+/* Is a score q.k times a factor? Then the factor waits for the exponential, if it is above 0 or no
+ * maximum is looked for. */
+TIDE_DEVICE bool plain_scores(const tide_attend &p)
+{
+  return p.cap.softcap == 0 && !p.bias.data;
+}
+
+/* Within some 1e-7 of tanh x, which is enough next to the maximum of a row. */
+TIDE_DEVICE float tanh_near(float x)
+{
+  return 1.0f - 2.0f * tide_reciprocal(1.0f + tide_exp2(2.0f * LOG2E * x));
+}
+template <int NT> TIDE_DEVICE void cap_scores(const tide_attend &p, float (*s)[4])
+{
+  if (p.cap.softcap == 0) {
+    TIDE_EACH(n, e) s[n][e] *= p.cap.scale;
+  } else {
+    TIDE_EACH(n, e) s[n][e] = p.cap.softcap * tanh_near(s[n][e] * p.cap.per);
+  }
+}
+/* dp, the gradient of a score, is multiplied by ds / d(scale q.k) too. */
+template <int NT>
+TIDE_DEVICE void cap_slopes(const tide_attend &p, float (*s)[4], float (*dp)[4])
+{
+  if (p.cap.softcap == 0) return cap_scores<NT>(p, s);
+  TIDE_EACH(n, e) {
+    float th = tanh_near(s[n][e] * p.cap.per);
+    s[n][e] = p.cap.softcap * th;
+    dp[n][e] *= 1.0f - th * th;
+  }
+}
+
+/* Pairs of the tile at (row0, col0) of a warp; what lies beyond the end gets the bias of its
+ * neighbour. KEYS: the rows are keys. */
+template <bool KEYS, int NT, int DTYPE>
+TIDE_DEVICE void add_bias_as(const tide_attend &p, int64_t at, int64_t row0, int64_t col0,
+                             float (*s)[4])
+{
+  int lane = (int)threadIdx.x & 31;
+  int64_t nx = KEYS ? p.tk : p.tq, ny = KEYS ? p.tq : p.tk;
+  int64_t by_row = p.bias_stride[KEYS ? 3 : 2], by_col = p.bias_stride[KEYS ? 2 : 3];
+  int64_t row = row0 + lane / 4, col = col0 + lane % 4 * 2, from[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++, row += 8) from[r] = at + (row < nx ? row : nx - 1) * by_row;
+  TIDE_EACH(n, e) {
+    int64_t j = col + n * 8 + (e & 1);
+    s[n][e] += tide_load<float>(p.bias.data, from[e >> 1] + (j < ny ? j : ny - 1) * by_col, DTYPE);
+  }
+}
+template <bool KEYS, int NT>
+TIDE_DEVICE void add_bias(const tide_attend &p, int64_t b, int64_t h, int64_t row0, int64_t col0,
+                          float (*s)[4])
+{
+  int64_t at = b * p.bias_stride[0] + h * p.bias_stride[1];
+  switch (p.bias.dtype) {
+    case TIDE_F32: return add_bias_as<KEYS, NT, TIDE_F32>(p, at, row0, col0, s);
+    case TIDE_BF16: return add_bias_as<KEYS, NT, TIDE_BF16>(p, at, row0, col0, s);
+    case TIDE_F16: return add_bias_as<KEYS, NT, TIDE_F16>(p, at, row0, col0, s);
+    default: return add_bias_as<KEYS, NT, TIDE_F64>(p, at, row0, col0, s);
+  }
+}
+
+/* s is `value` where this lane's two rows do not see a token: place(n, e) is what one has of
+ * document and position. */
+template <int NT, class P>
+TIDE_DEVICE void hide(float (*s)[4], const tide_span *row, float value, P place)
+{
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      auto x = place(n, e);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        bool sees = tide_span_has(row[r], x.document, x.position);
+        s[n][2 * r + e] = sees ? s[n][2 * r + e] : value;
+      }
+    }
+}
+
+/* ---- from scores to weights and back --------------------------------------------------------- */
+
+/* The backward's weights; mark(n, e): of the query. unit: log2(e) in what a score is told in. */
+template <int NT, class M> TIDE_DEVICE void weights_of(float (*s)[4], float unit, M mark)
+{
+  TIDE_EACH(n, e) s[n][e] = tide_exp2(s[n][e] * unit - mark(n, e).lse);
+}
+template <int NT, class M> TIDE_DEVICE void less_delta(float (*dp)[4], M mark)
+{
+  TIDE_EACH(n, e) dp[n][e] -= mark(n, e).delta;
+}
+/* dp becomes the gradient of a score. A weight of 0 has none, whatever dp. */
+template <int NT> TIDE_DEVICE void times_weight(const float (*w)[4], float (*dp)[4])
+{
+  TIDE_EACH(n, e) dp[n][e] = w[n][e] == 0 ? 0.0f : w[n][e] * dp[n][e];
 }
 
 /* The running maximum and sum of two rows; s becomes the weights, and what was made with earlier
@@ -155,77 +297,6 @@ TIDE_DEVICE void write(const float (*o)[4], const float *factor, const tide_head
       if (ch + 1 < d) to[ch + 1] = (uint16_t)(pair >> 16);
     }
   }
-}
-
-/* ---- which tiles matter ---------------------------------------------------------------------- */
-
-/* What the rows of a block span: documents and positions. */
-struct reach {
-  int64_t first; /* row */
-  int document[2];
-  int64_t position[2];
-};
-
-/* KEYS: the rows are keys. Every thread works it out for itself. */
-template <bool KEYS> TIDE_DEVICE reach reach_of(const tide_attend &p, int64_t b, int64_t t0)
-{
-  reach r = {t0, {INT32_MAX, -1}, {INT64_MAX, INT64_MIN}};
-  if (!p.q_index) return r;
-  for (int i = 0; i < OWN; i++) {
-    tide_token x = KEYS ? tide_key(p, b, t0 + i) : tide_query(p, b, t0 + i);
-    if (x.document < 0) continue;
-    if (x.document < r.document[0]) r.document[0] = x.document;
-    if (x.document > r.document[1]) r.document[1] = x.document;
-    if (x.position < r.position[0]) r.position[0] = x.position;
-    if (x.position > r.position[1]) r.position[1] = x.position;
-  }
-  return r;
-}
-
-/* Can a token of the other side meet any of the rows? Errs on the side of yes. */
-template <bool KEYS>
-TIDE_DEVICE bool reaches(const tide_attend &p, const reach &r, const tide_token &x)
-{
-  if (x.document < r.document[0] || x.document > r.document[1]) return false;
-  /* the largest and smallest distance query - key */
-  int64_t most = KEYS ? x.position - r.position[0] : r.position[1] - x.position;
-  int64_t least = KEYS ? x.position - r.position[1] : r.position[0] - x.position;
-  if (p.causal && most < 0) return false;
-  if (p.window_left >= 0 && least > p.window_left) return false;
-  return p.window_right < 0 || -most <= p.window_right;
-}
-
-/* The first tile at or after t that matters, of `width` tokens of the other side; n if none. All
- * threads of the block must ask. */
-template <bool KEYS>
-TIDE_DEVICE int64_t next_tile(const tide_attend &p, const reach &r, int64_t b, int64_t t,
-                              int64_t width, int64_t n)
-{
-  for (; t < n; t += width) {
-    bool some;
-    if (!p.q_index) {
-      some = KEYS ? tide_tile_seen(p, t, t + width, r.first, r.first + OWN)
-                  : tide_tile_seen(p, r.first, r.first + OWN, t, t + width);
-    } else {
-      int64_t mine = t + threadIdx.x;
-      bool in = (int)threadIdx.x < width && mine < n;
-      tide_token x = {-1, 0};
-      if (in) x = KEYS ? tide_query(p, b, mine) : tide_key(p, b, mine);
-      some = __syncthreads_or(in && x.document >= 0 && reaches<KEYS>(p, r, x)) != 0;
-    }
-    if (some) return t;
-  }
-  return n;
-}
-
-/* Does every query of [i0, i0 + OWN) see every key of [j0, j0 + width)? Never with indices. */
-TIDE_DEVICE bool tile_whole(const tide_attend &p, int64_t i0, int64_t j0, int64_t width)
-{
-  if (p.q_index || p.bias.data || j0 + width > p.tk || i0 + OWN > p.tq) return false;
-  int64_t least = p.q_start + i0 - (j0 + width - 1), most = p.q_start + i0 + OWN - 1 - j0;
-  if (p.causal && least < 0) return false;
-  if (p.window_left >= 0 && most > p.window_left) return false;
-  return p.window_right < 0 || -least <= p.window_right;
 }
 
 }  // namespace

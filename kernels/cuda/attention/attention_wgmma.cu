@@ -39,16 +39,18 @@ TIDE_DEVICE void produce(const typename shape<D>::shared &m, const tide_attend &
 {
   typedef typename shape<D>::shared M;
   enum { COLS = shape<D>::COLS };
-  bool one = threadIdx.x == 0, whole = false;
+  bool one = threadIdx.x == 0;
   int64_t hk = t.h / p.group;
-  view seen = view_of<false>(p, t.b, t.i0);
-  int j = first_of<COLS>(p, seen), end = end_of<false>(p, seen), last = 0;
+  tide_walk<false, COLS> walk(p, t.b, t.i0, ROWS);
   place mine[COLS / 32];
+  int last = 0;
   for (int n = 0;; n++) { /* keys are needed a tile before their values */
-    j = next_seen<false, COLS>(p, seen, t.b, j, end, mine, &whole);
+    tide_step x = walk.next();
+    int j = x.t;
+    places_of<false, COLS>(p, t.b, x, mine);
     if (one) wait_empty(m, 0, n);
     __syncwarp();
-    tell(m.about(n), j, whole, mine);
+    tell(m.about(n), x, mine);
     if (one && j >= 0) {
       if (n == 0) {
         tide_barrier_expect(m.own_full(), M::OWN_TILE);
@@ -66,26 +68,10 @@ TIDE_DEVICE void produce(const typename shape<D>::shared &m, const tide_attend &
     }
     if (j < 0) return;
     last = j;
-    j += COLS;
   }
 }
 
 /* ---- the warpgroups that multiply ------------------------------------------------------------ */
-
-/* From q.k to what soften takes: scores, in the unit of plain_scores; -inf where unseen. */
-template <int NT, int COLS>
-TIDE_DEVICE void judge(const tide_attend &p, const tide_span *row, const note<COLS> &x, bool plain,
-                       float (*s)[4])
-{
-  float slope;
-  if (!plain) {
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) s[n][e] = tide_capped(p, s[n][e], &slope);
-  }
-  if (!x.whole) hide<NT>(s, row, x, -INFINITY);
-}
 
 template <int D, bool F16>
 TIDE_DEVICE void consume(const typename shape<D>::shared &m, const tide_attend &p, const task &t,
@@ -95,15 +81,18 @@ TIDE_DEVICE void consume(const typename shape<D>::shared &m, const tide_attend &
   int warp = (int)threadIdx.x / 32 - GROUP / 32, g = (int)(threadIdx.x & 31) / 4, n = 0;
   int64_t i0 = t.i0 + warp * 16;      /* of this warp */
   uint32_t q = m.own(0) + warp / 4 * (64 * 128);
-  bool plain = plain_scores(p);
-  float unit = plain ? p.scale : 1.0f, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, old[2];
+  bool plain = plain_scores(p) && p.cap.scale > 0;
+  float unit = plain ? p.cap.scale : 1.0f, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, old[2];
   float o[NO][4] = {}, s[NT][4] = {};
   uint32_t w[NW][4];
   tide_span row[2] = {span_at<false>(p, t.b, i0 + g), span_at<false>(p, t.b, i0 + g + 8)};
 
   /* the weights of tile n, whose scores are there */
   auto weights = [&] {
-    judge<NT>(p, row, m.about(n), plain, s);
+    const note<COLS> &x = m.about(n);
+    if (!plain) cap_scores<NT>(p, s);
+    if (!x.whole)
+      hide<NT>(s, row, -INFINITY, [&](int i, int e) { return place_at(x, i, e); });
     release(m, 0, n);
     soften<NT>(s, unit * LOG2E, top, sum, old);
   };
@@ -136,6 +125,7 @@ TIDE_DEVICE void consume(const typename shape<D>::shared &m, const tide_attend &
     tide_wgmma_wait<1>();
     tide_hold<NT>(s);
     weights();
+    tide_finish(sum[0] + sum[1]);
     tide_wgmma_wait<0>();
     tide_hold<NO>(o);
     tide_hold<NW>(w);
@@ -180,13 +170,14 @@ forward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CU
 }
 
 template <int D, bool F16>
-int run(const k_call *call, const tide_attend &p, const tide_heads &out, tide_array lse,
+int run(const k_call *call, tide_attend p, const tide_heads &out, tide_array lse,
         const int64_t *ls)
 {
   enum { COLS = shape<D>::COLS, BYTES = shape<D>::shared::BYTES };
   encoder encode;
   CUtensorMap q, k, v;
   int64_t hk = p.head / p.group;
+  p.tiles = tide_tiles_of(call, p, true, COLS, call->work);
   int rc = find_encoder(call, &encode);
   if (rc == TIDE_OK) rc = map_of(call, encode, p.q, p.batch, p.tq, p.head, p.d, ROWS, &q);
   if (rc == TIDE_OK) rc = map_of(call, encode, p.k, p.batch, p.tk, hk, p.d, COLS, &k);

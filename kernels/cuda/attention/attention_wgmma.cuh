@@ -30,8 +30,8 @@ enum { ROWS = 128, GROUP = 128, CONSUMERS = 2, BLOCK = GROUP * (1 + CONSUMERS), 
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
-struct place { int document, position; };    /* of a token of the other side */
-struct mark { float lse, delta; };           /* of a query; lse in base 2, +inf if it sees none */
+struct place { int document, position; }; /* of a token of the other side */
+typedef tide_mark<float> mark;
 template <class T> struct alignas(16) pair { T of[2]; };
 
 /* What a tile of the other side is: its first token, or -1 after the last. places: unless whole. */
@@ -104,98 +104,30 @@ template <class M> TIDE_DEVICE void release(const M &m, int stream, int n)
   if ((threadIdx.x & 31) == 0) tide_barrier_arrive(m.empty(stream, n));
 }
 
-/* ---- which tiles pass by: the warp that copies ----------------------------------------------- */
+/* ---- the warp that copies -------------------------------------------------------------------- */
 
-/* What any of a block's rows sees and what all see. document: least and greatest. */
-struct view { int document[2], any[2], all[2]; };
-
-template <bool KEYS> TIDE_DEVICE tide_span span_at(const tide_attend &p, int64_t b, int64_t t)
-{
-  return tide_span_of<KEYS>(p, KEYS ? tide_key(p, b, t) : tide_query(p, b, t));
-}
-
-TIDE_DEVICE int least_of_warp(int x)
-{
-#pragma unroll
-  for (int far = 16; far > 0; far /= 2) {
-    int y = __shfl_xor_sync(0xffffffffu, x, far);
-    x = y < x ? y : x;
-  }
-  return x;
-}
-TIDE_DEVICE int greatest_of_warp(int x) { return -1 - least_of_warp(-1 - x); }
-
-template <bool KEYS> TIDE_DEVICE view view_of(const tide_attend &p, int64_t b, int64_t t0)
-{
-  int64_t n = KEYS ? p.tk : p.tq;
-  view v = {{INT32_MAX, -1}, {INT32_MAX, INT32_MIN}, {INT32_MIN, INT32_MAX}};
-  for (int64_t r = t0 + (threadIdx.x & 31); r < t0 + ROWS && r < n; r += 32) {
-    tide_span s = span_at<KEYS>(p, b, r);
-    bool none = s.low > s.high;
-    v.all[0] = none ? INT32_MAX : s.low > v.all[0] ? s.low : v.all[0];
-    v.all[1] = none ? INT32_MIN : s.high < v.all[1] ? s.high : v.all[1];
-    if (none) continue;
-    v.any[0] = s.low < v.any[0] ? s.low : v.any[0];
-    v.any[1] = s.high > v.any[1] ? s.high : v.any[1];
-    v.document[0] = s.document < v.document[0] ? s.document : v.document[0];
-    v.document[1] = s.document > v.document[1] ? s.document : v.document[1];
-  }
-  v = {{least_of_warp(v.document[0]), greatest_of_warp(v.document[1])},
-       {least_of_warp(v.any[0]), greatest_of_warp(v.any[1])},
-       {greatest_of_warp(v.all[0]), least_of_warp(v.all[1])}};
-  if (v.document[0] != v.document[1]) v.all[0] = 1, v.all[1] = 0;
-  return v;
-}
-
-template <bool KEYS> TIDE_DEVICE place place_of(const tide_attend &p, int64_t b, int t)
-{
-  tide_token x = KEYS ? tide_query(p, b, t) : tide_key(p, b, t);
-  return {x.document, p.q_index ? (int)x.position : t};
-}
-
-/* Where the search begins and ends; without indices every tile between is seen. */
-template <int COLS> TIDE_DEVICE int first_of(const tide_attend &p, const view &v)
-{
-  return p.q_index || v.any[0] > v.any[1] ? 0 : v.any[0] / COLS * COLS;
-}
-template <bool KEYS> TIDE_DEVICE int end_of(const tide_attend &p, const view &v)
-{
-  if (v.any[0] > v.any[1]) return 0;
-  return p.q_index ? (int)(KEYS ? p.tq : p.tk) : v.any[1] + 1;
-}
-
-/* The first tile at or after t that some row may see, -1 if none; with its places, those of lane l
- * being l, l + 32 and so on. The warp asks together. */
+/* Of a tile that is not whole: lane l has tokens l, l + 32 and so on. */
 template <bool KEYS, int COLS>
-TIDE_DEVICE int next_seen(const tide_attend &p, const view &v, int64_t b, int t, int end,
-                          place *mine, bool *whole)
+TIDE_DEVICE void places_of(const tide_attend &p, int64_t b, const tide_step &x, place *mine)
 {
-  for (; t < end; t += COLS) {
-    bool some = false, all = true;
+  if (x.t < 0 || x.whole) return;
 #pragma unroll
-    for (int c = 0; c < COLS / 32; c++) {
-      place x = place_of<KEYS>(p, b, t + c * 32 + (int)(threadIdx.x & 31));
-      bool known = x.document >= v.document[0] && x.document <= v.document[1];
-      some = some || (known && x.position >= v.any[0] && x.position <= v.any[1]);
-      all = all && known && x.position >= v.all[0] && x.position <= v.all[1];
-      mine[c] = x;
-    }
-    *whole = __ballot_sync(0xffffffffu, all) == 0xffffffffu;
-    if (__ballot_sync(0xffffffffu, some) != 0) return t;
+  for (int c = 0; c < COLS / 32; c++) {
+    about y = about_token<KEYS>(p, b, x.t + c * 32 + (int)(threadIdx.x & 31));
+    mine[c] = {y.document, y.position};
   }
-  return -1;
 }
 
 /* Writes the note of a stage that is empty; the lanes have written when it returns. */
 template <int COLS>
-TIDE_DEVICE void tell(note<COLS> &to, int t, bool whole, const place *mine)
+TIDE_DEVICE void tell(note<COLS> &to, const tide_step &x, const place *mine)
 {
   int lane = (int)threadIdx.x & 31;
-  if (lane == 0) to.t = t, to.whole = whole;
+  if (lane == 0) to.t = x.t, to.whole = x.whole;
 #pragma unroll
   for (int c = 0; c < COLS / 32; c++) {
     int at = c * 32 + lane;
-    if (t >= 0 && !whole) to.places[at / 2].of[at % 2] = mine[c];
+    if (x.t >= 0 && !x.whole) to.places[at / 2].of[at % 2] = mine[c];
   }
   __syncwarp();
 }
@@ -253,28 +185,10 @@ template <bool F16, int NT> TIDE_DEVICE void pack(uint32_t (*w)[4], const float 
       w[i][r] = tide_pack<F16>(s[2 * i + r / 2][r % 2 * 2], s[2 * i + r / 2][r % 2 * 2 + 1]);
 }
 
-TIDE_DEVICE bool has(const tide_span &row, const place &x)
+/* What hide asks for. */
+template <int COLS> TIDE_DEVICE place place_at(const note<COLS> &x, int n, int e)
 {
-  return tide_span_has(row, x.document, x.position);
-}
-/* s is `value` where this lane's two rows do not see a token of the tile. */
-template <int NT, int COLS>
-TIDE_DEVICE void hide(float (*s)[4], const tide_span *row, const note<COLS> &x, float value)
-{
-  int t = (int)(threadIdx.x & 3);
-#pragma unroll
-  for (int n = 0; n < NT; n++) {
-    pair<place> y = x.places[n * 4 + t];
-#pragma unroll
-    for (int e = 0; e < 4; e++)
-      if (!has(row[e >> 1], y.of[e & 1])) s[n][e] = value;
-  }
-}
-
-/* Is a score q.k times a factor above 0? Then the factor waits for the exponential. */
-TIDE_DEVICE bool plain_scores(const tide_attend &p)
-{
-  return p.scale > 0 && p.softcap == 0;
+  return x.places[n * 4 + (int)(threadIdx.x & 3)].of[e];
 }
 
 /* ---- from a call ----------------------------------------------------------------------------- */
@@ -351,6 +265,6 @@ static inline int attention_wgmma_here(const k_call *call)
 /* What bulk copies ask of [b, t, h, d]: rows at multiples of 16 bytes, strides that go up. */
 static inline bool mappable(const tide_heads &x, int64_t b, int64_t t, int64_t h, int64_t d)
 {
-  return vectors(x, d) && d > 0 && t <= INT32_MAX - 2 * OWN && (b == 1 || x.b > 0)
-    && (t == 1 || x.t > 0) && (h == 1 || x.h > 0);
+  return vectors(x, d) && d > 0 && (b == 1 || x.b > 0) && (t == 1 || x.t > 0)
+    && (h == 1 || x.h > 0);
 }

@@ -39,18 +39,6 @@ template <bool KEYS> TIDE_DEVICE task task_of(const tide_attend &p)
           KEYS ? p.group : 1};
 }
 
-/* What the weights of query i need; nothing of a query that is not there or sees no key. */
-TIDE_DEVICE mark mark_of(const tide_attend &p, const tide_attention_back &g, int64_t b, int64_t h,
-                         int64_t i)
-{
-  mark none = {INFINITY, 0.0f};
-  if (i >= p.tq) return none;
-  float lse = tide_at<float>(g.lse, b * g.lse_stride[0] + h * g.lse_stride[1]
-                             + i * g.lse_stride[2]);
-  if (lse == -INFINITY) return none;
-  return {lse * LOG2E, static_cast<const float *>(g.delta)[(b * p.head + h) * p.tq + i]};
-}
-
 /* ---- the warp that copies -------------------------------------------------------------------- */
 
 struct maps { const CUtensorMap *own[2], *other[2]; };
@@ -61,19 +49,21 @@ TIDE_DEVICE void produce(const typename shape<D>::shared &m, const tide_attend &
 {
   typedef typename shape<D>::shared M;
   int lane = (int)threadIdx.x & 31, h = (int)t.h0;
-  view seen = view_of<KEYS>(p, t.b, t.t0);
-  int first = first_of<COLS>(p, seen), end = end_of<KEYS>(p, seen), at = first;
+  tide_walk<KEYS, COLS> walk(p, t.b, t.t0, ROWS);
   place mine[COLS / 32];
-  bool whole = false;
-  for (int n = 0;; n++, at += COLS) {
-    at = next_seen<KEYS, COLS>(p, seen, t.b, at, end, mine, &whole);
-    if (at < 0 && n > 0 && ++h < t.h0 + t.nh) /* every head of a group sees the same tiles */
-      at = next_seen<KEYS, COLS>(p, seen, t.b, first, end, mine, &whole);
+  for (int n = 0;; n++) {
+    tide_step x = walk.next();
+    if (x.t < 0 && n > 0 && ++h < t.h0 + t.nh) { /* every head of a group sees the same tiles */
+      walk.begin();
+      x = walk.next();
+    }
+    int at = x.t;
+    places_of<KEYS, COLS>(p, t.b, x, mine);
     if (lane == 0) wait_empty(m, 0, n);
     __syncwarp();
     for (int c = lane; KEYS && at >= 0 && c < COLS; c += 32)
       m.about(n).marks[c / 2].of[c % 2] = mark_of(p, g, t.b, h, at + c);
-    tell(m.about(n), at, whole, mine);
+    tell(m.about(n), x, mine);
     if (lane == 0 && at < 0) tide_barrier_arrive(m.full(0, n));
     if (at < 0) return;
     if (lane != 0) continue;
@@ -100,49 +90,12 @@ TIDE_DEVICE mark mark_at(const own_rows &r, const note<COLS> &x, int n, int e)
   return KEYS ? x.marks[n * 4 + (int)(threadIdx.x & 3)].of[e & 1] : r.marks[e >> 1];
 }
 
-/* s = q.k becomes the weights, where scores are plain. */
+/* s becomes the weights. unit: log2(e) in what it is told in. */
 template <bool KEYS>
-TIDE_DEVICE void weigh_plain(const own_rows &r, const note<COLS> &x, float unit, float (*s)[4])
+TIDE_DEVICE void weigh_tile(const own_rows &r, const note<COLS> &x, float unit, float (*s)[4])
 {
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) s[n][e] = tide_exp2(s[n][e] * unit - mark_at<KEYS>(r, x, n, e).lse);
-  if (!x.whole) hide<NT>(s, r.span, x, 0.0f);
-}
-
-/* dp = dout.v becomes the gradients of the scores. A weight of 0 has none, whatever dp. */
-template <bool KEYS>
-TIDE_DEVICE void slope_plain(const own_rows &r, const note<COLS> &x, const float (*w)[4],
-                             float (*dp)[4])
-{
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++)
-      dp[n][e] = w[n][e] == 0 ? 0.0f
-                              : w[n][e] * (dp[n][e] - mark_at<KEYS>(r, x, n, e).delta);
-}
-
-/* Both at once for other scores; dp becomes the gradients of q.k. */
-template <bool KEYS>
-TIDE_DEVICE void gradients(const tide_attend &p, const own_rows &r, const note<COLS> &x,
-                           float (*s)[4], float (*dp)[4])
-{
-  int t = (int)(threadIdx.x & 3);
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      float w = 0, dqk = 0, slope;
-      if (x.whole || has(r.span[e >> 1], x.places[n * 4 + t].of[e & 1])) {
-        mark y = mark_at<KEYS>(r, x, n, e);
-        w = tide_exp2(tide_capped(p, s[n][e], &slope) * LOG2E - y.lse);
-        if (w != 0) dqk = w * (dp[n][e] - y.delta) * slope;
-      }
-      s[n][e] = w;
-      dp[n][e] = dqk;
-    }
+  weights_of<NT>(s, unit, [&](int n, int e) { return mark_at<KEYS>(r, x, n, e); });
+  if (!x.whole) hide<NT>(s, r.span, 0.0f, [&](int n, int e) { return place_at(x, n, e); });
 }
 
 template <int D, bool F16, bool KEYS>
@@ -175,11 +128,15 @@ TIDE_DEVICE void consume(const typename shape<D>::shared &m, const tide_attend &
     start_scores<D, COLS, F16>(dp, m.own(1) + mine, m.tile(1, n));
     tide_wgmma_wait<1>();
     tide_hold<NT>(s);
-    if (plain) weigh_plain<KEYS>(r, x, p.scale * LOG2E, s);
+    if (plain) weigh_tile<KEYS>(r, x, p.cap.scale * LOG2E, s);
     tide_wgmma_wait<0>();
     tide_hold<NT>(dp);
-    if (plain) slope_plain<KEYS>(r, x, s, dp);
-    else gradients<KEYS>(p, r, x, s, dp);
+    less_delta<NT>(dp, [&](int i, int e) { return mark_at<KEYS>(r, x, i, e); });
+    if (!plain) {
+      cap_slopes<NT>(p, s, dp);
+      weigh_tile<KEYS>(r, x, LOG2E, s);
+    }
+    times_weight<NT>(s, dp);
     if (KEYS) pack<F16, NT>(w, s);
     pack<F16, NT>(ds, dp);
     if (KEYS) tide_hold<NW>(w), tide_hold<NO2>(a2);
@@ -194,8 +151,7 @@ TIDE_DEVICE void consume(const typename shape<D>::shared &m, const tide_attend &
     if (KEYS) tide_hold<NO2>(a2);
     release(m, 0, n);
   }
-  float one[2] = {1, 1}, factor[2] = {1, 1};
-  if (plain) factor[0] = factor[1] = p.scale;
+  float one[2] = {1, 1}, factor[2] = {p.cap.scale, p.cap.scale};
   int64_t rows = KEYS ? p.tk : p.tq;
   write<F16, NO>(a1, factor, KEYS ? g.dk : g.dq, t.b, t0, rows, t.h, p.d);
   if constexpr (KEYS) write<F16, NO>(a2, one, g.dv, t.b, t0, rows, t.h, p.dv);
@@ -222,13 +178,14 @@ backward_kernel(const __grid_constant__ CUtensorMap x1, const __grid_constant__ 
 }
 
 template <int D, bool F16, bool KEYS>
-int run(const k_call *call, const tide_attend &p, const tide_attention_back &g)
+int run(const k_call *call, tide_attend p, const tide_attention_back &g)
 {
   enum { BYTES = shape<D>::shared::BYTES };
   int own = ROWS, other = COLS, queries = KEYS ? other : own, keys = KEYS ? own : other;
   encoder encode;
   CUtensorMap q, k, v, dout;
   int64_t hk = p.head / p.group;
+  p.tiles = tide_tiles_of(call, p, !KEYS, COLS, g.spans);
   int rc = find_encoder(call, &encode);
   if (rc == TIDE_OK) rc = map_of(call, encode, p.q, p.batch, p.tq, p.head, p.d, queries, &q);
   if (rc == TIDE_OK)
@@ -259,7 +216,7 @@ int by_width(const k_call *call, const tide_attend &p, const tide_attention_back
 bool tide_attention_wgmma_bwd_fits(const tide_attend &p, const tide_attention_back &g)
 {
   return tide_attention_wgmma_fits(p) && p.d <= 128 && p.dv <= 128
-    && g.dout.dtype == p.q.dtype && mappable(g.dout, p.batch, p.tq, p.head, p.dv);
+    && mappable(g.dout, p.batch, p.tq, p.head, p.dv);
 }
 
 int tide_attention_wgmma_bwd(const k_call *call, const tide_attend &p, const tide_attention_back &g)

@@ -60,3 +60,4 @@ static inline void tide_copy16(void *to, const void *from, bool there)
 static inline void tide_copy_commit() { tide_emulate_commit(); }
 template <int N> void tide_copy_wait() { tide_emulate_wait(N); }
 static inline float tide_exp2(float x) { return exp2f(x); }
+static inline float tide_reciprocal(float x) { return 1.0f / x; }

@@ -28,6 +28,7 @@ void tide_wgmma_fence();
 void tide_wgmma_commit();
 template <int N> void tide_wgmma_wait() { tide_emulate_wgmma_wait(N); }
 template <int N, class T> void tide_hold(T (*)[4]) {}
+static inline void tide_finish(float) {}
 
 template <bool F16, int N>
 void tide_wgmma_rows(float (*d)[4], uint64_t a, uint64_t b, bool add)
