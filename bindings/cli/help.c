@@ -4,8 +4,8 @@
 const char cli_help_text[] =
   "tide: train large models in parallel, from Lua\n"
   "\n"
-  "  tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--grace S]\n"
-  "           [--trace FOLDER] [--traceback] recipe.lua [options]\n"
+  "  tide run [-n RANKS | --procs RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K]\n"
+  "           [--grace S] [--trace FOLDER] [--traceback] recipe.lua [options]\n"
   "  tide trace FOLDER         what a traced run shows: where ranks part, who came last\n"
   "  tide score [-n RANKS] [-t THREADS] --from DIR [options]\n"
   "                            perplexity of a --file, or answers to --choices; see --help\n"
@@ -19,12 +19,15 @@ const char cli_help_text[] =
   "  tide help [run|repl|params|errors|ops]\n";
 
 const char cli_help_run[] =
-  "tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--grace S]\n"
-  "         [--trace FOLDER] [--traceback] recipe.lua [recipe options]\n"
+  "tide run [-n RANKS | --procs RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K]\n"
+  "         [--grace S] [--trace FOLDER] [--traceback] recipe.lua [recipe options]\n"
   "mpirun -np RANKS tide run [-t THREADS] [-p PARAMS] [--trace FOLDER] [--traceback]\n"
   "         recipe.lua [recipe options]\n"
   "\n"
   "  -n RANKS    ranks, as threads of this process (1)\n"
+  "  --procs RANKS\n"
+  "              ranks, as processes that mpirun starts on this machine: the way for several\n"
+  "              GPUs, since one process then drives one GPU\n"
   "  -t THREADS  threads of each rank (all cores, or cores / RANKS)\n"
   "  -p PARAMS   parameters of each context, e.g. \"check=1 trace=1\"; see tide params\n"
   "  --traceback say where a mistake on the command line was noticed (also TIDE_TRACEBACK=1)\n"
