@@ -6,6 +6,7 @@
  *   exit.c     exit codes        env.c     misspelt variables of the environment
  *   shipped.c  where recipes and guides are
  *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
+ *   procs.c    ranks as processes
  *   prompt.c   tide repl      board.c  lines for its ranks      busy.c  lines that Ctrl-C stops
  *   prompt_mpi.c  tide repl over processes    link.c, link.h  the connections between them
  */
@@ -22,6 +23,7 @@ enum { EXIT_RAISED = 1, EXIT_USAGE = 2 };
 
 typedef struct run_options {
   int nrank, nthread, max_restarts;
+  int nproc;               /* processes of one rank each; 0: this one */
   int grace;               /* seconds; -1: the default */
   int restart;             /* 0 in the first attempt */
   const char *job;         /* one name for all attempts */
@@ -107,6 +109,12 @@ int  cli_open(const run_options *o, tide_ctx **ctx, lua_State **L);
  * lua_cpcall. */
 int  cli_describe_job(lua_State *L, const run_options *o);
 
+/* ---- procs.c --------------------------------------------------------------------------------- */
+
+/* Becomes the launcher of o->nproc processes that run the command with its words but for --procs.
+ * Returns only after a message, with the exit code. */
+int  cli_run_processes(const run_options *o, const char *command, int argc, char **argv);
+
 /* ---- threads.c, place.c ---------------------------------------------------------------------- */
 
 /* Runs the ranks; *status receives their common status. Returns the exit code. */
@@ -118,6 +126,8 @@ typedef struct place { int rank, size, local_size; } place;
 /* Reads the position. Returns 0, or the exit code after a message if the environment contradicts
  * itself. */
 int  cli_find_place(lua_State *L, place *at);
+/* Returns whether the environment is that of a launcher's process. */
+bool cli_is_placed(void);
 /* Returns the threads for one of local_size ranks on this host. */
 int  cli_share_of_cores(int local_size);
 /* Runs the recipe with each line prefixed; returns the status. The printer outlives the state,

@@ -4,8 +4,8 @@
 const char cli_help_text[] =
   "tide: train large models in parallel, from Lua\n"
   "\n"
-  "  tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--grace S]\n"
-  "           [--trace FOLDER] [--traceback] recipe.lua [options]\n"
+  "  tide run [-n RANKS | --procs RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K]\n"
+  "           [--grace S] [--trace FOLDER] [--traceback] recipe.lua [options]\n"
   "  tide trace FOLDER         report of a traced run: where ranks differ, which rank was late\n"
   "  tide score [-n RANKS] [-t THREADS] --from DIR [options]\n"
   "                            perplexity of a --file, or answers to --choices; see --help\n"
@@ -19,12 +19,15 @@ const char cli_help_text[] =
   "  tide help [run|repl|params|errors|ops]\n";
 
 const char cli_help_run[] =
-  "tide run [-n RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K] [--grace S]\n"
-  "         [--trace FOLDER] [--traceback] recipe.lua [recipe options]\n"
+  "tide run [-n RANKS | --procs RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K]\n"
+  "         [--grace S] [--trace FOLDER] [--traceback] recipe.lua [recipe options]\n"
   "mpirun -np RANKS tide run [-t THREADS] [-p PARAMS] [--trace FOLDER] [--traceback]\n"
   "         recipe.lua [recipe options]\n"
   "\n"
   "  -n RANKS    number of ranks, each a thread of this process (default: 1)\n"
+  "  --procs RANKS\n"
+  "              number of ranks, each a process that mpirun starts on this machine; recommended\n"
+  "              for several GPUs, since one process then drives one GPU\n"
   "  -t THREADS  threads of each rank (default: all cores, or cores / RANKS)\n"
   "  -p PARAMS   parameters of each context, e.g. \"check=1 trace=1\"; see tide params\n"
   "  --traceback print a stack trace for mistakes on the command line (also TIDE_TRACEBACK=1)\n"

@@ -5,6 +5,7 @@
  */
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,6 +23,12 @@ int cli_find_place(lua_State *L, place *at)
   const char *text = tide_lua_result(L, NULL);
   if (text) sscanf(text, "%d %d %d", &at->rank, &at->size, &at->local_size);
   return 0;
+}
+
+bool cli_is_placed(void)
+{
+  return getenv("RANK") || getenv("OMPI_COMM_WORLD_RANK") || getenv("PMI_RANK") ||
+         getenv("SLURM_PROCID");
 }
 
 static int cores_of(pid_t pid)

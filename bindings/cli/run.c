@@ -153,6 +153,7 @@ int cli_parse_option(const char *command, const char *name, const char *value, r
 {
   const struct { const char *name, *needs; int lo, hi, *number; const char **text; } known[] = {
     {"-n", "a number of ranks in [1, 1024]", 1, 1024, &o->nrank, NULL},
+    {"--procs", "a number of processes in [1, 1024]", 1, 1024, &o->nproc, NULL},
     {"-t", "a number of threads in [1, 4096]", 1, 4096, &o->nthread, NULL},
     {"--max-restarts", "a number in [0, 1000000]", 0, 1000000, &o->max_restarts, NULL},
     {"--grace", "a number of seconds in [0, 1000000]", 0, 1000000, &o->grace, NULL},
@@ -161,7 +162,8 @@ int cli_parse_option(const char *command, const char *name, const char *value, r
     {"--device", "a device, e.g. cuda", 1, 0, NULL, &o->device},
   };
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-    bool is_other = known[i].text == &o->device && strcmp(command, "repl") != 0;
+    bool repl = strcmp(command, "repl") == 0, for_repl = known[i].text == &o->device;
+    bool is_other = for_repl ? !repl : known[i].number == &o->nproc && repl;
     if (strcmp(name, known[i].name) != 0 || is_other) continue;
     bool good = known[i].number ? parse_count(value, known[i].lo, known[i].hi, known[i].number)
                                 : value && strlen(value) >= (size_t)known[i].lo;
@@ -177,7 +179,7 @@ int cli_parse_option(const char *command, const char *name, const char *value, r
  * that a command of the library leaves to the program. */
 static bool is_for_ranks(const char *word, const char *code)
 {
-  static const char *const shared[] = {"-n", "-t", "-p", "--trace", "--traceback"};
+  static const char *const shared[] = {"-n", "-t", "-p", "--procs", "--trace", "--traceback"};
   bool found = !code && word[0] == '-' && word[1];
   for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
     found = found || strcmp(word, shared[i]) == 0;
@@ -305,8 +307,7 @@ int cli_run(const char *command, const char *code, int argc, char **argv)
             command, o.nrank, world);
     return EXIT_USAGE;
   }
-  bool placed = getenv("RANK") || getenv("OMPI_COMM_WORLD_RANK") || getenv("PMI_RANK") ||
-                getenv("SLURM_PROCID");
-  rc = prepare_trace(&o, !placed);
+  rc = prepare_trace(&o, !cli_is_placed());
+  if (!rc && o.nproc > 0) return cli_run_processes(&o, command, argc, argv);
   return rc ? rc : run_attempts(&o);
 }
