@@ -65,9 +65,6 @@ local function quantise(tide, job, model)
    if opt.lora.rank == 0 and not opt.adapter then
       err.usage(job.name, '--lora.quantise: weights in NF4 are not trained, adapters beside them '
          .. 'are; give --lora.rank, or --adapter')
-   elseif opt.device == 'cuda' then
-      err.usage(job.name, '--lora.quantise: there is no product with NF4 on a GPU; give --device '
-         .. 'cpu, or --dtype bf16 in its place')
    end
    tide.nn.nf4.quantise_(model)
 end

@@ -267,7 +267,7 @@ local function fill_model(op, dir, c, model, tensors)
             local m = e.owner
             t = t:to(e.param.device) - norms_of(m.weight and m.weight:detach() or nf4._weight(m))
          end
-         e.param:detach():copy_(t)
+         e.param:detach():copy_(t:to(e.param.device))
       end
    end
 end
@@ -295,8 +295,8 @@ local function fill_sharded(op, dir, c, sharded, tensors)
    end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(tensors[p.name] and p.parts or {}) do
-         dims.view(p.param:detach(), part.at, part.size):copy_(
-            dims.view(tensors[p.name], part.offset, part.size))
+         local t = dims.view(tensors[p.name], part.offset, part.size)
+         dims.view(p.param:detach(), part.at, part.size):copy_(t:to(p.param.device))
       end
    end
    sharded:updated()

@@ -136,9 +136,9 @@ end
 
 -- The columns for a call: those that opts.cache keeps, if they are of this model, or new ones.
 local function columns(model, o)
-   local fresh = rows_.new(model, o.context, o.device)
+   local fresh = rows_.new(model, o.context, o.device or model:parameters()[1].device)
    local kept = o.cache and o.cache.rows
-   if not kept or kept.model ~= model or kept.device ~= o.device then kept = fresh end
+   if not kept or kept.model ~= model or kept.device ~= fresh.device then kept = fresh end
    kept.context = fresh.context
    if o.cache then o.cache.rows = kept end
    return kept
@@ -210,7 +210,7 @@ local going_on = {
    'stop: any? -- an id that ends the answer, or a list of them',
    'stop_strings: string[]? -- texts that end the answer',
    'tokenizer: table? -- of tide.tokenizer, or tide.data.bytes: prompts and answers as text',
-   'device: string? -- of the model',
+   'device: string? -- of the ids; by default that of the model',
    'context: integer? >= 2 -- most tokens seen at once; by default as the model was trained',
    "on_token: function? -- called with each id; returns 'stop' to end the answer",
    'on_text: function? -- called with each piece of text; characters come whole',
