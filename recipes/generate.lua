@@ -40,15 +40,7 @@ end
 
 -- The ids of --ids.
 local function read_ids(opt, n)
-   local list = {}
-   for word in opt.ids:gmatch '[^%s,]+' do
-      local id = tonumber(word)
-      if not id or id % 1 ~= 0 or id < 0 or id >= n then
-         err.usage('generate', "--ids: expected whole numbers below %d, got '%s'", n, word)
-      end
-      list[#list + 1] = id
-   end
-   if #list == 0 then err.usage('generate', '--ids: expected at least one id') end
+   local list = args.ids('generate', opt.ids, n)
    if opt.stop then err.usage('generate', '--stop is about text; it does not go with --ids') end
    return list
 end

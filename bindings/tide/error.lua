@@ -1,4 +1,4 @@
--- Errors: one form for what C refuses and what a check in Lua refuses; and those checks.
+-- The errors that calls into C and checks in Lua raise, in one form, and these checks.
 --
 -- An error is a table {code, status, name, op, message, where} whose text reads "recipe.lua:12:
 -- tide.matmul: message (E_SHAPE)". code is the name of the status ('E_SHAPE'), status its number,

@@ -1,2 +1,2 @@
--- Another name of tide.comm, for programs that were written before the module had it.
+-- The name of tide.comm in version 0.1, which still works.
 return require 'tide.comm'

@@ -1658,6 +1658,11 @@ tide.util = {}
 tide.util.args = {}
 ---@param t table
 function tide.util.args.check(t) end
+---@param program string
+---@param text string
+---@param n integer
+---@param least? integer
+function tide.util.args.ids(program, text, n, least) end
 function tide.util.args.main(fn, ...) end
 ---@param program string
 ---@param rows table[]

@@ -1,8 +1,8 @@
--- A communicator: the collectives as methods, with the names of the field.
+-- A communicator whose methods are the collectives, under the names of MPI and NCCL.
 --
 -- A Comm is a table around one `tide_comm` handle with rank and size as fields. A method checks its
 -- arguments, sets the call site, and makes one C call. With {async = true} it returns a Work
--- instead; work:wait() returns what the method would have.
+-- instead; work:wait() returns the result of the method.
 --
 -- rank and root count from 0. Collectives over parts cut or join dim 1. For a rank's first
 -- communicator see dist.lua.

@@ -1,10 +1,10 @@
--- LuaJIT's compiler without what is wrong in it.
+-- Works around faults of LuaJIT's compiler, by version and machine.
 --
 -- Two faults of LuaJIT 2.1.0-beta3, the version of Debian 12, lose values without an error:
 --
 -- * x64, its loop optimisation. A table that a constructor with names made, `{ rank = r }`, gets
---   one more field in a hot loop. The second copy of the loop's body writes the field without a
---   look at the key that is there. The field is lost, and later insertions follow a broken chain
+--   one more field in a hot loop. The second copy of the loop's body writes the field without
+--   comparing the key that is there. The field is lost, and later insertions follow a broken chain
 --   of keys: a wrong result, a crash or an endless loop.
 -- * AArch64. A check of a number's type that has no other use becomes a write to register d0.
 --   Whatever number lived there is lost: sums, losses and loop variables.

@@ -1,5 +1,5 @@
--- Lines of a prompt that are kept in a file: one entry a line, written as it is made. Line ends of
--- an entry are \n there, and a backslash is two.
+-- The history of a prompt in a file: one entry a line, written as it is made. A line end within an
+-- entry is written as \n, a backslash as two.
 
 local history = {}
 

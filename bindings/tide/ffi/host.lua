@@ -34,12 +34,7 @@ end
 -- ---- plain data as text ----------------------------------------------------------------------
 
 -- Arguments of a rank are texts without zero bytes: bytes travel as hex digits.
-local function hex(text)
-   return (text:gsub('.', function(c) return ('%02x'):format(c:byte()) end))
-end
-local function unhex(text)
-   return (text:gsub('%x%x', function(h) return string.char(tonumber(h, 16)) end))
-end
+local hex, unhex = plain.hex, plain.unhex
 
 -- Any number of plain values as one string, and back.
 function M.encode(...) return plain.encode({ n = select('#', ...), ... }, 'ranks') end

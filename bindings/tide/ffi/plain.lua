@@ -103,4 +103,13 @@ function M.decode(text)
    return value
 end
 
+-- Bytes as hex digits, for texts that may hold no zero byte, and back.
+function M.hex(text)
+   return (text:gsub('.', function(c) return ('%02x'):format(c:byte()) end))
+end
+-- The bytes of hex digits.
+function M.unhex(text)
+   return (text:gsub('%x%x', function(h) return string.char(tonumber(h, 16)) end))
+end
+
 return M

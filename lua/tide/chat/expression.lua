@@ -70,21 +70,20 @@ function Expression:expression()
    return node
 end
 
-function Expression:either()
-   local node = self:both()
-   while self:is('name', 'or') do
-      node = { kind = 'or', at = self:advance().at, left = node, right = self:both() }
+-- Returns the tree of operands between operators of one precedence, grouped from the left. signs:
+-- kinds of operators, or the word that stands for one.
+function Expression:grouped(operand, signs)
+   local node, word = operand(self), type(signs) == 'string' and signs
+   while word and self:is('name', word) or not word and signs[self.token.kind] do
+      local token = self:advance()
+      node = { kind = word or 'binary', sign = token.text, at = token.at, left = node,
+         right = operand(self) }
    end
    return node
 end
 
-function Expression:both()
-   local node = self:negation()
-   while self:is('name', 'and') do
-      node = { kind = 'and', at = self:advance().at, left = node, right = self:negation() }
-   end
-   return node
-end
+function Expression:either() return self:grouped(self.both, 'or') end
+function Expression:both() return self:grouped(self.negation, 'and') end
 
 function Expression:negation()
    local count, at = 0, self.token.at
@@ -121,15 +120,11 @@ function Expression:comparison()
    return node
 end
 
-function Expression:sum()
-   local node = self:concat()
-   while self:is '+' or self:is '-' do
-      local token = self:advance()
-      node = { kind = 'binary', sign = token.text, at = token.at, left = node,
-         right = self:concat() }
-   end
-   return node
-end
+local sums = { ['+'] = true, ['-'] = true }
+local products = { ['*'] = true, ['/'] = true, ['//'] = true, ['%'] = true }
+local powers = { ['**'] = true }
+
+function Expression:sum() return self:grouped(self.concat, sums) end
 
 function Expression:concat()
    local node = self:product()
@@ -139,26 +134,9 @@ function Expression:concat()
    return node
 end
 
-local products = { ['*'] = true, ['/'] = true, ['//'] = true, ['%'] = true }
-
-function Expression:product()
-   local node = self:power()
-   while products[self.token.kind] do
-      local token = self:advance()
-      node = { kind = 'binary', sign = token.text, at = token.at, left = node,
-         right = self:power() }
-   end
-   return node
-end
-
+function Expression:product() return self:grouped(self.power, products) end
 function Expression:power()
-   local node = self:unary(true)
-   while self:is '**' do
-      local token = self:advance()
-      node = { kind = 'binary', sign = '**', at = token.at, left = node,
-         right = self:unary(true) }
-   end
-   return node
+   return self:grouped(function(parser) return parser:unary(true) end, powers)
 end
 
 function Expression:unary(with_filter)

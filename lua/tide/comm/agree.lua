@@ -1,9 +1,9 @@
--- Whether ranks have in common what they must.
+-- Compares what must be the same on all ranks, and raises one error on all where it differs.
 --
--- Each rank says in a text what it holds, all of them see all the texts, and every
--- rank raises the same error, which names the ranks that differ, before anything is changed. Where
--- one call makes others (a plan that cuts and shards a model), what the first has compared is
--- settled for the rest, so the ranks meet once. The texts are made elsewhere: parallel.fingerprint.
+-- Each rank describes what it holds in a text, the ranks exchange the texts, and every rank raises
+-- the same error, which names the ranks that differ, before anything is changed. Where one call
+-- makes others (a plan that cuts and shards a model), the others do not compare again what the
+-- first has compared, so the ranks meet once. The texts are made elsewhere: parallel.fingerprint.
 
 local err = require 'tide.util.err'
 

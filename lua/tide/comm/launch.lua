@@ -1,4 +1,4 @@
--- What the launcher of this state has passed on, for code that goes on after a restart.
+-- Reads what the launcher passed to this Lua state, for code that goes on after a restart.
 --
 -- `tide run --max-restarts K` runs a recipe again, in new Lua states, when a rank has failed. Such
 -- a run is one job: its checkpoints carry the job's name, so a second attempt goes on from LATEST

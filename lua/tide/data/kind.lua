@@ -1,4 +1,4 @@
--- What a file is by its first bytes, for messages that refuse one whose name says something else.
+-- Recognises the format of a file by its first bytes, for messages about files of the wrong format.
 
 local kind = {}
 

@@ -1,5 +1,5 @@
--- Records of chat data in the forms that people have, as one: { messages, tools } for a chat,
--- { text } for plain text, { prompt, completion } for a pair of texts.
+-- Reads chat records of the usual formats as { messages, tools } (a chat), { text } (plain text) or
+-- { prompt, completion } (a pair of texts).
 --
 --    messages       { messages = [ { role, content, tool_calls, .. } ], tools }       (OpenAI)
 --    sharegpt       { conversations = [ { from, value } ], system, tools }

@@ -1,8 +1,8 @@
--- Which family of tide.model a model or a saved configuration is, by the names that published
--- configurations give them (architectures, model_type).
+-- Finds the family of tide.model that a model or a saved configuration belongs to, by the names of
+-- published configurations (architectures, model_type).
 --
--- A checkpoint stores the family beside the configuration. One without (older, or of another
--- program) is read by the published fields, and by what only one family's configuration has.
+-- A checkpoint stores the family beside the configuration. Older ones, and those of other programs,
+-- do not: their family follows from the published fields, or from fields that one family alone has.
 
 local canonical = require 'tide.util.canonical'
 local each = require 'tide.util.each'

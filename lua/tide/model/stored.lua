@@ -1,5 +1,5 @@
--- Tensors of published files that are not the parameters themselves, but transposed, or several in
--- one: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
+-- Reads parameters from published tensors that hold them transposed, or several in one: the lists
+-- of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'

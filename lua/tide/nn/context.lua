@@ -1,5 +1,5 @@
--- What models and layers do with the context of a sequence over ranks (parallel.cp): they hand it
--- on, and refuse what would be a wrong number without a word.
+-- Passes the context of a sequence over ranks (parallel.cp) from models to their layers, and
+-- refuses calls that would silently give wrong numbers with one.
 --
 -- A context has size, tokens(), positions(device) and, of one rank, q_index(device), which gives
 -- its documents, causal and window; or it is null: the whole sequence is here, and is one document.

@@ -1,9 +1,9 @@
--- Indices into what is cut over ranks, looked at as the whole op would look at them.
+-- Checks indices into a dim that is cut over ranks against the bounds of the whole dim.
 --
--- A rank holds a part of the classes and takes an index beyond it for another rank's,
--- so what is no index at all must be found apart. On the host that is an error at once; on a device
--- by a kernel that the host does not wait for: the next call that reads the device raises E_ARG, as
--- of any index there.
+-- A rank holds a part of the classes and takes an index beyond its part for another rank's, so an
+-- index outside the whole needs a check of its own. On the host it is an error at once. On a device
+-- a kernel finds it, which the host does not wait for: the next call that reads the device raises
+-- E_ARG, as for every index there.
 
 local tide = require 'tide'
 local err = require 'tide.util.err'

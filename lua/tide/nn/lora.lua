@@ -307,15 +307,6 @@ function lora.without(model, fn)
    return finally(function() o.merged = false end, fn)
 end
 
--- Takes a parameter from a module.
-local function drop(m, name)
-   for i, field in ipairs(m._param) do
-      if field == name then table.remove(m._param, i) end
-   end
-   m._spec[name] = nil
-   rawset(m, name, nil)
-end
-
 -- Removes the adapters: the parameters, the wraps and model.adapter; merged changes stay in the
 -- weights. All parameters are trained again. Returns model.
 function lora.remove(model)
@@ -323,7 +314,7 @@ function lora.remove(model)
    for _, path in ipairs(adapter.modules) do
       local m = model:get(path)
       wrap.drop(m, 'lora', 'forward')
-      for _, field in ipairs(fields) do drop(m, field) end
+      for _, field in ipairs(fields) do m:_take_away(field) end
    end
    rawset(model, 'adapter', nil)
    rawset(model, '_adapter', nil)

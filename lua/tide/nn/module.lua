@@ -106,6 +106,17 @@ function Module:param(name, shape, spec, opts)
    return t
 end
 
+-- Takes a parameter or buffer away.
+function Module:_take_away(name)
+   for _, list in ipairs { self._param, self._buffer } do
+      for i = #list, 1, -1 do
+         if list[i] == name then table.remove(list, i) end
+      end
+   end
+   self._spec[name] = nil
+   rawset(self, name, nil)
+end
+
 -- Declares a tensor that is no parameter. opts.persistent = false keeps it out of the state;
 -- opts.keeps_dtype = true keeps its dtype where that of the module changes.
 function Module:buffer(name, t, opts)

@@ -27,14 +27,6 @@ local function sizes(n)
    return math.ceil(n / 2) + blocks, 1 + math.ceil(blocks / 256)
 end
 
--- Takes a field from a list of names.
-local function drop(m, list, name)
-   for i, field in ipairs(list) do
-      if field == name then table.remove(list, i) end
-   end
-   rawset(m, name, nil)
-end
-
 -- Puts codes of W, or on the null device their shapes, in place of a layer's weight.
 local function quantise_layer(m, W)
    local codes, scale
@@ -45,8 +37,7 @@ local function quantise_layer(m, W)
    else
       codes, scale = tide.quantize_nf4(W:detach())
    end
-   drop(m, m._param, 'weight')
-   m._spec.weight = nil
+   m:_take_away 'weight'
    m:buffer('weight_nf4', codes)
    m:buffer('weight_scale', scale, { keeps_dtype = true })
 end
@@ -104,7 +95,7 @@ function nf4.dequantise_(model)
    for _, row in ipairs(q.modules) do
       local m = model:get(row[1])
       local W = tide.no_grad(nf4._weight, m):to(dtype)
-      for _, field in ipairs { 'weight_nf4', 'weight_scale' } do drop(m, m._buffer, field) end
+      for _, field in ipairs { 'weight_nf4', 'weight_scale' } do m:_take_away(field) end
       m:param('weight', { m.nout, m.nin }, 'zeros', { dtype = dtype, device = W.device })
       table.insert(m._param, 1, table.remove(m._param))
       tide.no_grad(function() m.weight:copy_(W) end)

@@ -1,4 +1,4 @@
--- How a module is spread over ranks: noted on the module, asked here alone.
+-- Records on a module how it is spread over ranks; the rest of the library asks here.
 --
 --    tp       what tensor parallelism cut it over, { axis, comm, sequence, .. }: every module of
 --             the model; sequence: whether the tokens between layers are cut, too
@@ -6,8 +6,8 @@
 --    sharded  what parallel.fully_shard returned: the model that it was given
 --    inside   the same: every module of that model
 --
--- The parts of `parallel` record what they did, and the code that must know (steps,
--- optimisers, states, plans) asks here without knowing them.
+-- The parts of `parallel` record what they did. Steps, optimisers, states and plans read it here
+-- and need none of these parts.
 
 local err = require 'tide.util.err'
 

@@ -100,14 +100,6 @@ local function parts_of(p)
    return { { at = zeros, offset = zeros, size = p.shape } }
 end
 
--- The view of t from `at` (counts from 0) on, of `size`; lists a dim.
-local function view(t, at, size)
-   for d = 1, #size do
-      if size[d] ~= t:size(d) then t = t:narrow(d, at[d] + 1, size[d]) end
-   end
-   return t
-end
-
 local function is_cut(p)
    for _, comm in ipairs(p.comms) do
       if comm.size > 1 then return true end
@@ -121,7 +113,7 @@ function Whole.gather(p, t, dtype, device)
    if not is_cut(p) then return t end
    local whole = tide.zeros(p.shape, { dtype = dtype, device = device })
    for _, part in ipairs(parts_of(p)) do
-      view(whole, part.offset, part.size):copy_(view(t, part.at, part.size))
+      dims.view(whole, part.offset, part.size):copy_(dims.view(t, part.at, part.size))
    end
    for _, comm in ipairs(p.comms) do
       if comm.size > 1 then comm:all_reduce(whole, 'sum') end
@@ -132,8 +124,8 @@ end
 -- Adds alpha times this rank's piece of a whole to weight.
 function Whole.add_piece_(p, weight, whole, alpha)
    for _, part in ipairs(parts_of(p)) do
-      local change = view(whole, part.offset, part.size)
-      view(weight, part.at, part.size):add_(change, alpha)
+      local change = dims.view(whole, part.offset, part.size)
+      dims.view(weight, part.at, part.size):add_(change, alpha)
    end
 end
 

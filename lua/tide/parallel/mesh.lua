@@ -318,8 +318,7 @@ end
 
 -- axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and with any names, the last one fastest,
 -- or a map { dp = 2, cp = 2 } of the known names in the order pp, dp_replicate, dp_shard, dp, cp,
--- tp; one size may be -1: the ranks that are left. opts: comm (default: all ranks of the run),
--- host_size (ranks that share a host; only simulated communicators need it).
+-- tp; one size may be -1: the ranks that are left.
 -- Every rank of comm must call it.
 function mesh.new(axes, opts) return build('parallel.mesh', axes, opts, 'the number of ranks') end
 

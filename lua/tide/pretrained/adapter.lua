@@ -12,7 +12,6 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
-local layout = require 'tide.parallel.fsdp.layout'
 local lora = require 'tide.nn.lora'
 local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
@@ -296,8 +295,8 @@ local function fill_sharded(op, dir, c, sharded, tensors)
    end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(tensors[p.name] and p.parts or {}) do
-         local t = layout.view(tensors[p.name], { at = part.offset, size = part.size })
-         layout.view(p.param:detach(), part):copy_(t:to(p.param.device))
+         local t = dims.view(tensors[p.name], part.offset, part.size)
+         dims.view(p.param:detach(), part.at, part.size):copy_(t:to(p.param.device))
       end
    end
    sharded:updated()

@@ -245,15 +245,9 @@ end
 
 -- The dtype of most numbers.
 function Weights:main_dtype()
-   local counts, best = {}, nil
-   for _, name in ipairs(self:names()) do
-      local row = row_of(self, name)
-      counts[row.dtype] = (counts[row.dtype] or 0) + dims.numel(row.shape)
-   end
-   for dtype, n in each(counts) do
-      if not best or n > counts[best] or n == counts[best] and dtype < best then best = dtype end
-   end
-   return best
+   local rows = {}
+   for i, name in ipairs(self:names()) do rows[i] = row_of(self, name) end
+   return checkpoint._main_dtype(rows)
 end
 
 -- Closes the files.

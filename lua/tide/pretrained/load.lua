@@ -11,7 +11,6 @@ local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
 local folder = require 'tide.pretrained.folder'
-local layout = require 'tide.parallel.fsdp.layout'
 local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
 local nf4_part = require 'tide.nn.nf4_part'
@@ -152,7 +151,8 @@ end
 local function fill_pieces(store, sharded)
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(is_new(store, p.name) and {} or p.parts) do
-         fill(store, p.name, part.offset, part.size, layout.view(p.param:detach(), part))
+         fill(store, p.name, part.offset, part.size,
+            dims.view(p.param:detach(), part.at, part.size))
       end
    end
 end
@@ -234,17 +234,9 @@ end
 local load = {}
 
 -- Reads a model from `dir`: a published folder (config.json and model.safetensors, or its index
--- with shards), a checkpoint of tide, or the folder of a run (its newest). opts:
---    mesh     nil: the model is whole on this rank; a mesh, or axes as parallel.mesh takes them:
---             spread over its ranks, and all call
---    plan     options of parallel.plan (tp, cp, recompute, fsdp)
---    dtype    of the parameters: 'auto' (default; as in the file, f16 as f32), 'f32', 'bf16', 'f64'
---    device   'cpu' (default), 'ref', 'cuda', 'null' (shapes only)
---    fp8      true: multiply by weights in FP8, as with models that are made
---    quantise 'nf4': weights of Linear layers but the output head in 4 bits (see nn.nf4); they are
---             coded one at a time as they are read
---    verbose  true: log the fields of config.json that change nothing
---    make     fn(config, options of modules) -> model, for a checkpoint of a class of your own
+-- with shards), a checkpoint of tide, or the folder of a run (its newest).
+-- With a mesh the model is spread over its ranks, and all of them call. Weights in 4 bits (see
+-- nn.nf4) are coded one at a time as they are read.
 -- Returns the model, in eval mode, and what plan:materialise gives { model, params, sharded, comm,
 -- data, mesh .. }, with dir, family, generation (of generation_config.json, or nil) and nbyte (read
 -- on this rank). E_IO, E_FORMAT: a file that is not there, is damaged or holds other tensors;
@@ -305,7 +297,8 @@ return signature.doors('model', load, {
    model = { 'dir: string', op = op, opts = {
       'mesh: table? -- or axes as parallel.mesh takes them; nil: whole on this rank',
       'plan: table? -- options of parallel.plan',
-      "dtype: 'auto' | 'f32' | 'bf16' | 'f64' = 'auto' -- of the parameters",
+      "dtype: 'auto' | 'f32' | 'bf16' | 'f64' = 'auto' -- of the parameters; auto: as in the file, "
+         .. 'f16 as f32',
       "device: 'cpu' | 'ref' | 'cuda' | 'null' = 'cpu' -- 'null': shapes only",
       'fp8: boolean? -- multiplies by weights in FP8',
       "quantise: 'nf4'? -- weights of Linear layers but the output head in 4 bits",

@@ -284,11 +284,7 @@ end
 
 -- Writes a model (of a family of tide.model) or what fully_shard returned as a published folder:
 -- config.json, model.safetensors or shards with their index, generation_config.json, README.md and,
--- of a model that tide.model.load has read, the files of its tokenizer. opts:
---    max_shard  most bytes of a file: a number or a text ('5GB', the default)
---    dtype      of the weights: 'f32', 'bf16', 'f16', 'f64'; default: as they are
---    overwrite  true: replace a folder that is not empty
---    tokenizer  folder whose tokenizer files are copied
+-- of a model that tide.model.load has read, the files of its tokenizer.
 -- Changes of adapters (nn.lora) are merged into the weights. Of a sharded model all ranks call it.
 -- Returns dir.
 function save.model(model, dir, opts)

@@ -1,4 +1,4 @@
--- What there is, as text: the reference of the guides and the type annotations of editors.
+-- Writes the reference of the guides and the type annotations for editors.
 --
 -- Both are written from what `require 'tide'` reaches: names and parameters of functions, the
 -- comments above them, and the signatures that they declare (util.signature). `make reference`

@@ -14,14 +14,6 @@ local stored = {}
 -- Names that a session has by itself.
 local given = { tide = true, rank = true, size = true, _G = true, _ = true }
 
-local function hex(text)
-   return (text:gsub('.', function(c) return ('%02x'):format(c:byte()) end))
-end
-
-local function unhex(text)
-   return (text:gsub('%x%x', function(h) return string.char(tonumber(h, 16)) end))
-end
-
 -- The path of this rank's file. existing: of a file to read, which all ranks may share.
 function stored.path(path, env, existing)
    err.type('repl.stored.path', 'path', path, 'string')
@@ -58,7 +50,7 @@ function stored.save(path, env, names)
       if v == nil then err.raise('E_ARG', ':save', "no '%s' in this session", name) end
       local text = bytes_of(v)
       if type(v) == 'cdata' and tide.is_tensor(v) then tensors[name] = v:detach()
-      elseif text then meta['value ' .. name] = hex(text)
+      elseif text then meta['value ' .. name] = plain.hex(text)
       else left[#left + 1] = name end
       count = count + 1
    end
@@ -79,7 +71,7 @@ function stored.load(path, env)
    for key, text in each(file.metadata) do
       local name = key:match '^value (.*)$'
       if name then
-         env[name] = plain.decode(unhex(text))
+         env[name] = plain.decode(plain.unhex(text))
          names[#names + 1] = name
       end
    end

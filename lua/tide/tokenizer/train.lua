@@ -114,6 +114,13 @@ function Heap:pop()
    return top[1], top[2]
 end
 
+-- Records in where[pair] that word i has the pair.
+local function note_word(where, pair, i)
+   local list = where[pair] or {}
+   where[pair] = list
+   if list[#list] ~= i then list[#list + 1] = i end
+end
+
 -- counts by pair, and the words that each is in (some no longer).
 local function count_pairs(words, times)
    local counts, where = {}, {}
@@ -121,12 +128,7 @@ local function count_pairs(words, times)
       for j = 1, #word - 1 do
          local pair = word[j] * SHIFT + word[j + 1]
          counts[pair] = (counts[pair] or 0) + times[i]
-         local list = where[pair]
-         if not list then
-            list = {}
-            where[pair] = list
-         end
-         if list[#list] ~= i then list[#list + 1] = i end
+         note_word(where, pair, i)
       end
    end
    return counts, where
@@ -163,14 +165,7 @@ local function find_merges(words, times, id, most, least)
    local function change(pair, difference)
       counts[pair] = (counts[pair] or 0) + difference * times[index]
       changed[pair] = true
-      if difference > 0 then
-         local list = where[pair]
-         if not list then
-            list = {}
-            where[pair] = list
-         end
-         if list[#list] ~= index then list[#list + 1] = index end
-      end
+      if difference > 0 then note_word(where, pair, index) end
    end
    while #merges < most and heap.n > 0 do
       local count, pair = heap:pop()

@@ -1,5 +1,5 @@
--- Bytes as visible characters: vocabularies of bytes are written so. Printable bytes of Latin-1
--- stand for themselves, the others, in order, are U+0100 and on. And base64.
+-- Bytes as visible characters, as files of byte-level vocabularies have them, and base64. Printable
+-- bytes of Latin-1 stand for themselves; the others, in order, are U+0100 and on.
 
 local visible = {}
 

@@ -29,8 +29,8 @@ local checkpoint = {}
 -- The name of the checkpoint of a step in the folder of its run.
 function checkpoint.name(step) return run_folder.name(step) end
 
--- Returns the dtype that most numbers of a model have. list: by name, entries with dtype and shape.
-local function main_dtype(list)
+-- Returns the dtype that most numbers of a model have. list: entries with dtype and shape.
+function checkpoint._main_dtype(list)
    local counts, best = {}, nil
    for _, t in each(list) do
       counts[t.dtype] = (counts[t.dtype] or 0) + dims.numel(t.shape)
@@ -115,7 +115,7 @@ local function prepare(out, saved, opts, comm)
       staged = fs.join(out, '.staging-' .. checkpoint.name(saved.plain.step)),
       index = index and fs.json_text(index),
       config = config and family.config_file(saved.plain,
-         main_dtype(index and index.model or saved.model)),
+         checkpoint._main_dtype(index and index.model or saved.model)),
    }
 end
 
@@ -315,7 +315,8 @@ function checkpoint.consolidate(where, to, opts)
    if plain.config then weights = stored.published(stored.entries(op, plain), weights) end
    fs.io().safetensors_save(fs.join(to, 'model.safetensors'), weights, { format = 'pt' })
    if plain.config then
-      fs.write(op, fs.join(to, 'config.json'), family.config_file(plain, main_dtype(weights), true))
+      fs.write(op, fs.join(to, 'config.json'), family.config_file(plain,
+         checkpoint._main_dtype(weights), true))
    end
    return to
 end

@@ -1,5 +1,5 @@
--- What stands around a whole step: scopes that are entered before it and left after it, its memory,
--- and capturing.
+-- Runs a step inside its surroundings: scopes that are entered before it and left after it, a scope
+-- for its memory, and the capture as a CUDA graph.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'

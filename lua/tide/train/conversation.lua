@@ -117,12 +117,8 @@ end
 
 local conversation = {}
 
--- Begins a conversation with a model (of tide.model.load, say). opts:
---    tokenizer  of tide.tokenizer, or tide.data.bytes
---    template   of tide.chat
---    messages   a list to begin with, such as { { role = 'system', content = .. } }
---    variables  of the template, such as enable_thinking
---    stop       an id that ends an answer, or a list of them; that of the template is added
+-- Begins a conversation with a model (of tide.model.load, say). The id that ends a turn of the
+-- template ends an answer, beside those of opts.stop.
 function conversation.new(model, opts)
    local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
       variables = opts.variables or {}, start = opts.messages or {}, cache = {},

@@ -1,4 +1,4 @@
--- The folder of a run: which checkpoints it holds, which one is the newest, what moves when.
+-- The folder of a run: lists, publishes and removes its checkpoints, and names the newest.
 --
 --    step-00000040          a published checkpoint: complete, with a manifest
 --    LATEST                 the name of the newest one

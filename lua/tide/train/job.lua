@@ -1,11 +1,11 @@
 -- One start of a recipe that trains: its command line, the run that it goes on from, its ranks, and
--- how mistakes of people are told.
+-- the messages about a user's mistakes.
 --
 --    job.main({ name = 'pretrain', title = .., options = rows, words = .., train = fn }, ...)
 --
--- The recipe's train(job, opt) does the work; what it needs of a start is here. Errors about files,
--- memory and devices are told in one line; those about arguments only within job:check, where they
--- follow from the command line, so that a mistake in a recipe keeps its stack trace. Nothing of
+-- The recipe's train(job, opt) does the work. An error about files, memory or devices is printed as
+-- one line. An error about arguments is so only within job:check, where it follows from the command
+-- line, so that a mistake in a recipe keeps its stack trace. Nothing of
 -- tide is loaded before the command line is read.
 
 local args = require 'tide.util.args'

@@ -32,7 +32,7 @@ function replicas.check_cut(op, opts)
 end
 
 -- Parameters that every rank of a tensor-parallel axis holds whole must be the same on all: a seed
--- of its own would train another model without a word. Collective; a sharded model has compared.
+-- of its own would silently train another model. Collective; a sharded model has compared.
 function replicas.check_replicated(self, op)
    local env = spread.of(self.model).tp
    if not env then return end
@@ -93,7 +93,7 @@ local function optim_names(optim)
 end
 
 -- Ranks that add up gradients make the update each for itself: with other weights, another limit,
--- another optimiser or another loss on one, replicas drift apart or learn a mixture without a word.
+-- another optimiser or another loss on one, replicas silently drift apart or learn a mixture.
 -- So with models of equal shapes that compute different things, or that freeze other parameters. A
 -- sharded model has compared itself.
 function replicas.check_replicas(self, op)

@@ -136,7 +136,8 @@ end
 
 -- The columns for a call: those that opts.cache keeps, if they are of this model, or new ones.
 local function columns(model, o)
-   local fresh = rows_.new(model, o.context, o.device or model:parameters()[1].device)
+   local first = model:parameters()[1]
+   local fresh = rows_.new(model, o.context, o.device or first and first.device)
    local kept = o.cache and o.cache.rows
    if not kept or kept.model ~= model or kept.device ~= fresh.device then kept = fresh end
    kept.context = fresh.context

@@ -40,20 +40,6 @@ local function tokenizer_of(tide, opt, vocab)
       .. 'vocabulary (%d), give --tokenizer or --ids', opt.from, vocab, bytes.vocab_size)
 end
 
--- Token ids that were given as such.
-local function given_ids(opt, vocab)
-   local list = {}
-   for word in opt.ids:gmatch '[^%s,]+' do
-      local id = tonumber(word)
-      if not id or id % 1 ~= 0 or id < 0 or id >= vocab then
-         err.usage(opt.op, "--ids: expected whole numbers below %d, got '%s'", vocab, word)
-      end
-      list[#list + 1] = id
-   end
-   if #list < 2 then err.usage(opt.op, '--ids: expected at least two ids') end
-   return list
-end
-
 -- Reads what is scored: fields ids, text or items (with bad, the lines left out).
 local function read(tide, opt)
    local n = 0
@@ -88,7 +74,7 @@ local function compute(tide, opt)
    local how = { sharded = on.sharded, seq = window(opt, config), batch = opt.batch,
       device = opt.device }
    if opt.ids then
-      work.ids = given_ids(opt, config.vocab_size)
+      work.ids = args.ids(opt.op, opt.ids, config.vocab_size, 2)
       work.values = tide.train.score.logprob(model, work.ids, how)
       return work
    end

@@ -13,7 +13,6 @@ local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
-local layout = require 'tide.parallel.fsdp.layout'
 local shard_index = require 'tide.train.shard_index'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 
@@ -63,9 +62,7 @@ end
 
 -- The part of item.t in a box of the whole.
 local function cut(item, box)
-   local at = {}
-   for d = 1, #box.offset do at[d] = box.offset[d] - item.offset[d] end
-   return layout.view(item.t, { at = at, size = box.size }):contiguous()
+   return dims.view(item.t, box.offset, box.size, item.offset):contiguous()
 end
 
 -- Index of a kind from what all ranks hold, and what this rank writes: name -> tensor. mine: the
@@ -196,8 +193,7 @@ local function load_part(self, name, row, piece, at, n, device)
    if #at > 0 then opts.first, opts.count = at[1] - piece.offset[1] + 1, n[1] end
    local t = file:load(name, opts)
    if #at > 0 then self.nbyte = self.nbyte + file:info(name).nbytes / piece.size[1] * n[1] end
-   for d = 2, #at do t = t:narrow(d, at[d] - piece.offset[d] + 1, n[d]) end
-   return t
+   return dims.view(t, at, n, piece.offset)
 end
 
 -- Opens, and so checks, the files that a box is read from.
@@ -218,9 +214,7 @@ function Store:read(kind, name, offset, size, device)
          local part = load_part(self, name, row, piece, at, n, device)
          if dims.equal(n, size) then return part:contiguous() end
          out = out or tide.empty(size, { dtype = row.dtype, device = device })
-         local to = out
-         for d = 1, #at do to = to:narrow(d, at[d] - offset[d] + 1, n[d]) end
-         to:copy_(part)
+         dims.view(out, at, n, offset):copy_(part)
       end
    end
    return out or tide.empty(size, { dtype = row.dtype, device = device })

@@ -9,7 +9,6 @@ local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
-local layout = require 'tide.parallel.fsdp.layout'
 local nf4_part = require 'tide.nn.nf4_part'
 local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
@@ -38,7 +37,7 @@ local function whole_fields(optim) return optim.whole_fields or {} end
 -- Adds the boxes of piece p, with the bytes of t, which has its shape.
 local function add_parts(list, name, p, t)
    for _, part in ipairs(p.parts) do
-      list[#list + 1] = { name = name, t = layout.view(t:detach(), part):contiguous(),
+      list[#list + 1] = { name = name, t = dims.view(t:detach(), part.at, part.size):contiguous(),
          shape = p.shape, offset = part.offset, size = part.size }
    end
 end
@@ -129,7 +128,7 @@ function state.weights(sharded, wants)
    } }
 end
 
--- Data, batch or windows that differ would be learnt from without a word: refused here.
+-- Refuses data, a batch or windows that differ: the run would silently learn from them.
 local function check_data(op, run, saved)
    local now = data_of(run)
    for _, k in ipairs { 'batch', 'seq', 'seed' } do
@@ -156,8 +155,6 @@ end
 -- f32 by default.)
 local function keeps_master(param) return param.dtype == 'bf16' or param.dtype == 'f16' end
 
-local function same_shape(a, b) return table.concat(a.shape, ' ') == table.concat(b.shape, ' ') end
-
 -- The optimiser of a whole model, after the model.
 local function load_whole_optim(op, optim, saved, meta)
    local tensors = copy(err.type(op, 'saved.optim', saved.optim, 'table'))
@@ -168,7 +165,7 @@ local function load_whole_optim(op, optim, saved, meta)
       if counts[e.name] and keeps_master(e.param) then
          tensors[key] = tensors[key] or saved.model[e.name]
       elseif counts[e.name] and tide.is_tensor(tensors[key])
-         and same_shape(tensors[key], e.param) then
+         and dims.equal(tensors[key].shape, e.param.shape) then
          tide.no_grad(function() e.param:copy_(tensors[key]) end)
          tensors[key] = nil
       end
@@ -192,7 +189,8 @@ end
 -- Fills t, of the shape of piece p, from the checkpoint.
 local function read_piece(from, kind, name, p, t)
    for _, part in ipairs(p.parts) do
-      layout.view(t, part):copy_(from:read(kind, name, part.offset, part.size, t.device))
+      dims.view(t, part.at, part.size):copy_(from:read(kind, name, part.offset, part.size,
+         t.device))
    end
    return t
 end

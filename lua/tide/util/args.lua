@@ -408,6 +408,23 @@ function args.parse(program, rows, argv, base)
    return options, parser, given, more
 end
 
+-- The list of ids in the text of the option --ids of a program: whole numbers below n, at least
+-- `least` (1 or 2) of them.
+function args.ids(program, text, n, least)
+   local list = {}
+   for word in text:gmatch '[^%s,]+' do
+      local id = tonumber(word)
+      if not id or id % 1 ~= 0 or id < 0 or id >= n then
+         err.usage(program, "--ids: expected whole numbers below %d, got '%s'", n, word)
+      end
+      list[#list + 1] = id
+   end
+   if #list < least then
+      err.usage(program, '--ids: expected at least %s', least == 1 and 'one id' or 'two ids')
+   end
+   return list
+end
+
 -- Runs a recipe's main function. Under the tide program that prints errors; under plain luajit they
 -- are printed here in the same form, and the process ends: 2 after a mistake on the command line,
 -- 128 + signal after a signal that the recipe has heeded.
@@ -439,4 +456,7 @@ signature.reader('words', 'a list of words', function(op, name, v)
    return v
 end, 'string[]')
 signature.doors('util.args', Parser, { parse = 'argv: words', check = 't: table' })
-return signature.doors('util.args', args, { new = 'program: string; rows: table[]' })
+return signature.doors('util.args', args, {
+   new = 'program: string; rows: table[]',
+   ids = 'program: string; text: string; n: integer >= 1; least: integer in [1, 2] = 1',
+})

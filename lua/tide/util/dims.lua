@@ -61,6 +61,17 @@ function dims.text(list) return '[' .. table.concat(list, ', ') .. ']' end
 
 -- ---- boxes { offset, size }, lists with an entry a dim -----------------------------------------
 
+-- Returns the view of tensor t on a box. from: where t begins in what the box counts from; zeros by
+-- default.
+function dims.view(t, offset, size, from)
+   for d = 1, #size do
+      if size[d] ~= t:size(d) then
+         t = t:narrow(d, offset[d] - (from and from[d] or 0) + 1, size[d])
+      end
+   end
+   return t
+end
+
 -- Whether two boxes of the same tensor have an element in common.
 function dims.overlap(a, b)
    for d = 1, #a.size do

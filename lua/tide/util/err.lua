@@ -1,5 +1,5 @@
--- Errors and checks of arguments: those of tide/error.lua under the name that the library uses;
--- the library's files join those that are never the place of an error.
+-- Errors and checks of arguments: tide/error.lua under the name that the library uses. An error's
+-- place is never in a file of the library.
 
 local errors = require 'tide.error'
 

@@ -1,4 +1,4 @@
--- What does the work of names that other libraries have, by namespace. Those of tensors and of
+-- Names of other libraries by namespace, and what to use in their place. Those of tensors and of
 -- tide.NAME are in tide.ffi.instead.
 
 local each = require 'tide.util.each'

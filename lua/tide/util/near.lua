@@ -1,3 +1,3 @@
--- The nearest of a list of names: the binding's, under the name that the library uses.
+-- The nearest of a list of names (tide/near.lua of the binding), under the library's name.
 
 return require 'tide.near'

@@ -1,4 +1,4 @@
--- A tensor that outlives every open step scope, as gradients do: it is made one for a moment.
+-- Makes a tensor outlive every open step scope: for a moment it is a gradient, which scopes keep.
 
 -- t itself.
 return function(t)

@@ -1,4 +1,4 @@
--- Temporaries of the library, given up at their last use.
+-- Frees temporaries of the library at their last use.
 --
 -- The collector runs long after the last use of a handle, and the bytes would stay till then. A
 -- module therefore gives up (spend, replace) what it has made for itself: the tape still has what

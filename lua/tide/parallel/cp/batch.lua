@@ -35,7 +35,7 @@ batch_.fields = {
    answers = { dim = 2, fill = 0 }, teacher_ids = { dim = 2, fill = 0 },
    teacher_logp = { dim = 2, fill = 0 },
 }
--- Told by the context instead; never handed on.
+-- Fields that the context replaces: the result leaves them out.
 local masks = { attention_mask = true }
 
 -- ---- positions -------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
--- Context parallelism: one sequence over several ranks; the objects that say so.
+-- Context parallelism: one sequence over several ranks, and the objects that describe it.
 --
 --    local context, batch = cp.make_cp_batch_and_ctx(mesh, { input_ids = ids, labels = labels })
 --    context:run(function(c) ... attention calls look at c ... end)
 --
--- What attention must know travels as an argument, the context, and nothing is
--- process-global: the plan of the layout (cp_map), the communicator, the method, and, as data,
--- which document and position each token of each rank carries. Masks and layouts are then one
+-- Attention gets all that it needs as an argument, the context, and nothing is process-global: the
+-- plan of the layout (cp_map), the communicator, the method, and, as data, which document and
+-- position each token of each rank has. Masks and layouts are then one
 -- rule on (document, position) pairs; see tide.attention.
 --
 -- The context itself is in context.lua, batches in batch.lua, models in train.lua.

@@ -1,5 +1,5 @@
--- Which tokens of a batch see each other, token by token from the definition, and attention with
--- the dense mask that follows: what cp.self_check holds the real thing against.
+-- The reference of cp.self_check: which tokens of a batch see each other, token by token from the
+-- definition, and attention with the dense mask that follows.
 --
 -- It shares no code with documents.lua, contexts, plans or tide.attention, so that one fault cannot
 -- hide in both. It takes B T^2 bytes for the mask and B H T^2 numbers for the scores of a layer.

@@ -56,7 +56,7 @@ local function draw(entry, piece, t, seed)
    for _, part in ipairs(piece.parts) do
       local start = 0
       for d = 1, #stride do start = start + part.offset[d] * stride[d] end
-      weight.fill(layout.view(t, part), entry.spec, { seed = seed, path = entry.name,
+      weight.fill(dims.view(t, part.at, part.size), entry.spec, { seed = seed, path = entry.name,
          start = start, stride = #stride > 0 and stride or nil })
    end
 end

@@ -64,12 +64,4 @@ function layout.new(shapes, size)
    return self
 end
 
--- The view of t, which has the shape of a piece, on a part of it: { at, size }, lists a dim.
-function layout.view(t, part)
-   for d = 1, #part.size do
-      if part.size[d] ~= t:size(d) then t = t:narrow(d, part.at[d] + 1, part.size[d]) end
-   end
-   return t
-end
-
 return layout

@@ -7,6 +7,7 @@
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local names = require 'tide.util.names'
 local signature = require 'tide.util.signature'
 local layout = require 'tide.parallel.layout'
 local Stack = require 'tide.nn.stack'
@@ -18,13 +19,12 @@ local op = 'parallel.fully_shard'
 -- Calls fn(child module, path, index, count) for every element of the outermost layer lists.
 function units.each_layer(module, fn, path)
    path = path or ''
-   local function below(name) return path == '' and name or path .. '.' .. name end
    local is_list = class.is(module, Stack)
    for i, name in ipairs(module._child) do
       if is_list then
-         fn(module[name], below(name), i, #module._child)
+         fn(module[name], names.join(path, name), i, #module._child)
       else
-         units.each_layer(module[name], fn, below(name))
+         units.each_layer(module[name], fn, names.join(path, name))
       end
    end
 end
@@ -74,7 +74,7 @@ local function by_class(model, wanted)
          return
       end
       for _, name in ipairs(m._child) do
-         visit(m[name], path == '' and name or path .. '.' .. name)
+         visit(m[name], names.join(path, name))
       end
    end
    visit(model, '')
@@ -118,7 +118,7 @@ function units.entries(model, list, root)
          local t = m[field]
          local e, unit = by_id[t.id], of[m] or root
          if not e then
-            e = { name = path == '' and field or path .. '.' .. field, param = t, places = {},
+            e = { name = names.join(path, field), param = t, places = {},
                shape = t.shape, dtype = t.dtype, spec = m._spec[field], unit = unit,
                requires_grad = t.requires_grad, whole = t.shape }
             local at = layout.get(m, field)

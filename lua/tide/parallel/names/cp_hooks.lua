@@ -83,9 +83,9 @@ local function target_pass(model, region, names)
 end
 
 -- A model that only runs forward (a target to learn from) over the ranks of an axis: contiguous
--- shards, keys and values gathered in every layer, results whole on every rank. ids [B, T]. opts:
--- positions, collect (names of modules whose outputs are wanted). Returns the logits [B, T, V] and
--- the list of those outputs. The model is attached for the call if it is not.
+-- shards, keys and values gathered in every layer, results whole on every rank. ids [B, T].
+-- Returns the logits [B, T, V] and the list of the outputs of opts.collect. The model is attached
+-- for the call if it is not.
 function cp_hooks.run_target_cp_forward_and_gather(model, axis, ids, opts)
    local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
    local handle

@@ -1,5 +1,5 @@
--- Packed streams: rows that hold several documents as one stream of tokens with cumulative lengths
---. THD: tokens x heads x head size, no batch dim.
+-- Packed streams (THD: tokens x heads x head size, no batch dim): rows that hold several documents
+-- as one stream of tokens with cumulative lengths.
 --
 -- Real lengths and slot lengths are both kept, always, so that padding is known from
 -- the layout and never guessed from token ids. `cu_real` counts the tokens of the documents,
@@ -231,9 +231,8 @@ end
 -- P] or lists; false if unknown); further tensors [B, S, ...] become [T, ...], the rest passes.
 -- attention_mask is left out, and padding_mask and index are made anew: what masks and index say
 -- must agree with the lengths (E_ARG). Without lengths a mask says where padding is; without either
--- the tokens equal to padding_token_id are padding, if they only end rows. opts:
--- seq_lens_padding_value (-1000), padding_token_id (0), causal (true; false: padding is never given
--- to the last document, whose tokens would see it). Returns a new table: input_ids [T, ...], labels
+-- the tokens equal to padding_token_id are padding, if they only end rows. Returns
+-- a new table: input_ids [T, ...], labels
 -- [T], position_ids, padding_mask bool [T], cu_seqlens, cu_seqlens_padded (if it differs), cu_real,
 -- cu_slot (i32), max_seqlen (a number), gapless, index i32 [1, T, 2] of (document, position). Where
 -- a row is not full, what is left of it lies at the end of the stream, and order, i64 [T], says
@@ -359,7 +358,7 @@ end
 
 -- Rows (tables of lists: input_ids, labels; when packed also position_ids, seq_lens and
 -- seq_lens_padded; else attention_mask or nothing) as a batch of tensors for
--- process_input_for_thd. No rows: an empty table. opts: padding_token_id, seq_lens_padding_value.
+-- process_input_for_thd. No rows: an empty table.
 function thd.collate(rows, opts)
    if #rows == 0 then return {} end
    local packed, n, most = rows[1].seq_lens ~= nil, 0, 0
