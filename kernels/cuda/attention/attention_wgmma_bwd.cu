@@ -81,8 +81,9 @@ TIDE_DEVICE void produce(const typename shape<D>::shared &m, const tide_attend &
 
 /* ---- the warpgroups that multiply ------------------------------------------------------------ */
 
-/* What a warp knows of its rows; marks are of queries. */
-struct own_rows { tide_span span[2]; mark marks[2]; };
+/* What a lane knows of its two rows, 8 apart: spans in shared memory, as most tiles are whole and
+ * registers are few; marks if the rows are queries. */
+struct own_rows { const tide_span *spans; mark marks[2]; };
 
 template <bool KEYS>
 TIDE_DEVICE mark mark_at(const own_rows &r, const note<COLS> &x, int n, int e)
@@ -95,7 +96,9 @@ template <bool KEYS>
 TIDE_DEVICE void weigh_tile(const own_rows &r, const note<COLS> &x, float unit, float (*s)[4])
 {
   weights_of<NT>(s, unit, [&](int n, int e) { return mark_at<KEYS>(r, x, n, e); });
-  if (!x.whole) hide<NT>(s, r.span, 0.0f, [&](int n, int e) { return place_at(x, n, e); });
+  if (x.whole) return;
+  tide_span span[2] = {r.spans[0], r.spans[8]};
+  hide<NT>(s, span, 0.0f, [&](int n, int e) { return place_at(x, n, e); });
 }
 
 template <int D, bool F16, bool KEYS>
@@ -107,12 +110,12 @@ TIDE_DEVICE void consume(const typename shape<D>::shared &m, const tide_attend &
   uint32_t mine = warp / 4 * (64 * 128), w[NW][4], ds[NW][4];
   bool plain = plain_scores(p);
   int64_t t0 = t.t0 + warp * 16; /* of this warp */
-  own_rows r = {};
-  for (int i = 0; i < 2; i++) {
-    int64_t row = t0 + lane / 4 + 8 * i;
-    r.span[i] = span_at<KEYS>(p, t.b, row);
-    if (!KEYS) r.marks[i] = mark_of(p, g, t.b, t.h, row);
-  }
+  __shared__ tide_span spans[ROWS]; /* a warp asks for its own alone */
+  if (lane < 16) spans[warp * 16 + lane] = span_at<KEYS>(p, t.b, t0 + lane);
+  __syncwarp();
+  own_rows r = {spans + warp * 16 + lane / 4, {}};
+  for (int i = 0; i < 2; i++)
+    if (!KEYS) r.marks[i] = mark_of(p, g, t.b, t.h, t0 + lane / 4 + 8 * i);
   float a1[NO][4] = {}, a2[NO2][4] = {}, s[NT][4] = {}, dp[NT][4] = {};
   for (int n = 0;; n++) {
     wait_full(m, 0, n);

@@ -1,0 +1,30 @@
+-- The attention kernels, compiled here for an H100, keep the limits of
+-- spec/cuda/machine_attention.lua. Some minutes; needs nvcc and cuobjdump.
+
+local machine = require 'spec.cuda.machine_attention'
+
+local nvcc, cuobjdump = machine.tool 'nvcc', machine.tool 'cuobjdump'
+
+describe('the machine code of attention', function()
+   if not nvcc or not cuobjdump then
+      pending('keeps its limits: there is no ' .. (nvcc and 'cuobjdump' or 'nvcc'))
+      return
+   end
+   local done = {}
+   for _, row in ipairs(machine.kernels) do
+      if not done[row.file] then
+         done[row.file] = true
+         it('keeps its limits: ' .. row.file, function()
+            local to, all = os.tmpname(), {}
+            machine.compile(nvcc, row.file, to)
+            local kernels = machine.read(cuobjdump, to)
+            os.remove(to)
+            for _, other in ipairs(machine.kernels) do
+               local faults = other.file == row.file and machine.faults(other, kernels) or {}
+               for _, fault in ipairs(faults) do all[#all + 1] = fault end
+            end
+            assert.same({}, all)
+         end)
+      end
+   end
+end)
