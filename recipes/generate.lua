@@ -49,7 +49,7 @@ local function read_ids(opt, n)
       list[#list + 1] = id
    end
    if #list == 0 then err.usage('generate', '--ids: expected at least one id') end
-   if opt.stop then err.usage('generate', '--stop is about text; it does not go with --ids') end
+   if opt.stop then err.usage('generate', '--stop needs text; it does not work with --ids') end
    return list
 end
 
@@ -58,8 +58,8 @@ local function tokenizer_of(tide, opt, model)
    local tok, bytes, n = tide.tokenizer.find(opt.from), tide.data.bytes, model.config.vocab_size
    if tok then return tok end
    if n ~= bytes.vocab_size then
-      err.usage('generate', '%s has a vocabulary of %d; text is for the byte vocabulary (%d) or '
-         .. 'a folder with a tokenizer, give --ids', opt.from, n, bytes.vocab_size)
+      err.usage('generate', '%s has a vocabulary of %d; text needs the byte vocabulary (%d) or a '
+         .. 'folder with a tokenizer; give --ids', opt.from, n, bytes.vocab_size)
    end
    return bytes
 end

@@ -325,7 +325,7 @@ function Packed:restore(state)
    for _, k in ipairs { 'seed', 'seq', 'unit', 'documents', 'tokens', 'fit', 'long', 'masked',
       'together' } do
       if state[k] ~= now[k] and (state[k] ~= nil or now[k] ~= before[k]) then
-         err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
+         err.raise('E_ARG', op, 'the state was saved with %s = %s, this run has %s', k,
             tostring(state[k]), tostring(now[k]))
       end
    end

@@ -88,7 +88,7 @@ function Sampler:restore(state)
    local op = 'data.sampler.restore'
    for _, k in ipairs { 'seq', 'count', 'seed' } do
       if state[k] ~= self[k] then
-         err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
+         err.raise('E_ARG', op, 'the state was saved with %s = %s, this run has %s', k,
             tostring(state[k]), tostring(self[k]))
       end
    end

@@ -112,8 +112,8 @@ local function check_labels(op, ids, at, V)
    if ids.device == 'null' or ids:numel() == 0 then return end
    local counted = ids:ne(at.ignore)
    local wrong = tide.logical_and(counted, tide.logical_or(ids:lt(0), ids:ge(V)))
-   err.raise_if(wrong:any():item(), 'E_ARG', op, 'a label lies outside [0, %d) and is not ignore '
-      .. '(%d)', V, at.ignore)
+   err.raise_if(wrong:any():item(), 'E_ARG', op,
+      'a label is outside [0, %d) and is not ignore (%d)', V, at.ignore)
 end
 
 -- As of_labels, of a head whose rows are cut over ranks. part: { comm, first (rows before those of

@@ -105,7 +105,7 @@ return signature.doors('optim.AdamW8bit', AdamW8bit, {
       'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
       ('min_size: integer >= 0 = %d -- parameters of fewer elements keep f32 moments')
          :format(least),
-      "wide: string? -- names of what keeps f32 moments besides ('embed|lm_head')",
+      "wide: string? -- names of more parameters that keep f32 moments ('embed|lm_head')",
       'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
       'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
 })
