@@ -66,9 +66,6 @@ local function quantise(tide, job, model)
    if opt.lora.rank == 0 and not opt.adapter then
       err.usage(job.name, '--lora.quantise: weights in NF4 cannot be trained, only adapters; give '
          .. '--lora.rank, or --adapter')
-   elseif opt.device == 'cuda' then
-      err.usage(job.name, '--lora.quantise: NF4 does not work on a GPU yet; give --device cpu, or '
-         .. '--dtype bf16 instead')
    end
    tide.nn.nf4.quantise_(model)
 end

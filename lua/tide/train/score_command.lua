@@ -5,6 +5,7 @@
 -- layer and the embeddings, however large the model. Rows of tokens are shared, too.
 
 local args = require 'tide.util.args'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 
 local options = {
@@ -116,8 +117,7 @@ end
 
 local function show_text(tide, opt, work)
    if opt.tokens then show_tokens(tide, work) end
-   local sum, n, f = 0, #work.values, work.figures
-   for _, value in ipairs(work.values) do sum = sum + value end
+   local sum, n, f = dims.sum(work.values), #work.values, work.figures
    local mean = -sum / n
    local what = work.tok == tide.data.bytes and 'byte' or 'token'
    io.stdout:write(('%d %ss, log-probability %.4f: %.4f nats per %s, %.4f bits per %s, '

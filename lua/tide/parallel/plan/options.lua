@@ -4,7 +4,7 @@
 -- A program adds options.rows to its own (see util.args) and gives options.read to parallel.plan.
 -- Mistakes are told in terms of the command line. Nothing of tide is loaded before that.
 
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 
@@ -46,8 +46,7 @@ options.rows = {
 -- What args.parse made of these options, or a table like it: the mesh, with its defaults.
 local function checked(fn, opt)
    err.type(fn, 'opt', opt, 'table')
-   local m = {}
-   for k, v in each(err.type(fn, 'opt.mesh', opt.mesh or {}, 'table')) do m[k] = v end
+   local m = copy(err.type(fn, 'opt.mesh', opt.mesh or {}, 'table'))
    for _, row in ipairs(options.rows) do
       local name = row[1]:match '^mesh%.(.*)$'
       if name then m[name] = err.integer(fn, 'opt.mesh.' .. name, m[name] or row[2], row.min) end
