@@ -41,7 +41,7 @@ end
 -- The ids of --ids.
 local function read_ids(opt, n)
    local list = args.ids('generate', opt.ids, n)
-   if opt.stop then err.usage('generate', '--stop is about text; it does not go with --ids') end
+   if opt.stop then err.usage('generate', '--stop needs text; it does not work with --ids') end
    return list
 end
 
@@ -50,8 +50,8 @@ local function tokenizer_of(tide, opt, model)
    local tok, bytes, n = tide.tokenizer.find(opt.from), tide.data.bytes, model.config.vocab_size
    if tok then return tok end
    if n ~= bytes.vocab_size then
-      err.usage('generate', '%s has a vocabulary of %d; text is for the byte vocabulary (%d) or '
-         .. 'a folder with a tokenizer, give --ids', opt.from, n, bytes.vocab_size)
+      err.usage('generate', '%s has a vocabulary of %d; text needs the byte vocabulary (%d) or a '
+         .. 'folder with a tokenizer; give --ids', opt.from, n, bytes.vocab_size)
    end
    return bytes
 end

@@ -30,8 +30,8 @@ local function leaves(value, path, list, above)
       list[#list + 1] = { path = path, value = value }
       return list
    end
-   err.raise_if(above[value], 'E_ARG', op, 'argument %s holds a table that it lies in; expected '
-      .. 'tables that end', path)
+   err.raise_if(above[value], 'E_ARG', op, 'argument %s contains itself; expected a table without '
+      .. 'cycles', path)
    above[value] = true
    for _, k in ipairs(pretty.sorted_keys(value)) do
       leaves(value[k], ('%s%s%s'):format(path, path == '' and '' or '.', tostring(k)), list, above)

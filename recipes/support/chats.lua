@@ -64,8 +64,8 @@ local function quantise(tide, job, model)
    local opt = job.opt
    if not opt.lora.quantise or rawget(model, 'quantised') then return end
    if opt.lora.rank == 0 and not opt.adapter then
-      err.usage(job.name, '--lora.quantise: weights in NF4 are not trained, adapters beside them '
-         .. 'are; give --lora.rank, or --adapter')
+      err.usage(job.name, '--lora.quantise: weights in NF4 cannot be trained, only adapters; give '
+         .. '--lora.rank, or --adapter')
    end
    tide.nn.nf4.quantise_(model)
 end
@@ -80,10 +80,10 @@ local function check_adapters(job, model)
    local of = opt.adapter and '--adapter ' .. opt.adapter
       or rawget(model, 'adapter') and ('--from %s'):format(opt.from)
    if given and of then
-      err.usage(job.name, '--lora.%s is of new adapters, and those of %s stay as they are; leave '
-         .. 'it out, or give --lora.rank in place of the adapters', given, of)
+      err.usage(job.name, '--lora.%s is only for new adapters, and %s already has adapters; leave '
+         .. 'the option out, or give --lora.rank instead of those adapters', given, of)
    elseif given and opt.lora.rank == 0 then
-      err.usage(job.name, '--lora.%s is of adapters, and --lora.rank is 0, which trains all '
+      err.usage(job.name, '--lora.%s needs adapters, but --lora.rank is 0, which trains all '
          .. 'weights; give --lora.rank, or leave --lora.%s out', given, given)
    end
 end
@@ -92,8 +92,8 @@ end
 local function adapt(tide, job, model)
    local opt, o = job.opt, job.opt.lora
    if rawget(model, 'adapter') and (o.rank > 0 or opt.adapter) then
-      err.usage(job.name, '--from %s has adapters, which are learnt on; leave out %s, or begin '
-         .. 'with a folder in which they are merged (tide export)', opt.from,
+      err.usage(job.name, '--from %s already has adapters, which this run trains further; leave '
+         .. 'out %s, or start from a folder with merged adapters (tide export)', opt.from,
          opt.adapter and '--adapter' or '--lora.rank')
    elseif opt.adapter and o.rank > 0 then
       err.usage(job.name, '--adapter and --lora.rank: give one of them')
@@ -114,7 +114,7 @@ local function check_export(job)
    local is_own = before and fs.absolute(before) == opt.export or job:is_restart()
    if opt.overwrite or is_own or not fs.is_present(opt.export) then return end
    err.usage_if(not fs.is_dir(opt.export) or #fs.list(job.name, opt.export) > 0, job.name,
-      '--export %s is there already; choose another folder, or --overwrite to replace it',
+      '--export %s exists already; choose another folder, or give --overwrite to replace it',
       opt.export)
 end
 
@@ -122,7 +122,7 @@ end
 -- --lora.rank or --adapter all of it is frozen but its adapters.
 function chats.model(job)
    local tide, opt = require 'tide', job.opt
-   if not opt.from then err.usage(job.name, '--from is needed: the model to learn on from') end
+   if not opt.from then err.usage(job.name, '--from is needed: the model to train') end
    check_export(job)
    local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
       { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })

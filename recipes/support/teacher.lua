@@ -37,8 +37,8 @@ teacher.change = { without = { 'temperature', unpack(chats.change.without) },
 local function check_tokens(job, tide, opt, model, corpus, big)
    local n, m = model.config.vocab_size, big.config.vocab_size
    if n ~= m then
-      err.usage(job.name, '--teacher %s has a vocabulary of %d and the student of %d; both need '
-         .. 'the same tokens', opt.teacher, m, n)
+      err.usage(job.name, '--teacher %s has a vocabulary of %d and the student of %d; both must '
+         .. 'have the same tokens', opt.teacher, m, n)
    end
    local tok = corpus.tokenizer
    local other = tok and job:check(tide.tokenizer.find, opt.teacher)
@@ -91,7 +91,7 @@ local function identity(job, opt)
    if fs.exists(opt.teacher) or not opt.teacher_cache then
       return job:check(require('tide').train.identity, opt.teacher)
    end
-   job.log:once('%s is not there, so nothing says whether %s is of this teacher', opt.teacher,
+   job.log:once('%s does not exist, so tide cannot check that this teacher wrote %s', opt.teacher,
       opt.teacher_cache)
 end
 
@@ -120,7 +120,7 @@ function teacher.objective(job, opt, spread, corpus, sampler)
    local o = { alpha = opt.alpha, temperature = opt.temperature, kind = opt.kl }
    if opt.teacher_top_k == 0 then
       if opt.teacher_cache then
-         err.usage(job.name, '--teacher-cache is of --teacher-top-k K; give both')
+         err.usage(job.name, '--teacher-cache needs --teacher-top-k K; give both')
       end
       o.teacher, o.sharded = teacher.load(job, opt, spread, corpus)
    elseif opt.kl == 'reverse' then

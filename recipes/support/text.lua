@@ -63,8 +63,8 @@ local function vocabulary(job, opt, size)
       err.usage(job.name, '--vocab is needed for .bin files')
    end
    if size and opt.vocab > 0 and opt.vocab < size then
-      err.usage(job.name, '--vocab %d: the data has a vocabulary of %d, and needs no --vocab; a '
-         .. 'larger one leaves ids unused', opt.vocab, size)
+      err.usage(job.name, '--vocab %d: the data has a vocabulary of %d; leave out --vocab, or give '
+         .. 'a larger one', opt.vocab, size)
    end
    return opt.vocab > 0 and opt.vocab or size
 end

@@ -124,7 +124,7 @@ describe('the world of a rank', function()
          local good, e = pcall(dist.init, opts)
          assert.is_false(good)
          assert.equal('E_STATE', e.code)
-         assert.matches((next(opts)) .. ' comes too late', e.message, 1, true)
+         assert.matches((next(opts)) .. ' has no effect now', e.message, 1, true)
       end
    end)
 end)

@@ -171,8 +171,8 @@ describe('util.args', function()
       assert.is_nil(refused({ lora = { rank = 4 }, lr = 1 }, { lr = 2, ['lora.rank'] = 4 }))
       assert.is_nil(refused({ lora = { rank = 4 }, lr = 1, from = 'a' }, { lr = 2 }))
       assert.is_nil(refused({}, { ['lora.rank'] = 0 }))              -- kept by an older version
-      assert.equal('finetune: --lora.rank 8: the run was begun with 4, and what is gone on with '
-         .. 'stays as it is; leave the option out, or begin another run (E_ARG)',
+      assert.equal('finetune: --lora.rank 8: the run was begun with 4, and a resumed run keeps '
+         .. 'this value; leave the option out, or start another run (E_ARG)',
          refused({ lora = { rank = 4 } }, { ['lora.rank'] = 8 }))
       assert.matches('--from a: the run was begun with none', refused({}, { from = 'a' }), 1, true)
    end)

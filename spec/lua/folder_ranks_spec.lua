@@ -53,7 +53,7 @@ describe('one head of keys', function()
          tide.model.save(case.model(golden.llama_mqa_bias), dir .. '/in')
          for _, row in ipairs(ranks.try(2, load_cut, dir .. '/in')) do
             assert.matches('num_key_value_heads (1) must be divisible by the tensor parallel size '
-               .. '(2); take a size that divides it, or dp_shard or cp in place of tp', row.message,
+               .. '(2); use a size that divides it, or dp_shard or cp instead of tp', row.message,
                1, true)
          end
       end)

@@ -248,7 +248,7 @@ describe('hooks', function()
          local handle = m[name](m, function() return 3 end)
          local ok, e = pcall(m, x)
          assert.is_false(ok)
-         assert.matches('nn.Linear: a hook returned 3 in place of a tensor', tostring(e), 1, true)
+         assert.matches('nn.Linear: a hook returned 3 instead of a tensor', tostring(e), 1, true)
          handle.remove()
          m(x)
       end

@@ -146,7 +146,7 @@ describe('an optimiser on a mesh', function()
          t.optim.Lion(model, { lr = 1 })
          t.optim.Muon(model, { lr = 1 })
       end)
-      for _, row in ipairs(rows) do assert.matches('is cut over ranks', row.message, 1, true) end
+      for _, row in ipairs(rows) do assert.matches('is split over ranks', row.message, 1, true) end
    end)
 
    for _, class in ipairs { 'Lion', 'Adafactor', 'Muon' } do

@@ -77,7 +77,7 @@ describe('data.packed', function()
       assert.is_true(rows.best < rows.next)
       assert.is_true(rows.best <= 1.05 * total / 40 + 1)
       local best = packed.new { cu = cu, seq = 40, batch = 1, fit = 'best' }
-      refused('E_ARG', 'taken with fit = best, this run has next', function()
+      refused('E_ARG', 'saved with fit = best, this run has next', function()
          packed.new({ cu = cu, seq = 40, batch = 1 }):restore(best:state())
       end)
       local old = best:state()

@@ -348,7 +348,7 @@ describe('train.loop', function()
             progress = progress })
          assert.equal(8, r.step)
          assert.same(weights(straight), weights(again))
-         assert.same({ 'the run goes on from step 4; its later checkpoints are kept in ' .. dir
+         assert.same({ 'the run continues from step 4; its later checkpoints are kept in ' .. dir
             .. '/aside-1' }, notes)
          assert.same({ 'step-00000006', 'step-00000008' },
             tide.train.checkpoint.list(dir .. '/aside-1'))

@@ -14,7 +14,7 @@ local function sim(size, rank) return tide.comm.simulate(size, rank) end
 describe('a plan and its axis', function()
    it('are those of one rank', function()
       local plan = cp_map.new { kind = 'contiguous', size = 2, rank = 0, length = 16 }
-      refused('E_ARG', { 'plan is that of rank 0', 'axis says rank 1' }, cp.context,
+      refused('E_ARG', { 'plan is for rank 0', 'axis has rank 1' }, cp.context,
          { map = plan, axis = axis(2, 1) })
       assert.equal(1, cp.context { map = plan:at(1), axis = axis(2, 1) }.rank)
       refused('E_ARG', 'rank 0 of 2', plan.gather, plan, tide.zeros { 8 }, 1,

@@ -217,7 +217,7 @@ describe('a step', function()
    end)
 
    it('is refused of an optimiser made from the model, or before sharding', function()
-      fails('give what fully_shard returned', 'tide.optim.AdamW((make()))')
+      fails('pass the object that fully_shard returned', 'tide.optim.AdamW((make()))')
       fails('no parameter has a gradient', [[
          local model = case.model():materialise('cpu', 1)
          local optim = tide.optim.AdamW(model)
@@ -294,7 +294,7 @@ describe('a sharded parameter', function()
          return { ok, tostring(e) }
       ]])) do
          assert.is_false(row[1])
-         assert.matches('is sharded and not whole now', row[2], 1, true)
+         assert.matches('is sharded and not gathered now', row[2], 1, true)
       end
    end)
 

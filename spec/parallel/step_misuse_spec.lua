@@ -141,7 +141,7 @@ describe('a step', function()
             { { ids = ids, labels = ids, count = count } })
       end
       for _, name in ipairs { 'cu_seqlens', 'seq_lens_padded' } do
-         says(("'%s' tells the documents of packed streams"):format(name), run.run, run,
+         says(("'%s' describes the documents of packed streams"):format(name), run.run, run,
             { { ids = ids, labels = ids, [name] = tide.tensor({ 0, 2, 6 }, { dtype = 'i32' }) } })
       end
       assert.is_true(run:run({ { ids = ids, labels = ids } }).applied)

@@ -78,20 +78,20 @@ describe('adapters in recipes/finetune.lua', function()
          end
          local last = losses(dir .. '/a')
          bad(('--resume --out %s/a --lora.alpha 2'):format(dir),
-            '--lora.alpha 2: the run was begun with none, and what is gone on with '
-            .. 'stays as it is; leave the option out')
+            '--lora.alpha 2: the run was begun with none, and a resumed run keeps this '
+            .. 'value; leave the option out')
          bad(('--resume --out %s/a --lora.dropout 0'):format(dir), 'the run was begun with 0.1')
          bad(('%s--adapter %s/a/adapter --steps 2 --out %s/c'):format(words, dir, dir),
-            ('--lora.targets is of new adapters, and those of --adapter %s/a/adapter stay'):format(
-            dir))
+            ('--lora.targets is only for new adapters, and --adapter %s/a/adapter already has')
+            :format(dir))
          ok(2, ('%s--mesh.dp_shard 2 --adapter %s/a/adapter --steps 2 --out %s/c'):format(base, dir,
             dir))
          assert.is_true(losses(dir .. '/c')[1] < last[1])
          ok(1, ('%s--from %s/a --steps 1 --out %s/d'):format(base, dir, dir))
          bad(('%s--from %s/a --lora.alpha 2 --out %s/e'):format(base, dir, dir),
-            '--lora.alpha is of new adapters, and those of --from ' .. dir .. '/a stay')
+            '--lora.alpha is only for new adapters, and --from ' .. dir .. '/a already has')
          bad(('%s--from %s/a --lora.rank 2 --steps 1 --out %s/e'):format(words, dir, dir),
-            'has adapters, which are learnt on; leave out --lora.rank')
+            'already has adapters, which this run trains further; leave out --lora.rank')
       end)
    end)
 
@@ -102,8 +102,8 @@ describe('adapters in recipes/finetune.lua', function()
             "matches no layer; did you mean 'q_proj'?")
          bad(words .. '--lora.rank 99', "rank: 99 is larger than 'model.layers.0.self_attn.q_proj'")
          bad(words .. '--lora.targets q_proj',
-            '--lora.targets is of adapters, and --lora.rank is 0, which trains all weights; give')
-         bad(words .. '--lora.dora', '--lora.dora is of adapters, and --lora.rank is 0')
+            '--lora.targets needs adapters, but --lora.rank is 0, which trains all weights; give')
+         bad(words .. '--lora.dora', '--lora.dora needs adapters, but --lora.rank is 0')
          bad(words .. '--adapter ' .. dir .. '/m', 'has no adapter_config.json')
          local model = tide.model.llama({ vocab_size = 258, hidden_size = 16,
             num_hidden_layers = 3, num_attention_heads = 2, intermediate_size = 8 })

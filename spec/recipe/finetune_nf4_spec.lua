@@ -110,7 +110,7 @@ describe('a base in NF4 in recipes/finetune.lua', function()
    it('is refused where it cannot be', function()
       case.with_data(function(dir, words)
          words = words .. '--steps 2 --out ' .. dir .. '/run --lora.quantise nf4 '
-         bad(words, 'weights in NF4 are not trained')
+         bad(words, 'weights in NF4 cannot be trained')
          bad(words .. '--lora.rank 4 --fp8', 'multiplies in FP8; leave out fp8')
          case.save(dir .. '/odd', tide.model.llama { vocab_size = 258, hidden_size = 16,
             num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2,

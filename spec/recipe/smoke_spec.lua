@@ -121,7 +121,7 @@ describe('recipes/pretrain.lua', function()
          local again = 'pretrain.lua --threads 1 --out ' .. dir .. '/run --resume '
          local out = ok(again)
          assert.matches('already at step 4 of 4', out, 1, true)
-         assert.matches('going on from ' .. dir .. '/run/step-00000004\n', out, 1, true)
+         assert.matches('resuming from ' .. dir .. '/run/step-00000004\n', out, 1, true)
          assert.matches('validation loss %d', out)
          out = ok(again .. '--steps 2')
          assert.matches('already at step 4 of 2: no step is left to do', out, 1, true)
@@ -131,10 +131,10 @@ describe('recipes/pretrain.lua', function()
          assert.matches('step 5/5', out, 1, true)
          out = ok(again .. '--steps 5')
          assert.matches('/run/step-00000005, the newest of 2 checkpoints\n', out, 1, true)
-         bad(again .. '--steps 6 --batch 8', '--batch: the checkpoint was taken with 4')
-         bad(again .. '--steps 6 --seq 16', '--seq: the checkpoint was taken with 32')
-         bad(again .. '--steps 6 --seed 9', '--seed: the checkpoint was taken with 1')
-         bad(again .. '--steps 6 --packed', '--packed: the checkpoint was taken with windows')
+         bad(again .. '--steps 6 --batch 8', '--batch: the checkpoint was saved with 4')
+         bad(again .. '--steps 6 --seq 16', '--seq: the checkpoint was saved with 32')
+         bad(again .. '--steps 6 --seed 9', '--seed: the checkpoint was saved with 1')
+         bad(again .. '--steps 6 --packed', '--packed: the checkpoint was saved with windows')
          local text = read(dir .. '/text.txt')
          write(dir .. '/text.txt', 'X' .. text:sub(2))          -- the same length
          bad(again .. '--steps 6', '--data: the training tokens are not those of the checkpoint')
@@ -157,7 +157,7 @@ describe('recipes/pretrain.lua', function()
          local first = rates()
          local again = 'pretrain.lua --threads 1 --sample 0 --out ' .. dir .. '/run --resume '
          out = ok(again .. '--steps 8')
-         assert.matches("the checkpoint's schedule of 6 steps; --schedule-steps 8 draws it anew\n",
+         assert.matches("schedule of 6 steps; --schedule-steps 8 sets a new length\n",
             out, 1, true)
          assert.is_nil(out:find('warmup', 1, true))
          local second = rates()
@@ -196,12 +196,13 @@ describe('recipes/pretrain.lua', function()
          ok(first)
          local want = recipe.losses(run_)
          bad('pretrain.lua --threads 1 --resume --out ' .. run_ .. '/step-00000004',
-            run_ .. '/step-00000004 is a checkpoint, not the folder of a run; --resume-from '
-               .. run_ .. '/step-00000004 goes on from it')
+            run_ .. '/step-00000004 is a checkpoint, not the folder of a run; give '
+               .. '--resume-from '
+               .. run_ .. '/step-00000004 to resume from it')
          bad(first .. '--out ' .. run_ .. '/step-00000004', 'is a checkpoint, not the folder')
          local out = ok(again .. '--resume-from ' .. run_ .. '/step-00000004')
-         assert.matches('going on from ' .. run_ .. '/step-00000004\n', out, 1, true)
-         assert.matches('the run goes on from step 4; its later checkpoints are kept in ' .. run_
+         assert.matches('resuming from ' .. run_ .. '/step-00000004\n', out, 1, true)
+         assert.matches('the run continues from step 4; its later checkpoints are kept in ' .. run_
             .. '/aside-1', out, 1, true)
          assert.same(want, recipe.losses(run_))
          assert.same(want, recipe.losses(run_ .. '/aside-1'))
@@ -230,8 +231,8 @@ describe('recipes/pretrain.lua', function()
          assert.equal(read(run_ .. '/step-00000006/model.safetensors'),
             read(fork .. '/step-00000006/model.safetensors'))
          bad(again .. '--out ' .. run_ .. ' --resume-from ' .. fork .. '/step-00000006',
-            'is of another run than that in --out ' .. run_ .. ', which is at step 6; to fork a '
-               .. 'run give an --out that holds none')
+            'belongs to another run than the one in --out ' .. run_ .. ', which is at step 6; '
+               .. 'to fork, give an --out without a run')
       end)
    end)
 

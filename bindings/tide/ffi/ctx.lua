@@ -181,8 +181,8 @@ end
 local function generator_of(self, name)
    local handle = handle_of(self, name)
    if self.capturing then
-      status.raise(C.TIDE_E_STATE, name, 'a step is being captured, and where its numbers begin is '
-         .. 'told by each replay; look at the generator, and set it, between replays')
+      status.raise(C.TIDE_E_STATE, name, 'a step is being captured, and each replay sets the '
+         .. 'offset of its random numbers; read and set the generator between replays')
    end
    return handle
 end

@@ -166,7 +166,7 @@ end
 function Call:saved()
    local list = rawget(self, 'values')
    if not list then
-      status.raise(C.TIDE_E_STATE, self.name, 'saved() is for backward, after save() in forward')
+      status.raise(C.TIDE_E_STATE, self.name, 'call saved() in backward, after save() in forward')
    end
    return unpack(list, 1, list.n)
 end

@@ -16,8 +16,8 @@ local function place_of(comm)
    local file = io.open '/proc/sys/kernel/hostname'
    local name = file and file:read '*l'
    if file then file:close() end
-   return name or err.raise('E_UNSUPPORTED', op, 'this machine does not tell its name '
-      .. '(/proc/sys/kernel/hostname); give each rank its GPU as parameter cuda_device')
+   return name or err.raise('E_UNSUPPORTED', op, 'the name of this machine cannot be read '
+      .. '(/proc/sys/kernel/hostname); set parameter cuda_device on each rank to its GPU')
 end
 
 -- What this rank says of itself. given: the GPU that it must take, or -1.

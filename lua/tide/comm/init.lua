@@ -55,8 +55,8 @@ local function check_joined(opts)
       late = late or opts[name] ~= nil and name
    end
    err.raise_if(late, 'E_STATE', 'comm.init', "this rank has joined already (transport '%s'), so "
-      .. '%s comes too late; give it to the first call, before anything asks for the world, or '
-      .. 'leave with tide.comm.close()', tostring(world.transport), late)
+      .. '%s has no effect now; give it to the first call, before any use of the world, or leave '
+      .. 'the group with tide.comm.close()', tostring(world.transport), late)
 end
 
 -- Joins the group of this run once and returns the communicator of all its ranks. A later call may

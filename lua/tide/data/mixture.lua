@@ -117,11 +117,11 @@ end
 function Mixture:restore(state)
    local where = 'data.mixture.restore'
    local parts = err.type(where, 'state.parts', state.parts, 'table')
-   err.raise_if(#parts ~= #self.samplers, 'E_ARG', where, 'the state was taken with %d parts, this '
+   err.raise_if(#parts ~= #self.samplers, 'E_ARG', where, 'the state was saved with %d parts, this '
       .. 'run has %d', #parts, #self.samplers)
    for i, part in ipairs(parts) do
       err.raise_if(math.abs(part.share - self.shares[i]) > 1e-12, 'E_ARG', where, 'the state was '
-         .. 'taken with a share of %g for part %d, this run has %g', part.share, i, self.shares[i])
+         .. 'saved with share %g for part %d, this run has %g', part.share, i, self.shares[i])
    end
    for i, part in ipairs(parts) do
       self.samplers[i]:restore(part.state)

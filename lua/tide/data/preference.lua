@@ -216,7 +216,7 @@ function Sampler:restore(state)
    Packed.restore(self, state)
    for name, cu in require 'tide.util.each' { train = self.cu, val = self.val_cu } do
       local list, known = (state.reference or {})[name], {}
-      err.raise_if(not list or #list ~= #cu - 1, 'E_ARG', op, 'the state was taken with %d %s '
+      err.raise_if(not list or #list ~= #cu - 1, 'E_ARG', op, 'the state was saved with %d %s '
          .. 'answers, this run has %d', list and #list or 0, name, #cu - 1)
       for i, sum in ipairs(list) do known[cu[i]] = sum end
       self.reference[name] = known

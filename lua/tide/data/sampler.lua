@@ -88,7 +88,7 @@ end
 function sampler._check_state(op, names, state, now, before)
    for _, k in ipairs(names) do
       if state[k] ~= now[k] and (state[k] ~= nil or now[k] ~= before[k]) then
-         err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
+         err.raise('E_ARG', op, 'the state was saved with %s = %s, this run has %s', k,
             tostring(state[k]), tostring(now[k]))
       end
    end

@@ -163,8 +163,8 @@ local function check_one_run(op, folder, list, file_of)
    local first = list[1]
    for _, doc in ipairs(list) do
       err.raise_if(doc.run ~= first.run or doc.size ~= first.size, 'E_FORMAT', op,
-         "'%s' and '%s' in '%s' are of different runs; remove the files of one, and give each run "
-         .. 'a folder of its own', file_of[first.rank], file_of[doc.rank], folder)
+         "'%s' and '%s' in '%s' belong to different runs; remove the files of one run, and use one "
+            .. 'folder for each run', file_of[first.rank], file_of[doc.rank], folder)
    end
 end
 
@@ -186,8 +186,8 @@ function trace.read(folder)
          list[#list + 1] = doc
       end
    end
-   err.raise_if(#list == 0, 'E_IO', op, "'%s' holds no rank*.json; write them with tide run "
-      .. '--trace', folder)
+   err.raise_if(#list == 0, 'E_IO', op, "'%s' has no rank*.json; write them with tide run --trace",
+      folder)
    table.sort(list, function(a, b) return a.rank < b.rank end)
    check_one_run(op, folder, list, file_of)
    return list

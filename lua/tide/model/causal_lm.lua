@@ -132,7 +132,7 @@ local function head_loss(self, h, labels, opts)
    if not head and not cap then return private.call(self.head_loss, self, h, labels, opts) end
    if cap or head:has_hooks() then
       err.raise_if(self.keeps_logits_apart, 'E_UNSUPPORTED', self.op, '%s whole logits in '
-         .. 'training, and these stay in parts over ranks; leave out gather_logits = false',
+         .. 'training, but gather_logits = false leaves them split over the ranks; leave it out',
          cap and 'the loss of soft-capped logits takes' or 'lm_head has hooks, which see')
       return nn.loss.of_logits(logits(self, h), labels, opts)
    end
@@ -269,8 +269,8 @@ private.note(logprobs)
 -- tokens of ids from 0, row after row. Logits are made of these tokens alone, a block at a time.
 -- For scoring, without gradients; not with tensor parallelism.
 function CausalLM:logprobs(ids_BT, index_K, targets_K)
-   err.raise_if(spread.of(self).tp, 'E_UNSUPPORTED', self.op, 'logprobs takes whole hidden states, '
-      .. 'and tensor parallelism has parts of them; take log_softmax of the logits')
+   err.raise_if(spread.of(self).tp, 'E_UNSUPPORTED', self.op, 'logprobs needs whole hidden states, '
+      .. 'but tensor parallelism splits them; use log_softmax of the logits')
    return self:as_call(logprobs, ids_BT, index_K, targets_K)
 end
 

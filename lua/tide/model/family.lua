@@ -167,11 +167,11 @@ end
 function family.saved(op, plain)
    local config = err.type(op, 'config', check_plain(op, plain).config, 'table')
    if plain.family == false then
-      err.raise('E_UNSUPPORTED', op, 'the checkpoint is of a model of a class of its own; give '
-         .. 'make = function(config, options), which makes one')
+      err.raise('E_UNSUPPORTED', op, 'the checkpoint holds a model of a custom class; give make = '
+         .. 'function(config, options) that returns such a model')
    elseif plain.family ~= nil then
-      err.raise_if(not published[plain.family], 'E_UNSUPPORTED', op, 'the checkpoint is of the '
-         .. "family '%s', which this library does not know", tostring(plain.family))
+      err.raise_if(not published[plain.family], 'E_UNSUPPORTED', op, 'the checkpoint has the '
+         .. "family '%s', which this version of tide does not have", tostring(plain.family))
       return named(plain)
    end
    if type(config.architectures) == 'table' and config.architectures[1] then

@@ -93,7 +93,7 @@ end
 -- patch); nil: one image). Returns features [T, O].
 function Vision:forward(patches, at)
    local signal = position_signal(self.config, at.sizes, patches.device)
-   err.raise_if(signal:size(1) ~= patches:size(2), 'E_SHAPE', op, 'the sizes tell of %d patches, '
+   err.raise_if(signal:size(1) ~= patches:size(2), 'E_SHAPE', op, 'the sizes give %d patches, but '
       .. 'there are %d', signal:size(1), patches:size(2))
    local x = self.patch_embed(patches) + signal:to(patches.dtype):unsqueeze(1)
    local h = self.blocks(x, { q_index = at.index, k_index = at.index })

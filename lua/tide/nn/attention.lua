@@ -180,7 +180,7 @@ end
 
 return signature.doors('nn.Attention', Attention, {
    init = { opts = {
-      'dim: integer >= 1 -- width of what comes in and goes out',
+      'dim: integer >= 1 -- width of input and output',
       'heads: integer >= 1 -- heads of queries',
       'kv_heads: integer >= 1 = heads -- heads of keys and values',
       'head_dim: integer? >= 1 -- channels of a head; dim / heads by default',
@@ -189,7 +189,7 @@ return signature.doors('nn.Attention', Attention, {
          .. 'give head_dim',
       'bias: boolean = false -- adds biases to queries, keys and values',
       'out_bias: boolean = false -- adds one to the output',
-      'rope: table? -- what nn.rope made: queries and keys are turned by it',
+      'rope: table? -- result of nn.rope, which rotates queries and keys',
       'causal: boolean = true -- a token sees none after it',
       'window: any? -- distances { left, right }: n tokens, itself included, are { n - 1, -1 }',
       'softcap: number? -- scores become softcap * tanh(score / softcap)',

@@ -60,6 +60,6 @@ return signature.doors('nn.Block', Block, {
       'norm1: module -- before the mixer', 'mixer: module -- attention, a state-space layer',
       'norm2: module? -- before the MLP', 'mlp: module? -- with norm2 or not at all',
       'dropout: module? -- an nn.Dropout on both branches',
-      'scale: number = 1 -- what both branches are multiplied by before they are added',
+      'scale: number = 1 -- factor of both branches before they are added',
       'names: table? -- names of the parts as children' } },
 })

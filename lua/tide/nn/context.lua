@@ -34,8 +34,8 @@ end
 -- Labels are shifted before the sequence is cut: the token after a rank's last is on another rank.
 function context.check_shift(op, c)
    err.raise_if(c ~= nil and not checked(op, c).null, 'E_UNSUPPORTED', op, "option 'shift': the "
-      .. 'next tokens lie on other ranks; shift the labels of the whole sequence (nn.loss.shift), '
-      .. 'then cut it')
+      .. 'next tokens are on other ranks; shift the labels of the whole sequence (nn.loss.shift), '
+      .. 'then split it')
 end
 
 -- The context for a layer that mixes along the sequence. Only one whose plan has replaced its inner
@@ -46,8 +46,8 @@ function context.for_layer(op, layer, at)
    local c = at and at.context
    if c == nil or layer.takes_context then return c end
    if checked(op, c).null then return nil end
-   err.raise_if(c.size > 1, 'E_STATE', op, 'the sequence lies over %d ranks, and this layer sees '
-      .. 'only its own part; make it see all (parallel.cp.attach)', c.size)
+   err.raise_if(c.size > 1, 'E_STATE', op, 'the sequence is split over %d ranks, but this layer '
+      .. 'sees only its own part; attach the model (parallel.cp.attach)', c.size)
    return nil, c
 end
 

@@ -323,7 +323,7 @@ signature.doors('nn.distil', Objective, {
 })
 return signature.doors('nn.distil', distil, {
    loss = { 'x: tensor; w: tensor; labels: tensor; teacher: table', opts = {
-      'count: number? > 0 -- by what the sum is divided',
+      'count: number? > 0 -- divisor of the sum',
       'ignore: integer = -100 -- label of tokens that do not count',
       'cap: number? > 0 -- soft cap of the logits of the student', unpack(common) } },
    top = { 'x: tensor; w: tensor; k: integer >= 1', opts = {

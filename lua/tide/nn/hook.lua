@@ -35,8 +35,8 @@ local function replaced(module, old, new)
    if new.n == 0 or new[1] == nil then return old end
    local kind = type(new[1])
    if type(old[1]) == 'cdata' and kind ~= 'cdata' and kind ~= 'table' then
-      err.raise('E_ARG', 'nn.' .. module.class_name, 'a hook returned %s in place of a tensor; it '
-         .. 'must return what replaces the values that it got, or nothing', err.show(new[1]))
+      err.raise('E_ARG', 'nn.' .. module.class_name, 'a hook returned %s instead of a tensor; it '
+         .. 'must return new values for those that it got, or nothing', err.show(new[1]))
    end
    return new
 end

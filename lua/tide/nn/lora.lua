@@ -327,9 +327,9 @@ return signature.doors('nn.lora', lora, {
       'alpha: number? > 0 -- changes are multiplied by alpha / rank; 2 rank by default',
       "targets: string | string[] = 'all-linear' -- ends of paths ('q_proj|v_proj'; '*' is one "
          .. 'name), or all Linear layers but the output head',
-      'dropout: number in [0, 1) = 0 -- of what enters A',
+      'dropout: number in [0, 1) = 0 -- dropout of the input of A',
       'rslora: boolean = false -- alpha / sqrt(rank) in place of alpha / rank',
-      'dora: boolean = false -- a trained norm of each row besides (DoRA)',
+      'dora: boolean = false -- also trains the norm of each row (DoRA)',
       'seed: integer >= 0 = 0 -- of A' } },
    layers = 'model: module', merge = 'model: module', unmerge = 'model: module',
    remove = 'model: module',

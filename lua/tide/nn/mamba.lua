@@ -296,10 +296,10 @@ end
 
 signature.doors('nn.Mamba2', Mamba2, {
    init = { opts = {
-      'dim: integer >= 1 -- width of what comes in and goes out',
+      'dim: integer >= 1 -- width of input and output',
       'state: integer >= 1 = 128 -- numbers of the state of a channel',
       'conv: integer in [2, 4] = 4 -- taps of the convolution',
-      'expand: number >= 0 = 2 -- inner width by dim, where heads is not given',
+      'expand: number >= 0 = 2 -- inner width / dim, if heads is not given',
       'heads: integer? >= 1 -- of the recurrence',
       'head_dim: integer >= 1 = 64 -- channels of a head',
       'groups: integer >= 1 = 1 -- sets of B and C, which heads share',

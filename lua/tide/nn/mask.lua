@@ -69,8 +69,8 @@ function mask_.check(op, mask, index)
       for t, doc in ipairs(row) do fits = fits and (doc >= 0 or there[t] < 0) end
       fits = fits and (plain or not mask_.parted(row, there))
    end
-   err.raise_if(not fits, 'E_ARG', op, 'the mask tells of other documents than the context of this '
-      .. 'batch; give it to make_cp_batch_and_ctx')
+   err.raise_if(not fits, 'E_ARG', op, 'the mask has other documents than the context of this '
+      .. 'batch; pass the mask to make_cp_batch_and_ctx')
 end
 
 -- The pairs i32 [B, T, 2] that attention_mask [B, T] among the options of a model's call with ids

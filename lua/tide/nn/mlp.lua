@@ -111,7 +111,7 @@ function MLP:detail() return self.act end
 
 return signature.doors('nn.MLP', MLP, {
    init = { opts = {
-      'dim: integer >= 1 -- width of what comes in and goes out',
+      'dim: integer >= 1 -- width of input and output',
       'hidden: integer >= 1 -- width between the products',
       "act: 'swiglu' | 'geglu_tanh' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu' = 'swiglu'"
          .. ' -- the function between them',

@@ -202,8 +202,8 @@ end
 -- Raises, by the name of op, where the fields do not hold the parameters that are trained.
 function Module:check_holds(op)
    if not spread.of(self).inside then return end
-   err.raise('E_ARG', op, 'this model is sharded, its fields hold whole parameters for a while; '
-      .. 'give what fully_shard returned')
+   err.raise('E_ARG', op, 'this model is sharded, and its fields hold whole parameters only '
+      .. 'temporarily; pass the object that fully_shard returned')
 end
 
 -- List of the parameters of this module and all below, a shared one once. An optimiser finds their

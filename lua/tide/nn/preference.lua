@@ -52,8 +52,8 @@ function preference.dpo(chosen, rejected, ref_chosen, ref_rejected, opts)
    local op, n = 'nn.preference.dpo', chosen:numel()
    check_pairs(op, { { 'rejected', rejected }, { 'ref_chosen', ref_chosen },
       { 'ref_rejected', ref_rejected } }, n)
-   err.raise_if(opts.kind == 'ipo' and opts.label_smoothing > 0, 'E_ARG', op, 'label_smoothing is '
-      .. "of kind 'sigmoid'; leave it out")
+   err.raise_if(opts.kind == 'ipo' and opts.label_smoothing > 0, 'E_ARG', op, 'label_smoothing '
+      .. "works only with kind = 'sigmoid'; leave it out")
    local d = (chosen - rejected) - (ref_chosen - ref_rejected):detach()
    return kinds[opts.kind](d, opts):sum() * (1 / (opts.count or n)), d:detach()
 end
@@ -133,7 +133,7 @@ end
 -- Makes the loss of a step, which is called as objective(model, batch, { count = pairs }).
 function preference.objective(opts)
    err.raise_if(opts.kind == 'ipo' and opts.label_smoothing > 0, 'E_ARG',
-      'nn.preference.objective', "label_smoothing is of kind 'sigmoid'; leave it out")
+      'nn.preference.objective', "label_smoothing works only with kind = 'sigmoid'; leave it out")
    return setmetatable({ opts = opts, sums = { train = new_sums(), val = new_sums() } }, Objective)
 end
 
@@ -149,6 +149,6 @@ return signature.doors('nn.preference', preference, {
    by_answer = 'values: tensor; answers: tensor; n: integer >= 1',
    answers = 'model: module; batch: table; opts: table?',
    dpo = { 'chosen: tensor; rejected: tensor; ref_chosen: tensor; ref_rejected: tensor', opts = {
-      'count: number? > 0 -- by what the sum is divided', unpack(common) } },
+      'count: number? > 0 -- divisor of the sum', unpack(common) } },
    objective = { opts = common },
 })

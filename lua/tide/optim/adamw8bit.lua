@@ -99,6 +99,6 @@ return signature.doors('optim.AdamW8bit', AdamW8bit, {
       AdamW._options,
       ('min_size: integer >= 0 = %d -- parameters of fewer elements keep f32 moments')
          :format(least),
-      "wide: string? -- names of what keeps f32 moments besides ('embed|lm_head')",
+      "wide: string? -- names of more parameters that keep f32 moments ('embed|lm_head')",
       Optimizer.grouping } },
 })

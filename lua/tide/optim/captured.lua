@@ -26,8 +26,8 @@ end
 
 -- The numbers of the next replay go to the device; nothing is counted yet.
 local function write_rates(self, op, state, list)
-   err.raise_if(self.state ~= state, 'E_STATE', op, 'the state was loaded anew after this step was '
-      .. 'captured, which updates the one before; capture the step again')
+   err.raise_if(self.state ~= state, 'E_STATE', op, 'the state was loaded after this step was '
+      .. 'captured, and the step would update the old state; capture the step again')
    local lr = err.number(op, 'lr', self:next_lr(), 0)
    self.last_lr = lr
    tide.no_grad(function()

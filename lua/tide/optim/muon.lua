@@ -91,10 +91,11 @@ return signature.doors('optim.Muon', Muon, {
       'momentum: number in [0, 1) = 0.95 -- decay of the mean of gradients',
       "nesterov: boolean = true -- Nesterov's form of momentum",
       'ns_steps: integer >= 1 = 5 -- Newton-Schulz steps',
-      "adjust: 'original' | 'match_rms_adamw' = 'match_rms_adamw' -- how the rate goes with the "
-         .. "shape: the paper's, or with updates as large as AdamW's",
+      "adjust: 'original' | 'match_rms_adamw' = 'match_rms_adamw' -- how the rate scales with the "
+         .. 'shape: as in the paper, or so that updates are as large as those of AdamW',
       'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
-      ("adamw: string = '%s' -- names of what AdamW updates, besides vectors")
+      ("adamw: string = '%s' -- names of the parameters that AdamW updates; it always updates "
+         .. 'vectors')
          :format(not_matrices),
       'adamw_lr: number >= 0 = 1 -- its rate, as a share of lr',
       "beta1: number in [0, 1) = 0.9 -- AdamW's decay of the mean of gradients",

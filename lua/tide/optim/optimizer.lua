@@ -98,8 +98,8 @@ local function is_group(v) return type(v) == 'table' and v.params ~= nil end
 -- Raises unless the class of self says what it keeps and how it updates.
 local function check_class(self, op)
    local name = tostring(self.class_name)
-   err.raise_if(type(self.fields) ~= 'table', 'E_ARG', op, "class %s has no list 'fields' of what "
-      .. "it keeps for a parameter, e.g. %s.fields = { 'm', 'master' }", name, name)
+   err.raise_if(type(self.fields) ~= 'table', 'E_ARG', op, "class %s has no list 'fields' that "
+      .. "names its state tensors of a parameter, e.g. %s.fields = { 'm', 'master' }", name, name)
    err.raise_if(self.update == Optimizer.update and not self.update_whole
       and type(self.update_parameter) ~= 'function', 'E_ARG', op, 'class %s has no method '
       .. 'update_parameter(weight, grad, state, group, lr)', name)
@@ -198,8 +198,8 @@ end
 function Optimizer:_check_ready(op)
    for _, s in ipairs(self.keepers) do s:check_finished(op) end
    err.raise_if(#self.keepers == 0 and #self:grads() == 0, 'E_STATE', op, 'no parameter has a '
-      .. 'gradient: call backward before step, and make the optimiser after fully_shard, from what '
-      .. 'it returns')
+      .. 'gradient: call backward before step, and after fully_shard make the optimiser from its '
+      .. 'result')
 end
 
 -- Counts a step of all that `lists` of states hold.
@@ -249,8 +249,8 @@ end
 -- The last step is not counted: its found_inf was not 0.
 function Optimizer:take_back()
    if not self.counted then
-      err.raise('E_STATE', self.op .. '.take_back', 'no step was made since the last one that was '
-         .. 'taken back')
+      err.raise('E_STATE', self.op .. '.take_back', 'there is no step to take back: none was made '
+         .. 'since the last take_back')
    end
    self:_add_steps(self.counted, -1)
 end

@@ -21,9 +21,9 @@ local function check_uncut(self, entry)
    local cuts = entry.owner and rawget(entry.owner, '_layout')
    local at = cuts and cuts[entry.field]
    err.raise_if(at and at.blocks and at.axis.size > 1, 'E_UNSUPPORTED', self.op, "parameter '%s' "
-      .. 'is cut over ranks, and the update needs the whole: shard the model with tide.parallel.'
-      .. "fully_shard (strategy 'no_shard' keeps parameters whole), and make the optimiser of "
-      .. 'what it returns', entry.name)
+      .. 'is split over ranks, but the update needs the whole parameter: call tide.parallel.'
+      .. "fully_shard on the model (strategy 'no_shard' keeps parameters whole), and make the "
+      .. 'optimiser from its result', entry.name)
 end
 
 -- Adds to list what of a group is whole, or what is not.

@@ -405,8 +405,8 @@ function op.counts(n, comm)
    comm = comm_of(name, comm)
    err.integer(name, 'n', n, 0)
    if comm.size == 1 then return { n } end
-   err.raise_if(comm.transport == 'sim', 'E_UNSUPPORTED', name, 'a simulated rank cannot ask the '
-      .. 'others for their sizes; give the counts, or the shape of the whole')
+   err.raise_if(comm.transport == 'sim', 'E_UNSUPPORTED', name, 'a simulated rank cannot get the '
+      .. 'sizes of other ranks; give the counts, or the shape of the whole tensor')
    return comm:all_gather(tide.tensor({ n }, { dtype = 'i64' })):tolist()
 end
 

@@ -177,8 +177,8 @@ end
 -- Offset and size (lists, counted from 0) of a parameter that is one box of the whole.
 function layout.box(module, field)
    local boxes = layout.boxes(module, field)
-   err.raise_if(#boxes > 1, 'E_STATE', 'parallel.layout.box', "'%s' is %d boxes of the whole; ask "
-      .. 'for boxes', field, #boxes)
+   err.raise_if(#boxes > 1, 'E_STATE', 'parallel.layout.box', "'%s' is %d boxes of the whole "
+      .. 'parameter; read boxes instead of box', field, #boxes)
    return boxes[1].offset, boxes[1].size
 end
 

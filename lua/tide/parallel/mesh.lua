@@ -67,7 +67,7 @@ end
 
 local function check_size(op, name, size)
    err.arg_if(type(size) ~= 'number' or size ~= math.floor(size) or size > 2^31 or not (size >= 1
-      or size == -1), op, name, 'a positive integer, or -1 for what is left', size)
+      or size == -1), op, name, 'a positive integer, or -1 for the remaining ranks', size)
    return size
 end
 

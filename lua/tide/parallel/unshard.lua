@@ -114,7 +114,7 @@ function unshard.unshard_fsdp2_model(model, fn, path, opts)
    local op = 'parallel.unshard_fsdp2_model'
    local sharded = sharded_of(op, model)
    if opts.layerwise then
-      if path then err.raise('E_ARG', op, 'layerwise is for the whole model, without a path') end
+      if path then err.raise('E_ARG', op, 'layerwise needs the whole model; leave out the path') end
       return layerwise(sharded, fn)
    end
    local list, held = units_of(sharded, path), {}

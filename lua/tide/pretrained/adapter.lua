@@ -240,7 +240,7 @@ local function check_base(op, dir, model, c, modules)
    end
    if #missing == 0 then return end
    err.raise('E_SHAPE', op, '%s is of another base model (%s): %d of its %d layers are not in this '
-      .. 'one, the first is %s', dir, tostring(c.base_model_name_or_path), #missing, #modules,
+      .. 'model, the first is %s', dir, tostring(c.base_model_name_or_path), #missing, #modules,
       missing[1])
 end
 
@@ -289,8 +289,8 @@ local function fill_sharded(op, dir, c, sharded, tensors)
    check_names(op, dir, c, whole, tensors)
    if c.use_dora == true then
       err.raise_if(not rawget(sharded.model, 'quantised'), 'E_UNSUPPORTED', op, '%s: magnitudes of '
-         .. 'DoRA are read where the weights are whole; read them on one rank, or go on from the '
-         .. 'run that has made them', dir)
+         .. 'DoRA need whole weights; read them on one rank, or resume from the run that wrote '
+         .. 'them', dir)
       less_norms(sharded.model, tensors)
    end
    for _, p in ipairs(sharded:named_parameters()) do
@@ -337,7 +337,7 @@ signature.kind('adaptable', 'a model, or what plan:materialise gave', function(v
 end)
 return signature.doors('model', adapter, {
    save = { 'what: weights | string; dir: string', op = 'model.save_adapter', opts = {
-      'base: string? -- what base_model_name_or_path says; default: where the model was read',
+      'base: string? -- value of base_model_name_or_path; default: where the model was read',
       "dtype: 'f32' | 'f64' | 'bf16' | 'f16'? -- of the adapters; default: as they are" } },
    load = { 'what: adaptable; dir: string', op = 'model.load_adapter' },
 })

@@ -62,7 +62,7 @@ end
 local function check_place(op, dir)
    if dir == '' then err.arg(op, 'dir', 'the path of a folder', dir) end
    if fs.is_dir(dir) then return end
-   err.raise('E_IO', op, '%s is a file; give the folder that it lies in', dir)
+   err.raise('E_IO', op, '%s is a file; give its folder', dir)
 end
 
 -- Names that old files have and that models compute themselves.

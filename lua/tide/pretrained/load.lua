@@ -282,8 +282,8 @@ function load.fill(run, dir)
    local self = opened(dir, {})
    family.check('model.fill', read_plain(self), run.model)
    err.raise_if(self.plain.quantised and not rawget(run.model, 'quantised'), 'E_STATE',
-      'model.fill', '%s has weights in NF4 and the model has not; load it with quantise = '
-      .. "'nf4', or export it (tide export)", dir)
+      'model.fill', '%s has weights in NF4, but the model has plain weights; load it with quantise '
+         .. "= 'nf4', or export it (tide export)", dir)
    fill_run(self.store, run)
    self.store:close()
    run.model.generation, run.model.loaded_from = self.generation, self.dir

@@ -223,8 +223,8 @@ end
 
 local function source_of_model(model, dtype)
    local own = family.of(model)
-   err.raise_if(not own, 'E_UNSUPPORTED', op, 'the model is of a class of its own (%s), which no '
-      .. 'published configuration describes', model.class_name)
+   err.raise_if(not own, 'E_UNSUPPORTED', op, 'the model is of a custom class (%s), which has no '
+      .. 'published configuration', model.class_name)
    local tensors = model:state_dict()
    local adapted = rawget(model, '_adapter')
    return source_of({ config = family.config(model), family = own,
@@ -238,7 +238,7 @@ end
 local function source_of_checkpoint(where, dtype)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
    err.raise_if(type(saved.plain.config) ~= 'table' or not saved.plain.family, 'E_UNSUPPORTED', op,
-      '%s is of a model of a class of its own, which no published configuration describes',
+      '%s holds a model of a custom class, which has no published configuration',
       saved.folder)
    local store, rows = saved.store, {}
    for _, name in ipairs(store:names 'model') do

@@ -22,7 +22,7 @@ local encode_rows = {
    'add_special_tokens: any? -- true: with the ids that the file puts around a text',
    'special: any? -- false: text that looks like a special token is text',
    'offsets: any? -- true: the places of ids, too',
-   "invalid: 'error' | 'replace' = 'error' -- what happens to what is not UTF-8",
+   "invalid: 'error' | 'replace' = 'error' -- what to do with bytes that are not UTF-8",
    'width: integer? -- 2 or 4: a string of little-endian ids in the place of the list',
    "where width == nil or width == 2 or width == 4 -- argument 'width': expected 2 or 4, got "
       .. '{width}',

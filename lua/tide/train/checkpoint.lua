@@ -335,7 +335,7 @@ return signature.doors('train.checkpoint', checkpoint, {
    tensors = 'path: string',
    save = saving, save_async = saving, lock = 'out: string',
    load = { opts = {
-      'device: string? -- where the tensors go',
+      'device: string? -- device of the tensors',
       'model_only: boolean = false -- leaves the state of the optimiser out',
       'lazy: boolean = false -- `store` stands for tensors, for a sharded model' } },
    consolidate = { 'to: string', opts = {

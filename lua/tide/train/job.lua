@@ -72,8 +72,8 @@ local own = { 'out', 'resume', 'resume_from', 'overwrite', 'threads', 'plan' }
 -- A checkpoint is complete and stays as it is: no run goes on inside it.
 local function check_folder(name, out)
    if not fs.exists(fs.join(out, 'manifest.json')) then return end
-   err.usage(name, '--out %s is a checkpoint, not the folder of a run; --resume-from %s '
-      .. 'goes on from it', out, out)
+   err.usage(name, '--out %s is a checkpoint, not the folder of a run; give --resume-from %s to '
+      .. 'resume from it', out, out)
 end
 
 -- A checkpoint of another run goes on in a folder that holds none: a fork, which leaves that run as
@@ -82,9 +82,9 @@ local function check_fork(op, name, out)
    local folder = require 'tide.train.folder'
    if folder.is_of(name, out) then return end
    local step = folder.step_in(op, out)
-   err.usage_if(step, op, '--resume-from %s is of another run than that in --out %s, which is at '
-      .. 'step %d; to fork a run give an --out that holds none, to go on in the run of the '
-      .. 'checkpoint leave --out out', name, out, step)
+   err.usage_if(step, op, '--resume-from %s belongs to another run than the one in --out %s, which '
+      .. 'is at step %d; to fork, give an --out without a run; to continue the run of the '
+      .. 'checkpoint, leave out --out', name, out, step)
 end
 
 -- Makes the path of the checkpoint that --resume-from names, and its run --out.
@@ -172,7 +172,7 @@ local function settle_schedule(self)
    if self.resumed and not given.schedule_steps and opt.schedule ~= 'constant'
       and opt.steps ~= opt.schedule_steps then
       log:once("the learning rate follows the checkpoint's schedule of %d steps; --schedule-steps "
-         .. '%d draws it anew', opt.schedule_steps, opt.steps)
+         .. '%d sets a new length', opt.schedule_steps, opt.steps)
    end
 end
 
@@ -282,7 +282,7 @@ local function tell(self, corpus, plan)
    if not opt.resume and not is_restart(opt) then return end
    local checkpoint = require 'tide.train.checkpoint'
    local kept = #checkpoint.list(opt.out)
-   log:once('going on from %s%s', checkpoint.find(opt.resume_from or opt.out),
+   log:once('resuming from %s%s', checkpoint.find(opt.resume_from or opt.out),
       kept > 1 and not opt.resume_from and (', the newest of %d checkpoints'):format(kept) or '')
 end
 

@@ -168,8 +168,8 @@ end
 signature.doors('train.metric', Metric, { add = 'record: table', average = 'n: integer >= 0' })
 return signature.doors('train.metric', metric, {
    new = { opts = {
-      'out: string? -- folder of the file; nothing is kept on disk without it',
+      'out: string? -- folder of the file; without it nothing is written to disk',
       'tensorboard: boolean? -- writes an event file of the same figures, too',
-      'step: integer >= 0 = 0 -- goes on after it, 0: begins anew' } },
+      'step: integer >= 0 = 0 -- step to continue after; 0: a new run' } },
    parse = 'line: string',
 })

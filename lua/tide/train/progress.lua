@@ -115,7 +115,7 @@ return signature.doors('train.progress', progress, {
    new = { opts = {
       'steps: integer? >= 0 -- of the whole run', 'start: integer >= 0 = 0 -- steps before it',
       'every: integer >= 0 = 10 -- steps between plain lines',
-      'tty: boolean? -- whether a bar is drawn; by default on a terminal',
+      'tty: boolean? -- whether to draw a progress bar; by default on a terminal',
       'columns: integer? >= 0 -- width of the terminal', 'sink: function? -- takes a text',
       'clock: function? -- seconds', 'quiet: boolean = false -- writes nothing' } },
    fields = 'r: table',

@@ -228,7 +228,7 @@ local function handle_skip(self, r)
    err.raise('E_STATE', self.op, 'step %d: loss %g, gradient norm %g; %s; %s', self.step,
       r.loss, r.grad_norm, r.cause, o.on_nonfinite == 'skip'
          and ('%d steps in a row were not finite'):format(self.skips)
-         or "the parameters are those before it (on_nonfinite = 'skip' goes on)")
+         or "the parameters are those before this step (on_nonfinite = 'skip' continues)")
 end
 
 local function one_step(self, n)
@@ -288,7 +288,7 @@ function Run:metric(name, value)
    local op = self.op .. '.metric'
    err.number(op, 'value', value)
    err.arg_if(type(name) ~= 'string' or not name:find '^[%a_][%w_]*$' or metric.is_own(name), op,
-      'name', 'a word that is none of the metrics of a step', name)
+      'name', 'a name that is not a metric of a step', name)
    err.raise_if(not self.record, 'E_STATE', op, 'no step is under way: call it within `for s in '
       .. 'run:steps(n)`')
    self.record.more = self.record.more or {}
@@ -301,7 +301,7 @@ local function finish(self)
    settle_save(self)
    if self.interrupted then
       self.progress:note(self.folder
-         and 'interrupted after step %d; the checkpoint is %s; --resume goes on from there'
+         and 'interrupted after step %d; the checkpoint is %s; --resume continues from there'
          or 'interrupted after step %d', self.step, self.folder)
    end
    return { step = self.step, loss = self.loss, val_loss = self.val_loss, folder = self.folder,
@@ -349,7 +349,7 @@ local function open(self)
       every = o.log_every, quiet = not first, clock = timer.new().clock }
    tell_held_out(self)
    if aside then
-      self.progress:note('the run goes on from step %d; its later checkpoints are kept in %s',
+      self.progress:note('the run continues from step %d; its later checkpoints are kept in %s',
          self.step, aside)
    end
    self.timer = timer.new()

@@ -13,30 +13,30 @@ local options = {}
 
 -- What train.run and train.loop take (see util.signature); each has `steps` of its own.
 options.rows = {
-   'model: table -- with a method loss', 'optim: optimizer -- that of its parameters',
+   'model: table -- with a method loss', 'optim: optimizer -- the optimiser of its parameters',
    'train: source -- tokens to train on', 'val: source? -- tokens to evaluate on',
-   'sampler: table -- which of them each step takes',
+   'sampler: table -- chooses the tokens of each step',
    'accum: integer >= 1 = 1 -- micro-batches of a step',
    'clip: number? >= 0 -- limit of the gradient norm; 0: none',
-   'out: string? -- folder of the run; nothing is kept on disk without it',
+   'out: string? -- folder of the run; without it nothing is written to disk',
    'val_windows: integer >= 1 = 64 -- windows, or rows, of an evaluation',
-   'keep: integer? >= 1 -- checkpoints that stay; all by default',
-   'keep_best: boolean? -- the checkpoint of the lowest validation loss is written at its '
-      .. 'evaluation and stays beside these; run.best is { step, loss, since (evaluations) }',
-   "on_nonfinite: 'stop' | 'skip' = 'stop' -- what a loss or norm that is not finite does",
+   'keep: integer? >= 1 -- number of checkpoints to keep; default: all',
+   'keep_best: boolean? -- also keeps the checkpoint with the lowest validation loss, written at '
+      .. 'its evaluation; run.best is { step, loss, since (evaluations) }',
+   "on_nonfinite: 'stop' | 'skip' = 'stop' -- what to do if a loss or norm is not finite",
    'max_skips: integer >= 1 = 5 -- steps in a row that may be skipped',
    'comm: comm? -- ranks; all by default', 'ctx: any? -- the context', 'device: string?',
-   'recipe: any? -- plain table that is kept in checkpoints',
-   'resume: string? -- folder of a run, whose newest checkpoint it goes on from, or a checkpoint; '
-      .. 'where that is an earlier one of out, later ones move to a folder aside-N in it',
-   'overwrite: boolean? -- removes the run that out holds, which is E_ARG without resume or this',
+   'recipe: any? -- plain table to store in checkpoints',
+   'resume: string? -- checkpoint to resume from, or folder of a run (its newest checkpoint); if '
+      .. 'it is an earlier one of out, later ones move to a folder aside-N in it',
+   'overwrite: boolean? -- removes the run in out; without resume or this, a run in out is E_ARG',
    'progress: any? -- an object with update(record), note(fmt, ...) and finish()',
    'log_every: integer >= 1 = 10 -- steps between lines of the progress', 'title: string?',
-   'tensorboard: boolean? -- writes a TensorBoard event file into out, too',
+   'tensorboard: boolean? -- also writes a TensorBoard event file into out',
    'lock: any? -- on out, from train.checkpoint.lock, which the caller releases; taken here else',
    'parallel: sharded? -- with optim over it',
-   'async_save: boolean? -- writes checkpoints in the background, one at a time; what goes wrong '
-      .. 'is raised after a later step',
+   'async_save: boolean? -- writes checkpoints in the background, one at a time; an error is '
+      .. 'raised after a later step',
    'captured: boolean? -- see train.step', 'loss: any? -- see train.step',
    'on_evaluate: function? -- called with (run, loss)',
    'on_save: function? -- called with (run, folder)',

@@ -201,7 +201,8 @@ local drawing = {
    'temperature: number >= 0 = 1 -- logits are divided by it; 0 takes the best',
    'top_k: integer >= 0 = 0 -- draws among so many of the best; 0: all',
    'top_p: number in [1e-9, 1] = 1 -- draws among the best that have this share together',
-   'min_p: number in [0, 1] = 0 -- leaves out what is less likely than this share of the best',
+   'min_p: number in [0, 1] = 0 -- leaves out ids less likely than this fraction of the most '
+      .. 'likely one',
 }
 local going_on = {
    'repetition_penalty: number >= 1e-9 = 1 -- of ids in prompt or answer; above 1: they get rarer',

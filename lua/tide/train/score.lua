@@ -57,8 +57,8 @@ local function check_request(q, r, seq, vocab)
       check_ids(op, name .. '.' .. field, q[field], vocab)
       if #q[field] == 0 then err.arg(op, name .. '.' .. field, 'at least one id', 'none') end
    end
-   err.raise_if(#q.continuation > seq, 'E_ARG', op, '%s.continuation has %d ids; a window of seq = '
-      .. '%d takes no more', name, #q.continuation, seq)
+   err.raise_if(#q.continuation > seq, 'E_ARG', op, '%s.continuation has %d ids; expected at most '
+      .. 'seq = %d', name, #q.continuation, seq)
 end
 
 -- Rows that the model sees: { ids, parts = { { request, first } } }; `first` is the column, from 0,
@@ -221,7 +221,7 @@ score.options = {
 
 return signature.doors('train.score', score, {
    load = { opts = {
-      "device: string = 'cpu' -- where the weights go", 'comm: comm? -- ranks; all by default',
+      "device: string = 'cpu' -- device of the weights", 'comm: comm? -- ranks; all by default',
       'make: function? -- makes a model of a class of your own of (config, options)' } },
    loglikelihood = { 'model: module; requests: table', opts = score.options },
    windows = 'ids: integer[]; seq: integer >= 1',

@@ -133,8 +133,8 @@ local function check_data(op, run, saved)
    local now = data_of(run)
    for _, k in ipairs { 'batch', 'seq', 'seed' } do
       if saved[k] ~= nil and now[k] ~= nil and saved[k] ~= now[k] then
-         err.usage(op, '--%s: the checkpoint was taken with %s, this run has %s; a resumed run '
-            .. 'needs the same', k, tostring(saved[k]), tostring(now[k]))
+         err.usage(op, '--%s: the checkpoint was saved with %s, this run has %s; a resumed run '
+            .. 'needs the same value', k, tostring(saved[k]), tostring(now[k]))
       end
    end
    err.usage_if(saved.train and now.train and saved.train ~= now.train, op, '--data: the training '
@@ -146,8 +146,8 @@ end
 local function check_rows(op, saved, now)
    if type(saved) ~= 'table' or (saved.documents ~= nil) == (now.documents ~= nil) then return end
    local packed = { [true] = 'whole documents', [false] = 'windows' }
-   err.usage(op, '--packed: the checkpoint was taken with %s, this run has %s; a resumed run needs '
-      .. 'the same', packed[saved.documents ~= nil], packed[now.documents ~= nil])
+   err.usage(op, '--packed: the checkpoint was saved with %s, this run has %s; a resumed run needs '
+      .. 'the same value', packed[saved.documents ~= nil], packed[now.documents ~= nil])
 end
 
 -- An f32 master is the exact weight of a 16-bit parameter, and a wider parameter is its own: what

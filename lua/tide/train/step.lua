@@ -126,7 +126,7 @@ signature.doors('train.step', Step, {
 return signature.doors('train.step', step, {
    new = { opts = {
       'model: table -- with loss(ids, labels, { count = n })',
-      'optim: optimizer -- that of its parameters',
+      'optim: optimizer -- the optimiser of its parameters',
       'clip: number >= 0 = 0 -- limit of the gradient norm; 0: none',
       'comm: comm? -- ranks with data of their own; all by default',
       'loss: any? -- called as loss(model, batch, { count = n, .. }) in place of model:loss, with '

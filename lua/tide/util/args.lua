@@ -323,8 +323,8 @@ function Parser:refuse_fixed(before, now, given, name)
       if option.fixed and given[option.name] ~= nil then
          local a, b = value_at(before, option.name), value_at(now, option.name)
          if a == nil then a = option.default end
-         err.usage_if(shown(a) ~= shown(b), name, '%s %s: the run was begun with %s, and what is '
-            .. 'gone on with stays as it is; leave the option out, or begin another run',
+         err.usage_if(shown(a) ~= shown(b), name, '%s %s: the run was begun with %s, and a resumed '
+            .. 'run keeps this value; leave the option out, or start another run',
             flag_of(option.name), shown(b), a == nil and 'none' or shown(a))
       end
    end

@@ -49,6 +49,6 @@ signature.doors('util.log', Log, { once = 'fmt: string' })
 return signature.doors('util.log', log, {
    new = { opts = {
       "level: 'error' | 'warn' | 'info' | 'debug' = 'info' -- the least important that is written",
-      'rank: any? -- whose lines they are; 0 by default', 'size: any? -- ranks; 1 by default',
+      'rank: any? -- rank of the lines; 0 by default', 'size: any? -- ranks; 1 by default',
       'sink: any? -- takes a line; standard error by default' } },
 })

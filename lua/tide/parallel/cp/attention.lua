@@ -160,9 +160,10 @@ local function context_for(self, name, opts)
       .. 'rank')
    context_.check(name, 'context', context)
    err.raise_if(not context.null and context.size ~= self.comm.size, 'E_ARG', name,
-      'the context is of %d ranks, this layer works over %d', context.size, self.comm.size)
+      'the context is for %d ranks, but this layer is attached over %d', context.size,
+         self.comm.size)
    err.raise_if(not context.null and context.rank ~= self.comm.rank, 'E_ARG', name,
-      'the context is that of rank %d, this layer is on rank %d', context.rank, self.comm.rank)
+      'the context is for rank %d, but this layer is on rank %d', context.rank, self.comm.rank)
    return context
 end
 

@@ -114,9 +114,9 @@ local function field_of(op, fields, name, v, B, S)
       err.raise('E_ARG', op, "field '%s': expected %d tokens in dim %d, got %s", name, S, dim,
          err.show(v))
    elseif dim and not row then
-      err.raise('E_ARG', op, "'%s' looks like a value for each token (dim %d has %d places), and "
-         .. 'no row says how to cut it; give fields = { %s = { dim = %d, fill = 0 } }, or false to '
-         .. 'leave it whole', name, dim, S, name, dim)
+      err.raise('E_ARG', op, "'%s' looks like a value for each token (dim %d has %d values), and "
+         .. 'fields does not say how to split it; give fields = { %s = { dim = %d, fill = 0 } }, '
+         .. 'or false to leave it whole', name, dim, S, name, dim)
    end
    return row
 end

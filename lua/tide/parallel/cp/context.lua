@@ -83,7 +83,7 @@ local function ranks_of(op, opts)
    err.arg_if(map.size > 1 and (type(axis) ~= 'table' or axis.size ~= map.size), op, 'axis',
       ('an axis of %d ranks, as the plan has'):format(map.size), axis)
    local rank = map.size > 1 and axis.rank or map.rank
-   err.raise_if(rank ~= map.rank, 'E_ARG', op, 'the plan is that of rank %d of %d, the axis says '
+   err.raise_if(rank ~= map.rank, 'E_ARG', op, 'the plan is for rank %d of %d, but the axis has '
       .. 'rank %s; make the plan with the axis, or use map:at(rank)', map.rank, map.size, rank)
    return axis, map.size, map.rank
 end

@@ -57,8 +57,8 @@ end
 -- cu_real and cu_slot as lists, nil if the batch has none.
 local function of_cu(op, batch, B, S)
    if batch.cu_real == nil and batch.cu_slot == nil then return nil end
-   err.raise_if(B ~= 1, 'E_ARG', op, 'cu_real and cu_slot tell of one row, the batch has %d; give '
-      .. 'index or packed_seq_ids', B)
+   err.raise_if(B ~= 1, 'E_ARG', op, 'cu_real and cu_slot describe one row, but the batch has %d; '
+      .. 'give index or packed_seq_ids', B)
    local real = cp_map.cu(op, 'cu_real', batch.cu_real)
    local slot = batch.cu_slot == nil and real or cp_map.cu(op, 'cu_slot', batch.cu_slot)
    cp_map.check_slots(op, real, slot)
@@ -240,7 +240,7 @@ end
 -- Refuses the fields of a packed stream: rows would lose their documents.
 function documents.check_rows(op, batch)
    for _, name in ipairs { 'cu_seqlens', 'cu_seqlens_padded', 'seq_lens', 'seq_lens_padded' } do
-      err.raise_if(batch[name], 'E_ARG', op, "'%s' tells the documents of packed streams; use "
+      err.raise_if(batch[name], 'E_ARG', op, "'%s' describes the documents of packed streams; give "
          .. 'use_te = true (make_cp_batch_for_te), or give cu_real and cu_slot, or index', name)
    end
 end

@@ -76,8 +76,8 @@ end)
 function cp_map.check_slots(op, real, slot)
    err.integers(op, 'cu_real', real, 0)
    err.integers(op, 'cu_slot', slot, 0)
-   err.raise_if(#real ~= #slot, 'E_ARG', op, 'cu_real has %d entries, cu_slot %d: they must tell '
-      .. 'of the same documents', #real, #slot)
+   err.raise_if(#real ~= #slot, 'E_ARG', op, 'cu_real has %d entries, cu_slot %d; both must have '
+      .. 'one for each document', #real, #slot)
    for d = 1, #real - 1 do
       err.raise_if(real[d + 1] - real[d] > slot[d + 1] - slot[d], 'E_ARG', op,
          'document %d has %d tokens, its slot %d', d - 1, real[d + 1] - real[d],

@@ -323,8 +323,8 @@ return signature.doors('parallel.cp', cp_train, {
    attach = { 'model: module; axis: ranks?', inside = true, opts = {
       "method: 'ring' | 'allgather' | 'a2a' | 'a2a+p2p' = 'ring' -- how queries and keys come "
          .. 'together',
-      "layout: 'zigzag' | 'contiguous' | 'document' | 'balanced' = 'zigzag' -- which tokens lie "
-         .. 'where',
+      "layout: 'zigzag' | 'contiguous' | 'document' | 'balanced' = 'zigzag' -- which tokens each "
+         .. 'rank holds',
       'a2a: any? -- ranks of the inner exchange of a2a+p2p',
       'window: any? -- distances { left, right }; by default as the layers have it',
       'sliding_window: any? -- in its place: tokens that each sees, itself included',

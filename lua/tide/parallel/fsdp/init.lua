@@ -345,8 +345,8 @@ function Sharded:check_whole(name, module)
       for _, b in ipairs(unit.buckets) do
          for _, e in ipairs(b.state ~= 'present' and b.entries or {}) do
             for _, place in ipairs(e.places) do
-               err.raise_if(inside[place.owner], 'E_STATE', name, "the parameter '%s' is sharded "
-                  .. 'and not whole now; %s', e.name, how_whole)
+               err.raise_if(inside[place.owner], 'E_STATE', name, "parameter '%s' is sharded and "
+                  .. 'not gathered now; %s', e.name, how_whole)
             end
          end
       end

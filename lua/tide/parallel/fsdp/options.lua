@@ -18,8 +18,8 @@ local flags = {
    'disable_bucketing: boolean = false -- one unit, one collective',
    'check_for_nan_in_grad: boolean = false -- finish raises, naming parameter and rank',
    'fsdp_double_buffer: boolean = false -- at most two units are gathered at a time',
-   'nccl_ub: boolean = false -- gradients are reduced from two buffers that stay, which NCCL is '
-      .. 'told of (comm:register)',
+   'nccl_ub: boolean = false -- gradients are reduced from two permanent buffers, registered with '
+      .. 'NCCL (comm:register)',
    'average_in_collective: boolean = false -- means are taken in the collective',
    'calculate_per_token_loss: boolean = true -- gradients are sums; false: means, by a factor '
       .. 'before the collective, or in it with average_in_collective (a loop of your own divides '
@@ -28,7 +28,7 @@ local flags = {
       .. "f32, and the optimiser reads them so; as mp_policy.reduce_dtype = 'f32'",
    'preserve_fp32_weights: boolean = true -- shards of 16-bit parameters are f32',
    "cpu_offload: boolean = false -- shards, their gradients and the optimiser's state on the host",
-   "pin_memory: boolean = true -- those of a model on 'cuda' lie in pinned memory",
+   "pin_memory: boolean = true -- shards of a model on 'cuda' use pinned memory",
    'init: boolean = true -- false: shards have no values yet, the caller loads them',
 }
 local flag_names = {}
@@ -37,15 +37,15 @@ for i, row in ipairs(flags) do flag_names[i] = row:match '^[^:]+' end
 -- The options (see util.signature).
 options.rows = {
    "strategy: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params' = 'optim_grads_params' "
-      .. '-- what is sharded',
+      .. '-- what to shard',
    'units: any? -- elements of layer lists; or class names; or a least number of parameters',
    'reshard_after_forward: boolean? | integer >= 1 -- all but the last of a list; true; false; or '
       .. 'k: shards among k ranks',
    'mp_policy: table? -- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs = true }',
    'forward_prefetch: integer >= 0 = 1 -- gathers begun ahead in forward',
    'backward_prefetch: integer >= 0 = 2 -- gathers begun ahead in backward',
-   'sync_each_backward: boolean? -- reduces after every micro-batch, by default where gradients '
-      .. 'are sharded; false: whole gradients add up on each rank until the last',
+   'sync_each_backward: boolean? -- reduces after every micro-batch; by default if gradients are '
+      .. 'sharded; false: whole gradients add up on each rank until the last',
    'device: any? -- of a model on the null device', 'seed: integer >= 0 = 0 -- of its values',
    'keep_fp8_transpose_cache_when_using_custom_fsdp: any? -- is refused', flags,
    "where type(reshard_after_forward) ~= 'number' or strategy == 'optim_grads_params' -- "

@@ -73,8 +73,8 @@ end
 
 -- Raises while a call needs it whole.
 function Unit:check_free()
-   err.raise_if(self.holds > 0, 'E_STATE', 'parallel.fsdp.updated', 'the shards change while '
-      .. 'parameters are whole; step and load outside unshard_fsdp2_model')
+   err.raise_if(self.holds > 0, 'E_STATE', 'parallel.fsdp.updated', 'parameters are gathered, so '
+      .. 'shards cannot change now; call step and load outside unshard_fsdp2_model')
 end
 
 -- The shards have changed: what was gathered is out of date.

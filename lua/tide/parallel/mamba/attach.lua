@@ -93,9 +93,9 @@ attach.Attached = Attached
 -- Refuses at once what could only fail in the first batch: a method on a layout of cp_map.
 function attach.check_layout(op, method, kind)
    err.raise_if(method == 'state' and kind ~= 'contiguous' and kind ~= 'zigzag', 'E_UNSUPPORTED',
-      op, "method 'state' of Mamba-2 layers hands the state from run to run of tokens, which must "
-      .. "be equally many and equally long on all ranks: layout contiguous or zigzag, not '%s'; "
-      .. "use 'hidden' (any layout) or 'auto'", kind)
+      op, "method 'state' of Mamba-2 layers needs runs of tokens with equal number and length on "
+         .. "all ranks: layout contiguous or zigzag, not '%s'; use 'hidden' (any layout) or 'auto'",
+         kind)
 end
 
 -- Wraps the mix of every nn.Mamba2 in model; the model is then called with a context
@@ -216,14 +216,14 @@ local function context_for(self, op, projected, at)
       .. 'batch (parallel.cp; null: a whole sequence on each rank), or restore() it')
    context_.check(op, 'context', context)
    local map = context.map
-   err.raise_if(not map, 'E_UNSUPPORTED', op, 'the context has pairs but no plan, which tells the '
-      .. 'order of the tokens')
+   err.raise_if(not map, 'E_UNSUPPORTED', op, 'the context has pairs but no plan, and the plan '
+      .. 'gives the order of the tokens')
    err.raise_if(map.size ~= self.comm.size or map.rank ~= self.comm.rank, 'E_ARG', op,
       'the context is for rank %d of %d, the layer for rank %d of %d', map.rank, map.size,
       self.comm.rank, self.comm.size)
-   err.raise_if(at.cache, 'E_UNSUPPORTED', op, 'a cache (generation) is for a whole sequence on '
-      .. 'one rank')
-   err.arg_if(at.sequence ~= nil, op, 'sequence', 'nil beside a context, which tells the documents',
+   err.raise_if(at.cache, 'E_UNSUPPORTED', op, 'a cache (generation) needs a whole sequence on one '
+      .. 'rank')
+   err.arg_if(at.sequence ~= nil, op, 'sequence', 'nil, because the context has the documents',
       at.sequence)
    err.raise_if(projected:size(2) ~= map.count, 'E_SHAPE', op, 'expected %d tokens, those of this '
       .. 'rank in the plan, got %d', map.count, projected:size(2))

@@ -105,5 +105,5 @@ return signature.doors('parallel.cp', cp_hooks, {
    attach_context_parallel_hooks = 'model: module',
    run_target_cp_forward_and_gather = { 'model: module', opts = {
       'positions: any? -- of the tokens',
-      'collect: string[]? -- names of modules whose outputs are wanted' } },
+      'collect: string[]? -- names of modules whose outputs are returned' } },
 })

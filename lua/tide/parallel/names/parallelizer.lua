@@ -68,7 +68,7 @@ local function named(op, mesh, opts)
       local name = ours[a.name] or a.name
       if a.size > 1 and not ours[a.name] then
          err.raise('E_UNSUPPORTED', op, a.name:find '^dp'
-            and "Hybrid-sharding not supported: the mesh has the axis '%s' of %d ranks besides"
+            and "Hybrid-sharding not supported: the mesh also has the axis '%s' of %d ranks"
             or "nothing is known for the axis '%s' of %d ranks", a.name, a.size)
       end
       list[i] = { name, a.size }

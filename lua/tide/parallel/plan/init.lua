@@ -364,7 +364,8 @@ function plan.from_table(t, model)
    local name = 'parallel.plan.from_table'
    local parts = plan_text.from_table(name, t)
    if model == nil then
-      model = t.model or err.arg(name, 'model', 'the model, which the table does not tell', nil)
+      model = t.model or err.arg(name, 'model', 'the model, because the table does not have it',
+         nil)
    end
    return Plan(model, parts.mesh, parts.opts)
 end

@@ -49,7 +49,7 @@ function tp.check_heads(config, n)
    for _, field in ipairs { 'num_key_value_heads', 'num_attention_heads' } do
       local heads = config[field]
       err.raise_if(heads and heads % n ~= 0, 'E_ARG', name, '%s (%d) must be divisible by the '
-         .. 'tensor parallel size (%d); take a size that divides it, or dp_shard or cp in place of '
+         .. 'tensor parallel size (%d); use a size that divides it, or dp_shard or cp instead of '
          .. 'tp', field, heads, n)
    end
 end
