@@ -38,8 +38,12 @@ local function train(self, opt)
    local corpus = prefs.corpus(self, opt, model)
 
    -- How it lies over the ranks and what that costs.
-   local plan, per_rank = text.plan(self, opt, model)
-   if opt.plan then return end
+   local plan = self:check(tide.parallel.plan, model, self:mesh())
+   local per_rank = text.rows(opt, plan:data().size)
+   if opt.plan then
+      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
+         accum = opt.accum, device = opt.device, state_bytes = optim.class(opt).state_bytes })
+   end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
 
@@ -59,18 +63,29 @@ local function train(self, opt)
       loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
       keep_best = opt.keep_best or opt.patience > 0,
-      on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })
+      on_evaluate = function(at) prefs.report(at, objective, spread.comm, 'val') end })
    chats.keep(self, opt, corpus)
-   local result = chats.steps(self, opt, run, function()
-      chats.report(run, objective, spread.comm, 'train')
-   end)
-   if not result then return end
+   local function is_stale()
+      return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
+   end
+   for s in run:steps(is_stale() and run.step or nil) do
+      prefs.report(run, objective, spread.comm, 'train')
+      if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
+      if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
+      if is_stale() then break end
+   end
+   local result = run:finish()
+   if result.interrupted then return end
 
    -- What has come of it.
+   if is_stale() then
+      self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
+         run.best.since, run.best.step)
+   end
    if result.val_loss then self:print('validation loss %.4f per pair', result.val_loss) end
    self:print('the run is in %s', opt.out)
    chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
 end
 
-return job.main({ name = 'dpo', title = 'learn which of two answers is preferred',
+return job.main({ name = 'dpo', title = 'train a model on preferred answers (DPO, IPO)',
    options = options.all('dpo', prefs.rows, prefs.change), words = words, train = train }, ...)

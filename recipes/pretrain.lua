@@ -22,11 +22,10 @@ local text = require 'recipes.support.text'
 local option = options.option
 
 local rows = {
-   { 'from', nil, 'published folder or checkpoint whose model and weights are learnt on from; its '
-     .. 'configuration replaces the options of the model, and its tokenizer reads the text',
-     type = 'string' },
-   { 'sliding-window', 0, 'tokens that attention sees, itself included; 0: all before', min = 0,
-     also = { 'window' } },
+   { 'from', nil, 'published folder or checkpoint to continue training from; its configuration '
+     .. 'replaces the options of the model, and its tokenizer reads the text', type = 'string' },
+   { 'sliding-window', 0, 'tokens that attention sees, the current one included; 0: all before',
+     min = 0, also = { 'window' } },
    { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
    option 'dim', option 'heads', option 'kv-heads',
    option('hidden', 'width of the gated MLP; 0: about 8/3 of --dim'), option 'tie',
@@ -74,8 +73,12 @@ local function train(self, opt)
    local model = self:check(make_model, tide, opt, corpus)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
-   local plan = text.plan(self, opt, model)
-   if opt.plan then return end
+   local plan = self:check(tide.parallel.plan, model, self:mesh())
+   local per_rank = text.rows(opt, plan:data().size)
+   if opt.plan then
+      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
+         accum = opt.accum, device = opt.device, state_bytes = optim.class(opt).state_bytes })
+   end
    local from = not opt.resume and opt.from or nil
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = not from })

@@ -3,7 +3,6 @@
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
-local optim = require 'recipes.support.optim'
 
 local text = {}
 
@@ -137,24 +136,12 @@ function text.corpus(job, opt)
 end
 
 -- Rows of a micro-batch on one of `size` ranks with data of their own.
-local function rows_of(opt, size)
+function text.rows(opt, size)
    if opt.batch % (size * opt.accum) ~= 0 then
       err.usage('options', '--batch (%d) must be a multiple of the ranks with data of their own '
          .. '(%d) times --accum (%d)', opt.batch, size, opt.accum)
    end
    return opt.batch / (size * opt.accum)
-end
-
--- Returns how the model lies over the ranks, and the rows of a micro-batch. With --plan both are
--- printed with what a step costs, and the recipe has no more to do.
-function text.plan(job, opt, model)
-   local plan = job:check(require('tide').parallel.plan, model, job:mesh())
-   local rows = rows_of(opt, plan:data().size)
-   if opt.plan then
-      job:print('%s\n%s', plan, plan:price { batch = rows, seq = opt.seq, accum = opt.accum,
-         device = opt.device, state_bytes = optim.class(opt).state_bytes })
-   end
-   return plan, rows
 end
 
 -- Which rows make up which step: windows of the data, or whole documents (--packed). data: this
