@@ -284,6 +284,14 @@ function err.integer(op, name, v, lo, hi)
    return v
 end
 
+-- Whether a value is an integer >= 0 that a Lua number holds exactly.
+function err.is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 and v < 2^53 end
+
+-- Whether require(module) failed with e because there is no such module.
+function err.is_missing_module(e, module)
+   return tostring(e):find("module '" .. module .. "' not found", 1, true) ~= nil
+end
+
 -- A number that is neither infinite nor NaN, in [lo, hi] if given.
 function err.number(op, name, v, lo, hi)
    if type(v) ~= 'number' or v ~= v or math.abs(v) == math.huge or not fits(v, lo, hi) then

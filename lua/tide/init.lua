@@ -111,10 +111,6 @@ local function hint(self, key)
    return near.hint(key, names)
 end
 
-local function is_missing(err, module)
-   return tostring(err):find("module '" .. module .. "' not found", 1, true) ~= nil
-end
-
 local function load_part(self, key)
    if type(key) ~= 'string' then return nil end
    local module = functions[key] or 'tide.' .. key
@@ -123,7 +119,7 @@ local function load_part(self, key)
       rawset(self, key, value)
       return value
    end
-   if not is_missing(value, module) then error(value, 0) end
+   if not errors.is_missing_module(value, module) then error(value, 0) end
    errors.raise('E_ARG', key, "there is no tide.%s in this version%s", key, hint(self, key))
 end
 

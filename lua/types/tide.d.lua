@@ -1676,6 +1676,8 @@ function tide.util.err.choice(op, name, v, list) end
 function tide.util.err.func(op, name, v) end
 function tide.util.err.integer(op, name, v, lo, hi) end
 function tide.util.err.integers(op, name, list, lo) end
+function tide.util.err.is_count(v) end
+function tide.util.err.is_missing_module(e, module) end
 function tide.util.err.new(code, op, message) end
 function tide.util.err.number(op, name, v, lo, hi) end
 function tide.util.err.options(op, opts, known) end

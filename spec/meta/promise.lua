@@ -384,14 +384,14 @@ promise['lua/guide/training.md'] = {
 }
 
 promise['lua/guide/parallel.md'] = {
-   { 'With one rank it does not change', 'parallel/parallelizer',
+   { 'With one rank nothing is', 'parallel/parallelizer',
       'shards the model it is given and leaves tensor parallelism alone on one rank' },
    { 'Every rank of the axis gets', 'parallel/tp_train',
       'is refused where ranks have other models, seeds or batches' },
    { 'model loss never gathers', 'parallel/logits', 'are never whole' },
    { 'Gradients need no further sum', 'parallel/tp_train',
       'has whole gradients beside data parallelism' },
-   { 'A rank with another model', 'parallel/tp_train',
+   { 'Ranks that were given other models', 'parallel/tp_train',
       'is refused where ranks have other models, seeds or batches', 'parallel/step_misuse',
       'is refused where they begin with other weights' },
    { 'cp context the inputs of attention', 'parallel/cp_context',
@@ -402,7 +402,7 @@ promise['lua/guide/parallel.md'] = {
    { 'The layout never changes', 'parallel/mamba_cp', 'with layouts of any order, hidden' },
    { 'Heads and groups need not divide', 'parallel/mamba_cp',
       'splits heads and groups that do not divide' },
-   { 'Documents may cross ranks', 'parallel/mamba_cp',
+   { 'Documents may lie over ranks', 'parallel/mamba_cp',
       'keeps NaN within its document, to the bit' },
    { 'reorder chunks', 'parallel/mamba_names', 'reorder chunks, of every document for itself' },
    { 'Ranks own whole rows', 'parallel/fsdp_param',

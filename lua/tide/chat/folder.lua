@@ -4,27 +4,13 @@
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local field = require 'tide.tokenizer.field'
 local fs = require 'tide.util.fs'
 local near = require 'tide.util.near'
 
 local op = 'chat.load'
 
 local folder = {}
-
--- Returns the text of a token of tokenizer_config.json: a text, or { content = text }.
-local function token_text(v)
-   if type(v) == 'table' then v = v.content end
-   return type(v) == 'string' and v or nil
-end
-
--- Returns the tokens of a configuration that templates name: bos_token and the like.
-local function tokens_of(config)
-   local out = {}
-   for name, v in each(config) do
-      if name:find '_token$' then out[name] = token_text(v) end
-   end
-   return out
-end
 
 -- Puts the templates of a value (a text or a list of named ones) into `found`.
 local function collect(found, path, v)
@@ -61,7 +47,7 @@ function folder.templates(dir)
       local stem = name:match '^(.+)%.jinja$'
       if stem then found[stem] = fs.read(op, fs.join(more, name)) end
    end
-   return found, tokens_of(config)
+   return found, field.token_texts(config, {})
 end
 
 -- Returns the template of a folder. name: of several, such as 'tool_use' (default: 'default').

@@ -326,7 +326,7 @@ local function put_piece(lists, source, piece, at, slot, pad)
    return counted
 end
 
-local function is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 end
+local is_count = err.is_count
 
 local function check_rows(op, rows)
    err.arg_if(#rows == 0, op, 'rows', 'at least one row', 'an empty list')

@@ -96,7 +96,7 @@ end
 
 -- ---- reading ---------------------------------------------------------------------------------
 
-local function is_count(v) return type(v) == 'number' and v % 1 == 0 and v >= 0 and v < 2^53 end
+local is_count = err.is_count
 
 -- Fields of a call with their types; '?': may be absent.
 local call_fields = {

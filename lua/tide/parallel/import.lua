@@ -4,10 +4,6 @@ local err = require 'tide.util.err'
 
 local import = {}
 
-local function missing_module(e, module)
-   return tostring(e):find("module '" .. module .. "' not found", 1, true) ~= nil
-end
-
 -- The field after the last dot of the module before it. Whatever fails is an error.
 function import.import_class_from_path(path)
    local op = 'parallel.import_class_from_path'
@@ -16,8 +12,8 @@ function import.import_class_from_path(path)
    if not module then err.arg(op, 'path', "a dotted path, 'module.field'", path) end
    local ok, value = pcall(require, module)
    if not ok then
-      err.raise_if(not missing_module(value, module), 'E_ARG', op, "module '%s' of '%s' does not "
-         .. 'load: %s', module, path, tostring(value))
+      err.raise_if(not err.is_missing_module(value, module), 'E_ARG', op,
+         "module '%s' of '%s' does not load: %s", module, path, tostring(value))
       err.raise('E_ARG', op, "no module '%s' (of '%s')", module, path)
    end
    local found

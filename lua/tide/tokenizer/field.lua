@@ -112,4 +112,15 @@ function field.is_node(group, node)
    return true
 end
 
+-- Adds the fields NAME_token of a table, which are texts or { content = text }, to `into` as texts.
+function field.token_texts(t, into)
+   for name, v in each(t) do
+      if type(v) == 'table' then v = v.content end
+      if type(name) == 'string' and name:find '_token$' and type(v) == 'string' then
+         into[name] = v
+      end
+   end
+   return into
+end
+
 return field

@@ -1,8 +1,8 @@
 -- Which file of a folder holds the tokenizer, what kind it is, and the names of special tokens in
 -- the files beside it.
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local field = require 'tide.tokenizer.field'
 local fs = require 'tide.util.fs'
 
 local file = {}
@@ -66,20 +66,6 @@ local function hash_of(path, folder)
    return fs.hash(op, path) .. (fs.exists(config) and fs.hash(op, config) or '')
 end
 
-local function text_of(v)
-   if type(v) == 'table' then v = v.content end
-   return type(v) == 'string' and v or nil
-end
-
--- Adds the fields NAME_token of a table to `special`.
-local function gather(special, t)
-   for key, v in each(t) do
-      if type(key) == 'string' and key:find '_token$' and text_of(v) then
-         special[key] = text_of(v)
-      end
-   end
-end
-
 local function beside(folder, name)
    local path = folder and fs.join(folder, name)
    return path and fs.exists(path) and json(path) or {}
@@ -111,8 +97,8 @@ function file.load(made, path)
    local config = beside(folder, 'tokenizer_config.json')
    local d, special = about(path, readers[kind], value, path, config)
    special = special or {}
-   gather(special, beside(folder, 'special_tokens_map.json'))
-   gather(special, config)
+   field.token_texts(beside(folder, 'special_tokens_map.json'), special)
+   field.token_texts(config, special)
    return about(path, made, d, special, config, hash_of(path, folder))
 end
 

@@ -9,13 +9,11 @@ local err = require 'tide.util.err'
 
 local index = {}
 
-local function is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 and v < 2^53 end
-
 -- Whether list has n counts (any number of them without n).
 local function is_counts(list, n)
    if type(list) ~= 'table' or n and #list ~= n then return false end
    for _, v in ipairs(list) do
-      if not is_count(v) then return false end
+      if not err.is_count(v) then return false end
    end
    return true
 end

@@ -86,9 +86,7 @@ end
 -- ---- state.json --------------------------------------------------------------------------------
 
 local is = {
-   ['an integer >= 0'] = function(v)
-      return type(v) == 'number' and v >= 0 and v % 1 == 0 and v < 2^53
-   end,
+   ['an integer >= 0'] = err.is_count,
    ['a table'] = function(v) return type(v) == 'table' end,
    ['a text'] = function(v) return type(v) == 'string' end,
    ['a text or false'] = function(v) return type(v) == 'string' or v == false end,

@@ -20,6 +20,7 @@ local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
+local axis_of = require 'tide.parallel.axis_of'
 local context_ = require 'tide.parallel.cp.context'
 local heads = require 'tide.parallel.cp.heads'
 local collective = require 'tide.parallel.collective_op'
@@ -47,7 +48,7 @@ function cp_attention.new(opts)
    local method = opts.method and context_.method(name, opts.method)
    err.arg_if((method == 'a2a+p2p') ~= (opts.a2a ~= nil or opts.near ~= nil), name, 'a2a',
       'the ranks of the inner exchange, for a2a+p2p alone', opts.a2a)
-   local self = setmetatable({ comm = context_.comm_of(name, opts.axis), method = method,
+   local self = setmetatable({ comm = axis_of(name, 'axis', opts.axis), method = method,
       near = opts.near, far = opts.far }, Inner)
    if opts.a2a then
       agree.check(self.comm, name, 'E_COMM', { { 'a2a', tostring(opts.a2a), 'shown' } })
@@ -119,8 +120,8 @@ end
 run['a2a+p2p'] = function(self, context, q, k, v, mask)
    local near, far = self.near, self.far
    if not near then
-      near, far = context_.comm_of('parallel.cp.attention', context.inner),
-         context_.comm_of('parallel.cp.attention', context.outer)
+      near = axis_of('parallel.cp.attention', 'inner', context.inner)
+      far = axis_of('parallel.cp.attention', 'outer', context.outer)
    end
    local n, first = near.size, far.rank * near.size
    local tokens = { unpack(context:tokens(), first + 1, first + n) }

@@ -44,13 +44,6 @@ function context_.method(op, name)
    return err.choice(op, 'method', synonyms[name] or name, methods)
 end
 
--- The communicator of an axis of a mesh, or the one that was given in its place.
-function context_.comm_of(op, axis)
-   local comm = type(axis) == 'table' and (axis.all_reduce and axis or axis.comm)
-   if not comm then err.arg(op, 'axis', 'an axis of a mesh or a communicator', axis) end
-   return comm
-end
-
 -- Raises unless `inner` are the neighbours of this rank among `size`, and `outer` the ranks with
 -- the same place among theirs: the two exchanges would join other tokens than the plan says.
 -- names: of the two arguments.

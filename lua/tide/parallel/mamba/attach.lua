@@ -109,7 +109,7 @@ function attach.attach(model, axis, opts)
    local self = setmetatable({ layers = {}, names = {}, wraps = {}, plans = {},
       chosen = {} }, Attached)
    self.method = err.choice(op, 'method', opts.method or 'auto', methods)
-   self.comm = context_.comm_of(op, axis)
+   self.comm = axis_of(op, 'axis', axis)
    self.batches = setmetatable({}, { __mode = 'k' })
    if type(model) ~= 'table' or not model.walk then err.arg(op, 'model', 'a module', model) end
    model:walk(function(m, path)
