@@ -151,6 +151,14 @@ typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
  * linear: x[..., K] , w_NK, bias_N or absent -> y[..., N]. x, w K_INNER. No attrs.
  * Accumulation is f32 for f32/bf16/f16 (one rounding at the end), f64 for f64. */
 
+/* grouped_linear: x[rows, K], w[groups, N, K], offsets i64/i32 [groups + 1] -> y[rows, N]: row r of
+ * group g, offsets[g] <= r < offsets[g + 1], is x[r] w[g]'; a row in no group is 0. Each of x and w
+ * has a stride of 1 in one of its last two dims. Offsets go up from 0 or more to `rows` or less:
+ * else TIDE_E_ARG.
+ * grouped_linear_bwd: a[rows, M], b[rows, N], offsets -> y[groups, M, N]: y[g] = a_g' b_g of the
+ * group's rows, 0 without rows.  grouped_addmm_: the same added to t, rounded once; t has a last
+ * stride of 1. Results may be f32 where a and b have 16 bits. No attrs. */
+
 /* linear_act: x[..., K], w_NK, bias_N or absent -> y[..., N], pre[..., N] or absent: pre is what
  * linear gives, y = act(pre), of pre as it is before or after it is rounded. x, w K_INNER. */
 enum { K_ACT_RELU = 0, K_ACT_GELU_TANH = 1 };
