@@ -255,9 +255,8 @@ function Bucket:reshard(keep)
    if not self.full then return end
    local small = self.small
    if small and keep and not small.part then
-      local at = 1
-      for r = 1, small.comm.rank do at = at + small.counts[r] end
-      small.part = outlive(self.flat:narrow(1, at, self:small_count()):clone())
+      local at = dims.sum(small.counts, small.comm.rank)
+      small.part = outlive(self.flat:narrow(1, at + 1, self:small_count()):clone())
    elseif small and not keep then
       self:forget_small()
    end
@@ -369,6 +368,7 @@ end
 -- Whether the gradients that backward begins stay on this rank for a while: they then have the
 -- dtype of the sum from the first product on.
 function Bucket:accumulate(on)
+   if self.sum_dtype == self.opts.dtype then return end
    for _, e in ipairs(self.entries) do
       e.view:set_grad_dtype(on and self.sum_dtype or self.opts.dtype)
    end
