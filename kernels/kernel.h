@@ -129,7 +129,7 @@ typedef struct k_reduce_attrs { int32_t nkeep; } k_reduce_attrs;
 /* softmax log_softmax: x -> y;  softmax_bwd log_softmax_bwd: dy, y -> dx. Over the last dim.
  * cat: in[i] are the pieces, in order, -> y; dim below.
  * gather: x, index -> y.  scatter_add: index, src -> t (in place, t already holds x).
- * index_select: x, index -> y.  index_add: index, src -> t (in place).
+ * index_select: x, index -> y.  index_add: index, src -> t (in place; an f32 t takes 16-bit src).
  * one_hot: ids -> y (no attrs; class count is y's last dim). */
 typedef struct k_dim_attrs { int32_t dim; } k_dim_attrs;
 
@@ -141,7 +141,7 @@ typedef struct k_roll_attrs { int32_t dim; int32_t pad; int64_t shift; } k_roll_
 typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
 
 /* embedding: weight_VD, ids[...] -> y[..., D] (no attrs).
- * embedding_bwd: dy[..., D], ids -> dweight_VD, overwritten; rows are summed in token order. */
+ * embedding_bwd: dy[..., D], ids -> dweight_VD, overwritten; f32 is allowed; sums in token order. */
 
 /* matmul: a[batch..., M, K], b[batch..., K, N] -> y[batch..., M, N]. Same number of dims, batch
  * dims broadcast by stride 0. a and b may be transposed views: either of their last two strides
