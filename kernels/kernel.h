@@ -141,7 +141,7 @@ typedef struct k_roll_attrs { int32_t dim; int32_t pad; int64_t shift; } k_roll_
 typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
 
 /* embedding: weight_VD, ids[...] -> y[..., D] (no attrs).
- * embedding_bwd: dy[..., D], ids -> dweight_VD, overwritten; f32 is allowed; sums in token order. */
+ * embedding_bwd: dy[..., D], ids -> dweight_VD, overwritten (or f32); sums in token order. */
 
 /* matmul: a[batch..., M, K], b[batch..., K, N] -> y[batch..., M, N]. Same number of dims, batch
  * dims broadcast by stride 0. a and b may be transposed views: either of their last two strides
