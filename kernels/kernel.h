@@ -129,7 +129,7 @@ typedef struct k_reduce_attrs { int32_t nkeep; } k_reduce_attrs;
 /* softmax log_softmax: x -> y;  softmax_bwd log_softmax_bwd: dy, y -> dx. Over the last dim.
  * cat: in[i] are the pieces, in order, -> y; dim below.
  * gather: x, index -> y.  scatter_add: index, src -> t (in place, t already holds x).
- * index_select: x, index -> y.  index_add: index, src -> t (in place).
+ * index_select: x, index -> y.  index_add: index, src -> t (in place; an f32 t takes 16-bit src).
  * one_hot: ids -> y (no attrs; class count is y's last dim). */
 typedef struct k_dim_attrs { int32_t dim; } k_dim_attrs;
 
@@ -141,7 +141,7 @@ typedef struct k_roll_attrs { int32_t dim; int32_t pad; int64_t shift; } k_roll_
 typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
 
 /* embedding: weight_VD, ids[...] -> y[..., D] (no attrs).
- * embedding_bwd: dy[..., D], ids -> dweight_VD, overwritten; rows are summed in token order. */
+ * embedding_bwd: dy[..., D], ids -> dweight_VD, overwritten (or f32); sums in token order. */
 
 /* matmul: a[batch..., M, K], b[batch..., K, N] -> y[batch..., M, N]. Same number of dims, batch
  * dims broadcast by stride 0. a and b may be transposed views: either of their last two strides
@@ -150,6 +150,14 @@ typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
  * and a's dtype, or f32 where a and b have 16 bits.
  * linear: x[..., K] , w_NK, bias_N or absent -> y[..., N]. x, w K_INNER. No attrs.
  * Accumulation is f32 for f32/bf16/f16 (one rounding at the end), f64 for f64. */
+
+/* grouped_linear: x[rows, K], w[groups, N, K], offsets i64/i32 [groups + 1] -> y[rows, N]: row r of
+ * group g, offsets[g] <= r < offsets[g + 1], is x[r] w[g]'; a row in no group is 0. Each of x and w
+ * has a stride of 1 in one of its last two dims. Offsets go up from 0 or more to `rows` or less:
+ * else TIDE_E_ARG.
+ * grouped_linear_bwd: a[rows, M], b[rows, N], offsets -> y[groups, M, N]: y[g] = a_g' b_g of the
+ * group's rows, 0 without rows.  grouped_addmm_: the same added to t, rounded once; t has a last
+ * stride of 1. Results may be f32 where a and b have 16 bits. No attrs. */
 
 /* linear_act: x[..., K], w_NK, bias_N or absent -> y[..., N], pre[..., N] or absent: pre is what
  * linear gives, y = act(pre), of pre as it is before or after it is rounded. x, w K_INNER. */

@@ -139,10 +139,33 @@ int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids)
   return tide__dispatch_one(&c, out, weight->dtype, ids->ndim + 1, shape);
 }
 
+/* Adds the rows of dy to a gradient, which they are few of: no other row is read or written. */
+static int add_embedded(tide_tensor *sum, tide_tensor *dy, tide_tensor *ids)
+{
+  tide__call c;
+  tide__temps v = {0};
+  int64_t n = tide__tensor_numel(ids);
+  ids = TIDE__TEMP(&v, tide_reshape, ids, 1, &n);
+  dy = TIDE__TEMP(&v, tide_reshape, dy, 2, (int64_t[]){n, sum->shape[1]});
+  TIDE__DO(&v, tide__begin(&c, TIDE_OP_INDEX_ADD, NULL, 2, (tide_tensor *[]){ids, dy}, 0));
+  if (v.rc < 0) return tide__temps_end(&v);
+  c.attrs.dim.dim = 0;
+  c.nout = 1;
+  c.out_[0] = sum;
+  v.rc = tide__launch_checked(&c);
+  sum->storage->version++;
+  return tide__temps_end(&v);
+}
+
 int tide__grad_embedding(const tide__grad_call *g)
 {
-  return tide__grad_launch(g, TIDE_OP_EMBEDDING_BWD, 2,
-                           (tide_tensor *[]){g->gout[0], g->in[1]}, 0, 1, 1);
+  tide__call c;
+  const tide__meta *m = &g->meta[0];
+  tide_tensor *dy = g->gout[0], *ids = g->in[1];
+  if (g->sum && g->sum[0]) return add_embedded(g->sum[0], dy, ids);
+  TIDE_TRY(tide__begin(&c, TIDE_OP_EMBEDDING_BWD, NULL, 2, (tide_tensor *[]){dy, ids}, 0));
+  return tide__dispatch_one(&c, &g->gin[0], g->sum ? g->sum_dtype[0] : m->dtype, m->ndim,
+                            m->shape);
 }
 
 int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype)

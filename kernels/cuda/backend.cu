@@ -279,6 +279,9 @@ int tide_cuda_fault_take(tide_cuda_fault *f, int op, char *msg, size_t size)
   else if (f->kind == TIDE_FAULT_SEQUENCE)
     snprintf(msg, size, "%ssequence: number %lld at token %lld; expected numbers from 0 on that "
              "never decrease (is the end of the stream covered?)", whose, v, at);
+  else if (f->kind == TIDE_FAULT_OFFSET)
+    snprintf(msg, size, "%soffsets: %lld at position %lld; expected numbers from 0 to the %lld "
+             "rows that never decrease", whose, v, at, limit);
   else if (f->kind == TIDE_FAULT_STEP)
     snprintf(msg, size, "%sstep is %lld, expected 1 for the first update", whose, v);
   else

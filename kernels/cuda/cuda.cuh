@@ -33,7 +33,10 @@ extern const int tide_cuda_nrow;
 
 /* A fault that a kernel found in its data, in memory that host and device share. The host reads it
  * at each launch, download and wait and never blocks for it. The first fault is kept. */
-enum { TIDE_FAULT_INDEX = 1, TIDE_FAULT_TARGET = 2, TIDE_FAULT_SEQUENCE = 3, TIDE_FAULT_STEP = 4 };
+enum {
+  TIDE_FAULT_INDEX = 1, TIDE_FAULT_TARGET = 2, TIDE_FAULT_SEQUENCE = 3, TIDE_FAULT_STEP = 4,
+  TIDE_FAULT_OFFSET = 5
+};
 struct tide_cuda_fault {
   int set; /* 0: none, 1: being written, 2: whole */
   int kind, op;

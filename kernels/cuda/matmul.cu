@@ -1,8 +1,9 @@
 /* matmul, linear and linear_act on the GPU: products by cuBLASLt; integers and odd strides by a
  * plain kernel.
  *
- * Batch dims are collapsed; what remains beyond one evenly strided dim is looped over
- * on the host. Meaning: kernels/ref/matmul.c.
+ * Batch dims are collapsed; those along which b is the same become rows of a, the longest of the
+ * rest is the batch of a product, and what remains is looped over on the host. Meaning:
+ * kernels/ref/matmul.c.
  */
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/product.cuh"
@@ -50,12 +51,15 @@ k_tensor batch_of(const k_tensor &t)
   return b;
 }
 
-tide_matrix matrix(const k_tensor &t, int64_t offset, int64_t batch_stride)
+int64_t size_of(const k_tensor &t)
+{
+  return t.dtype == TIDE_F64 ? 8 : t.dtype == TIDE_F32 ? 4 : 2;
+}
+
+tide_matrix matrix(const k_tensor &t)
 {
   int d = t.ndim - 2;
-  int64_t size = t.dtype == TIDE_F64 ? 8 : t.dtype == TIDE_F32 ? 4 : 2;
-  return {static_cast<char *>(t.data) + offset * size, t.dtype, t.shape[d], t.shape[d + 1],
-          t.stride[d], t.stride[d + 1], batch_stride};
+  return {t.data, t.dtype, t.shape[d], t.shape[d + 1], t.stride[d], t.stride[d + 1], 0};
 }
 
 bool dense(const tide_matrix &m)
@@ -63,6 +67,39 @@ bool dense(const tide_matrix &m)
   bool rows = (m.col_stride == 1 || m.cols == 1) && (m.row_stride >= m.cols || m.rows == 1);
   bool cols = (m.row_stride == 1 || m.rows == 1) && (m.col_stride >= m.rows || m.cols == 1);
   return rows || cols;
+}
+
+/* While b is the same along the innermost dim of the batch, and rows of a and y go on evenly from
+ * one of its entries to the next, that dim is more rows. Operands of l: y, a, b. */
+void fold_rows(tide_product *p, tide_layout *l)
+{
+  if (p->a.col_stride != 1 && p->a.cols != 1) return;
+  for (int d = l->ndim - 1; d >= 0 && l->stride[2][d] == 0; d = l->ndim - 1) {
+    if (p->a.rows == 1) p->a.row_stride = l->stride[1][d], p->y.row_stride = l->stride[0][d];
+    bool on = l->stride[1][d] == p->a.rows * p->a.row_stride
+      && l->stride[0][d] == p->y.rows * p->y.row_stride && p->a.row_stride >= p->a.cols;
+    if (!on) return;
+    p->a.rows *= l->shape[d], p->y.rows *= l->shape[d];
+    l->numel /= l->shape[d];
+    l->ndim--;
+  }
+}
+
+/* Makes the longest dim of the batch the batch of one product; the others stay in l. */
+void take_batch(tide_product *p, tide_layout *l)
+{
+  int most = 0, last = l->ndim - 1;
+  if (last < 0) return;
+  for (int d = 1; d <= last; d++)
+    if (l->shape[d] > l->shape[most]) most = d;
+  p->batch = l->shape[most];
+  p->y.batch_stride = l->stride[0][most];
+  p->a.batch_stride = l->stride[1][most];
+  p->b.batch_stride = l->stride[2][most];
+  l->shape[most] = l->shape[last];
+  for (int k = 0; k < 3; k++) l->stride[k][most] = l->stride[k][last];
+  l->numel /= p->batch;
+  l->ndim = last;
 }
 
 int plain(const k_call *call, const tide_layout &batch, bool add)
@@ -86,20 +123,21 @@ int k_cuda_matmul(const k_call *call)
   k_tensor lead[3] = {batch_of(y), batch_of(a), batch_of(b)};
   const k_tensor *t[3] = {&lead[0], &lead[1], &lead[2]};
   tide_layout l = tide_layout_of(3, t);
-  bool even = dense(matrix(a, 0, 0)) && dense(matrix(b, 0, 0));
-  if (!even || !(1 << y.dtype & K_FLOAT) || a.shape[a.ndim - 1] == 0) return plain(call, l, false);
-  int last = l.ndim - 1, rc = TIDE_OK;
-  int64_t inner = l.ndim ? l.shape[last] : 1, outer = l.numel / (inner ? inner : 1);
-  tide_layout rest = l;
-  rest.ndim = l.ndim ? last : 0;
-  for (int64_t i = 0; i < outer && rc == TIDE_OK; i++) {
-    int64_t at[3] = {0, 0, 0}, left = i;
-    for (int d = rest.ndim - 1; d >= 0; left /= rest.shape[d], d--)
-      for (int k = 0; k < 3; k++) at[k] += left % rest.shape[d] * rest.stride[k][d];
-    tide_product p = {matrix(a, at[1], l.ndim ? l.stride[1][last] : 0),
-                      matrix(b, at[2], l.ndim ? l.stride[2][last] : 0),
-                      matrix(y, at[0], l.ndim ? l.stride[0][last] : 0), inner, nullptr, false};
-    rc = tide_cuda_product(call, p);
+  tide_product p = {matrix(a), matrix(b), matrix(y), 1, nullptr, false};
+  if (!dense(p.a) || !dense(p.b) || !(1 << y.dtype & K_FLOAT) || p.a.cols == 0)
+    return plain(call, l, false);
+  fold_rows(&p, &l);
+  take_batch(&p, &l);
+  int64_t size[3] = {size_of(y), size_of(a), size_of(a)};
+  int rc = TIDE_OK;
+  for (int64_t i = 0; i < l.numel && rc == TIDE_OK; i++) {
+    int64_t left = i;
+    tide_product one = p;
+    tide_matrix *m[3] = {&one.y, &one.a, &one.b};
+    for (int d = l.ndim - 1; d >= 0; left /= l.shape[d], d--)
+      for (int k = 0; k < 3; k++)
+        m[k]->data = static_cast<char *>(m[k]->data) + left % l.shape[d] * l.stride[k][d] * size[k];
+    rc = tide_cuda_product(call, one);
   }
   return rc;
 }
@@ -108,10 +146,10 @@ int k_cuda_addmm_(const k_call *call)
 {
   const k_tensor &a = call->in[0], &b = call->in[1], &y = call->out[0];
   if (a.shape[1] == 0) return TIDE_OK;
-  tide_matrix t = matrix(y, 0, 0);
-  if (dense(matrix(a, 0, 0)) && dense(matrix(b, 0, 0)) && (t.col_stride == 1 || t.cols == 1)
+  tide_matrix t = matrix(y);
+  if (dense(matrix(a)) && dense(matrix(b)) && (t.col_stride == 1 || t.cols == 1)
       && (t.row_stride >= t.cols || t.rows == 1))
-    return tide_cuda_product(call, {matrix(a, 0, 0), matrix(b, 0, 0), t, 1, nullptr, true});
+    return tide_cuda_product(call, {matrix(a), matrix(b), t, 1, nullptr, true});
   tide_layout one = {};
   one.numel = 1;
   return plain(call, one, true);
@@ -137,7 +175,7 @@ int linear(const k_call *call, const k_tensor &y, int act, const k_tensor *pre)
   if (k == 0) return TIDE_CUDA_LAUNCHED(call);
   int inner_dim = l.ndim - 1, rc = TIDE_OK;
   int64_t m = l.ndim ? l.shape[inner_dim] : 1, outer = l.numel / (m ? m : 1);
-  int64_t size = y.dtype == TIDE_F64 ? 8 : y.dtype == TIDE_F32 ? 4 : 2;
+  int64_t size = size_of(y);
   int64_t xs = l.ndim ? l.stride[1][inner_dim] : k;
   for (int64_t i = 0; i < outer && rc == TIDE_OK; i++) {
     int64_t from = 0, left = i;

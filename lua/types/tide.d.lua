@@ -51,6 +51,7 @@ function tide.Tensor:gather(dim, index) end
 function tide.Tensor:ge(y) end
 function tide.Tensor:gelu() end
 function tide.Tensor:gelu_tanh() end
+function tide.Tensor:grouped_addmm_(a, b, offsets) end
 function tide.Tensor:gt(y) end
 function tide.Tensor:half() end
 function tide.Tensor:index_add(dim, index, src) end
@@ -1369,6 +1370,8 @@ function tide.gather(x, dim, index) end
 function tide.ge(x, y) end
 function tide.gelu(x) end
 function tide.gelu_tanh(x) end
+function tide.grouped_addmm_(x, a, b, offsets) end
+function tide.grouped_linear(x, w, offsets) end
 function tide.gt(x, y) end
 function tide.index_add(x, dim, index, src) end
 function tide.index_select(x, dim, index) end

@@ -51,6 +51,27 @@ for _, device in ipairs(devices) do
             assert.same({ 0, 2 }, { n.axpy_ + n.cast + n.add, n.addmm_ })
          end)
 
+         it('takes the rows of an embedding in place, and no others', function()
+            local w = leaf(2, { 9, 6 }, dtype, device)
+            local want = tide.zeros({ 9, 6 }, { dtype = 'f64' })
+            for micro, list in ipairs { { { 1, 4, 4 }, { 8, 1, 4 } }, { { 4, 4, 0 }, { 1, 7, 7 } },
+                                        { {}, {} }, { { 5 }, { 5 } } } do
+               local n = #list[1]
+               local ids = tide.zeros({ 2, n }, { dtype = 'i64', device = device })
+               if n > 0 then ids = tide.tensor(list, { dtype = 'i64', device = device }) end
+               if micro == 2 then ids = ids:t():contiguous():t() end
+               local dy = random(30 + micro, { 2, n, 6 }, dtype, device)
+               local y = tide.embedding(w, ids)
+               local counts = launched(function() y:backward(dy) end)
+               assert.equal(0, counts.axpy_ + counts.cast + counts.add)
+               assert.equal(micro == 1 and 1 or 0, counts.embedding_bwd)
+               want = want:index_add(1, wide(ids):to 'i64':reshape { 2 * n },
+                  wide(dy):reshape { 2 * n, 6 })
+            end
+            assert.equal('f32', w.grad.dtype)
+            assert.is_true((wide(w.grad) - want):abs():amax():item() < 1e-6)
+         end)
+
          it('is as accurate as f32 over many micro-batches of any size', function()
             for _, size in ipairs { { 1, 3, 2 }, { 3, 5, 7 }, { 33, 17, 65 }, { 16, 64, 32 } } do
                local m, n, k = unpack(size)

@@ -28,7 +28,7 @@ describe('TIDE_ISA', function()
    end
 
    local files = { 'all', 'attention', 'scan', 'loss', 'fp8', 'nf4', 'nf4_part', 'conv1d',
-      'round' }
+      'round', 'grouped' }
    for i, name in ipairs(files) do files[i] = ('spec/op/%s_spec.lua'):format(name) end
    for _, level in ipairs(lower) do
       if open_at(level):find('opened', 1, true) then

@@ -182,6 +182,25 @@ add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 
       fn = function(t, x, w, b) return t.linear(x, w, b) end }
 add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 } } },
       fn = function(t, x, w) return t.linear(x, w) end }
+-- Groups of none, one and many rows, rows before and behind all groups; no group; sizes off and on
+-- the tiles.
+local function offsets(...) return values({ ... }, { select('#', ...) }, 'i64') end
+for _, case_ in ipairs {
+   { 7, 3, 4, offsets(0, 2, 2, 7) }, { 9, 5, 1, offsets(2, 3, 8) }, { 3, 4, 2, offsets(1, 1) },
+   { 4, 3, 2, offsets(0) }, { 0, 3, 2, offsets(0, 0) }, { 5, 0, 3, offsets(0, 3, 5) },
+   { 80, 33, 65, offsets(0, 1, 70, 70, 80) }, { 140, 40, 136, offsets(0, 129, 140) } } do
+   local rows, k, n, list = unpack(case_)
+   add { op = 'grouped_linear', shapes = { { { rows, k }, { #list.values - 1, n, k }, list } },
+         grad = { 1, 2 },
+         fn = function(t, x, w, o) return t.grouped_linear(x, w, o) end }
+   add { op = 'grouped_addmm_', grad = false,
+         shapes = { { { #list.values - 1, n, k }, { rows, n }, { rows, k }, list } },
+         fn = function(t, c, a, b, o)
+            local turned = t.zeros({ #list.values - 1, k, n }, { dtype = c.dtype,
+               device = c.device }):transpose(2, 3)
+            return c:clone():grouped_addmm_(a, b, o), turned:grouped_addmm_(a, b, o)
+         end }
+end
 for _, act in ipairs { 'relu', 'gelu_tanh' } do
    add { op = 'linear_act',
          shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 8, 5 }, { 8 } },

@@ -70,6 +70,10 @@ make 'matmul(a, b)'
 
 -- y[..., N] = x[..., K] w_NK^T (+ bias_N)
 make 'linear(x, w, bias: maybe)'
+-- Rows of x [rows, K] in groups, each with a weight of its own, w [groups, N, K]: y[r] = x[r] w[g]'
+-- for offsets[g] <= r < offsets[g + 1]. Offsets count rows from 0: i64 or i32 [groups + 1], on x's
+-- device. A group may be empty; a row in no group has y = 0.
+make 'grouped_linear(x, w, offsets)'
 
 local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }
 
@@ -236,6 +240,9 @@ place 'axpy_: add_(x, src: operand, alpha: number = 1)'
 -- x += a b for matrices x [M, N], a [M, K], b [K, N]; each element is rounded once. x may be f32
 -- where a and b have 16 bits.
 place 'addmm_(x, a, b)'
+-- x[g] += a_g' b_g of the rows of each group (see grouped_linear), for x [groups, M, N], a [rows,
+-- M], b [rows, N]; each element is rounded once. x may be f32 where a and b have 16 bits.
+place 'grouped_addmm_(x, a, b, offsets)'
 -- x times a number, in place.
 place 'scale_: mul_(x, factor: number)'
 

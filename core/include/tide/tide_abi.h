@@ -446,6 +446,14 @@ int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b);
 /* y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
 int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
+/* Rows of x in groups, each with a weight of its own: y[r] = x[r] w[g]^T for offsets[g] <= r <
+ * offsets[g + 1], of x [rows, K], w [groups, N, K] and offsets i64 or i32 [groups + 1] on x's
+ * device. A group may be empty; a row in no group has y = 0. Offsets go up from 0 or more to `rows`
+ * or less, else E_ARG (on a GPU from a later call, as an index out of range). */
+int tide_grouped_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *offsets);
+/* dst[g] += a_g^T b_g of the rows of each group, in place: a [rows, M], b [rows, N], dst [groups,
+ * M, N] of their dtype, or f32 where they have 16 bits. The sum is rounded once. */
+int tide_grouped_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b, tide_tensor *offsets);
 enum { TIDE_ACT_RELU = 0, TIDE_ACT_GELU_TANH = 1 };
 /* act(x w^T + bias): relu, or gelu by tanh. On a GPU it saves a pass over the result. */
 int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,

@@ -368,6 +368,7 @@ end
 -- Whether the gradients that backward begins stay on this rank for a while: they then have the
 -- dtype of the sum from the first product on.
 function Bucket:accumulate(on)
+   if self.sum_dtype == self.opts.dtype then return end
    for _, e in ipairs(self.entries) do
       e.view:set_grad_dtype(on and self.sum_dtype or self.opts.dtype)
    end

@@ -51,7 +51,7 @@ function Unit:is_live()
 end
 
 -- What each bucket does for itself; see Bucket.
-for _, name in ipairs { 'gather', 'wait', 'widen', 'accumulate', 'drain', 'reset' } do
+for _, name in ipairs { 'gather', 'wait', 'accumulate', 'drain', 'reset' } do
    Unit[name] = function(self, ...)
       for _, b in ipairs(self.buckets) do b[name](b, ...) end
    end
@@ -73,8 +73,8 @@ end
 
 -- Raises while a call needs it whole.
 function Unit:check_free()
-   err.raise_if(self.holds > 0, 'E_STATE', 'parallel.fsdp.updated', 'parameters are gathered, so '
-      .. 'shards cannot change now; call step and load outside unshard_fsdp2_model')
+   err.raise_if(self.holds > 0, 'E_STATE', 'parallel.fsdp.updated', 'the shards change while '
+      .. 'parameters are whole; step and load outside unshard_fsdp2_model')
 end
 
 -- The shards have changed: what was gathered is out of date.

@@ -1,0 +1,135 @@
+/* Products of groups of rows, each with a weight of its own: what a mixture of experts needs.
+ *
+ * With rows [offsets[g], offsets[g + 1]) in group g, y = x w[g]^T. The derivatives are grouped
+ * products again: dx = dy w[g], dw[g] = dy_g^T x_g. A row in no group has y = 0 and dx = 0.
+ */
+#include "core/op/op.h"
+
+/* Begins a call on a, b and offsets. */
+static void grouped_begin(tide__temps *v, tide__call *c, int op, tide_tensor **out, tide_tensor *a,
+                          tide_tensor *b, tide_tensor *offsets)
+{
+  TIDE__DO(v, tide__begin(c, op, out, 3, (tide_tensor *[]){a, b, offsets}, 0));
+  TIDE__DO(v, tide__check_index(offsets, TIDE__NAME(c), "offsets"));
+}
+
+/* Gives a and b strides as the kernels want them. */
+static void grouped_layout(tide__temps *v, tide__call *c)
+{
+  for (int i = 0; i < 2; i++) c->in_[i] = TIDE__TEMP(v, tide__matrix_layout, c->in_[i]);
+}
+
+static int check_grouped(tide__call *c, const tide_tensor *x, const tide_tensor *w,
+                         const tide_tensor *offsets)
+{
+  bool fit = x->ndim == 2 && w->ndim == 3 && x->shape[1] == w->shape[2];
+  if (!fit)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "x %s and weight %s do not fit: expected [rows, K] and "
+                      "[groups, N, K]", TIDE__SHAPE_OF(x), TIDE__SHAPE_OF(w));
+  if (offsets->ndim != 1 || offsets->shape[0] != w->shape[0] + 1)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "offsets: expected [%lld], one more than the weight has "
+                      "groups, got %s", (long long)w->shape[0] + 1, TIDE__SHAPE_OF(offsets));
+  if (x->dtype != w->dtype)
+    return TIDE__FAIL(c, TIDE_E_DTYPE, "x is %s, weight is %s; cast them to one dtype",
+                      tide_dtype_name(x->dtype), tide_dtype_name(w->dtype));
+  return tide__check_float(x, TIDE__NAME(c), "x");
+}
+
+/* dtype: of the result, or -1: x's. */
+static int grouped_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *offsets,
+                          int dtype)
+{
+  tide__call c;
+  tide__temps v = {0};
+  tide_tensor *own[3] = {x, w, offsets};
+  grouped_begin(&v, &c, TIDE_OP_GROUPED_LINEAR, out, x, w, offsets);
+  TIDE__DO(&v, check_grouped(&c, x, w, offsets));
+  grouped_layout(&v, &c);
+  c.tape_in = own;
+  if (v.rc == TIDE_OK)
+    v.rc = tide__dispatch_one(&c, out, dtype < 0 ? x->dtype : dtype, 2,
+                              (int64_t[]){x->shape[0], w->shape[1]});
+  return tide__temps_end(&v);
+}
+
+int tide_grouped_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *offsets)
+{
+  return grouped_linear(out, x, w, offsets, -1);
+}
+
+/* ---- the gradient of the weight -------------------------------------------------------------- */
+
+static int check_grouped_addmm(tide_tensor *dst, tide_tensor *a, tide_tensor *b,
+                               tide_tensor *offsets)
+{
+  bool fit = dst->ndim == 3 && a->ndim == 2 && b->ndim == 2 && a->shape[0] == b->shape[0] &&
+             dst->shape[1] == a->shape[1] && dst->shape[2] == b->shape[1];
+  if (!fit)
+    return tide__fail(dst->ctx, TIDE_E_SHAPE, "grouped_addmm_", "target %s, a %s and b %s do not "
+                      "fit: expected [groups, M, N], [rows, M] and [rows, N]", TIDE__SHAPE_OF(dst),
+                      TIDE__SHAPE_OF(a), TIDE__SHAPE_OF(b));
+  if (offsets->ndim != 1 || offsets->shape[0] != dst->shape[0] + 1)
+    return tide__fail(dst->ctx, TIDE_E_SHAPE, "grouped_addmm_", "offsets: expected [%lld], one "
+                      "more than the target has groups, got %s", (long long)dst->shape[0] + 1,
+                      TIDE__SHAPE_OF(offsets));
+  return tide__check_sum_target(dst, "grouped_addmm_", a, b);
+}
+
+/* Computes the products, in the target's dtype, and adds them. */
+static int grouped_outer(tide_tensor **out, tide_tensor *a, tide_tensor *b, tide_tensor *offsets,
+                         int64_t groups, int dtype)
+{
+  tide__call c;
+  tide__temps v = {0};
+  grouped_begin(&v, &c, TIDE_OP_GROUPED_LINEAR_BWD, out, a, b, offsets);
+  grouped_layout(&v, &c);
+  if (v.rc == TIDE_OK)
+    v.rc = tide__dispatch_one(&c, out, dtype, 3, (int64_t[]){groups, a->shape[1], b->shape[1]});
+  return tide__temps_end(&v);
+}
+
+int tide_grouped_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b, tide_tensor *offsets)
+{
+  tide__call c;
+  tide__temps v = {0};
+  TIDE__DO(&v, tide__begin(&c, TIDE_OP_GROUPED_ADDMM_, NULL, 4,
+                           (tide_tensor *[]){dst, a, b, offsets}, 0));
+  TIDE__DO(&v, tide__check_index(offsets, "grouped_addmm_", "offsets"));
+  TIDE__DO(&v, check_grouped_addmm(dst, a, b, offsets));
+  if (v.rc < 0) return tide__temps_end(&v);
+  bool apart = dst->storage != a->storage && dst->storage != b->storage;
+  if (!apart || (dst->stride[2] != 1 && dst->shape[2] > 1)) {
+    a = TIDE__TEMP(&v, tide_cast, a, dst->dtype);
+    b = TIDE__TEMP(&v, tide_cast, b, dst->dtype);
+    tide_tensor *y = TIDE__TEMP(&v, grouped_outer, a, b, offsets, dst->shape[0], dst->dtype);
+    TIDE__DO(&v, tide_axpy_(dst, y, 1));
+    return tide__temps_end(&v);
+  }
+  c.in_[0] = a;
+  c.in_[1] = b;
+  c.in_[2] = offsets;
+  grouped_layout(&v, &c);
+  c.nin = 3;
+  c.nout = 1;
+  c.out_[0] = dst;
+  TIDE__DO(&v, tide__launch_checked(&c));
+  dst->storage->version++;
+  return tide__temps_end(&v);
+}
+
+int tide__grad_grouped_linear(const tide__grad_call *g)
+{
+  tide__temps v = {0};
+  tide_tensor *dy = g->gout[0], *x = g->in[0], *w = g->in[1], *offsets = g->in[2];
+  tide_tensor *sum = g->sum ? g->sum[1] : NULL;
+  int x_dtype = g->sum ? g->sum_dtype[0] : dy->dtype;
+  int w_dtype = g->sum ? g->sum_dtype[1] : dy->dtype;
+  if (g->need[0]) {
+    tide_tensor *wt = TIDE__TEMP(&v, tide_transpose, w, 1, 2);
+    TIDE__DO(&v, grouped_linear(&g->gin[0], dy, wt, offsets, x_dtype));
+  }
+  if (g->need[1] && sum) TIDE__DO(&v, tide_grouped_addmm_(sum, dy, x, offsets));
+  else if (g->need[1])
+    TIDE__DO(&v, grouped_outer(&g->gin[1], dy, x, offsets, g->meta[1].shape[0], w_dtype));
+  return tide__temps_end(&v);
+}
