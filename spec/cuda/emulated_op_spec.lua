@@ -15,4 +15,8 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/op/round_spec.lua' } do
       it('pass ' .. file, function() emulated.run(file) end)
    end
+
+   it('pass spec/op/layout_spec.lua where cuBLASLt has the least it may have', function()
+      emulated.run('spec/op/layout_spec.lua', 'TIDE_EMULATE_LT=least')
+   end)
 end)
