@@ -20,7 +20,7 @@ tide_comm *tide__comm_of(tide__participant *p)
 static int capture_settle(tide__participant *p)
 {
   tide_comm *comm = comm_of(p);
-  if (comm->engine) tide__work_issue(comm);
+  if (comm->engine) tide__work_drain(comm);
   return TIDE_OK;
 }
 

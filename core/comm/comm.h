@@ -60,6 +60,7 @@ typedef struct tide__coll {
   bool        captured;        /* it is recorded: its event is part of a capture */
 
   int64_t     seq;
+  int64_t     turn;            /* drawn from the transport */
   double      timeout;         /* seconds to wait for the other ranks */
   atomic_int *interrupt;       /* two pending requests end a wait */
   double      begin, end;      /* trace clock */
@@ -97,6 +98,9 @@ typedef struct tide__transport {
    * every call goes through the helper thread, which polls it to its end. Otherwise the owner polls
    * where it needs to know. */
   bool watched;
+  /* Draws the place of a call among all of the rank, on the owner's thread, before run; run then
+   * follows. May be null. */
+  int64_t (*draw)(void *state);
   /* Runs the collective: exchanges calls, compares them, moves data. Returns a status; on failure
    * c->message says why. */
   int  (*run)(void *state, int rank, tide__coll *c);

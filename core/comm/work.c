@@ -294,6 +294,7 @@ int tide__work_submit(tide_work **out, tide_comm *comm, const tide__coll *c, int
   comm->refs++;
   tide__comm_note(comm, &w->coll, !w->coll.blocking);
   append_pending(comm, w);
+  if (comm->transport->draw) w->coll.turn = comm->transport->draw(comm->state);
   if (instant) {
     tide__coll_execute(comm->transport, comm->state, comm->rank, &w->coll);
     atomic_store_explicit(&w->issued, 1, memory_order_release);

@@ -283,10 +283,13 @@ static tide__block *grow(tide_ctx *ctx, struct tide__cache *cache, int pool_no, 
   if (!ctx->params.cache) usual = least = size;
   tide__block *b = usual > least ? open_segment(ctx, cache, pool_no, usual) : NULL;
   if (!b) b = open_segment(ctx, cache, pool_no, least);
-  if (b || !cache->segments) return b;
+  if (b || !cache->segments || cache->no_trim) return b;
   tide__log(ctx, TIDE_LOG_WARN, "device '%s' has no %zu bytes left: the %lld free ones that are "
             "cached go back, then once more", tide_device_name(cache->backend->device), least,
             (long long)cache->held);
+  /* A GPU's runtime waits in each free for all work of the device, and while it waits for the
+   * collectives of ranks that are threads of this process, these cannot make their calls. */
+  if (cache->backend->streams) tide__participants_settle(ctx);
   tide__cache_trim(ctx, cache);
   return open_segment(ctx, cache, pool_no, least);
 }

@@ -61,6 +61,12 @@ void tide__participant_remove(tide_ctx *ctx, tide__participant *p)
   if (*at) *at = p->next;
 }
 
+int tide__participants_settle(tide_ctx *ctx)
+{
+  for (tide__participant *p = ctx->participants; p; p = p->next) TIDE_TRY(p->calls->settle(p));
+  return TIDE_OK;
+}
+
 int tide__participant_enter(tide_ctx *ctx, tide__participant *p)
 {
   tide_graph *g = ctx->capture;
@@ -183,7 +189,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
                       "captured; only those on 'cuda' can", tide_device_name(device));
   if (ctx->capture)
     return tide__fail(ctx, TIDE_E_STATE, "graph_begin", "a step is being captured already");
-  for (tide__participant *p = ctx->participants; p; p = p->next) TIDE_TRY(p->calls->settle(p));
+  TIDE_TRY(tide__participants_settle(ctx));
   tide__objects_settle(ctx);
   tide_graph *g = tide__object_new(ctx, TIDE__KIND_GRAPH, sizeof *g, capture_destroy);
   if (!g) return tide__fail(ctx, TIDE_E_NOMEM, "graph_begin", "no host memory");

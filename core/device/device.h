@@ -102,7 +102,8 @@ int  tide__not_captured(tide_ctx *ctx, const char *op);
  * message recorded. */
 typedef struct tide__participant tide__participant;
 typedef struct tide__participant_calls {
-  /* Before a capture: flushes pending work, so that none reaches a stream later. */
+  /* Before a capture, and before memory returns to the device: blocks until all work of it is
+   * complete. */
   int  (*settle)(tide__participant *p);
   /* Takes a reference to the graph until drop. The participant stays open until leave. */
   int  (*enter)(tide__participant *p, tide_graph *g);
@@ -121,6 +122,7 @@ struct tide__participant {
 };
 void tide__participant_add(tide_ctx *ctx, tide__participant *p);
 void tide__participant_remove(tide_ctx *ctx, tide__participant *p);
+int  tide__participants_settle(tide_ctx *ctx);
 /* Adds p to the step being captured, before its first call in it. Idempotent. */
 int  tide__participant_enter(tide_ctx *ctx, tide__participant *p);
 /* Invalidates the graph of a participant that has failed for good: later launches fail. Thread-safe

@@ -1,7 +1,8 @@
 /* cuBLASLt, opened at the first product of a context.
  *
  * libtide_cuda does not link cuBLAS: functions are looked up by name, so a machine without it
- * lacks products and nothing else. cuBLASLt is column-major, so y = a b of row-major matrices
+ * lacks products and nothing else. A shape that cuBLASLt has no algorithm for is multiplied by
+ * plain loops (product_plain.cu). cuBLASLt is column-major, so y = a b of row-major matrices
  * becomes y' = b' a'. The algorithm of each shape is cached, since the heuristic takes longer than
  * a launch.
  *
@@ -29,9 +30,11 @@ struct problem {
   int align_a, align_b, align_d, align_bias, precision;
 };
 
+enum answer { UNKNOWN, FOUND, REFUSED };
+
 struct choice {
   problem key;
-  bool used;
+  answer said;
   cublasLtMatmulAlgo_t algo;
 };
 
@@ -171,19 +174,21 @@ uint32_t epilogue_of(const problem &q)
   return sum ? sum : (uint32_t)CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* The four descriptors of a product. One that could not be created stays null. */
+/* The four descriptors of a product. One that could not be created stays null; status: the first
+ * failure. */
 struct plan {
   tide_cuda_blas *b;
   cublasLtMatmulDesc_t op = nullptr;
   cublasLtMatrixLayout_t a = nullptr, x = nullptr, d = nullptr;
-  bool good = true;
+  cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
 
-  void took(cublasStatus_t s) { good = good && s == CUBLAS_STATUS_SUCCESS; }
+  bool good() const { return status == CUBLAS_STATUS_SUCCESS; }
+  void took(cublasStatus_t s) { status = good() ? s : status; }
   void layout(cublasLtMatrixLayout_t *l, int dtype, int64_t rows, int64_t cols, int64_t ld,
               const problem &q, int64_t stride)
   {
     took(b->cublasLtMatrixLayoutCreate(l, type_of(dtype), (uint64_t)rows, (uint64_t)cols, ld));
-    if (!good || q.batch == 1) return;
+    if (!good() || q.batch == 1) return;
     int32_t n = (int32_t)q.batch;
     took(b->cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n));
     took(b->cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
@@ -191,7 +196,7 @@ struct plan {
   }
   template <class V> void set(cublasLtMatmulDescAttributes_t what, V v)
   {
-    if (good) took(b->cublasLtMatmulDescSetAttribute(op, what, &v, sizeof v));
+    if (good()) took(b->cublasLtMatmulDescSetAttribute(op, what, &v, sizeof v));
   }
   plan(tide_cuda_blas *blas, const problem &q, const tide_product &p) : b(blas)
   {
@@ -222,11 +227,13 @@ struct plan {
   }
 };
 
-bool ask(const plan &p, const problem &q, cublasLtMatmulAlgo_t *algo)
+/* Asks for an algorithm. Returns cuBLASLt's status: NOT_SUPPORTED if it has none. */
+cublasStatus_t ask(const plan &p, const problem &q, cublasLtMatmulAlgo_t *algo)
 {
   tide_cuda_blas *b = p.b;
   cublasLtMatmulPreference_t want = nullptr;
-  if (b->cublasLtMatmulPreferenceCreate(&want) != CUBLAS_STATUS_SUCCESS) return false;
+  cublasStatus_t s = b->cublasLtMatmulPreferenceCreate(&want);
+  if (s != CUBLAS_STATUS_SUCCESS) return s;
   uint64_t space = WORKSPACE;
   uint32_t align[4] = {(uint32_t)q.align_a, (uint32_t)q.align_b, (uint32_t)q.align_d,
                        (uint32_t)q.align_d};
@@ -239,12 +246,11 @@ bool ask(const plan &p, const problem &q, cublasLtMatmulAlgo_t *algo)
     b->cublasLtMatmulPreferenceSetAttribute(want, name[i], &align[i], sizeof align[i]);
   cublasLtMatmulHeuristicResult_t found;
   int n = 0;
-  cublasStatus_t s = b->cublasLtMatmulAlgoGetHeuristic(b->handle, p.op, p.a, p.x, p.d, p.d, want, 1,
-                                                       &found, &n);
+  s = b->cublasLtMatmulAlgoGetHeuristic(b->handle, p.op, p.a, p.x, p.d, p.d, want, 1, &found, &n);
   b->cublasLtMatmulPreferenceDestroy(want);
-  if (s != CUBLAS_STATUS_SUCCESS || n < 1) return false;
-  *algo = found.algo;
-  return true;
+  if (s != CUBLAS_STATUS_SUCCESS) return s;
+  if (n > 0) *algo = found.algo;
+  return n > 0 ? found.state : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 choice *slot(tide_cuda_blas *b, const problem &q)
@@ -253,6 +259,36 @@ choice *slot(tide_cuda_blas *b, const problem &q)
   uint64_t h = 1469598103934665603u; /* FNV-1a */
   for (size_t i = 0; i < sizeof q; i++) h = (h ^ p[i]) * 1099511628211u;
   return &b->known[(h ^ h >> 32) % REMEMBERED];
+}
+
+cublasStatus_t multiply(const k_call *call, const plan &plan, const problem &q,
+                        const tide_product &p, const cublasLtMatmulAlgo_t *algo)
+{
+  tide_cuda_blas *b = plan.b;
+  float one = 1, beta = p.accumulate ? 1 : 0;
+  double one64 = 1, beta64 = beta;
+  bool wide = q.in_a == TIDE_F64;
+  return b->cublasLtMatmul(b->handle, plan.op, wide ? (void *)&one64 : &one, p.b.data, plan.a,
+                           p.a.data, plan.x, wide ? (void *)&beta64 : &beta, p.y.data, plan.d,
+                           p.y.data, plan.d, algo, b->workspace, WORKSPACE,
+                           tide_cuda_stream(call));
+}
+
+/* Returns cuBLASLt's status: NOT_SUPPORTED, which is remembered, if it has no algorithm. */
+cublasStatus_t by_library(const k_call *call, tide_cuda_blas *b, const problem &q,
+                          const tide_product &p)
+{
+  choice *c = slot(b, q);
+  if (memcmp(&c->key, &q, sizeof q) != 0) c->said = UNKNOWN;
+  c->key = q;
+  if (c->said == REFUSED) return CUBLAS_STATUS_NOT_SUPPORTED;
+  plan plan(b, q, p);
+  cublasStatus_t s = plan.status;
+  if (plan.good() && c->said == UNKNOWN) s = ask(plan, q, &c->algo);
+  if (s == CUBLAS_STATUS_SUCCESS) s = multiply(call, plan, q, p, &c->algo);
+  c->said = s == CUBLAS_STATUS_SUCCESS ? FOUND
+    : s == CUBLAS_STATUS_NOT_SUPPORTED ? REFUSED : UNKNOWN;
+  return s;
 }
 
 }  // namespace
@@ -275,24 +311,10 @@ int tide_cuda_product(const k_call *call, const tide_product &p)
   problem q = problem_of(p);
   if (q.in_a == TIDE_F32)
     q.precision = (int)tide_cuda_state_of(call->stream)->params->matmul_precision;
-  plan plan(b, q, p);
-  choice *c = slot(b, q);
-  bool known = c->used && memcmp(&c->key, &q, sizeof q) == 0;
-  if (plan.good && !known) {
-    c->used = plan.good = ask(plan, q, &c->algo);
-    c->key = q;
-  }
-  float one = 1, beta = p.accumulate ? 1 : 0;
-  double one64 = 1, beta64 = beta;
-  bool wide = q.in_a == TIDE_F64;
-  cublasStatus_t s = CUBLAS_STATUS_NOT_SUPPORTED;
-  if (plan.good)
-    s = b->cublasLtMatmul(b->handle, plan.op, wide ? (void *)&one64 : &one, p.b.data, plan.a,
-                          p.a.data, plan.x, wide ? (void *)&beta64 : &beta, p.y.data, plan.d,
-                          p.y.data, plan.d, &c->algo, b->workspace, WORKSPACE,
-                          tide_cuda_stream(call));
+  cublasStatus_t s = by_library(call, b, q, p);
   if (s == CUBLAS_STATUS_SUCCESS) return TIDE_CUDA_LAUNCHED(call);
-  snprintf(call->msg, K_MSG, "cuBLASLt has no product [%lld, %lld] x [%lld, %lld] here (status %d)",
+  if (s == CUBLAS_STATUS_NOT_SUPPORTED) return tide_cuda_plain_product_of(call, p);
+  snprintf(call->msg, K_MSG, "cuBLASLt fails in a product [%lld, %lld] x [%lld, %lld] (status %d)",
            (long long)q.n, (long long)q.k, (long long)q.k, (long long)q.m, (int)s);
   return TIDE_E_DEVICE;
 }

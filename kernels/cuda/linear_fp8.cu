@@ -4,7 +4,7 @@
  * a block, one block turns those into scales, and the scales stay on the device, where the next
  * pass and cuBLASLt read them. FP8 units want both operands with k innermost and sizes in steps of
  * 16, so codes are written in that order whatever the operand's strides, with zeros behind; a
- * result whose width is no such step goes through f32 scratch.
+ * result whose sizes are no such steps goes through f32 scratch.
  *
  * Meaning: kernels/ref/matmul.c; scales: kernels/fp8.h.
  */
@@ -126,7 +126,7 @@ __global__ void finish_kernel(int64_t n, int64_t width, int64_t ld, const float 
 
 /* Sizes, and where things lie in scratch. */
 struct job {
-  int64_t m, n, k, wide_n, wide_k;
+  int64_t m, n, k, wide_m, wide_n, wide_k; /* wide: with zeros, in steps of 16 */
   bool direct; /* cuBLASLt writes y itself */
   int64_t x, w, parts, scale, sum, total;
 };
@@ -137,19 +137,19 @@ job job_of(const k_call *call)
   bool has_bias = !k_absent(&call->in[2]);
   job j = {};
   j.n = w.shape[0], j.k = w.shape[1], j.m = k_numel(&y) / (j.n ? j.n : 1);
-  j.wide_n = whole_steps(j.n), j.wide_k = whole_steps(j.k);
+  j.wide_m = whole_steps(j.m), j.wide_n = whole_steps(j.n), j.wide_k = whole_steps(j.k);
   bool even_bias = !has_bias || (y.dtype != TIDE_F32 && call->in[2].stride[0] == 1);
-  j.direct = j.wide_n == j.n && even_bias;
+  j.direct = j.wide_m == j.m && j.wide_n == j.n && even_bias;
   auto take = [&](int64_t bytes) {
     int64_t begin = j.total;
     j.total += (bytes + 255) / 256 * 256;
     return begin;
   };
-  j.x = take(j.m * j.wide_k);
+  j.x = take(j.wide_m * j.wide_k);
   j.w = take(j.wide_n * j.wide_k);
   j.parts = take(2 * PARTS * (int64_t)sizeof(float));
   j.scale = take(sizeof(scales));
-  j.sum = take(j.direct ? 0 : j.m * j.wide_n * (int64_t)sizeof(float));
+  j.sum = take(j.direct ? 0 : j.wide_m * j.wide_n * (int64_t)sizeof(float));
   return j;
 }
 
@@ -213,15 +213,15 @@ int k_cuda_linear_fp8(const k_call *call)
 
   int nx = largest(call, x, part), nw = largest(call, w, part + PARTS);
   TIDE_CUDA_LAUNCH(call, scale_kernel, 2, TIDE_CUDA_BLOCK, 0, part, nx, nw, x_e5m2, s);
-  make_codes(call, x, j.m, j.wide_k, work + j.x, &s->by[0], x_e5m2);
+  make_codes(call, x, j.wide_m, j.wide_k, work + j.x, &s->by[0], x_e5m2);
   make_codes(call, w, j.wide_n, j.wide_k, work + j.w, &s->by[1], 0);
   rc = TIDE_CUDA_LAUNCHED(call);
   if (rc < 0) return rc;
 
-  tide_matrix to = {j.direct ? y.data : sum, j.direct ? y.dtype : TIDE_F32, j.m, j.wide_n,
-                    j.wide_n, 1, 0};
-  tide_product p = {{work + j.x, x_e5m2 ? TIDE_CUDA_E5M2 : TIDE_CUDA_E4M3, j.m, j.wide_k, j.wide_k,
-                     1, 0},
+  tide_matrix to = {j.direct ? y.data : sum, j.direct ? y.dtype : TIDE_F32, j.wide_m,
+                    j.wide_n, j.wide_n, 1, 0};
+  tide_product p = {{work + j.x, x_e5m2 ? TIDE_CUDA_E5M2 : TIDE_CUDA_E4M3, j.wide_m, j.wide_k,
+                     j.wide_k, 1, 0},
                     {work + j.w, TIDE_CUDA_E4M3, j.wide_k, j.wide_n, 1, j.wide_k, 0},
                     to, 1, j.direct ? tide_array_of(bias).data : nullptr, false, &s->back[0],
                     &s->back[1]};

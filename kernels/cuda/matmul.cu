@@ -1,5 +1,5 @@
-/* matmul, linear and linear_act on the GPU: products by cuBLASLt; integers and odd strides by a
- * plain kernel.
+/* matmul, linear and linear_act on the GPU: products by cuBLASLt; integers and odd strides by
+ * plain loops.
  *
  * Batch dims are collapsed; those along which b is the same become rows of a, the longest of the
  * rest is the batch of a product, and what remains is looped over on the host. Meaning:
@@ -12,29 +12,6 @@ int k_cuda_relu(const k_call *call);
 int k_cuda_gelu_tanh(const k_call *call);
 
 namespace {
-
-/* Strides of (row, column) of a, b and y; those of the batch are in the layout, y first. */
-struct plain_args {
-  tide_array a, b, y;
-  tide_layout batch;
-  int64_t m, n, k, as[2], bs[2], ys[2];
-  bool add; /* to what y holds */
-};
-
-template <class T> __global__ void plain_kernel(plain_args p)
-{
-  TIDE_GRID_LOOP(i, p.batch.numel * p.m * p.n) {
-    int64_t c = i % p.n, r = i / p.n % p.m, at[3];
-    tide_offsets<3>(p.batch, i / p.n / p.m, at);
-    int64_t to = at[0] + r * p.ys[0] + c * p.ys[1];
-    T sum = 0;
-    for (int64_t j = 0; j < p.k; j++)
-      sum += tide_at<T>(p.a, at[1] + r * p.as[0] + j * p.as[1])
-        * tide_at<T>(p.b, at[2] + j * p.bs[0] + c * p.bs[1]);
-    if (p.add) sum += tide_at<T>(p.y, to);
-    tide_put<T>(p.y, to, sum);
-  }
-}
 
 __global__ void bias_rows_kernel(int64_t n, int64_t width, tide_array y, tide_array bias)
 {
@@ -106,13 +83,13 @@ int plain(const k_call *call, const tide_layout &batch, bool add)
 {
   const k_tensor &a = call->in[0], &b = call->in[1], &y = call->out[0];
   int d = y.ndim - 2;
-  plain_args p = {tide_array_of(a), tide_array_of(b), tide_array_of(y), batch, y.shape[d],
-                  y.shape[d + 1], a.shape[d + 1], {a.stride[d], a.stride[d + 1]},
-                  {b.stride[d], b.stride[d + 1]}, {y.stride[d], y.stride[d + 1]}, add};
-  int64_t n = k_numel(&y);
-  if (!(1 << y.dtype & K_FLOAT)) TIDE_LAUNCH(plain_kernel<int64_t>, n, call, p);
-  else TIDE_BY_REAL(y.dtype, TIDE_LAUNCH(plain_kernel<T>, n, call, p));
-  return TIDE_CUDA_LAUNCHED(call);
+  tide_plain_product p = {};
+  p.a = tide_array_of(a), p.b = tide_array_of(b), p.y = tide_array_of(y);
+  p.batch = batch, p.add = add;
+  p.m = y.shape[d], p.n = y.shape[d + 1], p.k = a.shape[d + 1];
+  for (int i = 0; i < 2; i++)
+    p.as[i] = a.stride[d + i], p.bs[i] = b.stride[d + i], p.ys[i] = y.stride[d + i];
+  return tide_cuda_plain_product(call, p);
 }
 
 }  // namespace

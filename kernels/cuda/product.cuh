@@ -2,7 +2,7 @@
  */
 #pragma once
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/block.cuh"
 
 /* Beside the public dtypes, of matrices here alone: FP8 codes. */
 enum { TIDE_CUDA_E4M3 = TIDE_NDTYPE, TIDE_CUDA_E5M2 };
@@ -23,7 +23,7 @@ struct tide_matrix {
  *
  * Of FP8 codes: y = a b * a_scale * b_scale + bias, the factors on the device. a and b may be of
  * two formats, not both e5m2; a is row-major, b column-major; y is f32 (then bias is null), bf16 or
- * f16; rows of b and columns of y are multiples of 16, addresses and strides of 16 bytes. */
+ * f16; rows of a and b are multiples of 16, addresses and strides of 16 bytes. */
 struct tide_product {
   tide_matrix a, b, y;
   int64_t batch;
@@ -34,3 +34,16 @@ struct tide_product {
   void *pre = nullptr;       /* of gelu: where its operand goes, as y lies; columns in steps of 8 */
 };
 int tide_cuda_product(const k_call *call, const tide_product &p);
+
+/* The same by plain loops (product_plain.cu), of any dtype and strides: (row, column) of a, b and
+ * y; those of the batch are in the layout, y first. pre lies as y. */
+struct tide_plain_product {
+  tide_array a, b, y, bias, pre; /* bias, pre: null if absent */
+  tide_layout batch;
+  int64_t m, n, k, as[2], bs[2], ys[2];
+  bool add; /* to what y holds */
+  int act;
+  const float *a_scale, *b_scale;
+};
+int tide_cuda_plain_product(const k_call *call, const tide_plain_product &p);
+int tide_cuda_plain_product_of(const k_call *call, const tide_product &p);

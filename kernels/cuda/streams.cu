@@ -51,11 +51,18 @@ void close_stream(void *p, void *stream)
   cudaStreamDestroy(stream_of(stream));
 }
 
+/* Returns 1, 0 for work under way, or the status of e. Runtimes before CUDA 13 keep
+ * cudaErrorNotReady as the thread's last error, which the next launch would report as its own. */
+int answer(void *p, cudaError_t e)
+{
+  if (e == cudaErrorNotReady) cudaGetLastError();
+  return e == cudaErrorNotReady ? 0 : e == cudaSuccess ? 1 : tide_cuda_status(of(p), e);
+}
+
 int done(void *p, void *stream)
 {
   guard g(of(p)->device);
-  cudaError_t e = cudaStreamQuery(stream_of(stream));
-  return e == cudaErrorNotReady ? 0 : e == cudaSuccess ? 1 : tide_cuda_status(of(p), e);
+  return answer(p, cudaStreamQuery(stream_of(stream)));
 }
 
 int behind(void *p, void *stream)
@@ -151,8 +158,7 @@ int copy(void *p, void *dst, const void *src, size_t size, bool to_device, void 
 int event_done(void *p, void *event)
 {
   guard g(of(p)->device);
-  cudaError_t e = cudaEventQuery(static_cast<cudaEvent_t>(event));
-  return e == cudaErrorNotReady ? 0 : e == cudaSuccess ? 1 : tide_cuda_status(of(p), e);
+  return answer(p, cudaEventQuery(static_cast<cudaEvent_t>(event)));
 }
 
 int event_wait(void *p, void *event)

@@ -17,6 +17,13 @@ function M.here()
    return file ~= nil
 end
 
+-- Whether the kernels are compiled so that each access is seen (by GCC): the program that shows it.
+function M.misuse()
+   local file = io.open(M.folder .. '/misuse')
+   if file then file:close() end
+   return file and M.folder .. '/misuse'
+end
+
 -- In a case that M.run runs: the emulated driver, which counts the host's waits and refuses copies
 -- (emulate/device.cpp). Nil where the driver is a real one.
 function M.driver()

@@ -16,4 +16,8 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/grad/main_grad_spec.lua', 'spec/cuda/batch_case.lua' } do
       it('pass ' .. file, function() emulated.run(file) end)
    end
+
+   it('pass spec/op/layout_spec.lua where cuBLASLt has the least it may have', function()
+      emulated.run('spec/op/layout_spec.lua', 'TIDE_EMULATE_LT=least')
+   end)
 end)

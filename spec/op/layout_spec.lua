@@ -34,6 +34,11 @@ local ops = {
    linear_outer = function(x, w) return { tide.linear(x:unsqueeze(2):expand { 5, 3, 24 }, w) } end,
    linear_relu = function(x, w) return { tide.linear_act(x, w, nil, 'relu') } end,
    linear_gelu = function(x, w) return { tide.linear_act(x, w, nil, 'gelu_tanh') } end,
+   linear_fp8 = function(x, w) return { tide.linear_fp8(x, w) } end,
+   linear_nf4 = function(x, w)
+      local codes, scale = tide.quantize_nf4(w:to('f32'):contiguous())
+      return { tide.linear_nf4(x, codes, scale, 8), (tide.quantize_nf4(w)) }
+   end,
    matmul = function(x, w) return { tide.matmul(x, w:transpose(1, 2)) } end,
    matmul_batch = function(x, w)
       return { tide.matmul(x:unsqueeze(1):expand { 2, 5, 24 }, w:transpose(1, 2)) }
@@ -62,6 +67,7 @@ local ops = {
 local op_names = {}
 for name in pairs(ops) do op_names[#op_names + 1] = name end
 table.sort(op_names)
+local not_in_f64 = { linear_fp8 = true, linear_nf4 = true }
 
 local function source(shape, dtype, seed, device)
    return numbers.random(shape, seed, 'f32'):to(dtype):to(device)
@@ -73,7 +79,7 @@ end
 
 describe('views of every layout', function()
    for _, op in ipairs(op_names) do
-      for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+      for _, dtype in ipairs { 'f32', 'bf16', not not_in_f64[op] and 'f64' or nil } do
          it(('give what copies give: %s, %s'):format(op, dtype), function()
             for _, a in ipairs(names) do
                for _, b in ipairs { 'contiguous', a } do

@@ -132,6 +132,7 @@ static int exchange(tide__nccl_comm *s, tide__coll *c)
   tide__call_ref calls[TIDE__MAX_RANK];
   memset(mine, 0, n);
   tide__call_of(c, s->nrank, (tide__comm_call *)mine, (int64_t *)(mine + at));
+  if (tide__nccl_behind_last(s, s->aside, false) < 0) return tide__nccl_device_failed(s, c);
   if (st->move(s->all->device, s->aside, on_device, mine, n, true) < 0)
     return tide__nccl_device_failed(s, c);
   int rc = s->all->api.all_gather(on_device, on_device + n, n, BYTES, s->comm, s->aside);
@@ -155,6 +156,7 @@ int tide__nccl_move(tide__nccl_comm *s, tide__coll *c)
   if (st->bind(s->all->device) < 0) return tide__nccl_device_failed(s, c);
   if (s->calls) TIDE_TRY(exchange(s, c));
   if (st->behind(s->all->device, s->stream) < 0) return tide__nccl_device_failed(s, c);
+  if (tide__nccl_behind_last(s, s->stream, c->captured) < 0) return tide__nccl_device_failed(s, c);
   s->forked = c->captured;
   int rc = l->group_start();
   if (tide__nccl_going(rc)) {

@@ -18,6 +18,7 @@
 static void drop_shared(tide__nccl_shared *all)
 {
   if (--all->refs > 0) return;
+  tide__nccl_order_drop(all);
   tide__nccl_close(&all->api);
   tide__free(all->ctx, all, sizeof *all);
 }
@@ -51,6 +52,7 @@ static void nccl_close_comm(void *state, int rank)
   for (int64_t i = 0; s->comm && i < s->nkept; i++) all->api.comm_deregister(s->comm, s->kept[i]);
   tide__free(all->ctx, s->kept, (size_t)s->room * sizeof *s->kept);
   if (s->comm) finalize(s);
+  tide__nccl_order_forget(s);
   if (s->stream) st->close(all->device, s->stream);
   if (s->aside) st->close(all->device, s->aside);
   if (s->scratch) all->backend->free(all->device, s->scratch, tide__nccl_scratch_size(s));
@@ -152,8 +154,12 @@ static int nccl_run(void *state, int rank, tide__coll *c)
 {
   tide__nccl_comm *s = state;
   (void)rank;
-  if (!tide__nccl_enter(s, c)) return s->failure.status;
-  return tide__nccl_leave(s, c->op == TIDE__SPLIT ? split_inside(s, c) : tide__nccl_move(s, c));
+  int rc;
+  tide__nccl_await_turn(s->all->order, c->turn);
+  if (!tide__nccl_enter(s, c)) rc = s->failure.status;
+  else rc = tide__nccl_leave(s, c->op == TIDE__SPLIT ? split_inside(s, c) : tide__nccl_move(s, c));
+  tide__nccl_pass_turn(s->all->order, c->turn);
+  return rc;
 }
 
 static tide__failure *nccl_failure(void *state) { return &((tide__nccl_comm *)state)->failure; }
@@ -163,6 +169,7 @@ static const tide__transport transport_nccl = {
   .bytes = true,
   .on_device = true,
   .watched = true,
+  .draw = tide__nccl_draw,
   .run = nccl_run,
   .failure = nccl_failure,
   .poll = tide__nccl_poll,
@@ -172,6 +179,19 @@ static const tide__transport transport_nccl = {
 };
 
 /* ---- opening --------------------------------------------------------------------------------- */
+
+/* Returns the order of the calls of a rank that has a communicator over NCCL, or a new one. */
+static tide__nccl_order *order_of(tide_ctx *ctx)
+{
+  for (tide__participant *p = ctx->participants; p; p = p->next) {
+    tide_comm *comm = tide__comm_of(p);
+    if (!comm || comm->transport != &transport_nccl) continue;
+    tide__nccl_order *o = ((tide__nccl_comm *)comm->state)->all->order;
+    o->refs++;
+    return o;
+  }
+  return tide__nccl_order_new(ctx);
+}
 
 /* Opens what this rank needs: the library, and a device that has streams. */
 static int open_shared(tide__nccl_shared **out, tide_comm *over, const tide_nccl_opts *opts,
@@ -197,7 +217,11 @@ static int open_shared(tide__nccl_shared **out, tide_comm *over, const tide_nccl
     all->on = d;
     all->backend = d->backend;
     all->device = d->state;
-    return TIDE_OK;
+    all->orders_itself = tide__nccl_orders_itself(&all->api);
+    all->order = order_of(over->ctx);
+    if (all->order) return TIDE_OK;
+    snprintf(msg, n, "no memory for a communicator");
+    rc = TIDE_E_NOMEM;
   }
   drop_shared(all);
   *out = NULL;
@@ -244,6 +268,7 @@ static int nccl_join(tide__nccl_comm *s, tide_comm *over, tide__nccl_id id, char
     .blocking = 0, .cga_size = INT_MIN, .min_ctas = INT_MIN, .max_ctas = INT_MIN,
     .net_name = NULL, .split_share = INT_MIN};
   s->inside = 1;
+  tide__nccl_await_all(s->all->order);
   int error = l->comm_init(&s->comm, over->nrank, id, over->rank, &config);
   int rc = tide__nccl_going(error) ? tide__nccl_ready(s, &c) : TIDE_E_COMM;
   if (!tide__nccl_going(error)) snprintf(msg, n, "NCCL: %s", l->error_string(error));

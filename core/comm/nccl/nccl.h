@@ -9,6 +9,8 @@
  * In a captured step the stream joins the capture behind compute and the same calls are recorded.
  * What the host must see meanwhile, the compared calls, goes over a stream of its own (aside).
  *
+ * All communicators of a rank issue their calls in one order, that of the program (order.c).
+ *
  * Invariants: one thread at a time makes calls of NCCL. A failure ends NCCL's communicator, and
  * with it the kernels that wait for other ranks; it is never used again. It ends when no thread is
  * between enter and leave, so it is there for calls and for graphs that are being captured or
@@ -27,7 +29,8 @@
  * changed since, and a config carries the version it was written for. A handle is a pointer, a
  * stream is a pointer, a unique id is 128 bytes by value. */
 
-enum { TIDE__NCCL_OK = 0, TIDE__NCCL_IN_PROGRESS = 7, TIDE__NCCL_OLDEST = 21800 };
+enum { TIDE__NCCL_OK = 0, TIDE__NCCL_IN_PROGRESS = 7, TIDE__NCCL_OLDEST = 21800,
+       TIDE__NCCL_ORDERS = 22600 }; /* knows NCCL_LAUNCH_ORDER_IMPLICIT */
 
 typedef struct tide__nccl_id { char bytes[128]; } tide__nccl_id;
 
@@ -78,6 +81,19 @@ void tide__nccl_close(tide__nccl *l);
 
 /* ---- the communicator ------------------------------------------------------------------------ */
 
+/* The order of a rank's calls, shared by all of its communicators. */
+typedef struct tide__nccl_order {
+  int refs;                    /* openings; of the owner's thread, as is drawn */
+  int64_t drawn;               /* turns, from 1 on */
+  pthread_mutex_t lock;        /* of what follows */
+  pthread_cond_t next;
+  int64_t passed;              /* the last turn that has ended */
+  void *last;                  /* stream of the last call, or null */
+  bool captured;               /* that call is part of a capture */
+  const tide_graph *graph;     /* the last one that was captured */
+  void *event;                 /* where a call waits for the one before */
+} tide__nccl_order;
+
 /* What all communicators of one opening share. */
 typedef struct tide__nccl_shared {
   int refs;
@@ -87,6 +103,8 @@ typedef struct tide__nccl_shared {
   const tide__backend *backend; /* its own */
   void *device;                /* the backend's state */
   bool check;
+  bool orders_itself;          /* NCCL orders launches on the device */
+  tide__nccl_order *order;     /* of the rank */
 } tide__nccl_shared;
 
 typedef struct tide__nccl_comm {
@@ -137,6 +155,25 @@ int  tide__nccl_ready(tide__nccl_comm *s, tide__coll *c);
 int  tide__nccl_wait(tide__nccl_comm *s, tide__coll *c, void *stream);
 extern const tide__patience tide__nccl_patience;
 extern const tide__capture_calls tide__nccl_captures;
+
+/* ---- order.c --------------------------------------------------------------------------------- */
+
+tide__nccl_order *tide__nccl_order_new(tide_ctx *ctx);
+void tide__nccl_order_drop(tide__nccl_shared *all);
+bool tide__nccl_orders_itself(const tide__nccl *l);
+int64_t tide__nccl_draw(void *state); /* of the transport */
+/* Around each call. A turn of 0 has no place in the order. */
+void tide__nccl_await_turn(tide__nccl_order *o, int64_t turn);
+void tide__nccl_pass_turn(tide__nccl_order *o, int64_t turn);
+/* Owner's thread. Blocks until all turns that were drawn have ended. */
+void tide__nccl_await_all(tide__nccl_order *o);
+/* Orders a stream of s behind the rank's last call on the device, and makes a call on s->stream the
+ * last. In the call's turn. */
+int  tide__nccl_behind_last(tide__nccl_comm *s, void *stream, bool captured);
+/* The stream of s closes; a graph is being captured, and goes. */
+void tide__nccl_order_forget(tide__nccl_comm *s);
+void tide__nccl_order_capture(tide__nccl_order *o, const tide_graph *graph);
+void tide__nccl_order_uncapture(tide__nccl_order *o, const tide_graph *graph);
 
 /* ---- move.c ---------------------------------------------------------------------------------- */
 

@@ -166,6 +166,7 @@ static int enter_capture(void *state, tide__held *h)
     s->graphs = h;
   }
   pthread_mutex_unlock(&s->failure.lock);
+  if (!status) tide__nccl_order_capture(s->all->order, h->graph);
   return status;
 }
 
@@ -181,6 +182,7 @@ static int begin_launch(void *state)
 {
   tide__nccl_comm *s = state;
   tide__coll c;
+  tide__nccl_await_all(s->all->order); /* calls of other communicators come before the launch */
   if (!tide__nccl_enter(s, &c)) return s->failure.status;
   int rc = order_compute(s);
   return rc < 0 ? tide__nccl_leave(s, rc) : TIDE_OK;
@@ -206,6 +208,7 @@ static void nccl_wait_drop(void *state, tide__held *h)
   while (*at && *at != h) at = &(*at)->next;
   if (*at) *at = h->next;
   pthread_mutex_unlock(&s->failure.lock);
+  tide__nccl_order_uncapture(s->all->order, h->graph);
 }
 
 const tide__capture_calls tide__nccl_captures = {

@@ -2,12 +2,21 @@
  * descriptors, leading dims, transpositions, batches, bias, activations, factors of FP8 operands.
  * Columns first, as the real one.
  *
- * It refuses what the real one refuses: a leading dim that is too small, an epilogue for f64,
- * shapes that do not fit, an algorithm that was asked for another problem; of FP8 codes two e5m2,
- * any order but transposed times plain, sizes and addresses off 16 bytes, a bias where the result
- * is f32 (it would have to be bf16). Spec only.
+ * It refuses what the real one refuses (cuBLAS documentation, "Using the cuBLASLt API"): a leading
+ * dim that is too small (cublasLtMatrixLayoutCreate), an epilogue for f64 (cublasLtMatmul, table of
+ * types), shapes that do not fit, an algorithm that was asked for another problem or for addresses
+ * that are multiples of more (cublasLtMatmulPreferenceAttributes_t, MIN_ALIGNMENT); of FP8 codes
+ * two e5m2, any order but transposed times plain, sizes and addresses off 16 bytes, a bias where
+ * the result is f32, which would have to be bf16 (cublasLtMatmul, "To use FP8 kernels"); a handle
+ * whose device is not the current one (cublasLtCreate: "on the current device").
+ *
+ * With TIDE_EMULATE_LT=least it has algorithms for what tensor cores take, no more: none for f64,
+ * nor for 16-bit operands of an odd k. The heuristic may answer so (cublasLtMatmulAlgoGetHeuristic:
+ * CUBLAS_STATUS_NOT_SUPPORTED). Spec only.
  */
 #include "cublasLt.h"
+
+#include <cstdlib>
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -26,7 +35,11 @@ struct tide_emulated_layout {
   int32_t batch = 1;
   int64_t stride = 0;
 };
-struct tide_emulated_preference { int unused; };
+struct tide_emulated_preference {
+  uint32_t align[4] = {256, 256, 256, 256}; /* of a, b, c, d */
+};
+struct cublasLtContext { int device; };
+extern "C" int tide_emulate_device(); /* libtide_cuda: the thread's current device */
 
 static double get(const void *p, cudaDataType_t type, int64_t i)
 {
@@ -61,10 +74,14 @@ static int64_t shape_word(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
 
 TIDE_LT cublasLtCreate(cublasLtHandle_t *handle)
 {
-  *handle = nullptr;
+  *handle = new cublasLtContext{tide_emulate_device()};
   return CUBLAS_STATUS_SUCCESS;
 }
-TIDE_LT cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+TIDE_LT cublasLtDestroy(cublasLtHandle_t handle)
+{
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
 
 TIDE_LT cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t c, cudaDataType_t)
 {
@@ -129,10 +146,13 @@ TIDE_LT cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
   delete p;
   return CUBLAS_STATUS_SUCCESS;
 }
-TIDE_LT cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
-                                             cublasLtMatmulPreferenceAttributes_t, const void *,
-                                             size_t)
+TIDE_LT cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                             cublasLtMatmulPreferenceAttributes_t what,
+                                             const void *value, size_t size)
 {
+  if (what == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return CUBLAS_STATUS_SUCCESS;
+  if (size != 4) return CUBLAS_STATUS_INVALID_VALUE;
+  memcpy(&p->align[what - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, size);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -148,8 +168,8 @@ static bool fp8_fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLt
   bool formats = is_fp8(a) && is_fp8(b)
     && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3);
   bool order = op->trans_a == CUBLAS_OP_T && op->trans_b == CUBLAS_OP_N;
-  bool sizes = a->rows % 16 == 0 && a->cols % 16 == 0 && a->ld % 16 == 0 && b->ld % 16 == 0
-    && d->ld % 16 == 0;
+  bool sizes = a->rows % 16 == 0 && a->cols % 16 == 0 && b->cols % 16 == 0 && a->ld % 16 == 0
+    && b->ld % 16 == 0 && d->ld % 16 == 0;
   bool result = d->type == CUDA_R_16BF || d->type == CUDA_R_16F
     || (d->type == CUDA_R_32F && op->epilogue == CUBLASLT_EPILOGUE_DEFAULT);
   return formats && order && sizes && result && op->compute == CUBLAS_COMPUTE_32F;
@@ -165,32 +185,51 @@ static bool epilogue_fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t d)
     && op->aux_ld >= d->rows && reinterpret_cast<uintptr_t>(op->aux) % 16 == 0 && d->batch == 1;
 }
 
-static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                 cublasLtMatrixLayout_t d)
+/* Shapes and leading dims: what does not hold is an impossible configuration, INVALID_VALUE
+ * (cublasLtMatmulAlgoGetHeuristic). */
+static bool possible(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                     cublasLtMatrixLayout_t d)
 {
   int64_t m = op->trans_a ? a->cols : a->rows, k = op->trans_a ? a->rows : a->cols;
   int64_t k2 = op->trans_b ? b->cols : b->rows, n = op->trans_b ? b->rows : b->cols;
   bool sizes = m == d->rows && n == d->cols && k == k2 && m > 0 && n > 0 && k > 0;
   bool lead = a->ld >= a->rows && b->ld >= b->rows && d->ld >= d->rows;
+  return sizes && lead && a->batch == d->batch && b->batch == d->batch;
+}
+
+static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                 cublasLtMatrixLayout_t d)
+{
   bool fp8 = is_fp8(a) || is_fp8(b);
   bool plain = a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F)
     && (a->type == CUDA_R_64F) == (op->compute == CUBLAS_COMPUTE_64F)
     && (a->type == CUDA_R_32F || op->compute < CUBLAS_COMPUTE_32F_FAST_TF32)
     && (a->type != CUDA_R_64F || op->epilogue == CUBLASLT_EPILOGUE_DEFAULT)
     && !op->a_scale && !op->b_scale;
-  return sizes && lead && epilogue_fits(op, d) && (fp8 ? fp8_fits(op, a, b, d) : plain)
-    && a->batch == d->batch && b->batch == d->batch;
+  return epilogue_fits(op, d) && (fp8 ? fp8_fits(op, a, b, d) : plain);
+}
+
+static bool has_algorithm(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a)
+{
+  const char *said = getenv("TIDE_EMULATE_LT");
+  if (!said || strcmp(said, "least")) return true;
+  int64_t k = op->trans_a ? a->rows : a->cols;
+  bool half = a->type == CUDA_R_16F || a->type == CUDA_R_16BF;
+  return a->type != CUDA_R_64F && !(half && k % 2);
 }
 
 TIDE_LT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op,
                                        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                        cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
-                                       cublasLtMatmulPreference_t, int most,
+                                       cublasLtMatmulPreference_t want, int most,
                                        cublasLtMatmulHeuristicResult_t *found, int *n)
 {
-  *n = most > 0 && fits(op, a, b, d);
+  *n = 0;
+  if (!possible(op, a, b, d)) return CUBLAS_STATUS_INVALID_VALUE;
+  *n = most > 0 && fits(op, a, b, d) && has_algorithm(op, a);
   if (!*n) return CUBLAS_STATUS_NOT_SUPPORTED;
   found->algo.data[0] = (uint64_t)shape_word(op, a, b, d);
+  for (int i = 0; i < 4; i++) found->algo.data[1 + i] = want->align[i];
   found->state = CUBLAS_STATUS_SUCCESS;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -256,20 +295,26 @@ extern "C" __attribute__((visibility("default"))) long tide_emulate_products(voi
 }
 
 /* alpha is 1 and beta 0 or 1, of the type of the sums. */
-TIDE_LT cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void *alpha, const void *a,
-                       cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb,
+TIDE_LT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void *alpha,
+                       const void *a, cublasLtMatrixLayout_t la, const void *b,
+                       cublasLtMatrixLayout_t lb,
                        const void *beta, const void *c, cublasLtMatrixLayout_t, void *d,
                        cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algo, void *, size_t,
                        cudaStream_t stream)
 {
+  if (handle->device != tide_emulate_device() || handle->device != stream->device)
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   bool wide = op->compute == CUBLAS_COMPUTE_64F;
   double al = wide ? *(const double *)alpha : *(const float *)alpha;
   double be = wide ? *(const double *)beta : *(const float *)beta;
-  if (!fits(op, la, lb, ld) || algo->data[0] != (uint64_t)shape_word(op, la, lb, ld))
+  bool same = algo->data[0] == (uint64_t)shape_word(op, la, lb, ld);
+  if (!same || !possible(op, la, lb, ld) || !fits(op, la, lb, ld))
     return CUBLAS_STATUS_INVALID_VALUE;
-  for (const void *address : {a, b, static_cast<const void *>(d)})
-    if (is_fp8(la) && reinterpret_cast<uintptr_t>(address) % 16 != 0)
-      return CUBLAS_STATUS_INVALID_VALUE;
+  const void *addresses[4] = {a, b, c, d};
+  for (int i = 0; i < 4; i++) {
+    uint64_t least = is_fp8(la) && algo->data[1 + i] < 16 ? 16 : algo->data[1 + i];
+    if (reinterpret_cast<uintptr_t>(addresses[i]) % least) return CUBLAS_STATUS_INVALID_VALUE;
+  }
   product p = {*op, *la, *lb, *ld, al, be, a, b, c, d};
   asked++;
   stream->enqueue([p] {

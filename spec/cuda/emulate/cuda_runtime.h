@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 
 #include "stream.h"
 
@@ -40,8 +41,8 @@ struct dim3 {
   dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
 };
 struct uint3 { unsigned x, y, z; };
-struct uint2 { unsigned x, y; };
-struct uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 static inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
 static inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
@@ -55,19 +56,34 @@ extern dim3 blockDim, gridDim;
 
 /* ---- launches, barriers, warps --------------------------------------------------------------- */
 
-void tide_emulate_launch(struct tide_emulate_stream *stream, dim3 grid, dim3 block, size_t shared,
-                         std::function<void()> body);
+/* A kernel: its name for messages, and the address that its attributes are kept by. */
+struct tide_emulate_kernel { const char *name; const void *function; };
+/* What a launch runs: run(bound), where bound are the arguments, taken when it was launched. */
+struct tide_emulate_body {
+  std::shared_ptr<const void> bound;
+  size_t size; /* of bound */
+  void (*run)(const void *bound);
+};
+void tide_emulate_launch(struct tide_emulate_stream *stream, const tide_emulate_kernel &kernel,
+                         dim3 grid, dim3 block, size_t shared, const tide_emulate_body &body);
 /* Arguments are taken by value when the kernel is launched, as CUDA takes them. */
 template <class F, class... A>
-void tide_emulate_launch_with(struct tide_emulate_stream *stream, dim3 grid, dim3 block,
-                              size_t shared, F kernel, A... args)
+void tide_emulate_launch_with(struct tide_emulate_stream *stream, const tide_emulate_kernel &kernel,
+                              dim3 grid, dim3 block, size_t shared, F f, A... args)
 {
-  tide_emulate_launch(stream, grid, block, shared, [=] { kernel(args...); });
+  auto call = [=] { f(args...); };
+  typedef decltype(call) call_t;
+  tide_emulate_launch(stream, kernel, grid, block, shared,
+                      {std::make_shared<const call_t>(call), sizeof call, [](const void *bound) {
+                         (*static_cast<const call_t *>(bound))();
+                       }});
 }
 /* True for the kernel that TIDE_EMULATE_FAULT names by its number, and for all after it. */
 bool tide_emulate_kernel_fails();
-/* False, with the thread's last error set: the device is lost or not the current one. */
-bool tide_emulate_may_launch(const struct tide_emulate_stream *stream);
+/* False, with the thread's last error set: the device is lost or not the current one, or the bytes
+ * of shared memory are more than the kernel may have. */
+bool tide_emulate_may_launch(const struct tide_emulate_stream *stream,
+                             const tide_emulate_kernel &kernel, size_t shared);
 void *tide_emulate_shared();
 size_t tide_emulate_shared_size();
 /* The thread waits for an event, named by an address, and goes on when ready answers true. */
@@ -82,9 +98,18 @@ void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
 int __syncthreads_or(int v);
 
-#define TIDE_CUDA_LAUNCH(call, kernel, grid, block, shared, ...)            \
-  tide_emulate_launch_with(tide_cuda_stream(call), grid, block, shared,     \
-                           [=](auto... a) { kernel(a...); }, __VA_ARGS__)
+/* The address of a kernel that is launched with dynamic shared memory, null where that is 0: of a
+ * template whose arguments the launch deduces there is none. */
+#define TIDE_EMULATE_NONE_0 ~, nullptr
+#define TIDE_EMULATE_SECOND(a, b, ...) b
+#define TIDE_EMULATE_ADDRESS(...) TIDE_EMULATE_SECOND(__VA_ARGS__, ~)
+
+#define TIDE_CUDA_LAUNCH(call, kernel, grid, block, shared, ...)                             \
+  tide_emulate_launch_with(                                                                  \
+    tide_cuda_stream(call),                                                                  \
+    {#kernel, TIDE_EMULATE_ADDRESS(TIDE_EMULATE_NONE_##shared,                               \
+                                   reinterpret_cast<const void *>(&kernel))},                \
+    grid, block, shared, [=](auto... a) { kernel(a...); }, __VA_ARGS__)
 #define TIDE_DYNAMIC_SHARED(name) \
   unsigned char *name = static_cast<unsigned char *>(tide_emulate_shared())
 
@@ -178,9 +203,10 @@ typedef struct tide_emulate_graph *cudaGraphExec_t;
 
 /* Most bytes of shared memory a block: of the chip that is emulated, else what every chip has. */
 int tide_emulate_shared_limit();
-template <class F> cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int bytes)
+cudaError_t tide_emulate_allow_shared(const void *function, int bytes);
+template <class F> cudaError_t cudaFuncSetAttribute(F f, cudaFuncAttribute, int bytes)
 {
-  return bytes <= tide_emulate_shared_limit() ? cudaSuccess : cudaErrorInvalidValue;
+  return tide_emulate_allow_shared(reinterpret_cast<const void *>(f), bytes);
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
                                              unsigned long long flags,

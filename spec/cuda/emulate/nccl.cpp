@@ -12,8 +12,19 @@
  * communicator: that must not end before the graph has gone (NCCL waits for it for ever).
  * It refuses what NCCL refuses: two ranks on one device, a mean of integers, overlapping buffers
  * that are not the documented in-place form, roots and peers out of range. Environment:
- * TIDE_EMULATE_NCCL_FAULT=n: the n-th group of the process fails asynchronously. Spec only.
+ * TIDE_EMULATE_NCCL_FAULT=n: the n-th group of the process fails asynchronously;
+ * TIDE_EMULATE_NCCL_SLOW=n: each n-th communicator of rank 1 takes 20 ms for a call, so that
+ * threads of a rank overtake each other.
+ *
+ * A device has room for one kernel of NCCL at a time, the least that it may have (NCCL User Guide,
+ * "Using multiple NCCL communicators concurrently": kernels may fit or not): the first that its
+ * stream comes to, so ranks that begin with different ones wait for ever. With
+ * NCCL_LAUNCH_ORDER_IMPLICIT=1 they begin in the order of their launches ("Environment Variables").
+ * Two ranks that launch the collectives of two communicators in different orders may wait for each
+ * other: a communicator fails when that is seen. Spec only.
  */
+#include <unistd.h>
+
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +32,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,7 +52,11 @@ enum type { I8, U8, I32, U32, I64, U64, F16, F32, F64, BF16, NTYPE };
 const size_t type_size[NTYPE] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
 std::mutex lock;
-int ngroup;
+int ngroup, nroom;
+/* Collectives that each device was given, by communicator (room::id). */
+typedef std::map<int, long> counts;
+std::map<int, counts> launched;
+std::set<int> ended; /* communicators that a rank has left */
 
 struct op {
   kind what;
@@ -54,11 +70,12 @@ struct op {
 struct meeting {
   std::map<int, op> came;
   std::map<int, int> device;
+  std::map<int, counts> before; /* what the rank's device was given before */
   bool done = false;
 };
 
 struct room {
-  int nrank, joined = 0;
+  int nrank, joined = 0, id = ++nroom;
   std::string error;
   std::map<long, std::shared_ptr<meeting>> meetings;
   std::map<std::pair<int, int>, std::deque<op>> sent;
@@ -152,6 +169,23 @@ bool same_call(const op &a, const op &b)
     && a.peer == b.peer;
 }
 
+/* Whether two ranks were given other communicators' collectives before this one equally often; of
+ * those that both devices belong to. */
+bool same_order(const meeting &m, int id)
+{
+  for (auto &a : m.before)
+    for (auto &b : m.before)
+      for (auto &row : launched[m.device.at(a.first)]) {
+        int other = row.first;
+        bool shared = launched[m.device.at(b.first)].count(other);
+        if (other == id || ended.count(other) || !shared) continue;
+        auto x = a.second.find(other), y = b.second.find(other);
+        if ((x == a.second.end() ? 0 : x->second) != (y == b.second.end() ? 0 : y->second))
+          return false;
+      }
+  return true;
+}
+
 /* All have come. */
 std::string move_data(meeting &m)
 {
@@ -183,6 +217,36 @@ std::string move_data(meeting &m)
   return "";
 }
 
+/* ---- a device's turn ------------------------------------------------------------------------- */
+
+struct kernel { int device; };
+std::map<int, std::weak_ptr<kernel>> on_device;
+std::map<int, std::deque<std::weak_ptr<kernel>>> in_order; /* as launched */
+
+bool ordered()
+{
+  const char *said = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  return said && *said == '1';
+}
+
+std::shared_ptr<kernel> launch_on(int device)
+{
+  std::shared_ptr<kernel> k(new kernel{device});
+  in_order[device].push_back(k);
+  return k;
+}
+
+/* Whether k may run, or goes on. */
+bool begins(const std::shared_ptr<kernel> &k)
+{
+  std::deque<std::weak_ptr<kernel>> &list = in_order[k->device];
+  while (!list.empty() && list.front().expired()) list.pop_front();
+  if (ordered()) return list.empty() || list.front().lock() == k;
+  std::weak_ptr<kernel> &now = on_device[k->device];
+  if (now.expired()) now = k;
+  return now.lock() == k;
+}
+
 /* One collective of one rank, as a step. */
 struct collective {
   comm *c;
@@ -190,16 +254,22 @@ struct collective {
   op o;
   long seq;
   int device;
+  counts before;
+  std::shared_ptr<kernel> runs;
   bool operator()()
   {
     std::lock_guard<std::mutex> g(lock);
     if (c->dead || !in->error.empty()) return true; /* an aborted kernel ends */
+    if (!begins(runs)) return false;
     std::shared_ptr<meeting> &m = in->meetings[seq];
     if (!m) m = std::make_shared<meeting>();
     m->came[c->rank] = o;
     m->device[c->rank] = device;
+    m->before[c->rank] = before;
     if (!m->done && (int)m->came.size() == in->nrank) {
       in->error = move_data(*m);
+      if (in->error.empty() && !same_order(*m, in->id))
+        in->error = "ranks launch the calls of two communicators in different orders";
       m->done = true;
     }
     return m->done;
@@ -212,10 +282,12 @@ struct exchange {
   std::shared_ptr<room> in;
   std::shared_ptr<std::vector<op>> ops;
   std::shared_ptr<bool> posted;
+  std::shared_ptr<kernel> runs;
   bool operator()()
   {
     std::lock_guard<std::mutex> g(lock);
     if (c->dead || !in->error.empty()) return true;
+    if (!begins(runs)) return false;
     if (!*posted)
       for (op &o : *ops)
         if (o.what == SEND) in->sent[{c->rank, o.peer}].push_back(o);
@@ -311,13 +383,17 @@ void launch(comm *c, const std::vector<queued> &list)
     }
     give(c, stream, [c, q]() -> std::function<bool()> {
       std::lock_guard<std::mutex> g(lock);
-      return collective{c, c->in, q.o, ++c->seq, q.stream->device};
+      counts before = launched[q.stream->device];
+      launched[q.stream->device][c->in->id]++;
+      return collective{c, c->in, q.o, ++c->seq, q.stream->device, before,
+                        launch_on(q.stream->device)};
     });
   }
   if (ops.empty()) return;
-  give(c, stream, [c, ops]() -> std::function<bool()> {
+  give(c, stream, [c, ops, stream]() -> std::function<bool()> {
+    std::lock_guard<std::mutex> g(lock);
     return exchange{c, c->in, std::make_shared<std::vector<op>>(ops),
-                    std::make_shared<bool>(false)};
+                    std::make_shared<bool>(false), launch_on(stream->device)};
   });
 }
 
@@ -347,7 +423,10 @@ int add(comm *c, const op &o, tide_emulate_stream *stream)
   std::unique_lock<std::mutex> g(lock);
   int rc = check(c, o);
   if (rc != OK) c->last = "an argument is wrong";
+  const char *slow = getenv("TIDE_EMULATE_NCCL_SLOW");
+  bool late = slow && c->rank == 1 && c->in->id % atoi(slow) == 0;
   g.unlock();
+  if (late) usleep(20000);
   if (rc != OK) {
     if (depth) group_error = rc;
     return rc;
@@ -476,6 +555,8 @@ API int ncclCommCount(const comm *c, int *n)
 }
 API int ncclCommFinalize(comm *c)
 {
+  std::lock_guard<std::mutex> g(lock);
+  ended.insert(c->in->id);
   c->finalized = true;
   return IN_PROGRESS;
 }
@@ -493,6 +574,7 @@ API int ncclCommAbort(comm *c)
 {
   std::lock_guard<std::mutex> g(lock);
   check_no_graph(c);
+  ended.insert(c->in->id);
   c->dead = true;
   return OK;
 }

@@ -2,13 +2,19 @@
  *
  * A fiber runs threads of the block one after another until one of them meets a barrier; only then
  * is another fiber needed. One launch at a time in the process (static shared memory is one):
- * device.cpp runs the steps of streams under a lock.
+ * streams.cpp runs the steps of streams under a lock.
+ *
+ * Environment: TIDE_EMULATE_ORDER=reverse (blocks and threads begin with the last; CUDA C++
+ * Programming Guide, "Thread Hierarchy": blocks run in any order), =both (see access.cpp).
  */
-#include "cuda_runtime.h"
+#include "inside.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
+
+using emulated::launch_now;
+using emulated::wrong;
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -44,7 +50,8 @@ struct warp {
 std::vector<fiber *> fibers;
 fiber *now;
 void *scheduler;
-const std::function<void()> *body;
+const tide_emulate_body *body;
+bool backwards; /* the last blocks and threads first */
 unsigned nthread, next_thread, finished;
 int came, any_flag, any_result;
 warp warps[32];
@@ -65,8 +72,9 @@ void run_threads()
 {
   for (;;) {
     while (next_thread < nthread) {
-      place(next_thread++);
-      (*body)();
+      unsigned t = next_thread++;
+      place(backwards ? nthread - 1 - t : t);
+      body->run(body->bound.get());
       finished++;
     }
     now->state = IDLE;
@@ -88,6 +96,7 @@ fiber *make_fiber()
 void resume(fiber *f)
 {
   now = f;
+  launch_now->stack = f->stack;
   if (f->state != IDLE) place(f->thread);
   f->state = READY;
   tide_emulate_switch(&scheduler, f->sp);
@@ -132,6 +141,7 @@ void run_block(size_t shared)
   came = any_flag = 0;
   for (warp &w : warps) w.came = 0;
   shared_size = shared;
+  emulated::block();
   memset(shared_bytes, 0xff, shared);
   while (finished < nthread) {
     bool moved = false;
@@ -145,44 +155,88 @@ void run_block(size_t shared)
       moved = true;
     }
     if (moved || happen()) continue;
-    fprintf(stderr, "emulated CUDA: %u of %u threads ended, the others wait at a barrier\n",
-            finished, nthread);
-    abort();
+    wrong("%u of %u threads ended, the others wait at a barrier", finished, nthread);
   }
-  if (later.empty()) return;
-  fprintf(stderr, "emulated CUDA: a block ended while copies into its shared memory ran\n");
-  abort();
+  if (!later.empty()) wrong("a block ended while copies into its shared memory ran");
 }
 
 }  // namespace
 
-static void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> &f)
+static void run_grid(dim3 grid, dim3 block, size_t shared)
 {
   nthread = block.x * block.y * block.z;
-  body = &f;
   gridDim = grid;
   blockDim = block;
-  for (unsigned z = 0; z < grid.z; z++)
-    for (unsigned y = 0; y < grid.y; y++)
-      for (unsigned x = 0; x < grid.x; x++) {
-        blockIdx = {x, y, z};
-        run_block(shared);
-      }
+  uint64_t n = (uint64_t)grid.x * grid.y * grid.z;
+  for (uint64_t i = 0; i < n; i++) {
+    uint64_t b = backwards ? n - 1 - i : i;
+    blockIdx = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y),
+                (unsigned)(b / grid.x / grid.y)};
+    run_block(shared);
+  }
 }
 
-void tide_emulate_launch(tide_emulate_stream *stream, dim3 grid, dim3 block, size_t shared,
-                         std::function<void()> f)
+namespace {
+
+enum order_t { FORWARD, REVERSE, BOTH };
+
+order_t order()
+{
+  const char *said = getenv("TIDE_EMULATE_ORDER");
+  if (!said || !strcmp(said, "forward")) return FORWARD;
+  if (!strcmp(said, "reverse")) return REVERSE;
+  if (strcmp(said, "both")) wrong("TIDE_EMULATE_ORDER is %s: forward, reverse or both", said);
+  if (!emulated::sees_accesses()) wrong("TIDE_EMULATE_ORDER=both needs kernels compiled by GCC");
+  return BOTH;
+}
+
+struct launch {
+  tide_emulate_kernel kernel;
+  dim3 grid, block;
+  size_t shared;
+  int device;
+  tide_emulate_body call;
+
+  void run() const
+  {
+    order_t how = order();
+    emulated::running now = {kernel.name, device, call.bound.get(), call.size, nullptr, STACK};
+    body = &call;
+    launch_now = &now;
+    backwards = how == REVERSE;
+    if (how == BOTH) emulated::record();
+    run_grid(grid, block, shared);
+    if (how == BOTH) {
+      emulated::turn_back();
+      backwards = true;
+      run_grid(grid, block, shared);
+      emulated::compare(kernel.name);
+    }
+    launch_now = nullptr;
+  }
+};
+
+thread_local const char *last_kernel = "none";
+
+}  // namespace
+
+const char *emulated::last_kernel_launched() { return last_kernel; }
+
+/* Limits of a launch: CUDA C++ Programming Guide, "Compute Capabilities", "Features and Technical
+ * Specifications". */
+void tide_emulate_launch(tide_emulate_stream *stream, const tide_emulate_kernel &kernel, dim3 grid,
+                         dim3 block, size_t shared, const tide_emulate_body &call)
 {
   unsigned n = block.x * block.y * block.z;
+  last_kernel = kernel.name;
   if (n == 0 || n > 1024 || shared > (size_t)tide_emulate_shared_limit() || grid.x == 0 ||
-      grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
-    fprintf(stderr, "emulated CUDA: a launch of [%u %u %u] x %u with %zu bytes is not valid\n",
-            grid.x, grid.y, grid.z, n, shared);
-    abort();
-  }
-  if (!tide_emulate_may_launch(stream)) return;
-  stream->enqueue([=] {
-    if (!tide_emulate_kernel_fails()) run_grid(grid, block, shared, f);
+      grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
+    wrong("a launch of %s [%u %u %u] x %u with %zu bytes is not valid", kernel.name, grid.x, grid.y,
+          grid.z, n, shared);
+  if (!tide_emulate_may_launch(stream, kernel, shared)) return;
+  launch l = {kernel, grid, block, shared, stream->device, call};
+  stream->enqueue([l] {
+    if (!tide_emulate_kernel_fails()) l.run();
     return true;
   });
 }
@@ -251,6 +305,7 @@ copies under_way[1024];
 void tide_emulate_copy(void *to, const void *from, bool there)
 {
   copies &c = under_way[now->thread];
+  if (there) emulated::access(from, 16, false);
   c.list.push_back({to, from, there, c.group});
 }
 
