@@ -40,6 +40,10 @@ describe('the machine code of attention', function()
       return
    end
    local kernels = machine.read(cuobjdump, path)
+   if not next(kernels) then
+      pending('keeps its limits: there is no code for an H100 in ' .. path)
+      return
+   end
    for _, row in ipairs(machine.kernels) do
       it(('keeps its limits: %s, %s'):format(row.file, row.name), function()
          assert.same({}, machine.faults(row, kernels))

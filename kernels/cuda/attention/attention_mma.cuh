@@ -74,13 +74,13 @@ TIDE_DEVICE tide_mark<float> mark_of(const tide_attend &p, const tide_attention_
   return static_cast<const tide_mark<float> *>(g.marks)[tide_mark_at(p, b, h, i)];
 }
 
-/* s[16, 8 NT] += rows[16, d] . cols[8 NT, d]^T */
+/* s[16, 8 NT] += rows[16, d] . cols[8 NT, d]^T. Heads as wide as the kernel's have no loop, so that
+ * what the next products need is read in time. */
 template <bool F16, int LD, int NT>
 TIDE_DEVICE void product(float (*s)[4], const uint16_t *rows, const uint16_t *cols, int d)
 {
   int l = (int)threadIdx.x & 31;
-#pragma unroll 2
-  for (int k = 0; k < d; k += 16) {
+  auto add = [&](int k) {
     uint32_t a[4], b[4];
     tide_ldmatrix<false>(a, rows + (l % 16) * LD + k + l / 16 * 8);
 #pragma unroll
@@ -89,6 +89,13 @@ TIDE_DEVICE void product(float (*s)[4], const uint16_t *rows, const uint16_t *co
       tide_mma<F16>(s[n], a, b[0], b[1]);
       tide_mma<F16>(s[n + 1], a, b[2], b[3]);
     }
+  };
+  if (d == LD - 8) {
+#pragma unroll
+    for (int k = 0; k < LD - 8; k += 16) add(k);
+  } else {
+#pragma unroll 1
+    for (int k = 0; k < d; k += 16) add(k);
   }
 }
 
@@ -279,22 +286,27 @@ template <bool F16, int NO>
 TIDE_DEVICE void write(const float (*o)[4], const float *factor, const tide_heads &y, int64_t b,
                        int64_t t0, int64_t nt, int64_t h, int64_t d)
 {
-  int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4;
+  int lane = (int)threadIdx.x & 31, g = lane / 4, t = lane % 4, left = (int)d - 2 * t;
+  bool pairs = d % 2 == 0 && y.b % 2 == 0 && y.t % 2 == 0 && y.h % 2 == 0
+    && (uintptr_t)y.data % 4 == 0;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     int64_t row = t0 + g + 8 * r;
     if (row >= nt) continue;
-    uint16_t *to = static_cast<uint16_t *>(y.data) + tide_head_at(y, b, row, h);
+    uint16_t *to = static_cast<uint16_t *>(y.data) + tide_head_at(y, b, row, h) + 2 * t;
+    auto at = [&](int n) {
+      return tide_pack<F16>(o[n][2 * r] * factor[r], o[n][2 * r + 1] * factor[r]);
+    };
+    if (pairs) {
+#pragma unroll
+      for (int n = 0; n < NO; n++)
+        if (n * 8 < left) *reinterpret_cast<uint32_t *>(to + n * 8) = at(n);
+      continue;
+    }
 #pragma unroll
     for (int n = 0; n < NO; n++) {
-      int64_t ch = n * 8 + 2 * t;
-      uint32_t pair = tide_pack<F16>(o[n][2 * r] * factor[r], o[n][2 * r + 1] * factor[r]);
-      if (ch + 1 < d && ((uintptr_t)(to + ch) & 3) == 0) {
-        *reinterpret_cast<uint32_t *>(to + ch) = pair;
-        continue;
-      }
-      if (ch < d) to[ch] = (uint16_t)(pair & 0xffffu);
-      if (ch + 1 < d) to[ch + 1] = (uint16_t)(pair >> 16);
+      if (n * 8 < left) to[n * 8] = (uint16_t)(at(n) & 0xffffu);
+      if (n * 8 + 1 < left) to[n * 8 + 1] = (uint16_t)(at(n) >> 16);
     }
   }
 }
