@@ -264,6 +264,7 @@ TIDE_LT cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void *al
     if (is_fp8(la) && reinterpret_cast<uintptr_t>(address) % 16 != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
   product p = {*op, *la, *lb, *ld, al, be, a, b, c, d};
+  stream->count("cublasLtMatmul");
   stream->enqueue([p] {
     multiply(p);
     return true;

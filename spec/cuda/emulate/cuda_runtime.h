@@ -55,14 +55,15 @@ extern dim3 blockDim, gridDim;
 
 /* ---- launches, barriers, warps --------------------------------------------------------------- */
 
-void tide_emulate_launch(struct tide_emulate_stream *stream, dim3 grid, dim3 block, size_t shared,
-                         std::function<void()> body);
+/* name: of the kernel, to count it by. */
+void tide_emulate_launch(struct tide_emulate_stream *stream, const char *name, dim3 grid,
+                         dim3 block, size_t shared, std::function<void()> body);
 /* Arguments are taken by value when the kernel is launched, as CUDA takes them. */
 template <class F, class... A>
-void tide_emulate_launch_with(struct tide_emulate_stream *stream, dim3 grid, dim3 block,
-                              size_t shared, F kernel, A... args)
+void tide_emulate_launch_with(struct tide_emulate_stream *stream, const char *name, dim3 grid,
+                              dim3 block, size_t shared, F kernel, A... args)
 {
-  tide_emulate_launch(stream, grid, block, shared, [=] { kernel(args...); });
+  tide_emulate_launch(stream, name, grid, block, shared, [=] { kernel(args...); });
 }
 /* True for the kernel that TIDE_EMULATE_FAULT names by its number, and for all after it. */
 bool tide_emulate_kernel_fails();
@@ -83,7 +84,7 @@ void __syncwarp(unsigned mask = 0xffffffffu);
 int __syncthreads_or(int v);
 
 #define TIDE_CUDA_LAUNCH(call, kernel, grid, block, shared, ...)            \
-  tide_emulate_launch_with(tide_cuda_stream(call), grid, block, shared,     \
+  tide_emulate_launch_with(tide_cuda_stream(call), #kernel, grid, block, shared, \
                            [=](auto... a) { kernel(a...); }, __VA_ARGS__)
 #define TIDE_DYNAMIC_SHARED(name) \
   unsigned char *name = static_cast<unsigned char *>(tide_emulate_shared())
@@ -164,7 +165,7 @@ enum cudaError_t {
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum { cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2, cudaHostAllocPortable = 1,
-       cudaEventDisableTiming = 2 };
+       cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess,
@@ -208,6 +209,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t);
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
 cudaError_t cudaEventQuery(cudaEvent_t);
 cudaError_t cudaEventSynchronize(cudaEvent_t);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode);
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *);

@@ -15,10 +15,12 @@
  * TIDE_EMULATE_CAPABILITY (default 89, the least with FP8; 90: a Hopper chip, with its shared
  * memory and its tensor maps), TIDE_EMULATE_FAULT (that kernel, counted from 1, ends the device as
  * an illegal address does). Specs also call tide_emulate_waits, how often the host waited for the
- * device, and tide_emulate_refuse(n): the n-th copy within the device from now on is an error.
+ * device, tide_emulate_launches, and tide_emulate_refuse(n): the n-th copy within the device from
+ * now on is an error.
  * Spec only.
  */
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -29,6 +31,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "cuda.h"
@@ -72,6 +75,8 @@ std::atomic<bool> dead;
 int nkernel;
 thread_local int current;
 
+std::map<std::string, long> launches; /* by name, since tide_emulate_launches */
+
 struct queue : tide_emulate_stream {
   std::deque<step_t> steps;
   tide_emulate_graph *capture = nullptr;
@@ -88,6 +93,11 @@ struct queue : tide_emulate_stream {
     if (dead) return;
     if (capture) capture->add({this, make, -1, -1});
     else steps.push_back(make());
+  }
+  void count(const char *name) override
+  {
+    guard g(device_lock);
+    if (!capture) launches[name]++;
   }
   /* Until enough says so. True: nothing is left. */
   bool advance(const std::function<bool()> &enough = [] { return false; })
@@ -138,12 +148,26 @@ struct tide_emulate_event {
   before_t before;
   long issued = 0, reached = 0, asked = 0; /* asked: the last that was asked about */
   bool destroyed = false;
+  bool timed = false;
+  double at = 0;                         /* seconds, when it was reached last */
 };
 
 extern "C" __attribute__((visibility("default"))) long tide_emulate_waits() { return nwait; }
 extern "C" __attribute__((visibility("default"))) void tide_emulate_refuse(int n)
 {
   refused_copy = n;
+}
+
+/* Returns the launches since the last call, captured ones not counted, as lines "name count";
+ * valid until the next call. */
+extern "C" __attribute__((visibility("default"))) const char *tide_emulate_launches()
+{
+  static std::string text;
+  guard g(device_lock);
+  text.clear();
+  for (auto &row : launches) text += row.first + ' ' + std::to_string(row.second) + '\n';
+  launches.clear();
+  return text.c_str();
 }
 
 bool tide_emulate_kernel_fails()
@@ -335,9 +359,17 @@ static void alive(const tide_emulate_event *e)
   abort();
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
+static double seconds()
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
   *e = new tide_emulate_event;
+  (*e)->timed = !(flags & cudaEventDisableTiming);
   return sticky();
 }
 
@@ -365,6 +397,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
   }
   long ticket = ++e->issued;
   s->enqueue([=] {
+    if (e->timed) e->at = seconds();
     if (e->reached < ticket) e->reached = ticket; /* or recorded on another stream since */
     return true;
   });
@@ -432,6 +465,21 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     if (refused(e)) return report(cudaErrorCapturedEvent);
   }
   return until([=] { return reached(e, e->issued); });
+}
+
+/* As the runtime: both were recorded with timing and are reached. */
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+  guard g(device_lock);
+  alive(from);
+  alive(to);
+  if (dead) return sticky();
+  for (cudaEvent_t e : {from, to}) {
+    if (!e->timed || !e->issued || e->capture) return report(cudaErrorInvalidResourceHandle);
+    if (e->reached < e->issued) return cudaErrorNotReady;
+  }
+  *ms = static_cast<float>(1e3 * (to->at - from->at));
+  return cudaSuccess;
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */

@@ -170,8 +170,8 @@ static void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<v
       }
 }
 
-void tide_emulate_launch(tide_emulate_stream *stream, dim3 grid, dim3 block, size_t shared,
-                         std::function<void()> f)
+void tide_emulate_launch(tide_emulate_stream *stream, const char *name, dim3 grid, dim3 block,
+                         size_t shared, std::function<void()> f)
 {
   unsigned n = block.x * block.y * block.z;
   if (n == 0 || n > 1024 || shared > (size_t)tide_emulate_shared_limit() || grid.x == 0 ||
@@ -181,6 +181,7 @@ void tide_emulate_launch(tide_emulate_stream *stream, dim3 grid, dim3 block, siz
     abort();
   }
   if (!tide_emulate_may_launch(stream)) return;
+  stream->count(name);
   stream->enqueue([=] {
     if (!tide_emulate_kernel_fails()) run_grid(grid, block, shared, f);
     return true;
