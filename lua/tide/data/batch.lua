@@ -6,14 +6,18 @@ local signature = require 'tide.util.signature'
 
 local batch = {}
 
+-- The bytes as a tensor. To a GPU they go from pinned memory: the host does not wait for the copy.
+local function tensor_of(raw, shape, dtype, device)
+   local gpu = device == 'cuda'
+   local t = tide.from_string(raw, shape, { dtype = dtype, device = gpu and 'cpu' or device })
+   return gpu and t:pin_memory():to('cuda', { non_blocking = true }) or t
+end
+
 -- i64 tensor [B, n] from the concatenated bytes of B windows of n tokens.
 local function ids_of(raw, B, n, width, device)
-   local opts = { dtype = 'u8', device = device }
-   if width == 1 then return tide.from_string(raw, { B, n }, opts):to 'i64' end
-   if width == 4 then
-      return tide.from_string(raw, { B, n }, { dtype = 'i32', device = device }):to 'i64'
-   end
-   local pairs_BT2 = tide.from_string(raw, { B, n, 2 }, opts):to 'i64'
+   if width == 1 then return tensor_of(raw, { B, n }, 'u8', device):to 'i64' end
+   if width == 4 then return tensor_of(raw, { B, n }, 'i32', device):to 'i64' end
+   local pairs_BT2 = tensor_of(raw, { B, n, 2 }, 'u8', device):to 'i64'
    return pairs_BT2:select(3, 1) + pairs_BT2:select(3, 2) * 256
 end
 
@@ -24,8 +28,7 @@ local function masked(source, starts, seq, labels, device)
       pieces[i] = source:mask(start + 1, seq)
       count = count + select(2, pieces[i]:gsub('[^%z]', ''))
    end
-   local keep = tide.from_string(table.concat(pieces), { #starts, seq },
-      { dtype = 'u8', device = device }):to 'i64'
+   local keep = tensor_of(table.concat(pieces), { #starts, seq }, 'u8', device):to 'i64'
    return labels * keep + (keep - 1) * 100, count
 end
 
