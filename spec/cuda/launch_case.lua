@@ -62,3 +62,43 @@ describe('an eager step of a Llama with 22 layers', function()
       assert.equal(1, tonumber(driver.tide_emulate_waits()) - before)
    end)
 end)
+
+describe('a run on a GPU', function()
+   local config = { vocab_size = 24, hidden_size = 16, intermediate_size = 16,
+      num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1 }
+
+   local function waited() return tonumber(driver.tide_emulate_waits()) end
+
+   -- Losses of four steps, what the sampler said after each, and how often the host had waited;
+   -- make: called as batches are made.
+   local function train(device, make)
+      local model = tide.model.llama(config, { device = device, seed = 1 })
+      local source = tide.data.tokens.memory(('\1\2\3\5\8\13\21'):rep(9), 1)
+      local sampler = tide.data.sampler.new { count = source.count, seq = 5, batch = 2, seed = 4 }
+      local run = tide.train.run { model = model, train = source, sampler = sampler, steps = 4,
+         device = device, optim = tide.optim.AdamW(model, { lr = 1e-2 }),
+         progress = { update = function() end, note = function() end, finish = function() end } }
+      local raw = source.raw
+      function source.raw(...)
+         make()
+         return raw(...)
+      end
+      local losses, places, ends = {}, {}, {}
+      for s in run:steps() do
+         ends[s.step] = waited()
+         losses[s.step], places[s.step] = s.loss, sampler:state().position
+      end
+      run:finish()
+      return losses, places, ends
+   end
+
+   it('makes the next batch before the host waits for the step, in the same order', function()
+      local waits = {}
+      local got, places, ends = train('cuda', function() waits[#waits + 1] = waited() end)
+      local want, same = train('cpu', function() end)
+      assert.same(same, places)
+      for s = 1, 4 do assert.is_true(math.abs(want[s] - got[s]) < 1e-4 * want[s]) end
+      assert.equal(8, #waits)                  -- two rows a step
+      for step = 1, 3 do assert.equal(ends[step] - 1, waits[2 * step + 1]) end
+   end)
+end)

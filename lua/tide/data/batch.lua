@@ -3,14 +3,13 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+local upload = require 'tide.data.upload'
 
 local batch = {}
 
--- The bytes as a tensor. To a GPU they go from pinned memory: the host does not wait for the copy.
 local function tensor_of(raw, shape, dtype, device)
-   local gpu = device == 'cuda'
-   local t = tide.from_string(raw, shape, { dtype = dtype, device = gpu and 'cpu' or device })
-   return gpu and t:pin_memory():to('cuda', { non_blocking = true }) or t
+   local here = device == 'cuda' and 'cpu' or device
+   return upload(tide.from_string(raw, shape, { dtype = dtype, device = here }), device)
 end
 
 -- i64 tensor [B, n] from the concatenated bytes of B windows of n tokens.

@@ -56,12 +56,13 @@ local function parts_of(self, batches)
 end
 
 -- A whole step: as train.step's run.
-function captured.run(self, batches)
+function captured.run(self, batches, meanwhile)
    local among = self.comm.size > 1                    -- ranks: they compare the rate
    local lr = among and self.optim:next_lr() or nil
    local means = self.parallel and self.parallel:gradient_divisor() or 1
    local count, whole = replicas.counted(self, batches, lr)
    local losses, norm = self.captured(parts_of(self, whole), count / means)
+   if meanwhile then meanwhile() end
    local here, grad_norm = reduce.read(losses, norm)
    local loss, cause = dist.sum(self.comm, { here })[1] / means, nil
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)

@@ -72,13 +72,15 @@ local function enqueue(self, batches, lr)
 end
 
 -- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what
--- is not finite, by rank and name.
-function Step:run(batches)
-   if self.captured then return captured.run(self, batches) end
+-- is not finite, by rank and name. meanwhile: called when forward and backward are enqueued, before
+-- the host waits for their results.
+function Step:run(batches, meanwhile)
+   if self.captured then return captured.run(self, batches, meanwhile) end
    local lr = err.number('train.step', 'lr', self.optim:next_lr(), 0)
    local losses, loss, means = enqueue(self, batches, lr)
    local norm, factor = reduce.norm_of(self)
    local grad_norm
+   if meanwhile then meanwhile() end
    if loss then grad_norm = norm:item() else loss, grad_norm = reduce.read(losses, norm) end
    loss = loss / means
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
