@@ -89,6 +89,6 @@ local function train(self, opt)
    chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
 end
 
-return job.main({ name = 'distil', title = 'learn what a larger model says',
+return job.main({ name = 'distil', title = 'distil a larger model into a smaller one',
    options = options.all('distil', teacher.rows, teacher.change), words = words, train = train },
    ...)

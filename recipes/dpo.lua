@@ -87,5 +87,5 @@ local function train(self, opt)
    chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
 end
 
-return job.main({ name = 'dpo', title = 'learn which of two answers is preferred',
+return job.main({ name = 'dpo', title = 'train a model on preferred answers (DPO, IPO)',
    options = options.all('dpo', prefs.rows, prefs.change), words = words, train = train }, ...)

@@ -18,19 +18,19 @@ local talk = require 'recipes.support.talk'
 
 local function table_of_options()
    local rows = {
-      { 'from', 'runs/pretrain', 'a checkpoint, the folder of a run (its newest is taken), or a '
-         .. 'published folder (config.json, model.safetensors)' },
-      { 'prompt', nil, "text to continue, by default '-- '; with --chat: the one message",
-         type = 'string' },
-      { 'ids', nil, 'token ids to continue, in place of --prompt; ids are printed',
-         type = 'string' },
+      { 'from', 'runs/pretrain', 'checkpoint, folder of a run (its newest checkpoint is used), or '
+        .. 'published folder (config.json, model.safetensors)' },
+      { 'prompt', nil, "text to continue; default: '-- '; with --chat: the one message",
+        type = 'string' },
+      { 'ids', nil, 'token ids to continue, instead of --prompt; ids are printed',
+        type = 'string' },
    }
    local last = {
-      { 'seed', 0, 'of the draws', min = 0 },
-      { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
-      { 'threads', 0, 'threads; 0: as the program decides', min = 0, max = 4096 },
-      { 'verbose', false, 'say how answers are drawn, and which fields of the folder have no '
-         .. 'effect' },
+      { 'seed', 0, 'seed of the sampling', min = 0 },
+      { 'device', 'cpu', 'device to compute on', choices = { 'cpu', 'ref', 'cuda' } },
+      { 'threads', 0, 'threads; 0: chosen by the program', min = 0, max = 4096 },
+      { 'verbose', false, 'print how answers are sampled, and which fields of the folder have no '
+        .. 'effect' },
    }
    for _, more in ipairs { talk.rows, drawing.rows, last } do
       for _, row in ipairs(more) do rows[#rows + 1] = row end

@@ -110,6 +110,6 @@ end
 
 args.main(function(...)
    local opt = args.parse('parallel_tour: one model, trained over ranks by hand', {
-      { 'part', 'all', 'which part', choices = { 'all', unpack(order) } } }, { ... })
+      { 'part', 'all', 'part to run', choices = { 'all', unpack(order) } } }, { ... })
    if opt then tour(opt) end
 end, ...)

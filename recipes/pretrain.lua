@@ -22,11 +22,10 @@ local text = require 'recipes.support.text'
 local option = options.option
 
 local rows = {
-   { 'from', nil, 'published folder or checkpoint whose model and weights are learnt on from; its '
-     .. 'configuration replaces the options of the model, and its tokenizer reads the text',
-     type = 'string' },
-   { 'sliding-window', 0, 'tokens that attention sees, itself included; 0: all before', min = 0,
-     also = { 'window' } },
+   { 'from', nil, 'published folder or checkpoint to continue training from; its configuration '
+     .. 'replaces the options of the model, and its tokenizer reads the text', type = 'string' },
+   { 'sliding-window', 0, 'tokens that attention sees, the current one included; 0: all before',
+     min = 0, also = { 'window' } },
    { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
    option 'dim', option 'heads', option 'kv-heads',
    option('hidden', 'width of the gated MLP; 0: about 8/3 of --dim'), option 'tie',

@@ -17,19 +17,19 @@ local text = require 'recipes.support.text'
 local option = options.option
 
 local rows = {
-   { 'pattern', 'M-M*-M-', 'layers: M Mamba-2, * attention, - MLP' },
+   { 'pattern', 'M-M*-M-', 'layers in order: M is Mamba-2, * attention, - an MLP' },
    option 'dim', option 'heads', option 'kv-heads',
    option('hidden', 'width of the MLP; 0: four times --dim'),
-   { 'rope-theta', 0, 'base of rotary positions in attention; 0: none, the state keeps the order',
-     type = 'number', min = 0 },
-   { 'mamba-heads', 0, 'Mamba-2 heads; 0: twice --dim by --mamba-head-dim', min = 0 },
-   { 'mamba-head-dim', 32, 'their size', min = 1 },
-   { 'state', 64, 'state size', min = 1 },
-   { 'groups', 1, 'groups of heads that share B and C', min = 1 },
-   { 'conv', 4, 'taps of the convolution', min = 2, max = 4 },
+   { 'rope-theta', 0, 'base of the rotary positions in attention; 0: no positions, the Mamba-2 '
+     .. 'state keeps the order', type = 'number', min = 0 },
+   { 'mamba-heads', 0, 'Mamba-2 heads; 0: 2 * --dim / --mamba-head-dim', min = 0 },
+   { 'mamba-head-dim', 32, 'size of a Mamba-2 head', min = 1 },
+   { 'state', 64, 'state size of a Mamba-2 head', min = 1 },
+   { 'groups', 1, 'groups of Mamba-2 heads that share B and C', min = 1 },
+   { 'conv', 4, 'kernel size of the convolution', min = 2, max = 4 },
    option 'tie',
-   { 'cp.mamba', 'auto', 'how Mamba-2 layers work on a sequence that is cut: by heads (hidden), by '
-     .. 'hand-over of the state, or by whichever sends less',
+   { 'cp.mamba', 'auto', 'how Mamba-2 layers run under context parallelism: split by heads '
+     .. '(hidden), hand the state from rank to rank (state), or whichever sends less (auto)',
      choices = { 'auto', 'hidden', 'state' } },
 }
 

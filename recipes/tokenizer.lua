@@ -12,14 +12,14 @@ local args = require 'tide.util.args'
 local err = require 'tide.util.err'
 
 local options = {
-   { 'data', 'lua', 'a file of text, or a folder of such files' },
-   { 'vocab-size', 8192, 'ids, the 256 bytes and special tokens included', min = 257,
-     also = { 'vocab' } },
-   { 'pattern', 'llama3', 'how text is cut into words: llama3, gpt2, qwen2' },
-   { 'special', '<|endoftext|>', 'special tokens with commas between; the first begins and ends '
-      .. 'texts' },
-   { 'min-count', 2, 'a pair that is rarer is not joined', min = 1 },
-   { 'out', 'runs/tokenizer', 'folder for tokenizer.json' },
+   { 'data', 'lua', 'text file, or folder of text files' },
+   { 'vocab-size', 8192, 'size of the vocabulary, with the 256 bytes and the special tokens',
+     min = 257, also = { 'vocab' } },
+   { 'pattern', 'llama3', 'rule that splits text into words: llama3, gpt2, qwen2' },
+   { 'special', '<|endoftext|>', 'special tokens, separated by commas; the first one begins and '
+     .. 'ends texts' },
+   { 'min-count', 2, 'pairs that occur less often are not merged', min = 1 },
+   { 'out', 'runs/tokenizer', 'folder to write tokenizer.json to' },
 }
 
 local function run(opt)

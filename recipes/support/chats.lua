@@ -7,54 +7,56 @@ local fs = require 'tide.util.fs'
 local chats = {}
 
 chats.rows = {
-   { 'from', nil, 'published folder, checkpoint or run whose model is learnt on from; its '
-     .. 'tokenizer and chat template are taken, too', type = 'string', fixed = true,
-     also = { 'model', 'base-model', 'model-name-or-path' } },
-   { 'data', nil, 'JSON Lines of chats, pairs or texts: a file or folder; several --data are all '
+   { 'from', nil, 'published folder, checkpoint or run to fine-tune; its tokenizer and chat '
+     .. 'template are used, too', type = 'string', fixed = true, also = { 'model', 'base-model',
+     'model-name-or-path' } },
+   { 'data', nil, 'JSON Lines of chats, pairs or texts: a file or folder; may be repeated, all are '
      .. 'read', list = true, also = { 'records', 'train-file', 'dataset' } },
-   { 'val-data', nil, 'the same, to evaluate on; not given: --val-share of --data',
+   { 'val-data', nil, 'validation data of the same form; default: --val-share of --data',
      type = 'string' },
-   { 'val-share', 0.05, 'share of the records of each --data that is held out', type = 'number',
-     min = 0, max = 0.5 },
-   { 'tokenizer', nil, 'folder or file of a tokenizer; not given: that of --from, or bytes',
+   { 'val-share', 0.05, 'share of the records of each --data to hold out for validation',
+     type = 'number', min = 0, max = 0.5 },
+   { 'tokenizer', nil, 'folder or file of a tokenizer; default: that of --from, else bytes',
      type = 'string' },
-   { 'chat-template', nil, 'file of a template (.jinja), or the folder of a model that has one; '
-     .. 'not given: that of --from', type = 'string' },
-   { 'pack', 'best', 'which documents share a row: best fit, in their order, or none',
-     choices = { 'best', 'next', 'none' }, also = { 'packing', 'packed' } },
-   { 'long', 'split', 'documents longer than --seq: in pieces, their beginning alone, or an error',
-     choices = { 'split', 'cut', 'refuse' }, also = { 'truncate' } },
-   { 'epochs', 3, 'passes through the data, where --steps does not say', type = 'number',
-     min = 1e-6, also = { 'num-train-epochs' } },
-   { 'steps', 0, 'optimiser steps in all; 0: by --epochs', min = 0, also = { 'max-steps' } },
-   { 'lr', nil, 'peak learning rate; not given: 2e-5, or 2e-4 of adapters', type = 'number',
+   { 'chat-template', nil, 'chat template (.jinja), or the folder of a model that has one; '
+     .. 'default: that of --from', type = 'string' },
+   { 'pack', 'best', 'how documents share a row: best fit, next in order, or none (one document a '
+     .. 'row)', choices = { 'best', 'next', 'none' }, also = { 'packing', 'packed' } },
+   { 'long', 'split', 'what to do with documents longer than --seq: split them into pieces, cut '
+     .. 'them to their beginning, or refuse them', choices = { 'split', 'cut', 'refuse' },
+     also = { 'truncate' } },
+   { 'epochs', 3, 'passes over the data; ignored if --steps is given', type = 'number', min = 1e-6,
+     also = { 'num-train-epochs' } },
+   { 'steps', 0, 'optimiser steps in total; 0: as many as --epochs needs', min = 0,
+     also = { 'max-steps' } },
+   { 'lr', nil, 'peak learning rate; default: 2e-5, or 2e-4 with adapters', type = 'number',
      min = 0, also = { 'learning', 'learning-rate' } },
-   { 'keep-best', false, 'keep the checkpoint of the lowest validation loss beside the last '
-     .. 'ones, and export that one', also = { 'load-best-model-at-end' } },
-   { 'patience', 0, 'evaluations without a lower validation loss after which the run ends, with '
-     .. '--keep-best; 0: never', min = 0, also = { 'early-stopping-patience' } },
-   { 'lora.rank', 0, 'train adapters of this rank beside frozen weights; 0: train all weights',
-     min = 0, fixed = true, also = { 'lora-r', 'lora-rank', 'r' } },
-   { 'lora.alpha', nil, 'changes are multiplied by alpha / rank; not given: 2 --lora.rank',
+   { 'keep-best', false, 'also keep the checkpoint with the lowest validation loss, and export '
+     .. 'that one', also = { 'load-best-model-at-end' } },
+   { 'patience', 0, 'stop after this many evaluations without a lower validation loss, and keep '
+     .. 'the best checkpoint as with --keep-best; 0: never', min = 0,
+     also = { 'early-stopping-patience' } },
+   { 'lora.rank', 0, 'rank of LoRA adapters to train while the other weights stay frozen; 0: train '
+     .. 'all weights', min = 0, fixed = true, also = { 'lora-r', 'lora-rank', 'r' } },
+   { 'lora.alpha', nil, 'scale of the adapters: alpha / rank; default: 2 * --lora.rank',
      type = 'number', min = 1e-9, fixed = true, also = { 'lora-alpha' } },
-   { 'lora.targets', 'all-linear', "ends of paths of Linear layers ('q_proj|v_proj'; '*' is one "
-     .. 'name), or all of them but the output head', fixed = true, also = { 'target-modules' } },
-   { 'lora.dropout', 0, 'of what enters the adapters', type = 'number', min = 0, max = 0.99,
-     fixed = true, also = { 'lora-dropout' } },
-   { 'lora.rslora', false, 'multiply by alpha / sqrt(rank)', fixed = true,
+   { 'lora.targets', 'all-linear', 'Linear layers to adapt, by the end of their path '
+     .. "('q_proj|v_proj'; '*' is one name); all-linear: all but the output head", fixed = true,
+     also = { 'target-modules' } },
+   { 'lora.dropout', 0, 'dropout of the input of the adapters', type = 'number', min = 0,
+     max = 0.99, fixed = true, also = { 'lora-dropout' } },
+   { 'lora.rslora', false, 'scale the adapters by alpha / sqrt(rank) (rsLoRA)', fixed = true,
      also = { 'use-rslora' } },
-   { 'lora.dora', false, 'train norms of the rows of weights besides (DoRA)', fixed = true,
+   { 'lora.dora', false, 'also train the norm of each row of the weights (DoRA)', fixed = true,
      also = { 'use-dora' } },
-   { 'lora.quantise', nil, 'weights of the base in 4 bits (NF4 with double quantisation, QLoRA), '
-     .. 'all Linear layers but the output head', choices = { 'nf4' }, fixed = true,
+   { 'lora.quantise', nil, 'keep the frozen weights in 4 bits (NF4 with double quantisation, '
+     .. 'QLoRA): all Linear layers but the output head', choices = { 'nf4' }, fixed = true,
      also = { 'lora.quantize', 'quantize', 'quantise', 'quantization', 'load-in-4bit',
      'bnb-4bit-quant-type', 'qlora' } },
-   { 'adapter', nil, 'folder of an adapter (PEFT) of --from that is learnt on from, in place of '
-     .. '--lora.rank; rank, alpha, targets and the rest are its own', type = 'string',
-     fixed = true },
-   { 'export', nil, 'published folder that is written at the end, adapters merged; one that is '
-     .. 'there is replaced with --overwrite alone; not given: model in --out, or of adapters none',
-     type = 'string' },
+   { 'adapter', nil, 'folder of a PEFT adapter of --from to continue training; its rank, alpha and '
+     .. 'targets apply, and --lora.rank is not given', type = 'string', fixed = true },
+   { 'export', nil, 'folder to write the trained model to, adapters merged; --overwrite replaces '
+     .. 'one that exists; default: model in --out, or none with adapters', type = 'string' },
 }
 
 -- Puts the base into NF4, where that is asked for.
@@ -64,9 +66,6 @@ local function quantise(tide, job, model)
    if opt.lora.rank == 0 and not opt.adapter then
       err.usage(job.name, '--lora.quantise: weights in NF4 are not trained, adapters beside them '
          .. 'are; give --lora.rank, or --adapter')
-   elseif opt.device == 'cuda' then
-      err.usage(job.name, '--lora.quantise: there is no product with NF4 on a GPU; give --device '
-         .. 'cpu, or --dtype bf16 in its place')
    end
    tide.nn.nf4.quantise_(model)
 end

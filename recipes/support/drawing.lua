@@ -5,7 +5,7 @@ local each = require 'tide.util.each'
 
 local drawing = {}
 
-local by_file = '; not given: as in generation_config.json, else %s'
+local by_file = '; default: that of generation_config.json, else %s'
 
 local function row(name, default, help, more)
    local out = { name, nil, help .. by_file:format(tostring(default)), type = 'number' }
@@ -15,16 +15,17 @@ end
 
 -- Rows for util.args.
 drawing.rows = {
-   row('tokens', 400, 'tokens to sample, at most',
-      { type = 'integer', min = 1, also = { 'max-tokens', 'max-new-tokens' } }),
-   row('temperature', 0.8, '0 takes the most likely token', { min = 0 }),
-   row('top-k', 40, 'draw from the k most likely; 0: all', { type = 'integer', min = 0 }),
-   row('top-p', 1, 'draw from the most likely that make up this share', { min = 1e-6, max = 1 }),
-   row('min-p', 0, 'draw from ids at least so likely as this share of the best',
+   row('tokens', 400, 'tokens to generate, at most', { type = 'integer', min = 1,
+      also = { 'max-tokens', 'max-new-tokens' } }),
+   row('temperature', 0.8, 'sampling temperature; 0 takes the most likely id', { min = 0 }),
+   row('top-k', 40, 'sample from the k most likely ids; 0: all', { type = 'integer', min = 0 }),
+   row('top-p', 1, 'sample from the most likely ids whose probabilities add up to this',
+      { min = 1e-6, max = 1 }),
+   row('min-p', 0, 'sample from ids at least this fraction as likely as the most likely one',
       { min = 0, max = 1 }),
-   row('repetition-penalty', 1, 'above 1: ids that were there get rarer', { min = 1e-6 }),
-   { 'stop', nil, 'a text that ends the answer; may be given several times', type = 'string',
-     list = true },
+   row('repetition-penalty', 1, 'above 1 makes ids that are already in the text less likely',
+      { min = 1e-6 }),
+   { 'stop', nil, 'text that ends the answer; may be repeated', type = 'string', list = true },
    { 'generation-config', true, 'read generation_config.json of the folder' },
 }
 

@@ -6,15 +6,16 @@ local optim = {}
 
 -- The options, for recipes.support.options.
 optim.rows = {
-   { 'optim', 'adamw', 'optimiser; lion wants about a tenth of the rate of the others, and takes a '
-     .. 'tenth of the default; adamw8bit keeps a quarter of the state of adamw',
-     choices = { 'adamw', 'adamw8bit', 'lion', 'adafactor', 'muon' }, also = { 'optimizer' } },
-   { 'group', nil, "options of parameters by names, 'embed|norm:lr-scale=0.5,weight-decay=0'; may "
-     .. 'be given several times, the first that matches counts; lr= is the peak rate',
-     type = 'string', list = true, also = { 'param-group', 'groups' } },
-   { 'warmup-tokens', 0, 'tokens of linear warm-up, in place of --warmup', min = 0 },
-   { 'schedule-tokens', 0, 'tokens that the schedule is drawn over, in place of --schedule-steps',
-     min = 0, also = { 'lr-decay-tokens' } },
+   { 'optim', 'adamw', 'optimiser; lion needs about a tenth of the usual learning rate, and its '
+     .. 'default is a tenth; adamw8bit keeps a quarter of the state of adamw', choices = { 'adamw',
+     'adamw8bit', 'lion', 'adafactor', 'muon' }, also = { 'optimizer' } },
+   { 'group', nil, 'options of the parameters whose names match, '
+     .. "'embed|norm:lr-scale=0.5,weight-decay=0'; may be repeated, the first match counts; lr= "
+     .. 'sets the peak rate', type = 'string', list = true, also = { 'param-group', 'groups' } },
+   { 'warmup-tokens', 0, 'length of the linear warm-up in tokens, instead of --warmup; 0: use '
+     .. '--warmup', min = 0 },
+   { 'schedule-tokens', 0, 'length of the schedule in tokens, instead of --schedule-steps; 0: use '
+     .. '--schedule-steps', min = 0, also = { 'lr-decay-tokens' } },
 }
 
 local classes = { adamw = 'AdamW', adamw8bit = 'AdamW8bit', lion = 'Lion',

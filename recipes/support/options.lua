@@ -5,94 +5,98 @@ local optim = require 'recipes.support.optim'
 local plan_options = require 'tide.parallel.plan.options'
 
 local before_model = {
-   { 'data', nil, 'file or folder of text, or .bin token files; several --data are all read, '
-     .. 'one after the other; default: tide\'s own sources', list = true,
-     also = { 'data-path', 'dataset' } },
-   { 'data-weight', nil, 'share of a --data in the steps, once for each --data in their order; not '
-     .. 'given: all are one text', type = 'number', min = 0, list = true,
-     also = { 'data-weights', 'blend' } },
-   { 'records', false, '--data are JSON Lines of chats, pairs or texts, a document each; masks '
-     .. 'leave labels to answers', also = { 'jsonl' } },
-   { 'chat-template', nil, 'a template, or the folder of a model that has one, for --records of '
-     .. 'chats; not given: that beside the tokenizer', type = 'string' },
-   { 'train-on', nil, 'a role whose messages count; may be given several times; not given: '
-     .. 'generation blocks of the template, or the assistant', type = 'string', list = true },
-   { 'skip-bad', false, 'leave broken --records out and count them; else the first one ends the '
-     .. 'start' },
-   { 'token-bytes', nil, 'bytes per id of .bin files; not given: what a header or a Megatron .idx '
-     .. 'beside them says, else 2', type = 'integer', min = 2, max = 4 },
-   { 'tokenizer', nil, 'folder or file of a tokenizer (tokenizer.json, ...) for text; not given: '
+   { 'data', nil, 'text file, folder of text, or .bin file of token ids; may be repeated, all are '
+     .. "read in order; default: tide's own sources", list = true, also = { 'data-path',
+     'dataset' } },
+   { 'data-weight', nil, 'share of the samples that is drawn from a --data; once for each --data, '
+     .. 'in their order; default: all --data are read as one text', type = 'number', min = 0,
+     list = true, also = { 'data-weights', 'blend' } },
+   { 'records', false, 'read --data as JSON Lines of chats, pairs or texts, one document a line; '
+     .. 'in chats and pairs the loss covers the answers only', also = { 'jsonl' } },
+   { 'chat-template', nil, 'chat template (.jinja) for --records of chats, or the folder of a '
+     .. 'model that has one; default: the one beside the tokenizer', type = 'string' },
+   { 'train-on', nil, 'role whose messages count in the loss; may be repeated; default: the '
+     .. 'generation blocks of the template, else the assistant', type = 'string', list = true },
+   { 'skip-bad', false, 'skip broken --records and count them; without it the first broken one is '
+     .. 'an error' },
+   { 'token-bytes', nil, 'bytes per id in .bin files; default: what the file header or a Megatron '
+     .. '.idx says, else 2', type = 'integer', min = 2, max = 4 },
+   { 'tokenizer', nil, 'folder or file of a tokenizer (tokenizer.json, ...) for text; default: '
      .. 'that of --from, else bytes', type = 'string' },
-   { 'binary', false, 'take files as bytes whatever they hold, not text alone' },
-   { 'vocab', 0, 'vocabulary size of .bin files; text needs none, and a larger one leaves ids '
-     .. 'unused', min = 0 },
+   { 'binary', false, 'read files as raw bytes, also files that are not text' },
+   { 'vocab', 0, 'vocabulary size; required for .bin files; with text a size above that of the '
+     .. 'tokenizer leaves ids unused', min = 0 },
    { 'out', 'runs/', 'folder for checkpoints, metrics.jsonl and loss.svg',
      also = { 'output', 'output-dir', 'save' } },
-   { 'resume', false, 'go on from the newest checkpoint in --out, with its options as defaults; a '
-     .. '--mesh option replaces its whole mesh' },
-   { 'resume-from', nil, 'go on from this checkpoint of the run (a folder step-N, or a number); '
-     .. 'later ones move to a folder aside-N in --out; with a new --out: a fork, the run of the '
-     .. 'checkpoint stays as it is' },
-   { 'overwrite', false, 'remove the run that --out holds, and begin anew' },
-   { 'steps', 800, 'optimiser steps in all', min = 1,
-     also = { 'max-steps', 'iterations', 'train-iters', 'epochs' } },
-   { 'batch', 8, 'windows per step over all ranks', min = 1,
+   { 'resume', false, 'resume from the newest checkpoint in --out, with its options as defaults; '
+     .. 'any --mesh option replaces the whole mesh' },
+   { 'resume-from', nil, 'resume from this checkpoint of the run (a folder step-N, or its number); '
+     .. 'later checkpoints move to aside-N in --out; a new --out forks the run and leaves the old '
+     .. 'one unchanged' },
+   { 'overwrite', false, 'delete the run in --out and start again' },
+   { 'steps', 800, 'optimiser steps in total', min = 1, also = { 'max-steps', 'iterations',
+     'train-iters', 'epochs' } },
+   { 'batch', 8, 'global batch size: windows per step over all ranks', min = 1,
      also = { 'batch-size', 'global-batch-size', 'bs' } },
-   { 'accum', 1, 'micro-batches per step and rank', min = 1,
+   { 'accum', 1, 'gradient accumulation: micro-batches per step on each rank', min = 1,
      also = { 'gradient-accumulation-steps' } },
-   { 'seq', 256, 'tokens per window', min = 1,
-     also = { 'seq-len', 'seq-length', 'context-length' } },
-   { 'packed', false, 'fill windows with whole documents, each seen by itself, also in evaluation; '
-     .. 'they are files of text, or end with --eos' },
-   { 'eos', -1, 'id that ends a document in .bin files', min = -1 },
+   { 'seq', 256, 'sequence length: tokens per window', min = 1, also = { 'seq-len', 'seq-length',
+     'context-length' } },
+   { 'packed', false, 'pack whole documents into windows; attention stays within a document, also '
+     .. 'in evaluation; for text files, or .bin files with --eos' },
+   { 'eos', -1, 'id that ends a document in .bin files; -1: none', min = -1 },
 }
 
 local after_model = {
-   { 'dtype', 'f32', 'parameters and activations', choices = { 'f32', 'bf16' },
+   { 'dtype', 'f32', 'dtype of parameters and activations', choices = { 'f32', 'bf16' },
      also = { 'bf16', 'precision' } },
-   { 'fp8', false, 'multiply by weights (not the output head) in FP8, each operand scaled by its '
-     .. 'largest element' },
+   { 'fp8', false, 'multiply by weights in FP8, except in the output head; each operand has one '
+     .. 'scale, from its largest element' },
    { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0,
      also = { 'learning', 'learning-rate' } },
    { 'min-lr', 3e-4, 'final learning rate', type = 'number', min = 0 },
-   { 'warmup', nil, 'steps of linear warm-up, at most half of those of the schedule; not given: '
-     .. 'half of them, at most 40', type = 'integer', min = 0 },
-   { 'schedule', 'cosine', 'shape of the learning rate',
-     choices = { 'cosine', 'linear', 'wsd', 'constant' } },
-   { 'schedule-steps', 0, 'steps that the schedule is drawn over, after which the rate stays; 0: '
-     .. '--steps. A resumed run keeps it', min = 0, also = { 'lr-decay-iters', 'lr-decay-steps' } },
-   { 'weight-decay', 0.1, 'decay of matrices', type = 'number', min = 0, also = { 'wd' } },
-   { 'beta2', 0.95, 'second-moment decay of AdamW', type = 'number', min = 0, max = 0.9999999 },
-   { 'clip', 1, 'largest gradient norm; 0: off', type = 'number', min = 0,
+   { 'warmup', nil, 'steps of linear warm-up, at most half of the schedule; default: half of the '
+     .. 'schedule, at most 40', type = 'integer', min = 0 },
+   { 'schedule', 'cosine', 'shape of the learning rate schedule', choices = { 'cosine', 'linear',
+     'wsd', 'constant' } },
+   { 'schedule-steps', 0, 'length of the schedule in steps, after which the rate stays constant; '
+     .. '0: --steps. A resumed run keeps its length', min = 0, also = { 'lr-decay-iters',
+     'lr-decay-steps' } },
+   { 'weight-decay', 0.1, 'weight decay of matrices', type = 'number', min = 0, also = { 'wd' } },
+   { 'beta2', 0.95, 'decay rate of the second moment (adamw, adamw8bit, muon)', type = 'number',
+     min = 0, max = 0.9999999 },
+   { 'clip', 1, 'clip the gradient norm to this value; 0: off', type = 'number', min = 0,
      also = { 'clip-grad', 'max-grad-norm' } },
-   { 'on-nonfinite', 'stop', 'when loss or gradient is not finite', choices = { 'stop', 'skip' } },
-   { 'seed', 1, 'weights and order of the data', min = 0 },
-   { 'val-every', 100, 'steps between evaluations; 0: at the end only', min = 0 },
+   { 'on-nonfinite', 'stop', 'what to do when the loss or the gradient is not finite',
+     choices = { 'stop', 'skip' } },
+   { 'seed', 1, 'seed of the initial weights and of the data order', min = 0 },
+   { 'val-every', 100, 'steps between evaluations; 0: only at the end', min = 0 },
    { 'val-windows', 64, 'windows per evaluation', min = 1 },
-   { 'save-every', 400, 'steps between checkpoints; 0: at the end only', min = 0 },
-   { 'keep', 3, 'checkpoints kept', min = 1 },
+   { 'save-every', 400, 'steps between checkpoints; 0: only at the end', min = 0 },
+   { 'keep', 3, 'checkpoints to keep', min = 1 },
    { 'log-every', 10, 'steps between plain progress lines', min = 1 },
-   { 'tensorboard', false, 'write a TensorBoard event file into --out, too' },
-   { 'sample', 200, 'tokens to sample at the end', min = 0 },
-   { 'temperature', 0.8, 'of the sample', type = 'number', min = 0 },
+   { 'tensorboard', false, 'also write a TensorBoard event file into --out' },
+   { 'sample', 200, 'tokens to generate as a sample at the end; 0: none', min = 0 },
+   { 'temperature', 0.8, 'sampling temperature of the sample', type = 'number', min = 0 },
    { 'async-save', false, 'write checkpoints in the background' },
-   { 'plan', false, 'print how the model is spread over ranks and what that costs; run nothing' },
-   { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
-   { 'captured', false, 'record a step once and replay it as one launch (a CUDA graph); for '
-     .. '--device cuda, windows, one rank or ranks over NCCL' },
-   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0, max = 4096 },
+   { 'plan', false, 'print how the model is spread over ranks, its memory and its traffic; train '
+     .. 'nothing' },
+   { 'device', 'cpu', 'device to compute on', choices = { 'cpu', 'ref', 'cuda' } },
+   { 'captured', false, 'record one step and replay it as a CUDA graph; needs --device cuda, '
+     .. 'windows (no --packed), and one rank or NCCL' },
+   { 'threads', 0, 'threads per rank; 0: chosen by the program', min = 0, max = 4096 },
 }
 
 -- Options that models of a recipe share, with the words that people write for them elsewhere.
 local of_model = {
-   dim = { 'dim', 160, 'model width', min = 1, also = { 'hidden-size' } },
+   dim = { 'dim', 160, 'model width (hidden size)', min = 1, also = { 'hidden-size' } },
    heads = { 'heads', 4, 'attention heads', min = 1,
      also = { 'num-heads', 'num-attention-heads' } },
-   ['kv-heads'] = { 'kv-heads', 0, 'key and value heads; 0: as many as heads', min = 0,
+   ['kv-heads'] = { 'kv-heads', 0, 'key and value heads; 0: as many as --heads', min = 0,
      also = { 'num-query-groups', 'num-key-value-heads' } },
    hidden = { 'hidden', 0, 'width of the MLP', min = 0,
      also = { 'ffn-hidden-size', 'intermediate-size' } },
-   tie = { 'tie', true, 'use the embedding as output head too' },
+   tie = { 'tie', true, 'share the weight of the embedding with the output head' },
 }
 
 local support = {}

@@ -7,32 +7,32 @@ local pairs_ = {}
 
 -- Rows of chats that read otherwise for pairs.
 local instead = {
-   from = { 'from', nil, 'published folder, checkpoint or run whose model is learnt on from, and '
-      .. 'which is the reference, too', type = 'string',
-      also = { 'model', 'base-model', 'model-name-or-path' } },
-   data = { 'data', nil, 'JSON Lines of { prompt, chosen, rejected }, texts or messages: a file or '
-      .. 'folder; several --data are all read', list = true,
-      also = { 'records', 'train-file', 'dataset' } },
-   long = { 'long', 'refuse', 'pairs longer than --seq: an error, or the beginning of both '
-      .. 'answers, --seq / 2 tokens each with their prompt', choices = { 'refuse', 'cut' },
-      also = { 'truncate' } },
-   pack = { 'pack', 'best', 'which pairs share a row: best fit, in their order, or none',
-      choices = { 'best', 'next', 'none' }, also = { 'packing', 'packed' } },
-   epochs = { 'epochs', 1, 'passes through the data, where --steps does not say', type = 'number',
-      min = 1e-6, also = { 'num-train-epochs' } },
-   lr = { 'lr', nil, 'peak learning rate; not given: 1e-6, or 5e-6 of adapters', type = 'number',
-      min = 0, also = { 'learning', 'learning-rate' } },
+   from = { 'from', nil, 'published folder, checkpoint or run to train; also the reference, unless '
+     .. '--reference is given', type = 'string', also = { 'model', 'base-model',
+     'model-name-or-path' } },
+   data = { 'data', nil, 'JSON Lines of { prompt, chosen, rejected }, as texts or messages: a file '
+     .. 'or folder; may be repeated, all are read', list = true, also = { 'records', 'train-file',
+     'dataset' } },
+   long = { 'long', 'refuse', 'what to do with pairs longer than --seq: refuse them, or cut each '
+     .. 'answer with its prompt to --seq / 2 tokens', choices = { 'refuse', 'cut' },
+     also = { 'truncate' } },
+   pack = { 'pack', 'best', 'how pairs share a row: best fit, next in order, or none (one pair a '
+     .. 'row)', choices = { 'best', 'next', 'none' }, also = { 'packing', 'packed' } },
+   epochs = { 'epochs', 1, 'passes over the data; ignored if --steps is given', type = 'number',
+     min = 1e-6, also = { 'num-train-epochs' } },
+   lr = { 'lr', nil, 'peak learning rate; default: 1e-6, or 5e-6 with adapters', type = 'number',
+     min = 0, also = { 'learning', 'learning-rate' } },
 }
 
 pairs_.rows = {
-   { 'loss', 'sigmoid', 'of a pair: DPO, or IPO (of means over the tokens of an answer)',
-     choices = { 'sigmoid', 'ipo' }, also = { 'loss-type' } },
-   { 'beta', 0.1, 'how far the model may leave the reference: less for a larger one',
-     type = 'number', min = 1e-9 },
-   { 'label-smoothing', 0, 'share of pairs taken to be the wrong way round, of --loss sigmoid',
-     type = 'number', min = 0, max = 0.499999 },
-   { 'reference', nil, 'folder of the reference, of the same architecture; not given: --from, with '
-     .. 'adapters off', type = 'string', also = { 'ref-model', 'reference-model' } },
+   { 'loss', 'sigmoid', 'loss of a pair: sigmoid (DPO), or ipo (IPO, on the mean over the tokens '
+     .. 'of an answer)', choices = { 'sigmoid', 'ipo' }, also = { 'loss-type' } },
+   { 'beta', 0.1, 'strength of the pull to the reference: a larger beta keeps the model closer to '
+     .. 'it', type = 'number', min = 1e-9 },
+   { 'label-smoothing', 0, 'share of pairs assumed to be labelled the wrong way round; for --loss '
+     .. 'sigmoid', type = 'number', min = 0, max = 0.499999 },
+   { 'reference', nil, 'folder of the reference model, of the same architecture; default: --from '
+     .. 'with adapters off', type = 'string', also = { 'ref-model', 'reference-model' } },
 }
 for _, row in ipairs(chats.rows) do
    pairs_.rows[#pairs_.rows + 1] = instead[row[1]] or row

@@ -11,15 +11,15 @@ local codes = { 'E_ARG', 'E_IO', 'E_FORMAT', 'E_UNSUPPORTED' }
 
 -- Rows for util.args.
 talk.rows = {
-   { 'chat', false, 'a conversation by the chat template of the folder: each line of standard '
-      .. 'input is a message; with --prompt one message' },
-   { 'system', nil, 'with --chat: the system message', type = 'string' },
-   { 'messages', nil, 'with --chat: a JSON file of messages to begin with; where a user message '
-      .. 'is the last it is answered, and that is all', type = 'string' },
-   { 'chat-template', nil, 'with --chat: a template, or the folder of a model that has one',
-      type = 'string', also = { 'template' } },
-   { 'template-name', nil, 'with --chat: which of several templates of the folder',
-      type = 'string' },
+   { 'chat', false, 'hold a conversation with the chat template of the folder: each line of '
+     .. 'standard input is a message; with --prompt, answer one message' },
+   { 'system', nil, 'with --chat: system message', type = 'string' },
+   { 'messages', nil, 'with --chat: JSON file of messages to start with; if the last one is from '
+     .. 'the user, answer it and exit', type = 'string' },
+   { 'chat-template', nil, 'with --chat: chat template (.jinja), or the folder of a model that has '
+     .. 'one; default: that of --from', type = 'string', also = { 'template' } },
+   { 'template-name', nil, 'with --chat: which template to use, if the folder has several',
+     type = 'string' },
 }
 
 -- ---- opening -----------------------------------------------------------------------------------

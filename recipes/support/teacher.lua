@@ -10,23 +10,23 @@ local fs = require 'tide.util.fs'
 local teacher = {}
 
 teacher.rows = {
-   { 'teacher', nil, 'published folder, checkpoint or run of the model that is learnt from; its '
-     .. 'vocabulary must be that of --from', type = 'string',
-     also = { 'teacher-model', 'teacher-model-name-or-path' } },
-   { 'teacher-dtype', nil, "of the teacher's weights; not given: --dtype",
-     choices = { 'f32', 'bf16' }, type = 'string' },
-   { 'alpha', 1, 'weight of the divergence from the teacher; the rest is that of the labels',
-     type = 'number', min = 0, max = 1 },
-   { 'temperature', 1, 'logits of both are divided by it; the divergence is multiplied by its '
-     .. 'square', type = 'number', min = 1e-3 },
-   { 'kl', 'forward', 'divergence of the student from the teacher, or the other way',
-     choices = { 'forward', 'reverse' } },
-   { 'teacher-top-k', 0, 'keep this many of the most likely ids of the teacher after each token, '
+   { 'teacher', nil, 'published folder, checkpoint or run of the teacher; its vocabulary must be '
+     .. 'that of --from', type = 'string', also = { 'teacher-model',
+     'teacher-model-name-or-path' } },
+   { 'teacher-dtype', nil, "dtype of the teacher's weights; default: --dtype", choices = { 'f32',
+     'bf16' }, type = 'string' },
+   { 'alpha', 1, 'weight of the divergence from the teacher; the loss on labels has weight 1 - '
+     .. 'alpha', type = 'number', min = 0, max = 1 },
+   { 'temperature', 1, 'divides the logits of teacher and student; the divergence is multiplied by '
+     .. 'its square', type = 'number', min = 1e-3 },
+   { 'kl', 'forward', 'direction of the divergence: forward is KL(teacher, student), reverse is '
+     .. 'KL(student, teacher)', choices = { 'forward', 'reverse' } },
+   { 'teacher-top-k', 0, 'keep only the k most likely ids of the teacher after each token, '
      .. 'computed once before the first step; 0: run the teacher in each step', min = 0,
      also = { 'top-k', 'topk' } },
-   { 'teacher-cache', nil, 'file of these ids: read where it is there, and --teacher is not needed '
-     .. 'then, or must be the model that wrote it; else written. Not given: they are computed at '
-     .. 'each start', type = 'string' },
+   { 'teacher-cache', nil, 'file of the ids of --teacher-top-k: read if it exists (--teacher is '
+     .. 'then optional, and must be the model that wrote it), else written; default: compute them '
+     .. 'at each start', type = 'string' },
 }
 for _, row in ipairs(chats.rows) do teacher.rows[#teacher.rows + 1] = row end
 

@@ -1,17 +1,18 @@
 -- Training on emulated CUDA.
 
 local emulated = require 'spec.cuda.emulated'
+local case = require 'spec.recipe.finetune_case'
 local build, folder, capture = emulated.build, emulated.folder, emulated.capture
 
 if not emulated.here() then return end
 
--- Losses of a recipe as metrics.jsonl has them; options: what follows its name.
-local function run(program, options)
+-- Losses of a recipe as metrics.jsonl has them; options: what follows its name; data: options that
+-- say what is read, or nil for sources of the tree.
+local function run(program, options, data)
    local out = os.tmpname()
    os.remove(out)
-   local text = capture(('timeout 800 %s recipes/%s --data core/base --val-windows 1 --sample 4 '
-      .. '--out %s')
-      :format(program, options, out))
+   local text = capture(('timeout 800 %s recipes/%s %s --out %s')
+      :format(program, options, data or '--data core/base --val-windows 1 --sample 4', out))
    local list = {}
    local file = assert(io.open(out .. '/metrics.jsonl'), text)
    for line in file:lines() do list[#list + 1] = tonumber(line:match '"loss":([%d.]+)') end
@@ -49,6 +50,23 @@ describe('the pretrain recipe on emulated CUDA', function()
       assert.is_true(#want >= 10)
       assert.same(want, got)
    end)
+end)
+
+describe('the finetune recipe on emulated CUDA', function()
+   for _, words in ipairs { 'f32', 'bf16' } do
+      it('has the losses of the CPU with a base in NF4, in ' .. words, function()
+         case.with_data(function(_, data)
+            data = data:gsub('%-%-seq 96 %-%-batch 4', '--seq 32 --batch 1')
+               :gsub('%-%-val%-every 3', '--val-every 0 --val-windows 1')
+            local function losses(device)
+               return (run(('env LD_LIBRARY_PATH=%s %s/tide run'):format(folder, build),
+                  ('finetune.lua --device %s --dtype %s --steps 3 --lora.rank 4 '
+                  .. '--lora.quantise nf4'):format(device, words), data))
+            end
+            equal(losses 'cpu', losses 'cuda', 3)
+         end)
+      end)
+   end
 end)
 
 describe('ranks of the pretrain recipe that share an emulated GPU', function()

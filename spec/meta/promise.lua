@@ -11,7 +11,7 @@ local promise = {}
 
 promise['lua/guide/generate.md'] = {
    { 'Where the context has no room', 'recipe/chat', 'forgets the oldest turns' },
-   { 'seed the draws', 'lua/rows', 'draws alike on one thread and on two' },
+   { 'seed seed of the sampling', 'lua/rows', 'draws alike on one thread and on two' },
    { 'The letters of a special token', 'recipe/chat',
       'takes what reads as a special token in a message as text' },
 }
@@ -75,7 +75,7 @@ promise['README.md'] = {
 }
 
 promise['core/README.md'] = {
-   { 'While TIDE_ABI stays', 'core/options', 'of an older header is taken',
+   { 'Functions and enumerators are added', 'core/options', 'of an older header is taken',
       'core/options', 'with another ABI is refused' },
    { 'Nothing here prints', 'meta/style', 'of the library: no exit, output, signals or locale' },
    { 'All state hangs on a tide ctx', 'meta/state', 'of the library: two facts of the process' },
@@ -89,7 +89,7 @@ promise['core/README.md'] = {
    { 'The public function and the derivative rule', 'meta/op_table',
       'has one family of files for an op, on every side' },
    { 'The fast kernels and their rows', 'op/all', 'equals the reference in ' },
-   { 'Attention takes document position pairs', 'parallel/cp_context', 'suffices, on any mesh' },
+   { 'Causal window packed and every', 'parallel/cp_context', 'suffices, on any mesh' },
    { 'With an arena a graph', definition = 'why another design was left' },
    { 'linear cross entropy makes its gradients', 'parallel/logits', 'are never whole' },
    { 'No oneDNN', definition = 'a decision; the benchmarks use it as a peer' },
@@ -178,11 +178,11 @@ promise['kernels/README.md'] = {
 
 promise['bindings/README.md'] = {
    { 'A host that owns all memory gives', 'native/memory.c', 'owns_all' },
-   { 'No second try have calls', 'ffi/own', 'collects and tries again when memory runs out',
+   { 'No second try is made', 'ffi/own', 'collects and tries again when memory runs out',
       'op/inplace', 'draw once when a first try found no memory' },
    { 'Finalizers run in any order', 'ffi/own',
       'gives everything back when handles are dropped in any order' },
-   { 'x release gives the bytes back', 'ffi/own',
+   { 'x release frees the bytes', 'ffi/own',
       'gives the bytes back at release, keeps the handle' },
    { 'C never calls Lua', 'meta/abi', 'takes no function pointers: C is called, C never calls Lua'
       },
@@ -228,7 +228,7 @@ promise['lua/guide/checkpoint.md'] = {
       'in a save of a step that is there loses nothing; the next save repairs' },
    { 'Without one of these a folder that holds a run', 'lua/train',
       'writes over no run unless it is told to' },
-   { 'Going on from an earlier checkpoint', 'lua/train',
+   { 'Resuming from an earlier checkpoint', 'lua/train',
       'goes on from an earlier checkpoint and keeps the later ones aside' },
    { 'If one of them differs', 'lua/train', 'refuses to resume on other data or in other steps' },
 }
@@ -242,7 +242,7 @@ promise['lua/guide/context.md'] = {
    { 'Every call of the model takes', 'parallel/cp_train', 'is needed, and so is the context' },
    { 'Give cut the same rows', 'parallel/cp_agree',
       'are told so in any step, and cutting itself does not communicate' },
-   { 'With cp make cp batch and ctx', 'recipe/cp', 'equals one rank, packed' },
+   { 'A loop with cp make cp batch and ctx', 'recipe/cp', 'equals one rank, packed' },
    { 'It compares the output of every layer', 'parallel/cp_train',
       'names what differs first, on every rank' },
    { 'not set a class', 'parallel/cp_train',
@@ -253,13 +253,14 @@ promise['lua/guide/context.md'] = {
       'says with its documents which pairs attention sees', 'lua/mamba',
       'keeps padding (document -1) apart from the documents',
       'parallel/cp_documents', 'do not train what lies behind a document' },
-   { 'document the zigzag', definition = 'the meaning of a word' },
-   { 'Real lengths cu real', 'parallel/thd', 'knows padding from the layout' },
-   { 'Masks beside lengths', 'parallel/cp_documents', 'take masks that say what the lengths say'
-      },
-   { 'a2a p2p needs inner', 'parallel/cp_agree', 'have neighbours inside and the others outside'
-      },
-   { 'With a2a p2p a rank that leaves out', 'comm/fault',
+   { 'document a zigzag', definition = 'the meaning of a word' },
+   { 'Padding is never guessed', 'parallel/thd',
+      'knows padding from the layout' },
+   { 'Masks beside lengths must', 'parallel/cp_documents',
+      'take masks that say what the lengths say' },
+   { 'For a2a p2p inner must be', 'parallel/cp_agree',
+      'have neighbours inside and the others outside' },
+   { 'If a rank skips a backward pass', 'comm/fault',
       'are told so at once, each with its call' },
    { 'make cp batch and ctx drops', definition = 'what the original does' },
    { 'one rank always a null context', definition = 'what the original does' },
@@ -296,13 +297,13 @@ promise['lua/guide/module.md'] = {
 
 promise['lua/guide/optimizer.md'] = {
    { 'An update reads a block', 'lua/adamw8bit', 'needs no f32 moments of a parameter' },
-   { 'How far does rounding move', 'op/update_8bit', 'keeps within its bound' },
-   { 'What lies in checkpoints', 'lua/adamw8bit', 'goes on from a checkpoint bit for bit' },
+   { 'How much does rounding change', 'op/update_8bit', 'keeps within its bound' },
+   { 'What do checkpoints hold', 'lua/adamw8bit', 'goes on from a checkpoint bit for bit' },
    { 'On a decoder of 115 thousand', 'lua/adamw8bit', 'loses within 2 % of AdamW' },
-   { 'A sharded model adds up its pieces', 'lua/optimizers', 'makes the updates of one rank' },
+   { 'A sharded model sums its pieces', 'lua/optimizers', 'makes the updates of one rank' },
    { 'The first pattern that matches counts', 'lua/optimizers',
       'are refused where they are wrong' },
-   { 'A model that is cut over', 'lua/optimizers',
+   { 'A model that is split over', 'lua/optimizers',
       'of whole matrices refuses a model that is cut' },
    { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
 }
@@ -330,10 +331,10 @@ promise['lua/guide/ranks.md'] = {
 }
 
 promise['lua/README.md'] = {
-   { 'Objects are made by a call', 'lua/util', 'is called for what new makes' },
+   { 'A call makes an object', 'lua/util', 'is called for what new makes' },
    { 'No file here calls C', 'meta/layer', 'of the Lua library: no FFI calls', 'meta/state',
       'of the Lua library: no globals' },
-   { 'cuda whether there is a GPU', definition = 'names that are not needed' },
+   { 'cuda whether a GPU is there', definition = 'names that are not needed' },
    { 'The finalizers of tides objects', 'ffi/own',
       'ends contexts and tensors of many states without an order' },
    { '3 spaces', 'meta/state', 'of the Lua library: no globals', 'meta/style',
@@ -364,15 +365,15 @@ promise['lua/guide/training.md'] = {
    { 'A rank that did not use a parameter', 'parallel/unused',
       'adds zeros for parameters that a rank does not use', 'parallel/unused',
       'leaves alone what no rank uses' },
+   { 'A parameter that no rank used stays', 'parallel/unused', 'leaves alone what no rank uses' },
    { 'A plot or a line of metrics', 'lua/train',
       'does not end for a plot or for metrics that cannot be written', 'lua/metric',
       'writes lines that found no room when there is some, each once' },
-   { 'resume folder goes on', 'lua/train',
+   { 'In the same out later checkpoints', 'lua/train',
       'goes on from an earlier checkpoint and keeps the later ones aside' },
    { 'Without resume a run is never', 'lua/train', 'writes over no run unless it is told to' },
    { 'tide trace FOLDER merges', 'comm/trace', 'names a rank that never came', 'comm/trace',
       'names who came last, by how much, and where' },
-   { 'tide debug trace has the same', definition = 'names functions' },
    { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 
@@ -387,10 +388,10 @@ promise['lua/guide/parallel.md'] = {
    { 'Ranks that were given other models', 'parallel/tp_train',
       'is refused where ranks have other models, seeds or batches', 'parallel/step_misuse',
       'is refused where they begin with other weights' },
-   { 'cp context what attention needs', 'parallel/cp_context',
+   { 'cp context the inputs of attention', 'parallel/cp_context',
       'are of their calls alone: made and used in turns they change nothing' },
    { 'tide document index', 'op/conv1d', 'counts the boundaries at or below a token' },
-   { 'It lays what is held out', 'lua/packed',
+   { 'It packs the held out documents', 'lua/packed',
       'is evaluated as it is trained: documents by themselves' },
    { 'The layout never changes', 'parallel/mamba_cp', 'with layouts of any order, hidden' },
    { 'Heads and groups need not divide', 'parallel/mamba_cp',
@@ -404,9 +405,9 @@ promise['lua/guide/parallel.md'] = {
    { 'Every rank must run the units', definition = 'asks this of the caller' },
    { 'A trained parameter that no rank uses', 'parallel/fsdp_param',
       'that some ranks do not use takes part with zeros' },
-   { 'Gradients are sums over ranks', 'parallel/fsdp_option',
+   { 'Where they are means', 'parallel/fsdp_option',
       'trains the same as a sum and as a mean' },
-   { 'Parameters are read inside', 'parallel/fsdp_misuse',
+   { 'Elsewhere the fields of split parameters', 'parallel/fsdp_misuse',
       'has no bytes to be read from an update to the next forward in any strategy' },
    { 'What fn writes', 'parallel/fsdp_param', 'keep what every rank writes into them',
       'parallel/fsdp_param', 'must be written alike, and by a function that ends alike' },
@@ -422,21 +423,21 @@ promise['lua/guide/parallel.md'] = {
 }
 
 promise['lua/guide/finetune.md'] = {
-   { 'This page says what it does', definition = 'says what the page is about' },
    { 'Losses do not depend on the mesh', 'recipe/finetune',
       'loses on every mesh what one rank loses', 'recipe/finetune', 'keeps the best checkpoint',
       'recipe/finetune_lora', 'lose on every mesh what they lose on one rank' },
    { 'With lora rank R every weight', 'lua/lora', 'changes nothing at first' },
    { 'lora targets', 'lua/lora', 'changes nothing at first' },
    { 'fully_shard gathers frozen parameters', 'lua/lora', 'keeps frozen bf16 weights' },
-   { 'A base in NF4 loses on any mesh', 'recipe/finetune_nf4',
+   { 'Frozen bf16 weights have', 'lua/lora', 'keeps frozen bf16 weights' },
+   { 'The loss of an NF4 model does not', 'recipe/finetune_nf4',
       'loses on every mesh what it loses on one rank', 'recipe/finetune_nf4',
       'loses the same with trained norms' },
    { 'Checkpoints hold whole codes', 'recipe/finetune_nf4', 'goes on over other ranks' },
-   { 'source lets the sampler', 'lua/packed', 'splits, cuts or refuses long documents' },
+   { 'With source the sampler leaves out', 'lua/packed', 'splits, cuts or refuses long documents' },
    { 'Before the first step', 'lua/lora', 'changes nothing at first' },
-   { 'They go out to a folder that PEFT reads', 'lua/lora', 'goes out to a folder of peft' },
-   { 'teacher cache FILE holds these ids', 'recipe/distil', 'with the most likely ids of the' },
+   { 'Save them to a folder that PEFT reads', 'lua/lora', 'goes out to a folder of peft' },
+   { 'teacher cache FILE keeps these ids', 'recipe/distil', 'with the most likely ids of the' },
    { 'model label_logprobs ids labels', 'recipe/dpo', 'loses on every mesh what one rank' },
 }
 

@@ -117,7 +117,6 @@ describe('a base in NF4 in recipes/finetune.lua', function()
             intermediate_size = 22, max_position_embeddings = 128 })
          bad(('%s--lora.rank 4 --from %s/odd --mesh.tp 2 --plan'):format(words, dir),
             "'model.layers.0.mlp.down_proj': a weight [16, 22] in NF4")
-         bad(words .. '--lora.rank 4 --device cuda', 'there is no product with NF4 on a GPU')
          bad(words:gsub('nf4', 'fp4') .. '--lora.rank 4', 'one of nf4')
       end)
    end)

@@ -332,24 +332,19 @@ function Context:ones(shape, opts) return filled(self, 'ones', shape, 1, opts) e
 -- value everywhere; shape is a list. opts: dtype, device, requires_grad.
 function Context:full(shape, value, opts) return filled(self, 'full', shape, value, opts) end
 
-local function random(self, name, shape, opts)
+-- A tensor that draw fills from 0 and 1.
+local function random(self, name, shape, opts, draw)
    local _, _, dtype, wants = place(self, name, opts)
    if not arg.is_float(dtype) then bad(name, 'opts.dtype', 'a floating dtype', opts.dtype) end
    local x = self:empty(shape, opts and { dtype = opts.dtype, device = opts.device })
-   return x, wants
+   return marked(draw(x, 0, 1), wants)
 end
 
 -- Uniform in [0, 1), from the context's generator.
-function Context:rand(shape, opts)
-   local x, wants = random(self, 'rand', shape, opts)
-   return marked(op.uniform_(x, 0, 1), wants)
-end
+function Context:rand(shape, opts) return random(self, 'rand', shape, opts, op.uniform_) end
 
 -- Normal with mean 0 and deviation 1.
-function Context:randn(shape, opts)
-   local x, wants = random(self, 'randn', shape, opts)
-   return marked(op.normal_(x, 0, 1), wants)
-end
+function Context:randn(shape, opts) return random(self, 'randn', shape, opts, op.normal_) end
 
 -- arange(n): 0 to n - 1. arange(start, stop, step): start, start + step, ... before stop.
 -- Options come last in both forms.

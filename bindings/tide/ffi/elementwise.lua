@@ -6,7 +6,6 @@
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
-local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
 local C = lib.C
 
@@ -14,11 +13,16 @@ local M = {}
 local make = require('tide.ffi.row').adders(M)
 local raw = {}                              -- C functions behind wrappers that check the arguments
 local call = require('tide.ffi.row').adders(raw, 'raw')
+call 'add(x, y)'
+call 'sub(x, y)'
+call 'mul(x, y)'
+call 'div(x, y)'
+call 'pow(x, y)'
+call 'pow_scalar(x, exponent)'
 call 'affine(x, mul, add)'
 call 'clamp(x, lo, hi)'
 call 'where(cond, a, b)'
 call 'cast(x, dtype)'
-local new_box, take, again, check = own.new_box, own.take, own.again, own.check
 local tensor, number, pair, operand = arg.tensor, arg.number, arg.pair, arg.operand
 local istype = ffi.istype
 local tensor_t = ffi.typeof 'tide_tensor *'
@@ -48,11 +52,7 @@ function M.add(x, y, alpha)
    arg.no_alpha('add', alpha)
    if plain(x, y) then return affine(x, 1, y) end
    if plain(y, x) then return affine(y, 1, x) end
-   x, y = pair('add', x, y)
-   local box = new_box()
-   local rc = C.tide_add(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_add(box, x, y)) end
-   return take(box)
+   return raw.add(pair('add', x, y))
 end
 
 -- x - y, element by element with broadcasting; x or y may be a number.
@@ -60,46 +60,26 @@ function M.sub(x, y, alpha)
    arg.no_alpha('sub', alpha)
    if plain(x, y) then return affine(x, 1, -y) end
    if plain(y, x) then return affine(y, -1, x) end
-   x, y = pair('sub', x, y)
-   local box = new_box()
-   local rc = C.tide_sub(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_sub(box, x, y)) end
-   return take(box)
+   return raw.sub(pair('sub', x, y))
 end
 
 -- x y, element by element with broadcasting; x or y may be a number.
 function M.mul(x, y)
    if plain(x, y) then return affine(x, y, 0) end
    if plain(y, x) then return affine(y, x, 0) end
-   x, y = pair('mul', x, y)
-   local box = new_box()
-   local rc = C.tide_mul(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_mul(box, x, y)) end
-   return take(box)
+   return raw.mul(pair('mul', x, y))
 end
 
 -- x / y, element by element with broadcasting; x or y may be a number.
 function M.div(x, y)
    if plain(x, y) and has_inverse(y) then return affine(x, 1 / y, 0) end
-   x, y = pair('div', x, y)
-   local box = new_box()
-   local rc = C.tide_div(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_div(box, x, y)) end
-   return take(box)
+   return raw.div(pair('div', x, y))
 end
 
 -- x to the power of y, element by element with broadcasting; x or y may be a number.
 function M.pow(x, y)
-   local box = new_box()
-   if plain(x, y) then
-      local rc = C.tide_pow_scalar(box, x, y)
-      if rc ~= 0 and again(x, rc) then check(x, C.tide_pow_scalar(box, x, y)) end
-      return take(box)
-   end
-   x, y = pair('pow', x, y)
-   local rc = C.tide_pow(box, x, y)
-   if rc ~= 0 and again(x, rc) then check(x, C.tide_pow(box, x, y)) end
-   return take(box)
+   if plain(x, y) then return raw.pow_scalar(x, y) end
+   return raw.pow(pair('pow', x, y))
 end
 
 -- The smaller of x and y, element by element with broadcasting; x or y may be a number.

@@ -27,21 +27,23 @@ local ndim_of = arg.ndim
 
 -- ---- shape -----------------------------------------------------------------------------------
 
+-- The sizes of a shape that is a list, or one size after the other.
+local function sizes_of(op, x, a, b, c, d, e, f, g, h, more)
+   tensor(op, 'x', x)
+   if more ~= nil then status.bad_arg(op, 'shape', 'at most 8 sizes', more) end
+   if a == nil then status.bad_arg(op, 'shape', 'a list of integers, or integers', a) end
+   return arg.ints_of(op, 'shape', -1, a, b, c, d, e, f, g, h)
+end
+
 -- x:reshape{2, -1} or x:reshape(2, -1); one size may be -1.
 function M.reshape(x, a, b, c, d, e, f, g, h, more)
-   tensor('reshape', 'x', x)
-   if more ~= nil then status.bad_arg('reshape', 'shape', 'at most 8 sizes', more) end
-   if a == nil then status.bad_arg('reshape', 'shape', 'a list of integers, or integers', a) end
-   return raw.reshape(x, arg.ints_of('reshape', 'shape', -1, a, b, c, d, e, f, g, h))
+   return raw.reshape(x, sizes_of('reshape', x, a, b, c, d, e, f, g, h, more))
 end
 M.view = M.reshape
 
 -- Sizes of 1 (and new leading dims) repeat without a copy; -1 keeps a size.
 function M.expand(x, a, b, c, d, e, f, g, h, more)
-   tensor('expand', 'x', x)
-   if more ~= nil then status.bad_arg('expand', 'shape', 'at most 8 sizes', more) end
-   if a == nil then status.bad_arg('expand', 'shape', 'a list of integers, or integers', a) end
-   local n, shape = arg.ints_of('expand', 'shape', -1, a, b, c, d, e, f, g, h)
+   local n, shape = sizes_of('expand', x, a, b, c, d, e, f, g, h, more)
    local lead = n - ndim_of(x)
    for i = 0, n - 1 do
       if shape[i] == -1 then

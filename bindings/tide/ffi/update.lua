@@ -61,6 +61,13 @@ local function adamw_attrs(op, attrs)
    return a
 end
 
+-- The number of parameters, and the lists p, g, m, v and master.
+local function adamw_lists_of(op, lists)
+   local p, n = list_of(op, lists, 'p', nil, true)
+   return n, p, list_of(op, lists, 'g', n, true), (list_of(op, lists, 'm', n, true)),
+      (list_of(op, lists, 'v', n, true)), (list_of(op, lists, 'master', n))
+end
+
 -- lists: p, g, m, v (tensors, equally many), master (tensors or false; may be absent), g_scale (one
 -- f32 scalar tensor; may be absent), rates (f64 tensor { lr, step } instead of those of attrs; may
 -- be absent), found_inf (f32 scalar tensor: unless it is 0 nothing changes; may be absent). attrs:
@@ -68,11 +75,7 @@ end
 -- the contract. Tensors change in place.
 function M.adamw_(lists, attrs)
    check_keys('adamw_', 'lists', lists, adamw_lists)
-   local p, n = list_of('adamw_', lists, 'p', nil, true)
-   local g = list_of('adamw_', lists, 'g', n, true)
-   local m = list_of('adamw_', lists, 'm', n, true)
-   local v = list_of('adamw_', lists, 'v', n, true)
-   local master = list_of('adamw_', lists, 'master', n)
+   local n, p, g, m, v, master = adamw_lists_of('adamw_', lists)
    local g_scale, rates, found_inf = controls('adamw_', lists)
    local a = adamw_attrs('adamw_', attrs)
    if n == 0 then return end
@@ -87,13 +90,9 @@ local adamw8_lists = arg.set { 'p', 'g', 'm', 'v', 'm_scale', 'v_scale', 'master
 -- v_scale f32 [ceil(numel / 256)]. p: f32, bf16 or f16.
 function M.adamw8_(lists, attrs)
    check_keys('adamw8_', 'lists', lists, adamw8_lists)
-   local p, n = list_of('adamw8_', lists, 'p', nil, true)
-   local g = list_of('adamw8_', lists, 'g', n, true)
-   local m = list_of('adamw8_', lists, 'm', n, true)
-   local v = list_of('adamw8_', lists, 'v', n, true)
+   local n, p, g, m, v, master = adamw_lists_of('adamw8_', lists)
    local m_scale = list_of('adamw8_', lists, 'm_scale', n, true)
    local v_scale = list_of('adamw8_', lists, 'v_scale', n, true)
-   local master = list_of('adamw8_', lists, 'master', n)
    local g_scale, rates, found_inf = controls('adamw8_', lists)
    local a = adamw_attrs('adamw8_', attrs)
    if n == 0 then return end

@@ -183,25 +183,15 @@ function E.call(rt, node, scope)
    return call(rt, callee, args, kwargs)
 end
 
--- Returns the filter or test of a name.
-local function known(rows, name, what)
-   local fn = rows[name]
-   if not fn then fault.coded('E_UNSUPPORTED', "there is no %s '%s'", what, name) end
-   return fn
-end
-
-function E.filter(rt, node, scope)
-   local v = evaluate(rt, node.value, scope)
-   local args, kwargs = arguments(rt, node.args, scope)
-   rt.node = node
-   return known(rt.filters, node.name, 'filter')(rt, v, args, kwargs)
-end
-
-function E.test(rt, node, scope)
-   local v = evaluate(rt, node.value, scope)
-   local args, kwargs = arguments(rt, node.args, scope)
-   rt.node = node
-   return known(rt.tests, node.name, 'test')(rt, v, args, kwargs)
+for _, kind in ipairs { 'filter', 'test' } do
+   E[kind] = function(rt, node, scope)
+      local v = evaluate(rt, node.value, scope)
+      local args, kwargs = arguments(rt, node.args, scope)
+      rt.node = node
+      local fn = rt[kind .. 's'][node.name]
+      if not fn then fault.coded('E_UNSUPPORTED', "there is no %s '%s'", kind, node.name) end
+      return fn(rt, v, args, kwargs)
+   end
 end
 
 return evaluate

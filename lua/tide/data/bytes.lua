@@ -2,6 +2,7 @@
 --
 -- Encoded text is a Lua string of little-endian 16-bit ids, the form of memory token sources.
 
+local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 
 local bytes = { bos = 256, eos = 257, vocab_size = 258, width = 2, name = 'bytes' }
@@ -13,7 +14,7 @@ end
 
 -- An id as two bytes.
 function bytes.id(n)
-   return string.char(n % 256, math.floor(n / 256))
+   return little.write(n, 2)
 end
 
 -- List of ids of a text.

@@ -11,6 +11,7 @@
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local jsonl = require 'tide.data.jsonl'
+local little = require 'tide.util.little'
 local near = require 'tide.util.near'
 local record = require 'tide.data.record'
 local signature = require 'tide.util.signature'
@@ -21,12 +22,6 @@ local chat = {}
 
 -- ---- which bytes count -------------------------------------------------------------------------
 
-local function head(list, n)
-   local out = {}
-   for i = 1, n do out[i] = list[i] end
-   return out
-end
-
 -- Returns the byte ranges that the messages of some roles make up in a chat's text. The template is
 -- asked for the chat up to each message, which must begin the whole text.
 local function ranges_by_role(template, messages, variables, whole, wanted)
@@ -35,9 +30,9 @@ local function ranges_by_role(template, messages, variables, whole, wanted)
       if wanted[message.role] then
          local opts = { tools = variables.tools,
             add_generation_prompt = message.role == 'assistant' }
-         local before = template:render(head(messages, i - 1), opts)
+         local before = template:render({ unpack(messages, 1, i - 1) }, opts)
          local after = i == #messages and whole
-            or template:render(head(messages, i), { tools = variables.tools })
+            or template:render({ unpack(messages, 1, i) }, { tools = variables.tools })
          if whole:sub(1, #before) ~= before or whole:sub(1, #after) ~= after then
             return nil, ('messages[%d]: the template writes it otherwise where more messages '
                .. 'follow, so its part of the text is not known; mark it with '
@@ -134,14 +129,6 @@ local function mask_of(ids, places, ranges)
    return out
 end
 
-local char, floor = string.char, math.floor
-
--- Returns an id as `width` little-endian bytes.
-local function packed_id(id, width)
-   if width == 2 then return char(id % 256, floor(id / 256)) end
-   return char(id % 256, floor(id / 256) % 256, floor(id / 65536) % 256, floor(id / 16777216))
-end
-
 local unlabelled = 'no token of the record counts as a label'
 
 -- Returns a text as { ids, mask, count, labels }: two texts, the tokens, and those that count.
@@ -156,7 +143,7 @@ local function tokenized(text, ranges, is_chat, o)
    if #ids < 2 then return nil, 'the record has fewer than two tokens' end
    local pieces, labels = {}, 0
    for i, id in ipairs(ids) do
-      pieces[i] = packed_id(id, o.width)
+      pieces[i] = little.write(id, o.width)
       if i > 1 and mask[i] == '\1' then labels = labels + 1 end
    end
    if labels == 0 then return nil, unlabelled end
@@ -237,7 +224,7 @@ end
 local function corpus_of(files, o, bad)
    local train, val, documents = new_part(), new_part(), 0
    for _, list in ipairs(files) do
-      local held = floor(#list * o.val)
+      local held = math.floor(#list * o.val)
       for i, docs in ipairs(list) do
          for _, doc in ipairs(docs) do add(i > #list - held and val or train, doc) end
       end

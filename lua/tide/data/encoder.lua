@@ -9,6 +9,7 @@ local build = require 'tide.tokenizer.build'
 local bytes = require 'tide.data.bytes'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local little = require 'tide.util.little'
 
 local encoder = {}
 
@@ -19,14 +20,6 @@ local version = 'ids 1'
 function encoder.bytes()
    return { width = bytes.width, eos = bytes.id(bytes.eos), vocab_size = bytes.vocab_size,
       encode = function(_, text) return bytes.encode(text) end }
-end
-
-local function number(id, width)
-   local text = ''
-   for _ = 1, width do
-      text, id = text .. string.char(id % 256), math.floor(id / 256)
-   end
-   return text
 end
 
 local function read(path)
@@ -58,7 +51,7 @@ function encoder.of(tok, cache)
       fs.write(op, file, ids .. hash(ids))
       return ids
    end
-   return { width = width, eos = number(tok.eos, width), vocab_size = tok.vocab_size,
+   return { width = width, eos = little.write(tok.eos, width), vocab_size = tok.vocab_size,
       encode = encode, tokenizer = tok }
 end
 

@@ -7,12 +7,13 @@
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local index = require 'tide.data.megatron_index'
+local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 local tokens = require 'tide.data.tokens'
 
 local megatron = {}
 
-local number_at = index.number_at
+local bytes_of, number_at = little.write, little.read
 
 local function prefix_of(path) return (path:gsub('%.bin$', ''):gsub('%.idx$', '')) end
 
@@ -62,18 +63,6 @@ end
 
 -- ---- writing -----------------------------------------------------------------------------------
 
-local char, floor = string.char, math.floor
-
--- Returns a number as n little-endian bytes.
-local function bytes_of(v, n)
-   local out = {}
-   for i = 1, n do
-      out[i] = char(v % 256)
-      v = floor(v / 256)
-   end
-   return table.concat(out)
-end
-
 local Writer = {}
 Writer.__index = Writer
 
@@ -105,8 +94,8 @@ end
 -- Returns the text of the index.
 local function index_of(self)
    local n = #self.lengths
-   local out = { index.magic, bytes_of(1, 8), char(self.width == 2 and 8 or 4), bytes_of(n, 8),
-      bytes_of(n + 1, 8) }
+   local out = { index.magic, bytes_of(1, 8), bytes_of(self.width == 2 and 8 or 4, 1),
+      bytes_of(n, 8), bytes_of(n + 1, 8) }
    for _, length in ipairs(self.lengths) do out[#out + 1] = bytes_of(length, 4) end
    local at = 0
    for _, length in ipairs(self.lengths) do

@@ -6,6 +6,7 @@
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local number_at = require('tide.util.little').read
 
 local index = { magic = 'MMIDIDX\0\0', head = 34 }     -- head: bytes before the lengths
 
@@ -13,21 +14,12 @@ local index = { magic = 'MMIDIDX\0\0', head = 34 }     -- head: bytes before the
 local widths = { [4] = 4, [8] = 2 }
 local names = { 'uint8', 'int8', 'int16', 'int32', 'int64', 'float64', 'float32', 'uint16' }
 
--- Returns the little-endian number of n bytes at byte `at`.
-function index.number_at(text, at, n)
-   local value, scale = 0, 1
-   for i = 0, n - 1 do
-      value, scale = value + text:byte(at + i) * scale, scale * 256
-   end
-   return value
-end
-
 -- Returns width, number of sequences and of document entries from the first bytes of an index of
 -- `size` bytes; raises of what is no index.
 function index.header(op, path, text, size)
    err.raise_if(text:sub(1, 9) ~= index.magic, 'E_FORMAT', op, '%s is no index of a Megatron data '
       .. 'set', path)
-   local version = #text >= index.head and index.number_at(text, 10, 8)
+   local version = #text >= index.head and number_at(text, 10, 8)
    err.raise_if(version ~= 1, 'E_UNSUPPORTED', op, '%s has version %s; version 1 can be read', path,
       tostring(version))
    local code = text:byte(18)
@@ -35,7 +27,7 @@ function index.header(op, path, text, size)
       err.raise('E_UNSUPPORTED', op, '%s holds ids of %s; uint16 and int32 can be read', path,
          names[code] or 'dtype code ' .. code)
    end
-   local sequences, entries = index.number_at(text, 19, 8), index.number_at(text, 27, 8)
+   local sequences, entries = number_at(text, 19, 8), number_at(text, 27, 8)
    local wanted = index.head + 12 * sequences + 8 * entries
    err.raise_if(size ~= wanted, 'E_FORMAT', op, '%s has %.0f bytes; its %.0f sequences and %.0f '
       .. 'entries of documents need %.0f', path, size, sequences, entries, wanted)
@@ -57,7 +49,7 @@ local function read(op, path, file)
    if sequences == 0 then return width, 0 end
    local length = bytes(file, index.head + 4 * (sequences - 1), 4)
    local start = bytes(file, index.head + 4 * sequences + 8 * (sequences - 1), 8)
-   return width, index.number_at(start, 1, 8) / width + index.number_at(length, 1, 4)
+   return width, number_at(start, 1, 8) / width + number_at(length, 1, 4)
 end
 
 -- Returns { path, width, count } of the index beside a file of ids: bytes an id, and how many there

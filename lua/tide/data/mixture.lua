@@ -58,7 +58,7 @@ function mixture.new(opts)
       at = at + part.source.count
    end
    self.source = tokens.join(sources)
-   if has_rows then self.make = Mixture.make_rows end
+   if has_rows then self.make = packed._Packed.make end
    return self
 end
 
@@ -92,11 +92,6 @@ function Mixture:next()
       if math.floor(k / each) == self.rank then mine[#mine + 1] = moved(item, self.offsets[i]) end
    end
    return mine
-end
-
--- Rows as a batch on a device; see packed.make.
-function Mixture:make_rows(source, rows, device)
-   return packed.make(source, rows, self.seq, { device = device })
 end
 
 -- Rows of the documents held out (val_cu); see packed.held_out.
@@ -142,11 +137,7 @@ return signature.doors('data.mixture', mixture, { new = { opts = {
    'parts: mixture_part[] -- a list of { source, weight, cu }',
    'seq: integer >= 1 -- tokens of a window or row',
    'batch: integer >= 1 -- windows or rows of a step, over all ranks',
-   'seed: integer >= 0 = 0 -- decides the order',
-   'size: integer >= 1 = 1 -- ranks with data of their own',
-   'rank: integer in [0, size) = 0 -- which of them this is',
+   sampler.options,
    'val_cu: table? -- cumulative lengths of the documents that are held out, if items are rows',
    'cp: integer >= 1 = 1 -- ranks that a row will be cut over',
-   'where batch % size == 0 -- batch ({batch}) must be a multiple of the {size} data-parallel '
-      .. 'ranks',
    "where #parts > 0 -- argument 'parts': expected at least one { source, weight }, got none" } } })

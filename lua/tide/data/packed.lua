@@ -15,7 +15,9 @@
 -- that a model is measured on what it is trained on, whatever the mesh.
 
 local tide = require 'tide'
+local bins = require 'tide.util.bins'
 local err = require 'tide.util.err'
+local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
 local upload = require 'tide.data.upload'
@@ -23,15 +25,6 @@ local upload = require 'tide.data.upload'
 local packed = {}
 
 -- ---- documents of a source -------------------------------------------------------------------
-
-local function id_at(text, at, width)
-   local id, scale = 0, 1
-   for i = 0, width - 1 do
-      id = id + text:byte(at + i) * scale
-      scale = scale * 256
-   end
-   return id
-end
 
 -- Cumulative lengths of the documents of a token source that end with the token `eos` (which
 -- belongs to the document it ends).
@@ -41,7 +34,7 @@ function packed.boundaries(source, eos)
       local n = math.min(2^18, source.count - at)
       local text = source:raw(at, n)
       for i = 0, n - 1 do
-         if id_at(text, i * width + 1, width) == eos then cu[#cu + 1] = at + i + 1 end
+         if little.read(text, i * width + 1, width) == eos then cu[#cu + 1] = at + i + 1 end
       end
       at = at + n
    end
@@ -103,8 +96,6 @@ function packed.new(opts)
    check_together(op, self)
    err.raise_if(self.seq % self.unit ~= 0, 'E_ARG', op, 'seq (%d) must be a multiple of %d, to be '
       .. 'cut over %d ranks', self.seq, self.unit, self.cp)
-   err.raise_if(self.batch % self.size ~= 0, 'E_ARG', op, 'batch (%d) must be a multiple of the %d '
-      .. 'data-parallel ranks', self.batch, self.size)
    return self
 end
 
@@ -197,26 +188,11 @@ function rules.alone(pieces)
    return rows
 end
 
--- Rows of pieces first .. last, as lists of places in increasing order, the longest placed first.
-local function best_of(pieces, first, last, seq)
-   local places, rows, free = {}, {}, {}
-   for i = first, last do places[#places + 1] = i end
-   table.sort(places, function(a, b)
-      local m, n = pieces[a][4], pieces[b][4]
-      return m > n or m == n and a < b
-   end)
-   for _, place in ipairs(places) do
-      local slot, best = pieces[place][4], nil
-      for r = 1, #rows do
-         if free[r] >= slot and (not best or free[r] < free[best]) then best = r end
-      end
-      if not best then
-         best = #rows + 1
-         rows[best], free[best] = {}, seq
-      end
-      table.insert(rows[best], place)
-      free[best] = free[best] - slot
-   end
+-- Rows of n pieces after the first `before`, as lists of places in increasing order.
+local function best_of(pieces, before, n, seq)
+   local slots, order = {}, {}
+   for i = 1, n do slots[i], order[i] = pieces[before + i][4], i end
+   local rows = bins.fullest(slots, bins.longest_first(order, slots), seq)
    for _, row in ipairs(rows) do table.sort(row) end
    table.sort(rows, function(a, b) return a[1] < b[1] end)
    return rows
@@ -228,10 +204,10 @@ local group = 512
 -- Each into the fullest row with room; rows keep the order of their first pieces.
 function rules.best(pieces, seq)
    local rows = {}
-   for first = 1, #pieces, group do
-      for _, places in ipairs(best_of(pieces, first, math.min(first + group - 1, #pieces), seq)) do
+   for before = 0, #pieces - 1, group do
+      for _, places in ipairs(best_of(pieces, before, math.min(group, #pieces - before), seq)) do
          local row = {}
-         for i, place in ipairs(places) do row[i] = pieces[place] end
+         for i, place in ipairs(places) do row[i] = pieces[before + place] end
          rows[#rows + 1] = row
       end
    end
@@ -266,7 +242,7 @@ end
 function Packed:held_out(limit)
    err.raise_if(not self.val_cu, 'E_STATE', 'data.packed.held_out', 'the sampler knows no '
       .. 'documents of the validation data; give it val_cu, their cumulative lengths')
-   local rows, list = lay_rows(self, self.val_cu, function(k) return k end, self.val_source), {}
+   local rows, list = self:all(true), {}
    local take = math.min(#rows, limit)
    for i = 1, take do list[i] = rows[math.floor((i - 1) * #rows / take) + 1] end
    return list
@@ -323,14 +299,8 @@ local before = { fit = 'next', long = 'split', masked = false, together = 1 }
 -- Continues where a state was taken; the global batch and the number of ranks may differ.
 function Packed:restore(state)
    local op = 'data.packed.restore'
-   local now = self:state()
-   for _, k in ipairs { 'seed', 'seq', 'unit', 'documents', 'tokens', 'fit', 'long', 'masked',
-      'together' } do
-      if state[k] ~= now[k] and (state[k] ~= nil or now[k] ~= before[k]) then
-         err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
-            tostring(state[k]), tostring(now[k]))
-      end
-   end
+   sampler._check_state(op, { 'seed', 'seq', 'unit', 'documents', 'tokens', 'fit', 'long', 'masked',
+      'together' }, state, self:state(), before)
    local epoch = err.integer(op, 'epoch', state.epoch, 0)
    local rows = rows_of(self, epoch)
    self.row = err.integer(op, 'row', state.row, 0, #rows - 1)
@@ -348,9 +318,9 @@ local function put_piece(lists, source, piece, at, slot, pad)
    for i = 1, slot do
       local id, label = pad, -100
       if i <= n then
-         id = id_at(text, (i - 1) * width + 1, width)
+         id = little.read(text, (i - 1) * width + 1, width)
          if (i < n or goes_on) and not (mask and mask:byte(i + 1) == 0) then
-            label, counted = id_at(text, i * width + 1, width), counted + 1
+            label, counted = little.read(text, i * width + 1, width), counted + 1
          end
       end
       lists.ids[at + i], lists.labels[at + i], lists.positions[at + i] = id, label, i - 1
@@ -406,9 +376,7 @@ packed.options = {
    'val_cu: table? -- those of the documents that are held out',
    'seq: integer >= 1 -- tokens of a row',
    'batch: integer >= 1 -- rows of a step, over all ranks',
-   'seed: integer >= 0 = 0 -- decides the order',
-   'size: integer >= 1 = 1 -- ranks with data of their own',
-   'rank: integer in [0, size) = 0 -- which of them this is',
+   sampler.options,
    'cp: integer >= 1 = 1 -- ranks that a row will be cut over; slots are multiples of 2 cp',
    "fit: 'next' | 'best' | 'alone' = 'next' -- the row of a document: the last one, the fullest "
       .. 'that has room, or one of its own',

@@ -20,12 +20,6 @@ local preference = {}
 
 local function is_list(v) return type(v) == 'table' and v ~= fs.io().json.null end
 
-local function part(list, first, last)
-   local out = {}
-   for i = first, last do out[#out + 1] = list[i] end
-   return out
-end
-
 local function same_message(a, b)
    return type(a) == 'table' and type(b) == 'table' and a.role == b.role
       and fs.io().json.encode(a.content) == fs.io().json.encode(b.content)
@@ -47,7 +41,7 @@ local function split(a, b)
    local n = alike(a, b)
    if type(a) ~= 'string' then
       n = math.min(n, #a - 1, #b - 1)
-      return part(a, 1, n), part(a, n + 1, #a), part(b, n + 1, #b)
+      return { unpack(a, 1, n) }, { unpack(a, n + 1) }, { unpack(b, n + 1) }
    end
    if a:sub(n, n) == ' ' then n = n - 1 end
    return a:sub(1, n), a:sub(n + 1), b:sub(n + 1)
@@ -93,7 +87,7 @@ end
 -- ---- documents ---------------------------------------------------------------------------------
 
 local function joined(a, b)
-   local out = part(a, 1, #a)
+   local out = { unpack(a) }
    for _, m in ipairs(b) do out[#out + 1] = m end
    return out
 end
@@ -184,7 +178,7 @@ end
 -- Adds to a batch of rows what a loss over answers needs: answers i64 [1, T] (the answer of each
 -- token), pairs, count (the same), reference (a list of 2 pairs numbers, nil until it is known).
 function Sampler:make(source, rows, device)
-   local batch = packed.make(source, rows, self.seq, { device = device })
+   local batch = Packed.make(self, source, rows, device)
    local known, list, n = reference_of(self, source), {}, 0
    for _, row in ipairs(rows) do
       for _, piece in ipairs(row) do

@@ -83,17 +83,32 @@ function Sampler:state()
    }
 end
 
+-- Raises where a state and this run differ in one of some values. before: what a state that lacks
+-- a value was taken with.
+function sampler._check_state(op, names, state, now, before)
+   for _, k in ipairs(names) do
+      if state[k] ~= now[k] and (state[k] ~= nil or now[k] ~= before[k]) then
+         err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
+            tostring(state[k]), tostring(now[k]))
+      end
+   end
+end
+
 -- Continues where a state was taken; the global batch and the number of ranks may differ.
 function Sampler:restore(state)
    local op = 'data.sampler.restore'
-   for _, k in ipairs { 'seq', 'count', 'seed' } do
-      if state[k] ~= self[k] then
-         err.raise('E_ARG', op, 'the state was taken with %s = %s, this run has %s', k,
-            tostring(state[k]), tostring(self[k]))
-      end
-   end
+   sampler._check_state(op, { 'seq', 'count', 'seed' }, state, self, {})
    self.position = err.integer(op, 'position', state.position, 0)
 end
+
+-- Options of every sampler, beside the batch that they cut.
+sampler.options = {
+   'seed: integer >= 0 = 0 -- decides the order',
+   'size: integer >= 1 = 1 -- ranks with data of their own',
+   'rank: integer in [0, size) = 0 -- which of them this is',
+   'where batch % size == 0 -- batch ({batch}) must be a multiple of the {size} data-parallel '
+      .. 'ranks',
+}
 
 signature.doors('data.sampler', Sampler, {
    start_of = 'place: integer >= 0', restore = 'state: table',
@@ -104,10 +119,6 @@ return signature.doors('data.sampler', sampler, {
       'count: integer >= 0 -- tokens in the source',
       'seq: integer >= 1 -- tokens of a window',
       'batch: integer >= 1 -- windows of a step, over all ranks',
-      'seed: integer >= 0 = 0 -- decides the order',
-      'size: integer >= 1 = 1 -- ranks with data of their own',
-      'rank: integer in [0, size) = 0 -- which of them this is',
-      'where batch % size == 0 -- batch ({batch}) must be a multiple of the {size} data-parallel '
-         .. 'ranks',
+      sampler.options,
       'where count > seq -- a window needs {seq + 1} tokens, the data has {count}' } },
 })

@@ -1,8 +1,9 @@
--- A look at the ids of a token source before anything is trained on them.
+-- Checks the ids of a token source against a vocabulary before training.
 --
 -- Sources up to 64 MiB are read whole, larger ones at 64 places. Pure Lua.
 
 local err = require 'tide.util.err'
+local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 local tokens = require 'tide.data.tokens'
 
@@ -10,12 +11,9 @@ local survey = {}
 
 -- The largest of the ids in text, of `width` bytes each, and its place (from 0).
 local function largest_of(text, width)
-   local most, at, byte = -1, 0, text.byte
+   local most, at = -1, 0
    for i = 0, #text / width - 1 do
-      local id, scale = 0, 1
-      for k = 1, width do
-         id, scale = id + byte(text, i * width + k) * scale, scale * 256
-      end
+      local id = little.read(text, i * width + 1, width)
       if id > most then most, at = id, i end
    end
    return most, at

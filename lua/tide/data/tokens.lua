@@ -12,6 +12,7 @@ local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local index_ = require 'tide.data.megatron_index'
 local kind = require 'tide.data.kind'
+local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 
 local tokens = {}
@@ -66,11 +67,6 @@ end
 -- Closes the file.
 function File:close() self.file:close() end
 
-local function u32(text, at)
-   local a, b, c, d = text:byte(at, at + 3)
-   return a + b * 256 + c * 65536 + d * 16777216
-end
-
 -- Whether these bytes of a file look like ids of 4 bytes: taken as ids of 2, every second one is 0,
 -- or tiny beside the others.
 local function looks_wide(text)
@@ -104,12 +100,12 @@ local function layout(op, path, f, given)
    local size = f:seek 'end'
    f:seek('set', 0)
    local head = f:read(1024)
-   local magic = head and #head == 1024 and u32(head, 1)
+   local magic = head and #head == 1024 and little.read(head, 1, 4)
    local what = head and kind.of(head, 4)
    err.raise_if(what, 'E_FORMAT', op, '%s holds no token ids: %s', path, what)
    if magic == 20240520 or magic == 20240801 then
       local width = magic == 20240520 and 2 or 4
-      local count = u32(head, 9)
+      local count = little.read(head, 9, 4)
       err.raise_if(1024 + count * width ~= size, 'E_FORMAT', op, '%s: the header says %d tokens of '
          .. '%d bytes, the file has %d bytes after it', path, count, width, size - 1024)
       return 1024, width, count

@@ -15,6 +15,7 @@
 -- ids.
 
 local tide = require 'tide'
+local chunked = require 'tide.nn.chunked'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local nn_loss = require 'tide.nn.loss'
@@ -24,24 +25,12 @@ local spread = require 'tide.nn.spread'
 
 local distil = {}
 
--- Logits of a chunk take at most this many bytes, unless the caller names a number of tokens.
-local chunk_bytes = 2 ^ 24
-
+local column, logits = chunked.column, chunked.logits
 local replace, spend = private.replace, private.spend
-
-local function column(t) return t:reshape { t:numel(), 1 } end
 
 local function summed(t, at)
    if at.comm then at.comm:all_reduce(t) end
    return t
-end
-
-local function logits(x_nC, w_WC, cap, acc)
-   local z = tide.linear(x_nC, w_WC):to(acc)
-   if not cap then return z end
-   z = replace(z, z * (1 / cap))
-   z = replace(z, z:tanh())
-   return replace(z, z * cap)
 end
 
 -- Log-probabilities of logits over the vocabulary of all ranks.
@@ -151,50 +140,20 @@ local function run_chunk(x_nC, w_WC, ids_n, t, first, n, at)
       at.want_w and tide.matmul(dz:t(), x_nC):to(at.acc) or nil
 end
 
--- The sums of all tokens, and the gradients that are wanted. What a chunk has made goes with it.
-local function run(x_NC, w_WC, ids_N, t, at)
-   local N, dx, dw = x_NC:size(1), {}, nil
+-- The loss of all tokens, and the gradients that are wanted. What a chunk has made goes with it.
+local loss_fn = chunked.loss('nn.distil', function(x_NC, w_WC, ids_N, t, at)
    local sums = tide.zeros({ 2 }, { dtype = at.acc, device = x_NC.device })
-   for first = 1, N, at.rows do
-      local n = math.min(at.rows, N - first + 1)
+   local dx, dw = chunked.gradients(x_NC:size(1), at.rows, function(first, n)
       local here, dx_nC, part = private.frame(run_chunk, x_NC:narrow(1, first, n), w_WC,
          ids_N:narrow(1, first, n), t, first, n, at)
       sums:add_(here)
-      dx[#dx + 1] = dx_nC
-      if dw and part then
-         dw:add_(part)
-         private.spend(part)
-      else
-         dw = part
-      end
-   end
-   return sums, #dx > 0 and (#dx == 1 and dx[1] or tide.cat(dx, 1)) or nil,
+      return dx_nC, part
+   end)
+   local a, parts = at.alpha, sums:tolist()
+   at.kl, at.ce = parts[1], parts[2]
+   return sums:narrow(1, 1, 1):sum() * a + sums:narrow(1, 2, 1):sum() * (1 - a), dx,
       dw and dw:to(w_WC.dtype) or nil
-end
-
-local loss_fn = private.func {
-   name = 'nn.distil',
-   forward = function(self, x, w, ids, t, at)
-      local sums, dx, dw = run(x, w, ids, t, at)
-      self.has_x, self.has_w = dx ~= nil, dw ~= nil
-      if dx and dw then self:save(dx, dw) elseif dx or dw then self:save(dx or dw) end
-      local a, parts = at.alpha, sums:tolist()
-      at.kl, at.ce = parts[1], parts[2]
-      return sums:narrow(1, 1, 1):sum() * a + sums:narrow(1, 2, 1):sum() * (1 - a)
-   end,
-   backward = function(self, dy)
-      local dx, dw
-      if self.has_x and self.has_w then
-         dx, dw = self:saved()
-      elseif self.has_x then
-         dx = self:saved()
-      elseif self.has_w then
-         dw = self:saved()
-      end
-      local function scaled(g) return g and (g * dy):to(g.dtype) or nil end
-      return scaled(dx), scaled(dw), nil
-   end,
-}
+end)
 
 -- ---- checks ------------------------------------------------------------------------------------
 
@@ -239,7 +198,7 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
    local at = { acc = x.dtype == 'f64' and 'f64' or 'f32', ignore = opts.ignore, cap = opts.cap,
       alpha = opts.alpha, temperature = opts.temperature, kind = opts.kind,
       comm = part and part.comm, first = part and part.first or 0,
-      rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (4 * math.max(1, w:size(1))))),
+      rows = opts.chunk or chunked.rows(w:size(1)),
       want_x = record and x.requires_grad, want_w = record and w.requires_grad }
    local count = opts.count or math.max(1, nn_loss.count(labels, opts.ignore))
    local sum = loss_fn(x:reshape(n, C), w, labels:reshape(n), t, at)
@@ -281,13 +240,9 @@ function distil.top(x, w, k, opts)
    local acc, ids, logp = x.dtype == 'f64' and 'f64' or 'f32', {}, {}
    local n = x:numel() / x:size(-1)
    local flat = x:reshape(n, x:size(-1))
-   local rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (4 * V)))
-   tide.no_grad(function()
-      for first = 1, n, rows do
-         local size = math.min(rows, n - first + 1)
-         ids[#ids + 1], logp[#logp + 1] = private.frame(top_of_chunk,
-            flat:narrow(1, first, size), w, k, opts.cap, acc)
-      end
+   tide.no_grad(chunked.each, n, opts.chunk or chunked.rows(V), function(first, size)
+      ids[#ids + 1], logp[#logp + 1] = private.frame(top_of_chunk, flat:narrow(1, first, size), w,
+         k, opts.cap, acc)
    end)
    return { ids = tide.cat(ids, 1), logp = tide.cat(logp, 1):to 'f32' }
 end

@@ -41,27 +41,22 @@ local function replaced(module, old, new)
    return new
 end
 
--- Runs fn(module, values...) of every entry; results that are not nil replace the values.
-function List:run(module, values)
+-- Runs fn(module, values...) of every entry, or fn(module, inputs, values...) after a call; inputs
+-- and values are packed lists. Results that are not nil replace the values.
+function List:run(module, values, inputs)
    for _, entry in ipairs(self.items) do
+      if inputs then show(entry, inputs) end
       show(entry, values)
-      local r = pack(private.apart(entry.fn, module, unpack(values, 1, values.n)))
+      local r
+      if inputs then
+         r = pack(private.apart(entry.fn, module, inputs, unpack(values, 1, values.n)))
+      else
+         r = pack(private.apart(entry.fn, module, unpack(values, 1, values.n)))
+      end
       show(entry, r)
       values = replaced(module, values, r)
    end
    return values
-end
-
--- Runs fn(module, inputs, outputs...), both packed lists.
-function List:run_after(module, inputs, outputs)
-   for _, entry in ipairs(self.items) do
-      show(entry, inputs)
-      show(entry, outputs)
-      local r = pack(private.apart(entry.fn, module, inputs, unpack(outputs, 1, outputs.n)))
-      show(entry, r)
-      outputs = replaced(module, outputs, r)
-   end
-   return outputs
 end
 
 -- ---- a call with hooks --------------------------------------------------------------------------
@@ -146,7 +141,7 @@ local function run(fn, self, ...)
    end
    local outputs = pack(fn(self, unpack(inputs, 1, inputs.n)))
    local made = outputs
-   if active(lists.post) then outputs = lists.post:run_after(self, inputs, outputs) end
+   if active(lists.post) then outputs = lists.post:run(self, outputs, inputs) end
    if behind then outputs = through(self, behind, outputs) end
    if recording and active(lists.backward_pre) then
       outputs = through(self, lists.backward_pre, outputs)

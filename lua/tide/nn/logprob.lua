@@ -9,25 +9,15 @@
 -- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank.
 
 local tide = require 'tide'
+local chunked = require 'tide.nn.chunked'
 local err = require 'tide.util.err'
+local in_range = require 'tide.nn.in_range'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 
 local logprob = {}
 
--- Logits of a chunk take at most this many bytes, unless the caller names a number of tokens.
-local chunk_bytes = 2 ^ 24
-
-local function column(t) return t:reshape { t:numel(), 1 } end
-
--- Logits of a chunk in f32 (or f64), under the soft cap if there is one.
-local function logits(x_nC, w_WC, at)
-   local z = tide.linear(x_nC, w_WC):to(at.acc)
-   if not at.cap then return z end
-   z = private.replace(z, z * (1 / at.cap))
-   z = private.replace(z, z:tanh())
-   return private.replace(z, z * at.cap)
-end
+local column, joined = chunked.column, chunked.joined
 
 -- The columns [n, 1] of targets: their place among the rows of this rank, whether they lie there,
 -- and whether they count.
@@ -41,7 +31,7 @@ end
 -- Log-probabilities and log-sum-exp of a chunk, [n] each.
 local function forward_chunk(x_nC, w_WC, ids_n, at)
    local n, W = x_nC:size(1), w_WC:size(1)
-   local z = logits(x_nC, w_WC, at)
+   local z = chunked.logits(x_nC, w_WC, at.cap, at.acc)
    local place, here, counted = places(ids_n, at, W)
    local max = z:amax(2, true)
    if at.comm then at.comm:all_reduce(max, 'max') end
@@ -56,7 +46,7 @@ end
 
 -- Gradients of a chunk by x and w (nil where not wanted). dy_n: those of the log-probabilities.
 local function backward_chunk(x_nC, w_WC, ids_n, lse_n, dy_n, at)
-   local z = logits(x_nC, w_WC, at)
+   local z = chunked.logits(x_nC, w_WC, at.cap, at.acc)
    local place, here, counted = places(ids_n, at, w_WC:size(1))
    local dy = column(dy_n):to(at.acc) * counted
    local slope = at.cap and 1 - (z * (1 / at.cap)):square()
@@ -70,18 +60,11 @@ local function backward_chunk(x_nC, w_WC, ids_n, lse_n, dy_n, at)
       at.want_w and tide.matmul(dz:t(), x_nC):to(at.acc) or nil
 end
 
--- fn(first, n) for chunks of N tokens.
-local function chunks(N, at, fn)
-   for first = 1, N, at.rows do fn(first, math.min(at.rows, N - first + 1)) end
-end
-
-local function joined(list) return #list == 1 and list[1] or tide.cat(list, 1) end
-
 local labels_fn = private.func {
    name = 'nn.logprob',
    forward = function(self, x, w, ids, at)
       local values, lses = {}, {}
-      chunks(x:size(1), at, function(first, n)
+      chunked.each(x:size(1), at.rows, function(first, n)
          values[#values + 1], lses[#lses + 1] = private.frame(forward_chunk, x:narrow(1, first, n),
             w, ids:narrow(1, first, n), at)
       end)
@@ -91,30 +74,14 @@ local labels_fn = private.func {
    end,
    backward = function(self, dy)
       local x, w, ids, lse = self:saved()
-      local at, dx, dw = self.at, {}, nil
-      chunks(x:size(1), at, function(first, n)
-         local dx_nC, part = private.frame(backward_chunk, x:narrow(1, first, n), w,
-            ids:narrow(1, first, n), lse:narrow(1, first, n), dy:narrow(1, first, n), at)
-         dx[#dx + 1] = dx_nC
-         if dw then
-            dw:add_(part)
-            private.spend(part)
-         else
-            dw = part
-         end
+      local at = self.at
+      local dx, dw = chunked.gradients(x:size(1), at.rows, function(first, n)
+         return private.frame(backward_chunk, x:narrow(1, first, n), w, ids:narrow(1, first, n),
+            lse:narrow(1, first, n), dy:narrow(1, first, n), at)
       end)
-      return at.want_x and joined(dx) or nil, dw and dw:to(w.dtype) or nil, nil
+      return dx, dw and dw:to(w.dtype) or nil, nil
    end,
 }
-
--- Raises unless every label is a class or ignored.
-local function check_labels(op, ids, at, V)
-   if ids.device == 'null' or ids:numel() == 0 then return end
-   local counted = ids:ne(at.ignore)
-   local wrong = tide.logical_and(counted, tide.logical_or(ids:lt(0), ids:ge(V)))
-   err.raise_if(wrong:any():item(), 'E_ARG', op, 'a label lies outside [0, %d) and is not ignore '
-      .. '(%d)', V, at.ignore)
-end
 
 -- As of_labels, of a head whose rows are cut over ranks. part: { comm, first (rows before those of
 -- this rank), size (rows of all ranks) }, or nil.
@@ -128,9 +95,10 @@ function logprob._of_part(op, x, w, labels, opts, part)
    local record = tide.is_grad_enabled()
    local at = { acc = x.dtype == 'f64' and 'f64' or 'f32', ignore = opts.ignore, cap = opts.cap,
       comm = part and part.comm, first = part and part.first or 0,
-      rows = opts.chunk or math.max(1, math.floor(chunk_bytes / (4 * math.max(1, w:size(1))))),
+      rows = opts.chunk or chunked.rows(w:size(1)),
       want_x = record and x.requires_grad, want_w = record and w.requires_grad }
-   check_labels(op, labels, at, part and part.size or w:size(1))
+   in_range(op, tide.where(labels:eq(at.ignore), 0, labels), part and part.size or w:size(1),
+      'a label lies outside [0, %d) and is not ignore (%d)', at.ignore)
    if n == 0 then return tide.zeros(labels.shape, { dtype = at.acc, device = x.device }) end
    return labels_fn(x:reshape(n, C), w, labels:reshape(n), at):reshape(labels.shape)
 end

@@ -55,8 +55,6 @@ local function check_layer(op, path, m)
    local dtype = m.weight.dtype
    err.raise_if(dtype == 'f64', 'E_DTYPE', op, "'%s' is f64; expected f32, bf16 or f16", path)
    err.raise_if(m.fp8, 'E_UNSUPPORTED', op, "'%s' multiplies in FP8; leave out fp8", path)
-   err.raise_if(m.weight.device == 'cuda', 'E_UNSUPPORTED', op, "there is no product with NF4 on "
-      .. "device 'cuda'; use 'cpu', or LoRA of weights in bf16")
    err.raise_if(class.is(m, require 'tide.nn.linear') and #m:wraps 'forward' > 0, 'E_STATE', op,
       "'%s' has wraps around its forward; quantise first", path)
 end

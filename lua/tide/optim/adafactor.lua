@@ -19,9 +19,7 @@ Adafactor.whole_fields = { row = true, col = true, v = true }
 
 -- Makes an optimiser of params (see Optimizer:init).
 function Adafactor:init(params, opts)
-   Whole.init(self, 'optim.Adafactor', params, { beta2_decay = opts.beta2_decay, eps1 = opts.eps1,
-      eps2 = opts.eps2, d = opts.d, weight_decay = opts.weight_decay },
-      { lr = opts.lr, decay_vectors = opts.decay_vectors, groups = opts.groups })
+   Optimizer._begin(self, Whole, 'optim.Adafactor', params, opts)
 end
 
 -- Whether a parameter is updated by its whole: all are.
@@ -88,6 +86,5 @@ return signature.doors('optim.Adafactor', Adafactor, {
       'eps2: number >= 0 = 1e-3 -- least size of a weight that a step is a share of',
       'd: number > 0 = 1 -- largest root mean square of an update before the rate',
       'weight_decay: number >= 0 = 0 -- decoupled decay, of matrices',
-      'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
-      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+      Optimizer.grouping } },
 })

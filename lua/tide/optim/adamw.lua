@@ -11,10 +11,7 @@ AdamW.fields = { 'm', 'v', 'master' }
 
 -- Makes an optimiser of params (see Optimizer:init).
 function AdamW:init(params, opts)
-   Optimizer.init(self, 'optim.AdamW', params, { beta1 = opts.beta1, beta2 = opts.beta2,
-      eps = opts.eps, weight_decay = opts.weight_decay },
-      { lr = opts.lr, decay_vectors = opts.decay_vectors,
-         groups = opts.groups })
+   Optimizer._begin(self, Optimizer, 'optim.AdamW', params, opts)
 end
 
 -- The numbers of an update, for tide.update.
@@ -32,14 +29,15 @@ function AdamW:update(group, bucket, lr, opts)
    }, AdamW._attrs(group, bucket, lr, opts))
 end
 
+-- The options that AdamW8bit has, too.
+AdamW._options = {
+   'lr: number >= 0 | function = 1e-3 -- learning rate, or a function of the step',
+   'beta1: number in [0, 1) = 0.9 -- decay of the mean of gradients',
+   'beta2: number in [0, 1) = 0.95 -- decay of the mean of their squares',
+   'eps: number >= 0 = 1e-8 -- added to the root of that mean',
+   'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
+}
 return signature.doors('optim.AdamW', AdamW, {
    update = Optimizer.takes.update,
-   init = { opts = {
-      'lr: number >= 0 | function = 1e-3 -- learning rate, or a function of the step',
-      'beta1: number in [0, 1) = 0.9 -- decay of the mean of gradients',
-      'beta2: number in [0, 1) = 0.95 -- decay of the mean of their squares',
-      'eps: number >= 0 = 1e-8 -- added to the root of that mean',
-      'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
-      'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
-      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+   init = { opts = { AdamW._options, Optimizer.grouping } },
 })

@@ -21,10 +21,8 @@ local block, least = 256, 4096
 
 -- Makes an optimiser of params (see Optimizer:init).
 function AdamW8bit:init(params, opts)
-   self.min_size, self.wide = opts.min_size, opts.wide
-   Optimizer.init(self, 'optim.AdamW8bit', params, { beta1 = opts.beta1, beta2 = opts.beta2,
-      eps = opts.eps, weight_decay = opts.weight_decay },
-      { lr = opts.lr, decay_vectors = opts.decay_vectors, groups = opts.groups })
+   self.min_size, self.wide, opts.min_size, opts.wide = opts.min_size, opts.wide, nil, nil
+   Optimizer._begin(self, Optimizer, 'optim.AdamW8bit', params, opts)
 end
 
 -- Whether the moments of a parameter have 8 bits. shape: of the whole parameter, so all ranks
@@ -98,14 +96,9 @@ return signature.doors('optim.AdamW8bit', AdamW8bit, {
    new_state = Optimizer.takes.new_state, update = Optimizer.takes.update,
    read_field = Optimizer.takes.read_field, write_field = Optimizer.takes.write_field,
    init = { opts = {
-      'lr: number >= 0 | function = 1e-3 -- learning rate, or a function of the step',
-      'beta1: number in [0, 1) = 0.9 -- decay of the mean of gradients',
-      'beta2: number in [0, 1) = 0.95 -- decay of the mean of their squares',
-      'eps: number >= 0 = 1e-8 -- added to the root of that mean',
-      'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
+      AdamW._options,
       ('min_size: integer >= 0 = %d -- parameters of fewer elements keep f32 moments')
          :format(least),
       "wide: string? -- names of what keeps f32 moments besides ('embed|lm_head')",
-      'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
-      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+      Optimizer.grouping } },
 })

@@ -11,9 +11,7 @@ Lion.fields = { 'm', 'master' }
 
 -- Makes an optimiser of params (see Optimizer:init).
 function Lion:init(params, opts)
-   Optimizer.init(self, 'optim.Lion', params, { beta1 = opts.beta1, beta2 = opts.beta2,
-      weight_decay = opts.weight_decay },
-      { lr = opts.lr, decay_vectors = opts.decay_vectors, groups = opts.groups })
+   Optimizer._begin(self, Optimizer, 'optim.Lion', params, opts)
 end
 
 -- Updates one weight; see Optimizer:update.
@@ -33,6 +31,5 @@ return signature.doors('optim.Lion', Lion, {
       'beta1: number in [0, 1) = 0.9 -- share of the momentum in the direction',
       'beta2: number in [0, 1) = 0.99 -- decay of the momentum',
       'weight_decay: number >= 0 = 0.1 -- decoupled decay, of matrices',
-      'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
-      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+      Optimizer.grouping } },
 })

@@ -19,11 +19,8 @@ local not_matrices = 'embed|lm_head|head.weight|norm|wte|wpe|router|gate.weight'
 
 -- Makes an optimiser of params (see Optimizer:init).
 function Muon:init(params, opts)
-   self.adamw = opts.adamw
-   Whole.init(self, 'optim.Muon', params, { momentum = opts.momentum, nesterov = opts.nesterov,
-      weight_decay = opts.weight_decay, ns_steps = opts.ns_steps, adjust = opts.adjust,
-      beta1 = opts.beta1, beta2 = opts.beta2, eps = opts.eps, adamw_lr = opts.adamw_lr },
-      { lr = opts.lr, decay_vectors = opts.decay_vectors, groups = opts.groups })
+   self.adamw, opts.adamw = opts.adamw, nil
+   Optimizer._begin(self, Whole, 'optim.Muon', params, opts)
 end
 
 -- Whether a parameter is a matrix that Newton-Schulz updates.
@@ -103,6 +100,5 @@ return signature.doors('optim.Muon', Muon, {
       "beta1: number in [0, 1) = 0.9 -- AdamW's decay of the mean of gradients",
       "beta2: number in [0, 1) = 0.95 -- AdamW's decay of the mean of their squares",
       'eps: number >= 0 = 1e-8 -- added to the root of that mean',
-      'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
-      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too' } },
+      Optimizer.grouping } },
 })

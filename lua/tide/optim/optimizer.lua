@@ -133,6 +133,16 @@ function Optimizer:init(op, params, defaults, opts)
    self.keepers = is_keeper(params) and { params } or keepers_of(self:entries())
 end
 
+-- Calls init of the class above, `base`, for a class whose hyperparameters are all of its checked
+-- options but lr, decay_vectors and groups.
+function Optimizer:_begin(base, op, params, opts)
+   local defaults, rest = copy(opts), {}
+   for _, name in ipairs { 'lr', 'decay_vectors', 'groups' } do
+      rest[name], defaults[name] = opts[name], nil
+   end
+   base.init(self, op, params, defaults, rest)
+end
+
 -- Learning rate of the next step. A function is called each time; `last_lr` is the rate
 -- of the last step, also of a replayed one.
 function Optimizer:next_lr()
@@ -393,6 +403,10 @@ signature.record('bucket', 'a table { p =, g =, states = }', { 'p: table', 'g: t
 
 -- What the methods of a class of optimisers are given: one { name =, param = }; a group, a bucket
 -- of it with lists of equal length, the rate and options.
+Optimizer.grouping = {
+   'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
+   'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too',
+}
 Optimizer.takes = {
    new_state = 'entry: entry',
    update = 'group: table; bucket: bucket; lr: number >= 0; opts: table',

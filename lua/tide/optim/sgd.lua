@@ -11,10 +11,7 @@ SGD.fields = { 'buf', 'master' }
 
 -- Makes an optimiser of params (see Optimizer:init).
 function SGD:init(params, opts)
-   Optimizer.init(self, 'optim.SGD', params, { momentum = opts.momentum,
-      dampening = opts.dampening, weight_decay = opts.weight_decay, nesterov = opts.nesterov },
-      { lr = opts.lr, decay_vectors = opts.decay_vectors,
-         groups = opts.groups })
+   Optimizer._begin(self, Optimizer, 'optim.SGD', params, opts)
 end
 
 -- The state of a parameter before its first update. entry: { name =, param = }.
@@ -45,8 +42,7 @@ return signature.doors('optim.SGD', SGD, {
       'dampening: number in [0, 1] = 0 -- share of the new gradient that is left out',
       'weight_decay: number >= 0 = 0 -- coupled decay, of matrices',
       "nesterov: boolean = false -- Nesterov's form of momentum",
-      'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
-      'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too',
+      Optimizer.grouping,
       'where not nesterov or momentum > 0 and dampening == 0 -- nesterov: expected momentum > 0 '
          .. 'and dampening 0 with it' } },
 })

@@ -4,6 +4,7 @@
 -- one's among them, from 0. plain: the caller communicates nothing, so that size and rank alone
 -- will do; the first result is then v itself.
 
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local old = require 'tide.util.old'
@@ -28,8 +29,7 @@ end
 -- under one of `names`, are the spelling of 0.1. Returns the ranks and the options without them.
 function axis_of.ranks_and_options(op, ranks, opts, names)
    if opts ~= nil or type(ranks) ~= 'table' or axis_of.is_ranks(ranks) then return ranks, opts end
-   local rest, found = {}, nil
-   for k, v in require 'tide.util.each' (ranks) do rest[k] = v end
+   local rest, found = copy(ranks), nil
    for _, name in ipairs(names) do
       if rest[name] ~= nil then
          if found ~= nil then

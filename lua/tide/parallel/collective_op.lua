@@ -18,6 +18,7 @@
 -- is the identity. Results own their memory unless they are x itself.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local axis_of = require 'tide.parallel.axis_of'
@@ -55,21 +56,21 @@ local function reduce_of(name, reduce)
    return reduce == nil and 'sum' or err.choice(name, 'op', reduce, ops)
 end
 
-local function sum_of(counts)
-   local n = 0
-   for _, c in ipairs(counts) do n = n + c end
-   return n
-end
-
 -- A count a rank; total (may be nil): what they must add up to.
 local function check_counts(name, what, counts, comm, total)
    if type(counts) ~= 'table' or #counts ~= comm.size then
       err.arg(name, what, ('a list of %d counts'):format(comm.size), counts)
    end
    for i, c in ipairs(counts) do err.integer(name, ('%s[%d]'):format(what, i), c, 0) end
-   if total and sum_of(counts) ~= total then
-      err.arg(name, what, ('counts that add up to the size %d'):format(total), sum_of(counts))
+   if total and dims.sum(counts) ~= total then
+      err.arg(name, what, ('counts that add up to the size %d'):format(total), dims.sum(counts))
    end
+   return counts
+end
+
+local function same_counts(n, count)
+   local counts = {}
+   for i = 1, n do counts[i] = count end
    return counts
 end
 
@@ -78,15 +79,7 @@ local function equal_counts(name, what, size, n)
       err.arg(name, what, ('a dim whose size divides among %d ranks (or counts, in the _v form)')
          :format(n), size)
    end
-   local counts = {}
-   for i = 1, n do counts[i] = size / n end
-   return counts
-end
-
-local function same_counts(n, count)
-   local counts = {}
-   for i = 1, n do counts[i] = count end
-   return counts
+   return same_counts(n, size / n)
 end
 
 -- The sizes that the ranks have along dim, this rank's own among them; nil: all as this rank.
@@ -177,7 +170,7 @@ local function gather(x, comm, dim, counts)
    else
       got = comm:all_gather_v(flat(x), elements(x, dim, counts))
    end
-   return from_parts(got, with_size(x, dim, sum_of(counts)), dim, counts)
+   return from_parts(got, with_size(x, dim, dims.sum(counts)), dim, counts)
 end
 
 local function reduce_parts(x, comm, dim, counts, reduce)
@@ -200,7 +193,7 @@ local function exchange(x, comm, cut, join, give, take, equal)
    for d, size in ipairs(shape) do
       if d ~= join then unit = unit * size end
    end
-   shape[join] = sum_of(take)
+   shape[join] = dims.sum(take)
    local got
    if equal then
       got = comm:all_to_all(parts)
@@ -216,9 +209,7 @@ local function reduced(x, comm, reduce) return comm:all_reduce(x:contiguous():cl
 
 -- This rank's part of x along dim.
 local function part_of(x, comm, dim, counts)
-   local at = 1
-   for i = 1, comm.rank do at = at + counts[i] end
-   return x:narrow(dim, at, counts[comm.rank + 1]):clone()
+   return x:narrow(dim, dims.sum(counts, comm.rank) + 1, counts[comm.rank + 1]):clone()
 end
 
 -- Root's x on every rank; what the others gave is used for its shape alone.

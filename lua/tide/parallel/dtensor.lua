@@ -73,16 +73,20 @@ function run.rename(x, s)
    return x
 end
 function run.place(x, s)
-   local before, after = {}, {}
-   for d = 1, #s.after do before[d], after[d] = 0, 0 end
-   local d = s.from.dim
-   before[d], after[d] = s.offset, s.after[d] - s.before[d] - s.offset
-   return x:pad(before, after)
+   local n, d = #s.after, s.from.dim
+   return x:pad(dims.only(n, d, s.offset), dims.only(n, d, s.after[d] - s.before[d] - s.offset))
 end
 run.all_gather_v, run.reduce_scatter_v = run.all_gather, run.reduce_scatter
 run.all_to_all_v = run.all_to_all
 
 -- ---- making them -----------------------------------------------------------------------------
+
+-- n placements: the whole on each rank.
+local function all_whole(n)
+   local list = {}
+   for i = 1, n do list[i] = placement.replicate() end
+   return list
+end
 
 -- A tensor that every rank holds whole and alike, laid out on the mesh: each rank keeps its piece
 -- (a copy). With opts.root, that rank of the mesh has the values and the others' t only gives shape
@@ -99,9 +103,7 @@ function dtensor.distribute(t, mesh, placements, opts)
          t = collective.broadcast(t, axis, at[axis.name])
       end
    end
-   local whole = {}
-   for i = 1, #list do whole[i] = placement.replicate() end
-   return new(t, mesh, whole, t.shape):redistribute(list)
+   return new(t, mesh, all_whole(#list), t.shape):redistribute(list)
 end
 
 -- The whole shape from what the ranks hold: sizes add up over the axes that cut a dim.
@@ -110,9 +112,7 @@ local function whole_shape(part, mesh, list)
    for i = #list, 1, -1 do
       local p = list[i]
       if p.kind == 'shard' then
-         local sum = 0
-         for _, n in ipairs(collective.counts(shape[p.dim], mesh.axes[i])) do sum = sum + n end
-         shape[p.dim] = sum
+         shape[p.dim] = dims.sum(collective.counts(shape[p.dim], mesh.axes[i]))
       end
    end
    return shape
@@ -150,9 +150,7 @@ end
 
 -- The whole tensor on every rank.
 function DTensor:full_tensor()
-   local list = {}
-   for i = 1, #self.placements do list[i] = placement.replicate() end
-   return self:redistribute(list).part
+   return self:redistribute(all_whole(#self.placements)).part
 end
 
 -- This rank's piece, not a copy.

@@ -19,7 +19,7 @@ local err = require 'tide.util.err'
 local placement = require 'tide.parallel.placement'
 local signature = require 'tide.util.signature'
 
-local copy, strides, zeros = dims.copy, dims.strides, dims.zeros
+local copy, strides, sum, zeros = dims.copy, dims.strides, dims.sum, dims.zeros
 
 local layout = {}
 
@@ -31,12 +31,6 @@ function layout.balanced(n, parts)
    local counts, least = {}, math.floor(n / parts)
    for r = 1, parts do counts[r] = least + (r <= n % parts and 1 or 0) end
    return counts
-end
-
-local function sum(list, last)
-   local n = 0
-   for i = 1, last or #list do n = n + list[i] end
-   return n
 end
 
 local function check_counts(op, entry)

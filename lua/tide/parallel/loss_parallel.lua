@@ -11,6 +11,8 @@
 -- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank, V of all.
 
 local tide = require 'tide'
+local chunked = require 'tide.nn.chunked'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
@@ -19,10 +21,10 @@ local in_range = require 'tide.nn.in_range'
 
 local loss_parallel = {}
 
--- Logits of a chunk take at most this many bytes.
+-- Logits of a chunk, in two forms, take at most this many bytes.
 local chunk_bytes = 2 ^ 21
 
-local function column(t) return t:reshape { t:numel(), 1 } end
+local column = chunked.column
 
 -- Sums over ranks of the columns given, as a list of columns.
 local function summed(comm, columns)
@@ -78,51 +80,22 @@ local function run_chunk(x_nC, w_WC, ids_n, at, want_x, want_w)
       want_w and tide.matmul(dz:t(), x_nC):to(acc) or nil
 end
 
--- Sum of the losses of all tokens, and the gradients that are wanted. What a chunk has made goes
--- with it.
-local function run(x_NC, w_WC, ids_N, at, want_x, want_w)
-   local N, acc = x_NC:size(1), acc_dtype(x_NC)
-   local rows = math.max(1, math.floor(chunk_bytes / (8 * math.max(1, w_WC:size(1)))))
-   local loss, dx, dw = tide.zeros({}, { dtype = acc, device = x_NC.device }), {}, nil
-   for first = 1, N, rows do
-      local n = math.min(rows, N - first + 1)
+-- Returns the sum of the losses of all tokens, and the gradients that are wanted. What a chunk has
+-- made goes with it.
+local loss_fn = chunked.loss('parallel.linear_cross_entropy', function(x_NC, w_WC, ids_N, at,
+   want_x, want_w)
+   local acc, rows = acc_dtype(x_NC), chunked.rows(w_WC:size(1), chunk_bytes, 8)
+   local loss = tide.zeros({}, { dtype = acc, device = x_NC.device })
+   local dx, dw = chunked.gradients(x_NC:size(1), rows, function(first, n)
       local sum, dx_nC, part = private.frame(run_chunk, x_NC:narrow(1, first, n), w_WC,
          ids_N:narrow(1, first, n), at, want_x, want_w)
       loss:add_(sum)
-      if want_x then dx[#dx + 1] = dx_nC end
-      if dw and part then
-         dw:add_(part)
-         private.spend(part)
-      else
-         dw = part
-      end
-   end
-   if want_x then dx = #dx == 1 and dx[1] or #dx > 0 and tide.cat(dx, 1) or x_NC:clone() end
+      return dx_nC, part
+   end)
+   if want_x then dx = dx or x_NC:clone() end
    if want_w then dw = (dw or tide.zeros(w_WC.shape, { dtype = acc })):to(w_WC.dtype) end
-   return loss, want_x and dx or nil, want_w and dw or nil
-end
-
-local loss_fn = private.func {
-   name = 'parallel.linear_cross_entropy',
-   forward = function(self, x, w, ids, at, want_x, want_w)
-      local loss, dx, dw = run(x, w, ids, at, want_x, want_w)
-      self.has_x, self.has_w = dx ~= nil, dw ~= nil
-      if dx and dw then self:save(dx, dw) elseif dx or dw then self:save(dx or dw) end
-      return loss
-   end,
-   backward = function(self, dy)
-      local dx, dw
-      if self.has_x and self.has_w then
-         dx, dw = self:saved()
-      elseif self.has_x then
-         dx = self:saved()
-      elseif self.has_w then
-         dw = self:saved()
-      end
-      local function scaled(t) return t and (t * dy):to(t.dtype) or nil end
-      return scaled(dx), scaled(dw), nil
-   end,
-}
+   return loss, dx, dw
+end)
 
 local function check(name, x, w, ids, counts, axis)
    if x.ndim ~= 2 or w.ndim ~= 2 or ids.ndim ~= 1 or x:size(2) ~= w:size(2)
@@ -138,13 +111,6 @@ local function check(name, x, w, ids, counts, axis)
    end
 end
 
--- Targets that are no class are an error on one rank, so they are here.
-local function check_targets(name, ids, ignore, V)
-   if ids.device == 'null' then return end
-   in_range(name, tide.where(ids:eq(ignore), 0, ids), V,
-      'a target lies outside [0, %d) and is not ignore_index (%d)', ignore)
-end
-
 -- As tide.linear_cross_entropy(x, w, nil, targets, opts) of the whole weight, of which w holds the
 -- rows of this rank; counts: how many each rank has. x and targets are alike on every rank of the
 -- axis, and every rank calls. The gradient of x is this rank's part.
@@ -152,13 +118,12 @@ function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
    local name = 'parallel.linear_cross_entropy'
    check(name, x, w, targets, counts, axis)
    if axis.size == 1 then return tide.linear_cross_entropy(x, w, nil, targets, opts) end
-   local at = { comm = axis.comm or axis, first = 0, V = 0, ignore = opts.ignore_index,
-      smoothing = opts.label_smoothing, z_loss = opts.z_loss }
-   for r, n in ipairs(counts) do
-      at.V = at.V + n
-      if r <= axis.rank then at.first = at.first + n end
-   end
-   check_targets(name, targets, at.ignore, at.V)
+   local at = { comm = axis.comm or axis, first = dims.sum(counts, axis.rank),
+      V = dims.sum(counts), ignore = opts.ignore_index, smoothing = opts.label_smoothing,
+      z_loss = opts.z_loss }
+   -- Targets that are no class are an error on one rank, so they are here.
+   in_range(name, tide.where(targets:eq(at.ignore), 0, targets), at.V,
+      'a target lies outside [0, %d) and is not ignore_index (%d)', at.ignore)
    local record = tide.is_grad_enabled()
    return loss_fn(x, w, targets, at, record and x.requires_grad, record and w.requires_grad)
 end

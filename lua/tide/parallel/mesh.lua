@@ -19,6 +19,7 @@
 -- simulated too. Coordinates and ranks count from 0.
 
 local agree = require 'tide.comm.agree'
+local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -411,14 +412,6 @@ local function check_order(self, op, parts)
    end
 end
 
-local function same_parts(a, b)
-   if #a ~= #b then return false end
-   for i = 1, #a do
-      if a[i] ~= b[i] then return false end
-   end
-   return true
-end
-
 -- One axis of several, row-major: flatten{'dp', 'cp'} is 'dp_cp' (or `name`). Names of flattened
 -- axes may stand in the list, and dp, dp_cp, dp_shard_cp stand for what they are made of. Made at
 -- the first call, which every rank must make; later calls return the same.
@@ -432,7 +425,7 @@ function Mesh:flatten(names, name)
    name = check_name(op, name or table.concat(names, '_'))
    local known = self:find(name)
    if known then
-      if same_parts(known.parts, parts) then return known end
+      if dims.equal(known.parts, parts) then return known end
       err.raise('E_ARG', op, "the name '%s' is taken by another axis of this mesh; give a second "
          .. 'argument', name)
    end
@@ -457,7 +450,7 @@ function Mesh:sub(names)
    end
    check_order(self, op, parts)
    for _, axis in each(self.root.flat) do
-      if same_parts(axis.parts, parts) then view.comm = axis.comm end
+      if dims.equal(axis.parts, parts) then view.comm = axis.comm end
    end
    if #parts == #self.root.base then view.comm = self.root.comm end
    if #view.axes == 1 then view.comm = view.axes[1].comm end

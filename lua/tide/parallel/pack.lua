@@ -5,6 +5,7 @@
 -- sharding needs before the fit is tested.
 
 local err = require 'tide.util.err'
+local fit = require 'tide.util.bins'
 local signature = require 'tide.util.signature'
 
 local pack = {}
@@ -13,13 +14,6 @@ local function round_up(n, unit) return math.ceil(n / unit) * unit end
 
 -- ---- choosing what goes together -------------------------------------------------------------
 
-local function sort_longest_first(order, lengths)
-   table.sort(order, function(a, b)
-      if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
-      return a < b
-   end)
-end
-
 -- Indices of lengths that fit a bin, longest first, and of those that do not, in order.
 local function longest_first(lengths, size)
    local order, skipped = {}, {}
@@ -27,8 +21,7 @@ local function longest_first(lengths, size)
       local list = n > size and skipped or order
       list[#list + 1] = i
    end
-   sort_longest_first(order, lengths)
-   return order, skipped
+   return fit.longest_first(order, lengths), skipped
 end
 
 -- Moves bin heap[1], which got fuller, down to its place: a heap of bins by fill, then by number.
@@ -74,24 +67,6 @@ local function emptiest(lengths, order, size)
    return bins
 end
 
--- The fullest bin that has room takes the next document.
-local function fullest(lengths, order, size)
-   local bins, free = {}, {}
-   for _, i in ipairs(order) do
-      local best
-      for b = 1, #bins do
-         if free[b] >= lengths[i] and (not best or free[b] < free[best]) then best = b end
-      end
-      if not best then
-         best = #bins + 1
-         bins[best], free[best] = {}, size
-      end
-      bins[best][#bins[best] + 1] = i
-      free[best] = free[best] - lengths[i]
-   end
-   return bins
-end
-
 local function fill(rule, lengths, size, max_bins)
    local order, skipped = longest_first(lengths, size)
    local bins = rule(lengths, order, size)
@@ -106,7 +81,9 @@ function pack.knapsack(lengths, size, max_bins) return fill(emptiest, lengths, s
 
 -- The same with each document in the fullest bin that has room (best fit): as many bins nearly
 -- always, full ones first. O(n bins).
-function pack.best_fit(lengths, size, max_bins) return fill(fullest, lengths, size, max_bins) end
+function pack.best_fit(lengths, size, max_bins)
+   return fill(fit.fullest, lengths, size, max_bins)
+end
 
 -- In order: a bin ends where the next document does not fit. unit: slots are multiples of it.
 local function in_order(lengths, size, unit)
@@ -251,8 +228,7 @@ function pack.dynamic_cp(lengths, opts)
    local load, order, plan = {}, {}, {}
    for r = 1, n do load[r] = 0 end
    for i in ipairs(lengths) do order[i] = i end
-   sort_longest_first(order, lengths)
-   for _, i in ipairs(order) do
+   for _, i in ipairs(fit.longest_first(order, lengths)) do
       local need = pack.cp_degree(lengths[i], opts.most)
       err.raise_if(need > n, 'E_ARG', op, 'document %d has %d tokens and needs %d ranks of %d, '
          .. 'there are %d', i, lengths[i], need, opts.most, n)

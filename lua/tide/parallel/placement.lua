@@ -154,8 +154,7 @@ end
 
 -- Local shape and offset under the placements of axes 1 to `last`.
 local function cut(shape, list, mesh, at, last)
-   local sizes, offset = dims.copy(shape), {}
-   for d = 1, #shape do offset[d] = 0 end
+   local sizes, offset = dims.copy(shape), dims.zeros(#shape)
    for i = 1, last do
       local p = list[i]
       if p.kind == 'shard' then
@@ -345,13 +344,6 @@ function State:give_way()
    end
 end
 
-local function is_done(cur, dst)
-   for i = 1, #cur do
-      if cur[i] ~= dst[i] then return false end
-   end
-   return true
-end
-
 -- ---- routes ----------------------------------------------------------------------------------
 
 local Route = { class_name = 'Route' }
@@ -387,7 +379,7 @@ function placement.route(shape, dtype, mesh, from, to, rank)
       shape = shape, mesh = mesh, unit = dtype_size(dtype, op), cur = dims.copy(from), dst = to,
       at = coords_of(mesh, rank), steps = {},
    }, State)
-   while not is_done(state.cur, state.dst) do
+   while not dims.equal(state.cur, state.dst) do
       if not state:advance() then state:give_way() end
    end
    local route = setmetatable({ shape = shape, dtype = dtype, mesh = mesh, from = from, to = to,

@@ -268,7 +268,7 @@ local function fill_model(op, dir, c, model, tensors)
             local m = e.owner
             t = t:to(e.param.device) - norms_of(m.weight and m.weight:detach() or nf4._weight(m))
          end
-         e.param:detach():copy_(t)
+         e.param:detach():copy_(t:to(e.param.device))
       end
    end
 end
@@ -296,8 +296,8 @@ local function fill_sharded(op, dir, c, sharded, tensors)
    end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(tensors[p.name] and p.parts or {}) do
-         layout.view(p.param:detach(), part):copy_(layout.view(tensors[p.name],
-            { at = part.offset, size = part.size }))
+         local t = layout.view(tensors[p.name], { at = part.offset, size = part.size })
+         layout.view(p.param:detach(), part):copy_(t:to(p.param.device))
       end
    end
    sharded:updated()

@@ -4,15 +4,15 @@ local args = require 'tide.util.args'
 local err = require 'tide.util.err'
 
 local rows = {
-   { 'max-shard', '5GB', 'most bytes of a file of weights' },
-   { 'dtype', nil, 'of the weights; not given: as they are stored', type = 'string',
+   { 'max-shard', '5GB', 'largest size of a file of weights' },
+   { 'dtype', nil, 'dtype of the weights; default: as they are stored', type = 'string',
      choices = { 'f32', 'bf16', 'f16', 'f64' } },
-   { 'tokenizer', nil, 'folder whose tokenizer files are copied; not given: the run',
-      type = 'string' },
+   { 'tokenizer', nil, 'folder whose tokenizer files are copied; default: the run',
+     type = 'string' },
    { 'overwrite', false, 'replace a folder that is not empty' },
 }
 
-local title = 'export RUN DIR: write a checkpoint, or the newest of a run, as a published folder'
+local title = 'export RUN DIR: write a checkpoint (of a run: the newest) as a published folder'
 
 -- The words that are no options, in front.
 local function split(words)

@@ -231,7 +231,7 @@ end
 -- into it, without a second tensor of its size.
 function Weights:fill(name, offset, size, t)
    if self.views[name] or t.device ~= 'cpu' or not t:is_contiguous() then
-      t:copy_(read_box(self, name, offset, size))
+      t:copy_(self:read('model', name, offset, size, t.device))
       return
    end
    local row, stored, flat = row_of(self, name), self.stored[name], t:reshape(t:numel())

@@ -10,6 +10,7 @@
 local build = require 'tide.tokenizer.build'
 local decoder = require 'tide.tokenizer.decoder'
 local err = require 'tide.util.err'
+local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 
 local tokenizer = {}
@@ -37,10 +38,7 @@ end
 -- Ids as the string that opts.width asks for.
 local function packed(ids, width)
    local out = {}
-   for i, id in ipairs(ids) do
-      out[i] = string.char(id % 256, math.floor(id / 256) % 256)
-         .. (width == 4 and string.char(math.floor(id / 65536) % 256, 0) or '')
-   end
+   for i, id in ipairs(ids) do out[i] = little.write(id, width) end
    return table.concat(out)
 end
 

@@ -10,6 +10,8 @@
 -- makes the published layout of it.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
+local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -17,6 +19,7 @@ local family = require 'tide.model.family'
 local run_folder = require 'tide.train.folder'
 local fs = require 'tide.util.fs'
 local signature = require 'tide.util.signature'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 local store = require 'tide.train.shard_store'
 local stored = require 'tide.model.stored'
 local verify = require 'tide.train.verify'
@@ -30,29 +33,12 @@ function checkpoint.name(step) return run_folder.name(step) end
 local function main_dtype(list)
    local counts, best = {}, nil
    for _, t in each(list) do
-      local n = 1
-      for _, s in ipairs(t.shape) do n = n * s end
-      counts[t.dtype] = (counts[t.dtype] or 0) + n
+      counts[t.dtype] = (counts[t.dtype] or 0) + dims.numel(t.shape)
    end
    for dtype, n in each(counts) do
       if not best or n > counts[best] or n == counts[best] and dtype < best then best = dtype end
    end
    return best
-end
-
--- Writes the files of a checkpoint into `folder` and returns their names.
-local function write_files(op, folder, saved)
-   local io_ = fs.io()
-   local names = { 'model.safetensors', 'optim.safetensors', 'state.json' }
-   io_.safetensors_save(fs.join(folder, names[1]), saved.model, { format = 'pt' })
-   io_.safetensors_save(fs.join(folder, names[2]), saved.optim, {})
-   fs.write_json(op, fs.join(folder, names[3]), saved.plain)
-   if saved.plain.config then
-      names[4] = 'config.json'
-      fs.write(op, fs.join(folder, names[4]),
-         family.config_file(saved.plain, main_dtype(saved.model)))
-   end
-   return names
 end
 
 -- Syncs a file and describes it.
@@ -79,29 +65,16 @@ function checkpoint.step_in(out) return run_folder.step_in('train.checkpoint.ste
 -- Removes what a run has left in `out`: LATEST first, checkpoints, metrics, plot. Others stay.
 function checkpoint.clear(out) run_folder.clear('train.checkpoint.clear', out) end
 
-local function save_here(out, saved, opts)
-   local op = 'train.checkpoint.save'
-   local name = checkpoint.name(saved.plain.step)
-   local staged = run_folder.stage(op, out, name)
-   local ok, result = pcall(function()
-      write_manifest(op, staged, write_files(op, staged, saved), saved.plain.step)
-      return run_folder.publish(op, out, staged, name)
-   end)
-   if not ok then
-      pcall(fs.remove_dir, op, staged)  -- the first problem is the one to report
-      error(result, 0)
-   end
-   if opts.keep then run_folder.retain(op, out, opts.keep, opts.spare) end
-   return result
-end
+-- ---- saving ------------------------------------------------------------------------------------
 
--- ---- by all ranks ------------------------------------------------------------------------------
+local published = 'model.safetensors'       -- other libraries read it, and want to know the format
 
--- This rank's files, written and sealed.
-local function write_shards(op, staged, files)
+-- This rank's files of tensors, written and sealed.
+local function write_tensors(op, staged, files)
    local sealed = {}
    for name, tensors in each(files) do
-      fs.io().safetensors_save(fs.join(staged, name), tensors, {})
+      fs.io().safetensors_save(fs.join(staged, name), tensors,
+         name == published and { format = 'pt' } or {})
       sealed[name] = seal(op, staged, name)
    end
    return sealed
@@ -119,9 +92,7 @@ local function complete(op, job, lists)
          fs.write(op, fs.join(job.staged, file), job[name])
       end
    end
-   for _, list in ipairs(lists) do
-      for file, row in each(list) do more[file] = row end
-   end
+   for _, list in ipairs(lists) do copy(list, more) end
    write_manifest(op, job.staged, names, job.step, more)
    local folder = run_folder.publish(op, job.out, job.staged, checkpoint.name(job.step))
    if job.keep then run_folder.retain(op, job.out, job.keep, job.spare) end
@@ -134,7 +105,7 @@ local function prepare(out, saved, opts, comm)
    if saved.pieces then
       files, index = store.plan(comm, saved.pieces)
    else
-      files = comm.rank == 0 and { ['model.safetensors'] = saved.model,
+      files = comm.rank == 0 and { [published] = saved.model,
          ['optim.safetensors'] = saved.optim } or {}
    end
    local config = saved.plain.config
@@ -183,12 +154,17 @@ local function check_saved(op, saved)
    end
 end
 
-local function save_sharded(op, out, saved, opts, comm)
+-- Saves what train.state.collect gave. Returns the folder. With several ranks, rank 0 writes, or
+-- with a sharded model every rank its pieces, and all succeed or fail together.
+function checkpoint.save(out, saved, opts)
+   local op = 'train.checkpoint.save'
+   check_saved(op, saved)
+   local comm = saved.comm or dist.comm_of(op, opts.comm)
    local files, job = prepare(out, saved, opts, comm)
    return guarded(op, job, comm, function()
       begin(op, job, comm)
       return finish(op, job, comm, dist.together(comm, op, function()
-         return write_shards(op, job.staged, files)
+         return write_tensors(op, job.staged, files)
       end))
    end)
 end
@@ -250,19 +226,6 @@ function Pending:wait()
    return self.folder
 end
 
--- ---- saving, all ways --------------------------------------------------------------------------
-
--- Saves what train.state.collect gave. Returns the folder. With several ranks, rank 0 writes, or
--- with a sharded model every rank its pieces, and all succeed or fail together.
-function checkpoint.save(out, saved, opts)
-   local op = 'train.checkpoint.save'
-   check_saved(op, saved)
-   if saved.pieces then return save_sharded(op, out, saved, opts, saved.comm) end
-   return dist.on_first(dist.comm_of(op, opts.comm), op, function()
-      return save_here(out, saved, opts)
-   end)
-end
-
 -- ---- one run at a time -------------------------------------------------------------------------
 
 -- Makes `out` and keeps other runs out of it until release() of the result, or the end of the
@@ -313,12 +276,6 @@ local function has_optim(manifest)
    return manifest.files['optim.safetensors'] or manifest.files[store.index_name]
 end
 
-local function names_of(tensors)
-   local list = {}
-   for name in each(tensors) do list[#list + 1] = name end
-   return list
-end
-
 -- Loads a checkpoint, or the newest of a run's folder. Returns what train.state.collect gave.
 function checkpoint.load(where, opts)
    local op = 'train.checkpoint.load'
@@ -341,7 +298,7 @@ function checkpoint.load(where, opts)
       saved.optim = not opts.model_only
          and checkpoint.tensors(fs.join(folder, 'optim.safetensors'), opts.device) or nil
    end
-   verify.layers(op, folder, saved.plain, names or names_of(saved.model))
+   verify.layers(op, folder, saved.plain, names or sorted_keys(saved.model))
    return saved
 end
 

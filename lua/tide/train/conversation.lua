@@ -125,10 +125,9 @@ local conversation = {}
 --    stop       an id that ends an answer, or a list of them; that of the template is added
 function conversation.new(model, opts)
    local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
-      variables = opts.variables or {}, start = opts.messages or {}, cache = {}, stops = {},
+      variables = opts.variables or {}, start = opts.messages or {}, cache = {},
+      stops = type(opts.stop) == 'table' and copy(opts.stop) or { opts.stop },
       added = special_texts(opts.tokenizer), context = rows.new(model).context }, Conversation)
-   local stop = type(opts.stop) == 'table' and opts.stop or { opts.stop }
-   for i, id in ipairs(stop) do self.stops[i] = id end
    self.stops[#self.stops + 1] = turn_end(self)
    self:reset()
    return self
@@ -136,8 +135,7 @@ end
 
 -- Goes back to the messages of the beginning.
 function Conversation:reset()
-   self.messages = {}
-   for i, message in ipairs(self.start) do self.messages[i] = message end
+   self.messages = copy(self.start)
 end
 
 -- Sets the system message (nil: none), and goes back to the messages of the beginning.

@@ -5,6 +5,7 @@
 
 local err = require 'tide.util.err'
 local bytes = require 'tide.data.bytes'
+local dims = require 'tide.util.dims'
 local score = require 'tide.train.score'
 local signature = require 'tide.util.signature'
 local utf = require 'tide.chat.unicode'
@@ -29,12 +30,6 @@ function evaluate.prefix(tok, config)
       .. 'nor an eos_token to stand before a text')
 end
 
-local function tail(list, first)
-   local out = {}
-   for i = first, #list do out[#out + 1] = list[i] end
-   return out
-end
-
 -- Returns the ids of a context and of its continuation. White space at the end of the context goes
 -- to the continuation; both are encoded as one text, which is cut behind as many ids as the context
 -- alone has. The prefix stands for an empty context.
@@ -43,11 +38,11 @@ function evaluate.pair(tok, context, continuation, opts)
    if kept == '' then
       local ids = encode(tok, context .. continuation, true)
       local prefix = evaluate.prefix(tok, opts.config)
-      if ids[1] == prefix then return { prefix }, tail(ids, 2) end
+      if ids[1] == prefix then return { prefix }, dims.slice(ids, 2) end
       return { prefix }, ids
    end
    local whole, front = encode(tok, context .. continuation), encode(tok, kept)
-   return front, tail(whole, #front + 1)
+   return front, dims.slice(whole, #front + 1)
 end
 
 -- ---- perplexity --------------------------------------------------------------------------------
@@ -72,8 +67,8 @@ function evaluate.perplexity(model, tok, text, opts)
    local ids = encode(tok, text)
    table.insert(ids, 1, evaluate.prefix(tok, model.config))
    local r = { ids = ids, values = score.logprob(model, ids, opts), tokens = #ids - 1,
-      words = count_words(text), bytes = #text, logprob = 0 }
-   for _, v in ipairs(r.values) do r.logprob = r.logprob + v end
+      words = count_words(text), bytes = #text }
+   r.logprob = dims.sum(r.values)
    for _, name in ipairs { 'token', 'word', 'byte' } do
       r[name .. '_perplexity'] = math.exp(-r.logprob / r[name .. 's'])
    end
@@ -147,11 +142,7 @@ function evaluate.choices(model, tok, items, opts)
    local r, at = { count = #items, cut = cut, items = {} }, 0
    for n, item in ipairs(items) do
       local values = {}
-      for i = 1, #item.choices do
-         local sum = 0
-         for _, v in ipairs(parts[at + i]) do sum = sum + v end
-         values[i] = sum
-      end
+      for i = 1, #item.choices do values[i] = dims.sum(parts[at + i]) end
       at = at + #values
       r.items[n] = judge(item, values)
    end

@@ -7,6 +7,7 @@ local bit = require 'bit'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local little = require('tide.util.little').write
 local signature = require 'tide.util.signature'
 
 local events = {}
@@ -39,16 +40,6 @@ function events.crc32c(text)
       c = bit.bxor(crc_table[bit.band(bit.bxor(c, text:byte(i)), 255)], bit.rshift(c, 8))
    end
    return bit.bnot(c) % 2 ^ 32
-end
-
--- The n lowest bytes of an integer below 2^53, the least first.
-local function little(v, n)
-   local list = {}
-   for i = 1, n do
-      list[i] = string.char(v % 256)
-      v = math.floor(v / 256)
-   end
-   return table.concat(list)
 end
 
 -- A checksum as the format keeps it: rotated by 15 bits, plus a constant.

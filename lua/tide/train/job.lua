@@ -9,6 +9,7 @@
 -- tide is loaded before the command line is read.
 
 local args = require 'tide.util.args'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
@@ -128,8 +129,7 @@ local function options_before(recipe, opt, given)
    local kept = err.people({ 'E_IO', 'E_FORMAT' }, kept_options, opt)
    local resumed = { options = kept, other_mesh = names_mesh(given) }
    if not resumed.other_mesh then return kept, resumed end
-   local base = {}
-   for k, v in each(kept) do base[k] = v end
+   local base = copy(kept)
    base.mesh = nil
    if opt.mesh.tp == 1 then base.sequence_parallel, base.async_tp = nil, nil end
    return base, resumed
@@ -289,8 +289,7 @@ end
 -- A run (train.run) in --out, as this start of the program begins it or goes on with it. corpus,
 -- plan: named on standard error. opts: those of train.run beside what belongs to the job.
 function Job:run(corpus, plan, opts)
-   local opt, o = self.opt, {}
-   for k, v in each(opts) do o[k] = v end
+   local opt, o = self.opt, copy(opts)
    o.train, o.val, o.steps = corpus.train, corpus.val, opt.steps
    o.out, o.keep, o.recipe, o.async_save = opt.out, opt.keep, opt, opt.async_save
    o.resume, o.overwrite = opt.resume_from or opt.resume and opt.out or nil, opt.overwrite

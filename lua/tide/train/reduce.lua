@@ -2,8 +2,8 @@
 
 local tide = require 'tide'
 local clip = require 'tide.optim.clip'
+local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local nonfinite = require 'tide.train.nonfinite'
 local parallel_clip = require 'tide.parallel.clip'
@@ -15,9 +15,8 @@ local reduce = {}
 -- option `loss` of the step. A batch with a context is cut already. E_ARG: it gave something else
 -- than one number as a tensor.
 function reduce.loss_of(self, batch, count, options)
-   local whole = self.cp and not batch.context
-   local mine, opts = whole and self.cp:cut(batch) or batch, { count = count }
-   for k, v in each(options or {}) do opts[k] = v end
+   local mine = self.cp and not batch.context and self.cp:cut(batch) or batch
+   local opts = copy(options or {}, { count = count })
    for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
       opts[k] = mine[k]
    end

@@ -4,6 +4,7 @@
 -- full it starts again from its second half.
 
 local answers = require 'tide.train.answer'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local hash = require 'tide.util.hash'
 local pick = require 'tide.train.pick'
@@ -23,13 +24,6 @@ function sample.pick(logits, u, opts)
 end
 
 -- ---- one group of prompts ----------------------------------------------------------------------
-
--- The last n entries of a list.
-local function tail(list, n)
-   local out = {}
-   for j = #list - n + 1, #list do out[#out + 1] = list[j] end
-   return out
-end
 
 -- Returns the id of the largest logit of each row, found without copying the logits out; nil where
 -- the draw needs more than that: it has penalties or a temperature, or NaN is to be refused.
@@ -68,7 +62,7 @@ local function windows(group, context)
    for r, answer in ipairs(group) do
       local n = answer.window and answer.window + 1 or #answer.all
       answer.window = n > context and math.floor(context / 2) or n
-      lists[r] = tail(answer.all, answer.window)
+      lists[r] = dims.slice(answer.all, #answer.all - answer.window + 1)
    end
    return lists
 end
@@ -142,9 +136,9 @@ end
 
 -- The columns for a call: those that opts.cache keeps, if they are of this model, or new ones.
 local function columns(model, o)
-   local fresh = rows_.new(model, o.context, o.device)
+   local fresh = rows_.new(model, o.context, o.device or model:parameters()[1].device)
    local kept = o.cache and o.cache.rows
-   if not kept or kept.model ~= model or kept.device ~= o.device then kept = fresh end
+   if not kept or kept.model ~= model or kept.device ~= fresh.device then kept = fresh end
    kept.context = fresh.context
    if o.cache then o.cache.rows = kept end
    return kept
@@ -216,7 +210,7 @@ local going_on = {
    'stop: any? -- an id that ends the answer, or a list of them',
    'stop_strings: string[]? -- texts that end the answer',
    'tokenizer: table? -- of tide.tokenizer, or tide.data.bytes: prompts and answers as text',
-   'device: string? -- of the model',
+   'device: string? -- of the ids; by default that of the model',
    'context: integer? >= 2 -- most tokens seen at once; by default as the model was trained',
    "on_token: function? -- called with each id; returns 'stop' to end the answer",
    'on_text: function? -- called with each piece of text; characters come whole',

@@ -6,6 +6,7 @@
 local tide = require 'tide'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
+local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -37,8 +38,7 @@ end
 
 -- The last n ids of a context and a continuation.
 local function last_of(context, continuation, n)
-   local out, skip = {}, math.max(0, #context + #continuation - n)
-   for i = skip + 1, #context do out[#out + 1] = context[i] end
+   local out = dims.slice(context, math.max(0, #context + #continuation - n) + 1)
    for _, id in ipairs(continuation) do out[#out + 1] = id end
    return out
 end
@@ -156,10 +156,8 @@ local function deal(out, batch, requests, values)
    local at = 0
    for _, row in ipairs(batch) do
       for _, part in ipairs(row.parts) do
-         local list = {}
-         for i = 1, #requests[part.request].continuation do list[i] = values[at + i] end
-         at = at + #list
-         out[part.request] = list
+         local n = #requests[part.request].continuation
+         out[part.request], at = dims.slice(values, at + 1, at + n), at + n
       end
    end
 end
@@ -189,12 +187,6 @@ end
 
 -- ---- windows -----------------------------------------------------------------------------------
 
-local function part_of(ids, first, last)
-   local out = {}
-   for i = first, last do out[i - first + 1] = ids[i] end
-   return out
-end
-
 -- Windows of a list of ids as requests, as lm-evaluation-harness rolls them: each predicts the seq
 -- ids after those before, from one id of context; the last one has as much context as fits.
 function score.windows(ids, seq)
@@ -202,8 +194,8 @@ function score.windows(ids, seq)
    for first = 2, #ids, seq do
       local last = math.min(first + seq - 1, #ids)
       local from = math.max(1, math.min(first - 1, last - seq))
-      list[#list + 1] = { context = part_of(ids, from, first - 1),
-         continuation = part_of(ids, first, last) }
+      list[#list + 1] = { context = dims.slice(ids, from, first - 1),
+         continuation = dims.slice(ids, first, last) }
    end
    return list
 end

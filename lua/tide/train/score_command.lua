@@ -5,28 +5,29 @@
 -- layer and the embeddings, however large the model. Rows of tokens are shared, too.
 
 local args = require 'tide.util.args'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 
 local options = {
-   { 'from', 'runs/pretrain', 'a checkpoint, the folder of a run (its newest is taken), or a '
+   { 'from', 'runs/pretrain', 'checkpoint, folder of a run (its newest checkpoint is used), or '
      .. 'published folder (config.json, model.safetensors)' },
    { 'text', nil, 'text to score' },
-   { 'file', nil, 'file of text to score, in place of --text' },
-   { 'choices', nil, 'JSON Lines of questions { question, choices, answer } to answer, in place of '
+   { 'file', nil, 'file of text to score, instead of --text' },
+   { 'choices', nil, 'JSON Lines of questions { question, choices, answer } to answer, instead of '
      .. 'text', type = 'string' },
-   { 'ids', nil, 'token ids to score, the first of them only seen, in place of text',
+   { 'ids', nil, 'token ids to score, instead of text; the first one is context only',
      type = 'string' },
-   { 'tokenizer', nil, 'folder or file of a tokenizer; not given: the one in --from, else bytes',
+   { 'tokenizer', nil, 'folder or file of a tokenizer; default: the one in --from, else bytes',
      type = 'string' },
-   { 'delimiter', ' ', 'what stands between a question and a choice of --choices' },
-   { 'skip-bad', false, 'leave broken lines of --choices out and count them; else the first one '
-     .. 'ends the run' },
-   { 'seq', 0, 'tokens per window; 0: as many as the model is for', min = 0,
+   { 'delimiter', ' ', 'text between a question and a choice of --choices' },
+   { 'skip-bad', false, 'skip broken lines of --choices and count them; without it the first '
+     .. 'broken line is an error' },
+   { 'seq', 0, 'tokens per window; 0: the context length of the model', min = 0,
      also = { 'max-length', 'seq-len' } },
-   { 'batch', 8, 'windows at a time on a rank', min = 1, also = { 'batch-size' } },
+   { 'batch', 8, 'windows at a time on each rank', min = 1, also = { 'batch-size' } },
    { 'tokens', false, 'print the log-probability of every token, or of every choice' },
-   { 'device', 'cpu', 'where to compute', choices = { 'cpu', 'ref', 'cuda' } },
-   { 'threads', 0, 'threads per rank; 0: as the program decides', min = 0, max = 4096 },
+   { 'device', 'cpu', 'device to compute on', choices = { 'cpu', 'ref', 'cuda' } },
+   { 'threads', 0, 'threads per rank; 0: chosen by the program', min = 0, max = 4096 },
 }
 
 -- The tokenizer of texts. A model without one takes bytes, if it has their vocabulary.
@@ -116,8 +117,7 @@ end
 
 local function show_text(tide, opt, work)
    if opt.tokens then show_tokens(tide, work) end
-   local sum, n, f = 0, #work.values, work.figures
-   for _, value in ipairs(work.values) do sum = sum + value end
+   local sum, n, f = dims.sum(work.values), #work.values, work.figures
    local mean = -sum / n
    local what = work.tok == tide.data.bytes and 'byte' or 'token'
    io.stdout:write(('%d %ss, log-probability %.4f: %.4f nats per %s, %.4f bits per %s, '

@@ -3,6 +3,7 @@
 -- Tensors go one way, plain data the other: `collect` gives both, `restore` takes both.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
@@ -85,9 +86,7 @@ end
 -- Update counts of the parameters of all ranks.
 local function all_counts(comm, counts)
    local all = {}
-   for _, list in ipairs(comm:all_gather_object(counts)) do
-      for name, n in each(list) do all[name] = n end
-   end
+   for _, list in ipairs(comm:all_gather_object(counts)) do copy(list, all) end
    return all
 end
 
@@ -161,10 +160,9 @@ local function same_shape(a, b) return table.concat(a.shape, ' ') == table.conca
 
 -- The optimiser of a whole model, after the model.
 local function load_whole_optim(op, optim, saved, meta)
-   local tensors = {}
+   local tensors = copy(err.type(op, 'saved.optim', saved.optim, 'table'))
    local counts = err.type(op, 'counts', err.type(op, 'saved.plain.optim', meta, 'table').counts,
       'table')
-   for key, t in each(err.type(op, 'saved.optim', saved.optim, 'table')) do tensors[key] = t end
    for _, e in ipairs(optim:entries()) do
       local key = e.name .. '.master'
       if counts[e.name] and keeps_master(e.param) then
@@ -232,8 +230,7 @@ local function each_part(p, optim, from, keys, fn)
 end
 
 -- Everything that can be wrong, before anything changes.
-local function check_pieces(op, run, from, meta)
-   local sharded = run.parallel
+local function check_pieces(op, sharded, optim, from, meta)
    local own = check_model(op, sharded, from)
    for name in each(meta.counts) do
       err.raise_if(not own[name], 'E_ARG', op, "the state has a parameter '%s' that is not "
@@ -241,7 +238,7 @@ local function check_pieces(op, run, from, meta)
    end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(p.parts) do from:touch('model', p.name, part.offset, part.size) end
-      each_part(p, run.optim, from, optim_keys(p, run.optim, from, meta.counts),
+      each_part(p, optim, from, optim_keys(p, optim, from, meta.counts),
          function(key, part) from:touch('optim', key, part.offset, part.size) end)
    end
 end
@@ -271,15 +268,17 @@ local function load_optim(sharded, optim, from, meta)
 end
 
 -- Collective: an error of one rank is one of all.
-local function load_pieces(op, run, saved)
-   local sharded, from, meta = run.parallel, saved.store, saved.plain.optim
+local function load_pieces(op, sharded, saved, optim)
+   local from, meta = saved.store, saved.plain.optim
    dist.together(sharded.comm, op, function()
-      check_pieces(op, run, from, meta)
+      if optim then check_pieces(op, sharded, optim, from, meta) else
+         check_model(op, sharded, from)
+      end
       family.check(op, saved.plain, sharded.model)
    end)
    dist.together(sharded.comm, op, function()
       tide.no_grad(load_model, sharded, from)
-      load_optim(sharded, run.optim, from, meta)
+      if optim then load_optim(sharded, optim, from, meta) end
    end)
    from:close()
    sharded:updated()
@@ -288,14 +287,7 @@ end
 -- The parameters alone of a sharded model, from checkpoint.load(where, { lazy = true }).
 -- Collective.
 function state.restore_model(sharded, saved)
-   local op, from = 'train.state.restore_model', saved.store
-   dist.together(sharded.comm, op, function()
-      check_model(op, sharded, from)
-      family.check(op, saved.plain, sharded.model)
-   end)
-   dist.together(sharded.comm, op, function() tide.no_grad(load_model, sharded, from) end)
-   from:close()
-   sharded:updated()
+   load_pieces('train.state.restore_model', sharded, saved)
 end
 
 -- saved: as collect gives. Sets everything in `run` and returns the step.
@@ -304,7 +296,7 @@ function state.restore(run, saved)
    if type(plain.data) == 'table' then check_data(op, run, plain.data) end
    if run.sampler then check_rows(op, plain.sampler, run.sampler:state()) end
    if run.parallel then
-      load_pieces(op, run, saved)
+      load_pieces(op, run.parallel, saved, run.optim)
    else
       family.check(op, plain, run.model)
       run.model:load_state_dict(saved.model)

@@ -166,12 +166,12 @@ function watch.series(records, label, name, x, n)
 end
 
 local rows = {
-   { 'metric', 'loss', 'the figure that is drawn', also = { 'y' } },
-   { 'x', 'step', 'the figure that it is drawn over', choices = { 'step', 'tokens', 'time' } },
-   { 'smooth', 1, 'steps of a running mean', min = 1 },
+   { 'metric', 'loss', 'figure to plot', also = { 'y' } },
+   { 'x', 'step', 'figure of the x axis', choices = { 'step', 'tokens', 'time' } },
+   { 'smooth', 1, 'steps of the running mean', min = 1 },
    { 'log-x', false, 'logarithmic x axis' },
    { 'log-y', false, 'logarithmic y axis' },
-   { 'out', nil, 'SVG file to write; not given: the terminal alone', type = 'string' },
+   { 'out', nil, 'SVG file to write; default: plot in the terminal only', type = 'string' },
    { 'width', 78, 'columns of the terminal plot', min = 30, max = 400 },
    { 'height', 18, 'rows of the terminal plot', min = 5, max = 200 },
 }
@@ -179,7 +179,8 @@ local rows = {
 -- Runs `tide plot` with the words after it.
 function watch.plot(...)
    local places, rest = split { ... }
-   local opt = args.parse('plot RUN..: a figure of several runs, in one SVG and the terminal', rows,
+   local opt = args.parse('plot RUN..: plot one figure of several runs in the terminal and in an '
+      .. 'SVG', rows,
       rest)
    if not opt then return end
    people(function()

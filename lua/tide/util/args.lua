@@ -343,12 +343,29 @@ function Parser:_sources(result, of, base)
    return table.concat(lines, '\n') .. '\n'
 end
 
+-- The default of an option as the help shows it; empty for a flag or an option without one.
 local function default_text(option)
-   if option.default == nil then return option.required and 'required' or 'none' end
-   return tostring(option.default)
+   if option.kind == 'boolean' then return '' end
+   if option.default == nil then return option.required and ' [required]' or '' end
+   return (' [%s]'):format(tostring(option.default))
 end
 
--- The text of --help.
+local help_column, help_width = 33, 80
+
+-- Appends an option to the lines of a help: its head, and its text wrapped in a column beside it.
+local function add_help(lines, head, text)
+   local line = ('%-' .. help_column - 1 .. 's'):format(head)
+   for word in text:gmatch '%S+' do
+      if #line + 1 + #word > help_width and line:find '%S' and #line >= help_column then
+         lines[#lines + 1] = line
+         line = (' '):rep(help_column - 1)
+      end
+      line = line .. ' ' .. word
+   end
+   lines[#lines + 1] = line
+end
+
+-- Returns the text of --help.
 function Parser:help()
    local lines = { self.program, '', 'options:' }
    for _, option in ipairs(self.list) do
@@ -356,17 +373,16 @@ function Parser:help()
       if option.kind == 'boolean' then
          head = '  ' .. flag_of(option.default == true and 'no-' .. option.name or option.name)
       end
-      local tail = option.help
-      if option.default == true then tail = 'not: ' .. tail end
-      if option.choices then tail = tail .. ' (' .. table.concat(option.choices, ', ') .. ')' end
-      lines[#lines + 1] = ('%-32s %s [%s]'):format(head, tail, default_text(option))
+      local text = option.help
+      if option.default == true then text = 'do not ' .. text end
+      if option.choices then text = text .. ' (' .. table.concat(option.choices, ', ') .. ')' end
+      add_help(lines, head, text .. default_text(option))
    end
-   lines[#lines + 1] = ('%-32s %s'):format('  --set <name=value>', 'any option by its dotted name')
-   lines[#lines + 1] = ('%-32s %s'):format('  --config <file>', 'options by a file .lua or .json; '
-      .. 'the command line wins')
-   lines[#lines + 1] = ('%-32s %s'):format('  --print-config', 'show every value and its source; '
-      .. 'run nothing')
-   lines[#lines + 1] = ('%-32s %s'):format('  --help', 'this text')
+   add_help(lines, '  --set <name=value>', 'set an option by its dotted name')
+   add_help(lines, '  --config <file>', 'read options from a .lua or .json file; the command line '
+      .. 'overrides it')
+   add_help(lines, '  --print-config', 'print every option with its source; run nothing')
+   add_help(lines, '  --help', 'print this text')
    return table.concat(lines, '\n') .. '\n'
 end
 

@@ -3,9 +3,12 @@
 local dims = {}
 
 -- A list of its own with the same numbers.
-function dims.copy(list)
+function dims.copy(list) return dims.slice(list, 1) end
+
+-- The entries first .. last (to the end by default), as a list of their own.
+function dims.slice(list, first, last)
    local out = {}
-   for d = 1, #list do out[d] = list[d] end
+   for d = first, last or #list do out[#out + 1] = list[d] end
    return out
 end
 
@@ -14,6 +17,20 @@ function dims.zeros(n)
    local list = {}
    for d = 1, n do list[d] = 0 end
    return list
+end
+
+-- n zeros but for `value` at d.
+function dims.only(n, d, value)
+   local list = dims.zeros(n)
+   list[d] = value
+   return list
+end
+
+-- The sum of the first `last` numbers; of all by default.
+function dims.sum(list, last)
+   local n = 0
+   for d = 1, last or #list do n = n + list[d] end
+   return n
 end
 
 -- Elements from one index of a dim to the next, of a contiguous tensor: the last is 1.

@@ -267,11 +267,7 @@ function library.permutes(list)
 end
 
 -- The sum of a list.
-function library.sum(list)
-   local n = 0
-   for _, v in ipairs(list) do n = n + v end
-   return n
-end
+library.sum = require('tide.util.dims').sum
 
 local function relation_of(text)
    local test, said = text:match '^where%s+(.-)%s+%-%-%s+(.*)$'

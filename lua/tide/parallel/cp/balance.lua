@@ -8,8 +8,10 @@
 --
 -- Legend: a document has `real` tokens in a slot; l, r reach of a query to the left and right.
 
+local bins = require 'tide.util.bins'
 local signature = require 'tide.util.signature'
 local window = require 'tide.nn.window'
+local dims = require 'tide.util.dims'
 
 local balance = {}
 
@@ -72,11 +74,7 @@ end
 local function descending(costs)
    local order = {}
    for i = 1, #costs do order[i] = i end
-   table.sort(order, function(a, b)
-      if costs[a] ~= costs[b] then return costs[a] > costs[b] end
-      return a < b
-   end)
-   return order
+   return bins.longest_first(order, costs)
 end
 
 -- Costs dealt to and fro over n groups; the number of costs must divide. Returns lists of
@@ -157,8 +155,7 @@ local function extremes(load)
 end
 
 local function refine(hands, load)
-   local total = 0
-   for _, c in ipairs(load) do total = total + c end
+   local total = dims.sum(load)
    for _ = 1, 16 * #hands do
       local hi, lo = extremes(load)
       local gap = load[hi] - load[lo]
@@ -170,18 +167,21 @@ local function refine(hands, load)
    end
 end
 
--- Runs { start, length, start, length, ... } of each rank, ascending and joined where they meet.
+-- Appends a run to { start, length, start, length, ... }, joined to the last one where they meet.
+function balance._add_run(runs, start, length)
+   local n = #runs
+   if n > 0 and runs[n - 1] + runs[n] == start then
+      runs[n] = runs[n] + length
+   else
+      runs[n + 1], runs[n + 2] = start, length
+   end
+end
+
+-- The runs of a rank, ascending.
 local function runs_of(hand)
    table.sort(hand, function(a, b) return a.start < b.start end)
    local runs = {}
-   for _, b in ipairs(hand) do
-      local n = #runs
-      if n > 0 and runs[n - 1] + runs[n] == b.start then
-         runs[n] = runs[n] + b.len
-      else
-         runs[n + 1], runs[n + 2] = b.start, b.len
-      end
-   end
+   for _, b in ipairs(hand) do balance._add_run(runs, b.start, b.len) end
    return runs
 end
 

@@ -253,9 +253,8 @@ function batch_.contiguous_batch(opts)
       axis = axis or { size = 1, rank = 0 }
       local plan = cp_map.new { kind = 'contiguous', axis = axis, length = S,
          multiple = axis.size * multiple, cu_real = said.cu_real, cu_slot = said.cu_slot }
-      local fields = { position_ids = { dim = -1, fill = 'next' },
-         positions = { dim = -1, fill = 'next' } }
-      for k, row in each(opts.fields or {}) do fields[k] = row end
+      local counting = { dim = -1, fill = 'next' }
+      local fields = copy(opts.fields or {}, { position_ids = counting, positions = counting })
       local context = cp.context { map = plan, method = opts.method, index = said.index }
       return context, cut_all(op, plan, out, fields, more and more.padding_token_id or 0, B, S)
    end

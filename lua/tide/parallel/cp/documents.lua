@@ -13,6 +13,7 @@
 -- Legend: B rows of S tokens.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
@@ -252,8 +253,7 @@ function documents.settled(op, batch)
    if batch.context == nil then documents.check_rows(op, batch) end
    for _, name in ipairs(documents.fields) do says = says or batch[name] ~= nil end
    if not says or not tide.is_tensor(ids) or ids.ndim ~= 2 then return batch end
-   local B, S, out = ids:size(1), ids:size(2), {}
-   for name, v in each(batch) do out[name] = v end
+   local B, S, out = ids:size(1), ids:size(2), copy(batch)
    local said = documents.of(op, out, B, S, ids.device)
    documents.settle(said, out)
    out.packed_seq_ids, out.attention_mask, out.padding_mask = nil, nil, nil

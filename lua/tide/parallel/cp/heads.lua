@@ -9,21 +9,15 @@
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local exchange = require 'tide.parallel.cp.exchange'
+local balanced = require('tide.parallel.layout').balanced
 local replace, spend_list = private.replace, private.spend_list
 
 local heads = {}
 
--- n things in k runs as even as can be: the first n % k are one longer.
-local function even_counts(n, k)
-   local counts, each = {}, math.floor(n / k)
-   for i = 1, k do counts[i] = each + (i <= n % k and 1 or 0) end
-   return counts
-end
-
 -- Whole key heads to each rank, their query heads with them.
 local function by_key_head(H, K, W)
    local list, at, g = {}, 0, H / K
-   for r, n in ipairs(even_counts(K, W)) do
+   for r, n in ipairs(balanced(K, W)) do
       list[r] = { q = at * g, nq = n * g, k = at, nk = n }
       at = at + n
    end
@@ -33,9 +27,9 @@ end
 -- Several ranks to each key head, its query heads split among them.
 local function by_query_head(H, K, W)
    local list, g = {}, H / K
-   for k, nrank in ipairs(even_counts(W, K)) do
+   for k, nrank in ipairs(balanced(W, K)) do
       local at = (k - 1) * g
-      for _, n in ipairs(even_counts(g, nrank)) do
+      for _, n in ipairs(balanced(g, nrank)) do
          list[#list + 1] = { q = at, nq = n, k = k - 1, nk = n > 0 and 1 or 0 }
          at = at + n
       end

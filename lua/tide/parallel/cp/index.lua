@@ -6,6 +6,7 @@
 -- Source positions, whole positions and places: see cp_map. Adds its methods to the class it gets.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local kept = require 'tide.parallel.kept'
 local agree = require 'tide.comm.agree'
@@ -216,9 +217,8 @@ function Map:pad(x, dim, fill)
    fill = need_fill(self, op, fill)
    if self.gapless then return x end
    if not self.from or self.length == 0 then
-      local before, after = {}, {}
-      for d = 1, x.ndim do before[d], after[d] = 0, d == dim and self.padded - self.length or 0 end
-      return x:pad(before, after, number_of(fill))
+      return x:pad(dims.zeros(x.ndim), dims.only(x.ndim, dim, self.padded - self.length),
+         number_of(fill))
    end
    local at = place_on(kept(self, 'sources', function() return sources(self) end), x.device)
    return filled(op, x:index_select(dim, at:clamp(0, self.length - 1)), dim, at:ge(self.length),
@@ -271,11 +271,9 @@ end
 function Map:shift(x, dim, k, opts)
    err.integer('parallel.cp_map.shift', 'k', k, 0, self.length)
    local all = self:gather(x, dim, opts)
-   local before, after = {}, {}
-   for d = 1, all.ndim do before[d], after[d] = 0, 0 end
    dim = dim > 0 and dim or dim + all.ndim + 1
-   before[dim], after[dim] = -k, k
-   return self:shard(all:pad(before, after), dim, 0)
+   local n = all.ndim
+   return self:shard(all:pad(dims.only(n, dim, -k), dims.only(n, dim, k)), dim, 0)
 end
 
 end

@@ -16,6 +16,7 @@
 -- and the padding; a place counts tokens in rank order. All from 0. Padding belongs to document -1.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local gcd = require 'tide.util.gcd'
 local signature = require 'tide.util.signature'
@@ -153,14 +154,7 @@ local function custom_runs(self, op, index)
    local per, all = self.count, {}
    for r = 1, self.size do
       local runs = {}
-      for i = (r - 1) * per + 1, r * per do
-         local n = #runs
-         if n > 0 and runs[n - 1] + runs[n] == list[i] then
-            runs[n] = runs[n] + 1
-         else
-            runs[n + 1], runs[n + 2] = list[i], 1
-         end
-      end
+      for i = (r - 1) * per + 1, r * per do balance._add_run(runs, list[i], 1) end
       all[r] = runs
    end
    return all
@@ -200,10 +194,9 @@ end
 -- The same plan as another rank sees it.
 function Map:at(rank)
    err.integer('parallel.cp_map.at', 'rank', rank, 0, self.size - 1)
-   local copy = setmetatable({}, Map)
-   for k, v in require 'tide.util.each'(self) do copy[k] = v end
-   copy.rank, copy.keep, copy.agreed = rank, {}, {}
-   return copy
+   local other = setmetatable(copy(self), Map)
+   other.rank, other.keep, other.agreed = rank, {}, {}
+   return other
 end
 
 -- ---- runs, closed forms ----------------------------------------------------------------------

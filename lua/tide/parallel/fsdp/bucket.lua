@@ -249,9 +249,8 @@ function Bucket:reshard(keep)
    if not self.full then return end
    local small = self.small
    if small and keep and not small.part then
-      local at = 1
-      for r = 1, small.comm.rank do at = at + small.counts[r] end
-      small.part = outlive(self.flat:narrow(1, at, self:small_count()):clone())
+      local at = dims.sum(small.counts, small.comm.rank)
+      small.part = outlive(self.flat:narrow(1, at + 1, self:small_count()):clone())
    elseif small and not keep then
       self:forget_small()
    end

@@ -50,14 +50,11 @@ function Unit:is_live()
    return false
 end
 
--- Begins to gather what is absent; async: wait() ends it.
-function Unit:gather(async)
-   for _, b in ipairs(self.buckets) do b:gather(async) end
-end
-
--- Ends gathers that are under way.
-function Unit:wait()
-   for _, b in ipairs(self.buckets) do b:wait() end
+-- What each bucket does for itself; see Bucket.
+for _, name in ipairs { 'gather', 'wait', 'widen', 'drain', 'reset' } do
+   Unit[name] = function(self, ...)
+      for _, b in ipairs(self.buckets) do b[name](b, ...) end
+   end
 end
 
 -- Does nothing while a call needs it whole.
@@ -91,21 +88,6 @@ function Unit:reduce(opts)
    local bad
    for _, b in ipairs(self.buckets) do bad = b:reduce(opts) or bad end
    return bad
-end
-
--- A backward that is not reduced is over.
-function Unit:widen()
-   for _, b in ipairs(self.buckets) do b:widen() end
-end
-
--- Ends what reduce began; the pieces then have their gradients.
-function Unit:drain()
-   for _, b in ipairs(self.buckets) do b:drain() end
-end
-
--- After an error: nothing under way, no gradients, no gathered bytes.
-function Unit:reset()
-   for _, b in ipairs(self.buckets) do b:reset() end
 end
 
 return Unit

@@ -11,6 +11,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
@@ -147,8 +148,7 @@ end
 -- there is one.
 local function sequence_of(map, index)
    if index then return require('tide.nn.mamba').sequence_of(map:pad(index, 2, -1):select(3, 1)) end
-   local cu = {}
-   for i, n in ipairs(map.cu_slot) do cu[i] = n end
+   local cu = dims.copy(map.cu_slot)
    if cu[#cu] < map.padded then cu[#cu + 1] = map.padded end
    if #cu <= 2 then return nil end
    return tide.sequence_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), map.padded)

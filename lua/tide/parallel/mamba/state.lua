@@ -216,11 +216,9 @@ local function wide(t) return t.dtype == 'f64' and t or t:float() end
 
 local function over_batch(t, rows, B)
    if t:size(1) == rows then return t end
-   local R = rows / B
-   local shape, rest = t.shape, { B }
-   for i, n in ipairs(shape) do rest[i + 1] = n end
-   rest[2] = R
-   return t:unsqueeze(1):expand(rest):reshape { rows, unpack(shape, 2) }
+   local shape = t.shape
+   return t:unsqueeze(1):expand { B, rows / B, unpack(shape, 2) }
+      :reshape { rows, unpack(shape, 2) }
 end
 
 -- x and B out of xBC [n, c, C] as [n, G, c, ..], in f32 (f64): one matrix a group.

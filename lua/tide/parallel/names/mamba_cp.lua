@@ -16,6 +16,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local agree = require 'tide.comm.agree'
 local axis_of = require 'tide.parallel.axis_of'
@@ -225,11 +226,7 @@ end
 -- Whether what is kept was made for cumulative lengths `cu` and is still there (its index may have
 -- been made in a step scope).
 local function holds(kept, cu)
-   if not kept or #kept.cu ~= #cu then return false end
-   for i, n in ipairs(cu) do
-      if kept.cu[i] ~= n then return false end
-   end
-   return not (kept.rows.order and kept.rows.order:is_gone())
+   return kept and dims.equal(kept.cu, cu) and not (kept.rows.order and kept.rows.order:is_gone())
 end
 
 -- Where the tokens of all ranks lie, kept for calls with equal lengths. They are compared by value:
@@ -240,9 +237,7 @@ local function rows_for(self, op, cu, tokens)
    err.raise_if(cu == nil and tokens % (2 * self.cp_size) ~= 0, 'E_ARG', op, 'the sequence has %d '
       .. 'tokens, expected a multiple of %d', tokens, 2 * self.cp_size)
    local rows = exchange.rows(zigzag_runs(op, list, self.cp_size))
-   local own = {}
-   for i, n in ipairs(list) do own[i] = n end
-   self.rows = { cu = own, rows = rows }
+   self.rows = { cu = dims.copy(list), rows = rows }
    return rows
 end
 

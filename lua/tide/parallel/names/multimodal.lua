@@ -13,6 +13,7 @@
 
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local axis_of = require 'tide.parallel.axis_of'
@@ -294,10 +295,9 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
    if axis.size == 1 then return dropped == 1 and x:narrow(1, 1, 0) or x end
    check_alike(op, axis, x, 1, { 'numbers of ranks left out', tostring(dropped), 'shown' })
    counts = collective.counts(x:size(1), axis.comm or axis)
-   local kept = 0
-   for r = 1, axis.size - dropped do kept = kept + counts[r] end
    local all = collective.all_gather_v(x, axis, 1, counts)
-   return dropped == 0 and all or all:narrow(1, 1, kept):contiguous()
+   if dropped == 0 then return all end
+   return all:narrow(1, 1, dims.sum(counts, axis.size - dropped)):contiguous()
 end
 
 local rows = 'x: tensor [B, N, ..]'

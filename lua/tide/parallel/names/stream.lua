@@ -7,6 +7,7 @@
 -- Legend: T tokens of a stream, W ranks.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local cp = require 'tide.parallel.cp'
@@ -121,8 +122,7 @@ local function shard(op, batch, axis, opts, own)
    local said = documents_of(op, batch, T, opts, own)
    local plan = cp_map.new { kind = 'document', axis = axis or nil, length = T,
       cu_real = said.cu_real, cu_slot = said.cu_slot }
-   local whole, out = {}, { order = batch.order }
-   for name, v in each(batch) do whole[name] = v end
+   local whole, out = copy(batch), { order = batch.order }
    if said.pad then documents.fill(whole, said.pad:select(1, 1)) end
    for name, v in each(whole) do
       local fill = not layout[name] and fill_of(op, name, v, T, opts)

@@ -13,6 +13,7 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+local sum_of = require('tide.util.dims').sum
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
 local stack = require 'tide.parallel.cp.stack'
@@ -50,12 +51,6 @@ local function rows_of(op, batch, name, B, sentinel)
    if tide.is_tensor(v) then v = v:tolist() end
    for b = 1, B do rows[b] = row_of(op, name, b, v[b], sentinel) end
    return rows
-end
-
-local function sum_of(list)
-   local n = 0
-   for _, v in ipairs(list) do n = n + v end
-   return n
 end
 
 local function check_lengths(op, lens, slots, S)

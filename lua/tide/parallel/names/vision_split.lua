@@ -13,13 +13,7 @@ local signature = require 'tide.util.signature'
 local split = {}
 
 local floor, min, max = math.floor, math.min, math.max
-
--- Frames of all videos.
-local function total_of(num_frames)
-   local total = 0
-   for _, n in ipairs(num_frames) do total = total + n end
-   return total
-end
+local sum_of = require('tide.util.dims').sum
 
 -- ---- units -----------------------------------------------------------------------------------
 
@@ -166,7 +160,7 @@ end
 
 -- Bounds at even frame counts moved to the nearest edge of a tubelet; parts may be empty.
 function split.points(num_frames, T, parts)
-   local total, bounds = total_of(num_frames), { 0 }
+   local total, bounds = sum_of(num_frames), { 0 }
    for r = 1, parts - 1 do
       bounds[r + 1] = max(bounds[r], snap(num_frames, T, floor(r * total / parts)))
    end
@@ -191,7 +185,7 @@ end
 -- The bounds that published code takes, with so many empty frames appended that no part is empty,
 -- and their number. nil where that rule would lose a frame, cut a tubelet or leave a part empty.
 function split.compatible(num_frames, T, parts)
-   local total = total_of(num_frames)
+   local total = sum_of(num_frames)
    local frames, added = { unpack(num_frames) }, 0
    local function append(n)
       for _ = 1, n do frames[#frames + 1] = 1 end

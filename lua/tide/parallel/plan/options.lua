@@ -4,7 +4,7 @@
 -- A program adds options.rows to its own (see util.args) and gives options.read to parallel.plan.
 -- Mistakes are told in terms of the command line. Nothing of tide is loaded before that.
 
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 
@@ -14,40 +14,39 @@ local op = 'options'
 
 options.rows = {
    { 'mesh.dp', 0, 'data-parallel ranks; 0: what the other axes leave', min = 0 },
-   { 'mesh.dp_replicate', 0, 'groups of ranks that hold the same shards', min = 0 },
-   { 'mesh.dp_shard', 0, 'ranks that parameters are sharded over; 0: not sharded', min = 0,
+   { 'mesh.dp_replicate', 0, 'HSDP: replicas of the sharded model; 0: no such axis', min = 0 },
+   { 'mesh.dp_shard', 0, 'FSDP: ranks that parameters are sharded over; 0: not sharded', min = 0,
      also = { 'fsdp' } },
    { 'mesh.tp', 1, 'tensor-parallel ranks', min = 1,
      also = { 'tensor-parallel-size', 'tensor-model-parallel-size' } },
-   { 'mesh.cp', 1, 'ranks that a sequence is cut over (context parallel)', min = 1,
+   { 'mesh.cp', 1, 'context-parallel ranks: each sequence is split over them', min = 1,
      also = { 'context-parallel-size' } },
-   { 'cp.layout', 'zigzag', 'which tokens lie on which of them',
+   { 'cp.layout', 'zigzag', 'which tokens of a sequence each context-parallel rank holds',
      choices = { 'zigzag', 'contiguous', 'document', 'balanced' } },
-   { 'cp.method', 'ring', 'how their queries and keys come together',
+   { 'cp.method', 'ring', 'how context-parallel ranks exchange queries, keys and values',
      choices = { 'ring', 'allgather', 'a2a', 'a2a+p2p' } },
-   { 'cp.a2a', 0, 'ranks of the inner exchange of a2a+p2p', min = 0 },
-   { 'sequence-parallel', false, 'cut activations along the sequence between the parts of a layer '
-     .. 'that tensor parallelism cuts', also = { 'sp' } },
-   { 'async-tp', false, 'overlap the collectives of sequence parallelism with products' },
-   { 'recompute', 'none', 'what backward computes again: none, selective (norms and gated '
-     .. 'products), mlp, full, every:k (or k), names' },
-   { 'fsdp.strategy', 'auto', 'what is sharded; auto: everything if --mesh.dp_shard is given (or '
-     .. '--mesh.dp_replicate, --offload, --fsdp.reduce, --fsdp.reshard)',
+   { 'cp.a2a', 0, 'ranks of the inner all-to-all of a2a+p2p; 0: another method', min = 0 },
+   { 'sequence-parallel', false, 'split activations along the sequence between the tensor-parallel '
+     .. 'parts of a layer', also = { 'sp' } },
+   { 'async-tp', false, 'overlap the collectives of sequence parallelism with matrix products' },
+   { 'recompute', 'none', 'what backward recomputes to save memory: none, selective (norms and '
+     .. 'gated products), mlp, full, every:k (or k), or names of modules' },
+   { 'fsdp.strategy', 'auto', 'what to shard; auto: everything if --mesh.dp_shard (or '
+     .. '--mesh.dp_replicate, --offload, --fsdp.reduce, --fsdp.reshard) is given, else nothing',
      choices = { 'auto', 'no_shard', 'optim', 'optim_grads', 'optim_grads_params' } },
-   { 'fsdp.reduce', 'auto', 'dtype in which gradients are summed; auto: that of --dtype',
+   { 'fsdp.reduce', 'auto', 'dtype of the gradient reduction; auto: that of --dtype',
      choices = { 'auto', 'f32', 'bf16' } },
-   { 'fsdp.reshard', 'auto', 'give gathered parameters back after forward: auto, yes, no, or the '
-     .. 'ranks that keep a copy among them' },
-   { 'fsdp.forward-prefetch', 1, 'layers gathered ahead in forward', min = 0 },
-   { 'fsdp.backward-prefetch', 2, 'layers gathered ahead in backward', min = 0 },
-   { 'offload', false, 'keep shards and the optimiser\'s state on the host' },
+   { 'fsdp.reshard', 'auto', 'free gathered parameters after forward: auto, yes, no, or a number '
+     .. 'of ranks that keep a copy among them' },
+   { 'fsdp.forward-prefetch', 1, 'layers to gather ahead in forward', min = 0 },
+   { 'fsdp.backward-prefetch', 2, 'layers to gather ahead in backward', min = 0 },
+   { 'offload', false, 'keep shards and optimiser state in host memory' },
 }
 
 -- What args.parse made of these options, or a table like it: the mesh, with its defaults.
 local function checked(fn, opt)
    err.type(fn, 'opt', opt, 'table')
-   local m = {}
-   for k, v in each(err.type(fn, 'opt.mesh', opt.mesh or {}, 'table')) do m[k] = v end
+   local m = copy(err.type(fn, 'opt.mesh', opt.mesh or {}, 'table'))
    for _, row in ipairs(options.rows) do
       local name = row[1]:match '^mesh%.(.*)$'
       if name then m[name] = err.integer(fn, 'opt.mesh.' .. name, m[name] or row[2], row.min) end

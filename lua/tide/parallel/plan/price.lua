@@ -7,6 +7,7 @@
 -- a context axis compare what they hold of a batch.
 
 local tide = require 'tide'
+local copied = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local dtype_size = tide.dtype_size
 local err = require 'tide.util.err'
@@ -81,8 +82,7 @@ end
 
 -- Calls by kind, and bytes sent within a host and between hosts, so far.
 function Meter:read()
-   local r = { calls = {}, bytes = { 0, 0 } }
-   for k, n in each(self.count) do r.calls[k] = n end
+   local r = { calls = copied(self.count), bytes = { 0, 0 } }
    for _, comm in ipairs(self.comms) do
       local t = comm:traffic()
       for i = 1, 2 do r.bytes[i] = r.bytes[i] + t.nbyte[i] end

@@ -12,6 +12,7 @@
 -- Legend: B batch, t tokens of a rank's block, T of all, C and N widths of input and output.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local private = require 'tide.util.private'
 local layer = require 'tide.parallel.tp.layer'
 local layout = require 'tide.parallel.layout'
@@ -60,9 +61,7 @@ end
 
 -- Block r of a whole sequence.
 local function block_of(y_BTN, counts, r)
-   local first = 1
-   for i = 1, r do first = first + counts[i] end
-   return y_BTN:narrow(2, first, counts[r + 1])
+   return y_BTN:narrow(2, dims.sum(counts, r) + 1, counts[r + 1])
 end
 
 local function rows(t) return t:reshape { -1, t:size(-1) } end

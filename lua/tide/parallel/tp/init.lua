@@ -14,6 +14,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
@@ -133,13 +134,7 @@ end
 function Cut:layout(shape, dim, blocks) return layer.layout(self.env, shape, dim, blocks) end
 
 -- Number of things (from 0) before those of this rank, of n that are shared out evenly.
-function Cut:first(n)
-   local first = 0
-   for r, count in ipairs(layout.balanced(n, self.ranks)) do
-      if r <= self.rank then first = first + count end
-   end
-   return first
-end
+function Cut:first(n) return dims.sum(layout.balanced(n, self.ranks), self.rank) end
 
 -- Refuses all but: the children `into` leave their result cut along the last dim and `out` takes
 -- it, or none does. Returns whether they do. Children that the module has not are left out.
@@ -289,6 +284,33 @@ local function head_of(model)
    end
 end
 
+-- What the methods of a model compute of final states where each rank has some of the V rows of the
+-- head: by name, fn(model, states, ..).
+local function cut_heads(env, V, gather)
+   local counts = layout.balanced(V, env.axis.size)
+   local part = { comm = env.axis.comm or env.axis, first = dims.sum(counts, env.axis.rank),
+      size = V }
+   return {
+      head_loss = function(me, x, labels, o)
+         return nn.loss.per_count(private.note(function(x_NC, labels_N, attrs)
+            return loss_parallel.linear_cross_entropy(x_NC, me:head(), labels_N, env.axis, counts,
+               attrs)
+         end), x, labels, o, me.op or op)
+      end,
+      head_distil = function(me, x, labels, teacher, o)
+         return nn.distil._of_part(me.op or op, x, me:head(), labels, teacher, o, part)
+      end,
+      head_logprobs = function(me, x, labels, o)
+         return nn.logprob._of_part(me.op or op, x, me:head(), labels, o, part)
+      end,
+      head_logits = function(me, x)
+         local y = tide.linear(x, me:head())
+         if not gather then return y end
+         return private.replace(y, collective.gather_from(y, env.axis, -1, counts))
+      end,
+   }
+end
+
 function Run:head(model, opts)
    local path, m = head_of(model)
    local style, env = self.styles[path], self.env
@@ -308,40 +330,14 @@ function Run:head(model, opts)
          end
       end)
    end
-   local V, first = embed and m.nvocab or m.nout, 0
-   local counts = layout.balanced(V, env.axis.size)
-   for r = 1, env.axis.rank do first = first + counts[r] end
+   local heads = cut_heads(env, embed and m.nvocab or m.nout, opts.gather_logits ~= false)
    self:add(function()
       model.keeps_logits_apart = opts.gather_logits == false
-      local function sum_of(me, parts, labels, o)
-         return nn.loss.per_count(private.note(function(x_NC, labels_N, attrs)
-            return loss_parallel.linear_cross_entropy(x_NC, me:head(), labels_N, env.axis, counts,
-               attrs)
-         end), parts, labels, o, me.op or op)
+      for of, fn in each(heads) do
+         layer.around(model, function(_, me, x, ...)
+            return layer.through(fn, me, x, layer.into_parts(env, x, from), ...)
+         end, { of = of })
       end
-      local function product(me, parts) return tide.linear(parts, me:head()) end
-      layer.around(model, function(_, me, x, labels, o)
-         return layer.through(sum_of, me, x, layer.into_parts(env, x, from), labels, o)
-      end, { of = 'head_loss' })
-      local part = { comm = env.axis.comm or env.axis, first = first, size = V }
-      local function distil_of(me, parts, labels, teacher, o)
-         return nn.distil._of_part(me.op or op, parts, me:head(), labels, teacher, o, part)
-      end
-      layer.around(model, function(_, me, x, labels, ...)
-         return layer.through(distil_of, me, x, layer.into_parts(env, x, from), labels, ...)
-      end, { of = 'head_distil' })
-      local function logprobs_of(me, parts, labels, o)
-         return nn.logprob._of_part(me.op or op, parts, me:head(), labels, o,
-            part)
-      end
-      layer.around(model, function(_, me, x, labels, o)
-         return layer.through(logprobs_of, me, x, layer.into_parts(env, x, from), labels, o)
-      end, { of = 'head_logprobs' })
-      layer.around(model, function(_, me, x)
-         local y = layer.through(product, me, x, layer.into_parts(env, x, from))
-         if opts.gather_logits == false then return y end
-         return private.replace(y, collective.gather_from(y, env.axis, -1, counts))
-      end, { of = 'head_logits' })
    end)
 end
 

@@ -16,6 +16,7 @@ local layout = require 'tide.parallel.layout'
 local collective = require 'tide.parallel.collective_op'
 local split = require 'tide.parallel.mamba.split'
 local divide = require('tide.nn.mamba').divide
+local sum = require('tide.util.dims').sum
 
 local tp_mamba = {}
 
@@ -23,12 +24,6 @@ local function counts_of(parts, field, factor)
    local list = {}
    for r, part in ipairs(parts) do list[r] = part[field] * factor end
    return list
-end
-
-local function sum(list)
-   local n = 0
-   for _, c in ipairs(list) do n = n + c end
-   return n
 end
 
 -- Which rank holds what: parts (see mamba/split.lua), and counts a rank for each block of rows of
@@ -114,8 +109,7 @@ end
 
 -- A norm with groups that lie over ranks. Statistics are f32 (f64), as in the fused one.
 local function spread_norm(norm, env, plan)
-   local first = 0
-   for r = 1, env.axis.rank do first = first + plan.inner[r] end
+   local first = sum(plan.inner, env.axis.rank)
    local groups = sum(plan.inner) / plan.norm_group
    local pieces = pieces_of(first, plan.inner[env.axis.rank + 1], plan.norm_group)
    local function normed(self, x, z)

@@ -16,7 +16,6 @@
 -- The fields shard ('rows', 'columns' or nil), input and output can be read; blocks is the number
 -- of projections fused in the rows of a weight. with{} gives the style with some fields changed.
 
-local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
@@ -56,9 +55,7 @@ end
 
 -- The style with these fields: input, output, blocks.
 function methods.with(s, changes)
-   local record = copy(data[s])
-   for k, v in each(read_changes('parallel.style.with', changes)) do record[k] = v end
-   return make(record)
+   return make(copy(read_changes('parallel.style.with', changes), copy(data[s])))
 end
 
 local function define(name, shard, input, output)

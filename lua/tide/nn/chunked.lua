@@ -1,0 +1,71 @@
+-- Losses of an output head without the logits of all tokens: a chunk of tokens at a time.
+--
+-- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank.
+
+local tide = require 'tide'
+local private = require 'tide.util.private'
+
+local chunked = {}
+
+-- t as one column [n, 1].
+function chunked.column(t) return t:reshape { t:numel(), 1 } end
+
+-- Logits [n, W] of a chunk in dtype acc, under the soft cap if there is one.
+function chunked.logits(x_nC, w_WC, cap, acc)
+   local z = tide.linear(x_nC, w_WC):to(acc)
+   if not cap then return z end
+   z = private.replace(z, z * (1 / cap))
+   z = private.replace(z, z:tanh())
+   return private.replace(z, z * cap)
+end
+
+-- Tokens of a chunk whose logits take at most `bytes` (16 MiB) where a logit takes `size` (4).
+function chunked.rows(W, bytes, size)
+   return math.max(1, math.floor((bytes or 2 ^ 24) / ((size or 4) * math.max(1, W))))
+end
+
+-- One tensor of what chunks have given.
+function chunked.joined(list) return #list == 1 and list[1] or tide.cat(list, 1) end
+
+-- Calls fn(first, n) for chunks of N tokens.
+function chunked.each(N, rows, fn)
+   for first = 1, N, rows do fn(first, math.min(rows, N - first + 1)) end
+end
+
+-- The gradients of x and w, of which fn(first, n) gives those of a chunk; nil where it gives none.
+function chunked.gradients(N, rows, fn)
+   local dx, dw = {}, nil
+   chunked.each(N, rows, function(first, n)
+      local dx_nC, part = fn(first, n)
+      dx[#dx + 1] = dx_nC
+      if dw and part then
+         dw:add_(part)
+         private.spend(part)
+      else
+         dw = part
+      end
+   end)
+   return #dx > 0 and chunked.joined(dx) or nil, dw
+end
+
+-- Returns a host function of x, w, .. by fn, which gives the loss and with it the gradients of x
+-- and w (nil: not wanted); backward only scales them.
+function chunked.loss(name, fn)
+   return private.func {
+      name = name,
+      forward = function(self, ...)
+         local loss, dx, dw = fn(...)
+         self.has_x = dx ~= nil
+         if dx and dw then self:save(dx, dw) elseif dx or dw then self:save(dx or dw) end
+         return loss
+      end,
+      backward = function(self, dy)
+         local dx, dw = self:saved()
+         if not self.has_x then dx, dw = nil, dx end
+         local function scaled(t) return t and (t * dy):to(t.dtype) or nil end
+         return scaled(dx), scaled(dw), nil
+      end,
+   }
+end
+
+return chunked
