@@ -43,8 +43,9 @@ void tide_emulate_walk(const int32_t *q_index, const int32_t *k_index, const int
   std::vector<tide_extent> of((size_t)(tq > tk ? tq : tk) / COLS + 1);
   cudaStream_t stream;
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  tide_emulate_launch_with(stream, 1, 32, 0, keys ? walk_kernel<true> : walk_kernel<false>, p, t0,
-                           rows, of.data(), steps);
+  tide_emulate_launch_with(stream, {"walk_kernel", nullptr}, 1, 32, 0,
+                           keys ? walk_kernel<true> : walk_kernel<false>, p, t0, rows, of.data(),
+                           steps);
   cudaStreamSynchronize(stream);
   cudaStreamDestroy(stream);
 }
