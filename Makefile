@@ -2,6 +2,8 @@
 #
 #   make            build libtide.so, libtide_host.so and the tide program into build/
 #   make cuda       the same with libtide_cuda.so, which is else built only where there is a GPU
+#   make gpu-pack   all that specs and benchmarks need on a GPU machine without LuaJIT, cmake and
+#                   busted, as the folder build/gpu-pack (spec/cuda/firstday)
 #   make deps       install the Debian packages that are missing (needs root or sudo)
 #   make train      build, then train a small language model on two ranks, about three minutes;
 #                   the run is in runs/train, and the next one takes its place (ARGS: --out, --resume)
@@ -40,8 +42,8 @@ endif
 MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
-.PHONY: all cuda deps deps-build deps-deb train test test-asan test-tsan test-sweep test-arm64 \
-	test-deep fuzz bench \
+.PHONY: all cuda gpu-pack deps deps-build deps-deb train test test-asan test-tsan test-sweep \
+	test-arm64 test-deep fuzz bench \
 	bench-full bench-comm bench-scale sizes reference deb dist test-deb docs install uninstall clean help
 
 # CMake runs again by itself when its files change; here when it is asked for something else than
@@ -58,6 +60,9 @@ all:
 
 cuda:
 	@$(MAKE) all CMAKE_ARGS='$(CMAKE_ARGS) -DTIDE_CUDA=ON'
+
+gpu-pack: cuda
+	@spec/cuda/firstday/pack $(BUILD) $(BUILD)/gpu-pack
 
 help:
 	@sed -n 's/^# \{0,1\}//; 2,/^$$/p' Makefile

@@ -27,7 +27,7 @@ const char cli_help_run[] =
   "  -n RANKS    number of ranks, each a thread of this process (default: 1)\n"
   "  --procs RANKS\n"
   "              number of ranks, each a process that mpirun starts on this machine; recommended\n"
-  "              for several GPUs, since one process then drives one GPU\n"
+  "              for several GPUs, since each process then drives one GPU\n"
   "  -t THREADS  threads of each rank (default: all cores, or cores / RANKS)\n"
   "  -p PARAMS   parameters of each context, e.g. \"check=1 trace=1\"; see tide params\n"
   "  --traceback print a stack trace for mistakes on the command line (also TIDE_TRACEBACK=1)\n"

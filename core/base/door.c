@@ -6,6 +6,7 @@ static const char *const names[TIDE__NKIND] = {
   [TIDE__KIND_CTX] = "a context", [TIDE__KIND_TENSOR] = "a tensor",
   [TIDE__KIND_BACKWARD] = "a backward walk", [TIDE__KIND_COMM] = "a communicator",
   [TIDE__KIND_WORK] = "a work", [TIDE__KIND_GROUP] = "a group", [TIDE__KIND_GRAPH] = "a graph",
+  [TIDE__KIND_EVENT] = "an event of a device",
   [TIDE__KIND_BLOB] = "a blob", [TIDE__KIND_JSON] = "a JSON document",
   [TIDE__KIND_FILE] = "a file", [TIDE__KIND_SAVING] = "a saving", [TIDE__KIND_LOCK] = "a lock",
   [TIDE__KIND_TOKENIZER] = "a tokenizer",

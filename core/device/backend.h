@@ -51,6 +51,12 @@ typedef struct tide__streams {
   int  (*event_wait)(void *state, void *event); /* blocks the host */
   int  (*event_order)(void *state, void *event);/* orders compute, not the host */
   void (*event_free)(void *state, void *event); /* any thread; waiters stay ordered */
+  /* Records an event that keeps its time on compute. Creates *event if NULL, owned. */
+  int  (*time_event)(void *state, void **event);
+  /* Blocks until both events are reached; *ms: from one to the other. */
+  int  (*event_ms)(void *state, void *from, void *to, double *ms);
+  /* Opens a named range of the thread for profilers; null ends the newest. */
+  void (*range)(const char *name);
 } tide__streams;
 
 /* A recording of the work enqueued on the compute stream between begin and end (nothing of it
@@ -112,7 +118,7 @@ typedef struct tide__backend {
  * it exports, "tide_plugin". Kernels are listed by the name of their op, so the two libraries share
  * no numbers beyond the public enums; version guards the rest. */
 struct k_row;
-enum { TIDE__PLUGIN_VERSION = 7 };
+enum { TIDE__PLUGIN_VERSION = 8 };
 typedef struct tide__plugin {
   uint32_t size;             /* sizeof(tide__plugin) */
   uint32_t version;          /* TIDE__PLUGIN_VERSION */

@@ -30,6 +30,14 @@ void tide__devices_close(tide_ctx *ctx);
  * first use. */
 tide__device *tide__device_get(tide_ctx *ctx, int device, const char *op);
 
+/* Opens a range around an op or a derivative, and ends it, where parameter `ranges` asks for it. */
+static inline void tide__range(const tide_ctx *ctx, const char *name)
+{
+  if (ctx->params.ranges == 0) return;
+  const tide__backend *b = ctx->devices->device[TIDE_DEV_CUDA].backend;
+  if (b) b->streams->range(name);
+}
+
 /* ---- plugin.c -------------------------------------------------------------------------------- */
 
 /* Returns the table of a device's plugin (TIDE_DEV_CUDA), opened beside libtide or where the loader

@@ -315,7 +315,10 @@ static int walk(tide_backward *bw, tide_event *event)
     if (n->walk == bw && n->op == TIDE__HOST) return begin_host(bw, n, event);
     if (n->walk == bw) {
       double t0 = tide__trace_begin(bw->ctx);
-      TIDE_TRY(run_native(bw, n));
+      tide__range(bw->ctx, tide__op_get(n->op)->name);
+      int rc = run_native(bw, n);
+      tide__range(bw->ctx, NULL);
+      TIDE_TRY(rc);
       pass(bw, n);
       TIDE_TRY(tide__trace_end(bw->ctx, "grad", tide__op_get(n->op)->name, t0));
     }

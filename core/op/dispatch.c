@@ -354,12 +354,14 @@ int tide__launch(tide__call *c)
   const tide__kernel *row = dispatch_choose(c, device);
   if (!row) return TIDE_E_UNSUPPORTED;
   double t0 = tide__trace_begin(c->ctx);
+  tide__range(c->ctx, TIDE__NAME(c));
   launch l;
   int rc = launch_begin(&l, c);
   if (rc == TIDE_OK) {
     rc = dispatch_run(&l, c, row);
     launch_end(&l, c);
   }
+  tide__range(c->ctx, NULL);
   return rc == TIDE_OK ? tide__trace_end(c->ctx, "op", TIDE__NAME(c), t0) : rc;
 }
 

@@ -2,6 +2,8 @@
 --
 --    luajit kernels/bench/run.lua [NAME|all ...] [--threads 1,2] [--rounds N] [--python PATH]
 --                                 [--build DIR] [--out FILE] [--no-peer] [--cpu] [--short] [--list]
+--    luajit kernels/bench/run.lua [NAME|all ...] --device cuda [--peaks TFLOPS,GBS] [--no-compile]
+--                                 [--small] [--once] (cuda/main.lua)
 --
 -- NAME is a row of cases.lua or a part of its name. Each side is a fresh child process a row, so
 -- that peak memory is its own; both get the same inputs and must agree on what they compute before
@@ -13,11 +15,14 @@ local root = folder .. '../../'
 package.path = root .. '?.lua;' .. package.path
 
 local cases = require 'kernels.bench.cases'
+local cuda = require 'kernels.bench.cuda.main'
 local one = require 'kernels.bench.row'
 local report = require 'kernels.bench.report'
 
 local usage = 'usage: luajit kernels/bench/run.lua [NAME|all ...] [--threads 1,2] [--rounds N] '
-   .. '[--python PATH] [--build DIR] [--out FILE] [--no-peer] [--cpu] [--short] [--list]'
+   .. '[--python PATH] [--build DIR] [--out FILE] [--no-peer] [--cpu] [--short] [--list]\n'
+   .. '       luajit kernels/bench/run.lua [NAME|all ...] --device cuda [--peaks TFLOPS,GBS] '
+   .. '[--no-compile] [--small] [--once] [--build DIR] [--out FILE] [--no-peer] [--list]'
 
 local function die(...)
    io.stderr:write('bench: ', (...):format(select(2, ...)), '\n')
@@ -26,8 +31,10 @@ end
 
 -- ---- options -----------------------------------------------------------------------------------
 
-local valued = { threads = true, rounds = true, python = true, build = true, out = true }
-local flags = { ['no-peer'] = true, list = true, help = true, cpu = true, short = true }
+local valued = { threads = true, rounds = true, python = true, build = true, out = true,
+   device = true, peaks = true, ['peer-device'] = true }
+local flags = { ['no-peer'] = true, list = true, help = true, cpu = true, short = true,
+   ['no-compile'] = true, small = true, once = true }
 
 local function parse(words)
    local opt, names, i = {}, {}, 1
@@ -124,7 +131,20 @@ local function run_all(rows, threads, opt)
    return results
 end
 
+-- The rows of device 'cuda', by their own driver.
+local function main_cuda(opt, names)
+   local build = opt.build or root .. 'build'
+   opt.out = opt.out or build .. '/bench-cuda.json'
+   return cuda.run(opt, names, {
+      root = root, folder = folder, luajit = arg[-1] or 'luajit', library = build .. '/libtide.so',
+      python = not opt['no-peer'] and not opt.list and one.find_python(opt.python) or nil,
+   })
+end
+
 local function main(opt, names)
+   if opt.device == 'cuda' then return main_cuda(opt, names) end
+   if opt.device then die("--device: expected cuda (rows of the host have none), got '%s'",
+      opt.device) end
    local rows = selected(names, opt.short)
    if opt.list then
       for _, row in ipairs(rows) do print(row.name) end

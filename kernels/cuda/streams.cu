@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/backend.cuh"
+#include <nvtx3/nvToolsExt.h>
 
 namespace {
 
@@ -175,6 +176,38 @@ void event_free(void *p, void *event)
   cudaEventDestroy(static_cast<cudaEvent_t>(event));
 }
 
+/* ---- time, ranges ---------------------------------------------------------------------------- */
+
+int time_event(void *p, void **out)
+{
+  guard g(of(p)->device);
+  cudaEvent_t event = static_cast<cudaEvent_t>(*out);
+  cudaError_t e = event ? cudaSuccess : cudaEventCreateWithFlags(&event, cudaEventBlockingSync);
+  if (e == cudaSuccess) e = cudaEventRecord(event, of(p)->compute);
+  if (e != cudaSuccess && event && !*out) cudaEventDestroy(event);
+  else if (e == cudaSuccess) *out = event;
+  return tide_cuda_status(of(p), e);
+}
+
+int event_ms(void *p, void *from, void *to, double *ms)
+{
+  cudaEvent_t first = static_cast<cudaEvent_t>(from), last = static_cast<cudaEvent_t>(to);
+  guard g(of(p)->device);
+  float apart = 0;
+  cudaError_t e = cudaEventSynchronize(first);
+  if (e == cudaSuccess) e = cudaEventSynchronize(last);
+  if (e == cudaSuccess) e = cudaEventElapsedTime(&apart, first, last);
+  *ms = apart;
+  return tide_cuda_waited(of(p), e);
+}
+
+/* NVTX is a header: without a profiler a range is a test of one pointer. */
+void range(const char *name)
+{
+  if (name) nvtxRangePushA(name);
+  else nvtxRangePop();
+}
+
 /* ---- recording ------------------------------------------------------------------------------- */
 
 /* Relaxed mode: during the capture the allocator calls cudaMalloc, other threads make calls of
@@ -226,5 +259,5 @@ static const tide__backend pinned = {
 const tide__streams tide_cuda_streams = {open_stream, close_stream, done, behind, mark,
                                          order, spoil, move, wait, index, bind,
                                          &pinned, copy, event_done, event_wait, event_order,
-                                         event_free};
+                                         event_free, time_event, event_ms, range};
 const tide__graphs tide_cuda_graphs = {graph_begin, graph_end, graph_launch, graph_free};

@@ -1,4 +1,5 @@
--- What concerns NVIDIA GPUs alone: whether there is one, waiting for it, captured steps.
+-- What concerns NVIDIA GPUs alone: whether there is one, waiting for it, its time, ranges for
+-- profilers, captured steps.
 --
 -- A tensor is on a GPU by { device = 'cuda' } or x:to 'cuda'; everything else needs nothing here.
 
@@ -7,6 +8,8 @@ local arg = require 'tide.ffi.arg'
 local ctx = require 'tide.ffi.ctx'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local event = require 'tide.ffi.event'
+local wrap = require 'tide.nn.wrap'
 
 local cuda = {}
 
@@ -19,6 +22,50 @@ function cuda.device_count() return ctx.default():device_count 'cuda' end
 
 -- Waits until the GPU has done what it was given, and raises what its kernels found wrong.
 function cuda.synchronize() graph.synchronize 'cuda' end
+
+-- Makes a timing event of the GPU:
+--
+--    local from, to = tide.cuda.event():record(), tide.cuda.event()
+--    model:forward(x)
+--    to:record()
+--    print(from:elapsed_time(to))             -- milliseconds on the device; waits for both
+--
+-- event:record() records it behind the work enqueued so far, event:query() says whether the GPU has
+-- reached it, event:synchronize() waits until it has. E_STATE: recorded in a captured step, whose
+-- replays would not record it again. E_DEVICE: there is no GPU.
+function cuda.event() return event.new 'cuda' end
+
+-- Runs fn(...) in a range called `name`, which profilers show on their time line (NVTX; Nsight
+-- Systems, ncu --nvtx), and returns what fn returns. Without a profiler a range costs a function
+-- call.
+function cuda.range(name, fn, ...)
+   arg.string('range', 'name', name)
+   return event.range('cuda', name, arg.func('range', 'fn', fn), ...)
+end
+
+-- Puts a range around each call of the modules of a model, named by path and class; returns a
+-- function that removes them.
+function cuda.range_modules(model)
+   err.arg_if(type(model) ~= 'table' or type(model.named_modules) ~= 'function',
+      'cuda.range_modules', 'model', 'a module (tide.nn)', model)
+   local handles = {}
+   for _, entry in ipairs(model:named_modules()) do
+      local module = entry.module
+      local name = (entry.name == '' and '' or entry.name .. ' ') .. tostring(module.class_name)
+      handles[#handles + 1] = module:wrap('range', function(next, self, ...)
+         return event.range('cuda', name, next, self, ...)
+      end, { order = wrap.order.ranges, by = 'ranges' })
+   end
+   return function()
+      for _, h in ipairs(handles) do h.remove() end
+   end
+end
+
+-- Whether each op, and each derivative in backward, is a range. Also parameter ranges.
+function cuda.range_ops(on)
+   err.type('range_ops', 'on', on, 'boolean')
+   ctx.default():param('ranges', on and 1 or 0)
+end
 
 -- The name of a value that a parameter of the default context has.
 local function name_of(values, param)

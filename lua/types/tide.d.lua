@@ -188,10 +188,14 @@ function tide.comm.world() end
 tide.cuda = {}
 function tide.cuda.captured(fn, opts) end
 function tide.cuda.device_count() end
+function tide.cuda.event() end
 function tide.cuda.get_attention_kernel() end
 function tide.cuda.get_float32_matmul_precision() end
 function tide.cuda.graph(fn, opts) end
 function tide.cuda.is_available() end
+function tide.cuda.range(name, fn, ...) end
+function tide.cuda.range_modules(model) end
+function tide.cuda.range_ops(on) end
 function tide.cuda.set_attention_kernel(name) end
 function tide.cuda.set_float32_matmul_precision(name) end
 function tide.cuda.synchronize() end

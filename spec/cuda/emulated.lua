@@ -25,7 +25,7 @@ function M.misuse()
 end
 
 -- In a case that M.run runs: the emulated driver, which counts the host's waits and refuses copies
--- (emulate/device.cpp). Nil where the driver is a real one.
+-- (emulate/streams.cpp, memory.cpp). Nil where the driver is a real one.
 function M.driver()
    local ffi = require 'ffi'
    pcall(ffi.cdef, 'long tide_emulate_waits(void); void tide_emulate_refuse(int n);')

@@ -6,7 +6,7 @@ local emulated = require 'spec.cuda.emulated'
 if not emulated.here() then return end
 
 describe('the CUDA kernels on emulated threads', function()
-   for _, name in ipairs { 'device', 'stream', 'near', 'memory' } do
+   for _, name in ipairs { 'device', 'stream', 'event', 'launch', 'near', 'memory' } do
       it(('pass spec/cuda/%s_case.lua'):format(name), function()
          emulated.run(('spec/cuda/%s_case.lua'):format(name))
       end)

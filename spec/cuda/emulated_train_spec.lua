@@ -120,10 +120,12 @@ describe('ranks of the pretrain recipe with an emulated GPU each', function()
       end)
    end
 
-   it('have the same losses to the last bit where the step is captured', function()
-      local what = 'pretrain.lua --layers 1 --mesh.dp 2'
-      local want, got = losses('cuda', what), losses('cuda', what .. ' --captured')
-      assert.is_true(#want >= 4)
-      assert.same(want, got)
-   end)
+   for _, mesh in ipairs { '--mesh.dp 2', '--mesh.cp 2' } do
+      it('have the same losses to the last bit where the step is captured: ' .. mesh, function()
+         local what = 'pretrain.lua --layers 1 ' .. mesh
+         local want, got = losses('cuda', what), losses('cuda', what .. ' --captured')
+         assert.is_true(#want >= 4)
+         assert.same(want, got)
+      end)
+   end
 end)

@@ -163,7 +163,8 @@ describe('layers', function()
    it('of the binding: named doors alone', function()
       local doors = {
          ['lua/tide/init.lua'] = 'ctx grad op arg info instead json status update',
-         ['lua/tide/cuda.lua'] = 'arg ctx graph', ['lua/tide/cuda_captured.lua'] = 'arg ctx graph',
+         ['lua/tide/cuda.lua'] = 'arg ctx event graph',
+         ['lua/tide/cuda_captured.lua'] = 'arg ctx graph',
          ['lua/tide/optim/captured.lua'] = 'graph', ['lua/tide/util/private.lua'] = 'grad own',
          ['lua/tide/comm/init.lua'] = 'dist', ['lua/tide/comm/solo.lua'] = 'dist',
          ['lua/tide/debug/trace.lua'] = 'dist', ['lua/tide/comm/launch.lua'] = 'signal',

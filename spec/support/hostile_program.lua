@@ -129,6 +129,10 @@ local makers = {
       return made(C.tide_file_open(box, ctx, path), box, 'a file')
    end,
 }
+function makers.device_event()
+   local box = box_of 'device_event'
+   return made(C.tide_device_event_record(box, ctx, 1), box, 'an event of a device')
+end
 function makers.tokenizer()
    local box, ends = box_of 'tokenizer', kept(ffi.new('int64_t[4]', { 1, 2, 3, 4 }))
    return made(C.tide_tokenizer_new(box, ctx, C.TIDE_TOKENIZER_BPE, 0, -1, 4, 'abcd', ends, nil),
@@ -218,6 +222,9 @@ end
 
 local bytes = ffi.new 'char[65536]'
 
+-- Functions that read their out-parameter first: null makes an object, else it is that one.
+local takes_box = { tide_device_event_record = true }
+
 local function good_value(f, arg)
    local row = good[f.name:sub(6)] or {}
    if arg.object == 'tensor' then return tensor(words_of(f, arg)) end
@@ -225,6 +232,7 @@ local function good_value(f, arg)
    if arg.list then return list_of(arg.list, words_of(f, arg)) end
    if arg.out then
       local box = kept(ffi.new(('tide_%s *[4]'):format(arg.out)))
+      if takes_box[f.name] then return box end
       for i = 0, 3 do box[i] = ffi.cast(('tide_%s *'):format(arg.out), 64) end
       return box
    end
@@ -443,7 +451,7 @@ local function finish()
    for i = #keep, 1, -1 do
       local o = keep[i]
       keep[i] = nil
-      local kind = tostring(ffi.typeof(o)):match 'struct tide_(%w+) %*>'
+      local kind = tostring(ffi.typeof(o)):match 'struct tide_([%w_]+) %*>'
       if kind and kind ~= 'ctx' and ffi.cast('intptr_t', o) > 4096 then
          ffi.gc(o, nil)
          C['tide_' .. kind .. '_release'](o)

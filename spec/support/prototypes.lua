@@ -12,7 +12,7 @@ local function argument(text, handles)
    text = text:match '^%s*(.-)%s*$'
    local type, name = text:match '^(.-)([%w_]+)$'
    local arg = { type = type:gsub('%s+$', ''), name = name }
-   local kind, stars = type:gsub('%f[%w_]const%f[^%w_]', ''):match '^%s*tide_(%w+)%s*([%*%s]+)$'
+   local kind, stars = type:gsub('%f[%w_]const%f[^%w_]', ''):match '^%s*tide_([%w_]+)%s*([%*%s]+)$'
    if kind and handles[kind] then
       stars = #stars:gsub('%s', '')
       if stars == 1 then arg.object = kind
@@ -25,7 +25,7 @@ end
 local function list()
    local code = read(path):gsub('/%*.-%*/', ' '):gsub('%b{}', '{}')
    local handles, all = {}, {}
-   for a, b in code:gmatch 'typedef%s+struct%s+tide_(%w+)%s+tide_(%w+)%s*;' do
+   for a, b in code:gmatch 'typedef%s+struct%s+tide_([%w_]+)%s+tide_([%w_]+)%s*;' do
       if a == b then handles[a] = true end
    end
    for statement in code:gmatch '[^;]+' do

@@ -836,6 +836,27 @@ int  tide_graph_replay(tide_graph *graph);
 /* Also ends a capture that has begun. */
 void tide_graph_release(tide_graph *graph);
 
+/* ---- time on a device ------------------------------------------------------------------------ */
+
+/* A place in the work of a device, with the time at which the device reaches it. */
+typedef struct tide_device_event tide_device_event;
+/* Records the event behind the work enqueued on the device so far, and does not wait. *event null:
+ * makes it, owned; else moves it there. E_STATE: while a step is captured. */
+int  tide_device_event_record(tide_device_event **event, tide_ctx *ctx, int device);
+/* 1: the device has reached the event; 0: not yet. */
+int  tide_device_event_done(tide_device_event *event);
+/* Blocks until the device has reached the event. E_STATE: while a step is captured. */
+int  tide_device_event_wait(tide_device_event *event);
+/* Milliseconds from one event to another of the same device, negative if it reached `to` first;
+ * blocks until it has reached both. E_ARG: events of two devices. */
+int  tide_device_event_elapsed(double *ms, tide_device_event *from, tide_device_event *to);
+void tide_device_event_release(tide_device_event *event);
+
+/* Opens a named range of the calling thread, which profilers of the device show (NVTX); null ends
+ * the newest. Does nothing where the device has no ranges or is not open. Parameter `ranges` opens
+ * them around each op. */
+int  tide_range(tide_ctx *ctx, int device, const char *name);
+
 /* ---- files: every message names the path and the system's reason ----------------------------- */
 
 typedef struct tide_blob tide_blob; /* bytes read or made, owned by the caller */

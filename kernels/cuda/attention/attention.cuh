@@ -79,18 +79,19 @@ TIDE_DEVICE bool tide_sees(const tide_attend &p, const tide_token &q, const tide
 
 /* The positions of the other side that a token at a position sees; without indices a token of the
  * other side lies at its number in [0, Tk) or [0, Tq). KEYS: the token is a key. */
-struct tide_range { int64_t low, high; };
-template <bool KEYS> TIDE_DEVICE tide_range tide_range_of(const tide_attend &p, int64_t position)
+struct tide_positions { int64_t low, high; };
+template <bool KEYS>
+TIDE_DEVICE tide_positions tide_positions_of(const tide_attend &p, int64_t position)
 {
   const int64_t far = (int64_t)1 << 61;
   int64_t before = p.window_left >= 0 ? p.window_left : far; /* farthest keys of a query */
   int64_t after = p.causal ? 0 : p.window_right >= 0 ? p.window_right : far;
   if (KEYS && !p.q_index) position -= p.q_start;
-  return KEYS ? tide_range{position - after, position + before}
-              : tide_range{position - before, position + after};
+  return KEYS ? tide_positions{position - after, position + before}
+              : tide_positions{position - before, position + after};
 }
 /* Where positions of the other side end. */
-template <bool KEYS> TIDE_DEVICE tide_range tide_range_there(const tide_attend &p)
+template <bool KEYS> TIDE_DEVICE tide_positions tide_positions_there(const tide_attend &p)
 {
   if (p.q_index) return {INT32_MIN, INT32_MAX};
   return {0, (KEYS ? p.tq : p.tk) - 1};
@@ -101,7 +102,7 @@ template <bool KEYS> TIDE_DEVICE tide_range tide_range_there(const tide_attend &
 struct tide_span { int document, low, high; };
 template <bool KEYS> TIDE_DEVICE tide_span tide_span_of(const tide_attend &p, const tide_token &x)
 {
-  tide_range r = tide_range_of<KEYS>(p, x.position), there = tide_range_there<KEYS>(p);
+  tide_positions r = tide_positions_of<KEYS>(p, x.position), there = tide_positions_there<KEYS>(p);
   if (x.document < 0 || r.low > there.high || r.high < there.low) return {-1, 1, 0};
   return {x.document, (int)(r.low > there.low ? r.low : there.low),
           (int)(r.high < there.high ? r.high : there.high)};

@@ -86,8 +86,8 @@ TIDE_DEVICE tide_sight tide_sight_of(const tide_attend &p, int64_t b, int64_t t0
     least = x.position[0], most = x.position[1];
     one = x.document[0] == x.document[1];
   }
-  tide_range first = tide_range_of<KEYS>(p, least), last = tide_range_of<KEYS>(p, most);
-  tide_range there = tide_range_there<KEYS>(p);
+  tide_positions first = tide_positions_of<KEYS>(p, least), last = tide_positions_of<KEYS>(p, most);
+  tide_positions there = tide_positions_there<KEYS>(p);
   s.any[0] = tide_as_int(first.low > there.low ? first.low : there.low);
   s.any[1] = tide_as_int(last.high < there.high ? last.high : there.high);
   if (!one) return s;

@@ -3,17 +3,20 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+local upload = require 'tide.data.upload'
 
 local batch = {}
 
+local function tensor_of(raw, shape, dtype, device)
+   local here = device == 'cuda' and 'cpu' or device
+   return upload(tide.from_string(raw, shape, { dtype = dtype, device = here }), device)
+end
+
 -- i64 tensor [B, n] from the concatenated bytes of B windows of n tokens.
 local function ids_of(raw, B, n, width, device)
-   local opts = { dtype = 'u8', device = device }
-   if width == 1 then return tide.from_string(raw, { B, n }, opts):to 'i64' end
-   if width == 4 then
-      return tide.from_string(raw, { B, n }, { dtype = 'i32', device = device }):to 'i64'
-   end
-   local pairs_BT2 = tide.from_string(raw, { B, n, 2 }, opts):to 'i64'
+   if width == 1 then return tensor_of(raw, { B, n }, 'u8', device):to 'i64' end
+   if width == 4 then return tensor_of(raw, { B, n }, 'i32', device):to 'i64' end
+   local pairs_BT2 = tensor_of(raw, { B, n, 2 }, 'u8', device):to 'i64'
    return pairs_BT2:select(3, 1) + pairs_BT2:select(3, 2) * 256
 end
 
@@ -24,8 +27,7 @@ local function masked(source, starts, seq, labels, device)
       pieces[i] = source:mask(start + 1, seq)
       count = count + select(2, pieces[i]:gsub('[^%z]', ''))
    end
-   local keep = tide.from_string(table.concat(pieces), { #starts, seq },
-      { dtype = 'u8', device = device }):to 'i64'
+   local keep = tensor_of(table.concat(pieces), { #starts, seq }, 'u8', device):to 'i64'
    return labels * keep + (keep - 1) * 100, count
 end
 

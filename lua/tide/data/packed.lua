@@ -20,6 +20,7 @@ local err = require 'tide.util.err'
 local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
+local upload = require 'tide.data.upload'
 
 local packed = {}
 
@@ -46,6 +47,7 @@ end
 local Packed = {}
 Packed.__index = Packed
 packed._Packed = Packed                   -- what data.preference derives from
+Packed.ahead = true                       -- make reads data alone (see train.ahead)
 
 local function check_cu(op, name, cu)
    if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end
@@ -356,11 +358,14 @@ function packed.make(source, rows, seq, opts)
       end
    end
    local out, device = { count = count }, opts.device
-   for _, name in ipairs { 'ids', 'labels', 'positions' } do
-      out[name] = tide.tensor({ lists[name] }, { dtype = 'i64', device = device })
+   local here = device == 'cuda' and 'cpu' or device
+   local function tensor_of(list, dtype)
+      return upload(tide.tensor(list, { dtype = dtype, device = here }), device)
    end
-   out.cu_real = tide.tensor(real, { dtype = 'i32', device = device })
-   out.cu_slot = tide.tensor(slots, { dtype = 'i32', device = device })
+   for _, name in ipairs { 'ids', 'labels', 'positions' } do
+      out[name] = tensor_of({ lists[name] }, 'i64')
+   end
+   out.cu_real, out.cu_slot = tensor_of(real, 'i32'), tensor_of(slots, 'i32')
    out.index = tide.slot_index(out.cu_slot, out.cu_real, at)
    return out
 end

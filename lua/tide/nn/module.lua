@@ -409,7 +409,7 @@ function Module.tp_plan() return nil end
 -- handle with name and remove(). A name stands once around each. opts:
 --    of     'call' (default; of a model also its loss), 'forward', or another method
 --    order  0; a larger one stands further outside, equal ones in the order of adding (tensor
---           parallelism -20, context parallelism -10, hooks 10, recomputation 20)
+--           parallelism -20, context parallelism -10, hooks 10, recomputation 20, ranges 30)
 --    by     the part of the library that adds it; nil: the user
 function Module:wrap(name, fn, opts)
    local op = 'nn.Module.wrap'

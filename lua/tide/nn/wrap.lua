@@ -11,7 +11,7 @@ local private = require 'tide.util.private'
 local wrap = {}
 
 -- Where the library stands; a user's wrap is at 0. A larger order stands further outside.
-wrap.order = { lora = -30, tp = -20, cp = -10, hooks = 10, recompute = 20 }
+wrap.order = { lora = -30, tp = -20, cp = -10, hooks = 10, recompute = 20, ranges = 30 }
 
 local no_entries = {}
 

@@ -6,6 +6,7 @@ local err = require 'tide.util.err'
 local Optimizer = require 'tide.optim.optimizer'
 local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
+local replayed = require 'tide.parallel.cp.replayed'
 local replicas = require 'tide.train.replicas'
 local signature = require 'tide.util.signature'
 local unused = require 'tide.train.unused'
@@ -16,7 +17,9 @@ local captured = {}
 -- tensors. found_inf is 0 where all of them are finite on all ranks, else NaN.
 local function unread(self, batches, count)
    local losses = {}
-   local function run(i, batch) losses[i] = reduce.micro_loss(self, batch, count) end
+   -- what a context keeps for its batch must outlive the first call, which is not recorded
+   local micro = self.cp and reduce.whole_loss or reduce.micro_loss
+   local function run(i, batch) losses[i] = micro(self, batch, count) end
    if self.parallel then
       reduce.each_sharded(self, batches, run)
    else
@@ -44,15 +47,24 @@ local function blame_captured(self, loss)
    return nonfinite.tell(self.comm, nonfinite.find(loss, {}), nonfinite.find(0, named))
 end
 
+-- The micro-batches as the recorded step takes them.
+local function parts_of(self, batches)
+   if not self.cp then return batches end
+   local list = {}
+   for i, batch in ipairs(batches) do list[i] = self.replayed:cut(i, batch) end
+   return list
+end
+
 -- A whole step: as train.step's run.
-function captured.run(self, batches)
+function captured.run(self, batches, meanwhile)
    local among = self.comm.size > 1                    -- ranks: they compare the rate
-   local lr, here = among and self.optim:next_lr() or nil, 0
+   local lr = among and self.optim:next_lr() or nil
    local means = self.parallel and self.parallel:gradient_divisor() or 1
    local count, whole = replicas.counted(self, batches, lr)
-   local losses, norm = self.captured(whole, count / means)
-   for _, part in ipairs(losses) do here = here + part:item() end
-   local loss, grad_norm, cause = dist.sum(self.comm, { here })[1] / means, norm:item(), nil
+   local losses, norm = self.captured(parts_of(self, whole), count / means)
+   if meanwhile then meanwhile() end
+   local here, grad_norm = reduce.read(losses, norm)
+   local loss, cause = dist.sum(self.comm, { here })[1] / means, nil
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
    if not applied then
       self.optim:take_back()
@@ -77,9 +89,8 @@ local by_device = signature.options {
 -- The step as a captured one (tide.cuda.captured), where it can be.
 function captured.set(self, op)
    local sharded, tp = self.parallel, self.tp
-   err.raise_if(self.cp, 'E_UNSUPPORTED', op, 'captured: context parallelism cuts each batch on '
-      .. 'the host, within the step; do without capturing')
    for _, comm in ipairs { self.comm, tp and tp.comm or self.comm,
+                           self.cp and self.cp.comm or self.comm,
                            sharded and sharded.shard_comm or self.comm,
                            sharded and sharded.replicas or self.comm } do
       err.raise_if(comm.size > 1 and comm.transport ~= 'nccl', 'E_UNSUPPORTED', op,
@@ -95,6 +106,7 @@ function captured.set(self, op)
       err.raise_if(entry.param.device ~= 'cuda', 'E_UNSUPPORTED', op, "captured: parameter '%s' is "
          .. "on '%s', and only steps on 'cuda' can be captured", entry.name, entry.param.device)
    end
+   self.replayed = self.cp and replayed(self.cp, 'cuda')
    self.captured = tide.cuda.captured(function(...) return unread(self, ...) end)
 end
 

@@ -12,9 +12,10 @@ local unused = require 'tide.train.unused'
 local reduce = {}
 
 -- Returns this rank's part of the loss of a batch over `count` labels: the model's, or that of the
--- option `loss` of the step. E_ARG: it gave something else than one number as a tensor.
+-- option `loss` of the step. A batch with a context is cut already. E_ARG: it gave something else
+-- than one number as a tensor.
 function reduce.loss_of(self, batch, count, options)
-   local mine = self.cp and self.cp:cut(batch) or batch
+   local mine = self.cp and not batch.context and self.cp:cut(batch) or batch
    local opts = copy(options or {}, { count = count })
    for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
       opts[k] = mine[k]
@@ -31,29 +32,51 @@ function reduce.loss_of(self, batch, count, options)
 end
 
 -- Forward and backward of one micro-batch; returns its share of the loss.
-function reduce.micro_loss(self, batch, count)
-   return (tide.scope(function()
-      local loss = reduce.loss_of(self, batch, count, self.loss_options)
-      loss:backward()
-      if self.parallel then self.parallel:finish() end
-      return loss:detach()                 -- handles of gradients would make the next sum a copy
-   end))
+function reduce.whole_loss(self, batch, count)
+   local loss = reduce.loss_of(self, batch, count, self.loss_options)
+   loss:backward()
+   if self.parallel then self.parallel:finish() end
+   return loss:detach()                    -- handles of gradients would make the next sum a copy
 end
 
-local function micro(self, batch, count) return reduce.micro_loss(self, batch, count):item() end
+-- The same in a scope.
+function reduce.micro_loss(self, batch, count)
+   return (tide.scope(function() return reduce.whole_loss(self, batch, count) end))
+end
 
--- Gradients of the micro-batches, summed over ranks; returns the loss, summed too.
+-- The numbers of tensors of one element, in one read: the host waits for the device once.
+local function numbers_of(list)
+   if #list == 1 then return { list[1]:item() } end
+   return tide.no_grad(function()
+      local flat = {}
+      for i, t in ipairs(list) do flat[i] = t:to 'f64':reshape(1) end
+      return tide.cat(flat, 1):tolist()
+   end)
+end
+
+-- Reads the losses of this rank's micro-batches and what stands behind them in the list; returns
+-- the sum of the losses, and the rest.
+function reduce.read(losses, ...)
+   local list, n, sum = { unpack(losses) }, #losses, 0
+   for _, t in ipairs { ... } do list[#list + 1] = t end
+   local numbers = numbers_of(list)
+   for i = 1, n do sum = sum + numbers[i] end
+   return sum, unpack(numbers, n + 1)
+end
+
+-- Gradients of the micro-batches, summed over ranks. Returns the losses on the device; with several
+-- ranks they are read, and the second result is their sum over all.
 function reduce.micros(self, batches, count)
-   local comm, optim = self.comm, self.optim
+   local comm, optim, losses = self.comm, self.optim, {}
    optim:zero_grad()
-   local loss = 0
-   for _, batch in ipairs(batches) do loss = loss + micro(self, batch, count) end
+   for i, batch in ipairs(batches) do losses[i] = reduce.micro_loss(self, batch, count) end
+   if comm.size == 1 then return losses end
+   local loss = reduce.read(losses)
    self.found = nonfinite.find(loss, self.model:named_parameters())
-   if comm.size == 1 then return loss end
    local sums = dist.sum(comm, { loss, unused.share(comm, optim) })
    if sums[2] ~= 0 then unused.fill(comm, optim) end
    comm:all_reduce(optim:grads())
-   return sums[1]
+   return losses, sums[1]
 end
 
 -- run(i, batch) for each micro-batch. Reduction is the sharded model's: after the last, or after
@@ -75,12 +98,13 @@ end
 
 -- As micros, of a sharded model.
 function reduce.sharded_micros(self, batches, count)
-   local loss = 0
-   reduce.each_sharded(self, batches, function(_, batch)
-      loss = loss + micro(self, batch, count)
+   local losses = {}
+   reduce.each_sharded(self, batches, function(i, batch)
+      losses[i] = reduce.micro_loss(self, batch, count)
    end)
-   self.loss_here = loss
-   return dist.sum(self.comm, { loss })[1]
+   if self.comm.size == 1 then return losses end
+   self.loss_here = reduce.read(losses)
+   return losses, dist.sum(self.comm, { self.loss_here })[1]
 end
 
 -- The global norm and the factor that clips it (nil: none).
@@ -92,10 +116,15 @@ function reduce.norm_of(self)
 end
 
 -- A step is not applied: what is not finite, and on which rank. Gradients of a sharded model are
--- known as sums over ranks only, unless it checks them before (check_for_nan_in_grad).
-function reduce.blame(self)
+-- known as sums over ranks only, unless it checks them before (check_for_nan_in_grad); those of one
+-- rank are still what backward left. loss: of one rank.
+function reduce.blame(self, loss)
+   if not self.parallel and self.comm.size == 1 then
+      self.found = nonfinite.find(loss, self.model:named_parameters())
+   end
    if not self.parallel then return nonfinite.tell(self.comm, self.found) end
-   return nonfinite.tell(self.comm, nonfinite.find(self.loss_here, {}),
+   local here = self.comm.size == 1 and loss or self.loss_here
+   return nonfinite.tell(self.comm, nonfinite.find(here, {}),
       nonfinite.find(0, self.parallel:named_parameters()))
 end
 

@@ -17,6 +17,7 @@
 -- and lock first, and nothing that fails then takes its place. A plot or a line of metrics that
 -- cannot be written is reported and ends no run.
 
+local ahead = require 'tide.train.ahead'
 local data_batch = require 'tide.data.batch'
 local dist = require 'tide.comm'
 local tokens = require 'tide.data.tokens'
@@ -205,16 +206,6 @@ function Run:save() guarded(self, save) end
 
 -- ---- steps -------------------------------------------------------------------------------------
 
-local function make_batches(self)
-   local o = self.opts
-   local batches = {}
-   for i, starts in ipairs(data_batch.split(o.sampler:next(), o.accum)) do
-      batches[i] = o.sampler.make and o.sampler:make(o.train, starts, o.device)
-         or data_batch.make(o.train, starts, o.sampler.seq, o.device)
-   end
-   return batches
-end
-
 -- What to do about a step that was not applied: count it and go on, or stop.
 local function handle_skip(self, r)
    local o = self.opts
@@ -235,9 +226,10 @@ local function one_step(self, n)
    local o = self.opts
    self.timer:lap()                        -- what the caller did since is not training time
    self.watch:mark()
-   local batches = make_batches(self)
+   local batches = self.ahead:take()
    self.watch:lap(1)
-   local r = self.step_fn:run(batches)
+   local more = self.step + 1 < n and self.ahead.fill
+   local r = self.step_fn:run(batches, more and function() self.ahead:fill() end or nil)
    self.watch:lap(2)
    self.step = self.step + 1
    local slow = self.watch:next()
@@ -341,6 +333,7 @@ local function open(self)
    self.saved = o.resume and self.step or nil
    self.step_fn = step.new { model = o.model, optim = o.optim, clip = o.clip, comm = o.comm,
       parallel = o.parallel, captured = o.captured, loss = o.loss }
+   self.ahead = ahead(o)
    if first and o.out then
       fs.mkdirs(self.op, o.out)
       self.metrics = metric.new { out = o.out, step = self.step, tensorboard = o.tensorboard }

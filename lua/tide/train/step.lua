@@ -42,8 +42,8 @@ end
 -- numbers; batches must keep their shapes and counts; several ranks need NCCL between them and
 -- record together. Collective. E_STATE: ranks differ in clip, in the options of optimiser or loss
 -- or, of a model that each holds whole, in its parameters, modules or weights. E_UNSUPPORTED: the
--- step cannot be captured (another transport, context parallelism, a model that is not on 'cuda',
--- gradients that the host sees).
+-- step cannot be captured (another transport, a model that is not on 'cuda', gradients that the
+-- host sees).
 function step.new(opts)
    local op = 'train.step.new'
    local sharded, comm = opts.parallel, opts.comm or dist.world()
@@ -61,27 +61,31 @@ function step.new(opts)
    return self
 end
 
--- Gradients of a list of micro-batches { ids, labels, count }, summed over ranks. Returns the
--- loss of the global batch. lr: the learning rate of the step, if it is to be compared.
-function Step:gradients(batches, lr)
+-- Enqueues forward, backward and the sums over ranks. Returns the losses on the device, with
+-- several ranks their sum, and what both are larger by.
+local function enqueue(self, batches, lr)
    local count, whole = replicas.counted(self, batches, lr)
    local means = self.parallel and self.parallel:gradient_divisor() or 1
-   local loss = self.parallel and reduce.sharded_micros(self, whole, count / means)
-      or reduce.micros(self, whole, count)
-   return loss / means
+   local run = self.parallel and reduce.sharded_micros or reduce.micros
+   local losses, loss = run(self, whole, count / means)
+   return losses, loss, means
 end
 
 -- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what
--- is not finite, by rank and name.
-function Step:run(batches)
-   if self.captured then return captured.run(self, batches) end
+-- is not finite, by rank and name. meanwhile: called when forward and backward are enqueued, before
+-- the host waits for their results.
+function Step:run(batches, meanwhile)
+   if self.captured then return captured.run(self, batches, meanwhile) end
    local lr = err.number('train.step', 'lr', self.optim:next_lr(), 0)
-   local loss = self:gradients(batches, lr)
+   local losses, loss, means = enqueue(self, batches, lr)
    local norm, factor = reduce.norm_of(self)
-   local grad_norm = norm:item()
+   local grad_norm
+   if meanwhile then meanwhile() end
+   if loss then grad_norm = norm:item() else loss, grad_norm = reduce.read(losses, norm) end
+   loss = loss / means
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
    if applied then self.optim:step { lr = lr, factor = factor } end
-   local cause = not applied and reduce.blame(self) or nil
+   local cause = not applied and reduce.blame(self, loss * means) or nil
    self.optim:zero_grad()
    if self.parallel then self.parallel:zero_grad() end
    return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied, cause = cause }

@@ -317,6 +317,7 @@ TIDE_LT cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const v
   }
   product p = {*op, *la, *lb, *ld, al, be, a, b, c, d};
   asked++;
+  stream->count("cublasLtMatmul");
   stream->enqueue([p] {
     multiply(p);
     return true;

@@ -234,6 +234,7 @@ void tide_emulate_launch(tide_emulate_stream *stream, const tide_emulate_kernel 
     wrong("a launch of %s [%u %u %u] x %u with %zu bytes is not valid", kernel.name, grid.x, grid.y,
           grid.z, n, shared);
   if (!tide_emulate_may_launch(stream, kernel, shared)) return;
+  stream->count(kernel.name);
   launch l = {kernel, grid, block, shared, stream->device, call};
   stream->enqueue([l] {
     if (!tide_emulate_kernel_fails()) l.run();

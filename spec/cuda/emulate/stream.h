@@ -19,5 +19,7 @@ struct tide_emulate_stream {
   /* Enqueues make(); while it captures, each launch does. */
   virtual void record(std::function<std::function<bool()>()> make) = 0;
   virtual bool capturing() const = 0;
+  /* Counts a launch by its name, for tide_emulate_launches. */
+  virtual void count(const char *name) = 0;
   virtual ~tide_emulate_stream() {}
 };

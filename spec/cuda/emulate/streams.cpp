@@ -20,15 +20,18 @@
  * guide, "CUDA Graphs", "Creating a Graph Using Stream Capture": cross-stream dependencies,
  * prohibited and unhandled operations, invalidation).
  *
- * Specs call tide_emulate_waits, how often the host waited for the device. Spec only.
+ * Specs call tide_emulate_waits, how often the host waited for the device, and
+ * tide_emulate_launches. Spec only.
  */
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "inside.h"
@@ -67,6 +70,8 @@ struct tide_emulate_graph {
 
 namespace {
 
+std::map<std::string, long> launches; /* by name, since tide_emulate_launches */
+
 struct queue : tide_emulate_stream {
   std::deque<step_t> steps;
   tide_emulate_graph *capture = nullptr;
@@ -83,6 +88,11 @@ struct queue : tide_emulate_stream {
     if (dead) return;
     if (capture) capture->add({this, make, -1, -1});
     else steps.push_back(make());
+  }
+  void count(const char *name) override
+  {
+    guard g(device_lock);
+    if (!capture) launches[name]++;
   }
   /* Until enough says so. True: nothing is left. */
   bool advance(const std::function<bool()> &enough = [] { return false; })
@@ -126,6 +136,7 @@ bool emulated::run_streams(int device)
 struct occasion {
   queue *stream;
   bool reached, asked;
+  double at; /* seconds, when it was reached; of an event with timing */
 };
 
 struct tide_emulate_event {
@@ -136,9 +147,23 @@ struct tide_emulate_event {
   int mark = -1;
   before_t before;
   bool destroyed = false;
+  bool timed = false;
 };
 
 extern "C" __attribute__((visibility("default"))) long tide_emulate_waits() { return nwait; }
+
+/* Returns the launches since the last call, captured ones not counted, as lines "name count";
+ * valid until the next call. */
+extern "C" __attribute__((visibility("default"))) const char *tide_emulate_launches()
+{
+  static std::string text;
+  guard g(device_lock);
+  text.clear();
+  for (auto &row : launches) text += row.first + ' ' + std::to_string(row.second) + '\n';
+  launches.clear();
+  return text.c_str();
+}
+
 /* ---- streams and events ---------------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
@@ -191,9 +216,17 @@ static void alive(const tide_emulate_event *e)
   abort();
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
+static double seconds()
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
   *e = new tide_emulate_event;
+  (*e)->timed = !(flags & cudaEventDisableTiming);
   return sticky();
 }
 
@@ -219,9 +252,12 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     e->before = e->capture->known[s];
     return sticky();
   }
-  std::shared_ptr<occasion> now(new occasion{of(s), false, false});
+  std::shared_ptr<occasion> now(new occasion{of(s), false, false, 0});
   e->last = now;
-  s->enqueue([now] { return now->reached = true; });
+  s->enqueue([now, timed = e->timed] {
+    if (timed) now->at = seconds();
+    return now->reached = true;
+  });
   return sticky();
 }
 
@@ -285,6 +321,21 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     if (refused(e)) return report(cudaErrorCapturedEvent);
   }
   return until([last = e->last] { return reached(last); });
+}
+
+/* As the runtime: both were recorded with timing and are reached. */
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+  guard g(device_lock);
+  alive(from);
+  alive(to);
+  if (dead) return sticky();
+  for (cudaEvent_t e : {from, to}) {
+    if (!e->timed || !e->last || e->capture) return report(cudaErrorInvalidResourceHandle);
+    if (!e->last->reached) return report(cudaErrorNotReady);
+  }
+  *ms = static_cast<float>(1e3 * (to->last->at - from->last->at));
+  return cudaSuccess;
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */

@@ -38,4 +38,15 @@ function blocks.hops(index, rank, mask)
    return list, need(index, rank, rank, mask).count > 0
 end
 
+-- The hops of rank `rank` that move all rows of every rank, whatever the mask hides of them.
+function blocks.whole(index, rank)
+   local n, list = #index, {}
+   local function all(r) return { first = 1, count = index[r + 1]:size(2) } end
+   for d = 1, n - 1 do
+      local from = (rank - d) % n
+      list[d] = { from = from, to = (rank + d) % n, recv = all(from), send = all(rank) }
+   end
+   return list, true
+end
+
 return blocks

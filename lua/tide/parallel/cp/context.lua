@@ -14,6 +14,7 @@
 --    inner    a2a+p2p: the axis of the all-to-all inside; the ring runs along `outer`
 --    window, causal   mask of calls that name none
 --    batch    a line for the batch that the context is of, compared among the ranks
+--    whole_hops   a ring moves all rows, whatever the documents (see replayed.lua)
 -- and, as data, which document and position each token carries: k_index(rank, device) and
 -- q_index(device), i32 [1 or B, count, 2], pairs(device), those of all ranks, positions(device).
 -- What has been found out about them (which rank needs which rows, what the ranks agree on) is kept
@@ -181,7 +182,10 @@ end
 function Context:hops(n, at, mask)
    local key = mask_key(n, mask)
    local found = self.hop_lists[key]
-   if not found then
+   if not found and self.whole_hops then
+      found = blocks.whole(self:groups('cpu', n), at)
+      self.hop_lists[key] = found
+   elseif not found then
       found = blocks.hops(self:groups('cpu', n), at, { causal = mask.causal, window = mask.window })
       self.hop_lists[key] = found
    end

@@ -1,0 +1,104 @@
+-- How many kernels an eager training step launches, and how often the host waits in it.
+--
+-- Not found by its name: emulated_device_spec.lua runs it on emulated threads, whose driver counts
+-- both. A Llama of 22 layers, as one of 1.1 billion parameters has; its width does not matter here.
+
+local ffi = require 'ffi'
+local tide = require 'tide'
+
+local driver = require('spec.cuda.emulated').driver()
+if not driver then return end
+ffi.cdef 'const char *tide_emulate_launches(void);'
+
+-- Launches since the last call, by the name of the kernel, and their sum.
+local function launches()
+   local list, sum = {}, 0
+   for name, n in ffi.string(driver.tide_emulate_launches()):gmatch '([^\n]+) (%d+)\n' do
+      list[name], sum = tonumber(n), sum + tonumber(n)
+   end
+   return list, sum
+end
+
+local function table_of(list)
+   local rows = {}
+   for name, n in require 'tide.util.each'(list) do rows[#rows + 1] = ('%5d %s'):format(n, name) end
+   table.sort(rows, function(a, b) return a > b end)
+   return table.concat(rows, '\n')
+end
+
+local function step_of(layers)
+   local model = tide.model.llama({ vocab_size = 24, hidden_size = 32, intermediate_size = 32,
+      num_hidden_layers = layers, num_attention_heads = 2, num_key_value_heads = 1 },
+      { dtype = 'bf16', device = 'cuda', seed = 1 })
+   local step = tide.train.step.new { model = model, clip = 1,
+      optim = tide.optim.AdamW(model, { lr = 1e-3 }) }
+   local source = tide.data.tokens.memory(('\1\2\3\4\5\6\7'):rep(4), 1)
+   return step, function() return tide.data.batch.make(source, { 3 }, 4, 'cuda') end
+end
+
+describe('an eager step of a Llama with 22 layers', function()
+   -- 462 products; of the rest, 88 are rope, 135 the backward of norms, 88 attention's. With
+   -- parameter remake at its default, 66 more make results of norms and swiglu again.
+   it('launches at most 936 kernels, uploads included', function()
+      tide.param('remake', 0)
+      finally(function() tide.param('remake', -1) end)
+      local step, batch = step_of(22)
+      step:run { batch() }
+      tide.cuda.synchronize()
+      launches()
+      assert.is_true(step:run({ batch() }).applied)
+      tide.cuda.synchronize()
+      local list, sum = launches()
+      assert.is_true(sum <= 936, ('%d launches\n%s'):format(sum, table_of(list)))
+      assert.is_true((list.cublasLtMatmul or 0) >= 22 * 7 * 3)        -- the count counts
+   end)
+
+   it('makes the host wait once, the upload of its batch included', function()
+      local step, batch = step_of(1)
+      step:run { batch() }
+      step:run { batch() }
+      local before = tonumber(driver.tide_emulate_waits())
+      step:run { batch() }
+      assert.equal(1, tonumber(driver.tide_emulate_waits()) - before)
+   end)
+end)
+
+describe('a run on a GPU', function()
+   local config = { vocab_size = 24, hidden_size = 16, intermediate_size = 16,
+      num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1 }
+
+   local function waited() return tonumber(driver.tide_emulate_waits()) end
+
+   -- Losses of four steps, what the sampler said after each, and how often the host had waited;
+   -- make: called as batches are made.
+   local function train(device, make)
+      local model = tide.model.llama(config, { device = device, seed = 1 })
+      local source = tide.data.tokens.memory(('\1\2\3\5\8\13\21'):rep(9), 1)
+      local sampler = tide.data.sampler.new { count = source.count, seq = 5, batch = 2, seed = 4 }
+      local run = tide.train.run { model = model, train = source, sampler = sampler, steps = 4,
+         device = device, optim = tide.optim.AdamW(model, { lr = 1e-2 }),
+         progress = { update = function() end, note = function() end, finish = function() end } }
+      local raw = source.raw
+      function source.raw(...)
+         make()
+         return raw(...)
+      end
+      local losses, places, ends = {}, {}, {}
+      for s in run:steps() do
+         ends[s.step] = waited()
+         losses[s.step], places[s.step] = s.loss, sampler:state().position
+      end
+      run:finish()
+      return losses, places, ends
+   end
+
+   it('makes the next batch before the host waits for the step, in the same order', function()
+      local waits = {}
+      local got, places, ends = train('cuda', function() waits[#waits + 1] = waited() end)
+      local want, same = train('cpu', function() end)
+      assert.same(same, places)
+      for s = 1, 4 do assert.is_true(math.abs(want[s] - got[s]) < 1e-4 * want[s]) end
+      assert.equal(8, #waits)                  -- two rows a step
+      for step = 1, 3 do assert.equal(ends[step] - 1, waits[2 * step + 1]) end
+   end)
+end)
