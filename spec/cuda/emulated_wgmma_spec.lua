@@ -1,12 +1,10 @@
--- Attention on tensor cores of an emulated Hopper chip, and of one that is none.
+-- Attention on an emulated Hopper chip, and on one that is none.
 
 local emulated = require 'spec.cuda.emulated'
 
 if not emulated.here() then return end
 
-describe('attention on tensor cores of emulated threads', function()
-   it('pass spec/cuda/walk_case.lua', function() emulated.run 'spec/cuda/walk_case.lua' end)
-   it('pass spec/cuda/mma_case.lua', function() emulated.run 'spec/cuda/mma_case.lua' end)
+describe('attention by wgmma on emulated threads', function()
    it('pass spec/cuda/wgmma_case.lua on a Hopper chip', function()
       emulated.run('spec/cuda/wgmma_case.lua', 'TIDE_EMULATE_CAPABILITY=90')
    end)

@@ -1,7 +1,7 @@
 -- Attention on tensor cores by mma over several tiles and blocks, against the host: every mask,
 -- heads of each width that has a kernel, packed tiles of one document and of several.
 --
--- Not found by its name: spec/cuda/emulated_wgmma_spec.lua runs it on emulated threads. On a GPU:
+-- Not found by its name: spec/cuda/emulated_mma_spec.lua runs it on emulated threads. On a GPU:
 -- TIDE_SPEC_DEVICE=cuda luajit /usr/bin/busted spec/cuda/mma_case.lua
 
 local attention = require 'spec.cuda.attention'

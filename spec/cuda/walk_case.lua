@@ -1,7 +1,7 @@
 -- Which tiles a block of attention passes by and which it takes for whole
 -- (kernels/cuda/attention/attention_tiles.cuh), against the mask rule asked of each pair.
 --
--- Not found by its name: spec/cuda/emulated_wgmma_spec.lua runs it on emulated threads, where alone
+-- Not found by its name: spec/cuda/emulated_mma_spec.lua runs it on emulated threads, where alone
 -- a walk can be seen.
 
 local ffi = require 'ffi'
