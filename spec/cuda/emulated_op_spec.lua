@@ -12,7 +12,8 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/op/nf4_part_spec.lua',
                            'spec/op/conv1d_spec.lua', 'spec/op/scan_spec.lua',
                            'spec/op/fp8_spec.lua', 'spec/op/layout_spec.lua',
-                           'spec/op/round_spec.lua' } do
+                           'spec/op/round_spec.lua', 'spec/op/index_add_spec.lua',
+                           'spec/op/row_spec.lua' } do
       it('pass ' .. file, function() emulated.run(file) end)
    end
 end)
