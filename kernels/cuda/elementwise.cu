@@ -1,4 +1,4 @@
-/* Elementwise ops on the GPU: one function object an op, three kernels that apply it.
+/* Elementwise ops on the GPU: one function object an op, and the kernels that apply it.
  *
  * Memory is the limit, so arithmetic is free to be careful: float for f32, bf16 and
  * f16 (rounded once, at the store), double for f64, int64_t for the others. Operands of any strides
@@ -174,26 +174,16 @@ struct clamp_bwd_f {
     return x >= (T)lo && x <= (T)hi ? dy : (T)0;
   }
 };
-struct fill_f {
-  double value;
-  template <class T> __device__ T operator()() const { return (T)value; }
-};
-
-int not_integral(const k_call *call, double v)
-{
-  int dtype = call->out[0].dtype;
-  if ((1 << dtype & K_FLOAT) || v == (double)(int64_t)v) return TIDE_OK;
-  snprintf(call->msg, K_MSG, "factor %g is no integer: an integer tensor takes integers, cast it "
-           "to a float first", v);
-  return TIDE_E_ARG;
-}
-
 }  // namespace
 
 #define BINARY(name) \
   int k_cuda_##name(const k_call *call) { return tide_binary(call, name##_f()); }
 #define UNARY(name) \
   int k_cuda_##name(const k_call *call) { return tide_unary(call, name##_f()); }
+#define TEST(name) \
+  int k_cuda_##name(const k_call *call) { return tide_unary<true>(call, name##_f()); }
+#define TEST2(name) \
+  int k_cuda_##name(const k_call *call) { return tide_binary<true>(call, name##_f()); }
 #define REAL(name) \
   int k_cuda_##name(const k_call *call) { return tide_unary_real(call, name##_f()); }
 #define REAL2(name) \
@@ -205,22 +195,22 @@ BINARY(mul)
 REAL2(div)
 int k_cuda_minimum(const k_call *call) { return tide_binary(call, min_f()); }
 int k_cuda_maximum(const k_call *call) { return tide_binary(call, max_f()); }
-BINARY(eq)
-BINARY(ne)
-BINARY(lt)
-BINARY(le)
-BINARY(gt)
-BINARY(ge)
-BINARY(logical_and)
-BINARY(logical_or)
+TEST2(eq)
+TEST2(ne)
+TEST2(lt)
+TEST2(le)
+TEST2(gt)
+TEST2(ge)
+TEST2(logical_and)
+TEST2(logical_or)
 UNARY(neg)
 UNARY(abs)
 UNARY(sign)
 UNARY(floor)
 UNARY(square)
 UNARY(relu)
-UNARY(logical_not)
-UNARY(isfinite)
+TEST(logical_not)
+TEST(isfinite)
 #define TIDE_UNARY(ID, name, ref, f32, f64, cuda) REAL(name)
 #include "kernels/unary.def"
 #undef TIDE_UNARY
@@ -241,15 +231,15 @@ int k_cuda_pow(const k_call *call) { return tide_binary_real(call, pow_f()); }
 int k_cuda_affine(const k_call *call)
 {
   const k_scalar_attrs *s = static_cast<const k_scalar_attrs *>(call->attrs);
-  int rc = not_integral(call, s->mul);
-  if (rc == TIDE_OK) rc = not_integral(call, s->add);
+  int rc = tide_integral(call, s->mul);
+  if (rc == TIDE_OK) rc = tide_integral(call, s->add);
   return rc < 0 ? rc : tide_unary(call, affine_f{s->mul, s->add});
 }
 
 int k_cuda_pow_scalar(const k_call *call)
 {
   double e = static_cast<const k_scalar_attrs *>(call->attrs)->mul;
-  int rc = not_integral(call, e);
+  int rc = tide_integral(call, e);
   if (rc == TIDE_OK && e < 0 && !(1 << call->out[0].dtype & K_FLOAT)) {
     snprintf(call->msg, K_MSG, "exponent %g is negative: integer powers need exponents of at least "
              "0, cast to a float first", e);
@@ -272,26 +262,9 @@ int k_cuda_clamp_bwd(const k_call *call)
   return tide_binary_real(call, clamp_bwd_f{s->mul, s->add});
 }
 
-int k_cuda_fill_(const k_call *call)
-{
-  return tide_nullary(call, fill_f{static_cast<const k_scalar_attrs *>(call->attrs)->add});
-}
-
 int k_cuda_scale_(const k_call *call)
 {
   double a = static_cast<const k_scalar_attrs *>(call->attrs)->mul;
-  int rc = not_integral(call, a);
+  int rc = tide_integral(call, a);
   return rc < 0 ? rc : tide_inplace(call, affine_f{a, 0});
 }
-
-int k_cuda_axpy_(const k_call *call)
-{
-  double a = static_cast<const k_scalar_attrs *>(call->attrs)->mul;
-  int rc = not_integral(call, a);
-  return rc < 0 ? rc : tide_axpy(call, a);
-}
-
-int k_cuda_clone(const k_call *call) { return tide_convert(call); }
-int k_cuda_cast(const k_call *call) { return tide_convert(call); }
-int k_cuda_copy_(const k_call *call) { return tide_convert(call); }
-int k_cuda_where(const k_call *call) { return tide_where(call); }

@@ -9,7 +9,7 @@
  *
  * Meaning: kernels/ref/elementwise.c.
  */
-#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/elementwise_move.cuh"
 
 namespace {
 
@@ -33,8 +33,8 @@ struct list {
 };
 static_assert(sizeof(list) <= 4096, "the arguments of a kernel");
 
-TIDE_DEVICE tide_operand y_of(const entry &e) { return {e.y, e.y_dtype}; }
-TIDE_DEVICE tide_operand x_of(const entry &e) { return {e.x, e.x_dtype}; }
+TIDE_DEVICE tide_array y_of(const entry &e) { return {e.y, e.y_dtype}; }
+TIDE_DEVICE tide_array x_of(const entry &e) { return {e.x, e.x_dtype}; }
 
 struct place { int64_t y, x; };
 
@@ -71,6 +71,20 @@ template <class R, class W> TIDE_DEVICE void each_item(const entry &e, R read, W
     if (first + k * THREADS < e.n) write(k, p[k]);
 }
 
+/* Four neighbouring elements of f32 or bf16. */
+using four = tide_values<float, 4>;
+
+TIDE_DEVICE four load4(const void *p, int64_t i, int dtype)
+{
+  if (dtype == TIDE_F32) return tide_up(tide_pack_from<4>(static_cast<const float *>(p) + 4 * i));
+  return tide_up(tide_pack_from<4>(static_cast<const __nv_bfloat16 *>(p) + 4 * i));
+}
+TIDE_DEVICE void store4(void *p, int64_t i, int dtype, const four &v)
+{
+  if (dtype == TIDE_F32) tide_pack_to(static_cast<float *>(p) + 4 * i, tide_down<float>(v));
+  else tide_pack_to(static_cast<__nv_bfloat16 *>(p) + 4 * i, tide_down<__nv_bfloat16>(v));
+}
+
 template <class V> TIDE_DEVICE void copy_bits(const entry &e)
 {
   V v[EACH];
@@ -81,7 +95,7 @@ template <class V> TIDE_DEVICE void copy_bits(const entry &e)
 __global__ void copy_kernel(list l)
 {
   const entry &e = l.e[tide_entry_of(l.e, l.n, blockIdx.x)];
-  tide_four v[EACH];
+  four v[EACH];
   switch (e.kind) {
     case BITS_1: copy_bits<uint8_t>(e); break;
     case BITS_2: copy_bits<uint16_t>(e); break;
@@ -89,8 +103,8 @@ __global__ void copy_kernel(list l)
     case BITS_8: copy_bits<uint2>(e); break;
     case BITS_16: copy_bits<uint4>(e); break;
     case FOUR:
-      each_item(e, [&](int k, place p) { v[k] = tide_load4(e.x, p.x, e.x_dtype); },
-                [&](int k, place p) { tide_store4(e.y, p.y, e.y_dtype, v[k]); });
+      each_item(e, [&](int k, place p) { v[k] = load4(e.x, p.x, e.x_dtype); },
+                [&](int k, place p) { store4(e.y, p.y, e.y_dtype, v[k]); });
       break;
     default:
       each_item(e, [](int, place) {},
@@ -107,15 +121,15 @@ template <class T> TIDE_DEVICE void add_elements(const entry &e)
 
 TIDE_DEVICE void add_fours(const entry &e)
 {
-  tide_four v[EACH];
+  four v[EACH];
   each_item(e,
             [&](int k, place p) {
-              tide_four a = tide_load4(e.y, p.y, e.y_dtype);
-              tide_four b = tide_load4(e.x, p.x, e.x_dtype);
+              four a = load4(e.y, p.y, e.y_dtype);
+              four b = load4(e.x, p.x, e.x_dtype);
 #pragma unroll
               for (int j = 0; j < 4; j++) v[k].v[j] = a.v[j] + b.v[j];
             },
-            [&](int k, place p) { tide_store4(e.y, p.y, e.y_dtype, v[k]); });
+            [&](int k, place p) { store4(e.y, p.y, e.y_dtype, v[k]); });
 }
 
 __global__ void add_kernel(list l)
@@ -129,23 +143,14 @@ __global__ void add_kernel(list l)
 
 /* ---- on the host ----------------------------------------------------------------------------- */
 
-int size_of(int dtype)
-{
-  switch (dtype) {
-    case TIDE_F64: case TIDE_I64: return 8;
-    case TIDE_F32: case TIDE_I32: return 4;
-    case TIDE_BF16: case TIDE_F16: return 2;
-    default: return 1;
-  }
-}
-
 /* Whether items of m neighbouring elements exist: `bytes` of them at aligned places. */
 bool takes(const tide_layout &l, int m, const k_tensor *const *t)
 {
   int last = l.ndim - 1;
   if (l.ndim == 0 || l.shape[last] % m != 0) return false;
   for (int k = 0; k < 2; k++) {
-    if (l.stride[k][last] != 1 || (uintptr_t)t[k]->data % (m * size_of(t[k]->dtype))) return false;
+    const int bytes = m * tide_size_of(t[k]->dtype);
+    if (l.stride[k][last] != 1 || (uintptr_t)t[k]->data % bytes) return false;
     for (int d = 0; d < last; d++)
       if (l.stride[k][d] % m != 0) return false;
   }
@@ -157,7 +162,7 @@ bool is_short(int dtype) { return dtype == TIDE_F32 || dtype == TIDE_BF16; }
 /* The kind of a pair's items, and how many elements one has. */
 kind kind_of(const tide_layout &l, const k_tensor *const *t, bool add, int *m)
 {
-  int size = size_of(t[0]->dtype), log = size == 8 ? 3 : size == 4 ? 2 : size == 2 ? 1 : 0;
+  int size = tide_size_of(t[0]->dtype), log = size == 8 ? 3 : size == 4 ? 2 : size == 2 ? 1 : 0;
   *m = 4;
   bool bits = t[0]->dtype == t[1]->dtype && !add;
   if (!bits && is_short(t[0]->dtype) && is_short(t[1]->dtype) && takes(l, 4, t)) return FOUR;

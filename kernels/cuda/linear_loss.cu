@@ -58,29 +58,30 @@ scratch scratch_of(const k_call *call, const sizes &s)
 }
 
 struct chunk_args {
-  tide_array logits, bias, grads, targets; /* grads may be the logits themselves */
+  tide_array bias, targets;
   int64_t first, rows, nclass, target_stride;
   tide_loss_attrs attrs;
   double *loss;
 };
 
-template <class T> __global__ void chunk_kernel(chunk_args a, tide_reporter r)
+/* G: of the gradients, which may lie where the logits do if T is G. */
+template <class T, class G>
+__global__ void __launch_bounds__(1024)
+chunk_kernel(chunk_args a, const T *logits, G *grads, tide_reporter r)
 {
   TIDE_ROW_LOOP(i, a.rows) {
-    tide_logits l = {a.logits, a.bias, i * a.nclass, a.nclass};
+    const tide_logits<T> l = {logits + i * a.nclass, a.bias, a.nclass};
     int64_t target = tide_at<int64_t>(a.targets, (a.first + i) * a.target_stride);
-    bool counts = tide_counts(r, target, a.first + i);
-    T max = 0, logsum = 0, loss = 0;
+    const bool counts = tide_counts(r, target, a.first + i);
+    tide_row_sums<T> s = {0, 0};
+    T loss = 0;
     if (counts) {
-      max = tide_row_max<T>(l);
-      logsum = tide_row_logsum(l, max);
-      loss = tide_row_loss(l, a.attrs, target, max, logsum);
+      s = tide_row_sums_of(l);
+      loss = tide_row_loss(l, a.attrs, target, s);
     }
     __syncthreads(); /* the target's logit has been read by all */
     if (threadIdx.x == 0) a.loss[a.first + i] = (double)loss;
-    TIDE_LANE_LOOP(v, a.nclass)
-      tide_put<T>(a.grads, i * a.nclass + v,
-                  counts ? tide_row_grad(l, a.attrs, v, target, max, logsum) : (T)0);
+    tide_row_grads(l, a.attrs, target, s, (T)1, counts, grads + i * a.nclass);
   }
 }
 
@@ -147,13 +148,16 @@ int make_logits(const job &j)
 int make_rows(const job &j)
 {
   const k_tensor &targets = j.call->in[3];
-  chunk_args a = {{j.work + j.at.logits, j.s.acc}, tide_array_of(j.call->in[2]),
-                  {j.work + j.at.grads, j.s.dtype}, tide_array_of(targets), j.first, j.rows,
-                  j.s.nclass, targets.stride[0], tide_loss_attrs_of(j.call),
-                  reinterpret_cast<double *>(j.work + j.at.loss)};
-  TIDE_BY_REAL(j.s.acc, TIDE_CUDA_LAUNCH(j.call, chunk_kernel<T>, tide_row_blocks(j.rows),
-                                         tide_row_threads(j.s.nclass), 0, a,
-                                         tide_loss_reporter(j.call, j.s.nclass)));
+  const chunk_args a = {tide_array_of(j.call->in[2]), tide_array_of(targets), j.first, j.rows,
+                        j.s.nclass, targets.stride[0], tide_loss_attrs_of(j.call),
+                        reinterpret_cast<double *>(j.work + j.at.loss)};
+  TIDE_BY_FLOAT(j.s.dtype,
+                using T = tide_real<E>;
+                TIDE_CUDA_LAUNCH(j.call, (chunk_kernel<T, E>), tide_row_blocks(j.rows),
+                                 tide_line_threads(j.s.nclass), 0, a,
+                                 reinterpret_cast<const T *>(j.work + j.at.logits),
+                                 reinterpret_cast<E *>(j.work + j.at.grads),
+                                 tide_loss_reporter(j.call, j.s.nclass)));
   return TIDE_CUDA_LAUNCHED(j.call);
 }
 

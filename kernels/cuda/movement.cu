@@ -2,7 +2,7 @@
  *
  * A thread computes the source of its output element. Meaning: kernels/ref/movement.c.
  */
-#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/elementwise_move.cuh"
 
 namespace {
 

@@ -1,37 +1,85 @@
 /* SwiGLU on the GPU, forward and backward. Meaning: kernels/ref/swiglu.c. */
-#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/pack.cuh"
 
 namespace {
 
-struct swiglu_f {
-  template <class T> TIDE_DEVICE T operator()(T gate, T up) const
+/* E: in memory. 1 / (1 + e^-x): by the approximations of the chip where the result has 16 bits. */
+template <class E> struct swiglu_job {
+  enum { operands = 3, size = tide_wide<E> };
+  using T = tide_real<E>;
+  template <int M> struct held { tide_pack<E, M> gate, up; };
+  E *y;
+  const E *gate, *up;
+  template <int M> TIDE_DEVICE held<M> read(const tide_places<3> &p) const
   {
-    return gate / ((T)1 + tide_exp(-gate)) * up;
+    return {tide_pack_from<M>(gate + p.at[1]), tide_pack_from<M>(up + p.at[2])};
+  }
+  template <int M> TIDE_DEVICE void write(const tide_places<3> &p, const held<M> &h) const
+  {
+    tide_values<T, M> g = tide_up(h.gate);
+    const tide_values<T, M> u = tide_up(h.up);
+#pragma unroll
+    for (int j = 0; j < M; j++) g.v[j] = g.v[j] * tide_gate<E>(g.v[j]) * u.v[j];
+    tide_pack_to(y + p.at[0], tide_down<E>(g));
   }
 };
 
-struct swiglu_args { tide_array dy, gate, up, dgate, dup; };
-
-template <class T> __global__ void swiglu_bwd_kernel(int64_t n, swiglu_args a)
-{
-  TIDE_GRID_LOOP(i, n) {
-    T d = tide_at<T>(a.dy, i), g = tide_at<T>(a.gate, i), u = tide_at<T>(a.up, i);
-    T s = tide_sigmoid(g);
-    if (a.dgate.data) tide_put<T>(a.dgate, i, d * u * s * ((T)1 + g * ((T)1 - s)));
-    if (a.dup.data) tide_put<T>(a.dup, i, d * g * s);
+/* dgate and dup may be absent. */
+template <class E> struct swiglu_bwd_job {
+  enum { operands = 1, size = tide_wide<E> };
+  using T = tide_real<E>;
+  template <int M> struct held { tide_pack<E, M> dy, gate, up; };
+  const E *dy, *gate, *up;
+  E *dgate, *dup;
+  template <int M> TIDE_DEVICE held<M> read(const tide_places<1> &p) const
+  {
+    const int64_t i = p.at[0];
+    return {tide_pack_from<M>(dy + i), tide_pack_from<M>(gate + i), tide_pack_from<M>(up + i)};
   }
+  template <int M> TIDE_DEVICE void write(const tide_places<1> &p, const held<M> &h) const
+  {
+    const tide_values<T, M> d = tide_up(h.dy), g = tide_up(h.gate), u = tide_up(h.up);
+    tide_values<T, M> dg, du;
+#pragma unroll
+    for (int j = 0; j < M; j++) {
+      const T s = tide_gate<E>(g.v[j]);
+      dg.v[j] = d.v[j] * u.v[j] * s * ((T)1 + g.v[j] * ((T)1 - s));
+      du.v[j] = d.v[j] * g.v[j] * s;
+    }
+    if (dgate) tide_pack_to(dgate + p.at[0], tide_down<E>(dg));
+    if (dup) tide_pack_to(dup + p.at[0], tide_down<E>(du));
+  }
+};
+
+/* The same element by element, for operands that are not aligned. */
+template <class J> struct narrow : J {
+  enum { size = 1 };
+};
+
+template <class J> int run(const k_call *call, int64_t n, bool packs, const J &job)
+{
+  tide_packing p = {{}, n, true};
+  return packs ? tide_run_packs<2>(call, p, job) : tide_run_packs<4>(call, p, narrow<J>{job});
 }
 
 }  // namespace
 
-int k_cuda_swiglu(const k_call *call) { return tide_binary_real(call, swiglu_f()); }
+int k_cuda_swiglu(const k_call *call)
+{
+  const k_tensor *in = call->in, &y = call->out[0];
+  bool packs = tide_all_aligned(in, 2) && tide_all_aligned(&y, 1);
+  TIDE_BY_FLOAT(y.dtype, return run(call, k_numel(&y), packs,
+                                    swiglu_job<E>{tide_data<E>(y), tide_data<E>(in[0]),
+                                                  tide_data<E>(in[1])}));
+}
 
 int k_cuda_swiglu_bwd(const k_call *call)
 {
   const k_tensor *in = call->in, *out = call->out;
-  swiglu_args a = {tide_array_of(in[0]), tide_array_of(in[1]), tide_array_of(in[2]),
-                   tide_array_of(out[0]), tide_array_of(out[1])};
-  int64_t n = k_numel(&in[1]);
-  TIDE_BY_REAL(in[1].dtype, TIDE_LAUNCH(swiglu_bwd_kernel<T>, n, call, n, a));
-  return TIDE_CUDA_LAUNCHED(call);
+  bool packs = tide_all_aligned(in, 3) && tide_all_aligned(out, 2);
+  TIDE_BY_FLOAT(in[1].dtype,
+                return run(call, k_numel(&in[1]), packs,
+                           swiglu_bwd_job<E>{tide_data<E>(in[0]), tide_data<E>(in[1]),
+                                             tide_data<E>(in[2]), tide_data<E>(out[0]),
+                                             tide_data<E>(out[1])}));
 }

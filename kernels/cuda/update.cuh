@@ -1,8 +1,8 @@
-/* What the optimiser steps on the GPU share: lists of tensors cut into chunks, and what changes from
- * step to step.
+/* What the optimiser steps on the GPU share: lists of tensors cut into chunks, and what changes
+ * from step to step.
  *
- * One launch takes up to LIST tensors. Their addresses travel as arguments of the kernel, so nothing
- * is uploaded; the elements of all are cut into chunks of CHUNK and a block takes one.
+ * One launch takes up to LIST tensors. Their addresses travel as arguments of the kernel, so
+ * nothing is uploaded; the elements of all are cut into chunks of CHUNK and a block takes one.
  */
 #pragma once
 
@@ -41,16 +41,20 @@ inline int64_t chunks_of(const k_tensor &t)
   return k_absent(&t) ? 0 : (k_numel(&t) + CHUNK - 1) / CHUNK;
 }
 
-/* Calls launch(list) for tensors 0..n-1 with members (members[k][i]), at most LIST at a time. Those
- * whose first or second member is absent, or empty, are left out. */
-template <class L>
-int each_list(const k_call *call, int64_t n, int nmember, const k_tensor *const *members, L launch)
+/* Calls launch(list) for the tensors i of [0, n) that choose(i) takes, with members
+ * (members[k][i]), at most LIST at a time. Those whose first or second member is absent, or empty,
+ * are left out.
+ * Returns how many chunks there were, with `base` before them. */
+template <class C, class L>
+int64_t each_list_of(int64_t n, int nmember, const k_tensor *const *members, int64_t base,
+                     C choose, L launch)
 {
   list l = {};
+  l.base = base;
   for (int64_t i = 0; i < n; i++) {
     const k_tensor &head = members[0][i];
     int64_t chunks = chunks_of(head);
-    bool skip = chunks == 0 || (nmember > 1 && k_absent(&members[1][i]));
+    bool skip = chunks == 0 || (nmember > 1 && k_absent(&members[1][i])) || !choose(i);
     if (!skip) {
       entry &e = l.e[l.n++];
       e.numel = k_numel(&head);
@@ -69,6 +73,14 @@ int each_list(const k_call *call, int64_t n, int nmember, const k_tensor *const 
       l.n = 0, l.chunks = 0;
     }
   }
+  return l.base - base;
+}
+
+/* The same of all tensors. */
+template <class L>
+int each_list(const k_call *call, int64_t n, int nmember, const k_tensor *const *members, L launch)
+{
+  each_list_of(n, nmember, members, 0, [](int64_t) { return true; }, launch);
   return TIDE_CUDA_LAUNCHED(call);
 }
 
@@ -111,8 +123,8 @@ __host__ __device__ __forceinline__ adamw_now adamw_at(double lr, int64_t step, 
 }
 
 /* rates: {lr, step}. One thread. */
-static __global__ void adamw_now_kernel(const double *rates, double decay, double beta1, double beta2,
-                                 adamw_now *now, tide_reporter fault)
+static __global__ void adamw_now_kernel(const double *rates, double decay, double beta1,
+                                        double beta2, adamw_now *now, tide_reporter fault)
 {
   double step = rates[1];
   bool good = step >= 1 && step < 0x1p62;
