@@ -11,6 +11,25 @@ Child.__index = Child
 
 function child.quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
+-- Returns the standard output of a shell command.
+function child.output(command)
+   local pipe = assert(io.popen(command))
+   local text = pipe:read '*a'
+   pipe:close()
+   return text
+end
+
+-- The child's side: answers each line of standard input, `VERB REST`, with verbs[VERB](REST).
+function child.serve(verbs)
+   for line in io.lines() do
+      local verb, rest = line:match '^(%S+)%s*(.*)$'
+      local ok, answer = pcall(verbs[verb] or error, rest)
+      if not ok then answer = 'error ' .. tostring(answer):gsub('\n', ' ') end
+      io.stdout:write(answer, '\n')
+      io.stdout:flush()
+   end
+end
+
 -- Starts a shell command; env is a table of variables to set. Its standard error is ours.
 function child.start(command, env)
    local path = os.tmpname()

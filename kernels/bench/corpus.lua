@@ -1,18 +1,13 @@
 -- Texts for the rows of tokenizers: tide's own sources, and words of many scripts drawn by a fixed
 -- rule. Both sides of a row get the same bytes, and no file beside the sources is needed.
 
-local corpus = {}
+local child = require 'kernels.bench.child'
 
-local function output_of(command)
-   local pipe = assert(io.popen(command))
-   local text = pipe:read '*a'
-   pipe:close()
-   return text
-end
+local corpus = {}
 
 -- The sources below a root as one text, in the order of their names.
 function corpus.sources(root)
-   return output_of(("cd '%s' && find lua kernels core recipes -name '*.lua' -o -name '*.c' -o "
+   return child.output(("cd '%s' && find lua kernels core recipes -name '*.lua' -o -name '*.c' -o "
       .. "-name '*.md' | LC_ALL=C sort | xargs cat"):format(root))
 end
 

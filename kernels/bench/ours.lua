@@ -9,6 +9,7 @@
 -- The library to measure, if another than the one beside the sources.
 if arg[1] then package.loaded['tide.host'] = { library = arg[1] } end
 local tide = require 'tide'
+local child = require 'kernels.bench.child'
 
 local cases = {}
 
@@ -392,10 +393,4 @@ end
 
 function verbs.version() return 'tide ' .. tide.version end
 
-for line in io.lines() do
-   local verb, rest = line:match '^(%S+)%s*(.*)$'
-   local ok, answer = pcall(verbs[verb] or error, rest)
-   if not ok then answer = 'error ' .. tostring(answer):gsub('\n', ' ') end
-   io.stdout:write(answer, '\n')
-   io.stdout:flush()
-end
+child.serve(verbs)

@@ -13,18 +13,11 @@ local M = {}
 -- Filled by configure: build folder, root and folder of the sources, python, limit (a child).
 local env = {}
 
-local function output_of(command)
-   local pipe = assert(io.popen(command))
-   local text = pipe:read '*a'
-   pipe:close()
-   return text
-end
-
 -- The first Python that can import torch, or nil.
 function M.find_python(wanted)
    for _, python in ipairs(wanted and { wanted } or { 'python3', 'python' }) do
       local probe = child.quote(python) .. ' -c "import torch" 2>/dev/null && echo yes'
-      if output_of(probe):find 'yes' then return python end
+      if child.output(probe):find 'yes' then return python end
    end
 end
 
@@ -32,7 +25,7 @@ end
 local function has_peer(row)
    if not env.python then return false end
    if not row.needs then return true end
-   return output_of(('%s -c "import %s" 2>/dev/null && echo yes'):format(child.quote(env.python),
+   return child.output(('%s -c "import %s" 2>/dev/null && echo yes'):format(child.quote(env.python),
       row.needs)):find 'yes' ~= nil
 end
 
@@ -256,12 +249,12 @@ function M.start(row, opt)
    local result = { name = row.name, threads = 1, row = row }
    local n = opt.rounds or row.rounds
    result.ours, result.ours_best = time_program(lua .. child.quote(use), n)
-   local text = output_of(lua .. child.quote(use .. status_line))
+   local text = child.output(lua .. child.quote(use .. status_line))
    result.ours_memory = { above = tonumber(text) * 1024 }
    if env.python then
       local import = child.quote(env.python) .. ' -c '
       result.peer, result.peer_best = time_program(import .. '"import torch"', math.min(n, 3))
-      text = output_of(import .. child.quote('import torch, resource; '
+      text = child.output(import .. child.quote('import torch, resource; '
          .. 'print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)'))
       result.peer_memory = { above = tonumber(text) * 1024 }
       result.ratio = result.peer / result.ours

@@ -65,7 +65,7 @@ describe('an event', function()
       assert.equal(80000, sum:item())
    end)
 
-   it('that was not recorded, or is none, is refused', function()
+   it('refuses an event that was not recorded, and other values', function()
       local e, other = tide.cuda.event(), tide.cuda.event():record()
       refused('E_STATE', 'event.elapsed_time: the event is not recorded', e.elapsed_time, e, other)
       refused('E_STATE', 'not recorded', other.elapsed_time, other, e)

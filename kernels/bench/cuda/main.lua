@@ -20,16 +20,9 @@ local peaks = {
    { 'RTX 4090', 165, 1008 }, { 'RTX 5090', 210, 1792 },
 }
 
-local function output_of(command)
-   local pipe = assert(io.popen(command))
-   local text = pipe:read '*a'
-   pipe:close()
-   return text
-end
-
 -- The chip's name, TFLOPS and GB/s, from --peaks TFLOPS,GBS or from the table; nil, nil: unknown.
 local function chip(opt)
-   local name = output_of 'nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null'
+   local name = child.output 'nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null'
       :match '[^\n]+' or 'unknown GPU'
    if opt.peaks then
       local tf, gb = opt.peaks:match '^([%d.]+),([%d.]+)$'
@@ -46,7 +39,7 @@ end
 
 local function start_ours(env)
    local paths = {}
-   for _, part in ipairs { 'bindings/?.lua', 'lua/?.lua', 'lua/?/init.lua' } do
+   for _, part in ipairs { '?.lua', 'bindings/?.lua', 'lua/?.lua', 'lua/?/init.lua' } do
       paths[#paths + 1] = env.root .. part
    end
    return child.start(('%s %s %s'):format(child.quote(env.luajit),
@@ -54,7 +47,7 @@ local function start_ours(env)
       { LUA_PATH = table.concat(paths, ';') .. ';;' })
 end
 
--- The other side; nil and a sentence where there is none.
+-- Starts the peer. Returns it and its version, or nil and why it is absent.
 local function start_peer(opt, env)
    if opt['no-peer'] then return nil, 'no peer was asked for' end
    if not env.python then return nil, 'no Python with torch was found (--python PATH)' end

@@ -98,8 +98,8 @@ void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
 int __syncthreads_or(int v);
 
-/* The address of a kernel that is launched with dynamic shared memory, null where that is 0: of a
- * template whose arguments the launch deduces there is none. */
+/* The address of a kernel that is launched with dynamic shared memory; null where that is 0, since
+ * a template whose arguments the launch deduces has no address. */
 #define TIDE_EMULATE_NONE_0 ~, nullptr
 #define TIDE_EMULATE_SECOND(a, b, ...) b
 #define TIDE_EMULATE_ADDRESS(...) TIDE_EMULATE_SECOND(__VA_ARGS__, ~)
