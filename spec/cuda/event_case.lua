@@ -116,7 +116,7 @@ describe('a range', function()
       tide.cuda.range_ops(false)
       local text = ranges()
       assert.is_truthy(text:find('mul{mul{}', 1, true), text)
-      y = x + 1
+      local _ = x + 1
       assert.equal('', ranges())
    end)
 

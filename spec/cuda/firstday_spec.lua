@@ -157,6 +157,7 @@ describe('the CUDA rows of the benchmark', function()
 
    it('are listed, chosen by a part of their name, and refused by another', function()
       local text, status = shell(run .. '--list gemm-up')
+      assert.equal(0, status, text)
       assert.equal('gemm-up-fwd\ngemm-up-dx\ngemm-up-dw\n', text)
       text, status = shell(run .. 'nothing')
       assert.equal(2, status)

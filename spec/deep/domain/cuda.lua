@@ -138,7 +138,8 @@ local function compare(got, want, room, least)
    if not is_float[want.dtype] then room = 0 end
    for i = 1, #b do
       local same = a[i] == b[i] or a[i] ~= a[i] and b[i] ~= b[i]
-      if not same and not (math.abs(a[i] - b[i]) <= room * most) then
+      local near = same or math.abs(a[i] - b[i]) <= room * most      -- false where one is NaN
+      if not near then
          return ('element %d is %.9g, the CPU says %.9g'):format(i, a[i], b[i])
       end
    end
