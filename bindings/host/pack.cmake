@@ -37,20 +37,21 @@ if(CMAKE_SCRIPT_MODE_FILE AND OUT)
     string(REGEX REPLACE "^(lua|bindings)/" "" module ${path})
     string(REGEX REPLACE "(/init)?\\.lua$" "" module ${module})
     string(REPLACE "/" "." module ${module})
-    file(READ ${ROOT}/${path} hex HEX)
-    string(LENGTH "${hex}" digits)
-    math(EXPR size "${digits} / 2")
-    string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
-    string(APPEND arrays "static const unsigned char text_${index}[] = {${bytes}0};\n")
-    string(APPEND rows "  {\"${module}\", \"@tide:${path}\", text_${index}, ${size}},\n")
+    # String literals, one a line: a compiler reads them ten times as fast as lists of bytes.
+    file(READ ${ROOT}/${path} text)
+    string(REPLACE "\\" "\\\\" text "${text}")
+    string(REPLACE "\"" "\\\"" text "${text}")
+    string(REPLACE "?" "\\?" text "${text}")
+    string(REPLACE "\n" "\\n\"\n\"" text "${text}")
+    string(APPEND arrays "static const char text_${index}[] = \"${text}\";\n")
+    string(APPEND rows "  {\"${module}\", \"@tide:${path}\", text_${index}, sizeof text_${index} - 1},\n")
     math(EXPR index "${index} + 1")
   endforeach()
   file(WRITE ${OUT} "/* Made by pack.cmake from the Lua files of tide. */
 #include <stddef.h>
 
 typedef struct tide__pack_entry {
-  const char *module, *chunk;
-  const unsigned char *text;
+  const char *module, *chunk, *text;
   size_t size;
 } tide__pack_entry;
 

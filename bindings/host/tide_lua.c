@@ -20,7 +20,7 @@
 /* Modules packed into the library by pack.cmake; absent when it was not run. */
 typedef struct tide__pack_entry {
   const char *module, *chunk; /* "tide.nn.linear", "@tide:lua/tide/nn/linear.lua" */
-  const unsigned char *text;
+  const char *text;
   size_t size;
 } tide__pack_entry;
 extern const tide__pack_entry tide__pack[] __attribute__((weak)); /* ends with a null module */
@@ -79,7 +79,7 @@ typedef struct open_job {
 static int load_packed(lua_State *L)
 {
   const tide__pack_entry *e = lua_touserdata(L, lua_upvalueindex(1));
-  if (luaL_loadbuffer(L, (const char *)e->text, e->size, e->chunk)) return lua_error(L);
+  if (luaL_loadbuffer(L, e->text, e->size, e->chunk)) return lua_error(L);
   lua_pushstring(L, e->module);
   lua_call(L, 1, 1);
   return 1;
