@@ -171,7 +171,7 @@ describe('ssd_scan', function()
    end)
 
    -- What is no number in one sequence stays there: all else is the same to the bit.
-   for _, dtype in ipairs { 'f32', 'bf16', 'f16', 'f64' } do
+   for d, dtype in ipairs { 'f32', 'bf16', 'f16', 'f64' } do
       it('keeps NaN and infinities within their sequence, in ' .. dtype, function()
          local T, H, P, G, N, chunks = 150, 4, 24, 2, 20, { 32, 128 }
          if fast == 'cuda' and (dtype == 'f32' or dtype == 'f64') then
@@ -202,7 +202,10 @@ describe('ssd_scan', function()
             local want = with(chunk)
             for k = 1, #cu - 1 do
                local first, last = cu[k] + 1, cu[k + 1]
-               for _, name in ipairs(names) do
+               -- Emulated threads are slow: there each sequence has one of the five, which
+               -- differs from dtype to dtype.
+               for n, name in ipairs(names) do
+                  if fast == 'cuda' and (n + k + d) % 5 ~= 0 then goto continue end
                   local value = k % 2 == 0 and math.huge or 0 / 0
                   local got = with(chunk, name, math.floor((first + last) / 2), value)
                   for field in pairs(want) do
@@ -211,6 +214,7 @@ describe('ssd_scan', function()
                         and bytes(want, field, last + 1, T) == bytes(got, field, last + 1, T),
                         ('%s of sequence %d shows in %s'):format(name, k, field))
                   end
+                  ::continue::
                end
             end
          end

@@ -79,15 +79,14 @@ int find_library(dl_phdr_info *info, size_t, void *out)
   return 1;
 }
 
-const range &library()
+range find()
 {
-  static const range r = [] {
-    range found = {};
-    dl_iterate_phdr(find_library, &found);
-    return found;
-  }();
-  return r;
+  range found = {};
+  dl_iterate_phdr(find_library, &found);
+  return found;
 }
+
+const range library = find();
 
 [[noreturn]] void refuse(uintptr_t a, size_t n, bool store, const char *why)
 {
@@ -110,7 +109,11 @@ void check_allocation(uintptr_t a, size_t n, bool store)
              (size_t)(a + n - end), of->size);
     refuse(a, n, store, why);
   }
-  if (of->device == launch_now->device) return;
+  if (of->device == launch_now->device) {
+    launch_now->near = reinterpret_cast<uintptr_t>(of->ptr);
+    launch_now->nnear = of->size;
+    return;
+  }
   snprintf(why, sizeof why, "memory of device %d, and the kernel runs on device %d", of->device,
            launch_now->device);
   refuse(a, n, store, why);
@@ -124,7 +127,7 @@ void check_far(uintptr_t a, size_t n, bool store)
   if (a - reinterpret_cast<uintptr_t>(r->bound) < r->nbound) return;
   bool device = is_device_memory(p), pinned = false;
   if (device) check_allocation(a, n, store);
-  else if (a < library().begin || a >= library().end) {
+  else if (a < library.begin || a >= library.end) {
     pinned = is_pinned(p, n);
     if (!pinned) refuse(a, n, store, "memory of the host");
   }
@@ -136,10 +139,15 @@ void check_far(uintptr_t a, size_t n, bool store)
                                                                      bytes_of(a)[i]});
 }
 
+/* What most accesses are comes first: the stack, shared memory, the allocation of the last one. */
 inline void check(uintptr_t a, size_t n, bool store)
 {
   const running *r = launch_now;
-  if (r && a - reinterpret_cast<uintptr_t>(r->stack) >= r->nstack) check_far(a, n, store);
+  if (!r || a - reinterpret_cast<uintptr_t>(r->stack) < r->nstack) return;
+  bool is_known = a - library.begin < library.end - library.begin ||
+                  (a >= r->near && a + n <= r->near + r->nnear);
+  if (is_known && n <= 16 && (n & (n - 1)) == 0 && (a & (n - 1)) == 0 && !(store && written.on)) return;
+  check_far(a, n, store);
 }
 
 }  // namespace

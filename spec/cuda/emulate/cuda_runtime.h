@@ -90,9 +90,9 @@ size_t tide_emulate_shared_size();
 void tide_emulate_until(const void *event, std::function<bool()> ready);
 /* Happens when some thread waits for the event and none can go on: as late as it may. */
 void tide_emulate_later(const void *event, std::function<void()> what);
-/* All lanes give n bytes (at most 64) and see what every lane gave until tide_emulate_done. */
+/* All lanes give n bytes (at most 64). Returns what every lane gave, valid until the lane that reads
+ * it meets the others again. */
 const unsigned char *tide_emulate_meet(const void *give, size_t n);
-void tide_emulate_done();
 enum { TIDE_EMULATE_SLOT = 64 };
 void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
@@ -120,7 +120,6 @@ template <class T> T tide_emulate_from(T v, int lane)
   T r;
   const unsigned char *all = tide_emulate_meet(&v, sizeof v);
   memcpy(&r, all + (lane & 31) * TIDE_EMULATE_SLOT, sizeof r);
-  tide_emulate_done();
   return r;
 }
 template <class T> T __shfl_xor_sync(unsigned, T v, int mask)
@@ -140,7 +139,6 @@ static inline unsigned __ballot_sync(unsigned, int v)
   const unsigned char *all = tide_emulate_meet(&yes, sizeof yes);
   for (int i = 0; i < 32; i++)
     if (*reinterpret_cast<const int *>(all + i * TIDE_EMULATE_SLOT)) r |= 1u << i;
-  tide_emulate_done();
   return r;
 }
 

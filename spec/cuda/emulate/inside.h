@@ -65,6 +65,7 @@ struct running {
   size_t nbound;
   const char *stack; /* of the fiber that runs */
   size_t nstack;
+  uintptr_t near, nnear; /* the allocation of the last access that was right */
 };
 /* Null on every thread but that of a launch. */
 extern thread_local running *launch_now __attribute__((tls_model("initial-exec")));

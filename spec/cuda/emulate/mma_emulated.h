@@ -28,7 +28,6 @@ template <bool F16> void tide_mma(float *c, const uint32_t *a, uint32_t b0, uint
         * tide_emulate_half<F16>(all + b_lane * TIDE_EMULATE_SLOT + b_reg * 4 + k % 2 * 2);
     }
   }
-  tide_emulate_done();
 }
 
 template <bool TRANS> void tide_ldmatrix(uint32_t *r, const void *row)
@@ -46,7 +45,7 @@ template <bool TRANS> void tide_ldmatrix(uint32_t *r, const void *row)
     }
     memcpy(&r[m], pair, 4);
   }
-  tide_emulate_done();
+  __syncwarp(); /* a lane writes to the rows after all have read */
 }
 
 void tide_emulate_copy(void *to, const void *from, bool there);

@@ -38,16 +38,21 @@ struct fiber {
   char *stack = nullptr;
   state_t state = IDLE;
   unsigned thread = 0;
+  uint3 index = {0, 0, 0}; /* of the thread */
   std::function<bool()> until;
   const void *awaits = nullptr;
 };
 
+/* slot: what lanes give to each other. A lane that gives again may do so before the others have
+ * read, so there are two, in turns: for the third meeting all lanes have come to the second. */
 struct warp {
-  int came;
-  alignas(16) unsigned char slot[32 * TIDE_EMULATE_SLOT];
+  int came, turn;
+  fiber *waiting[32];
+  alignas(16) unsigned char slot[2][32 * TIDE_EMULATE_SLOT];
 };
 
 std::vector<fiber *> fibers;
+size_t nfiber; /* of them, those that the block needed until now */
 fiber *now;
 void *scheduler;
 const tide_emulate_body *body;
@@ -63,7 +68,8 @@ std::vector<event> later;
 void place(unsigned t)
 {
   now->thread = t;
-  threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+  now->index = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+  threadIdx = now->index;
 }
 
 void leave() { tide_emulate_switch(&now->sp, scheduler); }
@@ -97,7 +103,7 @@ void resume(fiber *f)
 {
   now = f;
   launch_now->stack = f->stack;
-  if (f->state != IDLE) place(f->thread);
+  threadIdx = f->index;
   f->state = READY;
   tide_emulate_switch(&scheduler, f->sp);
 }
@@ -108,17 +114,28 @@ void wait(state_t what)
   leave();
 }
 
-void release(state_t what, int of_warp)
+warp &warp_now() { return warps[now->thread / 32]; }
+
+/* Whether the thread that runs is the last of its warp to come. It is noted if it is not; if it is
+ * the others go on. */
+bool completes(warp &w)
 {
-  for (fiber *f : fibers)
-    if (f->state == what && (of_warp < 0 || (int)(f->thread / 32) == of_warp)) f->state = READY;
+  unsigned rest = nthread - now->thread / 32 * 32;
+  if (w.came + 1 < (int)(rest < 32 ? rest : 32)) {
+    w.waiting[w.came++] = now;
+    return false;
+  }
+  for (int i = 0; i < w.came; i++) w.waiting[i]->state = READY;
+  w.came = 0;
+  return true;
 }
 
 /* The last of what threads wait for happens, and nothing that they do not wait for. */
 bool happen()
 {
   for (size_t i = later.size(); i-- > 0;)
-    for (const fiber *f : fibers) {
+    for (size_t k = 0; k < nfiber; k++) {
+      const fiber *f = fibers[k];
       if (f->state != WAIT_UNTIL || f->awaits != later[i].awaited) continue;
       std::function<void()> what = later[i].what;
       later.erase(later.begin() + (std::ptrdiff_t)i);
@@ -128,16 +145,17 @@ bool happen()
   return false;
 }
 
-fiber *idle_fiber()
+/* The first fiber that the block did not need before. */
+fiber *next_fiber()
 {
-  for (fiber *f : fibers)
-    if (f->state == IDLE) return f;
-  return make_fiber();
+  nfiber++;
+  return nfiber <= fibers.size() ? fibers[nfiber - 1] : make_fiber();
 }
 
 void run_block(size_t shared)
 {
   next_thread = finished = 0;
+  nfiber = 0;
   came = any_flag = 0;
   for (warp &w : warps) w.came = 0;
   shared_size = shared;
@@ -145,8 +163,8 @@ void run_block(size_t shared)
   memset(shared_bytes, 0xff, shared);
   while (finished < nthread) {
     bool moved = false;
-    for (; next_thread < nthread; moved = true) resume(idle_fiber());
-    size_t n = fibers.size(), k = turn = (turn + 37) % n;
+    for (; next_thread < nthread; moved = true) resume(next_fiber());
+    size_t n = nfiber, k = turn = (turn + 37) % n;
     for (size_t i = 0; i < n; i++, k = k + 1 < n ? k + 1 : 0) {
       fiber *f = fibers[k];
       if (f->state == WAIT_UNTIL && f->until()) f->state = READY;
@@ -200,7 +218,7 @@ struct launch {
   void run() const
   {
     order_t how = order();
-    emulated::running now = {kernel.name, device, call.bound.get(), call.size, nullptr, STACK};
+    emulated::running now = {kernel.name, device, call.bound.get(), call.size, nullptr, STACK, 0, 0};
     body = &call;
     launch_now = &now;
     backwards = how == REVERSE;
@@ -264,7 +282,8 @@ void __syncthreads()
   came = 0;
   any_result = any_flag;
   any_flag = 0;
-  release(WAIT_BLOCK, -1);
+  for (size_t k = 0; k < nfiber; k++)
+    if (fibers[k]->state == WAIT_BLOCK) fibers[k]->state = READY;
 }
 
 int __syncthreads_or(int v)
@@ -278,22 +297,18 @@ int __syncthreads_or(int v)
 
 void __syncwarp(unsigned)
 {
-  int w = (int)(now->thread / 32);
-  unsigned size = nthread - (unsigned)w * 32 < 32 ? nthread - (unsigned)w * 32 : 32;
-  if (++warps[w].came < (int)size) return wait(WAIT_WARP);
-  warps[w].came = 0;
-  release(WAIT_WARP, w);
+  if (!completes(warp_now())) wait(WAIT_WARP);
 }
 
 const unsigned char *tide_emulate_meet(const void *give, size_t n)
 {
-  unsigned char *slots = warps[now->thread / 32].slot;
+  warp &w = warp_now();
+  unsigned char *slots = w.slot[w.turn];
   memcpy(slots + now->thread % 32 * TIDE_EMULATE_SLOT, give, n);
-  __syncwarp();
+  if (completes(w)) w.turn ^= 1;
+  else wait(WAIT_WARP);
   return slots;
 }
-
-void tide_emulate_done() { __syncwarp(); }
 
 /* ---- copies under way: a queue a thread ------------------------------------------------------ */
 

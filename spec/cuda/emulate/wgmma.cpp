@@ -251,7 +251,7 @@ template <bool F16> void multiply(const tide_emulate_product &p, float *d)
   for (int i = lane; i < p.n; i += 32)
     for (int k = 0; k < 16; k++)
       b[i][k] = p.b_columns ? across<F16>(p.b, i, k) : along<F16>(p.b, i, k);
-  tide_emulate_done();
+  __syncwarp();
   for (int c = 0; c < p.n / 4; c++) {
     int column = c / 2 * 8 + 2 * t + c % 2;
     float *to = d + c / 2 * 4 + c % 2;
