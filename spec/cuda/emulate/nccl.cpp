@@ -43,6 +43,8 @@ extern "C" {
 }
 #include <cstring>
 
+extern "C" int tide_emulate_device(); /* libtide_cuda: the thread's current device */
+
 namespace {
 
 enum result { OK, CUDA_ERROR, SYSTEM, INTERNAL, ARGUMENT, USAGE, REMOTE, IN_PROGRESS };
@@ -77,6 +79,7 @@ struct meeting {
 struct room {
   int nrank, joined = 0, id = ++nroom;
   std::string error;
+  std::set<int> devices; /* of those that joined */
   std::map<long, std::shared_ptr<meeting>> meetings;
   std::map<std::pair<int, int>, std::deque<op>> sent;
   std::map<int, std::map<int, std::shared_ptr<room>>> splits; /* by number, color */
@@ -191,9 +194,6 @@ std::string move_data(meeting &m)
 {
   const op &first = m.came.at(0);
   size_t size = type_size[first.type], nrank = m.came.size();
-  std::map<int, int> seen;
-  for (auto &d : m.device)
-    if (seen[d.second]++) return "duplicate device";
   for (auto &row : m.came)
     if (!same_call(row.second, first)) return "calls differ";
   std::vector<std::vector<char>> result(nrank);
@@ -498,6 +498,7 @@ API int ncclCommInitRankConfig(comm **out, int nrank, unique_id id, int rank, co
   std::shared_ptr<room> &r = rooms[id.bytes];
   if (!r) r = std::make_shared<room>(nrank);
   r->joined++;
+  if (!r->devices.insert(tide_emulate_device()).second) r->error = "duplicate device";
   *out = new comm;
   (*out)->in = r;
   (*out)->rank = rank;
