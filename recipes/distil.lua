@@ -65,13 +65,13 @@ local function train(self, opt)
       loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
       keep_best = opt.keep_best or opt.patience > 0,
-      on_evaluate = function(at) teacher.report(at, objective, spread.comm, 'val') end })
+      on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })
    chats.keep(self, opt, corpus)
    local function is_stale()
       return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
    end
    for s in run:steps(is_stale() and run.step or nil) do
-      teacher.report(run, objective, spread.comm, 'train')
+      chats.report(run, objective, spread.comm, 'train')
       if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
       if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
       if is_stale() then break end

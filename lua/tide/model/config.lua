@@ -15,8 +15,7 @@ local config = {}
 -- Moves what rope_parameters, the name since version 5 of transformers, says of the positions of
 -- one kind of layer to the fields of before: theta and scaling name them.
 local function spread_rope(f, rope, theta, scaling, problems)
-   local rest = {}
-   for k, v in each(rope) do rest[k] = v end
+   local rest = copy(rope)
    local kind = rest.rope_type or rest.type or 'default'
    if rest.rope_theta ~= nil then
       if f[theta] ~= nil and f[theta] ~= rest.rope_theta then

@@ -26,7 +26,13 @@ function window.check(op, name, w)
    return { err.integer(op, name .. '[1]', left, -1), err.integer(op, name .. '[2]', right, -1) }
 end
 
--- The same of tokens that each sees, itself included.
+-- The distances to the left and to the right that a window allows; -1 is any.
+function window.sides(w)
+   if type(w) == 'table' then return w[1] or -1, w[2] or -1 end
+   return w or -1, w or -1
+end
+
+-- The same as check of tokens that each sees, itself included.
 function window.of_tokens(op, name, n)
    if n == nil then return nil end
    return { err.integer(op, name, n, 1) - 1, -1 }

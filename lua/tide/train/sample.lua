@@ -6,6 +6,7 @@
 local answers = require 'tide.train.answer'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local hash = require 'tide.util.hash'
 local pick = require 'tide.train.pick'
 local rows_ = require 'tide.train.rows'
@@ -110,11 +111,7 @@ local function ids_of(op, name, prompt, o)
       if not o.tokenizer then err.arg(op, name, 'ids, as there is no tokenizer', prompt) end
       ids = o.tokenizer.ids and o.tokenizer.ids(prompt) or o.tokenizer:encode(prompt)
    end
-   if #err.integers(op, name, ids, 0) == 0 then err.arg(op, name, 'at least one id', 'none') end
-   for i, id in ipairs(ids) do
-      err.raise_if(id >= o.vocab, 'E_ARG', op, '%s[%d]: the model has %d ids, got %d; is this its '
-         .. 'tokenizer?', name, i, o.vocab, id)
-   end
+   rows_.check_ids(op, name, ids, o.vocab)
    return ids
 end
 
@@ -122,7 +119,7 @@ end
 local function settled(op, model, o)
    if type(model.config) ~= 'table' then err.arg(op, 'model', 'a model of tide.model', model) end
    o.op, o.stops, o.stop_strings = op, {}, o.stop_strings or {}
-   o.vocab = model.config.vocab_size or math.huge
+   o.vocab = model.config.vocab_size
    local stop = o.stop
    if stop ~= nil and type(stop) ~= 'table' then stop = { stop } end
    for _, id in ipairs(stop and err.integers(op, 'stop', stop, 0) or {}) do o.stops[id] = true end
@@ -169,11 +166,9 @@ local function continue(op, model, prompts, o)
    end
    local was_training = model.training
    model:eval()
-   local ok, problem = pcall(require('tide').no_grad, function()
+   finally(function() model:train(was_training) end, require('tide').no_grad, function()
       for _, group in ipairs(grouped(model, list)) do run_group(columns(model, o), group, o) end
    end)
-   model:train(was_training)
-   if not ok then error(problem, 0) end
    for row, answer in ipairs(list) do list[row] = answer:finish() end
    return list
 end

@@ -16,6 +16,9 @@ function fs.io()
    return backend
 end
 
+-- Whether a value of JSON is absent or null.
+function fs.is_null(v) return v == nil or v == fs.io().json.null end
+
 -- Replaces the primitives; specs use it to make chosen steps fail. Returns the old ones.
 function fs.use(primitives)
    local old = fs.io()

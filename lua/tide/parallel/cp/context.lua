@@ -163,10 +163,7 @@ end
 -- ---- which rank needs what -------------------------------------------------------------------
 
 local function mask_key(n, mask)
-   local w = mask.window
-   local left, right = w, w
-   if type(w) == 'table' then left, right = w[1], w[2] end
-   return ('%d %s %s %s'):format(n, tostring(mask.causal), tostring(left), tostring(right))
+   return ('%d %s %s %s'):format(n, tostring(mask.causal), window.sides(mask.window))
 end
 
 -- The pairs of each group of n neighbours.
@@ -182,11 +179,9 @@ end
 function Context:hops(n, at, mask)
    local key = mask_key(n, mask)
    local found = self.hop_lists[key]
-   if not found and self.whole_hops then
-      found = blocks.whole(self:groups('cpu', n), at)
-      self.hop_lists[key] = found
-   elseif not found then
-      found = blocks.hops(self:groups('cpu', n), at, { causal = mask.causal, window = mask.window })
+   if not found then
+      local find = self.whole_hops and blocks.whole or blocks.hops
+      found = find(self:groups('cpu', n), at, { causal = mask.causal, window = mask.window })
       self.hop_lists[key] = found
    end
    return found

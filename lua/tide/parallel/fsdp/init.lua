@@ -48,7 +48,7 @@ local op = 'parallel.fully_shard'
 -- Communicators: of all ranks of the model, of the shards, of the replicas of a shard, and of all
 -- ranks that have data of their own.
 local function comms_of(o)
-   local all, shard, replicas
+   local all, shard, replicas, data
    err.arg_if(type(o.comm) ~= 'nil' and (type(o.comm) ~= 'table' or not o.comm.all_gather_v), op,
       'comm', 'a communicator', o.comm)
    if o.mesh then
@@ -57,14 +57,10 @@ local function comms_of(o)
       local axes = o.mesh:fsdp_mesh().axes
       all, shard = o.mesh.root.comm, axes[#axes].comm
       replicas = axes[2] and axes[1].comm or nil
+      data = replicas and o.mesh:flatten({ axes[1].name, axes[2].name }).comm or shard
    else
       all = o.comm or dist.world()
-      shard = all
-   end
-   local data = shard
-   if replicas then
-      local axes = o.mesh:fsdp_mesh().axes
-      data = o.mesh:flatten({ axes[1].name, axes[2].name }).comm
+      shard, data = all, all
    end
    if o.strategy == 'no_shard' then return all, dist.solo(), data, data end
    return all, shard, replicas or dist.solo(), data
@@ -142,11 +138,6 @@ local function set_policy(self)
    end
 end
 
--- Neither the model nor a part of it belongs to a sharded model.
-local function check_whole(model)
-   spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
-end
-
 local function units_text(list)
    local names = {}
    for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
@@ -187,7 +178,7 @@ end
 function Sharded:init(model, opts)
    units.check_model(op, model)
    self.opts = options.check(opts)
-   check_whole(model)
+   spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
    self.model = model
    self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(self.opts)
    self.device = self.opts.device
@@ -311,9 +302,7 @@ end
 -- Takes the gradients of the shards and of the parameters away, also those not yet reduced.
 function Sharded:zero_grad()
    self.unsynced = false
-   for _, unit in ipairs(self:all_units()) do
-      for _, b in ipairs(unit.buckets) do b:zero_grad() end
-   end
+   for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
 end
 
 -- Gradients by the communicators over which their distinct parts lie: { grads =, comms = }, the

@@ -27,29 +27,15 @@ local consumed = {
 
 -- ---- lengths ---------------------------------------------------------------------------------
 
--- The lengths of a row in front of the sentinels.
-local function row_of(op, name, b, row, sentinel)
-   local out, ended = {}, false
-   for i, n in ipairs(row) do
-      if n == sentinel then
-         ended = true
-      else
-         if ended then
-            err.raise('E_ARG', op, "argument '%s': row %d has length %s after an entry of padding "
-               .. '(%d)', name, b, err.show(n), sentinel)
-         end
-         out[i] = err.integer(op, ('%s[%d][%d]'):format(name, b, i), n, 0)
-      end
-   end
-   return out
-end
-
 -- Lengths of each row without the sentinels; nil if the batch says false.
 local function rows_of(op, batch, name, B, sentinel)
    local v, rows = batch[name], {}
    if not v then return nil end
    if tide.is_tensor(v) then v = v:tolist() end
-   for b = 1, B do rows[b] = row_of(op, name, b, v[b], sentinel) end
+   for b = 1, B do
+      local row = ('%s[%d]'):format(name, b)
+      rows[b] = err.integers(op, row, stack.before(op, row, v[b], sentinel), 0)
+   end
    return rows
 end
 

@@ -222,7 +222,7 @@ function Plan:init(model, mesh, opts)
    read_model(self, model)
    read_sections(self, opts)
    self.numel = self.model:num_parameters()
-   self.rehearsal = plan_text.of(self, rehearse(self, 0))
+   self.rehearsal = plan_text.of(rehearse(self, 0))
 end
 
 -- What a rank keeps and sends in a step.

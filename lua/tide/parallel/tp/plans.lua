@@ -145,7 +145,8 @@ local function spelt(plan, model)
    return out
 end
 
-local function cuts_sequence(plan)
+-- Whether a style of a plan, or one of its names, cuts the sequence.
+function tp_plans.cuts_sequence(plan)
    for _, style in each(plan) do
       if err.same(style, 'sequence_parallel') or tp_style.is(style)
          and (style.input == 'S(1)' or style.output == 'S(1)') then return true end
@@ -233,7 +234,7 @@ function tp_plans.plan_for(model, opts)
    local sequence = opts.sequence_parallel or false
    if opts.plan ~= nil then
       local given = tp_plans.custom(opts.plan)
-      if not sequence or cuts_sequence(given) then return given end
+      if not sequence or tp_plans.cuts_sequence(given) then return given end
       return tp_plans.with_sequence(given, model)
    end
    local fn = not opts.declared and registered(model)
