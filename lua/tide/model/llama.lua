@@ -223,7 +223,8 @@ function Llama:hidden(ids_BT, opts)
 end
 private.note(Llama.hidden)
 
--- Multiply-adds count two: 6 N for the weights plus causal attention, per token of training.
+-- Floating-point operations of training on a token: 6 N for the weights, and those of causal
+-- attention. A multiply-add counts as two.
 function Llama:flops_per_token(seq)
    err.number(self.op, 'seq', seq, 0)
    local c = self.config

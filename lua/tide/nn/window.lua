@@ -8,7 +8,7 @@ local err = require 'tide.util.err'
 
 local window = {}
 
--- { left, right } of what was given as an option called name; nil of nil.
+-- Returns the window { left, right } that an option called `name` means; nil for nil.
 function window.check(op, name, w)
    if w == nil then return nil end
    if type(w) == 'number' then
@@ -32,7 +32,7 @@ function window.sides(w)
    return w or -1, w or -1
 end
 
--- The same as check of tokens that each sees, itself included.
+-- Returns the window of a causal layer in which each token sees n, itself included.
 function window.of_tokens(op, name, n)
    if n == nil then return nil end
    return { err.integer(op, name, n, 1) - 1, -1 }

@@ -292,7 +292,8 @@ function op.all_gather(x, comm, dim)
    return gather_fn(x, comm, dim, same_counts(comm.size, x:size(dim)))
 end
 
--- The same with counts[r + 1] rows along dim from rank r. counts nil: the ranks exchange them.
+-- All ranks' x joined along dim (1), with counts[r + 1] rows from rank r. counts nil: the ranks
+-- exchange them.
 function op.all_gather_v(x, comm, dim, counts)
    local name = 'parallel.all_gather_v'
    comm, dim = along(name, x, comm, dim)
@@ -309,7 +310,7 @@ function op.reduce_scatter(x, comm, dim, reduce)
    return reduce_scatter_fn(x, comm, dim, equal_counts(name, 'x', x:size(dim), comm.size), reduce)
 end
 
--- The same in parts of counts[r + 1] rows.
+-- The reduction over ranks, cut along dim (1) in parts of counts[r + 1] rows.
 function op.reduce_scatter_v(x, comm, dim, counts, reduce)
    local name = 'parallel.reduce_scatter_v'
    comm, dim = along(name, x, comm, dim)

@@ -24,7 +24,7 @@ local function new_env(extra)
    return env
 end
 
--- opts: env (extra names), write(text), fail(text) for errors.
+-- Begins a session. opts: env (extra names), write(text), fail(text) for errors.
 function session.new(opts)
    opts = err.options('repl.session', opts, { 'env', 'write', 'fail' })
    if type(opts.env) ~= 'nil' then err.type('repl.session', 'env', opts.env, 'table') end

@@ -59,7 +59,7 @@ end
 -- The path from the root of the file system; links are not followed.
 function fs.absolute(path) return fs.io().absolute(path) end
 
--- The same without links, '.' and '..'; nil when nothing is there.
+-- The absolute path without links, '.' and '..'; nil when nothing is there.
 function fs.resolve(path) return fs.io().resolve(path) end
 
 -- Whether anything is at this path; a link counts as what it leads to.

@@ -172,13 +172,13 @@ end
 signature.record('probe', 'a table { ids =, labels =, .. }', { 'ids: tensor [B, T]',
    'labels: tensor [B, T]' })
 
--- model: attached (cp.attach). probe: { ids, labels, and positions, index, packed_seq_ids,
--- attention_mask, padding_mask, cu_real, cu_slot, if it has them }, whole and alike on all ranks of
--- the axis; short, since attention on one rank takes a dense mask of its tokens. opts: tolerance
--- (by the dtype of the parameters), gradients (true; false for a sharded model). Raises on every
--- rank, naming the first layer whose output differs, or else the loss, or the first parameter whose
--- gradient does. Returns { layers, gradients: lists of { name, error }, loss, loss_whole }.
--- Collective over the axis.
+-- Compares a model that cp.attach has attached with itself on one rank, by a probe batch. probe: {
+-- ids, labels, and positions, index, packed_seq_ids, attention_mask, padding_mask, cu_real,
+-- cu_slot, if it has them }, whole and alike on all ranks of the axis; short, since attention on
+-- one rank takes a dense mask of its tokens. opts: tolerance (by the dtype of the parameters),
+-- gradients (true; false for a sharded model). Raises on every rank, naming the first layer whose
+-- output differs, or else the loss, or the first parameter whose gradient does. Returns { layers,
+-- gradients: lists of { name, error }, loss, loss_whole }. Collective over the axis.
 return function(model, probe, opts)
    opts = err.options(op, opts, { 'tolerance', 'gradients' })
    err.arg_if(not class.is(model, nn.Module) or not spread.of(model).cp, op, 'model',

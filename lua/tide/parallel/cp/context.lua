@@ -103,7 +103,8 @@ end
 
 -- ---- which rank holds what -------------------------------------------------------------------
 
--- (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document -1.
+-- The pairs (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document
+-- -1.
 function Context:k_index(rank, device)
    if self.given then
       local t = self.given[rank + 1]
@@ -117,10 +118,10 @@ function Context:k_index(rank, device)
    end)
 end
 
--- The same of this rank's own.
+-- The pairs of this rank's tokens; see k_index.
 function Context:q_index(device) return self:k_index(self.rank, device) end
 
--- The same of every rank, in rank order.
+-- The pairs of every rank's tokens (see k_index), in rank order.
 function Context:pairs(device)
    local list = {}
    for r = 0, self.size - 1 do list[r + 1] = self:k_index(r, device) end
@@ -210,7 +211,7 @@ end
 
 -- ---- the rest --------------------------------------------------------------------------------
 
--- fn(context, ...). The context is a plain argument; nothing is entered or left.
+-- Returns fn(context, ...). The context is a plain argument; nothing is entered or left.
 function Context:run(fn, ...) return err.func('parallel.cp.context', 'fn', fn)(self, ...) end
 
 function Context:__tostring()

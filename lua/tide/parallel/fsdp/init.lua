@@ -202,7 +202,7 @@ function Sharded:init(model, opts)
    tide.tell_gone(self, tell_gone)
 end
 
--- The root unit last: the order in which what is left over is reduced is its reverse.
+-- The units in order, the root last. What backward leaves over is reduced in the reverse order.
 function Sharded:all_units()
    local list = { self.root }
    for _, unit in ipairs(self.units) do list[#list + 1] = unit end
@@ -215,7 +215,7 @@ local function set_sync(self, on)
    for _, unit in ipairs(self:all_units()) do unit:accumulate(not on) end
 end
 
--- Whether the next backward ends with reduced gradients. false: gradients add up on each rank.
+-- Sets whether the next backward reduces gradients. false: they add up on each rank.
 function Sharded:set_requires_gradient_sync(on)
    set_sync(self, err.type('parallel.fsdp.set_requires_gradient_sync', 'on', on, 'boolean'))
    return self
@@ -229,9 +229,9 @@ function Sharded:no_sync(fn, ...)
    return finally(function() set_sync(self, before) end, fn, ...)
 end
 
--- Ends a backward: what is not reduced yet is reduced (unless synchronising is off), gathered bytes
--- go. Every rank calls it after each backward. Raises on all ranks if a gradient is not finite and
--- check_for_nan_in_grad is set.
+-- Ends a backward: reduces the gradients that are left (unless synchronising is off) and frees the
+-- gathered bytes. Every rank calls it after each backward. Raises on all ranks if a gradient is not
+-- finite and check_for_nan_in_grad is set.
 function Sharded:finish()
    if self.sync then
       local all, async = self:all_units(), self.opts.overlap_grad_reduce
@@ -255,7 +255,7 @@ function Sharded:check_finished(name)
    end
 end
 
--- By what the sum of the ranks' gradients is divided: 1, or their number where they are means.
+-- The divisor of the sum of the ranks' gradients: 1, or the number of ranks where it is a mean.
 function Sharded:gradient_divisor()
    return self.opts.calculate_per_token_loss and 1 or self.data_comm.size
 end
@@ -270,13 +270,14 @@ function Sharded:release()
    end
 end
 
--- The shards have changed (an optimiser step, a load): what is gathered is out of date.
+-- Marks gathered parameters as out of date: the shards have changed (a step, a load).
 function Sharded:updated()
    self:release()
    for _, unit in ipairs(self:all_units()) do unit:expire() end
 end
 
--- After an error in forward or backward: nothing under way, no gradients, ready for a new step.
+-- Makes the model ready for a new step after an error in forward or backward: ends what is under
+-- way and drops the gradients.
 function Sharded:reset()
    for _, unit in ipairs(self:all_units()) do unit:reset() end
    self.pending, self.reduced, self.seen, self.phase, self.bad = {}, {}, {}, 'forward', nil
@@ -342,7 +343,7 @@ function Sharded:check_whole(name, module)
    end
 end
 
--- Name -> this rank's piece.
+-- Returns this rank's pieces by parameter name.
 function Sharded:state_dict()
    local state = {}
    for _, p in ipairs(self:named_parameters()) do state[p.name] = p.param:detach() end
@@ -363,7 +364,7 @@ function Sharded:full_state_dict()
    return state
 end
 
--- Bytes and collectives; see price.lua.
+-- The bytes and collectives of a step; see price.lua.
 function Sharded:price(opts) return require('tide.parallel.fsdp.price').sharded(self, opts) end
 
 -- Removes the hooks; the fields keep their last gathered values only if those are present.

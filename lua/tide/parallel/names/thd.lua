@@ -256,9 +256,10 @@ local function rows_from(batch, first, n, B, S)
    return part
 end
 
--- The same in num_chunks groups of rows, each a stream of its own; their tensors are stacked on a
--- new leading dim, lists of cumulative lengths filled up with the sentinel, max_seqlen is a list.
--- `chunks` of the result is the list of streams themselves, which is the better form to use.
+-- Makes a stream of each of num_chunks groups of rows (see process_input_for_thd); their tensors
+-- are stacked on a new leading dim, lists of cumulative lengths filled up with the sentinel,
+-- max_seqlen is a list. `chunks` of the result is the list of streams themselves, which is the
+-- better form to use.
 function thd.split_batch_into_thd_chunks(batch, num_chunks, opts)
    local op = 'parallel.thd.split_batch_into_thd_chunks'
    if num_chunks <= 1 then return process(op, batch, opts) end
