@@ -1,5 +1,5 @@
--- Distillation: a model, a larger teacher of the same tokens, and chats -> a model that says what
--- the teacher would.
+-- Distillation: a model, a larger teacher with the same tokens, and chats -> a model that answers
+-- as the teacher would.
 --
 --    tide run recipes/distil.lua --from models/small --teacher models/large --data chats.jsonl
 --    tide run recipes/distil.lua .. --temperature 2 --alpha 0.5     labels count for the other half
@@ -9,8 +9,8 @@
 --    tide run recipes/distil.lua .. --teacher-top-k 16 --teacher-cache top.safetensors
 --    tide run recipes/distil.lua --out runs/distil --resume    all options as they were
 --
--- Chats are packed as in finetune.lua, and the tokens that the assistant says count. The teacher is
--- sharded over all ranks, however the student lies. Logits of both are made for some tokens at a
+-- Chats are packed as in finetune.lua, and the loss counts the assistant's tokens. The teacher is
+-- sharded over all ranks, whatever the student's mesh. Logits of both exist for some tokens at a
 -- time.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
@@ -79,7 +79,7 @@ local function train(self, opt)
    local result = run:finish()
    if result.interrupted then return end
 
-   -- What has come of it.
+   -- The result.
    if is_stale() then
       self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
          run.best.since, run.best.step)

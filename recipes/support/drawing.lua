@@ -1,5 +1,5 @@
--- How answers are drawn: options of the command line over generation_config.json of the folder over
--- defaults.
+-- How answers are drawn: by options of the command line, else by the folder's
+-- generation_config.json, else by defaults.
 
 local copy = require 'tide.util.copy'
 

@@ -1,10 +1,10 @@
--- What recipes.dpo has beside recipes.finetune: pairs of answers, and the reference.
+-- What recipes.dpo adds to recipes.finetune: pairs of answers, and the reference.
 
 local chats = require 'recipes.support.chats'
 
 local pairs_ = {}
 
--- Rows of chats that read otherwise for pairs.
+-- Options of chats with another meaning for pairs.
 local instead = {
    from = { 'from', nil, 'published folder, checkpoint or run to train; also the reference, unless '
      .. '--reference is given', type = 'string', also = { 'model', 'base-model',

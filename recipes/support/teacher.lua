@@ -1,4 +1,4 @@
--- What recipes.distil has beside recipes.finetune: the teacher, spread its own way.
+-- What recipes.distil adds to recipes.finetune: the teacher, and how it lies over the ranks.
 
 local chats = require 'recipes.support.chats'
 local copy = require 'tide.util.copy'
