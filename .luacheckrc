@@ -5,4 +5,4 @@ codes = true
 self = false            -- a method need not use self
 files['spec'] = { std = '+busted' }
 files['.busted'] = { std = 'luajit' }
-exclude_files = { 'build', 'lua/types' }       -- annotations: names, no code
+exclude_files = { 'build' }

@@ -13,7 +13,7 @@
 #   make fuzz       random cases against oracles alone, ten minutes (TIDE_MINUTES=60 an hour)
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
 #   make sizes      files and functions that stand out
-#   make reference  write lua/guide/reference.md and the type annotations from what is declared
+#   make reference  write lua/guide/reference.md from what the Lua files declare
 #   make docs       README, guides and reference as a site of HTML files, in build/docs
 #   make bench-scale  how a training step grows with its sizes, as lua/guide/scale.svg; ten minutes
 #   make bench-comm collectives against Open MPI, and what they cost a training step
@@ -150,7 +150,8 @@ sizes:
 	@$(LUAJIT) spec/meta/sizes.lua
 
 reference: all
-	@$(LUAJIT) -e "require 'tide.repl.reference'.write '.'"
+	@$(LUAJIT) -e "require 'tide.util.fs'.write('make reference', \
+	  'lua/guide/reference.md', require 'tide.repl.reference'.guide())"
 
 # The date of what is packaged: the same tree gives the same bytes.
 EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || date +%s))

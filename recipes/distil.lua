@@ -1,5 +1,5 @@
--- Distillation: a model, a larger teacher of the same tokens, and chats -> a model that says what
--- the teacher would.
+-- Distillation: a model, a larger teacher with the same tokens, and chats -> a model that answers
+-- as the teacher would.
 --
 --    tide run recipes/distil.lua --from models/small --teacher models/large --data chats.jsonl
 --    tide run recipes/distil.lua .. --temperature 2 --alpha 0.5     labels count for the other half
@@ -9,8 +9,8 @@
 --    tide run recipes/distil.lua .. --teacher-top-k 16 --teacher-cache top.safetensors
 --    tide run recipes/distil.lua --out runs/distil --resume    all options as they were
 --
--- Chats are packed as in finetune.lua, and the tokens that the assistant says count. The teacher is
--- sharded over all ranks, however the student lies. Logits of both are made for some tokens at a
+-- Chats are packed as in finetune.lua, and the loss counts the assistant's tokens. The teacher is
+-- sharded over all ranks, whatever the student's mesh. Logits of both exist for some tokens at a
 -- time.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
@@ -65,13 +65,13 @@ local function train(self, opt)
       loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
       keep_best = opt.keep_best or opt.patience > 0,
-      on_evaluate = function(at) teacher.report(at, objective, spread.comm, 'val') end })
+      on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })
    chats.keep(self, opt, corpus)
    local function is_stale()
       return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
    end
    for s in run:steps(is_stale() and run.step or nil) do
-      teacher.report(run, objective, spread.comm, 'train')
+      chats.report(run, objective, spread.comm, 'train')
       if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
       if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
       if is_stale() then break end
@@ -79,7 +79,7 @@ local function train(self, opt)
    local result = run:finish()
    if result.interrupted then return end
 
-   -- What has come of it.
+   -- The result.
    if is_stale() then
       self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
          run.best.since, run.best.step)

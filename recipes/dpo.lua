@@ -6,9 +6,9 @@
 --    tide run recipes/dpo.lua --lora.rank 16 ..                adapters alone are trained
 --    tide run recipes/dpo.lua --out runs/dpo --resume          all options as they were
 --
--- The two answers of a pair lie in one row, each seen by itself behind its prompt. What the
--- reference says of them is computed once, by the model before its first step, and kept in
--- checkpoints. A step gives equal weight to every pair, over micro-batches and ranks.
+-- The two answers of a pair lie in one row; each attends to its prompt and itself. The model before
+-- its first step is the reference: its log-probabilities of all answers are computed once and kept
+-- in checkpoints. A step gives equal weight to every pair, over micro-batches and ranks.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
@@ -51,7 +51,7 @@ local function train(self, opt)
    local sampler = prefs.sampler(self, opt, corpus, spread.data)
    self:settle_epochs(self:check(sampler.rows_per_epoch, sampler))
 
-   -- The model gets its bytes, and the pairs what the reference says of them.
+   -- The model gets its bytes, and the pairs their log-probabilities under the reference.
    if not opt.resume then prefs.fill(self, opt, spread, corpus, sampler, per_rank) end
 
    -- The optimiser, with its rate by the step.
@@ -63,13 +63,13 @@ local function train(self, opt)
       loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
       keep_best = opt.keep_best or opt.patience > 0,
-      on_evaluate = function(at) prefs.report(at, objective, spread.comm, 'val') end })
+      on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })
    chats.keep(self, opt, corpus)
    local function is_stale()
       return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
    end
    for s in run:steps(is_stale() and run.step or nil) do
-      prefs.report(run, objective, spread.comm, 'train')
+      chats.report(run, objective, spread.comm, 'train')
       if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
       if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
       if is_stale() then break end
@@ -77,7 +77,7 @@ local function train(self, opt)
    local result = run:finish()
    if result.interrupted then return end
 
-   -- What has come of it.
+   -- The result.
    if is_stale() then
       self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
          run.best.since, run.best.step)

@@ -7,9 +7,9 @@
 --    tide run recipes/finetune.lua --lora.rank 16 ..           adapters alone are trained
 --    tide run recipes/finetune.lua --out runs/sft --resume     all options as they were
 --
--- Chats are packed into rows, each seen by itself; labels are what the assistant says. A step gives
--- equal weight to every token that is trained on, over micro-batches and ranks. The last or best
--- checkpoint becomes a folder that transformers and the other recipes read.
+-- Chats are packed into rows and attend to themselves alone; labels are the assistant's tokens. A
+-- step gives equal weight to every token that is trained on, over micro-batches and ranks. The last
+-- or best checkpoint becomes a folder that transformers and the other recipes read.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
@@ -69,7 +69,7 @@ local function train(self, opt)
    local result = run:finish()
    if result.interrupted then return end
 
-   -- What has come of it.
+   -- The result.
    if is_stale() then
       self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
          run.best.since, run.best.step)

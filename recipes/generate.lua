@@ -5,9 +5,9 @@
 --    tide run recipes/generate.lua --from models/llama --chat
 --    tide run recipes/generate.lua --from models/llama --ids "1 450 4996"
 --
--- The tokenizer of the folder turns text into ids; without one a model of another vocabulary than
--- bytes continues --ids, and its ids are printed. Options that are not given are those of the
--- folder's generation_config.json. With --chat each line of standard input is a message.
+-- The folder's tokenizer turns text into ids. Without one, a model whose vocabulary is not bytes
+-- continues --ids and prints ids. Options that are not given come from the folder's
+-- generation_config.json. With --chat each line of standard input is a message.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 

@@ -1,6 +1,6 @@
 -- Log-probabilities of text under a checkpoint or a published folder, and accuracy on
--- multiple-choice questions, by the rules of lm-evaluation-harness. The command `tide score` is the
--- same.
+-- multiple-choice questions, by the rules of lm-evaluation-harness. `tide score` is the same
+-- program.
 --
 --    tide run recipes/logprob.lua --from runs/pretrain --text "local function"
 --    tide run -n 4 recipes/logprob.lua --from models/llama --file book.txt

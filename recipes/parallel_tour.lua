@@ -3,8 +3,8 @@
 --    tide run -n 2 recipes/parallel_tour.lua
 --    tide run -n 4 recipes/parallel_tour.lua --part tp
 --
--- One loop does it all: loss, backward, what the ranks exchange, update. 1, 2 or 4 ranks; each part
--- says what a rank holds of the model, the batch and the sequence.
+-- Each part runs the same loop on 1, 2 or 4 ranks: loss, backward, exchange between ranks, update.
+-- Its text says what a rank holds of the model, the batch and the sequence.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 

@@ -50,7 +50,7 @@ local words = {
    { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
 }
 
--- The model on the null device: of the options, or of the folder that is gone on from.
+-- Makes the model on the null device, by the options or by the folder of --from.
 local function make_model(tide, opt, corpus)
    local o = { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' }
    if not opt.from then
@@ -68,7 +68,7 @@ end
 local function train(self, opt)
    local tide = require 'tide'
 
-   -- What is learnt from, and a model of it that has no bytes yet.
+   -- The data, and a model of its vocabulary, which has no bytes yet.
    local corpus = text.corpus(self, opt)
    local model = self:check(make_model, tide, opt, corpus)
 
@@ -100,7 +100,7 @@ local function train(self, opt)
    local result = run:finish()
    if result.interrupted then return end
 
-   -- What it has learnt.
+   -- The result.
    text.summary(self, opt, corpus, result)
    if opt.sample > 0 and corpus.kind == 'text' then text.sample(self, opt, spread, corpus) end
 end

@@ -60,7 +60,7 @@ local words = {
 local function train(self, opt)
    local tide = require 'tide'
 
-   -- What is learnt from, and a model of it that has no bytes yet.
+   -- The data, and a model of its vocabulary, which has no bytes yet.
    local corpus = text.corpus(self, opt)
    local model = self:check(tide.model.hybrid, config(opt, corpus.vocab_size),
       { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
@@ -90,7 +90,7 @@ local function train(self, opt)
    local result = run:finish()
    if result.interrupted then return end
 
-   -- What it has learnt.
+   -- The result.
    text.summary(self, opt, corpus, result)
    if opt.sample > 0 and corpus.kind == 'text' then text.sample(self, opt, spread, corpus) end
 end

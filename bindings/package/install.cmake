@@ -45,6 +45,20 @@ Libs: -L${libdir} -ltide
 install(FILES ${PROJECT_BINARY_DIR}/tide.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
         COMPONENT dev)
 
+# Type annotations for editors, from what the Lua files declare.
+if(TARGET tide_cli AND NOT CMAKE_CROSSCOMPILING)
+  set(types ${PROJECT_BINARY_DIR}/types/tide.d.lua)
+  set(maker ${CMAKE_CURRENT_LIST_DIR}/types.lua)
+  tide_pack_files(${PROJECT_SOURCE_DIR} declared)
+  list(TRANSFORM declared PREPEND ${PROJECT_SOURCE_DIR}/)
+  add_custom_command(OUTPUT ${types} DEPENDS ${maker} ${declared}
+                     COMMAND $<TARGET_FILE:tide_cli> run ${maker} ${types}
+                     COMMENT "Writing type annotations" VERBATIM)
+  add_custom_target(tide_types ALL DEPENDS ${types})
+  add_dependencies(tide_types tide_cli) # which runs the maker; a new program is no new declaration
+  install(FILES ${types} DESTINATION ${CMAKE_INSTALL_DATADIR}/tide/lua/types COMPONENT lua)
+endif()
+
 # tide(1), from what `tide help` says.
 if(TARGET tide_cli AND NOT CMAKE_CROSSCOMPILING)
   find_program(TIDE_LUAJIT luajit)

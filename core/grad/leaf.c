@@ -62,7 +62,7 @@ int tide_set_grad_dtype(tide_tensor *t, int dtype)
   TIDE_TRY(tide__check_float(t, "set_grad_dtype", "t"));
   if (!tide__dtype_valid(dtype) || !tide__dtype_sums(dtype, t->dtype))
     return tide__fail(t->ctx, TIDE_E_DTYPE, "set_grad_dtype", "dtype: expected that of the tensor, "
-                      "%s, or f32 of a 16-bit one, got %s", tide_dtype_name(t->dtype),
+                      "%s, or f32 if that has 16 bits, got %s", tide_dtype_name(t->dtype),
                       tide__dtype_valid(dtype) ? tide_dtype_name(dtype) : "an unknown number");
   t->grad_dtype = (int8_t)dtype;
   return TIDE_OK;

@@ -455,9 +455,9 @@ int tide_file_read(tide_tensor *t, tide_file *f, int64_t i, int64_t start)
   if (!tide_tensor_is_contiguous(t))
     return tide__fail(f->ctx, TIDE_E_ARG, "file_read", "the target must be contiguous");
   if (start < 0 || start > e->numel || n > e->numel - start)
-    return tide__fail(f->ctx, TIDE_E_SHAPE, "file_read", "'%s': %lld elements from %lld on of "
-                      "tensor '%.200s', which has %lld", f->path, (long long)n, (long long)start,
-                      e->name, (long long)e->numel);
+    return tide__fail(f->ctx, TIDE_E_SHAPE, "file_read", "'%s': tensor '%.200s' has %lld "
+                      "elements; cannot read %lld from element %lld on", f->path, e->name,
+                      (long long)e->numel, (long long)n, (long long)start);
   if (t->storage->gone)
     return tide__fail(f->ctx, TIDE_E_GONE, "file_read", "the target's bytes were dropped");
   if (t->storage->copy && tide__async_copy_wait(t->storage) < 0)

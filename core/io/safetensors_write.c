@@ -204,8 +204,8 @@ int tide_file_save(tide_ctx *ctx, const char *path, int64_t n, const char *const
 {
   TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (n < 0 || nmeta < 0 || n > INT32_MAX || nmeta > INT32_MAX)
-    return tide__fail(ctx, TIDE_E_ARG, "file_save", "%lld tensors and %lld metadata entries",
-                      (long long)n, (long long)nmeta);
+    return tide__fail(ctx, TIDE_E_ARG, "file_save", "expected 0 or more tensors and "
+                      "metadata entries, got %lld and %lld", (long long)n, (long long)nmeta);
   if ((n && (!names || !tensors)) || (nmeta && (!keys || !values)))
     return tide__fail(ctx, TIDE_E_ARG, "file_save", "one of names, tensors, keys and values "
                       "is null");

@@ -121,7 +121,8 @@ int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   if (!path || n < 0 || n > INT32_MAX || (n && (!names || !tensors)))
-    return tide__fail(ctx, TIDE_E_ARG, "saving_begin", "a path, and %lld names and tensors",
+    return tide__fail(ctx, TIDE_E_ARG, "saving_begin", "expected a path and n >= 0 "
+                      "names and tensors, got %s and n = %lld", path ? "a path" : "null",
                       (long long)n);
   TIDE_TRY(tide__check_tensors(ctx, "saving_begin", "tensors", n, tensors));
   tide__objects_settle(ctx);

@@ -50,8 +50,8 @@ static int check_history(const tide__call *c, const char *op, int n, tide_tensor
 {
   for (int i = 0; c->ctx->recording && i < n; i++)
     if (tide__tensor_needs_grad(x[i]))
-      return tide__fail(c->ctx, TIDE_E_STATE, op, "%s needs a gradient, and this is not recorded; "
-                        "%s", names[i], advice);
+      return tide__fail(c->ctx, TIDE_E_STATE, op, "%s needs a gradient, and this op is not "
+                        "recorded; %s", names[i], advice);
   return TIDE_OK;
 }
 
@@ -107,8 +107,8 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
                                          NULL}, 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9);
   TIDE_TRY(tide__relabel(q->ctx, rc, name));
   if (a->bias)
-    return tide__fail(c.ctx, TIDE_E_UNSUPPORTED, name, "bias: a part has none; "
-                      "use tide_attention and the tape");
+    return tide__fail(c.ctx, TIDE_E_UNSUPPORTED, name, "attention over a part of the "
+                      "keys takes no bias; use tide_attention and the tape");
   TIDE_TRY(tide__relabel(c.ctx, tide__check_attention(q, k, v, a), name));
   TIDE_TRY(check_backward(&c, dout, q, v, out, lse));
   TIDE_TRY(check_history(&c, name, 6, (tide_tensor *[]){q, k, v, dout, out, lse},

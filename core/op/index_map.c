@@ -100,8 +100,8 @@ static void zigzag_rank(int64_t *to, const int64_t *c, int64_t n, int64_t size, 
 static int check_ranks(const tide_tensor *cu, int64_t size, int64_t rank, const char *op)
 {
   if (size < 1 || size > INT32_MAX || rank < -1 || rank >= size)
-    return tide__fail(cu->ctx, TIDE_E_ARG, op, "size and rank: expected 1 or more ranks and one of "
-                      "them (or -1 for all), got %lld and %lld", (long long)size, (long long)rank);
+    return tide__fail(cu->ctx, TIDE_E_ARG, op, "size and rank: expected size >= 1 and a rank below "
+                      "it (or -1 for all), got %lld and %lld", (long long)size, (long long)rank);
   return TIDE_OK;
 }
 
@@ -150,7 +150,7 @@ static int measure_runs(tide_ctx *ctx, const int64_t *r, int64_t n, int64_t *tot
     int64_t start = r[2 * i], len = r[2 * i + 1];
     if (start < 0 || len < 0 || start > INT64_MAX / 4 || len > INT64_MAX / 4 - *total)
       return tide__fail(ctx, TIDE_E_ARG, "run_index", "run %lld: expected a start and a length "
-                        "that are not negative, got %lld and %lld", (long long)i, (long long)start,
+                        ">= 0, got %lld and %lld", (long long)i, (long long)start,
                         (long long)len);
     *total += len;
     if (len && start + len - 1 > *largest) *largest = start + len - 1;
@@ -186,7 +186,7 @@ static int invert(tide_tensor *index, const int64_t *v, int64_t n, int64_t *at)
       return tide__fail(index->ctx, TIDE_E_ARG, "inverse_index", "index: entry %lld is %lld, "
                         "outside 0 .. %lld", (long long)i, (long long)v[i], (long long)n - 1);
     if (at[v[i]] >= 0)
-      return tide__fail(index->ctx, TIDE_E_ARG, "inverse_index", "index: %lld is there twice, at "
+      return tide__fail(index->ctx, TIDE_E_ARG, "inverse_index", "index: %lld occurs twice, at "
                         "%lld and %lld", (long long)v[i], (long long)at[v[i]], (long long)i);
     at[v[i]] = i;
   }

@@ -266,7 +266,7 @@ int tide_tensor_refilled(tide_tensor *t)
                       "fill them first");
   if (!tide__storage_refilled(t->storage))
     return tide__fail(t->ctx, TIDE_E_STATE, "tensor_refilled", "the bytes were not restored since "
-                      "they were dropped, or this was said already");
+                      "they were dropped, or were declared refilled already");
   return TIDE_OK;
 }
 

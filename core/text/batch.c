@@ -33,8 +33,8 @@ enum { MOST_TEXT = 1 << 30, ALL_FLAGS = 7 };
 static int check_flags(const tide_tokenizer *tok, int flags, const char *op)
 {
   if (flags & ~ALL_FLAGS || (flags & TIDE_ENCODE_OFFSETS && flags & TIDE_ENCODE_U16))
-    return tide__fail(tok->object.ctx, TIDE_E_ARG, op, "flags: expected TIDE_ENCODE_*, offsets and "
-                      "16 bits not together, got %d", flags);
+    return tide__fail(tok->object.ctx, TIDE_E_ARG, op, "flags: expected TIDE_ENCODE_*, and not "
+                      "OFFSETS together with U16, got %d", flags);
   return TIDE_OK;
 }
 

@@ -254,7 +254,7 @@ int tide_tokenizer_merges(tide_tokenizer *tok, int64_t n, const int32_t *merges)
                       (long long)n);
   for (int64_t i = 0; i < 3 * n; i++)
     if (merges[i] < 0 || merges[i] >= tok->npiece)
-      return tide__fail(tok->object.ctx, TIDE_E_ARG, op, "merges[%lld]: %d is no piece",
+      return tide__fail(tok->object.ctx, TIDE_E_ARG, op, "merges[%lld]: no piece has id %d",
                         (long long)(i / 3), (int)merges[i]);
   TIDE_TRY(open_merges(tok, n, op));
   for (int64_t i = 0; i < n; i++) {

@@ -2,7 +2,7 @@
 -- (repl/session.lua) of this state, or of each of several ranks (repl/ranks.lua).
 
 local complete = require 'tide.repl.complete'
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local session = require 'tide.repl.session'
 
 local repl = { session = session.new }
@@ -76,8 +76,7 @@ end
 -- The session of this state, with tide in its environment.
 local function one(opts)
    local tide = require 'tide'
-   local extra = { tide = tide }
-   for k, v in each(opts.env or {}) do extra[k] = v end
+   local extra = copy(opts.env or {}, { tide = tide })
    local target = session.new { env = extra, write = opts.write, fail = opts.fail }
    target.version = tide.version
    function target.complete(before) return complete.matches(target.env, before) end

@@ -1,6 +1,7 @@
 -- What recipes that learn from chats share: their options, the records as tokens with masks, the
--- rows that they are packed into, and the folder that is written at the end.
+-- rows that they are packed into, their figures, and the folder that is written at the end.
 
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 
@@ -219,6 +220,14 @@ function chats.keep(job, opt, corpus)
    require('recipes.support.text').keep_tokenizer(job, opt, corpus)
    if corpus.template and (opt.chat_template or not corpus.tokenizer) then
       fs.write(job.name, fs.join(opt.out, 'chat_template.jinja'), corpus.template.source)
+   end
+end
+
+-- Adds the figures of an objective to the metrics of the present step, those of an evaluation as
+-- val_... .
+function chats.report(run, objective, comm, which)
+   for name, value in each(objective:take(comm, which) or {}) do
+      run:metric(which == 'val' and 'val_' .. name or name, value)
    end
 end
 

@@ -1,16 +1,14 @@
--- How answers are drawn: options of the command line over generation_config.json of the folder over
--- defaults.
+-- How answers are drawn: by options of the command line, else by the folder's
+-- generation_config.json, else by defaults.
 
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 
 local drawing = {}
 
 local by_file = '; default: that of generation_config.json, else %s'
 
 local function row(name, default, help, more)
-   local out = { name, nil, help .. by_file:format(tostring(default)), type = 'number' }
-   for k, v in each(more) do out[k] = v end
-   return out
+   return copy(more, { name, nil, help .. by_file:format(tostring(default)), type = 'number' })
 end
 
 -- Rows for util.args.

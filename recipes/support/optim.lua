@@ -1,4 +1,4 @@
--- The optimiser of a recipe that trains, as its options ask for it.
+-- The optimiser of a recipe, by its options.
 
 local err = require 'tide.util.err'
 

@@ -1,6 +1,6 @@
 -- Options that recipes of pretraining share, in the order of --help.
 
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local optim = require 'recipes.support.optim'
 local plan_options = require 'tide.parallel.plan.options'
 
@@ -114,8 +114,7 @@ local function changed(row, name, change)
    if change.without[row[1]] then return nil end
    local default = change.default[row[1]]
    if default == nil then return row end
-   local own = {}
-   for k, v in each(row) do own[k] = v end
+   local own = copy(row)
    own[2] = default
    return own
 end

@@ -1,11 +1,10 @@
--- What recipes.dpo has beside recipes.finetune: pairs of answers, the reference, and their figures.
+-- What recipes.dpo adds to recipes.finetune: pairs of answers, and the reference.
 
 local chats = require 'recipes.support.chats'
-local each = require 'tide.util.each'
 
 local pairs_ = {}
 
--- Rows of chats that read otherwise for pairs.
+-- Options of chats with another meaning for pairs.
 local instead = {
    from = { 'from', nil, 'published folder, checkpoint or run to train; also the reference, unless '
      .. '--reference is given', type = 'string', also = { 'model', 'base-model',
@@ -62,13 +61,6 @@ function pairs_.fill(job, opt, run, corpus, sampler, rows)
       device = opt.device })
    if opt.reference then job:check(tide.model.fill, run, opt.from) end
    if opt.adapter then job:check(tide.model.load_adapter, run, opt.adapter) end
-end
-
--- Gives the metrics of the present step the figures of its pairs, those of an evaluation as val_...
-function pairs_.report(run, objective, comm, which)
-   for name, value in each(objective:take(comm, which) or {}) do
-      run:metric(which == 'val' and 'val_' .. name or name, value)
-   end
 end
 
 return pairs_

@@ -1,6 +1,6 @@
 -- Puts tide and what recipes share on package.path, for a recipe that plain luajit runs from
--- anywhere in the tree. Under the tide program, installed, and where LUA_PATH names the tree, they
--- are there.
+-- anywhere in the tree. The tide program, an installed tide and a LUA_PATH that names the tree have
+-- them already.
 
 local root = (debug.getinfo(1, 'S').source:match '^@(.*)recipes/support/[^/]*$') or './'
 if root == '' then root = './' end

@@ -1,6 +1,6 @@
 -- A conversation with a model (generate --chat): turns at a terminal or from a pipe, or one answer.
 
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local edit = require 'tide.ffi.edit'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -58,8 +58,7 @@ end
 -- Says one message (nil: the messages end with one) and prints the answer while it is drawn.
 -- interrupts: of tide.ffi.signal, which end the answer; nil: they end the program.
 local function say(conversation, text, options, interrupts)
-   local o = {}
-   for name, v in each(options) do o[name] = v end
+   local o = copy(options)
    o.on_text = show
    o.on_token = interrupts and function() return interrupts.came() and 'stop' or nil end
    local result = conversation:say(text, o)

@@ -1,8 +1,7 @@
--- What recipes.distil has beside recipes.finetune: the teacher, spread its own way, and its
--- figures.
+-- What recipes.distil adds to recipes.finetune: the teacher, and how it lies over the ranks.
 
 local chats = require 'recipes.support.chats'
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -62,8 +61,7 @@ local function place(tide, opt, spread, big)
       return run, nil
    end
    if spread.context and opt.teacher_top_k == 0 then
-      local o = {}
-      for k, v in each(spread.plan.cp) do o[k] = v end
+      local o = copy(spread.plan.cp)
       o.axis = nil
       tide.parallel.cp.attach(big, spread.mesh:axis 'cp', o)
    end
@@ -130,13 +128,6 @@ function teacher.objective(job, opt, spread, corpus, sampler)
       tide.train.teacher.use(sampler, corpus, most_likely(job, opt, spread, corpus, sampler))
    end
    return job:check(tide.nn.distil.objective, o)
-end
-
--- Gives the metrics of the present step the parts of its loss, those of an evaluation as val_...
-function teacher.report(run, objective, comm, which)
-   for name, value in each(objective:take(comm, which) or {}) do
-      run:metric(which == 'val' and 'val_' .. name or name, value)
-   end
 end
 
 return teacher

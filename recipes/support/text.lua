@@ -1,5 +1,5 @@
--- What recipes that train on text or token files share: the data, the order of it, and what is said
--- at the end.
+-- What recipes that train on text or token files share: the data, its order, and the summary at the
+-- end.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'

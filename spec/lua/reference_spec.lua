@@ -3,7 +3,9 @@
 local tide = require 'tide'
 local files = require 'spec.support.files'
 local help = require 'tide.repl.help'
+local install = require 'spec.support.install'
 local reference = require 'tide.repl.reference'
+local tmp = require 'spec.support.tmp'
 
 -- What the annotations declare: runs them with a table in place of globals, whose functions note
 -- nothing but that they are there.
@@ -23,10 +25,16 @@ describe('repl.reference', function()
    local entries = reference.entries()
 
    it('is current; make reference writes it anew', function()
-      for path, text in pairs { ['lua/guide/reference.md'] = reference.guide(),
-         ['lua/types/tide.d.lua'] = reference.types() } do
-         assert.is_true(text == files.read(path), path .. ' is old: make reference')
-      end
+      assert.is_true(reference.guide() == files.read 'lua/guide/reference.md', 'make reference')
+   end)
+
+   it('is written as annotations by the build', function()
+      tmp.with(function(dir)
+         local path = dir .. '/types/tide.d.lua'
+         install.run(('%s/tide run bindings/package/types.lua %s'):format(
+            install.quote(install.build), install.quote(path)))
+         assert.is_true(reference.types() == files.read(path))
+      end)
    end)
 
    it('has a line for every function, each once', function()

@@ -77,20 +77,21 @@ promise['README.md'] = {
 promise['core/README.md'] = {
    { 'Functions and enumerators are added', 'core/options', 'of an older header is taken',
       'core/options', 'with another ABI is refused' },
-   { 'Nothing here prints', 'meta/style', 'of the library: no exit, output, signals or locale' },
-   { 'All state hangs on a tide ctx', 'meta/state', 'of the library: two facts of the process' },
+   { 'The library prints nothing', 'meta/style',
+      'of the library: no exit, output, signals or locale' },
+   { 'A tide ctx holds all state', 'meta/state', 'of the library: two facts of the process' },
    { 'A file may use its own folder', 'meta/layer', 'of core/' },
    { '2k kernels arithmetic', 'meta/layer',
       'of kernels: core/base, the kernel interface, their own backend' },
-   { '5 tide c the composition root', 'meta/layer', 'of core/' },
-   { 'No op does any of that itself', 'meta/style', 'of allocation: the context hook, not malloc'
+   { '5 tide c contexts', 'meta/layer', 'of core/' },
+   { 'Ops contain none of this', 'meta/style', 'of allocation: the context hook, not malloc'
       },
-   { 'What belongs to no context', 'meta/style', 'of allocation: the context hook, not malloc' },
+   { 'Objects without a context', 'meta/style', 'of allocation: the context hook, not malloc' },
    { 'The public function and the derivative rule', 'meta/op_table',
       'has one family of files for an op, on every side' },
    { 'The fast kernels and their rows', 'op/all', 'equals the reference in ' },
    { 'Causal window packed and every', 'parallel/cp_context', 'suffices, on any mesh' },
-   { 'With an arena a graph', definition = 'why another design was left' },
+   { 'An arena would keep', definition = 'why another design was left' },
    { 'linear cross entropy makes its gradients', 'parallel/logits', 'are never whole' },
    { 'No oneDNN', definition = 'a decision; the benchmarks use it as a peer' },
 }
@@ -127,13 +128,13 @@ promise['core/comm/README.md'] = {
 }
 
 promise['core/THREADING.md'] = {
-   { 'Its memory stays with the context', 'ffi/door', 'refuses each wrong handle' },
-   { 'Every call on the context', definition = 'asks this of the caller' },
-   { 'Contexts share nothing', 'native/thread.c', 'contexts_in_parallel', 'native/thread.c',
+   { 'The context keeps the memory', 'ffi/door', 'refuses each wrong handle' },
+   { 'Only the owner may call', definition = 'asks this of the caller' },
+   { 'Contexts share no state', 'native/thread.c', 'contexts_in_parallel', 'native/thread.c',
       'handed_over' },
-   { 'It reads and writes the operands', 'comm/flight',
+   { 'It uses no other part', 'comm/flight',
       'may be read while they are sent, and nothing else' },
-   { 'Everything in struct tide ctx', definition = 'a rule for who changes the code' },
+   { 'Only the owner uses struct', definition = 'a rule for who changes the code' },
    { 'A release on another thread', 'native/thread.c', 'foreign_comm' },
 }
 

@@ -8,9 +8,7 @@ local folders = 'core kernels bindings lua recipes spec'
 local function files(where, patterns)
    local names = {}
    for _, p in ipairs(patterns) do names[#names + 1] = "-name '" .. p .. "'" end
-   -- lua/types is written from what there is
-   return lines_of('find ' .. where .. ' \\( ' .. table.concat(names, ' -o ') .. ' \\) -type f '
-      .. '-not -path "lua/types/*"')
+   return lines_of('find ' .. where .. ' \\( ' .. table.concat(names, ' -o ') .. ' \\) -type f')
 end
 
 local c_patterns = { '*.c', '*.h', '*.cpp', '*.def', '*.cu', '*.cuh' }

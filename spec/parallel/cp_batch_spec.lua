@@ -409,7 +409,7 @@ describe('packed streams over ranks', function()
       refused('E_ARG', { 'position_ids', '2 or 1, 4' }, cp.make_cp_batch_for_te, axis(2),
          { input_ids = tide.zeros { 2, 4 }, labels = tide.zeros { 2, 4 }, seq_lens = false,
             seq_lens_padded = false, position_ids = ints { { 1 } } })
-      refused('E_ARG', 'behind', cp.shard_thd_chunk,
+      refused('E_ARG', 'after an entry of padding', cp.shard_thd_chunk,
          { input_ids = ids, labels = ids, cu_seqlens = { 0, -1000, 4 } }, axis(2))
       refused('E_ARG', 'end at 8', cp.shard_thd_chunk,
          { input_ids = ids, labels = ids, cu_seqlens = { 0, 8 } }, axis(2))

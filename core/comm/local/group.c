@@ -219,8 +219,8 @@ static bool is_group(const tide_group *group)
 int tide_group_retain(tide_group *group)
 {
   if (!is_group(group))
-    return tide__fail(NULL, TIDE_E_ARG, "group_retain", "argument 'group': expected a group that "
-                      "lives");
+    return tide__fail(NULL, TIDE_E_ARG, "group_retain", "argument 'group': expected a live "
+                      "group");
   atomic_fetch_add(&group->refs, 1);
   return TIDE_OK;
 }

@@ -6,6 +6,7 @@
 -- first has compared, so the ranks meet once. The texts are made elsewhere: parallel.fingerprint.
 
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 
 local agree = {}
 
@@ -206,10 +207,7 @@ end
 -- the caller has just compared all that its calls would, and no one else changes the model in fn.
 function agree.settled(comm, model, fn, ...)
    model._settled = comm
-   local ok, result = pcall(fn, ...)
-   model._settled = nil
-   if not ok then error(result, 0) end
-   return result
+   return finally(function() model._settled = nil end, fn, ...)
 end
 
 return agree

@@ -77,7 +77,7 @@ function dist.comm_of(op, comm)
    return signature.check(op, 'comm', comm, 'comm')
 end
 
--- comm: an object with rank, size, all_reduce, broadcast, barrier.
+-- Sets what world returns: an object with rank, size, all_reduce, broadcast, barrier.
 function dist.set_world(comm)
    for _, name in ipairs(comm.size > 1 and { 'all_reduce', 'broadcast', 'barrier' } or {}) do
       if type(comm[name]) ~= 'function' then
@@ -95,23 +95,24 @@ function dist.close()
    world = nil
 end
 
--- For programs that own their process, such as plain luajit: closes the world and ends MPI, if it
--- runs. Every process of the job calls it, last; the `tide` program does so itself.
+-- Closes the world and ends MPI, if it runs. Programs that own their process, such as plain luajit,
+-- call it last, in every process of the job; the `tide` program does so itself.
 function dist.shutdown()
    dist.close()
    collectgarbage()
    require('tide.ffi.dist').mpi_end()
 end
 
--- The ranks of a communicator again, for tensors on a GPU that each has to itself. opts: check
--- (false: calls are not compared), library (file of NCCL). Collective; dist.gpus chooses the GPUs.
+-- Makes an NCCL communicator of the ranks of another one; each rank needs a GPU of its own. opts:
+-- check (false: calls are not compared), library (file of NCCL). Collective; dist.gpus chooses the
+-- GPUs.
 function dist.nccl(over, opts) return require('tide.ffi.dist').nccl(over, opts) end
 
 -- A GPU for every rank of comm, and the communicator between them; see comm/gpus.lua. A program of
 -- several ranks calls it first: tide.comm.set_world(tide.comm.gpus()).
 function dist.gpus(comm, opts) return require 'tide.comm.gpus'(comm, opts) end
 
--- What N threads of this process share; see tide.ffi.dist.
+-- Makes the group through which N threads of this process communicate; see tide.ffi.dist.
 function dist.group(nrank, opts) return require('tide.ffi.dist').group(nrank, opts) end
 
 -- One rank of an imagined n, for planning: counts calls and bytes, moves nothing.
@@ -140,7 +141,7 @@ function dist.on_first(comm, op, fn)
    err.raise('E_PEER', op, 'rank 0 failed; its message says why')
 end
 
--- Runs fn on this rank; if it raises on any, raises on all. Returns every rank's result.
+-- Runs fn on every rank; if it raises on one, raises on all. Returns every rank's result.
 function dist.together(comm, op, fn)
    local ok, result = pcall(fn)
    local all = comm:all_gather_object { ok = ok, result = ok and result or tostring(result) }
@@ -160,7 +161,7 @@ signature.doors('comm', dist, {
       'timeout: any? -- seconds that a call waits for the other ranks',
       "ctx: any? -- a context; the state's own by default",
       "transport: 'self' | 'local' | 'mpi'? -- by default as the run was started",
-      'check: any? -- false: MPI calls are not compared before data moves; on all ranks alike',
+      'check: any? -- false: ranks do not compare MPI calls before data moves; give all the same',
       'library: any? -- file of the MPI library' } },
    sum = 'comm: comm; numbers: table', any = 'comm: comm', on_first = 'comm: comm; fn: function',
    together = 'comm: comm; fn: function', set_world = 'comm: comm',

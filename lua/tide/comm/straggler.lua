@@ -14,7 +14,7 @@ local straggler = {}
 local Watch = {}
 Watch.__index = Watch
 
--- Begins a watch.
+-- Begins to measure which rank is slow, and in which section of a step.
 function straggler.new(opts)
    local self = setmetatable({
       comm = opts.comm, sections = opts.sections or { 'step' }, own = {}, step = 0,

@@ -31,7 +31,8 @@ local function masked(source, starts, seq, labels, device)
    return labels * keep + (keep - 1) * 100, count
 end
 
--- starts: list of first tokens. Returns { ids, labels, count }; count is the labels that count.
+-- Returns the windows of a source that begin at the tokens `starts` as { ids, labels, count },
+-- where count is the number of labels that are trained on.
 function batch.make(source, starts, seq, device)
    local pieces = {}
    err.arg_if(#starts == 0, 'data.batch.make', 'starts', 'at least one first token of a window',

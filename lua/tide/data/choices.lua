@@ -16,7 +16,7 @@ local choices = {}
 
 local op = 'data.choices'
 
-local function is_null(v) return v == nil or v == fs.io().json.null end
+local is_null = fs.is_null
 
 -- The value of the first of some fields that a record has, and its name; else nil and the first.
 local function field_of(t, names)

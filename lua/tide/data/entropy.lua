@@ -18,7 +18,8 @@ local function add(counts, text)
    end
 end
 
--- texts: list of strings, counted apart. Returns the entropy, or nil without a trigram.
+-- Returns the order-2 entropy of a list of strings, or nil without a trigram. No trigram spans two
+-- strings.
 function entropy.order2(texts)
    local counts, context, total = {}, {}, 0
    for _, text in ipairs(texts) do

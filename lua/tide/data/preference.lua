@@ -57,7 +57,7 @@ local function parts_of(t)
       end
       return { { role = 'user', content = prompt } }, chosen, rejected
    end
-   if prompt ~= nil and prompt ~= fs.io().json.null then return prompt, chosen, rejected end
+   if not fs.is_null(prompt) then return prompt, chosen, rejected end
    if type(chosen) ~= type(rejected) then return '', chosen, rejected end
    return split(chosen, rejected)
 end
@@ -75,7 +75,7 @@ end
 -- Returns what is wrong with an answer, or nil.
 local function wrong_answer(t, name, v)
    local given = t[name]
-   if given == nil or given == fs.io().json.null then
+   if fs.is_null(given) then
       return ('%s: expected an answer (a text, or a list of messages), got nothing; a pair has a '
          .. 'chosen and a rejected answer'):format(name)
    elseif is_empty(v) then

@@ -43,7 +43,8 @@ local function memory_mask(self, start, n)
    return self.bytes_of_mask:sub(start + 1, start + n)
 end
 
--- From a string of encoded ids. mask: a byte for each token, '\1' where it counts as a label.
+-- Makes a source of a string of encoded ids. mask: a byte for each token, '\1' where it counts as a
+-- label.
 function tokens.memory(text, width, mask)
    return setmetatable({ text = text, width = width, count = #text / width, bytes_of_mask = mask,
       mask = mask and memory_mask }, Memory)
@@ -151,7 +152,7 @@ local function slice_mask(self, start, n)
    return self.source:mask(self.first + start, n)
 end
 
--- Tokens first .. first + count - 1 of a source.
+-- Makes a source of tokens first .. first + count - 1 of another.
 function tokens.slice(source, first, count)
    return setmetatable({
       source = source, first = first, count = count, width = source.width,
@@ -214,7 +215,7 @@ local function joined_mask(self, start, n)
    end)
 end
 
--- Sources one after another; all of the same width.
+-- Makes one source of several, one after another; all of the same width.
 function tokens.join(sources)
    if #sources == 1 then return sources[1] end
    local self = setmetatable({ sources = sources, starts = {}, count = 0 }, Joined)

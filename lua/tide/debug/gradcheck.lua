@@ -79,8 +79,8 @@ local function directions(fn, inputs, i, values, grad, o, report)
    end
 end
 
--- fn(inputs...) returns one element; inputs: list of f64 tensors.
--- Raises at the first difference; returns { worst = largest relative error }.
+-- Compares the gradients of fn(inputs...), one element, with central differences. inputs: list of
+-- f64 tensors. Raises at the first difference; returns { worst = largest relative error }.
 function gradcheck.check(fn, inputs, opts)
    local o = opts
    for i, x in ipairs(inputs) do

@@ -1,5 +1,6 @@
 -- What the compiler did while a function ran: traces made, and aborts with place and reason.
 
+local finally = require 'tide.util.finally'
 local signature = require 'tide.util.signature'
 
 local jitlog = {}
@@ -33,10 +34,7 @@ function jitlog.run(fn, ...)
    end
    jit.flush()
    jit.attach(listen, 'trace')
-   local r = { pcall(fn, ...) }
-   jit.attach(listen)
-   if not r[1] then error(r[2], 0) end
-   return report, unpack(r, 2)
+   return report, finally(function() jit.attach(listen) end, fn, ...)
 end
 
 -- The aborts of a report as text, most frequent first.

@@ -168,7 +168,7 @@ local function check_one_run(op, folder, list, file_of)
    end
 end
 
--- The ranks' files of a folder, all of one run, in the order of ranks.
+-- Reads the ranks' files in a folder, all of one run, in the order of ranks.
 function trace.read(folder)
    local op, list, file_of = 'debug.trace.read', {}, {}
    for _, name in ipairs(fs.list(op, folder)) do
@@ -313,8 +313,8 @@ local function numbers_of(c)
    return sorted_keys(seen)
 end
 
--- Findings over all communicators: { parted = list (first difference or absence of each), late =
--- list (longest first), waits = { [rank] = { count, seconds } } }.
+-- Returns findings over all communicators: { parted = list (first difference or absence of each),
+-- late = list (longest first), waits = { [rank] = { count, seconds } } }.
 function trace.compare(docs)
    check_docs('debug.trace.compare', docs)
    local comms = communicators(docs)
@@ -369,7 +369,7 @@ local function absent_ranks(docs)
    return list
 end
 
--- Lines for people. worst: how many late arrivals to list (3).
+-- Returns the findings as text. worst: how many late arrivals to list (3).
 function trace.report(docs, worst)
    check_docs('debug.trace.report', docs)
    local found, lines = trace.compare(docs), {}

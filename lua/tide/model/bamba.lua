@@ -69,12 +69,8 @@ local rules = {
          .. 'num_key_value_heads ({num_key_value_heads}) and divide hidden_size ({hidden_size})' },
 }
 
--- Projections into the residual stream start smaller by sqrt(2 layers).
 local function common(c, opts, extra)
-   extra.std = c.initializer_range
-   extra.out_std = c.initializer_range / math.sqrt(2 * c.num_hidden_layers)
-   extra.dim = c.hidden_size
-   return nn.Module.inner(opts, extra)
+   return config_.part(c, opts, 2 * c.num_hidden_layers, extra)
 end
 
 local function mamba(c, opts)

@@ -83,14 +83,16 @@ local function capped(self, y)
    return private.replace(y, y * cap)
 end
 
--- Logits of final hidden states, by a call of the head.
-local function logits(self, h)
-   local head = self.lm_head
-   if not head then return capped(self, private.call(self.head_logits, self, h)) end
-   return capped(self, head:as_call(private.note(function(_, x)
-      return private.call(self.head_logits, self, x)
-   end), h))
+-- What a method head_* gives for final hidden states h: as a call of lm_head, if there is one.
+local function at_head(self, method, h, ...)
+   local head, a, b = self.lm_head, ...
+   if not head then return private.call(self[method], self, h, a, b) end
+   return head:as_call(private.note(function(_, x)
+      return private.call(self[method], self, x, a, b)
+   end), h)
 end
+
+local function logits(self, h) return capped(self, at_head(self, 'head_logits', h)) end
 
 local function last_token(x)
    local n = x:size(2)
@@ -129,16 +131,13 @@ end
 -- soft cap bounds them; otherwise logits are never made.
 local function head_loss(self, h, labels, opts)
    local head, cap = self.lm_head, self.config.final_logit_softcapping
-   if not head and not cap then return private.call(self.head_loss, self, h, labels, opts) end
-   if cap or head:has_hooks() then
+   if cap or head and head:has_hooks() then
       err.raise_if(self.keeps_logits_apart, 'E_UNSUPPORTED', self.op, '%s whole logits in '
          .. 'training, but gather_logits = false leaves them split over the ranks; leave it out',
          cap and 'the loss of soft-capped logits takes' or 'lm_head has hooks, which see')
       return nn.loss.of_logits(logits(self, h), labels, opts)
    end
-   return head:as_call(private.note(function(_, x)
-      return private.call(self.head_loss, self, x, labels, opts)
-   end), h)
+   return at_head(self, 'head_loss', h, labels, opts)
 end
 
 local function loss(self, ids_BT, labels_BT, opts)
@@ -176,13 +175,8 @@ local function label_logprobs(self, ids_BT, labels_BT, opts)
    place.ignore, place.chunk = nil, nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   local h, head = private.call(self.hidden, self, ids_BT, place), self.lm_head
-   if not head then
-      return private.replace(h, private.call(self.head_logprobs, self, h, labels_BT, rest))
-   end
-   return private.replace(h, head:as_call(private.note(function(_, x)
-      return private.call(self.head_logprobs, self, x, labels_BT, rest)
-   end), h))
+   local h = private.call(self.hidden, self, ids_BT, place)
+   return private.replace(h, at_head(self, 'head_logprobs', h, labels_BT, rest))
 end
 private.note(label_logprobs)
 

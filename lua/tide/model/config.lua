@@ -7,6 +7,7 @@ local canonical = require 'tide.util.canonical'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local Module = require 'tide.nn.module'
 
 local config = {}
 
@@ -15,8 +16,7 @@ local config = {}
 -- Moves what rope_parameters, the name since version 5 of transformers, says of the positions of
 -- one kind of layer to the fields of before: theta and scaling name them.
 local function spread_rope(f, rope, theta, scaling, problems)
-   local rest = {}
-   for k, v in each(rope) do rest[k] = v end
+   local rest = copy(rope)
    local kind = rest.rope_type or rest.type or 'default'
    if rest.rope_theta ~= nil then
       if f[theta] ~= nil and f[theta] ~= rest.rope_theta then
@@ -130,9 +130,13 @@ function config.check_layer_types(op, c)
    end
 end
 
--- Whether layer i (from 1) is of a kind in layer_types; nil without that list.
-function config.is_kind(c, i, kind)
-   if c.layer_types then return c.layer_types[i] == kind end
+-- Options of a part of a model: of its dtype and device, as wide as its residual stream. The
+-- projections into the stream start smaller by sqrt(branches), the number of parts that add to it,
+-- which keeps the variance of the stream independent of depth (Radford et al., 2019).
+function config.part(c, opts, branches, extra)
+   extra.dim, extra.std = c.hidden_size, c.initializer_range
+   extra.out_std = c.initializer_range / math.sqrt(branches)
+   return Module.inner(opts, extra)
 end
 
 -- A relation (see util.signature): each head of keys serves as many heads of queries.

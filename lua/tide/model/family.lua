@@ -5,6 +5,7 @@
 -- do not: their family follows from the published fields, or from fields that one family alone has.
 
 local canonical = require 'tide.util.canonical'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
@@ -14,34 +15,43 @@ local family = {}
 
 -- Published fields by family.
 local published = {
-   llama = { architectures = { 'LlamaForCausalLM' }, model_type = 'llama', hidden_act = 'silu' },
-   mistral = { architectures = { 'MistralForCausalLM' }, model_type = 'mistral',
-      hidden_act = 'silu' },
-   qwen2 = { architectures = { 'Qwen2ForCausalLM' }, model_type = 'qwen2', hidden_act = 'silu' },
-   qwen3 = { architectures = { 'Qwen3ForCausalLM' }, model_type = 'qwen3', hidden_act = 'silu' },
-   phi3 = { architectures = { 'Phi3ForCausalLM' }, model_type = 'phi3', hidden_act = 'silu' },
-   ministral = { architectures = { 'MinistralForCausalLM' }, model_type = 'ministral',
-      hidden_act = 'silu' },
-   granite = { architectures = { 'GraniteForCausalLM' }, model_type = 'granite',
-      hidden_act = 'silu' },
-   smollm3 = { architectures = { 'SmolLM3ForCausalLM' }, model_type = 'smollm3',
-      hidden_act = 'silu' },
-   olmo2 = { architectures = { 'Olmo2ForCausalLM' }, model_type = 'olmo2', hidden_act = 'silu' },
    gemma2 = { architectures = { 'Gemma2ForCausalLM' }, model_type = 'gemma2' },
    gpt2 = { architectures = { 'GPT2LMHeadModel' }, model_type = 'gpt2' },
-   bamba = { architectures = { 'BambaForCausalLM' }, model_type = 'bamba', hidden_act = 'silu' },
    gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
-   mamba2 = { architectures = { 'Mamba2ForCausalLM' }, model_type = 'mamba2', hidden_act = 'silu' },
    hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
 }
+for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2', qwen3 = 'Qwen3',
+   phi3 = 'Phi3', ministral = 'Ministral', granite = 'Granite', smollm3 = 'SmolLM3',
+   olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2' } do
+   published[name] = { architectures = { title .. 'ForCausalLM' }, model_type = name,
+      hidden_act = 'silu' }
+end
 
-local function listed(field)
-   local list = {}
-   for _, row in each(published) do
-      list[#list + 1] = field == 'architectures' and row.architectures[1] or row[field]
+-- What tide calls its own forms of published families.
+local own = { TideHybridForCausalLM = 'hybrid', tide_hybrid = 'hybrid',
+   TideGPT2LMHeadModel = 'gpt2', tide_gpt2 = 'gpt2' }
+
+local function value_of(row, field)
+   return field == 'architectures' and row.architectures[1] or row[field]
+end
+
+-- The family whose published files have this value of a field, 'architectures' (the first) or
+-- 'model_type'; nil of one that is not known.
+local function find(field, value)
+   for name, row in each(published) do
+      if value_of(row, field) == value then return name end
    end
+   return own[value]
+end
+
+-- The same, or E_UNSUPPORTED with all that are known.
+local function found(op, field, value, what)
+   local name, list = find(field, value), {}
+   if name then return name end
+   for _, row in each(published) do list[#list + 1] = value_of(row, field) end
    table.sort(list)
-   return table.concat(list, ', ')
+   err.raise('E_UNSUPPORTED', op, "the checkpoint is of the %s '%s'; known are %s", what,
+      tostring(value), table.concat(list, ', '))
 end
 
 -- What a checkpoint keeps beside its tensors.
@@ -60,14 +70,13 @@ end
 function family.config(model)
    if not model.config then return nil end
    local c, null = {}, require('tide').json.null
-   local own = type(model.family) == 'table' and model.family or {}
-   for k in each(own.defaults or {}) do c[k] = null end
-   for _, row in ipairs(own.fields or {}) do
+   local of = type(model.family) == 'table' and model.family or {}
+   for k in each(of.defaults or {}) do c[k] = null end
+   for _, row in ipairs(of.fields or {}) do
       if row[2] ~= published_config.optional then c[row[1]] = null end
    end
-   for _, k in ipairs(own.written or {}) do c[k] = null end
-   for k, v in each(model.config) do c[k] = v end
-   return c
+   for _, k in ipairs(of.written or {}) do c[k] = null end
+   return copy(model.config, c)
 end
 
 -- Returns the configuration of what a checkpoint of `name` keeps, without fields that earlier
@@ -109,11 +118,11 @@ local dtype_names = { f32 = 'float32', bf16 = 'bfloat16', f16 = 'float16', f64 =
 -- Infinite numbers are written as Python does, which every version of transformers reads.
 function family.config_file(plain, dtype, transposed)
    local op = 'model.family.config_file'
-   local c, json = {}, require('tide').json
+   local json = require('tide').json
    err.type(op, 'config', check_plain(op, plain).config, 'table')
-   for k, v in each(config_of(plain.family, plain.config)) do c[k] = v end
+   local c = copy(config_of(plain.family, plain.config))
    if published[plain.family] then
-      for k, v in each(published[plain.family]) do c[k] = v end
+      copy(published[plain.family], c)
       local made = require('tide.model')[plain.family]
       if made.publish then made.publish(c, transposed) end
    end
@@ -123,36 +132,10 @@ function family.config_file(plain, dtype, transposed)
 end
 
 -- The family whose published files have this architecture; nil of one that is not known.
-function family.of_architecture(architecture)
-   if architecture == 'TideHybridForCausalLM' then return 'hybrid' end
-   if architecture == 'TideGPT2LMHeadModel' then return 'gpt2' end
-   for name, row in each(published) do
-      if row.architectures[1] == architecture then return name end
-   end
-end
-
-local function by_architecture(op, list)
-   local name = family.of_architecture(list[1])
-   if name then return name end
-   err.raise('E_UNSUPPORTED', op, "the checkpoint is of the architecture '%s'; known are %s",
-      tostring(list[1]), listed 'architectures')
-end
+function family.of_architecture(name) return find('architectures', name) end
 
 -- The family whose published files have this model_type; nil of one that is not known.
-function family.of_type(kind)
-   if kind == 'tide_hybrid' then return 'hybrid' end
-   if kind == 'tide_gpt2' then return 'gpt2' end
-   for name, row in each(published) do
-      if row.model_type == kind then return name end
-   end
-end
-
-local function by_type(op, kind)
-   local name = family.of_type(kind)
-   if name then return name end
-   err.raise('E_UNSUPPORTED', op, "the checkpoint is of the model type '%s'; known are %s",
-      tostring(kind), listed 'model_type')
-end
+function family.of_type(kind) return find('model_type', kind) end
 
 -- The family that a checkpoint names. Older ones call a Llama with windows a Llama.
 local function named(plain)
@@ -175,9 +158,9 @@ function family.saved(op, plain)
       return named(plain)
    end
    if type(config.architectures) == 'table' and config.architectures[1] then
-      return by_architecture(op, config.architectures)
+      return found(op, 'architectures', config.architectures[1], 'architecture')
    elseif type(config.model_type) == 'string' then
-      return by_type(op, config.model_type)
+      return found(op, 'model_type', config.model_type, 'model type')
    end
    if config.hybrid_override_pattern then return 'hybrid' end
    return config.state_size and 'mamba2' or 'llama'

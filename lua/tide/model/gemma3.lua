@@ -19,22 +19,30 @@ local names = {
 local Block = class('Gemma3Block', nn.Module)
 Block.mixes = false
 
--- parts: mixer, mlp, norm1, norm2 and norm1_out, norm2_out, which come after mixer and mlp.
+-- parts: mixer, mlp, and norm1_out and norm2_out, which come after them; norm1 and norm2, which
+-- come before them, or neither of the two.
 function Block:init(parts)
    nn.Module.init(self)
    for _, part in ipairs { 'mixer', 'mlp', 'norm1', 'norm1_out', 'norm2', 'norm2_out' } do
-      self:child(names[part], parts[part])
+      if parts[part] then self:child(names[part], parts[part]) end
    end
 end
 
 -- x [B, T, C] -> the same shape. at: as of nn.Block.
 function Block:forward(x, at)
-   local n = self.input_layernorm(x)
-   local a = private.replace(n, self.self_attn(n, at))
+   local n = self.input_layernorm and self.input_layernorm(x)
+   local a = self.self_attn(n or x, at)
+   if n then private.spend(n) end
    a = private.replace(a, self.post_attention_layernorm(a))
-   local m, h = self.pre_feedforward_layernorm(a, x)
-   private.spend(a)
-   local y = private.replace(m, self.mlp(m))
+   local m, h
+   if self.pre_feedforward_layernorm then
+      m, h = self.pre_feedforward_layernorm(a, x)
+      private.spend(a)
+   else
+      h = private.replace(a, x + a)
+   end
+   local y = self.mlp(m or h)
+   if m then private.spend(m) end
    y = private.replace(y, self.post_feedforward_layernorm(y))
    local sum = h + y
    private.spend(h, y)

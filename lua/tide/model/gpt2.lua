@@ -9,6 +9,7 @@ local each = require 'tide.util.each'
 local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
+local config_ = require 'tide.model.config'
 local published = require 'tide.model.published'
 
 local op = 'model.gpt2'
@@ -55,10 +56,9 @@ GPT2.form = {
             norm2 = 'post_attention_layernorm', mlp = 'mlp' },
          norm1 = nn.LayerNorm(c.hidden_size, norm), mixer = mixer,
          norm2 = nn.LayerNorm(c.hidden_size, norm), dropout = dropout(c.resid_pdrop),
-         mlp = nn.MLP(nn.Module.inner(opts, {
-            dim = c.hidden_size, hidden = c.intermediate_size, bias = true,
-            act = acts[c.activation_function] or c.activation_function, std = c.initializer_range,
-            out_std = c.initializer_range / math.sqrt(2 * c.num_hidden_layers) })),
+         mlp = nn.MLP(config_.part(c, opts, 2 * c.num_hidden_layers, {
+            hidden = c.intermediate_size, bias = true,
+            act = acts[c.activation_function] or c.activation_function })),
       }
    end,
 }
@@ -77,11 +77,9 @@ function GPT2:init(config, opts)
    local mixers = {}
    for i = 1, c.num_hidden_layers do
       local size = c.hidden_size / c.num_attention_heads
-      mixers[i] = nn.Attention(nn.Module.inner(opts, {
-         dim = c.hidden_size, heads = c.num_attention_heads, bias = true, out_bias = true,
+      mixers[i] = nn.Attention(config_.part(c, opts, 2 * c.num_hidden_layers, {
+         heads = c.num_attention_heads, bias = true, out_bias = true, dropout = c.attn_pdrop,
          scale = size ^ -0.5 / (c.scale_attn_by_inverse_layer_idx and i or 1),
-         dropout = c.attn_pdrop, std = c.initializer_range,
-         out_std = c.initializer_range / math.sqrt(2 * c.num_hidden_layers),
       }))
    end
    Backbone.init(self, op, c, mixers, opts, unused)

@@ -124,12 +124,8 @@ local rules = {
       num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob]],
 }
 
--- Projections into the residual stream start smaller by sqrt(layers).
 local function common(c, opts, extra)
-   extra.std = c.initializer_range
-   extra.out_std = c.initializer_range / math.sqrt(c.num_hidden_layers)
-   extra.dim = c.hidden_size
-   return nn.Module.inner(opts, extra)
+   return config_.part(c, opts, c.num_hidden_layers, extra)
 end
 
 local make = {}

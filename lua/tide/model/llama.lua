@@ -101,22 +101,17 @@ local layer_names = {
    norm1 = 'input_layernorm', mixer = 'self_attn', norm2 = 'post_attention_layernorm', mlp = 'mlp',
 }
 
--- The projections into the residual stream start smaller by sqrt(2 layers), which keeps the
--- variance of the stream independent of depth (Radford et al., 2019).
 local function layer(c, rope, opts, family, i)
-   local std = c.initializer_range
-   local out_std = std / math.sqrt(2 * c.num_hidden_layers)
+   local branches = 2 * c.num_hidden_layers
    local norm = Module.inner(opts, { eps = c.rms_norm_eps })
-   local mixer = Module.inner(opts, {
-      dim = c.hidden_size, heads = c.num_attention_heads, kv_heads = c.num_key_value_heads,
-      head_dim = c.head_dim, bias = c.attention_bias, out_bias = c.attention_bias,
-      rope = rope, std = std, out_std = out_std, dropout = c.attention_dropout,
+   local mixer = config_.part(c, opts, branches, {
+      heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, head_dim = c.head_dim,
+      bias = c.attention_bias, out_bias = c.attention_bias, rope = rope,
+      dropout = c.attention_dropout,
       window = nn.window.of_tokens(family.op, 'sliding_window', c.sliding_window or nil),
    })
-   local mlp = Module.inner(opts, {
-      dim = c.hidden_size, hidden = c.intermediate_size, bias = c.mlp_bias, std = std,
-      out_std = out_std,
-   })
+   local mlp = config_.part(c, opts, branches, {
+      hidden = c.intermediate_size, bias = c.mlp_bias })
    if family.layer then family.layer(c, i, mixer, mlp) end
    local parts = { names = layer_names, mixer = nn.Attention(mixer), mlp = nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
@@ -223,7 +218,8 @@ function Llama:hidden(ids_BT, opts)
 end
 private.note(Llama.hidden)
 
--- Multiply-adds count two: 6 N for the weights plus causal attention, per token of training.
+-- Floating-point operations of training on a token: 6 N for the weights, and those of causal
+-- attention. A multiply-add counts as two.
 function Llama:flops_per_token(seq)
    err.number(self.op, 'seq', seq, 0)
    local c = self.config

@@ -5,6 +5,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
+local config_ = require 'tide.model.config'
 local published = require 'tide.model.published'
 
 local op = 'model.mamba2'
@@ -52,14 +53,12 @@ function Mamba2:init(config, opts)
    local c, unused = published.read(op, config, known, rules)
    local mixers = {}
    for i = 1, c.num_hidden_layers do
-      mixers[i] = nn.Mamba2(nn.Module.inner(opts, {
-         dim = c.hidden_size, state = c.state_size, conv = c.conv_kernel, heads = c.num_heads,
+      mixers[i] = nn.Mamba2(config_.part(c, opts, c.num_hidden_layers, {
+         state = c.state_size, conv = c.conv_kernel, heads = c.num_heads,
          head_dim = c.head_dim, groups = c.n_groups, chunk = c.chunk_size or nil, bias = c.use_bias,
          conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,
          dt_range = published.dt_range(c), dt_floor = c.time_step_floor,
          dt_limit = c.time_step_limit or nil, recurrence_dtype = opts.recurrence_dtype,
-         std = c.initializer_range,
-         out_std = c.initializer_range / math.sqrt(c.num_hidden_layers),
       }))
    end
    Backbone.init(self, op, c, mixers, opts, unused)

@@ -199,9 +199,7 @@ end
 -- Whether a hook of the user is there.
 function hook.is_used(module)
    for _, list in each(rawget(module, '_hooks') or {}) do
-      for _, entry in ipairs(list.items) do
-         if not entry.by then return true end
-      end
+      if list:is_used() then return true end
    end
    return false
 end

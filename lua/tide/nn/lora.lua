@@ -330,7 +330,7 @@ return signature.doors('nn.lora', lora, {
       'dropout: number in [0, 1) = 0 -- dropout of the input of A',
       'rslora: boolean = false -- alpha / sqrt(rank) in place of alpha / rank',
       'dora: boolean = false -- also trains the norm of each row (DoRA)',
-      'seed: integer >= 0 = 0 -- of A' } },
+      'seed: integer >= 0 = 0 -- of the values of A' } },
    layers = 'model: module', merge = 'model: module', unmerge = 'model: module',
    remove = 'model: module',
    without = 'model: module; fn: function',

@@ -71,7 +71,7 @@ function loss.linear(x, w_VC, labels, opts)
 end
 private.note(loss.linear)
 
--- The same of logits [.., V].
+-- The cross entropy of logits [.., V], with the labels and options of loss.linear.
 function loss.of_logits(logits, labels, opts)
    return loss.per_count(private.note(function(z_NV, labels_N, attrs)
       attrs.reduction = 'sum'

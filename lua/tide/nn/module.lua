@@ -262,7 +262,7 @@ function Module:train(on)
    return self
 end
 
--- The same with false: no dropout.
+-- Ends training mode, as train(false): dropout does nothing.
 function Module:eval() return self:train(false) end
 
 -- Whether the parameters get gradients (on: true by default); false freezes them. Returns self.
@@ -304,7 +304,8 @@ end
 local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
 local places = { 'f32', 'f64', 'bf16', 'f16', 'cpu', 'cuda', 'null', 'ref' }
 
--- target: a dtype, a device, or { dtype=, device= }. Integer tensors keep their dtype.
+-- Moves parameters and buffers to a target: a dtype, a device, or { dtype=, device= }. Integer
+-- tensors keep their dtype.
 function Module:to(target)
    if type(target) == 'string' then
       target = is_float[target] and { dtype = target } or { device = target }
@@ -428,22 +429,23 @@ end
 -- Hooks see what calls see: module(...), and of a model also model:loss(...). opts: first (before
 -- those that are there), by (the part of the library that adds it; nil: the user).
 
--- fn(module, inputs...): what it returns replaces the inputs (nil: unchanged).
+-- Calls fn(module, inputs...) before each call; its results replace the inputs (nil: unchanged).
 function Module:hook_pre(fn, opts) return hook.add(self, 'pre', 'nn.Module.hook_pre', fn, opts) end
 
--- fn(module, inputs, outputs...), inputs a packed list: what it returns replaces the outputs.
+-- Calls fn(module, inputs, outputs...) after each call, inputs a packed list; its results replace
+-- the outputs.
 function Module:hook_post(fn, opts)
    return hook.add(self, 'post', 'nn.Module.hook_post', fn, opts)
 end
 
--- fn(module, dy...): runs before the backward of this module with the gradients of its outputs;
--- what it returns replaces them.
+-- Calls fn(module, dy...) before the backward of this module with the gradients of its outputs;
+-- its results replace them.
 function Module:hook_backward_pre(fn, opts)
    return hook.add(self, 'backward_pre', 'nn.Module.hook_backward_pre', fn, opts)
 end
 
--- fn(module, dx...): runs after the backward of this module with the gradients of its tensor
--- inputs; what it returns replaces them. Where no input carries a gradient (ids) it runs before
+-- Calls fn(module, dx...) after the backward of this module with the gradients of its tensor
+-- inputs; its results replace them. Where no input carries a gradient (ids) it runs before
 -- that backward, when the gradients of the outputs are there, as fn(module), and must return
 -- nothing; opts.needs_inputs: it does not run then.
 function Module:hook_backward(fn, opts)
@@ -466,13 +468,13 @@ private.note(Module._call)
 
 function Module:__call(...) return private.call(self._call, self, ...) end
 
--- What fn(self, ...) returns, as if it were the call of this module: with its hooks and wraps. For
--- classes that can be called in a second way, as models by their loss.
+-- Calls fn(self, ...) as the call of this module, with its hooks and wraps, and returns its
+-- results. It is for classes with a second way to be called, as models have by their loss.
 function Module:as_call(fn, ...)
    return private.call(wrap.compose(wrap.list(self), fn), self, ...)
 end
 
--- What module(...) computes; every class has its own.
+-- Computes module(...); every class defines its own.
 function Module:forward()
    err.raise('E_STATE', 'nn.' .. self.class_name, 'this module has no forward')
 end

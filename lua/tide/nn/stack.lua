@@ -11,7 +11,8 @@ local Module = require 'tide.nn.module'
 local Stack = class('Stack', Module)
 Stack.mixes = false
 
--- blocks: list of modules. names: list of names (default '0', '1', ...).
+-- Makes a module that calls a list of blocks in order. names: list of names (default '0', '1',
+-- ...).
 function Stack:init(blocks, names)
    err.arg_if(type(blocks) ~= 'table' or class.is(blocks, Module) and not class.is(blocks, Stack),
       'nn.Stack', 'blocks', 'a list of modules: nn.Stack { a, b }', blocks)
@@ -64,7 +65,7 @@ function Stack:slice(first, last)
    return Stack(blocks, names)
 end
 
--- at: handed to every block; at.caches[i], if given, becomes at.cache of block i.
+-- Calls the blocks in order, each with `at`; at.caches[i], if given, becomes at.cache of block i.
 function Stack:forward(x, at)
    at = err.type('nn.Stack', 'at', at or {}, 'table')
    local caches, h = at.caches, x

@@ -8,7 +8,7 @@ local err = require 'tide.util.err'
 
 local window = {}
 
--- { left, right } of what was given as an option called name; nil of nil.
+-- Returns the window { left, right } that an option called `name` means; nil for nil.
 function window.check(op, name, w)
    if w == nil then return nil end
    if type(w) == 'number' then
@@ -26,7 +26,13 @@ function window.check(op, name, w)
    return { err.integer(op, name .. '[1]', left, -1), err.integer(op, name .. '[2]', right, -1) }
 end
 
--- The same of tokens that each sees, itself included.
+-- The distances to the left and to the right that a window allows; -1 is any.
+function window.sides(w)
+   if type(w) == 'table' then return w[1] or -1, w[2] or -1 end
+   return w or -1, w or -1
+end
+
+-- Returns the window of a causal layer in which each token sees n, itself included.
 function window.of_tokens(op, name, n)
    if n == nil then return nil end
    return { err.integer(op, name, n, 1) - 1, -1 }

@@ -9,7 +9,7 @@ local signature = require 'tide.util.signature'
 
 local schedule = {}
 
--- fn(progress in [0, 1]) after the warm-up.
+-- A schedule by fn(progress in [0, 1]) after the warm-up.
 local function with_warmup(name, o, fn)
    if o.steps and o.warmup >= o.steps and o.warmup > 0 then
       err.arg('optim.schedule.' .. name, 'warmup', ('fewer than the %d steps'):format(o.steps),

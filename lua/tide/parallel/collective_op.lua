@@ -236,10 +236,10 @@ local function linear(name, dy, comm, reduce)
    return dy
 end
 
--- Returns a host function of forward(x, comm, ...); backward(dy, comm, ...) takes the same
--- arguments behind the gradient.
+-- Returns a host function of forward(x, comm, ...), the identity over one rank; backward(dy, comm,
+-- ...) takes the same arguments behind the gradient.
 local function adjoint(name, forward, backward)
-   return private.func {
+   local fn = private.func {
       name = 'parallel.' .. name,
       forward = function(self, x, ...)
          self.given = { n = select('#', ...), ... }
@@ -247,6 +247,7 @@ local function adjoint(name, forward, backward)
       end,
       backward = function(self, dy) return backward(dy, unpack(self.given, 1, self.given.n)) end,
    }
+   return function(x, comm, ...) return comm.size == 1 and x or fn(x, comm, ...) end
 end
 
 local gather_fn = adjoint('all_gather', gather, reduce_parts)
@@ -288,16 +289,15 @@ end)
 function op.all_gather(x, comm, dim)
    local name = 'parallel.all_gather'
    comm, dim = along(name, x, comm, dim)
-   if comm.size == 1 then return x end
    return gather_fn(x, comm, dim, same_counts(comm.size, x:size(dim)))
 end
 
--- The same with counts[r + 1] rows along dim from rank r. counts nil: the ranks exchange them.
+-- All ranks' x joined along dim (1), with counts[r + 1] rows from rank r. counts nil: the ranks
+-- exchange them.
 function op.all_gather_v(x, comm, dim, counts)
    local name = 'parallel.all_gather_v'
    comm, dim = along(name, x, comm, dim)
    counts = own_count(name, 'counts', x, dim, comm, counts or op.counts(x:size(dim), comm))
-   if comm.size == 1 then return x end
    return gather_fn(x, comm, dim, counts)
 end
 
@@ -307,17 +307,15 @@ function op.reduce_scatter(x, comm, dim, reduce)
    local name = 'parallel.reduce_scatter'
    comm, dim = along(name, x, comm, dim)
    reduce = reduce_of(name, reduce)
-   if comm.size == 1 then return x end
    return reduce_scatter_fn(x, comm, dim, equal_counts(name, 'x', x:size(dim), comm.size), reduce)
 end
 
--- The same in parts of counts[r + 1] rows.
+-- The reduction over ranks, cut along dim (1) in parts of counts[r + 1] rows.
 function op.reduce_scatter_v(x, comm, dim, counts, reduce)
    local name = 'parallel.reduce_scatter_v'
    comm, dim = along(name, x, comm, dim)
    reduce = reduce_of(name, reduce)
    check_counts(name, 'counts', counts, comm, x:size(dim))
-   if comm.size == 1 then return x end
    return reduce_scatter_fn(x, comm, dim, counts, reduce)
 end
 
@@ -330,17 +328,15 @@ function op.all_to_all(x, comm, cut, join, cut_counts, join_counts)
    comm = begin(name, x, comm)
    cut = dim_of(name, 'cut', x, cut)
    join = dim_of(name, 'join', x, join == nil and cut or join)
-   local n, given = comm.size, cut_counts or join_counts
-   err.arg_if(cut == join and given, name, 'join', 'another dim than cut, since counts are given '
-      .. '(or all_to_all_v)', join)
+   err.arg_if(cut == join and (cut_counts or join_counts), name, 'join', 'another dim than cut, '
+      .. 'since counts are given (or all_to_all_v)', join)
    cut_counts = cut_counts and check_counts(name, 'cut_counts', cut_counts, comm, x:size(cut))
-      or equal_counts(name, 'cut', x:size(cut), n)
+      or equal_counts(name, 'cut', x:size(cut), comm.size)
    if cut == join then
       join_counts = cut_counts
    else
       join_counts = own_count(name, 'join_counts', x, join, comm, join_counts)
    end
-   if n == 1 then return x end
    return exchange_fn(x, comm, cut, join, cut_counts, join_counts,
       is_even(cut_counts) and is_even(join_counts))
 end
@@ -364,7 +360,6 @@ end
 function op.all_reduce(x, comm, reduce)
    local name = 'parallel.all_reduce'
    comm, reduce = begin(name, x, comm), reduce_of(name, reduce)
-   if comm.size == 1 then return x end
    return all_reduce_fn(x, comm, reduce)
 end
 
@@ -377,7 +372,6 @@ function op.broadcast(x, comm, root)
    local name = 'parallel.broadcast'
    comm = begin(name, x, comm)
    root = root_of(name, comm, root)
-   if comm.size == 1 then return x end
    return broadcast_fn(x, comm, root)
 end
 
@@ -386,7 +380,6 @@ function op.reduce(x, comm, root, reduce)
    local name = 'parallel.reduce'
    comm = begin(name, x, comm)
    root, reduce = root_of(name, comm, root), reduce_of(name, reduce)
-   if comm.size == 1 then return x end
    return reduce_fn(x, comm, root, reduce)
 end
 
@@ -416,7 +409,6 @@ end
 -- gradients are summed.
 function op.copy_to(x, comm)
    comm = begin('parallel.copy_to', x, comm)
-   if comm.size == 1 then return x end
    return copy_to_fn(x, comm)
 end
 
@@ -424,7 +416,6 @@ end
 function op.reduce_from(x, comm, reduce)
    local name = 'parallel.reduce_from'
    comm, reduce = begin(name, x, comm), reduce_of(name, reduce)
-   if comm.size == 1 then return x end
    return reduce_from_fn(x, comm, reduce)
 end
 
@@ -434,7 +425,6 @@ function op.gather_from(x, comm, dim, counts)
    local name = 'parallel.gather_from'
    comm, dim = along(name, x, comm, dim)
    counts = own_count(name, 'counts', x, dim, comm, counts)
-   if comm.size == 1 then return x end
    return gather_from_fn(x, comm, dim, counts)
 end
 
@@ -447,7 +437,6 @@ function op.scatter_to(x, comm, dim, counts)
    else
       counts = equal_counts(name, 'x', x:size(dim), comm.size)
    end
-   if comm.size == 1 then return x end
    return scatter_to_fn(x, comm, dim, counts)
 end
 

@@ -88,9 +88,9 @@ local function all_whole(n)
    return list
 end
 
--- A tensor that every rank holds whole and alike, laid out on the mesh: each rank keeps its piece
--- (a copy). With opts.root, that rank of the mesh has the values and the others' t only gives shape
--- and dtype; without, nothing is communicated.
+-- Lays out a tensor on the mesh that every rank holds whole: each rank keeps a copy of its piece.
+-- With opts.root, that rank of the mesh has the values and the others' t only gives shape and
+-- dtype; without, nothing is communicated.
 function dtensor.distribute(t, mesh, placements, opts)
    local name = 'parallel.distribute'
    signature.check(name, 't', t, 'tensor')
@@ -118,7 +118,7 @@ local function whole_shape(part, mesh, list)
    return shape
 end
 
--- From this rank's piece. shape: of the whole; nil: the ranks exchange their sizes.
+-- Makes a DTensor of this rank's piece. shape: of the whole; nil: the ranks exchange their sizes.
 function dtensor.from_local(part, mesh, placements, shape)
    local name = 'parallel.from_local'
    signature.check(name, 't', part, 'tensor')
@@ -140,7 +140,7 @@ function DTensor:plan(placements)
    return placement.route(self.shape, self.part.dtype, self.mesh, self.placements, placements)
 end
 
--- The same tensor in other placements, as a new DTensor. Collective when the plan says so.
+-- This tensor in other placements, as a new DTensor. Collective when the plan says so.
 function DTensor:redistribute(placements)
    local list = placement.normalise('parallel.redistribute', placements, self.mesh, #self.shape)
    local plan, part = self:plan(list), self.part

@@ -1,13 +1,13 @@
 -- Values by dotted path: 'my.module.field' is require('my.module').field.
 
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local import = {}
 
 -- The field after the last dot of the module before it. Whatever fails is an error.
 function import.import_class_from_path(path)
    local op = 'parallel.import_class_from_path'
-   if type(path) ~= 'string' then err.arg(op, 'path', 'a string', path) end
    local module, field = path:match '^(.+)%.([^.]+)$'
    if not module then err.arg(op, 'path', "a dotted path, 'module.field'", path) end
    local ok, value = pcall(require, module)
@@ -22,12 +22,8 @@ function import.import_class_from_path(path)
    return found
 end
 
--- The same for a list. opts.optional = true leaves out what cannot be imported and returns, second,
--- the list of what went wrong; otherwise the first failure is an error.
+-- The values at several paths. Returns a list of them and a list of what went wrong.
 function import.import_classes_from_paths(paths, opts)
-   local op = 'parallel.import_classes_from_paths'
-   err.type(op, 'paths', paths, 'table')
-   opts = err.options(op, opts, { 'optional' })
    local found, failed = {}, {}
    for i = 1, table.maxn(paths) do
       local ok, value = pcall(import.import_class_from_path, paths[i])
@@ -42,4 +38,8 @@ function import.import_classes_from_paths(paths, opts)
    return found, failed
 end
 
-return import
+return signature.doors('parallel', import, {
+   import_class_from_path = 'path: string',
+   import_classes_from_paths = { 'paths: table', opts = {
+      'optional: boolean? -- leaves out what cannot be imported; by default that is an error' } },
+})

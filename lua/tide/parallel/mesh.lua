@@ -346,7 +346,7 @@ local function no_axis(self, op, name)
       near.best(tostring(name), have) and near.hint(tostring(name), have) or '')
 end
 
--- The same, but raises without one. Communicates nothing.
+-- The axis of that name; raises without one. Communicates nothing.
 function Mesh:axis(name) return self:find(name) or no_axis(self, 'parallel.mesh.axis', name) end
 
 -- The communicator of an axis.

@@ -79,8 +79,8 @@ end
 -- out and listed in the second result. max_bins: more are dropped. O(n log n).
 function pack.knapsack(lengths, size, max_bins) return fill(emptiest, lengths, size, max_bins) end
 
--- The same with each document in the fullest bin that has room (best fit): as many bins nearly
--- always, full ones first. O(n bins).
+-- Documents longest first, each into the fullest bin that has room (best fit): nearly always as
+-- many bins as knapsack, full ones first; results as there. O(n bins).
 function pack.best_fit(lengths, size, max_bins)
    return fill(fit.fullest, lengths, size, max_bins)
 end

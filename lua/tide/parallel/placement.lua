@@ -46,7 +46,7 @@ end
 -- The whole on every rank.
 function placement.replicate() return replicate end
 
--- op: 'sum' (default), 'mean', 'min', 'max' or 'prod'.
+-- Ranks hold terms of a reduction: op is 'sum' (default), 'mean', 'min', 'max' or 'prod'.
 function placement.partial(op)
    partials[op] = partials[op] or setmetatable({ kind = 'partial', op = op }, Placement)
    return partials[op]

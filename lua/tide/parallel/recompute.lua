@@ -22,8 +22,8 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local names_ = require 'tide.util.names'
-local pack = require 'tide.ffi.pack'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
@@ -90,10 +90,7 @@ local function remade(next, self, ...)
    local before = tonumber(ctx:param 'remake')
    if before == 1 or not tide.is_grad_enabled() then return next(self, ...) end
    ctx:param('remake', 1)
-   local r = pack(pcall(next, self, ...))
-   ctx:param('remake', before)
-   if not r[1] then error(r[2], 0) end
-   return unpack(r, 2, r.n)
+   return finally(function() ctx:param('remake', before) end, next, self, ...)
 end
 
 local function add_remade(m)
@@ -110,7 +107,16 @@ end
 
 -- ---- policies --------------------------------------------------------------------------------
 
--- Modules that a name stands for, outermost only.
+-- A function of a set of scopes that changes the modules of a list which lie in them.
+local function changing(list, change)
+   return function(set)
+      for _, m in ipairs(list) do
+         if set[scope_of(m.name)] then change(m.module) end
+      end
+   end
+end
+
+-- Adds the modules that a name stands for to a list.
 local function add_named(list, model, name)
    local pattern, found = names_.pattern(name), false
    for _, m in ipairs(model:named_modules()) do
@@ -142,12 +148,7 @@ local function by_names(model, names)
    for _, name in ipairs(names) do
       add_named(list, model, err.type(op, 'policy', name, 'string'))
    end
-   list = outermost(list)
-   return function(set)
-      for _, m in ipairs(list) do
-         if set[scope_of(m.name)] then add(m.module) end
-      end
-   end
+   return changing(outermost(list), add)
 end
 
 -- 'mlp' means the MLPs of blocks, whatever their name is.
@@ -158,11 +159,7 @@ local function each_module(model, fits, change, what)
    end
    err.raise_if(#list == 0, 'E_ARG', op, "argument 'policy': the model has no %s to recompute",
       what)
-   return function(set)
-      for _, m in ipairs(list) do
-         if set[scope_of(m.name)] then change(m.module) end
-      end
-   end
+   return changing(list, change)
 end
 
 local function every(model, k, change)

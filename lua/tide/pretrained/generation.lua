@@ -32,7 +32,7 @@ local refused = {
 local passed = { transformers_version = true, _from_model_config = true, pad_token_id = true,
    bos_token_id = true, use_cache = true }
 
-local function is_null(v) return v == nil or v == fs.io().json.null end
+local is_null = fs.is_null
 
 local function wrong(where, name, expected, v)
    err.raise('E_FORMAT', op, "%s: field '%s': expected %s, got %s", where, name, expected,

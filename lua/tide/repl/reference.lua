@@ -1,8 +1,8 @@
--- Writes the reference of the guides and the type annotations for editors.
+-- The text of lua/guide/reference.md and of the type annotations for editors.
 --
--- Both are written from what `require 'tide'` reaches: names and parameters of functions, the
--- comments above them, and the signatures that they declare (util.signature). `make reference`
--- writes the files.
+-- Both are made from what `require 'tide'` reaches: names and parameters of functions, the comments
+-- above them, and the signatures that they declare (util.signature). `make reference` writes the
+-- page, and the build writes the annotations into build/types.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
@@ -162,7 +162,7 @@ end
 -- The text of the annotations.
 function reference.types()
    local lines = { '---@meta',
-      '-- Written by `make reference`; see lua/tide/repl/reference.lua.', '',
+      '-- Made from the declarations of the library: lua/tide/repl/reference.lua.', '',
       'tide = { Tensor = {} }', '---@class tide.Tensor', '' }
    local made = { tide = true, ['tide.Tensor'] = true }
    for _, entry in ipairs(reference.entries()) do
@@ -179,13 +179,6 @@ function reference.types()
       if entry.fn then lines[#lines + 1] = annotated(entry) end
    end
    return table.concat(lines, '\n') .. '\n'
-end
-
--- Writes both files below a folder that holds lua/.
-function reference.write(folder)
-   local fs = require 'tide.util.fs'
-   fs.write('repl.reference', folder .. '/lua/guide/reference.md', reference.guide())
-   fs.write('repl.reference', folder .. '/lua/types/tide.d.lua', reference.types())
 end
 
 return reference

@@ -4,7 +4,7 @@
 -- stay as globals of the session. Errors print and the session goes on: besides the training loop
 -- this is the place where they are caught.
 
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local help = require 'tide.repl.help'
 local hint = require 'tide.repl.hint'
@@ -18,14 +18,13 @@ Session.__index = Session
 
 -- The session environment: globals of the state, with names assigned here kept apart.
 local function new_env(extra)
-   local env = {}
-   for k, v in each(extra or {}) do env[k] = v end
+   local env = copy(extra or {})
    local names = setmetatable(env, { __index = _G })
    names._G = env
    return env
 end
 
--- opts: env (extra names), write(text), fail(text) for errors.
+-- Begins a session. opts: env (extra names), write(text), fail(text) for errors.
 function session.new(opts)
    opts = err.options('repl.session', opts, { 'env', 'write', 'fail' })
    if type(opts.env) ~= 'nil' then err.type('repl.session', 'env', opts.env, 'table') end

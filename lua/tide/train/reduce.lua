@@ -5,6 +5,7 @@ local clip = require 'tide.optim.clip'
 local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local nonfinite = require 'tide.train.nonfinite'
 local parallel_clip = require 'tide.parallel.clip'
 local unused = require 'tide.train.unused'
@@ -84,16 +85,15 @@ end
 function reduce.each_sharded(self, batches, run)
    local sharded = self.parallel
    sharded:zero_grad()
-   local ok, problem = pcall(function()
+   finally(function(failed)
+      sharded:set_requires_gradient_sync(true)
+      if failed then sharded:reset() end
+   end, function()
       for i, batch in ipairs(batches) do
          sharded:set_requires_gradient_sync(i == #batches or sharded.opts.sync_each_backward)
          run(i, batch)
       end
    end)
-   sharded:set_requires_gradient_sync(true)
-   if ok then return end
-   sharded:reset()
-   error(problem, 0)
 end
 
 -- As micros, of a sharded model.

@@ -6,7 +6,7 @@ local batches_ = require 'tide.train.batches'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.comm'
-local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local fingerprint = require 'tide.parallel.fingerprint'
 local layout = require 'tide.parallel.layout'
@@ -74,10 +74,8 @@ local function optim_text(optim, sharded)
    local lr = type(optim.lr) == 'function' and 'by the step' or tostring(optim.lr)
    local list = { canonical(optim.defaults) }
    for _, group in ipairs(not sharded and optim.groups or {}) do
-      local options = {}
-      for k, v in each(group) do
-         if k ~= 'params' then options[k] = v end
-      end
+      local options = copy(group)
+      options.params = nil
       list[#list + 1] = canonical(options)
    end
    return ('%s, lr %s, %s'):format(tostring(optim.class_name), lr, table.concat(list, '; '))

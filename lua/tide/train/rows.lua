@@ -7,6 +7,7 @@
 local tide = require 'tide'
 local causal_lm = require 'tide.model.causal_lm'
 local class = require 'tide.class'
+local err = require 'tide.util.err'
 local kv_cache = require 'tide.nn.kv_cache'
 
 local rows = {}
@@ -35,6 +36,15 @@ end
 function rows.new(model, context, device)
    return setmetatable({ model = model, context = context or longest(model), device = device,
       rope = varying_rope(model) }, Rows)
+end
+
+-- Raises unless ids is a list of at least one id below vocab (nil: of any size).
+function rows.check_ids(op, name, ids, vocab)
+   if #err.integers(op, name, ids, 0) == 0 then err.arg(op, name, 'at least one id', 'none') end
+   for i, id in ipairs(ids) do
+      err.raise_if(vocab and id >= vocab, 'E_ARG', op, '%s[%d]: the model has %d ids, got %d; is '
+         .. 'this its tokenizer?', name, i, vocab, id)
+   end
 end
 
 -- Whether the model takes rows of different lengths in one call.

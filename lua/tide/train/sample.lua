@@ -6,6 +6,7 @@
 local answers = require 'tide.train.answer'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local hash = require 'tide.util.hash'
 local pick = require 'tide.train.pick'
 local rows_ = require 'tide.train.rows'
@@ -110,11 +111,7 @@ local function ids_of(op, name, prompt, o)
       if not o.tokenizer then err.arg(op, name, 'ids, as there is no tokenizer', prompt) end
       ids = o.tokenizer.ids and o.tokenizer.ids(prompt) or o.tokenizer:encode(prompt)
    end
-   if #err.integers(op, name, ids, 0) == 0 then err.arg(op, name, 'at least one id', 'none') end
-   for i, id in ipairs(ids) do
-      err.raise_if(id >= o.vocab, 'E_ARG', op, '%s[%d]: the model has %d ids, got %d; is this its '
-         .. 'tokenizer?', name, i, o.vocab, id)
-   end
+   rows_.check_ids(op, name, ids, o.vocab)
    return ids
 end
 
@@ -122,7 +119,7 @@ end
 local function settled(op, model, o)
    if type(model.config) ~= 'table' then err.arg(op, 'model', 'a model of tide.model', model) end
    o.op, o.stops, o.stop_strings = op, {}, o.stop_strings or {}
-   o.vocab = model.config.vocab_size or math.huge
+   o.vocab = model.config.vocab_size
    local stop = o.stop
    if stop ~= nil and type(stop) ~= 'table' then stop = { stop } end
    for _, id in ipairs(stop and err.integers(op, 'stop', stop, 0) or {}) do o.stops[id] = true end
@@ -169,11 +166,9 @@ local function continue(op, model, prompts, o)
    end
    local was_training = model.training
    model:eval()
-   local ok, problem = pcall(require('tide').no_grad, function()
+   finally(function() model:train(was_training) end, require('tide').no_grad, function()
       for _, group in ipairs(grouped(model, list)) do run_group(columns(model, o), group, o) end
    end)
-   model:train(was_training)
-   if not ok then error(problem, 0) end
    for row, answer in ipairs(list) do list[row] = answer:finish() end
    return list
 end
@@ -198,29 +193,29 @@ function sample.batch(model, prompts, opts)
 end
 
 local drawing = {
-   'temperature: number >= 0 = 1 -- logits are divided by it; 0 takes the best',
-   'top_k: integer >= 0 = 0 -- draws among so many of the best; 0: all',
-   'top_p: number in [1e-9, 1] = 1 -- draws among the best that have this share together',
+   'temperature: number >= 0 = 1 -- divides the logits; 0 takes the most likely id',
+   'top_k: integer >= 0 = 0 -- draws among the k most likely ids; 0: all',
+   'top_p: number in [1e-9, 1] = 1 -- draws among the likeliest ids that reach this share together',
    'min_p: number in [0, 1] = 0 -- leaves out ids less likely than this fraction of the most '
       .. 'likely one',
 }
 local going_on = {
-   'repetition_penalty: number >= 1e-9 = 1 -- of ids in prompt or answer; above 1: they get rarer',
-   'presence_penalty: number = 0 -- taken from the logits of ids in the answer',
-   'frequency_penalty: number = 0 -- the same, once for each time',
-   'tokens: integer >= 0 = 128 -- new ids, at most', 'seed: integer >= 0 = 0 -- of the draws',
+   'repetition_penalty: number >= 1e-9 = 1 -- above 1: ids of prompt or answer get less likely',
+   'presence_penalty: number = 0 -- is subtracted from the logits of ids in the answer',
+   'frequency_penalty: number = 0 -- is subtracted from them as often as they occur in it',
+   'tokens: integer >= 0 = 128 -- new ids, at most', 'seed: integer >= 0 = 0 -- of random draws',
    'stop: any? -- an id that ends the answer, or a list of them',
    'stop_strings: string[]? -- texts that end the answer',
    'tokenizer: table? -- of tide.tokenizer, or tide.data.bytes: prompts and answers as text',
    'device: string? -- of the ids; by default that of the model',
    'context: integer? >= 2 -- most tokens seen at once; by default as the model was trained',
    "on_token: function? -- called with each id; returns 'stop' to end the answer",
-   'on_text: function? -- called with each piece of text; characters come whole',
+   'on_text: function? -- called with each piece of text, which ends with a whole character',
 }
 return signature.doors('train.sample', sample, {
    pick = { 'logits: table; u: number in [0, 1]', opts = { drawing, going_on } },
    generate = { 'model: module; prompt: string | integer[]', opts = { drawing, going_on,
-      'cache: table? -- empty at first: keeps keys, values and states, which the next call with it '
-      .. 'takes up where its ids begin alike' } },
+      'cache: table? -- empty at first: keeps keys, values and states; the next call with it reads '
+      .. 'anew only from the first id that differs' } },
    batch = { 'model: module; prompts: table', opts = { drawing, going_on } },
 })

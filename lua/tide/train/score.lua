@@ -12,6 +12,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
 local family = require 'tide.model.family'
+local rows_ = require 'tide.train.rows'
 local spread = require 'tide.nn.spread'
 local signature = require 'tide.util.signature'
 local state = require 'tide.train.state'
@@ -43,19 +44,11 @@ local function last_of(context, continuation, n)
    return out
 end
 
-local function check_ids(op, name, list, vocab)
-   for i, id in ipairs(err.integers(op, name, list, 0)) do
-      err.raise_if(vocab and id >= vocab, 'E_ARG', op, '%s[%d]: the model has %d ids, got %d; is '
-         .. 'this its tokenizer?', name, i, vocab, id)
-   end
-end
-
 local function check_request(q, r, seq, vocab)
    local op, name = 'train.score.loglikelihood', ('requests[%d]'):format(r)
    err.type(op, name, q, 'table')
    for _, field in ipairs { 'context', 'continuation' } do
-      check_ids(op, name .. '.' .. field, q[field], vocab)
-      if #q[field] == 0 then err.arg(op, name .. '.' .. field, 'at least one id', 'none') end
+      rows_.check_ids(op, name .. '.' .. field, q[field], vocab)
    end
    err.raise_if(#q.continuation > seq, 'E_ARG', op, '%s.continuation has %d ids; expected at most '
       .. 'seq = %d', name, #q.continuation, seq)

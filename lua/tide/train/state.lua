@@ -103,8 +103,9 @@ end
 -- The random numbers of a run are those of its context, the state's own unless it names one.
 local function ctx_of(run) return run.ctx or tide.default() end
 
--- run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=, fingerprint=, accum=, val_loss=,
--- best=, parallel= }. With parallel (a Sharded), every rank calls it.
+-- Collects what a checkpoint holds of run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=,
+-- fingerprint=, accum=, val_loss=, best=, parallel= }. With parallel (a Sharded), every rank calls
+-- it.
 function state.collect(run)
    local saved, meta = tensors_of(run)
    saved.plain = {
@@ -288,7 +289,7 @@ function state.restore_model(sharded, saved)
    load_pieces('train.state.restore_model', sharded, saved)
 end
 
--- saved: as collect gives. Sets everything in `run` and returns the step.
+-- Sets everything in `run` from `saved`, which collect gave, and returns the step.
 function state.restore(run, saved)
    local op, plain = 'train.state.restore', saved.plain
    if type(plain.data) == 'table' then check_data(op, run, plain.data) end

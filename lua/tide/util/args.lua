@@ -44,7 +44,7 @@ local function option_of(row)
    }
 end
 
--- program: name and one line of text for --help. rows: the declaration.
+-- Makes the parser of a program. program: name and one line of text for --help. rows: the options.
 function args.new(program, rows)
    for i, row in ipairs(rows) do
       err.type('util.args.new', ('rows[%d][1]'):format(i), row[1], 'string')

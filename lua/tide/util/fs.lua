@@ -16,6 +16,9 @@ function fs.io()
    return backend
 end
 
+-- Whether a value of JSON is absent or null.
+function fs.is_null(v) return v == nil or v == fs.io().json.null end
+
 -- Replaces the primitives; specs use it to make chosen steps fail. Returns the old ones.
 function fs.use(primitives)
    local old = fs.io()
@@ -56,7 +59,7 @@ end
 -- The path from the root of the file system; links are not followed.
 function fs.absolute(path) return fs.io().absolute(path) end
 
--- The same without links, '.' and '..'; nil when nothing is there.
+-- The absolute path without links, '.' and '..'; nil when nothing is there.
 function fs.resolve(path) return fs.io().resolve(path) end
 
 -- Whether anything is at this path; a link counts as what it leads to.

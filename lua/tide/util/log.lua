@@ -32,14 +32,14 @@ end
 
 -- Writes a line at this level; fmt is a format if values follow.
 function Log:error(fmt, ...) write(self, 'error', fmt, ...) end
--- The same as a warning.
+-- Writes a warning.
 function Log:warn(fmt, ...) write(self, 'warn', fmt, ...) end
--- The same without a mark.
+-- Writes a line without a mark.
 function Log:info(fmt, ...) write(self, 'info', fmt, ...) end
--- The same for debugging; hidden unless the level says so.
+-- Writes a line for debugging, at level 'debug' alone.
 function Log:debug(fmt, ...) write(self, 'debug', fmt, ...) end
 
--- Rank 0 only, without a prefix.
+-- Writes a line on rank 0 only, without a prefix.
 function Log:once(fmt, ...)
    if self.rank ~= 0 or self.level < levels.info then return end
    self.sink((select('#', ...) > 0 and fmt:format(...) or fmt) .. '\n')

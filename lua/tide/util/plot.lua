@@ -154,7 +154,8 @@ local function legend(out, series)
    end
 end
 
--- opts: title, xlabel, ylabel, logx and logy (logarithmic axes: what is not above 0 is left out).
+-- Returns a plot as SVG. opts: title, xlabel, ylabel, logx and logy (logarithmic axes: what is not
+-- above 0 is left out).
 function plot.svg(series, opts)
    local xs, ys = points_of(series, opts)
    local frame = { x = axis(xs, opts.logx, left, width - right),
@@ -204,7 +205,7 @@ local function numbers_of(x, wide)
    return (line:gsub('%s+$', ''))
 end
 
--- The same plot as text, a mark for each series. opts: as of svg; columns (78) and rows (18).
+-- Returns the plot as text, a mark for each series. opts: as of svg; columns (78) and rows (18).
 function plot.text(series, opts)
    local xs, ys = points_of(series, opts)
    local columns, rows = (opts.columns or 78) - 11, opts.rows or 18

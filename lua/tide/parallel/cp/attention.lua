@@ -16,6 +16,8 @@
 -- of one function (`with`); a call without is an error. Losses are sums over ranks.
 
 local agree = require 'tide.comm.agree'
+local copy = require 'tide.util.copy'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local signature = require 'tide.util.signature'
@@ -27,6 +29,7 @@ local collective = require 'tide.parallel.collective_op'
 local nn_attend = require 'tide.nn.attend'
 local ring = require 'tide.parallel.cp.ring'
 local subgroup = require 'tide.parallel.subgroup'
+local window = require 'tide.nn.window'
 
 local cp_attention = {}
 
@@ -147,7 +150,7 @@ local function check_call(name, context, q, k, opts)
       err.arg_if(opts[what] ~= nil and opts[what].id ~= mine.id, name, what, 'nil, or the pairs '
          .. 'that the context holds for this rank', opts[what])
    end
-   for what, t in require 'tide.util.each' { q = q, k = k } do
+   for what, t in each { q = q, k = k } do
       err.raise_if(t:size(2) ~= mine:size(2), 'E_SHAPE', name, "argument '%s': expected %d tokens, "
          .. 'those of this rank in the context, got %d', what, mine:size(2), t:size(2))
    end
@@ -170,13 +173,10 @@ end
 
 -- A call in a line.
 local function kind_of(method, mask, q, k, v)
-   local w = mask.window
-   local left, right = w, w
-   if type(w) == 'table' then left, right = w[1], w[2] end
+   local left, right = window.sides(mask.window)
    return ('%s, causal %s, window %s %s, softcap %s, scale %s, dropout %s, %s, %d rows, '
-      .. '%d heads of %d on %d of %d'):format(method, tostring(mask.causal), tostring(left or -1),
-      tostring(right or -1), tostring(mask.softcap), tostring(mask.scale),
-      tostring(mask.dropout), q.dtype, q:size(1),
+      .. '%d heads of %d on %d of %d'):format(method, tostring(mask.causal), left, right,
+      tostring(mask.softcap), tostring(mask.scale), tostring(mask.dropout), q.dtype, q:size(1),
       q:size(3), q:size(4), k:size(3), v:size(4))
 end
 
@@ -187,8 +187,7 @@ function Inner:__call(q, k, v, opts)
    opts = err.options(name, opts, known)
    local context = context_for(self, name, opts)
    if context.null then
-      local rest = {}
-      for _, what in ipairs(known) do rest[what] = opts[what] end
+      local rest = copy(opts)
       rest.context = nil
       return nn_attend(q, k, v, rest)
    end

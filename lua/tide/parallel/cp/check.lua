@@ -8,6 +8,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
 local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local nn_loss = require 'tide.nn.loss'
@@ -47,10 +48,9 @@ local function record(list, fn)
          seen[#seen + 1] = { name = e.name, y = y:detach() }
       end)
    end
-   local ok, result = pcall(fn)
-   for _, h in ipairs(handles) do h:remove() end
-   if not ok then error(result, 0) end
-   return seen, result
+   return seen, finally(function()
+      for _, h in ipairs(handles) do h:remove() end
+   end, fn)
 end
 
 local function gradients(model)
@@ -172,13 +172,13 @@ end
 signature.record('probe', 'a table { ids =, labels =, .. }', { 'ids: tensor [B, T]',
    'labels: tensor [B, T]' })
 
--- model: attached (cp.attach). probe: { ids, labels, and positions, index, packed_seq_ids,
--- attention_mask, padding_mask, cu_real, cu_slot, if it has them }, whole and alike on all ranks of
--- the axis; short, since attention on one rank takes a dense mask of its tokens. opts: tolerance
--- (by the dtype of the parameters), gradients (true; false for a sharded model). Raises on every
--- rank, naming the first layer whose output differs, or else the loss, or the first parameter whose
--- gradient does. Returns { layers, gradients: lists of { name, error }, loss, loss_whole }.
--- Collective over the axis.
+-- Compares a model that cp.attach has attached with itself on one rank, by a probe batch. probe: {
+-- ids, labels, and positions, index, packed_seq_ids, attention_mask, padding_mask, cu_real,
+-- cu_slot, if it has them }, whole and alike on all ranks of the axis; short, since attention on
+-- one rank takes a dense mask of its tokens. opts: tolerance (by the dtype of the parameters),
+-- gradients (true; false for a sharded model). Raises on every rank, naming the first layer whose
+-- output differs, or else the loss, or the first parameter whose gradient does. Returns { layers,
+-- gradients: lists of { name, error }, loss, loss_whole }. Collective over the axis.
 return function(model, probe, opts)
    opts = err.options(op, opts, { 'tolerance', 'gradients' })
    err.arg_if(not class.is(model, nn.Module) or not spread.of(model).cp, op, 'model',
@@ -190,10 +190,10 @@ return function(model, probe, opts)
    if handle.size == 1 then return { layers = {}, gradients = {} } end
    local training = model.training
    model:eval()
-   local ok, context, a, b = pcall(both, handle, model, probe, want_grad)
-   model:train(training)
-   if spread.of(model).sharded then spread.of(model).sharded:release() end
-   if not ok then error(context, 0) end
+   local context, a, b = finally(function()
+      model:train(training)
+      if spread.of(model).sharded then spread.of(model).sharded:release() end
+   end, both, handle, model, probe, want_grad)
    local comm = handle.comm
    local layers = largest(comm, compare_layers(model, context, a[1], b[1]))
    verdict(layers, tolerance, 'layer', '; layout, positions, mask or method there are wrong')

@@ -103,7 +103,8 @@ end
 
 -- ---- which rank holds what -------------------------------------------------------------------
 
--- (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document -1.
+-- The pairs (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document
+-- -1.
 function Context:k_index(rank, device)
    if self.given then
       local t = self.given[rank + 1]
@@ -117,10 +118,10 @@ function Context:k_index(rank, device)
    end)
 end
 
--- The same of this rank's own.
+-- The pairs of this rank's tokens; see k_index.
 function Context:q_index(device) return self:k_index(self.rank, device) end
 
--- The same of every rank, in rank order.
+-- The pairs of every rank's tokens (see k_index), in rank order.
 function Context:pairs(device)
    local list = {}
    for r = 0, self.size - 1 do list[r + 1] = self:k_index(r, device) end
@@ -163,10 +164,7 @@ end
 -- ---- which rank needs what -------------------------------------------------------------------
 
 local function mask_key(n, mask)
-   local w = mask.window
-   local left, right = w, w
-   if type(w) == 'table' then left, right = w[1], w[2] end
-   return ('%d %s %s %s'):format(n, tostring(mask.causal), tostring(left), tostring(right))
+   return ('%d %s %s %s'):format(n, tostring(mask.causal), window.sides(mask.window))
 end
 
 -- The pairs of each group of n neighbours.
@@ -182,11 +180,9 @@ end
 function Context:hops(n, at, mask)
    local key = mask_key(n, mask)
    local found = self.hop_lists[key]
-   if not found and self.whole_hops then
-      found = blocks.whole(self:groups('cpu', n), at)
-      self.hop_lists[key] = found
-   elseif not found then
-      found = blocks.hops(self:groups('cpu', n), at, { causal = mask.causal, window = mask.window })
+   if not found then
+      local find = self.whole_hops and blocks.whole or blocks.hops
+      found = find(self:groups('cpu', n), at, { causal = mask.causal, window = mask.window })
       self.hop_lists[key] = found
    end
    return found
@@ -215,7 +211,7 @@ end
 
 -- ---- the rest --------------------------------------------------------------------------------
 
--- fn(context, ...). The context is a plain argument; nothing is entered or left.
+-- Returns fn(context, ...). The context is a plain argument; nothing is entered or left.
 function Context:run(fn, ...) return err.func('parallel.cp.context', 'fn', fn)(self, ...) end
 
 function Context:__tostring()

@@ -34,7 +34,7 @@ end
 
 local function all_of(self, dtype)
    if self.custom then return host(self.custom):to(dtype) end
-   if self.kind == 'contiguous' or self.size == 1 and not self.custom then
+   if self.kind == 'contiguous' or self.size == 1 then
       return tide.arange(self.padded, { dtype = dtype, device = 'cpu' })
    end
    if not self.all_runs then return tide.zigzag_index(host(self.cut), self.size, nil, dtype) end
@@ -89,7 +89,7 @@ function Map:restore(dtype, device)
 end
 
 -- Whole position -> source position; padding is `length` and more.
-local function sources(self)
+local function make_sources(self)
    local runs, from, to = {}, self.from, self.cu_slot
    if not from then return tide.arange(self.padded, { dtype = 'i64', device = 'cpu' }) end
    for d = 1, #to - 1 do
@@ -100,6 +100,10 @@ local function sources(self)
       runs[m + 3], runs[m + 4] = self.length, to[d + 1] - to[d] - n
    end
    return written(runs, 'i64')
+end
+
+local function sources(self)
+   return kept(self, 'sources', function() return make_sources(self) end)
 end
 
 -- Source position -> place.
@@ -121,8 +125,7 @@ end
 local function source_of(self, rank, device)
    if self.gapless then return self:index('i64', device, rank) end
    local at = kept(self, key_of('source', device, rank), function()
-      local all = kept(self, 'sources', function() return sources(self) end)
-      return place_on(all:index_select(1, self:index('i64', 'cpu', rank)), device)
+      return place_on(sources(self):index_select(1, self:index('i64', 'cpu', rank)), device)
    end)
    return at:clamp(0, math.max(0, self.length - 1)), at:ge(self.length)
 end
@@ -220,7 +223,7 @@ function Map:pad(x, dim, fill)
       return x:pad(dims.zeros(x.ndim), dims.only(x.ndim, dim, self.padded - self.length),
          number_of(fill))
    end
-   local at = place_on(kept(self, 'sources', function() return sources(self) end), x.device)
+   local at = place_on(sources(self), x.device)
    return filled(op, x:index_select(dim, at:clamp(0, self.length - 1)), dim, at:ge(self.length),
       fill)
 end

@@ -31,10 +31,9 @@ Map.__index = Map
 
 -- ---- multiples -------------------------------------------------------------------------------
 
-local function lcm(a, b) return a / gcd(a, b) * b end
-
 -- The least common multiple.
-function cp_map.lcm(a, b) return lcm(a, b) end
+local function lcm(a, b) return a / gcd(a, b) * b end
+cp_map.lcm = lcm
 
 local function round_up(n, unit) return math.ceil(n / unit) * unit end
 
@@ -127,11 +126,7 @@ local function pad_tail(self, op, real, slot, whole, may_pad, given)
    if self.padded ~= self.length and not may_pad then
       refuse_padding(op, 'the sequence', self.length, whole)
    end
-   if given then
-      self.cu_real, self.cu_slot = real, slot
-   else
-      self.cu_real, self.cu_slot = real, { 0, self.padded }
-   end
+   self.cu_real, self.cu_slot = real, given and slot or { 0, self.padded }
    self.cut = { 0, self.padded }
 end
 
@@ -220,15 +215,7 @@ function Map:position(rank, i)
       end
    end
    local cut, W = self.cut, self.size
-   local d = 1
-   if #cut > 2 then
-      local lo, hi = 1, #cut - 1                      -- last document with cut[d] / W <= i
-      while lo < hi do
-         local mid = math.floor((lo + hi + 1) / 2)
-         if cut[mid] <= i * W then lo = mid else hi = mid - 1 end
-      end
-      d = lo
-   end
+   local d = balance.document_at(cut, i * W)
    local half = (cut[d + 1] - cut[d]) / (2 * W)
    local off = i - cut[d] / W < half and rank or 2 * (W - 1) - rank
    return i - cut[d] / W + cut[d] + half * off

@@ -4,6 +4,7 @@
 -- lengths are filled up with a sentinel, so they always are.
 
 local tide = require 'tide'
+local err = require 'tide.util.err'
 
 local stack = {}
 
@@ -47,6 +48,21 @@ local function rectangle(tensors, sentinel)
       for i = #list + 1, most do list[i] = sentinel end
    end
    return tide.tensor(lists, { dtype = 'i32', device = tensors[1].device })
+end
+
+-- Returns the entries of a list that stand before its sentinels.
+function stack.before(op, name, list, sentinel)
+   local out, ended = {}, false
+   for i, n in ipairs(err.type(op, name, list, 'table')) do
+      if n == sentinel then
+         ended = true
+      else
+         err.raise_if(ended, 'E_ARG', op, "argument '%s': entry %d is %s, after an entry of "
+            .. 'padding (%d)', name, i, err.show(n), sentinel)
+         out[i] = n
+      end
+   end
+   return out
 end
 
 -- Puts the cumulative lengths of all chunks into out, and max_seqlen as a list.

@@ -16,6 +16,7 @@
 local agree = require 'tide.comm.agree'
 local tide = require 'tide'
 local class = require 'tide.class'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
@@ -284,8 +285,7 @@ end
 local function labelled(batch)
    local like = batch.ids or batch.input_ids or batch.embeds or batch.inputs_embeds
    if batch.labels ~= nil or not tide.is_tensor(like) or like.ndim < 2 then return batch, false end
-   local out = {}
-   for k, v in each(batch) do out[k] = v end
+   local out = copy(batch)
    out.labels = tide.full({ like:size(1), like:size(2) }, -100,
       { dtype = 'i64', device = like.device })
    return out, true
@@ -302,7 +302,7 @@ function Attached:cut(batch, more)
    local opts = { kind = self.layout, method = self.size > 1 and self.method or nil,
       inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
-   for k, v in each(err.type('parallel.cp.cut', 'more', more or {}, 'table')) do opts[k] = v end
+   copy(err.type('parallel.cp.cut', 'more', more or {}, 'table'), opts)
    local whole, bare = labelled(batch)
    local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, whole, opts)
    if context.null then return batch end

@@ -442,8 +442,7 @@ function Bucket:reset()
    if r and r.work then pcall(r.work.wait, r.work) end
    if r and r.flat and not r.kept and not r.flat:is_gone() then r.flat:release() end
    self.reducing = nil
-   for _, e in ipairs(self.entries) do e.view:zero_grad() end
-   for _, p in ipairs(self.pieces) do p.param:zero_grad() end
+   self:zero_grad()
    if self.work then
       pcall(self.work.wait, self.work)
       self.work = nil

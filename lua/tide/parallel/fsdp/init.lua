@@ -48,7 +48,7 @@ local op = 'parallel.fully_shard'
 -- Communicators: of all ranks of the model, of the shards, of the replicas of a shard, and of all
 -- ranks that have data of their own.
 local function comms_of(o)
-   local all, shard, replicas
+   local all, shard, replicas, data
    err.arg_if(type(o.comm) ~= 'nil' and (type(o.comm) ~= 'table' or not o.comm.all_gather_v), op,
       'comm', 'a communicator', o.comm)
    if o.mesh then
@@ -57,14 +57,10 @@ local function comms_of(o)
       local axes = o.mesh:fsdp_mesh().axes
       all, shard = o.mesh.root.comm, axes[#axes].comm
       replicas = axes[2] and axes[1].comm or nil
+      data = replicas and o.mesh:flatten({ axes[1].name, axes[2].name }).comm or shard
    else
       all = o.comm or dist.world()
-      shard = all
-   end
-   local data = shard
-   if replicas then
-      local axes = o.mesh:fsdp_mesh().axes
-      data = o.mesh:flatten({ axes[1].name, axes[2].name }).comm
+      shard, data = all, all
    end
    if o.strategy == 'no_shard' then return all, dist.solo(), data, data end
    return all, shard, replicas or dist.solo(), data
@@ -142,11 +138,6 @@ local function set_policy(self)
    end
 end
 
--- Neither the model nor a part of it belongs to a sharded model.
-local function check_whole(model)
-   spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
-end
-
 local function units_text(list)
    local names = {}
    for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
@@ -187,7 +178,7 @@ end
 function Sharded:init(model, opts)
    units.check_model(op, model)
    self.opts = options.check(opts)
-   check_whole(model)
+   spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
    self.model = model
    self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(self.opts)
    self.device = self.opts.device
@@ -211,7 +202,7 @@ function Sharded:init(model, opts)
    tide.tell_gone(self, tell_gone)
 end
 
--- The root unit last: the order in which what is left over is reduced is its reverse.
+-- The units in order, the root last. What backward leaves over is reduced in the reverse order.
 function Sharded:all_units()
    local list = { self.root }
    for _, unit in ipairs(self.units) do list[#list + 1] = unit end
@@ -224,7 +215,7 @@ local function set_sync(self, on)
    for _, unit in ipairs(self:all_units()) do unit:accumulate(not on) end
 end
 
--- Whether the next backward ends with reduced gradients. false: gradients add up on each rank.
+-- Sets whether the next backward reduces gradients. false: they add up on each rank.
 function Sharded:set_requires_gradient_sync(on)
    set_sync(self, err.type('parallel.fsdp.set_requires_gradient_sync', 'on', on, 'boolean'))
    return self
@@ -238,9 +229,9 @@ function Sharded:no_sync(fn, ...)
    return finally(function() set_sync(self, before) end, fn, ...)
 end
 
--- Ends a backward: what is not reduced yet is reduced (unless synchronising is off), gathered bytes
--- go. Every rank calls it after each backward. Raises on all ranks if a gradient is not finite and
--- check_for_nan_in_grad is set.
+-- Ends a backward: reduces the gradients that are left (unless synchronising is off) and frees the
+-- gathered bytes. Every rank calls it after each backward. Raises on all ranks if a gradient is not
+-- finite and check_for_nan_in_grad is set.
 function Sharded:finish()
    if self.sync then
       local all, async = self:all_units(), self.opts.overlap_grad_reduce
@@ -264,7 +255,7 @@ function Sharded:check_finished(name)
    end
 end
 
--- By what the sum of the ranks' gradients is divided: 1, or their number where they are means.
+-- The divisor of the sum of the ranks' gradients: 1, or the number of ranks where it is a mean.
 function Sharded:gradient_divisor()
    return self.opts.calculate_per_token_loss and 1 or self.data_comm.size
 end
@@ -279,13 +270,14 @@ function Sharded:release()
    end
 end
 
--- The shards have changed (an optimiser step, a load): what is gathered is out of date.
+-- Marks gathered parameters as out of date: the shards have changed (a step, a load).
 function Sharded:updated()
    self:release()
    for _, unit in ipairs(self:all_units()) do unit:expire() end
 end
 
--- After an error in forward or backward: nothing under way, no gradients, ready for a new step.
+-- Makes the model ready for a new step after an error in forward or backward: ends what is under
+-- way and drops the gradients.
 function Sharded:reset()
    for _, unit in ipairs(self:all_units()) do unit:reset() end
    self.pending, self.reduced, self.seen, self.phase, self.bad = {}, {}, {}, 'forward', nil
@@ -311,9 +303,7 @@ end
 -- Takes the gradients of the shards and of the parameters away, also those not yet reduced.
 function Sharded:zero_grad()
    self.unsynced = false
-   for _, unit in ipairs(self:all_units()) do
-      for _, b in ipairs(unit.buckets) do b:zero_grad() end
-   end
+   for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
 end
 
 -- Gradients by the communicators over which their distinct parts lie: { grads =, comms = }, the
@@ -353,7 +343,7 @@ function Sharded:check_whole(name, module)
    end
 end
 
--- Name -> this rank's piece.
+-- Returns this rank's pieces by parameter name.
 function Sharded:state_dict()
    local state = {}
    for _, p in ipairs(self:named_parameters()) do state[p.name] = p.param:detach() end
@@ -374,7 +364,7 @@ function Sharded:full_state_dict()
    return state
 end
 
--- Bytes and collectives; see price.lua.
+-- The bytes and collectives of a step; see price.lua.
 function Sharded:price(opts) return require('tide.parallel.fsdp.price').sharded(self, opts) end
 
 -- Removes the hooks; the fields keep their last gathered values only if those are present.

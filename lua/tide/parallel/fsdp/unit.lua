@@ -51,7 +51,7 @@ function Unit:is_live()
 end
 
 -- What each bucket does for itself; see Bucket.
-for _, name in ipairs { 'gather', 'wait', 'accumulate', 'drain', 'reset' } do
+for _, name in ipairs { 'gather', 'wait', 'accumulate', 'drain', 'zero_grad', 'reset' } do
    Unit[name] = function(self, ...)
       for _, b in ipairs(self.buckets) do b[name](b, ...) end
    end

@@ -64,7 +64,7 @@ function mamba_cp.all_to_all_cp2hp(x, comm, batch_size)
    return collective.all_to_all(x, comm, width, tokens)
 end
 
--- The inverse.
+-- The inverse of all_to_all_cp2hp.
 function mamba_cp.all_to_all_hp2cp(x, comm, batch_size)
    local op = 'parallel.mamba_cp.all_to_all_hp2cp'
    local tokens, width = dims_of(op, x, batch_size)
@@ -84,7 +84,7 @@ function mamba_cp.redo_order(W)
    return list
 end
 
--- The inverse: their places in rank order, in the order of the sequence.
+-- The places in rank order of the chunks of a sequence of 2 W: the inverse of redo_order.
 function mamba_cp.undo_order(W)
    local list = {}
    for place, k in ipairs(mamba_cp.redo_order(W)) do list[k + 1] = place - 1 end
@@ -146,7 +146,7 @@ function mamba_cp.redo_attention_load_balancing(x, W, cu)
    return reorder(op, x, mamba_cp.redo_order(W), cu)
 end
 
--- Index [rows] of the two below; cu_local in tokens of one rank.
+-- The index [rows] of deinterleave_packed_seqs; cu_local in tokens of one rank.
 function mamba_cp.deinterleave_index(cu_local, W, rows)
    local op, each, runs = 'parallel.mamba_cp.deinterleave_packed_seqs', rows / W, {}
    local cu = covered(op, 'cu_local', cu_local, each)
@@ -175,7 +175,8 @@ function mamba_cp.reinterleave_packed_seqs(x, cu_local, W)
       x:size(dim))))
 end
 
--- Both at once: for each token of the sequence its place in rank order. cu in tokens of all ranks.
+-- The place in rank order of each token of the sequence, which undoes chunks and documents at once.
+-- cu in tokens of all ranks.
 function mamba_cp.pre_index(cu, W) return tide.zigzag_places(i64(cu), W, 'i64') end
 
 -- ---- MambaContextParallel --------------------------------------------------------------------
@@ -192,8 +193,9 @@ local function divide_among(self)
    self.d_inner, self.d_inner_local = H * self.head_dim, H / W * self.head_dim
 end
 
--- cp_group: an axis of a mesh or a communicator; mixer: a layer with conv1d, dt_bias, A_log and D,
--- read at each call (may be nil where only tokens are exchanged).
+-- Makes the parts of a Mamba layer on a rank of cp_group, a communicator or an axis. mixer: a layer
+-- with conv1d, dt_bias, A_log and D, read at each call (may be nil where only tokens are
+-- exchanged).
 function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_state, mixer)
    self.comm, self.cp_size, self.cp_rank = axis_of(name, 'cp_group', cp_group)
    self.num_heads, self.head_dim, self.n_groups = num_heads, head_dim, n_groups
@@ -270,7 +272,7 @@ function MambaContextParallel:pre_conv_ssm(projected, cu)
    return as_given(exchange.enter(x, self.comm, self.go, rows), flat)
 end
 
--- The way back for y [B, T, d_inner / W].
+-- The way back of pre_conv_ssm for y [B, T, d_inner / W].
 function MambaContextParallel:post_conv_ssm(y, cu)
    local op = name .. '.post_conv_ssm'
    local x, flat = batched(op, 'y', y, self.d_inner_local)
@@ -298,7 +300,7 @@ function MambaContextParallel:slice_conv_param(p)
    return tide.cat(list, 1)
 end
 
--- A view: a part for this rank's heads.
+-- The part of a vector for this rank's heads: a view.
 function MambaContextParallel:slice_vector_param(p)
    signature.check(name .. '.slice_vector_param', 'p', p, 'tensor [heads] or [channels]',
       { heads = self.num_heads, channels = self.d_inner })
@@ -312,7 +314,7 @@ function MambaContextParallel:get_conv1d_weight()
    return w:reshape { w:size(1), w:size(w.ndim) }
 end
 
--- nil if the convolution has none.
+-- This rank's part of the convolution's bias, or nil without one.
 function MambaContextParallel:get_conv1d_bias()
    local bias = of_mixer(self, 'conv1d').bias
    return bias and self:slice_conv_param(bias)

@@ -33,9 +33,10 @@ local function or_solo(op, axis)
 end
 
 -- Raises on all ranks unless they have tensors of one dtype and, but for dim `free` (nil: none),
--- one shape. more: what else must be the same, an item of agree.check.
+-- one shape. more: what else must be the same, an item of agree.check. Returns the axis.
 local function check_alike(op, axis, x, free, more)
-   if axis.size == 1 then return end
+   axis = or_solo(op, axis)
+   if axis.size == 1 then return axis end
    local shape = x.shape
    if free then shape[free] = '*' end
    agree.check(axis.comm or axis, op, 'E_SHAPE', {
@@ -43,6 +44,7 @@ local function check_alike(op, axis, x, free, more)
         hint = free and 'only dim ' .. free .. ' may differ' },
       more,
    })
+   return axis
 end
 
 -- FP8 block of a recipe.
@@ -109,16 +111,14 @@ end
 -- Every rank's x joined along dim 2; the gradients of all are summed and each rank gets its own.
 function multimodal.gather_along_second_dim(x, axis)
    local op = 'parallel.multimodal.gather_along_second_dim'
-   axis = or_solo(op, axis)
-   check_alike(op, axis, x)
+   axis = check_alike(op, axis, x)
    return axis.size == 1 and x or collective.all_gather(x, axis, 2)
 end
 
 -- The sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
 function multimodal.reduce_scatter_along_second_dim(x, axis)
    local op = 'parallel.multimodal.reduce_scatter_along_second_dim'
-   axis = or_solo(op, axis)
-   check_alike(op, axis, x)
+   axis = check_alike(op, axis, x)
    return axis.size == 1 and x or collective.reduce_scatter(x, axis, 2)
 end
 

@@ -207,7 +207,8 @@ end
 -- optimiser and the Sharded.
 parallelizer.megatron_fsdp_strategy_parallelize = megatron 'megatron_fsdp'
 
--- The same by its former name, with nvfsdp_unit_modules and init_nvfsdp_with_meta_device.
+-- megatron_fsdp_strategy_parallelize by its former name, with nvfsdp_unit_modules and
+-- init_nvfsdp_with_meta_device.
 parallelizer.nvfsdp_strategy_parallelize = megatron 'nvfsdp'
 
 return signature.doors('parallel', parallelizer, {

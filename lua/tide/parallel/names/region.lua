@@ -70,7 +70,7 @@ function Region:shards()
    return list
 end
 
--- fn(shards, context, ...); returns what fn returns.
+-- Returns fn(shards, context, ...).
 function Region:run(fn, ...) return fn(self:shards(), self.context, ...) end
 
 -- The buffers as they are after the region: those of no_restore cut, the others whole.

@@ -35,18 +35,7 @@ local layout = {
 local function lengths_of(op, name, v, sentinel)
    if tide.is_tensor(v) and v.ndim == 1 then v = v:tolist() end
    if type(v) ~= 'table' then err.arg(op, name, 'a list of numbers or a tensor of one dim', v) end
-   local out, ended = {}, false
-   for i, n in ipairs(v) do
-      if n == sentinel then
-         ended = true
-      elseif ended then
-         err.raise('E_ARG', op, "argument '%s': entry %d is %s, behind an entry of padding (%d)",
-            name, i, err.show(n), sentinel)
-      else
-         out[i] = n
-      end
-   end
-   return cp_map.cu(op, name, out)
+   return cp_map.cu(op, name, stack.before(op, name, v, sentinel))
 end
 
 local function lists_of(op, batch, sentinel)

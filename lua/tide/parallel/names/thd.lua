@@ -27,29 +27,15 @@ local consumed = {
 
 -- ---- lengths ---------------------------------------------------------------------------------
 
--- The lengths of a row in front of the sentinels.
-local function row_of(op, name, b, row, sentinel)
-   local out, ended = {}, false
-   for i, n in ipairs(row) do
-      if n == sentinel then
-         ended = true
-      else
-         if ended then
-            err.raise('E_ARG', op, "argument '%s': row %d has length %s after an entry of padding "
-               .. '(%d)', name, b, err.show(n), sentinel)
-         end
-         out[i] = err.integer(op, ('%s[%d][%d]'):format(name, b, i), n, 0)
-      end
-   end
-   return out
-end
-
 -- Lengths of each row without the sentinels; nil if the batch says false.
 local function rows_of(op, batch, name, B, sentinel)
    local v, rows = batch[name], {}
    if not v then return nil end
    if tide.is_tensor(v) then v = v:tolist() end
-   for b = 1, B do rows[b] = row_of(op, name, b, v[b], sentinel) end
+   for b = 1, B do
+      local row = ('%s[%d]'):format(name, b)
+      rows[b] = err.integers(op, row, stack.before(op, row, v[b], sentinel), 0)
+   end
    return rows
 end
 
@@ -270,9 +256,10 @@ local function rows_from(batch, first, n, B, S)
    return part
 end
 
--- The same in num_chunks groups of rows, each a stream of its own; their tensors are stacked on a
--- new leading dim, lists of cumulative lengths filled up with the sentinel, max_seqlen is a list.
--- `chunks` of the result is the list of streams themselves, which is the better form to use.
+-- Makes a stream of each of num_chunks groups of rows (see process_input_for_thd); their tensors
+-- are stacked on a new leading dim, lists of cumulative lengths filled up with the sentinel,
+-- max_seqlen is a list. `chunks` of the result is the list of streams themselves, which is the
+-- better form to use.
 function thd.split_batch_into_thd_chunks(batch, num_chunks, opts)
    local op = 'parallel.thd.split_batch_into_thd_chunks'
    if num_chunks <= 1 then return process(op, batch, opts) end

@@ -222,7 +222,7 @@ function Plan:init(model, mesh, opts)
    read_model(self, model)
    read_sections(self, opts)
    self.numel = self.model:num_parameters()
-   self.rehearsal = plan_text.of(self, rehearse(self, 0))
+   self.rehearsal = plan_text.of(rehearse(self, 0))
 end
 
 -- What a rank keeps and sends in a step.
@@ -297,10 +297,10 @@ end
 
 Plan.__tostring = plan_text.show
 
--- "dp_shard=2 x tp=2"
+-- The axes as text: "dp_shard=2 x tp=2".
 function Plan:axes_text() return plan_text.axes(self) end
 
--- Of rank 0: { rank, size } among the ranks with data of their own.
+-- The place { rank, size } of rank 0 among the ranks with data of their own.
 function Plan:data() return { rank = 0, size = self.rehearsal.data } end
 
 -- The plan as a plain table, for JSON; see plan.from_table.

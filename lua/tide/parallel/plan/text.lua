@@ -17,25 +17,28 @@ local text = {}
 
 -- ---- what the rehearsal has shown ------------------------------------------------------------
 
-local function grouped(names)
-   local list, at = {}, {}
-   for _, name in ipairs(names) do
-      local key = name:gsub('%f[^.%z]%d+%f[.%z]', '*')
-      if not at[key] then
-         list[#list + 1] = { name = key, count = 0 }
-         at[key] = list[#list]
-      end
-      at[key].count = at[key].count + 1
+-- The different texts of a list, each once; fmt adds how often it is there, if that is not once.
+local function counted(texts, fmt)
+   local list, count = {}, {}
+   for _, text_ in ipairs(texts) do
+      if not count[text_] then count[text_], list[#list + 1] = 0, text_ end
+      count[text_] = count[text_] + 1
    end
-   for i, g in ipairs(list) do
-      list[i] = g.count > 1 and ('%s (%d)'):format(g.name, g.count) or g.name
+   for i, text_ in ipairs(list) do
+      list[i] = count[text_] > 1 and fmt:format(text_, count[text_]) or text_
    end
    return list
 end
 
+local function grouped(names)
+   local list = {}
+   for i, name in ipairs(names) do list[i] = (name:gsub('%f[^.%z]%d+%f[.%z]', '*')) end
+   return counted(list, '%s (%d)')
+end
+
 -- "weight rows / 2" of everything that is cut.
 local function cut_modules(model)
-   local names, how = {}, {}
+   local names = {}
    local function add(name, entry)
       if not entry or not entry.blocks then return end
       names[#names + 1] = ('%-48s Shard(%d)'):format(name:gsub('%.%d+%.', '.*.'),
@@ -47,19 +50,11 @@ local function cut_modules(model)
          for _, field in ipairs(list) do add(path .. '.' .. field, places[field]) end
       end
    end)
-   for _, line in ipairs(names) do
-      if not how[line] then how[line], how[#how + 1] = 0, line end
-      how[line] = how[line] + 1
-   end
-   local list = {}
-   for i, line in ipairs(how) do
-      list[i] = how[line] > 1 and ('%s  x %d'):format(line, how[line]) or line
-   end
-   return list
+   return counted(names, '%s  x %d')
 end
 
 -- What of a rehearsed run the text needs.
-function text.of(_, run)
+function text.of(run)
    local sharded, cut = run.sharded, spread.of(run.model).tp
    local names = {}
    for i, unit in ipairs(sharded and sharded.units or {}) do names[i] = unit.name end
@@ -227,8 +222,7 @@ end
 
 -- What plan:to_table returns.
 function text.to_table(plan)
-   local t = { version = 1, axes = {}, model = model_of(plan), recompute = plan.recompute,
-      scope = plan.scope }
+   local t = { version = 1, axes = {}, model = model_of(plan), scope = plan.scope }
    for i, a in ipairs(plan.axes) do t.axes[i] = { name = a.name, size = a.size } end
    if plan.given.tp then t.tp = tp_table(plan.tp) end
    if plan.given.cp then t.cp = plain(plan.cp, 'cp') end

@@ -269,12 +269,6 @@ end
 
 -- ---- the sequence and the head ---------------------------------------------------------------
 
--- A block gets the length of the whole sequence, or its positions.
-function Run:watch_length(m)
-   local env = self.env
-   self:add(function() layer.watch_length(m, env) end)
-end
-
 -- The module whose rows are the output projection, with its path.
 local function head_of(model)
    if not model.head_loss then return end
@@ -357,31 +351,23 @@ local function check_shared(run, model)
    end)
 end
 
-local function cuts_sequence(styles)
-   for _, style in each(styles) do
-      if style.input == 'S(1)' or style.output == 'S(1)' then return true end
-   end
-   return false
-end
-
 -- The residual stream of a decoder is cut along the sequence from the embedding on, through every
 -- norm of a block, or not at all.
 local function check_sequence(run, model)
    local body, path, names = tp_plans.body(model)
    if not body then return end
-   local before = path == '' and '' or path .. '.'
    local function is_cut(name)
       local style = run.styles[name]
       return style ~= nil and style.output == 'S(1)'
    end
-   local embed, last = before .. names.embed, before .. names.norm
+   local embed, last = names_.join(path, names.embed), names_.join(path, names.norm)
    if is_cut(last) and not is_cut(embed) then
       run:refuse(last, "the sequence is cut here and not behind the embedding; give the embedding "
          .. "the output 'S(1)', and all norms the style sequence_parallel")
    end
    for i, block in ipairs(body.layers._child) do
       for _, child in ipairs(body.layers:at(i)._child) do
-         local name = ('%slayers.%s.%s'):format(before, block, child)
+         local name = names_.join(path, 'layers', block, child)
          if norm.is(body.layers:at(i)[child]) and is_cut(name) ~= is_cut(embed) then
             local here, there = 'here', 'behind the embedding'
             if is_cut(embed) then here, there = there, here end
@@ -401,7 +387,9 @@ local function prepare(run, model, opts)
    end)
    model:walk(function(m)
       if run.sequence and class.is(m, nn.Stack) then
-         for i = 1, m:count() do run:watch_length(m:at(i)) end
+         for i = 1, m:count() do
+            run:add(function() layer.watch_length(m:at(i), run.env) end)
+         end
       end
    end)
    run:head(model, opts)
@@ -446,7 +434,7 @@ function tp.parallelize_module(model, axis, plan, opts)
    check_whole(model)
    local env, styles = { axis = axis, comm = comm }, expand(model, plan)
    local run = setmetatable({ env = env, changes = {}, shared = {}, cuts = {}, styles = styles,
-      async = opts.async_tp, sequence = cuts_sequence(styles) }, Run)
+      async = opts.async_tp, sequence = tp_plans.cuts_sequence(styles) }, Run)
    err.raise_if(opts.async_tp and not run.sequence, 'E_ARG', op, 'async_tp requires '
       .. 'sequence_parallel')
    if axis.size == 1 then return model end

@@ -145,15 +145,16 @@ local function spelt(plan, model)
    return out
 end
 
-local function cuts_sequence(plan)
-   for _, style in each(plan) do
+-- Whether a style of a plan, or one of its names, cuts the sequence.
+function tp_plans.cuts_sequence(plan)
+   for _, style in each(err.type('parallel.tp_plans.cuts_sequence', 'plan', plan, 'table')) do
       if err.same(style, 'sequence_parallel') or tp_style.is(style)
          and (style.input == 'S(1)' or style.output == 'S(1)') then return true end
    end
    return false
 end
 
--- The same plan with the residual stream cut along the sequence.
+-- Returns a copy of a plan that also cuts the residual stream along the sequence.
 function tp_plans.with_sequence(plan, model)
    local op = 'parallel.tp_plans.with_sequence'
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
@@ -179,7 +180,7 @@ end
 
 local registry = {}
 
--- fn(model, sequence_parallel) -> plan, for a class of models and those made from it.
+-- Sets the plan, fn(model, sequence_parallel), of a class of models and of those made from it.
 function tp_plans.register(cls, fn)
    local op = 'parallel.tp_plans.register'
    err.type(op, 'class', cls, 'table')
@@ -203,7 +204,7 @@ end
 
 local function shown(plan) return type(plan) == 'string' and plan or err.show(plan) end
 
--- What the caller gave, as a table.
+-- Returns the plan that a caller gave as a table.
 function tp_plans.custom(plan)
    local ok, value = pcall(custom, plan)
    if ok then return value end
@@ -233,7 +234,7 @@ function tp_plans.plan_for(model, opts)
    local sequence = opts.sequence_parallel or false
    if opts.plan ~= nil then
       local given = tp_plans.custom(opts.plan)
-      if not sequence or cuts_sequence(given) then return given end
+      if not sequence or tp_plans.cuts_sequence(given) then return given end
       return tp_plans.with_sequence(given, model)
    end
    local fn = not opts.declared and registered(model)
