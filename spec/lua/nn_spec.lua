@@ -405,6 +405,37 @@ describe('nn.MLP, nn.Dropout, nn.Block, nn.Stack', function()
       bad('norm2 and mlp', nn.Block, { norm1 = nn.RMSNorm(4), mixer = mlp, mlp = mlp })
    end)
 
+   -- A hook around a block keeps sums where they are.
+   it('leaves the sum of a block to the norm behind it', function()
+      local s, norm = nn.Stack { block(1), block(2), block(3) }, nn.RMSNorm(4)
+      local function run(y, leaf)
+         local before = tide.stats().nop
+         y = y()
+         local ops = tide.stats().nop - before
+         leaf:zero_grad();
+         (y * y):sum():backward()
+         return y, ops, leaf.grad:clone()
+      end
+      local x, w = x_BTC * 2, s[2].norm1.weight
+      local a, few, da = run(function() return s:normed(norm, x) end, w)
+      local b, more, db = run(function() return norm(s(x)) end, w)
+      for _, layer in ipairs(s) do layer:hook_post(function() end) end
+      local c, most, dc = run(function() return s:normed(norm, x) end, w)
+      assert.same({ few + 1, few + 3 }, { more, most })
+      for _, y in ipairs { b, c } do close(a, y, 1e-6) end
+      for _, d in ipairs { db, dc } do close(da, d, 1e-5) end
+      close(x, x_BTC * 2)                                  -- still there
+      local function mixer(seed) return nn.Linear(4, 4, { seed = seed }) end
+      local plain = nn.Stack { nn.Block { norm1 = nn.RMSNorm(4), mixer = mixer(1) },
+         nn.Block { norm1 = nn.LayerNorm(4), mixer = mixer(2) } }
+      local h = x + plain[1].mixer(plain[1].norm1(x))
+      h = h + plain[2].mixer(plain[2].norm1(h))
+      close(plain(x), h)
+      close(plain:normed(norm, x), norm(h))
+      close(nn.Stack {}:normed(norm, x), norm(x))
+      close(x, x_BTC * 2)
+   end)
+
    it('stacks blocks whose names survive slicing', function()
       local s = nn.Stack { block(1), block(2), block(3) }
       local tail = s:slice(2, 3)

@@ -57,8 +57,7 @@ end
 function Body:forward(ids_BT, at)
    local x = self[self._form.embed](ids_BT)
    if self._form.positions then x = placed(self, x, ids_BT, at) end
-   x = private.replace(x, self.layers(x, at))
-   return private.replace(x, self[self._form.norm](x))
+   return private.replace(x, self.layers:normed(self[self._form.norm], x, at))
 end
 private.note(Body.forward)
 

@@ -158,8 +158,7 @@ end
 function Body:forward(ids_BT, at)
    local x_BTC = self.embed_tokens(ids_BT)
    if self.embed_scale then x_BTC = private.replace(x_BTC, x_BTC * self.embed_scale) end
-   x_BTC = private.replace(x_BTC, self.layers(x_BTC, at))
-   x_BTC = private.replace(x_BTC, self.norm(x_BTC))
+   x_BTC = private.replace(x_BTC, self.layers:normed(self.norm, x_BTC, at))
    return self.out_scale and private.replace(x_BTC, x_BTC * self.out_scale) or x_BTC
 end
 private.note(Body.forward)

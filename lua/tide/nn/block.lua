@@ -9,6 +9,7 @@ local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
+local norm = require 'tide.nn.norm'
 
 local Block = class('Block', Module)
 Block.mixes = false
@@ -36,24 +37,49 @@ end
 -- The child that plays a part: 'norm1', 'mixer', 'norm2' or 'mlp'.
 function Block:part(name) return self[self._part[name]] end
 
--- x [B, T, C] -> the same shape. at: where the tokens lie; handed to the mixer.
-function Block:forward(x, at)
+-- Two tensors whose sum is the result for an input x [B, T, C], and whether the first is the
+-- caller's to give up; the second always is. With `more` the input is x + more, two such results
+-- of the block before, whose sum norm1 makes on the way: `more` is given up, and x if `owned`.
+function Block:addends(x, more, owned, at)
    local part, drop, scale = self._part, self.dropout, self.scale
-   local n = self[part.norm1](x)
+   local n, made
+   if more then
+      n, made = self[part.norm1](more, x)
+      private.spend(more)
+      if owned then private.spend(x) end
+      x = made
+   else
+      n = self[part.norm1](x)
+   end
    local a = private.replace(n, self[part.mixer](n, at))
    if drop then a = private.replace(a, drop(a)) end
    if scale ~= 1 then a = private.replace(a, a * scale) end
-   if not part.mlp then return private.replace(a, x + a) end
+   if not part.mlp then return x, a, made ~= nil or owned end
    local m, h = self[part.norm2](a, x)
-   private.spend(a)
+   private.spend(a, made)
    local y = private.replace(m, self[part.mlp](m))
    if drop then y = private.replace(y, drop(y)) end
    if scale ~= 1 then y = private.replace(y, y * scale) end
+   return h, y, true
+end
+
+-- x [B, T, C] -> the same shape. at: where the tokens lie; handed to the mixer.
+function Block:forward(x, at)
+   local h, y, owned = self:addends(x, nil, false, at)
    local sum = h + y
-   private.spend(h, y)
+   private.spend(y)
+   if owned then private.spend(h) end
    return sum
 end
 private.note(Block.forward)
+private.note(Block.addends)
+
+-- Whether the block before may leave its sum to this one: it is called as it stands, and its first
+-- norm takes two addends.
+function Block:takes_addends()
+   return self.forward == Block.forward and self.addends == Block.addends
+      and self._call == Module._call and norm.takes_addends(self[self._part.norm1])
+end
 
 return signature.doors('nn.Block', Block, {
    init = { opts = {

@@ -70,4 +70,10 @@ signature.doors('nn.LayerNorm', LayerNorm, {
 -- Whether a value is one of these norms.
 local function is(m) return class.is(m, RMSNorm) or class.is(m, LayerNorm) end
 
-return { RMSNorm = RMSNorm, LayerNorm = LayerNorm, is = is }
+-- Whether a call of m is nothing but the forward of one of them, which takes a residual.
+local function takes_addends(m)
+   return is(m) and (m.forward == RMSNorm.forward or m.forward == LayerNorm.forward)
+      and m._call == Module._call
+end
+
+return { RMSNorm = RMSNorm, LayerNorm = LayerNorm, is = is, takes_addends = takes_addends }

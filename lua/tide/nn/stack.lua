@@ -7,6 +7,7 @@ local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
+local norms = require 'tide.nn.norm'
 
 local Stack = class('Stack', Module)
 Stack.mixes = false
@@ -65,19 +66,64 @@ function Stack:slice(first, last)
    return Stack(blocks, names)
 end
 
+-- What a block gets as `at`: at.caches[i], if given, is its at.cache.
+local function here(at, i)
+   local caches = at.caches
+   return caches and setmetatable({ cache = caches[i] }, { __index = at }) or at
+end
+
+-- The sum of a block's addends, which are given up.
+local function added(h, more, owned)
+   if not more then return h end
+   local sum = h + more
+   private.spend(more)
+   if owned then private.spend(h) end
+   return sum
+end
+
+-- Runs the blocks. Returns what is to be added up: h and more (nil: h is the result), and whether h
+-- is the caller's to give up. A sum between two blocks is made by the norm of the second one where
+-- nothing stands between them.
+function Stack:addends(x, at)
+   local h, more, owned = x, nil, false
+   at = err.type('nn.Stack', 'at', at or {}, 'table')
+   for i, block in ipairs(self) do
+      if block.takes_addends and block:takes_addends() then
+         local given, had = h, owned and not more
+         h, more, owned = block:addends(h, more, owned, here(at, i))
+         if had and not rawequal(h, given) then private.spend(given) end
+      else
+         local sum = added(h, more, owned)
+         owned = owned or more ~= nil
+         h, more = block(sum, here(at, i)), nil
+         if owned then private.spend(sum) end
+         owned = true
+      end
+   end
+   return h, more, owned
+end
+private.note(Stack.addends)
+
 -- Calls the blocks in order, each with `at`; at.caches[i], if given, becomes at.cache of block i.
 function Stack:forward(x, at)
-   at = err.type('nn.Stack', 'at', at or {}, 'table')
-   local caches, h = at.caches, x
-   for i, block in ipairs(self) do
-      local here = at
-      if caches then here = setmetatable({ cache = caches[i] }, { __index = at }) end
-      local y = block(h, here)
-      h = rawequal(h, x) and y or private.replace(h, y)
-   end
-   return h
+   return added(self:addends(x, at))
 end
 private.note(Stack.forward)
+
+-- norm(self(x, at)), where the norm makes the last sum if nothing stands before it.
+function Stack:normed(norm, x, at)
+   if self.forward ~= Stack.forward or self._call ~= Module._call
+      or not norms.takes_addends(norm) then
+      local y = self(x, at)
+      return rawequal(y, x) and norm(y) or private.replace(y, norm(y))
+   end
+   local h, more, owned = self:addends(x, at)
+   local y, sum = norm(more or h, more and h)
+   private.spend(more, sum)
+   if owned then private.spend(h) end
+   return y
+end
+private.note(Stack.normed)
 
 return signature.doors('nn.Stack', Stack, {
    at = 'i: integer in [1, #self]',
