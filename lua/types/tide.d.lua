@@ -405,7 +405,7 @@ tide.model.gpt2.form = {}
 ---@class tide.model.gpt2.form.Norm
 tide.model.gpt2.form.Norm = {}
 ---@param dim integer
----@param opts? { eps?: number, bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { eps?: number, bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.model.gpt2.form.Norm.new(dim, opts) end
 function tide.model.gpt2.form.Norm:detail() end
 function tide.model.gpt2.form.Norm:forward(x, residual) end
@@ -432,7 +432,7 @@ function tide.model.llama:embedding() end
 function tide.model.llama:flops_per_token(seq) end
 function tide.model.llama:hidden(ids_BT, opts) end
 ---@param dir string
----@param opts? { mesh?: table, plan?: table, dtype?: 'auto' | 'f32' | 'bf16' | 'f64', device?: 'cpu' | 'ref' | 'cuda' | 'null', fp8?: boolean, quantise?: 'nf4', verbose?: boolean, make?: function }
+---@param opts? { mesh?: table, plan?: table, dtype?: 'auto' | 'f32' | 'bf16' | 'f64', device?: 'cpu' | 'ref' | 'cuda' | 'null', fp8?: boolean|'tensor'|'block'|'block_f32', quantise?: 'nf4', verbose?: boolean, make?: function }
 function tide.model.load(dir, opts) end
 ---@param what table
 ---@param dir string
@@ -500,7 +500,7 @@ function tide.model.vision:forward(patches, at) end
 tide.nn = {}
 ---@class tide.nn.Attention
 tide.nn.Attention = {}
----@param opts? { dim: integer, heads: integer, kv_heads?: integer, head_dim?: integer, bias?: boolean, out_bias?: boolean, rope?: table, causal?: boolean, window?: any, softcap?: number, scale?: number, std?: number, out_std?: number, fused?: boolean, qk_norm?: table, qk_norm_whole?: boolean, dropout?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { dim: integer, heads: integer, kv_heads?: integer, head_dim?: integer, bias?: boolean, out_bias?: boolean, rope?: table, causal?: boolean, window?: any, softcap?: number, scale?: number, std?: number, out_std?: number, fused?: boolean, qk_norm?: table, qk_norm_whole?: boolean, dropout?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.nn.Attention.new(opts) end
 function tide.nn.Attention:attend(q_BTHD, k_BTKD, v_BTKD, options) end
 function tide.nn.Attention:detail() end
@@ -518,7 +518,7 @@ function tide.nn.Block:forward(x, at) end
 function tide.nn.Block:part(name) end
 ---@param channels integer
 ---@param taps integer
----@param opts? { bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.nn.Conv1d(channels, taps, opts) end
 ---@class tide.nn.Dropout
 tide.nn.Dropout = {}
@@ -530,7 +530,7 @@ function tide.nn.Dropout:forward(x) end
 tide.nn.Embedding = {}
 ---@param nvocab integer
 ---@param dim integer
----@param opts? { std?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { std?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.nn.Embedding.new(nvocab, dim, opts) end
 function tide.nn.Embedding:as_output(x) end
 function tide.nn.Embedding:detail() end
@@ -539,7 +539,7 @@ function tide.nn.Embedding:tp(style, on) end
 ---@class tide.nn.GatedRMSNorm
 tide.nn.GatedRMSNorm = {}
 ---@param dim integer
----@param opts? { eps?: number, group?: integer, gate_last?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { eps?: number, group?: integer, gate_last?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.nn.GatedRMSNorm.new(dim, opts) end
 function tide.nn.GatedRMSNorm:detail() end
 function tide.nn.GatedRMSNorm:forward(x, z) end
@@ -547,16 +547,17 @@ function tide.nn.GatedRMSNorm:forward(x, z) end
 tide.nn.Linear = {}
 ---@param nin integer
 ---@param nout integer
----@param opts? { bias?: boolean, std?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { bias?: boolean, std?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.nn.Linear.new(nin, nout, opts) end
 function tide.nn.Linear:detail() end
 function tide.nn.Linear:forward(x) end
+function tide.nn.Linear:keep_weight() end
 function tide.nn.Linear:product(x, weight, bias) end
 function tide.nn.Linear:product_nf4(x) end
 function tide.nn.Linear:tp(style, on) end
 ---@class tide.nn.MLP
 tide.nn.MLP = {}
----@param opts? { dim: integer, hidden: integer, act?: 'swiglu' | 'geglu_tanh' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu', bias?: boolean, std?: number, out_std?: number, fused?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { dim: integer, hidden: integer, act?: 'swiglu' | 'geglu_tanh' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu', bias?: boolean, std?: number, out_std?: number, fused?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.nn.MLP.new(opts) end
 function tide.nn.MLP:activated(x) end
 function tide.nn.MLP:detail() end
@@ -566,7 +567,7 @@ function tide.nn.MLP:tp(_, on) end
 function tide.nn.MLP:tp_plan() end
 ---@class tide.nn.Mamba2
 tide.nn.Mamba2 = {}
----@param opts? { dim: integer, state?: integer, conv?: integer, expand?: number, heads?: integer, head_dim?: integer, groups?: integer, chunk?: integer, bias?: boolean, conv_bias?: boolean, norm_eps?: number, gate_last?: boolean, per_channel_D?: boolean, A_range?: table, dt_range?: table, dt_floor?: number, dt_limit?: table, std?: number, out_std?: number, recurrence_dtype?: 'f32' | 'f64' | 'bf16' | 'f16', dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { dim: integer, state?: integer, conv?: integer, expand?: number, heads?: integer, head_dim?: integer, groups?: integer, chunk?: integer, bias?: boolean, conv_bias?: boolean, norm_eps?: number, gate_last?: boolean, per_channel_D?: boolean, A_range?: table, dt_range?: table, dt_floor?: number, dt_limit?: table, std?: number, out_std?: number, recurrence_dtype?: 'f32' | 'f64' | 'bf16' | 'f16', dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.nn.Mamba2.new(opts) end
 ---@param opts table
 function tide.nn.Mamba2:convolve(xBC, opts) end
@@ -631,7 +632,7 @@ function tide.nn.Module:zero_grad() end
 ---@class tide.nn.RMSNorm
 tide.nn.RMSNorm = {}
 ---@param dim integer
----@param opts? { eps?: number, offset?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
+---@param opts? { eps?: number, offset?: number, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean|'tensor'|'block'|'block_f32' }
 function tide.nn.RMSNorm.new(dim, opts) end
 function tide.nn.RMSNorm:detail() end
 function tide.nn.RMSNorm:forward(x, residual) end
@@ -1390,7 +1391,7 @@ function tide.le(x, y) end
 function tide.linear(x, w, bias) end
 function tide.linear_act(x, w, bias, activation) end
 function tide.linear_cross_entropy(x, w, bias, targets, opts) end
-function tide.linear_fp8(x, w, bias) end
+function tide.linear_fp8(x, w, bias, opts) end
 function tide.linear_nf4(x, codes, scale, n, bias) end
 function tide.linear_nf4_part(x, codes, scale, bias, n, first, stride) end
 function tide.log(x) end
