@@ -69,8 +69,8 @@ static int check_fp8(tide__call *c, tide_tensor *x, tide_tensor *w, tide_tensor 
   return TIDE_OK;
 }
 
-int tide_linear_fp8_scaled(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
-                           int scaling, bool keep_weight)
+static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                      int scaling, bool keep_weight)
 {
   tide__call c;
   tide__temps v = {0};
@@ -100,7 +100,14 @@ int tide_linear_fp8_scaled(tide_tensor **out, tide_tensor *x, tide_tensor *w, ti
 
 int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias)
 {
-  return tide_linear_fp8_scaled(out, x, w, bias, TIDE_FP8_TENSOR, false);
+  return linear_fp8(out, x, w, bias, TIDE_FP8_TENSOR, false);
+}
+
+int tide_linear_fp8_scaled(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                           int scaling, bool keep_weight)
+{
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x), TIDE_OBJECT(TENSOR, w), TIDE_MAYBE(TENSOR, bias));
+  return linear_fp8(out, x, w, bias, scaling, keep_weight);
 }
 
 /* ---- derivative ------------------------------------------------------------------------------ */

@@ -208,8 +208,10 @@ local function is_untracked(...)
 end
 
 -- Linears in FP8 keep codes of a weight for backward, which would stay where its bytes are dropped:
--- a second copy of the model. There backward rounds the weight, which is gathered again anyway.
+-- a second copy of the model. There backward rounds the weight, which is gathered again anyway,
+-- unless that copy is asked for.
 local function keep_weights(self, unit)
+   if self.opts.keep_fp8_transpose_cache_when_using_custom_fsdp then return end
    for _, e in ipairs(unit.entries) do
       for _, place in ipairs(e.places) do
          local m = place.owner
