@@ -164,11 +164,29 @@ typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
 enum { K_ACT_RELU = 0, K_ACT_GELU_TANH = 1 };
 typedef struct k_linear_act_attrs { int32_t act; } k_linear_act_attrs;
 
-/* linear_fp8: x[..., K], w_NK, bias_N or absent -> y[..., N]; f32, bf16 or f16. As linear, of
- * operands rounded to FP8: x to e5m2 if x_e5m2, else to e4m3; w to e4m3. With s = k_fp8_scale of
- * the operand (kernels/fp8.h), v * s is taken in f32 and rounded once, and the sum is divided by
- * both s before bias is added. */
-typedef struct k_fp8_attrs { int32_t x_e5m2; } k_fp8_attrs;
+/* fp8_codes: x[..., C] of R rows -> codes u8, scale f32, across u8, across_scale f32; or absent.
+ * codes [wide(R), wide(C)] are x in e4m3, or e5m2: with s the factor of a number's block, a code is
+ * x * s, taken in f32 and rounded once. scale has 1 / s, so that a number is code * scale. Blocks:
+ *   TENSOR  all of x; scale [1], which is wanted, serves both directions and across_scale is absent
+ *   ROWS    128 neighbours of a row; scale [blocks(C), wide(R)]
+ *   SQUARE  128 rows and columns; scale [blocks(R), blocks(C) in steps of 4]
+ * across: codes and scale of x', [wide(C), wide(R)]. wide: in steps of 16, with codes of 0 and
+ * scales of 1 behind. s: kernels/fp8.h; f32_scale: not rounded to a power of two. */
+enum { K_FP8_TENSOR, K_FP8_ROWS, K_FP8_SQUARE };
+typedef struct k_fp8_attrs { int32_t kind, e5m2, f32_scale; } k_fp8_attrs;
+
+/* linear_fp8: x, w (not read; null in a derivative), bias_N or absent, a (codes of [m, k]), its
+ * scale, b (codes of [n, k]), its scale, up to four that the derivative reads -> y[..., n] of m
+ * rows: the sum of a b' within a block of k, times both scales, summed over blocks, + bias; rounded
+ * once. a has blocks of b_kind, ROWS for SQUARE; b is e4m3.
+ * fp8_add_product_: a, its scale, b, its scale -> t_MN += a b', rounded once; t has a last stride
+ * of 1. f32_scale: as of the codes. */
+enum { K_FP8_BIAS = 2, K_FP8_A, K_FP8_A_SCALE, K_FP8_B, K_FP8_B_SCALE };
+enum { K_FP8_ADDED = 4 }; /* inputs of fp8_add_product_, of which the first is K_FP8_A */
+typedef struct k_fp8_product_attrs {
+  int64_t m, n, k;
+  int32_t b_kind, a_e5m2, f32_scale;
+} k_fp8_product_attrs;
 
 /* quantize_nf4: x -> codes u8, scale f32 (kernels/ref/nf4.h). dequantize_nf4: those -> f32 [n].
  * linear_nf4: x[..., K], codes, scale, bias_N or absent -> y[..., N] of the weight [rows, cols] =

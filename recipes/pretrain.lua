@@ -52,7 +52,7 @@ local words = {
 
 -- Makes the model on the null device, by the options or by the folder of --from.
 local function make_model(tide, opt, corpus)
-   local o = { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' }
+   local o = { dtype = opt.dtype, fp8 = options.fp8('pretrain', opt), device = 'null' }
    if not opt.from then
       local family = opt.sliding_window > 0 and tide.model.mistral or tide.model.llama
       return family(config(opt, corpus.vocab_size), o)

@@ -63,7 +63,7 @@ local function train(self, opt)
    -- The data, and a model of its vocabulary, which has no bytes yet.
    local corpus = text.corpus(self, opt)
    local model = self:check(tide.model.hybrid, config(opt, corpus.vocab_size),
-      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
+      { dtype = opt.dtype, fp8 = options.fp8('pretrain_hybrid', opt), device = 'null' })
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())

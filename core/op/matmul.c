@@ -1,9 +1,7 @@
-/* Products: matmul over broadcast batches, and linear with bias, also followed by an activation or
- * of FP8 operands.
+/* Products: matmul over broadcast batches, and linear with bias, also followed by an activation.
  *
  * The derivatives are products again: for y = a b, da = dy b^T and db = a^T dy (summed over
- * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy. Those of
- * linear_fp8 are linear_fp8 of views: dx = linear(dy, w^T), dw = linear(dy^T, x^T).
+ * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy.
  */
 #include "core/op/op.h"
 
@@ -153,9 +151,8 @@ int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
   return rc;
 }
 
-/* Checks the operands of a linear and declares its result. */
-static int check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *w,
-                        const tide_tensor *bias)
+int tide__check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *w,
+                       const tide_tensor *bias)
 {
   int64_t shape[TIDE_MAX_DIM];
   bool fit = x->ndim >= 1 && w->ndim == 2 && x->shape[x->ndim - 1] == w->shape[1] &&
@@ -179,7 +176,7 @@ int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR, out, 3, (tide_tensor *[]){x, w, bias}, 4));
-  TIDE_TRY(check_linear(&c, x, w, bias));
+  TIDE_TRY(tide__check_linear(&c, x, w, bias));
   return tide__dispatch(&c, out, 1);
 }
 
@@ -189,7 +186,7 @@ int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_ACT, out, 3, (tide_tensor *[]){x, w, bias}, 4));
-  TIDE_TRY(check_linear(&c, x, w, bias));
+  TIDE_TRY(tide__check_linear(&c, x, w, bias));
   if (activation != TIDE_ACT_RELU && activation != TIDE_ACT_GELU_TANH)
     return TIDE__FAIL(&c, TIDE_E_ARG, "activation: expected 0 (relu) or 1 (gelu_tanh), got %d",
                       activation);
@@ -199,27 +196,7 @@ int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
   return tide__dispatch(&c, out, 1);
 }
 
-/* dtype: of the result, or -1: x's. */
-static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
-                      bool x_e5m2, int dtype)
-{
-  tide__call c;
-  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_FP8, out, 3, (tide_tensor *[]){x, w, bias}, 4));
-  TIDE_TRY(check_linear(&c, x, w, bias));
-  if (x->dtype == TIDE_F64)
-    return TIDE__FAIL(&c, TIDE_E_DTYPE, "x: expected f32, bf16 or f16, got f64; use linear");
-  c.attrs.fp8 = (k_fp8_attrs){.x_e5m2 = x_e5m2};
-  if (dtype >= 0) c.make[0].dtype = dtype;
-  return tide__dispatch(&c, out, 1);
-}
-
-int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias)
-{
-  return linear_fp8(out, x, w, bias, false, -1);
-}
-
-/* Returns x with all leading dims as one: a view where strides allow. */
-static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
+int tide__rows_of(tide_tensor **out, tide_tensor *x)
 {
   int64_t n = 1;
   for (int d = 0; d + 1 < x->ndim; d++) n *= x->shape[d];
@@ -227,44 +204,39 @@ static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
 }
 
 /* Computes the gradient of input i: a b, or a^T b. Adds it to the sum of g, or makes *out in the
- * dtype of that sum; in FP8 as a linear of the same operands, transposed by views. */
+ * dtype of that sum. */
 static int grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
-                        bool transposed, tide_tensor *b, bool fp8)
+                        bool transposed, tide_tensor *b)
 {
-  tide_tensor *sum = g->sum && !fp8 ? g->sum[i] : NULL;
+  tide_tensor *sum = g->sum ? g->sum[i] : NULL;
   int dtype = g->sum ? g->sum_dtype[i] : g->meta[i].dtype;
-  if (!fp8 && !sum) return product_with_transpose(out, a, transposed, b, false, dtype);
+  if (!sum) return product_with_transpose(out, a, transposed, b, false, dtype);
   tide__temps v = {0};
   if (transposed) a = TIDE__TEMP(&v, tide_transpose, a, 0, 1);
-  if (fp8) {
-    b = TIDE__TEMP(&v, tide_transpose, b, 0, 1);
-    TIDE__DO(&v, linear_fp8(out, a, b, NULL, true, dtype));
-  } else {
-    sum = TIDE__TEMP(&v, matmul_rows_of, sum);
-    TIDE__DO(&v, tide_addmm_(sum, a, b));
-  }
+  sum = TIDE__TEMP(&v, tide__rows_of, sum);
+  TIDE__DO(&v, tide_addmm_(sum, a, b));
   return tide__temps_end(&v);
 }
 
 /* The gradient of the left operand, of whose rows a is a matrix: a b, in the operand's shape. */
-static int grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b, bool fp8)
+static int grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b)
 {
   tide__temps v = {0};
-  tide_tensor *d = TIDE__TEMP(&v, grad_product, g, 0, a, false, b, fp8);
+  tide_tensor *d = TIDE__TEMP(&v, grad_product, g, 0, a, false, b);
   if (d) TIDE__DO(&v, tide_reshape(&g->gin[0], d, g->meta[0].ndim, g->meta[0].shape));
   return tide__temps_end(&v);
 }
 
 /* gout: the gradient of x w^T + bias. */
-static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
+static int grad_linear(const tide__grad_call *g, tide_tensor *gout)
 {
   int32_t first = 0;
   tide__temps v = {0};
-  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, gout);
-  if (g->need[0]) TIDE__DO(&v, grad_of_rows(g, dy, g->in[1], fp8));
+  tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, gout);
+  if (g->need[0]) TIDE__DO(&v, grad_of_rows(g, dy, g->in[1]));
   if (g->need[1]) {
-    tide_tensor *x = TIDE__TEMP(&v, matmul_rows_of, g->in[0]);
-    TIDE__DO(&v, grad_product(&g->gin[1], g, 1, dy, true, x, fp8));
+    tide_tensor *x = TIDE__TEMP(&v, tide__rows_of, g->in[0]);
+    TIDE__DO(&v, grad_product(&g->gin[1], g, 1, dy, true, x));
   }
   if (g->need[2]) TIDE__DO(&v, tide_sum(&g->gin[2], dy, 1, &first, false));
   return tide__temps_end(&v);
@@ -274,14 +246,14 @@ static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 static int grad_matmul_rows(const tide__grad_call *g)
 {
   tide__temps v = {0};
-  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, g->gout[0]);
+  tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, g->gout[0]);
   if (g->need[0]) {
     tide_tensor *bt = TIDE__TEMP(&v, tide_transpose, g->in[1], 0, 1);
-    TIDE__DO(&v, grad_of_rows(g, dy, bt, false));
+    TIDE__DO(&v, grad_of_rows(g, dy, bt));
   }
   if (g->need[1]) {
-    tide_tensor *a = TIDE__TEMP(&v, matmul_rows_of, g->in[0]);
-    TIDE__DO(&v, grad_product(&g->gin[1], g, 1, a, true, dy, false));
+    tide_tensor *a = TIDE__TEMP(&v, tide__rows_of, g->in[0]);
+    TIDE__DO(&v, grad_product(&g->gin[1], g, 1, a, true, dy));
   }
   return tide__temps_end(&v);
 }
@@ -299,8 +271,7 @@ int tide__grad_matmul(const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
-int tide__grad_linear(const tide__grad_call *g) { return grad_linear(g, g->gout[0], false); }
-int tide__grad_linear_fp8(const tide__grad_call *g) { return grad_linear(g, g->gout[0], true); }
+int tide__grad_linear(const tide__grad_call *g) { return grad_linear(g, g->gout[0]); }
 
 int tide__grad_linear_act(const tide__grad_call *g)
 {
@@ -313,7 +284,7 @@ int tide__grad_linear_act(const tide__grad_call *g)
   act.in = &g->out[1];
   act.meta = &m;
   TIDE_TRY(tide__grad_fused(&act));
-  int rc = grad_linear(g, dpre, false);
+  int rc = grad_linear(g, dpre);
   tide_tensor_release(dpre);
   return rc;
 }

@@ -35,6 +35,7 @@ typedef union tide__attrs {
   k_arange_attrs arange;
   k_linear_act_attrs linear_act;
   k_fp8_attrs fp8;
+  k_fp8_product_attrs fp8_product;
   k_nf4_attrs nf4;
   k_row_norm_attrs row_norm;
   k_gated_norm_attrs gated_norm;
@@ -199,6 +200,11 @@ int tide__check_sum_target(tide_tensor *t, const char *op, const tide_tensor *a,
                            const tide_tensor *b);
 /* Returns x with a stride of 1 in one of its last two dims, as products require. Owned. */
 int tide__matrix_layout(tide_tensor **out, tide_tensor *x);
+/* Returns x with all leading dims as one: a view where strides allow. Owned. */
+int tide__rows_of(tide_tensor **out, tide_tensor *x);
+/* Checks the operands of a linear (bias may be null) and declares its result. */
+int tide__check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *w,
+                       const tide_tensor *bias);
 /* Fails if a collective reads or writes the target. */
 int tide__check_idle(const tide_tensor *t, const char *op);
 /* tide__check_distinct, and writing the target now changes no gradient: for in-place ops. */

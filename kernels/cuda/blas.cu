@@ -28,6 +28,7 @@ struct problem {
   int64_t m, n, k, lda, ldb, ldd, batch, stride_a, stride_b, stride_d;
   int in_a, in_b, out, trans_a, trans_b, bias, accumulate, act, pre;
   int align_a, align_b, align_d, align_bias, precision;
+  int scale_a, scale_b;
 };
 
 enum answer { UNKNOWN, FOUND, REFUSED };
@@ -152,6 +153,7 @@ problem problem_of(const tide_product &p)
   q.act = p.act, q.pre = p.pre != nullptr;
   q.align_a = alignment(p.b.data), q.align_b = alignment(p.a.data), q.align_d = alignment(p.y.data);
   q.align_bias = p.bias ? alignment(p.bias) : 0;
+  q.scale_a = p.b_scaling, q.scale_b = p.a_scaling;
   return q;
 }
 
@@ -173,6 +175,15 @@ uint32_t epilogue_of(const problem &q)
   if (q.pre) sum |= 128;
   return sum ? sum : (uint32_t)CUBLASLT_EPILOGUE_DEFAULT;
 }
+
+/* By number, as headers before 12.9 lack the names, and a library as old refuses the numbers. */
+enum { DESC_A_SCALE_MODE = 31, DESC_B_SCALE_MODE = 32, SCALE_VEC128 = 4, SCALE_BLK128X128 = 5 };
+#if CUBLAS_VERSION >= 120900
+static_assert(CUBLASLT_MATMUL_DESC_A_SCALE_MODE == (int)DESC_A_SCALE_MODE
+              && CUBLASLT_MATMUL_DESC_B_SCALE_MODE == (int)DESC_B_SCALE_MODE
+              && CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F == (int)SCALE_VEC128
+              && CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F == (int)SCALE_BLK128X128, "");
+#endif
 
 /* The four descriptors of a product. One that could not be created stays null; status: the first
  * failure. */
@@ -198,6 +209,12 @@ struct plan {
   {
     if (good()) took(b->cublasLtMatmulDescSetAttribute(op, what, &v, sizeof v));
   }
+  /* One factor for all is the default, which every cuBLASLt has. */
+  void scale_mode(int what, int scaling)
+  {
+    int32_t mode = scaling == TIDE_CUDA_SCALE_128 ? SCALE_VEC128 : SCALE_BLK128X128;
+    if (scaling != TIDE_CUDA_SCALE_ALL) set((cublasLtMatmulDescAttributes_t)what, mode);
+  }
   plan(tide_cuda_blas *blas, const problem &q, const tide_product &p) : b(blas)
   {
     took(b->cublasLtMatmulDescCreate(&op, compute_of(q),
@@ -213,6 +230,8 @@ struct plan {
     if (p.a_scale) {
       set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void *>(p.b_scale));
       set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void *>(p.a_scale));
+      scale_mode(DESC_A_SCALE_MODE, q.scale_a);
+      scale_mode(DESC_B_SCALE_MODE, q.scale_b);
     }
     layout(&a, q.in_a, q.trans_a ? q.k : q.m, q.trans_a ? q.m : q.k, q.lda, q, q.stride_a);
     layout(&x, q.in_b, q.trans_b ? q.n : q.k, q.trans_b ? q.k : q.n, q.ldb, q, q.stride_b);
@@ -291,6 +310,18 @@ cublasStatus_t by_library(const k_call *call, tide_cuda_blas *b, const problem &
   return s;
 }
 
+bool lacks(cublasStatus_t s)
+{
+  return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+int refuse_blocks(const k_call *call, cublasStatus_t s)
+{
+  snprintf(call->msg, K_MSG, "this cuBLASLt multiplies no FP8 with scales of blocks: that needs "
+           "cuBLAS 12.9 or above (status %d); use scaling 'tensor'", (int)s);
+  return TIDE_E_UNSUPPORTED;
+}
+
 }  // namespace
 
 void tide_cuda_blas_close(tide_cuda_blas *b)
@@ -313,6 +344,7 @@ int tide_cuda_product(const k_call *call, const tide_product &p)
     q.precision = (int)tide_cuda_state_of(call->stream)->params->matmul_precision;
   cublasStatus_t s = by_library(call, b, q, p);
   if (s == CUBLAS_STATUS_SUCCESS) return TIDE_CUDA_LAUNCHED(call);
+  if (q.scale_a != TIDE_CUDA_SCALE_ALL && lacks(s)) return refuse_blocks(call, s);
   if (s == CUBLAS_STATUS_NOT_SUPPORTED) return tide_cuda_plain_product_of(call, p);
   snprintf(call->msg, K_MSG, "cuBLASLt fails in a product [%lld, %lld] x [%lld, %lld] (status %d)",
            (long long)q.n, (long long)q.k, (long long)q.k, (long long)q.m, (int)s);

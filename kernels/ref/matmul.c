@@ -1,6 +1,5 @@
-/* Defines matmul, linear and linear_fp8: plain sums, accumulated in f64 (integers: modulo 2^64) and
+/* Defines matmul and linear: plain sums, accumulated in f64 (integers: modulo 2^64) and
  * rounded once. See kernel.h for operands. */
-#include "kernels/fp8.h"
 #include "kernels/ref/load.h"
 
 /* y[yi] = sum_p a[ai + p * as] b[bi + p * bs] (+ bias[ci] if present). bias may be y. */
@@ -127,51 +126,6 @@ int k_ref_linear_act(const k_call *call)
       double v = dot_sum(&d);
       if (!k_absent(pre)) ref_put(pre, r * n + c, v);
       ref_put(y, d.yi, activate(v, act));
-    }
-  return TIDE_OK;
-}
-
-/* ---- FP8 operands ------- */
-
-/* Writes to to[i] the FP8 value of element i of t (row-major) times the scale. Returns the
- * scale. */
-static float ref_round_operand(float *to, const k_tensor *t, int e5m2)
-{
-  int64_t n = ref_product(t->shape, t->ndim);
-  float amax = 0;
-  for (int64_t i = 0; i < n; i++) {
-    to[i] = (float)ref_get(t, offset_of(t, t->shape, t->ndim, i));
-    if (fabsf(to[i]) > amax) amax = fabsf(to[i]);
-  }
-  float scale = k_fp8_scale(amax, e5m2);
-  for (int64_t i = 0; i < n; i++) {
-    float v = to[i] * scale;
-    to[i] = e5m2 ? tide__e5m2_to_f32(tide__f32_to_e5m2(v))
-                 : tide__e4m3_to_f32(tide__f32_to_e4m3(v));
-  }
-  return scale;
-}
-
-int64_t k_ref_linear_fp8_work(const k_call *call)
-{
-  return 4 * (k_numel(&call->in[0]) + k_numel(&call->in[1]));
-}
-
-int k_ref_linear_fp8(const k_call *call)
-{
-  const k_tensor *x = &call->in[0], *w = &call->in[1], *bias = &call->in[2], *y = &call->out[0];
-  const k_fp8_attrs *attrs = call->attrs;
-  int nl = x->ndim - 1;
-  int64_t m = ref_product(x->shape, nl), n = w->shape[0], k = x->shape[nl];
-  float *xq = call->work, *wq = xq + m * k;
-  double x_scale = ref_round_operand(xq, x, attrs->x_e5m2), w_scale = ref_round_operand(wq, w, 0);
-  for (int64_t r = 0; r < m; r++)
-    for (int64_t c = 0; c < n; c++) {
-      double s = 0;
-      for (int64_t p = 0; p < k; p++) s += (double)xq[r * k + p] * wq[c * k + p];
-      s = s / x_scale / w_scale;
-      if (!k_absent(bias)) s += ref_get(bias, c * bias->stride[0]);
-      ref_put(y, offset_of(y, x->shape, nl, r) + c * y->stride[nl], s);
     }
   return TIDE_OK;
 }

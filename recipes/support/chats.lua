@@ -4,6 +4,7 @@
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local options = require 'recipes.support.options'
 
 local chats = {}
 
@@ -126,7 +127,7 @@ function chats.model(job)
    if not opt.from then err.usage(job.name, '--from is needed: the model to train') end
    check_export(job)
    local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
-      { dtype = opt.dtype, fp8 = opt.fp8, device = 'null' })
+      { dtype = opt.dtype, fp8 = options.fp8(job.name, opt), device = 'null' })
    if not opt.resume then adapt(tide, job, model) end
    return model:train()
 end

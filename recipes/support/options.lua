@@ -1,6 +1,8 @@
 -- Options that recipes of pretraining share, in the order of --help.
 
 local copy = require 'tide.util.copy'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
 local optim = require 'recipes.support.optim'
 local plan_options = require 'tide.parallel.plan.options'
 
@@ -50,8 +52,11 @@ local before_model = {
 local after_model = {
    { 'dtype', 'f32', 'dtype of parameters and activations', choices = { 'f32', 'bf16' },
      also = { 'bf16', 'precision' } },
-   { 'fp8', false, 'multiply by weights in FP8, except in the output head; each operand has one '
-     .. 'scale, from its largest element' },
+   { 'fp8', false, 'multiply by weights in FP8, except in the output head' },
+   { 'fp8-scaling', 'tensor', 'what has a scale of its own in --fp8, from its largest element: '
+     .. 'tensor, an operand; block, 128 neighbours of it and 128 x 128 of a weight, scales powers '
+     .. 'of two; block_f32, any scales', choices = { 'tensor', 'block', 'block_f32' },
+     also = { 'fp8-recipe' } },
    { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0,
      also = { 'learning', 'learning-rate' } },
    { 'min-lr', 3e-4, 'final learning rate', type = 'number', min = 0 },
@@ -134,6 +139,13 @@ function support.all(name, of_recipe, change)
       end
    end
    return list
+end
+
+-- The option fp8 of a model. name: of the recipe.
+function support.fp8(name, opt)
+   err.usage_if(opt.fp8_scaling ~= 'tensor' and not opt.fp8, name, '--fp8-scaling %s needs --fp8; '
+      .. 'give both', opt.fp8_scaling)
+   return opt.fp8 and opt.fp8_scaling
 end
 
 return support

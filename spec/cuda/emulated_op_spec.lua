@@ -11,10 +11,24 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/op/update_8bit_spec.lua', 'spec/op/nf4_spec.lua',
                            'spec/op/nf4_part_spec.lua',
                            'spec/op/conv1d_spec.lua', 'spec/op/scan_spec.lua',
-                           'spec/op/fp8_spec.lua', 'spec/op/layout_spec.lua',
-                           'spec/op/round_spec.lua' } do
+                           'spec/op/layout_spec.lua', 'spec/op/round_spec.lua' } do
       it('pass ' .. file, function() emulated.run(file) end)
    end
+
+   it('pass spec/op/fp8_spec.lua as a Hopper chip, which alone has scales of blocks', function()
+      emulated.run('spec/op/fp8_spec.lua', 'TIDE_EMULATE_CAPABILITY=90')
+   end)
+
+   it('refuse FP8 with scales of blocks where cuBLASLt is too old for them', function()
+      local text = emulated.capture(('TIDE_EMULATE_CAPABILITY=90 TIDE_EMULATE_LT=old luajit -e '
+         .. [["package.loaded['tide.host'] = { library = '%s/libtide.so' }
+         local tide = require 'tide'
+         local x = tide.ones({ 2, 2 }, { device = 'cuda' })
+         print(tide.linear_fp8(x, x):sum():item())
+         print(pcall(tide.linear_fp8, x, x, nil, { scaling = 'block' }))"]])
+         :format(emulated.folder))
+      assert.matches('^8.-\nfalse\t.*cuBLAS 12.9 or above %(status 7%); use scaling .tensor.', text)
+   end)
 
    it('pass spec/op/layout_spec.lua where cuBLASLt has the least it may have', function()
       emulated.run('spec/op/layout_spec.lua', 'TIDE_EMULATE_LT=least')

@@ -62,6 +62,10 @@ by_type('gated_norm.cu', 'forward_kernel', 'Li8ELi1EE', { bf16 = { 40, 48 }, f16
 by_type('gated_norm.cu', 'backward_kernel', 'Li8ELi1EE', { bf16 = { 96, 48, stores = 4 },
                                                            f16 = { 96, 48, stores = 4 } })
 by_type('gated_norm.cu', 'backward_kernel', 'Li4ELi1EE', { f32 = { 64, 64, stores = 3 } })
+-- A tile: 64 elements a thread, of which 16 make one store in each direction.
+by_type('fp8_codes.cu', 'codes_kernel', 'Lb1EE', { f32 = { 128, 256, loads = 16, stores = 8 },
+                                                  bf16 = { 128, 128, loads = 8, stores = 8 },
+                                                  f16 = { 128, 128, loads = 8, stores = 8 } })
 by_type('swiglu.cu', 'swiglu_job', 'EE', { f32 = { 40, 64, stores = 2 },
                                            bf16 = { 40, 64, stores = 2 },
                                            f16 = { 40, 64, stores = 2 } })

@@ -9,6 +9,10 @@ round cases: x holds every number of the format, the middle between each two nei
 numbers beside that middle, of both signs; y is what PyTorch's cast makes of them. linear cases: y =
 x w' + bias of operands scaled by largest / amax and cast, and the gradients of its inputs for dy,
 with dy cast to e5m2; products are f64 of the cast numbers.
+
+block cases: the same with blocks of 128 as Transformer Engine's Float8BlockScaling has them, all
+e4m3: x and dy in blocks of 1 x 128 along the dim that a product sums over, w of 128 x 128; scales
+are powers of two, or any f32 (block_f32).
 """
 
 import os
@@ -66,6 +70,36 @@ def linear_case(folder, name, m, k, n, x_size, w_size, dy_size):
         "dx": product(qdy, qw), "dw": product(turned(qdy), qx), "dbias": dy.double().sum(0)})
 
 
+def block_scale(amax, f32_scale):
+    scale = torch.where(amax == 0, torch.ones_like(amax), 448.0 / amax)
+    return scale if f32_scale else 2.0 ** torch.floor(torch.log2(scale.double())).float()
+
+
+def block_cast(t, height, f32_scale):
+    """t in e4m3 by blocks of [height, 128], as f64."""
+    rows, cols = t.shape
+    out = torch.empty(rows, cols, dtype=torch.float64)
+    for r in range(0, rows, height):
+        for c in range(0, cols, 128):
+            part = t[r:r + height, c:c + 128].float()
+            scale = block_scale(part.abs().max(), f32_scale)
+            codes = (part * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+            out[r:r + height, c:c + 128] = codes.double() / scale.double()
+    return out
+
+
+def block_case(folder, name, m, k, n, x_size, w_size, dy_size, f32_scale=False):
+    x, w = torch.randn(m, k) * x_size, torch.randn(n, k) * w_size
+    x *= torch.randn(m, k).exp() ** 2
+    bias, dy = torch.randn(n), torch.randn(m, n) * dy_size
+    cast_rows = lambda t: block_cast(t, 1, f32_scale)
+    qw = block_cast(w, 128, f32_scale)
+    return write(folder, name, {
+        "x": x, "w": w, "bias": bias, "dy": dy, "y": cast_rows(x) @ qw.T + bias.double(),
+        "dx": cast_rows(dy) @ qw, "dw": cast_rows(dy.T) @ cast_rows(x.T).T,
+        "dbias": dy.double().sum(0)})
+
+
 def main(folder):
     torch.manual_seed(11)
     os.makedirs(folder, exist_ok=True)
@@ -74,6 +108,10 @@ def main(folder):
         linear_case(folder, "odd", 7, 19, 11, 30, 0.02, 1e-6),
         linear_case(folder, "zero", 3, 4, 5, 0, 1, 1),
         linear_case(folder, "long", 20, 130, 9, 1e-4, 1e5, 1e-3),
+        block_case(folder, "block_deep", 5, 300, 6, 3, 0.02, 1e-5),
+        block_case(folder, "block_wide", 3, 7, 270, 1, 1, 1),
+        block_case(folder, "block_many", 261, 5, 4, 1e-3, 30, 1e-6),
+        block_case(folder, "block_f32", 131, 40, 3, 1, 1, 1, True),
     ]
     with open(os.path.join(folder, "index.lua"), "w") as f:
         f.write("-- Made by spec/golden/fp8.py.\nreturn {\n" + "".join(rows) + "}\n")

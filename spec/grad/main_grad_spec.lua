@@ -33,13 +33,15 @@ for _, device in ipairs(devices) do
                linear = function(w) return tide.linear(x, w) end,
                linear_act = function(w) return tide.linear_act(x, w, nil, 'gelu_tanh') end,
                matmul = function(w) return x:matmul(w) end,
+               linear_fp8 = function(w) return tide.linear_fp8(x, w) end,
             }
             for name, fn in pairs(products) do
                local w = leaf(2, name == 'matmul' and { 24, 16 } or { 16, 24 }, dtype, device)
                for micro = 1, 3 do
                   local n = backward_of(function() return fn(w) end)
                   assert.equal(0, n.axpy_ + n.cast + n.add, name)
-                  assert.equal(micro == 1 and 0 or 1, n.addmm_, name)
+                  local added = name == 'linear_fp8' and n.fp8_add_product_ or n.addmm_
+                  assert.equal(micro == 1 and 0 or 1, added, name)
                end
                assert.equal('f32', w.grad.dtype)
             end

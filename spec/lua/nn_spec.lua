@@ -36,7 +36,11 @@ describe('nn.Linear and nn.Embedding', function()
       assert.same(tide.linear_fp8(x_BTC, m.weight, m.bias):tolist(), m(x_BTC):tolist())
       assert.matches('4 -> 3, bias, fp8', tostring(m), 1, true)
       assert.matches('4 %-> 3$', tostring(nn.Linear(4, 3, { bias = false, fp8 = false })))
-      bad('fp8', nn.Linear, 4, 3, { fp8 = 'e4m3' })
+      local block = nn.Linear(4, 3, { seed = 1, fp8 = 'block' })
+      assert.same(tide.linear_fp8(x_BTC, m.weight, m.bias, { scaling = 'block' }):tolist(),
+         block(x_BTC):tolist())
+      assert.matches('4 -> 3, bias, fp8 block', tostring(block), 1, true)
+      bad("true, false, 'tensor', 'block' or 'block_f32'", nn.Linear, 4, 3, { fp8 = 'e4m3' })
       bad('f32 or bf16 with fp8', nn.Linear, 4, 3, { fp8 = true, dtype = 'f64' })
    end)
 

@@ -49,7 +49,7 @@ end
 
 -- Ops whose public function lies with its kin: what it checks and its derivative are theirs.
 local with_kin = {
-   arange = 'create movement', linear_fp8 = 'matmul linear', linear_cross_entropy = 'loss linear',
+   arange = 'create movement', linear_cross_entropy = 'loss linear',
    foreach_copy_ = 'foreach elementwise', foreach_add_ = 'foreach elementwise',
 }
 

@@ -171,7 +171,6 @@ promise['kernels/README.md'] = {
    { 'Gradients of dt dt bias and A', 'op/scan_wild', 'over 200 random scans', 'op/scan_wild',
       'with one step in 25 a hundred thousand times the others' },
    { 'tide has no FP8 dtype', definition = 'what there is not' },
-   { 'ref uses 8 bit codes', 'op/fp8', 'rounds to e4m3 and e5m2 as PyTorch does' },
    { 'Codes are the same on all three', 'op/fp8', 'rounds to e4m3 and e5m2 as PyTorch does',
       'cuda/device_case', 'is that of the host: ' },
    { 'libtide cuda so is opened', 'cuda/absent', 'may lack the library' },
@@ -349,6 +348,7 @@ promise['lua/README.md'] = {
 promise['lua/guide/models.md'] = {
    { 'fp8 true', 'lua/llama', 'multiplies in FP8 in every Linear but the head' },
    { 'On the CPU it computes the same', 'op/fp8', 'has result and gradients of PyTorch: ' },
+   { 'It needs a Hopper GPU', 'cuda/absent', 'may be too old for FP8' },
    { 'Fields that compute nothing', 'lua/decoder',
       'check every field of a file, also those that compute nothing' },
    { 'A Llama has no window', 'lua/decoder', 'refuse what they cannot compute, naming the field'

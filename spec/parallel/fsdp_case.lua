@@ -20,7 +20,8 @@ function case.model(opts)
    local config = {}
    for k, v in each(case.config) do config[k] = v end
    for k, v in each(opts.config or {}) do config[k] = v end
-   return tide.model.llama(config, { dtype = opts.dtype, device = opts.device or 'null' })
+   return tide.model.llama(config,
+      { dtype = opts.dtype, device = opts.device or 'null', fp8 = opts.fp8 })
 end
 
 -- Rows of the global batch of a micro-batch that belong to a rank.

@@ -300,7 +300,8 @@ describe('megatron_fsdp_strategy_parallelize', function()
 
    it('hands its options on', function()
       for _, name in ipairs { 'grad_reduce_in_fp32', 'preserve_fp32_weights', 'nccl_ub',
-         'average_in_collective', 'disable_bucketing', 'fsdp_double_buffer' } do
+         'average_in_collective', 'disable_bucketing', 'fsdp_double_buffer',
+         'keep_fp8_transpose_cache_when_using_custom_fsdp' } do
          local _, _, sharded = megatron(dp2, { [name] = true })
          assert.is_true(sharded.opts[name], name)
       end
@@ -309,8 +310,6 @@ describe('megatron_fsdp_strategy_parallelize', function()
          assert.equal(strategy, sharded.opts.strategy)
       end
       refused('E_ARG', "'strategy'", megatron, dp2, { data_parallel_sharding_strategy = 'params' })
-      refused('E_UNSUPPORTED', 'FP8', megatron, dp2,
-         { keep_fp8_transpose_cache_when_using_custom_fsdp = true })
    end)
 
    it('imports unit classes strictly, and needs none', function()

@@ -31,7 +31,7 @@ return {
    tokenizer_encode = { tries = { nbytes = sizes } },
    tokenizer_encode_batch = { sizes = 1, tries = { n = few, sizes = sizes } },
    add_rms_norm = norm, layer_norm = norm, rms_norm = norm, gated_rms_norm = norm,
-   linear = linear, linear_act = linear, linear_fp8 = linear,
+   linear = linear, linear_act = linear, linear_fp8 = linear, linear_fp8_scaled = linear,
    grouped_linear = { w = 'f32 2,4,4', offsets = 'i64 3' },
    grouped_addmm_ = { dst = 'f32 2,4,4', offsets = 'i64 3' },
    linear_nf4 = { codes = 'u8 9', scale = 'f32 2', bias = rows, n = 4 },

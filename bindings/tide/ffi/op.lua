@@ -14,6 +14,8 @@ local make, place, _, two = require('tide.ffi.row').adders(M)
 local raw = {}                              -- C functions behind wrappers that check the arguments
 local call, write = require('tide.ffi.row').adders(raw, 'raw')
 call 'linear_act(x, w, bias, activation)'
+call 'linear_fp8(x, w, bias)'
+call 'linear_fp8_scaled(x, w, bias, scaling, keep_weight)'
 call 'rope(x, positions, inv_freq, interleaved, inverse)'
 call 'cross_entropy(logits, targets, attrs)'
 call 'linear_cross_entropy(x, w, bias, targets, attrs)'
@@ -87,10 +89,31 @@ function M.linear_act(x, w, bias, activation)
    return raw.linear_act(x, w, bias, act)
 end
 
--- linear of x and w rounded to FP8 (e4m3), each scaled by its own largest magnitude; backward
--- rounds the gradient of y to e5m2. f32, bf16 or f16, which y has too; sums in f32. A GPU needs
--- compute capability 8.9.
-make 'linear_fp8(x, w, bias: maybe)'
+local fp8_opts = arg.set { 'scaling', 'keep' }
+local fp8_scalings = {
+   tensor = C.TIDE_FP8_TENSOR, block = C.TIDE_FP8_BLOCK, block_f32 = C.TIDE_FP8_BLOCK_F32,
+}
+local fp8_kept = { codes = false, weight = true }
+
+-- linear of x and w rounded to FP8 (e4m3). f32, bf16 or f16, which y has too; sums in f32. The tape
+-- keeps codes, a byte an element, in place of x and w. opts.scaling: 'tensor' (default), by the
+-- largest magnitude of each operand, and backward rounds the gradient of y to e5m2; 'block', by
+-- that of 128 neighbours of x and of the gradient and of 128 x 128 of w, all e4m3, scales powers of
+-- two; 'block_f32', scales any f32. opts.keep: 'codes' of w (default), or 'weight', which backward
+-- rounds again. A GPU needs compute capability 8.9, for blocks 9.0 and cuBLAS 12.9.
+function M.linear_fp8(x, w, bias, opts)
+   tensor('linear_fp8', 'x', x)
+   tensor('linear_fp8', 'w', w)
+   tensor_or_nil('linear_fp8', 'bias', bias)
+   if opts == nil then return raw.linear_fp8(x, w, bias) end
+   opts = arg.opts('linear_fp8', opts, fp8_opts)
+   local scaling, keep = opts.scaling or 'tensor', opts.keep or 'codes'
+   if not fp8_scalings[scaling] then
+      bad('linear_fp8', 'opts.scaling', "'tensor', 'block' or 'block_f32'", scaling)
+   end
+   if fp8_kept[keep] == nil then bad('linear_fp8', 'opts.keep', "'codes' or 'weight'", keep) end
+   return raw.linear_fp8_scaled(x, w, bias, fp8_scalings[scaling], fp8_kept[keep])
+end
 
 -- Rounds x (f32, bf16 or f16) to NF4 with double quantisation, as bitsandbytes does: codes (u8) and
 -- scale (f32), 4.13 bits an element.

@@ -460,9 +460,18 @@ int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
                     int activation);
 /* As tide_linear, with x and w rounded to FP8 (e4m3), each scaled so that its largest magnitude is
  * the largest number of the format; sums are f32, y has x's dtype. In backward dy is rounded to
- * e5m2, and w and x to e4m3 again; dbias is the sum of the unrounded dy. The derivative treats
- * rounding as the identity. f32, bf16, f16, else E_DTYPE; E_UNSUPPORTED on a GPU without FP8. */
+ * e5m2; dbias is the sum of the unrounded dy. The tape keeps the codes of x and w that backward
+ * reads, a byte an element, and neither x nor w. The derivative treats rounding as the identity.
+ * f32, bf16, f16, else E_DTYPE; E_UNSUPPORTED on a GPU without FP8. */
 int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
+/* The same with scales by `scaling`. TENSOR: tide_linear_fp8. BLOCK: one for each 128 neighbours of
+ * x along K and each 128 x 128 of w; in backward for each 128 of dy along N (dx) and along tokens
+ * (dw), of x along tokens, all e4m3; w keeps its codes. Scales are powers of two, of BLOCK_F32 any
+ * f32. A GPU needs compute capability 9.0 and cuBLAS 12.9, else E_UNSUPPORTED. keep_weight: the
+ * tape keeps w, whose bytes may then be dropped and refilled before backward rounds it again. */
+enum { TIDE_FP8_TENSOR = 0, TIDE_FP8_BLOCK = 1, TIDE_FP8_BLOCK_F32 = 2 };
+int tide_linear_fp8_scaled(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                           int scaling, bool keep_weight); /* scaling: TIDE_FP8_* */
 /* Rounds x (f32, bf16, f16) to NF4 with double quantisation, as bitsandbytes does: blocks of 64
  * elements in row-major order have codes of 4 bits and a magnitude, which is a code of 8 bits. Of
  * n elements, codes: u8 [ceil(n / 2) + ceil(n / 64)]; scale: f32 [1 + ceil(n / 16384)]. Not

@@ -37,6 +37,14 @@ function cases.gemm(o)
    return function() return tide.matmul(dy:transpose(1, 2), x) end
 end
 
+function cases.linear(o)
+   local x, w = leaf { o.rows, o.inner }, leaf { o.cols, o.inner }
+   return both(o.way, { o.rows, o.cols }, { x, w }, function(a, b)
+      if o.scaling == 'none' then return tide.linear(a, b) end
+      return tide.linear_fp8(a, b, nil, { scaling = o.scaling })
+   end)
+end
+
 -- (document, position) of o.docs equal documents in a row, i32 [1, seq, 2].
 local function index_of(o)
    local list, size = {}, o.seq / o.docs

@@ -28,6 +28,20 @@ function families.gemm(s, add)
    end
 end
 
+-- A linear in bf16 and the same in FP8, whose forward makes codes for its backward.
+function families.fp8(s, add)
+   for _, scaling in ipairs { 'none', 'tensor', 'block' } do
+      local m, k, n = s.tokens, s.dim, s.ffn
+      local name = scaling == 'none' and 'bf16' or 'fp8-' .. scaling
+      for _, way in ipairs { 'fwd', 'both' } do
+         local times = way == 'fwd' and 1 or 3
+         add(('linear-%s-%s'):format(name, way), 'linear',
+            { rows = m, inner = k, cols = n, scaling = scaling, way = way }, 2 * m * k * n * times,
+            2 * (m * k + n * k + m * n) * times, { eager = true, ours_only = true })
+      end
+   end
+end
+
 -- Causal attention looks at half of the pairs; that of `docs` equal documents at one of docs parts
 -- of them. Backward recomputes the scores: five products to the forward's two.
 function families.attention(s, add)
@@ -115,7 +129,7 @@ function families.step(s, add)
    end
 end
 
-local order = { 'gemm', 'attention', 'rows', 'loss', 'update', 'ssm', 'step' }
+local order = { 'gemm', 'fp8', 'attention', 'rows', 'loss', 'update', 'ssm', 'step' }
 
 -- The rows, in order; small: of tiny sizes, which try the benchmark and measure nothing.
 return function(small)

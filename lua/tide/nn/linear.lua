@@ -1,7 +1,8 @@
 -- Linear: y = x W' + b, weight stored [out, in] as checkpoints have it.
 --
 -- The product is tide.linear, or with fp8 tide.linear_fp8, which rounds both operands on the way;
--- parameters and results keep their dtype. nn.nf4 puts codes of 4 bits in place of the weight.
+-- parameters and results keep their dtype. fp8 is a scaling of tide.linear_fp8; true: 'tensor'.
+-- nn.nf4 puts codes of 4 bits in place of the weight.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -19,6 +20,7 @@ function Linear:init(nin, nout, opts)
    err.arg_if(opts.fp8 and opts.dtype == 'f64', 'nn.Linear', 'dtype', 'f32 or bf16 with fp8', 'f64')
    Module.init(self)
    self.nin, self.nout, self.fp8 = nin, nout, opts.fp8 or false
+   self._fp8 = opts.fp8 and { scaling = opts.fp8 == true and 'tensor' or opts.fp8 }
    local spec = { kind = 'kaiming', fan_in = nin, gain = 1 / math.sqrt(3) }
    if opts.std then spec = { kind = 'normal', std = opts.std } end
    self:param('weight', { nout, nin }, spec, opts)
@@ -28,7 +30,7 @@ end
 
 -- The product of this layer, with any operands that fit.
 function Linear:product(x, weight, bias)
-   if self.fp8 then return tide.linear_fp8(x, weight, bias or nil) end
+   if self.fp8 then return tide.linear_fp8(x, weight, bias or nil, self._fp8) end
    return tide.linear(x, weight, bias or nil)
 end
 
@@ -46,6 +48,14 @@ end
 private.note(Linear.forward)
 private.note(Linear.product_nf4)
 private.note(Linear.product)
+
+-- Lets backward of a product in FP8 round the weight again, which is kept in place of its codes,
+-- until the handle that is returned is removed: for weights whose bytes are dropped after forward.
+function Linear:keep_weight()
+   local how = self._fp8
+   if how then how.keep = 'weight' end
+   return { remove = function() if how then how.keep = nil end end }
+end
 
 -- See Module.tp.
 function Linear:tp(style, on)
@@ -75,8 +85,9 @@ end
 
 -- Sizes, for the text of a model.
 function Linear:detail()
-   return ('%d -> %d%s%s'):format(self.nin, self.nout, self.bias and ', bias' or '',
-      self.weight_nf4 and ', nf4' or self.fp8 and ', fp8' or '')
+   return ('%d -> %d%s%s%s'):format(self.nin, self.nout, self.bias and ', bias' or '',
+      self.weight_nf4 and ', nf4' or self.fp8 and ', fp8' or '',
+      self.fp8 and self._fp8.scaling ~= 'tensor' and ' ' .. self._fp8.scaling or '')
 end
 
 return signature.doors('nn.Linear', Linear, {

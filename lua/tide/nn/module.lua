@@ -44,14 +44,20 @@ Module.common = {
    "device: string? -- where they lie; 'null' has shapes only",
    'init: boolean? -- false: a parent will fill the weights',
    'seed: integer? >= 0 -- of the weights; 0 by default',
-   'fp8: boolean? -- whether every Linear in it multiplies in FP8',
+   'fp8: fp8? -- every Linear in it multiplies in FP8, with a scale for each operand (true) or for '
+      .. 'blocks of 128; see tide.linear_fp8',
 }
 local common = { 'dtype', 'device', 'init', 'seed', 'fp8' }
 
 signature.kind('module', 'a module', function(v) return class.is(v, Module) end, 'tide.Module')
 
 -- Options of the library's modules that are true or false.
-local flags = { 'fp8', 'bias', 'out_bias', 'conv_bias', 'causal', 'fused' }
+local flags = { 'bias', 'out_bias', 'conv_bias', 'causal', 'fused' }
+
+local scalings = { [true] = true, [false] = true, tensor = true, block = true, block_f32 = true }
+local scaling_text = "true, false, 'tensor', 'block' or 'block_f32'"
+signature.kind('fp8', scaling_text, function(v) return scalings[v] end,
+   "boolean|'tensor'|'block'|'block_f32'")
 
 -- Checks the options of a constructor: its own names and those every module knows.
 function Module.options(op, opts, known)
@@ -59,7 +65,9 @@ function Module.options(op, opts, known)
    for _, k in ipairs(known) do all[#all + 1] = k end
    for _, k in ipairs(common) do all[#all + 1] = k end
    opts = err.options(op, opts, all)
-   for _, k in ipairs(op:find '^nn%.' and flags or { 'fp8' }) do
+   local fp8 = opts.fp8
+   err.arg_if(fp8 ~= nil and not scalings[fp8], op, 'fp8', scaling_text, fp8)
+   for _, k in ipairs(op:find '^nn%.' and flags or {}) do
       if opts[k] ~= nil then err.type(op, k, opts[k], 'boolean') end
    end
    return opts

@@ -300,7 +300,7 @@ return signature.doors('model', load, {
       "dtype: 'auto' | 'f32' | 'bf16' | 'f64' = 'auto' -- of the parameters; auto: as in the file, "
          .. 'f16 as f32',
       "device: 'cpu' | 'ref' | 'cuda' | 'null' = 'cpu' -- 'null': shapes only",
-      'fp8: boolean? -- multiplies by weights in FP8',
+      'fp8: fp8? -- multiplies by weights in FP8',
       "quantise: 'nf4'? -- weights of Linear layers but the output head in 4 bits",
       'verbose: boolean? -- logs the fields of config.json that change nothing',
       'make: function? -- fn(config, options of modules) -> model, for a class of your own' } },

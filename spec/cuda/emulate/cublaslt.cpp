@@ -10,9 +10,18 @@
  * the result is f32, which would have to be bf16 (cublasLtMatmul, "To use FP8 kernels"); a handle
  * whose device is not the current one (cublasLtCreate: "on the current device").
  *
+ * Scales of blocks ("Narrow Precision Data Types Usage", "128-element 1D and 128x128 2D Block
+ * Scaling For FP8 Data Types"): both operands have them, and not both 128x128; on compute
+ * capability 9.0 alone ("Scaling Mode Support Overview"); scales begin at 16 bytes, M and N are
+ * multiples of 4. Of VEC128 they are M-major (N-major) of [M, ceil(K / 128)]; of
+ * BLK128x128 K-major with columns of ceil(K / 128) in steps of 4 ("Scaling factors layouts"). The
+ * sum of a block of K is multiplied by both. An activation beside them is nowhere promised, and
+ * refused.
+ *
  * With TIDE_EMULATE_LT=least it has algorithms for what tensor cores take, no more: none for f64,
  * nor for 16-bit operands of an odd k. The heuristic may answer so (cublasLtMatmulAlgoGetHeuristic:
- * CUBLAS_STATUS_NOT_SUPPORTED). Spec only.
+ * CUBLAS_STATUS_NOT_SUPPORTED). With TIDE_EMULATE_LT=old it is older than 12.8 and knows no modes
+ * of scales (cublasLtMatmulDescSetAttribute: CUBLAS_STATUS_INVALID_VALUE). Spec only.
  */
 #include "cublasLt.h"
 
@@ -28,6 +37,7 @@ struct tide_emulated_desc {
   const void *bias = nullptr, *a_scale = nullptr, *b_scale = nullptr;
   void *aux = nullptr;
   int64_t aux_ld = 0;
+  int32_t a_mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, b_mode = a_mode;
 };
 struct tide_emulated_layout {
   cudaDataType_t type;
@@ -40,6 +50,13 @@ struct tide_emulated_preference {
 };
 struct cublasLtContext { int device; };
 extern "C" int tide_emulate_device(); /* libtide_cuda: the thread's current device */
+extern "C" int tide_emulate_capability(); /* likewise: of every device, 90 is 9.0 */
+
+static bool said_to_be(const char *what)
+{
+  const char *said = getenv("TIDE_EMULATE_LT");
+  return said && !strcmp(said, what);
+}
 
 static double get(const void *p, cudaDataType_t type, int64_t i)
 {
@@ -99,7 +116,12 @@ TIDE_LT cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDes
 {
   void *to;
   size_t expect = 8;
+  bool mode = what == CUBLASLT_MATMUL_DESC_A_SCALE_MODE
+    || what == CUBLASLT_MATMUL_DESC_B_SCALE_MODE;
+  if (mode && said_to_be("old")) return CUBLAS_STATUS_INVALID_VALUE;
   switch (what) {
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE: to = &d->a_mode, expect = 4; break;
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE: to = &d->b_mode, expect = 4; break;
     case CUBLASLT_MATMUL_DESC_TRANSA: to = &d->trans_a, expect = 4; break;
     case CUBLASLT_MATMUL_DESC_TRANSB: to = &d->trans_b, expect = 4; break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &d->epilogue, expect = 4; break;
@@ -161,6 +183,24 @@ static bool is_fp8(cublasLtMatrixLayout_t l)
   return l->type == CUDA_R_8F_E4M3 || l->type == CUDA_R_8F_E5M2;
 }
 
+static bool aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+/* Modes of scales, and what those of blocks ask. */
+static bool scales_fit(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t d)
+{
+  const int32_t all = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  const int32_t vector = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+  const int32_t square = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+  if (op->a_mode == all && op->b_mode == all) return true;
+  bool pair = (op->a_mode == vector && (op->b_mode == vector || op->b_mode == square))
+    || (op->a_mode == square && op->b_mode == vector);
+  bool bias_alone = op->epilogue == CUBLASLT_EPILOGUE_DEFAULT
+    || op->epilogue == CUBLASLT_EPILOGUE_BIAS;
+  return pair && bias_alone && op->a_scale && op->b_scale && aligned(op->a_scale)
+    && aligned(op->b_scale) && d->rows % 4 == 0 && d->cols % 4 == 0
+    && tide_emulate_capability() == 90;
+}
+
 /* What tensor cores of sm_89 and sm_90 ask of FP8 operands; addresses apart. */
 static bool fp8_fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                      cublasLtMatrixLayout_t d)
@@ -172,7 +212,8 @@ static bool fp8_fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLt
     && b->ld % 16 == 0 && d->ld % 16 == 0;
   bool result = d->type == CUDA_R_16BF || d->type == CUDA_R_16F
     || (d->type == CUDA_R_32F && op->epilogue == CUBLASLT_EPILOGUE_DEFAULT);
-  return formats && order && sizes && result && op->compute == CUBLAS_COMPUTE_32F;
+  return formats && order && sizes && result && op->compute == CUBLAS_COMPUTE_32F
+    && scales_fit(op, d);
 }
 
 /* 128 asks for the operand of gelu, in steps of 8; no such thing of relu is used here. */
@@ -205,14 +246,13 @@ static bool fits(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatr
     && (a->type == CUDA_R_64F) == (op->compute == CUBLAS_COMPUTE_64F)
     && (a->type == CUDA_R_32F || op->compute < CUBLAS_COMPUTE_32F_FAST_TF32)
     && (a->type != CUDA_R_64F || op->epilogue == CUBLASLT_EPILOGUE_DEFAULT)
-    && !op->a_scale && !op->b_scale;
+    && !op->a_scale && !op->b_scale && !op->a_mode && !op->b_mode;
   return epilogue_fits(op, d) && (fp8 ? fp8_fits(op, a, b, d) : plain);
 }
 
 static bool has_algorithm(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a)
 {
-  const char *said = getenv("TIDE_EMULATE_LT");
-  if (!said || strcmp(said, "least")) return true;
+  if (!said_to_be("least")) return true;
   int64_t k = op->trans_a ? a->rows : a->cols;
   bool half = a->type == CUDA_R_16F || a->type == CUDA_R_16BF;
   return a->type != CUDA_R_64F && !(half && k % 2);
@@ -262,24 +302,39 @@ static double activate(uint32_t epilogue, double v)
   return 0.5 * v * (1 + tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
 }
 
+/* The scale of one operand for its row or column `outer` and block b of K; `depth` is K, `most` the
+ * number of those rows or columns. */
+static double scale_at(const void *scale, int32_t mode, int64_t outer, int64_t b, int64_t depth,
+                       int64_t most)
+{
+  const float *s = static_cast<const float *>(scale);
+  if (!s) return 1;
+  if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) return *s;
+  if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F) return s[b * most + outer];
+  return s[outer / 128 * (((depth + 127) / 128 + 3) / 4 * 4) + b];
+}
+
 static void multiply(const product &p)
 {
   const tide_emulated_layout &la = p.a, &lb = p.b, &ld = p.d;
   int64_t depth = p.op.trans_a ? la.rows : la.cols;
   int64_t as = p.op.trans_a ? 1 : la.ld, ar = p.op.trans_a ? la.ld : 1;
   int64_t bs = p.op.trans_b ? lb.ld : 1, bc = p.op.trans_b ? 1 : lb.ld;
-  double factor = p.alpha;
-  for (const void *s : {p.op.a_scale, p.op.b_scale})
-    if (s) factor *= *static_cast<const float *>(s);
+  int64_t block = p.op.a_mode ? 128 : depth;
   for (int64_t z = 0; z < ld.batch; z++)
     for (int64_t col = 0; col < ld.cols; col++)
       for (int64_t row = 0; row < ld.rows; row++) {
         double sum = 0;
-        for (int64_t k = 0; k < depth; k++)
-          sum += rounded(get(p.pa, la.type, z * la.stride + row * ar + k * as), p.op.compute)
-            * rounded(get(p.pb, lb.type, z * lb.stride + k * bs + col * bc), p.op.compute);
+        for (int64_t first = 0; first < depth; first += block) {
+          double part = 0;
+          for (int64_t k = first; k < depth && k < first + block; k++)
+            part += rounded(get(p.pa, la.type, z * la.stride + row * ar + k * as), p.op.compute)
+              * rounded(get(p.pb, lb.type, z * lb.stride + k * bs + col * bc), p.op.compute);
+          sum += part * scale_at(p.op.a_scale, p.op.a_mode, row, first / 128, depth, ld.rows)
+            * scale_at(p.op.b_scale, p.op.b_mode, col, first / 128, depth, ld.cols);
+        }
         int64_t at = z * ld.stride + col * ld.ld + row;
-        sum *= factor;
+        sum *= p.alpha;
         if (p.beta != 0) sum += p.beta * get(p.pc, ld.type, at);
         if (p.op.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += get(p.op.bias, ld.type, row);
         if ((p.op.epilogue & 128) != 0) put(p.op.aux, ld.type, col * p.op.aux_ld + row, sum);

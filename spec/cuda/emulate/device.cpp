@@ -147,7 +147,7 @@ cudaError_t cudaSetDevice(int d)
   return sticky();
 }
 
-static int capability()
+extern "C" __attribute__((visibility("default"))) int tide_emulate_capability()
 {
   const char *said = getenv("TIDE_EMULATE_CAPABILITY");
   return said ? atoi(said) : 89;
@@ -155,17 +155,18 @@ static int capability()
 
 cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr what, int)
 {
-  *v = what == cudaDevAttrComputeCapabilityMajor ? capability() / 10 : capability() % 10;
+  *v = what == cudaDevAttrComputeCapabilityMajor ? tide_emulate_capability() / 10
+    : tide_emulate_capability() % 10;
   return cudaSuccess;
 }
 
-int tide_emulate_shared_limit() { return (capability() == 90 ? 227 : 99) << 10; }
+int tide_emulate_shared_limit() { return (tide_emulate_capability() == 90 ? 227 : 99) << 10; }
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult *found)
 {
-  bool here = capability() >= 90 && !strcmp(name, "cuTensorMapEncodeTiled");
+  bool here = tide_emulate_capability() >= 90 && !strcmp(name, "cuTensorMapEncodeTiled");
   *function = here ? reinterpret_cast<void *>(cuTensorMapEncodeTiled) : nullptr;
   *found = here ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;

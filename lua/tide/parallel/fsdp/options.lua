@@ -47,7 +47,8 @@ options.rows = {
    'sync_each_backward: boolean? -- reduces after every micro-batch; by default if gradients are '
       .. 'sharded; false: whole gradients add up on each rank until the last',
    'device: any? -- of a model on the null device', 'seed: integer >= 0 = 0 -- of its values',
-   'keep_fp8_transpose_cache_when_using_custom_fsdp: any? -- is refused', flags,
+   'keep_fp8_transpose_cache_when_using_custom_fsdp: boolean? -- keeps FP8 codes of weights for '
+      .. 'backward where reshard_after_forward drops the weights: a second copy of the model', flags,
    "where type(reshard_after_forward) ~= 'number' or strategy == 'optim_grads_params' -- "
       .. 'reshard_after_forward = {reshard_after_forward} needs the strategy optim_grads_params, '
       .. 'not {strategy}',
@@ -58,9 +59,6 @@ options.rows = {
       .. 'unit and contradicts units',
    "where not (grad_reduce_in_fp32 and mp_policy and (mp_policy.reduce_dtype or 'f32') ~= 'f32') "
       .. "-- grad_reduce_in_fp32 contradicts mp_policy.reduce_dtype '{mp_policy.reduce_dtype}'",
-   'where not keep_fp8_transpose_cache_when_using_custom_fsdp -- E_UNSUPPORTED: '
-      .. 'keep_fp8_transpose_cache_when_using_custom_fsdp keeps a second copy of FP8 weights, and '
-      .. 'there are no FP8 weights here; leave it out',
 }
 local read, rows = signature.options { 'mesh: any?', 'comm: any?', options.rows }
 

@@ -207,9 +207,23 @@ local function is_untracked(...)
    return true
 end
 
+-- Linears in FP8 keep codes of a weight for backward, which would stay where its bytes are dropped:
+-- a second copy of the model. There backward rounds the weight, which is gathered again anyway,
+-- unless that copy is asked for.
+local function keep_weights(self, unit)
+   if self.opts.keep_fp8_transpose_cache_when_using_custom_fsdp then return end
+   for _, e in ipairs(unit.entries) do
+      for _, place in ipairs(e.places) do
+         local m = place.owner
+         if m.fp8 and m.keep_weight then keep(self, m:keep_weight()) end
+      end
+   end
+end
+
 -- Hangs gather, reshard and reduction of a unit on its modules.
 function schedule.hook_unit(self, unit)
    local list = unit.modules
+   if unit.reshard_after_forward then keep_weights(self, unit) end
    for i, module in ipairs(list) do
       if i == 1 then keep(self, module:hook_pre(function() begin_forward(self, unit) end, mine)) end
       hook_in(self, module, unit)
