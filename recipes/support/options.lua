@@ -1,7 +1,6 @@
 -- Options that recipes of pretraining share, in the order of --help.
 
 local copy = require 'tide.util.copy'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local optim = require 'recipes.support.optim'
 local plan_options = require 'tide.parallel.plan.options'

@@ -146,7 +146,8 @@ inline void check(uintptr_t a, size_t n, bool store)
   if (!r || a - reinterpret_cast<uintptr_t>(r->stack) < r->nstack) return;
   bool is_known = a - library.begin < library.end - library.begin ||
                   (a >= r->near && a + n <= r->near + r->nnear);
-  if (is_known && n <= 16 && (n & (n - 1)) == 0 && (a & (n - 1)) == 0 && !(store && written.on)) return;
+  bool fits = n <= 16 && (n & (n - 1)) == 0 && (a & (n - 1)) == 0;
+  if (is_known && fits && !(store && written.on)) return;
   check_far(a, n, store);
 }
 

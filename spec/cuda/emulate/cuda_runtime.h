@@ -92,8 +92,8 @@ size_t tide_emulate_shared_size();
 void tide_emulate_until(const void *event, std::function<bool()> ready);
 /* Happens when some thread waits for the event and none can go on: as late as it may. */
 void tide_emulate_later(const void *event, std::function<void()> what);
-/* All lanes give n bytes (at most 64). Returns what every lane gave, valid until the lane that reads
- * it meets the others again. */
+/* All lanes give n bytes (at most 64). Returns what every lane gave, valid until the reading lane
+ * meets the others again. */
 const unsigned char *tide_emulate_meet(const void *give, size_t n);
 enum { TIDE_EMULATE_SLOT = 64 };
 void __syncthreads();

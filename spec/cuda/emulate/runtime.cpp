@@ -218,7 +218,8 @@ struct launch {
   void run() const
   {
     order_t how = order();
-    emulated::running now = {kernel.name, device, call.bound.get(), call.size, nullptr, STACK, 0, 0};
+    emulated::running now = {kernel.name, device, call.bound.get(), call.size, nullptr, STACK,
+                             0, 0};
     body = &call;
     launch_now = &now;
     backwards = how == REVERSE;
