@@ -996,7 +996,7 @@ function tide.parallel.from_local(part, mesh, placements, shape) end
 tide.parallel.fsdp = {}
 ---@param model tide.Module
 ---@param ranks? tide.Comm
----@param opts? { strategy?: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params', units?: any, reshard_after_forward?: boolean|integer, mp_policy?: table, forward_prefetch?: integer, backward_prefetch?: integer, sync_each_backward?: boolean, device?: any, seed?: integer, keep_fp8_transpose_cache_when_using_custom_fsdp?: any, overlap_grad_reduce?: boolean, overlap_param_gather?: boolean, disable_bucketing?: boolean, check_for_nan_in_grad?: boolean, fsdp_double_buffer?: boolean, nccl_ub?: boolean, average_in_collective?: boolean, calculate_per_token_loss?: boolean, grad_reduce_in_fp32?: boolean, preserve_fp32_weights?: boolean, cpu_offload?: boolean, pin_memory?: boolean, init?: boolean }
+---@param opts? { strategy?: 'no_shard' | 'optim' | 'optim_grads' | 'optim_grads_params', units?: any, reshard_after_forward?: boolean|integer, mp_policy?: table, forward_prefetch?: integer, backward_prefetch?: integer, sync_each_backward?: boolean, device?: any, seed?: integer, keep_fp8_transpose_cache_when_using_custom_fsdp?: boolean, overlap_grad_reduce?: boolean, overlap_param_gather?: boolean, disable_bucketing?: boolean, check_for_nan_in_grad?: boolean, fsdp_double_buffer?: boolean, nccl_ub?: boolean, average_in_collective?: boolean, calculate_per_token_loss?: boolean, grad_reduce_in_fp32?: boolean, preserve_fp32_weights?: boolean, cpu_offload?: boolean, pin_memory?: boolean, init?: boolean }
 function tide.parallel.fsdp.fully_shard(model, ranks, opts) end
 function tide.parallel.fsdp.layer_units(module) end
 ---@param model tide.Module
