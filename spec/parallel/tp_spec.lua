@@ -109,7 +109,7 @@ describe('tensor parallelism', function()
    end)
 
    -- Sums that are rounded otherwise may move a number to the next code, here and there.
-   it('has the scales of one rank in FP8 with blocks, where cuts are multiples of 128', function()
+   it('has the scales of one rank in FP8 of blocks where cuts are multiples of 128', function()
       local all = ranks.run(2, function(_, n, c)
          local tide = require 'tide'
          local axis = tide.parallel.mesh({ { 'tp', n } }):axis 'tp'

@@ -70,7 +70,13 @@ describe('recipes/pretrain.lua', function()
          end
          local plain, fp8 = last '', last '--fp8'
          assert.are_not.equal(plain, fp8)
-         assert.is_true(math.abs(plain - fp8) < 0.05 * plain, plain .. ' and ' .. fp8)
+         local block = last '--fp8 --fp8-scaling block'
+         assert.are_not.equal(fp8, block)
+         for _, loss in ipairs { fp8, block } do
+            assert.is_true(math.abs(plain - loss) < 0.05 * plain, plain .. ' and ' .. loss)
+         end
+         bad('pretrain.lua ' .. where .. small .. '--overwrite --fp8-scaling block',
+            'needs --fp8; give both')
       end)
    end)
 

@@ -49,7 +49,7 @@ options.rows = {
    'device: any? -- of a model on the null device', 'seed: integer >= 0 = 0 -- of its values',
    'keep_fp8_transpose_cache_when_using_custom_fsdp: boolean? -- keeps FP8 codes of weights for '
       .. 'backward where reshard_after_forward drops the weights: a second copy of the model',
-      flags,
+   flags,
    "where type(reshard_after_forward) ~= 'number' or strategy == 'optim_grads_params' -- "
       .. 'reshard_after_forward = {reshard_after_forward} needs the strategy optim_grads_params, '
       .. 'not {strategy}',
