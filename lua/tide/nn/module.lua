@@ -40,10 +40,10 @@ setmetatable(Module, { __call = meta.__call, __tostring = meta.__tostring,
 
 -- Rows of the options that every module has (see util.signature).
 Module.common = {
-   'dtype: string? -- of its parameters; f32 by default',
+   'dtype: string? -- dtype of its parameters; f32 by default',
    "device: string? -- where they lie; 'null' has shapes only",
    'init: boolean? -- false: a parent will fill the weights',
-   'seed: integer? >= 0 -- of the weights; 0 by default',
+   'seed: integer? >= 0 -- seed of the weights; 0 by default',
    'fp8: boolean? -- whether every Linear in it multiplies in FP8',
 }
 local common = { 'dtype', 'device', 'init', 'seed', 'fp8' }
