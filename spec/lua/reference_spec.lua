@@ -48,11 +48,23 @@ describe('repl.reference', function()
       assert.is_true(n > 700, n)
    end)
 
+   it('has whole sentences', function()
+      local cut = {}
+      for line in reference.guide():gmatch '\n(%- `[^\n]*)' do
+         local text = line:match '^.-%)`(.*)':gsub(' Takes `.*', '')
+         local _, opened = text:gsub('[%(%[{]', '')
+         local _, closed = text:gsub('[%)%]}]', '')
+         if opened ~= closed or text:find '%.%.$' then cut[#cut + 1] = line end
+      end
+      assert.same({}, cut)
+   end)
+
    it('says types, defaults and meanings', function()
       local page = reference.guide()
       assert.matches('- `tide.nn.Linear(nin, nout, opts)`', page, 1, true)
       assert.matches('`nin: integer >= 1`', page, 1, true)
       assert.matches('`.bias: boolean = true` adds a bias', page, 1, true)
+      assert.matches('- `tide.nn.LayerNorm(dim, opts)` Makes a norm', page, 1, true)
    end)
 
    it('annotates what exists, and nothing else', function()

@@ -97,7 +97,7 @@ end
 return signature.doors('comm.straggler', straggler, {
    new = { op = 'comm.straggler', opts = {
       'comm: table -- the ranks', 'sections: string[]? -- parts of a step, by name',
-      'steps: integer >= 1 = 20 -- of a window',
-      'ratio: number >= 1 = 1.2 -- a rank is slow above it, by the median',
+      'steps: integer >= 1 = 20 -- steps of a window',
+      'ratio: number >= 1 = 1.2 -- a rank is slow from this times the median on',
       'clock: function? -- seconds' } },
 })

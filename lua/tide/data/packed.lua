@@ -373,7 +373,7 @@ end
 -- Options of a sampler of documents; what derives from it takes them, too.
 packed.options = {
    'cu: table -- cumulative lengths of the documents',
-   'val_cu: table? -- those of the documents that are held out',
+   'val_cu: table? -- cumulative lengths of the documents that are held out',
    'seq: integer >= 1 -- tokens of a row',
    'batch: integer >= 1 -- rows of a step, over all ranks',
    sampler.options,
@@ -384,8 +384,8 @@ packed.options = {
       .. 'beginning, or an error',
    'together: integer >= 1 = 1 -- consecutive documents that share a row, cut to its '
       .. 'length: 2 for pairs of answers',
-   'source: source? -- of the documents; pieces that its mask leaves no label are left out',
-   'val_source: source? -- the same of those held out',
+   'source: source? -- tokens of the documents; pieces without a label are left out',
+   'val_source: source? -- tokens of the documents that are held out',
 }
 
 signature.doors('data.packed', Packed, {

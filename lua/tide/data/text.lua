@@ -156,6 +156,6 @@ return signature.doors('data.text', text, {
       'val: number in [0, 0.5] = 0.05 -- share that is held out for validation',
       'width: integer? -- bytes of an id in raw .bin files (see data.tokens.file)',
       'binary: boolean = false -- takes files with zero bytes as text',
-      'tokenizer: table? -- of tide.tokenizer; not given: bytes',
+      'tokenizer: table? -- a tokenizer; by default bytes',
       'cache: string? -- folder that keeps the ids of a tokenizer' } },
 })

@@ -107,7 +107,8 @@ Bamba.form = {
 -- Makes the fields of config.json of c, a complete configuration.
 function Bamba.publish(c) c.time_step_limit = c.time_step_limit or { 0, math.huge } end
 
--- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
+-- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
+-- init, recurrence_dtype (see nn.Mamba2).
 function Bamba:init(config, opts)
    opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
    local c, unused = published.read(op, config, known, rules)

@@ -70,7 +70,8 @@ function GPT2.publish(c, transposed)
    if not transposed then c.model_type, c.architectures = 'tide_gpt2', { 'TideGPT2LMHeadModel' } end
 end
 
--- opts: dtype, device ('null' for shapes only), seed, init.
+-- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
+-- init.
 function GPT2:init(config, opts)
    opts = nn.Module.options(op, opts, {})
    local c, unused = published.read(op, config, known, rules)

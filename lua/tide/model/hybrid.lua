@@ -172,7 +172,8 @@ function Hybrid.publish(c)
    c.time_step_max = math.max(c.time_step_max, limit[1])
 end
 
--- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
+-- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
+-- init, recurrence_dtype (see nn.Mamba2).
 function Hybrid:init(config, opts)
    opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
    local c, unused = published.read(op, config, known, rules)

@@ -173,7 +173,8 @@ Llama.family = {
       .. 'tide.model.mistral is the same with a window' } },
 }
 
--- opts: dtype, device ('null' for shapes only), seed, init.
+-- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
+-- init.
 function Llama:init(config, opts)
    local family = self.family
    opts = Module.options(family.op, opts, {})

@@ -47,7 +47,8 @@ function Mamba2.publish(c)
    c.expand = c.num_heads * c.head_dim / c.hidden_size
 end
 
--- opts: dtype, device ('null' for shapes only), seed, init, recurrence_dtype (see nn.Mamba2).
+-- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
+-- init, recurrence_dtype (see nn.Mamba2).
 function Mamba2:init(config, opts)
    opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
    local c, unused = published.read(op, config, known, rules)

@@ -43,9 +43,9 @@ end
 
 local Vision = class('Vision', Module)
 
--- config: patch_dim (pixels of a side), hidden_size, num_hidden_layers, num_attention_heads;
--- optional channels (3), intermediate_size (4 hidden), out_size (hidden), layer_norm_eps,
--- position_base. opts: dtype, device, seed, init.
+-- Makes a vision tower. config: patch_dim (pixels of a side), hidden_size, num_hidden_layers,
+-- num_attention_heads; optional channels (3), intermediate_size (4 hidden), out_size (hidden),
+-- layer_norm_eps, position_base. opts: dtype, device, seed, init.
 function Vision:init(config, opts)
    opts = Module.options(op, opts, {})
    Module.init(self)
@@ -103,5 +103,6 @@ end
 
 return signature.doors(op, Vision, {
    forward = { 'patches: tensor [1, T, P]', op = op, opts = {
-      'sizes: any -- of the images [N, 2], in pixels', 'index: any? -- of (image, patch)' } },
+      'sizes: any -- sizes of the images [N, 2], in pixels',
+      'index: any? -- pairs (image, patch)' } },
 })

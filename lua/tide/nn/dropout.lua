@@ -10,7 +10,7 @@ local Module = require 'tide.nn.module'
 local Dropout = class('Dropout', Module)
 Dropout.mixes = false
 
--- p: the share of elements that become zero, in [0, 1).
+-- Makes a layer that sets a share p of the elements, in [0, 1), to zero while training.
 function Dropout:init(p)
    Module.init(self)
    self.p = p

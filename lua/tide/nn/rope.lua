@@ -15,10 +15,10 @@ local rope = { check_scaling = scaling.check, frequencies = scaling.frequencies 
 local Rope = { constant = true }       -- the same on every rank: see util.canonical
 Rope.__index = Rope
 
--- opts: dim (channels of a head that rotate, the first ones), theta (10000), scaling, interleaved
--- (false). The result's attention_factor is what rotated queries and keys are to be multiplied by,
--- which apply leaves to the caller (see factors); trained_length is nil, or the length from which
--- on frequencies change with the sequence.
+-- Makes rotary positions. opts: dim (the first channels of a head, which rotate), theta (10000),
+-- scaling, interleaved (false). The result's attention_factor is what rotated queries and keys are
+-- to be multiplied by, which apply leaves to the caller (see factors); trained_length is nil, or
+-- the length from which on frequencies change with the sequence.
 function rope.new(opts)
    local theta = opts.theta
    return setmetatable({

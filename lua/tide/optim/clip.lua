@@ -7,7 +7,7 @@ local update = require('tide').update
 
 local clip = {}
 
--- grads: list of tensors. Returns the norm and, if max_norm > 0, the factor (else nil).
+-- Returns the norm of a list of gradients and, if max_norm > 0, their factor (else nil).
 -- Of gradients that lie in parts over ranks: parallel.clip.
 function clip.by_norm(grads, max_norm)
    local norm = update.norm(grads, 2)

@@ -332,7 +332,8 @@ function Optimizer:read_field(state, field) return state[field] end
 -- Sets a field of a state from what read_field gave.
 function Optimizer:write_field(state, field, t) state[field]:copy_(t) end
 
--- tensors: "name.field" -> tensor; meta: steps and the update count of each parameter.
+-- Returns tensors and meta. tensors: "name.field" -> tensor; meta: steps and the update count of
+-- each parameter.
 function Optimizer:state_dict()
    local tensors, counts = {}, {}
    for name, state in each(self.state) do

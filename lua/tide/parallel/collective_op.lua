@@ -405,7 +405,7 @@ end
 
 -- ---- what follows is computed alike on every rank --------------------------------------------
 
--- x itself, alike on every rank, into what each rank does with its own part of the weights; the
+-- Returns x, which is the same on every rank, for use with a rank's own part of the weights; the
 -- gradients are summed.
 function op.copy_to(x, comm)
    comm = begin('parallel.copy_to', x, comm)

@@ -208,7 +208,7 @@ return signature.doors('parallel.layout', layout, {
    balanced = 'n: integer >= 0; parts: integer >= 1',
    new = { op = 'parallel.layout', opts = {
       'axis: sized -- an axis of a mesh', 'placement: placement -- how the axis cuts it',
-      'shape: integer[] >= 0 -- of the whole',
+      'shape: integer[] >= 0 -- shape of the whole',
       'counts: table? -- sizes on the ranks of the axis, or a list of them for each block',
       'blocks: integer >= 1 = 1 -- parts of the dim, each of which is shared among the ranks' } },
    set = 'module: table; field: string', gathered = 'module: module',

@@ -316,10 +316,9 @@ local function build(op, axes, opts, whole, outer)
    return self
 end
 
--- axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and with any names, the last one fastest,
--- or a map { dp = 2, cp = 2 } of the known names in the order pp, dp_replicate, dp_shard, dp, cp,
--- tp; one size may be -1: the ranks that are left.
--- Every rank of comm must call it.
+-- Arranges the ranks of comm along axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and with
+-- any names, the last one fastest, or a map { dp = 2, cp = 2 } of the known names in the order pp,
+-- dp_replicate, dp_shard, dp, cp, tp. One size may be -1: the ranks that are left. Collective.
 function mesh.new(axes, opts) return build('parallel.mesh', axes, opts, 'the number of ranks') end
 
 -- The axis of that name, or a flattened one that has been made; nil without one.
@@ -515,7 +514,7 @@ signature.doors('parallel.mesh', mesh, {
    sizes = { 'n: integer in [1, 2147483648]', op = 'parallel.mesh' },
    new = { op = 'parallel.mesh', opts = {
       'comm: mesh_comm? -- ranks; all of the run by default',
-      'host_size: integer? in [1, 2147483648] -- ranks that share a host; of simulated ranks' } },
+      'host_size: integer? in [1, 2147483648] -- simulated ranks that share a host' } },
 })
 
 return setmetatable(mesh, { calls = mesh.new, __call = function(_, ...) return mesh.new(...) end })

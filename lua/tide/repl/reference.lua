@@ -30,6 +30,9 @@ local function names_of(t)
    return list
 end
 
+-- Fields of classes of models that describe a family to the library.
+local inner = { family = true, form = true }
+
 -- Adds an entry { name, fn, is_class } for every function and class that t reaches.
 local function walk(list, seen, t, path)
    if seen[t] then return end
@@ -41,7 +44,8 @@ local function walk(list, seen, t, path)
    for _, name in ipairs(names_of(t)) do
       local v = rawget(t, name)
       if v == nil and not is_class(t) then v = t[name] end
-      local inside = type(v) == 'table' and name ~= 'super' and not (is_class(t) and is_class(v))
+      local inside = type(v) == 'table' and name ~= 'super'
+         and not (is_class(t) and (is_class(v) or inner[name]))
       if inside and (path ~= 'tide' or name ~= 'default') then
          walk(list, seen, v, path .. '.' .. name)
       elseif type(v) == 'function' and not seen[v] and not (is_class(t) and name == 'new') then
@@ -86,10 +90,18 @@ end
 
 -- ---- the reference ---------------------------------------------------------------------------
 
--- The first sentence of the comment above a function.
+local function count(text, set) return select(2, text:gsub(set, '')) end
+
+-- The first sentence of the comment above a function: up to a full stop or a semicolon, which
+-- stands in no brackets and is no part of '..', or a colon before an example.
 local function meaning(fn)
    local text = table.concat(help.comment(fn), ' ')
-   return (((text .. ' '):match '^(.-[%.;])%s' or text):gsub(';$', '.'))
+   for last in (text .. ' '):gmatch '()[%.;:]%s' do
+      local head, mark = text:sub(1, last - 1), text:sub(last, last)
+      local ends = mark ~= ':' and head:sub(-1) ~= '.' or text:find('^:   ', last)
+      if ends and count(head, '[%(%[{]') == count(head, '[%)%]}]') then return head .. '.' end
+   end
+   return text
 end
 
 local function row_text(row, prefix)

@@ -339,5 +339,5 @@ return signature.doors('train.checkpoint', checkpoint, {
       'model_only: boolean = false -- leaves the state of the optimiser out',
       'lazy: boolean = false -- `store` stands for tensors, for a sharded model' } },
    consolidate = { 'to: string', opts = {
-      'dtype: float? -- of the weights; by default as stored' } },
+      'dtype: float? -- dtype of the weights; by default as stored' } },
 })

@@ -157,7 +157,7 @@ local of_choices = { "delimiter: string = ' ' -- between question and choice", s
 return signature.doors('train.evaluate', evaluate, {
    prefix = 'tok: table; config: table?',
    pair = { 'tok: table; context: string; continuation: string',
-      opts = { 'config: table? -- of the model' } },
+      opts = { 'config: table? -- configuration of the model' } },
    perplexity = { 'model: module; tok: table; text: string', opts = score.options },
    choices = { 'model: module; tok: table; items: table', opts = of_choices },
 })

@@ -28,7 +28,7 @@ end
 
 return signature.doors('train.loop', loop, {
    run = { op = 'train.loop', opts = {
-      'steps: integer >= 0 -- of the whole run', options.rows,
+      'steps: integer >= 0 -- steps of the whole run', options.rows,
       'val_every: integer >= 0 = 0 -- steps between evaluations, the last step included; 0: none',
       'save_every: integer >= 0 = 0 -- steps between checkpoints; 0: at the end only',
       'on_step: function? -- called with (run, s) after each step; s: see run:steps' } },

@@ -104,8 +104,8 @@ end
 
 local most_waiting = 2^20 -- bytes
 
--- record: step, loss, grad_norm, lr, tokens_per_second, memory_bytes, val_loss if evaluated, and
--- more (figures of one's own by name). True when all lines are in the file; else nil and the
+-- Adds a record: step, loss, grad_norm, lr, tokens_per_second, memory_bytes, val_loss if evaluated,
+-- and more (figures of one's own by name). True when all lines are in the file; else nil and the
 -- system's reason.
 function Metric:add(record)
    keep(self, record)

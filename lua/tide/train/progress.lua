@@ -74,7 +74,7 @@ end
 -- Sets the number of steps in all.
 function Progress:expect(steps) self.steps = steps end
 
--- record: as train.metric takes.
+-- Shows a record, as train.metric takes it.
 function Progress:update(r)
    err.number('train.progress.update', 'r.step', r.step)
    if self.quiet then return end
@@ -113,7 +113,8 @@ signature.doors('train.progress', Progress, {
 })
 return signature.doors('train.progress', progress, {
    new = { opts = {
-      'steps: integer? >= 0 -- of the whole run', 'start: integer >= 0 = 0 -- steps before it',
+      'steps: integer? >= 0 -- steps of the whole run',
+      'start: integer >= 0 = 0 -- steps before it',
       'every: integer >= 0 = 10 -- steps between plain lines',
       'tty: boolean? -- whether to draw a progress bar; by default on a terminal',
       'columns: integer? >= 0 -- width of the terminal', 'sink: function? -- takes a text',

@@ -366,5 +366,5 @@ function run.new(opts) return run._open('train.run', opts) end
 
 return signature.doors('train.run', run, {
    new = { op = 'train.run', opts = { options.rows,
-      'steps: integer >= 0 = 0 -- of the whole run, where run:steps does not say' } },
+      'steps: integer >= 0 = 0 -- steps of the whole run, where run:steps does not say' } },
 })

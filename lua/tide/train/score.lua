@@ -208,8 +208,8 @@ end
 score.options = {
    'seq: integer >= 1 -- tokens of a window',
    'batch: integer >= 1 = 8 -- windows, or rows of texts, at a time on a rank',
-   'sharded: sharded? -- of the model, which is gathered layer by layer',
-   'device: string? -- of the tokens',
+   'sharded: sharded? -- the Sharded of the model; layers are gathered one by one',
+   'device: string? -- device of the ids',
 }
 
 return signature.doors('train.score', score, {

@@ -135,7 +135,7 @@ return signature.doors('train.step', step, {
       'comm: comm? -- ranks with data of their own; all by default',
       'loss: any? -- called as loss(model, batch, { count = n, .. }) in place of model:loss, with '
          .. 'the part of a batch of this rank; batches then have count',
-      'loss_options: any? -- of the loss',
-      'parallel: sharded? -- of the model; comm is then its ranks with data of their own',
+      'loss_options: any? -- options of the loss',
+      'parallel: sharded? -- the Sharded of the model; comm is then its ranks with own data',
       'captured: boolean? -- replays the step as a CUDA graph' } },
 })

@@ -96,6 +96,7 @@ end
 
 return signature.doors('util.pretty', pretty, {
    format = { opts = {
-      'depth: integer >= 0 = 4 -- of tables within tables',
-      'entries: integer >= 0 = 40 -- of a table', 'width: integer >= 0 = 96 -- of one line' } },
+      'depth: integer >= 0 = 4 -- levels of tables within tables',
+      'entries: integer >= 0 = 40 -- entries of a table',
+      'width: integer >= 0 = 96 -- characters of a line' } },
 })

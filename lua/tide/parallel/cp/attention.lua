@@ -212,9 +212,9 @@ end
 
 return signature.doors('parallel.cp.attention', cp_attention, {
    new = { op = 'parallel.cp.attention', opts = {
-      'axis: any -- of a mesh, or a communicator',
+      'axis: any -- axis of a mesh, or a communicator',
       'method: any? -- by default that of the context',
       'a2a: any? -- ranks of the inner exchange of a2a+p2p',
-      'near: any? -- the communicator of that exchange, if it is there already',
-      'far: any? -- and that of the ring' } },
+      'near: any? -- communicator of that exchange, if it exists',
+      'far: any? -- communicator of the ring, if it exists' } },
 })

@@ -270,7 +270,8 @@ return signature.doors('parallel.cp', batch_, {
       'seq_lens_padding_value: any?', 'fields: table? -- { name = { dim =, fill = } | false }',
       "kind: any = 'zigzag' -- layout, rules and mask as of tide.parallel.cp_map",
       'multiple: any?', 'tp: any?', 'block: any?', 'mask: any?',
-      'method: any? -- this and what follows as of tide.parallel.cp.context', 'inner: any?',
+      'method: any? -- this and the next are options of tide.parallel.cp.context',
+      'inner: any?',
       'outer: any?', 'window: any?', 'causal: any?' } },
    contiguous_batch = { opts = {
       'pad_multiple: integer >= 1 = 1 -- tokens of a rank are a multiple of it',

@@ -242,8 +242,8 @@ return signature.doors('parallel.cp.context', context_, {
       'map: plan? -- a plan (parallel.cp_map)',
       'axis: any? -- the ranks; those of the plan by default',
       "method: any = 'ring' -- how queries and keys come together: ring, allgather, a2a, a2a+p2p",
-      'inner: any? -- of a2a+p2p: the axis of neighbours',
-      'outer: any? -- and that of the ranks with the same place among theirs',
+      'inner: any? -- for a2a+p2p: the axis of neighbours',
+      'outer: any? -- for a2a+p2p: the axis of ranks with the same place among neighbours',
       'window: any? -- distances { left, right }', 'causal: boolean = true',
       "index: any? -- i32 [B or 1, length, 2] of (document, position) in the caller's order, where "
          .. 'rows differ',

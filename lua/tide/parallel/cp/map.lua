@@ -277,8 +277,8 @@ end
 
 local rules = {
    'tp: integer >= 1 = 1 -- ranks that split the tokens of a rank further (sequence parallelism)',
-   'block: integer >= 1 = 1 -- each of those parts is a multiple of it (FP8)',
-   'multiple: integer >= 1 = 1 -- so is the whole of this',
+   'block: integer >= 1 = 1 -- the parts have a multiple of it (FP8)',
+   'multiple: integer >= 1 = 1 -- the whole length is a multiple of it',
 }
 signature.doors('parallel.cp_map', Map, {
    position = 'rank: integer in [0, self.size); i: integer in [0, self.count)',
@@ -294,7 +294,8 @@ return signature.doors('parallel.cp_map', cp_map, {
       'rank: integer? >= 0',
       'length: integer? >= 0 -- tokens of the sequence; by default those of the documents',
       'cu: cu? -- cumulative lengths of the documents, a list or a tensor',
-      'cu_real: cu? -- those of documents in larger slots', 'cu_slot: cu? -- those of the slots',
+      'cu_real: cu? -- cumulative lengths of documents in larger slots',
+      'cu_slot: cu? -- cumulative lengths of the slots',
       'where axis == nil or not size and not rank -- axis and size: give the axis, or size and '
          .. 'rank',
       "where (rank or 0) < (size or 1) -- argument 'rank': expected one of the {size or 1} ranks, "
@@ -306,7 +307,7 @@ return signature.doors('parallel.cp_map', cp_map, {
       'where not length or not (cu or cu_slot) or last(cu or cu_slot) <= length -- the documents '
          .. 'end at {last(cu or cu_slot)}, there are {length} tokens',
       'pad: boolean = true -- lengths are rounded up inside the plan; false: they must fit', rules,
-      'index: any? -- of custom: whole positions in rank order',
+      'index: any? -- for custom: positions in the sequence, in rank order',
       'mask: any? -- { causal, window, linear }: what balanced balances',
-      'blocks: integer? >= 1 -- of balanced: blocks of a rank' } },
+      'blocks: integer? >= 1 -- for balanced: blocks of a rank' } },
 })

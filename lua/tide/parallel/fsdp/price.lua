@@ -109,7 +109,7 @@ end
 
 return signature.doors('parallel.fsdp.price', price, {
    sharded = { 'sharded: sharded', op = 'parallel.fsdp.price', opts = {
-      'rank: integer? >= 0 -- of the shards; this one by default',
+      'rank: integer? >= 0 -- rank among the shards; this one by default',
       'micro: integer >= 1 = 1 -- micro-batches of a step',
       'state_bytes: number >= 0 | function = 8 -- of the optimiser for an element, or a function '
          .. 'of the entry; 8 for AdamW over f32',

@@ -270,6 +270,6 @@ function Attached:__tostring()
 end
 
 return signature.doors('parallel.mamba_cp', attach, {
-   price = { opts = { 'rows: integer >= 1 = 1 -- of the batch', "dtype: float = 'f32'",
+   price = { opts = { 'rows: integer >= 1 = 1 -- rows of the batch', "dtype: float = 'f32'",
       'rank: any? -- by default the busiest' } },
 })

@@ -104,6 +104,6 @@ end
 return signature.doors('parallel.cp', cp_hooks, {
    attach_context_parallel_hooks = 'model: module',
    run_target_cp_forward_and_gather = { 'model: module', opts = {
-      'positions: any? -- of the tokens',
+      'positions: any? -- positions of the tokens',
       'collect: string[]? -- names of modules whose outputs are returned' } },
 })

@@ -106,15 +106,17 @@ end
 local common = {
    'tp_shard_plan: any? -- a table, function or dotted path of either; by default the structure of '
       .. 'the model says it',
-   'mp_policy: table? -- as of fully_shard',
+   'mp_policy: table? -- as fully_shard takes it',
    'activation_checkpointing: any? -- true: the MLPs; or a policy of parallel.recompute',
-   'activation_checkpointing_scope: any? -- as of parallel.recompute',
+   'activation_checkpointing_scope: any? -- as parallel.recompute takes it',
    'dp_mesh_name: any? -- the axis of data ranks, if it has another name',
-   'cp_mesh_name: any? -- the same of context ranks', 'tp_mesh_name: any? -- and of tensor ranks',
+   'cp_mesh_name: any? -- the axis of context ranks, if it has another name',
+   'tp_mesh_name: any? -- the axis of tensor ranks, if it has another name',
    'dp_cp_mesh_name: string? -- the axis of data and context ranks together',
-   'cp: table? -- options of cp.attach', 'reshard_after_forward: any? -- as of fully_shard',
-   'sync_each_backward: any? -- as of fully_shard', 'device: any? -- of a model on the null device',
-   'seed: any? -- of its values',
+   'cp: table? -- options of cp.attach', 'reshard_after_forward: any? -- option of fully_shard',
+   'sync_each_backward: any? -- option of fully_shard',
+   'device: any? -- device of a model that is on the null device now',
+   'seed: any? -- seed of its values',
 }
 
 local function spread(op, model, mesh, o, fsdp)
@@ -183,8 +185,9 @@ end
 local function megatron(prefix)
    local op = ('parallel.%s_strategy_parallelize'):format(prefix)
    local units, meta = prefix .. '_unit_modules', 'init_' .. prefix .. '_with_meta_device'
-   -- Described where it gets its name, at the end of this file. Collective. Returns model,
-   -- optimiser (nil without opts.optimizer), Sharded, run.
+   -- Spreads a model as fsdp2_strategy_parallelize does, with the options and the defaults of
+   -- Megatron-FSDP. Collective. Returns the model, the optimiser (nil without opts.optimizer), the
+   -- Sharded and run.
    return function(model, mesh, o)
       check_meta(op, meta, model, o[meta])
       local fsdp = { strategy = o.data_parallel_sharding_strategy, mp_policy = o.mp_policy,

@@ -182,7 +182,7 @@ end
 
 local options = { 'padding_token_id: integer = 0', 'num_chunks: integer = 1 -- groups of rows',
    'seq_lens_padding_value: integer < 0 = -1000', "qkv_format: 'thd' = 'thd'",
-   'method: any? -- of tide.parallel.cp.context',
+   'method: any? -- option of tide.parallel.cp.context',
    'fields: table? -- { name = { fill = } | false } for further tensors with a value a token' }
 return signature.doors('parallel.cp', stream, {
    shard_thd_chunk = { opts = options }, make_cp_batch_for_te = { opts = options },

@@ -207,13 +207,13 @@ end
 
 -- ---- the object ------------------------------------------------------------------------------
 
--- model: a module (best on the null device), a function that returns one, or { family =, config =,
--- dtype = }. mesh: a mesh, or axes as parallel.mesh takes them (opts.ranks: of how many ranks;
--- default: this run's). opts: tp (options of tensor_parallel and axis), cp (those of cp.attach),
--- recompute and scope (of parallel.recompute), fsdp (options of fully_shard; absent: its
--- defaults if an axis dp_shard has several ranks, else plain data parallelism, or beside tp and cp
--- the strategy no_shard), ranks, and the registered ones (see plan.register). A section whose axis
--- has one rank changes nothing.
+-- Plans how a model lies over ranks. model: a module (best on the null device), a function that
+-- returns one, or { family =, config =, dtype = }. mesh: a mesh, or axes as parallel.mesh takes
+-- them (opts.ranks: of how many ranks; default: this run's). opts: tp (options of tensor_parallel
+-- and axis), cp (those of cp.attach), recompute and scope (of parallel.recompute), fsdp (options of
+-- fully_shard; absent: its defaults if an axis dp_shard has several ranks, else plain data
+-- parallelism, or beside tp and cp the strategy no_shard), ranks, and the registered ones (see
+-- plan.register). A section whose axis has one rank changes nothing.
 function Plan:init(model, mesh, opts)
    local known = { 'ranks', unpack(own_options) }
    for _, s in ipairs(sections) do known[#known + 1] = s.is_own and s.name or nil end
@@ -311,7 +311,7 @@ signature.doors('parallel.plan', Plan, {
       'batch: integer >= 1 = 1 -- rows of a micro-batch on a rank',
       "seq: integer? >= 1 -- tokens of the whole sequence; the model's context by default",
       'accum: integer >= 1 = 1 -- micro-batches of a step', 'rank: integer >= 0 = 0',
-      "device: 'cpu' | 'ref' | 'cuda' = 'cpu' -- whose kernels: their scratch counts on 'cpu' and "
+      "device: 'cpu' | 'ref' | 'cuda' = 'cpu' -- runs the kernels; scratch counts on 'cpu' and "
          .. "'ref', with this context's number of threads",
       'host_size: any? -- ranks that share a host',
       "state_bytes: number >= 0 | function? -- of the optimiser for an element, a number or the "
