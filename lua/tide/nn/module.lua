@@ -43,14 +43,9 @@ Module.common = {
    'dtype: string? -- dtype of its parameters; f32 by default',
    "device: string? -- where they lie; 'null' has shapes only",
    'init: boolean? -- false: a parent will fill the weights',
-<<<<<<< HEAD
-   'seed: integer? >= 0 -- of the weights; 0 by default',
+   'seed: integer? >= 0 -- seed of the weights; 0 by default',
    'fp8: fp8? -- every Linear in it multiplies in FP8, with a scale for each operand (true) or for '
       .. 'blocks of 128; see tide.linear_fp8',
-=======
-   'seed: integer? >= 0 -- seed of the weights; 0 by default',
-   'fp8: boolean? -- whether every Linear in it multiplies in FP8',
->>>>>>> h/lua
 }
 local common = { 'dtype', 'device', 'init', 'seed', 'fp8' }
 

@@ -46,7 +46,8 @@ options.rows = {
    'backward_prefetch: integer >= 0 = 2 -- gathers begun ahead in backward',
    'sync_each_backward: boolean? -- reduces after every micro-batch; by default if gradients are '
       .. 'sharded; false: whole gradients add up on each rank until the last',
-   'device: any? -- of a model on the null device', 'seed: integer >= 0 = 0 -- of its values',
+   'device: any? -- device of a model that is on the null device now',
+   'seed: integer >= 0 = 0 -- seed of its values',
    'keep_fp8_transpose_cache_when_using_custom_fsdp: boolean? -- keeps FP8 codes of weights for '
       .. 'backward where reshard_after_forward drops the weights: a second copy of the model',
    flags,
