@@ -153,9 +153,8 @@ int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
   return rc;
 }
 
-/* Checks the operands of a linear and declares its result. */
-static int check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *w,
-                        const tide_tensor *bias)
+int tide__check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *w,
+                       const tide_tensor *bias)
 {
   int64_t shape[TIDE_MAX_DIM];
   bool fit = x->ndim >= 1 && w->ndim == 2 && x->shape[x->ndim - 1] == w->shape[1] &&
@@ -179,7 +178,7 @@ int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR, out, 3, (tide_tensor *[]){x, w, bias}, 4));
-  TIDE_TRY(check_linear(&c, x, w, bias));
+  TIDE_TRY(tide__check_linear(&c, x, w, bias));
   return tide__dispatch(&c, out, 1);
 }
 
@@ -189,7 +188,7 @@ int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_ACT, out, 3, (tide_tensor *[]){x, w, bias}, 4));
-  TIDE_TRY(check_linear(&c, x, w, bias));
+  TIDE_TRY(tide__check_linear(&c, x, w, bias));
   if (activation != TIDE_ACT_RELU && activation != TIDE_ACT_GELU_TANH)
     return TIDE__FAIL(&c, TIDE_E_ARG, "activation: expected 0 (relu) or 1 (gelu_tanh), got %d",
                       activation);
@@ -205,7 +204,7 @@ static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_te
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_FP8, out, 3, (tide_tensor *[]){x, w, bias}, 4));
-  TIDE_TRY(check_linear(&c, x, w, bias));
+  TIDE_TRY(tide__check_linear(&c, x, w, bias));
   if (x->dtype == TIDE_F64)
     return TIDE__FAIL(&c, TIDE_E_DTYPE, "x: expected f32, bf16 or f16, got f64; use linear");
   c.attrs.fp8 = (k_fp8_attrs){.x_e5m2 = x_e5m2};
@@ -218,8 +217,7 @@ int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
   return linear_fp8(out, x, w, bias, false, -1);
 }
 
-/* Returns x with all leading dims as one: a view where strides allow. */
-static int matmul_rows_of(tide_tensor **out, tide_tensor *x)
+int tide__rows_of(tide_tensor **out, tide_tensor *x)
 {
   int64_t n = 1;
   for (int d = 0; d + 1 < x->ndim; d++) n *= x->shape[d];
@@ -240,7 +238,7 @@ static int grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide
     b = TIDE__TEMP(&v, tide_transpose, b, 0, 1);
     TIDE__DO(&v, linear_fp8(out, a, b, NULL, true, dtype));
   } else {
-    sum = TIDE__TEMP(&v, matmul_rows_of, sum);
+    sum = TIDE__TEMP(&v, tide__rows_of, sum);
     TIDE__DO(&v, tide_addmm_(sum, a, b));
   }
   return tide__temps_end(&v);
@@ -260,10 +258,10 @@ static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 {
   int32_t first = 0;
   tide__temps v = {0};
-  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, gout);
+  tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, gout);
   if (g->need[0]) TIDE__DO(&v, grad_of_rows(g, dy, g->in[1], fp8));
   if (g->need[1]) {
-    tide_tensor *x = TIDE__TEMP(&v, matmul_rows_of, g->in[0]);
+    tide_tensor *x = TIDE__TEMP(&v, tide__rows_of, g->in[0]);
     TIDE__DO(&v, grad_product(&g->gin[1], g, 1, dy, true, x, fp8));
   }
   if (g->need[2]) TIDE__DO(&v, tide_sum(&g->gin[2], dy, 1, &first, false));
@@ -274,16 +272,32 @@ static int grad_linear(const tide__grad_call *g, tide_tensor *gout, bool fp8)
 static int grad_matmul_rows(const tide__grad_call *g)
 {
   tide__temps v = {0};
-  tide_tensor *dy = TIDE__TEMP(&v, matmul_rows_of, g->gout[0]);
+  tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, g->gout[0]);
   if (g->need[0]) {
     tide_tensor *bt = TIDE__TEMP(&v, tide_transpose, g->in[1], 0, 1);
     TIDE__DO(&v, grad_of_rows(g, dy, bt, false));
   }
   if (g->need[1]) {
-    tide_tensor *a = TIDE__TEMP(&v, matmul_rows_of, g->in[0]);
+    tide_tensor *a = TIDE__TEMP(&v, tide__rows_of, g->in[0]);
     TIDE__DO(&v, grad_product(&g->gin[1], g, 1, a, true, dy, false));
   }
   return tide__temps_end(&v);
+}
+
+int tide__product(tide_tensor **out, tide_tensor *a, tide_tensor *b, int dtype)
+{
+  return matmul_2d(out, a, b, dtype);
+}
+
+int tide__grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
+                       tide_tensor *b)
+{
+  return grad_product(out, g, i, a, false, b, false);
+}
+
+int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b)
+{
+  return grad_of_rows(g, a, b, false);
 }
 
 int tide__grad_matmul(const tide__grad_call *g)

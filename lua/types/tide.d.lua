@@ -514,8 +514,10 @@ function tide.nn.Attention:tp_plan() end
 tide.nn.Block = {}
 ---@param parts? { norm1: tide.Module, mixer: tide.Module, norm2?: tide.Module, mlp?: tide.Module, dropout?: tide.Module, scale?: number, names?: table }
 function tide.nn.Block.new(parts) end
+function tide.nn.Block:addends(x, more, owned, at) end
 function tide.nn.Block:forward(x, at) end
 function tide.nn.Block:part(name) end
+function tide.nn.Block:takes_addends() end
 ---@param channels integer
 ---@param taps integer
 ---@param opts? { bias?: boolean, dtype?: string, device?: string, init?: boolean, seed?: integer, fp8?: boolean }
@@ -638,11 +640,13 @@ function tide.nn.RMSNorm:forward(x, residual) end
 ---@class tide.nn.Stack
 tide.nn.Stack = {}
 function tide.nn.Stack.new(blocks, names) end
+function tide.nn.Stack:addends(x, at) end
 ---@param i integer
 function tide.nn.Stack:at(i) end
 function tide.nn.Stack:child(name, block) end
 function tide.nn.Stack:count() end
 function tide.nn.Stack:forward(x, at) end
+function tide.nn.Stack:normed(norm, x, at) end
 ---@param first integer
 ---@param last integer
 function tide.nn.Stack:slice(first, last) end
@@ -1391,6 +1395,7 @@ function tide.linear(x, w, bias) end
 function tide.linear_act(x, w, bias, activation) end
 function tide.linear_cross_entropy(x, w, bias, targets, opts) end
 function tide.linear_fp8(x, w, bias) end
+function tide.linear_joined(x, ws, biases) end
 function tide.linear_nf4(x, codes, scale, n, bias) end
 function tide.linear_nf4_part(x, codes, scale, bias, n, first, stride) end
 function tide.log(x) end
@@ -1434,6 +1439,7 @@ function tide.rms_norm(x, weight, eps, offset) end
 function tide.rng_state() end
 function tide.roll(x, shift, dim) end
 function tide.rope(x, positions, inv_freq, opts) end
+function tide.rope_joined(list, positions, inv_freq, opts) end
 function tide.rsqrt(x) end
 function tide.run_index(runs, dtype) end
 function tide.scatter_add(x, dim, index, src) end
