@@ -32,6 +32,8 @@ typedef struct tide__storage {
   bool     refill;   /* restored since; tide__storage_refilled may declare the contents */
   bool     pinned;   /* pinned host memory, for asynchronous copies */
   int32_t  pins;     /* asynchronous users: the bytes must not be dropped or written */
+  int32_t  parts;    /* references of tensors that share no element with each other */
+  int32_t  parts_given_up; /* those whose elements are of no use any more */
   int32_t  writers;  /* those that write: the bytes must not be read either */
   int64_t  epoch;    /* ctx->stats_epoch when the bytes were allocated */
   /* The step scope that will drop the bytes, or null. A doubly linked list per scope. */

@@ -21,10 +21,11 @@ struct tide_backward {
 /* ---- accumulation ---------------------------------------------------------------------------- */
 
 /* Returns whether t is a contiguous gradient that nothing but the tape can read, so it may be added
- * to in place. */
+ * to in place: alone in its storage, or among parts that are apart. */
 static bool exclusive(const tide_tensor *t)
 {
-  return t->refs == 1 && t->spent == 0 && t->storage->refs == 1 &&
+  const tide__storage *s = t->storage;
+  return t->refs == 1 && t->spent == 0 && (s->refs == 1 || (t->part && s->refs == s->parts)) &&
          tide__is_contiguous(t->ndim, t->shape, t->stride);
 }
 
@@ -212,8 +213,8 @@ static int run_native(tide_backward *bw, tide__node *n)
   TIDE_TRY(frame_open(ctx, &f, n));
   tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .gout = f.gout,
                        .in = f.in, .out = f.out, .meta = n->meta, .need = f.need, .sum = f.sum,
-                       .sum_dtype = f.sum_dtype, .attrs = n->attrs, .consume = !bw->retain,
-                       .gin = f.gin};
+                       .sum_dtype = f.sum_dtype, .attrs = n->attrs, .node = n,
+                       .consume = !bw->retain, .gin = f.gin};
   int rc = recompute_inputs(ctx, &f, n);
   if (rc == TIDE_OK) rc = tide__op_get(n->op)->grad(&g);
   for (int i = 0; i < n->nout && rc == TIDE_OK && g.consume; i++) {
@@ -234,6 +235,7 @@ static void pass(tide_backward *bw, tide__node *n)
     tide_tensor_release(n->out[i].recomputed);
     n->out[i].recomputed = NULL;
   }
+  tide__joint_drop(n);
   if (!bw->retain) {
     n->walked = true;
     tide__node_clear(bw->ctx, n);

@@ -78,7 +78,7 @@ int tide_drop_grad(tide_tensor *t)
   TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
   tide_tensor *g = t->grad;
   if (!g) return TIDE_OK;
-  if (g->storage->refs == 1 && g->storage->pins == 0) tide__storage_drop(g->storage);
+  tide__tensor_give_up(g);
   t->grad = NULL;
   tide_tensor_release(g);
   return TIDE_OK;

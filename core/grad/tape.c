@@ -140,6 +140,7 @@ static void tape_clear(tide__node *n, tide__node **doomed)
     tide_tensor_release(n->out[i].recomputed);
     n->out[i].recomputed = NULL;
   }
+  tide__joint_drop(n);
 }
 
 static void remember_dropped(tide_ctx *ctx, double tag)

@@ -49,6 +49,8 @@ typedef struct tide__node {
   int32_t op;                       /* TIDE_OP_*, or TIDE__HOST */
   int32_t nin, nout;
   bool walked;
+  tide_tensor *joint;               /* counted: memory for the gradients of all outputs (place.c) */
+  uint32_t given;                   /* outputs whose part of it was given away */
   struct tide_backward *walk;       /* the walk that filled a slot; null: the node is not pending */
   tide__output *out;
   tide__attrs *attrs;               /* undefined if the op has none (TIDE__OPF_BCAST) */
@@ -87,6 +89,9 @@ int  tide__check_node(tide_ctx *ctx, const tide__node *n);
 bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *x);
 /* Returns that result, computed at the first call; borrowed from the node of the edge. */
 int  tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge);
+
+/* Releases the memory for the gradients of a node's outputs. */
+void tide__joint_drop(tide__node *n);
 
 /* Returns the dtype in which backward adds up the gradient of a leaf. */
 static inline int tide__grad_dtype(const tide_tensor *leaf)

@@ -124,7 +124,7 @@ int tide__grad_attention(const tide__grad_call *g)
 {
   tide__call c;
   tide__temps v = {0};
-  tide_tensor *dout = g->gout[0], *o = g->out[0], *dy[4] = {NULL};
+  tide_tensor *dout = g->gout[0], *o = g->out[0], *dy[4] = {NULL}, *into[4] = {NULL};
   if (!dout)
     dout = TIDE__TEMP(&v, tide_full, g->ctx, g->meta[0].device, o->dtype, o->ndim, o->shape, 0);
   TIDE__DO(&v, tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
@@ -135,6 +135,9 @@ int tide__grad_attention(const tide__grad_call *g)
   for (int i = 0; v.rc == TIDE_OK && i < 3; i++)
     tide__result(&c, i, g->meta[i].dtype, 4, g->meta[i].shape);
   if (v.rc == TIDE_OK) tide__result(&c, 3, g->out[1]->dtype, g->need[3] ? 4 : -1, g->meta[3].shape);
+  for (int i = 0; i < 3; i++)
+    if (g->need[i]) into[i] = TIDE__TEMP(&v, tide__grad_place, g, i);
+  c.into = into;
   TIDE__DO(&v, tide__dispatch(&c, dy, 4));
   for (int i = 0; i < 3; i++) g->gin[i] = dy[i];
   if (dy[3]) TIDE__DO(&v, tide_cast(&g->gin[3], dy[3], g->meta[3].dtype));

@@ -25,8 +25,8 @@ int tide__temps_end(tide__temps *v)
   return v->rc;
 }
 
-int tide__grad_launch(const tide__grad_call *g, int op, int n, tide_tensor *const *x,
-                      uint32_t optional, int nresult, int always)
+int tide__grad_launch_into(const tide__grad_call *g, int op, int n, tide_tensor *const *x,
+                           uint32_t optional, int nresult, int always, tide_tensor **into)
 {
   tide__call c;
   tide__temps v = {0};
@@ -37,6 +37,7 @@ int tide__grad_launch(const tide__grad_call *g, int op, int n, tide_tensor *cons
                       x[1]->shape, 0);
   if (TIDE__DO(&v, tide__begin(&c, op, NULL, n, y, optional)) == TIDE_OK) {
     c.attrs = *g->attrs;
+    c.into = into;
     for (int i = 0; i < nresult; i++) {
       const tide__meta *m = &g->meta[i];
       tide__result(&c, i, m->dtype, i < always || g->need[i] ? m->ndim : -1, m->shape);
@@ -44,6 +45,12 @@ int tide__grad_launch(const tide__grad_call *g, int op, int n, tide_tensor *cons
     v.rc = tide__dispatch(&c, g->gin, nresult);
   }
   return tide__temps_end(&v);
+}
+
+int tide__grad_launch(const tide__grad_call *g, int op, int n, tide_tensor *const *x,
+                      uint32_t optional, int nresult, int always)
+{
+  return tide__grad_launch_into(g, op, n, x, optional, nresult, always, NULL);
 }
 
 int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m)

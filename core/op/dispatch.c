@@ -109,6 +109,7 @@ int tide__begin(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *
   c->make = c->make_;
   c->tape_differs = false;
   c->tape_in = NULL;
+  c->into = NULL;
   for (int i = 0; i < nin && !c->ctx; i++)
     if (tide__alive(x[i], TIDE__KIND_TENSOR)) c->ctx = x[i]->ctx;
   if (!c->ctx)
@@ -387,6 +388,10 @@ static int make_results(tide__call *c)
   for (int i = 0; i < c->nout; i++) {
     const tide__meta *m = &c->make[i];
     if (m->ndim < 0) continue;
+    if (c->into && c->into[i]) {
+      tide_tensor_retain(c->out[i] = c->into[i]);
+      continue;
+    }
     TIDE_TRY(tide__tensor_new(&c->out[i], c->ctx, c->device, m->dtype, m->ndim, m->shape,
                               TIDE__NAME(c)));
   }

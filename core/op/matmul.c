@@ -258,6 +258,22 @@ static int grad_matmul_rows(const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
+int tide__product(tide_tensor **out, tide_tensor *a, tide_tensor *b, int dtype)
+{
+  return matmul_2d(out, a, b, dtype);
+}
+
+int tide__grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
+                       tide_tensor *b)
+{
+  return grad_product(out, g, i, a, false, b, false);
+}
+
+int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b)
+{
+  return grad_of_rows(g, a, b, false);
+}
+
 int tide__grad_matmul(const tide__grad_call *g)
 {
   tide__temps v = {0};

@@ -22,6 +22,8 @@ enum {
   TIDE__OPF_BCAST = 1 << 8, TIDE__OPF_RATES = 1 << 9, TIDE__OPF_RECOMPUTES = 1 << 10,
   TIDE__OPF_CODES = 1 << 11
 };
+/* Inputs of rope_joined before those that it turns. */
+enum { TIDE__TURNED = 2 };
 /* Key operands: inputs are 0 and up, O0 is the first output. */
 enum { TIDE__KEY_O0 = -1 };
 
@@ -73,6 +75,7 @@ typedef struct tide__call {
   tide__attrs attrs;
   tide__attrs tape;             /* attributes for the derivative, if they differ from attrs */
   bool tape_differs;
+  tide_tensor **into;           /* null, or memory for result i where into[i] is not null */
   tide_tensor **tape_in;        /* null, or the inputs for the tape where the kernel sees views */
   tide_tensor **lists;          /* the caller's lists, joined: nlist bytes, behind in and out */
   size_t nlist;
@@ -97,6 +100,7 @@ typedef struct tide__grad_call {
   tide_tensor *const *sum;
   const int32_t *sum_dtype;
   const tide__attrs *attrs;
+  struct tide__node *node;      /* of the call, for tide__grad_place */
   bool consume;                 /* saved results may be overwritten: the walk frees them */
   tide_tensor **gin;
 } tide__grad_call;
@@ -171,8 +175,42 @@ int tide__temps_end(tide__temps *v);
  * inputs and for others that need one. */
 int tide__grad_launch(const tide__grad_call *g, int op, int n, tide_tensor *const *x,
                       uint32_t optional, int nresult, int always);
+/* The same; result i goes into into[i] where that is not null. */
+int tide__grad_launch_into(const tide__grad_call *g, int op, int n, tide_tensor *const *x,
+                           uint32_t optional, int nresult, int always, tide_tensor **into);
 /* Sums x down to a broadcast shape: the adjoint of broadcasting. Owned result. */
 int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);
+
+/* ---- joined.c -------------------------------------------------------------------------------- */
+
+/* Returns the view that n tensors make up along dim, without history; null unless all are there and
+ * each begins where the one before it ends. Owned. */
+int tide__side_by_side(tide_tensor **out, int n, tide_tensor *const *xs, int dim);
+/* Returns entries [at, at + n) of dim, without history. Owned. */
+int tide__narrow(tide_tensor **out, tide_tensor *x, int dim, int64_t at, int64_t n);
+/* Cuts x along dim into n parts of these sizes, without history; on failure into none. Owned. */
+int tide__cut(tide_tensor **parts, tide_tensor *x, int dim, int n, const int64_t *sizes);
+/* Releases n tensors and sets them to null. */
+void tide__release_all(int n, tide_tensor **xs);
+/* Fails unless a list has 1 to TIDE_MAX_JOINED tensors. */
+int tide__check_joined(tide_ctx *ctx, const char *op, const char *arg, int n,
+                       tide_tensor *const *list);
+
+/* ---- core/grad/place.c ----------------------------------------------------------------------- */
+
+/* Returns memory for the gradient of input i, in its shape: a part of the buffer in which the op
+ * that made the input wants the gradients of its results, side by side. Null if there is no such op
+ * or that memory was given away before. The strides may be any but the last one, which is 1. Not to
+ * be read before it is written. Owned. */
+int tide__grad_place(tide_tensor **out, const tide__grad_call *g, int i);
+/* The same for a rule that may write over gout[k]: also the place that was given away for gout[k],
+ * where it lies there. Owned. */
+int tide__grad_place_of(tide_tensor **out, const tide__grad_call *g, int i, int k);
+/* Returns the buffer of the results of this call, or null if no rule asked for a part of it.
+ * Borrowed. */
+tide_tensor *tide__grad_joint(const tide__grad_call *g);
+/* Returns whether two tensors of one shape are the same elements. */
+bool tide__same_place(const tide_tensor *a, const tide_tensor *b);
 
 /* ---- checks and helpers ---------------------------------------------------------------------- */
 
@@ -198,6 +236,19 @@ int tide__check_distinct(const tide_tensor *t, const char *op);
  * ones, and no gradient is lost by adding in place. */
 int tide__check_sum_target(tide_tensor *t, const char *op, const tide_tensor *a,
                            const tide_tensor *b);
+/* Checks the operands of a linear and declares its result. bias may be null. */
+int tide__check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *w,
+                       const tide_tensor *bias);
+/* Returns x with all leading dims as one: a view where strides allow. Owned. */
+int tide__rows_of(tide_tensor **out, tide_tensor *x);
+/* Computes a b of matrices in dtype: the operands', or f32 of 16-bit ones. */
+int tide__product(tide_tensor **out, tide_tensor *a, tide_tensor *b, int dtype);
+/* Computes a b, the gradient of input i or of a matrix of its rows: adds it to the sum of g, or
+ * makes *out in the dtype of that sum. */
+int tide__grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
+                       tide_tensor *b);
+/* The same for input 0, in its own shape: fills g's gin[0]. */
+int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b);
 /* Returns x with a stride of 1 in one of its last two dims, as products require. Owned. */
 int tide__matrix_layout(tide_tensor **out, tide_tensor *x);
 /* Returns x with all leading dims as one: a view where strides allow. Owned. */

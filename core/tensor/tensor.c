@@ -18,6 +18,7 @@ static tide_tensor *handle(tide_ctx *ctx)
   t->spent = 0;
   t->grad_dtype = -1;
   t->kept = false;
+  t->part = TIDE__WHOLE;
   t->ctx = ctx;
   t->storage = NULL;
   t->requires_grad = false;
@@ -39,9 +40,46 @@ static void make_hollow(tide_tensor *t)
   tide__storage_release(s);
 }
 
+void tide__tensor_mark_part(tide_tensor *t)
+{
+  t->part = TIDE__PART;
+  t->storage->parts++;
+}
+
+/* Drops the bytes if n handles are left, all of them parts that were given up. */
+static void drop_given_up(tide__storage *s, int64_t n)
+{
+  if (n > 0 && s->refs == n && s->parts_given_up == n && s->pins == 0) tide__storage_drop(s);
+}
+
+void tide__tensor_give_up(tide_tensor *t)
+{
+  tide__storage *s = t->storage;
+  if (t->part == TIDE__PART) {
+    t->part = TIDE__PART_GIVEN_UP;
+    s->parts_given_up++;
+    drop_given_up(s, s->parts);
+  } else if (s->refs == 1 && s->pins == 0) {
+    tide__storage_drop(s);
+  }
+}
+
+/* t, a part, is about to let go of its storage. */
+static void leave_parts(tide_tensor *t)
+{
+  tide__storage *s = t->storage;
+  s->parts--;
+  if (t->part == TIDE__PART_GIVEN_UP) s->parts_given_up--;
+  t->part = TIDE__WHOLE;
+  s->refs--; /* as if t had let go already */
+  drop_given_up(s, s->parts);
+  s->refs++;
+}
+
 static void tensor_recycle(tide_tensor *t)
 {
   tide_ctx *ctx = t->ctx;
+  if (t->part) leave_parts(t);
   if (t->node || t->grad) ctx->recorder->forget(t);
   if (t->spent > 0) {
     make_hollow(t);

@@ -28,6 +28,7 @@ struct tide_tensor {
   int8_t  grad_dtype;            /* of a gradient that backward begins; -1: dtype */
   bool    kept;                  /* tide_tensor_keep: no reference can be spent */
   bool    requires_grad;         /* a marked leaf */
+  int8_t  part;                  /* enum below */
   int32_t ndim, dtype;
   int64_t offset;                /* elements */
   double  id;
@@ -36,6 +37,9 @@ struct tide_tensor {
 };
 
 enum { TIDE__SPENT = 1 << 16 };
+/* Of a tensor that is a part of its storage (tide__tensor_mark_part): given up when it was the
+ * gradient of a leaf that has dropped it. */
+enum { TIDE__WHOLE, TIDE__PART, TIDE__PART_GIVEN_UP };
 
 /* Calls into the tape; null functions: the context has none. */
 struct tide__recorder {
@@ -65,6 +69,12 @@ int  tide__tensor_view(tide_tensor **out, tide_tensor *t, int ndim, const int64_
                        const int64_t *stride, int64_t offset);
 /* Makes a handle with the same geometry and no history. */
 int  tide__tensor_alias(tide_tensor **out, tide_tensor *t);
+/* Notes that t shares no element with another part of its storage. A storage whose handles are all
+ * parts has no other reader of t's elements than t. */
+void tide__tensor_mark_part(tide_tensor *t);
+/* Gives up the elements of t: the bytes are dropped if no other handle has a part that is not given
+ * up. */
+void tide__tensor_give_up(tide_tensor *t);
 /* Performs the releases from other threads. Called at the start of every op. */
 void tide__tensor_drain(tide_ctx *ctx);
 void tide__tensor_pool_close(tide_ctx *ctx);

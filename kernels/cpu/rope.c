@@ -6,6 +6,8 @@
  *
  * Tables are cut into pieces of PAIRS channel pairs, so no scratch is needed.
  *
+ * y may be x: a pair is read before it is written, and by one thread.
+ *
  * Channels must have stride 1; a call with other strides is left to the reference.
  */
 #include "kernels/cpu/row.h"
@@ -87,7 +89,7 @@ static void rotate_head_f64(const job *w, const table *m, int64_t xo, int64_t yo
 static void copy_rest(const job *w, int64_t xo, int64_t yo)
 {
   const int64_t from = 2 * w->half, n = w->x->shape[3] - from;
-  if (n > 0)
+  if (n > 0 && row_at(w->y, yo) != row_at(w->x, xo))
     memcpy(row_at(w->y, yo + from), row_at(w->x, xo + from), (size_t)(n * vec_size(w->x->dtype)));
 }
 

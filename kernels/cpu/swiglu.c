@@ -3,7 +3,7 @@
  * Works in pieces that fit the first-level cache. A piece of a 16-bit type is widened into a buffer
  * on the stack, computed in f32 and narrowed; f32 is read and written in place.
  *
- * Operands are row-major contiguous.
+ * A piece is a part of a row; operands that are contiguous are one row. Rows have stride 1.
  */
 #include "kernels/cpu/row.h"
 
@@ -32,52 +32,81 @@ TIDE_LEVELS(void, swiglu_bwd,
   }
 }
 
-static int64_t piece_size(int64_t numel, int64_t piece)
+typedef struct swiglu_job {
+  const k_call *call;
+  int64_t width, per_row; /* elements and pieces of a row */
+  bool one_row;
+} swiglu_job;
+
+/* A piece: its row, where it begins there, and its elements. */
+typedef struct swiglu_piece { int64_t row, first, n; } swiglu_piece;
+
+static swiglu_piece swiglu_piece_at(const swiglu_job *w, int64_t i)
 {
-  int64_t left = numel - piece * PIECE;
-  return left < PIECE ? left : PIECE;
+  const int64_t row = i / w->per_row, first = i % w->per_row * PIECE, left = w->width - first;
+  return (swiglu_piece){ row, first, left < PIECE ? left : PIECE };
+}
+
+static int64_t swiglu_place(const swiglu_job *w, const k_tensor *t, const swiglu_piece *p)
+{
+  return (w->one_row ? 0 : k_row_offset(t, p->row)) + p->first;
 }
 
 static void fwd_pieces(void *arg, int64_t begin, int64_t end, int thread)
 {
-  const k_call *call = arg;
-  const k_tensor *y = &call->out[0];
+  const swiglu_job *w = arg;
+  const k_tensor *in = w->call->in, *y = &w->call->out[0];
   float a[PIECE], b[PIECE];
-  int64_t numel = k_numel(y);
   (void)thread;
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t i = piece * PIECE, n = piece_size(numel, piece);
-    const float *gate = row_read(&call->in[0], i, a, n);
-    const float *up = row_read(&call->in[1], i, b, n);
-    float *out = row_begin(y, i, a);
-    swiglu(out, gate, up, n);
-    row_write(y, i, out, n);
+    const swiglu_piece p = swiglu_piece_at(w, piece);
+    const float *gate = row_read(&in[0], swiglu_place(w, &in[0], &p), a, p.n);
+    const float *up = row_read(&in[1], swiglu_place(w, &in[1], &p), b, p.n);
+    const int64_t to = swiglu_place(w, y, &p);
+    float *out = row_begin(y, to, a);
+    swiglu(out, gate, up, p.n);
+    row_write(y, to, out, p.n);
   }
 }
 
 static void bwd_pieces(void *arg, int64_t begin, int64_t end, int thread)
 {
-  const k_call *call = arg;
-  const k_tensor *in = call->in, *out = call->out;
+  const swiglu_job *w = arg;
+  const k_tensor *in = w->call->in, *out = w->call->out;
   float a[PIECE], b[PIECE], c[PIECE];
-  int64_t numel = k_numel(&in[0]);
   (void)thread;
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t i = piece * PIECE, n = piece_size(numel, piece);
-    const float *dy = row_read(&in[0], i, a, n);
-    const float *gate = row_read(&in[1], i, b, n);
-    const float *up = row_read(&in[2], i, c, n);
-    float *dgate = row_begin(&out[0], i, a), *dup = row_begin(&out[1], i, b);
-    swiglu_bwd(dgate, dup, dy, gate, up, n);
-    row_write(&out[0], i, dgate, n);
-    row_write(&out[1], i, dup, n);
+    const swiglu_piece p = swiglu_piece_at(w, piece);
+    const float *dy = row_read(&in[0], swiglu_place(w, &in[0], &p), a, p.n);
+    const float *gate = row_read(&in[1], swiglu_place(w, &in[1], &p), b, p.n);
+    const float *up = row_read(&in[2], swiglu_place(w, &in[2], &p), c, p.n);
+    const int64_t gate_to = swiglu_place(w, &out[0], &p), up_to = swiglu_place(w, &out[1], &p);
+    float *dgate = row_begin(&out[0], gate_to, a), *dup = row_begin(&out[1], up_to, b);
+    swiglu_bwd(dgate, dup, dy, gate, up, p.n);
+    row_write(&out[0], gate_to, dgate, p.n);
+    row_write(&out[1], up_to, dup, p.n);
   }
+}
+
+static bool swiglu_dense(const k_tensor *t)
+{
+  int64_t want = 1;
+  for (int d = t->ndim - 1; d >= 0; d--) {
+    if (t->shape[d] > 1 && t->stride[d] != want) return false;
+    want *= t->shape[d];
+  }
+  return true;
 }
 
 static int swiglu_run(const k_call *call, tide__pool_fn body)
 {
-  int64_t pieces = (k_numel(&call->in[0]) + PIECE - 1) / PIECE;
-  tide__pool_for(call->nthread, pieces, GRAIN, body, (void *)call);
+  const k_tensor *x = &call->in[0];
+  bool dense = true;
+  for (int i = 0; i < call->nin; i++) dense = dense && swiglu_dense(&call->in[i]);
+  for (int i = 0; i < call->nout; i++) dense = dense && swiglu_dense(&call->out[i]);
+  const int64_t width = dense ? k_numel(x) : k_row_size(x), rows = dense ? 1 : k_row_count(x);
+  swiglu_job w = { call, width, (width + PIECE - 1) / PIECE, dense };
+  tide__pool_for(call->nthread, rows * w.per_row, GRAIN, body, &w);
   return TIDE_OK;
 }
 

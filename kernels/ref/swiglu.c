@@ -1,14 +1,18 @@
-/* Defines SwiGLU, silu(gate) * up, forward and backward. Operands are contiguous. */
+/* Defines SwiGLU, silu(gate) * up, forward and backward. Rows may have any strides. */
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 
 int k_ref_swiglu(const k_call *call)
 {
-  const k_tensor *gate = &call->in[0], *up = &call->in[1];
-  int64_t n = k_numel(gate);
-  for (int64_t i = 0; i < n; i++) {
-    double g = ref_get(gate, i);
-    ref_put(&call->out[0], i, g * ref_sigmoid(g) * ref_get(up, i));
+  const k_tensor *gate = &call->in[0], *up = &call->in[1], *y = &call->out[0];
+  int64_t rows = k_row_count(gate), n = k_row_size(gate);
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t gate_at = k_row_offset(gate, r), up_at = k_row_offset(up, r);
+    int64_t y_at = k_row_offset(y, r);
+    for (int64_t i = 0; i < n; i++) {
+      double g = ref_get(gate, gate_at + i);
+      ref_put(y, y_at + i, g * ref_sigmoid(g) * ref_get(up, up_at + i));
+    }
   }
   return TIDE_OK;
 }
@@ -16,11 +20,18 @@ int k_ref_swiglu(const k_call *call)
 int k_ref_swiglu_bwd(const k_call *call)
 {
   const k_tensor *dy = &call->in[0], *gate = &call->in[1], *up = &call->in[2];
-  int64_t n = k_numel(gate);
-  for (int64_t i = 0; i < n; i++) {
-    double d = ref_get(dy, i), g = ref_get(gate, i), u = ref_get(up, i), s = ref_sigmoid(g);
-    ref_put_opt(&call->out[0], i, d * u * s * (1.0 + g * (1.0 - s)));
-    ref_put_opt(&call->out[1], i, d * g * s);
+  const k_tensor *dgate = &call->out[0], *dup = &call->out[1];
+  int64_t rows = k_row_count(gate), n = k_row_size(gate);
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t dy_at = k_row_offset(dy, r), gate_at = k_row_offset(gate, r);
+    int64_t up_at = k_row_offset(up, r), dgate_at = k_row_offset(dgate, r);
+    int64_t dup_at = k_row_offset(dup, r);
+    for (int64_t i = 0; i < n; i++) {
+      double d = ref_get(dy, dy_at + i), g = ref_get(gate, gate_at + i);
+      double u = ref_get(up, up_at + i), s = ref_sigmoid(g);
+      ref_put(dgate, dgate_at + i, d * u * s * (1.0 + g * (1.0 - s)));
+      ref_put(dup, dup_at + i, d * g * s);
+    }
   }
   return TIDE_OK;
 }

@@ -30,18 +30,19 @@ describe('a later micro-batch of a sharded bf16 model', function()
    for name, tied in each { ['with a head of its own'] = false, ['with a tied head'] = true } do
       it('adds the gradients of linear weights inside their products, ' .. name, function()
          local list, sharded = micros(3, {}, { tie_word_embeddings = tied })
-         -- 3 blocks of 7 linear weights and two norms, the last norm, the head; the embedding
-         local weights, others = 3 * 7, 3 * 2 + 1 + 1
+         -- 3 blocks of 7 linear weights and two norms, the last norm, the head; the embedding. The
+         -- weights of queries, keys and values share a product, and those of gate and up.
+         local weights, others, products = 3 * 7, 3 * 2 + 1 + 1, 3 * 4
          assert.equal(weights + others + (tied and 0 or 1), #sharded:named_parameters())
          local first = list[1]
          for i = 2, 3 do
             local n = list[i]
-            assert.equal(weights, n.addmm_ - first.addmm_)
+            assert.equal(products, n.addmm_ - first.addmm_)
             assert.equal(first.add, n.add)
             assert.equal(others, n.axpy_ - first.axpy_)
             assert.same({ 0, 1 }, { n.embedding_bwd, n.index_add })
             assert.is_true(n.cast < first.cast, n.cast)
-            assert.equal(first.matmul - weights, n.matmul)
+            assert.equal(first.matmul - products, n.matmul)
          end
          for _, p in ipairs(sharded:named_parameters()) do
             assert.equal('f32', p.param.grad.dtype)
@@ -62,7 +63,7 @@ describe('a later micro-batch of a sharded bf16 model', function()
          return { counts.addmm_, counts.axpy_, counts.add, counts.cast }
       end
       local one, three = adds(1), adds(3)
-      assert.equal(2 * 3 * 7, three[1] - 3 * one[1])
+      assert.equal(2 * 3 * 4, three[1] - 3 * one[1])
       assert.equal(3 * one[3], three[3])
    end)
 

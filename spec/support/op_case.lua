@@ -182,6 +182,31 @@ add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 
       fn = function(t, x, w, b) return t.linear(x, w, b) end }
 add { op = 'linear', shapes = { { { 2, 3 }, { 4, 3 } } },
       fn = function(t, x, w) return t.linear(x, w) end }
+-- Weights side by side (slices of w) or not, with biases alike; of one row, and of none. What is
+-- summed makes the gradients of the parts lie apart; swiglu and rope put them side by side.
+local function slices(w, sizes)
+   local list, at = {}, 1
+   for i, n in ipairs(sizes) do list[i], at = w:narrow(1, at, n), at + n end
+   return list
+end
+for _, case_ in ipairs { { { 2, 3, 5 }, { 4, 1, 2 } }, { { 33, 17 }, { 40, 24, 1 } },
+   { { 0, 3 }, { 2, 2 } }, { { 3, 0 }, { 2, 3 } }, { { 5 }, { 3, 0, 1 } }, { { 2, 8 }, { 8 } } } do
+   local x, sizes = unpack(case_)
+   local rows = 0
+   for _, n in ipairs(sizes) do rows = rows + n end
+   add { op = 'linear_joined', shapes = { { x, { rows, x[#x] }, { rows } } },
+         fn = function(t, a, w, b)
+            local list = t.linear_joined(a, slices(w, sizes), slices(b, sizes))
+            for _, y in ipairs(t.linear_joined(a, slices(w, sizes))) do list[#list + 1] = y end
+            list[#list + 1] = t.linear_joined(a, { w, w:narrow(1, 1, 1) }, { false, false })[2]
+            return unpack(list)
+         end }
+end
+add { op = 'linear_joined', shapes = { { { 3, 2, 5 }, { 14, 5 } }, { { 17, 33 }, { 128, 33 } } },
+      fn = function(t, x, w)
+         local n = w:size(1) / 2
+         return t.swiglu(unpack(t.linear_joined(x, slices(w, { n, n }))))
+      end }
 -- Groups of none, one and many rows, rows before and behind all groups; no group; sizes off and on
 -- the tiles.
 local function offsets(...) return values({ ... }, { select('#', ...) }, 'i64') end
@@ -245,6 +270,29 @@ for _, inv_freq in ipairs { 'f32', 'f64' } do
                                     { { 1, 0, 2, 6 }, ids({ 1, 0 }, 9), frequencies } },
             fn = function(t, x, p, f) return t.rope(x, p, f, { interleaved = interleaved }) end }
    end
+end
+-- Heads side by side and apart; in place of x and beside it; and after a joint product.
+for _, reuse in ipairs { false, true } do
+   local frequencies = values({ 1, 0.3 }, { 2 }, 'f64')
+   add { op = 'rope_joined',
+         shapes = { { { 2, 3, 4, 5 }, { 2, 3, 1, 6 }, ids({ 1, 3 }, 50), frequencies },
+                    { { 1, 0, 4, 4 }, { 1, 0, 2, 4 }, ids({ 1, 0 }, 9), frequencies } },
+         fn = function(t, a, b, p, f)
+            a, b = a * 1, b * 1
+            local opts, list = { reuse = reuse }, {}
+            for _, xs in ipairs { { a:narrow(3, 1, 3), a:narrow(3, 4, 1) }, { b } } do
+               for _, y in ipairs(t.rope_joined(xs, p, f, opts)) do list[#list + 1] = y end
+            end
+            return unpack(list)
+         end }
+   add { op = 'rope_joined',
+         shapes = { { { 2, 3, 5 }, { 24, 5 }, ids({ 2, 3 }, 9), frequencies } },
+         fn = function(t, x, w, p, f)
+            local q, k, v = unpack(t.linear_joined(x, slices(w, { 12, 6, 6 })))
+            q, k, v = q:reshape(2, 3, 2, 6), k:reshape(2, 3, 1, 6), v:reshape(2, 3, 1, 6)
+            q, k = unpack(t.rope_joined({ q, k }, p, f, { reuse = reuse, interleaved = true }))
+            return t.attention(q, k, v, { causal = true }), q * 2
+         end }
 end
 add { op = 'softmax', shapes = { { { 2, 5 } }, { { 3, 1 } }, { { 2, 3, 33 } } },
       fn = function(_, x) return x:softmax(-1), x:softmax(1) end }

@@ -27,6 +27,7 @@ write 'fill_(x, value)'
 local tensor, finite, int = arg.tensor, arg.finite, arg.int
 local tensor_or_nil, flag, ndim_of = arg.tensor_or_nil, arg.flag, arg.ndim
 local bad = status.bad_arg
+local take, again, check = own.take, own.again, own.check
 
 for _, part in ipairs { 'elementwise', 'move', 'attention', 'sequence', 'ssm' } do
    for name, fn in each(require('tide.ffi.' .. part)) do M[name] = fn end
@@ -72,6 +73,42 @@ make 'matmul(a, b)'
 
 -- y[..., N] = x[..., K] w_NK^T (+ bias_N)
 make 'linear(x, w, bias: maybe)'
+
+local new_boxes = require('tide.ffi.buffer').of 'tide_tensor *'
+
+-- The tensors in n boxes, as a list.
+local function take_all(boxes, n)
+   local outs = {}
+   for i = 1, n do outs[i] = take(boxes + i - 1) end
+   return outs
+end
+
+-- Checks a list of 1 to 6 tensors; returns it as (buffer, length).
+local function few_tensors(op, name, list)
+   local buf, n = arg.tensors(op, name, list)
+   if n < 1 or n > C.TIDE_MAX_JOINED then
+      bad(op, name, ('1 to %d tensors'):format(C.TIDE_MAX_JOINED), n)
+   end
+   return buf, n
+end
+
+-- linear(x, w, bias) for each of 1 to 6 weights, as a list. Weights that follow each other in
+-- memory, as slices of one weight do, are one product, whose columns the results are; so are their
+-- gradients. biases: a list with false for what has no bias, or nil.
+function M.linear_joined(x, ws, biases)
+   local op, b, nb = 'linear_joined'
+   tensor(op, 'x', x)
+   local w, n = few_tensors(op, 'ws', ws)
+   if biases ~= nil then
+      b, nb = arg.tensors(op, 'biases', biases, true)
+      if nb ~= n then bad(op, 'biases', ('%d entries, as in ws'):format(n), nb) end
+   end
+   local boxes = new_boxes(n)
+   local rc = C.tide_linear_joined(boxes, x, n, w, b)
+   if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_joined(boxes, x, n, w, b)) end
+   return take_all(boxes, n)
+end
+
 -- Rows of x [rows, K] in groups, each with a weight of its own, w [groups, N, K]: y[r] = x[r] w[g]'
 -- for offsets[g] <= r < offsets[g + 1]. Offsets count rows from 0: i64 or i32 [groups + 1], on x's
 -- device. A group may be empty; a row in no group has y = 0.
@@ -149,6 +186,7 @@ make 'rms_norm(x, weight: maybe, eps: finite 0 = 1e-6, offset: finite = 0)'
 two 'add_rms_norm(x, residual, weight: maybe, eps: finite 0 = 1e-6, offset: finite = 0)'
 
 local rope_opts = arg.set { 'interleaved', 'inverse' }
+local joined_opts = arg.set { 'interleaved', 'inverse', 'reuse' }
 
 -- Rotates x_BTHD by positions [B or 1, T] with frequencies inv_freq. opts: interleaved, inverse.
 function M.rope(x, positions, inv_freq, opts)
@@ -159,6 +197,22 @@ function M.rope(x, positions, inv_freq, opts)
    local inter = flag('rope', 'opts.interleaved', opts.interleaved)
    local inverse = flag('rope', 'opts.inverse', opts.inverse)
    return raw.rope(x, positions, inv_freq, inter, inverse)
+end
+
+-- rope(x, positions, inv_freq) for each of 1 to 6 tensors of one batch and sequence, as a list: one
+-- pass where their heads follow each other in memory. opts: interleaved, inverse, and reuse: the
+-- results take the memory of the list, which must not be read afterwards.
+function M.rope_joined(list, positions, inv_freq, opts)
+   local op = 'rope_joined'
+   local xs, n = few_tensors(op, 'list', list)
+   tensor(op, 'positions', positions)
+   tensor(op, 'inv_freq', inv_freq)
+   opts = arg.opts(op, opts, joined_opts)
+   local inter = flag(op, 'opts.interleaved', opts.interleaved)
+   local inverse, reuse = flag(op, 'opts.inverse', opts.inverse), flag(op, 'opts.reuse', opts.reuse)
+   local boxes = new_boxes(n)
+   check(list[1], C.tide_rope_joined(boxes, n, xs, positions, inv_freq, inter, inverse, reuse))
+   return take_all(boxes, n)
 end
 
 -- silu(gate) * up

@@ -69,7 +69,8 @@ local not_methods = arg.set { 'where', 'cat', 'stack', 'embedding', 'one_hot', '
    'to_device', 'document_index', 'zigzag_index', 'zigzag_places', 'run_index', 'inverse_index',
    'slot_index', 'sequence_index', 'conv1d', 'conv1d_step', 'ssd_scan', 'ssd_step',
    'gated_rms_norm', 'linear_act', 'linear_fp8', 'linear_nf4', 'dequantize_nf4', 'grouped_linear',
-   'linear_nf4_part', 'dequantize_nf4_part', 'foreach_copy_', 'foreach_add_' }
+   'linear_nf4_part', 'dequantize_nf4_part', 'foreach_copy_', 'foreach_add_', 'linear_joined',
+   'rope_joined' }
 for name, fn in each(op) do
    if not not_methods[name] then methods[name] = fn end
 end
@@ -296,7 +297,7 @@ once 'set_grad_dtype(x, dtype: dtype)'
 once 'set_grad: zero_grad(x) -> x, nil'
 
 -- zero_grad that also frees the gradient's bytes now; remaining handles raise E_GONE. Bytes that
--- another tensor shares stay.
+-- another tensor shares stay; gradients of one buffer (linear_joined) go with the last of them.
 once 'drop_grad(x)'
 
 -- Gradients of x with respect to the leaves behind it. opts: retain.

@@ -446,6 +446,14 @@ int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b);
 /* y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
 int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
+enum { TIDE_MAX_JOINED = 6 };
+/* outs[i] = tide_linear(x, ws[i], biases[i]) for n weights, 1 to TIDE_MAX_JOINED; biases, or one of
+ * them, may be null. Weights [N_i, K] that are contiguous and follow each other in one storage, as
+ * slices of a weight [sum N_i, K] do, with biases that are absent or follow each other too, are one
+ * product, and the outs views of one tensor [..., sum N_i]; gradients are products of the joint
+ * weight where they can be. Else a product each. */
+int tide_linear_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
+                       tide_tensor *const *biases);
 /* Rows of x in groups, each with a weight of its own: y[r] = x[r] w[g]^T for offsets[g] <= r <
  * offsets[g + 1], of x [rows, K], w [groups, N, K] and offsets i64 or i32 [groups + 1] on x's
  * device. A group may be empty; a row in no group has y = 0. Offsets go up from 0 or more to `rows`
@@ -515,6 +523,11 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
  * pairs channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse rotates back. */
 int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
               bool interleaved, bool inverse);
+/* outs[i] = tide_rope(xs[i], ...) for n tensors, 1 to TIDE_MAX_JOINED, of one batch and sequence:
+ * one launch where their heads follow each other in one storage. reuse: the outs take the memory
+ * of the xs, which must not be read afterwards. E_STATE: an x collects a gradient. */
+int tide_rope_joined(tide_tensor **outs, int n, tide_tensor *const *xs, tide_tensor *positions,
+                     tide_tensor *inv_freq, bool interleaved, bool inverse, bool reuse);
 /* e^x / sum e^x along dim, after subtracting the maximum; a row of -inf alone is NaN. */
 int tide_softmax(tide_tensor **out, tide_tensor *x, int dim);
 /* Its logarithm, x - log sum e^x. */

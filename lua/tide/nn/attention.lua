@@ -13,6 +13,7 @@ local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local attend = require 'tide.nn.attend'
 local context = require 'tide.nn.context'
+local joined = require 'tide.nn.joined'
 local kv_cache = require 'tide.nn.kv_cache'
 local mask_ = require 'tide.nn.mask'
 local Module = require 'tide.nn.module'
@@ -40,9 +41,12 @@ function Attention:init(opts)
    local parts = opts.fused and { qkv = H + 2 * K } or { q = H, k = K, v = K }
    for _, name in ipairs { 'qkv', 'q', 'k', 'v' } do
       if parts[name] then
-         self:child(name .. '_proj', Linear(opts.dim, parts[name] * D, Module.inner(opts, qkv)))
+         local inner = Module.inner(opts, qkv)
+         if not opts.fused then inner.device = 'null' end
+         self:child(name .. '_proj', Linear(opts.dim, parts[name] * D, inner))
       end
    end
+   if not opts.fused then joined.lay(self, opts.device) end
    self:child('o_proj', Linear(H * D, opts.dim, Module.inner(opts,
       { bias = opts.out_bias, std = opts.out_std or opts.std })))
    self.norms_whole = opts.qk_norm_whole
@@ -56,7 +60,11 @@ end
 
 -- Queries, keys and values of x, heads still joined: [B, T, heads D].
 function Attention:project(x_BTC)
-   if not self.qkv_proj then return self.q_proj(x_BTC), self.k_proj(x_BTC), self.v_proj(x_BTC) end
+   if not self.qkv_proj then
+      local list = joined.call(self, Attention.shared_input, x_BTC)
+      if list then return list[1], list[2], list[3] end
+      return self.q_proj(x_BTC), self.k_proj(x_BTC), self.v_proj(x_BTC)
+   end
    local nq, nk = self.heads * self.head_dim, self.kv_heads * self.head_dim
    local all = self.qkv_proj(x_BTC)
    return unpack(private.replace(all, all:split({ nq, nk, nk }, -1)))
@@ -79,14 +87,31 @@ function Attention:__newindex(key, value)
    self:wrap('inner', function(_, _, ...) return value(...) end, { of = 'attend' })
 end
 
--- q and k [B, T, heads, D] with their positions, which take the place of q and k.
+-- Whether what project returns is this layer's alone: no code of the user has seen it.
+local function is_own(self)
+   if self.project ~= Attention.project then return false end
+   for _, name in ipairs(self.qkv_proj and { 'qkv_proj' } or Attention.shared_input) do
+      if not joined.is_plain(self[name]) then return false end
+   end
+   return true
+end
+
+-- q and k [B, T, heads, D] with their positions, which take the place of q and k: of their memory,
+-- too, where nothing else needs it.
 local function rotated(self, q, k, at)
    local rope, positions = self.rope, at.positions
       or tide.arange(q:size(2), { dtype = 'i64', device = q.device }):reshape(1, q:size(2))
    local length = at.rope_length
       or rope:length_of(positions, at.context and at.context.comm or nil)
-   q = private.replace(q, private.call(rope.apply, rope, q, positions, length))
-   k = private.replace(k, private.call(rope.apply, rope, k, positions, length))
+   local turned_q, turned_k
+   if rope.apply_both then
+      turned_q, turned_k = private.call(rope.apply_both, rope, q, k, positions, length,
+         not self.q_norm and is_own(self))
+   else
+      turned_q = private.call(rope.apply, rope, q, positions, length)
+      turned_k = private.call(rope.apply, rope, k, positions, length)
+   end
+   q, k = private.replace(q, turned_q), private.replace(k, turned_k)
    if rope.attention_factor == 1 then return q, k end
    return private.replace(q, q * rope:factors(q)), k
 end

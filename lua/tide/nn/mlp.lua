@@ -6,6 +6,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
+local joined = require 'tide.nn.joined'
 local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 
@@ -23,17 +24,20 @@ local in_product = { gelu_tanh = 'gelu_tanh', relu = 'relu', relu2 = 'relu' }
 function MLP:init(opts)
    Module.init(self)
    self.act = opts.act
-   local bias = opts.bias
-   local function linear(nin, nout, std)
-      return Linear(nin, nout, Module.inner(opts, { bias = bias, std = std }))
+   local function linear(nin, nout, std, device)
+      local inner = Module.inner(opts, { bias = opts.bias, std = std })
+      inner.device = device or inner.device
+      return Linear(nin, nout, inner)
    end
    if opts.fused then
       err.arg_if(not is_gated[self.act], 'nn.MLP', 'fused', 'a gated act with it', self.act)
       self:child('gate_up_proj', linear(opts.dim, 2 * opts.hidden, opts.std))
-   else
-      if is_gated[self.act] then
-         self:child('gate_proj', linear(opts.dim, opts.hidden, opts.std))
+   elseif is_gated[self.act] then
+      for _, name in ipairs(MLP.shared_input) do
+         self:child(name, linear(opts.dim, opts.hidden, opts.std, 'null'))
       end
+      joined.lay(self, opts.device)
+   else
       self:child('up_proj', linear(opts.dim, opts.hidden, opts.std))
    end
    self:child('down_proj', linear(opts.hidden, opts.dim, opts.out_std or opts.std))
@@ -46,20 +50,16 @@ function MLP:project(x)
       local both = self.gate_up_proj(x)
       return unpack(private.replace(both, both:chunk(2, -1)))
    end
+   local both = self.gate_proj and joined.call(self, MLP.shared_input, x)
+   if both then return both[1], both[2] end
    return self.gate_proj and self.gate_proj(x), self.up_proj(x)
-end
-
--- Whether the call of a projection is nothing but tide.linear.
-local function is_plain(m)
-   return m.forward == Linear.forward and m._call == Module._call and not m.fp8
-      and not m.weight_nf4
 end
 
 -- act(up x) of the plain form: one op where the projection is nothing but its product.
 function MLP:activated(x)
    local m, act = self.up_proj, in_product[self.act]
    local y
-   if act and is_plain(m) and self.project == MLP.project then
+   if act and joined.is_plain(m) and self.project == MLP.project then
       y = tide.linear_act(x, m.weight, m.bias, act)
    else
       local _, up = private.call(self.project, self, x)

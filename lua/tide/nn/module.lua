@@ -292,15 +292,15 @@ local function check_unsharded(self, op)
    end)
 end
 
--- Replaces every parameter and buffer by fn(t, is it a parameter, does it keep its dtype); shared
--- tensors stay shared.
-local function replace(self, op, fn)
+-- Replaces every parameter and buffer by fn(t, is it a parameter, does it keep its dtype, memory
+-- for the new one or nil); shared tensors stay shared. goal: of nn.joined.places.
+local function replace(self, op, goal, fn)
    check_unsharded(self, op)
-   local made = {}
+   local made, into = {}, require('tide.nn.joined').places(self, goal)
    self:walk(function(m)
       for _, field in ipairs(m._param) do
          local old = m[field]
-         local new = made[old.id] or fn(old, true)
+         local new = made[old.id] or fn(old, true, nil, into[old.id])
          made[old.id] = new
          m[field] = new
       end
@@ -322,11 +322,19 @@ function Module:to(target)
       err.arg('nn.Module.to', 'target', 'a dtype, a device, or { dtype =, device = }', target)
    end
    err.options('nn.Module.to', target, { 'dtype', 'device' })
-   return replace(self, 'nn.Module.to', function(t, is_param, is_fixed)
+   local function goal(t)
+      return { dtype = target.dtype or t.dtype, device = target.device or t.device }
+   end
+   return replace(self, 'nn.Module.to', goal, function(t, is_param, is_fixed, into)
       local want = { device = target.device,
          dtype = is_float[t.dtype] and not is_fixed and target.dtype or nil }
       if next(want) == nil then return t end
       local new = t:detach():to(want):detach()
+      if into then
+         tide.no_grad(into.copy_, into, new)
+         if not new:same_storage(t) then new:release() end
+         new = into
+      end
       if is_param and t.requires_grad then new:requires_grad_(true) end
       return new
    end)
@@ -336,9 +344,12 @@ end
 -- false: they have no values yet, and the caller loads them).
 function Module:materialise(device, seed, opts)
    opts = err.type('nn.Module.materialise', 'opts', opts or {}, 'table')
-   replace(self, 'nn.Module.materialise', function(t, is_param)
+   local function goal(t)
+      return { dtype = t.dtype, device = t.device == 'null' and device or t.device }
+   end
+   replace(self, 'nn.Module.materialise', goal, function(t, is_param, _, into)
       if t.device ~= 'null' then return t end
-      local new = tide.empty(t.shape, { dtype = t.dtype, device = device })
+      local new = into or tide.empty(t.shape, { dtype = t.dtype, device = device })
       if is_param and t.requires_grad then new:requires_grad_(true) end
       return new
    end)

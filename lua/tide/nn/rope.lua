@@ -55,15 +55,34 @@ local function frequencies_for(self, x, length)
    return inv_freq
 end
 
+local function check_tensor(op, name, x)
+   err.arg_if(not require('tide').is_tensor(x), 'nn.rope.' .. op, name, 'a tensor [B, T, H, D]', x)
+end
+
 -- Returns x_BTHD turned by positions [B or 1, T]. length: of the whole sequence, the largest
 -- position and one, for frequencies that depend on it.
 function Rope:apply(x_BTHD, positions, length)
    local tide = require 'tide'
-   err.arg_if(not tide.is_tensor(x_BTHD), 'nn.rope.apply', 'x', 'a tensor [B, T, H, D]', x_BTHD)
+   check_tensor('apply', 'x', x_BTHD)
    local inv_freq = frequencies_for(self, x_BTHD, length)
    return tide.rope(x_BTHD, positions, inv_freq, self.options)
 end
 private.note(Rope.apply)
+
+-- What apply returns for q and for k of one batch and sequence: one pass, where nothing stands in
+-- place of apply. reuse: the results take the memory of q and k.
+function Rope:apply_both(q, k, positions, length, reuse)
+   check_tensor('apply_both', 'q', q)
+   local apply = self.apply
+   if apply ~= Rope.apply then
+      return private.call(apply, self, q, positions, length),
+         private.call(apply, self, k, positions, length)
+   end
+   local list = require('tide').rope_joined({ q, k }, positions,
+      frequencies_for(self, q, length), { interleaved = self.options.interleaved, reuse = reuse })
+   return list[1], list[2]
+end
+private.note(Rope.apply_both)
 
 -- What queries x [B, T, H, D] are multiplied by, [D], so that their products with keys are as if
 -- the rotated channels of both were multiplied by attention_factor.

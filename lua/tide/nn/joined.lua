@@ -1,0 +1,127 @@
+-- Linear children that read the same input (field shared_input of a class): one product for all.
+--
+-- Their weights lie one after another in one tensor, and their biases in another, so that
+-- tide.linear_joined makes one product of them. Each is a parameter of its own as before. Where a
+-- child has got another weight, or its call is more than its product, it has a product of its own.
+
+local tide = require 'tide'
+local Linear = require 'tide.nn.linear'
+local wrap = require 'tide.nn.wrap'
+
+local joined = {}
+
+local fields = { 'weight', 'bias' }
+
+-- Whether nothing stands around the call of m but recomputation, which is of no use for a product:
+-- its result is not kept, and its operands are.
+local function is_alone(m)
+   if m._call == Linear._call then return true end
+   local list = wrap.list(m, 'call')
+   for _, entry in ipairs(list) do
+      if entry.by ~= 'recompute' then return false end
+   end
+   return #list > 0
+end
+
+-- Whether the call of a child is nothing but tide.linear of its weight and bias.
+function joined.is_plain(m)
+   return m.forward == Linear.forward and m.product == Linear.product and not m.fp8
+      and not m.weight_nf4 and is_alone(m)
+end
+
+-- What the children of m with these names return for x, as a list; nil where one of them is absent
+-- or not plain.
+function joined.call(m, names, x)
+   local ws, biases, any = {}, {}, false
+   for i = 1, #names do
+      local child = m[names[i]]
+      if not child or not joined.is_plain(child) then return nil end
+      ws[i], biases[i] = child.weight, child.bias or false
+      any = any or child.bias ~= nil
+   end
+   return tide.linear_joined(x, ws, any and biases or nil)
+end
+
+-- The parameters of one field of the children: a list of { owner =, field =, param = }, empty
+-- unless all children that are there have it, each its own.
+local function group_of(m, names, field)
+   local list, seen = {}, {}
+   for i = 1, #names do
+      local child = m[names[i]]
+      if child then
+         local t = child[field]
+         if not tide.is_tensor(t) or seen[t.id] then return {} end
+         seen[t.id] = true
+         list[#list + 1] = { owner = child, field = field, param = t }
+      end
+   end
+   return list
+end
+
+local function fits(list, goal)
+   local first = list[1].param
+   local K, place = first:size(-1), goal(first)
+   for _, e in ipairs(list) do
+      local t, at = e.param, goal(e.param)
+      if t.ndim ~= first.ndim or t.ndim == 2 and t:size(2) ~= K or at.dtype ~= place.dtype
+         or at.device ~= place.device then
+         return nil
+      end
+   end
+   return place
+end
+
+-- Memory side by side for the parameters of a list, as views without values.
+local function views(list, place)
+   local rows, at, parts = 0, 1, {}
+   for _, e in ipairs(list) do rows = rows + e.param:size(1) end
+   local shape = list[1].param.ndim == 2 and { rows, list[1].param:size(2) } or { rows }
+   local all = tide.empty(shape, place)
+   for i, e in ipairs(list) do
+      local n = e.param:size(1)
+      parts[i] = all:narrow(1, at, n):detach()
+      at = at + n
+   end
+   return parts
+end
+
+-- Memory for the parameters below m that are going to lie elsewhere: a tensor by the id of the
+-- parameter. goal(t): { dtype =, device = } of what replaces t. Groups whose goal is device 'null',
+-- and those that are where they should be, have none.
+function joined.places(m, goal)
+   local into = {}
+   m:walk(function(parent)
+      local names = parent.shared_input
+      for _, field in ipairs(names and fields or {}) do
+         local list = group_of(parent, names, field)
+         local place, moves = #list > 1 and fits(list, goal), false
+         for _, e in ipairs(list) do
+            moves = moves or e.param.device ~= (place and place.device)
+               or e.param.dtype ~= (place and place.dtype)
+         end
+         if place and moves and place.device ~= 'null' then
+            for i, t in ipairs(views(list, place)) do into[list[i].param.id] = t end
+         end
+      end
+   end)
+   return into
+end
+
+-- Gives the children of a module, whose parameters are on device 'null', memory side by side on a
+-- device (nil: the default one), unless that is 'null', too.
+function joined.lay(m, device)
+   if device == 'null' then return end
+   local names = m.shared_input
+   for _, field in ipairs(fields) do
+      local list = group_of(m, names, field)
+      if #list > 0 then
+         local parts = views(list, { dtype = list[1].param.dtype, device = device })
+         for i, e in ipairs(list) do
+            e.owner[field] = parts[i]:requires_grad_(true)
+            e.param:release()
+         end
+      end
+   end
+end
+
+return joined
