@@ -88,10 +88,4 @@ bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *
 /* Returns that result, computed at the first call; borrowed from the node of the edge. */
 int  tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge);
 
-/* Returns the dtype in which backward adds up the gradient of a leaf. */
-static inline int tide__grad_dtype(const tide_tensor *leaf)
-{
-  return leaf->grad ? leaf->grad->dtype : leaf->grad_dtype < 0 ? leaf->dtype : leaf->grad_dtype;
-}
-
 extern const struct tide__recorder tide__tape_recorder;

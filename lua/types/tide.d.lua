@@ -20,6 +20,7 @@ function tide.Tensor:attention(k, v, opts) end
 function tide.Tensor:attention_backward(q, k, v, out, lse, opts) end
 function tide.Tensor:attention_merge_(lse, part, part_lse) end
 function tide.Tensor:attention_rows(k_index, opts) end
+function tide.Tensor:attention_tiles() end
 function tide.Tensor:backward(grad, opts) end
 function tide.Tensor:bf16() end
 function tide.Tensor:cast(dtype) end
@@ -908,12 +909,18 @@ function tide.parallel.cp.Context.hops(n, at, mask) end
 ---@param first? integer
 ---@param n? integer
 function tide.parallel.cp.Context.joined(device, first, n) end
+---@param device string
+---@param first? integer
+---@param n? integer
+function tide.parallel.cp.Context.joined_tiles(device, first, n) end
 ---@param rank integer
 ---@param device? string
 function tide.parallel.cp.Context.k_index(rank, device) end
 function tide.parallel.cp.Context.pairs(device) end
 function tide.parallel.cp.Context.positions(device) end
 function tide.parallel.cp.Context.q_index(device) end
+---@param device string
+function tide.parallel.cp.Context.q_tiles(device) end
 function tide.parallel.cp.Context.run(fn, ...) end
 function tide.parallel.cp.Context.tokens() end
 ---@param model tide.Module
@@ -1329,6 +1336,7 @@ function tide.attention(q, k, v, opts) end
 function tide.attention_backward(dout, q, k, v, out, lse, opts) end
 function tide.attention_merge_(out, lse, part, part_lse) end
 function tide.attention_rows(q_index, k_index, opts) end
+function tide.attention_tiles(index) end
 function tide.backward(root, grad, opts) end
 function tide.build_info() end
 function tide.cast(x, dtype) end
