@@ -218,16 +218,22 @@ typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
  * swiglu: gate, up -> y;  swiglu_bwd: dy, gate, up -> dgate, dup. */
 
 /* attention: q_BTHD, k, v, bias or absent [B,H,Tq,Tk] (expanded by stride 0), q_index, k_index
- * (both or neither; i32 [B or 1, T, 2] of (document, position), batch stride 0 when 1)
+ * (both or neither; i32 [B or 1, T, 2] of (document, position), batch stride 0 when 1), q_tiles,
+ * k_tiles (each or absent, contiguous: attention_tiles of its index, which a kernel need not read)
  * -> out [B,Tq,H,Dv], lse f32* [B,H,Tq].
- * attention_bwd: dout, q, k, v, out, lse, bias, q_index, k_index, dlse or absent [B,H,Tq] f32*
- * -> dq, dk, dv, dbias or absent [B,H,Tq,Tk] f32*. Mask rules: tide_attention_attrs in the public
- * header. All operands K_INNER (heads may be strided). window -1: no limit. scale is filled in; it
- * and softcap are f32 values unless the operands are f64.
+ * attention_bwd: dout, q, k, v, out, lse, bias, q_index, k_index, dlse or absent [B,H,Tq] f32*,
+ * q_tiles, k_tiles -> dq, dk, dv, dbias or absent [B,H,Tq,Tk] f32*. Mask rules:
+ * tide_attention_attrs in the public header. All operands K_INNER (heads may be strided). window
+ * -1: no limit. scale is filled in; it and softcap are f32 values unless the operands are f64.
  * Results must not depend on the number of threads.
  * attention_merge_: part [B,T,H,D], part_lse f32* [B,H,T] -> out f32* [B,T,H,D], lse f32* in place:
  *   l = log(e^lse + e^part_lse), out = out e^(lse - l) + part e^(part_lse - l), lse = l;
- * a weight of 0 (lse -inf) takes no part whatever its values, and two of them give out 0. */
+ * a weight of 0 (lse -inf) takes no part whatever its values, and two of them give out 0.
+ * attention_tiles: index i32 [B,T,2] -> i32 [B, ceil(T / K_TILE), 4], of each K_TILE tokens the
+ * least and greatest document and the least and greatest position, over the tokens that have a
+ * document (>= 0). The least document is complemented where some token has none; a tile without
+ * any document is {~INT32_MAX, -1, INT32_MAX, INT32_MIN}. */
+enum { K_TILE = 64 };
 typedef struct k_attention_attrs {
   int64_t window_left, window_right, q_start;
   int32_t causal;
@@ -274,7 +280,7 @@ typedef struct k_ssd_attrs {
 /* cross_entropy: logits_NV (K_INNER), targets_N i64/i32 -> loss_N f32*, logsum_N f32*
  * cross_entropy_bwd: dloss_N f32*, logits, targets, logsum -> dlogits
  * linear_cross_entropy: x_ND, w_VD, bias_V or absent, targets_N -> loss f32* scalar (sum),
- *   dx or absent, dw or absent, dbias or absent (gradients of the sum, in the operand's dtype).
+ *   dx or absent, dw or absent, dbias or absent (gradients; dtype the operand's, dw, dbias or f32).
  * With max = max_v z[v], logsum = log(sum_v exp(z[v] - max)), lse = max + logsum and
  * eps = label_smoothing, the loss of a counted token is
  *   (1 - eps) * (lse - z[target]) + eps * (lse - mean_v z[v]) + z_loss * lse^2,

@@ -93,10 +93,4 @@ int  tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge);
 /* Releases the memory for the gradients of a node's outputs. */
 void tide__joint_drop(tide__node *n);
 
-/* Returns the dtype in which backward adds up the gradient of a leaf. */
-static inline int tide__grad_dtype(const tide_tensor *leaf)
-{
-  return leaf->grad ? leaf->grad->dtype : leaf->grad_dtype < 0 ? leaf->dtype : leaf->grad_dtype;
-}
-
 extern const struct tide__recorder tide__tape_recorder;

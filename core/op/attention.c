@@ -40,6 +40,24 @@ static int check_index_pair(const tide_tensor *q, const tide_tensor *t, const ti
                     (long long)t->shape[1], TIDE__TEXT(index));
 }
 
+static int64_t tiles_of(const tide_tensor *index)
+{
+  return (index->shape[1] + K_TILE - 1) / K_TILE;
+}
+
+static int check_tiles(const tide_tensor *q, const tide_tensor *index, const tide_tensor *tiles,
+                       const char *arg)
+{
+  if (!tiles) return TIDE_OK;
+  bool fit = tiles->dtype == TIDE_I32 && tiles->ndim == 3 && tiles->shape[0] == index->shape[0] &&
+             tiles->shape[1] == tiles_of(index) && tiles->shape[2] == 4 &&
+             tide__is_contiguous(3, tiles->shape, tiles->stride);
+  if (fit) return TIDE_OK;
+  return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "%s: expected what attention_tiles makes of "
+                    "its index, i32 [%lld, %lld, 4] without gaps, got %s", arg,
+                    (long long)index->shape[0], (long long)tiles_of(index), TIDE__TEXT(tiles));
+}
+
 /* Rounds an attribute to the precision of the scores: f64 for f64 operands, else f32. */
 static double as_computed(const tide_tensor *q, double x)
 {
@@ -59,9 +77,14 @@ static int attention_check_attrs(const tide_tensor *q, const tide_tensor *k,
   if (!a->q_index != !a->k_index)
     return tide__fail(q->ctx, TIDE_E_ARG, "attention", "q_index and k_index: expected both or "
                       "none");
+  if (!a->q_index && (a->q_tiles || a->k_tiles))
+    return tide__fail(q->ctx, TIDE_E_ARG, "attention", "q_tiles and k_tiles: expected none without "
+                      "q_index and k_index");
   if (!a->q_index) return TIDE_OK;
   TIDE_TRY(check_index_pair(q, q, a->q_index, "q_index"));
-  return check_index_pair(q, k, a->k_index, "k_index");
+  TIDE_TRY(check_index_pair(q, k, a->k_index, "k_index"));
+  TIDE_TRY(check_tiles(q, a->q_index, a->q_tiles, "q_tiles"));
+  return check_tiles(q, a->k_index, a->k_tiles, "k_tiles");
 }
 
 int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
@@ -103,8 +126,9 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
   if (lse) *lse = NULL;
   tide_attention_attrs_init(&def);
   TIDE_TRY(tide__read_attrs(&def, sizeof def, attrs, q, "attention"));
-  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION, out, 6,
-                       (tide_tensor *[]){q, k, v, a->bias, a->q_index, a->k_index}, 8 | 16 | 32));
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION, out, 8,
+                       (tide_tensor *[]){q, k, v, a->bias, a->q_index, a->k_index, a->q_tiles,
+                                         a->k_tiles}, 0xf8));
   TIDE_TRY(tide__check_attention(q, k, v, a));
   TIDE_TRY(full_bias(&bias, a->bias, q, k));
   c.in_[3] = bias;
@@ -127,10 +151,10 @@ int tide__grad_attention(const tide__grad_call *g)
   tide_tensor *dout = g->gout[0], *o = g->out[0], *dy[4] = {NULL}, *into[4] = {NULL};
   if (!dout)
     dout = TIDE__TEMP(&v, tide_full, g->ctx, g->meta[0].device, o->dtype, o->ndim, o->shape, 0);
-  TIDE__DO(&v, tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
+  TIDE__DO(&v, tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 12,
                            (tide_tensor *[]){dout, g->in[0], g->in[1], g->in[2], o, g->out[1],
-                                             g->in[3], g->in[4], g->in[5], g->gout[1]},
-                           1u << 6 | 1u << 7 | 1u << 8 | 1u << 9));
+                                             g->in[3], g->in[4], g->in[5], g->gout[1], g->in[6],
+                                             g->in[7]}, 0xfc0));
   c.attrs = *g->attrs;
   for (int i = 0; v.rc == TIDE_OK && i < 3; i++)
     tide__result(&c, i, g->meta[i].dtype, 4, g->meta[i].shape);
@@ -143,4 +167,15 @@ int tide__grad_attention(const tide__grad_call *g)
   if (dy[3]) TIDE__DO(&v, tide_cast(&g->gin[3], dy[3], g->meta[3].dtype));
   tide_tensor_release(dy[3]);
   return tide__temps_end(&v);
+}
+
+int tide_attention_tiles(tide_tensor **out, tide_tensor *index)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_TILES, out, 1, &index, 0));
+  if (index->dtype != TIDE_I32 || index->ndim != 3 || index->shape[2] != 2)
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "index: expected i32 [B, T, 2] of (document, position), "
+                      "got %s", TIDE__TEXT(index));
+  return tide__dispatch_one(&c, out, TIDE_I32, 3,
+                            (int64_t[]){index->shape[0], tiles_of(index), 4});
 }

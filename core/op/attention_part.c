@@ -102,9 +102,9 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
   const char *name = "attention_backward";
   tide_attention_attrs_init(&def);
   TIDE_TRY(tide__read_attrs(&def, sizeof def, attrs, q, name));
-  int rc = tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 10,
+  int rc = tide__begin(&c, TIDE_OP_ATTENTION_BWD, NULL, 12,
                        (tide_tensor *[]){dout, q, k, v, out, lse, NULL, a->q_index, a->k_index,
-                                         NULL}, 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9);
+                                         NULL, a->q_tiles, a->k_tiles}, 0xfc0);
   TIDE_TRY(tide__relabel(q->ctx, rc, name));
   if (a->bias)
     return tide__fail(c.ctx, TIDE_E_UNSUPPORTED, name, "attention over a part of the "

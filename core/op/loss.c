@@ -56,10 +56,12 @@ int tide__grad_cross_entropy(const tide__grad_call *g)
                            (tide_tensor *[]){g->gout[0], g->in[0], g->in[1], g->out[1]}, 0, 1, 1);
 }
 
-static void want_gradient(tide__call *c, int i, const tide_tensor *x)
+/* Declares the gradient of x; that of a weight in the dtype in which its leaf adds it up. */
+static void want_gradient(tide__call *c, int i, const tide_tensor *x, bool weight)
 {
   bool wanted = c->ctx->recording && x && tide__tensor_needs_grad(x);
-  tide__result(c, i, x ? x->dtype : 0, wanted ? x->ndim : -1, x ? x->shape : NULL);
+  int dtype = !x ? 0 : weight && x->requires_grad ? tide__grad_dtype(x) : x->dtype;
+  tide__result(c, i, dtype, wanted ? x->ndim : -1, x ? x->shape : NULL);
 }
 
 int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
@@ -78,9 +80,9 @@ int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
                       "[V, D] and [V] of one dtype", TIDE__TEXT(x), TIDE__TEXT(w),
                       bias ? TIDE__SHAPE_OF(bias) : "none");
   tide__result(&c, 0, loss_dtype(x), 0, NULL);
-  want_gradient(&c, 1, x);
-  want_gradient(&c, 2, w);
-  want_gradient(&c, 3, bias);
+  want_gradient(&c, 1, x, false);
+  want_gradient(&c, 2, w, true);
+  want_gradient(&c, 3, bias, true);
   return tide__dispatch(&c, out, 1);
 }
 

@@ -218,8 +218,7 @@ static int grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide
   return tide__temps_end(&v);
 }
 
-/* The gradient of the left operand, of whose rows a is a matrix: a b, in the operand's shape. */
-static int grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b)
+int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b)
 {
   tide__temps v = {0};
   tide_tensor *d = TIDE__TEMP(&v, grad_product, g, 0, a, false, b);
@@ -233,7 +232,7 @@ static int grad_linear(const tide__grad_call *g, tide_tensor *gout)
   int32_t first = 0;
   tide__temps v = {0};
   tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, gout);
-  if (g->need[0]) TIDE__DO(&v, grad_of_rows(g, dy, g->in[1]));
+  if (g->need[0]) TIDE__DO(&v, tide__grad_of_rows(g, dy, g->in[1]));
   if (g->need[1]) {
     tide_tensor *x = TIDE__TEMP(&v, tide__rows_of, g->in[0]);
     TIDE__DO(&v, grad_product(&g->gin[1], g, 1, dy, true, x));
@@ -249,7 +248,7 @@ static int grad_matmul_rows(const tide__grad_call *g)
   tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, g->gout[0]);
   if (g->need[0]) {
     tide_tensor *bt = TIDE__TEMP(&v, tide_transpose, g->in[1], 0, 1);
-    TIDE__DO(&v, grad_of_rows(g, dy, bt));
+    TIDE__DO(&v, tide__grad_of_rows(g, dy, bt));
   }
   if (g->need[1]) {
     tide_tensor *a = TIDE__TEMP(&v, tide__rows_of, g->in[0]);
@@ -266,12 +265,7 @@ int tide__product(tide_tensor **out, tide_tensor *a, tide_tensor *b, int dtype)
 int tide__grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
                        tide_tensor *b)
 {
-  return grad_product(out, g, i, a, false, b, false);
-}
-
-int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b)
-{
-  return grad_of_rows(g, a, b, false);
+  return grad_product(out, g, i, a, false, b);
 }
 
 int tide__grad_matmul(const tide__grad_call *g)

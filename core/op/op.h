@@ -247,15 +247,10 @@ int tide__product(tide_tensor **out, tide_tensor *a, tide_tensor *b, int dtype);
  * makes *out in the dtype of that sum. */
 int tide__grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
                        tide_tensor *b);
-/* The same for input 0, in its own shape: fills g's gin[0]. */
+/* The same for input 0, of whose rows a is a matrix: fills g's gin[0], in the shape of the input. */
 int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b);
 /* Returns x with a stride of 1 in one of its last two dims, as products require. Owned. */
 int tide__matrix_layout(tide_tensor **out, tide_tensor *x);
-/* Returns x with all leading dims as one: a view where strides allow. Owned. */
-int tide__rows_of(tide_tensor **out, tide_tensor *x);
-/* Checks the operands of a linear (bias may be null) and declares its result. */
-int tide__check_linear(tide__call *c, const tide_tensor *x, const tide_tensor *w,
-                       const tide_tensor *bias);
 /* Fails if a collective reads or writes the target. */
 int tide__check_idle(const tide_tensor *t, const char *op);
 /* tide__check_distinct, and writing the target now changes no gradient: for in-place ops. */

@@ -93,6 +93,11 @@ static inline bool tide__tensor_needs_grad(const tide_tensor *t)
 {
   return t->requires_grad || t->node;
 }
+/* Returns the dtype in which backward adds up the gradient of a leaf. */
+static inline int tide__grad_dtype(const tide_tensor *leaf)
+{
+  return leaf->grad ? leaf->grad->dtype : leaf->grad_dtype < 0 ? leaf->dtype : leaf->grad_dtype;
+}
 /* Returns the address of the first element; NULL if absent. */
 static inline char *tide__tensor_ptr(const tide_tensor *t)
 {

@@ -3,7 +3,7 @@
  * For each chunk of rows a product makes f32 logits (f64 for f64), a kernel turns
  * them into row losses and gradients, and products carry those to dx and dw. Gradients of logits
  * are in the dtype of x, which the products want; dw of 16-bit weights is summed in f32 over the
- * chunks.
+ * chunks, in scratch unless it is f32 itself.
  *
  * Meaning: kernels/ref/loss.c.
  */
@@ -34,7 +34,7 @@ sizes sizes_of(const k_call *call)
   if (s.rows > s.n) s.rows = s.n;
   if (s.rows < 1) s.rows = 1;
   s.chunks = (s.n + s.rows - 1) / s.rows;
-  s.dw_scratch = s.chunks > 1 && s.dtype != s.acc && !k_absent(&call->out[2]);
+  s.dw_scratch = s.chunks > 1 && !k_absent(&call->out[2]) && call->out[2].dtype != s.acc;
   return s;
 }
 

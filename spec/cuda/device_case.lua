@@ -269,3 +269,33 @@ describe('an index out of range', function()
       end)
    end)
 end)
+
+-- ---- batches of a captured step -----------------------------------------------------------------
+
+describe('the context of a captured step', function()
+   it('gets the documents of a later batch, and what tiles of them span', function()
+      local cp = tide.parallel.cp
+      local map = require('tide.parallel.cp.map').new { size = 2, length = 140 }
+      local axis = { size = 2, rank = 0 }
+      local function batch(cut)
+         local list = {}
+         for t = 1, 140 do list[t] = { t <= cut and 0 or 1, t <= cut and t - 1 or t - 1 - cut } end
+         return { context = cp.context { map = map, axis = axis,
+            index = tide.tensor({ list }, { dtype = 'i32', device = device }) } }
+      end
+      local handle = { cut = function(_, b) return b end }
+      local replay = require 'tide.parallel.cp.replayed'(handle, device)
+      local kept = replay:cut(1, batch(3)).context
+      local own, all = kept:q_tiles(device), kept:joined_tiles(device, 0, 2)
+      local pairs_of = { kept:q_index(device), kept:joined(device) }
+      for _, cut in ipairs { 70, 139 } do
+         local now = batch(cut)
+         assert.equal(kept, replay:cut(1, now).context)
+         local fresh = batch(cut).context
+         assert.same(fresh:q_index(device):tolist(), pairs_of[1]:tolist())
+         assert.same(fresh:joined(device):tolist(), pairs_of[2]:tolist())
+         assert.same(fresh:q_tiles(device):tolist(), own:tolist())
+         assert.same(fresh:joined_tiles(device):tolist(), all:tolist())
+      end
+   end)
+end)

@@ -27,14 +27,21 @@ local function table_of(list)
    return table.concat(rows, '\n')
 end
 
-local function step_of(layers)
+-- pack: the batch is packed documents.
+local function step_of(layers, pack)
    local model = tide.model.llama({ vocab_size = 24, hidden_size = 32, intermediate_size = 32,
       num_hidden_layers = layers, num_attention_heads = 2, num_key_value_heads = 1 },
       { dtype = 'bf16', device = 'cuda', seed = 1 })
    local step = tide.train.step.new { model = model, clip = 1,
       optim = tide.optim.AdamW(model, { lr = 1e-3 }) }
    local source = tide.data.tokens.memory(('\1\2\3\4\5\6\7'):rep(4), 1)
-   return step, function() return tide.data.batch.make(source, { 3 }, 4, 'cuda') end
+   return step, function()
+      local batch = tide.data.batch.make(source, { 3 }, 4, 'cuda')
+      if pack then
+         batch.index = tide.document_index(tide.tensor({ 0, 3, 4 }, { dtype = 'i32' }), 4):to 'cuda'
+      end
+      return batch
+   end
 end
 
 describe('an eager step of a Llama with 22 layers', function()
@@ -62,6 +69,17 @@ describe('an eager step of a Llama with 22 layers', function()
             assert.equal(44, list['rope_kernel<T>'])
          end)
    end
+
+   it('notes once what tiles of packed documents span, for all layers', function()
+      local step, batch = step_of(22, true)
+      step:run { batch() }
+      tide.cuda.synchronize()
+      launches()
+      assert.is_true(step:run({ batch() }).applied)
+      tide.cuda.synchronize()
+      local list = launches()
+      assert.equal(1, list.extent_kernel, table_of(list))
+   end)
 
    it('makes the host wait once, the upload of its batch included', function()
       local step, batch = step_of(1)

@@ -7,7 +7,8 @@
 
 local M = {}
 
--- file: of kernels/cuda/attention; name: a part of the mangled name. Limits, each "at most":
+-- file: of kernels/cuda/attention; name: a part of the mangled name; chip: '90' unless said.
+-- Limits, each "at most":
 --   registers, stack (bytes), doubles (f64 arithmetic, anywhere in the kernel), and in the loop
 --   branches, calls, loads (from global memory), conversions (from f64), reloads (of what did not
 --   fit into registers), late (exponentials behind the wait for the products that they should
@@ -17,7 +18,8 @@ M.kernels = {}
 
 local function add(file, name, limits)
    for _, half in ipairs { 'Lb0E', 'Lb1E' } do -- bf16, f16
-      local row = { file = file, name = name:gsub('HALF', half), doubles = 0, calls = 0 }
+      local row = { file = file, name = name:gsub('HALF', half), doubles = 0, calls = 0,
+                    chip = '90' }
       for k, v in pairs(limits) do row[k] = v end
       M.kernels[#M.kernels + 1] = row
    end
@@ -25,12 +27,14 @@ end
 
 -- A thread has `pairs` scores of a tile. What is loaded or converted by pair is a bias: 4 dtypes of
 -- it have a loop of their own, of which one is entered, or none.
-local function mma(file, name, pairs, registers, stack)
-   add(file, name, { registers = registers, stack = stack or 0, branches = 24, loads = 4 * pairs,
-                     conversions = pairs, reloads = 0 })
+local function mma(file, name, pairs, registers, stack, more)
+   local limits = { registers = registers, stack = stack or 0, branches = 24, loads = 4 * pairs,
+                    conversions = pairs, reloads = 0 }
+   for k, v in require 'tide.util.each'(more or {}) do limits[k] = v end
+   add(file, name, limits)
 end
 mma('attention_mma.cu', 'forward_kernelILi64EHALF', 32, 128)
-mma('attention_mma.cu', 'forward_kernelILi128EHALF', 32, 168)
+mma('attention_mma.cu', 'forward_kernelILi128EHALF', 32, 248)
 mma('attention_mma.cu', 'forward_kernelILi256EHALF', 16, 248)
 -- makes: 1 dq, 2 dk, 4 dv, 6 dk and dv
 mma('attention_mma_bwd.cu', 'backward_kernelILi64EHALFLi1E', 32, 168, 8)
@@ -40,6 +44,28 @@ mma('attention_mma_bwd.cu', 'backward_kernelILi64EHALFLi6E', 32, 255, 8)
 mma('attention_mma_bwd.cu', 'backward_kernelILi128EHALFLi6E', 16, 255)
 mma('attention_mma_bwd.cu', 'backward_kernelILi256EHALFLi2E', 8, 248)
 mma('attention_mma_bwd.cu', 'backward_kernelILi256EHALFLi4E', 8, 248)
+
+-- Chips with less shared memory a multiprocessor hold fewer blocks, which get more registers.
+for chip, limits in require 'tide.util.each' {
+   ['80'] = { d64 = 168, stack = 16 }, ['120'] = { d64 = 248, stack = 32, branches = 26 },
+} do
+   local more = { chip = chip, branches = limits.branches }
+   for d, registers in require 'tide.util.each' { [64] = limits.d64, [128] = 255, [256] = 255 } do
+      mma('attention_mma.cu', ('forward_kernelILi%dEHALF'):format(d), d == 256 and 16 or 32,
+         registers, 0, more)
+      local pairs_of = 2048 / d
+      mma('attention_mma_bwd.cu', ('backward_kernelILi%dEHALFLi1E'):format(d), pairs_of, 255, 0,
+         more)
+      if d < 256 then
+         mma('attention_mma_bwd.cu', ('backward_kernelILi%dEHALFLi6E'):format(d), pairs_of, 255,
+            limits.stack, more)
+      end
+   end
+   for _, makes in ipairs { 2, 4 } do
+      mma('attention_mma_bwd.cu', ('backward_kernelILi256EHALFLi%dE'):format(makes), 8, 255, 0,
+         more)
+   end
+end
 
 -- 168 registers at the launch are 40 and 232 later. The forward's exponentials all stand before
 -- the wait: one for each pair, one for its softcap, and two for the rows. Those of the backward do
@@ -62,7 +88,7 @@ end
 -- Of plain products in f32, and what the backward prepares.
 for name, registers in pairs { forward_kernelIfE = 168, dq_kernelIfE = 216, dkv_kernelIfE = 168 } do
    M.kernels[#M.kernels + 1] = { file = 'attention.cu', name = name, registers = registers,
-                                 stack = 0, doubles = 0 }
+                                 stack = 0, doubles = 0, chip = '90' }
 end
 add('attention_marks.cu', 'piece_kernelIHALFE', { registers = 32, stack = 0 })
 
@@ -120,19 +146,19 @@ function M.measure(lines)
    return k
 end
 
--- The kernels for an H100 in an object file or library: mangled name -> what M.measure says, with
--- registers and stack.
-function M.read(cuobjdump, path)
+-- The kernels for a chip ('90': with those of 90a) in an object file or library: mangled name ->
+-- what M.measure says, with registers and stack.
+function M.read(cuobjdump, path, chip)
    local kernels, here = {}, true
    -- fn(name, line) for what follows the name of a kernel.
    local function each(option, fn)
       local name
       for line in capture(('%s %s %s'):format(cuobjdump, option, path)):gmatch '[^\n]+' do
-         local chip = line:match 'arch = (sm_%w+)' or line:match 'code for (sm_%w+)'
-         if chip then here = chip:match '^sm_90a?$' ~= nil end
-         local found = line:match '^%s*Function : (%S+)' or line:match '^ Function ([^%s:]+):'
-         if found then
-            name = here and found or nil
+         local found = line:match 'arch = sm_(%w+)' or line:match 'code for sm_(%w+)'
+         if found then here = found == chip or found == chip .. 'a' end
+         local kernel = line:match '^%s*Function : (%S+)' or line:match '^ Function ([^%s:]+):'
+         if kernel then
+            name = here and kernel or nil
          elseif name then
             fn(name, line)
          end
@@ -171,10 +197,10 @@ function M.faults(row, kernels)
    return faults
 end
 
--- Compiles a file of kernels/cuda/attention as the library does, for an H100; raises with what the
+-- Compiles a file of kernels/cuda/attention as the library does, for a chip; raises with what the
 -- compiler says.
-function M.compile(nvcc, file, to)
-   local hopper = file:find 'wgmma' and '-arch=sm_90a -DTIDE_SM90A=1' or '-arch=sm_90'
+function M.compile(nvcc, file, to, chip)
+   local hopper = file:find 'wgmma' and '-arch=sm_90a -DTIDE_SM90A=1' or '-arch=sm_' .. chip
    local said = capture(('%s -O3 -DNDEBUG -std=c++17 %s -I. -Icore/include -cubin -o %s '
       .. 'kernels/cuda/attention/%s && echo compiled'):format(nvcc, hopper, to, file))
    if not said:find 'compiled' then error(said, 0) end

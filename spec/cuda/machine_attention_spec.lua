@@ -39,14 +39,16 @@ describe('the machine code of attention', function()
       pending('keeps its limits: there is no ' .. (library and 'cuobjdump' or path))
       return
    end
-   local kernels = machine.read(cuobjdump, path)
+   local kernels = machine.read(cuobjdump, path, '90')
    if not next(kernels) then
       pending('keeps its limits: there is no code for an H100 in ' .. path)
       return
    end
    for _, row in ipairs(machine.kernels) do
-      it(('keeps its limits: %s, %s'):format(row.file, row.name), function()
-         assert.same({}, machine.faults(row, kernels))
-      end)
+      if row.chip == '90' then
+         it(('keeps its limits: %s, %s'):format(row.file, row.name), function()
+            assert.same({}, machine.faults(row, kernels))
+         end)
+      end
    end
 end)

@@ -47,6 +47,34 @@ for _, device in ipairs(devices) do
             end
          end)
 
+         it('is made by linear_cross_entropy, and rounded by nothing', function()
+            local function parts(n, of)
+               local w, x = random(2, { 37, 24 }, of, device), random(1, { n, 24 }, of, device)
+               local ids = {}
+               for i = 1, n do ids[i] = (5 * i) % 37 end
+               return w, random(3, { 37 }, of, device), x,
+                  tide.tensor(ids, { dtype = 'i64', device = device })
+            end
+            local w, b = parts(1, dtype)
+            for _, t in ipairs { w, b } do t:requires_grad_():set_grad_dtype 'f32' end
+            local want, sum
+            for micro, n in ipairs { 19, 1, 33 } do
+               local _, _, x, targets = parts(n, dtype)
+               local f, g, y = wide(w:detach()):requires_grad_(),
+                  wide(b:detach()):requires_grad_(), wide(x)
+               local loss = tide.linear_cross_entropy(x, w, b, targets)
+               tide.linear_cross_entropy(y, f, g, targets:to 'cpu'):backward()
+               local counts = launched(function() loss:backward() end)
+               -- the cast is that of the loss's own gradient
+               assert.same({ micro == 1 and 0 or 2, 0 }, { counts.axpy_, counts.add })
+               assert.is_true(counts.cast <= 1)
+               want, sum = want and want + f.grad or f.grad, sum and sum + g.grad or g.grad
+            end
+            assert.same({ 'f32', 'f32' }, { w.grad.dtype, b.grad.dtype })
+            local far = (wide(w.grad) - want):abs():amax():item() / want:abs():amax():item()
+            assert.is_true(far < (dtype == 'bf16' and 4e-3 or 5e-4), tostring(far))
+         end)
+
          it('takes the products of several uses of a leaf', function()
             local w, x = leaf(2, { 24, 24 }, dtype, device), random(1, { 5, 24 }, dtype, device)
             local n = backward_of(function() return tide.linear(tide.linear(x, w), w):matmul(w) end)

@@ -228,6 +228,107 @@ describe('attention', function()
    end)
 end)
 
+-- What attention_tiles says of an index as nested lists, by the sentence of its definition.
+local function tiles_of(index)
+   local out = {}
+   for b, row in ipairs(index) do
+      out[b] = {}
+      for first = 1, #row, 64 do
+         local x, stray = { 2^31 - 1, -1, 2^31 - 1, -2^31 }, false
+         for t = first, math.min(first + 63, #row) do
+            local doc, at = row[t][1], row[t][2]
+            if doc < 0 then
+               stray = true
+            else
+               x[1], x[2] = math.min(x[1], doc), math.max(x[2], doc)
+               x[3], x[4] = math.min(x[3], at), math.max(x[4], at)
+            end
+         end
+         if stray then x[1] = -1 - x[1] end
+         out[b][#out[b] + 1] = x
+      end
+   end
+   return out
+end
+
+-- Documents of up to `most` tokens, now and then a token of none, as lists [rows, n, 2].
+local function documents(rows, n, most)
+   local index = {}
+   for b = 1, rows do
+      local doc, at, left = -1, 0, 0
+      index[b] = {}
+      for t = 1, n do
+         if left == 0 then doc, at, left = doc + math.random(2), 0, math.random(most) end
+         index[b][t] = { math.random(40) == 1 and -1 or doc, at }
+         at, left = at + 1, left - 1
+      end
+   end
+   return index
+end
+
+describe('attention_tiles', function()
+   before_each(function() math.randomseed(3) end)
+
+   local function index_of(list, device)
+      return tide.tensor(list, { dtype = 'i32', device = device })
+   end
+
+   for _, device in ipairs { 'ref', fast } do
+      it('says what each 64 tokens span: ' .. device, function()
+         for _, n in ipairs { 1, 63, 64, 65, 200 } do
+            local list = documents(2, n, 50)
+            local index = index_of(list, device)
+            assert.same(tiles_of(list), tide.attention_tiles(index):tolist())
+            local apart = tide.cat({ index, index }, 3):slice(3, 2, 3) -- of other strides
+            local turned = {}
+            for b, row in ipairs(list) do
+               turned[b] = {}
+               for t, x in ipairs(row) do turned[b][t] = { x[2], x[1] } end
+            end
+            assert.same(tiles_of(turned), tide.attention_tiles(apart):tolist())
+         end
+         assert.same({ 3, 0, 4 }, tide.attention_tiles(index_of({ {} }, device)
+            :reshape(1, 0, 1):expand(3, 0, 2)).shape)
+         local none = tide.full({ 1, 70, 2 }, -1, { dtype = 'i32', device = device })
+         assert.same({ -2^31, -1, 2^31 - 1, -2^31 }, tide.attention_tiles(none):tolist()[1][2])
+      end)
+   end
+
+   it('leaves results and gradients of attention as they are, whatever the heads', function()
+      for rows, d in ipairs { 16, 136 } do
+         local opts = { dtype = 'bf16', device = fast }
+         local function random(H) return tide.empty({ 2, 70, H, d }, opts):normal_(0, 1) end
+         local given = { random(2), random(1), random(1) }
+         local index = index_of(documents(rows, 70, 40), fast)
+         local found = {}
+         for i, tiles in ipairs { false, tide.attention_tiles(index) } do
+            local x = {}
+            for j, t in ipairs(given) do x[j] = t:clone():requires_grad_() end
+            local y = tide.attention(x[1], x[2], x[3], { causal = true, q_index = index,
+               k_index = index, q_tiles = tiles or nil, k_tiles = tiles or nil })
+            y:float():square():sum():backward()
+            found[i] = { y, x[1].grad, x[2].grad, x[3].grad }
+         end
+         for j, t in ipairs(found[1]) do assert.is_true(t:equal(found[2][j])) end
+      end
+   end)
+
+   it('refuses what is no index, and attention what are no tiles of its index', function()
+      refused('E_SHAPE', { 'attention_tiles', 'i32 [B, T, 2]' }, tide.attention_tiles,
+         tide.zeros { 1, 3, 2 })
+      refused('E_SHAPE', 'attention_tiles', tide.attention_tiles,
+         tide.zeros({ 3, 2 }, { dtype = 'i32' }))
+      local q, index = tide.zeros { 1, 70, 1, 4 }, tide.zeros({ 1, 70, 2 }, { dtype = 'i32' })
+      local tiles = tide.attention_tiles(index)
+      refused('E_ARG', { 'attention', 'q_tiles', 'without' }, tide.attention, q, q, q,
+         { q_tiles = tiles, k_tiles = tiles })
+      refused('E_SHAPE', { 'attention', 'k_tiles', 'i32 [1, 2, 4]' }, tide.attention, q, q, q,
+         { q_index = index, k_index = index, q_tiles = tiles, k_tiles = tiles:narrow(2, 1, 1) })
+      refused('E_SHAPE', { 'attention_backward', 'q_tiles' }, tide.attention_backward, q, q, q, q,
+         q, tide.zeros { 1, 1, 70 }, { q_index = index, k_index = index, q_tiles = index })
+   end)
+end)
+
 describe('document_index', function()
    it('numbers documents and positions, and gives the rest to none', function()
       for _, device in ipairs { 'ref', fast } do

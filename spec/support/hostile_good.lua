@@ -49,7 +49,7 @@ return {
    attention = { q = heads, k = heads, v = heads },
    attention_merge_ = { out = heads, lse = lse, part = heads, part_lse = lse },
    attention_backward = { dout = heads, q = heads, k = heads, v = heads, out = heads, lse = lse },
-   attention_rows = { q_index = index, k_index = index },
+   attention_rows = { q_index = index, k_index = index }, attention_tiles = { index = index },
    document_index = cu, zigzag_index = cu, zigzag_places = cu, sequence_index = cu,
    slot_index = { cu_slot = 'i64 3', cu_real = 'i64 3' },
    run_index = { runs = 'i64 2,2', dtype = 4 },

@@ -21,7 +21,7 @@ local tensor, finite, int = arg.tensor, arg.finite, arg.int
 local tensor_or_nil, flag, bad = arg.tensor_or_nil, arg.flag, status.bad_arg
 
 local attention_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
-   'k_index', 'bias', 'return_lse' }
+   'k_index', 'q_tiles', 'k_tiles', 'bias', 'return_lse' }
 local new_attrs = ffi.typeof 'tide_attention_attrs'
 
 -- window: {left, right} with nil for no limit, or one number for both sides.
@@ -59,6 +59,8 @@ local function fill_mask(opts)
    if opts.q_start ~= nil then a.q_start = int('attention', 'opts.q_start', opts.q_start) end
    a.q_index = tensor_or_nil('attention', 'opts.q_index', opts.q_index)
    a.k_index = tensor_or_nil('attention', 'opts.k_index', opts.k_index)
+   a.q_tiles = tensor_or_nil('attention', 'opts.q_tiles', opts.q_tiles)
+   a.k_tiles = tensor_or_nil('attention', 'opts.k_tiles', opts.k_tiles)
    return a
 end
 
@@ -73,7 +75,8 @@ end
 -- (false), window (how far a key may lie from its query: a number for both sides, or { left,
 -- right }, -1 or nil: any), scale (1 / sqrt(D); not 0), softcap, q_start (position of the first
 -- query), q_index and k_index (i32 [B or 1, T, 2] of (document, position): each query sees its
--- document only; tide.document_index makes them), bias, return_lse.
+-- document only; tide.document_index makes them), q_tiles and k_tiles (tide.attention_tiles of the
+-- two, made once for all calls with them), bias, return_lse.
 function M.attention(q, k, v, opts)
    tensor('attention', 'q', q)
    tensor('attention', 'k', k)
@@ -88,7 +91,7 @@ end
 once 'attention_merge_(out, lse, part, part_lse)'
 
 local part_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
-   'k_index' }
+   'k_index', 'q_tiles', 'k_tiles' }
 
 -- Gradients of q, k and v from one part of the keys; out and lse are those over all parts, opts
 -- those of the part's forward. Not recorded; raises E_STATE if one of them needs a gradient.
@@ -122,6 +125,11 @@ function M.attention_rows(q_index, k_index, opts)
    check(q_index, C.tide_attention_rows(q_index, k_index, a, run, run + 1))
    return tonumber(run[0]) + 1, tonumber(run[1])
 end
+
+-- What each 64 tokens of an index [B or 1, T, 2] span, i32 [B or 1, ceil(T / 64), 4]: least and
+-- greatest document (the least complemented where some token has none), least and greatest
+-- position. Kernels of a GPU pass over tiles by it.
+make 'attention_tiles(index)'
 
 -- (document, position) pairs, i32 [1, ntoken, 2], of a packed stream from cumulative lengths cu, an
 -- i32 or i64 tensor {0, ..., ntoken}; tokens beyond its last get document -1.

@@ -555,6 +555,8 @@ typedef struct tide_attention_attrs {
   tide_tensor *q_index;  /* i32 [B or 1, Tq, 2] of (document, position); may be null */
   tide_tensor *k_index;  /* i32 [B or 1, Tk, 2]; null iff q_index is null */
   tide_tensor *bias;     /* additive, broadcastable to [B, H, Tq, Tk]; may be null */
+  tide_tensor *q_tiles;  /* tide_attention_tiles of q_index and k_index, so that each call need */
+  tide_tensor *k_tiles;  /* not find them again; null: it does */
 } tide_attention_attrs;
 void tide_attention_attrs_init(tide_attention_attrs *attrs);
 /* out_BTHD = softmax(scale q k^T + bias, masked) v. q_BTHD, k and v [B, Tk, Hk, D], H % Hk == 0
@@ -582,6 +584,11 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
  * attrs only causal and the window count; null: full. A count of 0 has first 0. */
 int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
                         const tide_attention_attrs *attrs, int64_t *first, int64_t *count);
+/* Makes what each 64 tokens of an index [B or 1, T, 2] span, i32 [B or 1, ceil(T / 64), 4]: least
+ * and greatest document, least and greatest position, over the tokens of a document >= 0. The
+ * least document is complemented where some token has none; {~INT32_MAX, -1, INT32_MAX,
+ * INT32_MIN}: all have none. Attention with other tiles than those of its indices is undefined. */
+int tide_attention_tiles(tide_tensor **out, tide_tensor *index);
 /* (document, position) pairs [1, T, 2] of a packed stream from cumulative lengths: cu i32/i64
  * [ndoc + 1], first 0, not decreasing, last <= T; tokens beyond the last get document -1. */
 int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken);

@@ -282,12 +282,20 @@ int64_t marks_bytes(const k_tensor &q)
   int64_t each = q.dtype == TIDE_F64 ? sizeof(tide_mark<double>) : sizeof(tide_mark<float>);
   return (q.shape[0] * q.shape[1] * q.shape[2] * each + 63) / 64 * 64;
 }
-/* Of the tiles of keys, or of keys and then queries, where the tensor cores may serve. */
-int64_t tiles_bytes(const k_tensor *q, const k_tensor &q_index, bool back)
+/* Of the tiles of an index, where the tensor cores may serve. */
+int64_t tiles_bytes(const k_tensor &q, const k_tensor &index, const k_tensor &made)
 {
-  if (k_absent(&q_index) || q->dtype == TIDE_F32 || q->dtype == TIDE_F64) return 0;
-  int64_t keys = q[1].shape[1], queries = back ? q->shape[1] : 0;
-  return tide_tiles_bytes(q->shape[0], keys > queries ? keys : queries);
+  return q.dtype == TIDE_F32 || q.dtype == TIDE_F64 ? 0 : tide_tiles_bytes(index, made);
+}
+
+/* On tensor cores, after the marks. */
+int run_bwd_tiled(const k_call *call, const tide_attend &p, tide_attention_back g, bool wgmma)
+{
+  const k_tensor *in = call->in;
+  char *at = static_cast<char *>(call->work) + marks_bytes(in[1]);
+  g.q_tiles = tide_tiles_of(call, in[7], in[10], at);
+  g.k_tiles = tide_tiles_of(call, in[8], in[11], at + tide_tiles_bytes(in[7], in[10]));
+  return (wgmma ? tide_attention_wgmma_bwd : tide_attention_mma_bwd)(call, p, g);
 }
 
 template <class T>
@@ -296,8 +304,7 @@ int run_bwd(const k_call *call, const tide_attend &p, const tide_attention_back 
   bool some = p.batch * p.head * p.tq > 0;
   kernel_t kernel = kernel_of(call, p, &g);
   if (some) tide_attention_marks<T>(call, p, g, kernel == PLAIN ? (T)1 : (T)LOG2E);
-  if (some && kernel != PLAIN)
-    return (kernel == WGMMA ? tide_attention_wgmma_bwd : tide_attention_mma_bwd)(call, p, g);
+  if (some && kernel != PLAIN) return run_bwd_tiled(call, p, g, kernel == WGMMA);
   if (some)
     TIDE_CUDA_LAUNCH(call, dq_kernel<T>, blocks(p.batch, p.head, p.tq), WARPS * 32, 0, p, g);
   unsigned n = blocks(p.batch, p.head / p.group, p.tk);
@@ -312,7 +319,7 @@ int run_bwd(const k_call *call, const tide_attend &p, const tide_attention_back 
 
 int64_t k_cuda_attention_work(const k_call *call)
 {
-  return tiles_bytes(&call->in[0], call->in[4], false);
+  return tiles_bytes(call->in[0], call->in[5], call->in[7]);
 }
 
 int k_cuda_attention(const k_call *call)
@@ -322,9 +329,11 @@ int k_cuda_attention(const k_call *call)
   unsigned n = blocks(p.batch, p.head, p.tq);
   if (n == 0) return TIDE_OK;
   kernel_t kernel = kernel_of(call, p, nullptr);
-  if (kernel != PLAIN)
+  if (kernel != PLAIN) {
+    p.tiles = tide_tiles_of(call, call->in[5], call->in[7], call->work);
     return (kernel == WGMMA ? tide_attention_wgmma : tide_attention_mma)(
       call, p, tide_heads_of(out), tide_array_of(lse), lse.stride);
+  }
   TIDE_BY_REAL(out.dtype,
                TIDE_CUDA_LAUNCH(call, forward_kernel<T>, n, WARPS * 32, 0, p, tide_heads_of(out),
                                 tide_array_of(lse), lse.stride[0], lse.stride[1], lse.stride[2]));
@@ -333,7 +342,8 @@ int k_cuda_attention(const k_call *call)
 
 int64_t k_cuda_attention_bwd_work(const k_call *call)
 {
-  return marks_bytes(call->in[1]) + tiles_bytes(&call->in[1], call->in[7], true);
+  const k_tensor *in = call->in;
+  return marks_bytes(in[1]) + tiles_bytes(in[1], in[7], in[10]) + tiles_bytes(in[1], in[8], in[11]);
 }
 
 int k_cuda_attention_bwd(const k_call *call)
@@ -342,8 +352,8 @@ int k_cuda_attention_bwd(const k_call *call)
   tide_attend p = operands(call, &in[1], in[6], &in[7]);
   tide_attention_back g = {tide_heads_of(in[0]), tide_heads_of(in[4]), tide_heads_of(out[0]),
                            tide_heads_of(out[1]), tide_heads_of(out[2]), tide_array_of(in[5]),
-                           tide_array_of(in[9]), tide_array_of(out[3]), {}, {}, call->work,
-                           static_cast<char *>(call->work) + marks_bytes(in[1])};
+                           tide_array_of(in[9]), tide_array_of(out[3]), {}, {}, call->work, {},
+                           {}};
   for (int d = 0; d < 3; d++) {
     g.lse_stride[d] = in[5].stride[d];
     g.dlse_stride[d] = g.dlse.data ? in[9].stride[d] : 0;

@@ -31,7 +31,7 @@ template <class T> static inline tide_cap<T> tide_cap_of(double scale, double so
   return {(T)scale, (T)softcap, softcap == 0 ? (T)0 : (T)(scale / softcap)};
 }
 
-/* Spans of the tiles of the other side (attention_tiles.cuh), by batch; null without indices. */
+/* Spans of tiles (attention_tiles.cuh), by batch; null without indices. */
 struct tide_extent;
 struct tide_tiles { const tide_extent *of; int64_t batch; };
 
@@ -46,7 +46,7 @@ struct tide_attend {
   int causal;
   tide_cap<float> cap;    /* of the kernels that compute in f32 */
   tide_cap<double> exact; /* in f64 */
-  tide_tiles tiles;
+  tide_tiles tiles; /* of the other side */
 };
 TIDE_DEVICE const tide_cap<float> &tide_cap_in(const tide_attend &p, float) { return p.cap; }
 TIDE_DEVICE const tide_cap<double> &tide_cap_in(const tide_attend &p, double) { return p.exact; }
@@ -157,7 +157,8 @@ struct tide_attention_back {
   tide_heads dout, out, dq, dk, dv;
   tide_array lse, dlse, dbias; /* lse, dlse with strides; dbias contiguous [B, H, Tq, Tk] */
   int64_t lse_stride[3], dlse_stride[3];
-  void *marks, *spans; /* scratch: tide_mark of f32 or f64 [B, H, Tq]; what tide_tiles_of writes */
+  void *marks; /* scratch: tide_mark of f32 or f64 [B, H, Tq] */
+  tide_tiles q_tiles, k_tiles;
 };
 TIDE_DEVICE int64_t tide_mark_at(const tide_attend &p, int64_t b, int64_t h, int64_t i)
 {

@@ -11,7 +11,7 @@ namespace {
 
 template <int DP> struct forward_shape {
   enum { BC = DP == 256 ? 32 : 64, LD = DP + 8, BYTES = (OWN + 4 * BC) * LD * 2,
-         BLOCKS = DP == 64 ? 4 : DP == 128 ? 3 : 2 };
+         BLOCKS = blocks_of(BYTES, 4) };
 };
 
 template <int DP, bool F16>
@@ -82,10 +82,9 @@ forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64
 }
 
 template <int DP, bool F16>
-int run(const k_call *call, tide_attend p, const tide_heads &out, tide_array lse,
+int run(const k_call *call, const tide_attend &p, const tide_heads &out, tide_array lse,
         const int64_t *ls)
 {
-  p.tiles = tide_tiles_of(call, p, true, forward_shape<DP>::BC, call->work);
   bool aligned = vectors(p.q, p.d) && vectors(p.k, p.d) && vectors(p.v, p.dv);
   int bytes = forward_shape<DP>::BYTES;
   int rc = tide_cuda_check(call, cudaFuncSetAttribute(

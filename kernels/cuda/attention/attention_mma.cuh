@@ -16,6 +16,22 @@ namespace {
 
 enum { OWN = 64, THREADS = 128 };
 
+/* Blocks of so many bytes of shared memory that a multiprocessor of this chip holds, of `most` at
+ * most: the compiler may give them all registers. (CUDA C++ Programming Guide, "Compute
+ * Capabilities": shared memory of a multiprocessor; 1 KiB of each block is the system's.) */
+constexpr int blocks_of(int bytes, int most)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ / 10 == 90 || __CUDA_ARCH__ / 10 == 100
+  const int all = 228 << 10;
+#elif __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870
+  const int all = 164 << 10;
+#else
+  const int all = 100 << 10;
+#endif
+  const int fit = all / (bytes + 1024);
+  return fit < 1 ? 1 : fit < most ? fit : most;
+}
+
 /* May rows be copied 16 bytes at a time? */
 bool vectors(const tide_heads &x, int64_t d)
 {

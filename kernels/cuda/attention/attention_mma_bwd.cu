@@ -17,7 +17,7 @@ enum { DQ = 1, DK = 2, DV = 4 };
 
 template <int DP> struct shape {
   enum { BC = DP == 256 ? 16 : DP == 128 ? 32 : 64, LD = DP + 8,
-         BYTES = (2 * OWN + 4 * BC) * LD * 2, BLOCKS = DP == 256 ? 2 : 3 };
+         BYTES = (2 * OWN + 4 * BC) * LD * 2 };
 };
 
 /* What a warp knows of its rows; marks are of queries. */
@@ -43,7 +43,7 @@ TIDE_DEVICE void gradients(const tide_attend &p, int64_t b, int64_t h, int64_t r
 }
 
 template <int DP, bool F16, int MAKES>
-__global__ void __launch_bounds__(THREADS, MAKES == DQ ? shape<DP>::BLOCKS : 2)
+__global__ void __launch_bounds__(THREADS, blocks_of(shape<DP>::BYTES, MAKES == DQ ? 3 : 2))
 backward_kernel(tide_attend p, tide_attention_back g, bool aligned)
 {
   using S = shape<DP>;
@@ -125,7 +125,7 @@ template <int DP, bool F16, int MAKES>
 int run(const k_call *call, tide_attend p, const tide_attention_back &g)
 {
   constexpr bool KEYS = MAKES != DQ;
-  p.tiles = tide_tiles_of(call, p, !KEYS, shape<DP>::BC, g.spans);
+  p.tiles = KEYS ? g.q_tiles : g.k_tiles;
   bool aligned = vectors(p.q, p.d) && vectors(p.k, p.d) && vectors(p.v, p.dv)
     && vectors(g.dout, p.dv);
   int bytes = shape<DP>::BYTES;

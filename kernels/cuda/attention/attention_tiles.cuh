@@ -1,9 +1,10 @@
 /* Which tiles of the other side the rows of a block see, and which they see whole.
  *
- * Without indices it is arithmetic on token numbers. With them (packed documents) a kernel has
- * noted once a call what documents and positions each tile spans; a warp judges 32 tiles at a time
- * by those, so no block reads the indices of all tokens and no block waits for itself. Spans err
- * on the side of yes for "sees" and of no for "sees whole".
+ * Without indices it is arithmetic on token numbers. With them (packed documents) attention_tiles
+ * has noted what documents and positions each K_TILE tokens span, once for all layers or once in a
+ * call; a warp judges 32 tiles at a time by those, so no block reads the indices of all tokens and
+ * no block waits for itself. Spans err on the side of yes for "sees" and of no for "sees whole", so
+ * a narrower tile is judged by those around it.
  */
 #pragma once
 
@@ -13,15 +14,23 @@
  * some token has none; {~INT32_MAX, -1} where no token has one. */
 struct alignas(16) tide_extent { int document[2], position[2]; };
 
-/* attention_tiles.cu: starts to note the extents of the keys (or queries) of a call, `width` to a
- * tile, into scratch of tide_tiles_bytes; nothing without indices. */
-tide_tiles tide_tiles_of(const k_call *call, const tide_attend &p, bool keys, int width,
-                         void *scratch);
-/* Enough for tiles of at least 16 of nt tokens. */
-static inline int64_t tide_tiles_bytes(int64_t batch, int64_t nt)
+/* Of two neighbouring tiles together. */
+TIDE_DEVICE tide_extent tide_extent_join(const tide_extent &a, const tide_extent &b)
 {
-  return batch * ((nt + 15) / 16) * (int64_t)sizeof(tide_extent);
+  int flip = (a.document[0] | b.document[0]) >> 31;
+  int x = a.document[0] ^ (a.document[0] >> 31), y = b.document[0] ^ (b.document[0] >> 31);
+  return {{(x < y ? x : y) ^ flip,
+           a.document[1] > b.document[1] ? a.document[1] : b.document[1]},
+          {a.position[0] < b.position[0] ? a.position[0] : b.position[0],
+           a.position[1] > b.position[1] ? a.position[1] : b.position[1]}};
 }
+
+/* attention_tiles.cu: the extents of an index: `made` if it has them, else it starts to note them
+ * in scratch of tide_tiles_bytes; nothing without an index. */
+tide_tiles tide_tiles_of(const k_call *call, const k_tensor &index, const k_tensor &made,
+                         void *scratch);
+/* Bytes of scratch that this takes. */
+int64_t tide_tiles_bytes(const k_tensor &index, const k_tensor &made);
 
 /* Token and tile numbers are int: no more than this many tokens. */
 enum { TIDE_MOST_TOKENS = INT32_MAX - 32 * 256 };
@@ -138,7 +147,9 @@ template <bool KEYS, int COLS> struct tide_walk {
   {
     int t = at + (int)(threadIdx.x & 31) * COLS;
     tide_extent x = {{~INT32_MAX, -1}, {INT32_MAX, INT32_MIN}};
-    if (t < n) x = of[t / COLS];
+    if (t < n) x = of[t / K_TILE];
+    for (int c = K_TILE; c < COLS; c += K_TILE)
+      if (t + c < n) x = tide_extent_join(x, of[(t + c) / K_TILE]);
     int least = x.document[0] ^ (x.document[0] >> 31);
     bool meets = least <= seen.document[1] && x.document[1] >= seen.document[0]
       && x.position[0] <= seen.any[1] && x.position[1] >= seen.any[0];

@@ -170,14 +170,13 @@ forward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CU
 }
 
 template <int D, bool F16>
-int run(const k_call *call, tide_attend p, const tide_heads &out, tide_array lse,
+int run(const k_call *call, const tide_attend &p, const tide_heads &out, tide_array lse,
         const int64_t *ls)
 {
   enum { COLS = shape<D>::COLS, BYTES = shape<D>::shared::BYTES };
   encoder encode;
   CUtensorMap q, k, v;
   int64_t hk = p.head / p.group;
-  p.tiles = tide_tiles_of(call, p, true, COLS, call->work);
   int rc = find_encoder(call, &encode);
   if (rc == TIDE_OK) rc = map_of(call, encode, p.q, p.batch, p.tq, p.head, p.d, ROWS, &q);
   if (rc == TIDE_OK) rc = map_of(call, encode, p.k, p.batch, p.tk, hk, p.d, COLS, &k);

@@ -188,7 +188,7 @@ int run(const k_call *call, tide_attend p, const tide_attention_back &g)
   encoder encode;
   CUtensorMap q, k, v, dout;
   int64_t hk = p.head / p.group;
-  p.tiles = tide_tiles_of(call, p, !KEYS, COLS, g.spans);
+  p.tiles = KEYS ? g.q_tiles : g.k_tiles;
   int rc = find_encoder(call, &encode);
   if (rc == TIDE_OK) rc = map_of(call, encode, p.q, p.batch, p.tq, p.head, p.d, queries, &q);
   if (rc == TIDE_OK)

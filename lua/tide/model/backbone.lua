@@ -14,6 +14,7 @@ local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
+local tiles = require 'tide.nn.tiles'
 local sequence_of = require('tide.nn.mamba').sequence_of
 
 local Module = nn.Module
@@ -125,7 +126,9 @@ local function placement(op, opts, ids)
    end
    return {
       positions = opts.positions or context and context:positions(ids.device), q_index = index,
-      k_index = opts.k_index or index, sequence = sequence, caches = opts.caches,
+      k_index = opts.k_index or index,
+      tiles = tiles.list(index or of_mask, opts.k_index or index or of_mask),
+      sequence = sequence, caches = opts.caches,
       context = opts.context, length = ids:size(2), attention_mask = opts.attention_mask,
       mask_index = of_mask, mask_checked = true,
    }

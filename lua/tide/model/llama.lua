@@ -20,6 +20,7 @@ local private = require 'tide.util.private'
 local published = require 'tide.model.published'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
+local tiles = require 'tide.nn.tiles'
 
 local Module = nn.Module
 
@@ -204,10 +205,13 @@ local function placement(op, ids, opts, rope)
       positions = tide.arange(ids:size(2), { dtype = 'i64', device = ids.device })
          :reshape(1, ids:size(2))
    end
+   local q_index, k_index = opts.q_index or opts.index, opts.k_index or opts.index
+   local whole = context and context.size == 1 and context:q_index(ids.device) or of_mask
    return {
-      positions = positions, rope_length = length, q_index = opts.q_index or opts.index,
-      k_index = opts.k_index or opts.index, caches = opts.caches, context = opts.context,
-      attention_mask = opts.attention_mask, mask_index = of_mask, mask_checked = true,
+      positions = positions, rope_length = length, q_index = q_index, k_index = k_index,
+      tiles = tiles.list(q_index or whole, k_index or whole), caches = opts.caches,
+      context = opts.context, attention_mask = opts.attention_mask, mask_index = of_mask,
+      mask_checked = true,
    }
 end
 

@@ -11,6 +11,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local signature = require 'tide.util.signature'
+local tiles = require 'tide.nn.tiles'
 
 local Module = nn.Module
 
@@ -96,7 +97,8 @@ function Vision:forward(patches, at)
    err.raise_if(signal:size(1) ~= patches:size(2), 'E_SHAPE', op, 'the sizes give %d patches, but '
       .. 'there are %d', signal:size(1), patches:size(2))
    local x = self.patch_embed(patches) + signal:to(patches.dtype):unsqueeze(1)
-   local h = self.blocks(x, { q_index = at.index, k_index = at.index })
+   local h = self.blocks(x, { q_index = at.index, k_index = at.index,
+      tiles = tiles.list(at.index) })
    local y = self.down(self.up(self.norm(h)):gelu())
    return y:reshape { y:size(2), y:size(3) }
 end

@@ -11,8 +11,8 @@ local tide = require 'tide'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 
-local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'bias',
-   'dropout', 'context' }
+local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'q_tiles',
+   'k_tiles', 'bias', 'dropout', 'context' }
 
 local most = 2 ^ 22                     -- probabilities of a block, at most (or one query's)
 

@@ -20,6 +20,7 @@ local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 local RMSNorm = require('tide.nn.norm').RMSNorm
 local old = require 'tide.util.old'
+local tiles = require 'tide.nn.tiles'
 local window = require 'tide.nn.window'
 local wrap = require 'tide.nn.wrap'
 
@@ -136,13 +137,13 @@ function Attention:told(at, q_start, device, n)
       o.q_index, o.window = whole:q_index(device), self.window or whole.window
       o.k_index = o.q_index
    end
-   return o
+   return at.tiles and tiles.put(o, at.tiles) or o
 end
 
 -- at: { positions = [B or 1, T], q_index =, k_index =, attention_mask = [B, T] of document numbers
--- (see nn.mask) in their place, is_causal (in place of the layer's own), cache = table of this
--- layer or nil, context (of a sequence over ranks, see parallel.cp)
--- }.
+-- (see nn.mask) in their place, tiles (see nn.tiles) of the indices or nil, is_causal (in place of
+-- the layer's own), cache = table of this layer or nil, context (of a sequence over ranks, see
+-- parallel.cp) }.
 function Attention:forward(x_BTC, at)
    at = at or {}
    local q, k, v = private.call(self.project, self, x_BTC)

@@ -33,6 +33,9 @@ const size_t PAGE = 4096;
 
 /* ---- what was written ------------------------------------------------------------------------ */
 
+/* Of device and pinned memory also what was read: GCC leaves out the call before a store where a
+ * load of the same bytes in the same basic block has made one (gcc/asan.cc, asan_mem_ref), as in
+ * x[i] += y. */
 struct page { std::vector<unsigned char> before, after; };
 struct word { unsigned char *at, before; };
 struct history {
@@ -132,9 +135,9 @@ void check_far(uintptr_t a, size_t n, bool store)
     if (!pinned) refuse(a, n, store, "memory of the host");
   }
   if (n <= 16 && (n & (n - 1)) == 0 && a % n) refuse(a, n, store, "it is not aligned to its size");
-  if (!store || !written.on) return;
+  if (!written.on) return;
   if (device) note(a, n);
-  else if (!pinned) written.shared.push_back({a, n});
+  else if (!pinned && store) written.shared.push_back({a, n});
   for (size_t i = 0; pinned && i < n; i++) written.pinned.push_back({bytes_of(a) + i,
                                                                      bytes_of(a)[i]});
 }

@@ -355,6 +355,26 @@ int check(comm *c, const op &o)
   return OK;
 }
 
+/* Ends the program where a kernel of NCCL would touch memory that its device does not reach: NCCL
+ * User Guide, "Collective Communication Functions" (buffers are device pointers); it looks at them
+ * itself only with NCCL_CHECK_POINTERS=1 ("Environment Variables"). Not under the lock. */
+void check_reach(const comm *c, const op &o, const tide_emulate_stream *stream)
+{
+  size_t size = o.n * type_size[o.type], whole = size * (size_t)c->in->nrank;
+  bool root = o.peer == c->rank;
+  struct { const void *p; bool used; size_t n; } buffers[] = {
+    {o.in, o.what != RECV && (o.what != BROADCAST || root),
+     o.what == REDUCE_SCATTER ? whole : size},
+    {o.out, o.what != SEND && (o.what != REDUCE || root), o.what == ALL_GATHER ? whole : size}};
+  for (const auto &b : buffers) {
+    if (!b.used || !b.n || stream->reaches(b.p, b.n)) continue;
+    fprintf(stderr, "emulated NCCL: rank %d is given %zu bytes at %p, which device %d does not "
+            "reach: memory of the host or of another device, freed, or beyond an allocation\n",
+            c->rank, b.n, b.p, stream->device);
+    abort();
+  }
+}
+
 /* A call, made now or at each launch of the graph, which holds the communicator. */
 void give(comm *c, tide_emulate_stream *stream, std::function<std::function<bool()>()> make)
 {
@@ -431,6 +451,7 @@ int add(comm *c, const op &o, tide_emulate_stream *stream)
     if (depth) group_error = rc;
     return rc;
   }
+  check_reach(c, o, stream);
   if (o.n) group.push_back({c, o, stream});
   return depth ? OK : end_group();
 }

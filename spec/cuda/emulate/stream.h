@@ -19,6 +19,8 @@ struct tide_emulate_stream {
   /* Enqueues make(); while it captures, each launch does. */
   virtual void record(std::function<std::function<bool()>()> make) = 0;
   virtual bool capturing() const = 0;
+  /* Whether a kernel on it may touch n bytes: live ones of its device, or pinned ones. */
+  virtual bool reaches(const void *p, size_t n) const = 0;
   /* Counts a launch by its name, for tide_emulate_launches. */
   virtual void count(const char *name) = 0;
   virtual ~tide_emulate_stream() {}

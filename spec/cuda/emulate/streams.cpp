@@ -78,6 +78,13 @@ struct queue : tide_emulate_stream {
   bool busy = false;
 
   bool capturing() const override { return capture != nullptr; }
+  bool reaches(const void *p, size_t n) const override
+  {
+    guard g(device_lock);
+    const allocation *a = allocation_of(p);
+    if (!a) return is_pinned(p, n);
+    return a->live && a->device == device && static_cast<const char *>(p) + n <= a->ptr + a->size;
+  }
   void enqueue(step_t step) override
   {
     record([step] { return step; });

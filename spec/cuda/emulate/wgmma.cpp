@@ -18,6 +18,7 @@
 #include <map>
 #include <vector>
 
+#include "inside.h"
 #include "mma_emulated.h"
 
 namespace {
@@ -115,7 +116,10 @@ void tide_barrier_wait(uint32_t address, uint32_t parity)
 
 namespace {
 
-/* Inside a CUtensorMap: four dims, the first in elements of 16 bits. */
+/* Inside a CUtensorMap: four dims, the first in elements of 16 bits. The map keeps an address: what
+ * lies there when a box is copied is judged as a kernel's access is (access.cpp). Elements outside
+ * the dims are zeros and are not read (PTX ISA, "Tensors", "Tiled Mode"; CUDA Driver API,
+ * CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE). */
 struct tensor_map {
   unsigned char *data;
   uint64_t dim[4], stride[3]; /* stride in bytes, of dims 1 to 3 */
@@ -125,38 +129,56 @@ static_assert(sizeof(tensor_map) <= sizeof(CUtensorMap), "a map is 128 bytes");
 
 struct box_copy { tensor_map map; uint32_t to; int64_t c[4]; barrier *done; };
 
+/* One row of a box; its elements begin at (c[0], ...) of the map and at `to`. */
+void carry_row(const tensor_map &m, const int64_t c[4], uint32_t to)
+{
+  bool in = true;
+  for (int k = 1; k < 4; k++) in = in && c[k] >= 0 && c[k] < (int64_t)m.dim[k];
+  int64_t begin = c[0] < 0 ? 0 : c[0], end = c[0] + m.box[0];
+  if (end > (int64_t)m.dim[0]) end = (int64_t)m.dim[0];
+  if (!in || end < begin) begin = end = 0;
+  const unsigned char *from = m.data;
+  for (int k = 1; k < 4 && end > begin; k++) from += c[k] * (int64_t)m.stride[k - 1];
+  if (end > begin) emulated::access(from + begin * 2, (size_t)(end - begin) * 2, false);
+  for (int64_t i = 0; i < m.box[0]; i++) {
+    unsigned char *there = at(swizzled(to + (uint32_t)i * 2), 2);
+    if (c[0] + i >= begin && c[0] + i < end) memcpy(there, from + (c[0] + i) * 2, 2);
+    else memset(there, 0, 2);
+  }
+}
+
 void carry_out(const box_copy &y)
 {
   const tensor_map &m = y.map;
   uint32_t row = 0;
   for (uint32_t i3 = 0; i3 < m.box[3]; i3++)
     for (uint32_t i2 = 0; i2 < m.box[2]; i2++)
-      for (uint32_t i1 = 0; i1 < m.box[1]; i1++, row++)
-        for (uint32_t i0 = 0; i0 < m.box[0]; i0++) {
-          int64_t c[4] = {y.c[0] + i0, y.c[1] + i1, y.c[2] + i2, y.c[3] + i3};
-          bool in = true;
-          for (int k = 0; k < 4; k++) in = in && c[k] >= 0 && c[k] < (int64_t)m.dim[k];
-          uint32_t to = swizzled(y.to + row * m.box[0] * 2 + i0 * 2);
-          if (in)
-            memcpy(at(to, 2), m.data + c[0] * 2 + c[1] * (int64_t)m.stride[0]
-                   + c[2] * (int64_t)m.stride[1] + c[3] * (int64_t)m.stride[2], 2);
-          else memset(at(to, 2), 0, 2);
-        }
+      for (uint32_t i1 = 0; i1 < m.box[1]; i1++, row++) {
+        int64_t c[4] = {y.c[0], y.c[1] + i1, y.c[2] + i2, y.c[3] + i3};
+        carry_row(m, c, y.to + row * m.box[0] * 2);
+      }
   y.done->bytes -= (int32_t)(row * m.box[0] * 2);
   advance(y.done);
 }
 
 }  // namespace
 
-/* Boxes of 4 dims with inner rows of 128 bytes, swizzled: no other is asked for. */
-CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType, cuuint32_t rank,
+/* Boxes of 4 dims with inner rows of 128 bytes, swizzled: no other is asked for. The rules are
+ * those that the comment on cuTensorMapEncodeTiled in CUDA 13's cuda.h gives: map at a multiple of
+ * 64 bytes, address of 16; dims of 1 to 2^32; strides multiples of 16 below 2^40; boxes of 1 to 256
+ * elements, their inner bytes a multiple of 16 and no more than the swizzle's. Steps other than 1
+ * are not modelled. Its picture of strides has each dim around the one before it, but asks for no
+ * more than the above; dims here may lie in any order. */
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
                                 void *address, const cuuint64_t *dim, const cuuint64_t *strides,
                                 const cuuint32_t *box, const cuuint32_t *steps,
-                                CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill)
 {
   bool good = rank == 4 && (uintptr_t)address % 16 == 0 && box[0] * 2 == 128
-    && swizzle == CU_TENSOR_MAP_SWIZZLE_128B && (uintptr_t)map % 64 == 0;
+    && swizzle == CU_TENSOR_MAP_SWIZZLE_128B && (uintptr_t)map % 64 == 0
+    && (type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
+    && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE;
   for (int k = 0; good && k < 4; k++) {
     good = dim[k] >= 1 && dim[k] <= (uint64_t)1 << 32 && box[k] >= 1 && box[k] <= 256
       && steps[k] == 1;

@@ -89,10 +89,16 @@ end
 
 -- ---- the methods -----------------------------------------------------------------------------
 
-local function attend(q, k, v, mask, q_index, k_index)
+-- own: the queries are this rank's tokens, else those of all ranks; all: the keys are those of all.
+local function attend(q, k, v, mask, context, own, all)
+   local device = q.device
    return nn_attend(q, k, v, {
       causal = mask.causal, window = mask.window, softcap = mask.softcap, scale = mask.scale,
-      q_index = q_index, k_index = k_index, dropout = mask.dropout,
+      q_index = own and context:q_index(device) or context:joined(device),
+      k_index = all and context:joined(device) or context:q_index(device),
+      q_tiles = own and context:q_tiles(device) or context:joined_tiles(device),
+      k_tiles = all and context:joined_tiles(device) or context:q_tiles(device),
+      dropout = mask.dropout,
    })
 end
 
@@ -100,22 +106,22 @@ local run = {}
 
 function run.ring(_, context, q, k, v, mask)
    return ring.attention(q, k, v, { comm = context.comm, mask = mask,
-      index = context:groups(q.device, 1), hops = context:hops(1, context.rank, mask) })
+      index = context:groups(q.device, 1), tiles = context:q_tiles(q.device),
+      hops = context:hops(1, context.rank, mask) })
 end
 
 function run.allgather(_, context, q, k, v, mask)
    local tokens = context:tokens()
    local all_k = collective.all_gather_v(k, context.comm, 2, tokens)
    local all_v = collective.all_gather_v(v, context.comm, 2, tokens)
-   local y = attend(q, all_k, all_v, mask, context:q_index(q.device), context:joined(q.device))
+   local y = attend(q, all_k, all_v, mask, context, true, true)
    private.spend(all_k, all_v)
    return y
 end
 
 function run.a2a(_, context, q, k, v, mask)
-   local all, tokens = context:joined(q.device), context:tokens()
-   local qh, kh, vh, way = heads.enter(q, k, v, context.comm, tokens)
-   local o = attend(qh, kh, vh, mask, all, all)
+   local qh, kh, vh, way = heads.enter(q, k, v, context.comm, context:tokens())
+   local o = attend(qh, kh, vh, mask, context, false, true)
    private.spend(qh, kh, vh)
    return private.replace(o, heads.leave(o, context.comm, way))
 end
@@ -130,15 +136,16 @@ run['a2a+p2p'] = function(self, context, q, k, v, mask)
    local tokens = { unpack(context:tokens(), first + 1, first + n) }
    local qh, kh, vh, way = heads.enter(q, k, v, near, tokens)
    local o = ring.attention(qh, kh, vh, { comm = far, mask = mask,
-      index = context:groups(q.device, n), hops = context:hops(n, far.rank, mask) })
+      index = context:groups(q.device, n), tiles = context:joined_tiles(q.device, first, n),
+      hops = context:hops(n, far.rank, mask) })
    private.spend(qh, kh, vh)
    return private.replace(o, heads.leave(o, near, way))
 end
 
 -- ---- the call --------------------------------------------------------------------------------
 
-local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'bias',
-   'return_lse', 'context', 'dropout' }
+local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'q_tiles',
+   'k_tiles', 'bias', 'return_lse', 'context', 'dropout' }
 
 local function check_call(name, context, q, k, opts)
    local mine = context:q_index(q.device)
@@ -196,8 +203,7 @@ function Inner:__call(q, k, v, opts)
       softcap = opts.softcap, scale = opts.scale, dropout = opts.dropout }
    if mask.causal == nil then mask.causal = context.causal end
    if context.size == 1 then
-      local mine = context:q_index(q.device)
-      return attend(q, k, v, mask, mine, mine)
+      return attend(q, k, v, mask, context, true, false)
    end
    local method = self.method or context.method
    if opts.dropout then cp_attention.check_dropout(name, method) end

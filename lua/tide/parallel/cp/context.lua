@@ -28,6 +28,7 @@ local blocks = require 'tide.parallel.cp.blocks'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
 local signature = require 'tide.util.signature'
+local tiles = require 'tide.nn.tiles'
 local window = require 'tide.nn.window'
 
 local Context = { class_name = 'Context' }
@@ -161,6 +162,21 @@ function Context:joined(device, first, n)
    end)
 end
 
+-- What tiles of this rank's own tokens span (see nn.tiles); nil on the host.
+function Context:q_tiles(device)
+   return kept(self, 'tiles ' .. self.rank .. device, function()
+      return tiles.of(self:q_index(device))
+   end)
+end
+
+-- The same of those that joined(device, first, n) gives.
+function Context:joined_tiles(device, first, n)
+   n = n or self.size
+   return kept(self, ('tiles %s %d %d'):format(device, first, n), function()
+      return tiles.of(self:joined(device, first, n))
+   end)
+end
+
 -- ---- which rank needs what -------------------------------------------------------------------
 
 local function mask_key(n, mask)
@@ -234,6 +250,9 @@ end
 signature.doors('parallel.cp.context', Context, {
    k_index = 'rank: integer in [0, self.size); device: string?',
    joined = 'device: string?; first: integer in [0, self.size) = 0; '
+      .. 'n: integer? in [1, self.size - first]',
+   q_tiles = 'device: string',
+   joined_tiles = 'device: string; first: integer in [0, self.size) = 0; '
       .. 'n: integer? in [1, self.size - first]',
    groups = 'n: integer in [1, self.size]', hops = 'n: integer in [1, self.size]; mask: table',
 })

@@ -5,6 +5,7 @@
 -- micro-batch is one object for all replays: which document and position each token has is written
 -- into its tensors on the device.
 
+local tide = require 'tide'
 local err = require 'tide.util.err'
 local each = require 'tide.util.each'
 
@@ -23,15 +24,17 @@ local function text_of(context)
          :format(context.index:size(1)) or 'no index')
 end
 
--- Writes (document, position) of each token of a later batch into the tensors of the recording.
+-- Writes (document, position) of each token of a later batch, and what tiles of them span, into the
+-- tensors of the recording.
 local function rewrite(kept, context, device)
-   for key, t in each(kept.keep) do
+   for name, t in each(kept.keep) do
       if t and t.device == device then
+         local key = name:gsub('^tiles ', '')
          local rank = tonumber(key:match('^(%d+)' .. device .. '$'))
          local first, n = key:match('^' .. device .. ' (%d+) (%d+)$')
          local now = rank and context:k_index(rank, device)
             or context:joined(device, tonumber(first), tonumber(n))
-         t:copy_(now)
+         t:copy_(key == name and now or tide.attention_tiles(now))
       end
    end
 end

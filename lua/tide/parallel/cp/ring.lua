@@ -68,6 +68,8 @@ local function options(self, hop)
    for _, name in ipairs { 'causal', 'window', 'softcap', 'scale' } do o[name] = self.mask[name] end
    o.q_index = self.index[self.comm.rank + 1]
    o.k_index = hop and view_of(k_index, hop.recv) or k_index
+   o.q_tiles = self.tiles
+   if not hop then o.k_tiles = self.tiles end
    return o
 end
 
@@ -165,8 +167,9 @@ local attend = private.func {
    end,
 }
 
--- plan: { comm =, index = pairs of every rank's tokens, mask = { causal, window, softcap, scale },
--- hops = of blocks.lua for this rank }. q, k, v: this rank's tokens.
+-- plan: { comm =, index = pairs of every rank's tokens, tiles = of this rank's or nil, mask =
+-- { causal, window, softcap, scale }, hops = of blocks.lua for this rank }. q, k, v: this rank's
+-- tokens.
 function ring.attention(q, k, v, plan) return attend(q, k, v, plan) end
 
 return ring

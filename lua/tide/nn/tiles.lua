@@ -1,0 +1,34 @@
+-- What tiles of packed tokens span (tide.attention_tiles), found once for all layers of a call.
+--
+-- Only kernels of a GPU read it, so indices on the host have none.
+
+local tide = require 'tide'
+
+local tiles = {}
+
+-- Tiles of an index i32 [B or 1, T, 2]; nil without one, and where no kernel reads them.
+function tiles.of(index)
+   if not index or index.device == 'cpu' or index.dtype ~= 'i32' or index.ndim ~= 3 then
+      return nil
+   end
+   return tide.no_grad(tide.attention_tiles, index)
+end
+
+-- Tiles of up to two indices, by the id of the index: a layer that attends by another index than
+-- the call was given (a hook may replace it) finds none.
+function tiles.list(a, b)
+   local list = {}
+   for _, index in ipairs { a or b, b or a } do
+      if not list[index.id] then list[index.id] = tiles.of(index) end
+   end
+   return list
+end
+
+-- Puts those of its indices into the options of an attention call.
+function tiles.put(options, list)
+   local q, k = options.q_index, options.k_index
+   options.q_tiles, options.k_tiles = q and list[q.id], k and list[k.id]
+   return options
+end
+
+return tiles
