@@ -141,7 +141,7 @@ describe('help', function()
 
    it('describes what calling a table does, and what is written elsewhere', function()
       local tide = require 'tide'
-      for name, want in pairs { mesh = { 'mesh(axes, opts)', 'Every rank of comm must call it' },
+      for name, want in pairs { mesh = { 'mesh(axes, opts)', 'ranks that are left. Collective.' },
          recompute = { 'recompute(model, policy, opts)', 'Sets what a model recomputes' },
          plan = { 'plan(model, mesh, opts)' } } do
          for _, text in ipairs(want) do

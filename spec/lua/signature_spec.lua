@@ -127,7 +127,7 @@ local selves = { ['parallel.cp_map'] = good.plan, ['nn.Stack'] = tide.nn.Stack {
 
 -- Lua types that each kind takes.
 local takes = { integer = 'number', number = 'number', boolean = 'boolean', string = 'string',
-   ['function'] = 'function', tensor = 'userdata', any = 'any' }
+   ['function'] = 'function', tensor = 'userdata', any = 'any', fp8 = 'boolean' }
 
 local function alternatives(row)
    local list = {}
