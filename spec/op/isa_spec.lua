@@ -30,8 +30,11 @@ describe('TIDE_ISA', function()
    local files = { 'all', 'attention', 'scan', 'loss', 'fp8', 'nf4', 'nf4_part', 'conv1d',
       'round', 'grouped' }
    for i, name in ipairs(files) do files[i] = ('spec/op/%s_spec.lua'):format(name) end
+   -- The machine's own level is that of the op specs themselves.
+   local most = known:match '[%w_]+$'
+   local own = open_at(most):match 'this processor has ([%w_]+)'
    for _, level in ipairs(lower) do
-      if open_at(level):find('opened', 1, true) then
+      if level ~= own and open_at(level):find('opened', 1, true) then
          it('= ' .. level .. ' leaves every op within its bounds', function()
             local command = luajit .. ' /usr/bin/busted --output=TAP ' .. table.concat(files, ' ')
             local text = '\n' .. at_level(level, command)
@@ -44,7 +47,6 @@ describe('TIDE_ISA', function()
 
    it('that is no level, or one that the machine does not have, is an error', function()
       assert.matches("TIDE_ISA is 'sse', expected " .. known, open_at 'sse', 1, true)
-      local most = known:match '[%w_]+$'
       local text = open_at(most)
       if not text:find('opened', 1, true) then
          assert.matches(('TIDE_ISA asks for %s, but this processor has'):format(most), text, 1,
