@@ -68,8 +68,11 @@ static int turn_all(tide_tensor **outs, int n, tide_tensor *const *xs, tide_tens
     if (y) TIDE__DO(&v, tide__cut(outs, y, 2, n, sizes));
     return tide__temps_end(&v);
   }
-  for (int i = 0; i < n; i++)
-    TIDE__DO(&v, turn(&outs[i], xs[i], ys[i], positions, inv_freq, attrs));
+  for (int i = 0; i < n; i++) {
+    tide_tensor *turned = TIDE__TEMP(&v, turn, xs[i], ys[i], positions, inv_freq, attrs);
+    /* a handle of its own, since turned is ys[i]: the caller may spend both */
+    if (turned) TIDE__DO(&v, tide__narrow(&outs[i], turned, 0, 0, turned->shape[0]));
+  }
   if (v.rc < 0) tide__release_all(n, outs);
   return tide__temps_end(&v);
 }

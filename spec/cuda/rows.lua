@@ -8,7 +8,7 @@ local info = require 'tide.ffi.info'
 local missing = {}
 for _, op in ipairs(info.ops()) do
    local some = false
-   for _, dtype in ipairs { 'f32', 'i64' } do
+   for _, dtype in ipairs { 'f32', 'i64', 'i32' } do
       some = some or info.op_supported(op.index, 'cuda', dtype)
    end
    if not some then missing[#missing + 1] = op.name end

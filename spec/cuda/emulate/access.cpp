@@ -150,7 +150,7 @@ inline void check(uintptr_t a, size_t n, bool store)
   bool is_known = a - library.begin < library.end - library.begin ||
                   (a >= r->near && a + n <= r->near + r->nnear);
   bool fits = n <= 16 && (n & (n - 1)) == 0 && (a & (n - 1)) == 0;
-  if (is_known && fits && !(store && written.on)) return;
+  if (is_known && fits && !written.on) return;
   check_far(a, n, store);
 }
 
