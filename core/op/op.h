@@ -247,7 +247,7 @@ int tide__product(tide_tensor **out, tide_tensor *a, tide_tensor *b, int dtype);
  * makes *out in the dtype of that sum. */
 int tide__grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
                        tide_tensor *b);
-/* The same for input 0, of whose rows a is a matrix: fills g's gin[0], in the shape of the input. */
+/* The same for input 0, of whose rows a is a matrix: fills g's gin[0], in the input's shape. */
 int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b);
 /* Returns x with a stride of 1 in one of its last two dims, as products require. Owned. */
 int tide__matrix_layout(tide_tensor **out, tide_tensor *x);
