@@ -51,11 +51,26 @@ K_FP8_FN float k_fp8_block_scale(float amax, int f32_scale)
 K_FP8_FN int64_t k_fp8_wide(int64_t n) { return (n + K_FP8_STEP - 1) / K_FP8_STEP * K_FP8_STEP; }
 K_FP8_FN int64_t k_fp8_blocks(int64_t n) { return (n + K_FP8_BLOCK - 1) / K_FP8_BLOCK; }
 
+/* Returns the scales of a row of square blocks over n columns: in steps of 4. */
+K_FP8_FN int64_t k_fp8_square_row(int64_t n) { return (k_fp8_blocks(n) + 3) / 4 * 4; }
+
+/* Returns whether x is a transposed matrix. Sets *lies to x as it lies in memory: its transpose
+ * then, else x. */
+K_FP8_FN int k_fp8_lying(const k_tensor *x, k_tensor *lies)
+{
+  int turned = x->ndim == 2 && x->stride[0] == 1 && x->stride[1] != 1;
+  *lies = *x;
+  if (!turned) return 0;
+  lies->shape[0] = x->shape[1], lies->stride[0] = x->stride[1];
+  lies->shape[1] = x->shape[0], lies->stride[1] = x->stride[0];
+  return 1;
+}
+
 /* Writes the shape of the scale of [rows, cols]; of TENSOR shape[0] alone. */
 K_FP8_FN void k_fp8_scale_shape(int kind, int64_t rows, int64_t cols, int64_t *shape)
 {
   shape[0] = kind == K_FP8_TENSOR ? 1 : k_fp8_blocks(kind == K_FP8_ROWS ? cols : rows);
-  shape[1] = kind == K_FP8_ROWS ? k_fp8_wide(rows) : (k_fp8_blocks(cols) + 3) / 4 * 4;
+  shape[1] = kind == K_FP8_ROWS ? k_fp8_wide(rows) : k_fp8_square_row(cols);
 }
 
 /* Returns the place, in the scale of [rows, cols], of that for row r and block b of columns. */
@@ -63,5 +78,5 @@ K_FP8_FN int64_t k_fp8_scale_at(int kind, int64_t rows, int64_t cols, int64_t r,
 {
   if (kind == K_FP8_TENSOR) return 0;
   if (kind == K_FP8_ROWS) return b * k_fp8_wide(rows) + r;
-  return r / K_FP8_BLOCK * ((k_fp8_blocks(cols) + 3) / 4 * 4) + b;
+  return r / K_FP8_BLOCK * k_fp8_square_row(cols) + b;
 }

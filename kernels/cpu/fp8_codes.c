@@ -130,7 +130,7 @@ static float square_scale(const codes_job *j, const fp8_tile *t, int64_t i, int6
   for (int64_t r = 0; r < TILE; r++) most = largest(t->x[r], TILE, most);
   s = k_fp8_block_scale(most, j->at.f32_scale);
   int64_t down = k_fp8_blocks(j->rows), across = j->tiles_across;
-  int64_t wide_across = (across + 3) / 4 * 4, wide_down = (down + 3) / 4 * 4;
+  int64_t wide_across = k_fp8_square_row(j->cols), wide_down = k_fp8_square_row(j->rows);
   if (j->along.scale) {
     j->along.scale[i * wide_across + k] = 1 / s;
     for (int64_t p = across; k == across - 1 && p < wide_across; p++)
@@ -235,17 +235,13 @@ static fp8_side side_of(const k_tensor *codes, const k_tensor *scale)
 int k_cpu_fp8_codes(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *y = call->out;
-  k_tensor lies = *x;
+  k_tensor lies;
   int nthread = threads_of(call);
-  bool turned = x->ndim == 2 && x->stride[0] == 1 && x->stride[1] != 1;
+  bool turned = k_fp8_lying(x, &lies);
   codes_job j = {.at = *(const k_fp8_attrs *)call->attrs, .most = call->work,
                  .tile = (fp8_tile *)((char *)call->work + most_bytes(nthread)),
                  .along = side_of(&y[turned ? 2 : 0], &y[turned ? 3 : 1]),
                  .across = side_of(&y[turned ? 0 : 2], &y[turned ? 1 : 3])};
-  if (turned) {
-    lies.shape[0] = x->shape[1], lies.stride[0] = x->stride[1];
-    lies.shape[1] = x->shape[0], lies.stride[1] = x->stride[0];
-  }
   j.rows = k_row_count(&lies), j.cols = k_row_size(&lies), j.tiles_across = k_fp8_blocks(j.cols);
   tide__stream_init(&j.from, &lies);
   if (j.at.kind == K_FP8_TENSOR) scale_whole(&j, y[1].data, nthread);

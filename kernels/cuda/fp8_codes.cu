@@ -137,10 +137,20 @@ TIDE_DEVICE void put_square(const codes_args &p, const place &at, float factor)
   for (int d = 0; d < 2; d++) {
     if (!p.scale[d] || threadIdx.x >= 4) continue;
     const int64_t n = d ? k_fp8_blocks(p.rows) : p.across, own = d ? at.i : at.k;
-    float *row = p.scale[d] + (d ? at.k : at.i) * ((n + 3) / 4 * 4);
+    const int64_t wide = k_fp8_square_row(d ? p.rows : p.cols);
+    float *row = p.scale[d] + (d ? at.k : at.i) * wide;
     if (threadIdx.x == 0) row[own] = 1 / factor;
-    else if (own == n - 1 && n - 1 + threadIdx.x < (n + 3) / 4 * 4) row[n - 1 + threadIdx.x] = 1;
+    else if (own == n - 1 && n - 1 + threadIdx.x < wide) row[n - 1 + threadIdx.x] = 1;
   }
+}
+
+/* Returns the largest number of the lanes whose places differ in bits [from, below). */
+TIDE_DEVICE float lanes_top(float most, int from, int below)
+{
+#pragma unroll
+  for (int by = from; by < below; by *= 2)
+    most = tide_top()(most, __shfl_xor_sync(0xffffffffu, most, by));
+  return most;
 }
 
 /* Factors of the thread's rows, which go to scale. */
@@ -152,10 +162,7 @@ TIDE_DEVICE void row_factors(const codes_args &p, const place &at, const float x
     float most = 0;
 #pragma unroll
     for (int j = 0; j < RUN; j++) most = tide_top()(most, fabsf(x[d][j]));
-#pragma unroll
-    for (int by = 1; by < TILE / RUN; by *= 2)
-      most = tide_top()(most, __shfl_xor_sync(0xffffffffu, most, by));
-    factor[d] = k_fp8_block_scale(most, p.at.f32_scale);
+    factor[d] = k_fp8_block_scale(lanes_top(most, 1, TILE / RUN), p.at.f32_scale);
     const int64_t r = at.r0 + at.quad * DEEP + d;
     if (at.run == 0 && r < k_fp8_wide(p.rows))
       p.scale[0][at.k * k_fp8_wide(p.rows) + r] = 1 / factor[d];
@@ -171,9 +178,7 @@ TIDE_DEVICE void column_factors(const codes_args &p, const place &at, const floa
     float most = 0;
 #pragma unroll
     for (int d = 0; d < DEEP; d++) most = tide_top()(most, fabsf(x[d][j]));
-#pragma unroll
-    for (int by = TILE / RUN; by < 32; by *= 2)
-      most = tide_top()(most, __shfl_xor_sync(0xffffffffu, most, by));
+    most = lanes_top(most, TILE / RUN, 32);
     if ((threadIdx.x & 31) < TILE / RUN) s->part[at.warp][at.run * RUN + j] = most;
   }
   __syncthreads();
@@ -282,17 +287,6 @@ int check_device(const k_call *call, int kind)
   return TIDE_E_UNSUPPORTED;
 }
 
-/* x as it lies in memory: neighbours in a row, if it is no view with another order. */
-bool lying(const k_tensor &x, k_tensor *lies)
-{
-  bool turned = x.ndim == 2 && x.stride[0] == 1 && x.stride[1] != 1;
-  *lies = x;
-  if (!turned) return false;
-  lies->shape[0] = x.shape[1], lies->stride[0] = x.stride[1];
-  lies->shape[1] = x.shape[0], lies->stride[1] = x.stride[0];
-  return true;
-}
-
 /* Whether packs of 16 bytes begin each row. */
 bool is_wide(const k_tensor &x, const tide_layout &lead)
 {
@@ -334,7 +328,7 @@ int k_cuda_fp8_codes(const k_call *call)
   p.at = *static_cast<const k_fp8_attrs *>(call->attrs);
   int rc = check_device(call, p.at.kind);
   if (rc < 0) return rc;
-  const int along = lying(call->in[0], &lies) ? 2 : 0, across = 2 - along;
+  const int along = k_fp8_lying(&call->in[0], &lies) ? 2 : 0, across = 2 - along;
   k_tensor lead = lies;
   lead.ndim--;
   const k_tensor *one[1] = {&lead};

@@ -93,7 +93,7 @@ describe('a command', function()
       assert.equal(7, s.env.z)
       assert.is_nil(rawget(s.env, 'q'))
       _, bad = play { ':save ' .. path .. ' nothing' }
-      assert.matches("no 'nothing' in this session", bad, 1, true)
+      assert.matches("no 'nothing' at this prompt", bad, 1, true)
       out = play { ':save ' .. path, ':load ' .. path }
       assert.matches('\nloaded nothing\n$', out)
    end)

@@ -39,8 +39,8 @@ end
 local History = {}
 History.__index = History
 
--- The history of a file; path nil: of this session alone. A file that cannot be read or written
--- keeps nothing.
+-- Opens the history of a file; path nil: lines of this prompt alone. A file that cannot be read or
+-- written keeps nothing.
 function history.open(path)
    local self = setmetatable({ path = path, list = {} }, History)
    if not path then return self end

@@ -58,6 +58,8 @@ local function group_of(m, names, field)
    return list
 end
 
+-- Where all parameters of a list are going to lie, or nil if that differs or they do not fit side
+-- by side.
 local function fits(list, goal)
    local first = list[1].param
    local K, place = first:size(-1), goal(first)
@@ -69,6 +71,13 @@ local function fits(list, goal)
       end
    end
    return place
+end
+
+local function moves(list, place)
+   for _, e in ipairs(list) do
+      if e.param.device ~= place.device or e.param.dtype ~= place.dtype then return true end
+   end
+   return false
 end
 
 -- Memory side by side for the parameters of a list, as views without values.
@@ -94,12 +103,8 @@ function joined.places(m, goal)
       local names = parent.shared_input
       for _, field in ipairs(names and fields or {}) do
          local list = group_of(parent, names, field)
-         local place, moves = #list > 1 and fits(list, goal), false
-         for _, e in ipairs(list) do
-            moves = moves or e.param.device ~= (place and place.device)
-               or e.param.dtype ~= (place and place.dtype)
-         end
-         if place and moves and place.device ~= 'null' then
+         local place = #list > 1 and fits(list, goal)
+         if place and place.device ~= 'null' and moves(list, place) then
             for i, t in ipairs(views(list, place)) do into[list[i].param.id] = t end
          end
       end

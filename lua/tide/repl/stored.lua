@@ -47,7 +47,7 @@ function stored.save(path, env, names)
    table.sort(list)
    for _, name in ipairs(list) do
       local v = env[name]
-      if v == nil then err.raise('E_ARG', ':save', "no '%s' in this session", name) end
+      if v == nil then err.raise('E_ARG', ':save', "no '%s' at this prompt", name) end
       local text = bytes_of(v)
       if type(v) == 'cdata' and tide.is_tensor(v) then tensors[name] = v:detach()
       elseif text then meta['value ' .. name] = plain.hex(text)

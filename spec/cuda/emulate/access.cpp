@@ -122,6 +122,8 @@ void check_allocation(uintptr_t a, size_t n, bool store)
   refuse(a, n, store, why);
 }
 
+bool is_aligned(uintptr_t a, size_t n) { return n > 16 || (n & (n - 1)) || (a & (n - 1)) == 0; }
+
 /* Of an access that is not to the thread's stack. */
 void check_far(uintptr_t a, size_t n, bool store)
 {
@@ -134,7 +136,7 @@ void check_far(uintptr_t a, size_t n, bool store)
     pinned = is_pinned(p, n);
     if (!pinned) refuse(a, n, store, "memory of the host");
   }
-  if (n <= 16 && (n & (n - 1)) == 0 && a % n) refuse(a, n, store, "it is not aligned to its size");
+  if (!is_aligned(a, n)) refuse(a, n, store, "it is not aligned to its size");
   if (!written.on) return;
   if (device) note(a, n);
   else if (!pinned && store) written.shared.push_back({a, n});
@@ -149,8 +151,7 @@ inline void check(uintptr_t a, size_t n, bool store)
   if (!r || a - reinterpret_cast<uintptr_t>(r->stack) < r->nstack) return;
   bool is_known = a - library.begin < library.end - library.begin ||
                   (a >= r->near && a + n <= r->near + r->nnear);
-  bool fits = n <= 16 && (n & (n - 1)) == 0 && (a & (n - 1)) == 0;
-  if (is_known && fits && !written.on) return;
+  if (is_known && is_aligned(a, n) && !written.on) return;
   check_far(a, n, store);
 }
 
