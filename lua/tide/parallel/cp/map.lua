@@ -188,7 +188,6 @@ end
 
 -- The same plan as another rank sees it.
 function Map:at(rank)
-   err.integer('parallel.cp_map.at', 'rank', rank, 0, self.size - 1)
    local other = setmetatable(copy(self), Map)
    other.rank, other.keep, other.agreed = rank, {}, {}
    return other
@@ -198,7 +197,7 @@ end
 
 -- { start, length, start, length, ... }: whole positions of a rank (its own by default).
 function Map:runs(rank)
-   rank = err.integer('parallel.cp_map.runs', 'rank', rank or self.rank, 0, self.size - 1)
+   rank = rank or self.rank
    if self.all_runs then return self.all_runs[rank + 1] end
    if self.kind == 'contiguous' then return { rank * self.count, self.count } end
    return zigzag(self.cut, self.size, rank)
@@ -281,6 +280,7 @@ local rules = {
    'multiple: integer >= 1 = 1 -- the whole length is a multiple of it',
 }
 signature.doors('parallel.cp_map', Map, {
+   at = 'rank: integer in [0, self.size - 1]', runs = 'rank: integer? in [0, self.size - 1]',
    position = 'rank: integer in [0, self.size); i: integer in [0, self.count)',
    place = 'g: integer in [0, self.padded)',
 })

@@ -108,6 +108,13 @@ local function check_fsdp(fsdp)
    end
 end
 
+-- The options of a section's function, and the axis that the plan gives it.
+local function names_of(fn)
+   local list = { 'axis' }
+   for _, row in ipairs(signature.of(fn).opts) do list[#list + 1] = row.name end
+   return list
+end
+
 -- The options of the sections with what the mesh implies.
 local function read_sections(self, opts)
    for _, k in ipairs(own_options) do self[k] = opts[k] end
@@ -115,8 +122,8 @@ local function read_sections(self, opts)
    for _, s in ipairs(sections) do
       if s.is_own then self.own[s.name] = opts[s.name] end
    end
-   if opts.tp then err.options(op .. ': tp', opts.tp, { 'axis', unpack(tp.options) }) end
-   if opts.cp then err.options(op .. ': cp', opts.cp, { 'axis', unpack(cp_train.options) }) end
+   if opts.tp then err.options(op .. ': tp', opts.tp, names_of(tp.tensor_parallel)) end
+   if opts.cp then err.options(op .. ': cp', opts.cp, names_of(cp_train.attach)) end
    if opts.fsdp then check_fsdp(opts.fsdp) end
    self.tp, self.fsdp = copy(opts.tp or {}), opts.fsdp and copy(opts.fsdp)
    self.cp = copy(opts.cp or {})
