@@ -401,6 +401,8 @@ function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_p
       cpu_offload = offload_policy.cpu, pin_memory = offload_policy.pin_memory })
 end
 
+signature.doors('parallel.Sharded', Sharded, {
+   init = 'model: module; ranks: ranks?; opts: table' })
 return signature.doors('parallel', fsdp, {
    fully_shard = { 'model: module; ranks: ranks?', opts = options.rows,
       before = axis_of.in_options { 'mesh', 'comm' } },
