@@ -8,13 +8,13 @@
 -- `train_on` (the opening that add_generation_prompt writes is not theirs). Of a prompt and
 -- completion the completion counts, of a text all of it.
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local jsonl = require 'tide.data.jsonl'
 local little = require 'tide.util.little'
 local near = require 'tide.util.near'
 local record = require 'tide.data.record'
 local signature = require 'tide.util.signature'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 local text_files = require 'tide.data.text'
 local tokens = require 'tide.data.tokens'
 
@@ -156,12 +156,10 @@ end
 -- nothing.
 local function why_unlabelled(messages, o)
    if o.by_block then return 'the template writes none of it in a generation block' end
-   local has, counting = {}, {}
+   local has = {}
    for i, message in ipairs(messages) do has[i] = message.role end
-   for role in each(o.roles) do counting[#counting + 1] = role end
-   table.sort(counting)
    return ('its roles are %s, and those that count are %s (train_on, --train-on)'):format(
-      quoted(has), quoted(counting))
+      quoted(has), quoted(sorted_keys(o.roles)))
 end
 
 -- The documents of a record: the one that it is.
