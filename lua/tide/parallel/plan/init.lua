@@ -139,29 +139,18 @@ end
 
 -- ---- doing it --------------------------------------------------------------------------------
 
--- The axis of a section, nil if it is one rank.
-local function axis_of(self, mesh, name)
-   local section = self[name]
-   if self.given[name] or mesh:find(section.axis) then
-      local axis = mesh:axis(section.axis)
-      return axis.size > 1 and axis or nil
-   end
+-- The result of fn(model, axis, options) of a section; nil if its axis is one rank.
+local function over_axis(self, run, name, fn)
+   local o = copy(self[name])
+   local axis = (self.given[name] or run.mesh:find(o.axis)) and run.mesh:axis(o.axis)
+   o.axis = nil
+   return axis and axis.size > 1 and fn(run.model, axis, o) or nil
 end
 
-local function apply_tp(self, run)
-   local axis = axis_of(self, run.mesh, 'tp')
-   if not axis then return end
-   local o = copy(self.tp)
-   o.axis = nil
-   tide.parallel.tensor_parallel(run.model, axis, o)
-end
+local function apply_tp(self, run) over_axis(self, run, 'tp', tp.tensor_parallel) end
 
 local function apply_cp(self, run)
-   local axis = axis_of(self, run.mesh, 'cp')
-   if not axis then return end
-   local o = copy(self.cp)
-   o.axis = nil
-   run.context = require('tide.parallel.cp.train').attach(run.model, axis, o)
+   run.context = over_axis(self, run, 'cp', cp_train.attach)
 end
 
 local function apply_fsdp(self, run, device, seed, init)
