@@ -130,13 +130,16 @@ describe('the reader of traces', function()
             assert.equal('E_FORMAT', e.code)
             has(tostring(e), words)
          end
-         says("field 'rank' is -1", '{"rank":-1,"comms":[],"traceEvents":[]}')
-         says('its rank 3000000 of 1 is out of range', '{"rank":3000000,"comms":[],'
-            .. '"traceEvents":[]}')
-         says('comms[1] is no table', '{"rank":0,"comms":[3],"traceEvents":[]}')
-         says('comms[1].calls[1] is no table',
+         says("field 'rank': expected an integer in [0, 1048575], got -1",
+            '{"rank":-1,"comms":[],"traceEvents":[]}')
+         says("field 'rank': expected an integer in [0, 1048575], got 3000000",
+            '{"rank":3000000,"comms":[],"traceEvents":[]}')
+         says("field 'comms[1]': expected a table, got 3",
+            '{"rank":0,"comms":[3],"traceEvents":[]}')
+         says("field 'comms[1].calls[1]': expected a table, got 4",
             '{"rank":0,"comms":[{"id":"a","name":"a","calls":[4]}],"traceEvents":[]}')
-         says('traceEvents[1] is no table', '{"rank":0,"comms":[],"traceEvents":[1]}')
+         says("field 'traceEvents[1]': expected a table, got 1",
+            '{"rank":0,"comms":[],"traceEvents":[1]}')
          local one = '{"rank":0,"comms":[],"traceEvents":[]}'
          says('both of rank 0', one, one)
       end)

@@ -79,6 +79,19 @@ describe('util.signature', function()
          tide.ones { 2, 4, 3 }, ids(2, 4), tide.ones { 3 })
    end)
 
+   it('knows dims of a tensor, which arrive as numbers from 1', function()
+      local function f(a, b) return a, b end
+      local t = signature.doors('spec', { f = f }, { f = 'a: tensor; b: dim of a = -1' })
+      for given, got in pairs { [1] = 1, [3] = 3, [-1] = 3, [-3] = 1 } do
+         assert.equal(got, select(2, t.f(tide.ones { 2, 4, 5 }, given)))
+      end
+      assert.equal(2, select(2, t.f(tide.ones { 2, 4 })))
+      for _, bad in ipairs { 0, 4, -4, 1.5, 'x' } do
+         assert.matches("argument 'b': expected an integer in [-3, 3] without 0, got",
+            raised(t.f, tide.ones { 2, 4, 5 }, bad).message, 1, true)
+      end
+   end)
+
    it('relates arguments, fields and options', function()
       signature.record('spec_row', 'a row', { 'ids: integer[]', 'n: integer >= 1 = 1',
          'where #ids == n -- it has {#ids} ids, n is {n}' })
@@ -112,7 +125,9 @@ local solo = tide.comm.solo()
 local good = {
    integer = 1, number = 0.5, boolean = true, string = 'text', table = {}, any = 1,
    ['function'] = function() end, module = tide.nn.Attention { dim = 4, heads = 2 },
-   comm = solo, ranks = solo, axis = solo, cu = { 0, 2 }, rows = {}, counts = {}, ['false'] = false,
+   comm = solo, ranks = solo, axis = solo, group = solo, dim = 1, cp_method = 'ring',
+   mamba2 = tide.nn.Mamba2 { dim = 4, state = 2, head_dim = 2 },
+   cu = { 0, 2 }, rows = {}, counts = {}, ['false'] = false,
    plan = tide.parallel.cp_map.new { length = 2 },
    optimizer = tide.optim.SGD(tide.nn.Linear(2, 2)), weights = tide.nn.Linear(2, 2),
    placement = tide.parallel.Shard(1), points = { 1, 2 }, words = {},
@@ -127,7 +142,8 @@ local selves = { ['parallel.cp_map'] = good.plan, ['nn.Stack'] = tide.nn.Stack {
 
 -- Lua types that each kind takes.
 local takes = { integer = 'number', number = 'number', boolean = 'boolean', string = 'string',
-   ['function'] = 'function', tensor = 'userdata', any = 'any', fp8 = 'boolean' }
+   ['function'] = 'function', tensor = 'userdata', any = 'any', fp8 = 'boolean', dim = 'number',
+   cp_method = 'string' }
 
 local function alternatives(row)
    local list = {}

@@ -115,7 +115,7 @@ describe('attaching', function()
       model.model.layers:at(1).self_attn:wrap('own', function() end, { of = 'attend' })
       refused('E_UNSUPPORTED', 'model.layers.0.self_attn', cp.attach, model, { axis = axis2 })
       local mamba = tide.nn.Stack { tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 4 } }
-      refused('E_ARG', { 'method', 'heads' }, cp.attach, mamba, { axis = axis2, mamba = 'heads' })
+      refused('E_ARG', { 'mamba', 'heads' }, cp.attach, mamba, { axis = axis2, mamba = 'heads' })
       refused('E_UNSUPPORTED', "not 'document'", cp.attach, mamba,
          { axis = axis2, mamba = 'state', layout = 'document' })
       local handle = cp.attach(mamba, axis2, { mamba = 'state' })

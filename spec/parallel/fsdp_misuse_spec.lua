@@ -96,7 +96,7 @@ describe('sharding', function()
    end)
 
    it('checks the types of comm, sync_each_backward and what no_sync calls', function()
-      fails("argument 'ranks': expected an axis", 'make { comm = 3 }', 1)
+      fails("argument 'ranks': expected a mesh, an axis of one", 'make { comm = 3 }', 1)
       fails("argument 'sync_each_backward'", "make { sync_each_backward = 'yes' }", 1)
       fails("argument 'fn'", 'local _, s = make() s:no_sync(3)', 1)
    end)

@@ -403,7 +403,9 @@ describe('the order of arguments', function()
 
    it('is ranks, options; options with the ranks in them are the spelling of 0.1', function()
       local comm = tide.comm.simulate(2, 0)
-      local function read(...) return { axis_of.ranks_and_options('parallel.old', ...) } end
+      local function read(ranks_, opts, names)
+         return { axis_of.in_options(names)('parallel.old', ranks_, opts) }
+      end
       assert.same({ comm, { x = 1 } }, read(comm, { x = 1 }, { 'mesh', 'comm' }))
       assert.same({ comm }, read(comm, nil, { 'comm' }))
       assert.same({ nil, { x = 1 } }, read({ x = 1 }, nil, { 'mesh', 'comm' }))

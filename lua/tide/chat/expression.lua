@@ -220,27 +220,31 @@ function Expression:tuple(opts)
    return { kind = 'tuple', at = at, items = items }
 end
 
+-- Calls read() for each member between commas, up to the bracket `close`.
+function Expression:members(close, read)
+   local first = true
+   while not self:is(close) do
+      if not first then self:expect ',' end
+      if self:is(close) then break end
+      first = false
+      read()
+   end
+   self:expect(close)
+end
+
 function Expression:list_display()
    local node = { kind = 'list', at = self:expect('[').at, items = {} }
-   while not self:is ']' do
-      if #node.items > 0 then self:expect ',' end
-      if self:is ']' then break end
-      node.items[#node.items + 1] = self:expression()
-   end
-   self:expect ']'
+   self:members(']', function() node.items[#node.items + 1] = self:expression() end)
    return node
 end
 
 function Expression:dict_display()
    local node = { kind = 'dict', at = self:expect('{').at, keys = {}, values = {} }
-   while not self:is '}' do
-      if #node.keys > 0 then self:expect ',' end
-      if self:is '}' then break end
+   self:members('}', function()
       node.keys[#node.keys + 1] = self:expression()
       self:expect ':'
       node.values[#node.values + 1] = self:expression()
-   end
-   self:expect '}'
+   end)
    return node
 end
 
@@ -305,14 +309,7 @@ end
 -- `stars` for *x and **x.
 function Expression:arguments()
    local token, args = self:expect '(', { named = {} }
-   local first = true
-   while not self:is ')' do
-      if not first then self:expect ',' end
-      if self:is ')' then break end
-      first = false
-      self:argument(args, token)
-   end
-   self:expect ')'
+   self:members(')', function() self:argument(args, token) end)
    return args
 end
 

@@ -2,11 +2,11 @@
 -- chat_template.jinja, additional_chat_templates/NAME.jinja, chat_template.json, and the field
 -- `chat_template` of tokenizer_config.json (a text, or a list of { name, template }).
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local field = require 'tide.tokenizer.field'
 local fs = require 'tide.util.fs'
 local near = require 'tide.util.near'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local op = 'chat.load'
 
@@ -54,9 +54,7 @@ end
 -- E_FORMAT: the folder has no template, or none of this name.
 function folder.load(dir, name)
    local found, tokens = folder.templates(dir)
-   local names = {}
-   for key in each(found) do names[#names + 1] = key end
-   table.sort(names)
+   local names = sorted_keys(found)
    err.raise_if(#names == 0, 'E_FORMAT', op, '%s has no chat template: neither '
       .. "chat_template.jinja, nor chat_template.json, nor the field 'chat_template' in "
       .. 'tokenizer_config.json', dir)

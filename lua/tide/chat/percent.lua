@@ -24,7 +24,7 @@ end
 
 local function number_of(conversion, v)
    local n, is_float = value.number(v)
-   if not n or type(v) == 'boolean' and false then
+   if not n then
       fault.raise('%%%s format: a real number is required, not %s', conversion, value.type_name(v))
    end
    return n, is_float

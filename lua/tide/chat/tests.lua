@@ -69,15 +69,8 @@ function T.sequence(_, v) return value.length(v) ~= nil and value.class(v) ~= va
 function T.escaped(_, v) return value.class(v) == value.Markup end
 function T.sameas(_, v, args) return rawequal(v, wanted('sameas', args, 1)) end
 
-local function in_case(fn)
-   return function(_, v)
-      local s = require('tide.chat.show').str(v)
-      local cased = false
-      for _, c in ipairs(utf.chars(s)) do cased = cased or utf.is_cased(c) end
-      return cased and fn(s) == s
-   end
-end
-T.upper, T.lower = in_case(utf.upper), in_case(utf.lower)
+function T.upper(_, v) return utf.is_in_case(require('tide.chat.show').str(v), utf.upper) end
+function T.lower(_, v) return utf.is_in_case(require('tide.chat.show').str(v), utf.lower) end
 
 -- ---- numbers -----------------------------------------------------------------------------------
 

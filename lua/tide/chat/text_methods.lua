@@ -280,15 +280,8 @@ str.isalnum, str.isidentifier = all_of('isalnum', '^%w+$'), all_of('isidentifier
 str.isascii = plain(utf.is_ascii)
 str.isspace = plain(function(s) return s ~= '' and utf.skip_space(s, 1) > #s end)
 
-local function in_case(fn)
-   return plain(function(s)
-      local cased = false
-      for _, c in ipairs(utf.chars(s)) do cased = cased or utf.is_cased(c) end
-      return cased and fn(s) == s
-   end)
-end
-
-str.isupper, str.islower = in_case(utf.upper), in_case(utf.lower)
+str.isupper = plain(function(s) return utf.is_in_case(s, utf.upper) end)
+str.islower = plain(function(s) return utf.is_in_case(s, utf.lower) end)
 
 -- ---- finding -----------------------------------------------------------------------------------
 

@@ -179,6 +179,13 @@ function utf.lower(s)
    return table.concat(out)
 end
 
+-- Whether a text has cased characters and is what `convert` (upper or lower) makes of it.
+function utf.is_in_case(s, convert)
+   local cased = false
+   for _, c in ipairs(utf.chars(s)) do cased = cased or utf.is_cased(c) end
+   return cased and convert(s) == s
+end
+
 local function read_printable()
    local starts, at = {}, 128
    for n in require('tide.chat.unicode_data').printable:gmatch '%d+' do

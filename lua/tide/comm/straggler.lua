@@ -45,7 +45,8 @@ function Watch:lap(i)
    self.own[i] = self.own[i] + math.max(0, self.at - at - (self.waited - waited))
 end
 
-local function median(list)
+-- Returns the median of a list of numbers.
+function straggler.median(list)
    local sorted = { unpack(list) }
    table.sort(sorted)
    local n = #sorted
@@ -53,7 +54,9 @@ local function median(list)
 end
 
 -- With two ranks the median would be half of the slow one: the quicker is the measure.
-local function usual(list) return #list == 2 and math.min(list[1], list[2]) or median(list) end
+local function usual(list)
+   return #list == 2 and math.min(list[1], list[2]) or straggler.median(list)
+end
 
 -- rows[rank + 1][section]: nil, or { rank, ratio, section, seconds }.
 function straggler.find(rows, sections, ratio)

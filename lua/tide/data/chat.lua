@@ -8,13 +8,13 @@
 -- `train_on` (the opening that add_generation_prompt writes is not theirs). Of a prompt and
 -- completion the completion counts, of a text all of it.
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local jsonl = require 'tide.data.jsonl'
 local little = require 'tide.util.little'
 local near = require 'tide.util.near'
 local record = require 'tide.data.record'
 local signature = require 'tide.util.signature'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 local text_files = require 'tide.data.text'
 local tokens = require 'tide.data.tokens'
 
@@ -34,9 +34,9 @@ local function ranges_by_role(template, messages, variables, whole, wanted)
          local after = i == #messages and whole
             or template:render({ unpack(messages, 1, i) }, { tools = variables.tools })
          if whole:sub(1, #before) ~= before or whole:sub(1, #after) ~= after then
-            return nil, ('messages[%d]: the template writes it otherwise where more messages '
+            jsonl._broken('messages[%d]: the template writes it otherwise where more messages '
                .. 'follow, so its part of the text is not known; mark it with '
-               .. '{%% generation %%}'):format(i)
+               .. '{%% generation %%}', i)
          end
          ranges[#ranges + 1] = { #before, #after }
       end
@@ -44,26 +44,18 @@ local function ranges_by_role(template, messages, variables, whole, wanted)
    return ranges
 end
 
--- Returns the text of a chat and the ranges that count; or nil and what is wrong with it.
+-- Returns the text of a chat and the ranges that count.
 local function chat_text(example, o)
    if not o.template then
-      return nil, 'the record is a chat, and there is no template to write it with (template, '
-         .. '--chat-template)'
+      jsonl._broken('the record is a chat, and there is no template to write it with (template, '
+         .. '--chat-template)')
    end
    local variables = { tools = example.tools, add_generation_prompt = false }
-   local ok, text, ranges = pcall(o.template.render, o.template, example.messages, variables)
-   if not ok then
-      return nil, 'the template: ' .. (type(text) == 'table' and text.message or tostring(text))
-   end
+   local text, ranges = jsonl._guard('the template: ', o.template.render, o.template,
+      example.messages, variables)
    if o.by_block then return text, ranges end
-   ok, ranges, variables = pcall(ranges_by_role, o.template, example.messages, variables, text,
-      o.roles)
-   if not ok then
-      return nil, 'the template, given the first messages alone: '
-         .. (type(ranges) == 'table' and ranges.message or tostring(ranges))
-   end
-   if not ranges then return nil, variables end
-   return text, ranges
+   return text, jsonl._guard('the template, given the first messages alone: ', ranges_by_role,
+      o.template, example.messages, variables, text, o.roles)
 end
 
 local known = { 'system', 'user', 'assistant', 'tool', 'developer' }
@@ -79,24 +71,25 @@ local function meant_by(role)
    end
 end
 
--- Returns what is wrong with the roles of a chat, or nil: a role that is misspelt, or that other
--- forms have, would be written by the template, and not be trained on, without a word.
-local function wrong_role(messages, o)
+-- Refuses a role that is misspelt, or that other forms have: it would be written by the template,
+-- and not be trained on, without a word.
+local function check_roles(messages, o)
    for i, message in ipairs(messages) do
       local role = message.role
       local meant = not o.roles[role] and meant_by(role)
       if meant then
-         return ("messages[%d].role: expected a role such as '%s', got '%s' (a role that is meant "
-            .. 'so is named in train_on)'):format(i, meant, role)
+         jsonl._broken("messages[%d].role: expected a role such as '%s', got '%s' (a role that is "
+            .. 'meant so is named in train_on)', i, meant, role)
       end
    end
 end
 
--- Returns the text of a record and the ranges that count; or nil and what is wrong with it.
+-- Returns the text of a record and the ranges that count.
 local function text_of(example, o)
-   local wrong = example.messages and wrong_role(example.messages, o)
-   if wrong then return nil, wrong end
-   if example.messages then return chat_text(example, o) end
+   if example.messages then
+      check_roles(example.messages, o)
+      return chat_text(example, o)
+   end
    if example.text then return example.text, { { 0, #example.text } } end
    if o.template then
       return chat_text({ messages = { { role = 'user', content = example.prompt },
@@ -129,24 +122,23 @@ local function mask_of(ids, places, ranges)
    return out
 end
 
-local unlabelled = 'no token of the record counts as a label'
-
 -- Returns a text as { ids, mask, count, labels }: two texts, the tokens, and those that count.
--- is_chat: a template has written it. Or nil and what is wrong.
-local function tokenized(text, ranges, is_chat, o)
-   local ok, ids, places = pcall(encode, o, text, is_chat)
-   if not ok then return nil, type(ids) == 'table' and ids.message or tostring(ids) end
+-- is_chat: a template has written it. why: tells why nothing counts.
+local function tokenized(text, ranges, is_chat, o, why)
+   local ids, places = jsonl._guard('', encode, o, text, is_chat)
    local mask = mask_of(ids, places, ranges)
    if not is_chat and o.eos and ids[#ids] ~= o.eos then
       ids[#ids + 1], mask[#mask + 1] = o.eos, '\1'
    end
-   if #ids < 2 then return nil, 'the record has fewer than two tokens' end
+   if #ids < 2 then jsonl._broken 'the record has fewer than two tokens' end
    local pieces, labels = {}, 0
    for i, id in ipairs(ids) do
       pieces[i] = little.write(id, o.width)
       if i > 1 and mask[i] == '\1' then labels = labels + 1 end
    end
-   if labels == 0 then return nil, unlabelled end
+   if labels == 0 then
+      jsonl._broken('no token of the record counts as a label%s', why and ': ' .. why() or '')
+   end
    return { ids = table.concat(pieces), mask = table.concat(mask), count = #ids, labels = labels }
 end
 
@@ -164,48 +156,23 @@ end
 -- nothing.
 local function why_unlabelled(messages, o)
    if o.by_block then return 'the template writes none of it in a generation block' end
-   local has, counting = {}, {}
+   local has = {}
    for i, message in ipairs(messages) do has[i] = message.role end
-   for role in each(o.roles) do counting[#counting + 1] = role end
-   table.sort(counting)
    return ('its roles are %s, and those that count are %s (train_on, --train-on)'):format(
-      quoted(has), quoted(counting))
+      quoted(has), quoted(sorted_keys(o.roles)))
 end
 
--- The same of a record, as the one document that it is.
-local function document(example, o)
+-- The documents of a record: the one that it is.
+local function of_record(t, o)
+   local example = record._of(t, o.format)
    local text, ranges = text_of(example, o)
-   if not text then return nil, ranges end
    local is_chat = example.messages ~= nil or example.text == nil and o.template ~= nil
-   local doc, problem = tokenized(text, ranges, is_chat, o)
-   if doc then return { doc } end
-   if problem == unlabelled and example.messages then
-      problem = problem .. ': ' .. why_unlabelled(example.messages, o)
-   end
-   return nil, problem
+   return { tokenized(text, ranges, is_chat, o, example.messages and function()
+      return why_unlabelled(example.messages, o)
+   end) }
 end
 
 -- ---- files -------------------------------------------------------------------------------------
-
--- Returns the documents of each record of a file; counts broken lines in `bad`, or raises at the
--- first one. read(t, o): the documents of a record, or nil and what is wrong with it.
-local function read_file(path, o, bad, read)
-   local list = {}
-   jsonl.each(path, function(t, place, problem)
-      local docs
-      if t then docs, problem = read(t, o) end
-      if docs then
-         list[#list + 1] = docs
-         return
-      end
-      local message = place .. ': ' .. problem
-      err.raise_if(not o.skip_bad, 'E_FORMAT', o.op, '%s (skip_bad = true, --skip-bad, leaves such '
-         .. 'records out and counts them)', message)
-      bad.count = bad.count + 1
-      if #bad < 10 then bad[#bad + 1] = message end
-   end)
-   return list
-end
 
 local function new_part() return { ids = {}, mask = {}, cu = { 0 }, labels = 0 } end
 
@@ -264,22 +231,17 @@ local function settled(op, opts)
    return o
 end
 
-local function of_record(t, o)
-   local example, problem = record.read(t, o.format)
-   if not example then return nil, problem end
-   return document(example, o)
-end
-
--- What load does, for another kind of records. op: the door; read(t, o): the documents of a record,
--- or nil and what is wrong with it.
+-- What load does, for another kind of records. op: the door; read(t, o): the documents of a record
+-- (see data.jsonl).
 function chat._load(op, paths, opts, read)
    local o = settled(op, opts)
-   o.op = op
+   local function docs_of(t) return read(t, o) end
    local bad, files, names = { count = 0 }, {}, {}
    if type(paths) == 'string' then paths = { paths } end
    for _, path in ipairs(err.type(op, 'paths', paths, 'table')) do
       for _, file in ipairs(text_files.files(path)) do
-         files[#files + 1], names[#names + 1] = read_file(file, o, bad, read), file
+         files[#files + 1] = jsonl._records(op, file, o.skip_bad, bad, docs_of)
+         names[#names + 1] = file
       end
    end
    if #files == 0 then err.arg(op, 'paths', 'at least one file', 'none') end
@@ -291,8 +253,8 @@ function chat._load(op, paths, opts, read)
    return corpus
 end
 
--- For such a read: a text with its ranges as a document, and the first role that is misspelt.
-chat._tokenized, chat._wrong_role = tokenized, wrong_role
+-- For such a read: a text with its ranges as a document, and the check of roles.
+chat._tokenized, chat._check_roles = tokenized, check_roles
 
 -- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them.
 -- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, vocab_size,

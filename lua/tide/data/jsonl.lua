@@ -1,6 +1,7 @@
 -- JSON Lines: one record a line. What is wrong with a line is named by file and line.
 --
 -- A file that begins with '[' is one JSON list of records; its errors have the record's number.
+-- What reads a record calls `_broken` or `_wrong` where it is no good; `_try` gives that as a text.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -9,6 +10,51 @@ local kind = require 'tide.data.kind'
 local jsonl = {}
 
 local op = 'data.jsonl'
+
+-- ---- what is wrong with a record ---------------------------------------------------------------
+
+local Problem = {}
+
+-- Ends the reading of a record.
+function jsonl._broken(fmt, ...) error(setmetatable({ text = fmt:format(...) }, Problem), 0) end
+
+-- Returns what a value is, in words.
+local function shown(v)
+   if v == nil then return 'nothing' end
+   if fs.is_null(v) then return 'null' end
+   if type(v) == 'string' then return ('%q'):format(#v > 40 and v:sub(1, 40) .. '..' or v) end
+   if type(v) == 'table' then return fs.io().json.is_array(v) and 'a list' or 'an object' end
+   return tostring(v)
+end
+
+-- The same, of a field with a value that was not expected.
+function jsonl._wrong(field, expected, v)
+   jsonl._broken('%s: expected %s, got %s', field, expected, shown(v))
+end
+
+-- Whether a value is a list, which may be empty.
+function jsonl._is_list(v)
+   return type(v) == 'table' and (fs.io().json.is_array(v) or v[1] ~= nil)
+end
+
+-- Returns the result of fn(...), or nil and what is wrong with the record.
+function jsonl._try(fn, ...)
+   local ok, result = pcall(fn, ...)
+   if ok then return result end
+   if type(result) == 'table' and getmetatable(result) == Problem then return nil, result.text end
+   error(result, 0)
+end
+
+-- The results of fn(...), of which any error is wrong with the record. what: stands before it.
+function jsonl._guard(what, fn, ...)
+   local ok, result, more = pcall(fn, ...)
+   if ok then return result, more end
+   if type(result) ~= 'table' then jsonl._broken('%s%s', what, tostring(result)) end
+   if getmetatable(result) == Problem then error(result, 0) end
+   jsonl._broken('%s%s', what, result.message or tostring(result))
+end
+
+-- ---- files -------------------------------------------------------------------------------------
 
 -- Returns an open file; raises of what is no text.
 local function open(path)
@@ -96,6 +142,26 @@ function jsonl.each(path, fn)
    end
    file:close()
    if not ok then error(problem, 0) end
+end
+
+-- Returns a list of what read(record, place) makes of the records of a file. The first broken one
+-- is E_FORMAT of op; with skip_bad they are counted: bad = { count, the first ten messages }.
+function jsonl._records(op_, path, skip_bad, bad, read)
+   local list = {}
+   jsonl.each(path, function(t, place, problem)
+      local item
+      if t then item, problem = jsonl._try(read, t, place) end
+      if item then
+         list[#list + 1] = item
+         return
+      end
+      local message = place .. ': ' .. problem
+      err.raise_if(not skip_bad, 'E_FORMAT', op_, '%s (skip_bad = true, --skip-bad, leaves such '
+         .. 'records out and counts them)', message)
+      bad.count = bad.count + 1
+      if #bad < 10 then bad[#bad + 1] = message end
+   end)
+   return list
 end
 
 return jsonl

@@ -10,6 +10,7 @@
 local chat = require 'tide.data.chat'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local jsonl = require 'tide.data.jsonl'
 local packed = require 'tide.data.packed'
 local record = require 'tide.data.record'
 local signature = require 'tide.util.signature'
@@ -72,15 +73,10 @@ local function is_empty(v)
    return true
 end
 
--- Returns what is wrong with an answer, or nil.
-local function wrong_answer(t, name, v)
-   local given = t[name]
-   if fs.is_null(given) then
-      return ('%s: expected an answer (a text, or a list of messages), got nothing; a pair has a '
-         .. 'chosen and a rejected answer'):format(name)
-   elseif is_empty(v) then
-      return ('%s: expected an answer, got an empty one%s'):format(name,
-         t.prompt == nil and ' behind the prompt that both answers begin with' or '')
+local function check_given(t, name)
+   if fs.is_null(t[name]) then
+      jsonl._broken('%s: expected an answer (a text, or a list of messages), got nothing; a pair '
+         .. 'has a chosen and a rejected answer', name)
    end
 end
 
@@ -96,33 +92,29 @@ end
 -- answer.
 local function chat_text(prompt, answer, tools, o)
    if not o.template then
-      return nil, 'the record has messages, and there is no template to write them with (template, '
-         .. '--chat-template)'
+      jsonl._broken('the record has messages, and there is no template to write them with '
+         .. '(template, --chat-template)')
    end
-   local wrong = chat._wrong_role(joined(prompt, answer), o)
-   if wrong then return nil, wrong end
-   local ok, text, before = pcall(function()
+   chat._check_roles(joined(prompt, answer), o)
+   local text, before = jsonl._guard('the template: ', function()
       return (o.template:render(joined(prompt, answer), { tools = tools })),
          (o.template:render(prompt, { tools = tools, add_generation_prompt = true }))
    end)
-   if not ok then
-      return nil, 'the template: ' .. (type(text) == 'table' and text.message or tostring(text))
-   end
    if text:sub(1, #before) ~= before then
-      return nil, 'the template writes the prompt otherwise where an answer follows, so that the '
-         .. 'part of the answer is not known'
+      jsonl._broken('the template writes the prompt otherwise where an answer follows, so that the '
+         .. 'part of the answer is not known')
    end
    return text, { { #before, #text } }
 end
 
--- Returns the document of a prompt with an answer, or nil and what is wrong.
+-- Returns the document of a prompt with an answer.
 local function document(prompt, answer, name, tools, o)
    if is_list(prompt) and type(answer) == 'string' then
       answer = { { role = 'assistant', content = answer } }
    end
    local example, problem = record.read({ prompt = prompt, completion = answer, tools = tools },
       'completion')
-   if not example then return nil, (problem:gsub('^completion', name)) end
+   if not example then jsonl._broken('%s', (problem:gsub('^completion', name))) end
    if not example.messages and not o.template then
       local n = #prompt
       return chat._tokenized(prompt .. answer, { { n, n + #answer } }, false, o)
@@ -132,27 +124,22 @@ local function document(prompt, answer, name, tools, o)
          { { role = 'assistant', content = answer } }
    end
    local text, ranges = chat_text(prompt, answer, example.tools, o)
-   if not text then return nil, ranges end
    return chat._tokenized(text, ranges, true, o)
 end
 
--- The two documents of a record, or nil and what is wrong with it.
+-- The two documents of a record.
 local function read(t, o)
-   for _, name in ipairs { 'chosen', 'rejected' } do
-      local wrong = wrong_answer(t, name)
-      if wrong then return nil, wrong end
-   end
+   check_given(t, 'chosen')
+   check_given(t, 'rejected')
    local prompt, chosen, rejected = parts_of(t)
-   local list = {}
-   for i, answer in ipairs { chosen, rejected } do
-      local name = i == 1 and 'chosen' or 'rejected'
-      local wrong = wrong_answer(t, name, answer)
-      if wrong then return nil, wrong end
-      local doc, problem = document(prompt, answer, name, t.tools, o)
-      if not doc then return nil, problem end
-      list[i] = doc
+   local function of(answer, name)
+      if is_empty(answer) then
+         jsonl._broken('%s: expected an answer, got an empty one%s', name,
+            t.prompt == nil and ' behind the prompt that both answers begin with' or '')
+      end
+      return document(prompt, answer, name, t.tools, o)
    end
-   return list
+   return { of(chosen, 'chosen'), of(rejected, 'rejected') }
 end
 
 -- Reads pairs of JSON Lines. paths: a file or folder, or a list of them. Returns what

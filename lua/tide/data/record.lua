@@ -10,31 +10,17 @@
 -- What is wrong with a record is a text that begins with the name of the field.
 
 local fs = require 'tide.util.fs'
+local jsonl = require 'tide.data.jsonl'
 local signature = require 'tide.util.signature'
 
 local record = {}
+
+local refuse = jsonl._wrong
 
 local function null() return fs.io().json.null end
 
 -- Whether a value is an object or a list.
 local function is_object(v) return type(v) == 'table' and v ~= null() end
-
--- Returns what a value is, in words.
-local function shown(v)
-   if v == nil then return 'nothing' end
-   if v == null() then return 'null' end
-   if type(v) == 'string' then return ('%q'):format(#v > 40 and v:sub(1, 40) .. '..' or v) end
-   if type(v) == 'table' then return fs.io().json.is_array(v) and 'a list' or 'an object' end
-   return tostring(v)
-end
-
-local Problem = {}
-
--- Ends the reading of a record.
-local function refuse(field, expected, v)
-   error(setmetatable({ text = ('%s: expected %s, got %s'):format(field, expected, shown(v)) },
-      Problem), 0)
-end
 
 local function text_at(t, name, field)
    local v = t[name]
@@ -51,9 +37,7 @@ end
 
 local function list_at(t, name)
    local v = t[name]
-   if type(v) ~= 'table' or not (fs.io().json.is_array(v) or v[1] ~= nil) then
-      refuse(name, 'a list', v)
-   end
+   if not jsonl._is_list(v) then refuse(name, 'a list', v) end
    if #v == 0 then refuse(name, 'at least one entry', 'an empty list') end
    return v
 end
@@ -187,14 +171,12 @@ local function form_of(t)
       #names == 0 and 'no field' or 'the fields ' .. table.concat(names, ', '))
 end
 
+-- As read, for what reads the records of a file (see data.jsonl).
+function record._of(t, form) return forms[form or form_of(t)](t) end
+
 -- Returns a record of a form (nil: by its fields) as one of the three kinds at the head of this
 -- file; or nil and what is wrong with it, which begins with the name of the field.
-function record.read(t, form)
-   local ok, result = pcall(function() return forms[form or form_of(t)](t) end)
-   if ok then return result end
-   if type(result) == 'table' and getmetatable(result) == Problem then return nil, result.text end
-   error(result, 0)
-end
+function record.read(t, form) return jsonl._try(record._of, t, form) end
 
 return signature.doors('data.record', record, {
    read = "t: table; form: 'messages' | 'sharegpt' | 'alpaca' | 'completion' | 'text'?",

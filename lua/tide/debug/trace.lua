@@ -16,6 +16,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local signature = require 'tide.util.signature'
+local straggler = require 'tide.comm.straggler'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local trace = {}
@@ -96,67 +97,16 @@ end
 
 -- ---- reading ---------------------------------------------------------------------------------
 
-local is_count = err.is_count
-
--- Fields of a call with their types; '?': may be absent.
-local call_fields = {
-   { 'seq', is_count }, { 'op', 'string' }, { 'count', is_count }, { 'begin', 'number' },
-   { 'finish', 'number' }, { 'status', 'string' }, { 'site', 'string' },
-   { 'reduce', 'string', '?' }, { 'dtype', 'string', '?' }, { 'root', is_count, '?' },
-}
-local comm_fields = {
-   { 'id', 'string' }, { 'name', 'string' }, { 'calls', 'table' }, { 'size', is_count, '?' },
-}
-local doc_fields = {
-   { 'rank', is_count }, { 'comms', 'table' }, { 'traceEvents', 'table' },
-   { 'size', is_count, '?' }, { 'run', 'string', '?' }, { 'clock', 'string', '?' },
-}
-
--- The first field of t that does not have its type, after `where`; nil if all have.
-local function wrong_field(t, fields, where)
-   if type(t) ~= 'table' then return where .. ' is no table' end
-   for _, row in ipairs(fields) do
-      local name, kind, v = row[1], row[2], t[row[1]]
-      local good = type(kind) == 'string' and type(v) == kind
-         or type(kind) == 'function' and kind(v)
-      if not (good or row[3] and v == nil) then
-         return ("%s field '%s' is %s"):format(where, name, v == nil and 'not there' or err.show(v))
-      end
-   end
-end
-
-local most_ranks = 2^20
-
--- What is wrong with a rank's file, or nil.
-local function fault_of(doc)
-   local fault = wrong_field(doc, doc_fields, 'its')
-   if fault then return fault end
-   if doc.rank >= most_ranks or (doc.size or 1) > most_ranks then
-      return ('its rank %.14g of %.14g is out of range'):format(doc.rank, doc.size or 1)
-   end
-   for i, comm in ipairs(doc.comms) do
-      fault = wrong_field(comm, comm_fields, ('comms[%d]'):format(i))
-      for k, call in ipairs(fault and {} or comm.calls) do
-         fault = fault or wrong_field(call, call_fields, ('comms[%d].calls[%d]'):format(i, k))
-      end
-      if fault then return fault end
-   end
-   for i, e in ipairs(doc.traceEvents) do
-      fault = wrong_field(e, { { 'ts', 'number', '?' } }, ('traceEvents[%d]'):format(i))
-      if fault then return fault end
-   end
-end
-
--- Raises unless docs is what trace.read returns.
-local function check_docs(op, docs)
-   for i, doc in ipairs(err.type(op, 'docs', docs, 'table')) do
-      local fault = type(doc) == 'table' and fault_of(doc) or nil
-      err.arg_if(type(doc) ~= 'table' or fault, op, ('docs[%d]'):format(i), 'what debug.trace.read '
-         .. 'returned', doc)
-   end
-   if #docs == 0 then err.arg(op, 'docs', 'at least one', 'none') end
-   return docs
-end
+local count = 'integer >= 0'
+signature.record('trace_call', 'a table', { 'seq: ' .. count, 'op: string', 'count: ' .. count,
+   'begin: number', 'finish: number', 'status: string', 'site: string', 'reduce: string?',
+   'dtype: string?', 'root: integer? >= 0' })
+signature.record('trace_comm', 'a table', { 'id: string', 'name: string', 'calls: trace_call[]',
+   'size: integer? >= 0' })
+signature.record('trace_event', 'a table', { 'ts: number?' })
+signature.record('trace_rank', 'what debug.trace.read returned', {
+   'rank: integer in [0, 1048575]', 'size: integer? in [0, 1048576]', 'run: string?',
+   'clock: string?', 'comms: trace_comm[]', 'traceEvents: trace_event[]' })
 
 -- Files of different runs cannot be laid side by side.
 local function check_one_run(op, folder, list, file_of)
@@ -175,9 +125,10 @@ function trace.read(folder)
       if name:find '^rank%d+%.json$' then
          local path = fs.join(folder, name)
          local doc = fs.read_json(op, path)
-         local fault = fault_of(doc)
-         if fault then
-            err.raise('E_FORMAT', op, "'%s' is not a rank's trace: %s", path, fault)
+         local ok, why = pcall(signature.check, op, 'its', doc, 'trace_rank')
+         if not ok then
+            err.raise('E_FORMAT', op, "'%s' is not a rank's trace: %s", path,
+               (err.of(why).message:gsub("^argument 'its%.", "field '")))
          elseif file_of[doc.rank] then
             err.raise('E_FORMAT', op, "'%s' and '%s' are both of rank %d", file_of[doc.rank], name,
                doc.rank)
@@ -191,12 +142,6 @@ function trace.read(folder)
    table.sort(list, function(a, b) return a.rank < b.rank end)
    check_one_run(op, folder, list, file_of)
    return list
-end
-
-local function median(list)
-   table.sort(list)
-   local n = #list
-   return n % 2 == 1 and list[(n + 1) / 2] or (list[n / 2] + list[n / 2 + 1]) / 2
 end
 
 -- By id of a communicator: { name, rows = { { rank, calls by seq, last } } }.
@@ -237,7 +182,7 @@ local function align(docs, comms)
             end
          end
       end
-      doc.shift = #gaps > 0 and median(gaps) or 0
+      doc.shift = #gaps > 0 and straggler.median(gaps) or 0
    end
 end
 
@@ -316,7 +261,6 @@ end
 -- Returns findings over all communicators: { parted = list (first difference or absence of each),
 -- late = list (longest first), waits = { [rank] = { count, seconds } } }.
 function trace.compare(docs)
-   check_docs('debug.trace.compare', docs)
    local comms = communicators(docs)
    align(docs, comms)
    local parted, late, waits = {}, {}, {}
@@ -371,7 +315,6 @@ end
 
 -- Returns the findings as text. worst: how many late arrivals to list (3).
 function trace.report(docs, worst)
-   check_docs('debug.trace.report', docs)
    local found, lines = trace.compare(docs), {}
    local function add(fmt, ...) lines[#lines + 1] = fmt:format(...) end
    for _, f in ipairs(found.parted) do say_parted(f, add) end
@@ -399,7 +342,7 @@ end
 
 -- All ranks' spans in one Chrome trace, a process a rank. Returns its path.
 function trace.merge(folder, docs)
-   docs = check_docs('debug.trace.merge', docs or trace.read(folder))
+   docs = docs or trace.read(folder)
    align(docs, communicators(docs))
    local events = require('tide').json.array {}
    for _, doc in ipairs(docs) do
@@ -424,7 +367,9 @@ function trace.show(folder)
    return table.concat(lines, '\n') .. '\n'
 end
 
+local some = 'docs: trace_rank[]; '
+   .. "where #docs > 0 -- argument 'docs': expected at least one, got none"
 return signature.doors('debug.trace', trace, {
-   dump = 'folder: string', read = 'folder: string', report = 'worst: integer >= 0 = 3',
-   merge = 'folder: string',
+   dump = 'folder: string', read = 'folder: string', compare = some,
+   report = some .. '; worst: integer >= 0 = 3', merge = 'folder: string; docs: trace_rank[]?',
 })

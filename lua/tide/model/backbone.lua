@@ -1,7 +1,8 @@
--- Backbone: decoders of blocks around any mixers; mamba2, hybrid and bamba are configurations of
--- it.
+-- Backbone: decoders of blocks around any mixers, from a published configuration.
 --
--- Names follow published checkpoints, which a class gives in `form`; by default they are
+-- A class says what its configuration has (_rows and _rules, see published.read), which options it
+-- takes beside those of every module (_options), and makes the mixer of each layer (_mixers(c,
+-- opts)). Names follow published checkpoints, which a class gives in `form`; by default they are
 -- backbone.embeddings, backbone.layers.0.norm / .mixer, backbone.norm_f, lm_head, and blocks are
 -- x + mixer(norm(x)).
 -- Legend: B batch, T tokens, C model width, V vocabulary.
@@ -9,11 +10,13 @@
 local tide = require 'tide'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
+local published = require 'tide.model.published'
 local tiles = require 'tide.nn.tiles'
 local sequence_of = require('tide.nn.mamba').sequence_of
 
@@ -22,22 +25,21 @@ local Module = nn.Module
 local Body = class('BackboneModel', Module)
 Body.mixes = false
 
--- c: the complete configuration; mixers: a module a layer; opts: as of every module; form: of the
--- class.
-function Body:init(c, mixers, opts, form)
+-- c: the complete configuration; blocks: a list; opts: as of every module; form: of the class;
+-- own: nil, or fields of the body: rope (that of its layers), embed_scale, out_scale, norm_offset.
+function Body:init(c, blocks, opts, form, own)
    Module.init(self)
-   self._form = form
-   local norm = Module.inner(opts, { eps = c[form.eps] })
+   self._form, self.class_name = form, form.name
+   copy(own or {}, self)
    if form.positions then
       self:child(form.positions, nn.Embedding(c.max_position_embeddings, c.hidden_size,
          Module.inner(opts, { std = c.initializer_range })))
    end
    self:child(form.embed, nn.Embedding(c.vocab_size, c.hidden_size,
       Module.inner(opts, { std = c.initializer_range })))
-   local blocks = {}
-   for i, mixer in ipairs(mixers) do blocks[i] = form.block(c, mixer, norm, opts) end
    self:child('layers', nn.Stack(blocks))
-   self:child(form.norm, (form.Norm or nn.RMSNorm)(c.hidden_size, norm))
+   self:child(form.norm, (form.Norm or nn.RMSNorm)(c.hidden_size,
+      Module.inner(opts, { eps = c[form.eps], offset = self.norm_offset })))
    local dropout = form.dropout and form.dropout(c)
    if dropout then self:child('dropout', dropout) end
 end
@@ -58,18 +60,21 @@ end
 function Body:forward(ids_BT, at)
    local x = self[self._form.embed](ids_BT)
    if self._form.positions then x = placed(self, x, ids_BT, at) end
-   return private.replace(x, self.layers:normed(self[self._form.norm], x, at))
+   if self.embed_scale then x = private.replace(x, x * self.embed_scale) end
+   x = private.replace(x, self.layers:normed(self[self._form.norm], x, at))
+   return self.out_scale and private.replace(x, x * self.out_scale) or x
 end
 private.note(Body.forward)
 
 local Backbone = class('Backbone', CausalLM)
 Backbone.mixes = false
 
--- Names of the body and its parts, the field with the eps of norms, and what makes a block;
--- positions (the name of a table of learned ones), Norm (of the end) and dropout (of the
--- embeddings) or nil.
+-- Names of the body's class, of the body and its parts, the field with the eps of norms, and what
+-- makes a block; positions (the name of a table of learned ones), Norm (of the end) and dropout (of
+-- the embeddings) or nil.
 Backbone.form = {
-   body = 'backbone', embed = 'embeddings', norm = 'norm_f', eps = 'layer_norm_epsilon',
+   name = 'BackboneModel', body = 'backbone', embed = 'embeddings', norm = 'norm_f',
+   eps = 'layer_norm_epsilon',
    block = function(c, mixer, norm)
       return nn.Block { names = { norm1 = 'norm', mixer = 'mixer' }, mixer = mixer,
          norm1 = nn.RMSNorm(c.hidden_size, norm) }
@@ -87,11 +92,27 @@ local function mixing_of(mixers)
    return sum
 end
 
--- mixers: the list of layers; opts as of every module.
-function Backbone:init(op, c, mixers, opts, unused)
-   CausalLM.init(self, op, c, unused)
+-- Returns the complete configuration, and the names of fields that change nothing.
+function Backbone:_read(config) return published.read(self.op, config, self._rows, self._rules) end
+
+-- Returns the blocks, their mixers, and fields of the body or nil.
+function Backbone:_blocks(c, opts)
+   local blocks, mixers, norm = {}, self._mixers(c, opts), { eps = c[self.form.eps] }
+   for i, mixer in ipairs(mixers) do
+      blocks[i] = self.form.block(c, mixer, Module.inner(opts, norm), opts)
+   end
+   return blocks, mixers
+end
+
+-- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
+-- init; of models with Mamba-2 layers recurrence_dtype (see nn.Mamba2), too.
+function Backbone:init(config, opts)
+   local op = self.op or self.family.op
+   opts = Module.options(op, opts, self._options or {})
+   CausalLM.init(self, op, self:_read(config))
+   local blocks, mixers, own = self:_blocks(self.config, opts)
    self.mixing = mixing_of(mixers)
-   self:child(self.form.body, Body(c, mixers, opts, self.form))
+   self:child(self.form.body, Body(self.config, blocks, opts, self.form, own))
    self:make_head(opts)
    self:ready(opts)
 end
@@ -102,34 +123,43 @@ function Backbone:embedding() return self[self.form.body][self.form.embed] end
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
    'caches', 'context' }
 
--- What may stand beside ids in a call.
-local read_placement = signature.options {
-   'positions: tensor? -- [batch or 1, tokens]', 'sequence: tensor?', 'caches: table?',
+-- What may stand beside ids in a call of a model without Mamba-2 layers.
+local beside = {
+   'positions: tensor? -- [batch or 1, tokens]', 'caches: table?',
    'index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'q_index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'k_index: tensor? [batch or 1, keys, 2] of i32, i64', 'attention_mask: any?', 'context: any?',
 }
+Backbone._read_without_sequence = signature.options(beside)
+Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 
 -- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
 -- and, for attention, q_index and k_index; attention_mask [B, T], 1 and 0 or documents numbered
 -- from 1, in place of an index; positions; caches, one table a layer, for generation; context, of a
 -- sequence of which ids are this rank's part (parallel.cp).
-local function placement(op, opts, ids)
-   opts = read_placement(op, opts)
+local function placement(self, opts, ids)
+   local op = self.op
+   opts = self._read_place(op, opts)
    local context = nn.context.of(op, opts, ids)
    local sequence = opts.sequence
    local of_mask = mask_.of_call(op, opts, ids, context)
    local index = opts.q_index or opts.index
    if context and context.size == 1 then index = context:q_index(ids.device) end
-   if not sequence and (index or of_mask) then
+   if not sequence and self.mixing[1] > 0 and (index or of_mask) then
       sequence = sequence_of((index or of_mask):select(3, 1))
    end
+   local positions, T = opts.positions or context and context:positions(ids.device), ids:size(2)
+   local rope, length = self[self.form.body].rope, nil
+   if rope then
+      length = positions and rope:length_of(positions, context and context.comm) or T
+      positions = positions or tide.arange(T, { dtype = 'i64', device = ids.device }):reshape(1, T)
+   end
    return {
-      positions = opts.positions or context and context:positions(ids.device), q_index = index,
+      positions = positions, rope_length = length, q_index = index,
       k_index = opts.k_index or index,
       tiles = tiles.list(index or of_mask, opts.k_index or index or of_mask),
       sequence = sequence, caches = opts.caches,
-      context = opts.context, length = ids:size(2), attention_mask = opts.attention_mask,
+      context = opts.context, length = T, attention_mask = opts.attention_mask,
       mask_index = of_mask, mask_checked = true,
    }
 end
@@ -137,7 +167,7 @@ end
 -- Final hidden states [B, T, C].
 function Backbone:hidden(ids_BT, opts)
    self:check_ids(ids_BT)
-   return self[self.form.body](ids_BT, placement(self.op, opts, ids_BT))
+   return self[self.form.body](ids_BT, placement(self, opts, ids_BT))
 end
 private.note(Backbone.hidden)
 

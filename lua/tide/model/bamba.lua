@@ -16,7 +16,7 @@ local share, base = 'number in [1e-9, 1]', 'number >= 1'
 
 local function head_dim_of(c) return c.mamba_expand * c.hidden_size / c.mamba_n_heads end
 
-local known = {
+local rows = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
@@ -90,9 +90,12 @@ local function attention(c, opts, rope)
 end
 
 local Bamba = class('Bamba', Backbone)
+Bamba.op, Bamba._rows, Bamba._rules = op, rows, rules
+Bamba._options = { 'recurrence_dtype' }
 
 Bamba.form = {
-   body = 'model', embed = 'embed_tokens', norm = 'final_layernorm', eps = 'rms_norm_eps',
+   name = 'BackboneModel', body = 'model', embed = 'embed_tokens', norm = 'final_layernorm',
+   eps = 'rms_norm_eps',
    block = function(c, mixer, norm, opts)
       return nn.Block {
          names = { norm1 = 'input_layernorm', norm2 = 'pre_ff_layernorm', mlp = 'feed_forward',
@@ -107,11 +110,8 @@ Bamba.form = {
 -- Makes the fields of config.json of c, a complete configuration.
 function Bamba.publish(c) c.time_step_limit = c.time_step_limit or { 0, math.huge } end
 
--- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
--- init, recurrence_dtype (see nn.Mamba2).
-function Bamba:init(config, opts)
-   opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
-   local c, unused = published.read(op, config, known, rules)
+-- The mixer of each layer.
+function Bamba._mixers(c, opts)
    local size = c.hidden_size / c.num_attention_heads
    local rope = nn.rope.new { dim = math.floor(size * c.partial_rotary_factor),
       theta = c.rope_theta }
@@ -120,7 +120,7 @@ function Bamba:init(config, opts)
    for i = 1, c.num_hidden_layers do
       mixers[i] = attends[i] and attention(c, opts, rope) or mamba(c, opts)
    end
-   Backbone.init(self, op, c, mixers, opts, unused)
+   return mixers
 end
 
 return Bamba

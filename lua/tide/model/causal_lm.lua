@@ -6,8 +6,10 @@
 -- Tensor parallelism wraps `head_logits` and `head_loss`, which keep the vocabulary in parts then.
 
 local tide = require 'tide'
+local chunked = require 'tide.nn.chunked'
 local class = require 'tide.class'
 local copy = require 'tide.util.copy'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
@@ -75,13 +77,7 @@ function CausalLM:head_distil(h, labels, teacher, opts)
 end
 
 -- Logits under the soft cap of the configuration, if it has one.
-local function capped(self, y)
-   local cap = self.config.final_logit_softcapping
-   if not cap then return y end
-   y = private.replace(y, y * (1 / cap))
-   y = private.replace(y, y:tanh())
-   return private.replace(y, y * cap)
-end
+local function capped(self, y) return chunked.capped(y, self.config.final_logit_softcapping) end
 
 -- What a method head_* gives for final hidden states h: as a call of lm_head, if there is one.
 local function at_head(self, method, h, ...)
@@ -282,11 +278,7 @@ local function whole_numel(model)
    local n = 0
    for _, e in ipairs(model:named_parameters()) do
       local layout = rawget(e.owner, '_layout')
-      local size = 1
-      for _, s in ipairs(layout and layout[e.field] and layout[e.field].shape or e.param.shape) do
-         size = size * s
-      end
-      n = n + size
+      n = n + dims.numel(layout and layout[e.field] and layout[e.field].shape or e.param.shape)
    end
    return n
 end

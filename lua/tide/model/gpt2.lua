@@ -10,13 +10,12 @@ local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local config_ = require 'tide.model.config'
-local published = require 'tide.model.published'
 
 local op = 'model.gpt2'
 
 local count, number, flag, share = 'integer >= 1', 'number >= 0', 'boolean', 'number in [0, 1)'
 
-local known = {
+local rows = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
@@ -45,10 +44,11 @@ local acts = { gelu_new = 'gelu_tanh', gelu_pytorch_tanh = 'gelu_tanh' }
 local function dropout(p) return p > 0 and nn.Dropout(p) or nil end
 
 local GPT2 = class('GPT2', Backbone)
+GPT2.op, GPT2._rows, GPT2._rules = op, rows, rules
 
 GPT2.form = {
-   body = 'model', embed = 'embed_tokens', positions = 'embed_positions', norm = 'norm',
-   eps = 'layer_norm_epsilon', Norm = nn.LayerNorm,
+   name = 'BackboneModel', body = 'model', embed = 'embed_tokens', norm = 'norm',
+   positions = 'embed_positions', eps = 'layer_norm_epsilon', Norm = nn.LayerNorm,
    dropout = function(c) return dropout(c.embd_pdrop) end,
    block = function(c, mixer, norm, opts)
       return nn.Block {
@@ -70,20 +70,16 @@ function GPT2.publish(c, transposed)
    if not transposed then c.model_type, c.architectures = 'tide_gpt2', { 'TideGPT2LMHeadModel' } end
 end
 
--- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
--- init.
-function GPT2:init(config, opts)
-   opts = nn.Module.options(op, opts, {})
-   local c, unused = published.read(op, config, known, rules)
-   local mixers = {}
+-- The mixer of each layer.
+function GPT2._mixers(c, opts)
+   local mixers, size = {}, c.hidden_size / c.num_attention_heads
    for i = 1, c.num_hidden_layers do
-      local size = c.hidden_size / c.num_attention_heads
       mixers[i] = nn.Attention(config_.part(c, opts, 2 * c.num_hidden_layers, {
          heads = c.num_attention_heads, bias = true, out_bias = true, dropout = c.attn_pdrop,
          scale = size ^ -0.5 / (c.scale_attn_by_inverse_layer_idx and i or 1),
       }))
    end
-   Backbone.init(self, op, c, mixers, opts, unused)
+   return mixers
 end
 
 -- ---- published files ---------------------------------------------------------------------------

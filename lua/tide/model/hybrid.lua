@@ -29,7 +29,7 @@ end
 local theta = 'false | number >= 1'
 
 -- rope_theta false (the default): attention without positions, the state keeps the order.
-local known = {
+local rows = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'hybrid_override_pattern', nil, pattern },
    { 'num_hidden_layers', function(c) return #tostring(c.hybrid_override_pattern) end, count },
@@ -154,6 +154,8 @@ make['-'] = function(c, opts)
 end
 
 local Hybrid = class('HybridModel', Backbone)
+Hybrid.op, Hybrid._rows, Hybrid._rules = op, rows, rules
+Hybrid._options = { 'recurrence_dtype' }
 
 -- Makes the fields of config.json of c, a complete configuration. What nemotron_h cannot describe
 -- has a model type of its own, so that no reader takes it for one.
@@ -172,16 +174,13 @@ function Hybrid.publish(c)
    c.time_step_max = math.max(c.time_step_max, limit[1])
 end
 
--- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
--- init, recurrence_dtype (see nn.Mamba2).
-function Hybrid:init(config, opts)
-   opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
-   local c, unused = published.read(op, config, known, rules)
+-- The mixer of each layer.
+function Hybrid._mixers(c, opts)
    local layers = c.hybrid_override_pattern
    local rope = c.rope_theta and nn.rope.new { dim = c.head_dim, theta = c.rope_theta } or nil
    local mixers = {}
    for i = 1, #layers do mixers[i] = make[layers:sub(i, i)](c, opts, rope) end
-   Backbone.init(self, op, c, mixers, opts, unused)
+   return mixers
 end
 
 return Hybrid

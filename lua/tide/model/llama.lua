@@ -3,24 +3,17 @@
 -- Parameter names follow those checkpoints too (model.layers.0.self_attn.q_proj.weight), so a
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
 -- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
--- or does not have (`without`), and how their layers differ (see qwen2.lua). A plan that spreads
--- the vocabulary over ranks replaces the field head_loss(h, weight, labels, options) and sets
--- head_logits(h, weight).
--- Legend: B batch, T tokens, C model width, V vocabulary.
+-- or does not have (`without`), and how their layers differ (see qwen2.lua).
 
 local tide = require 'tide'
-local CausalLM = require 'tide.model.causal_lm'
+local Backbone = require 'tide.model.backbone'
 local class = require 'tide.class'
 local config_ = require 'tide.model.config'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
-local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
-local private = require 'tide.util.private'
 local published = require 'tide.model.published'
-local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
-local tiles = require 'tide.nn.tiles'
 
 local Module = nn.Module
 
@@ -121,7 +114,7 @@ local function layer(c, rope, opts, family, i)
    end
    if family.norms then parts.names = family.names end
    if family.residual then parts.scale = family.residual(c) end
-   return (family.Block or nn.Block)(parts)
+   return (family.Block or nn.Block)(parts), parts.mixer
 end
 
 -- The rotary positions of a configuration. The kind dynamic is measured against the length that the
@@ -136,36 +129,11 @@ local function rope_of(c)
    return nn.rope.new { dim = dim, theta = c.rope_theta, scaling = scaling }
 end
 
-local Body = class('LlamaModel', Module)
-Body.mixes = false
-
--- c: the complete configuration; opts: as of every module; family: the fields of a family.
-function Body:init(c, opts, family)
-   Module.init(self)
-   local rope = rope_of(c)
-   self.rope = rope
-   self:child('embed_tokens', nn.Embedding(c.vocab_size, c.hidden_size,
-      Module.inner(opts, { std = c.initializer_range })))
-   local blocks = {}
-   for i = 1, c.num_hidden_layers do blocks[i] = layer(c, rope, opts, family, i) end
-   self:child('layers', nn.Stack(blocks))
-   self:child('norm', nn.RMSNorm(c.hidden_size,
-      Module.inner(opts, { eps = c.rms_norm_eps, offset = family.norm_offset })))
-   self.embed_scale = family.embed_scale and family.embed_scale(c)
-   self.out_scale = family.out_scale and family.out_scale(c)
-end
-
--- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
-function Body:forward(ids_BT, at)
-   local x_BTC = self.embed_tokens(ids_BT)
-   if self.embed_scale then x_BTC = private.replace(x_BTC, x_BTC * self.embed_scale) end
-   x_BTC = private.replace(x_BTC, self.layers:normed(self.norm, x_BTC, at))
-   return self.out_scale and private.replace(x_BTC, x_BTC * self.out_scale) or x_BTC
-end
-private.note(Body.forward)
-
-local Llama = class('Llama', CausalLM)
+local Llama = class('Llama', Backbone)
 Llama.mixes = false
+
+Llama.form = { name = 'LlamaModel', body = 'model', embed = 'embed_tokens', norm = 'norm',
+   eps = 'rms_norm_eps' }
 
 Llama.family = {
    op = 'model.llama',
@@ -174,61 +142,22 @@ Llama.family = {
       .. 'tide.model.mistral is the same with a window' } },
 }
 
--- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
--- init.
-function Llama:init(config, opts)
-   local family = self.family
-   opts = Module.options(family.op, opts, {})
-   CausalLM.init(self, family.op, complete(config, family))
-   self:child('model', Body(self.config, opts, family))
-   self:make_head(opts)
-   self:ready(opts)
+-- The configuration, complete and checked.
+function Llama:_read(config) return complete(config, self.family) end
+
+-- The blocks, and the mixer of each.
+function Llama:_blocks(c, opts)
+   local family, rope, blocks, mixers = self.family, rope_of(c), {}, {}
+   for i = 1, c.num_hidden_layers do
+      blocks[i], mixers[i] = layer(c, rope, opts, family, i)
+   end
+   return blocks, mixers, { rope = rope, norm_offset = family.norm_offset,
+      embed_scale = family.embed_scale and family.embed_scale(c),
+      out_scale = family.out_scale and family.out_scale(c) }
 end
 
--- The table that a tied head shares.
-function Llama:embedding() return self.model.embed_tokens end
-
+Llama._read_place = Backbone._read_without_sequence
 Llama.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'caches',
    'context' }
-
--- opts: positions [B or 1, T] (default 0, 1, ...), index [B or 1, T, 2] of (document, position)
--- for packed streams, or q_index and k_index apart; attention_mask [B, T], 1 and 0 or documents
--- numbered from 1, in place of an index; caches, one table a layer, for generation;
--- context, of a sequence of which ids are this rank's part (parallel.cp), which gives positions.
-local function placement(op, ids, opts, rope)
-   opts = err.options(op, opts, Llama.at_fields)
-   local context = nn.context.of(op, opts, ids)
-   local of_mask = mask_.of_call(op, opts, ids, context)
-   local positions = opts.positions or context and context:positions(ids.device)
-   local length = positions and rope:length_of(positions, context and context.comm) or ids:size(2)
-   if not positions then
-      positions = tide.arange(ids:size(2), { dtype = 'i64', device = ids.device })
-         :reshape(1, ids:size(2))
-   end
-   local q_index, k_index = opts.q_index or opts.index, opts.k_index or opts.index
-   local whole = context and context.size == 1 and context:q_index(ids.device) or of_mask
-   return {
-      positions = positions, rope_length = length, q_index = q_index, k_index = k_index,
-      tiles = tiles.list(q_index or whole, k_index or whole), caches = opts.caches,
-      context = opts.context, attention_mask = opts.attention_mask, mask_index = of_mask,
-      mask_checked = true,
-   }
-end
-
--- Final hidden states [B, T, C].
-function Llama:hidden(ids_BT, opts)
-   self:check_ids(ids_BT)
-   return self.model(ids_BT, placement(self.op, ids_BT, opts, self.model.rope))
-end
-private.note(Llama.hidden)
-
--- Floating-point operations of training on a token: 6 N for the weights, and those of causal
--- attention. A multiply-add counts as two.
-function Llama:flops_per_token(seq)
-   err.number(self.op, 'seq', seq, 0)
-   local c = self.config
-   local mixing = c.num_hidden_layers * c.num_attention_heads * c.head_dim
-   return 6 * (self:multiplying() + mixing * seq)
-end
 
 return Llama

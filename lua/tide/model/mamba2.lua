@@ -17,7 +17,7 @@ local function yes(o, name, v)
    return v == true or err.arg(o, name, 'true: the only norm there is', v)
 end
 
-local known = {
+local rows = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count },
    { 'state_size', 128, count }, { 'head_dim', 64, count }, { 'expand', 2, number },
@@ -39,6 +39,8 @@ local rules = {
 }
 
 local Mamba2 = class('Mamba2Model', Backbone)
+Mamba2.op, Mamba2._rows, Mamba2._rules = op, rows, rules
+Mamba2._options = { 'recurrence_dtype' }
 
 -- Makes the fields of config.json of c, a complete configuration: what is the library's choice
 -- becomes a value that every reader knows.
@@ -47,11 +49,8 @@ function Mamba2.publish(c)
    c.expand = c.num_heads * c.head_dim / c.hidden_size
 end
 
--- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
--- init, recurrence_dtype (see nn.Mamba2).
-function Mamba2:init(config, opts)
-   opts = nn.Module.options(op, opts, { 'recurrence_dtype' })
-   local c, unused = published.read(op, config, known, rules)
+-- The mixer of each layer.
+function Mamba2._mixers(c, opts)
    local mixers = {}
    for i = 1, c.num_hidden_layers do
       mixers[i] = nn.Mamba2(config_.part(c, opts, c.num_hidden_layers, {
@@ -62,7 +61,7 @@ function Mamba2:init(config, opts)
          dt_limit = c.time_step_limit or nil, recurrence_dtype = opts.recurrence_dtype,
       }))
    end
-   Backbone.init(self, op, c, mixers, opts, unused)
+   return mixers
 end
 
 return Mamba2

@@ -3,6 +3,7 @@
 -- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank.
 
 local tide = require 'tide'
+local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 
 local chunked = {}
@@ -10,13 +11,34 @@ local chunked = {}
 -- t as one column [n, 1].
 function chunked.column(t) return t:reshape { t:numel(), 1 } end
 
--- Logits [n, W] of a chunk in dtype acc, under the soft cap if there is one.
-function chunked.logits(x_nC, w_WC, cap, acc)
-   local z = tide.linear(x_nC, w_WC):to(acc)
+-- Returns logits under a soft cap, if there is one; gives z up.
+function chunked.capped(z, cap)
    if not cap then return z end
    z = private.replace(z, z * (1 / cap))
    z = private.replace(z, z:tanh())
    return private.replace(z, z * cap)
+end
+
+-- Logits [n, W] of a chunk in dtype acc, under the soft cap if there is one.
+function chunked.logits(x_nC, w_WC, cap, acc)
+   return chunked.capped(tide.linear(x_nC, w_WC):to(acc), cap)
+end
+
+-- Raises E_SHAPE unless labels has a label for each of n tokens.
+function chunked.check_labels(op, labels, n)
+   err.raise_if(labels:numel() ~= n, 'E_SHAPE', op, 'expected %d labels, one for each token, got '
+      .. '%d', n, labels:numel())
+end
+
+-- Returns how a loss of x and the head w is made by chunks; further fields are the caller's. opts:
+-- ignore, cap and chunk; part: { comm, first (rows before those of this rank) } where w has some of
+-- the rows of a head, or nil.
+function chunked.way(x, w, opts, part)
+   local record = tide.is_grad_enabled()
+   return { acc = x.dtype == 'f64' and 'f64' or 'f32', ignore = opts.ignore, cap = opts.cap,
+      comm = part and part.comm, first = part and part.first or 0,
+      rows = opts.chunk or chunked.rows(w:size(1)),
+      want_x = record and x.requires_grad, want_w = record and w.requires_grad }
 end
 
 -- Tokens of a chunk whose logits take at most `bytes` (16 MiB) where a logit takes `size` (4).

@@ -191,15 +191,10 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
    local C = x:size(-1)
    local n = x:numel() / C
    check_width(op, 'x', x, w)
-   err.raise_if(labels:numel() ~= n, 'E_SHAPE', op, 'expected %d labels, one for each token, got '
-      .. '%d', n, labels:numel())
-   local V, record = part and part.size or w:size(1), tide.is_grad_enabled()
-   local t = settled(op, teacher, n, w, V, part, opts)
-   local at = { acc = x.dtype == 'f64' and 'f64' or 'f32', ignore = opts.ignore, cap = opts.cap,
-      alpha = opts.alpha, temperature = opts.temperature, kind = opts.kind,
-      comm = part and part.comm, first = part and part.first or 0,
-      rows = opts.chunk or chunked.rows(w:size(1)),
-      want_x = record and x.requires_grad, want_w = record and w.requires_grad }
+   chunked.check_labels(op, labels, n)
+   local t = settled(op, teacher, n, w, part and part.size or w:size(1), part, opts)
+   local at = chunked.way(x, w, opts, part)
+   at.alpha, at.temperature, at.kind = opts.alpha, opts.temperature, opts.kind
    local count = opts.count or math.max(1, nn_loss.count(labels, opts.ignore))
    local sum = loss_fn(x:reshape(n, C), w, labels:reshape(n), t, at)
    return sum * (1 / count), { kl = at.kl, ce = at.ce }

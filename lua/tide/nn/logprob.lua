@@ -90,13 +90,8 @@ function logprob._of_part(op, x, w, labels, opts, part)
    local n = x:numel() / C
    err.raise_if(C ~= w:size(2) or x.dtype ~= w.dtype, 'E_SHAPE', op, 'expected x [.., C] and w '
       .. '[V, C] of one dtype, got %s and %s', tostring(x), tostring(w))
-   err.raise_if(labels:numel() ~= n, 'E_SHAPE', op, 'expected %d labels, one for each token, got '
-      .. '%d', n, labels:numel())
-   local record = tide.is_grad_enabled()
-   local at = { acc = x.dtype == 'f64' and 'f64' or 'f32', ignore = opts.ignore, cap = opts.cap,
-      comm = part and part.comm, first = part and part.first or 0,
-      rows = opts.chunk or chunked.rows(w:size(1)),
-      want_x = record and x.requires_grad, want_w = record and w.requires_grad }
+   chunked.check_labels(op, labels, n)
+   local at = chunked.way(x, w, opts, part)
    in_range(op, tide.where(labels:eq(at.ignore), 0, labels), part and part.size or w:size(1),
       'a label lies outside [0, %d) and is not ignore (%d)', at.ignore)
    if n == 0 then return tide.zeros(labels.shape, { dtype = at.acc, device = x.device }) end

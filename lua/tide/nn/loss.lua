@@ -2,6 +2,7 @@
 -- every later reduction (micro-batches, ranks) is a plain sum.
 
 local tide = require 'tide'
+local chunked = require 'tide.nn.chunked'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
@@ -48,9 +49,7 @@ function loss.per_count(fn, x, labels, opts, op)
    local C = x:size(-1)
    local n = x:numel() / C
    signature.check(op, 'labels', labels, 'tensor')
-   if labels:numel() ~= n then
-      err.raise('E_SHAPE', op, 'expected %d labels, one for each token, got %d', n, labels:numel())
-   end
+   chunked.check_labels(op, labels, n)
    count = count or math.max(1, loss.count(labels, attrs.ignore_index))
    err.number(op, 'count', count, 1e-300)
    local flat = x:reshape(n, C)

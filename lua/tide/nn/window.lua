@@ -5,6 +5,7 @@
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local window = {}
 
@@ -38,4 +39,5 @@ function window.of_tokens(op, name, n)
    return { err.integer(op, name, n, 1) - 1, -1 }
 end
 
+signature.reader('window', 'an integer or { left, right }', window.check, 'integer|integer[]')
 return window

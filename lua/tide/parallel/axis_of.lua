@@ -21,26 +21,31 @@ end
 signature.kind('axis', text, is_axis, 'tide.Comm')
 
 -- Whether v may be a mesh, an axis or a communicator; a table of options may not.
-function axis_of.is_ranks(v)
+local function is_ranks(v)
    return type(v) == 'table' and (v.size ~= nil or v.find ~= nil or talks(v))
 end
 
--- The arguments (ranks, opts) of op(model, ranks, opts). Options in place of both, with the ranks
--- under one of `names`, are the spelling of 0.1. Returns the ranks and the options without them.
-function axis_of.ranks_and_options(op, ranks, opts, names)
-   if opts ~= nil or type(ranks) ~= 'table' or axis_of.is_ranks(ranks) then return ranks, opts end
-   local rest, found = copy(ranks), nil
-   for _, name in ipairs(names) do
-      if rest[name] ~= nil then
-         if found ~= nil then
-            err.raise('E_ARG', op, '%s: give one of them', table.concat(names, ' and '))
+-- Returns what a door of op(model, ranks, opts) does before its checks: options in place of both,
+-- with the ranks under one of `names`, are the spelling of 0.1.
+function axis_of.in_options(names)
+   return function(op, ranks, opts)
+      if opts ~= nil or type(ranks) ~= 'table' or is_ranks(ranks) then return ranks, opts end
+      local rest, found = copy(ranks), nil
+      for _, name in ipairs(names) do
+         if rest[name] ~= nil then
+            err.raise_if(found ~= nil, 'E_ARG', op, '%s: give one of them',
+               table.concat(names, ' and '))
+            old(('%s(model, { %s = .., .. })'):format(op, name), op .. '(model, ranks, opts)')
+            found, rest[name] = rest[name], nil
          end
-         old(('%s(model, { %s = .., .. })'):format(op, name), op .. '(model, ranks, opts)')
-         found, rest[name] = rest[name], nil
       end
+      return found, rest
    end
-   return found, rest
 end
+
+-- An axis or a communicator, which arrives as the communicator.
+signature.reader('group', text, function(op, name, v) return (axis_of(op, name, v)) end,
+   'tide.Comm')
 
 return setmetatable(axis_of, { __call = function(_, op, name, v, plain)
    local comm = talks(v) and v or type(v) == 'table' and talks(v.comm) and v.comm or nil

@@ -21,40 +21,13 @@ local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
-local axis_of = require 'tide.parallel.axis_of'
+local signature = require 'tide.util.signature'
+require 'tide.parallel.axis_of'                 -- makes the kind 'group'
 local is_even = require('tide.parallel.placement').is_even
 
-local op = {}
+local collective = {}
 
 -- ---- arguments -------------------------------------------------------------------------------
-
-local function comm_of(name, comm) return (axis_of(name, 'comm', comm)) end
-
--- A dim as a positive number; 1 by default.
-local function dim_of(name, what, x, dim)
-   local ndim = x.ndim
-   if dim == nil then dim = 1 end
-   if type(dim) ~= 'number' or dim ~= math.floor(dim) or dim == 0 or math.abs(dim) > ndim then
-      err.arg(name, what, ndim == 0 and 'no dim at all (the tensor has none)'
-         or ('an integer in [-%d, %d] without 0'):format(ndim, ndim), dim)
-   end
-   return dim > 0 and dim or dim + ndim + 1
-end
-
-local function begin(name, x, comm)
-   if not tide.is_tensor(x) then err.arg(name, 'x', 'a tensor', x) end
-   return comm_of(name, comm)
-end
-
--- The communicator and the dim of an op.
-local function along(name, x, comm, dim)
-   return begin(name, x, comm), dim_of(name, 'dim', x, dim)
-end
-
-local ops = { 'sum', 'mean', 'min', 'max', 'prod' }
-local function reduce_of(name, reduce)
-   return reduce == nil and 'sum' or err.choice(name, 'op', reduce, ops)
-end
 
 -- A count a rank; total (may be nil): what they must add up to.
 local function check_counts(name, what, counts, comm, total)
@@ -286,48 +259,38 @@ end)
 -- ---- the loss is a sum over ranks ------------------------------------------------------------
 
 -- All ranks' x, of one shape, joined along dim (1) in rank order.
-function op.all_gather(x, comm, dim)
-   local name = 'parallel.all_gather'
-   comm, dim = along(name, x, comm, dim)
+function collective.all_gather(x, comm, dim)
    return gather_fn(x, comm, dim, same_counts(comm.size, x:size(dim)))
 end
 
 -- All ranks' x joined along dim (1), with counts[r + 1] rows from rank r. counts nil: the ranks
 -- exchange them.
-function op.all_gather_v(x, comm, dim, counts)
+function collective.all_gather_v(x, comm, dim, counts)
    local name = 'parallel.all_gather_v'
-   comm, dim = along(name, x, comm, dim)
-   counts = own_count(name, 'counts', x, dim, comm, counts or op.counts(x:size(dim), comm))
+   counts = own_count(name, 'counts', x, dim, comm, counts or collective.counts(x:size(dim), comm))
    return gather_fn(x, comm, dim, counts)
 end
 
 -- The reduction over ranks (op: 'sum' or 'mean', also min, max, prod without derivative), cut
 -- along dim (1) in equal parts, of which each rank gets its own.
-function op.reduce_scatter(x, comm, dim, reduce)
+function collective.reduce_scatter(x, comm, dim, op)
    local name = 'parallel.reduce_scatter'
-   comm, dim = along(name, x, comm, dim)
-   reduce = reduce_of(name, reduce)
-   return reduce_scatter_fn(x, comm, dim, equal_counts(name, 'x', x:size(dim), comm.size), reduce)
+   return reduce_scatter_fn(x, comm, dim, equal_counts(name, 'x', x:size(dim), comm.size), op)
 end
 
 -- The reduction over ranks, cut along dim (1) in parts of counts[r + 1] rows.
-function op.reduce_scatter_v(x, comm, dim, counts, reduce)
+function collective.reduce_scatter_v(x, comm, dim, counts, op)
    local name = 'parallel.reduce_scatter_v'
-   comm, dim = along(name, x, comm, dim)
-   reduce = reduce_of(name, reduce)
    check_counts(name, 'counts', counts, comm, x:size(dim))
-   return reduce_scatter_fn(x, comm, dim, counts, reduce)
+   return reduce_scatter_fn(x, comm, dim, counts, op)
 end
 
 -- Part r of x along the dim `cut` (1) goes to rank r; what arrives is joined along the dim `join`
 -- (cut). Sequence against heads: all_to_all(x_BTHD, comm, 3, 2) has all of T and a part of H.
 -- cut_counts, join_counts: sizes of the parts, and the sizes that the ranks have along join, when
 -- unequal; both the same on every rank.
-function op.all_to_all(x, comm, cut, join, cut_counts, join_counts)
+function collective.all_to_all(x, comm, cut, join, cut_counts, join_counts)
    local name = 'parallel.all_to_all'
-   comm = begin(name, x, comm)
-   cut = dim_of(name, 'cut', x, cut)
-   join = dim_of(name, 'join', x, join == nil and cut or join)
    err.arg_if(cut == join and (cut_counts or join_counts), name, 'join', 'another dim than cut, '
       .. 'since counts are given (or all_to_all_v)', join)
    cut_counts = cut_counts and check_counts(name, 'cut_counts', cut_counts, comm, x:size(cut))
@@ -342,9 +305,8 @@ function op.all_to_all(x, comm, cut, join, cut_counts, join_counts)
 end
 
 -- in_counts[r + 1] rows along dim (1) go to rank r, out_counts[r + 1] come from it.
-function op.all_to_all_v(x, comm, in_counts, out_counts, dim)
+function collective.all_to_all_v(x, comm, in_counts, out_counts, dim)
    local name = 'parallel.all_to_all_v'
-   comm, dim = along(name, x, comm, dim)
    check_counts(name, 'in_counts', in_counts, comm, x:size(dim))
    check_counts(name, 'out_counts', out_counts, comm)
    if comm.size == 1 then
@@ -357,49 +319,31 @@ function op.all_to_all_v(x, comm, in_counts, out_counts, dim)
 end
 
 -- The reduction on every rank, as a new tensor.
-function op.all_reduce(x, comm, reduce)
-   local name = 'parallel.all_reduce'
-   comm, reduce = begin(name, x, comm), reduce_of(name, reduce)
-   return all_reduce_fn(x, comm, reduce)
-end
-
-local function root_of(name, comm, root)
-   return err.integer(name, 'root', root == nil and 0 or root, 0, comm.size - 1)
+function collective.all_reduce(x, comm, op)
+   return all_reduce_fn(x, comm, op)
 end
 
 -- Root's (0) x on every rank; all give an x of the same shape.
-function op.broadcast(x, comm, root)
-   local name = 'parallel.broadcast'
-   comm = begin(name, x, comm)
-   root = root_of(name, comm, root)
+function collective.broadcast(x, comm, root)
    return broadcast_fn(x, comm, root)
 end
 
 -- The reduction on root (0), zeros on the others.
-function op.reduce(x, comm, root, reduce)
-   local name = 'parallel.reduce'
-   comm = begin(name, x, comm)
-   root, reduce = root_of(name, comm, root), reduce_of(name, reduce)
-   return reduce_fn(x, comm, root, reduce)
+function collective.reduce(x, comm, root, op)
+   return reduce_fn(x, comm, root, op)
 end
 
 -- Ring: x goes `by` (1) ranks up, that of the rank as far below arrives. One shape on all ranks.
-function op.shift(x, comm, by)
-   local name = 'parallel.shift'
-   comm = begin(name, x, comm)
-   by = err.integer(name, 'by', by == nil and 1 or by)
+function collective.shift(x, comm, by)
    if by % comm.size == 0 then return x end
    return shift_fn(x, comm, by)
 end
 
 -- Every rank's number, as a list.
-function op.counts(n, comm)
-   local name = 'parallel.counts'
-   comm = comm_of(name, comm)
-   err.integer(name, 'n', n, 0)
+function collective.counts(n, comm)
    if comm.size == 1 then return { n } end
-   err.raise_if(comm.transport == 'sim', 'E_UNSUPPORTED', name, 'a simulated rank cannot get the '
-      .. 'sizes of other ranks; give the counts, or the shape of the whole tensor')
+   err.raise_if(comm.transport == 'sim', 'E_UNSUPPORTED', 'parallel.counts', 'a simulated rank '
+      .. 'cannot get the sizes of other ranks; give the counts, or the shape of the whole tensor')
    return comm:all_gather(tide.tensor({ n }, { dtype = 'i64' })):tolist()
 end
 
@@ -407,31 +351,26 @@ end
 
 -- Returns x, which is the same on every rank, for use with a rank's own part of the weights; the
 -- gradients are summed.
-function op.copy_to(x, comm)
-   comm = begin('parallel.copy_to', x, comm)
+function collective.copy_to(x, comm)
    return copy_to_fn(x, comm)
 end
 
 -- The ranks' partial results added up (op: 'sum' or 'mean'); the gradient is alike on all.
-function op.reduce_from(x, comm, reduce)
-   local name = 'parallel.reduce_from'
-   comm, reduce = begin(name, x, comm), reduce_of(name, reduce)
-   return reduce_from_fn(x, comm, reduce)
+function collective.reduce_from(x, comm, op)
+   return reduce_from_fn(x, comm, op)
 end
 
 -- All parts joined along dim (1); each rank keeps its part of the gradient. counts: the ranks'
 -- sizes along dim, when unequal.
-function op.gather_from(x, comm, dim, counts)
+function collective.gather_from(x, comm, dim, counts)
    local name = 'parallel.gather_from'
-   comm, dim = along(name, x, comm, dim)
    counts = own_count(name, 'counts', x, dim, comm, counts)
    return gather_from_fn(x, comm, dim, counts)
 end
 
 -- This rank's part of x along dim (1), which is alike on all; the gradients are joined.
-function op.scatter_to(x, comm, dim, counts)
+function collective.scatter_to(x, comm, dim, counts)
    local name = 'parallel.scatter_to'
-   comm, dim = along(name, x, comm, dim)
    if counts then
       check_counts(name, 'counts', counts, comm, x:size(dim))
    else
@@ -440,4 +379,14 @@ function op.scatter_to(x, comm, dim, counts)
    return scatter_to_fn(x, comm, dim, counts)
 end
 
-return op
+local x, along = 'x: tensor; comm: group', 'x: tensor; comm: group; dim: dim of x = 1'
+local reduced_by = "; op: 'sum' | 'mean' | 'min' | 'max' | 'prod' = 'sum'"
+local rooted = x .. '; root: integer in [0, comm.size - 1] = 0'
+return signature.doors('parallel', collective, {
+   all_gather = along, all_gather_v = along, reduce_scatter = along .. reduced_by,
+   reduce_scatter_v = along .. reduced_by, all_reduce = x .. reduced_by,
+   all_to_all = x .. '; cut: dim of x = 1; join: dim of x = cut', all_to_all_v = along,
+   broadcast = rooted, reduce = rooted .. reduced_by, shift = x .. '; by: integer = 1',
+   counts = 'n: integer >= 0; comm: group', copy_to = x, reduce_from = x .. reduced_by,
+   gather_from = along, scatter_to = along,
+})

@@ -6,9 +6,9 @@
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
 local dims = require 'tide.util.dims'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 local stored_ = require 'tide.model.stored'
 
 local folder = {}
@@ -19,13 +19,6 @@ local index_name = 'model.safetensors.index.json'
 -- Other forms of weights, which are not read.
 local foreign = { 'pytorch_model.bin', 'pytorch_model.bin.index.json', 'tf_model.h5',
    'flax_model.msgpack', 'consolidated.00.pth', 'consolidated.safetensors' }
-
--- The value of a JSON file of the folder.
-local function json_of(op, dir, name)
-   local ok, value = pcall(fs.read_json, op, fs.join(dir, name))
-   if not ok then error(value, 0) end
-   return value
-end
 
 local function missing_weights(op, dir)
    for _, name in ipairs(foreign) do
@@ -117,12 +110,7 @@ function Weights:shape(_, name) return self.stored[name] and row_of(self, name).
 function Weights:dtype(_, name) return self.stored[name] and row_of(self, name).dtype end
 
 -- Sorted names.
-function Weights:names()
-   local list = {}
-   for name in each(self.stored) do list[#list + 1] = name end
-   table.sort(list)
-   return list
-end
+function Weights:names() return sorted_keys(self.stored) end
 
 -- From here on, names are those of parameters where the files have them otherwise: entries is what
 -- model:stored() gave.
@@ -261,9 +249,9 @@ function folder.open(op, dir)
    check_place(op, dir)
    err.raise_if(not fs.exists(fs.join(dir, 'config.json')), 'E_IO', op,
       'no checkpoint in %s (no config.json, manifest.json or LATEST)', dir)
-   local self = { dir = dir, config = json_of(op, dir, 'config.json') }
+   local self = { dir = dir, config = fs.read_json(op, fs.join(dir, 'config.json')) }
    if fs.exists(fs.join(dir, 'generation_config.json')) then
-      self.generation = json_of(op, dir, 'generation_config.json')
+      self.generation = fs.read_json(op, fs.join(dir, 'generation_config.json'))
    end
    return self
 end

@@ -135,18 +135,8 @@ end
 
 -- Puts the staged folder in its place.
 local function publish(dir, staged)
-   local io_, old = fs.io(), beside(dir, 'old')
-   local again = fs.is_present(dir)
-   if again then
-      fs.remove_dir(op, old)
-      io_.rename(dir, old)
-   end
-   local ok, why = pcall(io_.rename, staged, dir)
-   if not ok then
-      if again then io_.rename(old, dir) end
-      error(why, 0)
-   end
-   if again then fs.remove_dir(op, old) end
+   local old = beside(dir, 'old')
+   if fs.take_place(op, staged, dir, old) then fs.remove_dir(op, old) end
    return dir
 end
 

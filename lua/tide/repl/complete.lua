@@ -11,11 +11,6 @@ local complete = {}
 local keywords = { 'and', 'break', 'do', 'else', 'elseif', 'end', 'false', 'for', 'function', 'if',
    'in', 'local', 'nil', 'not', 'or', 'repeat', 'return', 'then', 'true', 'until', 'while' }
 
-local function field(t, name)
-   local ok, value = pcall(function() return t[name] end)
-   if ok then return value end
-end
-
 local function tensor_names()
    local ok, op = pcall(require, 'tide.ffi.op')
    return ok and help.names(op) or {}
@@ -26,13 +21,6 @@ local function names_of(value)
    if type(value) == 'table' then return help.names(value) end
    if type(value) == 'cdata' then return tensor_names() end
    return {}
-end
-
--- The value of a dotted name.
-local function value_of(env, path)
-   local value = env
-   for name in path:gmatch '[^%.:]+' do value = value ~= nil and field(value, name) or nil end
-   return value
 end
 
 -- The names of a list that begin with stem, each once and sorted, behind `base`.
@@ -91,7 +79,7 @@ local function options(env, before)
    local name = before:match '([%a_][%w_%.:]*)%s*{[^{}()]*$'
       or before:match '([%a_][%w_%.:]*)%s*%([^()]*{[^{}()]*$'
    local stem = before:match '[{,;]%s*([%w_]*)$'
-   local fn = name and stem and value_of(env, name)
+   local fn = name and stem and help.value_of(env, name)
    if type(fn) == 'table' then
       local mt = getmetatable(fn)
       fn = rawget(fn, 'class_name') and fn.init or type(mt) == 'table' and mt.calls or fn.new
@@ -109,7 +97,7 @@ end
 
 local function names(env, word)
    local base, mark, stem = word:match '^(.*)([%.:])([%w_]*)$'
-   if base then return beginning(names_of(value_of(env, base)), stem, base .. mark), word end
+   if base then return beginning(names_of(help.value_of(env, base)), stem, base .. mark), word end
    local list = help.names(env)
    for _, k in ipairs(help.names(_G)) do list[#list + 1] = k end
    for _, k in ipairs(keywords) do list[#list + 1] = k end

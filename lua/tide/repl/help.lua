@@ -21,6 +21,18 @@ local function read_lines(path)
    return lines
 end
 
+-- The value of a dotted name below a value, or nil, and what the last part was looked for in. Only
+-- fields are followed.
+function help.value_of(value, path)
+   local place
+   for name in path:gmatch '[^%.:]+' do
+      local ok, inner = pcall(function() return value[name] end)
+      place, value = value, ok and inner or nil
+      if value == nil then break end
+   end
+   return value, place
+end
+
 -- The comment lines directly above a line, without their dashes.
 function help.comment_above(lines, at)
    local found = {}

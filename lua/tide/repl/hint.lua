@@ -74,17 +74,6 @@ end
 
 -- ---- names -----------------------------------------------------------------------------------
 
--- The value of a dotted name in env; only fields are followed.
-local function value_of(env, path)
-   local value = env
-   for name in path:gmatch '[^%.:]+' do
-      local ok, inner = pcall(function() return value[name] end)
-      if not ok or inner == nil then return nil end
-      value = inner
-   end
-   return value
-end
-
 local function nearest(name, value)
    if type(value) ~= 'table' then return nil end
    local best = near.best(name, help.names(value))
@@ -103,7 +92,7 @@ function hint.name(message, source, env)
    end
    if kind ~= 'field' and kind ~= 'method' then return nil end
    for base, mark in source:gmatch('([%a_][%w_%.]*)([%.:])' .. name .. '%f[^%w_]') do
-      local best = nearest(name, value_of(env, base))
+      local best = nearest(name, help.value_of(env, base))
       if best then return base .. mark .. best end
    end
 end
@@ -112,7 +101,7 @@ end
 local function table_without(message, source, env)
    local name = message:match "attempt to call method '([%w_]+)' %(a nil value%)"
    local base = name and source:match('([%a_][%w_%.]*):' .. name .. '%f[^%w_]')
-   return base and type(value_of(env, base)) == 'table' and base or nil
+   return base and type(help.value_of(env, base)) == 'table' and base or nil
 end
 
 -- A message of a line that failed, with the name that was probably meant.

@@ -247,11 +247,7 @@ end
 function ranks.session(board, opts)
    opts = err.options('repl.ranks.session', opts, { 'env', 'write', 'fail' })
    local self = setmetatable({ board = board, all = {}, errors = 0,
-      write = opts.write or function(text) io.stdout:write(text) end,
-      fail = opts.fail or function(text)
-         io.stdout:flush()
-         io.stderr:write(text)
-      end }, Many)
+      write = opts.write or session.write, fail = opts.fail or session.fail }, Many)
    for rank = 0, board.size - 1 do self.all[rank + 1] = rank end
    local first = collect(self, self.all, function() end)
    self.version = first and ('%s, %d ranks'):format(first[0].version, board.size)

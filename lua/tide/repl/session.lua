@@ -24,17 +24,22 @@ local function new_env(extra)
    return env
 end
 
+-- Writes what a session shows.
+function session.write(text) io.stdout:write(text) end
+
+-- Writes an error behind what was shown before, also in a pipe.
+function session.fail(text)
+   io.stdout:flush()
+   io.stderr:write(text)
+end
+
 -- Begins a session. opts: env (extra names), write(text), fail(text) for errors.
 function session.new(opts)
    opts = err.options('repl.session', opts, { 'env', 'write', 'fail' })
    if type(opts.env) ~= 'nil' then err.type('repl.session', 'env', opts.env, 'table') end
    return setmetatable({
       env = new_env(opts.env), pending = nil, errors = 0, count = 0,
-      write = opts.write or function(s) io.stdout:write(s) end,
-      fail = opts.fail or function(s)
-         io.stdout:flush()                    -- what came before stands before, also in a pipe
-         io.stderr:write(s)
-      end,
+      write = opts.write or session.write, fail = opts.fail or session.fail,
    }, Session)
 end
 
@@ -179,25 +184,16 @@ function Session:_value(source)
    return r[2]
 end
 
-local function field(value, name)
-   local ok, inner = pcall(function() return value[name] end)
-   return ok and inner or nil
-end
-
 -- The value of a dotted name in the session, or of a name of tide or of a tensor method. Without
 -- one nil, and the names of the place where it is missing.
 local function lookup(self, name)
-   local value, place = self.env, nil
-   for part in name:gmatch '[^%.:]+' do
-      place, value = value, field(value, part)
-      if value == nil then break end
-   end
+   local value, place = help.value_of(self.env, name)
    if value ~= nil then return value end
    local names = help.names(type(place) == 'table' and place or {})
    if self.env.tide and (name:match '^[%w_]+$' or type(place) == 'cdata') then
       local op = require 'tide.ffi.op'
       for _, source in ipairs { self.env.tide, op } do
-         if type(place) ~= 'cdata' then value = value or field(source, name) end
+         if type(place) ~= 'cdata' then value = value or help.value_of(source, name) end
          for _, k in ipairs(help.names(source)) do names[#names + 1] = k end
       end
    end

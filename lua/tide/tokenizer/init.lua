@@ -9,7 +9,6 @@
 
 local build = require 'tide.tokenizer.build'
 local decoder = require 'tide.tokenizer.decoder'
-local err = require 'tide.util.err'
 local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 
@@ -88,19 +87,16 @@ function Tokenizer:encode_batch(texts, opts)
    return ids, offsets
 end
 
-local function check_decode(op, opts) return err.options(op, opts, { 'special' }) end
-
 -- Returns the text of a list of ids. opts: special (false: special tokens give no text). What is
 -- not UTF-8 is U+FFFD; ids without a piece give nothing.
 function Tokenizer:decode(ids, opts)
-   local op = 'tokenizer.decode'
-   return decoder.all(self, err.integers(op, 'ids', ids, 0), check_decode(op, opts))
+   return decoder.all(self, ids, opts)
 end
 
 -- Returns a decoder of ids that come one by one: push(id) returns the text that is certain now,
 -- never half a character, and finish() the rest. opts: those of decode.
 function Tokenizer:stream(opts)
-   return decoder.stream(self, check_decode('tokenizer.stream', opts))
+   return decoder.stream(self, opts)
 end
 
 -- The id of a piece or an added token as files write it; nil if no id has that text.
@@ -159,7 +155,9 @@ function tokenizer.find(path)
    return require('tide.tokenizer.file').find(made, path)
 end
 
+local decoding = { 'special: any? -- false: special tokens give no text' }
 signature.doors('tokenizer', Tokenizer, {
+   decode = { 'ids: integer[] >= 0', opts = decoding }, stream = { opts = decoding },
    encode = { 'text: string', opts = encode_rows },
    encode_batch = { 'texts: string[]', opts = {
       'threads: integer in [0, 64] = 0 -- 0: those of the default context', encode_rows } },

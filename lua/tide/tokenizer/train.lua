@@ -7,6 +7,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local pattern = require 'tide.tokenizer.pattern'
+local signature = require 'tide.util.signature'
 local visible = require 'tide.tokenizer.visible'
 
 local train = {}
@@ -46,7 +47,7 @@ end
 local function count_words(texts, regex)
    local t, counts = cutter(regex), {}
    for i, text in ipairs(texts) do
-      local bad = raw.bad_utf8(err.type(op, ('texts[%d]'):format(i), text, 'string'))
+      local bad = raw.bad_utf8(text)
       if bad then err.raise('E_FORMAT', op, 'text %d: byte %d is not UTF-8', i, bad) end
       each_part(text, function(part)
          local _, places = t:encode(part, { offsets = true })
@@ -222,21 +223,14 @@ local function document(special, merges, regex, json)
          merges = json.array(rows) } }
 end
 
-local known = { 'vocab_size', 'special', 'pattern', 'min_count' }
-
--- Trains a byte-level BPE on a list of texts. opts: vocab_size (8192, special tokens and the 256
--- bytes included), special (list of texts, the first ids; { '<|endoftext|>' }), pattern ('llama3',
--- 'gpt2', 'qwen2' or a regular expression), min_count (2: least occurrences of a pair). Returns the
--- value of a tokenizer.json, as json.encode takes it.
+-- Trains a byte-level BPE on a list of texts. Returns the value of a tokenizer.json, as json.encode
+-- takes it.
 function train.bpe(texts, opts)
-   opts = err.options(op, opts, known)
    local special = opts.special or { '<|endoftext|>' }
-   local size = err.integer(op, 'vocab_size', opts.vocab_size or 8192, 256 + #special, 2^23)
-   local regex = train.patterns[opts.pattern or 'llama3'] or opts.pattern
-   local counts = count_words(err.type(op, 'texts', texts, 'table'), regex)
-   local words, times = to_lists(counts, #special)
-   local merges = find_merges(words, times, 256 + #special, size - 256 - #special,
-      err.integer(op, 'min_count', opts.min_count or 2, 1))
+   local size = err.integer(op, 'vocab_size', opts.vocab_size, 256 + #special, 2^23)
+   local regex = train.patterns[opts.pattern] or opts.pattern
+   local words, times = to_lists(count_words(texts, regex), #special)
+   local merges = find_merges(words, times, 256 + #special, size - 256 - #special, opts.min_count)
    return document(special, merges, regex, fs.io().json)
 end
 
@@ -253,4 +247,8 @@ function train.save(value, folder)
    fs.write(op, fs.join(folder, 'tokenizer_config.json'), json.encode(config) .. '\n')
 end
 
-return train
+return signature.doors('tokenizer.train', train, { bpe = { 'texts: string[]', op = op, opts = {
+   'vocab_size: integer = 8192 -- ids, special tokens and the 256 bytes included',
+   "special: string[]? -- texts of the first ids; { '<|endoftext|>' } by default",
+   "pattern: string = 'llama3' -- 'llama3', 'gpt2', 'qwen2' or a regular expression",
+   'min_count: integer >= 1 = 2 -- least occurrences of a pair' } } })

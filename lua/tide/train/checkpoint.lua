@@ -154,13 +154,18 @@ local function check_saved(op, saved)
    end
 end
 
+-- The ranks of a save, this rank's files, and the job; see prepare.
+local function begun(op, out, saved, opts)
+   check_saved(op, saved)
+   local comm = saved.comm or dist.comm_of(op, opts.comm)
+   return comm, prepare(out, saved, opts, comm)
+end
+
 -- Saves what train.state.collect gave. Returns the folder. With several ranks, rank 0 writes, or
 -- with a sharded model every rank its pieces, and all succeed or fail together.
 function checkpoint.save(out, saved, opts)
    local op = 'train.checkpoint.save'
-   check_saved(op, saved)
-   local comm = saved.comm or dist.comm_of(op, opts.comm)
-   local files, job = prepare(out, saved, opts, comm)
+   local comm, files, job = begun(op, out, saved, opts)
    return guarded(op, job, comm, function()
       begin(op, job, comm)
       return finish(op, job, comm, dist.together(comm, op, function()
@@ -182,9 +187,7 @@ local under_way = setmetatable({}, { __mode = 'v' })
 -- publishes the checkpoint and returns its folder, or raises what went wrong on any rank.
 function checkpoint.save_async(out, saved, opts)
    local op = 'train.checkpoint.save'
-   check_saved(op, saved)
-   local comm = saved.comm or dist.comm_of(op, opts.comm)
-   local files, job = prepare(out, saved, opts, comm)
+   local comm, files, job = begun(op, out, saved, opts)
    err.raise_if(under_way[job.staged], 'E_STATE', op, 'a save of step %d in %s is under way; '
       .. 'wait() for it first', job.step, out)
    local self = setmetatable({ job = job, comm = comm, writing = {} }, Pending)

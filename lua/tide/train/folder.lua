@@ -163,17 +163,8 @@ end
 -- Gives the staged folder its name and points LATEST at it. An earlier checkpoint of the same step
 -- steps aside for the time of one rename.
 function folder.publish(op, out, staged, name)
-   local final, old = fs.join(out, name), fs.join(out, '.old-' .. name)
-   local again = fs.is_present(final)
-   if again then
-      fs.remove_dir(op, old)
-      fs.io().rename(final, old)
-   end
-   local ok, why = pcall(fs.io().rename, staged, final)
-   if not ok then
-      if again then fs.io().rename(old, final) end
-      error(why, 0)
-   end
+   local final = fs.join(out, name)
+   local again = fs.take_place(op, staged, final, fs.join(out, '.old-' .. name))
    fs.io().fsync_dir(out)
    fs.write(op, fs.join(out, 'LATEST'), name .. '\n')
    if again then discard(op, out, '.old-' .. name) end

@@ -141,9 +141,9 @@ local function show_choices(opt, work)
       io.stdout:write(('%d choices did not fit into a window; their questions lost tokens on the '
          .. 'left\n'):format(f.cut))
    end
-   if #work.bad > 0 then
-      io.stdout:write(('%d broken line%s left out; %s\n'):format(#work.bad,
-         #work.bad == 1 and '' or 's', work.bad[1]))
+   if work.bad.count > 0 then
+      io.stdout:write(('%d broken line%s left out; %s\n'):format(work.bad.count,
+         work.bad.count == 1 and '' or 's', work.bad[1]))
    end
 end
 

@@ -6,25 +6,21 @@
 local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
 
 local index = {}
 
--- Whether list has n counts (any number of them without n).
-local function is_counts(list, n)
-   if type(list) ~= 'table' or n and #list ~= n then return false end
-   for _, v in ipairs(list) do
-      if not err.is_count(v) then return false end
-   end
-   return true
-end
+local counts = 'integer[] >= 0'
+signature.record('stored_box', 'a table', { 'file: string', 'name: string?', 'offset: ' .. counts,
+   'size: ' .. counts, "where not file:find('/', 1, true) -- file: a name without '/'" })
+signature.record('stored_tensor', 'a table', { 'shape: ' .. counts, 'pieces: stored_box[]',
+   "dtype: 'f32' | 'f64' | 'bf16' | 'f16' | 'i32' | 'i64' | 'u8' | 'bool'" })
 
 -- What is wrong with a box of a tensor of this shape, or nil.
 local function wrong_box(p, shape)
-   if type(p) ~= 'table' then return 'a piece is no table' end
-   if type(p.file) ~= 'string' or p.file:find('/', 1, true) then return "a bad field 'file'" end
-   if p.name ~= nil and type(p.name) ~= 'string' then return "a bad field 'name'" end
-   for _, field in ipairs { 'offset', 'size' } do
-      if not is_counts(p[field], #shape) then return ("a bad field '%s'"):format(field) end
+   if #p.offset ~= #shape or #p.size ~= #shape then
+      return ('a piece of %d dims at %d, where the tensor has %d'):format(#p.size, #p.offset,
+         #shape)
    end
    for d = 1, #shape do
       if p.offset[d] + p.size[d] > shape[d] then
@@ -58,14 +54,9 @@ local function wrong_layout(pieces, shape)
    end
 end
 
-local dtypes = { f32 = true, f64 = true, bf16 = true, f16 = true, i32 = true, i64 = true,
-   u8 = true, bool = true }
-
 local function wrong_row(row)
-   if type(row) ~= 'table' then return 'it is no table' end
-   if not dtypes[row.dtype] then return "a bad field 'dtype'" end
-   if not is_counts(row.shape) then return "a bad field 'shape'" end
-   if type(row.pieces) ~= 'table' then return "a bad field 'pieces'" end
+   local ok, why = pcall(signature.check, 'index', 'row', row, 'stored_tensor')
+   if not ok then return (err.of(why).message:gsub("^argument 'row%.?([^']*)'", "field '%1'")) end
    for _, p in ipairs(row.pieces) do
       local wrong = wrong_box(p, row.shape)
       if wrong then return wrong end

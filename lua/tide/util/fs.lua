@@ -42,19 +42,25 @@ local function failed(op, what, path, problem)
    err.raise(code, op, '%s%s', what and ('cannot %s %s: '):format(what, path) or '', reason)
 end
 
--- The bytes of a regular file.
-function fs.read(op, path)
-   local text, problem = fs.io().read_file(path)
-   if not text then failed(op, 'read', path, problem) end
-   return text
+-- What a primitive that returns nil and a reason gives for a path.
+local function got(op, what, primitive, path)
+   local value, problem = fs.io()[primitive](path)
+   if not value then failed(op, what, path, problem) end
+   return value
 end
 
--- Replaces a file so that a crash leaves the old or the new one; durable on return.
-function fs.write(op, path, text)
+-- Calls a primitive that raises for a path.
+local function done(op, what, primitive, path, ...)
    err.type(op, 'path', path, 'string')
-   local ok, problem = pcall(fs.io().write_file_atomic, path, text)
-   if not ok then failed(op, 'write', path, problem) end
+   local ok, problem = pcall(fs.io()[primitive], path, ...)
+   if not ok then failed(op, what, path, problem) end
 end
+
+-- The bytes of a regular file.
+function fs.read(op, path) return got(op, 'read', 'read_file', path) end
+
+-- Replaces a file so that a crash leaves the old or the new one; durable on return.
+function fs.write(op, path, text) done(op, 'write', 'write_file_atomic', path, text) end
 
 -- The path from the root of the file system; links are not followed.
 function fs.absolute(path) return fs.io().absolute(path) end
@@ -76,25 +82,13 @@ function fs.size(path)
 end
 
 -- Sorted names in a folder.
-function fs.list(op, path)
-   local names, problem = fs.io().listdir(path)
-   if not names then failed(op, 'list', path, problem) end
-   return names
-end
+function fs.list(op, path) return got(op, 'list', 'listdir', path) end
 
 -- Makes a folder and its parents.
-function fs.mkdirs(op, path)
-   err.type(op, 'path', path, 'string')
-   local ok, problem = pcall(fs.io().mkdir, path)
-   if not ok then failed(op, 'make the folder', path, problem) end
-end
+function fs.mkdirs(op, path) done(op, 'make the folder', 'mkdir', path) end
 
 -- XXH64 of a file as text.
-function fs.hash(op, path)
-   local text, problem = fs.io().xxh64_file(path)
-   if not text then failed(op, 'read', path, problem) end
-   return text
-end
+function fs.hash(op, path) return got(op, 'read', 'xxh64_file', path) end
 
 -- Removes a folder with the files in it (one level, as checkpoints are). Of a link it removes the
 -- link and leaves what it leads to. Nothing there is fine.
@@ -107,6 +101,20 @@ function fs.remove_dir(op, path)
    if not fs.is_dir(path) then return end
    for _, name in ipairs(fs.list(op, path)) do io_.remove(fs.join(path, name)) end
    io_.remove(path)
+end
+
+-- Renames the folder `from` to `path`. What is there steps aside to `aside`, and back if that
+-- fails. Returns whether something was there, which the caller removes at `aside`.
+function fs.take_place(op, from, path, aside)
+   local io_, again = fs.io(), fs.is_present(path)
+   if again then
+      fs.remove_dir(op, aside)
+      io_.rename(path, aside)
+   end
+   local ok, why = pcall(io_.rename, from, path)
+   if ok then return again end
+   if again then io_.rename(aside, path) end
+   error(why, 0)
 end
 
 -- Returns the value of a JSON file, which must be an object. Infinite numbers are read as

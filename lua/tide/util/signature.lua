@@ -22,6 +22,7 @@
 --                              of one name are equal in all arguments, and to an argument of that
 --                              name; [B or 1, T] takes two sizes
 --    tensor [B, T] or [T] of i64, i32       one of several shapes; one of these dtypes
+--    dim of x                  a dim of the argument x, from 1 or from its end; arrives as from 1
 --    'sum' | 'mean'            one of these words; number >= 0 | function: one of these types
 --
 -- A row "where condition -- message" relates arguments. The condition is a Lua expression of them
@@ -159,6 +160,22 @@ local function tensor(text)
    end, 'tide.Tensor' }
 end
 
+-- A dim of an argument before it that a text 'of x' names, as a number from 1.
+local function dim(text)
+   local of = text:match '^of ([%a_][%w_]*)$' or error('signature: no dim: ' .. text)
+   return { 'a dim of ' .. of, 'number', function(op, name, v, values)
+      local n = values[of].ndim
+      if type(v) ~= 'number' or v % 1 ~= 0 or v == 0 or math.abs(v) > n then
+         err.arg(op, name, n == 0 and 'no dim at all (the tensor has none)'
+            or ('an integer in [-%d, %d] without 0'):format(n, n), v)
+      end
+      return v > 0 and v or v + n + 1
+   end, 'integer' }
+end
+
+-- Kinds that read what follows their name themselves.
+local made = { tensor = tensor, dim = dim }
+
 -- ---- types -----------------------------------------------------------------------------------
 
 -- The bounds of a range: low or nil, high or nil, and whether a bound itself is out of it.
@@ -210,14 +227,15 @@ end
 -- { text, Lua type, read(op, name, v, values), annotation } of one alternative of a type.
 local function alternative(text)
    local base, list, rest = text:match '^([%w_]+)(%[?%]?)%s*(.-)%s*$'
-   local kind = base == 'tensor' and tensor(rest) or kinds[base]
+   local kind = made[base] and made[base](rest) or kinds[base]
    if not kind then error('signature: no kind: ' .. text) end
-   local within, read = rest ~= '' and base ~= 'tensor', kind[3]
-   local row = { kind[1], kind[2], function(op, name, v, values)
-      if base == 'tensor' then return read(op, name, v, values) end
+   local read = kind[3]
+   local row = { kind[1], kind[2], made[base] and read or function(op, name, v)
       return read(op, name, v)
    end, kind[4] }
-   if within then row[1], row[3] = row[1] .. ' ' .. rest, ranged(kind, rest) end
+   if rest ~= '' and not made[base] then
+      row[1], row[3] = row[1] .. ' ' .. rest, ranged(kind, rest)
+   end
    return list == '' and row or { 'a list', 'table', listed(row[3]), row[4] .. '[]' }
 end
 
@@ -416,7 +434,7 @@ end
 
 -- _all: the arguments so far, for bounds and defaults that name one; nil where there is no other.
 local row_code = '%s = _read(_rows[%d], _op, %s, _all)\n'
-local code = 'local _fn, _read, _rows, _op, _options, _hold = ...\nreturn function(%s)\n'
+local code = 'local _fn, _read, _rows, _op, _options, _hold, _before = ...\nreturn function(%s)\n'
    .. 'local _all = %s\n'
    .. '%sreturn _fn(%s)\nend'
 
@@ -427,7 +445,11 @@ local function checked(door, fn)
    local place, lines, several = {}, {}, #door.args > 1 or door.read ~= nil or related
       or door.args[1] ~= nil and door.args[1].kind:find('self', 1, true) ~= nil
    for i, name in ipairs(names) do place[name] = i end
-   if place.self and several then lines[1] = '_all.self = self\n' end
+   if door.before then
+      local rest = table.concat(names, ', ', 2)
+      lines[1] = ('%s = _before(_op, %s)\n'):format(rest, rest)
+   end
+   if place.self and several then lines[#lines + 1] = '_all.self = self\n' end
    for i, row in ipairs(door.args) do
       local name = row.name
       if not place[name] then error(('signature: %s has no %s'):format(door.op, name)) end
@@ -442,20 +464,21 @@ local function checked(door, fn)
    if more then names[#names + 1] = '...' end
    local list = table.concat(names, ', ')
    local text = code:format(list, several and '{}' or 'nil', table.concat(lines), list)
-   return loadstring(text, chunk)(fn, read, door.args, door.op, door.read, hold)
+   return loadstring(text, chunk)(fn, read, door.args, door.op, door.read, hold,
+      door.before)
 end
 
 -- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
 -- arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name of
--- owner. A constructor `init` has that name itself. `inside = true`: the function reads its options
--- itself (by signature.options), and is only noted. Returns owner.
+-- owner. A constructor `init` has that name itself. before(op, ...) may change the arguments behind
+-- the first before they are checked. Returns owner.
 function signature.doors(op, owner, given)
    for name, said in each(given) do
       said = type(said) == 'table' and said or { said }
       local door = { op = said.op or name == 'init' and op or op .. '.' .. name,
-         args = signature.rows(said[1]), of = rawget(owner, name) }
+         args = signature.rows(said[1]), of = rawget(owner, name), before = said.before }
       if said.opts then door.read, door.opts = signature.options(said.opts) end
-      door.fn = said.inside and door.of or checked(door, door.of)
+      door.fn = checked(door, door.of)
       rawset(owner, name, door.fn)
       doors[door.op], by_function[door.fn] = door, door
    end

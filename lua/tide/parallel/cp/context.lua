@@ -46,6 +46,10 @@ function context_.method(op, name)
    return err.choice(op, 'method', synonyms[name] or name, methods)
 end
 
+signature.reader('cp_method', 'a method', function(op, _, name)
+   return context_.method(op, name)
+end, "'ring'|'allgather'|'a2a'|'a2a+p2p'")
+
 -- Raises unless `inner` are the neighbours of this rank among `size`, and `outer` the ranks with
 -- the same place among theirs: the two exchanges would join other tokens than the plan says.
 -- names: of the two arguments.
@@ -87,7 +91,6 @@ end
 function context_.new(opts)
    local op = 'parallel.cp.context'
    local axis, size, rank = ranks_of(op, opts)
-   local method = context_.method(op, opts.method)
    if opts.inner ~= nil then context_.check_split(op, opts.inner, opts.outer, size, rank) end
    if opts.index ~= nil then
       signature.check(op, 'index', opts.index, 'tensor [rows, length, 2] of i32',
@@ -95,8 +98,7 @@ function context_.new(opts)
    end
    return setmetatable({
       map = opts.map, axis = axis, comm = axis and axis.comm or axis, size = size, rank = rank,
-      method = method, inner = opts.inner, outer = opts.outer,
-      window = window.check(op, 'window', opts.window),
+      method = opts.method, inner = opts.inner, outer = opts.outer, window = opts.window,
       causal = opts.causal, index = opts.index,
       given = opts.pairs, keep = {}, hop_lists = {}, agreed = {},
    }, Context)
@@ -260,10 +262,11 @@ return signature.doors('parallel.cp.context', context_, {
    new = { op = 'parallel.cp.context', opts = {
       'map: plan? -- a plan (parallel.cp_map)',
       'axis: any? -- the ranks; those of the plan by default',
-      "method: any = 'ring' -- how queries and keys come together: ring, allgather, a2a, a2a+p2p",
+      "method: cp_method = 'ring' -- how queries and keys come together: ring, allgather, a2a, "
+         .. 'a2a+p2p',
       'inner: any? -- for a2a+p2p: the axis of neighbours',
       'outer: any? -- for a2a+p2p: the axis of ranks with the same place among neighbours',
-      'window: any? -- distances { left, right }', 'causal: boolean = true',
+      'window: window? -- distances { left, right }', 'causal: boolean = true',
       "index: any? -- i32 [B or 1, length, 2] of (document, position) in the caller's order, where "
          .. 'rows differ',
       'pairs: any? -- in place of map: a list over ranks of i32 [B or 1, T_r, 2], alike on all',

@@ -149,8 +149,8 @@ end
 
 -- ---- what travels ----------------------------------------------------------------------------
 
--- A flat buffer like x with a part of shape shape_of(r) for every rank r but this one, the parts
--- that hold anything, and numbers of elements.
+-- A flat buffer like x with a part of shape shape_of(r) for every rank r but this one: { flat,
+-- parts (those that hold anything), counts (of elements) }.
 local function buffer(x, comm, shape_of)
    local parts, counts, n = {}, {}, 0
    for r = 0, comm.size - 1 do
@@ -164,7 +164,7 @@ local function buffer(x, comm, shape_of)
       if count > 0 then parts[r] = flat:narrow(1, at, count):reshape(shape_of(r)) end
       at = at + count
    end
-   return flat, parts, counts
+   return { flat = flat, parts = parts, counts = counts }
 end
 
 -- Two buffers: of this rank's tokens, the channels of each rank, and of each rank's tokens, this
@@ -181,21 +181,29 @@ local function channels_buffer(x, B, comm, cols, rows)
    end)
 end
 
+-- Fills the parts of buffer `out`, by fill(part, rank, put(view, view of part)), and exchanges it;
+-- returns the parts that arrive in `into`.
+local function travel(comm, into, out, fill)
+   local list = pieces()
+   local function put(from, to) piece(list, to, from) end
+   for r = 0, comm.size - 1 do
+      if out.parts[r] then fill(out.parts[r], r, put) end
+   end
+   tide.foreach_copy_(list.to, list.from)
+   if comm.size > 1 then comm:all_to_all_v(out.flat, out.counts, into.counts, into.flat) end
+   return into.parts
+end
+
 -- xs [B, L, ..], together P -> ys, [B, T, width] for each of widths, which add up to this rank's
 -- channels.
 local function to_channels(xs, comm, cols, rows, widths)
-   local x, ys, there, here = xs[1], {}, pieces(), pieces()
+   local x, ys, here = xs[1], {}, pieces()
    local B = x:size(1)
    for i, w in ipairs(widths) do ys[i] = like(x, { B, rows.total, w }) end
-   local flat, parts, out = tokens_buffer(x, B, comm, cols, rows)
-   local got, come, back = channels_buffer(x, B, comm, cols, rows)
-   for r = 0, comm.size - 1 do
-      if parts[r] then
-         tokens_part(xs, parts[r], cols, r, function(from, to) piece(there, to, from) end)
-      end
-   end
-   tide.foreach_copy_(there.to, there.from)
-   if comm.size > 1 then comm:all_to_all_v(flat, out, back, got) end
+   local come = travel(comm, channels_buffer(x, B, comm, cols, rows),
+      tokens_buffer(x, B, comm, cols, rows), function(part, r, put)
+         tokens_part(xs, part, cols, r, put)
+      end)
    for r = 0, comm.size - 1 do
       if come[r] then
          channels_part(ys, come[r], rows, r, function(to, from) piece(here, to, from) end)
@@ -218,16 +226,11 @@ local function to_tokens(xs, ys, comm, cols, rows)
       for i, y in ipairs(ys) do list[i] = y:size(3) > 0 and y:index_select(2, from) or y end
       ys = list
    end
-   local B, there, first, more = xs[1]:size(1), pieces(), pieces(), pieces()
-   local flat, parts, out = channels_buffer(ys[1], B, comm, cols, rows)
-   local got, come, back = tokens_buffer(ys[1], B, comm, cols, rows)
-   for r = 0, comm.size - 1 do
-      if parts[r] then
-         channels_part(ys, parts[r], rows, r, function(from, to) piece(there, to, from) end)
-      end
-   end
-   tide.foreach_copy_(there.to, there.from)
-   if comm.size > 1 then comm:all_to_all_v(flat, out, back, got) end
+   local B, first, more = xs[1]:size(1), pieces(), pieces()
+   local come = travel(comm, tokens_buffer(ys[1], B, comm, cols, rows),
+      channels_buffer(ys[1], B, comm, cols, rows), function(part, r, put)
+         channels_part(ys, part, rows, r, put)
+      end)
    local function put(into, from, shared) piece(shared and more or first, into, from) end
    for r = 0, comm.size - 1 do                      -- in rank order: sums are alike everywhere
       if r == comm.rank then

@@ -9,6 +9,7 @@ local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local kept = require 'tide.parallel.kept'
+local signature = require 'tide.util.signature'
 local agree = require 'tide.comm.agree'
 local axis_of = require 'tide.parallel.axis_of'
 local collective = require 'tide.parallel.collective_op'
@@ -47,20 +48,11 @@ end
 
 local function key_of(...) return table.concat({ ... }, ' ') end
 
-local function device_of(op, device)
-   return err.type(op, 'device', device or tide.default().device, 'string')
-end
-
-local function defaults(op, dtype, device)
-   dtype = err.choice(op, 'dtype', dtype or 'i64', { 'i64', 'i32' })
-   return dtype, device_of(op, device)
-end
+local function device_of(device) return device or tide.default().device end
 
 -- Whole positions of a rank's tokens (its own by default).
 function Map:index(dtype, device, rank)
-   local op = 'parallel.cp_map.index'
-   dtype, device = defaults(op, dtype, device)
-   rank = err.integer(op, 'rank', rank or self.rank, 0, self.size - 1)
+   device, rank = device_of(device), rank or self.rank
    return kept(self, key_of('index', dtype, device, rank), function()
       if not self.all_runs and self.kind ~= 'contiguous' then
          return place_on(tide.zigzag_index(host(self.cut), self.size, rank, dtype), device)
@@ -71,7 +63,7 @@ end
 
 -- Whole positions of all ranks' tokens, in rank order: place -> whole position.
 function Map:order(dtype, device)
-   dtype, device = defaults('parallel.cp_map.order', dtype, device)
+   device = device_of(device)
    return kept(self, key_of('order', dtype, device), function()
       return place_on(all_of(self, dtype), device)
    end)
@@ -79,7 +71,7 @@ end
 
 -- The inverse: whole position -> place.
 function Map:restore(dtype, device)
-   dtype, device = defaults('parallel.cp_map.restore', dtype, device)
+   device = device_of(device)
    return kept(self, key_of('restore', dtype, device), function()
       if not self.all_runs and self.kind ~= 'contiguous' then
          return place_on(tide.zigzag_places(host(self.cut), self.size, dtype), device)
@@ -132,7 +124,7 @@ end
 
 -- (document, position) of every whole position, i32 [1, padded, 2]; padding is document -1.
 function Map:documents(device)
-   device = device_of('parallel.cp_map.documents', device)
+   device = device_of(device)
    return kept(self, key_of('documents', device), function()
       return place_on(tide.slot_index(host(self.cu_slot), host(self.cu_real), self.padded), device)
    end)
@@ -140,22 +132,13 @@ end
 
 -- The same of a rank's tokens (its own by default), i32 [1, count, 2].
 function Map:document_index(device, rank)
-   device = device_of('parallel.cp_map.document_index', device)
-   rank = err.integer('parallel.cp_map.document_index', 'rank', rank or self.rank, 0,
-      self.size - 1)
+   device, rank = device_of(device), rank or self.rank
    return kept(self, key_of('pairs', device, rank), function()
       return self:documents(device):index_select(2, self:index('i64', device, rank))
    end)
 end
 
 -- ---- moving tensors --------------------------------------------------------------------------
-
-local function dim_of(op, x, dim)
-   if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor', x) end
-   err.integer(op, 'dim', dim, -x.ndim, x.ndim)
-   if dim == 0 then err.arg(op, 'dim', 'a dim from 1 on, or negative', dim) end
-   return dim > 0 and dim or dim + x.ndim + 1
-end
 
 local function along(mask, x, dim)
    local shape = {}
@@ -178,15 +161,6 @@ local function filled(op, x, dim, mask, fill)
    return y
 end
 
--- dim as a positive number; it must have `count` tokens (of the kind that `what` says).
-local function tokens_in(op, x, dim, count, what)
-   dim = dim_of(op, x, dim)
-   if x:size(dim) ~= count then
-      err.arg(op, 'x', ('%d tokens in dim %d, %s'):format(count, dim, what), x:size(dim))
-   end
-   return dim
-end
-
 local function need_fill(self, op, fill)
    if fill == nil and not self.gapless then
       err.arg(op, 'fill', ('a value for the %d padding tokens'):format(self.padded - self.length),
@@ -199,9 +173,7 @@ end
 -- value of padding. Differentiable; a new tensor, x stays as it is.
 function Map:shard(x, dim, fill, rank)
    local op = 'parallel.cp_map.shard'
-   dim = tokens_in(op, x, dim, self.length, 'as the plan has')
-   fill = need_fill(self, op, fill)
-   rank = err.integer(op, 'rank', rank or self.rank, 0, self.size - 1)
+   fill, rank = need_fill(self, op, fill), rank or self.rank
    if self.length == 0 then
       local shape = x.shape
       shape[dim] = self.count
@@ -216,7 +188,6 @@ end
 -- x with its padding in place: dim has `padded` tokens, in order.
 function Map:pad(x, dim, fill)
    local op = 'parallel.cp_map.pad'
-   dim = tokens_in(op, x, dim, self.length, 'as the plan has')
    fill = need_fill(self, op, fill)
    if self.gapless then return x end
    if not self.from or self.length == 0 then
@@ -231,8 +202,6 @@ end
 -- Tensors of all ranks joined in rank order (dim has `padded` tokens) back into the caller's order,
 -- without padding.
 function Map:unshard(x, dim)
-   local op = 'parallel.cp_map.unshard'
-   dim = tokens_in(op, x, dim, self.padded, 'those of all ranks')
    return x:index_select(dim, places(self, x.device))
 end
 
@@ -256,8 +225,6 @@ end
 -- a loss that every rank computes alike. E_COMM where ranks have other plans or shapes.
 function Map:gather(x, dim, opts)
    local op = 'parallel.cp_map.gather'
-   opts = err.options(op, opts, { 'once', 'axis' })
-   dim = tokens_in(op, x, dim, self.count, "a rank's share")
    local axis = opts.axis or self.axis
    err.arg_if(not axis and self.size > 1, op, 'axis', 'an axis or communicator, here or in the '
       .. 'plan', axis)
@@ -272,11 +239,26 @@ end
 -- Every token's value replaced by that of the token k further on in the sequence (0 beyond its
 -- end), for shards x of all ranks. Collective and differentiable.
 function Map:shift(x, dim, k, opts)
-   err.integer('parallel.cp_map.shift', 'k', k, 0, self.length)
    local all = self:gather(x, dim, opts)
-   dim = dim > 0 and dim or dim + all.ndim + 1
    local n = all.ndim
    return self:shard(all:pad(dims.only(n, dim, -k), dims.only(n, dim, k)), dim, 0)
 end
+
+-- x, whose dim has `count` tokens, of the kind that `what` says.
+local function tokens(count, what)
+   return ("x: tensor; dim: dim of x; where x:size(dim) == self.%s -- argument 'x': expected "
+      .. '{self.%s} tokens in dim {dim}, %s, got {x:size(dim)}'):format(count, count, what)
+end
+local in_order, share = tokens('length', 'as the plan has'), tokens('count', "a rank's share")
+local of_index, rank = "dtype: 'i64' | 'i32' = 'i64'; device: string?",
+   '; rank: integer? in [0, self.size - 1]'
+local gathering = { 'once: boolean?', 'axis: any? -- the ranks; those of the plan by default' }
+signature.doors('parallel.cp_map', Map, {
+   index = of_index .. rank, order = of_index, restore = of_index,
+   documents = 'device: string?', document_index = 'device: string?' .. rank,
+   shard = in_order .. rank, pad = in_order, unshard = tokens('padded', 'those of all ranks'),
+   gather = { share, opts = gathering },
+   shift = { share .. '; k: integer in [0, self.length]', opts = gathering },
+})
 
 end

@@ -188,7 +188,6 @@ end
 
 -- The same plan as another rank sees it.
 function Map:at(rank)
-   err.integer('parallel.cp_map.at', 'rank', rank, 0, self.size - 1)
    local other = setmetatable(copy(self), Map)
    other.rank, other.keep, other.agreed = rank, {}, {}
    return other
@@ -198,7 +197,7 @@ end
 
 -- { start, length, start, length, ... }: whole positions of a rank (its own by default).
 function Map:runs(rank)
-   rank = err.integer('parallel.cp_map.runs', 'rank', rank or self.rank, 0, self.size - 1)
+   rank = rank or self.rank
    if self.all_runs then return self.all_runs[rank + 1] end
    if self.kind == 'contiguous' then return { rank * self.count, self.count } end
    return zigzag(self.cut, self.size, rank)
@@ -206,38 +205,19 @@ end
 
 -- Whole position of token i (from 0) of a rank.
 function Map:position(rank, i)
-   if self.kind == 'contiguous' then return rank * self.count + i end
-   if self.all_runs then
-      local runs = self.all_runs[rank + 1]
-      for k = 1, #runs, 2 do
-         if i < runs[k + 1] then return runs[k] + i end
-         i = i - runs[k + 1]
-      end
+   local runs = self:runs(rank)
+   for k = 1, #runs, 2 do
+      if i < runs[k + 1] then return runs[k] + i end
+      i = i - runs[k + 1]
    end
-   local cut, W = self.cut, self.size
-   local d = balance.document_at(cut, i * W)
-   local half = (cut[d + 1] - cut[d]) / (2 * W)
-   local off = i - cut[d] / W < half and rank or 2 * (W - 1) - rank
-   return i - cut[d] / W + cut[d] + half * off
 end
 
 -- Rank and place in that rank (from 0) of whole position g.
 function Map:place(g)
-   local W = self.size
-   if self.kind == 'contiguous' then return math.floor(g / self.count), g % self.count end
-   if not self.all_runs then
-      local cut = self.cut
-      local d = balance.document_at(cut, g)
-      local c = (cut[d + 1] - cut[d]) / (2 * W)
-      local k = math.floor((g - cut[d]) / c)
-      local i = cut[d] / W + (g - cut[d]) % c
-      if k < W then return k, i end
-      return 2 * W - 1 - k, i + c
-   end
-   for r, runs in ipairs(self.all_runs) do
-      local i = 0
+   for rank = 0, self.size - 1 do
+      local runs, i = self:runs(rank), 0
       for k = 1, #runs, 2 do
-         if g >= runs[k] and g < runs[k] + runs[k + 1] then return r - 1, i + g - runs[k] end
+         if g >= runs[k] and g < runs[k] + runs[k + 1] then return rank, i + g - runs[k] end
          i = i + runs[k + 1]
       end
    end
@@ -281,6 +261,7 @@ local rules = {
    'multiple: integer >= 1 = 1 -- the whole length is a multiple of it',
 }
 signature.doors('parallel.cp_map', Map, {
+   at = 'rank: integer in [0, self.size - 1]', runs = 'rank: integer? in [0, self.size - 1]',
    position = 'rank: integer in [0, self.size); i: integer in [0, self.count)',
    place = 'g: integer in [0, self.padded)',
 })

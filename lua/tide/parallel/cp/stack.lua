@@ -4,6 +4,7 @@
 -- lengths are filled up with a sentinel, so they always are.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 
 local stack = {}
@@ -21,10 +22,7 @@ end
 
 local function is_even(list)
    for _, t in ipairs(list) do
-      if t.ndim ~= list[1].ndim then return false end
-      for d = 1, t.ndim do
-         if t:size(d) ~= list[1]:size(d) then return false end
-      end
+      if not dims.equal(t.shape, list[1].shape) then return false end
    end
    return true
 end

@@ -34,8 +34,6 @@ local mamba_attach = require 'tide.parallel.mamba.attach'
 
 local cp_train = {}
 
-local layouts = { 'contiguous', 'zigzag', 'document', 'balanced' }
-
 local Attached = { class_name = 'Attached' }
 Attached.__index = Attached
 
@@ -116,22 +114,25 @@ local function chosen(op, list, key)
    return found
 end
 
+local windows = {
+   'window: window? -- distances { left, right }; by default as the layers have it',
+   'sliding_window: integer? >= 1 -- in its place: tokens that each sees, itself included',
+   'where window == nil or sliding_window == nil -- window (distances) and sliding_window '
+      .. '(tokens): give one of them',
+}
+local read_layer = signature.options { 'method: cp_method?', windows }
+
 -- The window that options give, in distances or in tokens.
 local function window_of(op, o)
-   err.raise_if(o.window ~= nil and o.sliding_window ~= nil, 'E_ARG', op,
-      'window (distances) and sliding_window (tokens): give one of them')
-   return nn.window.check(op, 'window', o.window)
-      or nn.window.of_tokens(op, 'sliding_window', o.sliding_window)
+   return o.window or nn.window.of_tokens(op, 'sliding_window', o.sliding_window)
 end
 
 -- What the table of single layers says, checked: sets method and window of those it means.
 local function choose(op, list, opts)
-   for key, v in each(err.type(op, 'layers', opts.layers or {}, 'table')) do
-      if type(v) == 'string' then v = { method = v } end
-      v = err.options(op, v, { 'method', 'window', 'sliding_window' })
+   for key, v in each(opts.layers or {}) do
+      v = read_layer(op, type(v) == 'string' and { method = v } or v)
       for _, layer in ipairs(chosen(op, list, key)) do
-         layer.method = v.method and context_.method(op, v.method)
-         layer.window = window_of(op, v)
+         layer.method, layer.window = v.method, window_of(op, v)
       end
    end
    local window = window_of(op, opts)
@@ -152,7 +153,6 @@ local function check_a2a(op, handle, list, a2a)
    err.arg_if(used ~= (a2a ~= nil), op, 'a2a', "the ranks of the inner exchange, with 'a2a+p2p' "
       .. 'and only then', a2a)
    if not used then return end
-   err.integer(op, 'a2a', a2a, 1)
    err.raise_if(handle.size % a2a ~= 0, 'E_ARG', op, 'a2a (%d) x p2p must equal the %d ranks of '
       .. 'the axis', a2a, handle.size)
 end
@@ -191,25 +191,18 @@ local function put(handle, layer)
    if layer.window then layer.module.window = layer.window end
 end
 
--- The options of attach.
-cp_train.options = { 'method', 'layout', 'a2a', 'window', 'sliding_window', 'layers', 'mamba' }
-
 -- Puts a model over the ranks of an axis (of a mesh, a mesh with an axis 'cp', or a communicator).
 -- Nothing changes on an axis of one rank. Collective. Returns the handle: cut(batch), whole(fn,
 -- ...), restore().
 function cp_train.attach(model, axis, opts)
    local op = 'parallel.cp.attach'
-   if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
-   axis, opts = axis_of.ranks_and_options(op, axis, opts, { 'axis' })
-   opts = err.options(op, opts, cp_train.options)
-   if type(axis) == 'table' and axis.find then axis = cp.axis_of(op, axis, 'cp') end
+   if axis.find then axis = cp.axis_of(op, axis, 'cp') end
    local comm, size, rank = axis_of(op, 'axis', axis)
    err.raise_if(spread.of(model).cp, 'E_STATE', op, 'this model is attached already; restore() the '
       .. 'handle first')
    local handle = setmetatable({
       model = model, axis = axis, comm = comm, size = size, rank = rank,
-      method = context_.method(op, opts.method or 'ring'),
-      layout = err.choice(op, 'layout', opts.layout or 'zigzag', layouts),
+      method = opts.method, layout = opts.layout,
    }, Attached)
    local has_mamba
    handle.layers, has_mamba = layers_of(op, model)
@@ -320,14 +313,12 @@ function Attached:__tostring()
 end
 
 return signature.doors('parallel.cp', cp_train, {
-   attach = { 'model: module; axis: ranks?', inside = true, opts = {
-      "method: 'ring' | 'allgather' | 'a2a' | 'a2a+p2p' = 'ring' -- how queries and keys come "
-         .. 'together',
+   attach = { 'model: module; axis: ranks', before = axis_of.in_options { 'axis' }, opts = {
+      "method: cp_method = 'ring' -- how queries and keys come together: ring, allgather, a2a, "
+         .. 'a2a+p2p',
       "layout: 'zigzag' | 'contiguous' | 'document' | 'balanced' = 'zigzag' -- which tokens each "
          .. 'rank holds',
-      'a2a: any? -- ranks of the inner exchange of a2a+p2p',
-      'window: any? -- distances { left, right }; by default as the layers have it',
-      'sliding_window: any? -- in its place: tokens that each sees, itself included',
+      'a2a: integer? >= 1 -- ranks of the inner exchange of a2a+p2p', windows,
       'layers: table? -- { [index from 1 or name] = method or { method, window, sliding_window } }',
-      "mamba: any? -- method of Mamba-2 layers: 'auto', 'hidden', 'state'; see mamba_cp" } },
+      "mamba: 'auto' | 'hidden' | 'state'? -- method of Mamba-2 layers; see mamba_cp" } },
 })

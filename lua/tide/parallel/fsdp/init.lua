@@ -26,7 +26,6 @@ local axis_of = require 'tide.parallel.axis_of'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.comm'
-local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local fingerprint = require 'tide.parallel.fingerprint'
@@ -46,23 +45,19 @@ local op = 'parallel.fully_shard'
 -- ---- ranks -----------------------------------------------------------------------------------
 
 -- Communicators: of all ranks of the model, of the shards, of the replicas of a shard, and of all
--- ranks that have data of their own.
-local function comms_of(o)
+-- ranks that have data of their own. ranks: a mesh, an axis, a communicator or nil.
+local function comms_of(ranks, strategy)
    local all, shard, replicas, data
-   err.arg_if(type(o.comm) ~= 'nil' and (type(o.comm) ~= 'table' or not o.comm.all_gather_v), op,
-      'comm', 'a communicator', o.comm)
-   if o.mesh then
-      err.arg_if(type(o.mesh) ~= 'table' or not o.mesh.fsdp_mesh, op, 'mesh', 'a mesh', o.mesh)
-      if o.comm then err.raise('E_ARG', op, 'mesh and comm: give one of them') end
-      local axes = o.mesh:fsdp_mesh().axes
-      all, shard = o.mesh.root.comm, axes[#axes].comm
+   if ranks and ranks.fsdp_mesh then
+      local axes = ranks:fsdp_mesh().axes
+      all, shard = ranks.root.comm, axes[#axes].comm
       replicas = axes[2] and axes[1].comm or nil
-      data = replicas and o.mesh:flatten({ axes[1].name, axes[2].name }).comm or shard
+      data = replicas and ranks:flatten({ axes[1].name, axes[2].name }).comm or shard
    else
-      all = o.comm or dist.world()
+      all = ranks and axis_of(op, 'ranks', ranks) or dist.world()
       shard, data = all, all
    end
-   if o.strategy == 'no_shard' then return all, dist.solo(), data, data end
+   if strategy == 'no_shard' then return all, dist.solo(), data, data end
    return all, shard, replicas or dist.solo(), data
 end
 
@@ -174,13 +169,14 @@ end
 
 -- ---- the object ------------------------------------------------------------------------------
 
--- Shards model (a module, whose parameters may be on device 'null') in place. See fully_shard.
-function Sharded:init(model, opts)
-   units.check_model(op, model)
-   self.opts = options.check(opts)
+-- Shards model (a module, whose parameters may be on device 'null') in place. opts: those of
+-- fully_shard, checked.
+function Sharded:init(model, ranks, opts)
+   self.opts = options.settle(opts)
    spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
    self.model = model
-   self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(self.opts)
+   self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(ranks,
+      opts.strategy)
    self.device = self.opts.device
    if not self.device then
       local first = model:parameters()[1]
@@ -383,14 +379,7 @@ local fsdp = { Sharded = Sharded }
 -- dp_replicate holds replicas), an axis or a communicator (default: all ranks).
 -- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
 function fsdp.fully_shard(model, ranks, opts)
-   ranks, opts = axis_of.ranks_and_options(op, ranks, opts, { 'mesh', 'comm' })
-   local o = copy(err.options(op, opts, options.names))
-   if type(ranks) == 'table' and ranks.fsdp_mesh then
-      o.mesh = ranks
-   elseif ranks ~= nil then
-      o.comm = axis_of(op, 'ranks', ranks)
-   end
-   return Sharded(model, o)
+   return Sharded(model, ranks, opts)
 end
 
 -- Elements of the outermost layer lists of a module, each of which becomes a unit: a list of
@@ -398,7 +387,6 @@ end
 -- since its backward follows at once. Lists within a list, and what is outside of lists, are not in
 -- it.
 function fsdp.layer_units(module)
-   units.check_model('parallel.layer_units', module)
    local list = {}
    units.each_layer(module, function(m, path, i, n)
       list[#list + 1] = { path = path, module = m, reshard_after_forward = i < n }
@@ -409,12 +397,16 @@ end
 -- Shards every layer of a module and the rest as the root unit, with the parameters as shards.
 -- mp_policy: as in fully_shard; offload_policy: nil or { cpu = true }. Returns the Sharded.
 function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_policy)
-   local name = 'parallel.apply_fsdp_sharding_recursively'
-   offload_policy = err.options(name, offload_policy, { 'cpu', 'pin_memory' })
    return fsdp.fully_shard(module, mesh, { mp_policy = mp_policy,
-      cpu_offload = offload_policy.cpu or false, pin_memory = offload_policy.pin_memory })
+      cpu_offload = offload_policy.cpu, pin_memory = offload_policy.pin_memory })
 end
 
+signature.doors('parallel.Sharded', Sharded, {
+   init = 'model: module; ranks: ranks?; opts: table' })
 return signature.doors('parallel', fsdp, {
-   fully_shard = { 'model: module; ranks: ranks?', opts = options.rows, inside = true },
+   fully_shard = { 'model: module; ranks: ranks?', opts = options.rows,
+      before = axis_of.in_options { 'mesh', 'comm' } },
+   layer_units = 'module: module',
+   apply_fsdp_sharding_recursively = { 'module: module', opts = { 'cpu: boolean = false',
+      'pin_memory: boolean?' } },
 })

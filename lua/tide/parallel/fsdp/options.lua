@@ -62,21 +62,14 @@ options.rows = {
    "where not (grad_reduce_in_fp32 and mp_policy and (mp_policy.reduce_dtype or 'f32') ~= 'f32') "
       .. "-- grad_reduce_in_fp32 contradicts mp_policy.reduce_dtype '{mp_policy.reduce_dtype}'",
 }
-local read, rows = signature.options { 'mesh: any?', 'comm: any?', options.rows }
-
--- The names of all options.
-options.names = {}
-for i, row in ipairs(rows) do options.names[i] = row.name end
-
 local read_precision = signature.options { 'param_dtype: float?', 'reduce_dtype: float?',
    'output_dtype: float?', 'cast_forward_inputs: boolean = true' }
 
 -- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs }; absent dtypes: no cast.
 function options.precision(name, mp) return read_precision(name .. ': mp_policy', mp) end
 
--- A checked copy with defaults.
-function options.check(opts)
-   local o = read(op, opts)
+-- Returns checked options with what follows from them; changes the table.
+function options.settle(o)
    o.mp, o.reshard = options.precision(op, o.mp_policy), o.reshard_after_forward
    o.mp_policy, o.reshard_after_forward = nil, nil
    if o.sync_each_backward == nil then
@@ -84,6 +77,11 @@ function options.check(opts)
    end
    return o
 end
+
+local read = signature.options(options.rows)
+
+-- Returns a checked copy with defaults and with what follows from them.
+function options.check(opts) return options.settle(read(op, opts)) end
 
 -- What ranks must have in common, as text.
 function options.text(o)

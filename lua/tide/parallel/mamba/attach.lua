@@ -29,9 +29,8 @@ local Mamba2 = require('tide.nn.mamba').Mamba2
 
 local attach = {}
 
-local methods = { 'hidden', 'state', 'auto' }
-
 local function is_mamba(m) return class.is(m, Mamba2) end
+signature.kind('mamba2', 'an nn.Mamba2', is_mamba, 'tide.Mamba2')
 
 -- ---- prices ----------------------------------------------------------------------------------
 
@@ -49,14 +48,11 @@ end
 -- { hidden = { forward, backward, bytes }, state = the same or nil, why = text, best = name }, of
 -- the busiest rank, or of opts.rank.
 function attach.price(layer, map, opts)
-   local op = 'parallel.mamba_cp.price'
-   if not is_mamba(layer) then err.arg(op, 'layer', 'an nn.Mamba2', layer) end
-   if type(map) ~= 'table' or not map.runs then err.arg(op, 'map', 'a parallel.cp_map', map) end
    local rows, size = opts.rows, tide.dtype_size(opts.dtype)
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
    local function over(fn)
       if not opts.rank then return busiest(map.size, fn) end
-      local go, back = fn(err.integer(op, 'rank', opts.rank, 0, map.size - 1))
+      local go, back = fn(opts.rank)
       return { forward = go, backward = back, bytes = go + back }
    end
    local out = { hidden = over(function(r)
@@ -104,14 +100,8 @@ end
 -- with such layers. Returns the handle: restore().
 function attach.attach(model, axis, opts)
    local op = 'parallel.mamba_cp.attach'
-   axis, opts = axis_of.ranks_and_options(op, axis, opts, { 'axis' })
-   opts = err.options(op, opts, { 'method' })
-   local self = setmetatable({ layers = {}, names = {}, wraps = {}, plans = {},
-      chosen = {} }, Attached)
-   self.method = err.choice(op, 'method', opts.method or 'auto', methods)
-   self.comm = axis_of(op, 'axis', axis)
-   self.batches = setmetatable({}, { __mode = 'k' })
-   if type(model) ~= 'table' or not model.walk then err.arg(op, 'model', 'a module', model) end
+   local self = setmetatable({ comm = axis, method = opts.method, layers = {}, names = {},
+      wraps = {}, plans = {}, chosen = {}, batches = setmetatable({}, { __mode = 'k' }) }, Attached)
    model:walk(function(m, path)
       if is_mamba(m) then
          self.layers[#self.layers + 1] = m
@@ -270,6 +260,10 @@ function Attached:__tostring()
 end
 
 return signature.doors('parallel.mamba_cp', attach, {
-   price = { opts = { 'rows: integer >= 1 = 1 -- rows of the batch', "dtype: float = 'f32'",
-      'rank: any? -- by default the busiest' } },
+   price = { 'layer: mamba2; map: plan', opts = {
+      'rows: integer >= 1 = 1 -- rows of the batch', "dtype: float = 'f32'",
+      'rank: integer? in [0, map.size - 1] -- by default the busiest' } },
+   attach = { 'model: module; axis: group', before = axis_of.in_options { 'axis' }, opts = {
+      "method: 'auto' | 'hidden' | 'state' = 'auto' -- what travels: heads, states, or the fewer "
+         .. 'bytes' } },
 })

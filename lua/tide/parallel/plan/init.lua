@@ -108,6 +108,13 @@ local function check_fsdp(fsdp)
    end
 end
 
+-- The options of a section's function, and the axis that the plan gives it.
+local function names_of(fn)
+   local list = { 'axis' }
+   for _, row in ipairs(signature.of(fn).opts) do list[#list + 1] = row.name end
+   return list
+end
+
 -- The options of the sections with what the mesh implies.
 local function read_sections(self, opts)
    for _, k in ipairs(own_options) do self[k] = opts[k] end
@@ -115,8 +122,8 @@ local function read_sections(self, opts)
    for _, s in ipairs(sections) do
       if s.is_own then self.own[s.name] = opts[s.name] end
    end
-   if opts.tp then err.options(op .. ': tp', opts.tp, { 'axis', unpack(tp.options) }) end
-   if opts.cp then err.options(op .. ': cp', opts.cp, { 'axis', unpack(cp_train.options) }) end
+   if opts.tp then err.options(op .. ': tp', opts.tp, names_of(tp.tensor_parallel)) end
+   if opts.cp then err.options(op .. ': cp', opts.cp, names_of(cp_train.attach)) end
    if opts.fsdp then check_fsdp(opts.fsdp) end
    self.tp, self.fsdp = copy(opts.tp or {}), opts.fsdp and copy(opts.fsdp)
    self.cp = copy(opts.cp or {})
@@ -132,29 +139,18 @@ end
 
 -- ---- doing it --------------------------------------------------------------------------------
 
--- The axis of a section, nil if it is one rank.
-local function axis_of(self, mesh, name)
-   local section = self[name]
-   if self.given[name] or mesh:find(section.axis) then
-      local axis = mesh:axis(section.axis)
-      return axis.size > 1 and axis or nil
-   end
+-- The result of fn(model, axis, options) of a section; nil if its axis is one rank.
+local function over_axis(self, run, name, fn)
+   local o = copy(self[name])
+   local axis = (self.given[name] or run.mesh:find(o.axis)) and run.mesh:axis(o.axis)
+   o.axis = nil
+   return axis and axis.size > 1 and fn(run.model, axis, o) or nil
 end
 
-local function apply_tp(self, run)
-   local axis = axis_of(self, run.mesh, 'tp')
-   if not axis then return end
-   local o = copy(self.tp)
-   o.axis = nil
-   tide.parallel.tensor_parallel(run.model, axis, o)
-end
+local function apply_tp(self, run) over_axis(self, run, 'tp', tp.tensor_parallel) end
 
 local function apply_cp(self, run)
-   local axis = axis_of(self, run.mesh, 'cp')
-   if not axis then return end
-   local o = copy(self.cp)
-   o.axis = nil
-   run.context = require('tide.parallel.cp.train').attach(run.model, axis, o)
+   run.context = over_axis(self, run, 'cp', cp_train.attach)
 end
 
 local function apply_fsdp(self, run, device, seed, init)

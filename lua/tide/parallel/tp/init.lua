@@ -447,9 +447,6 @@ function tp.parallelize_module(model, axis, plan, opts)
    return model
 end
 
--- The options of tensor_parallel.
-tp.options = { 'plan', 'sequence_parallel', 'declared', 'gather_logits', 'async_tp' }
-
 -- A model cut over an axis by the plan that fits it.
 function tp.tensor_parallel(model, axis, opts)
    axis_of('parallel.tensor_parallel', 'axis', axis)
