@@ -483,6 +483,35 @@ describe('a pre-tokenizer of fixed length', function()
    end)
 end)
 
+describe('a step of a tokenizer.json', function()
+   local rows = json.decode(fs.read('spec', 'spec/golden/steps.json'))
+
+   -- The texts of the tokens of a text, for a tokenizer of one word for each of `words`.
+   local function pieces(field, node, text, words)
+      local vocab, names = { ['<unk>'] = 0 }, { [0] = '<unk>' }
+      for i, word in ipairs(words) do
+         if not vocab[word] then vocab[word], names[i] = i, word end
+      end
+      fs.write('spec', folder .. '/step.json', json.encode { version = '1.0', [field] = node,
+         model = { type = 'WordLevel', vocab = vocab, unk_token = '<unk>' } })
+      local out = {}
+      for i, id in ipairs((tide.tokenizer.load(folder .. '/step.json'):encode(text))) do
+         out[i] = names[id]
+      end
+      return out
+   end
+
+   it('gives what tokenizers gives', function()
+      for _, row in ipairs(rows.normalizer) do
+         assert.same({ row[3] }, pieces('normalizer', row[1], row[2], { row[3] }),
+            json.encode(row[1]))
+      end
+      for _, row in ipairs(rows.pre_tokenizer) do
+         assert.same(row[3], pieces('pre_tokenizer', row[1], row[2], row[3]), json.encode(row[1]))
+      end
+   end)
+end)
+
 describe('training', function()
    it('joins the most frequent pairs and writes a file that is loaded', function()
       local train = require 'tide.tokenizer.train'
