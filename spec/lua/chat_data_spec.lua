@@ -227,10 +227,12 @@ describe('data.chat', function()
          if text == 'x' then error 'bad bytes' end
          return { text:byte(1, -1) }, { { 1, 1 }, { 2, 2 } }
       end
-      local function text_of(text) return { '{"text": "' .. text .. '"}', { tokenizer = one_each } } end
-      assert.matches('fewer than two tokens', raised(load_one, unpack(text_of 'a')).message, 1, true)
-      assert.equal(1, load_one(unpack(text_of 'ab')).documents)
-      assert.matches('line 1: .*bad bytes', raised(load_one, unpack(text_of 'x')).message)
+      local function load_text(text)
+         return load_one('{"text": "' .. text .. '"}', { tokenizer = one_each })
+      end
+      assert.matches('fewer than two tokens', raised(load_text, 'a').message, 1, true)
+      assert.equal(1, load_text('ab').documents)
+      assert.matches('line 1: .*bad bytes', raised(load_text, 'x').message)
       assert.matches('no token of the record counts as a label (', raised(load_one,
          '{"prompt": "ab", "completion": ""}', { tokenizer = one_each }).message, 1, true)
       local broken = tide.chat.template '{{ raise_exception("no") }}'

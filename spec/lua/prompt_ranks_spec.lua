@@ -96,7 +96,8 @@ describe('a session over ranks', function()
       local s, _, bad, requests = new(4, echo)
       assert.equal('9.9, 4 ranks', s.version)
       for line, want in each { ['x'] = '0 1 2 3', ['%0 x'] = '0', ['%0,2 x'] = '0 2',
-         ['%1-2 x'] = '1 2', ['%3,0-1,1 x'] = '0 1 3', ['  %2-2  x'] = '2', ['%0-3 x'] = '0 1 2 3' } do
+         ['%1-2 x'] = '1 2', ['%3,0-1,1 x'] = '0 1 3', ['  %2-2  x'] = '2',
+         ['%0-3 x'] = '0 1 2 3' } do
          for i = #requests, 1, -1 do requests[i] = nil end
          assert.is_false(s:feed(line))
          local asked = {}

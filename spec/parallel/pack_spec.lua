@@ -27,7 +27,8 @@ local function zero_based(bins)
 end
 
 describe('bins of random lengths', function()
-   -- Each document, longest first, in the open bin that `is_better(room, than)` picks, or a new one.
+   -- Each document, longest first, in the open bin that `is_better(room, than)` picks, or a new
+   -- one.
    local function plain(lengths, size, most, is_better)
       local order, skipped, bins, room = {}, {}, {}, {}
       for i, n in ipairs(lengths) do table.insert(n > size and skipped or order, i) end
@@ -56,7 +57,8 @@ describe('bins of random lengths', function()
          for i = 1, math.random(0, 30) do lengths[i] = math.random(1, 22) end
          local most = case % 2 == 0 and math.random(1, 8) or nil
          for name, is_better in pairs {
-            knapsack = function(a, b) return a > b end, best_fit = function(a, b) return a < b end } do
+            knapsack = function(a, b) return a > b end,
+            best_fit = function(a, b) return a < b end } do
             assert.same({ plain(lengths, size, most, is_better) },
                { pack[name](lengths, size, most) }, name)
          end

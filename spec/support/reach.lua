@@ -1,7 +1,7 @@
 -- Which spec files enter a function or block of lua/tide, and how long each takes. The reach is a
--- folder with one file for each spec file: its seconds, then `optim/groups.lua:14` for each function
--- and block that it enters, by the line that begins it. It is kept between runs; a spec file that
--- has changed is measured anew.
+-- folder with one file for each spec file: its seconds, then `optim/groups.lua:14` for each
+-- function and block that it enters, by the line that begins it. It is kept between runs; a spec
+-- file that has changed is measured anew.
 
 local files = require 'spec.support.files'
 
@@ -15,7 +15,7 @@ local head_pattern, word_pattern = '()%f[%w_]function[%w_.: ]*%b()()', '()%f[%w_
 local begins = { ['then'] = true, ['else'] = true, ['do'] = true }
 
 -- Whether what stands at `at` of a line is program: neither in a comment nor in a quoted text.
-local function is_program(line, at)
+function reach.is_program(line, at)
    local before = line:sub(1, at - 1):gsub("\\.", '..'):gsub("'[^']*'", ''):gsub('"[^"]*"', '')
    return not before:find "['\"]" and not before:find('--', 1, true)
 end
@@ -24,10 +24,12 @@ end
 local function beginnings(line)
    local list = {}
    for at, behind in line:gmatch(head_pattern) do
-      if is_program(line, at) then list[#list + 1] = behind end
+      if reach.is_program(line, at) then list[#list + 1] = behind end
    end
    for at, behind in line:gmatch(word_pattern) do
-      if begins[line:sub(at, behind - 1)] and is_program(line, at) then list[#list + 1] = behind end
+      if begins[line:sub(at, behind - 1)] and reach.is_program(line, at) then
+         list[#list + 1] = behind
+      end
    end
    table.sort(list)
    return list
@@ -130,8 +132,8 @@ function reach.write(path, seconds, log)
 end
 
 -- The spec files that enter the function or block a line stands in (all of them for a file of which
--- nothing is known): a list, cheap ones and those that name the file often first. `names` is how often each
--- names it, `kills` how many breaks of this file it has noticed.
+-- nothing is known): a list, cheap ones and those that name the file often first. `names` is how
+-- often each names it, `kills` how many breaks of this file it has noticed.
 function Reach:specs_of(path, number, names, kills)
    local file, list, cost = path:match 'lua/tide/(.*)$', {}, {}
    local starts = beginnings_of(path, number)
