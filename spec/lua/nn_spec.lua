@@ -170,6 +170,18 @@ describe('nn.rope', function()
       assert.near(1, f[36] / (500000 ^ (-70 / 128) / 8), 1e-12)
    end)
 
+   it('scales as transformers does, in random configurations', function()
+      local scaling = require 'tide.nn.rope_scaling'
+      local read = require('spec.support.files').read
+      for k, row in ipairs(tide.json.decode(read 'spec/golden/rope_random.json')) do
+         local dim, theta, s, length, frequencies, factor = unpack(row)
+         local got = scaling.frequencies(dim, theta, s, length)
+         assert.equal(#frequencies, #got)
+         for i, want in ipairs(frequencies) do assert.near(1, got[i] / want, 1e-5, k) end
+         assert.near(factor, scaling.attention_factor(s), 1e-6, k)
+      end
+   end)
+
    it('refuses odd sizes and unknown scaling', function()
       bad('even head size', nn.rope.frequencies, 7, 10000)
       bad("'theta'", nn.rope.frequencies, 8, 0 / 0)
