@@ -194,6 +194,9 @@ describe('nn.rope', function()
          factor = 2, low_freq_factor = 4, high_freq_factor = 4,
          original_max_position_embeddings = 8 })
       bad('rope_scaling.factor', nn.rope.frequencies, 8, 10000, { rope_type = 'llama3' })
+      bad("rope_scaling.long_factor': expected 4 numbers", nn.rope.frequencies, 8, 10000,
+         { rope_type = 'longrope', short_factor = { 1, 1, 1, 1 }, long_factor = { 1, 1, 1 },
+            original_max_position_embeddings = 4 }, 5)
    end)
 end)
 
@@ -389,6 +392,21 @@ describe('nn.MLP, nn.Dropout, nn.Block, nn.Stack', function()
       local p = nn.MLP { dim = 4, hidden = 5, act = 'relu', bias = true }
       close(p(x_BTC), p.down_proj(p.up_proj(x_BTC):relu()))
       bad("'act'", nn.MLP, { dim = 4, hidden = 5, act = 'tanh' })
+   end)
+
+   it('take no tokens, and one', function()
+      local none = nn.logprob.of_labels(tide.zeros { 0, 3, 4 }, tide.ones { 7, 4 },
+         tide.zeros({ 0, 3 }, { dtype = 'i64' }))
+      assert.same({ 0, 3 }, none.shape)
+      assert.same({ { -100 } }, nn.loss.shift(tide.tensor({ { 5 } }, { dtype = 'i64' })):tolist())
+      assert.same({ { 6, -100 } },
+         nn.loss.shift(tide.tensor({ { 5, 6 } }, { dtype = 'i64' })):tolist())
+      bad('no Linear layer', nn.lora.attach, nn.LayerNorm(4), { rank = 2 })
+   end)
+
+   it('print what they were made with', function()
+      assert.matches('p = 0.25', tostring(nn.Dropout(0.25)), 1, true)
+      assert.matches('4, eps 1e-05', tostring(nn.LayerNorm(4)), 1, true)
    end)
 
    it('drops while training only', function()
