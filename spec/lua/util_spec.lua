@@ -204,6 +204,35 @@ describe('util.log', function()
 end)
 
 describe('util.plot', function()
+   it('as text has a mark for each point, and its numbers below their marks', function()
+      assert.equal([[
+        4 |*
+        3 |          *
+        2 |                    *
+        1 |                             *
+        0 |                                       *
+          +----------------------------------------
+           0         10        20       30       40
+         * loss
+]], plot.text({ { name = 'loss', x = { 0, 10, 20, 30, 40 }, y = { 4, 3, 2, 1, 0 } } },
+         { columns = 51, rows = 5 }))
+      assert.equal([[
+        4 |+                                      *
+          |
+        3 |                          *
+          |
+        2 |             *
+          |
+        1 |*                                      +
+          +----------------------------------------
+           1            10           100       1000
+         * a
+         + b
+]], plot.text({ { name = 'a', x = { 1, 10, 100, 1000 }, y = { 1, 2, 3, 4 } },
+         { name = 'b', x = { 1, 1000 }, y = { 4, 1 } } },
+         { columns = 51, rows = 7, logx = true }))
+   end)
+
    it('has round ticks', function()
       assert.same({ 0, 20, 40, 60, 80, 100 }, plot.ticks(0, 100, 6))
       assert.same({ 1, 1.5, 2, 2.5 }, plot.ticks(0.9, 2.6, 4))
