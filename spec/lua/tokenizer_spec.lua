@@ -461,6 +461,24 @@ describe('a file of sentencepiece', function()
    end
 end)
 
+describe('a decoder of bytes and Metaspace', function()
+   it('drops the blank of the first token alone, a byte among them', function()
+      for _, order in ipairs { { 1, 2 }, { 2, 1 } } do
+         local two = { { type = 'ByteFallback' }, { type = 'Metaspace', replacement = '▁',
+            prepend_scheme = 'always', split = true } }
+         fs.write('spec', folder .. '/bytes.json', json.encode { version = '1.0',
+            decoder = { type = 'Sequence', decoders = { two[order[1]], two[order[2]] } },
+            model = { type = 'BPE', byte_fallback = true, merges = json.array {},
+               vocab = { ['<0x41>'] = 0, ['▁b'] = 1, c = 2 } } })
+         local tok = tide.tokenizer.load(folder .. '/bytes.json')
+         for text, ids in each { ['A b'] = { 0, 1 }, ['bA b'] = { 1, 0, 1 }, ['b b'] = { 1, 1 },
+            ['AA b'] = { 0, 0, 1 } } do                -- as the package tokenizers
+            assert.equal(text, tok:decode(ids))
+         end
+      end
+   end)
+end)
+
 describe('a decoder of BPE', function()
    it('ends a word where its suffix stands', function()
       fs.write('spec', folder .. '/suffix.json', json.encode { version = '1.0',

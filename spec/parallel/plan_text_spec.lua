@@ -82,6 +82,18 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
          { batch = 2, seq = 8, host_size = 1 }))
    end)
 
+   it('has styles given by a function, or by its path, written out in its table', function()
+      local written = { lm_head = tide.parallel.translate_to_parallel_style 'colwise_rep' }
+      local function styles() return written end
+      package.preload['spec.styles'] = function() return { of = styles } end
+      local want = make({ tp = 2 }, { tp = { plan = written } }, 2):to_table()
+      assert.equal('table', type(want.tp.plan.lm_head))
+      for _, plan in ipairs { styles, 'spec.styles.of' } do
+         assert.same(want, make({ tp = 2 }, { tp = { plan = plan } }, 2):to_table())
+      end
+      package.preload['spec.styles'] = nil
+   end)
+
    it('is read again from its table, with every section', function()
       for _, row in ipairs { { { dp = 1 }, {}, 1 },
          { { dp_shard = 2, tp = 2 }, { tp = { sequence_parallel = true }, recompute = 'full' }, 4 },
