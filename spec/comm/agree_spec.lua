@@ -15,6 +15,22 @@ local function said(rank, _, texts, fields)
    return ok and '' or e.code .. ' ' .. e.message
 end
 
+describe('texts that ranks have agreed on', function()
+   it('are remembered, but no more than 256', function()
+      local comm, most = { size = 1 }, 0
+      for i = 1, 600 do
+         agree.once(comm, 'spec', 'plans', 'text ' .. i)
+         if comm._agreed.count < 256 then agree.once(comm, 'spec', 'plans', 'text ' .. i) end
+         local n = 0
+         for _ in pairs(comm._agreed) do n = n + 1 end
+         assert.equal(n - 1, comm._agreed.count)        -- each text once, beside the count
+         most = math.max(most, comm._agreed.count)
+      end
+      assert.equal(256, most)
+      assert.equal(600 - 2 * 256, comm._agreed.count)
+   end)
+end)
+
 describe('ranks that differ', function()
    it('are named on every rank, with one text', function()
       for _, text in ipairs(ranks.run(4, said, { 'a', 'b', 'a', 'c' })) do

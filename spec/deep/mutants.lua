@@ -8,11 +8,12 @@
 -- (lua/tide); --at: the breaks of one line in place of drawn ones; --skip: drawn mutants to pass
 -- over, which continues a sweep; --budget: seconds of specs for each mutant (60).
 --
--- A first run finds which functions each spec file calls, and keeps that in --map (build/mutants).
--- A mutant meets only the spec files that call its function, cheap ones and those that name its
--- file first, until one fails or the budget is spent. The tree itself is never changed. A
--- survivor is printed with its file, line and text; it wants a spec, or does not matter. Ends with
--- 0 whatever survives.
+-- A first run finds which functions and blocks each spec file enters, and keeps that in --map
+-- (build/mutants). A mutant meets only the spec files that enter its block, cheap ones and those
+-- that name its file first, until one fails or the budget is spent. The tree itself is never
+-- changed. A survivor is printed with its file, line and text; it wants a spec, or does not matter.
+-- Ends with 0 whatever survives. The map does not see that data of a spec file (spec/golden) has
+-- changed: remove its file from the map then.
 
 package.path = './?.lua;' .. package.path
 local choice = require 'spec.deep.fuzz.choice'
@@ -44,13 +45,6 @@ if #specs == 0 then error('usage: luajit spec/deep/mutants.lua [--count N] SPEC 
 local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
 local function run(command) return os.execute(command) == 0 end
 
--- Whether a place in a line is inside a quoted text.
-local function is_text(line, at)
-   local _, single = line:sub(1, at - 1):gsub("'", '')
-   local _, double = line:sub(1, at - 1):gsub('"', '')
-   return single % 2 == 1 or double % 2 == 1
-end
-
 -- Lines that can be broken: { path, number, text, broken }.
 local function candidates()
    local list = {}
@@ -60,7 +54,9 @@ local function candidates()
          n = n + 1
          for _, b in ipairs(line:find '^%s*%-%-' and {} or breaks) do
             local at, broken = line:find(b[1]), line:gsub(b[1], b[2], 1)
-            if at and not is_text(line, at) then list[#list + 1] = { path, n, line, broken } end
+            if at and reach.is_program(line, at) then
+               list[#list + 1] = { path, n, line, broken }
+            end
          end
       end
    end
@@ -94,7 +90,8 @@ local function passes(spec, limit, variables, options)
    return out[1] == '0', out[2] / 1000
 end
 
--- Measures spec files, with a copy of the library that notes its functions as they start.
+-- Measures spec files, with a copy of the library that notes its functions and blocks as they
+-- start.
 local function measure(list, path_of)
    for _, path in ipairs(files.lines_of "find lua/tide -name '*.lua'") do
       local text = reach.marked(path, files.read(path))

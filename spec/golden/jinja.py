@@ -2,6 +2,8 @@
 #
 #    python3 spec/golden/jinja.py             writes spec/golden/jinja.json
 #
+# Further templates stand one a line in jinja_expressions.txt and jinja_bodies.txt.
+#
 # Each row: a template, messages, variables, and the text with the character ranges of its
 # `generation` blocks, or that jinja2 raises. Made with jinja2 3.1.6 and transformers 5.
 
@@ -207,6 +209,13 @@ def row(template, messages, variables):
     return out
 
 
+def lines_of(name):
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), name)) as file:
+        return file.read().split("\n")[:-1]
+
+
+EXPRESSIONS += lines_of("jinja_expressions.txt")
+BODIES += lines_of("jinja_bodies.txt")
 rows = [row("{{ " + e + " }}", [], VALUES) for e in EXPRESSIONS]
 rows += [row(t, [], VALUES) for t in BODIES]
 tokens = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -126,6 +126,56 @@ describe('util.args', function()
       assert.matches('name=value', message('--set'), 1, true)
    end)
 
+   it('keeps numbers in their range, ends among them', function()
+      local function of(row, ...)
+         local given = { ... }
+         local ok, v = pcall(function() return args.new('test', { row }):parse(given).n end)
+         return ok and v or tostring(v):match 'expected (.*) %(E_ARG'
+      end
+      local both, low = { 'n', 5, '', min = 2, max = 8 }, { 'n', 5, '', min = 2 }
+      local high = { 'n', 5, '', max = 8 }
+      assert.same({ 2, 8, 'an integer in [2, 8], got "1"', 'an integer in [2, 8], got "9"' },
+         { of(both, '--n=2'), of(both, '--n=8'), of(both, '--n=1'), of(both, '--n=9') })
+      assert.same({ 2, 9, 'an integer >= 2, got "1"' },
+         { of(low, '--n=2'), of(low, '--n=9'), of(low, '--n=1') })
+      assert.same({ 8, -3, 'an integer <= 8, got "9"' },
+         { of(high, '--n=8'), of(high, '--n=-3'), of(high, '--n=9') })
+      local plain = { 'n', 5 }
+      assert.same({ 2 ^ 53 - 1, 'an integer that is less than 2^53, got "9007199254740992"',
+         'an integer that is less than 2^53, got "-9007199254740992"' },
+         { of(plain, '--n=9007199254740991'), of(plain, '--n=9007199254740992'),
+            of(plain, '--n=-9007199254740992') })
+      local real = { 'n', 5, '', integer = false }
+      assert.same({ 1.5, 2 ^ 60, 'a finite number, got "-inf"', 'a finite number, got "nan"' },
+         { of(real, '--n', '1.5'), of(real, '--n', '1152921504606846976'),
+            of(real, '--n', '-inf'), of(real, '--n', 'nan') })
+      local text = { 'n', 'a', '', min = 1 }
+      assert.same({ 'b', 'a text, got ""' }, { of(text, '--n=b'), of(text, '--n=') })
+      assert.equal('', of({ 'n', 'a' }, '--n='))
+      assert.same({ 'option --n is required (E_ARG)' },
+         { tostring(select(2, pcall(function()
+            return args.new('test', { { 'n', nil, '', required = true } }):parse {}
+         end))):match 'option.*' })
+      assert.matches("unknown option '--no-n'", tostring(select(2, pcall(function()
+         return args.new('test', { plain }):parse { '--no-n' }
+      end))), 1, true)
+   end)
+
+   it('reads the ids of --ids', function()
+      assert.same({ 0, 3, 7 }, args.ids('p', '0, 3 7,', 8))
+      assert.same({ 1 }, args.ids('p', '1', 2, 1))
+      for text, said in pairs { ['8'] = "whole numbers below 8, got '8'", ['-1'] = "got '-1'",
+         ['1.5'] = "got '1.5'", ['1 x'] = "got 'x'", [''] = 'at least one id',
+         [' , '] = 'at least one id' } do
+         local _, e = pcall(args.ids, 'p', text, 8)
+         assert.matches('--ids: expected ', tostring(e), 1, true)
+         assert.matches(said, tostring(e), 1, true)
+      end
+      assert.matches('at least two ids', tostring(select(2, pcall(args.ids, 'p', '1', 8, 2))), 1,
+         true)
+      assert.same({ 1, 1 }, args.ids('p', '1 1', 8, 2))
+   end)
+
    it('checks tables as it checks words', function()
       local p = args.new('test', rows)
       assert.equal(3, p:check({ mesh = { dp = 3 } }).mesh.dp)

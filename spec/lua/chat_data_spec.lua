@@ -38,7 +38,7 @@ local function shown(source)
 end
 
 local function load_one(text, opts)
-   opts.tokenizer, opts.val = bytes, 0
+   opts.tokenizer, opts.val = opts.tokenizer or bytes, 0
    return with_files({ ['a.jsonl'] = text }, function(dir)
       return chat.load(dir .. '/a.jsonl', opts)
    end)
@@ -88,6 +88,26 @@ describe('data.record', function()
       assert.is_nil((form('{"messages": [{"role": "user", "content": "q"}], "tools": []}')).tools)
    end)
 
+   it('takes messages without content that say something else, and fields that are null',
+   function()
+      for _, text in ipairs {
+         '{"messages": [{"role": "a", "tool_calls": [{}]}]}',
+         '{"messages": [{"role": "a", "content": null, "tool_calls": [{}]}]}',
+         '{"messages": [{"role": "a", "function_call": {}}]}',
+         '{"messages": [{"role": "a", "reasoning_content": "r", "content": null}]}',
+         '{"messages": [{"role": "a", "content": [{"type": "text", "text": "t"}]}]}',
+         '{"conversations": [{"from": "gpt", "value": "x"}], "system": null, "tools": null}',
+         '{"conversations": [{"from": "gpt", "value": "x"}], "system": "", "tools": ""}',
+         '{"instruction": "q", "output": "a", "history": null}' } do
+         local result = assert(form(text), text)
+         assert.is_nil(result.tools)
+         assert.equal(text:find 'instruction' and 2 or 1, #result.messages)
+      end
+      local said = form '{"system": "s", "conversations": [{"from": "tool", "value": "x"}]}'
+      assert.same({ 'system', 'tool' }, { said.messages[1].role, said.messages[2].role })
+      assert.same({ text = 'c' }, form '{"content": "c"}')
+   end)
+
    it('names the field of what is wrong', function()
       for text, problem in pairs {
          ['{"messages": []}'] = 'messages: expected at least one entry',
@@ -104,7 +124,45 @@ describe('data.record', function()
          ['{"instruction": "q"}'] = 'output: expected a text, got nothing',
          ['{"prompt": "q", "completion": 5}'] = 'completion: expected a text, got 5',
          ['{"text": {}}'] = 'text: expected a text, got an object',
-         ['{"b": 1, "a": 2}'] = 'the fields b, a' } do
+         ['{"b": 1, "a": 2}'] = 'the fields b, a',
+         ['{}'] = 'prompt or text, got "no field"',
+         ['{"messages": {}}'] = 'messages: expected a list, got an object',
+         ['{"messages": null}'] = 'messages: expected a list, got null',
+         ['{"messages": [null]}'] = 'messages[1]: expected an object { role, content }, got null',
+         ['{"messages": [{"role": "", "content": "x"}]}'] =
+            'messages[1].role: expected a name, got ""',
+         ['{"messages": [{"role": "user", "content": null}]}'] =
+            'messages[1].content: expected a text or a list of parts, got null',
+         ['{"messages": [{"role": "a", "content": 5, "tool_calls": [{}]}]}'] =
+            'messages[1].content: expected a text or a list of parts, got 5',
+         ['{"messages": [{"role": "a", "tool_calls": []}]}'] =
+            'messages[1].content: expected a text or a list of parts, got nothing',
+         ['{"messages": [{"role": "a", "content": [5]}]}'] =
+            'messages[1].content[1]: expected an object { type, .. }, got 5',
+         ['{"messages": [{"role": "a", "content": [null]}]}'] =
+            'messages[1].content[1]: expected an object { type, .. }, got null',
+         ['{"messages": [{"role": "a", "content": [{"type": "image"}, {}]}]}'] =
+            'messages[1].content[2].type: expected a text, got nothing',
+         ['{"messages": [{"role": "u", "content": "q"}], "tools": "x"}'] =
+            'tools: expected a list, or a text of JSON that holds one, got "x"',
+         ['{"messages": [{"role": "u", "content": "q"}], "tools": 5}'] =
+            'tools: expected a list, got 5',
+         ['{"conversations": [5]}'] =
+            'conversations[1]: expected an object { from, value }, got 5',
+         ['{"conversations": [{"from": "gpt", "value": "x"}], "system": 5}'] =
+            'system: expected a text, got 5',
+         ['{"instruction": "q", "output": "a", "history": 5}'] =
+            'history: expected a list of pairs of texts, got 5',
+         ['{"instruction": "q", "output": "a", "history": [5]}'] =
+            'history[1]: expected a pair of texts, got 5',
+         ['{"instruction": "q", "output": "a", "history": [["h"]]}'] =
+            'history[1][2]: expected a text, got nothing',
+         ['{"instruction": "q", "output": ["a"]}'] = 'output: expected a text, got a list',
+         ['{"prompt": null, "completion": "c"}'] = 'prompt: expected a text, got null',
+         ['{"prompt": "q"}'] = 'completion: expected a text, got nothing',
+         ['{"text": "' .. ('x'):rep(41) .. '", "messages": "' .. ('x'):rep(41) .. '"}'] =
+            'got "' .. ('x'):rep(40) .. '.."',
+         ['{"messages": "' .. ('x'):rep(40) .. '"}'] = 'got "' .. ('x'):rep(40) .. '"' } do
          local result, message = form(text)
          assert.is_nil(result, text)
          assert.is_truthy(message:find(problem, 1, true), message)
@@ -136,6 +194,53 @@ describe('data.chat', function()
       assert.equal('[abc$]', mask_of('{"text": "abc"}\n\n', {}))
       assert.equal('<user>ab;<assistant>[cd;]',
          mask_of('{"prompt": "ab", "completion": "cd"}', { template = plain }))
+   end)
+
+   it('names a role that is misspelt, unless it counts', function()
+      for _, row in ipairs { { 'gpt', 'assistant' }, { 'Assistant', 'assistant' },
+         { 'asistant', 'assistant' }, { 'assistent', 'assistant' }, { 'usr', 'user' },
+         { 'human', 'user' }, { 'toool', 'tool' }, { 'sistem', 'system' } } do
+         local text = ('{"messages": [{"role": "user", "content": "a"}, {"role": "%s", '
+            .. '"content": "b"}]}'):format(row[1])
+         assert.matches(("messages[2].role: expected a role such as '%s', got '%s' ("):format(
+            row[2], row[1]), raised(load_one, text, { template = plain }).message, 1, true)
+         assert.equal(1, load_one(text, { template = plain, train_on = { row[1] } }).documents)
+      end
+      for _, role in ipairs { 'critic', 'uusrr', 'ool2', 'narrator' } do
+         local text = ('{"messages": [{"role": "%s", "content": "a"}, {"role": "assistant", '
+            .. '"content": "b"}]}'):format(role)
+         assert.equal(1, load_one(text, { template = plain }).documents)
+      end
+   end)
+
+   it('says why no token of a record is a label', function()
+      local roles = '{"messages": [{"role": "user", "content": "a"}, {"role": "tool", '
+         .. '"content": "b"}, {"role": "user", "content": "c"}]}'
+      assert.matches("label: its roles are 'user', 'tool', and those that count are 'assistant' (",
+         raised(load_one, roles, { template = plain }).message, 1, true)
+      assert.matches("those that count are 'assistant', 'system' (", raised(load_one, roles,
+         { template = plain, train_on = { 'system', 'assistant' } }).message, 1, true)
+      assert.matches('label: the template writes none of it in a generation block',
+         raised(load_one, roles, { template = blocks }).message, 1, true)
+      local one_each = { vocab_size = 256 }
+      function one_each.encode(_, text)
+         if text == 'x' then error 'bad bytes' end
+         return { text:byte(1, -1) }, { { 1, 1 }, { 2, 2 } }
+      end
+      local function load_text(text)
+         return load_one('{"text": "' .. text .. '"}', { tokenizer = one_each })
+      end
+      assert.matches('fewer than two tokens', raised(load_text, 'a').message, 1, true)
+      assert.equal(1, load_text('ab').documents)
+      assert.matches('line 1: .*bad bytes', raised(load_text, 'x').message)
+      assert.matches('no token of the record counts as a label (', raised(load_one,
+         '{"prompt": "ab", "completion": ""}', { tokenizer = one_each }).message, 1, true)
+      local broken = tide.chat.template '{{ raise_exception("no") }}'
+      assert.matches('the template: ', raised(load_one, line, { template = broken }).message, 1,
+         true)
+      assert.matches('the template, given the first messages alone: ', raised(load_one, line,
+         { template = tide.chat.template(
+         '{% if messages|length < 4 %}{{ raise_exception("no") }}{% endif %}') }).message, 1, true)
    end)
 
    it('refuses a template that writes earlier messages otherwise', function()

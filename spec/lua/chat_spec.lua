@@ -201,6 +201,18 @@ describe('bounds of chat.template', function()
       assert.matches('deeper than 200', raised(nested(202)).message, 1, true)
    end)
 
+   it('are at 150 levels of blocks and expressions', function()
+      for _, row in ipairs { { '{{ ', '(', '1', ')', ' }}', 148 },
+         { '{{ ', '-', '1', '', ' }}', 148 }, { '', '{% if 1 %}', '1', '{% endif %}', '', 149 } } do
+         local head, open, inner, close, tail, most = unpack(row)
+         local function of(n)
+            return head .. open:rep(n) .. inner .. close:rep(n) .. tail
+         end
+         assert.matches('^%-?1$', (template(of(most)):render {}))
+         assert.matches('nested too deeply', raised(template, of(most + 1)).message, 1, true)
+      end
+   end)
+
    it('hold what is nested', function()
       assert.matches('nested too deeply',
          bounded('{{ ' .. ('['):rep(500) .. (']'):rep(500) .. ' }}'), 1, true)

@@ -211,6 +211,7 @@ describe('nn.Mamba2', function()
       refused('E_SHAPE', 'initial', call(tide.randn { 3, 1, 16 }, { cache = cache }))
       cache.state = nil
       refused('E_ARG', 'conv alone', call(x, { cache = cache }))
+      refused('E_ARG', 'state alone', call(x, { cache = { state = cache.conv } }))
       refused('E_ARG', "'context'", call(x, { context = {} }))
       refused('E_SHAPE', 'sequence', call(x, seq { 0, 0, 0, 1, 1 }))
       refused('E_ARG', 'never decrease', call(x, seq { 0, 1, 0, 1, 1, 1 }))

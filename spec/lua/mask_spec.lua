@@ -43,6 +43,55 @@ describe('nn.mask', function()
       assert.is_false(agrees({ { 1, 2 }, { 1, 2 }, { 1, 2 } }, { { 1, 2 }, { 1, 2 } }))
    end)
 
+   it('of 64 bits is refused where 32 do not hold its numbers', function()
+      local function wide(n) return tide.tensor({ { 1, n } }, { dtype = 'i64' }) end
+      assert.same({ { { 0, 0 }, { 2 ^ 31 - 2, 1 } } },
+         mask.index('spec', 'mask', wide(2 ^ 31 - 1)):tolist())
+      assert.same({ { { 0, 0 }, { -1, 1 } } }, mask.index('spec', 'mask', wide(-2 ^ 40)):tolist())
+      assert.matches('document numbers below 2^31', raised(mask.index, 'spec', 'mask',
+         wide(2 ^ 31)).message, 1, true)
+      assert.same({ 0, 2, 2 }, mask.index('spec', 'mask', tide.empty({ 0, 2 }, { dtype = 'i64' }))
+         .shape)
+   end)
+
+   it('of a call has the shape of the ids and stands alone', function()
+      local ids, rows = ints { { 1, 2, 3 }, { 4, 5, 6 } }, { { 1, 1, 0 }, { 1, 2, 2 } }
+      local function of(opts, ...) return mask.of_call('spec', opts, ids, ...) end
+      assert.is_nil(of {})
+      assert.same(index(rows):tolist(), of({ attention_mask = ints(rows) }):tolist())
+      for _, other in ipairs { { { 1, 1, 0 } }, { { 1, 1 }, { 1, 1 } } } do
+         assert.matches('a tensor [2, 3], as ids',
+            raised(of, { attention_mask = ints(other) }).message, 1, true)
+      end
+      for _, name in ipairs { 'index', 'q_index', 'k_index', 'sequence', 'caches' } do
+         assert.matches('nil beside ' .. name .. ',', raised(of, { attention_mask = ints(rows),
+            [name] = false }).message, 1, true)
+      end
+      local context = { q_index = function() return index(rows) end }
+      assert.is_nil(of({ attention_mask = ints(rows) }, context))
+      assert.equal('E_ARG', raised(of, { attention_mask = ints { { 1, 1, 1 }, { 2, 2, 0 } } },
+         context).code)
+   end)
+
+   it('of a layer is made unless the model has made or checked it', function()
+      local rows = { { 1, 1, 0 } }
+      local function of(at, ...) return mask.of_layer('spec', at, ...) end
+      assert.is_nil(of {})
+      assert.equal('made', of { mask_index = 'made' })
+      assert.equal('made', of { mask_index = 'made', attention_mask = ints(rows),
+         mask_checked = true })
+      assert.same(index(rows):tolist(), of({ attention_mask = ints(rows) }):tolist())
+      assert.same(index(rows):tolist(), of({ attention_mask = ints(rows) }, { null = true })
+         :tolist())
+      for _, name in ipairs { 'q_index', 'k_index' } do
+         assert.matches('nil beside q_index and k_index', raised(of, {
+            attention_mask = ints(rows), [name] = index(rows) }).message, 1, true)
+      end
+      local context = { q_index = function() return index(rows) end }
+      assert.is_nil(of({ attention_mask = ints(rows) }, context))
+      assert.equal('E_ARG', raised(of, { attention_mask = ints { { 0, 1, 0 } } }, context).code)
+   end)
+
    it('must be numbers [B, T]', function()
       for _, bad in ipairs { tide.ones { 2, 3 }, ints { 1, 2 } } do
          assert.equal('E_UNSUPPORTED', raised(mask.index, 'spec', 'mask', bad).code)

@@ -170,6 +170,18 @@ describe('nn.rope', function()
       assert.near(1, f[36] / (500000 ^ (-70 / 128) / 8), 1e-12)
    end)
 
+   it('scales as transformers does, in random configurations', function()
+      local scaling = require 'tide.nn.rope_scaling'
+      local read = require('spec.support.files').read
+      for k, row in ipairs(tide.json.decode(read 'spec/golden/rope_random.json')) do
+         local dim, theta, s, length, frequencies, factor = unpack(row)
+         local got = scaling.frequencies(dim, theta, s, length)
+         assert.equal(#frequencies, #got)
+         for i, want in ipairs(frequencies) do assert.near(1, got[i] / want, 1e-5, k) end
+         assert.near(factor, scaling.attention_factor(s), 1e-6, k)
+      end
+   end)
+
    it('refuses odd sizes and unknown scaling', function()
       bad('even head size', nn.rope.frequencies, 7, 10000)
       bad("'theta'", nn.rope.frequencies, 8, 0 / 0)
@@ -182,6 +194,9 @@ describe('nn.rope', function()
          factor = 2, low_freq_factor = 4, high_freq_factor = 4,
          original_max_position_embeddings = 8 })
       bad('rope_scaling.factor', nn.rope.frequencies, 8, 10000, { rope_type = 'llama3' })
+      bad("rope_scaling.long_factor': expected 4 numbers", nn.rope.frequencies, 8, 10000,
+         { rope_type = 'longrope', short_factor = { 1, 1, 1, 1 }, long_factor = { 1, 1, 1 },
+            original_max_position_embeddings = 4 }, 5)
    end)
 end)
 
@@ -377,6 +392,21 @@ describe('nn.MLP, nn.Dropout, nn.Block, nn.Stack', function()
       local p = nn.MLP { dim = 4, hidden = 5, act = 'relu', bias = true }
       close(p(x_BTC), p.down_proj(p.up_proj(x_BTC):relu()))
       bad("'act'", nn.MLP, { dim = 4, hidden = 5, act = 'tanh' })
+   end)
+
+   it('take no tokens, and one', function()
+      local none = nn.logprob.of_labels(tide.zeros { 0, 3, 4 }, tide.ones { 7, 4 },
+         tide.zeros({ 0, 3 }, { dtype = 'i64' }))
+      assert.same({ 0, 3 }, none.shape)
+      assert.same({ { -100 } }, nn.loss.shift(tide.tensor({ { 5 } }, { dtype = 'i64' })):tolist())
+      assert.same({ { 6, -100 } },
+         nn.loss.shift(tide.tensor({ { 5, 6 } }, { dtype = 'i64' })):tolist())
+      bad('no Linear layer', nn.lora.attach, nn.LayerNorm(4), { rank = 2 })
+   end)
+
+   it('print what they were made with', function()
+      assert.matches('p = 0.25', tostring(nn.Dropout(0.25)), 1, true)
+      assert.matches('4, eps 1e-05', tostring(nn.LayerNorm(4)), 1, true)
    end)
 
    it('drops while training only', function()

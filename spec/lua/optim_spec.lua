@@ -52,6 +52,30 @@ local sgd = { -0.034184278991343936, 0.9363741974540355, 1.51776546341051, -0.04
    0.035839327999172194, 0.11811080033456796, 0.9941276953457463, 0.48945852879866997,
    0.23360919629870877 }
 
+describe('state_bytes of a class', function()
+   it('is what an update makes, of every shape and dtype', function()
+      for _, class in ipairs { 'AdamW8bit', 'Lion', 'Adafactor', 'Muon' } do
+         for _, dtype in ipairs { 'f32', 'f64', 'bf16' } do
+            for _, shape in ipairs { { 5 }, { 4, 6 }, { 2, 3, 4 } } do
+               local w = tide.ones(shape, { dtype = dtype }):requires_grad_(true)
+               local o = optim[class] { { name = 'w', param = w } }
+               w:square():sum():backward()
+               o:step()
+               local bytes = 0
+               for _, t in pairs(o.state.w) do
+                  bytes = bytes + (tide.is_tensor(t) and t:numel() * tide.dtype_size(t.dtype) or 0)
+               end
+               local said = optim[class].state_bytes(dtype, { name = 'w', shape = shape })
+               assert.is_true(math.abs(said * w:numel() - bytes) < 1e-9, ('%s %s %d: %g ~= %g')
+                  :format(class, dtype, #shape, said * w:numel(), bytes))
+            end
+         end
+      end
+      assert.equal(8, optim.Muon.state_bytes('f32', { name = 'embed_tokens.weight',
+         shape = { 4, 6 } }))
+   end)
+end)
+
 describe('AdamW and SGD', function()
    it('are those of PyTorch, vectors without decay', function()
       local p = params()

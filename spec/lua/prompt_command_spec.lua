@@ -82,7 +82,8 @@ describe('a command', function()
          'f = function() end', 'z = 1 / 3', ':save ' .. path }
       assert.equal('', bad)
       assert.matches('saved 3 .*; not kept %(neither tensor nor plain%): f\n$', out)
-      local _, _, s = play { ':load ' .. path }
+      local loaded, _, s = play { ':load ' .. path }
+      assert.equal('loaded x, y, z\n', loaded)
       assert.same({ 0, 1, 2 }, s.env.x:tolist())
       assert.equal('é\0\n', s.env.y[2])
       assert.is_true(s.env.y.t[1])
@@ -95,7 +96,10 @@ describe('a command', function()
       _, bad = play { ':save ' .. path .. ' nothing' }
       assert.matches("no 'nothing' at this prompt", bad, 1, true)
       out = play { ':save ' .. path, ':load ' .. path }
-      assert.matches('\nloaded nothing\n$', out)
+      assert.equal(('saved 0 in %s\nloaded nothing\n'):format(path), out)
+      out = play { 'v = tide.ones { 2 }', 'u = tide.ones { 1 }', 'print(1)', ':save ' .. path,
+         ':load ' .. path }
+      assert.equal(('saved 2 in %s\nloaded u, v\n'):format(path), out)
    end)
 
    it(':load runs a file of Lua in the session', function()

@@ -53,6 +53,145 @@ describe('what ranks print', function()
    end)
 end)
 
+describe('a session over ranks', function()
+   local plain = require 'tide.ffi.plain'
+   local ranks = require 'tide.repl.ranks'
+
+   -- A session on `size` ranks that answer a line with say(rank, text): what it shows and why it
+   -- failed. Returns it, what it wrote, its failures, and the requests of each rank.
+   local function new(size, say, processes)
+      local out, bad, requests, queue = {}, {}, {}, {}
+      local function reply(rank, t) queue[#queue + 1] = { rank, plain.encode(t, 'spec') } end
+      local board = { size = size, processes = processes, now = function() return 0 end }
+      function board.post(rank, text)
+         local r = plain.decode(text)
+         requests[#requests + 1] = rank .. ' ' .. r.kind .. (r.text and ' ' .. r.text or '')
+            .. (r.whole and ' whole' or '')
+         if r.kind == 'complete' then
+            reply(rank, { kind = 'done', list = { r.text .. '!' }, word = r.text })
+            return
+         end
+         local shown, failed = '', ''
+         if r.kind == 'line' then shown, failed = say(rank, r.text) end
+         if shown == 'prints' then
+            reply(rank, { kind = 'out', text = 'p' .. rank .. '\n' })
+            shown = ''
+         end
+         reply(rank, { kind = 'done', shown = shown, failed = failed or '' })
+      end
+      function board.next()
+         local row = table.remove(queue, 1)
+         if not row then return nil, 'ended' end
+         return row[1], row[2]
+      end
+      for rank = 0, size - 1 do reply(rank, { kind = 'done', version = '9.9' }) end
+      local s = ranks.session(board, { write = function(text) out[#out + 1] = text end,
+         fail = function(text) bad[#bad + 1] = text end })
+      return s, out, bad, requests
+   end
+
+   local function echo(rank, text) return rank .. ':' .. text .. '\n' end
+
+   it('asks the ranks that a line names', function()
+      local s, _, bad, requests = new(4, echo)
+      assert.equal('9.9, 4 ranks', s.version)
+      for line, want in each { ['x'] = '0 1 2 3', ['%0 x'] = '0', ['%0,2 x'] = '0 2',
+         ['%1-2 x'] = '1 2', ['%3,0-1,1 x'] = '0 1 3', ['  %2-2  x'] = '2',
+         ['%0-3 x'] = '0 1 2 3' } do
+         for i = #requests, 1, -1 do requests[i] = nil end
+         assert.is_false(s:feed(line))
+         local asked = {}
+         for i, text in ipairs(requests) do
+            asked[i] = text:match '^%d'
+            assert.equal(want == '0 1 2 3' and 'line x whole' or 'line x', text:sub(3))
+         end
+         assert.equal(want, table.concat(asked, ' '), line)
+      end
+      assert.equal(0, s.errors)
+      for i = #requests, 1, -1 do requests[i] = nil end
+      for line, want in each { ['%4 x'] = '%4: the ranks are 0 to 3', ['%2-1 x'] = 'are 0 to 3',
+         ['%1- x'] = 'expected %0 or %0,2-3', ['%, x'] = 'expected %0 or %0,2-3',
+         ['%0-4 x'] = 'are 0 to 3' } do
+         assert.is_false(s:feed(line))
+         assert.matches(want, table.remove(bad), 1, true)
+         assert.same({}, bad)
+      end
+      assert.equal(5, s.errors)
+      assert.is_false(s:feed '%1   ')
+      assert.is_false(s:feed '')
+      assert.same({}, requests)
+   end)
+
+   it('of processes has the others take part', function()
+      local s, _, _, requests = new(3, echo, true)
+      s:feed '%1 x'
+      assert.same({ '0 idle', '2 idle', '1 line x' }, requests)
+      s:feed 'y'
+      assert.same({ '0 line y whole', '1 line y whole', '2 line y whole' },
+         { unpack(requests, 4) })
+   end)
+
+   it('shows what ranks show, print and complain of', function()
+      local s, out, bad = new(2, function(rank, text)
+         if text == 'a' then return 'same\n' end
+         if text == 'b' then return 'prints' end
+         return rank .. '\n', rank == 1 and 'no ' .. text .. '\n' or ''
+      end)
+      s:feed 'a'
+      assert.equal('same\n', table.concat(out))
+      s:feed 'b'
+      assert.equal('same\n[r0] p0\n[r1] p1\n', table.concat(out))
+      assert.equal(0, s.errors)
+      s:feed 'c'
+      assert.equal('[r0] 0\n[r1] 1\n', out[#out])
+      assert.same({ '[r1] no c\n' }, bad)
+      assert.equal(1, s.errors)
+   end)
+
+   it('waits for the end of an input, sends it to the ranks named first, and may drop it',
+   function()
+      local s, _, bad, requests = new(2, echo)
+      assert.is_true(s:feed '%1 for i = 1, 2 do')
+      assert.is_false(s:feed '%0 y')               -- an input that goes on names no ranks
+      assert.equal(0, #requests)
+      assert.equal(1, #bad)
+      assert.is_true(s:feed '%1 for i = 1, 2 do')
+      assert.is_true(s:feed 'exit()')
+      assert.is_false(s:feed 'end')
+      assert.same({ '1 line for i = 1, 2 do\nexit()\nend' }, requests)
+      assert.is_true(s:feed 'f(')
+      s:drop()
+      s:finish()
+      assert.equal(1, #bad)
+      assert.is_true(s:feed 'f(')
+      s:finish()
+      s:finish()
+      assert.equal('input: unfinished at the end of the input\n', bad[2])
+      assert.equal(2, #bad)
+      assert.is_false(s:feed ':help')
+      assert.equal('1 line :help whole', requests[#requests])
+   end)
+
+   it('completes on rank 0, and ends with its words or its ranks', function()
+      local s, _, _, requests = new(2, echo)
+      assert.same({ { 'ab!' }, 'ab' }, { s.complete 'ab' })
+      assert.same({ '0 complete ab' }, requests)
+      for _, word in ipairs { 'exit', ' quit() ;', 'exit();' } do
+         s = new(2, echo)
+         assert.is_nil(s.ended)
+         assert.is_false(s:feed(word))
+         assert.is_true(s.ended)
+         assert.is_false(s:feed 'x')
+      end
+      s, _, _, requests = new(2, echo)
+      s.board.next = function() return nil, 'ended' end
+      assert.is_false(s:feed 'x')
+      assert.is_true(s.ended)
+      assert.equal(2, #requests)
+      assert.is_nil((s.complete 'ab'))
+   end)
+end)
+
 local program = (os.getenv 'TIDE_BUILD' or 'build') .. '/tide'
 
 -- Output and exit status of `tide repl OPTIONS` fed with lines by a shell script, which sees the

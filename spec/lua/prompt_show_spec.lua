@@ -42,6 +42,63 @@ describe('a tensor', function()
       assert.equal(10, count)
    end)
 
+   it('shows the ends of each dim, by the number of dims', function()
+      -- The numbers that are shown of a range of a shape, and the number of dots.
+      local function numbers(shape, columns)
+         local n = 1
+         for _, size in ipairs(shape) do n = n * size end
+         local text = show.text(tide.arange(n, { dtype = 'i32' }):reshape(unpack(shape)), columns)
+         local list = {}
+         for line in text:gmatch '\n   (%s*%d[^\n]*)' do
+            for v in line:gmatch '%d+' do list[#list + 1] = tonumber(v) end
+         end
+         return list, select(2, text:gsub('%.%.%.', ''))
+      end
+      for ndim, edge in ipairs { false, 4, 4, 2, 1 } do
+         for n = 1, edge and 3 * edge + 2 or 0 do
+            for dim = 1, ndim - 1 do
+               local shape, want, step = {}, {}, 2
+               for d = 1, ndim do shape[d] = d == ndim and 2 or d == dim and n or 1 end
+               for i = 0, n - 1 do
+                  if n <= 3 * edge or i < edge or i >= n - edge then
+                     want[#want + 1], want[#want + 2] = i * step, i * step + 1
+                  end
+               end
+               local got, dots = numbers(shape)
+               assert.same(want, got)
+               assert.equal(n > 3 * edge and 1 or 0, dots)
+            end
+         end
+      end
+      for n, shown_ in each { [63] = 63, [64] = 64, [65] = 64, [100] = 64 } do
+         local got, dots = numbers({ n }, 2000)
+         assert.equal(shown_, #got)
+         assert.equal(n - 1, got[#got])
+         assert.equal(n > 64 and 1 or 0, dots)
+      end
+      for columns = 20, 60 do                  -- two characters a number, and two between
+         local got = numbers({ 16 }, columns)
+         local room = math.floor((columns - 4) / 4)
+         assert.equal(16 <= room and 16 or room - 1 - (room - 1) % 2, #got, columns)
+         assert.same({ 0, 15 }, { got[1], got[#got] })
+      end
+   end)
+
+   it('scales numbers that are large or small, and only these', function()
+      local function of(...)
+         return show.text(tide.tensor({ ... }, { dtype = 'f64' })):match '%] cpu(.*)$'
+      end
+      assert.equal('\n   99999.5000', of(99999.5))
+      assert.equal(', times 1e+05\n   1.0000', of(100000.25))
+      assert.equal('\n   0.0100', of(0.01))
+      assert.equal(', times 1e-03\n   9.9000', of(0.0099))
+      assert.equal('\n   0  0', of(0, 0))
+      assert.equal('\n   999999999', of(999999999))
+      assert.equal(', times 1e+09\n   1.0000', of(1e9))
+      assert.equal('\n   -2', of(-2))
+      assert.equal(', times 1e+05\n   -1.0000', of(-100000.25))
+   end)
+
    it('is cut only where its row is longer than the terminal', function()
       local all = '   0  1  2  3  4  5  6  7  8  9'
       assert.equal(shown('tensor f32 [10] cpu', all), show.text(tide.arange(10), 34))

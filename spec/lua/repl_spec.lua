@@ -82,6 +82,27 @@ describe('a session', function()
       assert.equal('c\n', bad[#bad])
    end)
 
+   it('puts the caret below the token that is wrong', function()
+      local hint = require 'tide.repl.hint'
+      for source, place in pairs {
+         ['x = = 2'] = '1:5', ['f(1 2)'] = '1:5', ["'a' 'b' = 3"] = '1:5', ["x = 'ab"] = '1:5',
+         ['x ... y'] = '1:3', ['a == = b'] = '1:6', ['a <= >= b'] = '1:6',
+         ['a >= >= b'] = '1:6', ['a ~= ~= b'] = '1:6', ['a .. b .. .'] = '1:11',
+         ['a = b .. .. c'] = '1:10', ['goto ::x'] = '1:6', ['-- c\nx x x'] = '2:3',
+         ['--[[ a\nb ]] y y y'] = '2:8', ['--[x\n= 2'] = '2:1', ['x = [==[ ]] ]==] z z z'] = '1:20',
+         ['[[a]] [[b]] = 1'] = '1:7', ['1.5.2'] = '1:1', ['x = .5 .5'] = '1:8',
+         ['x = 0x1F 3'] = '1:10', ['é = = 1'] = '1:5', ["x = 'é' = 2"] = '1:9',
+         ['x = "a\\"b" "c"'] = '1:12', ["x = 'a\nb' c"] = '1:5', ['@'] = '1:1',
+         ['x = {1 2}'] = '1:8',
+         ['for i = 1 2 do'] = '1:11', ['return return'] = '1:8', ['x =\n\n = 3'] = '3:2',
+      } do
+         local text = hint.syntax(source, 'M')
+         assert.equal(place, text:match '^input:(%d+:%d+): ', source)
+         assert.equal(tonumber(place:match '%d+$') + 3, #text:match '[^\n]*$', source)
+      end
+      assert.equal('M', hint.syntax('f(', 'M'))
+   end)
+
    it('reports errors and goes on', function()
       local s, out, bad = new()
       s:feed 'error "broken"'
@@ -253,6 +274,19 @@ describe('completion', function()
       names = table.concat(complete.matches(with, 's = tide.data.sampler.new { seq = 4, s'), '|')
       assert.matches('seed = ', names, 1, true)
       assert.is_nil(names:find('batch', 1, true))
+   end)
+
+   it('knows which quote is open', function()
+      for _, before in ipairs { "x = 'spec/lua/repl_s", 'x = "spec/lua/repl_s',
+         "x = 'a' .. 'spec/lua/repl_s", "x = 'a\\'' .. 'spec/lua/repl_s",
+         [[x = 'a"' .. "spec/lua/repl_s]], [[x = "a'" .. 'spec/lua/repl_s]],
+         "x = 1 - 2 .. 'spec/lua/repl_s", "x = '--' .. 'spec/lua/repl_s" } do
+         assert.same({ 'spec/lua/repl_spec.lua' }, (complete.matches(env, before)), before)
+      end
+      for _, before in ipairs { "x = 'spec' .. spec/lua/repl_s", "-- 'spec/lua/repl_s",
+         "x = 'a\\\\' .. spec/lua/repl_s", "x = 1 -- 'spec/lua/repl_s" } do
+         assert.same({}, (complete.matches(env, before)), before)
+      end
    end)
 
    it('completes files in strings and behind commands', function()

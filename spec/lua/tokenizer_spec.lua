@@ -461,6 +461,24 @@ describe('a file of sentencepiece', function()
    end
 end)
 
+describe('a decoder of bytes and Metaspace', function()
+   it('drops the blank of the first token alone, a byte among them', function()
+      for _, order in ipairs { { 1, 2 }, { 2, 1 } } do
+         local two = { { type = 'ByteFallback' }, { type = 'Metaspace', replacement = '▁',
+            prepend_scheme = 'always', split = true } }
+         fs.write('spec', folder .. '/bytes.json', json.encode { version = '1.0',
+            decoder = { type = 'Sequence', decoders = { two[order[1]], two[order[2]] } },
+            model = { type = 'BPE', byte_fallback = true, merges = json.array {},
+               vocab = { ['<0x41>'] = 0, ['▁b'] = 1, c = 2 } } })
+         local tok = tide.tokenizer.load(folder .. '/bytes.json')
+         for text, ids in each { ['A b'] = { 0, 1 }, ['bA b'] = { 1, 0, 1 }, ['b b'] = { 1, 1 },
+            ['AA b'] = { 0, 0, 1 } } do                -- as the package tokenizers
+            assert.equal(text, tok:decode(ids))
+         end
+      end
+   end)
+end)
+
 describe('a decoder of BPE', function()
    it('ends a word where its suffix stands', function()
       fs.write('spec', folder .. '/suffix.json', json.encode { version = '1.0',
@@ -483,7 +501,103 @@ describe('a pre-tokenizer of fixed length', function()
    end)
 end)
 
+describe('a step of a tokenizer.json', function()
+   local rows = json.decode(fs.read('spec', 'spec/golden/steps.json'))
+
+   -- The texts of the tokens of a text, for a tokenizer of one word for each of `words`.
+   local function pieces(field, node, text, words)
+      local vocab, names = { ['<unk>'] = 0 }, { [0] = '<unk>' }
+      for i, word in ipairs(words) do
+         if not vocab[word] then vocab[word], names[i] = i, word end
+      end
+      fs.write('spec', folder .. '/step.json', json.encode { version = '1.0', [field] = node,
+         model = { type = 'WordLevel', vocab = vocab, unk_token = '<unk>' } })
+      local out = {}
+      for i, id in ipairs((tide.tokenizer.load(folder .. '/step.json'):encode(text))) do
+         out[i] = names[id]
+      end
+      return out
+   end
+
+   it('gives what tokenizers gives', function()
+      for _, row in ipairs(rows.normalizer) do
+         assert.same({ row[3] }, pieces('normalizer', row[1], row[2], { row[3] }),
+            json.encode(row[1]))
+      end
+      for _, row in ipairs(rows.pre_tokenizer) do
+         assert.same(row[3], pieces('pre_tokenizer', row[1], row[2], row[3]), json.encode(row[1]))
+      end
+   end)
+end)
+
 describe('training', function()
+   -- The merges of words (text -> how often) by counting all pairs anew each time; ids are texts.
+   local function counted(counts, most, id_of)
+      local words, merges = {}, {}
+      for text, n in each(counts) do
+         local word = {}
+         for c in text:gmatch '.' do word[#word + 1] = c == ' ' and 'Ġ' or c end
+         words[#words + 1] = { word, n }
+      end
+      while #merges < most do
+         local pairs_, best = {}, nil
+         for _, w in ipairs(words) do
+            for i = 1, #w[1] - 1 do
+               local key = w[1][i] .. ' ' .. w[1][i + 1]
+               pairs_[key] = pairs_[key] or { w[1][i], w[1][i + 1], 0 }
+               pairs_[key][3] = pairs_[key][3] + w[2]
+            end
+         end
+         for _, p in each(pairs_) do
+            local a, b = id_of[p[1]], id_of[p[2]]
+            if not best or p[3] > best[3] or p[3] == best[3]
+               and (a < id_of[best[1]] or a == id_of[best[1]] and b < id_of[best[2]]) then
+               best = p
+            end
+         end
+         if not best or best[3] < 2 then return merges end
+         merges[#merges + 1] = { best[1], best[2] }
+         for _, w in ipairs(words) do
+            local out, i = {}, 1
+            while i <= #w[1] do
+               if w[1][i] == best[1] and w[1][i + 1] == best[2] then
+                  out[#out + 1], i = best[1] .. best[2], i + 2
+               else
+                  out[#out + 1], i = w[1][i], i + 1
+               end
+            end
+            w[1] = out
+         end
+      end
+      return merges
+   end
+
+   it('joins what counting all pairs anew joins, in random words', function()
+      local train = require 'tide.tokenizer.train'
+      math.randomseed(11)
+      for case = 1, 12 do
+         local list, counts = {}, {}
+         for i = 1, 60 do
+            local letters = {}
+            for k = 1, math.random(1, 5) do
+               letters[k] = string.char(96 + math.random(1, 3 + case))
+            end
+            list[i] = table.concat(letters)
+            local word = i == 1 and list[i] or ' ' .. list[i]
+            counts[word] = (counts[word] or 0) + 1
+         end
+         local special = { '<s>', '<t>', '<u>' }
+         local value = train.bpe({ table.concat(list, ' ') }, { vocab_size = 256 + 3 + case * 3,
+            special = special })
+         local merges = {}
+         for i, m in ipairs(value.model.merges) do merges[i] = { unpack(m) } end
+         assert.same(counted(counts, case * 3, value.model.vocab), merges)
+         for i, text in ipairs(special) do assert.equal(i - 1, value.model.vocab[text]) end
+         assert.equal(3, value.model.vocab['Ā'])
+         for i, m in ipairs(merges) do assert.equal(258 + i, value.model.vocab[m[1] .. m[2]]) end
+      end
+   end)
+
    it('joins the most frequent pairs and writes a file that is loaded', function()
       local train = require 'tide.tokenizer.train'
       local text = ('low lower lowest newer newest\n'):rep(20)

@@ -131,6 +131,43 @@ describe('util.pretty', function()
       assert.equal('{ self = <cycle> }', pretty.format(loop))
    end)
 
+   it('breaks a table where its line and indent are longer than the width', function()
+      local t = { a = { b = 1, c = 'xy' } }
+      local function at(width) return pretty.format(t, { width = width }) end
+      assert.equal('{ a = { b = 1, c = "xy" } }', at(27))
+      assert.equal('{\n   a = { b = 1, c = "xy" }\n}', at(26))
+      assert.equal('{\n   a = { b = 1, c = "xy" }\n}', at(22))
+      assert.equal('{\n   a = {\n      b = 1,\n      c = "xy"\n   }\n}', at(21))
+   end)
+
+   it('orders keys by type and shows so many entries and levels', function()
+      local function f() end
+      local t = { 'l', [0] = 0, [2.5] = 1, [-1] = 2, [true] = 3, ['a b'] = 4, ['1a'] = 5, _b = 6,
+         [3] = 7 }
+      assert.equal('{ [-1] = 2, [0] = 0, "l", [2.5] = 1, [3] = 7, [true] = 3, ["1a"] = 5, _b = 6, '
+         .. '["a b"] = 4 }', pretty.format(t))
+      assert.same({ 1, 2, false, true, 'a', 'b' },
+         pretty.sorted_keys { 1, 2, b = 1, a = 2, [false] = 3, [true] = 4 })
+      assert.equal('{ 1, 2 }', pretty.format({ 1, 2 }, { entries = 2 }))
+      assert.equal('{ 1, 2, ... 1 more }', pretty.format({ 1, 2, 3 }, { entries = 2 }))
+      assert.equal('{...}', pretty.format({ 1 }, { depth = 0 }))
+      assert.equal('{}', pretty.format({}, { depth = 0 }))
+      assert.equal('{ { 1 }, { {...} } }', pretty.format({ { 1 }, { { 2 } } }, { depth = 2 }))
+      assert.equal('{ {...} }', pretty.format({ { 1 } }, { depth = 1 }))
+      local same = { 1 }
+      assert.equal('{ { 1 }, { 1 } }', pretty.format { same, same })
+      assert.equal('<function>', pretty.format(print))
+      assert.matches('^<function .*util_spec.lua:%d+>$', pretty.format(f))
+      assert.equal('{ x = T }', pretty.format { x = setmetatable({}, { __tostring = function()
+         return 'T'
+      end }) })
+      assert.equal('"a\\13\\0b"', pretty.format 'a\r\0b')
+      for text, n in each { ['999999999999999'] = 1e15 - 1, ['1e+15'] = 1e15, ['-3'] = -3,
+         ['1.234568'] = 1.2345678, ['inf'] = math.huge, ['-999999999999999'] = 1 - 1e15 } do
+         assert.equal(text, pretty.format(n))
+      end
+   end)
+
    it('quotes text and prints numbers without noise', function()
       assert.equal('"a\\nb"', pretty.format 'a\nb')
       assert.equal('3', pretty.format(3))
@@ -167,6 +204,35 @@ describe('util.log', function()
 end)
 
 describe('util.plot', function()
+   it('as text has a mark for each point, and its numbers below their marks', function()
+      assert.equal([[
+        4 |*
+        3 |          *
+        2 |                    *
+        1 |                             *
+        0 |                                       *
+          +----------------------------------------
+           0         10        20       30       40
+         * loss
+]], plot.text({ { name = 'loss', x = { 0, 10, 20, 30, 40 }, y = { 4, 3, 2, 1, 0 } } },
+         { columns = 51, rows = 5 }))
+      assert.equal([[
+        4 |+                                      *
+          |
+        3 |                          *
+          |
+        2 |             *
+          |
+        1 |*                                      +
+          +----------------------------------------
+           1            10           100       1000
+         * a
+         + b
+]], plot.text({ { name = 'a', x = { 1, 10, 100, 1000 }, y = { 1, 2, 3, 4 } },
+         { name = 'b', x = { 1, 1000 }, y = { 4, 1 } } },
+         { columns = 51, rows = 7, logx = true }))
+   end)
+
    it('has round ticks', function()
       assert.same({ 0, 20, 40, 60, 80, 100 }, plot.ticks(0, 100, 6))
       assert.same({ 1, 1.5, 2, 2.5 }, plot.ticks(0.9, 2.6, 4))
@@ -205,6 +271,30 @@ describe('util.hash', function()
       assert.equal(0x811c9dc5, hash.fnv32 '')
       assert.equal(0xe40c292c, hash.fnv32 'a')
       assert.equal(0xbf9cf968, hash.fnv32 'foobar')
+   end)
+
+   it('mixes as integers of 64 bits do', function()
+      local function wide(v) return require('ffi').new('uint64_t', v) end
+      local function scrambled(h)
+         h = bit.band(h, 0xffffffffULL)
+         h = bit.bxor(h, bit.rshift(h, 16))
+         h = bit.band(h * 0x85ebca6bULL, 0xffffffffULL)
+         h = bit.bxor(h, bit.rshift(h, 13))
+         h = bit.band(h * 0xc2b2ae35ULL, 0xffffffffULL)
+         return bit.bxor(h, bit.rshift(h, 16))
+      end
+      math.randomseed(5)
+      for _ = 1, 50 do
+         local values, h = {}, 0ULL
+         for i = 1, math.random(1, 4) do
+            values[i] = math.random(0, 2 ^ 21 - 1) * 2 ^ 32 + math.random(0, 2 ^ 31 - 1)
+            local v = wide(values[i])
+            h = scrambled(bit.bxor(h, bit.band(v, 0xffffffffULL)) + bit.rshift(v, 32) * 7919)
+         end
+         assert.equal(tonumber(h), hash.mix(unpack(values)))
+      end
+      assert.equal(tonumber(scrambled(123456789ULL)), hash.scramble(123456789))
+      assert.equal(0, hash.mix())
    end)
 
    it('gives streams below 2^52 that differ', function()
@@ -254,7 +344,58 @@ describe('util.lazy', function()
    end)
 end)
 
+describe('util.dims', function()
+   it('takes a box from another as boxes that meet neither, random ones too', function()
+      math.randomseed(7)
+      local function box(n)
+         local b = { offset = {}, size = {} }
+         for d = 1, n do b.offset[d], b.size[d] = math.random(0, 4), math.random(0, 4) end
+         return b
+      end
+      local function has(b, at)
+         for d, x in ipairs(at) do
+            if x < b.offset[d] or x >= b.offset[d] + b.size[d] then return false end
+         end
+         return true
+      end
+      for _ = 1, 200 do
+         local a, b, meet = box(2), box(2), false
+         local rest = dims.minus(a, b)
+         for x = 0, 8 do
+            for y = 0, 8 do
+               local at, n = { x, y }, 0
+               for _, r in ipairs(rest) do n = n + (has(r, at) and 1 or 0) end
+               assert.equal(has(a, at) and not has(b, at) and 1 or 0, n)
+               meet = meet or has(a, at) and has(b, at)
+            end
+         end
+         for _, r in ipairs(dims.overlap(a, b) and rest or {}) do
+            assert.is_true(r.size[1] > 0 and r.size[2] > 0)
+         end
+         assert.equal(meet, dims.overlap(a, b))
+      end
+   end)
+end)
+
 describe('util.units and util.timer', function()
+   it('change unit and digits at the same places', function()
+      for text, v in each { ['0'] = 0, ['999'] = 999, ['1.00k'] = 1000, ['9.99k'] = 9990,
+         ['10.0k'] = 10000, ['99.9k'] = 99900, ['100k'] = 100000, ['1.00M'] = 1e6, ['1.00G'] = 1e9,
+         ['1.00T'] = 1e12, ['5000T'] = 5e15 } do
+         assert.equal(text, units.count(v))
+      end
+      for text, v in each { ['1023 B'] = 1023, ['1.00 KiB'] = 1024, ['1.00 MiB'] = 2 ^ 20,
+         ['10.0 GiB'] = 10 * 2 ^ 30, ['100 TiB'] = 100 * 2 ^ 40, ['2048 TiB'] = 2 ^ 51 } do
+         assert.equal(text, units.bytes(v))
+      end
+      for text, v in each { ['0:00'] = -5, ['0:01'] = 0.5, ['0:59'] = 59.4, ['1:00'] = 59.5,
+         ['59:59'] = 3599, ['1:00:00'] = 3600, ['27:46:40'] = 1e5, ['?'] = math.huge } do
+         assert.equal(text, units.duration(v))
+      end
+      assert.equal('?', units.duration(0 / 0))
+      assert.equal('E_ARG', raised(units.count, 'x').code)
+   end)
+
    it('are short', function()
       assert.equal('999', units.count(999))
       assert.equal('1.23k', units.count(1234))

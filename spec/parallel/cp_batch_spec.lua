@@ -392,6 +392,27 @@ describe('packed streams over ranks', function()
       assert.same({ 0, 4, 8 }, list(out.cu_slot))
    end)
 
+   it('cut embeddings by their first dim, and positions of several rows by their last', function()
+      local x = tide.arange(16):reshape(8, 2)
+      local b = { input_ids = x, labels = ints { 1, 2, 3, 4, 5, 6, 7, 8 }, cu_seqlens = { 0, 4, 8 },
+         position_ids = ints { { 0, 1, 2, 3, 0, 1, 2, 3 }, { 9, 8, 7, 6, 5, 4, 3, 2 } },
+         weights = tide.arange(16):reshape(8, 2), name = 'kept' }
+      local fields = { weights = { fill = 0 } }
+      for rank, at in ipairs { { 1, 4, 5, 8 }, { 2, 3, 6, 7 } } do
+         local out = cp.shard_thd_chunk(axis(2, rank - 1), b, { fields = fields })
+         local rows, firsts, seconds = {}, {}, {}
+         for i, k in ipairs(at) do
+            rows[i] = { 2 * (k - 1), 2 * k - 1 }
+            firsts[i], seconds[i] = (k - 1) % 4, 10 - k
+         end
+         assert.same(rows, list(out.input_ids))
+         assert.same(rows, list(out.weights))
+         assert.same({ firsts, seconds }, list(out.position_ids))
+         assert.same(at, list(out.labels))
+         assert.equal('kept', out.name)
+      end
+   end)
+
    it('refuse what they cannot cut', function()
       local ids = ints { 1, 2, 3, 4 }
       refused('E_ARG', 'thd', cp.make_cp_batch_for_te, axis(2), two(), { qkv_format = 'bshd' })

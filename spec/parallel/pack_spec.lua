@@ -26,6 +26,46 @@ local function zero_based(bins)
    return out
 end
 
+describe('bins of random lengths', function()
+   -- Each document, longest first, in the open bin that `is_better(room, than)` picks, or a new
+   -- one.
+   local function plain(lengths, size, most, is_better)
+      local order, skipped, bins, room = {}, {}, {}, {}
+      for i, n in ipairs(lengths) do table.insert(n > size and skipped or order, i) end
+      table.sort(order, function(a, b)
+         return lengths[a] > lengths[b] or lengths[a] == lengths[b] and a < b
+      end)
+      for _, i in ipairs(order) do
+         local at
+         for b = 1, #bins do
+            if not at or is_better(room[b], room[at]) then
+               if room[b] >= lengths[i] then at = b end
+            end
+         end
+         at = at or #bins + 1
+         bins[at], room[at] = bins[at] or {}, (room[at] or size) - lengths[i]
+         table.insert(bins[at], i)
+      end
+      for b = #bins, (most or #bins) + 1, -1 do bins[b] = nil end
+      return bins, skipped
+   end
+
+   it('are those of the rule, written out', function()
+      math.randomseed(3)
+      for case = 1, 60 do
+         local lengths, size = {}, math.random(1, 20)
+         for i = 1, math.random(0, 30) do lengths[i] = math.random(1, 22) end
+         local most = case % 2 == 0 and math.random(1, 8) or nil
+         for name, is_better in pairs {
+            knapsack = function(a, b) return a > b end,
+            best_fit = function(a, b) return a < b end } do
+            assert.same({ plain(lengths, size, most, is_better) },
+               { pack[name](lengths, size, most) }, name)
+         end
+      end
+   end)
+end)
+
 describe('greedy packing', function()
    it('fills in order and gives the tail to the last slot', function()
       local rows = pack.greedy(samples(3, 4, 2, 5), { size = 10 })

@@ -1,7 +1,7 @@
--- Which spec files call a function of lua/tide, and how long each takes. The reach is a folder with
--- one file for each spec file: its seconds, then `optim/groups.lua:14` for each function that it
--- calls, by the line of its head. It is kept between runs; a spec file that has changed is measured
--- anew.
+-- Which spec files enter a function or block of lua/tide, and how long each takes. The reach is a
+-- folder with one file for each spec file: its seconds, then `optim/groups.lua:14` for each
+-- function and block that it enters, by the line that begins it. It is kept between runs; a spec
+-- file that has changed is measured anew.
 
 local files = require 'spec.support.files'
 
@@ -10,25 +10,44 @@ local reach = {}
 local Reach = {}
 Reach.__index = Reach
 
--- The head of a function, with its place before and behind it.
-local head_pattern = '()%f[%w]function[%w_.: ]*%b()()'
+-- The head of a function, and the words that begin a block, with the places before and behind them.
+local head_pattern, word_pattern = '()%f[%w_]function[%w_.: ]*%b()()', '()%f[%w_]%l+%f[^%w_]()'
+local begins = { ['then'] = true, ['else'] = true, ['do'] = true }
 
--- Whether a line has the head of a function at `at`: neither a comment nor a text is one.
-local function is_head(line, at)
-   if line:find '^%s*%-%-' then return false end
-   local before = line:sub(1, at - 1)
-   return select(2, before:gsub("'", '')) % 2 == 0 and select(2, before:gsub('"', '')) % 2 == 0
+-- Whether what stands at `at` of a line is program: neither in a comment nor in a quoted text.
+function reach.is_program(line, at)
+   local before = line:sub(1, at - 1):gsub("\\.", '..'):gsub("'[^']*'", ''):gsub('"[^"]*"', '')
+   return not before:find "['\"]" and not before:find('--', 1, true)
 end
 
--- Adds to a file's text a call that notes each function as it starts. Lines keep their numbers.
+-- The places in a line behind which a function or a block begins, in order.
+local function beginnings(line)
+   local list = {}
+   for at, behind in line:gmatch(head_pattern) do
+      if reach.is_program(line, at) then list[#list + 1] = behind end
+   end
+   for at, behind in line:gmatch(word_pattern) do
+      if begins[line:sub(at, behind - 1)] and reach.is_program(line, at) then
+         list[#list + 1] = behind
+      end
+   end
+   table.sort(list)
+   return list
+end
+
+-- Adds to a file's text a call that notes each function and block as it starts. Lines keep their
+-- numbers.
 function reach.marked(path, text)
    local name, number = path:match 'lua/tide/(.*)$', 0
    local marked = text:gsub('[^\n]*\n', function(line)
       number = number + 1
-      return (line:gsub(head_pattern, function(at, behind)
-         if not is_head(line, at) then return nil end
-         return ("%s REACHED '%s:%d' "):format(line:sub(at, behind - 1), name, number)
-      end))
+      local parts, from = {}, 1
+      for _, behind in ipairs(beginnings(line)) do
+         parts[#parts + 1] = ("%s REACHED '%s:%d'; "):format(line:sub(from, behind - 1), name,
+            number)
+         from = behind
+      end
+      return table.concat(parts) .. line:sub(from)
    end)
    return loadstring(marked) and marked or text
 end
@@ -45,26 +64,31 @@ do
 end ]]
 reach.head = reach.head:gsub('\n', ' ')
 
--- The line of the head of the function that line `number` stands in, or nil above the first one and
--- for a line of the file itself, which runs whenever the file is loaded.
-local function head_of(path, number)
-   local n, head = 0, nil
-   for line in io.lines(path) do
-      n = n + 1
-      local at = line:match(head_pattern)
-      local is_new = at and is_head(line, at)
-      if n == number and not is_new and line:find '^[^%s]' then return nil end
-      if is_new then head = n end
-      if n == number then return head end
+-- The lines that begin the function or block that line `number` stands in, innermost first: the
+-- nearest line above of less indentation, and the line itself if a function begins there. Empty for
+-- a line of the file itself, which runs whenever the file is loaded.
+local function beginnings_of(path, number)
+   local lines, list, indent = files.lines_of("cat '" .. path .. "'"), {}, nil
+   for n = number, 1, -1 do
+      local line = lines[n]
+      local before = #line:match '^%s*'
+      if line ~= '' and (not indent or before < indent) then
+         local is_start = #beginnings(line) > 0
+            and (n < number or line:find '%f[%w_]function%f[^%w_]')
+         if is_start then list[#list + 1] = n end
+         if before == 0 or is_start and n < number then return list end
+         indent = before
+      end
    end
+   return list
 end
 
 local function is_older(path, than)
    return #files.lines_of(("find '%s' -newer '%s' 2>&1"):format(than, path)) > 0
 end
 
--- Reads one file of the reach into `self`. In a file of the library that has changed since, heads
--- have moved, so all of it counts as called.
+-- Reads one file of the reach into `self`. In a file of the library that has changed since,
+-- lines have moved, so all of it counts as called.
 local function read(self, spec, path)
    local changed = {}
    for _, file in ipairs(files.lines_of(("find lua/tide -name '*.lua' -newer '%s'"):format(path)))
@@ -107,12 +131,12 @@ function reach.write(path, seconds, log)
       log)) == 0)
 end
 
--- The spec files that call the function a line stands in (all of them for a file of which nothing
--- is known): a list, cheap ones and those that name the file often first. `names` is how often each
--- names it, `kills` how many breaks of this file it has noticed.
+-- The spec files that enter the function or block a line stands in (all of them for a file of which
+-- nothing is known): a list, cheap ones and those that name the file often first. `names` is how
+-- often each names it, `kills` how many breaks of this file it has noticed.
 function Reach:specs_of(path, number, names, kills)
    local file, list, cost = path:match 'lua/tide/(.*)$', {}, {}
-   local head = head_of(path, number)
+   local starts = beginnings_of(path, number)
    local function add(found)
       for spec in pairs(found or {}) do
          if not cost[spec] then
@@ -124,8 +148,8 @@ function Reach:specs_of(path, number, names, kills)
    end
    if not self.called[file] then
       add(self.seconds)
-   elseif head then
-      add(self.called[file .. ':' .. head])
+   elseif #starts > 0 then
+      for _, n in ipairs(starts) do add(self.called[file .. ':' .. n]) end
       add(self.called[file .. ':changed'])
    else
       add(self.called[file])

@@ -3,6 +3,7 @@
 -- A call has a Lua list of values, and { names, map } of those given by name, or nil.
 
 local fault = require 'tide.chat.fault'
+local value = require 'tide.chat.value'
 
 local bind = {}
 
@@ -30,6 +31,12 @@ function bind.values(op, args, kwargs, names, need)
       if out[i] == nil then fault.raise("%s() misses the argument '%s'", op, names[i]) end
    end
    return unpack(out, 1, #names)
+end
+
+-- Returns an argument that must be an integer.
+function bind.integer(op, name, v)
+   return value.integer(v) or fault.raise("%s() takes an integer as '%s', got %s", op, name,
+      value.type_name(v))
 end
 
 return bind

@@ -60,7 +60,7 @@ end
 
 function F.center(rt, v, args, kwargs)
    local width = bind.values('center', args, kwargs, { 'width' })
-   return text.centered(rt, show.str(v), value.integer(width or 80), ' ')
+   return text.centered(rt, show.str(v), bind.integer('center', 'width', width or 80), ' ')
 end
 
 function F.indent(rt, v, args, kwargs)
@@ -72,8 +72,9 @@ function F.indent(rt, v, args, kwargs)
    end
    local pad = width and value.text(width)
    if not pad then
-      rt:room(value.integer(width or 4))
-      pad = (' '):rep(value.integer(width or 4))
+      local places = bind.integer('indent', 'width', width or 4)
+      rt:room(places)
+      pad = (' '):rep(places)
    end
    blank = blank ~= nil and value.truth(blank)
    local lines = split.lines(s .. '\n')

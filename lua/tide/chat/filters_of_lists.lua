@@ -188,7 +188,7 @@ end
 function F.batch(rt, v, args, kwargs)
    local n, fill = bind.values('batch', args, kwargs, { 'linecount', 'fill_with' }, 1)
    local out, row = {}, nil
-   n = value.integer(n)
+   n = bind.integer('batch', 'linecount', n)
    for _, item in ipairs(value.iterate(v)) do
       if not row or #row == n then
          row = value.list()
@@ -204,7 +204,7 @@ end
 function F.slice(rt, v, args, kwargs)
    local n, fill = bind.values('slice', args, kwargs, { 'slices', 'fill_with' }, 1)
    local items, out, offset = value.iterate(v), {}, 0
-   n = value.integer(n)
+   n = bind.integer('slice', 'slices', n)
    rt:spend(n)
    local each_has, extra = math.floor(#items / n), #items % n
    for k = 0, n - 1 do

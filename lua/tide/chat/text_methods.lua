@@ -233,8 +233,9 @@ function str.format(rt, s, args, kwargs) return require 'tide.chat.format'(rt, s
 local function padder(op, align)
    return function(rt, s, args, kwargs)
       local width, fill = bind.values(op, args, kwargs, { 'width', 'fillchar' }, 1)
-      rt:room(value.integer(width))
-      return field.padded(s, { width = value.integer(width), align = align,
+      width = bind.integer(op, 'width', width)
+      rt:room(width)
+      return field.padded(s, { width = width, align = align,
          fill = fill and wanted(op, fill) or ' ' })
    end
 end
@@ -252,7 +253,8 @@ end
 
 function str.center(rt, s, args, kwargs)
    local width, fill = bind.values('center', args, kwargs, { 'width', 'fillchar' }, 1)
-   return text.centered(rt, s, value.integer(width), fill and wanted('center', fill) or ' ')
+   return text.centered(rt, s, bind.integer('center', 'width', width),
+      fill and wanted('center', fill) or ' ')
 end
 
 function str.zfill(rt, s, args)

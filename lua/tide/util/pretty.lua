@@ -33,8 +33,7 @@ end
 
 local function scalar(v)
    if type(v) == 'string' then
-      local text = ('%q'):format(v):gsub('\\\n', '\\n'):gsub('\r', '\\r'):gsub('%z', '\\0')
-      return text
+      return (('%q'):format(v):gsub('\\\n', '\\n'))
    elseif type(v) == 'number' then
       return v == math.floor(v) and math.abs(v) < 1e15 and ('%d'):format(v) or ('%.7g'):format(v)
    elseif type(v) == 'function' then

@@ -1,0 +1,74 @@
+# Runs normalizers and pre-tokenizers of the package tokenizers, for spec/lua/tokenizer_spec.lua.
+#
+#    python3 spec/golden/steps.py             writes spec/golden/steps.json
+#
+# Each row: the node of a tokenizer.json, a text, and what the step makes of it: a text
+# (normalizers) or the list of its pieces (pre-tokenizers). Made with tokenizers 0.23.3.
+
+import itertools
+import json
+import os
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+BERT = "Àb\x01\tc中d"
+NORMALIZERS = [
+    ({"type": "Lowercase"}, "ÀbC Ω"),
+    ({"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}]}, "àé x̂"),
+    ({"type": "Strip", "strip_left": True, "strip_right": False}, "  ab  "),
+    ({"type": "Strip", "strip_left": False, "strip_right": True}, "  ab  "),
+    ({"type": "Replace", "pattern": {"String": "a.b"}, "content": "x"}, "a.b axb"),
+    ({"type": "Replace", "pattern": {"Regex": "a.b"}, "content": "x"}, "a.b axb"),
+    ({"type": "Prepend", "prepend": "_"}, "ab"),
+    ({"type": "Nmt"}, "a\x01b\x0bc\td\u200be\x7ff"),
+    ({"type": "ByteLevel"}, "é a"),
+] + [({"type": "BertNormalizer", "clean_text": clean, "handle_chinese_chars": chinese,
+       "strip_accents": strip, "lowercase": lower}, BERT)
+     for clean, chinese, strip, lower in itertools.product(
+         (True, False), (True, False), (None, True, False), (True, False))]
+
+
+def metaspace(scheme, split):
+    return {"type": "Metaspace", "replacement": "_", "prepend_scheme": scheme, "split": split}
+
+
+PRE_TOKENIZERS = [
+    ({"type": "Whitespace"}, "a_b, cd!? é"), ({"type": "WhitespaceSplit"}, " a_b,  c "),
+    ({"type": "CharDelimiterSplit", "delimiter": "-"}, "a-b--c"),
+    ({"type": "Digits", "individual_digits": True}, "a12b"),
+    ({"type": "Digits", "individual_digits": False}, "a12b"),
+    ({"type": "Punctuation", "behavior": "Isolated"}, "a!?b"),
+    ({"type": "Punctuation", "behavior": "Removed"}, "a!?b"),
+    ({"type": "Punctuation", "behavior": "Contiguous"}, "a!?b"),
+    ({"type": "BertPreTokenizer"}, " a!  b?"),
+    (metaspace("always", True), "a b  c"), (metaspace("never", True), "a b"),
+    (metaspace("first", False), "a b"), (metaspace("always", True), " a"),
+    ({"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+     "ab c's"),
+    ({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+     "ab c's"),
+    ({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"},
+                                            {"type": "Digits", "individual_digits": True}]},
+     "a1 22"),
+] + [({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert}, text)
+     for behavior in ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+     for invert in (False, True)
+     for pattern, text in (({"Regex": "[-.]"}, "-a.-b-"), ({"String": "."}, "a..b"))]
+
+
+def whole(**fields):
+    """The steps of a tokenizer of these fields."""
+    file = json.loads(Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str())
+    return Tokenizer.from_str(json.dumps({**file, **fields}))
+
+
+rows = {"normalizer": [[node, text, whole(normalizer=node).normalizer.normalize_str(text)]
+                       for node, text in NORMALIZERS],
+        "pre_tokenizer": [[node, text, [piece for piece, _ in whole(
+            pre_tokenizer=node).pre_tokenizer.pre_tokenize_str(text)]]
+            for node, text in PRE_TOKENIZERS]}
+path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "steps.json")
+with open(path, "w") as out:
+    out.write("{" + ",\n".join('"%s": [\n%s]' % (name, ",\n".join(json.dumps(r) for r in list_))
+                               for name, list_ in rows.items()) + "}\n")
