@@ -110,9 +110,9 @@ static inline k_tensor k_dims(const k_tensor *t, int first, int end)
  */
 
 /* affine: x -> y = x * mul + add.  pow_scalar uses mul as exponent.  clamp: mul = lo, add = hi.
- * fill_: -> t (value in add).  scale_: -> t *= mul.  axpy_: src -> t += mul * src (src broadcast
- * already expanded to t's shape, dtype may differ).  copy_: src -> t with conversion, same
- * shape. */
+ * fill_: -> t (value in add).  scale_: -> t *= mul.  copy_: src -> t with conversion, same shape.
+ * axpy_: src, factor? -> t += mul * factor * src (src broadcast already expanded to t's shape, its
+ * dtype may differ; factor: one f32*, with a floating t). */
 typedef struct k_scalar_attrs { double mul, add; } k_scalar_attrs;
 
 /* foreach_copy_: src[0..n) -> dst[0..n): copy_ for each.  foreach_add_: the same, dst[i] += src[i];

@@ -54,6 +54,7 @@ struct tide_ctx {
   struct tide__trace *trace;        /* spans, made at first use */
   struct tide__device_table *devices; /* backends and their caches */
   struct tide_graph *capture;       /* the step being captured, or null */
+  int64_t graph_turns;              /* captures begun, ended and replayed so far */
   struct tide__participant *participants; /* capture participants (device.h) */
   struct tide__storage *storages;   /* free storage headers */
   struct tide__scope *scope;        /* innermost open step scope */

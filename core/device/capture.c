@@ -112,6 +112,7 @@ static void leave(tide_graph *g)
   g->usual = NULL;
   g->aside = tide__cache_thaw(d->cache);
   g->ctx->capture = NULL;
+  g->ctx->graph_turns++;
 }
 
 /* Ends the capture, also after a failure. */
@@ -150,6 +151,7 @@ int tide_graph_replay(tide_graph *g)
   TIDE_DOOR(TIDE_OBJECT(GRAPH, g));
   tide__device *d = device_of(g);
   TIDE_TRY(tide__not_captured(g->ctx, "graph_replay"));
+  g->ctx->graph_turns++;
   int rc = tide__async_copies_order(d);
   if (rc < 0) return failed(g, rc, "graph_replay");
   int64_t n = 0;
@@ -211,6 +213,7 @@ int tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device)
   g->usual = d->cache;
   d->cache = g->cache;
   ctx->capture = g;
+  ctx->graph_turns++;
   *out = g;
   return TIDE_OK;
 }

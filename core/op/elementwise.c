@@ -258,6 +258,18 @@ int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha)
   return rc;
 }
 
+int tide__axpy_by_(tide_tensor *dst, tide_tensor *src, tide_tensor *factor)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_AXPY_, NULL, 2, (tide_tensor *[]){src, factor}, 0));
+  c.nout = 1;
+  c.out_[0] = dst;
+  c.attrs.scalar = (k_scalar_attrs){1, 0};
+  int rc = tide__launch_checked(&c);
+  dst->storage->version++;
+  return rc;
+}
+
 int tide_fill_(tide_tensor *dst, double v)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, dst));

@@ -58,6 +58,43 @@ static k_fp8_attrs attrs_of(int kind, bool e5m2, bool f32_scale)
   return (k_fp8_attrs){.kind = kind, .e5m2 = e5m2, .f32_scale = f32_scale};
 }
 
+/* Returns the codes that w keeps if they are those of its bytes, else null. */
+static const tide__codes *kept_codes(const tide_tensor *w, k_fp8_attrs attrs, bool across)
+{
+  const tide__codes *k = w->codes;
+  bool same = k && k->version == w->storage->version && k->turns == w->ctx->graph_turns &&
+              k->kind == attrs.kind && k->f32_scale == attrs.f32_scale && (k->t[2] || !across);
+  return same ? k : NULL;
+}
+
+/* Lets w keep codes beyond the step's scope. */
+static int keep_codes(tide_tensor *w, k_fp8_attrs attrs, const coded *made)
+{
+  tide__codes *k = tide__alloc(w->ctx, sizeof *k);
+  if (!k) return tide__fail(w->ctx, TIDE_E_NOMEM, "linear_fp8", "no host memory");
+  *k = (tide__codes){.t = {made->along, made->scale, made->across, made->across_scale},
+                     .version = w->storage->version, .turns = w->ctx->graph_turns,
+                     .kind = attrs.kind, .f32_scale = attrs.f32_scale};
+  for (int i = 0; i < 4; i++) {
+    if (!k->t[i]) continue;
+    tide_tensor_retain(k->t[i]);
+    tide__scope_escape(k->t[i]->storage);
+  }
+  w->codes = k;
+  return TIDE_OK;
+}
+
+/* Rounds a weight, or returns what it keeps. */
+static coded code_weight(tide__temps *v, tide_tensor *w, k_fp8_attrs attrs, bool across)
+{
+  const tide__codes *k = w->ctx->params.fp8_codes ? kept_codes(w, attrs, across) : NULL;
+  if (k) return (coded){k->t[0], k->t[1], across ? k->t[2] : NULL, across ? k->t[3] : NULL};
+  tide__codes_drop(w);
+  coded made = code(v, w, attrs, true, across);
+  if (w->ctx->params.fp8_codes) TIDE__DO(v, keep_codes(w, attrs, &made));
+  return made;
+}
+
 static int check_fp8(tide__call *c, tide_tensor *x, tide_tensor *w, tide_tensor *bias, int scaling)
 {
   TIDE_TRY(tide__check_linear(c, x, w, bias));
@@ -69,45 +106,89 @@ static int check_fp8(tide__call *c, tide_tensor *x, tide_tensor *w, tide_tensor 
   return TIDE_OK;
 }
 
-static int linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
-                      int scaling, bool keep_weight)
+/* An operand x of products, rounded with one scaling. */
+typedef struct left {
+  tide_tensor *x;
+  coded codes;
+  int scaling;
+  bool keep_weight; /* the tape keeps w in place of its codes */
+} left;
+
+static int begin_fp8(tide__call *c, tide_tensor **out, const left *a, tide_tensor *w,
+                     tide_tensor *bias)
+{
+  TIDE_TRY(tide__begin(c, TIDE_OP_LINEAR_FP8, out, 3, (tide_tensor *[]){a->x, w, bias}, 4));
+  return check_fp8(c, a->x, w, bias, a->scaling);
+}
+
+static int linear_fp8(tide_tensor **out, const left *a, tide_tensor *w, tide_tensor *bias)
 {
   tide__call c;
   tide__temps v = {0};
-  TIDE_TRY(tide__begin(&c, TIDE_OP_LINEAR_FP8, out, 3, (tide_tensor *[]){x, w, bias}, 4));
-  TIDE_TRY(check_fp8(&c, x, w, bias, scaling));
-  bool block = scaling != TIDE_FP8_TENSOR, f32_scale = scaling != TIDE_FP8_BLOCK;
-  bool taped = tide__wants_grad(&c);
-  bool for_dx = taped && tide__tensor_needs_grad(x), for_dw = taped && tide__tensor_needs_grad(w);
-  int w_kind = block ? K_FP8_SQUARE : K_FP8_TENSOR;
-  coded a = code(&v, x, attrs_of(block ? K_FP8_ROWS : K_FP8_TENSOR, false, f32_scale), true,
-                 for_dw);
-  coded b = code(&v, w, attrs_of(w_kind, false, f32_scale), true, for_dx && !keep_weight);
-  tide_tensor *kept = for_dx && keep_weight ? TIDE__TEMP(&v, tide_detach, w) : b.across;
+  TIDE_TRY(begin_fp8(&c, out, a, w, bias));
+  bool f32_scale = a->scaling != TIDE_FP8_BLOCK, taped = tide__wants_grad(&c);
+  bool for_dx = taped && tide__tensor_needs_grad(a->x);
+  bool for_dw = taped && tide__tensor_needs_grad(w);
+  int w_kind = a->scaling != TIDE_FP8_TENSOR ? K_FP8_SQUARE : K_FP8_TENSOR;
+  k_fp8_attrs how = attrs_of(w_kind, false, f32_scale);
+  coded b = a->keep_weight ? code(&v, w, how, true, false) : code_weight(&v, w, how, for_dx);
+  tide_tensor *kept = for_dx && a->keep_weight ? TIDE__TEMP(&v, tide_detach, w) : b.across;
   if (v.rc == TIDE_OK) {
-    tide_tensor *in[] = {x, w, bias, a.along, a.scale, b.along, b.scale, a.across,
-                         for_dw ? a.across_scale : NULL, kept,
-                         for_dx && !keep_weight ? b.across_scale : NULL};
+    tide_tensor *in[] = {a->x, w, bias, a->codes.along, a->codes.scale, b.along, b.scale,
+                         for_dw ? a->codes.across : NULL, for_dw ? a->codes.across_scale : NULL,
+                         kept, for_dx && !a->keep_weight ? b.across_scale : NULL};
     memcpy(c.in_, in, sizeof in);
     c.nin = NOPERAND;
     c.attrs.fp8_product = (k_fp8_product_attrs){
-      .m = fp8_rows(x), .n = w->shape[0], .k = w->shape[1], .b_kind = w_kind,
+      .m = fp8_rows(a->x), .n = w->shape[0], .k = w->shape[1], .b_kind = w_kind,
       .f32_scale = f32_scale};
     v.rc = tide__dispatch(&c, out, 1);
   }
   return tide__temps_end(&v);
 }
 
+/* The products of x and n weights, for which x is rounded once. */
+static int each_fp8(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
+                    tide_tensor *const *biases, int scaling, bool keep_weight)
+{
+  tide__temps v = {0};
+  left a = {.x = x, .scaling = scaling, .keep_weight = keep_weight};
+  bool for_dw = false;
+  for (int i = 0; i < n; i++) {
+    tide__call c;
+    TIDE_TRY(begin_fp8(&c, &outs[i], &a, ws[i], biases ? biases[i] : NULL));
+    for_dw = for_dw || (tide__wants_grad(&c) && tide__tensor_needs_grad(ws[i]));
+  }
+  int kind = scaling != TIDE_FP8_TENSOR ? K_FP8_ROWS : K_FP8_TENSOR;
+  a.codes = code(&v, x, attrs_of(kind, false, scaling != TIDE_FP8_BLOCK), true, for_dw);
+  for (int i = 0; i < n; i++)
+    TIDE__DO(&v, linear_fp8(&outs[i], &a, ws[i], biases ? biases[i] : NULL));
+  int rc = tide__temps_end(&v);
+  if (rc < 0) tide__release_all(n, outs);
+  return rc;
+}
+
 int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias)
 {
-  return linear_fp8(out, x, w, bias, TIDE_FP8_TENSOR, false);
+  return each_fp8(out, x, 1, &w, &bias, TIDE_FP8_TENSOR, false);
 }
 
 int tide_linear_fp8_scaled(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                            int scaling, bool keep_weight)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x), TIDE_OBJECT(TENSOR, w), TIDE_MAYBE(TENSOR, bias));
-  return linear_fp8(out, x, w, bias, scaling, keep_weight);
+  return each_fp8(out, x, 1, &w, &bias, scaling, keep_weight);
+}
+
+int tide_linear_fp8_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
+                           tide_tensor *const *biases, int scaling, bool keep_weight)
+{
+  outs[0] = NULL;
+  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_TRY(tide__check_joined(x->ctx, "linear_fp8_joined", "ws", n, ws));
+  for (int i = 0; i < n; i++) outs[i] = NULL;
+  int rc = each_fp8(outs, x, n, ws, biases, scaling, keep_weight);
+  return tide__relabel(x->ctx, rc, "linear_fp8_joined");
 }
 
 /* ---- derivative ------------------------------------------------------------------------------ */

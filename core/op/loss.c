@@ -86,16 +86,18 @@ int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
   return tide__dispatch(&c, out, 1);
 }
 
-/* Scales the gradient of the forward pass, in place if the walk frees it anyway. */
+/* Scales the gradient of the forward pass: on its way into a sum, or in place if the walk frees it
+ * anyway. */
 int tide__grad_linear_cross_entropy(const tide__grad_call *g)
 {
-  int dtype = g->gout[0]->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32;
   tide__temps v = {0};
-  tide_tensor *factor = TIDE__TEMP(&v, tide_cast, g->gout[0], dtype);
+  tide_tensor *factor = g->gout[0];
   for (int i = 0; i < 3; i++) {
     tide_tensor *made = g->out[i + 1];
     if (!g->need[i]) continue;
-    if (g->consume) {
+    if (g->sum[i]) {
+      TIDE__DO(&v, tide__axpy_by_(g->sum[i], made, factor));
+    } else if (g->consume) {
       TIDE__DO(&v, tide_scale_all_(g->ctx, 1, &made, factor));
       TIDE__DO(&v, tide_tensor_retain(g->gin[i] = made));
     } else {

@@ -259,6 +259,8 @@ int tide__check_target(tide_tensor *t, const char *op);
 int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
                           const tide_attention_attrs *a);
 k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a);
+/* dst += factor * src, of one shape. factor: one number, f32 (f64 for f64), of their device. */
+int tide__axpy_by_(tide_tensor *dst, tide_tensor *src, tide_tensor *factor);
 /* Returns the dtype of a norm's statistics: f32 (f64 for f64). */
 int tide__stat_dtype(const tide_tensor *x);
 /* Fails unless x is floating with a dim, and v null or a vector of x's last dim and dtype. */

@@ -24,6 +24,7 @@ static tide_tensor *handle(tide_ctx *ctx)
   t->requires_grad = false;
   t->node = NULL;
   t->grad = NULL;
+  t->codes = NULL;
   t->next = NULL;
   t->id = ++ctx->next_id;
   ctx->stats.ntensor++;
@@ -76,9 +77,19 @@ static void leave_parts(tide_tensor *t)
   s->refs++;
 }
 
+void tide__codes_drop(tide_tensor *t)
+{
+  tide__codes *c = t->codes;
+  if (!c) return;
+  t->codes = NULL;
+  for (int i = 0; i < 4; i++) tide_tensor_release(c->t[i]);
+  tide__free(t->ctx, c, sizeof *c);
+}
+
 static void tensor_recycle(tide_tensor *t)
 {
   tide_ctx *ctx = t->ctx;
+  tide__codes_drop(t);
   if (t->part) leave_parts(t);
   if (t->node || t->grad) ctx->recorder->forget(t);
   if (t->spent > 0) {

@@ -34,7 +34,17 @@ struct tide_tensor {
   double  id;
   int64_t shape[TIDE_MAX_DIM];
   int64_t stride[TIDE_MAX_DIM];  /* elements; 0 repeats, never negative */
+  struct tide__codes *codes;     /* owned: what linear_fp8 keeps of a weight, or null */
 };
+
+/* The FP8 codes of a weight and their scales (op/fp8.c): what its bytes stand for while the storage
+ * has this version and no capture began, ended or was replayed. */
+typedef struct tide__codes {
+  tide_tensor *t[4];             /* counted; null: absent */
+  int64_t version, turns;        /* of the storage; ctx->graph_turns */
+  int kind;                      /* K_FP8_* */
+  bool f32_scale;
+} tide__codes;
 
 enum { TIDE__SPENT = 1 << 16 };
 /* Of a tensor that is a part of its storage (tide__tensor_mark_part): given up when it was the
@@ -75,6 +85,8 @@ void tide__tensor_mark_part(tide_tensor *t);
 /* Gives up the elements of t: the bytes are dropped if no other handle has a part that is not given
  * up. */
 void tide__tensor_give_up(tide_tensor *t);
+/* Releases the codes of t. */
+void tide__codes_drop(tide_tensor *t);
 /* Performs the releases from other threads. Called at the start of every op. */
 void tide__tensor_drain(tide_ctx *ctx);
 void tide__tensor_pool_close(tide_ctx *ctx);

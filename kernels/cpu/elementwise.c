@@ -397,11 +397,12 @@ BODY2(axpy_i64, int64_t, int64_t, (uint64_t)a + (uint64_t)(int64_t)s[0] * (uint6
 int k_cpu_axpy_(const k_call *call)
 {
   const k_tensor *t = &call->out[0], *x = &call->in[0];
-  const double *alpha = &((const k_scalar_attrs *)call->attrs)->mul;
+  double alpha = ((const k_scalar_attrs *)call->attrs)->mul;
   int form = tide__loop_form(t->dtype), x_form = tide__loop_form(x->dtype), rc;
-  cpu_map m = { .nin = 2, .in = { t, x }, .out = t, .s = alpha };
+  cpu_map m = { .nin = 2, .in = { t, x }, .out = t, .s = &alpha };
   if (form == TIDE_I64 && x_form != TIDE_I64) return k_ref_axpy_(call);
-  rc = ref_check_integral(call, t, *alpha);
+  if (call->nin > 1) alpha *= ref_get(&call->in[1], 0);
+  rc = ref_check_integral(call, t, alpha);
   if (rc != TIDE_OK) return rc;
   if (form == TIDE_F32 && x_form != TIDE_F32) form = TIDE_F64;
   m.in_form[0] = m.in_form[1] = m.out_form = form;

@@ -89,12 +89,14 @@ template <class V> struct fill_job {
   }
 };
 
-template <class Y, class X> struct axpy_job {
+/* BY: the factor is a times a number in memory. */
+template <class Y, class X, bool BY> struct axpy_job {
   enum { operands = 2, size = 16 / (sizeof(Y) > sizeof(X) ? sizeof(Y) : sizeof(X)) };
   template <int M> struct held { tide_pack<Y, M> y; tide_pack<X, M> x; };
   Y *y;
   const X *x;
   float a;
+  const float *factor;
   template <int M> TIDE_DEVICE held<M> read(const tide_places<2> &p) const
   {
     return {tide_pack_from<M>(y + p.at[0]), tide_pack_from<M>(x + p.at[1])};
@@ -103,8 +105,9 @@ template <class Y, class X> struct axpy_job {
   {
     tide_values<float, M> v = tide_up(h.y);
     const tide_values<float, M> w = tide_up(h.x);
+    const float by = BY ? a * __ldg(factor) : a;
 #pragma unroll
-    for (int j = 0; j < M; j++) v.v[j] += a * w.v[j];
+    for (int j = 0; j < M; j++) v.v[j] += by * w.v[j];
     tide_pack_to(y + p.at[0], tide_down<Y>(v));
   }
 };
@@ -151,8 +154,10 @@ template <class V> __global__ void fill_kernel(tide_layout l, V *y, V value)
   }
 }
 
-template <class T> __global__ void axpy_kernel(tide_layout l, tide_array y, tide_array x, T a)
+template <class T>
+__global__ void axpy_kernel(tide_layout l, tide_array y, tide_array x, T a, tide_array factor)
 {
+  if (factor.data) a *= tide_at<T>(factor, 0);
   TIDE_GRID_LOOP(i, l.numel) {
     int64_t at[2];
     tide_offsets<2>(l, i, at);
@@ -178,10 +183,14 @@ int cast_packs(const k_call *call, const tide_packing &p, const k_tensor *const 
 }
 
 template <class Y, class X>
-int axpy_packs(const k_call *call, const tide_packing &p, const k_tensor *const *t, double a)
+int axpy_packs(const k_call *call, const tide_packing &p, const k_tensor *const *t, double a,
+               tide_array factor)
 {
-  return tide_run_packs<2>(call, p, axpy_job<Y, X>{static_cast<Y *>(t[0]->data),
-                                                   static_cast<const X *>(t[1]->data), (float)a});
+  Y *y = static_cast<Y *>(t[0]->data);
+  const X *x = static_cast<const X *>(t[1]->data);
+  const float *by = static_cast<const float *>(factor.data);
+  return by ? tide_run_packs<2>(call, p, axpy_job<Y, X, true>{y, x, (float)a, by})
+            : tide_run_packs<2>(call, p, axpy_job<Y, X, false>{y, x, (float)a, by});
 }
 
 bool both_short(const k_tensor *const *t)
@@ -239,7 +248,7 @@ int tide_convert(const k_call *call)
   return TIDE_CUDA_LAUNCHED(call);
 }
 
-int tide_axpy(const k_call *call, double a)
+int tide_axpy(const k_call *call, double a, tide_array factor)
 {
   const k_tensor *t[2] = {&call->out[0], &call->in[0]};
   tide_layout l = tide_layout_of(2, t);
@@ -247,13 +256,13 @@ int tide_axpy(const k_call *call, double a)
   tide_packing p;
   if (both_short(t) && tide_packing_of(&p, l, 2, t, pack_of(*t[0], *t[1])))
     TIDE_BY_SHORT(y.dtype, using Y = E;
-                  TIDE_BY_SHORT(x.dtype, return (axpy_packs<Y, E>(call, p, t, a))));
+                  TIDE_BY_SHORT(x.dtype, return (axpy_packs<Y, E>(call, p, t, a, factor))));
   if (y.dtype == TIDE_F64)
-    TIDE_LAUNCH(axpy_kernel<double>, l.numel, call, l, y, x, a);
+    TIDE_LAUNCH(axpy_kernel<double>, l.numel, call, l, y, x, a, factor);
   else if (1 << y.dtype & K_FLOAT)
-    TIDE_LAUNCH(axpy_kernel<float>, l.numel, call, l, y, x, (float)a);
+    TIDE_LAUNCH(axpy_kernel<float>, l.numel, call, l, y, x, (float)a, factor);
   else
-    TIDE_LAUNCH(axpy_kernel<int64_t>, l.numel, call, l, y, x, (int64_t)a);
+    TIDE_LAUNCH(axpy_kernel<int64_t>, l.numel, call, l, y, x, (int64_t)a, factor);
   return TIDE_CUDA_LAUNCHED(call);
 }
 
@@ -261,7 +270,8 @@ int k_cuda_axpy_(const k_call *call)
 {
   double a = static_cast<const k_scalar_attrs *>(call->attrs)->mul;
   int rc = tide_integral(call, a);
-  return rc < 0 ? rc : tide_axpy(call, a);
+  const tide_array factor = call->nin > 1 ? tide_array_of(call->in[1]) : tide_array{};
+  return rc < 0 ? rc : tide_axpy(call, a, factor);
 }
 
 int k_cuda_clone(const k_call *call) { return tide_convert(call); }

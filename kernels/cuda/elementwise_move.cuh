@@ -5,8 +5,8 @@
 
 /* out[0] = in[0], converted, whatever the dtypes and strides. */
 int tide_convert(const k_call *call);
-/* out[0] += a in[0]. */
-int tide_axpy(const k_call *call, double a);
+/* out[0] += a in[0], or a factor in[0]. factor: one number, f32 (f64 for f64), of the device. */
+int tide_axpy(const k_call *call, double a, tide_array factor = {});
 
 /* Through double where a float could not hold the source: f64, and integers to floats. */
 TIDE_DEVICE void tide_move(tide_array y, int64_t yt, tide_array x, int64_t xt)

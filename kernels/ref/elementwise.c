@@ -229,8 +229,12 @@ INTEGER(axpy, (uint64_t)a + (uint64_t)(int64_t)s->mul * (uint64_t)b)
 
 int k_ref_axpy_(const k_call *call)
 {
-  int rc = ref_check_integral(call, call->out, ((const k_scalar_attrs *)call->attrs)->mul);
-  return rc == TIDE_OK ? ref_map(call, call->out, call->in, axpy_real, axpy_int) : rc;
+  k_scalar_attrs by = *(const k_scalar_attrs *)call->attrs;
+  k_call scaled = *call;
+  scaled.attrs = &by;
+  if (call->nin > 1) by.mul *= ref_get(&call->in[1], 0);
+  int rc = ref_check_integral(call, call->out, by.mul);
+  return rc == TIDE_OK ? ref_map(&scaled, call->out, call->in, axpy_real, axpy_int) : rc;
 }
 
 int k_ref_foreach_copy_(const k_call *call)
@@ -243,7 +247,7 @@ int k_ref_foreach_add_(const k_call *call)
 {
   const k_scalar_attrs once = { 1, 0 };
   for (int i = 0; i < call->nout; i++) {
-    const k_call one = { .in = &call->in[i], .out = &call->out[i], .attrs = &once };
+    const k_call one = { .nin = 1, .in = &call->in[i], .out = &call->out[i], .attrs = &once };
     k_ref_axpy_(&one);
   }
   return TIDE_OK;

@@ -248,6 +248,26 @@ describe('a product of FP8', function()
       x:mul_(1000)
       close(step:replay(), tide.linear_fp8(x:to 'cpu', w:to 'cpu'), 1e-5, 'replayed')
    end)
+
+   it('has the codes of weights that a captured step or a replay changed', function()
+      tide.param('fp8_codes', 1)
+      finally(function() tide.param('fp8_codes', 0) end)
+      local x, w = random({ 17, 32 }, 7):to(device), random({ 48, 32 }, 8):to(device)
+      local function y() return tide.linear_fp8(x, w) end
+      local function right(got, what)
+         close(got, tide.linear_fp8(x:to 'cpu', w:to 'cpu'), 1e-5, what)
+      end
+      right(y(), 'before')
+      local step = tide.cuda.graph(y)             -- the codes of before are none of its own
+      w:mul_(-2)
+      right(step:replay(), 'replayed')
+      local change = tide.cuda.graph(function() w:mul_(3) return y() end)
+      for _ = 1, 2 do
+         right(y(), 'eager')
+         right(change:replay(), 'changed by the step')
+      end
+      right(y(), 'changed by a replay')
+   end)
 end)
 
 -- ---- faults that kernels find -------------------------------------------------------------------

@@ -15,9 +15,11 @@ describe('the CUDA kernels on emulated threads', function()
       it('pass ' .. file, function() emulated.run(file) end)
    end
 
-   it('pass spec/op/fp8_spec.lua as a Hopper chip, which alone has scales of blocks', function()
-      emulated.run('spec/op/fp8_spec.lua', 'TIDE_EMULATE_CAPABILITY=90')
-   end)
+   for _, file in ipairs { 'spec/op/fp8_spec.lua', 'spec/op/fp8_codes_spec.lua' } do
+      it(('pass %s as a Hopper chip, which alone has scales of blocks'):format(file), function()
+         emulated.run(file, 'TIDE_EMULATE_CAPABILITY=90')
+      end)
+   end
 
    it('refuse FP8 with scales of blocks where cuBLASLt is too old for them', function()
       local text = emulated.capture(('TIDE_EMULATE_CAPABILITY=90 TIDE_EMULATE_LT=old luajit -e '

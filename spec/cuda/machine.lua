@@ -83,9 +83,9 @@ M.rows('elementwise_move.cu', { loads = 4, stores = 4 }, {
    { 'cast_jobI' .. bf16 .. 'fE', 40, 64, stores = 0 },
    { 'cast_jobIf' .. bf16 .. 'E', 40, 32, loads = 0 },
    { 'cast_jobI' .. bf16 .. f16, 40, 64 },
-   { 'axpy_jobIffE', 32, 64, stores = 2 },
-   { 'axpy_jobI' .. bf16 .. 'S2_E', 32, 64, stores = 2 },
-   { 'axpy_jobIf' .. bf16 .. 'E', 32, 48, loads = 2, stores = 2 },
+   { 'axpy_jobIffLb0E', 32, 64, stores = 2 }, { 'axpy_jobIffLb1E', 32, 64, stores = 2 },
+   { 'axpy_jobI' .. bf16 .. 'S2_Lb0E', 32, 64, stores = 2 },
+   { 'axpy_jobIf' .. bf16 .. 'Lb0E', 32, 48, loads = 2, stores = 2 },
    { 'fill_jobIt', 40, 0, loads = 0 }, { 'fill_jobIj', 40, 0, loads = 0 },
 })
 -- adamw and sgd of { p, g, with master }. Their numbers are f64 until the first load.

@@ -62,12 +62,15 @@ for _, device in ipairs(devices) do
                local _, _, x, targets = parts(n, dtype)
                local f, g, y = wide(w:detach()):requires_grad_(),
                   wide(b:detach()):requires_grad_(), wide(x)
-               local loss = tide.linear_cross_entropy(x, w, b, targets)
-               tide.linear_cross_entropy(y, f, g, targets:to 'cpu'):backward()
-               local counts = launched(function() loss:backward() end)
-               -- the cast is that of the loss's own gradient
-               assert.same({ micro == 1 and 0 or 2, 0 }, { counts.axpy_, counts.add })
-               assert.is_true(counts.cast <= 1)
+               local loss, dy = tide.linear_cross_entropy(x, w, b, targets), { 0.75, 1, -3 }
+               tide.linear_cross_entropy(y, f, g, targets:to 'cpu')
+                  :backward(tide.full({}, dy[micro], { dtype = 'f64' }))
+               dy = tide.full({}, dy[micro], { device = device })
+               local counts = launched(function() loss:backward(dy) end)
+               -- the factor of the loss is applied on the way into the sum
+               local added = micro > 1 and 2 or 0
+               assert.same({ added, 2 - added, 0 },
+                  { counts.axpy_, counts.scale_all_, counts.add + counts.cast + counts.mul })
                want, sum = want and want + f.grad or f.grad, sum and sum + g.grad or g.grad
             end
             assert.same({ 'f32', 'f32' }, { w.grad.dtype, b.grad.dtype })

@@ -26,6 +26,7 @@ OP_LIST_BINARY(DECLARE) OP_LIST_COMPARE(DECLARE) OP_LIST_UNARY(DECLARE)
 OP_LIST_PREDICATE(DECLARE) OP_LIST_BWD(DECLARE) OP_LIST_SCALAR(DECLARE)
 OP_LIST_IN_PLACE(DECLARE) OP_LIST_OTHER(DECLARE)
 OP_LIST_OTHER(ONE)
+ONE(axpy_, K_FLOAT | K_INT)
 
 static void maps(const op_case *ops, int nop, int nin, int to_bool, double slack)
 {
@@ -125,6 +126,22 @@ static void in_place(void **state)
   }
 }
 
+/* axpy_ with a factor in memory. */
+static void in_place_factor(void **state)
+{
+  (void)state;
+  for (int k = 0; k < 4 * REPEAT; k++) {
+    const k_scalar_attrs attrs = { below(2) ? 1 : 0.3, 0 };
+    int64_t shape[TIDE_MAX_DIM];
+    int ndim = random_shape(shape, 4), dtype = random_dtype(K_FLOAT);
+    case_begin();
+    k_tensor in[2] = { random_tensor(random_dtype(K_FLOAT), ndim, shape, ANY_LAYOUT) };
+    in[1] = random_tensor(dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32, 0, shape, PLAIN);
+    k_tensor out = random_tensor(dtype, ndim, shape, NO_BROADCAST);
+    check_case(&op_axpy_, 2, in, &out, &attrs, 2, 3);
+  }
+}
+
 static void convert(void **state)
 {
   (void)state;
@@ -178,8 +195,8 @@ int main(void)
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(binary), cmocka_unit_test(comparison), cmocka_unit_test(unary),
     cmocka_unit_test(predicate), cmocka_unit_test(backward), cmocka_unit_test(scalar),
-    cmocka_unit_test(clamp_backward), cmocka_unit_test(in_place), cmocka_unit_test(convert),
-    cmocka_unit_test(transpose), cmocka_unit_test(choose)
+    cmocka_unit_test(clamp_backward), cmocka_unit_test(in_place), cmocka_unit_test(in_place_factor),
+    cmocka_unit_test(convert), cmocka_unit_test(transpose), cmocka_unit_test(choose)
   };
   return RUN_CASES(tests);
 }

@@ -171,6 +171,11 @@ promise['kernels/README.md'] = {
    { 'Gradients of dt dt bias and A', 'op/scan_wild', 'over 200 random scans', 'op/scan_wild',
       'with one step in 25 a hundred thousand times the others' },
    { 'tide has no FP8 dtype', definition = 'what there is not' },
+   { 'Products that share x share its codes', 'op/fp8_codes',
+      'is linear_fp8 of each weight, to the bit, and rounds x once' },
+   { 'With parameter fp8_codes a weight keeps its own', 'op/fp8_codes',
+      'a weight is rounded again when it has changed, and only then', 'cuda/device_case',
+      'has the codes of weights that a captured step or a replay changed' },
    { 'Codes are the same on all three', 'op/fp8', 'rounds to e4m3 and e5m2 as PyTorch does',
       'cuda/device_case', 'is that of the host: ' },
    { 'libtide cuda so is opened', 'cuda/absent', 'may lack the library' },
@@ -347,6 +352,10 @@ promise['lua/README.md'] = {
 
 promise['lua/guide/models.md'] = {
    { 'fp8 true', 'lua/llama', 'multiplies in FP8 in every Linear but the head' },
+   { 'Queries, keys and values share them', 'op/fp8_codes', 'round it once' },
+   { 'Each micro-batch rounds the weights again', 'op/fp8_codes',
+      'a weight is rounded again when it has changed, and only then', 'op/fp8_codes',
+      'they take two bytes an element while weight and parameter are there' },
    { 'On the CPU it computes the same', 'op/fp8', 'has result and gradients of PyTorch: ' },
    { 'It needs a Hopper GPU', 'cuda/absent', 'may be too old for FP8' },
    { 'Fields that compute nothing', 'lua/decoder',

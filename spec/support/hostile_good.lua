@@ -33,6 +33,7 @@ return {
    add_rms_norm = norm, layer_norm = norm, rms_norm = norm, gated_rms_norm = norm,
    linear = linear, linear_act = linear, linear_fp8 = linear, linear_fp8_scaled = linear,
    linear_joined = { biases = rows, n = 1, tries = { n = few } },
+   linear_fp8_joined = { biases = rows, n = 1, tries = { n = few } },
    rope_joined = { xs = heads, positions = 'i64 1,4', inv_freq = 'f32 2', n = 1,
       tries = { n = few } },
    grouped_linear = { w = 'f32 2,4,4', offsets = 'i64 3' },

@@ -92,17 +92,22 @@ local function few_tensors(op, name, list)
    return buf, n
 end
 
+-- Checks x, weights and biases (a list with false for what has no bias, or nil); returns the number
+-- of weights and both lists as buffers.
+local function joined_operands(op, x, ws, biases)
+   tensor(op, 'x', x)
+   local w, n = few_tensors(op, 'ws', ws)
+   if biases == nil then return n, w, nil end
+   local b, nb = arg.tensors(op, 'biases', biases, true)
+   if nb ~= n then bad(op, 'biases', ('%d entries, as in ws'):format(n), nb) end
+   return n, w, b
+end
+
 -- linear(x, w, bias) for each of 1 to 6 weights, as a list. Weights that follow each other in
 -- memory, as slices of one weight do, are one product, whose columns the results are; so are their
 -- gradients. biases: a list with false for what has no bias, or nil.
 function M.linear_joined(x, ws, biases)
-   local op, b, nb = 'linear_joined'
-   tensor(op, 'x', x)
-   local w, n = few_tensors(op, 'ws', ws)
-   if biases ~= nil then
-      b, nb = arg.tensors(op, 'biases', biases, true)
-      if nb ~= n then bad(op, 'biases', ('%d entries, as in ws'):format(n), nb) end
-   end
+   local n, w, b = joined_operands('linear_joined', x, ws, biases)
    local boxes = new_boxes(n)
    local rc = C.tide_linear_joined(boxes, x, n, w, b)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_joined(boxes, x, n, w, b)) end
@@ -132,6 +137,17 @@ local fp8_scalings = {
 }
 local fp8_kept = { codes = false, weight = true }
 
+-- The scaling and keep_weight of options, which may be nil.
+local function fp8_how(op, opts)
+   opts = opts ~= nil and arg.opts(op, opts, fp8_opts) or {}
+   local scaling, keep = opts.scaling or 'tensor', opts.keep or 'codes'
+   if not fp8_scalings[scaling] then
+      bad(op, 'opts.scaling', "'tensor', 'block' or 'block_f32'", scaling)
+   end
+   if fp8_kept[keep] == nil then bad(op, 'opts.keep', "'codes' or 'weight'", keep) end
+   return fp8_scalings[scaling], fp8_kept[keep]
+end
+
 -- linear of x and w rounded to FP8 (e4m3). f32, bf16 or f16, which y has too; sums in f32. The tape
 -- keeps codes, a byte an element, in place of x and w. opts.scaling: 'tensor' (default), by the
 -- largest magnitude of each operand, and backward rounds the gradient of y to e5m2; 'block', by
@@ -143,13 +159,21 @@ function M.linear_fp8(x, w, bias, opts)
    tensor('linear_fp8', 'w', w)
    tensor_or_nil('linear_fp8', 'bias', bias)
    if opts == nil then return raw.linear_fp8(x, w, bias) end
-   opts = arg.opts('linear_fp8', opts, fp8_opts)
-   local scaling, keep = opts.scaling or 'tensor', opts.keep or 'codes'
-   if not fp8_scalings[scaling] then
-      bad('linear_fp8', 'opts.scaling', "'tensor', 'block' or 'block_f32'", scaling)
+   return raw.linear_fp8_scaled(x, w, bias, fp8_how('linear_fp8', opts))
+end
+
+-- linear_fp8(x, w, bias, opts) for each of 1 to 6 weights, as a list: x is rounded once for all of
+-- them. biases: a list with false for what has no bias, or nil.
+function M.linear_fp8_joined(x, ws, biases, opts)
+   local op = 'linear_fp8_joined'
+   local n, w, b = joined_operands(op, x, ws, biases)
+   local scaling, keep = fp8_how(op, opts)
+   local boxes = new_boxes(n)
+   local rc = C.tide_linear_fp8_joined(boxes, x, n, w, b, scaling, keep)
+   if rc ~= 0 and again(x, rc) then
+      check(x, C.tide_linear_fp8_joined(boxes, x, n, w, b, scaling, keep))
    end
-   if fp8_kept[keep] == nil then bad('linear_fp8', 'opts.keep', "'codes' or 'weight'", keep) end
-   return raw.linear_fp8_scaled(x, w, bias, fp8_scalings[scaling], fp8_kept[keep])
+   return take_all(boxes, n)
 end
 
 -- Rounds x (f32, bf16 or f16) to NF4 with double quantisation, as bitsandbytes does: codes (u8) and

@@ -480,6 +480,10 @@ int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
 enum { TIDE_FP8_TENSOR = 0, TIDE_FP8_BLOCK = 1, TIDE_FP8_BLOCK_F32 = 2 };
 int tide_linear_fp8_scaled(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                            int scaling, bool keep_weight); /* scaling: TIDE_FP8_* */
+/* outs[i] = tide_linear_fp8_scaled(x, ws[i], biases[i], ...) for n weights, 1 to TIDE_MAX_JOINED;
+ * biases, or one of them, may be null. x is rounded once for all of them. */
+int tide_linear_fp8_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
+                           tide_tensor *const *biases, int scaling, bool keep_weight);
 /* Rounds x (f32, bf16, f16) to NF4 with double quantisation, as bitsandbytes does: blocks of 64
  * elements in row-major order have codes of 4 bits and a magnitude, which is a code of 8 bits. Of
  * n elements, codes: u8 [ceil(n / 2) + ceil(n / 64)]; scale: f32 [1 + ceil(n / 16384)]. Not

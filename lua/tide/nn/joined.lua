@@ -3,6 +3,7 @@
 -- Their weights lie one after another in one tensor, and their biases in another, so that
 -- tide.linear_joined makes one product of them. Each is a parameter of its own as before. Where a
 -- child has got another weight, or its call is more than its product, it has a product of its own.
+-- Children in FP8 have a product each, since scales are of each weight, but x is rounded once.
 
 local tide = require 'tide'
 local Linear = require 'tide.nn.linear'
@@ -23,21 +24,33 @@ local function is_alone(m)
    return #list > 0
 end
 
--- Whether the call of a child is nothing but tide.linear of its weight and bias.
-function joined.is_plain(m)
-   return m.forward == Linear.forward and m.product == Linear.product and not m.fp8
-      and not m.weight_nf4 and is_alone(m)
+-- Whether the call of a child is nothing but the product of its weight and bias.
+local function is_product(m)
+   return m.forward == Linear.forward and m.product == Linear.product and not m.weight_nf4
+      and is_alone(m)
 end
 
--- What the children of m with these names return for x, as a list; nil where one of them is absent
--- or not plain.
+-- Whether the call of a child is nothing but tide.linear of its weight and bias.
+function joined.is_plain(m) return is_product(m) and not m.fp8 end
+
+-- Whether two children round alike. A call that is made again in backward is to keep no codes.
+local function same_codes(a, b)
+   if not a.fp8 and not b.fp8 then return true end
+   return a.fp8 == b.fp8 and a._fp8.keep == b._fp8.keep and b._call == Linear._call
+end
+
+-- What the children of m with these names return for x, as a list; nil where one of them is absent,
+-- more than a product, or rounds otherwise than the first.
 function joined.call(m, names, x)
-   local ws, biases, any = {}, {}, false
+   local ws, biases, any, first = {}, {}, false, m[names[1]]
    for i = 1, #names do
       local child = m[names[i]]
-      if not child or not joined.is_plain(child) then return nil end
+      if not child or not is_product(child) or not same_codes(first, child) then return nil end
       ws[i], biases[i] = child.weight, child.bias or false
       any = any or child.bias ~= nil
+   end
+   if first.fp8 then
+      return tide.linear_fp8_joined(x, ws, any and biases or nil, first._fp8)
    end
    return tide.linear_joined(x, ws, any and biases or nil)
 end

@@ -161,6 +161,7 @@ static inline float __ll2float_rz(long long v)
 }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+template <class T> T __ldg(const T *p) { return *p; }
 static inline int __ffs(unsigned v) { return __builtin_ffs((int)v); }
 static inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
