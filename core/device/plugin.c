@@ -48,8 +48,8 @@ const tide__plugin *tide__plugin_find(int device, char *why, size_t size)
   void *lib = open_file(file);
   if (!lib) {
     const char *reason = dlerror();
-    snprintf(why, size, "%s could not be opened (%s); build tide where the CUDA toolkit is", file,
-             reason ? reason : "unknown");
+    snprintf(why, size, "%s could not be opened (%s); build it with the CUDA toolkit: make cuda",
+             file, reason ? reason : "unknown");
     return NULL;
   }
   tide__plugin_fn table = (tide__plugin_fn)(uintptr_t)dlsym(lib, "tide_plugin");

@@ -42,7 +42,8 @@ int count(char *msg)
     return refuse(msg, TIDE_E_DEVICE,
                   "no CUDA driver, or one older than the toolkit tide was built with");
   if (e == cudaErrorNoDevice || (e == cudaSuccess && n == 0))
-    return refuse(msg, TIDE_E_DEVICE, "the CUDA driver sees no device");
+    return refuse(msg, TIDE_E_DEVICE, "the CUDA driver sees no device; nvidia-smi lists those that "
+                  "there are, CUDA_VISIBLE_DEVICES those that it shows to a process");
   return e == cudaSuccess ? n : refuse_driver(msg, e);
 }
 
@@ -225,7 +226,9 @@ int tide_cuda_status(tide_cuda_state *s, cudaError_t e)
   pthread_mutex_lock(&s->lock);
   char *text = lost ? s->failed : s->why;
   if (!s->dead)
-    snprintf(text, K_MSG, "CUDA device %d: %s", s->device, cudaGetErrorString(e));
+    snprintf(text, K_MSG, "CUDA device %d: %s%s", s->device, cudaGetErrorString(e),
+             lost ? "; it may be of an earlier op, which a run with CUDA_LAUNCH_BLOCKING=1 names; "
+                    "start the process again" : "");
   s->dead = s->dead || lost;
   pthread_mutex_unlock(&s->lock);
   return TIDE_E_DEVICE;

@@ -67,7 +67,8 @@ describe('a missing GPU', function()
 
    it('may lack the library', function()
       dir = folder_with(nil)
-      refused(ask(dir), "device 'cuda' is not available", 'libtide_cuda.so could not be opened')
+      refused(ask(dir), "device 'cuda' is not available", 'libtide_cuda.so could not be opened',
+         'build it with the CUDA toolkit: make cuda')
    end)
 
    it('may have a file that is none', function()
@@ -99,7 +100,8 @@ describe('a missing GPU', function()
 
    it('may lack a device', function()
       dir = folder_with(emulated .. '/libtide_cuda.so')
-      refused(ask(dir, 'TIDE_EMULATE_DEVICES=0'), 'sees no device')
+      refused(ask(dir, 'TIDE_EMULATE_DEVICES=0'), 'sees no device',
+         'CUDA_VISIBLE_DEVICES')
    end)
 
    it('may lack cuBLASLt: products are refused, the rest works', function()
@@ -164,6 +166,22 @@ describe('a missing GPU', function()
       end]])
       assert.equal('E_DEVICE', r.code, r.text)
       assert.is_true(r.works, r.text)
+   end)
+
+   it('may fail in a kernel unseen: the error says how to find its op', function()
+      dir = folder_with(emulated .. '/libtide_cuda.so')
+      local program = [[function()
+         local x = tide.ones({ 5 }, { device = 'cuda' })
+         local y = x:exp()                                       -- the second kernel
+         local z = x + y
+         return z:tolist()
+      end]]
+      local late = ask(dir, 'TIDE_EMULATE_FAULT=2', program)
+      assert.matches('to_doubles: .*; it may be of an earlier op, which a run with '
+         .. 'CUDA_LAUNCH_BLOCKING=1 names; start the process again', late.message)
+      local soon = ask(dir, 'TIDE_EMULATE_FAULT=2 CUDA_LAUNCH_BLOCKING=1', program)
+      assert.equal('E_DEVICE', soon.code, soon.text)
+      assert.matches('exp: .*an illegal memory access was encountered', soon.message)
    end)
 
    it('may not be the thread\'s current one: kernels and products find it', function()

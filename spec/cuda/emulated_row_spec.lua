@@ -6,8 +6,8 @@ if not emulated.here() then return end
 
 describe('rows, groups and sums on emulated threads', function()
    for _, file in ipairs { 'spec/op/row_spec.lua', 'spec/op/index_add_spec.lua',
-                           'spec/op/grouped_spec.lua', 'spec/grad/main_grad_spec.lua',
-                           'spec/cuda/batch_case.lua' } do
+                           'spec/op/grouped_spec.lua', 'spec/op/joined_spec.lua',
+                           'spec/grad/main_grad_spec.lua', 'spec/cuda/batch_case.lua' } do
       it('pass ' .. file, function() emulated.run(file) end)
    end
 end)

@@ -103,6 +103,23 @@ describe('the folder of make gpu-pack', function()
       assert.is_truthy(text:find('libcublasLt.so.13 was not found', 1, true), text)
    end)
 
+   it('a: has the op specs of the emulation', function()
+      local f = assert(io.open 'spec/cuda/firstday/a')
+      local script = f:read '*a'
+      f:close()
+      local files = shell "grep -ho 'spec/[a-z]*/[a-z0-9_]*_spec.lua' spec/cuda/emulated_*_spec.lua"
+      local n = 0
+      for name in files:gmatch 'spec/op/([%w_]+)_spec' do
+         n = n + 1
+         assert.is_truthy(script:find('[ -]' .. name .. '[ ;]'), name)
+      end
+      for file in files:gmatch 'spec/grad/[%w_]+%.lua' do
+         n = n + 1
+         assert.is_truthy(script:find(file, 1, true), file)
+      end
+      assert.is_true(n >= 18, n .. ' files')
+   end)
+
    it('b: puts cases under each tool; a finding is a failure', function()
       local text, status = run('b', 'ONLY="^racecheck-loss$"')
       if not text:find('compute-sanitizer is missing', 1, true) then

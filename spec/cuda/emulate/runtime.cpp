@@ -243,6 +243,14 @@ const char *emulated::last_kernel_launched() { return last_kernel; }
 
 /* Limits of a launch: CUDA C++ Programming Guide, "Compute Capabilities", "Features and Technical
  * Specifications". */
+/* CUDA_LAUNCH_BLOCKING=1: a launch returns when its kernel has ended, and with its error (CUDA C++
+ * Programming Guide, "Concurrent Execution between Host and Device"). */
+static bool launch_blocks()
+{
+  const char *said = getenv("CUDA_LAUNCH_BLOCKING");
+  return said && atoi(said) == 1;
+}
+
 void tide_emulate_launch(tide_emulate_stream *stream, const tide_emulate_kernel &kernel, dim3 grid,
                          dim3 block, size_t shared, const tide_emulate_body &call)
 {
@@ -259,6 +267,7 @@ void tide_emulate_launch(tide_emulate_stream *stream, const tide_emulate_kernel 
     if (!tide_emulate_kernel_fails()) l.run();
     return true;
   });
+  if (launch_blocks() && !stream->capturing()) cudaStreamSynchronize(stream);
 }
 
 void *tide_emulate_shared() { return shared_bytes; }
