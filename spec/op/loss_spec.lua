@@ -2,6 +2,7 @@
 -- loss and gradient are those of the differences. Expected values are computed here, in doubles,
 -- from logits that every dtype under test holds exactly.
 
+local each = require 'tide.util.each'
 local tide = require 'tide'
 local fast = require 'spec.support.fast'
 
@@ -438,4 +439,37 @@ describe('linear_cross_entropy scaled by a number that f32 does not hold', funct
          assert.is_true(off < 1e-15, off)
       end
    end)
+end)
+
+describe('linear_cross_entropy with a factor, added to gradients that are there', function()
+   for dtype, room in each { f64 = 1e-14, f32 = 1e-5, bf16 = 0.02 } do
+      it('is the sum of both: ' .. dtype, function()
+         local how = { dtype = dtype, device = fast }
+         local first = { tide.randn { 9, 24 }, tide.randn { 37, 24 }, tide.randn { 37 } }
+         local targets = {}
+         for i = 1, 9 do targets[i] = (5 * i) % 37 end
+         local y = tide.tensor(targets, { dtype = 'i64', device = fast })
+         -- The gradients of losses with these factors.
+         local function grads(factors, retain)
+            local t = {}
+            for i = 1, 3 do t[i] = first[i]:to(how):detach():requires_grad_() end
+            local loss
+            for _, factor in ipairs(factors) do
+               loss = retain and loss or tide.linear_cross_entropy(t[1], t[2], t[3], y)
+               local dy = tide.full({}, factor, { dtype = loss.dtype, device = fast })
+               loss:backward(dy, { retain = retain })
+            end
+            local list = {}
+            for i = 1, 3 do list[i] = t[i].grad:to { dtype = 'f64', device = 'cpu' } end
+            return list
+         end
+         local one = grads { 1 }
+         for _, retain in ipairs { false, true } do
+            for i, got in ipairs(grads({ 0.5, -3, 0.25 }, retain)) do
+               local off = (got + one[i] * 2.25):abs():amax():item()
+               assert.is_true(off <= room * one[i]:abs():amax():item(), off)
+            end
+         end
+      end)
+   end
 end)
