@@ -45,6 +45,19 @@ if #specs == 0 then error('usage: luajit spec/deep/mutants.lua [--count N] SPEC 
 local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
 local function run(command) return os.execute(command) == 0 end
 
+-- Whether a break of a line changes nothing, by its text alone: the last argument of `find` for a
+-- text without magic characters, and what two values that differ are compared by.
+local function is_idle(line, from)
+   local _, n = line:gsub(from, '')
+   if n > 1 then return false end
+   if from:find 'true' then
+      local text = line:match "find%('([^']*)', [%w_ +]+, true%)"
+      return text ~= nil and not text:gsub('\\.', ''):find '[%^%$%(%)%%%.%[%]%*%+%-%?]'
+   end
+   local a, b, c, sign, d = line:match '(%S+) ~= (%S+) then return (%S+)( [<>] )(%S+) end$'
+   return sign == from and a == c and b == d
+end
+
 -- Lines that can be broken: { path, number, text, broken }.
 local function candidates()
    local list = {}
@@ -54,7 +67,7 @@ local function candidates()
          n = n + 1
          for _, b in ipairs(line:find '^%s*%-%-' and {} or breaks) do
             local at, broken = line:find(b[1]), line:gsub(b[1], b[2], 1)
-            if at and reach.is_program(line, at) then
+            if at and reach.is_program(line, at) and not is_idle(line, b[1]) then
                list[#list + 1] = { path, n, line, broken }
             end
          end

@@ -145,6 +145,27 @@ describe('other values', function()
       assert.equal('{ 1, 2, a = "é" }', show.text { 1, 2, a = 'é' })
    end)
 
+   it('are broken where the terminal ends, at 40 columns or more', function()
+      local function line_of(n)                -- a table whose line has n characters
+         return { ('x'):rep(n - #'{ "" }') }
+      end
+      for columns, most in each { [100] = 99, [60] = 59, [41] = 40, [30] = 40, [20] = 40 } do
+         assert.equal(most, #show.text(line_of(most), columns))
+         assert.matches('^{\n', show.text(line_of(most + 1), columns))
+      end
+      local function list_of(n)
+         local list = {}
+         for i = 1, n do list[i] = ('%02d'):format(i):rep(20) end
+         return list
+      end
+      local whole = show.text({ list_of(27), list_of(27) }, 80)
+      assert.equal(59, select(2, whole:gsub('\n', '')))
+      local list = { list_of(27), list_of(28) }
+      local many = show.text(list, 80)
+      assert.matches('\n   ... 11 lines\n', many, 1, true)
+      assert.equal(50, select(2, many:gsub('\n', '')))
+   end)
+
    it('have no addresses, which would differ from rank to rank', function()
       local Thing = require 'tide.class' 'Thing'
       assert.matches('Thing: 0x', tostring(Thing()))

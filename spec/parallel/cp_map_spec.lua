@@ -466,6 +466,12 @@ describe('a plan refuses', function()
       refused('E_ARG', 'kind', new { kind = 'zig', length = 4 })
       refused('E_ARG', 'layout', new { layout = 'zigzag', length = 4 })
       refused('E_ARG', 'axis', new { axis = 3, length = 4 })
+      local plan = cp_map.new { size = 2, rank = 0, length = 8 }
+      assert.equal(1, plan:at(1).rank)
+      assert.equal(0, plan.rank)
+      for _, rank in ipairs { 2, -1, 0.5 } do
+         refused('E_ARG', "'rank'", function() plan:at(rank) end)
+      end
    end)
 
    it('tensors of other lengths, and padding without a value', function()

@@ -114,6 +114,8 @@ describe('attaching', function()
       refused('E_ARG', 'attention', cp.attach, tide.nn.Linear(2, 2), { axis = axis2 })
       model.model.layers:at(1).self_attn:wrap('own', function() end, { of = 'attend' })
       refused('E_UNSUPPORTED', 'model.layers.0.self_attn', cp.attach, model, { axis = axis2 })
+      refused('E_ARG', 'since the model has no Mamba-2 layers', cp.attach, llama(),
+         { axis = axis2, mamba = 'state' })
       local mamba = tide.nn.Stack { tide.nn.Mamba2 { dim = 8, head_dim = 4, state = 4 } }
       refused('E_ARG', { 'mamba', 'heads' }, cp.attach, mamba, { axis = axis2, mamba = 'heads' })
       refused('E_UNSUPPORTED', "not 'document'", cp.attach, mamba,

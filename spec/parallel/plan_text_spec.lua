@@ -50,7 +50,8 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
       model.layers.*.mlp (2)
       model.layers.*.self_attn (2)
    sharding             no_shard over 1 rank, 2 replicas
-      model.layers.* (2)]], tostring(make({ cp = 2, dp = 1 }, { recompute = { modules = { 'mlp', 'self_attn' } },
+      model.layers.* (2)]], tostring(make({ cp = 2, dp = 1 }, {
+         recompute = { modules = { 'mlp', 'self_attn' } },
          cp = { method = 'p2p' } }, 2)))
       assert.equal([[
    sharding             optim_grads over 2 ranks, 2 replicas; mp_policy {reduce_dtype f32}
@@ -83,7 +84,8 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
    end)
 
    it('has styles given by a function, or by its path, written out in its table', function()
-      local written = { lm_head = tide.parallel.translate_to_parallel_style 'colwise_rep' }
+      local style = tide.parallel.translate_to_parallel_style
+      local written = { lm_head = style 'colwise_rep' }
       local function styles() return written end
       package.preload['spec.styles'] = function() return { of = styles } end
       local want = make({ tp = 2 }, { tp = { plan = written } }, 2):to_table()
@@ -97,7 +99,9 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
    it('is read again from its table, with every section', function()
       for _, row in ipairs { { { dp = 1 }, {}, 1 },
          { { dp_shard = 2, tp = 2 }, { tp = { sequence_parallel = true }, recompute = 'full' }, 4 },
-         { { cp = 2, dp = 1 }, { cp = { method = 'p2p' }, recompute = { modules = { 'mlp' } } }, 2 } } do
+         { { cp = 2, dp = 1 },
+            { cp = { method = 'p2p' }, recompute = { modules = { 'mlp' } } }, 2 },
+      } do
          local plan = make(unpack(row))
          local again = tide.parallel.plan.from_table(plan:to_table())
          assert.equal(tostring(plan), tostring(again))
