@@ -14,6 +14,7 @@ pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plai
 
 local chats = require 'recipes.support.chats'
 local job = require 'tide.train.job'
+local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
 local prefs = require 'recipes.support.pairs'
 local text = require 'recipes.support.text'
@@ -37,8 +38,12 @@ local function train(self, opt)
    local corpus = prefs.corpus(self, opt, model)
 
    -- How it lies over the ranks and what that costs.
-   local plan, per_rank = text.plan(self, opt, model)
-   if not plan then return end
+   local plan = self:check(tide.parallel.plan, model, self:mesh())
+   local per_rank = text.rows(opt, plan:data().size)
+   if opt.plan then
+      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
+         accum = opt.accum, device = opt.device, state_bytes = optim.class(opt).state_bytes })
+   end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
 
@@ -49,11 +54,37 @@ local function train(self, opt)
    -- The model gets its bytes, and the pairs their log-probabilities under the reference.
    if not opt.resume then prefs.fill(self, opt, spread, corpus, sampler, per_rank) end
 
-   -- The steps, up to the last or until nothing gets better, and their result.
-   local run, result = text.train(self, opt, corpus, plan, spread, sampler, objective)
-   if not run then return end
-   text.summary(self, opt, corpus, result, 'per pair')
-   chats.export(self, opt, run, result, model.adapter ~= nil)
+   -- The optimiser, with its rate by the step.
+   local optimiser = optim.make(self, opt, spread.params)
+
+   -- The steps, up to the last or until nothing gets better.
+   local run = self:run(corpus, plan, {
+      model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
+      loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
+      val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
+      keep_best = opt.keep_best or opt.patience > 0,
+      on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })
+   chats.keep(self, opt, corpus)
+   local function is_stale()
+      return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
+   end
+   for s in run:steps(is_stale() and run.step or nil) do
+      chats.report(run, objective, spread.comm, 'train')
+      if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
+      if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
+      if is_stale() then break end
+   end
+   local result = run:finish()
+   if result.interrupted then return end
+
+   -- The result.
+   if is_stale() then
+      self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
+         run.best.since, run.best.step)
+   end
+   if result.val_loss then self:print('validation loss %.4f per pair', result.val_loss) end
+   self:print('the run is in %s', opt.out)
+   chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
 end
 
 return job.main({ name = 'dpo', title = 'train a model on preferred answers (DPO, IPO)',

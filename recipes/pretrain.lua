@@ -15,6 +15,7 @@ pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plai
 
 local err = require 'tide.util.err'
 local job = require 'tide.train.job'
+local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
 local text = require 'recipes.support.text'
 
@@ -72,17 +73,34 @@ local function train(self, opt)
    local model = self:check(make_model, tide, opt, corpus)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
-   local plan = text.plan(self, opt, model)
-   if not plan then return end
+   local plan = self:check(tide.parallel.plan, model, self:mesh())
+   local per_rank = text.rows(opt, plan:data().size)
+   if opt.plan then
+      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
+         accum = opt.accum, device = opt.device, state_bytes = optim.class(opt).state_bytes })
+   end
    local from = not opt.resume and opt.from or nil
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = not from })
    if from then self:check(tide.model.fill, spread, from) end
 
-   -- The steps, and their result.
-   local run, result = text.train(self, opt, corpus, plan, spread,
-      text.sampler(self, opt, corpus, spread.data))
-   if not run then return end
+   -- The optimiser, with its rate by the step.
+   local optimiser = optim.make(self, opt, spread.params)
+
+   -- The steps.
+   local run = self:run(corpus, plan, {
+      model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
+      sampler = text.sampler(self, opt, corpus, spread.data), accum = opt.accum, clip = opt.clip,
+      val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite, captured = opt.captured })
+   text.keep_tokenizer(self, opt, corpus)
+   for s in run:steps() do
+      if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
+      if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
+   end
+   local result = run:finish()
+   if result.interrupted then return end
+
+   -- The result.
    text.summary(self, opt, corpus, result)
    if opt.sample > 0 and corpus.kind == 'text' then text.sample(self, opt, spread, corpus) end
 end

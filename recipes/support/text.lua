@@ -1,10 +1,8 @@
--- What recipes that train share: text or token files as data, its order, the steps, and the summary
--- at the end.
+-- What recipes that train on text or token files share: the data, its order, and the summary at the
+-- end.
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
-local optim = require 'recipes.support.optim'
 
 local text = {}
 
@@ -23,9 +21,8 @@ local function own_sources(name)
    return list
 end
 
--- Where tokenizer and template lie, unless options say so: with the run that is gone on with, or
--- with the model that is learnt on from, if there is one.
-function text.home(opt)
+-- The folder of the model that is learnt on from: the run's own where that goes on.
+local function home(opt)
    if opt.from and opt.resume then return opt.resume_from or opt.out end
    return opt.from
 end
@@ -40,20 +37,18 @@ local function template_of(tide, path, beside)
 end
 
 -- The tokenizer of --tokenizer, else that of --from, and its folder or file; nil: bytes.
-function text.tokenizer(job, opt)
-   local tide = require 'tide'
+local function tokenizer_of(job, tide, opt)
    if opt.tokenizer then return job:check(tide.tokenizer.load, opt.tokenizer), opt.tokenizer end
-   if text.home(opt) then return job:check(tide.tokenizer.find, text.home(opt)) end
+   if home(opt) then return job:check(tide.tokenizer.find, home(opt)) end
 end
 
--- An option that may be repeated, as a list.
-function text.listed(v) return type(v) == 'string' and { v } or v end
+local function listed(v) return type(v) == 'string' and { v } or v end
 
 -- JSON Lines as a corpus (--records).
 local function records(job, tide, opt, paths, tok, tok_path)
    local template = job:check(template_of, tide, opt.chat_template, tok_path)
    local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tok or tide.data.bytes,
-      template = template, train_on = text.listed(opt.train_on), skip_bad = opt.skip_bad })
+      template = template, train_on = listed(opt.train_on), skip_bad = opt.skip_bad })
    if corpus.bad.count > 0 then
       job:print('%d broken record%s left out; %s', corpus.bad.count,
          corpus.bad.count == 1 and '' or 's', corpus.bad[1])
@@ -78,7 +73,7 @@ end
 local function read(job, opt, paths)
    local tide = require 'tide'
    local corpus
-   local tok, tok_path = text.tokenizer(job, opt)
+   local tok, tok_path = tokenizer_of(job, tide, opt)
    if opt.records or opt.chat_template then
       corpus = records(job, tide, opt, paths, tok, tok_path)
    else
@@ -127,7 +122,7 @@ end
 
 -- The data of --data, with its vocabulary.
 function text.corpus(job, opt)
-   local paths = text.listed(opt.data) or own_sources(job.name)
+   local paths = listed(opt.data) or own_sources(job.name)
    local weights = opt.data_weight
    if not weights then return read(job, opt, paths) end
    if type(weights) == 'number' then weights = { weights } end
@@ -140,19 +135,13 @@ function text.corpus(job, opt)
    return mixed(job, require 'tide', opt, corpora, weights)
 end
 
--- How the model lies over the ranks, and the rows of a micro-batch on one. With --plan this is
--- printed, with what it costs, and nothing returned.
-function text.plan(job, opt, model)
-   local plan = job:check(require('tide').parallel.plan, model, job:mesh())
-   local size = plan:data().size
+-- Rows of a micro-batch on one of `size` ranks with data of their own.
+function text.rows(opt, size)
    if opt.batch % (size * opt.accum) ~= 0 then
       err.usage('options', '--batch (%d) must be a multiple of the ranks with data of their own '
          .. '(%d) times --accum (%d)', opt.batch, size, opt.accum)
    end
-   local rows = opt.batch / (size * opt.accum)
-   if not opt.plan then return plan, rows end
-   job:print('%s\n%s', plan, plan:price { batch = rows, seq = opt.seq, accum = opt.accum,
-      device = opt.device, state_bytes = optim.class(opt).state_bytes })
+   return opt.batch / (size * opt.accum)
 end
 
 -- Which rows make up which step: windows of the data, or whole documents (--packed). data: this
@@ -189,7 +178,7 @@ end
 
 -- Copies the files of --tokenizer, and a chat template beside them, into the folder of the run,
 -- where the other recipes look.
-local function keep_tokenizer(job, opt, corpus)
+function text.keep_tokenizer(job, opt, corpus)
    if not (corpus.tokenizer and job.first) then return end
    local from = opt.tokenizer or corpus.tokenizer_path
    local folder = fs.is_dir(from) and from or from:match '^(.*)/[^/]*$' or '.'
@@ -205,53 +194,12 @@ local function keep_tokenizer(job, opt, corpus)
    end
 end
 
--- Adds the figures of an objective to the metrics of the present step, those of an evaluation as
--- val_... .
-local function report(run, objective, comm, which)
-   for name, value in each(objective:take(comm, which) or {}) do
-      run:metric(which == 'val' and 'val_' .. name or name, value)
-   end
-end
-
--- Trains to the last step, or until --patience evaluations are not better; evaluates and saves as
--- the options say. spread: of plan:materialise; objective: the loss, where it is not the model's.
--- Returns the run and its result; nil if it was interrupted.
-function text.train(job, opt, corpus, plan, spread, sampler, objective)
-   local comm, patience = spread.comm, opt.patience or 0
-   local run = job:run(corpus, plan, {
-      model = spread.model, parallel = spread.sharded, comm = comm,
-      optim = optim.make(job, opt, spread.params), loss = objective, sampler = sampler,
-      accum = opt.accum, clip = opt.clip, val_windows = opt.val_windows,
-      on_nonfinite = opt.on_nonfinite, captured = opt.captured,
-      keep_best = opt.keep_best or patience > 0,
-      on_evaluate = objective and function(at) report(at, objective, comm, 'val') end })
-   keep_tokenizer(job, opt, corpus)
-   if job.first and corpus.template and (opt.chat_template or not corpus.tokenizer) then
-      fs.write(job.name, fs.join(opt.out, 'chat_template.jinja'), corpus.template.source)
-   end
-   local function is_stale() return patience > 0 and run.best and run.best.since >= patience end
-   for s in run:steps(is_stale() and run.step or nil) do
-      if objective then report(run, objective, comm, 'train') end
-      if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
-      if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
-      if is_stale() then break end
-   end
-   local result = run:finish()
-   if result.interrupted then return nil end
-   if is_stale() then
-      job:print('ended at step %d: %d evaluations since step %d were not better', result.step,
-         run.best.since, run.best.step)
-   end
-   return run, result
-end
-
--- Prints the validation loss (unit: in words) beside what a perfect table of byte trigrams would
--- lose.
-function text.summary(job, opt, corpus, result, unit)
+-- Prints the validation loss beside what a perfect table of byte trigrams would lose.
+function text.summary(job, opt, corpus, result)
    local tide = require 'tide'
    if result.val_loss and job.first then
       local order2 = corpus.raw and tide.data.entropy.order2(corpus.raw)
-      job:print('validation loss %.4f %s%s', result.val_loss, unit or 'nats per token', order2
+      job:print('validation loss %.4f nats per token%s', result.val_loss, order2
          and (' (order-2 entropy of the training bytes: %.4f)'):format(order2) or '')
    end
    job:print('the run is in %s', opt.out)
