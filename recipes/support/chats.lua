@@ -5,6 +5,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local options = require 'recipes.support.options'
+local text = require 'recipes.support.text'
 
 local chats = {}
 
@@ -147,26 +148,14 @@ chats.change = {
       ['val-every'] = 50, ['save-every'] = 100 },
 }
 
--- Where tokenizer and template lie, unless options say so: with the run that is gone on with, or
--- with the model.
-local function home(opt)
-   if opt.resume then return opt.resume_from or opt.out end
-   return opt.from
-end
-
 -- The tokenizer of the records, and its folder or file. Bytes are for models of the byte
 -- vocabulary.
 local function tokenizer_of(job, tide, opt, model)
-   local tok, path
+   local tok, path = text.tokenizer(job, opt)
    local n = model.config.vocab_size
-   if opt.tokenizer then
-      tok, path = job:check(tide.tokenizer.load, opt.tokenizer), opt.tokenizer
-   else
-      tok, path = job:check(tide.tokenizer.find, home(opt))
-   end
    if not tok and n ~= tide.data.bytes.vocab_size then
       err.usage(job.name, '%s has no tokenizer, and a vocabulary of %d is not that of bytes (%d); '
-         .. 'give --tokenizer', home(opt), n, tide.data.bytes.vocab_size)
+         .. 'give --tokenizer', text.home(opt), n, tide.data.bytes.vocab_size)
    elseif tok and tok.vocab_size > n then
       err.usage(job.name, 'the tokenizer has %d ids and the model a vocabulary of %d; give '
          .. '--tokenizer the one that the model was trained with', tok.vocab_size, n)
@@ -174,19 +163,18 @@ local function tokenizer_of(job, tide, opt, model)
    return tok, path
 end
 
-local function listed(v) return type(v) == 'string' and { v } or v end
-
 -- The records of --data, and those to evaluate on, as load gives them (default: data.chat.load).
 -- what: the records in words.
 function chats.corpus(job, opt, model, load, what)
    local tide = require 'tide'
    load, what = load or tide.data.chat.load, what or 'chats'
    if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of %s', what) end
+   local home = text.home(opt)
    local tok, path = tokenizer_of(job, tide, opt, model)
-   local o = { tokenizer = tok or tide.data.bytes, train_on = listed(opt.train_on),
-      template = job:check(tide.chat.find, opt.chat_template or home(opt), nil, home(opt)),
+   local o = { tokenizer = tok or tide.data.bytes, train_on = text.listed(opt.train_on),
+      template = job:check(tide.chat.find, opt.chat_template or home, nil, home),
       skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share }
-   local corpus = job:check(load, listed(opt.data), o)
+   local corpus = job:check(load, text.listed(opt.data), o)
    if opt.val_data then
       o.val = 0
       local held = job:check(load, opt.val_data, o)
@@ -218,7 +206,7 @@ end
 -- Puts tokenizer and template into the folder of the run, which goes on and is sampled with them.
 function chats.keep(job, opt, corpus)
    if not job.first then return end
-   require('recipes.support.text').keep_tokenizer(job, opt, corpus)
+   text.keep_tokenizer(job, opt, corpus)
    if corpus.template and (opt.chat_template or not corpus.tokenizer) then
       fs.write(job.name, fs.join(opt.out, 'chat_template.jinja'), corpus.template.source)
    end

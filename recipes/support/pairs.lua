@@ -1,26 +1,21 @@
 -- What recipes.dpo adds to recipes.finetune: pairs of answers, and the reference.
 
 local chats = require 'recipes.support.chats'
+local copy = require 'tide.util.copy'
 
 local pairs_ = {}
 
--- Options of chats with another meaning for pairs.
+-- Options of chats with another default or meaning for pairs.
 local instead = {
-   from = { 'from', nil, 'published folder, checkpoint or run to train; also the reference, unless '
-     .. '--reference is given', type = 'string', also = { 'model', 'base-model',
-     'model-name-or-path' } },
-   data = { 'data', nil, 'JSON Lines of { prompt, chosen, rejected }, as texts or messages: a file '
-     .. 'or folder; may be repeated, all are read', list = true, also = { 'records', 'train-file',
-     'dataset' } },
-   long = { 'long', 'refuse', 'what to do with pairs longer than --seq: refuse them, or cut each '
-     .. 'answer with its prompt to --seq / 2 tokens', choices = { 'refuse', 'cut' },
-     also = { 'truncate' } },
-   pack = { 'pack', 'best', 'how pairs share a row: best fit, next in order, or none (one pair a '
-     .. 'row)', choices = { 'best', 'next', 'none' }, also = { 'packing', 'packed' } },
-   epochs = { 'epochs', 1, 'passes over the data; ignored if --steps is given', type = 'number',
-     min = 1e-6, also = { 'num-train-epochs' } },
-   lr = { 'lr', nil, 'peak learning rate; default: 1e-6, or 5e-6 with adapters', type = 'number',
-     min = 0, also = { 'learning', 'learning-rate' } },
+   from = { help = 'published folder, checkpoint or run to train; also the reference, unless '
+     .. '--reference is given' },
+   data = { help = 'JSON Lines of { prompt, chosen, rejected }, as texts or messages: a file or '
+     .. 'folder; may be repeated, all are read' },
+   long = { 'refuse', help = 'what to do with pairs longer than --seq: refuse them, or cut each '
+     .. 'answer with its prompt to --seq / 2 tokens', choices = { 'refuse', 'cut' } },
+   pack = { help = 'how pairs share a row: best fit, next in order, or none (one pair a row)' },
+   epochs = { 1 },
+   lr = { help = 'peak learning rate; default: 1e-6, or 5e-6 with adapters' },
 }
 
 pairs_.rows = {
@@ -34,7 +29,10 @@ pairs_.rows = {
      .. 'with adapters off', type = 'string', also = { 'ref-model', 'reference-model' } },
 }
 for _, row in ipairs(chats.rows) do
-   pairs_.rows[#pairs_.rows + 1] = instead[row[1]] or row
+   local own, other = copy(row), instead[row[1]] or {}
+   own[2], own[3] = other[1] or own[2], other.help or own[3]
+   own.choices = other.choices or own.choices
+   pairs_.rows[#pairs_.rows + 1] = own
 end
 
 pairs_.change = { without = { 'train-on' }, default = chats.change.default }

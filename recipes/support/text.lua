@@ -21,8 +21,9 @@ local function own_sources(name)
    return list
 end
 
--- The folder of the model that is learnt on from: the run's own where that goes on.
-local function home(opt)
+-- Where tokenizer and template lie, unless options say so: with the run that is gone on with, or
+-- with the model that is learnt on from, if there is one.
+function text.home(opt)
    if opt.from and opt.resume then return opt.resume_from or opt.out end
    return opt.from
 end
@@ -37,18 +38,20 @@ local function template_of(tide, path, beside)
 end
 
 -- The tokenizer of --tokenizer, else that of --from, and its folder or file; nil: bytes.
-local function tokenizer_of(job, tide, opt)
+function text.tokenizer(job, opt)
+   local tide = require 'tide'
    if opt.tokenizer then return job:check(tide.tokenizer.load, opt.tokenizer), opt.tokenizer end
-   if home(opt) then return job:check(tide.tokenizer.find, home(opt)) end
+   if text.home(opt) then return job:check(tide.tokenizer.find, text.home(opt)) end
 end
 
-local function listed(v) return type(v) == 'string' and { v } or v end
+-- An option that may be repeated, as a list.
+function text.listed(v) return type(v) == 'string' and { v } or v end
 
 -- JSON Lines as a corpus (--records).
 local function records(job, tide, opt, paths, tok, tok_path)
    local template = job:check(template_of, tide, opt.chat_template, tok_path)
    local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tok or tide.data.bytes,
-      template = template, train_on = listed(opt.train_on), skip_bad = opt.skip_bad })
+      template = template, train_on = text.listed(opt.train_on), skip_bad = opt.skip_bad })
    if corpus.bad.count > 0 then
       job:print('%d broken record%s left out; %s', corpus.bad.count,
          corpus.bad.count == 1 and '' or 's', corpus.bad[1])
@@ -73,7 +76,7 @@ end
 local function read(job, opt, paths)
    local tide = require 'tide'
    local corpus
-   local tok, tok_path = tokenizer_of(job, tide, opt)
+   local tok, tok_path = text.tokenizer(job, opt)
    if opt.records or opt.chat_template then
       corpus = records(job, tide, opt, paths, tok, tok_path)
    else
@@ -122,7 +125,7 @@ end
 
 -- The data of --data, with its vocabulary.
 function text.corpus(job, opt)
-   local paths = listed(opt.data) or own_sources(job.name)
+   local paths = text.listed(opt.data) or own_sources(job.name)
    local weights = opt.data_weight
    if not weights then return read(job, opt, paths) end
    if type(weights) == 'number' then weights = { weights } end
