@@ -54,6 +54,18 @@ describe('collectives over NCCL', function()
       assert.same({ '7.0000 5.0000 4.4979 4.0000 2', '7.0000 5.0000 4.4979 4.0000 2' }, out)
    end)
 
+   it('give a head split by vocabulary a gradient on the device also for no tokens', function()
+      local out = values(2, { timeout = 10 }, [[
+         tide.default().device = 'cpu'
+         local w = tide.ones({ 3, 4 }, { device = 'cuda' }):requires_grad_(true)
+         local x = tide.zeros({ 0, 4 }, { device = 'cuda' })
+         local ids = tide.zeros({ 0 }, { dtype = 'i64', device = 'cuda' })
+         tide.parallel.linear_cross_entropy(x, w, ids, comm, { 3, 3 }, {}):backward()
+         return w.grad.device .. ' ' .. w.grad:abs():sum():item()
+      ]])
+      assert.same({ 'cuda 0', 'cuda 0' }, out)
+   end)
+
    it('wait for what computes their operands, on a stream of their own', function()
       local out = values(2, nil, [[
          local x = tide.ones { 4000 }
