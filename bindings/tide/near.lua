@@ -31,20 +31,22 @@ function near.distance(a, b)
    return row[#b]
 end
 
--- Returns the closest name, or nil if none is close enough. also: other words for names of the
--- list, word -> name.
+-- Returns the closest name, or nil if none is close enough: the first that begins with name and a
+-- dot, else that of the least distance. also: other words for names of the list, word -> name; of
+-- equal distances the first name of the list counts, then the least word.
 function near.best(name, list, also)
    check('best', 'name', name, 'string')
    check('best', 'list', list, 'table')
    check('best', 'also', also or {}, 'table')
-   local best, found = math.huge, nil
+   local best, found, by = math.huge, nil, nil
    for _, item in ipairs(list) do
+      if item:sub(1, #name + 1) == name .. '.' then return item end
       local d = near.distance(name, item)
       if d < best then best, found = d, item end
    end
    for word, item in each(also or {}) do
       local d = near.distance(name, word)
-      if d < best then best, found = d, item end
+      if d < best or d == best and by and word < by then best, found, by = d, item, word end
    end
    local most = #name <= 4 and 1 or math.max(2, math.floor(#name / 2))
    if found and best <= most then return found end

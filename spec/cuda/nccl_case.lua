@@ -35,6 +35,37 @@ describe('collectives over NCCL', function()
       end
    end)
 
+   it('sum a norm on the device also for a rank without gradients', function()
+      local out = values(2, { timeout = 10 }, [[
+         tide.default().device = 'cpu'
+         local clip, list = tide.parallel.clip, {}
+         local grads = comm.rank == 0 and { tide.tensor({ 3, -4 }, { device = 'cuda' }) } or {}
+         for i, p in ipairs { 1, 2, 3, math.huge } do
+            list[i] = ('%.4f'):format(clip.norm(grads, p, comm):item())
+         end
+         local model = tide.nn.Linear(1, 1, { bias = false, device = 'cuda' })
+         tide.no_grad(function() model.weight:fill_(1) end)
+         local sharded = tide.parallel.fully_shard(model, comm)
+         model(tide.ones({ 1, 1 }, { device = 'cuda' })):sum():backward()
+         sharded:finish()
+         list[5] = clip.norm(sharded):item()
+         return table.concat(list, ' ')
+      ]])
+      assert.same({ '7.0000 5.0000 4.4979 4.0000 2', '7.0000 5.0000 4.4979 4.0000 2' }, out)
+   end)
+
+   it('give a head split by vocabulary a gradient on the device also for no tokens', function()
+      local out = values(2, { timeout = 10 }, [[
+         tide.default().device = 'cpu'
+         local w = tide.ones({ 3, 4 }, { device = 'cuda' }):requires_grad_(true)
+         local x = tide.zeros({ 0, 4 }, { device = 'cuda' })
+         local ids = tide.zeros({ 0 }, { dtype = 'i64', device = 'cuda' })
+         tide.parallel.linear_cross_entropy(x, w, ids, comm, { 3, 3 }, {}):backward()
+         return w.grad.device .. ' ' .. w.grad:abs():sum():item()
+      ]])
+      assert.same({ 'cuda 0', 'cuda 0' }, out)
+   end)
+
    it('wait for what computes their operands, on a stream of their own', function()
       local out = values(2, nil, [[
          local x = tide.ones { 4000 }

@@ -261,4 +261,12 @@ describe('util.near', function()
       assert.is_nil(near.best('help', { 'exp', 'relu' }))
       assert.equal('help', near.best('hlep', { 'exp', 'help' }))
    end)
+
+   it('offers the first of a group by its name, and of equal words always the same', function()
+      local words = { dora = 'lora.dora', qlora = 'lora.quantise', lorab = 'lora.b' }
+      assert.equal('lora.rank', near.best('lora', { 'seed', 'lora.rank', 'lora.dora' }, words))
+      for _ = 1, 3 do assert.equal('lora.dora', near.best('lora', { 'seed' }, words)) end
+      words.qlora, words.borax, words.aora = nil, 'x', 'lora.a'
+      assert.equal('lora.a', near.best('lora', { 'seed' }, words))
+   end)
 end)

@@ -46,11 +46,24 @@ local function check_p(op, p)
    return p
 end
 
+-- Where the parts of the norm lie on every rank, also on one that has no gradient of a group: that
+-- of the gradients, or of NCCL's communicator. Nil: nothing says.
+local function device_of(groups)
+   local over_nccl
+   for _, group in ipairs(groups) do
+      if group.device then return group.device end
+      if group.grads[1] then return group.grads[1].device end
+      for _, c in ipairs(group.comms) do over_nccl = over_nccl or c.transport == 'nccl' end
+   end
+   return over_nccl and 'cuda' or nil
+end
+
 -- The sum of |x|^p of a list (the largest |x| for infinity): f64 where a tensor is, else f32.
-local function local_part(grads, p)
+local function local_part(grads, p, device)
+   if #grads == 0 then return tide.zeros({}, { dtype = 'f64', device = device }) end
    if p == math.huge then return update.norm(grads, p) end
    if p == 1 or p == 2 then return update.norm(grads, p, true) end
-   local sum = tide.zeros({}, { dtype = 'f64' })
+   local sum = tide.zeros({}, { dtype = 'f64', device = device })
    for _, g in ipairs(grads) do
       local wide = g.dtype == 'f64' and g or g:to 'f32'
       sum = sum + wide:abs():pow(p):sum():to 'f64'
@@ -71,14 +84,16 @@ function clip.norm(source, norm_type, comm)
    local p = check_p(op, norm_type)
    return tide.no_grad(function()
       local total
-      for _, group in ipairs(groups_of(op, source, comm)) do
-         local part = local_part(group.grads, p):to 'f64'
+      local groups = groups_of(op, source, comm)
+      local device = device_of(groups)
+      for _, group in ipairs(groups) do
+         local part = local_part(group.grads, p, device):to 'f64'
          for _, c in ipairs(group.comms) do
             if c.size > 1 then c:all_reduce(part, p == math.huge and 'max' or 'sum') end
          end
          total = combine(total, part, p)
       end
-      total = total or tide.zeros({}, { dtype = 'f64' })
+      total = total or local_part({}, p, device)
       if p == math.huge or p == 1 then return total end
       return p == 2 and total:sqrt() or total:pow(1 / p)
    end)

@@ -93,7 +93,9 @@ local loss_fn = chunked.loss('parallel.linear_cross_entropy', function(x_NC, w_W
       return dx_nC, part
    end)
    if want_x then dx = dx or x_NC:clone() end
-   if want_w then dw = (dw or tide.zeros(w_WC.shape, { dtype = acc })):to(w_WC.dtype) end
+   if want_w then
+      dw = (dw or tide.zeros(w_WC.shape, { dtype = acc, device = w_WC.device })):to(w_WC.dtype)
+   end
    return loss, dx, dw
 end)
 

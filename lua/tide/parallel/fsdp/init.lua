@@ -302,15 +302,16 @@ function Sharded:zero_grad()
    for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
 end
 
--- Gradients by the communicators over which their distinct parts lie: { grads =, comms = }, the
--- same groups in the same order on every rank.
+-- Gradients by the communicators over which their distinct parts lie, the same groups in the same
+-- order on every rank: a list of { grads =, comms =, device = }.
 function Sharded:norm_groups()
    local groups, by_key = {}, {}
    for _, e in ipairs(self.entries) do
       local axis = e.axis
       local key = axis and axis.name or ''
       if not by_key[key] then
-         by_key[key] = { grads = {}, comms = { self.shard_comm, axis and axis.comm } }
+         by_key[key] = { grads = {}, comms = { self.shard_comm, axis and axis.comm },
+            device = self.opts.cpu_offload and 'cpu' or self.device }
          groups[#groups + 1] = by_key[key]
       end
       e.group = by_key[key]
