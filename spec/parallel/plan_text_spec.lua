@@ -101,8 +101,10 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
          { { dp_shard = 2, tp = 2 }, { tp = { sequence_parallel = true }, recompute = 'full' }, 4 },
          { { cp = 2, dp = 1 },
             { cp = { method = 'p2p' }, recompute = { modules = { 'mlp' } } }, 2 },
+         { { dp_shard = 2 }, { fsdp = { units = { tide.nn.MLP } } }, 2 },
       } do
          local plan = make(unpack(row))
+         tide.json.encode(plan:to_table())                -- plain data, classes by their names
          local again = tide.parallel.plan.from_table(plan:to_table())
          assert.equal(tostring(plan), tostring(again))
          assert.same(plan:to_table(), again:to_table())
