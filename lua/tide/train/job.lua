@@ -25,7 +25,7 @@ Job.__index = Job
 
 -- ---- errors ------------------------------------------------------------------------------------
 
-local outside = { 'E_IO', 'E_FORMAT', 'E_DEVICE', 'E_NOMEM' }
+local outside = { 'E_IO', 'E_FORMAT', 'E_DEVICE', 'E_NOMEM', 'E_UNSUPPORTED', 'E_PEER' }
 local given_codes = { 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED', 'E_DEVICE',
    'E_NOMEM' }
 
