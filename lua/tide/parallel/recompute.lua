@@ -107,13 +107,10 @@ end
 
 -- ---- policies --------------------------------------------------------------------------------
 
--- A function of a set of scopes that changes the modules of a list which lie in them.
-local function changing(list, change)
-   return function(set)
-      for _, m in ipairs(list) do
-         if set[scope_of(m.name)] then change(m.module) end
-      end
-   end
+-- A policy makes a list of changes { name, module, change }; those that lie in the scopes are made.
+
+local function is(cls)
+   return function(m) return class.is(m, cls) end
 end
 
 -- Adds the modules that a name stands for to a list.
@@ -141,98 +138,87 @@ local function outermost(list)
    return out
 end
 
-local function by_names(model, names)
+local function by_names(changes, model, names)
    local list = {}
    err.arg_if(#err.type(op, 'policy.modules', names, 'table') == 0, op, 'policy',
       'at least one name', names)
    for _, name in ipairs(names) do
       add_named(list, model, err.type(op, 'policy', name, 'string'))
    end
-   return changing(outermost(list), add)
+   for _, m in ipairs(outermost(list)) do
+      changes[#changes + 1] = { name = m.name, module = m.module, change = add }
+   end
 end
 
 -- 'mlp' means the MLPs of blocks, whatever their name is.
-local function each_module(model, fits, change, what)
-   local list = {}
+local function each_module(changes, model, fits, change, what)
+   local before = #changes
    for _, m in ipairs(model:named_modules()) do
-      if fits(m.module) then list[#list + 1] = m end
+      if fits(m.module) then
+         changes[#changes + 1] = { name = m.name, module = m.module, change = change }
+      end
    end
-   err.raise_if(#list == 0, 'E_ARG', op, "argument 'policy': the model has no %s to recompute",
-      what)
-   return changing(list, change)
+   err.raise_if(#changes == before, 'E_ARG', op, "argument 'policy': the model has no %s to "
+      .. 'recompute', what)
 end
 
-local function every(model, k, change)
+local function every(changes, model, k, change)
    err.integer(op, 'policy', k, 1)
-   return each_module(model, function(m) return class.is(m, nn.Stack) end,
-      function(m)
-         for i = k, #m, k do change(m[i]) end
-      end, 'list of blocks (nn.Stack)')
+   each_module(changes, model, is(nn.Stack), function(m)
+      for i = k, #m, k do change(m[i]) end
+   end, 'list of blocks (nn.Stack)')
 end
 
+-- What is computed: which modules do so, the change, and what errors call them.
 local by_op = {
-   norm = function(model) return each_module(model, norm.is, add, 'norm') end,
-   linear = function(model)
-      return each_module(model, function(m) return class.is(m, nn.Linear) end, add,
-         'nn.Linear')
-   end,
-   attention = function(model)
-      return each_module(model, function(m)
-         return class.is(m, nn.Attention)
-      end, function(m)
-         add(m, 'attend')
-      end, 'nn.Attention')
-   end,
+   norm = { norm.is, add, 'norm' }, linear = { is(nn.Linear), add, 'nn.Linear' },
+   attention = { is(nn.Attention), function(m) add(m, 'attend') end, 'nn.Attention' },
 }
 
-local function all_of(list)
-   return function(set)
-      for _, fn in ipairs(list) do fn(set) end
+local function by_table(changes, model, policy)
+   err.options(op, err.type(op, 'policy', policy, 'table'), { 'ops', 'modules', 'every' })
+   err.arg_if(not (policy.ops or policy.modules or policy.every), op, 'policy',
+      'ops, modules or every', policy)
+   for _, name in ipairs(policy.ops and err.type(op, 'ops', policy.ops, 'table') or {}) do
+      name = err.choice(op, 'ops', name, { 'attention', 'norm', 'linear' })
+      each_module(changes, model, unpack(by_op[name]))
    end
-end
-
-local function by_ops(model, ops)
-   local list = {}
-   for _, name in ipairs(err.type(op, 'ops', ops, 'table')) do
-      list[#list + 1] = by_op[err.choice(op, 'ops', name, { 'attention', 'norm', 'linear' })](model)
-   end
-   return all_of(list)
-end
-
-local function split(text)
-   local names = {}
-   for name in text:gmatch '[^,]+' do names[#names + 1] = name:match '^%s*(.-)%s*$' end
-   return names
+   if policy.modules then by_names(changes, model, policy.modules) end
+   if policy.every then every(changes, model, policy.every, add) end
 end
 
 local function changes_of(model, policy)
-   if policy == nil or err.same(policy, 'none') then return function() end end
-   if err.same(policy, 'full') then return every(model, 1, add) end
-   if err.same(policy, 'selective') then return every(model, 1, add_remade) end
-   if err.same(policy, 'mlp') then
-      return each_module(model, function(m) return class.is(m, nn.MLP) end, add, 'nn.MLP')
-   end
+   local changes, names = {}, {}
    if type(policy) == 'string' and policy:find '^every:' then
       policy = tonumber(policy:match '^every:(%d+)$') or 0
    end
-   if type(policy) == 'number' then return every(model, policy, add) end
-   if type(policy) == 'string' then return by_names(model, split(policy)) end
-   err.type(op, 'policy', policy, 'table')
-   err.options(op, policy, { 'ops', 'modules', 'every' })
-   local list = {}
-   if policy.ops then list[#list + 1] = by_ops(model, policy.ops) end
-   if policy.modules then list[#list + 1] = by_names(model, policy.modules) end
-   if policy.every then list[#list + 1] = every(model, policy.every, add) end
-   if #list == 0 then err.arg(op, 'policy', 'ops, modules or every', policy) end
-   return all_of(list)
+   if policy == nil or err.same(policy, 'none') then
+      return changes
+   elseif err.same(policy, 'full') then
+      every(changes, model, 1, add)
+   elseif err.same(policy, 'selective') then
+      every(changes, model, 1, add_remade)
+   elseif err.same(policy, 'mlp') then
+      each_module(changes, model, is(nn.MLP), add, 'nn.MLP')
+   elseif type(policy) == 'number' then
+      every(changes, model, policy, add)
+   elseif type(policy) == 'string' then
+      for name in policy:gmatch '[^,]+' do names[#names + 1] = name:match '^%s*(.-)%s*$' end
+      by_names(changes, model, names)
+   else
+      by_table(changes, model, policy)
+   end
+   return changes
 end
 
 -- Sets what a model recomputes in backward, and returns the model. opts: scope.
 function recompute.apply(model, policy, opts)
    local set = recompute.scope(opts.scope)
-   local change = changes_of(model, policy)
+   local changes = changes_of(model, policy)
    reset(model)
-   change(set)
+   for _, c in ipairs(changes) do
+      if set[scope_of(c.name)] then c.change(c.module) end
+   end
    return model
 end
 
