@@ -39,13 +39,6 @@ local function groups_of(op, source, comm)
    return { { grads = source, comms = { comm ~= nil and dist.comm_of(op, comm) or nil } } }
 end
 
-local function check_p(op, p)
-   if p == nil then return 2 end
-   err.arg_if(type(p) ~= 'number' or p ~= p or p < 1, op, 'norm_type',
-      'a number >= 1, or math.huge', p)
-   return p
-end
-
 -- Where the parts of the norm lie on every rank, also on one that has no gradient of a group: that
 -- of the gradients, or of NCCL's communicator. Nil: nothing says.
 local function device_of(groups)
@@ -71,17 +64,14 @@ local function local_part(grads, p, device)
    return sum
 end
 
-local function combine(total, part, p)
-   if not total then return part end
-   return p == math.huge and tide.maximum(total, part) or total + part
-end
-
 -- The norm as an f64 scalar, the same on every rank, also where a rank holds no part. source: a
 -- Sharded, a list of groups, or a list of tensors with comm. norm_type: 2 (default), 1, any p >= 1,
 -- math.huge.
 function clip.norm(source, norm_type, comm)
-   local op = 'parallel.clip.norm'
-   local p = check_p(op, norm_type)
+   local op, p = 'parallel.clip.norm', norm_type
+   if p == nil then p = 2 end
+   err.arg_if(type(p) ~= 'number' or p ~= p or p < 1, op, 'norm_type',
+      'a number >= 1, or math.huge', p)
    return tide.no_grad(function()
       local total
       local groups = groups_of(op, source, comm)
@@ -91,7 +81,7 @@ function clip.norm(source, norm_type, comm)
          for _, c in ipairs(group.comms) do
             if c.size > 1 then c:all_reduce(part, p == math.huge and 'max' or 'sum') end
          end
-         total = combine(total, part, p)
+         total = not total and part or p == math.huge and tide.maximum(total, part) or total + part
       end
       total = total or local_part({}, p, device)
       if p == math.huge or p == 1 then return total end

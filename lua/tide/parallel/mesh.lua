@@ -57,12 +57,6 @@ end
 
 mesh._product = product
 
-local function names_of(list)
-   local out = {}
-   for i, a in ipairs(list) do out[i] = a.name end
-   return out
-end
-
 -- ---- sizes -----------------------------------------------------------------------------------
 
 local function check_size(op, name, size)
@@ -210,13 +204,11 @@ local function set_places(list)
    end
 end
 
-local function digit(rank, part) return math.floor(rank / part.stride) % part.size end
-
 -- Number of a rank along several parts, row-major, and the rank with those digits 0.
 local function along(rank, parts)
    local index, origin = 0, rank
    for _, p in ipairs(parts) do
-      local d = digit(rank, p)
+      local d = math.floor(rank / p.stride) % p.size
       index, origin = index * p.size + d, origin - d * p.stride
    end
    return index, origin
@@ -238,20 +230,6 @@ end
 
 -- ---- communicators ---------------------------------------------------------------------------
 
-local function simulated(root, parts, size, index)
-   return dist.simulate(size, index,
-      subgroup.neighbours(line(root.rank, parts), root.host_size))
-end
-
-local function split(root, op, parts, size, index, name)
-   local _, origin = along(root.rank, parts)
-   local comm = root.comm:split(origin, index, name)
-   err.raise_if(comm.size ~= size or comm.rank ~= index, 'E_COMM', op, "axis '%s': expected rank "
-      .. '%d of %d, got rank %d of %d; the ranks have asked for different axes', name, index, size,
-      comm.rank, comm.size)
-   return comm
-end
-
 -- The communicator of the ranks that differ along parts only. Parts of one rank do not count.
 local function comm_for(root, op, parts, name)
    local wide, key = {}, {}
@@ -265,13 +243,18 @@ local function comm_for(root, op, parts, name)
    if size == root.comm.size then return root.comm end
    key = table.concat(key, ' ')
    local comm = root.comms[key]
-   if not comm then
-      local index = along(root.rank, wide)
-      local make = root.comm.transport == 'sim' and simulated
-      comm = make and make(root, wide, size, index)
-         or split(root, op, wide, size, index, size > 1 and name or 'one')
-      root.comms[key] = comm
+   if comm then return comm end
+   local index, origin = along(root.rank, wide)
+   if root.comm.transport == 'sim' then
+      comm = dist.simulate(size, index, subgroup.neighbours(line(root.rank, wide), root.host_size))
+   else
+      name = size > 1 and name or 'one'
+      comm = root.comm:split(origin, index, name)
+      err.raise_if(comm.size ~= size or comm.rank ~= index, 'E_COMM', op, "axis '%s': expected "
+         .. 'rank %d of %d, got rank %d of %d; the ranks have asked for different axes', name,
+         index, size, comm.rank, comm.size)
    end
+   root.comms[key] = comm
    return comm
 end
 
@@ -334,7 +317,8 @@ function is_helper(self, name)
 end
 
 local function no_axis(self, op, name)
-   local have = names_of(self.axes)
+   local have = {}
+   for i, a in ipairs(self.axes) do have[i] = a.name end
    for _, known in ipairs(sorted_keys(self.root.flat)) do have[#have + 1] = known end
    local list = table.concat(have, ', ')
    if is_helper(self, name) then
@@ -359,12 +343,8 @@ end
 
 -- Coordinates by axis name, of this rank or of a rank of the mesh.
 function Mesh:coord(rank)
-   local at = {}
-   if rank == nil then
-      for _, a in ipairs(self.axes) do at[a.name] = a.rank end
-      return at
-   end
-   local left = err.integer('parallel.mesh.coord', 'rank', rank, 0, self:size() - 1)
+   local at, left = {}, rank == nil and self.rank
+      or err.integer('parallel.mesh.coord', 'rank', rank, 0, self:size() - 1)
    for i = #self.axes, 1, -1 do
       local a = self.axes[i]
       at[a.name] = left % a.size
@@ -405,7 +385,7 @@ local function check_order(self, op, parts)
       if parts[i].place <= parts[i - 1].place then
          err.raise('E_ARG', op, "'%s' after '%s': axes must be given once each, in the order of "
             .. 'the mesh (%s)', parts[i].name, parts[i - 1].name,
-            table.concat(names_of(self.root.base), ', '))
+            join(self.root.base, '%s', ', '))
       end
    end
 end

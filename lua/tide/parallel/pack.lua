@@ -143,21 +143,14 @@ local function build(samples, bin, size, unit, pad, indexed)
    return row
 end
 
-local function lengths_of(samples)
-   local list = {}
-   for i, s in ipairs(samples) do list[i] = #s.input_ids end
-   return list
-end
-
-local function begin(op, samples, opts)
-   local size, unit = opts.size, opts.cp > 1 and 2 * opts.cp or 1
-   return fitting(op, samples, size, opts.drop_long), size, unit, opts.padding_token_id
-end
-
-local function rows(samples, bins, size, unit, pad, indexed, most)
-   local list = {}
-   for b = 1, math.min(#bins, most or #bins) do
-      list[b] = build(samples, bins[b], size, unit, pad, indexed)
+-- The rows of the samples that fit, in the bins of choose(lengths, size, unit of a slot).
+local function rows(op, samples, opts, choose, indexed)
+   local size, unit, lengths, list = opts.size, opts.cp > 1 and 2 * opts.cp or 1, {}, {}
+   local kept = fitting(op, samples, size, opts.drop_long)
+   for i, s in ipairs(kept) do lengths[i] = #s.input_ids end
+   local bins = choose(lengths, size, unit)
+   for b = 1, math.min(#bins, opts.max_packs or #bins) do
+      list[b] = build(kept, bins[b], size, unit, opts.padding_token_id, indexed)
    end
    return list
 end
@@ -165,19 +158,16 @@ end
 -- Samples ({ input_ids =, labels =, loss_mask = } of lists) packed in order. Returns rows for
 -- thd.collate.
 function pack.greedy(samples, opts)
-   local kept, size, unit, pad = begin('parallel.pack.greedy', samples, opts)
-   return rows(kept, in_order(lengths_of(kept), size, unit), size, unit, pad, false,
-      opts.max_packs)
+   return rows('parallel.pack.greedy', samples, opts, in_order, false)
 end
 
 -- Samples packed tightly, with a mask that numbers documents from 1, 0 for padding, and positions
 -- that begin anew in each.
 function pack.neat(samples, opts)
-   local kept, size, unit, pad = begin('parallel.pack.neat', samples, opts)
-   local slots = lengths_of(kept)
-   for i, n in ipairs(slots) do slots[i] = round_up(n, unit) end
-   local bins = (opts.fit == 'best' and pack.best_fit or pack.knapsack)(slots, size)
-   return rows(kept, bins, size, unit, pad, true, opts.max_packs)
+   return rows('parallel.pack.neat', samples, opts, function(slots, size, unit)
+      for i, n in ipairs(slots) do slots[i] = round_up(n, unit) end
+      return (opts.fit == 'best' and pack.best_fit or pack.knapsack)(slots, size)
+   end, true)
 end
 
 -- ---- ranks -----------------------------------------------------------------------------------

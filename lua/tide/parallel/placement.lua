@@ -102,16 +102,12 @@ function placement.normalise(op, given, mesh, ndim)
    signature.check(op, 'mesh', mesh, 'mesh')
    local list = aligned(op, given, mesh)
    for i, p in ipairs(list) do
-      if not is_placement(p) then
-         err.arg(op, ("placements of '%s'"):format(mesh.axes[i].name),
-            'Shard(dim), Replicate() or Partial(op)', p)
-      end
+      local name = ("placements of '%s'"):format(mesh.axes[i].name)
+      err.arg_if(not is_placement(p), op, name, 'Shard(dim), Replicate() or Partial(op)', p)
       if p.kind == 'shard' then
          local dim = p.dim > 0 and p.dim or p.dim + ndim + 1
-         if dim < 1 or dim > ndim then
-            err.arg(op, ("placements of '%s'"):format(mesh.axes[i].name),
-               ('a dim of a tensor with %d'):format(ndim), p.dim)
-         end
+         err.arg_if(dim < 1 or dim > ndim, op, name, ('a dim of a tensor with %d'):format(ndim),
+            p.dim)
          list[i] = placement.shard(dim)
       end
    end
