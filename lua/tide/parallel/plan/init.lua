@@ -72,13 +72,6 @@ local function read_mesh(self, mesh, ranks)
       .. 'ranks; a plan knows dp, dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
 end
 
-local function made_by(fn)
-   local model = fn()
-   err.arg_if(not class.is(model, nn.Module), op, 'model', 'a function that returns a module',
-      model)
-   return model
-end
-
 -- A description { family =, config =, dtype = }, a function, or a module.
 local function read_model(self, model)
    if type(model) == 'table' and not class.is(model, nn.Module) then
@@ -89,7 +82,9 @@ local function read_model(self, model)
       if not make then err.arg(op, 'family', 'a family of tide.model', family) end
       model = make(model.config, { dtype = model.dtype, device = 'null' })
    elseif type(model) == 'function' then
-      model = made_by(model)
+      model = model()
+      err.arg_if(not class.is(model, nn.Module), op, 'model', 'a function that returns a module',
+         model)
    end
    err.arg_if(not class.is(model, nn.Module), op, 'model', 'a module, a function that makes one, '
       .. 'or { family =, config = }', model)
@@ -97,16 +92,34 @@ local function read_model(self, model)
    self.model = model
 end
 
--- Sections in the order in which they are applied: { name, apply(plan, run, device, seed), is_own
--- (registered by the user) }.
-local sections = {}
+-- ---- sections --------------------------------------------------------------------------------
 
-local function check_fsdp(fsdp)
-   err.type(op, 'fsdp', fsdp, 'table')
-   for k in each(fsdp) do
-      err.raise_if(not_fsdp[k], 'E_ARG', op, "fsdp: '%s' is the plan's; leave it out", tostring(k))
-   end
+-- The result of fn(model, axis, options) of a section; nil if its axis is one rank.
+local function over_axis(self, run, name, fn)
+   local o = copy(self[name])
+   local axis = (self.given[name] or run.mesh:find(o.axis)) and run.mesh:axis(o.axis)
+   o.axis = nil
+   return axis and axis.size > 1 and fn(run.model, axis, o) or nil
 end
+
+-- Sections in the order in which they are applied: { name, apply(plan, run, device, seed, init),
+-- is_own (registered by the user) }.
+local sections = {
+   { name = 'tp', apply = function(self, run) over_axis(self, run, 'tp', tp.tensor_parallel) end },
+   { name = 'cp', apply = function(self, run)
+      run.context = over_axis(self, run, 'cp', cp_train.attach)
+   end },
+   { name = 'recompute', apply = function(self, run)
+      if self.recompute == nil then return end
+      tide.parallel.recompute(run.model, self.recompute, { scope = self.scope })
+   end },
+   { name = 'fsdp', apply = function(self, run, device, seed, init)
+      if not self.fsdp then return end
+      local o = copy(self.fsdp)
+      o.device, o.seed, o.init = device, seed, init
+      run.sharded = tide.parallel.fully_shard(run.model, run.mesh, o)
+   end },
+}
 
 -- The options of a section's function, and the axis that the plan gives it.
 local function names_of(fn)
@@ -124,7 +137,9 @@ local function read_sections(self, opts)
    end
    if opts.tp then err.options(op .. ': tp', opts.tp, names_of(tp.tensor_parallel)) end
    if opts.cp then err.options(op .. ': cp', opts.cp, names_of(cp_train.attach)) end
-   if opts.fsdp then check_fsdp(opts.fsdp) end
+   for k in each(opts.fsdp and err.type(op, 'fsdp', opts.fsdp, 'table') or {}) do
+      err.raise_if(not_fsdp[k], 'E_ARG', op, "fsdp: '%s' is the plan's; leave it out", tostring(k))
+   end
    self.tp, self.fsdp = copy(opts.tp or {}), opts.fsdp and copy(opts.fsdp)
    self.cp = copy(opts.cp or {})
    self.tp.axis, self.cp.axis = self.tp.axis or 'tp', self.cp.axis or 'cp'
@@ -139,52 +154,16 @@ end
 
 -- ---- doing it --------------------------------------------------------------------------------
 
--- The result of fn(model, axis, options) of a section; nil if its axis is one rank.
-local function over_axis(self, run, name, fn)
-   local o = copy(self[name])
-   local axis = (self.given[name] or run.mesh:find(o.axis)) and run.mesh:axis(o.axis)
-   o.axis = nil
-   return axis and axis.size > 1 and fn(run.model, axis, o) or nil
-end
-
-local function apply_tp(self, run) over_axis(self, run, 'tp', tp.tensor_parallel) end
-
-local function apply_cp(self, run)
-   run.context = over_axis(self, run, 'cp', cp_train.attach)
-end
-
-local function apply_fsdp(self, run, device, seed, init)
-   if not self.fsdp then return end
-   local o = copy(self.fsdp)
-   o.device, o.seed, o.init = device, seed, init
-   run.sharded = tide.parallel.fully_shard(run.model, run.mesh, o)
-end
-
-local function apply_recompute(self, run)
-   if self.recompute == nil then return end
-   tide.parallel.recompute(run.model, self.recompute, { scope = self.scope })
-end
-
-sections[1] = { name = 'tp', apply = apply_tp }
-sections[2] = { name = 'cp', apply = apply_cp }
-sections[3] = { name = 'recompute', apply = apply_recompute }
-sections[4] = { name = 'fsdp', apply = apply_fsdp }
-
--- Ranks that have data of their own, and those whose losses and gradients are added.
-local function data_axes(run)
-   local mesh, names = run.mesh, {}
+-- Spreads a model over a mesh: the rehearsal and the real thing.
+local function apply(self, model, mesh, device, seed, init)
+   local run, names = { model = model, mesh = mesh, plan = self }, {}
+   for _, section in ipairs(sections) do section.apply(self, run, device, seed, init) end
    for _, a in ipairs(mesh.axes) do
       if a.name:find '^dp' then names[#names + 1] = a.name end
    end
+   -- ranks that have data of their own, and those whose losses and gradients are added
    run.data = (#names == 1 and mesh:axis(names[1]) or mesh:flatten(names)).comm
    run.comm = run.sharded and mesh.comm or run.data
-end
-
--- Spreads a model over a mesh: the rehearsal and the real thing.
-local function apply(self, model, mesh, device, seed, init)
-   local run = { model = model, mesh = mesh, plan = self }
-   for _, section in ipairs(sections) do section.apply(self, run, device, seed, init) end
-   data_axes(run)
    run.params = run.sharded or model
    return run
 end

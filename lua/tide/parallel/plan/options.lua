@@ -121,11 +121,6 @@ local function fsdp_of(opt)
    }
 end
 
-local function recompute_of(text)
-   if text == '0' then return 'none' end
-   return text:find '^%d+$' and 'every:' .. text or text
-end
-
 -- Options with each other.
 local fits = signature.options {
    'where opt.sequence_parallel or not opt.async_tp -- usage: --async-tp requires '
@@ -136,12 +131,6 @@ local fits = signature.options {
       .. 'a2a+p2p, and that needs it',
 }
 
-local function cp_of(opt)
-   if opt.mesh.cp == 1 then return nil end
-   return { layout = opt.cp.layout, method = opt.cp.method,
-      a2a = opt.cp.a2a > 0 and opt.cp.a2a or nil, mamba = opt.cp.mamba }
-end
-
 -- The mesh and the options of parallel.plan over the `n` ranks of a run. simulate: see axes.
 function options.read(opt, n, simulate)
    local fn = 'parallel.plan.options.read'
@@ -150,11 +139,14 @@ function options.read(opt, n, simulate)
    err.type(fn, 'opt.recompute', opt.recompute, 'string')
    fits(op, {}, { opt = opt, mesh = mesh, cp = opt.cp })
    local axes, ranks = options.axes(opt, n, simulate)
+   local recompute, cp = opt.recompute == '0' and 'none' or opt.recompute, opt.cp
+   if recompute:find '^%d+$' then recompute = 'every:' .. recompute end
    return axes, {
-      ranks = ranks, recompute = recompute_of(opt.recompute), fsdp = fsdp_of(opt),
+      ranks = ranks, recompute = recompute, fsdp = fsdp_of(opt),
       tp = opt.mesh.tp > 1 and { sequence_parallel = opt.sequence_parallel,
          async_tp = opt.async_tp } or nil,
-      cp = cp_of(opt),
+      cp = opt.mesh.cp > 1 and { layout = cp.layout, method = cp.method,
+         a2a = cp.a2a > 0 and cp.a2a or nil, mamba = cp.mamba } or nil,
    }
 end
 

@@ -16,8 +16,6 @@ local price = {}
 
 -- ---- the same model without bytes ------------------------------------------------------------
 
-local function is_class(t) return rawget(t, '__index') == t end
-
 -- A copy of a module in which every tensor is one on the null device. Functions and classes are
 -- shared, and what stood at two places does so again.
 function price.null_copy(model)
@@ -34,7 +32,7 @@ function price.null_copy(model)
    function copy(v)
       if tide.is_tensor(v) then return tensor(v) end
       local meta = getmetatable(v)
-      if type(v) ~= 'table' or is_class(v) or type(meta) == 'string' then return v end
+      if type(v) ~= 'table' or rawget(v, '__index') == v or type(meta) == 'string' then return v end
       if made[v] then return made[v] end
       local new = {}
       made[v] = new
@@ -187,12 +185,12 @@ local rehearsed = { ref = 0, cpu = 1 }             -- the kernels of a GPU are k
 -- Calls fn as the run on a device will: ops count the scratch of its kernels. Without collections
 -- of the Lua heap, so that numbers do not depend on when one happens: what the library makes for
 -- itself goes at its last use; what a user's class leaves to the collector counts.
-local function rehearse(device, fn, ...)
+local function rehearse(device, fn)
    local ctx = tide.default()
    local before = ctx:param 'rehearse'
    ctx:param('rehearse', rehearsed[device] or -1)
    collectgarbage 'stop'
-   local r = { pcall(fn, ...) }
+   local r = { pcall(fn) }
    collectgarbage 'restart'
    ctx:param('rehearse', before)
    return unpack(r)
@@ -242,15 +240,6 @@ local function finish(run)
    end
 end
 
--- Two steps; the second finds buffers that the first has made and that stay. Returns what the first
--- sends and keeps for backward.
-local function steps(run, o, count)
-   local total, activations = step(run, o, count)
-   finish(run)
-   step(run, o, count)
-   return total, activations
-end
-
 local function comms_of(run)
    local mesh = run.mesh
    local list = { mesh.root.comm, run.sharded and run.sharded.small_comm }
@@ -262,24 +251,22 @@ local function comms_of(run)
    return list
 end
 
--- Bytes of buffers, which no shard is of: weights in NF4.
-local function buffer_bytes(model)
-   local sum = 0
-   for _, b in ipairs(model:named_buffers()) do
-      sum = sum + b.buffer:numel() * dtype_size(b.buffer.dtype)
-   end
-   return sum
-end
-
 -- run: { model, sharded, mesh, data } as materialise gives, on the null device. o: batch, seq,
 -- accum, device, forward, state_bytes. See Plan:price.
 function price.of(run, o)
    local ctx = tide.default()
    local sum = kept(run, o.accum, o.state_bytes)
-   sum.parameters = sum.parameters + buffer_bytes(run.model)
+   for _, b in ipairs(run.model:named_buffers()) do         -- no shard is of them: weights in NF4
+      sum.parameters = sum.parameters + b.buffer:numel() * dtype_size(b.buffer.dtype)
+   end
    local count, twice = meter(comms_of(run)), unmade(run.sharded)
    ctx:mark()
-   local ok, total, activations = rehearse(o.device, steps, run, o, count)
+   local ok, total, activations = rehearse(o.device, function()
+      local sent, kept_here = step(run, o, count)
+      finish(run)
+      step(run, o, count)              -- finds buffers that the first has made and that stay
+      return sent, kept_here
+   end)
    if not ok then
       err.raise('E_UNSUPPORTED', 'parallel.plan.price', 'the step does not run on the null device '
          .. '(a model of your own: give forward(model), which returns a loss): %s',

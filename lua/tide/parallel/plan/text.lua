@@ -112,19 +112,15 @@ function text.axis_size(plan, name)
    return 1
 end
 
-local function usual_fsdp()
-   local usual = fsdp_options.check {}
-   usual.keep_fp8_transpose_cache_when_using_custom_fsdp = false
-   return usual
-end
-
 local function sharding_line(plan, r)
    if not plan.fsdp then
       return r.data > 1 and ('plain data parallelism over %d ranks'):format(r.data) or 'none'
    end
+   local usual = fsdp_options.check {}
+   usual.keep_fp8_transpose_cache_when_using_custom_fsdp = false
    local replicas = r.replicas > 1 and (', %d replicas'):format(r.replicas) or ''
    return ('%s over %d rank%s%s%s'):format(r.strategy, r.shards, r.shards == 1 and '' or 's',
-      replicas, options_text(plan.fsdp, usual_fsdp()))
+      replicas, options_text(plan.fsdp, usual))
 end
 
 -- What print(plan) shows.
@@ -184,17 +180,15 @@ end }
 
 -- ---- a plain table ---------------------------------------------------------------------------
 
-local function plain_style(s)
-   return { style = s.name, input = s.input, output = s.output, blocks = s.blocks }
-end
-
 local plain
 function plain(v, where)
    local kind = type(v)
    err.raise_if(kind == 'function', 'E_ARG', 'parallel.plan.to_table',
       '%s is a function, which cannot be written down', where)
    if kind ~= 'table' then return v end
-   if tp_style.is(v) then return plain_style(v) end
+   if tp_style.is(v) then
+      return { style = v.name, input = v.input, output = v.output, blocks = v.blocks }
+   end
    if rawget(v, 'class_name') then return v.class_name end
    local out = {}
    for k, item in each(v) do out[k] = plain(item, where .. '.' .. tostring(k)) end
