@@ -59,17 +59,12 @@ end
 
 -- ---- a frozen target -------------------------------------------------------------------------
 
--- Hooks that keep the outputs of the modules of these names.
-local function collector(model, names)
-   local outputs, handles = {}, {}
-   for i, name in ipairs(names) do
-      handles[i] = model:get(name):hook_post(function(_, _, y) outputs[i] = y end)
-   end
-   return outputs, handles
-end
-
+-- Returns the logits of a region's shards, and the outputs of the modules of these names.
 local function target_pass(model, region, names)
-   local collected, handles = collector(model, names)
+   local collected, handles = {}, {}
+   for i, name in ipairs(names) do
+      handles[i] = model:get(name):hook_post(function(_, _, y) collected[i] = y end)
+   end
    local logits = finally(function()
       for _, h in ipairs(handles) do h:remove() end
    end, region.run, region, function(shards, context)

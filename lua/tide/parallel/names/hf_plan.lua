@@ -18,11 +18,6 @@ local function is_left_out(style)
    return false
 end
 
-local function is_conditional_gemma3(model)
-   return tostring(rawget(model, 'class_name') or model.class_name or '')
-      :find('^Gemma3ForConditionalGeneration') ~= nil
-end
-
 local function none_declared(op, model)
    err.raise('E_ARG', op, 'Hugging Face tp plan is not supported for this model (%s): it '
       .. 'declares none in _tp_plan', model.class_name or 'a table')
@@ -45,7 +40,8 @@ end
 function hf_plan.get_hf_tp_shard_plan(model)
    local op = 'parallel.get_hf_tp_shard_plan'
    err.type(op, 'model', model, 'table')
-   local prefix = is_conditional_gemma3(model) and 'language_model' or 'model'
+   local name = tostring(rawget(model, 'class_name') or model.class_name or '')
+   local prefix = name:find '^Gemma3ForConditionalGeneration' and 'language_model' or 'model'
    local inner, plan, count = model[prefix], {}, 0
    local function merge(from, before)
       for pattern, style in each(from or {}) do

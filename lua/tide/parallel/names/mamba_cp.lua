@@ -186,13 +186,6 @@ mamba_cp.MambaContextParallel = MambaContextParallel
 
 local name = 'parallel.mamba_cp.MambaContextParallel'
 
-local function divide_among(self)
-   local W, H, G = self.cp_size, self.num_heads, self.n_groups
-   self.num_heads_local, self.group_repeat_count = H / W, G < W and W / G or 1
-   self.n_groups_local = G < W and 1 or G / W
-   self.d_inner, self.d_inner_local = H * self.head_dim, H / W * self.head_dim
-end
-
 -- Makes the parts of a Mamba layer on a rank of cp_group, a communicator or an axis. mixer: a layer
 -- with conv1d, dt_bias, A_log and D, read at each call (may be nil where only tokens are
 -- exchanged).
@@ -200,7 +193,10 @@ function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_st
    self.comm, self.cp_size, self.cp_rank = axis_of(name, 'cp_group', cp_group)
    self.num_heads, self.head_dim, self.n_groups = num_heads, head_dim, n_groups
    self.d_state, self.mixer = d_state, mixer
-   divide_among(self)
+   local W, H, G = self.cp_size, num_heads, n_groups
+   self.num_heads_local, self.group_repeat_count = H / W, G < W and W / G or 1
+   self.n_groups_local = G < W and 1 or G / W
+   self.d_inner, self.d_inner_local = H * head_dim, H / W * head_dim
    local s = { heads = num_heads, head_dim = head_dim, groups = n_groups, state = d_state }
    local go, back, P = {}, {}, self.d_inner_local
    for r, part in ipairs(split.heads(num_heads, n_groups, self.cp_size)) do

@@ -55,20 +55,13 @@ end
 
 -- ---- padding ---------------------------------------------------------------------------------
 
--- One rule alone, as published code has it: the FP8 block is left out with several ranks.
-local function first_rule(cp, tp, sp, block)
-   if cp > 1 then return 2 * cp * (sp and tp or 1) end
-   if sp then return tp end
-   return block
-end
-
 -- Tokens to add to a sequence of seq_len.
 function multimodal.get_padding(seq_len, opts)
    local cp, tp = opts.cp_size, opts.tp_size
    if opts.has_sp and opts.decoder_tp_comm_overlap then return opts.decoder_seq_len - seq_len end
    local factor
-   if opts.rule == 'first' then
-      factor = first_rule(cp, tp, opts.has_sp, block_of(opts))
+   if opts.rule == 'first' then        -- published code leaves the FP8 block out with several ranks
+      factor = cp > 1 and 2 * cp * (opts.has_sp and tp or 1) or opts.has_sp and tp or block_of(opts)
    else
       factor = cp_map.multiple { size = cp, halves = cp > 1 and 2 or 1,
          tp = opts.has_sp and tp or 1, block = block_of(opts) }
@@ -188,13 +181,6 @@ local function zeros_like(x, n)
    return tide.zeros({ 1, n, x:size(3) }, { dtype = x.dtype, device = x.device })
 end
 
--- n tokens of zeros for a rank without frames. They hang on x where x has a gradient: backward then
--- reaches the collectives of the gather on this rank as on the others.
-local function no_frames(x, n)
-   local zeros = zeros_like(x, n)
-   return x.requires_grad and zeros + x:narrow(2, 1, 0):sum() or zeros
-end
-
 -- Lengths and sizes of a rank's frames, empty ones included.
 local function local_rows(plan, rank, sizes, cu, patch)
    local lens, local_sizes = {}, {}
@@ -244,7 +230,9 @@ function multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, op
    local first, n = cu[plan.bounds[rank + 1] + 1], plan.tokens[rank + 1]
    local tokens
    if plan.empty[rank + 1] then
-      tokens = no_frames(x, plan.dummies[rank + 1])
+      tokens = zeros_like(x, plan.dummies[rank + 1])
+      -- hangs on x, so that backward reaches the collectives of the gather here as elsewhere
+      if x.requires_grad then tokens = tokens + x:narrow(2, 1, 0):sum() end
    else
       tokens = x:narrow(2, first + 1, n)
    end

@@ -176,12 +176,6 @@ local function megatron_door(prefix)
          .. 'is on the null device' } }
 end
 
-local function check_meta(op, name, model, wanted)
-   local device = wanted and model:parameters()[1] and model:parameters()[1].device or 'null'
-   err.raise_if(device ~= 'null', 'E_STATE', op, '%s: the model has its bytes already (on %s); '
-      .. "make it with device = 'null'", name, device)
-end
-
 local function megatron(prefix)
    local op = ('parallel.%s_strategy_parallelize'):format(prefix)
    local units, meta = prefix .. '_unit_modules', 'init_' .. prefix .. '_with_meta_device'
@@ -189,7 +183,10 @@ local function megatron(prefix)
    -- Megatron-FSDP. Collective. Returns the model, the optimiser (nil without opts.optimizer), the
    -- Sharded and run.
    return function(model, mesh, o)
-      check_meta(op, meta, model, o[meta])
+      local first = o[meta] and model:parameters()[1]
+      local device = first and first.device or 'null'
+      err.raise_if(device ~= 'null', 'E_STATE', op, '%s: the model has its bytes already (on %s); '
+         .. "make it with device = 'null'", meta, device)
       local fsdp = { strategy = o.data_parallel_sharding_strategy, mp_policy = o.mp_policy,
          units = o[units] and import.import_classes_from_paths(o[units]) or nil,
          reshard_after_forward = o.reshard_after_forward,

@@ -58,11 +58,9 @@ end
 local function documents_of(op, batch, T, opts, own)
    local real, slot = lists_of(op, batch, opts.seq_lens_padding_value)
    local fields = { cu_real = real, cu_slot = slot }
-   if own then return documents.of(op, fields, 1, T, batch.input_ids.device) end
-   return documents.of(op, { cu_real = real, cu_slot = slot, index = as_row(batch.index, 2),
-      packed_seq_ids = as_row(batch.packed_seq_ids, 1),
-      attention_mask = as_row(batch.attention_mask, 1),
-      padding_mask = as_row(batch.padding_mask, 1) }, 1, T, batch.input_ids.device)
+   local given = { index = 2, packed_seq_ids = 1, attention_mask = 1, padding_mask = 1 }
+   for name, ndim in each(own and {} or given) do fields[name] = as_row(batch[name], ndim) end
+   return documents.of(op, fields, 1, T, batch.input_ids.device)
 end
 
 -- ---- one stream ------------------------------------------------------------------------------

@@ -144,12 +144,6 @@ local function absorb(real, slot, T, may)
    return real, nil
 end
 
-local function longest(cu)
-   local most = nil
-   for i = 1, #cu - 1 do most = math.max(most or 0, cu[i + 1] - cu[i]) end
-   return most
-end
-
 -- True where a token of the stream belongs to no document, bool [n].
 function thd.padding_mask(cu_real, cu_slot, n)
    local host = { dtype = 'i64', device = 'cpu' }
@@ -162,7 +156,8 @@ end
 local function put_lengths(out, B, S, lens, slots, o, device)
    local T, real, slot = B * S, cumulate(lens), cumulate(slots)
    local cu, padded = absorb(real, slot, T, o.causal and o.slots)
-   out.cu_seqlens, out.max_seqlen = i32(cu, device), longest(cu)
+   out.cu_seqlens, out.max_seqlen = i32(cu, device), nil
+   for i = 1, #cu - 1 do out.max_seqlen = math.max(out.max_seqlen or 0, cu[i + 1] - cu[i]) end
    out.cu_seqlens_padded = padded and i32(padded, device)
    out.cu_real, out.cu_slot = i32(real, device), i32(slot, device)
    out.gapless = padded == nil
