@@ -53,42 +53,29 @@ end
 
 -- ---- what is written inside ------------------------------------------------------------------
 
-local function each_bucket(list, fn)
-   for _, unit in ipairs(list) do
-      for _, b in ipairs(unit.buckets) do fn(b) end
-   end
-end
-
 -- Buckets of units that this scope was the outermost of, and that were written in it.
 local function written_of(list)
    local written = {}
    for _, unit in ipairs(list) do
-      if unit.holds == 1 then
-         each_bucket({ unit }, function(b)
-            if b:is_written() then written[#written + 1] = b end
-         end)
+      for _, b in ipairs(unit.holds == 1 and unit.buckets or {}) do
+         if b:is_written() then written[#written + 1] = b end
       end
    end
    return written
 end
 
-local function digest_of(written)
-   local list = {}
-   for i, b in ipairs(written) do list[i] = b.flat end
-   return #list > 0 and fingerprint.values(list) or ''
-end
-
 -- Takes what every rank has written in a scope over into the shards. Each of them must have written
 -- the same: a rank keeps its own rows only. failed: fn has raised here.
 local function keep_writes(op, sharded, list, failed)
-   local written = written_of(list)
+   local written, flats = failed and {} or written_of(list), {}
+   for i, b in ipairs(written) do flats[i] = b.flat end
    agree.check(sharded.data_comm, op, 'E_STATE', {
       { 'ends of the scope', failed and 'an error' or 'a result', 'shown',
         hint = 'the function must end alike on all ranks' },
-      { 'values of parameters', not failed and digest_of(written) or '',
+      { 'values of parameters', #flats > 0 and fingerprint.values(flats) or '',
         hint = 'what is written into whole parameters must be the same on every rank' },
    })
-   for _, b in ipairs(failed and {} or written) do b:write_back() end
+   for _, b in ipairs(written) do b:write_back() end
 end
 
 -- ---- the scope -------------------------------------------------------------------------------
@@ -101,7 +88,7 @@ local function begin(sharded, list, held)
    end
    for _, unit in ipairs(list) do
       unit:wait()
-      if unit.holds == 1 then each_bucket({ unit }, function(b) b:watch_writes() end) end
+      for _, b in ipairs(unit.holds == 1 and unit.buckets or {}) do b:watch_writes() end
    end
 end
 

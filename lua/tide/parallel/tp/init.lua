@@ -92,10 +92,9 @@ local function expand(model, plan)
       for _, m in ipairs(modules) do
          if m.name:find(entry.pattern) then
             found = true
-            if styles[m.name] and styles[m.name] ~= entry.style then
-               err.raise('E_ARG', op, "the plan gives '%s' two styles: %s and %s", m.name,
-                  tostring(styles[m.name]), tostring(entry.style))
-            end
+            err.raise_if((styles[m.name] or entry.style) ~= entry.style, 'E_ARG', op, "the plan "
+               .. "gives '%s' two styles: %s and %s", m.name, tostring(styles[m.name]),
+               tostring(entry.style))
             styles[m.name] = entry.style
          end
       end
@@ -418,16 +417,6 @@ local function styles_text(styles, opts)
       tostring(opts.async_tp or false), tostring(opts.gather_logits ~= false))
 end
 
--- What every rank of the axis must have in common, before anything changes.
-local function check_agreed(env, model)
-   agree.check(env.comm, op, 'E_ARG', {
-      { 'parameters', fingerprint.parameters(model), 'lines' },
-      { 'models', fingerprint.structure(model), 'lines' },
-      { 'values', function() return fingerprint.values(model:parameters()) end },
-      { 'plans', env.styles },
-   }, model)
-end
-
 -- Cuts the modules that a plan names over an axis and returns the model. Collective.
 function tp.parallelize_module(model, axis, plan, opts)
    local comm = axis_of(op, 'axis', axis)
@@ -440,7 +429,12 @@ function tp.parallelize_module(model, axis, plan, opts)
    if axis.size == 1 then return model end
    env.sequence = run.sequence
    env.styles = styles_text(run.styles, opts)
-   check_agreed(env, model)
+   agree.check(comm, op, 'E_ARG', {
+      { 'parameters', fingerprint.parameters(model), 'lines' },
+      { 'models', fingerprint.structure(model), 'lines' },
+      { 'values', function() return fingerprint.values(model:parameters()) end },
+      { 'plans', env.styles },
+   }, model)
    prepare(run, model, opts)
    for _, change in ipairs(run.changes) do change() end
    model:walk(function(m) spread.set(m, 'tp', env) end)

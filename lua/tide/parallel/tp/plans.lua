@@ -202,8 +202,6 @@ local function custom(plan)
    return err.type('parallel.tensor_parallel', 'plan', value, 'table')
 end
 
-local function shown(plan) return type(plan) == 'string' and plan or err.show(plan) end
-
 -- Returns the plan that a caller gave as a table.
 function tp_plans.custom(plan)
    local ok, value = pcall(custom, plan)
@@ -211,7 +209,7 @@ function tp_plans.custom(plan)
    err.raise('E_ARG', 'parallel.tensor_parallel', "Custom parallel plan '%s' is not valid. It can "
       .. 'be 1. a table of patterns and styles, 2. the dotted path of such a table, or 3. the '
       .. 'dotted path of a function (or a function) that returns one, called without arguments. '
-      .. '(%s)', shown(plan), err.text(value))
+      .. '(%s)', type(plan) == 'string' and plan or err.show(plan), err.text(value))
 end
 
 -- What the class of a model declares as its plan, or nil.
@@ -219,10 +217,6 @@ function tp_plans.class_plan(model)
    local mt = getmetatable(model)
    local index = type(mt) == 'table' and mt.__index
    return type(index) == 'table' and index._tp_plan or nil
-end
-
-local function has_declared(model)
-   return tp_plans.class_plan(model) ~= nil or rawget(model, '_tp_plan') ~= nil
 end
 
 -- The plan for a model. opts: plan (given by the caller), sequence_parallel (false; a given plan
@@ -242,7 +236,8 @@ function tp_plans.plan_for(model, opts)
    local plan
    if not opts.declared then plan = tp_plans.decoder(model) end
    if not plan then
-      err.raise_if(sequence and not tp_plans.body(model) and has_declared(model), 'E_ARG', op,
+      local declared = tp_plans.class_plan(model) or rawget(model, '_tp_plan')
+      err.raise_if(sequence and not tp_plans.body(model) and declared, 'E_ARG', op,
          'sequence_parallel is not supported in HF tp plan of a model that is no decoder of a '
          .. 'known form')
       plan = tide.parallel.get_hf_tp_shard_plan(model)
