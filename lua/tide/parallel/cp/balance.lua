@@ -69,19 +69,13 @@ end
 
 -- ---- dealing ---------------------------------------------------------------------------------
 
--- Positions 1 .. n of costs, costliest first; equals keep their order.
-local function descending(costs)
-   local order = {}
-   for i = 1, #costs do order[i] = i end
-   return bins.longest_first(order, costs)
-end
-
 -- Costs dealt to and fro over n groups; the number of costs must divide. Returns lists of
 -- indices into costs, ascending. ranks (optional): the order in which the groups are visited.
 function balance.deal(costs, n, ranks)
-   local groups = {}
+   local order, groups = {}, {}
+   for i = 1, #costs do order[i] = i end
    for g = 1, n do groups[g] = {} end
-   for k, i in ipairs(descending(costs)) do
+   for k, i in ipairs(bins.longest_first(order, costs)) do      -- equals keep their order
       local row, at = floor((k - 1) / n), (k - 1) % n
       local g = row % 2 == 0 and at + 1 or n - at
       g = ranks and ranks[g] or g
@@ -94,16 +88,10 @@ end
 -- ---- blocks ----------------------------------------------------------------------------------
 
 -- Blocks of about equal size: `big` of size + 1 a rank, the rest of size; as many for each rank.
-local function cut(per, want)
-   local n = want or min(64, max(floor(per / 32), min(8, per)))
-   n = max(1, min(n, per))
-   local size = floor(per / n)
-   return n, size, per - n * size
-end
-
 local function make_blocks(ranks, per, want, cost)
-   local n, size, big = cut(per, want)
-   local blocks, at = {}, 0
+   local n = max(1, min(want or min(64, max(floor(per / 32), min(8, per))), per))
+   local size = floor(per / n)
+   local blocks, at, big = {}, 0, per - n * size
    for i = 1, n * ranks do
       local len = i <= big * ranks and size + 1 or size
       blocks[i] = { start = at, len = len, cost = cost(at, len) }
@@ -176,14 +164,6 @@ function balance._add_run(runs, start, length)
    end
 end
 
--- The runs of a rank, ascending.
-local function runs_of(hand)
-   table.sort(hand, function(a, b) return a.start < b.start end)
-   local runs = {}
-   for _, b in ipairs(hand) do balance._add_run(runs, b.start, b.len) end
-   return runs
-end
-
 -- A stream of ranks * per tokens over `ranks` ranks. slot, real: cumulative lengths. want: blocks
 -- a rank (default: of 32 tokens or more, at most 64). Returns a list of runs for each rank.
 function balance.assign(slot, real, ranks, per, mask, want)
@@ -196,7 +176,11 @@ function balance.assign(slot, real, ranks, per, mask, want)
    deal_class(blocks, big + 1, #blocks, hands, load)
    refine(hands, load)
    local list = {}
-   for r = 1, ranks do list[r] = runs_of(hands[r]) end
+   for r, hand in ipairs(hands) do
+      list[r] = {}
+      table.sort(hand, function(a, b) return a.start < b.start end)
+      for _, b in ipairs(hand) do balance._add_run(list[r], b.start, b.len) end
+   end
    return list
 end
 

@@ -188,16 +188,6 @@ local function is_plain(batch, opts)
    return opts.loss_mask == nil and opts.window == nil and opts.causal ~= false
 end
 
-local function generic(op, axis, batch, opts, pad)
-   local out, said, B, S = begin(op, batch, opts.loss_mask)
-   local plan = cp_map.new { kind = opts.kind, axis = axis, length = S,
-      cu_real = said.cu_real, cu_slot = said.cu_slot, multiple = opts.multiple, tp = opts.tp,
-      block = opts.block, mask = opts.mask }
-   local context = cp.context { map = plan, method = opts.method, inner = opts.inner,
-      outer = opts.outer, window = opts.window, causal = opts.causal, index = said.index }
-   return context, cut_all(op, plan, out, opts.fields, pad, B, S)
-end
-
 -- The context of a step and this rank's part of its batch. mesh: a mesh with an axis 'cp', the
 -- axis itself, or nil. batch: input_ids [B, S] (or ids) or inputs_embeds [B, S, H] (or embeds),
 -- labels, and what else there is for each token; documents as index [B or 1, S, 2],
@@ -227,7 +217,13 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
    end
    documents.check_rows(op, batch)
    if (not axis or axis.size <= 1) and is_plain(batch, opts) then return cp.null, batch end
-   return generic(op, axis, batch, opts, pad)
+   local out, said, B, S = begin(op, batch, opts.loss_mask)
+   local plan = cp_map.new { kind = opts.kind, axis = axis, length = S,
+      cu_real = said.cu_real, cu_slot = said.cu_slot, multiple = opts.multiple, tp = opts.tp,
+      block = opts.block, mask = opts.mask }
+   local context = cp.context { map = plan, method = opts.method, inner = opts.inner,
+      outer = opts.outer, window = opts.window, causal = opts.causal, index = said.index }
+   return context, cut_all(op, plan, out, opts.fields, pad, B, S)
 end
 
 -- Puts packed_seq_ids [B, S], i64, into a batch without them: the documents it says, numbered from

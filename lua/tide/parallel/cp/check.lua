@@ -88,11 +88,6 @@ local function off_by(got, want)
    return d == d and d or math.huge
 end
 
-local function relative(got, want)
-   local d = math.abs(got - want) / math.max(math.abs(want), 1e-30)
-   return d == d and d or math.huge
-end
-
 -- An output [B, t, C] that tensor parallelism may have cut along the tokens, whole along them.
 local function joined(model, y, tokens)
    local env = spread.of(model).tp
@@ -131,12 +126,6 @@ local function largest(comm, errors)
    return errors
 end
 
-local function first_off(errors, tolerance)
-   for _, e in ipairs(errors) do
-      if e.error > tolerance then return e end
-   end
-end
-
 -- ---- the check -------------------------------------------------------------------------------
 
 local function check_gradients_clear(model, want)
@@ -163,10 +152,11 @@ local function both(handle, model, probe, want_grad)
 end
 
 local function verdict(errors, tolerance, what, more)
-   local bad = first_off(errors, tolerance)
-   if not bad then return end
-   err.raise('E_STATE', op, "%s '%s' is the first that differs from one rank: off by %.3g of its "
-      .. 'largest value, the tolerance is %.3g%s', what, bad.name, bad.error, tolerance, more or '')
+   for _, e in ipairs(errors) do
+      err.raise_if(e.error > tolerance, 'E_STATE', op, "%s '%s' is the first that differs from one "
+         .. 'rank: off by %.3g of its largest value, the tolerance is %.3g%s', what, e.name,
+         e.error, tolerance, more or '')
+   end
 end
 
 signature.record('probe', 'a table { ids =, labels =, .. }', { 'ids: tensor [B, T]',
@@ -198,7 +188,8 @@ return function(model, probe, opts)
    local layers = largest(comm, compare_layers(model, context, a[1], b[1]))
    verdict(layers, tolerance, 'layer', '; layout, positions, mask or method there are wrong')
    local sum = require('tide.comm').sum(comm, { b[2] })[1]
-   local loss = { { name = 'loss', error = relative(sum, a[2]) } }
+   local off = math.abs(sum - a[2]) / math.max(math.abs(a[2]), 1e-30)
+   local loss = { { name = 'loss', error = off == off and off or math.huge } }
    verdict(largest(comm, loss), tolerance, 'value')
    local grads = largest(comm, compare_gradients(model, comm, a[3], b[3]))
    verdict(grads, tolerance, 'gradient of')

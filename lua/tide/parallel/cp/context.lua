@@ -181,10 +181,6 @@ end
 
 -- ---- which rank needs what -------------------------------------------------------------------
 
-local function mask_key(n, mask)
-   return ('%d %s %s %s'):format(n, tostring(mask.causal), window.sides(mask.window))
-end
-
 -- The pairs of each group of n neighbours.
 function Context:groups(device, n)
    if n == 1 then return self:pairs(device) end
@@ -196,7 +192,7 @@ end
 -- The hops of group `at` of a ring over groups of n neighbours, under a mask; found once, from
 -- numbers on the host (see blocks.lua).
 function Context:hops(n, at, mask)
-   local key = mask_key(n, mask)
+   local key = ('%d %s %s %s'):format(n, tostring(mask.causal), window.sides(mask.window))
    local found = self.hop_lists[key]
    if not found then
       local find = self.whole_hops and blocks.whole or blocks.hops

@@ -35,17 +35,14 @@ local function of_mask(op, name, mask, B, S, device)
    return index:to(device)
 end
 
--- Raises E_ARG where pairs on the host have a token at a position below 0, which rotary angles do
--- not take. Pairs on a device are not read.
-local function check_positions(op, index)
-   if index.device ~= 'cpu' or index:numel() == 0 then return end
-   local least = index:select(3, 2):masked_fill(index:select(3, 1):lt(0), 0):amin():item()
-   if least < 0 then err.arg(op, 'index', 'positions >= 0', least) end
-end
-
+-- The pairs given. Raises E_ARG where pairs on the host have a token at a position below 0, which
+-- rotary angles do not take. Pairs on a device are not read.
 local function of_index(op, index, B, S, device)
    signature.check(op, 'index', index, 'tensor [B or 1, S, 2] of i32', { B = B, S = S })
-   check_positions(op, index)
+   if index.device == 'cpu' and index:numel() > 0 then
+      local least = index:select(3, 2):masked_fill(index:select(3, 1):lt(0), 0):amin():item()
+      err.arg_if(least < 0, op, 'index', 'positions >= 0', least)
+   end
    return index:to(device)
 end
 

@@ -245,15 +245,8 @@ end
 
 -- ---- the two exchanges -----------------------------------------------------------------------
 
-local func = private.func
-
-local function zeros_or(dy, shape, opts) return dy or tide.zeros(shape, opts) end
-
--- What sums of several ranks' gradients are made in.
-local function wide_of(dtype) return dtype == 'f64' and 'f64' or 'f32' end
-
 -- plan: comm, cols, rows, widths, kept, wide.
-local enter_fn = func {
+local enter_fn = private.func {
    name = 'parallel.cp.exchange.enter',
    forward = function(self, plan, ...)
       local xs = { ... }
@@ -268,12 +261,12 @@ local enter_fn = func {
       local plan, dys, ys, dxs = self.plan, { ... }, {}, {}
       local n, kept = #plan.widths, plan.kept
       for i, w in ipairs(plan.widths) do
-         ys[i] = zeros_or(dys[i], { self.shapes[1][1], plan.rows.total, w }, self.like)
+         ys[i] = dys[i] or tide.zeros({ self.shapes[1][1], plan.rows.total, w }, self.like)
       end
       local dtype, device = self.like.dtype, self.like.device
+      local wide = dtype == 'f64' and 'f64' or 'f32'          -- of sums of several ranks' gradients
       for i, shape in ipairs(self.shapes) do
-         dxs[i] = tide.empty(shape, { device = device,
-            dtype = plan.wide[i] and wide_of(dtype) or dtype })
+         dxs[i] = tide.empty(shape, { device = device, dtype = plan.wide[i] and wide or dtype })
       end
       if kept > 0 then
          local part, dkept = dxs[1]:narrow(3, 1, kept), dys[n + 1]
@@ -285,7 +278,7 @@ local enter_fn = func {
    end,
 }
 
-local leave_fn = func {
+local leave_fn = private.func {
    name = 'parallel.cp.exchange.leave',
    forward = function(self, y, comm, cols, rows)
       self.comm, self.cols, self.rows, self.widths = comm, cols, rows, { y:size(3) }

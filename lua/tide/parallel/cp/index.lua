@@ -81,21 +81,19 @@ function Map:restore(dtype, device)
 end
 
 -- Whole position -> source position; padding is `length` and more.
-local function make_sources(self)
-   local runs, from, to = {}, self.from, self.cu_slot
-   if not from then return tide.arange(self.padded, { dtype = 'i64', device = 'cpu' }) end
-   for d = 1, #to - 1 do
-      local first = from[d] or self.length
-      local n = (from[d + 1] or self.length) - first
-      local m = #runs
-      runs[m + 1], runs[m + 2] = first, n
-      runs[m + 3], runs[m + 4] = self.length, to[d + 1] - to[d] - n
-   end
-   return written(runs, 'i64')
-end
-
 local function sources(self)
-   return kept(self, 'sources', function() return make_sources(self) end)
+   return kept(self, 'sources', function()
+      local runs, from, to = {}, self.from, self.cu_slot
+      if not from then return tide.arange(self.padded, { dtype = 'i64', device = 'cpu' }) end
+      for d = 1, #to - 1 do
+         local first = from[d] or self.length
+         local n = (from[d + 1] or self.length) - first
+         local m = #runs
+         runs[m + 1], runs[m + 2] = first, n
+         runs[m + 3], runs[m + 4] = self.length, to[d + 1] - to[d] - n
+      end
+      return written(runs, 'i64')
+   end)
 end
 
 -- Source position -> place.
@@ -140,12 +138,6 @@ end
 
 -- ---- moving tensors --------------------------------------------------------------------------
 
-local function along(mask, x, dim)
-   local shape = {}
-   for d = 1, x.ndim do shape[d] = d == dim and x:size(d) or 1 end
-   return mask:reshape(shape)
-end
-
 local function number_of(fill)
    if type(fill) == 'boolean' then return fill and 1 or 0 end
    return fill
@@ -154,7 +146,9 @@ end
 local function filled(op, x, dim, mask, fill)
    fill = number_of(fill)
    if x.dtype == 'bool' then fill = fill ~= 0 end
-   local y = x:masked_fill(along(mask, x, dim), fill)
+   local shape = {}
+   for d = 1, x.ndim do shape[d] = d == dim and x:size(d) or 1 end
+   local y = x:masked_fill(mask:reshape(shape), fill)
    if y.dtype ~= x.dtype then          -- it would be another dtype, with rounded token ids
       err.arg(op, 'fill', 'a value that ' .. x.dtype .. ' holds', fill)
    end
@@ -162,10 +156,8 @@ local function filled(op, x, dim, mask, fill)
 end
 
 local function need_fill(self, op, fill)
-   if fill == nil and not self.gapless then
-      err.arg(op, 'fill', ('a value for the %d padding tokens'):format(self.padded - self.length),
-         fill)
-   end
+   err.arg_if(fill == nil and not self.gapless, op, 'fill', ('a value for the %d padding tokens')
+      :format(self.padded - self.length), fill)
    return fill == nil and 0 or fill
 end
 

@@ -120,16 +120,6 @@ local function pad_documents(self, op, real, slot, unit, whole, may_pad)
    self.from = slot
 end
 
--- Padding at the very end only.
-local function pad_tail(self, op, real, slot, whole, may_pad, given)
-   self.padded = round_up(self.length, whole)
-   if self.padded ~= self.length and not may_pad then
-      refuse_padding(op, 'the sequence', self.length, whole)
-   end
-   self.cu_real, self.cu_slot = real, given and slot or { 0, self.padded }
-   self.cut = { 0, self.padded }
-end
-
 -- ---- making a plan ---------------------------------------------------------------------------
 
 local function ranks_of(op, o)
@@ -172,8 +162,13 @@ function cp_map.new(opts)
    if self.kind == 'document' then
       local unit = cp_map.multiple { size = self.size, halves = halves, tp = opts.tp }
       pad_documents(self, op, real, slot, unit, whole, may_pad)
-   else
-      pad_tail(self, op, real, slot, whole, may_pad, given)
+   else                                  -- padding at the very end only
+      self.padded = round_up(self.length, whole)
+      if self.padded ~= self.length and not may_pad then
+         refuse_padding(op, 'the sequence', self.length, whole)
+      end
+      self.cu_real, self.cu_slot = real, given and slot or { 0, self.padded }
+      self.cut = { 0, self.padded }
    end
    self.count = self.padded / self.size
    self.gapless = self.padded == self.length

@@ -14,19 +14,17 @@ local function list(v) return tide.is_tensor(v) and v:tolist() or v end
 
 -- ---- what each field says of a token ---------------------------------------------------------
 
--- Each of these functions gives fn(row, token), both from 1: the document as a value, false at
--- padding, nil where the field says nothing.
+-- Each of these functions takes a field as a list, and the probe. It gives fn(row, token), both
+-- from 1: the document as a value, false at padding, nil where the field says nothing.
 
-local function of_index(probe)
-   local rows = list(probe.index)
+local function of_index(rows)
    return function(b, t)
       local doc = (rows[b] or rows[1])[t][1]
       return doc >= 0 and doc
    end
 end
 
-local function of_numbers(v)
-   local rows = list(v)
+local function of_numbers(rows)
    return function(b, t)
       local n = rows[b][t]
       if type(n) == 'boolean' then n = n and 1 or 0 end
@@ -34,8 +32,7 @@ local function of_numbers(v)
    end
 end
 
-local function of_padding(probe)
-   local rows = list(probe.padding_mask)
+local function of_padding(rows)
    return function(b, t)
       local is_pad = rows[b][t]
       if is_pad == true or is_pad ~= false and is_pad ~= 0 then return false end
@@ -43,8 +40,8 @@ local function of_padding(probe)
    end
 end
 
-local function of_lengths(probe)
-   local real, slot = list(probe.cu_real), list(probe.cu_slot or probe.cu_real)
+local function of_lengths(real, probe)
+   local slot = list(probe.cu_slot) or real
    return function(_, t)
       for d = 1, #slot - 1 do
          if t > slot[d] and t <= slot[d + 1] then
@@ -57,9 +54,9 @@ end
 
 local says = {
    { 'index', of_index }, { 'cu_real', of_lengths }, { 'padding_mask', of_padding },
-   { 'packed_seq_ids', function(probe) return of_numbers(probe.packed_seq_ids) end },
+   { 'packed_seq_ids', of_numbers },
    -- A mask of ones and zeros alone: one document, which adds nothing to what other fields say.
-   { 'attention_mask', function(probe) return of_numbers(probe.attention_mask) end },
+   { 'attention_mask', of_numbers },
 }
 
 -- The document of each token, numbered from 0 in each row; -1 is padding: lists of lists. nil if no
@@ -67,7 +64,8 @@ local says = {
 function oracle.documents(probe, B, T)
    local words = {}
    for _, row in ipairs(says) do
-      if probe[row[1]] ~= nil then words[#words + 1] = row[2](probe) end
+      local field = probe[row[1]]
+      if field ~= nil then words[#words + 1] = row[2](list(field), probe) end
    end
    if #words == 0 then return nil end
    local rows = {}

@@ -95,22 +95,18 @@ local function check_place(op, handle, layer)
    end
 end
 
-local function fits(name, layer)
-   return name == layer.name or layer.name:sub(-#name - 1) == '.' .. name
-end
-
 -- The layers that a key of opts.layers means: an index from 1, or a name or the end of one.
 local function chosen(op, list, key)
    if type(key) == 'number' then return { list[err.integer(op, 'layers', key, 1, #list)] } end
    err.type(op, 'layers', key, 'string')
    local found = {}
    for _, layer in ipairs(list) do
-      if fits(key, layer) then found[#found + 1] = layer end
+      if key == layer.name or layer.name:sub(-#key - 1) == '.' .. key then
+         found[#found + 1] = layer
+      end
    end
-   if #found == 0 then
-      err.raise('E_ARG', op, "no attention layer of the model is named '%s'; %s", key,
-         list[1] and ("the first is '%s'"):format(list[1].name) or 'it has none')
-   end
+   err.raise_if(#found == 0, 'E_ARG', op, "no attention layer of the model is named '%s'; %s", key,
+      list[1] and ("the first is '%s'"):format(list[1].name) or 'it has none')
    return found
 end
 
@@ -141,15 +137,9 @@ end
 
 -- ---- rules -----------------------------------------------------------------------------------
 
-local function needs_split(method, list)
-   for _, layer in ipairs(list) do
-      if layer.method == 'a2a+p2p' then return true end
-   end
-   return method == 'a2a+p2p'
-end
-
-local function check_a2a(op, handle, list, a2a)
-   local used = needs_split(handle.method, list)
+local function check_a2a(op, handle, a2a)
+   local used = handle.method == 'a2a+p2p'
+   for _, layer in ipairs(handle.layers) do used = used or layer.method == 'a2a+p2p' end
    err.arg_if(used ~= (a2a ~= nil), op, 'a2a', "the ranks of the inner exchange, with 'a2a+p2p' "
       .. 'and only then', a2a)
    if not used then return end
@@ -176,9 +166,9 @@ end
 -- ---- attaching -------------------------------------------------------------------------------
 
 -- fn(q, k, v, options) in place of what the layer computes.
-local function wrap_attend(layer, name, fn, order)
+local function wrap_attend(layer, name, fn)
    return layer.module:wrap(name, function(_, _, ...) return fn(...) end,
-      { of = 'attend', order = order, by = 'cp' })
+      { of = 'attend', order = wrap.order.cp, by = 'cp' })
 end
 
 local function put(handle, layer)
@@ -186,7 +176,7 @@ local function put(handle, layer)
    local split = method == 'a2a+p2p'
    layer.inner = cp_attention.new { axis = handle.axis, method = method,
       near = split and handle.near or nil, far = split and handle.far or nil }
-   layer.wrap = wrap_attend(layer, 'cp', layer.inner, wrap.order.cp)
+   layer.wrap = wrap_attend(layer, 'cp', layer.inner)
    layer.before, layer.module.takes_context = layer.module.window, true
    if layer.window then layer.module.window = layer.window end
 end
@@ -207,7 +197,7 @@ function cp_train.attach(model, axis, opts)
    local has_mamba
    handle.layers, has_mamba = layers_of(op, model)
    choose(op, handle.layers, opts)
-   check_a2a(op, handle, handle.layers, opts.a2a)
+   check_a2a(op, handle, opts.a2a)
    for _, layer in ipairs(handle.layers) do check_place(op, handle, layer) end
    if size > 1 then check_mixing(op, model) end
    err.arg_if(opts.mamba ~= nil and not has_mamba, op, 'mamba', 'nil, since the model has no '
@@ -259,9 +249,7 @@ function Attached:instead(inner, fn, ...)
    local op, handles = 'parallel.cp.instead', {}
    err.func(op, 'inner', inner)
    err.func(op, 'fn', fn)
-   for i, layer in ipairs(self.layers) do
-      handles[i] = wrap_attend(layer, 'cp.instead', inner, wrap.order.cp)
-   end
+   for i, layer in ipairs(self.layers) do handles[i] = wrap_attend(layer, 'cp.instead', inner) end
    return finally(function()
       for _, handle in ipairs(handles) do handle.remove() end
    end, fn, ...)
