@@ -127,13 +127,6 @@ local function show(self, on)
    end
 end
 
--- A tensor of the host in pinned memory, which copies to and from a GPU use directly.
-local function pinned(t)
-   local p = outlive(t:pin_memory())
-   t:release()
-   return p
-end
-
 -- The dtype that holds the numbers of both.
 local function wider(a, b)
    if a == b then return a end
@@ -150,13 +143,11 @@ end
 -- of the shards), replicas (ranks that hold the same shard), full (bytes come and go), shard_dtype,
 -- dtype (of the computation), reduce_dtype, device, offload, seed, init (false: no values).
 function Bucket:init(entries, opts)
-   local shapes = {}
-   for i, e in ipairs(entries) do shapes[i] = e.shape end
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
    self.full = opts.full
    self.grad_dtype = wider(opts.shard_dtype, opts.reduce_dtype)
    self.sum_dtype = summed_in(opts.dtype, opts.reduce_dtype)   -- of gradients not yet reduced
-   self.layout = layout.new(shapes, self.comm.size)
+   self.layout = layout.new(self:shapes(), self.comm.size)
    self.counts = self.layout.counts
    local count, at = self.counts[self.comm.rank + 1], self.layout.cuts[self.comm.rank + 1]
    self.flat = outlive(tide.empty({ self.layout.total },
@@ -171,7 +162,11 @@ function Bucket:init(entries, opts)
    else
       self.shard = self.flat:narrow(1, at + 1, count)
    end
-   if opts.pin then self.shard = pinned(self.shard) end
+   if opts.pin then                         -- copies to and from a GPU use pinned memory directly
+      local pageable = self.shard
+      self.shard = outlive(pageable:pin_memory())
+      pageable:release()
+   end
    self.is_whole = same and self.comm.size == 1     -- the shard is flat itself
    tide.no_grad(function() make_pieces(self, opts) end)
    self.state, self.stale = self.is_whole and 'present' or 'absent', true
@@ -195,7 +190,7 @@ function Bucket:small_count() return self.small.counts[self.small.comm.rank + 1]
 -- Whole shapes of the parameters, in order.
 function Bucket:shapes()
    local list = {}
-   for i, item in ipairs(self.layout.items) do list[i] = item.shape end
+   for i, e in ipairs(self.entries) do list[i] = e.shape end
    return list
 end
 
@@ -336,9 +331,6 @@ function Bucket:wants_grad()
    return false
 end
 
--- Whether gshard already holds gradients of this step.
-local function is_begun(self) return self.pieces[1] ~= nil and self.pieces[1].param.grad ~= nil end
-
 -- The first parameter whose gradient on this rank is not finite, or nil.
 local function find_bad(self)
    for _, e in ipairs(self.entries) do
@@ -374,21 +366,16 @@ function Bucket:accumulate(on)
    end
 end
 
-local function gshard_of(self)
-   if not self.gshard then
-      self.gshard = outlive(tide.empty(self.shard.shape, { dtype = self.grad_dtype,
-         device = self.shard.device }))
-   end
-   return self.gshard
-end
-
 -- Begins to reduce. opts: async, check (look for values that are not finite), scale, op ('sum' or
 -- 'mean'), take(bucket, n, dtype, device): a
 -- buffer, and whether it stays. Returns the name of a bad parameter, or nil.
 function Bucket:reduce(opts)
    if self.reducing or not self:wants_grad() then return nil end
    local o, bad = self.opts, opts.check and find_bad(self) or nil
-   local gshard, begun = gshard_of(self), is_begun(self)
+   self.gshard = self.gshard or outlive(tide.empty(self.shard.shape, { dtype = self.grad_dtype,
+      device = self.shard.device }))
+   local gshard, first = self.gshard, self.pieces[1]
+   local begun = first ~= nil and first.param.grad ~= nil        -- gshard holds some of this step
    local direct = not begun and o.reduce_dtype == gshard.dtype and not o.offload
    local r = { op = opts.op, begun = begun }
    tide.no_grad(function()

@@ -63,24 +63,19 @@ end
 
 local is_half = { bf16 = true, f16 = true }
 
--- Dtypes of a bucket of parameters stored as `dtype`. Frozen ones need no copy in f32.
-local function dtypes_of(o, dtype, trained)
-   local compute = o.mp.param_dtype or dtype
-   local shard = dtype
-   if trained and (is_half[compute] or is_half[dtype]) then
-      shard = o.preserve_fp32_weights and 'f32' or compute
-   end
-   local reduce = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute
-   return compute, shard, reduce
-end
-
+-- Returns a function that gives the options of a bucket of parameters stored as `dtype`. Frozen
+-- ones need no copy in f32.
 local function bucket_opts(self)
    local o = self.opts
    return function(dtype, trained)
-      local compute, shard, reduce = dtypes_of(o, dtype, trained)
+      local compute, shard = o.mp.param_dtype or dtype, dtype
+      if trained and (is_half[compute] or is_half[dtype]) then
+         shard = o.preserve_fp32_weights and 'f32' or compute
+      end
       return {
          comm = self.shard_comm, replicas = self.replicas, dtype = compute, shard_dtype = shard,
-         reduce_dtype = reduce, device = self.device, offload = o.cpu_offload, seed = o.seed,
+         reduce_dtype = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute,
+         device = self.device, offload = o.cpu_offload, seed = o.seed,
          init = o.init,
          pin = o.cpu_offload and o.pin_memory and self.device == 'cuda',
          full = o.strategy == 'optim_grads_params',
@@ -133,23 +128,19 @@ local function set_policy(self)
    end
 end
 
-local function units_text(list)
-   local names = {}
-   for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
-   return table.concat(names, '\n')
-end
-
 -- Ranks with data of their own must shard the same model in the same way: a difference would be
 -- replicas that drift apart, or collectives that do not fit. Ranks that hold other parts of the
 -- parameters must have the same options and configuration.
 local function check_agreed(self, model, list)
-   local o, part = self.opts, self.data_comm.id
+   local o, part, names = self.opts, self.data_comm.id, {}
+   for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
    agree.check(self.comm, op, 'E_ARG', {
       { 'options', options.text(o), 'shown' }, { 'seeds', tostring(o.seed) },
       { 'configurations', canonical(model.config) },
       { 'parameters', fingerprint.parameters(model), 'lines', among = part },
       { 'modules', fingerprint.structure(model), 'lines', among = part },
-      { 'units', units_text(list), among = part }, { 'devices', tostring(self.device), 'shown' },
+      { 'units', table.concat(names, '\n'), among = part },
+      { 'devices', tostring(self.device), 'shown' },
       { 'values', function() return fingerprint.values(model:parameters()) end, among = part },
    }, model)
 end

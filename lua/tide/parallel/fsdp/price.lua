@@ -10,15 +10,8 @@ local signature = require 'tide.util.signature'
 
 local price = {}
 
--- Adds the gradients of bucket b. unreduced: micro-batches add whole ones up before the reduction.
-local function add_gradients(sum, b, rank, unreduced, block)
-   local bytes = b.layout.counts[rank + 1] * bytes_of(b.grad_dtype)
-   sum.kept = sum.kept + block(bytes)
-   if unreduced then bytes = math.max(bytes, b.layout.total * bytes_of(b.sum_dtype)) end
-   sum.gradients = sum.gradients + bytes
-end
-
--- Adds what rank `rank` keeps of bucket b.
+-- Adds what rank `rank` keeps of bucket b. unreduced: micro-batches add whole gradients up before
+-- the reduction.
 local function add_kept(sum, b, rank, state_bytes, unreduced, block)
    local o, n = b.opts, b.comm.size
    local compute, shard = bytes_of(o.dtype), bytes_of(o.shard_dtype)
@@ -32,7 +25,10 @@ local function add_kept(sum, b, rank, state_bytes, unreduced, block)
       if b.full then sum.gathered = sum.gathered + whole end
    end
    if not b:wants_grad() then return end
-   add_gradients(sum, b, rank, unreduced, block)
+   local bytes = count * bytes_of(b.grad_dtype)
+   sum.kept = sum.kept + block(bytes)
+   if unreduced then bytes = math.max(bytes, b.layout.total * bytes_of(b.sum_dtype)) end
+   sum.gradients = sum.gradients + bytes
    for _, p in ipairs(b.layout.pieces[rank + 1]) do
       local each = state_bytes
       if type(each) == 'function' then
@@ -78,8 +74,6 @@ local function with_backward(sharded)
    return set
 end
 
-local function as_asked(n) return n end
-
 -- The cost of a Sharded. Returns bytes: parameters, gradients (at most: shards, or the whole ones
 -- of micro-batches that are reduced at the last), optimizer, kept (the three between steps, each
 -- tensor rounded by block), unit (the largest unit gathered), stays (what reshard_after_forward = k
@@ -87,7 +81,7 @@ local function as_asked(n) return n end
 -- a step: { gather, reduce, replicas }.
 function price.sharded(sharded, opts)
    local op = 'parallel.fsdp.price'
-   local o, micro, block = sharded.opts, opts.micro, opts.block or as_asked
+   local o, micro, block = sharded.opts, opts.micro, opts.block or function(n) return n end
    err.number(op, 'result of block', (block(1)), 0)
    err.integer(op, 'rank', opts.rank or sharded.shard_comm.rank, 0, sharded.shard_comm.size - 1)
    local sum = { parameters = 0, gradients = 0, optimizer = 0, kept = 0, unit = 0, stays = 0,

@@ -29,15 +29,7 @@ function units.each_layer(module, fn, path)
    end
 end
 
-local function by_layers(model)
-   local list = {}
-   units.each_layer(model, function(m, path, i, n)
-      list[#list + 1] = { name = path, modules = { m }, is_last = i == n }
-   end)
-   return list
-end
-
--- Neighbours of a layer list joined until they have at least `least` parameters.
+-- Neighbours of a layer list joined until they have at least `least` parameters; 0: each alone.
 local function by_size(model, least)
    local list, open = {}, nil
    units.each_layer(model, function(m, path, i, n)
@@ -88,7 +80,7 @@ end
 
 -- how: nil (layer lists), a list of class names or classes, or a least number of parameters.
 function units.choose(model, how)
-   if how == nil then return by_layers(model) end
+   if how == nil then return by_size(model, 0) end
    if type(how) == 'number' then return by_size(model, err.integer(op, 'units', how, 1)) end
    err.type(op, 'units', how, 'table')
    if #how == 0 then err.arg(op, 'units', 'at least one class', how) end
