@@ -236,8 +236,8 @@ function tp_plans.plan_for(model, opts)
    local plan
    if not opts.declared then plan = tp_plans.decoder(model) end
    if not plan then
-      local declared = tp_plans.class_plan(model) or rawget(model, '_tp_plan')
-      err.raise_if(sequence and not tp_plans.body(model) and declared, 'E_ARG', op,
+      err.raise_if(sequence and not tp_plans.body(model)
+         and (tp_plans.class_plan(model) or rawget(model, '_tp_plan')), 'E_ARG', op,
          'sequence_parallel is not supported in HF tp plan of a model that is no decoder of a '
          .. 'known form')
       plan = tide.parallel.get_hf_tp_shard_plan(model)
