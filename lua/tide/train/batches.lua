@@ -12,9 +12,8 @@ local batches = {}
 function batches.settled(op, name, b)
    err.type(op, name, b, 'table')
    if b.count ~= nil then err.number(op, name .. '.count', b.count, 0) end
-   if not tide.is_tensor(b.labels) and (b.labels ~= nil or b.count == nil) then
-      err.arg(op, name .. '.labels', 'a tensor', b.labels)
-   end
+   err.arg_if(not tide.is_tensor(b.labels) and (b.labels ~= nil or b.count == nil), op,
+      name .. '.labels', 'a tensor', b.labels)
    if tide.is_tensor(b.labels) and b.labels:numel() == 0 then
       err.raise('E_SHAPE', op, "argument '%s.labels': expected at least one row of tokens, got "
          .. '[%s]', name, table.concat(b.labels.shape, ', '))

@@ -48,14 +48,6 @@ local function seal(op, folder, name)
    return { size = fs.size(path), xxh64 = fs.hash(op, path) }
 end
 
--- more: descriptions of files that others have sealed.
-local function write_manifest(op, folder, names, step, more)
-   local manifest = { version = verify.version, step = step, files = more or {} }
-   for _, name in ipairs(names) do manifest.files[name] = seal(op, folder, name) end
-   fs.write_json(op, fs.join(folder, 'manifest.json'), manifest)
-   fs.io().fsync_dir(folder)
-end
-
 -- Names of the published checkpoints below `out`, oldest first.
 function checkpoint.list(out) return run_folder.list('train.checkpoint.list', out) end
 
@@ -83,7 +75,7 @@ end
 -- The files of rank 0 and the publication. job: out, staged, step, plain and config (JSON as text),
 -- index (nil: the tensors are whole); lists: what the ranks have sealed.
 local function complete(op, job, lists)
-   local names, more = { 'state.json' }, {}
+   local names, sealed = { 'state.json' }, {}
    fs.write(op, fs.join(job.staged, 'state.json'), job.plain)
    for _, name in ipairs { 'index', 'config' } do
       if job[name] then
@@ -92,8 +84,11 @@ local function complete(op, job, lists)
          fs.write(op, fs.join(job.staged, file), job[name])
       end
    end
-   for _, list in ipairs(lists) do copy(list, more) end
-   write_manifest(op, job.staged, names, job.step, more)
+   for _, list in ipairs(lists) do copy(list, sealed) end
+   for _, name in ipairs(names) do sealed[name] = seal(op, job.staged, name) end
+   fs.write_json(op, fs.join(job.staged, 'manifest.json'),
+      { version = verify.version, step = job.step, files = sealed })
+   fs.io().fsync_dir(job.staged)
    local folder = run_folder.publish(op, job.out, job.staged, checkpoint.name(job.step))
    if job.keep then run_folder.retain(op, job.out, job.keep, job.spare) end
    return folder
@@ -147,9 +142,8 @@ local function check_saved(op, saved)
       local list = (saved.pieces or saved)[kind]
       local what = (saved.pieces and 'saved.pieces.' or 'saved.') .. kind
       for name, t in each(err.type(op, what, list, 'table')) do
-         if not tide.is_tensor(saved.pieces and type(t) == 'table' and t.t or t) then
-            err.arg(op, ('%s[%s]'):format(what, err.show(name)), 'a tensor', t)
-         end
+         err.arg_if(not tide.is_tensor(saved.pieces and type(t) == 'table' and t.t or t), op,
+            ('%s[%s]'):format(what, err.show(name)), 'a tensor', t)
       end
    end
 end
@@ -275,23 +269,19 @@ local function open_store(op, folder, manifest)
    end)
 end
 
-local function has_optim(manifest)
-   return manifest.files['optim.safetensors'] or manifest.files[store.index_name]
-end
-
 -- Loads a checkpoint, or the newest of a run's folder. Returns what train.state.collect gave.
 function checkpoint.load(where, opts)
    local op = 'train.checkpoint.load'
    local folder = checkpoint.find(where)
    local manifest = checkpoint.verify(folder, opts.lazy)
    local saved = { folder = folder, plain = verify.plain(op, folder) }
-   err.raise_if(not opts.model_only and not has_optim(manifest), 'E_FORMAT', op,
-      '%s has no optimiser state', folder)
-   local names
+   local index, names = manifest.files[store.index_name], nil
+   err.raise_if(not opts.model_only and not index and not manifest.files['optim.safetensors'],
+      'E_FORMAT', op, '%s has no optimiser state', folder)
    if opts.lazy then
       saved.store = open_store(op, folder, manifest)
       names = saved.store:names 'model'
-   elseif manifest.files[store.index_name] then
+   elseif index then
       local from = open_store(op, folder, manifest)
       saved.model = from:all('model', opts.device)
       saved.optim = not opts.model_only and from:all('optim', opts.device) or nil

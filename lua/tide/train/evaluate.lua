@@ -112,13 +112,11 @@ local function over(values, texts, length)
    return out
 end
 
-local function byte_length(text) return #text end
-
 -- Values of an item's choices, with what each rule chooses.
 local function judge(item, values)
    return { values = values, answer = item.answer, acc = best(values),
       acc_norm = best(over(values, item.choices, utf.length)),
-      acc_bytes = best(over(values, item.choices, byte_length)) }
+      acc_bytes = best(over(values, item.choices, string.len)) }
 end
 
 -- Mean of what is right, and the standard error of it, nil for one item.

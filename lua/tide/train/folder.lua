@@ -200,26 +200,14 @@ end
 
 -- ---- going on from an earlier checkpoint -------------------------------------------------------
 
-local function after(op, out, step)
-   local list = {}
-   for _, name in ipairs(folder.list(op, out)) do
-      if tonumber(name:match '%d+') > step then list[#list + 1] = name end
-   end
-   return list
-end
-
--- The name of the next folder for checkpoints that are set aside.
-local function next_aside(out)
-   local n = 1
-   while fs.is_present(fs.join(out, 'aside-' .. n)) do n = n + 1 end
-   return fs.join(out, 'aside-' .. n)
-end
-
 -- The run in `out` goes on from `step`: moves its later checkpoints, with a copy of the metrics,
 -- into a run folder of their own. Returns that folder; nil if there are no later ones, or if `step`
 -- is what LATEST names. After a kill in between, the next call goes on with it.
 function folder.set_aside(op, out, step)
-   local later, aside = after(op, out, step), fs.join(out, '.aside')
+   local later, aside, n = {}, fs.join(out, '.aside'), 1
+   for _, name in ipairs(folder.list(op, out)) do
+      if tonumber(name:match '%d+') > step then later[#later + 1] = name end
+   end
    local begun = fs.is_dir(aside)
    if not begun and (#later == 0 or folder.latest(op, out) == folder.name(step)) then return nil end
    local metrics, copy = fs.join(out, 'metrics.jsonl'), fs.join(aside, 'metrics.jsonl')
@@ -233,7 +221,8 @@ function folder.set_aside(op, out, step)
       return nil
    end
    fs.write(op, fs.join(aside, 'LATEST'), later[#later] .. '\n')
-   local final = next_aside(out)
+   while fs.is_present(fs.join(out, 'aside-' .. n)) do n = n + 1 end
+   local final = fs.join(out, 'aside-' .. n)
    fs.io().rename(aside, final)
    return final
 end

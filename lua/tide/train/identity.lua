@@ -28,10 +28,6 @@ local function sampled(path)
    return chain
 end
 
-local function is_weights(name)
-   return name:find '%.safetensors$' and not name:find '^optim'
-end
-
 -- Returns the identity of the model in dir: a published folder, a checkpoint or a run, which stands
 -- for its newest checkpoint. E_IO where no weights lie there.
 function M.of(dir)
@@ -41,7 +37,7 @@ function M.of(dir)
       local path = fs.join(dir, name)
       if name == 'config.json' then
          list[#list + 1] = name .. fs.hash(op, path)
-      elseif is_weights(name) then
+      elseif name:find '%.safetensors$' and not name:find '^optim' then
          list[#list + 1], count = name .. sampled(path), count + 1
       end
    end

@@ -150,10 +150,9 @@ local function check_out(self)
    local step = require('tide.train.checkpoint').step_in(opt.out)
    err.usage_if(not step and fs.exists(fs.join(opt.out, 'config.json')), self.name, '--out %s '
       .. 'holds a published model, which a run would be mixed with; choose another --out', opt.out)
-   if step and not opt.resume and not opt.overwrite and not is_restart(opt) then
-      err.usage(self.name, '%s holds a run at step %d; add --resume, or choose another --out, or '
-         .. '--overwrite', opt.out, step)
-   end
+   err.usage_if(step and not opt.resume and not opt.overwrite and not is_restart(opt), self.name,
+      '%s holds a run at step %d; add --resume, or choose another --out, or --overwrite', opt.out,
+      step)
 end
 
 -- ---- what is settled before any work -----------------------------------------------------------
@@ -269,16 +268,13 @@ function Job:print(fmt, ...)
    if self.first then io.stdout:write(select('#', ...) > 0 and fmt:format(...) or fmt, '\n') end
 end
 
-local function gpus_text(self)
-   if self.opt.device ~= 'cuda' then return '' end
-   return self.world.transport == 'nccl' and ', a GPU each, over NCCL' or ', all on one GPU'
-end
-
 local function tell(self, corpus, plan)
    local opt, log, n = self.opt, self.log, self.world.size
+   local gpus = opt.device ~= 'cuda' and ''
+      or self.world.transport == 'nccl' and ', a GPU each, over NCCL' or ', all on one GPU'
    log:once('%d file%s, %d training tokens; %d parameters (%s); %d rank%s', corpus.files,
       corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, n,
-      n == 1 and '' or 's: ' .. plan:axes_text() .. gpus_text(self))
+      n == 1 and '' or 's: ' .. plan:axes_text() .. gpus)
    if not opt.resume and not is_restart(opt) then return end
    local checkpoint = require 'tide.train.checkpoint'
    local kept = #checkpoint.list(opt.out)

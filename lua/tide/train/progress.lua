@@ -13,16 +13,14 @@ local progress = {}
 local Progress = {}
 Progress.__index = Progress
 
-local function terminal()
-   local ok, edit = pcall(require, 'tide.ffi.edit')
-   if ok and edit.isatty(2) then return true, edit.columns() end
-   return false, 80
-end
-
 -- Begins the line of a run.
 function progress.new(opts)
    local tty, columns = opts.tty, opts.columns
-   if tty == nil then tty, columns = terminal() end
+   if tty == nil then
+      local ok, edit = pcall(require, 'tide.ffi.edit')
+      tty = ok and edit.isatty(2) or false
+      columns = tty and edit.columns() or nil
+   end
    local clock = opts.clock or os.time
    return setmetatable({
       steps = opts.steps, start = opts.start, every = opts.every, tty = tty,
@@ -40,9 +38,7 @@ end
 -- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 1.2M tokens | 12.3k tok/s | 1.2 GiB"
 function progress.fields(r)
    for _, k in ipairs { 'loss', 'grad_norm', 'lr', 'tokens_per_second', 'memory_bytes' } do
-      if type(r[k]) ~= 'number' then
-         err.arg('train.progress.fields', 'r.' .. k, 'a number', r[k])
-      end
+      err.arg_if(type(r[k]) ~= 'number', 'train.progress.fields', 'r.' .. k, 'a number', r[k])
    end
    local parts = { ('loss %.4f'):format(r.loss) }
    if r.val_loss then parts[#parts + 1] = ('val loss %.4f'):format(r.val_loss) end

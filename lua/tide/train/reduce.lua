@@ -45,22 +45,15 @@ function reduce.micro_loss(self, batch, count)
    return (tide.scope(function() return reduce.whole_loss(self, batch, count) end))
 end
 
--- The numbers of tensors of one element, in one read: the host waits for the device once.
-local function numbers_of(list)
-   if #list == 1 then return { list[1]:item() } end
-   return tide.no_grad(function()
-      local flat = {}
-      for i, t in ipairs(list) do flat[i] = t:to 'f64':reshape(1) end
-      return tide.cat(flat, 1):tolist()
-   end)
-end
-
--- Reads the losses of this rank's micro-batches and what stands behind them in the list; returns
--- the sum of the losses, and the rest.
+-- Reads the losses of this rank's micro-batches and what stands behind them in the list, at once:
+-- the host waits for the device once. Returns the sum of the losses, and the rest.
 function reduce.read(losses, ...)
    local list, n, sum = { unpack(losses) }, #losses, 0
    for _, t in ipairs { ... } do list[#list + 1] = t end
-   local numbers = numbers_of(list)
+   local numbers = #list == 1 and { list[1]:item() } or tide.no_grad(function()
+      for i, t in ipairs(list) do list[i] = t:to 'f64':reshape(1) end
+      return tide.cat(list, 1):tolist()
+   end)
    for i = 1, n do sum = sum + numbers[i] end
    return sum, unpack(numbers, n + 1)
 end

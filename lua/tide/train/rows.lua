@@ -25,17 +25,13 @@ end
 
 local function rope_type(rope) return rope and (rope.scaling.rope_type or rope.scaling.type) end
 
--- Most tokens that a model reads together: its positions, times the factor of dynamic scaling.
-local function longest(model)
-   local n, rope = model.config.max_position_embeddings or math.huge, varying_rope(model)
-   return rope_type(rope) == 'dynamic' and math.floor(n * rope.scaling.factor) or n
-end
-
 -- Returns the columns of a model. context: most tokens of a row, by default those that the model
--- was made for; device: of the model.
+-- was made for (its positions, times the factor of dynamic scaling); device: of the model.
 function rows.new(model, context, device)
-   return setmetatable({ model = model, context = context or longest(model), device = device,
-      rope = varying_rope(model) }, Rows)
+   local n, rope = model.config.max_position_embeddings or math.huge, varying_rope(model)
+   if rope_type(rope) == 'dynamic' then n = math.floor(n * rope.scaling.factor) end
+   return setmetatable({ model = model, context = context or n, device = device, rope = rope },
+      Rows)
 end
 
 -- Raises unless ids is a list of at least one id below vocab (nil: of any size).
@@ -49,12 +45,6 @@ end
 
 -- Whether the model takes rows of different lengths in one call.
 function rows.takes_ragged(model) return class.is(model, causal_lm) and not varying_rope(model) end
-
-local function new_caches(model)
-   local caches = {}
-   for i = 1, model.config.num_hidden_layers do caches[i] = {} end
-   return caches
-end
 
 -- ---- taking up earlier tokens ------------------------------------------------------------------
 
@@ -139,7 +129,8 @@ function Rows:begin(lists)
       end
       return self:advance { rest }
    end
-   self.caches, self.width, self.index, self.leads = new_caches(self.model), 0, nil, nil
+   self.caches, self.width, self.index, self.leads = {}, 0, nil, nil
+   for i = 1, self.model.config.num_hidden_layers do self.caches[i] = {} end
    self.fed = #lists == 1 and {} or nil
    local most, least = 0, math.huge
    for _, list in ipairs(lists) do most, least = math.max(most, #list), math.min(least, #list) end

@@ -42,11 +42,6 @@ options.rows = {
    'on_save: function? -- called with (run, folder)',
 }
 
-local function check_parts(op, o)
-   err.arg_if(o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu, op, 'sampler',
-      'one that knows the documents of val (val_cu), or no val', o.sampler)
-end
-
 -- Ids that the model does not have would end the run at the step that meets one.
 local function check_ids(op, o)
    local config = type(o.model.config) == 'table' and o.model.config or {}
@@ -69,7 +64,8 @@ end
 
 -- Completes the options of a run.
 function options.settle(op, o)
-   check_parts(op, o)
+   err.arg_if(o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu, op, 'sampler',
+      'one that knows the documents of val (val_cu), or no val', o.sampler)
    o.comm, o.ctx = o.comm or dist.world(), o.ctx or tide.default()
    check_ids(op, o)
    settle_resume(op, o)

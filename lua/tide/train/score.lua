@@ -37,13 +37,6 @@ end
 
 -- ---- rows --------------------------------------------------------------------------------------
 
--- The last n ids of a context and a continuation.
-local function last_of(context, continuation, n)
-   local out = dims.slice(context, math.max(0, #context + #continuation - n) + 1)
-   for _, id in ipairs(continuation) do out[#out + 1] = id end
-   return out
-end
-
 local function check_request(q, r, seq, vocab)
    local op, name = 'train.score.loglikelihood', ('requests[%d]'):format(r)
    err.type(op, name, q, 'table')
@@ -60,15 +53,16 @@ local function rows_of(requests, seq, vocab)
    local rows, by_key = {}, {}
    for r, q in ipairs(requests) do
       check_request(q, r, seq, vocab)
-      local ids = last_of(q.context, q.continuation, seq + 1)
-      ids[#ids] = nil
+      local n = #q.continuation
+      local ids = dims.slice(q.context, math.max(0, #q.context + n - seq - 1) + 1)
+      for i = 1, n - 1 do ids[#ids + 1] = q.continuation[i] end
       local key = table.concat(ids, ' ')
       local row = by_key[key]
       if not row then
          row = { ids = ids, parts = {}, order = r }
          rows[#rows + 1], by_key[key] = row, row
       end
-      row.parts[#row.parts + 1] = { request = r, first = #ids - #q.continuation }
+      row.parts[#row.parts + 1] = { request = r, first = #ids - n }
    end
    return rows
 end

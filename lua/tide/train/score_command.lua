@@ -147,19 +147,15 @@ local function show_choices(opt, work)
    end
 end
 
-local function run(opt)
+-- Runs the command under a name, `score` or that of the recipe, with the words of its command line.
+return function(name, ...)
+   local opt = args.parse(name .. ': score text or answer questions with a model', options, { ... })
+   if not opt then return end
    local tide = require 'tide'
+   opt.op = name
    if opt.threads > 0 then tide.default():set_nthread(opt.threads) end
    local work = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
       'E_UNSUPPORTED' }, compute, tide, opt)
    if tide.comm.world().rank > 0 then return end
    if work.items then show_choices(opt, work) else show_text(tide, opt, work) end
-end
-
--- Runs the command under a name, `score` or that of the recipe, with the words of its command line.
-return function(name, ...)
-   local opt = args.parse(name .. ': score text or answer questions with a model', options, { ... })
-   if not opt then return end
-   opt.op = name
-   run(opt)
 end

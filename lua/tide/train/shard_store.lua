@@ -23,17 +23,8 @@ local version = 1
 
 -- ---- writing ---------------------------------------------------------------------------------
 
-local function text_of(item)
-   return item.name .. '|' .. table.concat(item.offset, ',') .. '|' .. table.concat(item.size, ',')
-end
-
 local function file_of(kind, rank, nrank)
    return ('%s-%05d-of-%05d.safetensors'):format(kind, rank, nrank)
-end
-
-local function described(item)
-   return { name = item.name, dtype = item.t.dtype, shape = item.shape, offset = item.offset,
-      size = item.size }
 end
 
 -- The boxes of item that none of `held` has, boxes that do not overlap. (Tensor-parallel ranks hold
@@ -60,24 +51,21 @@ local function add_piece(row, item, box, file)
    return name
 end
 
--- The part of item.t in a box of the whole.
-local function cut(item, box)
-   return dims.view(item.t, box.offset, box.size, item.offset):contiguous()
-end
-
 -- Index of a kind from what all ranks hold, and what this rank writes: name -> tensor. mine: the
 -- items of this rank with their tensors.
 local function plan_kind(comm, kind, all, mine)
    local index, file, seen, array = {}, {}, {}, fs.io().json.array
    for rank = 0, comm.size - 1 do
       for i, item in ipairs(all[rank + 1][kind]) do
-         local key = text_of(item)
+         local key = ('%s|%s|%s'):format(item.name, dims.text(item.offset), dims.text(item.size))
          local row = index[item.name] or { dtype = item.dtype, shape = array(item.shape),
             pieces = array {} }
          index[item.name] = row
          for _, box in ipairs(seen[key] and {} or rest_of(item, row.pieces)) do
             local name = add_piece(row, item, box, file_of(kind, rank, comm.size))
-            if rank == comm.rank then file[name] = cut(mine[i], box) end
+            if rank == comm.rank then
+               file[name] = dims.view(mine[i].t, box.offset, box.size, item.offset):contiguous()
+            end
          end
          seen[key] = true
       end
@@ -91,7 +79,10 @@ function store.plan(comm, pieces)
    local mine = {}
    for _, kind in ipairs { 'model', 'optim' } do
       mine[kind] = {}
-      for i, item in ipairs(pieces[kind]) do mine[kind][i] = described(item) end
+      for i, item in ipairs(pieces[kind]) do
+         mine[kind][i] = { name = item.name, dtype = item.t.dtype, shape = item.shape,
+            offset = item.offset, size = item.size }
+      end
    end
    local all = comm:all_gather_object(mine)
    local index, files = { version = version, ranks = comm.size }, {}

@@ -82,22 +82,16 @@ local function pieces_of(sharded, wants, optim, kept)
    return { model = model, optim = moments }
 end
 
--- Update counts of the parameters of all ranks.
-local function all_counts(comm, counts)
-   local all = {}
-   for _, list in ipairs(comm:all_gather_object(counts)) do copy(list, all) end
-   return all
-end
-
 local function all_names() return true end
 
 -- Model and optimiser of a run: whole, or as pieces.
 local function tensors_of(run)
    local moments, meta = run.optim:state_dict()
    if not run.parallel then return { model = run.model:state_dict(), optim = moments }, meta end
-   meta.counts = all_counts(run.parallel.comm, meta.counts)
-   return { pieces = pieces_of(run.parallel, all_names, run.optim, moments),
-      comm = run.parallel.comm }, meta
+   local comm, counts = run.parallel.comm, {}
+   for _, list in ipairs(comm:all_gather_object(meta.counts)) do copy(list, counts) end
+   meta.counts = counts
+   return { pieces = pieces_of(run.parallel, all_names, run.optim, moments), comm = comm }, meta
 end
 
 -- The random numbers of a run are those of its context, the state's own unless it names one.

@@ -31,13 +31,6 @@ local step = {}
 local Step = {}
 Step.__index = Step
 
--- A model of one's own must say what its loss is.
-local function check_loss(op, model, loss)
-   if loss or type(model.loss) == 'function' then return end
-   err.arg(op, 'model', 'a model with a method loss(ids, labels, { count = n }), which returns the '
-      .. 'sum of the losses of its labels divided by n', model)
-end
-
 -- Makes a step. Captured, it is one launch of a CUDA graph from the second on, with the same
 -- numbers; batches must keep their shapes and counts; several ranks need NCCL between them and
 -- record together. Collective. E_STATE: ranks differ in clip, in the options of optimiser or loss
@@ -47,7 +40,9 @@ end
 function step.new(opts)
    local op = 'train.step.new'
    local sharded, comm = opts.parallel, opts.comm or dist.world()
-   check_loss(op, opts.model, opts.loss)
+   err.arg_if(not opts.loss and type(opts.model.loss) ~= 'function', op, 'model', 'a model with a '
+      .. 'method loss(ids, labels, { count = n }), which returns the sum of the losses of its '
+      .. 'labels divided by n', opts.model)
    replicas.check_cut(op, opts)
    local self = setmetatable({
       model = opts.model, optim = opts.optim, parallel = sharded,
@@ -61,23 +56,17 @@ function step.new(opts)
    return self
 end
 
--- Enqueues forward, backward and the sums over ranks. Returns the losses on the device, with
--- several ranks their sum, and what both are larger by.
-local function enqueue(self, batches, lr)
-   local count, whole = replicas.counted(self, batches, lr)
-   local means = self.parallel and self.parallel:gradient_divisor() or 1
-   local run = self.parallel and reduce.sharded_micros or reduce.micros
-   local losses, loss = run(self, whole, count / means)
-   return losses, loss, means
-end
-
 -- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what
 -- is not finite, by rank and name. meanwhile: called when forward and backward are enqueued, before
 -- the host waits for their results.
 function Step:run(batches, meanwhile)
    if self.captured then return captured.run(self, batches, meanwhile) end
    local lr = err.number('train.step', 'lr', self.optim:next_lr(), 0)
-   local losses, loss, means = enqueue(self, batches, lr)
+   local count, whole = replicas.counted(self, batches, lr)
+   local means = self.parallel and self.parallel:gradient_divisor() or 1
+   local enqueue = self.parallel and reduce.sharded_micros or reduce.micros
+   -- losses on the device, and with several ranks their sum; larger by means
+   local losses, loss = enqueue(self, whole, count / means)
    local norm, factor = reduce.norm_of(self)
    local grad_norm
    if meanwhile then meanwhile() end

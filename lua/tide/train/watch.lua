@@ -12,13 +12,9 @@ local watch = {}
 
 -- ---- reading -----------------------------------------------------------------------------------
 
-local function metrics_of(path)
-   return path:find '%.jsonl$' and path or fs.join(path, 'metrics.jsonl')
-end
-
 -- The records of a run, in order. path: its folder, or the file. E_IO: it has no metrics.
 function watch.read(op, path)
-   local list, file = {}, metrics_of(path)
+   local list, file = {}, path:find '%.jsonl$' and path or fs.join(path, 'metrics.jsonl')
    err.raise_if(not fs.exists(file), 'E_IO', op, '%s holds no run: it has no metrics.jsonl', path)
    for line in fs.read(op, file):gmatch '[^\n]+' do
       list[#list + 1] = metric.parse(line)
