@@ -293,17 +293,13 @@ function Objective:take(comm, which)
       ce = self.opts.alpha < 1 and all[3] / all[1] or nil }
 end
 
-local function check_teacher(op, opts)
-   local t = opts.teacher
+-- Makes the loss of a step, which is called as objective(model, batch, { count = labels }).
+function distil.objective(opts)
+   local op, t = 'nn.distil.objective', opts.teacher
    err.raise_if(t and type(t.with_head) ~= 'function', 'E_ARG', op, 'teacher: expected a model of '
       .. 'tide.model')
    err.raise_if(t and spread.of(t).tp, 'E_UNSUPPORTED', op, 'the teacher is cut over ranks (tp); '
       .. 'shard it with fully_shard over all of them')
-end
-
--- Makes the loss of a step, which is called as objective(model, batch, { count = labels }).
-function distil.objective(opts)
-   check_teacher('nn.distil.objective', opts)
    return setmetatable({ opts = opts, sums = { train = new_sums(), val = new_sums() } }, Objective)
 end
 

@@ -214,15 +214,6 @@ end
 
 -- ---- doors -------------------------------------------------------------------------------------
 
-local function check_ranks(list, rank)
-   for _, entry in ipairs(list) do
-      local most = math.min(entry.m.nin, entry.m.nout)
-      err.raise_if(rank > most, 'E_ARG', op, "rank: %d is larger than '%s' (%d -> %d) allows; give "
-         .. 'at most %d, or leave the layer out of targets', rank, entry.path, entry.m.nin,
-         entry.m.nout, most)
-   end
-end
-
 -- Gives the Linear layers that `targets` names adapters, and freezes everything else. Returns
 -- model.adapter: { rank, alpha, dropout, rslora, dora, modules (their paths) }. E_STATE: the model
 -- has adapters, or is spread over ranks already.
@@ -231,7 +222,12 @@ function lora.attach(model, opts)
       .. 'and remove them first, or go on with them')
    spread.check_whole(op, model, 'attach adapters first')
    local list = chosen(model, opts.targets)
-   check_ranks(list, opts.rank)
+   for _, entry in ipairs(list) do
+      local most = math.min(entry.m.nin, entry.m.nout)
+      err.raise_if(opts.rank > most, 'E_ARG', op, "rank: %d is larger than '%s' (%d -> %d) allows; "
+         .. 'give at most %d, or leave the layer out of targets', opts.rank, entry.path,
+         entry.m.nin, entry.m.nout, most)
+   end
    local adapter = { rank = opts.rank, alpha = opts.alpha or 2 * opts.rank, dropout = opts.dropout,
       rslora = opts.rslora, dora = opts.dora, modules = {} }
    local o = { scale = low_rank.scale(adapter), dropout = opts.dropout, dora = opts.dora,

@@ -86,15 +86,6 @@ local function pair(op, name, v, least)
    return v
 end
 
-local function sizes(self, opts)
-   self.dim, self.head_dim, self.groups = opts.dim, opts.head_dim, opts.groups
-   self.heads = opts.heads or opts.expand * opts.dim / self.head_dim
-   self.state, self.taps, self.chunk = opts.state, opts.conv, opts.chunk
-   self.per_channel_D = opts.per_channel_D
-   self.inner_dim = self.heads * self.head_dim
-   self.conv_dim = self.inner_dim + 2 * self.groups * self.state
-end
-
 local function check_limit(op, limit)
    if limit == nil then return nil end
    local lo, hi = limit[1] or 0, limit[2] or math.huge
@@ -123,7 +114,12 @@ end
 function Mamba2:init(opts)
    local op = 'nn.Mamba2'
    Module.init(self)
-   sizes(self, opts)
+   self.dim, self.head_dim, self.groups = opts.dim, opts.head_dim, opts.groups
+   self.heads = opts.heads or opts.expand * opts.dim / self.head_dim
+   self.state, self.taps, self.chunk = opts.state, opts.conv, opts.chunk
+   self.per_channel_D = opts.per_channel_D
+   self.inner_dim = self.heads * self.head_dim
+   self.conv_dim = self.inner_dim + 2 * self.groups * self.state
    self.dt_limit = check_limit(op, opts.dt_limit)
    self:child('in_proj', Linear(self.dim, self.inner_dim + self.conv_dim + self.heads,
       Module.inner(opts, { bias = opts.bias, std = opts.std })))

@@ -21,19 +21,13 @@ local spread = require 'tide.nn.spread'
 
 local nf4 = {}
 
--- Sizes of the two buffers of n numbers.
-local function sizes(n)
-   local blocks = math.ceil(n / 64)
-   return math.ceil(n / 2) + blocks, 1 + math.ceil(blocks / 256)
-end
-
 -- Puts codes of W, or on the null device their shapes, in place of a layer's weight.
 local function quantise_layer(m, W)
    local codes, scale
    if W.device == 'null' then
-      local n, k = sizes(W:numel())
-      codes = tide.empty({ n }, { dtype = 'u8', device = 'null' })
-      scale = tide.empty({ k }, { dtype = 'f32', device = 'null' })
+      local n, blocks = W:numel(), math.ceil(W:numel() / 64)
+      codes = tide.empty({ math.ceil(n / 2) + blocks }, { dtype = 'u8', device = 'null' })
+      scale = tide.empty({ 1 + math.ceil(blocks / 256) }, { dtype = 'f32', device = 'null' })
    else
       codes, scale = tide.quantize_nf4(W:detach())
    end

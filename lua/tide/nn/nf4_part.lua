@@ -50,18 +50,14 @@ local function boxes_of(layout, rank)
    return list, at
 end
 
--- Whether two numbers of a byte of the whole are two numbers of one byte of the box.
-local function is_even(b)
-   return b.first % 2 == 0 and (b.cols == b.stride or b.cols % 2 == 0 and b.stride % 2 == 0)
-end
-
 -- What Module.tp answers for the weight in NF4 of a Linear layer that is cut along dim. on: as
 -- there; blocks: equal parts of the rows, or lists of their counts.
 function part.answer(m, on, dim, fused)
    local layout = on:layout({ m.nout, m.nin }, dim, fused)
    for rank = 0, on.ranks - 1 do
       for _, b in ipairs(boxes_of(layout, rank)) do
-         if not is_even(b) then
+         -- two numbers of a byte of the whole must be two numbers of one byte of the box
+         if b.first % 2 ~= 0 or b.cols ~= b.stride and (b.cols % 2 ~= 0 or b.stride % 2 ~= 0) then
             on:refuse('a weight [%d, %d] in NF4 keeps two numbers a byte, and tp of %d ranks cuts '
                .. 'it along dim %d at an odd number; take a tp whose parts are even, dp_shard or '
                .. 'cp in its place, or leave out NF4', m.nout, m.nin, on.ranks, dim)

@@ -24,13 +24,6 @@ function preference.by_answer(values, answers, n)
       answers:reshape(answers:numel()), values:reshape(values:numel()):to 'f64')
 end
 
-local function check_pairs(op, named, n)
-   for _, entry in ipairs(named) do
-      err.raise_if(entry[2]:numel() ~= n, 'E_SHAPE', op, '%s: expected a log-probability for each '
-         .. 'of %d pairs, got %d', entry[1], n, entry[2]:numel())
-   end
-end
-
 local kinds = {}
 
 -- -log sigmoid(beta d); with label_smoothing e, -(1 - e) log sigmoid(beta d) - e log sigmoid(-beta
@@ -50,8 +43,11 @@ function kinds.ipo(d, o) return (d - 1 / (2 * o.beta)):square() end
 -- means over the tokens of an answer. The references get no gradient. Returns the loss, and d.
 function preference.dpo(chosen, rejected, ref_chosen, ref_rejected, opts)
    local op, n = 'nn.preference.dpo', chosen:numel()
-   check_pairs(op, { { 'rejected', rejected }, { 'ref_chosen', ref_chosen },
-      { 'ref_rejected', ref_rejected } }, n)
+   for _, entry in ipairs { { 'rejected', rejected }, { 'ref_chosen', ref_chosen },
+      { 'ref_rejected', ref_rejected } } do
+      err.raise_if(entry[2]:numel() ~= n, 'E_SHAPE', op, '%s: expected a log-probability for each '
+         .. 'of %d pairs, got %d', entry[1], n, entry[2]:numel())
+   end
    err.raise_if(opts.kind == 'ipo' and opts.label_smoothing > 0, 'E_ARG', op, 'label_smoothing '
       .. "works only with kind = 'sigmoid'; leave it out")
    local d = (chosen - rejected) - (ref_chosen - ref_rejected):detach()

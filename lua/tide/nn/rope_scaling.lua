@@ -27,13 +27,6 @@ for kind, rows in each(keys) do signature.record('rope_' .. kind, 'a table', row
 
 local kinds = { 'default', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
 
--- The names that a table of a kind may have.
-local function names_of(kind)
-   local names = { 'rope_type', 'type' }
-   for _, row in ipairs(signature.fields('rope_' .. kind)) do names[#names + 1] = row.name end
-   return names
-end
-
 -- The kind of a table rope_scaling, whose fields it checks. op: the name that errors carry.
 function scaling.check(op, s)
    err.type(op, 'rope_scaling', s, 'table')
@@ -42,7 +35,9 @@ function scaling.check(op, s)
    err.choice(op, 'rope_scaling.rope_type', kind, kinds)
    if s.type ~= nil then err.choice(op, 'rope_scaling.type', s.type, { kind }) end
    signature.check(op, 'rope_scaling', s, 'rope_' .. kind)
-   err.options(op .. ': rope_scaling', s, names_of(kind))
+   local names = { 'rope_type', 'type' }
+   for _, row in ipairs(signature.fields('rope_' .. kind)) do names[#names + 1] = row.name end
+   err.options(op .. ': rope_scaling', s, names)
    err.arg_if(kind == 'llama3' and s.high_freq_factor <= s.low_freq_factor, op,
       'rope_scaling.high_freq_factor', 'more than low_freq_factor', s.high_freq_factor)
    return kind
