@@ -129,16 +129,9 @@ end
 
 -- ---- comparing -------------------------------------------------------------------------------
 
-local function digest(text) return require('tide.ffi.io').xxh64(text) end
-
 local function text_of(item)
    if type(item[2]) == 'function' then return item[2]() end
    return item[2]
-end
-
-local function said(item)
-   local text = text_of(item)
-   return { text = item[3] == 'shown' and text or digest(text), among = item.among }
 end
 
 -- Whether what ranks of comm have in common of a model is settled: for them or for more ranks, of
@@ -147,18 +140,6 @@ local function is_settled(comm, model)
    local over = rawget(model, '_settled')
    return over ~= nil and (over == comm or type(comm.id) == 'string'
       and comm.id:sub(1, #over.id + 1) == over.id .. '/')
-end
-
--- What is compared before all else: texts of other calls are about other things.
-local function call_item(op)
-   return { 'calls', op, 'shown', hint = 'all ranks must make the same calls in the same order' }
-end
-
--- The groups of item i with the texts themselves, which every rank sends now that they differ.
-local function with_lines(comm, all, i, item)
-   local texts = comm:all_gather_object(text_of(item))
-   for r, row in ipairs(all) do row[i].text = texts[r] end
-   return parted(all, i)
 end
 
 -- Raises on every rank of comm, with one text, if ranks differ in an item. items: a list of {
@@ -174,13 +155,23 @@ function agree.check(comm, op, code, items, model)
       comm)
    if comm.size == 1 or comm.transport == 'sim' or not comm.all_gather_object then return end
    if model and is_settled(comm, model) then return end
-   local asked, mine = { call_item(op), unpack(items) }, {}
-   for i, item in ipairs(asked) do mine[i] = said(item) end
+   -- calls before all else: texts of other calls are about other things
+   local asked, mine = { { 'calls', op, 'shown',
+      hint = 'all ranks must make the same calls in the same order' }, unpack(items) }, {}
+   for i, item in ipairs(asked) do
+      local text = text_of(item)
+      mine[i] = { text = item[3] == 'shown' and text or require('tide.ffi.io').xxh64(text),
+         among = item.among }
+   end
    local all = comm:all_gather_object(mine)
    for i, item in ipairs(asked) do
       local groups = parted(all, i)
       if groups then
-         if item[3] == 'lines' then groups = with_lines(comm, all, i, item) end
+         if item[3] == 'lines' then         -- the texts themselves, now that they differ
+            local texts = comm:all_gather_object(text_of(item))
+            for r, row in ipairs(all) do row[i].text = texts[r] end
+            groups = parted(all, i)
+         end
          refuse(op, i == 1 and 'E_COMM' or code, item, groups)
       end
    end

@@ -20,23 +20,11 @@ local function place_of(comm)
       .. '(/proc/sys/kernel/hostname); set parameter cuda_device on each rank to its GPU')
 end
 
--- What this rank says of itself. given: the GPU that it must take, or -1.
-local function row_of(comm)
-   local count, why = tide.cuda.device_count()
-   if count == 0 then err.raise('E_DEVICE', op, '%s', why) end
-   return { place = place_of(comm), count = count, given = tonumber(tide.param 'cuda_device') }
-end
-
-local function count_places(rows)
-   local n = {}
-   for _, row in ipairs(rows) do n[row.place] = (n[row.place] or 0) + 1 end
-   return n
-end
-
 -- Sets `device` in each row: what was given, else the ranks of a machine take its GPUs in order,
 -- or all of them the only one.
 local function choose(rows)
-   local n, at = count_places(rows), {}
+   local n, at = {}, {}
+   for _, row in ipairs(rows) do n[row.place] = (n[row.place] or 0) + 1 end
    for r, row in ipairs(rows) do
       local i, ranks = at[row.place] or 0, n[row.place]
       at[row.place] = i + 1
@@ -68,7 +56,12 @@ return function(comm, opts)
    opts = err.options(op, opts, { 'library', 'check' })
    comm = dist.comm_of(op, comm)
    if comm.size == 1 or comm.transport == 'nccl' then return comm end
-   local rows = dist.together(comm, op, function() return row_of(comm) end)
+   local rows = dist.together(comm, op, function()
+      local count, why = tide.cuda.device_count()
+      err.raise_if(count == 0, 'E_DEVICE', op, '%s', why)
+      -- given: the GPU that this rank must take, or -1
+      return { place = place_of(comm), count = count, given = tonumber(tide.param 'cuda_device') }
+   end)
    choose(rows)
    tide.param('cuda_device', rows[comm.rank + 1].device)
    local n = distinct(rows)

@@ -15,35 +15,22 @@ local dist = { solo = solo.new }
 
 local world
 
--- The group and rank that the host of this state has handed over, or nil.
-local function given()
-   local host = package.loaded['tide.host']
-   if type(host) ~= 'table' then return nil end
-   return host.group, host.rank
-end
-
--- The ranks of an MPI job, which must be those that the environment names.
-local function join_mpi(here, opts, library)
-   local comm = require('tide.ffi.dist').mpi(opts.ctx, {
-      check = opts.check, timeout = opts.timeout, library = library,
-   })
-   env.check_world(here, comm)
-   return comm
-end
-
 local function join(opts)
-   local how = opts.transport
-   local group, rank = given()
+   local how, host = opts.transport, package.loaded['tide.host']
+   local group = type(host) == 'table' and host.group          -- what the host has handed over
    err.raise_if(how == 'local' and not group, 'E_STATE', 'comm.init', "transport 'local' needs "
       .. 'ranks that are threads: tide run -n N')
    if how ~= 'mpi' and how ~= 'self' and group then
-      return require('tide.ffi.dist').join(opts.ctx, group, rank)
+      return require('tide.ffi.dist').join(opts.ctx, group, host.rank)
    end
    local here = how ~= 'self' and env.detect() or nil
    if how == 'mpi' or here and here.size > 1 then
       local library = opts.library or os.getenv 'TIDE_MPI_LIBRARY'
       if how ~= 'mpi' and not library then env.check_launched(here) end
-      return join_mpi(here, opts, library)
+      local comm = require('tide.ffi.dist').mpi(opts.ctx, { check = opts.check,
+         timeout = opts.timeout, library = library })
+      env.check_world(here, comm)
+      return comm
    end
    return require('tide.ffi.dist').join(opts.ctx, nil, 0)
 end
@@ -80,10 +67,9 @@ end
 -- Sets what world returns: an object with rank, size, all_reduce, broadcast, barrier.
 function dist.set_world(comm)
    for _, name in ipairs(comm.size > 1 and { 'all_reduce', 'broadcast', 'barrier' } or {}) do
-      if type(comm[name]) ~= 'function' then
-         err.arg('comm.set_world', 'comm.' .. name, ('a method, of a communicator of %d ranks (as '
-            .. 'comm.world() or comm.gpus() gives one)'):format(comm.size), comm[name])
-      end
+      err.arg_if(type(comm[name]) ~= 'function', 'comm.set_world', 'comm.' .. name, ('a method, of '
+         .. 'a communicator of %d ranks (as comm.world() or comm.gpus() gives one)'):format(
+         comm.size), comm[name])
    end
    world = comm
    return comm

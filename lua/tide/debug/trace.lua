@@ -12,6 +12,7 @@
 -- shifted so that collectives end at the same time, which they do.
 
 local agree = require 'tide.comm.agree'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -38,12 +39,6 @@ local function calls_of(comm)
          async = h.async }
    end
    return list
-end
-
--- Which run this is, the same on all ranks: the launcher's name for its job where there is one.
-local function run_id()
-   local launch, id = require 'tide.comm.launch', os.getenv 'TIDE_TRACE_RUN'
-   return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
 end
 
 -- Those that ranks of this run meet on: no imagined ranks (a plan is rehearsed on them), and of
@@ -81,8 +76,11 @@ function trace.dump(folder, comms)
    require('tide').default():trace_dump(path)
    local whole = fs.read_json(op, path)
    for _, e in ipairs(whole.traceEvents) do e.pid = rank end
+   -- which run this is, the same on all ranks: the launcher's name for its job where there is one
+   local launch, run = require 'tide.comm.launch', os.getenv 'TIDE_TRACE_RUN'
+   run = ('%s/%d'):format(launch.job_of_launcher() or run or '?', launch.restarts())
    fs.write_json(op, path, {
-      run = run_id(), rank = rank, size = first and first.size or 1, comms = json.array(list),
+      run = run, rank = rank, size = first and first.size or 1, comms = json.array(list),
       clock = read_first_line '/proc/sys/kernel/random/boot_id' or '?',
       traceEvents = json.array(whole.traceEvents),
    })
@@ -108,16 +106,6 @@ signature.record('trace_rank', 'what debug.trace.read returned', {
    'rank: integer in [0, 1048575]', 'size: integer? in [0, 1048576]', 'run: string?',
    'clock: string?', 'comms: trace_comm[]', 'traceEvents: trace_event[]' })
 
--- Files of different runs cannot be laid side by side.
-local function check_one_run(op, folder, list, file_of)
-   local first = list[1]
-   for _, doc in ipairs(list) do
-      err.raise_if(doc.run ~= first.run or doc.size ~= first.size, 'E_FORMAT', op,
-         "'%s' and '%s' in '%s' belong to different runs; remove the files of one run, and use one "
-            .. 'folder for each run', file_of[first.rank], file_of[doc.rank], folder)
-   end
-end
-
 -- Reads the ranks' files in a folder, all of one run, in the order of ranks.
 function trace.read(folder)
    local op, list, file_of = 'debug.trace.read', {}, {}
@@ -140,7 +128,12 @@ function trace.read(folder)
    err.raise_if(#list == 0, 'E_IO', op, "'%s' has no rank*.json; write them with tide run --trace",
       folder)
    table.sort(list, function(a, b) return a.rank < b.rank end)
-   check_one_run(op, folder, list, file_of)
+   local first = list[1]
+   for _, doc in ipairs(list) do         -- files of different runs cannot be laid side by side
+      err.raise_if(doc.run ~= first.run or doc.size ~= first.size, 'E_FORMAT', op,
+         "'%s' and '%s' in '%s' belong to different runs; remove the files of one run, and use one "
+            .. 'folder for each run', file_of[first.rank], file_of[doc.rank], folder)
+   end
    return list
 end
 
@@ -249,15 +242,6 @@ local function lateness(c, seq)
             seconds = times[#times] - times[#times - 1] }
 end
 
--- The numbers of all calls of a communicator, in order.
-local function numbers_of(c)
-   local seen = {}
-   for _, row in ipairs(c.rows) do
-      for seq in each(row.calls) do seen[seq] = true end
-   end
-   return sorted_keys(seen)
-end
-
 -- Returns findings over all communicators: { parted = list (first difference or absence of each),
 -- late = list (longest first), waits = { [rank] = { count, seconds } } }.
 function trace.compare(docs)
@@ -265,7 +249,9 @@ function trace.compare(docs)
    align(docs, comms)
    local parted, late, waits = {}, {}, {}
    for _, c in ipairs(comms) do
-      for _, seq in ipairs(numbers_of(c)) do
+      local made = {}                          -- the numbers of all its calls
+      for _, row in ipairs(c.rows) do copy(row.calls, made) end
+      for _, seq in ipairs(sorted_keys(made)) do
          local bad = difference(c, seq) or absence(c, seq)
          if bad then
             parted[#parted + 1] = bad

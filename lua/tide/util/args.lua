@@ -155,13 +155,6 @@ local function place(result, name, value)
    t[name:match '[^.]+$'] = value
 end
 
-local function read_set(self, text, values)
-   local name, value = text:match '^([%w_%-%.]+)=(.*)$'
-   err.usage_if(not name, 'args', 'option --set: expected name=value, got %q', text)
-   local option = find(self, name)
-   give(option, value, values)
-end
-
 -- Reads the value of the flag at argv[i], which may follow it; also returns the index of the next.
 local function read_truth(option, value, argv, i)
    if value ~= nil then return convert(option, value), i + 1 end
@@ -184,7 +177,9 @@ local function read_common(self, name, value, argv, i, values, more)
    if value == nil then i, value = i + 1, argv[i + 1] end
    if key == 'set' then
       err.usage_if(value == nil, 'args', 'option --set: expected name=value')
-      read_set(self, value, values)
+      local set, to = value:match '^([%w_%-%.]+)=(.*)$'
+      err.usage_if(not set, 'args', 'option --set: expected name=value, got %q', value)
+      give(find(self, set), to, values)
    else
       err.usage_if(value == nil, 'args', 'option --config: expected a file .lua or .json')
       more.config = value
@@ -232,9 +227,8 @@ local function finish(self, values, base)
          if value ~= nil then value = convert(option, value) end
       end
       if value == nil then value = option.default end
-      if value == nil and option.required then
-         err.usage('args', 'option %s is required', flag_of(option.name))
-      end
+      err.usage_if(value == nil and option.required, 'args', 'option %s is required',
+         flag_of(option.name))
       place(result, option.name, value)
    end
    return result
@@ -414,14 +408,12 @@ function args.ids(program, text, n, least)
    local list = {}
    for word in text:gmatch '[^%s,]+' do
       local id = tonumber(word)
-      if not id or id % 1 ~= 0 or id < 0 or id >= n then
-         err.usage(program, "--ids: expected whole numbers below %d, got '%s'", n, word)
-      end
+      err.usage_if(not id or id % 1 ~= 0 or id < 0 or id >= n, program, "--ids: expected whole "
+         .. "numbers below %d, got '%s'", n, word)
       list[#list + 1] = id
    end
-   if #list < least then
-      err.usage(program, '--ids: expected at least %s', least == 1 and 'one id' or 'two ids')
-   end
+   err.usage_if(#list < least, program, '--ids: expected at least %s',
+      least == 1 and 'one id' or 'two ids')
    return list
 end
 
