@@ -40,8 +40,8 @@ function near.best(name, list, also)
    check('best', 'also', also or {}, 'table')
    local best, found, by = math.huge, nil, nil
    for _, item in ipairs(list) do
-      if item:sub(1, #name + 1) == name .. '.' then return item end
       local d = near.distance(name, item)
+      if item:sub(1, #name + 1) == name .. '.' then return item end
       if d < best then best, found = d, item end
    end
    for word, item in each(also or {}) do

@@ -43,11 +43,13 @@ add_llama('llama-long-bf16', 1, 2048, 'bf16', 1.5)
 local sft = { dim = 512, layers = 8, heads = 8, ffn = 1408, vocab = 32000, batch = 2, seq = 1024 }
 
 -- Attention within documents is left out of the work; adapters need no gradients of weights.
--- recompute: a policy of parallel.recompute for our side; the peer keeps its activations.
-local function add_sft(name, dtype, lora, recompute)
+-- recompute: a policy of parallel.recompute for our side; the peer keeps its activations. batch:
+-- rows in place of two, where activations weigh more beside weights and optimiser states.
+local function add_sft(name, dtype, lora, recompute, batch)
    local options = { dtype = dtype, lora = lora, recompute = recompute }
-   local tokens = sft.batch * sft.seq
    for k, v in pairs(sft) do options[k] = v end
+   options.batch = batch or options.batch
+   local tokens = options.batch * sft.seq
    local layers = sft.layers * (4 * sft.dim * sft.dim + 3 * sft.dim * sft.ffn)
    local bf16 = dtype == 'bf16'
    add {
@@ -64,6 +66,7 @@ add_sft('sft-f32', 'f32')
 add_sft('sft-bf16', 'bf16')
 add_sft('sft-f32-recompute', 'f32', nil, 'selective')
 add_sft('sft-bf16-recompute', 'bf16', nil, 'selective')
+add_sft('sft-4-f32-recompute', 'f32', nil, 'selective', 4)
 add_sft('lora-f32', 'f32', 16)
 
 -- ---- generation: one sequence, greedy, with a cache ----

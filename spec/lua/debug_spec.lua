@@ -34,6 +34,19 @@ describe('tide.gradcheck', function()
 end)
 
 describe('debug.nan', function()
+   it('names parameters and gradients that are not finite, in order', function()
+      local m = tide.nn.MLP { dim = 2, hidden = 4, act = 'relu', bias = true }
+      m(tide.ones { 1, 2 }):sum():backward()
+      tide.no_grad(function() m.down_proj.bias:mul_(0 / 0) end)
+      for _, entry in ipairs(m:named_parameters()) do
+         if entry.name == 'up_proj.weight' or entry.name == 'down_proj.bias' then
+            entry.param.grad:mul_(1 / 0):mul_(0)
+         end
+      end
+      assert.same({ 'up_proj.weight (gradient)', 'down_proj.bias', 'down_proj.bias (gradient)' },
+         tide.debug.nan.parameters(m))
+   end)
+
    it('names the innermost module', function()
       local nan = tide.debug.nan
       local m = tide.nn.MLP { dim = 2, hidden = 4, act = 'relu', bias = true }

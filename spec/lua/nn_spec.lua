@@ -407,6 +407,10 @@ describe('nn.MLP, nn.Dropout, nn.Block, nn.Stack', function()
    it('print what they were made with', function()
       assert.matches('p = 0.25', tostring(nn.Dropout(0.25)), 1, true)
       assert.matches('4, eps 1e-05', tostring(nn.LayerNorm(4)), 1, true)
+      local heads = { dim = 8, heads = 2, kv_heads = 1 }
+      assert.matches('^Attention 2 heads of 4, 1 for keys\n', tostring(nn.Attention(heads)))
+      heads.dropout = 0.25
+      assert.matches('1 for keys, dropout 0.25\n', tostring(nn.Attention(heads)), 1, true)
    end)
 
    it('drops while training only', function()

@@ -89,7 +89,7 @@ local with_argument = { sameas = true, divisibleby = true }
 
 local function without_arguments(name, fn)
    return function(rt, v, args)
-      if #args > 0 then wanted(name, args, 0) end
+      wanted(name, args, 0)
       return fn(rt, v)
    end
 end
