@@ -333,6 +333,7 @@ local function open(self)
    self.saved = o.resume and self.step or nil
    self.step_fn = step.new { model = o.model, optim = o.optim, clip = o.clip, comm = o.comm,
       parallel = o.parallel, captured = o.captured, loss = o.loss }
+   options.check_sampler(self.op, o, self.step_fn.groups)
    self.ahead = ahead(o)
    if first and o.out then
       fs.mkdirs(self.op, o.out)
