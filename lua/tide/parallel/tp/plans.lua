@@ -215,6 +215,15 @@ local function has_declared(model)
    return tp_plans.class_plan(model) ~= nil or rawget(model, '_tp_plan') ~= nil
 end
 
+-- Refuses a model that is no decoder, where it declares no plan.
+local function check_known(model)
+   if not class.is(model, nn.Module) or has_declared(model) then return end
+   err.raise('E_ARG', 'parallel.tensor_parallel', 'no plan is known for %s, which is no decoder of '
+      .. "a known form; give plan = { pattern = style }, as { ['layers.*.mlp.up'] = 'colwise', "
+      .. "['layers.*.mlp.down'] = 'rowwise' }, or parallel.tp_plans.register(class, fn)",
+      model.class_name)
+end
+
 -- The plan for a model. opts: plan (given by the caller), sequence_parallel (false; a given plan
 -- that cuts the sequence itself is left as it is), declared (false; true: the model's own _tp_plan
 -- goes before what its structure implies).
@@ -235,11 +244,7 @@ function tp_plans.plan_for(model, opts)
       err.raise_if(sequence and not tp_plans.body(model) and has_declared(model), 'E_ARG', op,
          'sequence_parallel is not supported in HF tp plan of a model that is no decoder of a '
          .. 'known form')
-      err.raise_if(not opts.declared and not has_declared(model), 'E_ARG',
-         'parallel.tensor_parallel', 'no plan is known for %s, which is no decoder of a known '
-         .. "form; give plan = { pattern = style }, as { ['layers.*.mlp.up'] = 'colwise', "
-         .. "['layers.*.mlp.down'] = 'rowwise' }, or parallel.tp_plans.register(class, fn)",
-         model.class_name)
+      if not opts.declared then check_known(model) end
       plan = tide.parallel.get_hf_tp_shard_plan(model)
    end
    return sequence and tp_plans.with_sequence(plan, model) or plan
