@@ -277,6 +277,8 @@ end
 
 -- Adds a figure of one's own to the metrics of the present step; rank 0 writes it.
 function Run:metric(name, value)
+   err.arg_if(getmetatable(self) ~= Run, 'train.run.metric', 'self', 'a run: call '
+      .. 'run:metric(name, value), with a colon', self)
    local op = self.op .. '.metric'
    err.number(op, 'value', value)
    err.arg_if(type(name) ~= 'string' or not name:find '^[%a_][%w_]*$' or metric.is_own(name), op,
