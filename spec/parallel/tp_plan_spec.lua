@@ -371,6 +371,22 @@ describe('a plan that does not fit', function()
          { text_config = { num_attention_heads = 8, num_key_value_heads = 4 } }, 3)
    end)
 
+   it('leaves the head of a model whose own loss reads it whole', function()
+      local nn = tide.nn
+      local Own = tide.class('Own', nn.Module)
+      function Own:init()
+         nn.Module.init(self)
+         self.embed_tokens = nn.Embedding(16, 8, { device = 'null' })
+         self.layers = nn.Stack {}
+         self.norm = nn.RMSNorm(8, { device = 'null' })
+         self.lm_head = nn.Linear(8, 16, { device = 'null' })
+      end
+      assert.same({ embed_tokens = get 'rowwise_rep' }, parallel.tp_plans.plan_for(Own()))
+      assert.equal(get 'colwise', parallel.tp_plans.plan_for(make 'llama').lm_head)
+      refused('the loss of Own would read its part as the whole', parallel.tensor_parallel, Own(),
+         axis(2), { sequence_parallel = true })
+   end)
+
    it('is checked before the sequence is cut', function()
       local other = tide.nn.MLP { dim = 4, hidden = 8, device = 'null' }
       refused('no plan is known for MLP', parallel.tensor_parallel, other, axis(2))

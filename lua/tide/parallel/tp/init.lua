@@ -313,6 +313,9 @@ function Run:head(model, opts)
    local path, m = head_of(model)
    local style, env = self.styles[path], self.env
    if not style and not self.sequence then return end
+   err.raise_if(not path, 'E_UNSUPPORTED', op, 'the plan cuts the sequence (sequence_parallel), '
+      .. 'and the loss of %s would read its part as the whole; only the models of tide.model '
+      .. 'gather it; leave sequence_parallel out', model.class_name)
    local from = self.sequence and 'S(1)' or 'R'
    local embed = class.is(m, nn.Embedding)
    local cut = style and (style.shard == 'rows') ~= embed

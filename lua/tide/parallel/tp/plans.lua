@@ -68,7 +68,8 @@ local function layer_parts(block, fn)
 end
 
 -- The plan of a decoder: embedding by vocabulary rows, attention and Mamba-2 by heads, MLP by its
--- hidden size, head by vocabulary rows with its output left cut.
+-- hidden size, head by vocabulary rows with its output left cut. The head of a model whose loss
+-- does not go by head_loss stays whole: that loss would take the rows of a rank for all.
 function tp_plans.decoder(model)
    local body, path, names = tp_plans.body(model)
    if not body then return nil end
@@ -80,7 +81,9 @@ function tp_plans.decoder(model)
          end
       end)
    end
-   if class.is(rawget(model, 'lm_head'), nn.Linear) then plan.lm_head = get 'colwise' end
+   if model.head_loss and class.is(rawget(model, 'lm_head'), nn.Linear) then
+      plan.lm_head = get 'colwise'
+   end
    return plan
 end
 
