@@ -274,6 +274,14 @@ static void find_object(lua_State *L)
   lua_settop(L, 1);
 }
 
+/* Adds what to write to the text on top of a method that was called with a dot. */
+static void add_colon(lua_State *L)
+{
+  const char *text = lua_tostring(L, -1);
+  if (text && strstr(text, "attempt to index local 'self' (a nil value)"))
+    lua_pushfstring(L, "%s; call a method with a colon: object:method(...)", text);
+}
+
 /* Message handler: stores the status, returns text and traceback. */
 static int explain(lua_State *L)
 {
@@ -281,6 +289,7 @@ static int explain(lua_State *L)
   find_object(L);
   job->status = status_of(L, 1);
   push_text(L);
+  add_colon(L);
   if (is_brief(L, 1) || !job->loaded) return 1;
   luaL_traceback(L, L, lua_tostring(L, -1), 1);
   return 1;

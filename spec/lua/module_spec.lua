@@ -93,6 +93,44 @@ describe('a module', function()
       assert.equal('E_STATE', raised(Silent).code)
    end)
 
+   it('whose parts would keep weights of any numbers is an error', function()
+      local Parent, ready = class('Parent', nn.Module), false
+      function Parent:init(opts)
+         nn.Module.init(self)
+         self.proj = nn.Stack { nn.Linear(2, 3, nn.Module.inner(opts)) }
+         if ready then self:ready(opts) end
+      end
+      local e = raised(Parent, {})
+      assert.equal('E_STATE', e.code)
+      assert.matches("nn.Parent: its part 'proj' .*self:ready", tostring(e))
+      Parent { device = 'null' }
+      ready = true
+      -- a class that holds what it is given needs no ready where that is filled
+      local Around = class('Around', nn.Module)
+      function Around:init(core)
+         nn.Module.init(self)
+         self.core = core
+      end
+      Around(Parent {})
+      Around(Parent({ init = false }):init_weights(1))
+      assert.equal('E_STATE', raised(Around, Parent { init = false }).code)
+   end)
+
+   it('refuses parts in a plain table, which nothing would fill', function()
+      local Listed = class('Listed', nn.Module)
+      function Listed:init(opts, known)
+         nn.Module.init(self)
+         self.one = known and nn.Linear(2, 3, nn.Module.inner(opts)) or nil
+         self.layers = { self.one or nn.Linear(2, 3, nn.Module.inner(opts)) }
+         self:ready(opts)
+      end
+      local e = raised(Listed, {})
+      assert.equal('E_ARG', e.code)
+      assert.matches("nn.Listed: the field 'layers' is a plain table of modules, .*nn.Stack",
+         tostring(e))
+      Listed({ init = false }, true)
+   end)
+
    it('walks modes and functions through the tree', function()
       local m, order = Pair(), {}
       m:eval()

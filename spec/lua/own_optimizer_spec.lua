@@ -38,6 +38,25 @@ describe('the doors of training', function()
       refused("optim.Optimizer: argument 'op': expected a string", Bad, model, { lr = 1 })
    end)
 
+   it('refuse a constructor that does not call that of the base class', function()
+      local Bad = class('Bad', Optimizer)
+      function Bad.init() end
+      local ok, e = pcall(Bad, model)
+      assert.is_false(ok)
+      assert.equal('E_STATE', e.code)
+      assert.matches('optim.Bad: its init ends without tide.optim.Optimizer.init', tostring(e), 1,
+         true)
+   end)
+
+   it('suggest the option of a group that was meant', function()
+      local group = { pattern = 'norm', weight_dcay = 0 }
+      refused("groups[1]: unknown option 'weight_dcay'; did you mean 'weight_decay'?",
+         tide.optim.AdamW, model, { groups = { group } })
+      refused("unknown option 'weight_dcay' in a group; did you mean 'weight_decay'?",
+         tide.optim.AdamW, { { params = model:parameters(), weight_dcay = 0 } })
+      refused('with a parameter, got a table', tide.optim.AdamW, { lr = 1 })
+   end)
+
    it('refuse it in runs before a file is touched', function()
       local out = os.tmpname()
       os.remove(out)

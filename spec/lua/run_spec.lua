@@ -196,6 +196,8 @@ describe('train.run', function()
       assert.equal('train.run', raised(tide.train.run, {}).op)
       local run = tide.train.run(options(nil))
       assert.equal('E_ARG', raised(run.steps, run, 1.5).code)
+      assert.matches('call run:metric(name, value), with a colon',
+         raised(run.metric, 'a', 1).message, 1, true)
       run:close()
    end)
 end)

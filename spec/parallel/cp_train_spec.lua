@@ -153,6 +153,8 @@ describe('attaching', function()
       cp.attach(model, tide.comm.solo()):restore()
       refused('E_UNSUPPORTED', { "'model.layers.1.self_attn'", 'Shift.mixes = true' }, cp.attach,
          wrapped(wrap('Shift', true)), { axis = axis2 })
+      refused('E_ARG', "'Shift.mixes': expected false, 'context' or true, got \"contxt\"",
+         cp.attach, wrapped(wrap('Shift', 'contxt')), { axis = axis2 })
       for _, said in ipairs { false, 'context' } do
          cp.attach(wrapped(wrap('Shift', said)), { axis = axis2 })
       end

@@ -102,6 +102,7 @@ describe('a parameter', function()
             Module.init(self)
             self:child('a', tide.nn.Linear(2, 2, { bias = false, init = false }))
             self:child('b', tide.nn.Linear(2, 2, { bias = false, init = false }))
+            self:ready { init = false }
          end
          function Pick:forward(x) return world.rank == 1 and self.b(self.a(x)) or self.a(x) end
          local model = tide.nn.Stack { Pick(), Pick() }

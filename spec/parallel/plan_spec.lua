@@ -470,7 +470,8 @@ describe('a bad plan', function()
             { device = 'null' }))
       bad('E_ARG', "no axis 'tpp'", { tp = 2 }, { tp = { axis = 'tpp' } }, 2)
       bad('E_ARG', "no axis 'tp' in this mesh", { dp = 2 }, { tp = {} }, 2)
-      bad('E_ARG', "no axis 'cp' in this mesh", { dp = 2 }, { cp = {} }, 2)
+      bad('E_ARG', "parallel.plan: option 'cp': no axis 'cp' in this mesh (dp=2)", { dp = 2 },
+         { cp = {} }, 2)
       bad('E_ARG', "no place is known for 'dp_shards'", { dp_shards = 2 }, nil, 2)
       bad('E_ARG', 'must equal the number of ranks (4)', { dp = 2 }, nil, 4)
       bad('E_ARG', 'async_tp requires sequence_parallel', { tp = 2 }, { tp = { async_tp = true } },

@@ -79,6 +79,42 @@ describe('a step of replicas', function()
       ]])) do assert.is_true(applied) end
    end)
 
+   it('is refused where the model is sharded and the step is not told', function()
+      fails('train.step.new: the model is sharded; give parallel', [[
+         local model = case.model():materialise('cpu', 1)
+         local sharded = tide.parallel.fully_shard(model, {})
+         tide.train.step { model = model, optim = tide.optim.AdamW(sharded, { lr = 1e-3 }) }
+      ]])
+   end)
+
+   it('is refused where a loss reads a part of a weight as the whole', function()
+      local body = [[
+         local nn = tide.nn
+         local Small = tide.class('Small', nn.Module)
+         function Small:init()
+            nn.Module.init(self)
+            self.embed = nn.Embedding(6, 4, { init = false })
+            self.head = nn.Linear(4, 6, { init = false, bias = false })
+            self:ready { seed = 1 }
+         end
+         function Small:loss(ids, labels, opts)
+            local x = self.embed(ids)
+            if %s then return nn.loss.linear(x, self.head.weight, labels, opts) end
+            return nn.loss.of_logits(self.head(x), labels, opts)
+         end
+         local model = tide.parallel.parallelize_module(Small(),
+            tide.parallel.mesh({ tp = 2 }):axis 'tp', { head = 'colwise_rep' })
+         local step = tide.train.step { model = model, comm = tide.comm.solo(),
+            optim = tide.optim.AdamW(model, { lr = 1e-3 }) }
+         local ids = tide.tensor({ { 0, 1, 2, 2 } }, { dtype = 'i64' })
+         return step:run { { ids = ids, labels = ids, count = 4 } }.loss
+      ]]
+      fails('ranks of the tensor-parallel axis have different losses in their first step',
+         body:format 'true')
+      local got = ranks.run(2, head .. body:format 'false')
+      assert.equal(got[1], got[2])
+   end)
+
    it('takes pieces that fall into other groups', function()
       local got = ranks.run(8, head .. [[
          local run = make { fsdp = {} }
@@ -95,6 +131,25 @@ local function says(words, fn, ...)
    assert.is_truthy(tide.is_error(e), tostring(e))
    assert.is_truthy(tostring(e):find(words, 1, true), tostring(e))
 end
+
+describe('a run', function()
+   local body = [[
+      local source = tide.data.tokens.memory(tide.data.bytes.encode(('\1\2\3'):rep(99)), 2)
+      local model = case.model():materialise('cpu', 1)
+      tide.train.loop { model = model, train = source, steps = 1,
+         optim = tide.optim.AdamW(model, { lr = 1e-3 }), sampler = tide.data.sampler {
+            count = source.count, seq = 8, batch = 2, seed = %s, rank = %s, size = %s } }
+   ]]
+
+   it('is refused where ranks draw from other orders of the data', function()
+      fails('rank 1 has other samplers than rank 0', body:format('rank', 'rank', 'n'))
+   end)
+
+   it('is refused where every rank draws the whole batch', function()
+      fails('the sampler shares each batch among 1 ranks, and the run has 2',
+         body:format('1', '0', '1'))
+   end)
+end)
 
 describe('a step', function()
    local case = require 'spec.parallel.fsdp_case'

@@ -338,7 +338,10 @@ describe('a plan that does not fit', function()
       bad("names no module of the model; did you mean 'lm_head'", make 'llama',
          { lm_haed = 'colwise' })
       bad('Unknown parallel style', make 'llama', { lm_head = 'colwsie' })
-      bad('a style or its name', make 'llama', { lm_head = 3 })
+      local given = make 'llama'
+      parallel.parallelize_module(given, axis(2), { lm_head = { 'colwise', output = 'R' } })
+      assert.equal(12, given.lm_head.weight:size(1))
+      bad('a style, its name or { name, input =, output = }', make 'llama', { lm_head = 3 })
       bad('patterns as keys', make 'llama', { 'colwise' })
       bad('two styles', make 'llama', { ['model.layers.0.mlp.up_proj'] = 'rowwise',
          ['model.layers.*.mlp.up_proj'] = 'colwise' })
@@ -349,7 +352,7 @@ describe('a plan that does not fit', function()
       bad('expected a style with 2 blocks', make 'phi3',
          { ['model.layers.*.mlp.gate_up_proj'] = 'colwise' })
       bad('cannot be rowwise', make 'llama', { ['model.norm'] = 'rowwise' })
-      bad('a Linear cannot be sequence_parallel', make 'llama', { lm_head = 'sequence_parallel' })
+      bad('Linear cannot be sequence_parallel', make 'llama', { lm_head = 'sequence_parallel' })
       bad('vocab_size (2) is less than the 3 ranks', make('llama', { vocab_size = 2 }),
          { ['model.embed_tokens'] = 'rowwise_rep' }, 3)
       bad('vocabulary rows', make 'llama', { lm_head = 'rowwise_rep' })
@@ -368,9 +371,25 @@ describe('a plan that does not fit', function()
          { text_config = { num_attention_heads = 8, num_key_value_heads = 4 } }, 3)
    end)
 
+   it('leaves the head of a model whose own loss reads it whole', function()
+      local nn = tide.nn
+      local Own = tide.class('Own', nn.Module)
+      function Own:init()
+         nn.Module.init(self)
+         self.embed_tokens = nn.Embedding(16, 8, { device = 'null' })
+         self.layers = nn.Stack {}
+         self.norm = nn.RMSNorm(8, { device = 'null' })
+         self.lm_head = nn.Linear(8, 16, { device = 'null' })
+      end
+      assert.same({ embed_tokens = get 'rowwise_rep' }, parallel.tp_plans.plan_for(Own()))
+      assert.equal(get 'colwise', parallel.tp_plans.plan_for(make 'llama').lm_head)
+      refused('the loss of Own would read its part as the whole', parallel.tensor_parallel, Own(),
+         axis(2), { sequence_parallel = true })
+   end)
+
    it('is checked before the sequence is cut', function()
       local other = tide.nn.MLP { dim = 4, hidden = 8, device = 'null' }
-      refused('Hugging Face tp plan is not supported', parallel.tensor_parallel, other, axis(2))
+      refused('no plan is known for MLP', parallel.tensor_parallel, other, axis(2))
       other._tp_plan = { up_proj = 'colwise' }
       refused('sequence_parallel is not supported in HF tp plan', parallel.tensor_parallel, other,
          axis(2), { sequence_parallel = true })

@@ -38,6 +38,15 @@ describe('tide run', function()
       assert.matches(', 13 more })', out, 1, true)
    end)
 
+   it('says what to write for a method that was called with a dot', function()
+      local out, status = script [[
+         local data = require('tide').data
+         local sampler = data.sampler { count = 99, seq = 8, batch = 2 }
+         sampler.next() ]]
+      assert.equal(1, status, out)
+      assert.matches('(a nil value); call a method with a colon: object:method(...)', out, 1, true)
+   end)
+
    it('names the variable of the environment that is wrong or misspelt', function()
       local out, status = script("print 'ran'", 'env TIDE_CHECK=yes')
       assert.equal(2, status, out)

@@ -24,6 +24,7 @@ local Module = nn.Module
 
 local Body = class('BackboneModel', Module)
 Body.mixes = false
+Body.holds_parts = true
 
 -- c: the complete configuration; blocks: a list; opts: as of every module; form: of the class;
 -- own: nil, or fields of the body: rope (that of its layers), embed_scale, out_scale, norm_offset.

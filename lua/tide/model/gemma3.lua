@@ -18,6 +18,7 @@ local names = {
 
 local Block = class('Gemma3Block', nn.Module)
 Block.mixes = false
+Block.holds_parts = true
 
 -- parts: mixer, mlp, and norm1_out and norm2_out, which come after them; norm1 and norm2, which
 -- come before them, or neither of the two.

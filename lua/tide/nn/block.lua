@@ -13,6 +13,7 @@ local norm = require 'tide.nn.norm'
 
 local Block = class('Block', Module)
 Block.mixes = false
+Block.holds_parts = true
 
 local default_names = { norm1 = 'norm1', mixer = 'mixer', norm2 = 'norm2', mlp = 'mlp' }
 

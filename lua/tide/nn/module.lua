@@ -17,6 +17,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local copy = require 'tide.util.copy'
+local each = require 'tide.util.each'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
@@ -157,21 +158,53 @@ function Module:__newindex(name, value)
    end
 end
 
+-- Whether parts wait for the init_weights of a module above: their weights are any numbers.
+local function waiting_part(self)
+   for _, name in ipairs(self._child) do
+      if rawget(self[name], '_waits') then return name end
+   end
+end
+
 -- Ends a constructor: fills the weights unless a parent will, or there are no bytes yet.
 function Module:ready(opts)
    opts = err.type('nn.Module.ready', 'opts', opts or {}, 'table')
    self._is_ready = true
-   if opts.init ~= false and not err.same(opts.device, 'null') then
-      self:init_weights(opts.seed or 0)
+   if err.same(opts.device, 'null') then return end
+   if opts.init ~= false then return self:init_weights(opts.seed or 0) end
+   self._waits = (#self._param > 0 or waiting_part(self)) and true or nil
+end
+
+local function is_plain(field, v)
+   return type(field) == 'string' and field:sub(1, 1) ~= '_' and type(v) == 'table'
+      and not getmetatable(v)
+end
+
+-- Refuses modules in a plain table that wait for weights: nothing would fill, train or save them.
+local function check_lists(self)
+   for field, list in each(self) do
+      for _, part in each(is_plain(field, list) and list or {}) do
+         local lost = class.is(part, Module) and rawget(part, '_waits')
+         if lost then self:walk(function(m) lost = lost and m ~= part end) end
+         err.raise_if(lost, 'E_ARG', 'nn.' .. self.class_name, "the field '%s' is a plain table of "
+            .. 'modules, whose parameters nothing would initialise or train; make it a module: '
+            .. 'nn.Stack { a, b }', field)
+      end
    end
 end
 
 -- Called when the constructor has returned: weights that were never filled would be any numbers.
+-- A class that only holds what it is given (holds_parts) leaves filling it to a module above.
 function Module:made()
    check_begun(self)
-   if #self._param == 0 or self._is_ready then return end
-   err.raise('E_STATE', 'nn.' .. self.class_name, "its init declares the parameter '%s' and ends "
-      .. 'without self:ready(opts), which fills the weights', self._param[1])
+   check_lists(self)
+   if self._is_ready then return end
+   local part, text = waiting_part(self), "its init declares the parameter '%s' and ends without "
+      .. 'self:ready(opts), which fills the weights'
+   if self.holds_parts then self._waits = part and true or nil return end
+   err.raise_if(#self._param > 0, 'E_STATE', 'nn.' .. self.class_name, text, self._param[1])
+   err.raise_if(part, 'E_STATE', 'nn.' .. self.class_name, "its part '%s' has weights that are not "
+      .. 'filled yet (Module.inner), and its init ends without self:ready(opts), which fills them',
+      part)
 end
 
 -- ---- walking ---------------------------------------------------------------------------------
@@ -367,6 +400,12 @@ local function fill_parameter(entry, seed)
    end
 end
 
+-- No weight below is any number any more.
+local function filled(self)
+   self:walk(function(m) m._waits = nil end)
+   return self
+end
+
 -- Fills every parameter by its declared initialiser from (seed, dotted name).
 function Module:init_weights(seed)
    check_unsharded(self, 'nn.Module.init_weights')
@@ -374,6 +413,7 @@ function Module:init_weights(seed)
       for _, entry in ipairs(self:named_parameters()) do fill_parameter(entry, seed) end
    end)
    self._seed = seed                     -- train.step compares it where ranks hold parts
+   self:walk(function(m) m._waits = nil end)
    return self
 end
 
@@ -397,7 +437,9 @@ end
 -- opts.strict = false ignores missing and unexpected names; shapes must always fit. Names of rotary
 -- frequencies (rotary_emb.inv_freq), which old files keep, are passed over.
 function Module:load_state_dict(state, opts)
-   return require('tide.nn.state').load(self, state, opts)
+   local result = require('tide.nn.state').load(self, state, opts)
+   filled(self)
+   return result
 end
 
 -- ---- ranks -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ local norms = require 'tide.nn.norm'
 
 local Stack = class('Stack', Module)
 Stack.mixes = false
+Stack.holds_parts = true
 
 -- Makes a module that calls a list of blocks in order. names: list of names (default '0', '1',
 -- ...).

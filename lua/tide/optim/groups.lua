@@ -9,6 +9,8 @@
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local near = require 'tide.util.near'
+local pretty = require 'tide.util.pretty'
 local signature = require 'tide.util.signature'
 
 local groups = {}
@@ -44,8 +46,10 @@ local function checked(op, i, g, defaults, lr)
    signature.check(op, where, g, 'pattern_group')
    for k, v in each(g) do
       if k ~= 'pattern' and k ~= 'lr' and k ~= 'lr_scale' then
-         err.raise_if(defaults[k] == nil, 'E_ARG', op, "%s: unknown option '%s'", where,
-            tostring(k))
+         if defaults[k] == nil then
+            err.raise('E_ARG', op, "%s: unknown option '%s'%s", where, tostring(k),
+               near.hint(tostring(k), pretty.sorted_keys(defaults)))
+         end
          err.type(op, where .. '.' .. k, v, type(defaults[k]))
          if type(v) == 'number' then err.number(op, where .. '.' .. k, v, 0) end
          own[k] = v

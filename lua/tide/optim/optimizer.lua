@@ -15,6 +15,8 @@ local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local groups = require 'tide.optim.groups'
+local near = require 'tide.util.near'
+local pretty = require 'tide.util.pretty'
 local signature = require 'tide.util.signature'
 
 local Optimizer = class 'Optimizer'
@@ -39,7 +41,8 @@ local function entries_of(op, source, count)
    source = module_of(source) or source
    if source.check_holds then source:check_holds(op) end
    local given = source.named_parameters and source:named_parameters() or source
-   if #given == 0 and not is_keeper(source) then err.arg(op, 'params', forms, 'nothing') end
+   err.arg_if(#given == 0 and not is_keeper(source), op, 'params', forms .. ', with a parameter',
+      source)
    local list = {}
    for i, entry in ipairs(given) do
       if tide.is_tensor(entry) then
@@ -64,8 +67,10 @@ end
 
 local function check_group(self, op, group, seen, count)
    for k in each(group) do
-      err.raise_if(k ~= 'params' and k ~= 'lr_scale' and self.defaults[k] == nil, 'E_ARG', op,
-         "unknown option '%s' in a group", tostring(k))
+      if k ~= 'params' and k ~= 'lr_scale' and self.defaults[k] == nil then
+         err.raise('E_ARG', op, "unknown option '%s' in a group%s", tostring(k),
+            near.hint(tostring(k), pretty.sorted_keys(self.defaults)))
+      end
    end
    group.params = entries_of(op, group.params, count)
    group.lr_scale = err.number(op, 'lr_scale', group.lr_scale or 1, 0)
@@ -131,6 +136,12 @@ function Optimizer:init(op, params, defaults, opts)
    for _, group in ipairs(self.groups) do check_group(self, op, group, seen, count) end
    self.state, self.steps = {}, 0
    self.keepers = is_keeper(params) and { params } or keepers_of(self:entries())
+end
+
+-- Called when the constructor of a class has returned.
+function Optimizer:made()
+   err.raise_if(not rawget(self, 'groups'), 'E_STATE', 'optim.' .. tostring(self.class_name), 'its '
+      .. 'init ends without tide.optim.Optimizer.init(self, name, params, defaults, { lr = .. })')
 end
 
 -- Calls init of the class above, `base`, for a class whose hyperparameters are all of its checked

@@ -228,8 +228,8 @@ end
 local function source_of_checkpoint(where, dtype)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
    err.raise_if(type(saved.plain.config) ~= 'table' or not saved.plain.family, 'E_UNSUPPORTED', op,
-      '%s holds a model of a custom class, which has no published configuration',
-      saved.folder)
+      '%s holds a model of a custom class, which has no published configuration; '
+      .. 'train.checkpoint.consolidate writes its weights as one model.safetensors', saved.folder)
    local store, rows = saved.store, {}
    for _, name in ipairs(store:names 'model') do
       rows[name] = { shape = store:shape('model', name), dtype = store:dtype('model', name) }

@@ -65,6 +65,7 @@ function captured.run(self, batches, meanwhile)
    if meanwhile then meanwhile() end
    local here, grad_norm = reduce.read(losses, norm)
    local loss, cause = dist.sum(self.comm, { here })[1] / means, nil
+   replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
    if not applied then
       self.optim:take_back()

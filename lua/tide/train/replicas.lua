@@ -26,9 +26,14 @@ local takes_cut = signature.options {
       .. "(strategy 'no_shard' keeps it whole)",
 }
 
--- Raises where a model that is cut over ranks is given what it must not be.
+-- Raises where a model that is cut over ranks is given what it must not be, or a sharded model
+-- without its Sharded.
 function replicas.check_cut(op, opts)
-   if spread.of(opts.model).tp and not opts.parallel then takes_cut(op, {}, opts) end
+   local of = spread.of(opts.model)
+   err.raise_if(of.sharded and not opts.parallel, 'E_STATE', op, 'the model is sharded; give '
+      .. 'parallel: what tide.parallel.fully_shard returned (run.sharded of a plan), and its '
+      .. 'optimiser the same (run.params)')
+   if of.tp and not opts.parallel then takes_cut(op, {}, opts) end
 end
 
 -- Parameters that every rank of a tensor-parallel axis holds whole must be the same on all: a seed
@@ -140,6 +145,22 @@ local function global_count(self, batches, lr)
    if sums[2] ~= 0 then other_rates(self, lr) end
    if cp and sums[3] ~= 0 then other_batches('context', cp.size) end
    return sums[1] * self.groups / comm.size
+end
+
+-- Compares the loss of the first step among ranks that share a model by parts, where it is the same
+-- number on each: a model of one's own that reads a part of a weight as the whole gives others.
+function replicas.check_loss(self, loss)
+   local tp = self.tp
+   if self.has_compared or not tp or tp.size == 1 or tp.transport == 'sim' then return end
+   self.has_compared = true
+   local all = tp:all_gather_object(loss)
+   for r = 2, tp.size do
+      err.raise_if(math.abs(all[r] - all[1]) > 1e-5 * math.abs(all[1]), 'E_STATE', 'train.step',
+         'ranks of the tensor-parallel axis have different losses in their first step: rank 0 '
+         .. '%.9g, rank %d %.9g; the model reads a weight that the plan cuts (self.head.weight) as '
+         .. 'if it were whole: call the module in its place, or leave it out of the plan',
+         all[1], r - 1, all[r])
+   end
 end
 
 -- The labels that count in all batches of the step, and the batches, settled.

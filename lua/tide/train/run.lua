@@ -277,6 +277,8 @@ end
 
 -- Adds a figure of one's own to the metrics of the present step; rank 0 writes it.
 function Run:metric(name, value)
+   err.arg_if(getmetatable(self) ~= Run, 'train.run.metric', 'self', 'a run: call '
+      .. 'run:metric(name, value), with a colon', self)
    local op = self.op .. '.metric'
    err.number(op, 'value', value)
    err.arg_if(type(name) ~= 'string' or not name:find '^[%a_][%w_]*$' or metric.is_own(name), op,
@@ -333,6 +335,7 @@ local function open(self)
    self.saved = o.resume and self.step or nil
    self.step_fn = step.new { model = o.model, optim = o.optim, clip = o.clip, comm = o.comm,
       parallel = o.parallel, captured = o.captured, loss = o.loss }
+   options.check_sampler(self.op, o, self.step_fn.groups)
    self.ahead = ahead(o)
    if first and o.out then
       fs.mkdirs(self.op, o.out)

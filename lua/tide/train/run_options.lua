@@ -2,6 +2,7 @@
 -- it may write to.
 
 local tide = require 'tide'
+local agree = require 'tide.comm.agree'
 local dist = require 'tide.comm'
 local survey = require 'tide.data.survey'
 local launch = require 'tide.comm.launch'
@@ -60,6 +61,19 @@ local function settle_resume(op, o)
       and folder.is_of(folder.find(op, o.resume), o.out) then
       err.raise('E_ARG', op, 'overwrite and resume exclude each other in one folder (%s)', o.out)
    end
+end
+
+-- Ranks that draw from other orders of the data would train on some windows twice and on others
+-- never. size and rank are those of the ranks with data of their own.
+function options.check_sampler(op, o, groups)
+   local s, list = o.sampler, {}
+   for _, name in ipairs { 'count', 'seq', 'batch', 'seed', 'size' } do
+      list[#list + 1] = ('%s %s'):format(name, tostring(s[name]))
+   end
+   agree.check(o.comm, op, 'E_ARG', { { 'samplers', table.concat(list, ', '), 'shown' } })
+   err.raise_if(type(s.size) == 'number' and s.size ~= groups, 'E_ARG', op, 'the sampler shares '
+      .. 'each batch among %s ranks, and the run has %d with data of their own; give it rank and '
+      .. 'size of run.data of a plan, else of the communicator', tostring(s.size), groups)
 end
 
 -- Completes the options of a run.

@@ -26,7 +26,8 @@ function score.load(where, opts)
    local op = 'train.score.load'
    local saved = checkpoint.load(where, { device = opts.device, model_only = true, lazy = true })
    err.raise_if(type(saved.plain.config) ~= 'table', 'E_FORMAT', op, '%s has no model '
-      .. 'configuration', saved.folder)
+      .. 'configuration: its model had no field config (a plain table, lua/guide/checkpoint.md)',
+      saved.folder)
    local dtype = saved.store:dtype('model', saved.store:names('model')[1])
    local model = family.build(op, saved.plain, { dtype = dtype, device = 'null' }, opts.make)
    local sharded = tide.parallel.fully_shard(model, opts.comm or dist.world(),

@@ -72,6 +72,7 @@ function Step:run(batches, meanwhile)
    if meanwhile then meanwhile() end
    if loss then grad_norm = norm:item() else loss, grad_norm = reduce.read(losses, norm) end
    loss = loss / means
+   replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
    if applied then self.optim:step { lr = lr, factor = factor } end
    local cause = not applied and reduce.blame(self, loss * means) or nil

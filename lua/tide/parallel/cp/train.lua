@@ -73,12 +73,14 @@ end
 local function check_mixing(op, model)
    for _, e in ipairs(model:named_modules()) do
       local said, name = mixes(e.module), e.module.class_name
-      err.raise_if(said == nil, 'E_ARG', op, "module '%s' (%s) does not say whether its tokens see "
+      local where = e.name == '' and 'the model' or ("module '%s'"):format(e.name)
+      err.raise_if(said == nil, 'E_ARG', op, "%s (%s) does not say whether its tokens see "
          .. "each other; set %s.mixes = false (each token by itself), 'context' (they do, by "
-         .. 'at.context) or true (they do, on one rank)', e.name, name, name)
-      err.raise_if(said and not err.same(said, 'context'), 'E_UNSUPPORTED', op, "module '%s' (%s) "
-         .. 'lets tokens see each other on one rank only (%s.mixes = %s); its sequence cannot be '
-         .. 'cut', e.name, name, name, err.show(said))
+         .. 'at.context) or true (they do, on one rank)', where, name, name)
+      err.raise_if(err.same(said, true), 'E_UNSUPPORTED', op, '%s (%s) lets tokens see each other '
+         .. 'on one rank only (%s.mixes = true); its sequence cannot be cut', where, name, name)
+      err.arg_if(said and not err.same(said, 'context'), op, name .. '.mixes',
+         "false, 'context' or true", said)
    end
 end
 

@@ -97,7 +97,10 @@ end
 -- The result of fn(model, axis, options) of a section; nil if its axis is one rank.
 local function over_axis(self, run, name, fn)
    local o = copy(self[name])
-   local axis = (self.given[name] or run.mesh:find(o.axis)) and run.mesh:axis(o.axis)
+   local axis = run.mesh:find(o.axis)
+   err.raise_if(self.given[name] and not axis, 'E_ARG', op, "option '%s': no axis '%s' in this "
+      .. 'mesh (%s); add %s = n to the mesh, or leave the option out', name, tostring(o.axis),
+      self:axes_text(), tostring(o.axis))
    o.axis = nil
    return axis and axis.size > 1 and fn(run.model, axis, o) or nil
 end

@@ -55,10 +55,10 @@ function tp.check_heads(config, n)
 end
 
 local function as_style(pattern, v)
-   if type(v) == 'string' then return tp_style.get(v) end
-   err.arg_if(not tp_style.is(v), op, ("plan['%s']"):format(tostring(pattern)), 'a style or its '
-      .. 'name', v)
-   return v
+   local style = tp_style.read(v)
+   err.arg_if(not style, op, ("plan['%s']"):format(tostring(pattern)), 'a style, its name or '
+      .. '{ name, input =, output = }', v)
+   return style
 end
 
 -- ---- patterns --------------------------------------------------------------------------------
@@ -220,7 +220,11 @@ end
 -- A module that says nothing of a style is whole on every rank.
 function Run:whole(path, m, style)
    local env = self.env
-   if style.shard then self:refuse(path, 'a %s cannot be %s', m.class_name, tostring(style)) end
+   if style.shard then
+      self:refuse(path, '%s cannot be %s; %s', m.class_name, tostring(style), #m._child > 0
+         and 'give styles to its parts: ' .. table.concat(m._child, ', ')
+         or 'its method tp gives no cut for that style (lua/guide/module.md)')
+   end
    if style.name == 'gather_input' then
       return self:add(function() layer.convert_input(m, env, layer.into_whole, style.input) end)
    end
@@ -308,6 +312,9 @@ function Run:head(model, opts)
    local path, m = head_of(model)
    local style, env = self.styles[path], self.env
    if not style and not self.sequence then return end
+   err.raise_if(not path, 'E_UNSUPPORTED', op, 'the plan cuts the sequence (sequence_parallel), '
+      .. 'and the loss of %s would read its part as the whole; only the models of tide.model '
+      .. 'gather it; leave sequence_parallel out', model.class_name)
    local from = self.sequence and 'S(1)' or 'R'
    local embed = class.is(m, nn.Embedding)
    local cut = style and (style.shard == 'rows') ~= embed

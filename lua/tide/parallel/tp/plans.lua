@@ -52,23 +52,13 @@ function tp_plans.body(model)
    end
 end
 
--- A style from what Module.tp_plan says.
-local function style_of(v)
-   if tp_style.is(v) or type(v) ~= 'table' then return tp_style.is(v) and v or get(v) end
-   local changes = {}
-   for k, value in each(v) do
-      if k ~= 1 then changes[k] = value end
-   end
-   return get(v[1]):with(changes)
-end
-
 -- Child -> style of what a module says of itself; nil: nothing.
 local function own_plan(m)
    local said = m:tp_plan()
    if said == nil then return nil end
    local out = {}
    for child, v in each(err.type(m.class_name .. '.tp_plan', 'result', said, 'table')) do
-      out[child] = style_of(v)
+      out[child] = tp_style.read(v) or get(v)
    end
    return out
 end
@@ -78,7 +68,8 @@ local function layer_parts(block, fn)
 end
 
 -- The plan of a decoder: embedding by vocabulary rows, attention and Mamba-2 by heads, MLP by its
--- hidden size, head by vocabulary rows with its output left cut.
+-- hidden size, head by vocabulary rows with its output left cut. The head of a model whose loss
+-- does not go by head_loss stays whole: that loss would take the rows of a rank for all.
 function tp_plans.decoder(model)
    local body, path, names = tp_plans.body(model)
    if not body then return nil end
@@ -90,7 +81,9 @@ function tp_plans.decoder(model)
          end
       end)
    end
-   if class.is(rawget(model, 'lm_head'), nn.Linear) then plan.lm_head = get 'colwise' end
+   if model.head_loss and class.is(rawget(model, 'lm_head'), nn.Linear) then
+      plan.lm_head = get 'colwise'
+   end
    return plan
 end
 
@@ -134,7 +127,7 @@ local function spelt(plan, model)
    local out = {}
    for pattern, style in each(plan) do
       err.type('parallel.tp_plans', 'pattern of the plan', pattern, 'string')
-      if not tp_style.is(style) then style = get(style) end
+      style = tp_style.read(style) or get(style)
       local lua = names_.pattern(pattern)
       local found = false
       for _, m in ipairs(model:named_modules()) do
@@ -147,9 +140,9 @@ end
 
 -- Whether a style of a plan, or one of its names, cuts the sequence.
 function tp_plans.cuts_sequence(plan)
-   for _, style in each(err.type('parallel.tp_plans.cuts_sequence', 'plan', plan, 'table')) do
-      if err.same(style, 'sequence_parallel') or tp_style.is(style)
-         and (style.input == 'S(1)' or style.output == 'S(1)') then return true end
+   for _, v in each(err.type('parallel.tp_plans.cuts_sequence', 'plan', plan, 'table')) do
+      local style = tp_style.read(v)
+      if style and (style.input == 'S(1)' or style.output == 'S(1)') then return true end
    end
    return false
 end
@@ -219,6 +212,19 @@ function tp_plans.class_plan(model)
    return type(index) == 'table' and index._tp_plan or nil
 end
 
+local function has_declared(model)
+   return tp_plans.class_plan(model) ~= nil or rawget(model, '_tp_plan') ~= nil
+end
+
+-- Refuses a model that is no decoder, where it declares no plan.
+local function check_known(model)
+   if not class.is(model, nn.Module) or has_declared(model) then return end
+   err.raise('E_ARG', 'parallel.tensor_parallel', 'no plan is known for %s, which is no decoder of '
+      .. "a known form; give plan = { pattern = style }, as { ['layers.*.mlp.up'] = 'colwise', "
+      .. "['layers.*.mlp.down'] = 'rowwise' }, or parallel.tp_plans.register(class, fn)",
+      model.class_name)
+end
+
 -- The plan for a model. opts: plan (given by the caller), sequence_parallel (false; a given plan
 -- that cuts the sequence itself is left as it is), declared (false; true: the model's own _tp_plan
 -- goes before what its structure implies).
@@ -236,10 +242,10 @@ function tp_plans.plan_for(model, opts)
    local plan
    if not opts.declared then plan = tp_plans.decoder(model) end
    if not plan then
-      err.raise_if(sequence and not tp_plans.body(model)
-         and (tp_plans.class_plan(model) or rawget(model, '_tp_plan')), 'E_ARG', op,
+      err.raise_if(sequence and not tp_plans.body(model) and has_declared(model), 'E_ARG', op,
          'sequence_parallel is not supported in HF tp plan of a model that is no decoder of a '
          .. 'known form')
+      if not opts.declared then check_known(model) end
       plan = tide.parallel.get_hf_tp_shard_plan(model)
    end
    return sequence and tp_plans.with_sequence(plan, model) or plan

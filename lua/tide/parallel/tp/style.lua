@@ -86,6 +86,17 @@ function tp_style.translate_to_parallel_style(name)
    return styles[name]
 end
 
+-- The style that v means: a style, its name, or { name, input =, output =, blocks = }; nil for
+-- other values.
+function tp_style.read(v)
+   if tp_style.is(v) then return v end
+   if type(v) == 'string' then return tp_style.translate_to_parallel_style(v) end
+   if type(v) ~= 'table' or type(v[1]) ~= 'string' then return nil end
+   local changes = copy(v)
+   changes[1] = nil
+   return tp_style.translate_to_parallel_style(v[1]):with(changes)
+end
+
 tp_style.get = tp_style.translate_to_parallel_style
 
 return tp_style
