@@ -41,6 +41,12 @@ local function calls_of(comm)
    return list
 end
 
+-- Which run this is, the same on all ranks: the launcher's name for its job where there is one.
+local function run_id()
+   local launch, id = require 'tide.comm.launch', os.getenv 'TIDE_TRACE_RUN'
+   return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
+end
+
 -- Those that ranks of this run meet on: no imagined ranks (a plan is rehearsed on them), and of
 -- those with one id the first: others are of this rank alone, and all such are called 'world'.
 local function shared(comms)
@@ -76,11 +82,8 @@ function trace.dump(folder, comms)
    require('tide').default():trace_dump(path)
    local whole = fs.read_json(op, path)
    for _, e in ipairs(whole.traceEvents) do e.pid = rank end
-   -- which run this is, the same on all ranks: the launcher's name for its job where there is one
-   local launch, run = require 'tide.comm.launch', os.getenv 'TIDE_TRACE_RUN'
-   run = ('%s/%d'):format(launch.job_of_launcher() or run or '?', launch.restarts())
    fs.write_json(op, path, {
-      run = run, rank = rank, size = first and first.size or 1, comms = json.array(list),
+      run = run_id(), rank = rank, size = first and first.size or 1, comms = json.array(list),
       clock = read_first_line '/proc/sys/kernel/random/boot_id' or '?',
       traceEvents = json.array(whole.traceEvents),
    })

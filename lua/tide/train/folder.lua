@@ -204,7 +204,7 @@ end
 -- into a run folder of their own. Returns that folder; nil if there are no later ones, or if `step`
 -- is what LATEST names. After a kill in between, the next call goes on with it.
 function folder.set_aside(op, out, step)
-   local later, aside, n = {}, fs.join(out, '.aside'), 1
+   local later, aside = {}, fs.join(out, '.aside')
    for _, name in ipairs(folder.list(op, out)) do
       if tonumber(name:match '%d+') > step then later[#later + 1] = name end
    end
@@ -221,6 +221,7 @@ function folder.set_aside(op, out, step)
       return nil
    end
    fs.write(op, fs.join(aside, 'LATEST'), later[#later] .. '\n')
+   local n = 1
    while fs.is_present(fs.join(out, 'aside-' .. n)) do n = n + 1 end
    local final = fs.join(out, 'aside-' .. n)
    fs.io().rename(aside, final)
