@@ -54,6 +54,7 @@ local function document_at(slot, g)
    end
    return lo
 end
+balance.document_at = document_at
 
 -- Work of positions from .. from + n - 1 of a stream of documents.
 function balance.cost_of(slot, real, from, n, mask)

@@ -200,19 +200,38 @@ end
 
 -- Whole position of token i (from 0) of a rank.
 function Map:position(rank, i)
-   local runs = self:runs(rank)
-   for k = 1, #runs, 2 do
-      if i < runs[k + 1] then return runs[k] + i end
-      i = i - runs[k + 1]
+   if self.kind == 'contiguous' then return rank * self.count + i end
+   if self.all_runs then
+      local runs = self.all_runs[rank + 1]
+      for k = 1, #runs, 2 do
+         if i < runs[k + 1] then return runs[k] + i end
+         i = i - runs[k + 1]
+      end
    end
+   local cut, W = self.cut, self.size
+   local d = balance.document_at(cut, i * W)
+   local half = (cut[d + 1] - cut[d]) / (2 * W)
+   local off = i - cut[d] / W < half and rank or 2 * (W - 1) - rank
+   return i - cut[d] / W + cut[d] + half * off
 end
 
 -- Rank and place in that rank (from 0) of whole position g.
 function Map:place(g)
-   for rank = 0, self.size - 1 do
-      local runs, i = self:runs(rank), 0
+   local W = self.size
+   if self.kind == 'contiguous' then return math.floor(g / self.count), g % self.count end
+   if not self.all_runs then
+      local cut = self.cut
+      local d = balance.document_at(cut, g)
+      local c = (cut[d + 1] - cut[d]) / (2 * W)
+      local k = math.floor((g - cut[d]) / c)
+      local i = cut[d] / W + (g - cut[d]) % c
+      if k < W then return k, i end
+      return 2 * W - 1 - k, i + c
+   end
+   for r, runs in ipairs(self.all_runs) do
+      local i = 0
       for k = 1, #runs, 2 do
-         if g >= runs[k] and g < runs[k] + runs[k + 1] then return rank, i + g - runs[k] end
+         if g >= runs[k] and g < runs[k] + runs[k + 1] then return r - 1, i + g - runs[k] end
          i = i + runs[k + 1]
       end
    end
