@@ -58,7 +58,7 @@ static k_fp8_attrs attrs_of(int kind, bool e5m2, bool f32_scale)
   return (k_fp8_attrs){.kind = kind, .e5m2 = e5m2, .f32_scale = f32_scale};
 }
 
-/* Returns the codes that w keeps if they are those of its bytes, else null. */
+/* Returns the codes that w keeps if they are valid for its bytes and for attrs, else null. */
 static const tide__codes *kept_codes(const tide_tensor *w, k_fp8_attrs attrs, bool across)
 {
   const tide__codes *k = w->codes;
@@ -114,19 +114,12 @@ typedef struct left {
   bool keep_weight; /* the tape keeps w in place of its codes */
 } left;
 
-static int begin_fp8(tide__call *c, tide_tensor **out, const left *a, tide_tensor *w,
-                     tide_tensor *bias)
+/* Makes the product of a and a weight; c has begun and is checked. */
+static int linear_fp8(tide_tensor **out, tide__call *c, const left *a)
 {
-  TIDE_TRY(tide__begin(c, TIDE_OP_LINEAR_FP8, out, 3, (tide_tensor *[]){a->x, w, bias}, 4));
-  return check_fp8(c, a->x, w, bias, a->scaling);
-}
-
-static int linear_fp8(tide_tensor **out, const left *a, tide_tensor *w, tide_tensor *bias)
-{
-  tide__call c;
   tide__temps v = {0};
-  TIDE_TRY(begin_fp8(&c, out, a, w, bias));
-  bool f32_scale = a->scaling != TIDE_FP8_BLOCK, taped = tide__wants_grad(&c);
+  tide_tensor *w = c->in_[1];
+  bool f32_scale = a->scaling != TIDE_FP8_BLOCK, taped = tide__wants_grad(c);
   bool for_dx = taped && tide__tensor_needs_grad(a->x);
   bool for_dw = taped && tide__tensor_needs_grad(w);
   int w_kind = a->scaling != TIDE_FP8_TENSOR ? K_FP8_SQUARE : K_FP8_TENSOR;
@@ -134,15 +127,15 @@ static int linear_fp8(tide_tensor **out, const left *a, tide_tensor *w, tide_ten
   coded b = a->keep_weight ? code(&v, w, how, true, false) : code_weight(&v, w, how, for_dx);
   tide_tensor *kept = for_dx && a->keep_weight ? TIDE__TEMP(&v, tide_detach, w) : b.across;
   if (v.rc == TIDE_OK) {
-    tide_tensor *in[] = {a->x, w, bias, a->codes.along, a->codes.scale, b.along, b.scale,
+    tide_tensor *in[] = {a->x, w, c->in_[2], a->codes.along, a->codes.scale, b.along, b.scale,
                          for_dw ? a->codes.across : NULL, for_dw ? a->codes.across_scale : NULL,
                          kept, for_dx && !a->keep_weight ? b.across_scale : NULL};
-    memcpy(c.in_, in, sizeof in);
-    c.nin = NOPERAND;
-    c.attrs.fp8_product = (k_fp8_product_attrs){
+    memcpy(c->in_, in, sizeof in);
+    c->nin = NOPERAND;
+    c->attrs.fp8_product = (k_fp8_product_attrs){
       .m = fp8_rows(a->x), .n = w->shape[0], .k = w->shape[1], .b_kind = w_kind,
       .f32_scale = f32_scale};
-    v.rc = tide__dispatch(&c, out, 1);
+    v.rc = tide__dispatch(c, out, 1);
   }
   return tide__temps_end(&v);
 }
@@ -151,18 +144,19 @@ static int linear_fp8(tide_tensor **out, const left *a, tide_tensor *w, tide_ten
 static int each_fp8(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
                     tide_tensor *const *biases, int scaling, bool keep_weight)
 {
+  tide__call calls[TIDE_MAX_JOINED];
   tide__temps v = {0};
   left a = {.x = x, .scaling = scaling, .keep_weight = keep_weight};
   bool for_dw = false;
   for (int i = 0; i < n; i++) {
-    tide__call c;
-    TIDE_TRY(begin_fp8(&c, &outs[i], &a, ws[i], biases ? biases[i] : NULL));
-    for_dw = for_dw || (tide__wants_grad(&c) && tide__tensor_needs_grad(ws[i]));
+    tide_tensor *in[] = {x, ws[i], biases ? biases[i] : NULL};
+    TIDE_TRY(tide__begin(&calls[i], TIDE_OP_LINEAR_FP8, &outs[i], 3, in, 4));
+    TIDE_TRY(check_fp8(&calls[i], x, ws[i], in[2], scaling));
+    for_dw = for_dw || (tide__wants_grad(&calls[i]) && tide__tensor_needs_grad(ws[i]));
   }
   int kind = scaling != TIDE_FP8_TENSOR ? K_FP8_ROWS : K_FP8_TENSOR;
   a.codes = code(&v, x, attrs_of(kind, false, scaling != TIDE_FP8_BLOCK), true, for_dw);
-  for (int i = 0; i < n; i++)
-    TIDE__DO(&v, linear_fp8(&outs[i], &a, ws[i], biases ? biases[i] : NULL));
+  for (int i = 0; i < n; i++) TIDE__DO(&v, linear_fp8(&outs[i], &calls[i], &a));
   int rc = tide__temps_end(&v);
   if (rc < 0) tide__release_all(n, outs);
   return rc;
