@@ -258,7 +258,7 @@ describe('a product of FP8', function()
          close(got, tide.linear_fp8(x:to 'cpu', w:to 'cpu'), 1e-5, what)
       end
       right(y(), 'before')
-      local step = tide.cuda.graph(y)             -- the codes of before are none of its own
+      local step = tide.cuda.graph(y)             -- rounds w again, not using older codes
       w:mul_(-2)
       right(step:replay(), 'replayed')
       local change = tide.cuda.graph(function() w:mul_(3) return y() end)

@@ -66,15 +66,13 @@ by_type('gated_norm.cu', 'backward_kernel', 'Li4ELi1EE', { f32 = { 64, 64, store
 by_type('fp8_codes.cu', 'codes_kernel', 'Lb1EE', { f32 = { 128, 256, loads = 16, stores = 8 },
                                                   bf16 = { 128, 128, loads = 8, stores = 8 },
                                                   f16 = { 128, 128, loads = 8, stores = 8 } })
--- Li1: operands lie alike; Li3, Li4: as columns of one matrix.
-for tail, r in pairs { Li1EE = { 40, 48 }, Li3EE = { 40 }, Li4EE = { false, 48 } } do
-   for dtype in pairs(types) do
-      if r[1] then
-         by_type('swiglu.cu', 'swiglu_job', tail, { [dtype] = { r[1], 64, stores = 2 } })
-      end
-      if r[2] then
-         by_type('swiglu.cu', 'swiglu_bwd_job', tail, { [dtype] = { r[2], 96, stores = 4 } })
-      end
+-- Li1: operands have one layout; Li3, Li4: they are columns of one matrix.
+for dtype in pairs(types) do
+   for _, tail in ipairs { 'Li1EE', 'Li3EE' } do
+      by_type('swiglu.cu', 'swiglu_job', tail, { [dtype] = { 40, 64, stores = 2 } })
+   end
+   for _, tail in ipairs { 'Li1EE', 'Li4EE' } do
+      by_type('swiglu.cu', 'swiglu_bwd_job', tail, { [dtype] = { 48, 96, stores = 4 } })
    end
 end
 -- A copy that is not contiguous, by the size of an element; casts have 16 bytes on the wide side.

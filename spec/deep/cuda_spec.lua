@@ -1,7 +1,6 @@
--- Random ops on emulated CUDA against the CPU (spec/deep/domain/cuda.lua,
--- joined.lua), and the kernels of the
--- op specs run twice, in both orders of blocks and threads. The seed is printed; TIDE_SEED and
--- TIDE_CASES set what is run. On a machine with a GPU:
+-- Random ops on emulated CUDA against the CPU (domain/cuda.lua, domain/joined.lua), and the kernels
+-- of the op specs run twice, in both orders of blocks and threads. The seed is printed; TIDE_SEED
+-- and TIDE_CASES set what is run. On a machine with a GPU:
 --
 --    TIDE_SPEC_DEVICE=cuda luajit spec/deep/fuzz/run.lua cuda joined
 

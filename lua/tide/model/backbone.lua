@@ -30,7 +30,7 @@ Body.holds_parts = true
 -- own: nil, or fields of the body: rope (that of its layers), embed_scale, out_scale, norm_offset.
 function Body:init(c, blocks, opts, form, own)
    Module.init(self)
-   self._form, self.class_name = form, form.name
+   self._form, self.class_name = form, form.name           -- nil: of the class Body
    copy(own or {}, self)
    if form.positions then
       self:child(form.positions, nn.Embedding(c.max_position_embeddings, c.hidden_size,
@@ -70,12 +70,11 @@ private.note(Body.forward)
 local Backbone = class('Backbone', CausalLM)
 Backbone.mixes = false
 
--- Names of the body's class, of the body and its parts, the field with the eps of norms, and what
--- makes a block; positions (the name of a table of learned ones), Norm (of the end) and dropout (of
--- the embeddings) or nil.
+-- Names of the body and its parts, the field with the eps of norms, and what makes a block; or nil:
+-- name (of the body's class), positions (the name of a table of learned ones), Norm (of the end)
+-- and dropout (of the embeddings).
 Backbone.form = {
-   name = 'BackboneModel', body = 'backbone', embed = 'embeddings', norm = 'norm_f',
-   eps = 'layer_norm_epsilon',
+   body = 'backbone', embed = 'embeddings', norm = 'norm_f', eps = 'layer_norm_epsilon',
    block = function(c, mixer, norm)
       return nn.Block { names = { norm1 = 'norm', mixer = 'mixer' }, mixer = mixer,
          norm1 = nn.RMSNorm(c.hidden_size, norm) }

@@ -94,8 +94,7 @@ Bamba.op, Bamba._rows, Bamba._rules = op, rows, rules
 Bamba._options = { 'recurrence_dtype' }
 
 Bamba.form = {
-   name = 'BackboneModel', body = 'model', embed = 'embed_tokens', norm = 'final_layernorm',
-   eps = 'rms_norm_eps',
+   body = 'model', embed = 'embed_tokens', norm = 'final_layernorm', eps = 'rms_norm_eps',
    block = function(c, mixer, norm, opts)
       return nn.Block {
          names = { norm1 = 'input_layernorm', norm2 = 'pre_ff_layernorm', mlp = 'feed_forward',

@@ -47,8 +47,8 @@ local GPT2 = class('GPT2', Backbone)
 GPT2.op, GPT2._rows, GPT2._rules = op, rows, rules
 
 GPT2.form = {
-   name = 'BackboneModel', body = 'model', embed = 'embed_tokens', norm = 'norm',
-   positions = 'embed_positions', eps = 'layer_norm_epsilon', Norm = nn.LayerNorm,
+   body = 'model', embed = 'embed_tokens', positions = 'embed_positions', norm = 'norm',
+   eps = 'layer_norm_epsilon', Norm = nn.LayerNorm,
    dropout = function(c) return dropout(c.embd_pdrop) end,
    block = function(c, mixer, norm, opts)
       return nn.Block {

@@ -158,7 +158,8 @@ function Module:__newindex(name, value)
    end
 end
 
--- Whether parts wait for the init_weights of a module above: their weights are any numbers.
+-- Returns the name of the first child with weights that are not filled yet, which init_weights of a
+-- module above will do; nil: none has.
 local function waiting_part(self)
    for _, name in ipairs(self._child) do
       if rawget(self[name], '_waits') then return name end
@@ -400,10 +401,9 @@ local function fill_parameter(entry, seed)
    end
 end
 
--- No weight below is any number any more.
-local function filled(self)
+-- Marks the weights of all modules below as filled.
+local function set_filled(self)
    self:walk(function(m) m._waits = nil end)
-   return self
 end
 
 -- Fills every parameter by its declared initialiser from (seed, dotted name).
@@ -413,7 +413,7 @@ function Module:init_weights(seed)
       for _, entry in ipairs(self:named_parameters()) do fill_parameter(entry, seed) end
    end)
    self._seed = seed                     -- train.step compares it where ranks hold parts
-   self:walk(function(m) m._waits = nil end)
+   set_filled(self)
    return self
 end
 
@@ -438,7 +438,7 @@ end
 -- frequencies (rotary_emb.inv_freq), which old files keep, are passed over.
 function Module:load_state_dict(state, opts)
    local result = require('tide.nn.state').load(self, state, opts)
-   filled(self)
+   set_filled(self)
    return result
 end
 

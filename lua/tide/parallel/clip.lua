@@ -40,7 +40,7 @@ local function groups_of(op, source, comm)
 end
 
 -- Where the parts of the norm lie on every rank, also on one that has no gradient of a group: that
--- of the gradients, or of NCCL's communicator. Nil: nothing says.
+-- of the gradients, or of NCCL's communicator; nil: unknown.
 local function device_of(groups)
    local over_nccl
    for _, group in ipairs(groups) do

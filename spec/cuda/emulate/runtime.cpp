@@ -241,8 +241,6 @@ thread_local const char *last_kernel = "none";
 
 const char *emulated::last_kernel_launched() { return last_kernel; }
 
-/* Limits of a launch: CUDA C++ Programming Guide, "Compute Capabilities", "Features and Technical
- * Specifications". */
 /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its kernel has ended, and with its error (CUDA C++
  * Programming Guide, "Concurrent Execution between Host and Device"). */
 static bool launch_blocks()
@@ -251,6 +249,8 @@ static bool launch_blocks()
   return said && atoi(said) == 1;
 }
 
+/* Limits of a launch: CUDA C++ Programming Guide, "Compute Capabilities", "Features and Technical
+ * Specifications". */
 void tide_emulate_launch(tide_emulate_stream *stream, const tide_emulate_kernel &kernel, dim3 grid,
                          dim3 block, size_t shared, const tide_emulate_body &call)
 {

@@ -142,7 +142,7 @@ local function total(t, o, x, ws, bs, where, near)
    return sum
 end
 
--- The losses of the steps, and the gradients: false where there is none.
+-- Returns the loss of each step, and the gradient of each parameter (false: it has no gradient).
 local function run(t, o, where, near)
    local leaf, view = input(t, o, where)
    local sizes = sizes_of(o)
@@ -173,7 +173,7 @@ end
 
 local function flat(g) return values.flat { g:to('cpu'):to('f64'):reshape(-1):tolist() } end
 
--- What is wrong with a gradient, or nil; either is false where there is none.
+-- Returns how two gradients differ by more than `room`, or nil. A gradient may be absent (false).
 local function compare(got, want, room)
    if not (got and want) then return got ~= want and 'only one side has it' or nil end
    if got.dtype ~= want.dtype then return ('%s, by itself %s'):format(got.dtype, want.dtype) end
