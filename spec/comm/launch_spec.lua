@@ -1,5 +1,6 @@
 -- Starting ranks: what the environment of launchers means, one recipe under every launcher,
 -- restarts.
+-- Mostly waits.
 
 local child = require 'spec.support.child'
 local tmp = require 'spec.support.tmp'
