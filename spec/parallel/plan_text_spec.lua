@@ -63,7 +63,7 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
    it('of a price has its rows, and what crosses hosts', function()
       local function of(mesh, n, opts)
          local text = tostring(make(mesh, {}, n):price(opts))
-         return (text:gsub('\n   activations[^\n]*', ''):gsub('\n   peak[^\n]*', ''))
+         return (text:gsub('(\n   activations) [^\n]*', '%1'):gsub('(\n   peak) [^\n]*', '%1'))
       end
       local four, eight = 4 * 9240 / 1024, 8 * 9240 / 1024
       local head = ([[
@@ -71,6 +71,8 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
    gradients                %.1f KiB
    optimizer                %.1f KiB
    state                     %.0f KiB   the three
+   activations
+   peak
 ]]):format(four, four, eight, 4 * four)
       assert.equal('rank 0 of 1, 2 x 8 tokens a micro-batch, 3 a step\n' .. head .. [[
    wire                          0 B   sent a step
@@ -108,7 +110,19 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
          local again = tide.parallel.plan.from_table(plan:to_table())
          assert.equal(tostring(plan), tostring(again))
          assert.same(plan:to_table(), again:to_table())
+         assert.is_nil(plan:to_table().own)
       end
+   end)
+
+   it('has styles as data, which are read again', function()
+      local t = make({ tp = 2 }, { tp = { plan = { lm_head = 'colwise' } } }, 2):to_table()
+      t.tp.plan.lm_head = { style = 'colwise_rep' }
+      local again = tide.parallel.plan.from_table(t)
+      assert.equal('Shard(1)', tostring(again):match 'lm_head%.weight +(%S+)')
+      t.tp.plan = 'some.path'
+      local ok, e = pcall(tide.parallel.plan.from_table, t)
+      assert.is_false(ok)
+      assert.matches('which data must not run', e.message, 1, true)
    end)
 end)
 
