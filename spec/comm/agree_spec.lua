@@ -61,8 +61,8 @@ describe('ranks that differ', function()
       local long = ('x'):rep(60)
       for _, text in ipairs(ranks.run(2, said, { lines('a = ' .. long, 'b = y' .. long, 'c = 3'),
          lines('a = 1', 'b = 2', 'c = 4') }, { how = 'lines' })) do
-         assert.matches(('; a (rank 1: 1; rank 0: %s), b (rank 1: 2; rank 0: y%s...), c (rank 1: 4; '
-            .. 'rank 0: 3); every'):format(long, ('x'):rep(56)), text, 1, true)
+         assert.matches(('; a (rank 1: 1; rank 0: %s), b (rank 1: 2; rank 0: y%s...), c (rank 1: '
+            .. '4; rank 0: 3); every'):format(long, ('x'):rep(56)), text, 1, true)
       end
    end)
 

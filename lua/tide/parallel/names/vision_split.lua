@@ -232,8 +232,8 @@ function split.frame_cost(patches, alpha) return patches * (patches + alpha) end
 
 -- Empty frames to add so that a rank has at least `least` rows of patches.
 function split.pad_frames(rows, rows_per_frame, least_rows)
-   if rows_per_frame == 0 or rows >= least_rows then return 0 end
-   return math.ceil((least_rows - rows) / rows_per_frame)
+   if rows_per_frame == 0 then return 0 end
+   return math.ceil(max(0, least_rows - rows) / rows_per_frame)
 end
 
 local frames = 'num_frames: integer[] >= 0; T: integer >= 1'
