@@ -45,6 +45,9 @@ describe('the slowest rank', function()
          assert.same(want, straggler.find(rows, sections, ratio))
       end
       assert.is_true(found > 50)
+      local long = {}
+      for i = 1, 20001 do long[i] = 20001 - i end
+      assert.equal(10000, straggler.median(long))
    end)
 end)
 

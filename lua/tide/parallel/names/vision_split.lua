@@ -13,7 +13,8 @@ local signature = require 'tide.util.signature'
 local split = {}
 
 local floor, min, max = math.floor, math.min, math.max
-local sum_of = require('tide.util.dims').sum
+local dims = require 'tide.util.dims'
+local sum_of = dims.sum
 
 -- ---- units -----------------------------------------------------------------------------------
 
@@ -181,7 +182,7 @@ end
 -- and their number. nil where that rule would lose a frame, cut a tubelet or leave a part empty.
 function split.compatible(num_frames, T, parts)
    local total = sum_of(num_frames)
-   local frames, added = { unpack(num_frames) }, 0
+   local frames, added = dims.copy(num_frames), 0
    local function append(n)
       for _ = 1, n do frames[#frames + 1] = 1 end
       added = added + n
