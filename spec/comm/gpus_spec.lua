@@ -61,7 +61,8 @@ describe('the GPUs of ranks', function()
    end)
 
    it('are asked for where there are several ranks without them', function()
-      for _, comm in ipairs { { rank = 0, size = 1 }, { rank = 1, size = 2, transport = 'nccl' } } do
+      local nccl = { rank = 1, size = 2, transport = 'nccl' }
+      for _, comm in ipairs { { rank = 0, size = 1 }, nccl } do
          assert.equal(comm, gpus(comm))
       end
       local _, _, made, mine = choose({ { 'a', 2 }, { 'a', 2 } }, 1, 'local', { library = 'x.so',

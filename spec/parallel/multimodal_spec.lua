@@ -201,6 +201,50 @@ describe('images of any size', function()
       assert.equal('u8', select(2, none 'u8').dtype)
    end)
 
+   it('without tokens are cut like others', function()
+      for _, partition in ipairs { 'balanced', 'compatible' } do
+         local lens = { 0, 16, 0, 16, 0 }
+         local sum, images = 0, 0
+         for r = 0, 1 do
+            local part = go(lens, 2, r, { partition = partition })
+            sum, images = sum + part.tokens:size(2), images + part.sizes:size(1)
+            assert.equal(0, part.num_padded_ranks)
+            assert.equal(part.plan.bounds[r + 2] - part.plan.bounds[r + 1], part.sizes:size(1))
+         end
+         assert.same({ 32, 5 }, { sum, images })
+      end
+   end)
+
+   it('of a video give a rank without frames videos of one frame', function()
+      for r = 0, 3 do
+         local part = go({ 4, 4, 4 }, 4, r, { num_frames = { 3 }, temporal_patch_size = 2,
+            partition = 'compatible' })
+         assert.same(({ { 2 }, { 1 }, { 1 }, { 1, 1 } })[r + 1], part.num_frames)
+         assert.equal(({ 8, 4, 1, 2 })[r + 1], part.tokens:size(2))
+         assert.same({ part.tokens:size(2) / #part.sizes:tolist() * patch, patch },
+            { part.sizes:tolist()[1][2], part.sizes:tolist()[1][1] })
+      end
+      local empty = go({ 4, 4 }, 4, 3, { num_frames = { 2 }, temporal_patch_size = 2 })
+      assert.same({ { 1 }, true, 3 }, { empty.num_frames, empty.plan.empty[4],
+         empty.num_padded_ranks })
+   end)
+
+   it('are gathered by one rank without those of the last ranks, and no more than its plan has',
+      function()
+         local gather = mm.gather_from_context_parallel_ranks_dynamic_res
+         local x = tide.arange(10):reshape { 5, 2 }
+         assert.is_true(gather(x):equal(x) and gather(x, 0):equal(x))
+         assert.same({ 0, 2 }, gather(x, 1).shape)
+         refused('E_ARG', 'what', gather, x, 2)
+         local part = go({ 3, 5 }, 1, 0)
+         assert.same({ 4, 2 }, gather(x, part.plan, nil, { merge = 2 }).shape)
+         assert.is_true(gather(x, part.plan, nil, { merge = 2 }):equal(x:narrow(1, 1, 4)))
+         refused('E_ARG', 'at least 8 rows', gather, x, part.plan)
+         refused('E_ARG', 'rank 0 has 8 tokens, which do not join by 3', gather, x, part.plan, nil,
+            { merge = 3 })
+         refused('E_ARG', 'a plan of 1 ranks', gather, x, go({ 3, 5 }, 2, 0).plan)
+      end)
+
    it('are padded to FP8 blocks, and the longest segment counts that', function()
       local want = { { '0 10 30 32', 20 }, { '0 30 70 120 128', 50 } }
       local compat = { { '0 10 16', 10 }, { '0 20 32', 20 }, { '0 30 70 120 128', 50 } }
