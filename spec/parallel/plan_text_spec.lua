@@ -162,6 +162,46 @@ describe('the command line of a plan', function()
       end
    end)
 
+   it('gives axes of random sizes as the rule does, written out, or says what would fit', function()
+      local rnd, fitted = 9, 0
+      local function draw(lo, hi)
+         rnd = rnd * 48271 % 2147483647
+         return lo + rnd % (hi - lo + 1)
+      end
+      for _ = 1, 500 do
+         local m = { dp = draw(0, 1) * draw(1, 4), dp_replicate = draw(0, 2),
+            dp_shard = draw(0, 2), tp = draw(1, 2), cp = draw(1, 2) }
+         local n, simulate = ({ 1, draw(1, 16), m.dp * m.tp * m.cp + 1 })[draw(1, 3)], draw(0, 1)
+         local factors = m.dp_replicate > 0 or m.dp_shard > 0
+         local open = m.dp == 0 and m.dp_shard == 0
+         local need = m.tp * m.cp
+         if m.dp > 0 then
+            need = need * m.dp
+         else
+            need = need * math.max(1, m.dp_replicate) * math.max(1, m.dp_shard)
+         end
+         local product = m.tp * m.cp * math.max(1, m.dp_replicate) * math.max(1, m.dp_shard)
+         if simulate == 1 and n == 1 then n = need end
+         local fits = n == need or open and n % need == 0
+         local want = { tp = m.tp, cp = m.cp > 1 and m.cp or nil }
+         for _, name in ipairs { 'dp', 'dp_replicate', 'dp_shard' } do
+            want[name] = m[name] > 0 and m[name] or nil
+         end
+         if open then want[factors and 'dp_shard' or 'dp'] = n / product end
+         local ok, axes, ranks = pcall(options.axes, { mesh = m }, simulate == 1 and n == need
+            and draw(0, 1) == 0 and 1 or n, simulate == 1)
+         if fits then
+            fitted = fitted + 1
+            assert.same({ true, want, n }, { ok, axes, ranks })
+         else
+            assert.is_false(ok)
+            assert.matches(('the run has %d rank'):format(n), axes.message, 1, true)
+            assert.matches(('(tide run -n %d, or'):format(need), axes.message, 1, true)
+         end
+      end
+      assert.is_true(fitted > 100)
+   end)
+
    it('names the sizes that do not fit the run', function()
       for _, c in ipairs {
          { { dp = 3 }, 2, '--mesh.dp 3, but the run has 2 ranks (tide run -n 3,' },
