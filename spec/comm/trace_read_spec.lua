@@ -17,6 +17,63 @@ local function report(docs) return table.concat(trace.report(docs), '\n') end
 
 local function has(text, part) assert.is_truthy(text:find(part, 1, true), text) end
 
+describe("a rank's file", function()
+   it('has the calls of each communicator that ranks share, once', function()
+      tmp.with(function(dir)
+         local function comm(id, rank, transport)
+            return { id = id, name = 'the ' .. id, rank = rank, size = 4, transport = transport,
+               history = function()
+                  local list = {}
+                  for seq = 1, rank do list[seq] = call(seq, 'barrier', seq, seq + 1) end
+                  return list
+               end }
+         end
+         local path = trace.dump(dir, { comm('world', 3, 'local'), comm('made', 2, 'sim'),
+            comm('world', 0, 'self'), comm('world/a', 1, 'mpi') })
+         assert.equal(dir .. '/rank003.json', path)
+         local d = trace.read(dir)[1]
+         assert.same({ 3, 4 }, { d.rank, d.size })
+         local said = {}
+         for i, c in ipairs(d.comms) do
+            said[i] = ('%s %s %d %d %d'):format(c.id, c.name, c.rank, c.size, #c.calls)
+         end
+         assert.same({ 'world the world 3 4 3', 'world/a the world/a 1 4 1' }, said)
+         for _, e in ipairs(d.traceEvents) do assert.equal(3, e.pid) end
+         assert.same(call(1, 'barrier', 1, 2), d.comms[1].calls[1])
+      end)
+      tmp.with(function(dir)
+         assert.equal(dir .. '/rank000.json', trace.dump(dir, {}))
+         assert.same({ 0, 1, 0 }, { trace.read(dir)[1].rank, trace.read(dir)[1].size,
+            #trace.read(dir)[1].comms })
+      end)
+   end)
+
+   it('is shown with those of others as one trace', function()
+      tmp.with(function(dir)
+         local json = require('tide').json
+         for r = 0, 1 do
+            local d = doc(r, { call(1, 'barrier', 70 * r, 70 * r + 1) }, r == 0 and 'a' or 'b')
+            d.size = 2
+            d.traceEvents = { { ph = 'X', ts = 7e7 * r + 5, dur = 2, name = 'op' }, { ph = 'M' } }
+            local f = assert(io.open(('%s/rank%03d.json'):format(dir, r), 'w'))
+            f:write(json.encode(d))
+            f:close()
+         end
+         assert.matches('2 ranks in ' .. dir .. '/trace.json', trace.show(dir), 1, true)
+         local f = assert(io.open(dir .. '/trace.json'))
+         local events = json.decode(f:read '*a').traceEvents
+         f:close()
+         assert.equal(6, #events)
+         assert.same({ 'process_name', 1, 'rank 1' }, { events[4].name, events[4].pid,
+            events[4].args.name })
+         assert.same({ 5, 5 }, { events[2].ts, events[5].ts })       -- 70 s apart
+         os.remove(dir .. '/rank001.json')
+         assert.matches('rank 1 left no file', trace.show(dir), 1, true)
+         assert.matches('1 rank in ', trace.show(dir), 1, true)
+      end)
+   end)
+end)
+
 describe('the reader of traces', function()
    it('names who came last, by how much, and where', function()
       local docs = {}

@@ -225,6 +225,8 @@ describe('the command line of a plan', function()
       assert.same({ ranks = 4, recompute = 'every:2',
          tp = { sequence_parallel = true, async_tp = false },
          cp = { layout = 'zigzag', method = 'a2a+p2p', a2a = 2 } }, o)
+      _, o = options.read(given { cp = 2 }, 2)
+      assert.same({ layout = 'zigzag', method = 'ring' }, o.cp)
       for _, c in ipairs {
          { { dp_shard = 2 }, {} }, { { dp_replicate = 2 }, {} }, { {}, { offload = true } },
          { {}, { fsdp = { reduce = 'f32' } } }, { {}, { fsdp = { reshard = 'no' } } } } do
@@ -233,7 +235,8 @@ describe('the command line of a plan', function()
          assert.same(c[2].fsdp and c[2].fsdp.reduce and { reduce_dtype = 'f32' } or nil,
             o.fsdp.mp_policy)
       end
-      for text, v in entries { auto = 'nil', yes = 'true', no = 'false', ['4'] = '4' } do
+      for text, v in entries { auto = 'nil', yes = 'true', no = 'false', ['4'] = '4',
+         ['1'] = '1' } do
          _, o = options.read(given({}, { fsdp = { strategy = 'optim', reshard = text } }), 2)
          assert.equal(v, tostring(o.fsdp.reshard_after_forward))
       end
