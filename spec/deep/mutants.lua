@@ -113,7 +113,7 @@ local function measure(list, path_of)
    for _, spec in ipairs(list) do
       local log = path_of(spec) .. '.log'
       files.write(log, '')
-      local ok, seconds = passes(spec, 60, ('TIDE_REACH="$OLDPWD/%s"'):format(log), '--keep-going')
+      local ok, seconds = passes(spec, 240, ('TIDE_REACH="$OLDPWD/%s"'):format(log), '--keep-going')
       reach.write(path_of(spec), seconds, log)
       print(('%s: %.1f s%s'):format(spec, seconds, ok and '' or ', fails when measured'))
       io.stdout:flush()
