@@ -357,10 +357,11 @@ function packed.make(source, rows, seq, opts)
          real[#real + 1], slots[#slots + 1] = real[#real] + piece[2], at
       end
    end
-   local out, device = { count = count }, opts.device
-   local here = device == 'cuda' and 'cpu' or device
+   local out = { count = count }
    local function tensor_of(list, dtype)
-      return upload(tide.tensor(list, { dtype = dtype, device = here }), device)
+      return upload(function(here)
+         return tide.tensor(list, { dtype = dtype, device = here })
+      end, opts.device)
    end
    for _, name in ipairs { 'ids', 'labels', 'positions' } do
       out[name] = tensor_of({ lists[name] }, 'i64')

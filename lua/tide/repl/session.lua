@@ -45,8 +45,8 @@ end
 
 -- Whether more lines may complete a source: not where a quoted string has no end.
 local function is_incomplete(source, message)
-   local unfinished = message:find('unfinished string', 1, true)
-   return message:find("near '<eof>'", 1, true) ~= nil
+   local unfinished = message:find 'unfinished string'
+   return message:find "near '<eof>'" ~= nil
       and (not unfinished or source:find '\\$' ~= nil)
 end
 
