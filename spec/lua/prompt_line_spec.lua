@@ -9,6 +9,7 @@ local help = require 'tide.repl.help'
 local hint = require 'tide.repl.hint'
 local session = require 'tide.repl.session'
 local signature = require 'tide.util.signature'
+local show = require 'tide.repl.show'
 local stored = require 'tide.repl.stored'
 local tide = require 'tide'
 local tmp = require 'spec.support.tmp'
@@ -157,6 +158,67 @@ describe('a command', function()
    end)
 end)
 
+describe('a session', function()
+   it('keeps the last value, and a command runs what ends with a semicolon', function()
+      local s, say = new { help = 3 }
+      for _, row in ipairs { { '5', '5\n' }, { 'x = 1', '' }, { '_', '5\n' }, { '7;', '' },
+         { '_', '7\n' }, { 'help(3)', '' } } do
+         local out = say(row[1])
+         assert.is_true(row[1] == 'help(3)' and out:find 'attempt to call' ~= nil
+            or out == row[2], out)
+      end
+      assert.matches('^%S+ [um]?s\n$', say ':time 8;')
+      assert.matches('input: unfinished', say ':plot f(', 1, true)
+      assert.matches('input: input:1:3: ', say ':plot 1 1', 1, true)
+      assert.equal(0, s.env._ - 8)
+      assert.same({ true, true, true, false, false }, { session.is_command 'help(x)',
+         session.is_command ' :mem', session.is_command '?x', session.is_command 'x',
+         session.is_command ':: a ::' })
+   end)
+
+   it('shows where a line failed, and tells the host when one runs', function()
+      local told = {}
+      with(package.loaded, 'tide.host', { busy = function(on) told[#told + 1] = on end },
+         function()
+            local _, say = new()
+            for _, line in ipairs { 'function f() error "deep" end', 'function g() f(); x = 1 end',
+               'function h() g(); x = 1 end' } do say(line) end
+            local lines = {}
+            for line in say('h(); x = 1'):gmatch '[^\n]+' do lines[#lines + 1] = line end
+            assert.equal('input:1: deep', lines[1])
+            assert.equal('stack traceback:', lines[2])
+            local text = table.concat(lines, '\n')
+            for _, name in ipairs { "'f'", "'g'", "'h'" } do assert.matches(name, text, 1, true) end
+            assert.is_nil(text:find('session.lua', 1, true))
+            assert.equal('input:1: flat\n', say('error "flat"'))
+         end)
+      for i = 1, #told, 2 do assert.same({ true, false }, { told[i], told[i + 1] }) end
+      assert.is_true(#told >= 10)
+   end)
+
+   it('finds help among names of tide where a name stands alone', function()
+      local _, say = new { tab = { one = 1 }, x = tide.ones { 1 } }
+      assert.matches('^matmul%(', say '?matmul')
+      assert.equal("no 'tab.matmull' here\n", say '?tab.matmull')
+      assert.equal("no 'x:matmull' here; did you mean 'x:matmul'?\n", say '?x:matmull')
+      assert.equal('x:shape', (say('?x.shape'):gsub('^x%.shape = table.*\n$', 'x:shape')
+         :gsub('^x%.shape:.*\n$', 'x:shape')))
+   end)
+
+   it('saves tensors and plain values, and names the rest', function()
+      tmp.with(function(dir)
+         local _, say = new { a = 'text', b = 5LL, c = setmetatable({}, {}), d = print, e = { 1 },
+            f = tide.ones { 1 }, g = false }
+         assert.equal(('saved 4 in %s/s; not kept (neither tensor nor plain): b, c, d\n'):format(
+            dir), say(':save ' .. dir .. '/s'))
+         local s, say_two = new()
+         assert.equal('loaded a, e, f, g\n', say_two(':load ' .. dir .. '/s'))
+         assert.same({ 'text', { 1 }, { 1 }, false }, { s.env.a, s.env.e, s.env.f:tolist(),
+            s.env.g })
+      end)
+   end)
+end)
+
 describe('a chart', function()
    it('has a block for each number, by its place between the least and the greatest', function()
       local levels = { '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█' }
@@ -180,6 +242,27 @@ describe('a chart', function()
                (text:gsub(' +$', '')))
          end
          assert.equal(table.concat(lines), chart.text(values, 72, rows))
+      end
+   end)
+end)
+
+describe('a tensor', function()
+   it('is scaled below 0.01 and from 100000 on, and counts its rows from the ends', function()
+      local function heading(list)
+         return show.text(tide.tensor(list, { dtype = 'f64' })):match '^[^\n]*'
+      end
+      for text, list in each { [''] = { 99999.5, 0.5 }, [', times 1e+05'] = { 1e5, 0.5 },
+         [', times 1e-03'] = { 0.0099, 0 } } do
+         assert.equal('tensor f64 [2] cpu' .. text, heading(list))
+      end
+      assert.equal('tensor f64 [2] cpu', heading { 0.01, 0 })
+      assert.equal('tensor f64 [2] cpu', heading { 0, 0 })
+      assert.matches('inf  %-inf$', show.text(tide.tensor { 1 / 0, -1 / 0 }))
+      for n, want in each { [12] = '1 2 3 4 5 6 7 8 9 10 11 12', [13] = '1 2 3 4 10 11 12 13',
+         [20] = '1 2 3 4 17 18 19 20' } do
+         local at = {}
+         for i in show.text(tide.zeros { n, 1, 2 }):gmatch '%[(%d+), %.%.%]' do at[#at + 1] = i end
+         assert.equal(want, table.concat(at, ' '))
       end
    end)
 end)

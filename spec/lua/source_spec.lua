@@ -10,6 +10,7 @@ local mixture = require 'tide.data.mixture'
 local packed = require 'tide.data.packed'
 local raised = require 'spec.support.raised'
 local refused = require 'spec.support.refused'
+local sampler = require 'tide.data.sampler'
 local survey = require 'tide.data.survey'
 local tmp = require 'spec.support.tmp'
 local tokens = require 'tide.data.tokens'
@@ -206,6 +207,51 @@ describe('windows of a source', function()
    end)
 end)
 
+describe('the order of a sampler', function()
+   it('stays what it was, so that a run goes on with the windows it has not seen', function()
+      for _, row in ipairs { { 10, 0, 0, '9 0 8 7 1 2 6 5' }, { 16, 3, 1, '13 12 7 15 8 3 1 14' },
+         { 64, 7, 2, '16 34 18 59 29 37 55 63' }, { 65, 7, 2, '1 24 23 11 53 27 16 56' } } do
+         local p, list = sampler.permutation(unpack(row, 1, 3)), {}
+         for i = 0, 7 do list[i + 1] = p(i) end
+         assert.equal(row[4], table.concat(list, ' '))
+      end
+      local s = sampler.new { count = 40, seq = 6, batch = 3, seed = 5 }
+      for i, want in ipairs { { 5, 23, 17 }, { 11, 29, 10 }, { 22, 4, 16 }, { 28, 20, 26 } } do
+         assert.same(want, s:next())
+         for k = 1, 3 do assert.equal(want[k], s:start_of(3 * (i - 1) + k - 1)) end
+      end
+   end)
+
+   it('moves the windows in each epoch where the data has room for it', function()
+      for _, row in ipairs { { 11, 10, false, 1 }, { 19, 10, false, 1 }, { 20, 10, true, 1 },
+         { 21, 10, true, 1 }, { 30, 10, true, 2 }, { 5, 2, true, 1 }, { 4, 2, true, 1 },
+         { 3, 2, false, 1 }, { 1000, 10, true, 99 } } do
+         local s = sampler.new { count = row[1], seq = row[2], batch = 1 }
+         assert.same({ row[3], row[4] }, { s.shifted, s.windows })
+         local offsets = {}
+         for epoch = 0, 40 do
+            local offset = s:start_of(epoch * s.windows) % s.seq
+            offsets[offset] = true
+            for k = 0, s.windows - 1 do
+               local start = s:start_of(epoch * s.windows + k)
+               assert.is_true(start % s.seq == offset and start >= 0 and start + s.seq < s.count)
+            end
+         end
+         local n = 0
+         for offset = 0, s.seq - 1 do n = n + (offsets[offset] and 1 or 0) end
+         assert.equal(row[3], n > 1)
+      end
+   end)
+
+   it('is that of a mixture of one part', function()
+      local source = tokens.memory(('x'):rep(40), 1)
+      local mix = mixture.new { parts = { { source = source, weight = 2 } }, seq = 6, batch = 3,
+         seed = 5 }
+      local s = sampler.new { count = 40, seq = 6, batch = 3, seed = 5 }
+      for _ = 1, 9 do assert.same(s:next(), mix:next()) end
+   end)
+end)
+
 describe('the decoder of bytes', function()
    it('holds back a character that is not whole, and nothing else', function()
       local function width_of(b)
@@ -349,6 +395,11 @@ describe('rows of documents', function()
       o = { cu = { 0, 2, 4 }, seq = 4, cp = 2, batch = 1, together = 2, long = 'cut' }
       refused('E_ARG', 'seq (4) has no room for 2 documents', packed.new, o)
       packed.new { cu = { 0, 2, 4 }, seq = 8, cp = 2, batch = 1, together = 2, long = 'cut' }
+      packed.new { cu = { 0, 2, 4 }, seq = 2, batch = 1, together = 2, long = 'cut' }
+      o = { cu = { 0, 2, 4, 6 }, seq = 8, cp = 2, batch = 1, together = 3, long = 'cut' }
+      refused('E_ARG', 'seq (8) has no room for 3 documents', packed.new, o)
+      refused('E_ARG', 'seq (4) must be a multiple of 6, to be cut over 3 ranks', packed.new,
+         { cu = { 0, 2 }, seq = 4, cp = 3, batch = 1 })
       o = { cu = { 0, 5, 10, 11, 12 }, seq = 9, batch = 1, together = 2, long = 'refuse' }
       refused('E_ARG', '1 of 2 groups of 2 documents are longer than seq (9 tokens), the longest '
          .. "has 10; give a larger seq, or long = 'cut'", packed.new, o)
@@ -423,9 +474,13 @@ describe('a mixture', function()
             local a, b = halves[1]:next(), halves[2]:next()
             assert.same(starts, { a[1], a[2], a[3], b[1], b[2], b[3] })
             for _, start in ipairs(starts) do
-               local i = 1
+               local i, first, lag = 1, nil, -math.huge
+               for k, part in ipairs(parts) do          -- the one that lags most is next
+                  local behind = (items + 1) * part.weight / total - (counts[k] or 0)
+                  if behind > lag + 1e-9 then first, lag = k, behind end
+               end
                while start >= at[i + 1] do i = i + 1 end
-               assert.is_true(start + 4 < at[i + 1])
+               assert.is_true(start + 4 < at[i + 1] and i == first)
                counts[i], items = (counts[i] or 0) + 1, items + 1
                for k, part in ipairs(parts) do
                   local due = items * part.weight / total

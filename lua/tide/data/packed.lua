@@ -52,7 +52,7 @@ Packed.ahead = true                       -- make reads data alone (see train.ah
 local function check_cu(op, name, cu)
    if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end
    for i = 2, #cu do err.integer(op, ('%s[%d]'):format(name, i), cu[i], cu[i - 1]) end
-   if (cu[#cu] or 0) == 0 then err.raise('E_ARG', op, 'the documents have no tokens') end
+   if cu[#cu] == 0 then err.raise('E_ARG', op, 'the documents have no tokens') end
 end
 
 -- Refuses documents that are longer than a row.
