@@ -120,11 +120,11 @@ describe('an event file', function()
          return v + text:byte(at - 1) * scale
       end
       while at <= #text do
-         local tag, value = varint(), nil
+         local tag = varint()
          local kind = tag % 8
          local n = kind == 1 and 8 or kind == 5 and 4 or kind == 2 and varint()
-         if n then value, at = text:sub(at, at + n - 1), at + n else value = varint() end
-         list[#list + 1] = { math.floor(tag / 8), value }
+         list[#list + 1] = { math.floor(tag / 8), n and text:sub(at, at + n - 1) or varint() }
+         at = at + (n or 0)
       end
       return list
    end
@@ -197,8 +197,9 @@ describe('progress', function()
 
    it('writes every figure, those of one\'s own by name', function()
       assert.equal('loss 1.0000 | val loss 2.5000 | grad norm 0.500 | a b 0.1235 | c 3 '
-         .. '| lr 1.00e-03 | 1.50k tokens | 1.23k tok/s | 1.00 MiB', progress.fields(record(3, { val_loss = 2.5,
-            tokens = 1500, more = { c = 3, a_b = 0.12345 } })))
+         .. '| lr 1.00e-03 | 1.50k tokens | 1.23k tok/s | 1.00 MiB',
+         progress.fields(record(3, { val_loss = 2.5, tokens = 1500,
+            more = { c = 3, a_b = 0.12345 } })))
       for _, name in ipairs { 'loss', 'grad_norm', 'lr', 'tokens_per_second', 'memory_bytes' } do
          refused('E_ARG', { 'r.' .. name, 'a number' }, progress.fields,
             record(3, { [name] = 'x' }))
