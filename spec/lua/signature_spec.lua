@@ -44,6 +44,56 @@ describe('util.signature', function()
       says("unknown option 'sise'; did you mean 'size'?", 2, 0, { sise = 1 })
    end)
 
+   it('reads each kind at both sides of each bound', function()
+      for text, row in pairs {
+         ['integer < 0'] = { { -1, -9 }, { 0, 1 } }, ['integer > 0'] = { { 1, 9 }, { 0, -1 } },
+         ['integer <= 3'] = { { 3, -9 }, { 4 } }, ['integer >= 3'] = { { 3, 4 }, { 2 } },
+         ['number < 2'] = { { 1.999, -5 }, { 2, 3 } }, ['number > 2'] = { { 2.001 }, { 2, 1 } },
+         ['number <= 2'] = { { 2, 1 }, { 2.001 } },
+         ['number in [0, 1]'] = { { 0, 1 }, { -0.1, 1.1 } },
+         ['number in [0, 1)'] = { { 0, 0.9 }, { 1, -0.1 } },
+         ['integer in [1, 3)'] = { { 1, 2 }, { 0, 3 } },
+         ['false | string'] = { { false, 'a' }, { true, 1 } }, ['integer?'] = { { 1 }, { 'x' } },
+         ['integer[]'] = { { {}, { 1, 2 } }, { { 'a' }, { a = 1 }, 1 } },
+         ['integer = 3'] = { { 4 }, { 'x' } },
+         ranks = { { { size = 2 }, { find = print } }, { {}, 1 } },
+         comm = { { { size = 1, rank = 0 } }, { { size = 1 }, { rank = 0 }, 1 } },
+         float = { { 'f32', 'bf16', 'f16', 'f64' }, { 'i32', 1 } },
+         ['tensor [2, ..]'] = { { tide.ones { 2 }, tide.ones { 2, 3 } },
+            { tide.ones { 3 }, tide.ones {}, 1 } },
+         ['tensor [..]'] = { { tide.ones {}, tide.ones { 2, 3 } }, { 1 } },
+         ['tensor [2 or 3, 1] of f32, i64'] = { { tide.ones { 2, 1 }, tide.ones { 3, 1 },
+            tide.ones({ 2, 1 }, { dtype = 'i64' }) }, { tide.ones { 4, 1 }, tide.ones { 2 },
+            tide.ones { 2, 2 }, tide.ones({ 2, 1 }, { dtype = 'f64' }) } },
+      } do
+         for _, v in ipairs(row[1]) do
+            assert.is_true(rawequal(v, signature.check('spec', 'v', v, text)), text)
+         end
+         if row[1][1] == false then assert.is_false(signature.check('spec', 'v', false, text)) end
+         for _, v in ipairs(row[2]) do
+            assert.equal('E_ARG', raised(signature.check, 'spec', 'v', v, text).code, text)
+         end
+      end
+      assert.is_nil(signature.check('spec', 'v', nil, 'integer?'))
+      assert.equal(3, signature.check('spec', 'v', nil, 'integer = 3'))
+      assert.matches("argument 'options': expected a table, got nil",
+         raised(door { 'a: integer', opts = { 'n: integer' } }, 1).message, 1, true)
+   end)
+
+   it('says what lists of conditions hold', function()
+      local f = door { 'a: table; where permutes(a) -- no permutation; where sum(a) > 2 -- small' }
+      for _, a in ipairs { { 0, 1, 2 }, { 2, 0, 1 }, { 3, 1, 0, 2 } } do
+         assert.equal(a, f(a)[1])
+      end
+      for _, a in ipairs { { 0, 0, 2 }, { 1, 2, 3 }, { 0, 1, 3 }, { -1, 0, 1 } } do
+         assert.matches('no permutation', raised(f, a).message, 1, true)
+      end
+      assert.matches('small', raised(f, { 0, 1 }).message, 1, true)
+      f = door { 'a: table; where last(a) == 3 -- ends with {last(a)}' }
+      assert.same({ 1, 3 }, f({ 1, 3 })[1])
+      assert.matches('ends with 4', raised(f, { 3, 4 }).message, 1, true)
+   end)
+
    it('gives a copy of options, and keeps the rest', function()
       local given = { n = 1 }
       local got = door { 'a: integer', opts = { 'n: integer' } }(7, 'free', given)

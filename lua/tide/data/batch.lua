@@ -8,8 +8,9 @@ local upload = require 'tide.data.upload'
 local batch = {}
 
 local function tensor_of(raw, shape, dtype, device)
-   local here = device == 'cuda' and 'cpu' or device
-   return upload(tide.from_string(raw, shape, { dtype = dtype, device = here }), device)
+   return upload(function(here)
+      return tide.from_string(raw, shape, { dtype = dtype, device = here })
+   end, device)
 end
 
 -- i64 tensor [B, n] from the concatenated bytes of B windows of n tokens.

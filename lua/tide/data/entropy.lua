@@ -22,9 +22,7 @@ end
 -- strings.
 function entropy.order2(texts)
    local counts, context, total = {}, {}, 0
-   for _, text in ipairs(texts) do
-      if #text > 2 then add(counts, text) end
-   end
+   for _, text in ipairs(texts) do add(counts, text) end
    for key, n in each(counts) do
       local pair = math.floor(key / 256)
       context[pair] = (context[pair] or 0) + n

@@ -67,7 +67,7 @@ local function choose(self)
    local best, most = nil, -math.huge
    for i, share in ipairs(self.shares) do
       local lag = share * (self.position + 1) - self.counts[i]
-      if share > 0 and lag > most + 1e-9 then best, most = i, lag end
+      if lag > most + 1e-9 then best, most = i, lag end
    end
    return best
 end

@@ -52,7 +52,7 @@ Packed.ahead = true                       -- make reads data alone (see train.ah
 local function check_cu(op, name, cu)
    if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end
    for i = 2, #cu do err.integer(op, ('%s[%d]'):format(name, i), cu[i], cu[i - 1]) end
-   if (cu[#cu] or 0) == 0 then err.raise('E_ARG', op, 'the documents have no tokens') end
+   if cu[#cu] == 0 then err.raise('E_ARG', op, 'the documents have no tokens') end
 end
 
 -- Refuses documents that are longer than a row.
@@ -357,10 +357,11 @@ function packed.make(source, rows, seq, opts)
          real[#real + 1], slots[#slots + 1] = real[#real] + piece[2], at
       end
    end
-   local out, device = { count = count }, opts.device
-   local here = device == 'cuda' and 'cpu' or device
+   local out = { count = count }
    local function tensor_of(list, dtype)
-      return upload(tide.tensor(list, { dtype = dtype, device = here }), device)
+      return upload(function(here)
+         return tide.tensor(list, { dtype = dtype, device = here })
+      end, opts.device)
    end
    for _, name in ipairs { 'ids', 'labels', 'positions' } do
       out[name] = tensor_of({ lists[name] }, 'i64')

@@ -120,12 +120,9 @@ local function load_binary(files, share, width)
       local source = tokens.file(path, { width = width })
       local cut = split_at(source.count, share)
       train[#train + 1] = tokens.slice(source, 0, cut)
-      if cut < source.count then val[#val + 1] = tokens.slice(source, cut, source.count - cut) end
+      val[#val + 1] = tokens.slice(source, cut, source.count - cut)
    end
-   return {
-      kind = 'tokens', files = #files, train = tokens.join(train),
-      val = #val > 0 and tokens.join(val) or tokens.memory('', train[1].width),
-   }
+   return { kind = 'tokens', files = #files, train = tokens.join(train), val = tokens.join(val) }
 end
 
 -- Reads a path or a list of them. Returns { kind, train, val, files, ... }; for text also raw, the

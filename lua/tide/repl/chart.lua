@@ -34,13 +34,6 @@ local function bounds(values)
    return lo, hi
 end
 
--- The block of row r (1: the lowest) for a bar of `height` eighths of a row.
-local function block(height, r)
-   local part = height - 8 * (r - 1)
-   if part <= 0 then return ' ' end
-   return levels[math.min(part, 8)]
-end
-
 -- The chart of a list of numbers: bars from the least to the greatest, which are printed beside
 -- them. Numbers that are not finite leave a gap. columns: of the whole (72); rows (8).
 function chart.text(values, columns, rows)
@@ -54,8 +47,8 @@ function chart.text(values, columns, rows)
       local label = r == rows and ('%.4g'):format(hi) or r == 1 and ('%.4g'):format(lo) or ''
       local parts = {}
       for c, v in ipairs(shown) do
-         parts[c] = is_finite(v)
-            and block(1 + math.floor((v - lo) / span * (8 * rows - 1) + 0.5), r) or ' '
+         local eighths = 1 + math.floor((v - lo) / span * (8 * rows - 1) + 0.5) - 8 * (r - 1)
+         parts[c] = is_finite(v) and levels[math.min(eighths, 8)] or ' '
       end
       lines[#lines + 1] = ('%10s %s%s'):format(label, label ~= '' and '┤' or '│',
          table.concat(parts):gsub('%s+$', '') .. '')

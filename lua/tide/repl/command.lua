@@ -43,7 +43,7 @@ end
 local function tensors(env)
    local list = {}
    for name, v in each(env) do
-      if type(name) == 'string' and type(v) == 'cdata' and tide().is_tensor(v) then
+      if type(name) == 'string' and tide().is_tensor(v) then
          local bytes = v:numel() * tide().dtype_size(v.dtype)
          list[#list + 1] = { name = name, bytes = bytes,
             text = ('%s [%s] %s'):format(v.dtype, table.concat(v.shape, ', '), v.device) }
@@ -74,7 +74,7 @@ end
 
 -- The numbers of a list or of a tensor of one dim.
 local function numbers_of(v)
-   if type(v) == 'cdata' and tide().is_tensor(v) and #v.shape == 1 then v = v:tolist() end
+   if tide().is_tensor(v) and #v.shape == 1 then v = v:tolist() end
    if type(v) ~= 'table' or #v == 0 then return nil end
    for _, x in ipairs(v) do if type(x) ~= 'number' then return nil end end
    return v

@@ -47,12 +47,12 @@ end
 
 -- Names of the parameters, from the debug information, without self; and whether more may follow.
 function help.parameters(fn)
-   local info, list = debug.getinfo(fn, 'Su'), {}
-   for i = 1, info.what ~= 'C' and info.nparams or 0 do
+   local info, list = debug.getinfo(fn, 'u'), {}
+   for i = 1, info.nparams do
       local param = debug.getlocal(fn, i)
       if i > 1 or param ~= 'self' then list[#list + 1] = param end
    end
-   return list, info.what == 'C' or info.isvararg
+   return list, info.isvararg
 end
 
 -- "name(a, b, ...)"

@@ -8,8 +8,9 @@ local hint = {}
 
 -- ---- syntax ----------------------------------------------------------------------------------
 
-local three, two = { ['...'] = true }, { ['=='] = true, ['~='] = true, ['<='] = true,
-   ['>='] = true, ['..'] = true, ['::'] = true }
+-- Signs that begin with one which is wrong by itself in their place.
+local three = { ['...'] = true }
+local two = { ['=='] = true, ['~='] = true, ['..'] = true, ['::'] = true }
 
 -- The end of a quoted string that begins at `at`.
 local function string_end(source, at)
@@ -25,7 +26,7 @@ local function token_end(source, at)
    local _, stop = source:find('^%-%-[^\n]*', at)
    local level = source:match('^%-?%-?%[(=*)%[', at)
    if level then
-      _, stop = source:find(']' .. level .. ']', at, true)
+      _, stop = source:find(']' .. level .. ']', at)
       return stop or #source
    end
    if stop then return stop end
@@ -44,8 +45,8 @@ local function first_wrong(source)
    while at do
       local stop = token_end(source, at)
       local fn, message = loadstring(source:sub(1, stop), '=input')
-      local wants = not fn and message:find("near '<eof>'", 1, true)
-      if not fn and (not wants or message:find('unfinished string', 1, true)) then
+      local wants = not fn and message:find "near '<eof>'"
+      if not fn and (not wants or message:find 'unfinished string') then
          return message:match '^input:%d+: (.*)$' or message, at
       end
       at = source:find('%S', stop + 1)

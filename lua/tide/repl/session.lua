@@ -38,15 +38,15 @@ function session.new(opts)
    opts = err.options('repl.session', opts, { 'env', 'write', 'fail' })
    if type(opts.env) ~= 'nil' then err.type('repl.session', 'env', opts.env, 'table') end
    return setmetatable({
-      env = new_env(opts.env), pending = nil, errors = 0, count = 0,
+      env = new_env(opts.env), pending = nil, errors = 0,
       write = opts.write or session.write, fail = opts.fail or session.fail,
    }, Session)
 end
 
 -- Whether more lines may complete a source: not where a quoted string has no end.
 local function is_incomplete(source, message)
-   local unfinished = message:find('unfinished string', 1, true)
-   return message:find("near '<eof>'", 1, true) ~= nil
+   local unfinished = message:find 'unfinished string'
+   return message:find "near '<eof>'" ~= nil
       and (not unfinished or source:find '\\$' ~= nil)
 end
 
@@ -78,7 +78,7 @@ end
 -- x". Lua alone would wait for the rest of a statement.
 local function with_value(source)
    for at = #source, 1, -1 do
-      if source:byte(at) == 59 and source:find('%S', at + 1) then
+      if source:byte(at) == 59 then
          local fn = loadstring(('local __keep = ... %s return __keep()(%s\n)'):format(
             source:sub(1, at), source:sub(at + 1)), chunk_name)
          if fn then return fn end
@@ -119,7 +119,7 @@ local function traceback(e)
    local text = debug.traceback(e, 2)
    local kept = {}
    for line in text:gmatch '[^\n]+' do
-      if line:find('tide/repl/session.lua', 1, true) then break end
+      if line:find 'tide/repl/session%.lua' then break end
       kept[#kept + 1] = line
    end
    return #kept > 4 and table.concat(kept, '\n') or e
@@ -262,7 +262,6 @@ function Session:feed(line)
       self:report(given)
       return false
    end
-   self.count = self.count + 1
    self:execute(fn, given, source)
    return false
 end

@@ -37,11 +37,11 @@ local function writer(values)
    local top, whole = survey(values)
    local scale, digits = 1, 4
    if whole and top < 1e9 then digits = 0
-   elseif top >= 1e5 or top > 0 and top < 1e-2 then scale = 10 ^ math.floor(math.log10(top)) end
+   elseif top >= 1e5 or top < 1e-2 then scale = 10 ^ math.floor(math.log10(top)) end
    return function(v)
       if type(v) ~= 'number' then return tostring(v) end
       if v ~= v then return 'nan' end
-      if not is_finite(v) then return v > 0 and 'inf' or '-inf' end
+      if not is_finite(v) then return tostring(v) end
       return ('%.' .. digits .. 'f'):format(v / scale)
    end, scale
 end
@@ -54,11 +54,11 @@ local function cut(tide, x, dim, k)
    return tide.cat({ x:narrow(dim, 1, k), x:narrow(dim, n - k + 1, k) }, dim)
 end
 
--- How many of the last dim fit on a line, at most `columns` wide: an even number, or all.
+-- How many of the last dim fit on a line, at most `columns` wide, beside the dots; or all.
 local function fitting(n, width, columns)
    local room = math.max(2, math.floor((columns - 4) / (width + 2)))
    if n <= room then return n end
-   return math.max(2, room - 1 - (room - 1) % 2)
+   return math.max(2, room - 1)
 end
 
 -- Elements of nested lists, in order.
@@ -109,13 +109,9 @@ local function add_rows(out, list, dim, prefix, ctx)
    for i, inner in ipairs(list) do
       local gap = ctx.gaps[dim]
       local at = gap and i > gap and ctx.shape[dim] - #list + i or i
-      if dim < #ctx.shape - 1 then
-         local name = prefix .. at .. ', '
-         if dim == #ctx.shape - 2 then out[#out + 1] = '  [' .. name .. '..]' end
-         add_rows(out, inner, dim + 1, name, ctx)
-      else
-         add_rows(out, inner, dim + 1, prefix, ctx)
-      end
+      local name = prefix .. at .. ', '
+      if dim == #ctx.shape - 2 then out[#out + 1] = '  [' .. name .. '..]' end
+      add_rows(out, inner, dim + 1, name, ctx)
       if i == gap then out[#out + 1] = '   ...' end
    end
 end
@@ -180,9 +176,7 @@ end
 function show.text(value, columns)
    if columns ~= nil then err.number('repl.show.text', 'columns', columns, 20) end
    columns = columns or help.columns()
-   if type(value) == 'cdata' and require('tide').is_tensor(value) then
-      return show.tensor(value, columns)
-   end
+   if require('tide').is_tensor(value) then return show.tensor(value, columns) end
    if type(value) == 'table' and is_lazy(value) then
       return help.listing(value) .. '\n   (?name shows help on one of them)'
    end

@@ -25,10 +25,7 @@ end
 
 -- The bytes of a plain value; nil of any other.
 local function bytes_of(v)
-   if type(v) == 'function' or type(v) == 'userdata' or type(v) == 'thread' or type(v) == 'cdata'
-      or type(v) == 'table' and getmetatable(v) then
-      return nil
-   end
+   if type(v) == 'table' and getmetatable(v) then return nil end
    local ok, text = pcall(plain.encode, v, ':save')
    return ok and text or nil
 end
@@ -49,7 +46,7 @@ function stored.save(path, env, names)
       local v = env[name]
       if v == nil then err.raise('E_ARG', ':save', "no '%s' at this prompt", name) end
       local text = bytes_of(v)
-      if type(v) == 'cdata' and tide.is_tensor(v) then tensors[name] = v:detach()
+      if tide.is_tensor(v) then tensors[name] = v:detach()
       elseif text then meta['value ' .. name] = plain.hex(text)
       else left[#left + 1] = name end
       count = count + 1

@@ -150,7 +150,7 @@ local function tensor(text)
    return { tensor_text(shapes, of, {}), 'cdata', function(op, name, v, values)
       values = values or {}
       local fits = require 'tide'.is_tensor(v)
-         and (not of or (', ' .. of .. ','):find(' ' .. v.dtype .. ',', 1, true))
+         and (not of or (', ' .. of .. ','):find(' ' .. v.dtype .. ','))
       local shaped = #shapes == 0
       for _, dims in ipairs(fits and shapes or {}) do
          shaped = shaped or has_shape(v, dims, values)
@@ -326,7 +326,7 @@ local function row_of(text)
    if not name then error('signature: no row: ' .. text) end
    local bare, default = kind:match '^(.-)%s=%s(.+)$'
    local row = { name = name, meaning = meaning, kind = (bare or kind):gsub('%?', '', 1),
-      optional = (bare or kind):find('?', 1, true) ~= nil, shown = default }
+      optional = (bare or kind):find '%?' ~= nil, shown = default }
    if not default then return row end
    row.default = tonumber(default) or default:match "^'(.*)'$"
    if row.default == nil then row.default = constants[default] end
