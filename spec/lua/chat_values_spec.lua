@@ -99,7 +99,8 @@ end)
 describe('data of Lua in a template', function()
    it('are ints below 2^53, else floats; integers of 64 bits keep their digits', function()
       local big = { i = 2^53 - 1, n = -2^53 + 1, f = 2^53, g = -2^53, h = 1.5,
-         x = template.float(1), b = 9007199254740993LL, c = 9007199254740993LL, u = 18446744073709551615ULL }
+         x = template.float(1), b = 9007199254740993LL, c = 9007199254740993LL,
+         u = 18446744073709551615ULL }
       assert.equal('9007199254740991 -9007199254740991 9007199254740992.0 -9007199254740992.0 '
          .. '1.5 1.0', render('{{ i }} {{ n }} {{ f }} {{ g }} {{ h }} {{ x }}', big))
       assert.equal('9007199254740993 [18446744073709551615] {"a": 9007199254740993}',
