@@ -38,18 +38,18 @@ function Expression:skip(kind, text)
    return true
 end
 
-local shown = { eof = 'the end of the template', block_end = "'%}'", output_end = "'}}'" }
+local shown = { eof = 'the end of the template', block_end = "'%}'", output_end = "'}}'",
+   name = 'a name', string = 'a string' }
 
 -- Returns a token in words.
 function Expression.words(token)
-   return shown[token.kind] or token.kind == 'string' and 'a string' or ("'%s'"):format(token.text)
+   return token.kind ~= 'name' and shown[token.kind] or ("'%s'"):format(token.text)
 end
 
 -- Moves over a token that must be there, and returns it.
 function Expression:expect(kind, text)
    if self:is(kind, text) then return self:advance() end
-   local wanted = text or kind == 'name' and 'a name' or kind
-   self:fail(nil, "expected %s, got %s", shown[kind] or ("'%s'"):format(wanted),
+   self:fail(nil, 'expected %s, got %s', not text and shown[kind] or ("'%s'"):format(text or kind),
       self.words(self.token))
 end
 

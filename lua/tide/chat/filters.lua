@@ -54,8 +54,9 @@ end
 
 function F.replace(rt, v, args, kwargs)
    local old, new, count = bind.values('replace', args, kwargs, { 'old', 'new', 'count' }, 2)
-   local n = count ~= nil and count ~= value.none and value.integer(count) or -1
-   return text.replaced(rt, show.str(v), show.str(old), show.str(new), n)
+   if count == nil or count == value.none then count = -1 end
+   return text.replaced(rt, show.str(v), show.str(old), show.str(new),
+      bind.integer('replace', 'count', count))
 end
 
 function F.center(rt, v, args, kwargs)
@@ -90,7 +91,8 @@ end
 function F.truncate(_, v, args, kwargs)
    local length, kill, tail, leeway = bind.values('truncate', args, kwargs,
       { 'length', 'killwords', 'end', 'leeway' })
-   length, tail = length and value.integer(length) or 255, tail and show.str(tail) or '...'
+   length = bind.integer('truncate', 'length', length or 255)
+   tail = tail and show.str(tail) or '...'
    leeway = leeway and leeway ~= value.none and value.integer(leeway) or 5
    if length < utf.length(tail) then
       fault.raise('expected length >= %d, got %d', utf.length(tail), length)
@@ -158,7 +160,7 @@ end
 -- Returns the int of a number, cut towards zero; nil of what is not finite.
 local function cut(n)
    if n ~= n or math.abs(n) == math.huge then return nil end
-   return number.int(n < 0 and math.ceil(n) or math.floor(n)) + 0
+   return number.int(n - math.fmod(n, 1))
 end
 
 F.int = function(_, v, args, kwargs)

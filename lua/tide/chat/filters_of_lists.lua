@@ -149,6 +149,7 @@ function F.first(_, v)
 end
 
 function F.last(_, v)
+   if value.class(v) == value.Gen then fault.raise "'generator' object is not reversible" end
    local items = value.iterate(v)
    if #items > 0 then return items[#items] end
    return value.undefined 'No last item, sequence was empty.'

@@ -133,12 +133,12 @@ end
 
 -- ---- statements --------------------------------------------------------------------------------
 
--- Calls fn with the count of loops around the present place set to `loops`.
-local function with_loops(self, loops, fn, ...)
-   local before = self.loops
-   self.loops = loops
+-- Calls fn with whether a loop is around the present place set to `in_loop`.
+local function with_loop(self, in_loop, fn, ...)
+   local before = self.in_loop
+   self.in_loop = in_loop
    local result = fn(self, ...)
-   self.loops = before
+   self.in_loop = before
    return result
 end
 
@@ -152,7 +152,7 @@ statements['for'] = function(self, token)
    node.recursive = self:skip('name', 'recursive')
    self:skip ':'
    self:expect 'block_end'
-   node.body = with_loops(self, self.loops + 1, self.body, { endfor = true, ['else'] = true },
+   node.body = with_loop(self, true, self.body, { endfor = true, ['else'] = true },
       token)
    if self:advance().text == 'else' then node.other = self:block(token, 'endfor') end
    return node
@@ -183,7 +183,7 @@ function statements.set(self, token)
    local filter
    while self:skip '|' do filter = self:filter(filter or { kind = 'block_text' }) end
    return { kind = 'set_block', at = token.at, target = target, filter = filter,
-      body = with_loops(self, self.loops, self.block, token, 'endset') }
+      body = self:block(token, 'endset') }
 end
 
 -- Notes which of the names that only macros have the body of a macro uses.
@@ -198,7 +198,7 @@ end
 function statements.macro(self, token)
    local node = { kind = 'macro', at = token.at, name = self:target_name().name }
    node.parameters = self:parameters()
-   node.body = with_loops(self, 0, self.block, token, 'endmacro')
+   node.body = with_loop(self, false, self.block, token, 'endmacro')
    return finish_macro(node)
 end
 
@@ -207,7 +207,7 @@ function statements.call(self, token)
    if self:is '(' then node.parameters = self:parameters() end
    node.call = self:expression()
    if node.call.kind ~= 'call' then self:fail(token, "a call must follow 'call'") end
-   node.body = with_loops(self, 0, self.block, token, 'endcall')
+   node.body = with_loop(self, false, self.block, token, 'endcall')
    return finish_macro(node)
 end
 
@@ -233,12 +233,12 @@ end
 
 function statements.generation(self, token)
    return { kind = 'generation', at = token.at,
-      body = with_loops(self, 0, self.block, token, 'endgeneration') }
+      body = with_loop(self, false, self.block, token, 'endgeneration') }
 end
 
 local function jump(kind)
    return function(self, token)
-      if self.loops == 0 then self:fail(token, "'%s' stands outside of a loop", kind) end
+      if not self.in_loop then self:fail(token, "'%s' stands outside of a loop", kind) end
       return { kind = kind, at = token.at }
    end
 end
@@ -250,7 +250,7 @@ statements['break'], statements['continue'] = jump 'break', jump 'continue'
 function parser.parse(source, filters, tests)
    local list, text = lexer.read(source)
    local self = setmetatable({ list = list, text = text, place = 1, token = list[1], depth = 0,
-      loops = 0, conditions = 0, filters = filters, tests = tests }, ChatParser)
+      conditions = 0, filters = filters, tests = tests }, ChatParser)
    return { body = self:body(), text = text }
 end
 

@@ -89,8 +89,7 @@ local function line_end(s, at)
       if not from then return nil end
       local two = s:sub(from, from + 1)
       if two == '\r\n' then return from, from + 2 end
-      local b = s:byte(from)
-      if b < 128 then return from, from + 1 end
+      if s:find('^%c', from) then return from, from + 1 end
       if two == '\194\133' then return from, from + 2 end
       local three = s:sub(from, from + 2)
       if three == '\226\128\168' or three == '\226\128\169' then return from, from + 3 end

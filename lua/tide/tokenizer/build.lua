@@ -28,7 +28,7 @@ function build.normalize_added(d, list)
    local normal
    for _, token in ipairs(list) do
       token.find = token.find or token.text
-      if token.normalized and #d.normal > 0 then
+      if token.normalized then
          normal = normal or build.normalizer(d)
          token.find = normal(token.text)
       end

@@ -97,30 +97,19 @@ end
 
 -- ---- UTF-8 -----------------------------------------------------------------------------------
 
-local function size_of(byte)
-   if byte < 0x80 then return 1 end
-   if byte < 0xC2 or byte > 0xF4 then return 0 end
-   return byte < 0xE0 and 2 or byte < 0xF0 and 3 or 4
-end
-
--- Bytes of the beginning of a character at `at`, which is not a whole one: at least 1.
+-- Bytes of the beginning of a character at `at`, which is not a whole one: at least 1; and whether
+-- the text ends there.
 local function broken(text, at)
-   local n, k = size_of(text:byte(at)), 1
-   if n == 0 then return 1, false end
-   local second = text:byte(at + 1)
    local lead = text:byte(at)
-   if second then
-      local low = lead == 0xE0 and 0xA0 or lead == 0xF0 and 0x90 or 0x80
-      local high = lead == 0xED and 0x9F or lead == 0xF4 and 0x8F or 0xBF
-      if second < low or second > high then return 1, false end
-   end
-   while k < n do
+   if lead < 0xC2 or lead > 0xF4 then return 1, false end
+   local low = lead == 0xE0 and 0xA0 or lead == 0xF0 and 0x90 or 0x80
+   local high = lead == 0xED and 0x9F or lead == 0xF4 and 0x8F or 0xBF
+   for k = 1, 3 do                                     -- one of these ends it: it is no whole one
       local b = text:byte(at + k)
       if not b then return k, true end
-      if b < 0x80 or b > 0xBF then return k, false end
-      k = k + 1
+      if b < low or b > high then return k, false end
+      low, high = 0x80, 0xBF
    end
-   return k, false
 end
 
 -- Replaces what is not UTF-8, the longest beginning of a character at a time. keep: a beginning at

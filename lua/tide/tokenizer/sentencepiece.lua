@@ -120,20 +120,15 @@ end
 
 -- Ranks of pieces that merges make: equal scores have the same.
 local function ranks_of(pieces)
-   local order, ranks = {}, {}
-   for i, p in ipairs(pieces) do
-      ranks[i] = -1
-      if p.type == 'normal' then order[#order + 1] = i end
+   local scores, rank_of, ranks = {}, {}, {}
+   for _, p in ipairs(pieces) do
+      if p.type == 'normal' and not rank_of[p.score] then
+         scores[#scores + 1], rank_of[p.score] = p.score, 0
+      end
    end
-   table.sort(order, function(a, b)
-      local x, y = pieces[a].score, pieces[b].score
-      return x > y or x == y and a < b
-   end)
-   local rank, score = -1, nil
-   for _, i in ipairs(order) do
-      if pieces[i].score ~= score then rank, score = rank + 1, pieces[i].score end
-      ranks[i] = rank
-   end
+   table.sort(scores)
+   for i, score in ipairs(scores) do rank_of[score] = #scores - i end
+   for i, p in ipairs(pieces) do ranks[i] = p.type == 'normal' and rank_of[p.score] or -1 end
    return ranks
 end
 
