@@ -49,8 +49,6 @@ local kinds = { 'all_reduce', 'reduce', 'broadcast', 'all_gather', 'all_gather_v
    'send_recv' }
 local inner = { all_gather = 'all_gather_into', reduce_scatter = 'reduce_scatter_into',
    all_to_all = 'all_to_all_into' }
-local shown = { all_gather_v = 'all_gather', reduce_scatter_v = 'reduce_scatter',
-   all_to_all_v = 'all_to_all' }
 
 local Meter = {}
 Meter.__index = Meter
@@ -68,7 +66,7 @@ local function meter(comms)
    for _, comm in ipairs(self.comms) do
       for _, kind in ipairs(kinds) do
          local method = inner[kind] or kind
-         local call, name = comm[method], shown[kind] or kind
+         local call, name = comm[method], kind:gsub('_v$', '')
          comm[method] = function(...)
             self.count[name] = (self.count[name] or 0) + 1
             return call(...)
