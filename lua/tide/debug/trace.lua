@@ -152,7 +152,7 @@ local function communicators(docs)
          end
          local row = { rank = doc.rank, doc = doc, calls = {} }
          for _, call in ipairs(comm.calls) do
-            row.last = math.max(row.last or 0, call.seq)
+            row.last = math.max(row.last or call.seq, call.seq)
             row.calls[call.seq] = call
          end
          c.rows[#c.rows + 1] = row
