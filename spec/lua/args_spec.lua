@@ -1,7 +1,9 @@
 -- util/args and util/near: declared options, nested names, errors that name the nearest.
 
 local args = require 'tide.util.args'
+local files = require 'spec.support.files'
 local near = require 'tide.util.near'
+local tmp = require 'spec.support.tmp'
 
 local rows = {
    { 'steps', 100, 'how many', min = 1 },
@@ -241,6 +243,62 @@ describe('util.args', function()
                               '(f32, bf16)', '--resume ', '--no-tie ' } do
          assert.matches(text, help, 1, true)
       end
+   end)
+
+   it('takes options from a file, words over it, and shows where each is from', function()
+      tmp.with(function(dir)
+         local path = dir .. '/c.lua'
+         files.write(path, 'return { steps = 5, lr = 2, mesh = { dp = 3 }, data = "a b" }')
+         local p = args.new('test', rows)
+         local o, given, more = p:parse { '--config', path, '--steps', '7' }
+         assert.same({ 7, 2, 3, 'a b' }, { o.steps, o.lr, o.mesh.dp, o.data })
+         assert.same({ steps = 7, lr = 2, ['mesh.dp'] = 3, data = 'a b' }, given)
+         assert.same({ steps = 'command line', lr = path, ['mesh.dp'] = path, data = path },
+            more.of)
+         assert.same({ path, nil }, { more.config, more.print })
+         assert.equal('steps = 7 (command line)\nlr = 2 (' .. path .. ')\n'
+            .. 'val_every = 10 (default)\nmesh.dp = 3 (' .. path .. ')\nresume = true (checkpoint)\ntie = true (default)\n'
+            .. 'dtype = "f32" (default)\ndata = "a b" (' .. path .. ')\n',
+            p:_sources(setmetatable({ resume = true }, { __index = o }), more.of,
+               { resume = true }))
+         assert.matches('data = not given (default)', p:_sources(p:parse {}, {}, nil), 1, true)
+         assert.is_true(select(3, p:parse { '--print-config' }).print)
+         assert.is_false(select(3, p:parse { '--print-config=no' }).print)
+         for text, words in pairs { ['option --config: expected a file .lua or .json'] = {
+               '--config' }, ['option --set: expected name=value, got "x"'] = { '--set', 'x' },
+            ['unexpected argument "--" (options begin with --)'] = { '--steps', '2', '--' } } do
+            local ok, e = pcall(p.parse, p, words)
+            assert.is_false(ok)
+            assert.matches(text, tostring(e), 1, true)
+         end
+         files.write(path, 'return { stps = 5 }')
+         local _, e = pcall(p.parse, p, { '--config', path })
+         assert.matches(("unknown option 'stps' in %s; did you mean '--steps'?"):format(path),
+            tostring(e), 1, true)
+      end)
+   end)
+
+   it('shows its help in columns, wrapped before 80', function()
+      local p = args.new('prog: what it does', {
+         { 'a', 1, ('word '):rep(12) }, { 'tie', true, 'the heads' }, { 'flag', false, 'on' },
+         { 'need', nil, 'it', required = true }, { 'free', nil, 'text' },
+         { 'a-long-name-that-fills-the-column', 'x', 'y', choices = { 'x', 'z' } } })
+      local none, text = p:parse { '-h' }
+      assert.is_nil(none)
+      local lines = {}
+      for line in text:gmatch '[^\n]*' do lines[#lines + 1] = line end
+      local want = { 'prog: what it does', 'options:' }
+      for i, line in ipairs(want) do assert.is_truthy(text:find(line, 1, true), i) end
+      local function at(head, rest) return ('%-32s %s\n'):format(head, rest) end
+      assert.is_truthy(text:find(at('  --a <integer>', ('word '):rep(9):sub(1, -2)), 1, true))
+      assert.is_truthy(text:find('\n' .. (' '):rep(33) .. 'word word word [1]\n', 1, true))
+      for head, rest in pairs { ['  --no-tie'] = 'do not the heads', ['  --flag'] = 'on',
+         ['  --need <string>'] = 'it [required]', ['  --free <string>'] = 'text',
+         ['  --a-long-name-that-fills-the-column <string>'] = 'y (x, z) [x]',
+         ['  --help'] = 'print this text' } do
+         assert.is_truthy(text:find(at(head, rest), 1, true), head)
+      end
+      for _, line in ipairs(lines) do assert.is_true(#line <= 80, line) end
    end)
 
    it('refuses a doubled declaration', function()

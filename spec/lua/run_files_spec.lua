@@ -38,6 +38,8 @@ describe('the folder of a run', function()
          assert.same({ nil, 100 }, { folder.latest(op, dir), folder.step_in(op, dir) })
          latest(dir, 'step-00000020')
          assert.same({ 'step-00000020', 20 }, { folder.latest(op, dir), folder.step_in(op, dir) })
+         latest(dir, 'nonsense')
+         assert.equal(0, folder.step_in(op, dir))
       end)
    end)
 
@@ -46,6 +48,8 @@ describe('the folder of a run', function()
          local function fails(code, text, where) refused(code, text, folder.find, op, where) end
          fails('E_IO', dir .. '/none: there is no such folder', dir .. '/none')
          fails('E_IO', dir .. ' (neither manifest.json nor LATEST)', dir)
+         local e = refused('E_IO', 'no such folder', folder.find, op, dir .. '/step-00000009')
+         assert.is_nil(e.message:find('there are', 1, true))
          local paths = {}
          for i = 1, 7 do paths[i] = put(dir, i) end
          local last = table.concat(paths, ', ', 3)
@@ -141,12 +145,18 @@ describe('the folder of a run', function()
          assert.same({ 'step-00000004', 'step-00000006', 'lines', 'lines' }, {
             folder.latest(op, dir), folder.latest(op, dir .. '/aside-2'),
             files.read(dir .. '/metrics.jsonl'), files.read(dir .. '/aside-2/metrics.jsonl') })
+         os.remove(dir .. '/metrics.jsonl')
          put(dir, 8)                               -- not named by LATEST: a leftover, which stays
          assert.is_nil(folder.set_aside(op, dir, 4))
          fs.mkdirs(op, dir .. '/.aside')           -- a start that was killed before it moved any
          os.remove(dir .. '/step-00000008/manifest.json')
          assert.is_nil(folder.set_aside(op, dir, 4))
          assert.is_false(fs.exists(dir .. '/.aside'))
+         put(dir, 9)
+         latest(dir, 'step-00000009')
+         assert.equal(dir .. '/aside-3', folder.set_aside(op, dir, 2))
+         assert.same({ 'LATEST', 'step-00000004', 'step-00000009' }, fs.list(op,
+            dir .. '/aside-3'))
       end)
    end)
 

@@ -11,7 +11,7 @@ local schedule = {}
 
 -- A schedule by fn(progress in [0, 1]) after the warm-up.
 local function with_warmup(name, o, fn)
-   if o.steps and o.warmup >= o.steps and o.warmup > 0 then
+   if o.steps and o.warmup >= o.steps then
       err.arg('optim.schedule.' .. name, 'warmup', ('fewer than the %d steps'):format(o.steps),
          o.warmup)
    end

@@ -117,8 +117,8 @@ function verify.layers(op, path, plain, names)
    if #names == 0 then damaged(op, path, '%s holds no tensor of a model', path) end
    local config = plain.config or {}
    local pattern = config.hybrid_override_pattern
-   local n = type(pattern) == 'string' and #pattern or tonumber(config.num_hidden_layers) or 0
-   if n > #names then
+   local n = type(pattern) == 'string' and #pattern or tonumber(config.num_hidden_layers)
+   if n and n > #names then
       damaged(op, path, "%s/state.json: field 'config' tells of %.14g layers, the checkpoint has "
          .. '%d tensors', path, n, #names)
    end
