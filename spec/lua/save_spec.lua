@@ -67,7 +67,8 @@ describe('a box of a stored tensor', function()
       tmp.with(function(dir)
          local long = 2 ^ 19
          local tensors = { a = tide.randn({ 5, 7 }),
-            b = tide.randn({ 3, 4, 5 }, { dtype = 'bf16' }), ['x.rotary_emb.inv_freq'] = tide.ones { 2 },
+            b = tide.randn({ 3, 4, 5 }, { dtype = 'bf16' }),
+            ['x.rotary_emb.inv_freq'] = tide.ones { 2 },
             c = tide.randn({ 3, long / 2 }),
             d = tide.randn({}, { dtype = 'f64' }) }
          fs.io().safetensors_save(dir .. '/model.safetensors', tensors, {})
