@@ -39,8 +39,8 @@ local function own(name)
    inner = inner:gsub('%.default%f[.%z]', '')
    local path, which = inner:match '^(.*)%.lora_([AB])%.weight$'
    if path then return ('%s.lora_%s'):format(path, which) end
-   path = inner:match '^(.*)%.lora_magnitude_vector$' or inner:match '^(.*)%.lora_magnitude_vector'
-      .. '%.weight$'
+   path = inner:match '^(.*)%.lora_magnitude_vector$'
+      or inner:match '^(.*)%.lora_magnitude_vector%.weight$'
    return path and path .. '.lora_m'
 end
 

@@ -45,7 +45,7 @@ end
 -- Whether dir is to be read as a published folder, not as a checkpoint of tide or the folder of a
 -- run, whose errors name the checkpoints that are there.
 function folder.is(dir)
-   if not fs.is_dir(dir) then return fs.exists(dir) or dir == '' end
+   if not fs.is_dir(dir) then return fs.exists(dir) end
    for _, name in ipairs { 'manifest.json', 'LATEST' } do
       if fs.exists(fs.join(dir, name)) then return false end
    end
@@ -53,7 +53,6 @@ function folder.is(dir)
 end
 
 local function check_place(op, dir)
-   if dir == '' then err.arg(op, 'dir', 'the path of a folder', dir) end
    if fs.is_dir(dir) then return end
    err.raise('E_IO', op, '%s is a file; give its folder', dir)
 end
