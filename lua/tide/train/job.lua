@@ -250,7 +250,7 @@ end
 function Job:is_same_run()
    local from = self.opt.resume_from
    if not from then return self.resumed ~= nil end
-   return fs.absolute(from:match '^(.*)/[^/]*$' or '.') == fs.absolute(self.opt.out)
+   return require('tide.train.folder').is_of(from, self.opt.out)
 end
 
 -- The mesh and the options of parallel.plan that the command line asks for.
