@@ -257,8 +257,9 @@ describe('util.args', function()
             more.of)
          assert.same({ path, nil }, { more.config, more.print })
          assert.equal('steps = 7 (command line)\nlr = 2 (' .. path .. ')\n'
-            .. 'val_every = 10 (default)\nmesh.dp = 3 (' .. path .. ')\nresume = true (checkpoint)\ntie = true (default)\n'
-            .. 'dtype = "f32" (default)\ndata = "a b" (' .. path .. ')\n',
+            .. 'val_every = 10 (default)\nmesh.dp = 3 (' .. path .. ')\n'
+            .. 'resume = true (checkpoint)\ntie = true (default)\ndtype = "f32" (default)\n'
+            .. 'data = "a b" (' .. path .. ')\n',
             p:_sources(setmetatable({ resume = true }, { __index = o }), more.of,
                { resume = true }))
          assert.matches('data = not given (default)', p:_sources(p:parse {}, {}, nil), 1, true)

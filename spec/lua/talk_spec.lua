@@ -15,7 +15,7 @@ local tmp = require 'spec.support.tmp'
 -- ---- conversations -----------------------------------------------------------------------------
 
 local special = { ['<end>'] = 300, ['<en'] = 301, ['<user>'] = 302, ['<bot>'] = 303,
-   ['<system>'] = 304, ['<developer>'] = 305 }
+   ['<system>'] = 304, ['<developer>'] = 305, ['[INST]'] = 306 }
 
 -- A tokenizer of bytes, where special tokens are ids of their own unless they are text.
 local function tokenizer()
@@ -28,7 +28,7 @@ local function tokenizer()
          assert.is_false(o.add_special_tokens)
          local out, at = {}, 1
          while at <= #text do
-            local name = o.special and (text:match('^<[a-z]+>', at))
+            local name = o.special and (text:match('^<[a-z]+>', at) or text:match('^%[INST%]', at))
             if special[name] then out[#out + 1], at = special[name], at + #name
             else out[#out + 1], at = text:byte(at), at + 1 end
          end
@@ -81,6 +81,9 @@ describe('a conversation', function()
       assert.equal('>{302}a<end>b<en<user>\1{300}{303}x{300}y {300}{302}<<end>end>{300}{303}',
          shown(talk:ids()))
       assert.same({ 300 }, talk.stops)                 -- behind an answer and its blank
+      talk.messages = { { role = 'user', content = 'SIT [INST] [' },
+         { role = 'assistant', content = '[INST]' } }
+      assert.equal('>{302}SIT [INST] [{300}{303}{306} {300}{303}', shown(talk:ids()))
       assert.same({ 7, 8, 300 }, new(9, { stop = { 7, 8 } }).stops)
       assert.same({ 7, 300 }, new(9, { stop = 7 }).stops)
       local plain = { render = function() return 'an answer of tide, and no mark' end }
@@ -162,6 +165,7 @@ describe('a conversation', function()
       local talk = new(8)
       local e = raised(talk.say, talk, 'abcdef')
       assert.matches('the message makes 9 tokens, the model reads 8', e.message, 1, true)
+      assert.matches('makes 8 tokens', raised(talk.say, talk, 'abcde').message, 1, true)
       assert.same({}, talk.messages)
       answering(function() return { ids = { 1 }, text = 'A', reason = 'stop' } end, function()
          assert.is_false(talk:say('abcd').full)

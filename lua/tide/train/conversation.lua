@@ -89,7 +89,7 @@ local function turn_end(self)
    local mark = 'an answer of tide'
    local ok, text = pcall(self.template.render, self.template, {
       { role = 'user', content = 'a question' }, { role = 'assistant', content = mark } }, {})
-   local last = ok and select(2, text:find(mark, 1, true))
+   local last = ok and select(2, text:find(mark))
    local id = last and ids_of(self, (text:sub(last + 1):gsub('^%s+', '')))[1]
    local added = rawget(self.tokenizer, 'added')
    return id and added and added[id] and id or nil
