@@ -198,23 +198,23 @@ end
 
 -- Returns n rounded half to even at a decimal place, as Python's round.
 local function rounded(n, places)
-   if places >= 0 and places < 18 and math.abs(n) < 2^53 then
-      local v = tonumber(field.fixed(math.abs(n), places))
-      return (n < 0 or 1 / n < 0) and -v or v
+   if places > 99 then return n end
+   if places < 0 then
+      local scale = 10 ^ -places
+      local low = math.floor(n / scale)
+      local over = n / scale - low
+      if over > 0.5 or over == 0.5 and low % 2 == 1 then low = low + 1 end
+      return low * scale
    end
-   if places >= 0 then return n end
-   local scale = 10 ^ -places
-   local low = math.floor(n / scale)
-   local over = n / scale - low
-   if over > 0.5 or over == 0.5 and low % 2 == 1 then low = low + 1 end
-   return low * scale
+   local v = tonumber(field.fixed(math.abs(n), places))
+   return (n < 0 or 1 / n < 0) and -v or v
 end
 
 function F.round(_, v, args, kwargs)
    local precision, method = bind.values('round', args, kwargs, { 'precision', 'method' })
    local n, is_float = value.number(v)
    local places = precision and value.integer(precision) or 0
-   method = method and value.text(method) or 'common'
+   method = method == nil and 'common' or value.text(method)
    if not n then fault.raise('round takes a number, got %s', value.type_name(v)) end
    if method == 'common' then
       local r = rounded(n, places)

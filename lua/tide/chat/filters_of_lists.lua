@@ -77,7 +77,7 @@ function F.sort(rt, v, args, kwargs)
    local reverse, case, attribute = bind.values('sort', args, kwargs,
       { 'reverse', 'case_sensitive', 'attribute' })
    local items, keys, getters = value.iterate(v), {}, {}
-   local names = attribute and value.text(attribute)
+   local names = value.text(attribute)
    for name in ((names or '') .. ','):gmatch '(.-),' do
       getters[#getters + 1] = getter(rt, names and name or attribute)
    end
