@@ -92,13 +92,14 @@ signature.reader('counts_by_name', 'a table of integers', function(op, name, v)
    end
    return v
 end)
+signature.kind('any_number', 'a number', function(v) return type(v) == 'number' end, 'number')
 signature.record('stored_optim', 'a table', { 'kind: string', 'steps: integer >= 0',
    'counts: counts_by_name' })
 signature.record('stored_rng', 'a table', { 'seed: integer >= 0', 'stream: integer >= 0',
    'offset: integer >= 0' })
 signature.record('stored_state', 'a table', { 'step: integer >= 0', 'optim: stored_optim',
    'sampler: table?', 'rng: stored_rng?', 'config: table?', 'family: string | false?',
-   'data: table?', 'val_loss: number?', 'recipe: table?', 'job: string?' })
+   'data: table?', 'val_loss: any_number?', 'recipe: table?', 'job: string?' })
 
 -- What state.json of the checkpoint at `path` holds, with fields that have their types.
 function verify.plain(op, path)
