@@ -116,10 +116,9 @@ function trace.read(folder)
       if name:find '^rank%d+%.json$' then
          local path = fs.join(folder, name)
          local doc = fs.read_json(op, path)
-         local ok, why = pcall(signature.check, op, 'its', doc, 'trace_rank')
-         if not ok then
-            err.raise('E_FORMAT', op, "'%s' is not a rank's trace: %s", path,
-               (err.of(why).message:gsub("^argument 'its%.", "field '")))
+         local wrong = signature.wrong(doc, 'trace_rank')
+         if wrong then
+            err.raise('E_FORMAT', op, "'%s' is not a rank's trace: %s", path, wrong)
          elseif file_of[doc.rank] then
             err.raise('E_FORMAT', op, "'%s' and '%s' are both of rank %d", file_of[doc.rank], name,
                doc.rank)

@@ -104,11 +104,8 @@ signature.record('stored_state', 'a table', { 'step: integer >= 0', 'optim: stor
 -- What state.json of the checkpoint at `path` holds, with fields that have their types.
 function verify.plain(op, path)
    local plain = verify.json(op, path, 'state.json')
-   local ok, why = pcall(signature.check, op, 'state', plain, 'stored_state')
-   if not ok then
-      damaged(op, path, '%s/state.json: %s', path,
-         (err.of(why).message:gsub("^argument 'state%.?", "field '")))
-   end
+   local wrong = signature.wrong(plain, 'stored_state')
+   if wrong then damaged(op, path, '%s/state.json: %s', path, wrong) end
    return plain
 end
 
