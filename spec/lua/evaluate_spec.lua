@@ -114,6 +114,27 @@ describe('figures of a model', function()
    end)
 end)
 
+describe('the ids of a context and its continuation', function()
+   it('are cut from the ids of both, with the prefix for a context of white space', function()
+      local tok = { bos = 1, encode = function(_, text, o)
+         local ids = { o.add_special_tokens and 1 or nil }
+         for i = 1, #text do ids[#ids + 1] = text:byte(i) end
+         return ids
+      end }
+      for _, row in ipairs { { 'a', 'b', { 1, 97 }, { 98 } }, { 'a ', 'b', { 1, 97 }, { 32, 98 } },
+         { '', 'bc', { 1 }, { 98, 99 } }, { ' \t', 'b', { 1 }, { 32, 9, 98 } },
+         { '', '\1b', { 1 }, { 98 } } } do
+         local front, rest = evaluate.pair(tok, row[1], row[2], {})
+         assert.same({ row[3], row[4] }, { front, rest })
+      end
+      for want, row in pairs { [1] = { tok }, [2] = { { eos = 2 } }, [3] = { {},
+         { bos_token_id = 3, eos_token_id = 9 } }, [4] = { {}, { eos_token_id = { 4, 5 } } },
+         [257] = { bytes } } do
+         assert.equal(want, evaluate.prefix(row[1], row[2]))
+      end
+   end)
+end)
+
 describe('multiple choice from JSON Lines', function()
    local function read(record) return tide.data.choices.read(record) end
 

@@ -164,7 +164,8 @@ describe('an event file', function()
             { 'train/' .. long, events.f32(1) },
             { 'train/tokens_per_second', events.f32(1234) }, { 'val/loss', events.f32(2) },
             { 'train/zeta', events.f32(4) } }, got)
-         assert.same({ 2, 2 ^ 40 }, fields(list[3])[2])
+         assert.same({ { 1, events.f64(0) }, { 2, 2 ^ 40 } }, { fields(list[3])[1],
+            fields(list[3])[2] })
       end)
       refused('E_IO', 'cannot write /nowhere/', events.new, '/nowhere', 0)
    end)
@@ -250,6 +251,18 @@ describe('progress', function()
       p:update(record(12))
       p:finish()
       assert.equal('\n', out[#out])
+      p:update(record(12))
+      p:update(record(3))
+      assert.equal(line(3, 3) .. ' ', out[#out])
+      local edit = require 'tide.ffi.edit'
+      local isatty, columns = edit.isatty, edit.columns
+      edit.columns = function() return 33 end
+      for _, tty in ipairs { false, true } do
+         edit.isatty = function() return tty end
+         local q = progress.new { steps = 1 }
+         assert.same({ tty, tty and 33 or 80 }, { q.tty, q.columns })
+      end
+      edit.isatty, edit.columns = isatty, columns
       local small, cut = new { steps = 16, tty = true, columns = 20 }
       small:update(record(3))
       assert.equal(line(3, 3):sub(1, 20), cut[1])

@@ -140,6 +140,7 @@ describe('a data set of Megatron', function()
          local w = tide.data.megatron.writer(dir .. '/s', { width = 2 })
          for _, ids in ipairs { { 1, 2, 3 }, { 4 }, { 5, 6 } } do w:add(ids) end
          assert.same({ 3, 6 }, { w:finish() })
+         assert.equal(6, tide.data.tokens.file(dir .. '/s.bin').count)
          local index = files.read(dir .. '/s.idx')
          local function with(at, n, v, size)
             files.write(dir .. '/s.idx', index:sub(1, at - 1) .. little.write(v, n)

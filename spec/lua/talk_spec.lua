@@ -177,7 +177,9 @@ describe('an answer', function()
    it('ends at the first stop string, holds back what may begin one, and counts ids', function()
       for _, row in ipairs { { 'hello STOP more', { 'STOP' }, 'hello ' },
          { 'aab', { 'ab' }, 'a' }, { 'xxyz', { 'yz', 'xy' }, 'x' }, { 'abcabd', { 'abd' }, 'abc' },
-         { 'ab', { 'abc' }, 'ab' }, { 'STO', { 'STOP' }, 'STO' }, { 'aXbY', { 'Y', 'X' }, 'a' } } do
+         { 'ab', { 'abc' }, 'ab' }, { 'STO', { 'STOP' }, 'STO' }, { 'aXbY', { 'Y', 'X' }, 'a' },
+         { 'aX', { 'X', 'Y' }, 'a' }, { 'ab.[', { '.[' }, 'ab' },
+         { 'xab', { 'abc', 'bz' }, 'xab' } } do
          local pieces, tokens = {}, {}
          local a = answers.new({ 5, 5 }, { stops = { [0] = true }, stop_strings = row[2],
             tokenizer = { stream = bytes.stream }, on_text = function(text, r)
@@ -277,6 +279,26 @@ describe('a teacher', function()
          end
          for _ = 1, 3 do check(corpus.train, used:next()) end
          check(corpus.val, used:held_out(9))
+      end
+   end)
+
+   it('is computed by ranks that share the rows, each once', function()
+      local whole = teacher.top(run, sampler(), corpus, { k = 2 })
+      for _, batch in ipairs { 1, 2, 5 } do
+         local top_ids, logp, reduced = nil, nil, 0
+         for rank = 0, 2 do
+            local top = teacher.top({ model = model, comm = { size = 3, rank = rank,
+               all_reduce = function() reduced = reduced + 1 end } }, sampler(), corpus, { k = 2,
+               batch = batch })
+            top_ids = top_ids and top_ids + top.train.ids or top.train.ids
+            logp = logp and logp + top.train.logp or top.train.logp
+         end
+         assert.same({ whole.train.ids:tolist(), 12 }, { top_ids:tolist(), reduced })
+         for t, row in ipairs(whole.train.logp:tolist()) do
+            for k, v in ipairs(row) do
+               assert.is_true(math.abs(v - logp:tolist()[t][k]) < 1e-4)
+            end
+         end
       end
    end)
 

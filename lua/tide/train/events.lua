@@ -48,7 +48,8 @@ local function masked(text)
    return little((math.floor(c / 2 ^ 15) + c % 2 ^ 15 * 2 ^ 17 + 0xa282ead8) % 2 ^ 32, 4)
 end
 
--- Sign, exponent and fraction of a number in a binary format, whole numbers. bits: of the fraction.
+-- Sign, exponent and fraction of a number in a binary format, whole numbers. bits: of the fraction,
+-- which may be 2 ^ bits where it was rounded up: added to the exponent it carries.
 local function parts(v, bits, bias)
    local sign = (v < 0 or 1 / v < 0) and 1 or 0
    v = math.abs(v)
@@ -59,8 +60,7 @@ local function parts(v, bits, bias)
    local one = 2 ^ bits
    local f = e < 1 and m * 2 ^ (bits + e) or (2 * m - 1) * one
    f = f - f % 1 + ((f % 1 > 0.5 or f % 1 == 0.5 and f % 2 > 1) and 1 or 0)  -- half to even
-   if e < 1 then return sign, f >= one and 1 or 0, f % one end
-   if f >= one then e, f = e + 1, 0 end
+   if e < 1 then return sign, 0, f end
    if v == math.huge or e > 2 * bias then return sign, 2 * bias + 1, 0 end
    return sign, e, f
 end

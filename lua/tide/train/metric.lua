@@ -134,12 +134,12 @@ function Metric:flush()
    return true
 end
 
--- Mean training loss of the last n steps.
+-- Mean training loss of the last n steps; NaN without one.
 function Metric:average(n)
    local y = self.series.loss.y
    local sum, count = 0, 0
    for i = math.max(1, #y - n + 1), #y do sum, count = sum + y[i], count + 1 end
-   return count > 0 and sum / count or 0 / 0
+   return sum / count
 end
 
 -- The curves of training and validation loss as the text of an SVG.

@@ -61,7 +61,7 @@ function Progress:eta(step)
 end
 
 local function rewrite(self, text)
-   if #text > self.columns - 1 then text = text:sub(1, self.columns - 1) end
+   text = text:sub(1, self.columns - 1)
    local pad = (' '):rep(math.max(0, self.width - #text))
    self.width = #text
    self.sink('\r' .. text .. pad)
