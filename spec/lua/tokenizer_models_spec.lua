@@ -368,7 +368,7 @@ describe('the file of a tokenizer', function()
 
    it('is the first that a folder has, or the folder above', function()
       tmp.with(function(dir)
-         local function put(name, text) fs.write('spec', dir .. '/' .. name, text) end
+         local function put(name, bytes) fs.write('spec', dir .. '/' .. name, bytes) end
          local load, find = tide.tokenizer.load, tide.tokenizer.find
          fs.mkdirs('spec', dir .. '/sub/deep')
          assert.matches('there is no tokenizer.json, tokenizer.model, tekken.json or *.tiktoken in '
@@ -401,8 +401,8 @@ describe('the file of a tokenizer', function()
    it('is named once in what is wrong with it', function()
       tmp.with(function(dir)
          local path = dir .. '/tokenizer.json'
-         local function said(text)
-            fs.write('spec', path, text)
+         local function said(bytes)
+            fs.write('spec', path, bytes)
             return raised(tide.tokenizer.load, path).message
          end
          assert.equal(path .. ": model 'Odd' is not supported",
