@@ -375,6 +375,29 @@ describe('a layer that is cut over ranks', function()
    end)
 end)
 
+describe('fused projections', function()
+   it('are those of queries, keys and values below each other', function()
+      local o = { dim = 6, heads = 4, kv_heads = 2, head_dim = 2, bias = true, window = { 2, 0 } }
+      local plain = nn.Attention(o)
+      o.fused = true
+      local fused = nn.Attention(o)
+      tide.no_grad(function()
+         for _, field in ipairs { 'weight', 'bias' } do
+            fused.qkv_proj[field]:copy_(tide.cat({ plain.q_proj[field], plain.k_proj[field],
+               plain.v_proj[field] }, 1))
+         end
+         fused.o_proj.weight:copy_(plain.o_proj.weight)
+      end)
+      local x = tide.randn { 2, 5, 6 }
+      near(plain(x), fused(x), 1e-6, 'fused')
+      local a, b, c = {}, {}, x:to 'f32'
+      for t = 1, 5 do                                    -- a token at a time, with caches
+         near(plain(c:narrow(2, t, 1), { cache = a }), plain(x):narrow(2, t, 1), 1e-5, t)
+         near(fused(c:narrow(2, t, 1), { cache = b }), plain(x):narrow(2, t, 1), 1e-5, t)
+      end
+   end)
+end)
+
 describe('a Mamba2 layer', function()
    local function layer(more)
       local o = { dim = 8, head_dim = 4, state = 4, groups = 1 }

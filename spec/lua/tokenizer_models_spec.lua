@@ -7,7 +7,9 @@ local fs = require 'tide.util.fs'
 local published = require 'tide.tokenizer.published'
 local raised = require 'spec.support.raised'
 local sentencepiece = require 'tide.tokenizer.sentencepiece'
+local tide = require 'tide'
 local tiktoken = require 'tide.tokenizer.tiktoken'
+local tmp = require 'spec.support.tmp'
 
 local json = fs.io().json
 
@@ -133,17 +135,18 @@ describe('a message of sentencepiece', function()
 
    it('finds special tokens and symbols of the user, each at its place', function()
       for kind, is_piece in each { [1] = true, [2] = false } do
-         local d = sentencepiece.describe(model_of(with_special { { 'a▁b', -1, 4 }, { 'c', -2, 5 },
-            { '<0x41>', 0, 6 }, { 'd', -3 } }, number(3, kind)))
+         local d = sentencepiece.describe(model_of(with_special { { 'a▁b', -1, 4 },
+            { 'c', -2, 5 }, { '<0x41>', 0, 6 }, { 'd', -3 }, { ' e ', -1, 4 } }, number(3, kind)))
          assert.same({ { '<unk>', '<unk>', 0, true }, { '<s>', '<s>', 1, true },
             { '</s>', '</s>', 2, true }, { 'a▁b', is_piece and '' or 'a▁b', 3, nil } },
             { { d.added[1].text, d.added[1].find, d.added[1].id, d.added[1].special },
                { d.added[2].text, d.added[2].find, d.added[2].id, d.added[2].special },
                { d.added[3].text, d.added[3].find, d.added[3].id, d.added[3].special },
                { d.added[4].text, d.added[4].find, d.added[4].id, d.added[4].special } })
-         assert.is_true(d.added[4].normalized)
-         assert.same({ '', '', '', is_piece and 'a▁b' or '', '', '<0x41>', 'd' }, d.pieces)
-         assert.same({ '<unk>', '<s>', '</s>', 'a▁b', 'c', '<0x41>', 'd' }, d.names)
+         assert.is_true(d.added[4].normalized and d.added[5].normalized)
+         assert.same({ '', '', '', is_piece and 'a▁b' or '', '', '<0x41>', 'd',
+            is_piece and ' e ' or '' }, d.pieces)
+         assert.same({ '<unk>', '<s>', '</s>', 'a▁b', 'c', '<0x41>', 'd', ' e ' }, d.names)
          if is_piece then assert.near(0.1 * 5 - 0.1, d.scores[4], 1e-9) end
       end
    end)
@@ -352,5 +355,67 @@ describe('the model of a tokenizer.json', function()
       assert.matches("'Q' is no token", raised(around, template).message, 1, true)
       assert.equal("post_processor 'Odd' is not supported",
          raised(around, { type = 'Odd' }).message)
+   end)
+end)
+
+describe('the file of a tokenizer', function()
+   local function json_of(more)
+      local t = { version = '1.0',
+         model = { type = 'WordLevel', vocab = { ['<unk>'] = 0, a = 1 } } }
+      for k, v in each(more or {}) do t[k] = v end
+      return json.encode(t)
+   end
+
+   it('is the first that a folder has, or the folder above', function()
+      tmp.with(function(dir)
+         local function put(name, bytes) fs.write('spec', dir .. '/' .. name, bytes) end
+         local load, find = tide.tokenizer.load, tide.tokenizer.find
+         fs.mkdirs('spec', dir .. '/sub/deep')
+         assert.matches('there is no tokenizer.json, tokenizer.model, tekken.json or *.tiktoken in '
+            .. dir, raised(load, dir).message, 1, true)
+         assert.is_nil((find(dir .. '/sub')))
+         assert.is_nil((find(dir .. '/none/x')))
+         put('tokenizer_config.json', '{ "pat_str": "a" }')
+         put('x.tiktoken', 'YQ== 0\nYg== 1\n')
+         assert.equal('b', load(dir):token(1))
+         put('tokenizer.model.v1', 'x')
+         os.remove(dir .. '/x.tiktoken')
+         assert.matches('tokenizer.model.v1 is neither a tokenizer.json, a tokenizer.model of',
+            raised(load, dir).message, 1, true)
+         put('tokenizer.json', json_of { added_tokens = { { content = '<x>', id = 9 } } })
+         local tok, place = find(dir .. '/sub')
+         assert.same({ dir, 'a', '<x>', 10 }, { place, tok:token(1), tok:token(9), tok.vocab_size })
+         assert.same({ 1, 9, nil }, { tok:id 'a', tok:id '<x>', tok:id 'b' })
+         assert.is_nil(tok:token(5))
+         assert.same({ dir }, { select(2, find(dir)) })
+         assert.same({ dir }, { select(2, find(dir .. '/sub/')) })
+         assert.same({ dir }, { select(2, find(dir .. '/none')) })
+         assert.is_nil((find(dir .. '/sub/deep')))
+         local hash = tok.hash
+         put('tokenizer_config.json', '{ "pat_str": "b" }')
+         assert.is_true(load(dir).hash ~= hash)
+         assert.equal(load(dir).hash, load(dir .. '/tokenizer.json').hash)
+      end)
+   end)
+
+   it('is named once in what is wrong with it', function()
+      tmp.with(function(dir)
+         local path = dir .. '/tokenizer.json'
+         local function said(bytes)
+            fs.write('spec', path, bytes)
+            return raised(tide.tokenizer.load, path).message
+         end
+         assert.equal(path .. ": model 'Odd' is not supported",
+            said '{ "model": { "type": "Odd" } }')
+         assert.equal(path .. ' is neither a tokenizer.json nor a tekken.json', said '{ "a": 1 }')
+         assert.equal(path .. ' is no object', said '5')
+         assert.equal(path .. ' is neither a tokenizer.json nor a tekken.json',
+            said '{ "vocab": [], "model": null }')
+         fs.write('spec', dir .. '/x.tiktoken', 'YQ== 0\n')
+         assert.matches('^' .. dir .. '/x.tiktoken has 1 pieces',
+            raised(tide.tokenizer.load, dir .. '/x.tiktoken').message)
+         assert.matches('cannot read ' .. dir .. '/none: there is no such file or folder',
+            raised(tide.tokenizer.load, dir .. '/none').message, 1, true)
+      end)
    end)
 end)
