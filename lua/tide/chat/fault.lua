@@ -1,5 +1,5 @@
--- Failures inside a template: raised as plain tables, which the template turns into errors with
--- line and column.
+-- Errors inside a template, raised as plain tables; template.lua adds line and column and raises
+-- them as errors of tide.
 
 local fault = {}
 
@@ -10,7 +10,7 @@ function fault.raise(message, ...)
    error(setmetatable({ message = message:format(...), code = 'E_ARG' }, Fault), 0)
 end
 
--- Raises a failure with a status of its own: 'E_UNSUPPORTED' for what the subset leaves out.
+-- Raises a failure with its own status: 'E_UNSUPPORTED' for constructs outside the subset.
 function fault.coded(code, message, ...)
    error(setmetatable({ message = message:format(...), code = code }, Fault), 0)
 end

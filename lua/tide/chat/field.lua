@@ -38,7 +38,7 @@ end
 
 local bases = { x = 16, X = 16, o = 8, b = 2 }
 
--- Returns an integer (a float is cut) as text.
+-- Returns an integer (a float is truncated) as text.
 function field.integer(n, letter, spec)
    if n ~= n or math.abs(n) == math.huge then fault.raise 'cannot convert float to integer' end
    n = n - math.fmod(n, 1)
@@ -51,8 +51,8 @@ function field.integer(n, letter, spec)
    return sign_of(n < 0, spec) .. body
 end
 
--- Returns a number of at least 0 with so many digits behind the point; a half goes to the even
--- digit, as in C and Python, and unlike in LuaJIT's own format.
+-- Returns a number >= 0 with so many decimals, rounded half to even as in C and Python; LuaJIT's
+-- own format rounds otherwise.
 function field.fixed(v, precision)
    local text = ('%.' .. precision .. 'f'):format(v)
    local exact = ('%.99f'):format(v)

@@ -157,7 +157,7 @@ local function defined(v)
    return v
 end
 
--- Returns the int of a number, cut towards zero; nil of what is not finite.
+-- Returns a number truncated towards zero; nil for inf and nan.
 local function cut(n)
    if n ~= n or math.abs(n) == math.huge then return nil end
    return number.int(n - math.fmod(n, 1))

@@ -23,7 +23,7 @@ local function parts_of(attribute)
    return parts
 end
 
--- Returns fn(item) -> its attribute. default: instead of an undefined one.
+-- Returns fn(item) -> its attribute. default: replaces an undefined attribute.
 local function getter(rt, attribute, default)
    local parts = parts_of(attribute)
    if default == value.none then default = nil end
@@ -36,7 +36,7 @@ local function getter(rt, attribute, default)
    end
 end
 
--- Returns the key of a value for sorting: texts in lower case unless case counts.
+-- Returns the sort key of a value: texts are lowered unless case_sensitive is set.
 local function folded(v, case_sensitive)
    local s = not case_sensitive and value.text(v)
    return s and utf.lower(s) or v
@@ -266,8 +266,8 @@ function F.map(rt, v, args, kwargs)
    return value.gen(out)
 end
 
--- Returns a filter that keeps the items for which a test is `wanted`; by_attribute: of an
--- attribute of theirs, the first argument.
+-- Returns a filter that keeps items whose test result is `wanted`. by_attribute: tests the
+-- attribute of an item that the first argument names.
 local function selector(wanted, by_attribute)
    return function(rt, v, args, kwargs)
       local out, get, off = {}, getter(rt, nil), 0

@@ -6,7 +6,7 @@ local field = require 'tide.chat.field'
 local show = require 'tide.chat.show'
 local value = require 'tide.chat.value'
 
--- Reads the text behind the colon of a field.
+-- Parses the format spec after the colon of a field.
 local function spec_of(text)
    local fill, align, rest = text:match '^([%z\1-\127\194-\244][\128-\191]*)([<>=^])(.*)$'
    if not align then align, rest = text:match '^([<>=^]?)(.*)$' end
@@ -64,7 +64,7 @@ local function formatted(rt, v, text)
    return field.padded(field.cut(value.text(v), spec.precision), spec)
 end
 
--- Returns the value that a field names; auto: the count of fields without a name so far.
+-- Returns the value that a field refers to. auto: number of `{}` fields before it.
 local function lookup(rt, name, args, kwargs, auto)
    local first, rest = name:match '^([^%.%[]*)(.*)$'
    local v

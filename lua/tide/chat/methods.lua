@@ -64,7 +64,7 @@ local by_class = {
       index = list.index }, [value.Range] = range,
 }
 
--- Names of methods that change a value, which no template may do.
+-- Methods that change a value; a template must not call them.
 local unsafe = {}
 for class, names in each {
    [value.Dict] = 'clear pop popitem setdefault update',
@@ -74,7 +74,7 @@ for class, names in each {
    for name in names:gmatch '%a+' do unsafe[class][name] = true end
 end
 
--- Returns the method of a value with a name, or nil. A method that changes the value is an error.
+-- Returns the method of a value by name, or nil. Raises at a method that changes the value.
 function methods.find(v, name)
    local class = value.class(v)
    if value.text(v) then return require('tide.chat.text_methods').find(v, name) end

@@ -186,8 +186,8 @@ function number.unary(sign, v)
    return is_float and value.float(x) or x
 end
 
--- Returns the int that a text says, in a base from 2 to 36 (0: by its prefix), or nil; nil in any
--- other base.
+-- Parses a text as an int in a base from 2 to 36 (0: by its prefix); nil if it is not one, or in
+-- any other base.
 function number.parse_int(s, base)
    local text = utf.strip(s, utf.is_space, true, true):lower()
    local sign, body = text:match '^([+-]?)(.*)$'
@@ -208,7 +208,7 @@ function number.parse_int(s, base)
    return sign == '-' and 0 - n or n
 end
 
--- Returns the number that a text says as Python's float does, or nil.
+-- Parses a text as Python's float does; nil if it is not a number.
 function number.parse_float(s)
    local text = utf.strip(s, utf.is_space, true, true):lower()
    local sign, body = text:match '^([+-]?)(.*)$'

@@ -1,8 +1,8 @@
 -- Parser of statements: a template as a tree.
 --
 -- A body is a list of nodes { kind, at, ... }: data, output, for, if, set, set_block, macro, call
--- block, filter block, with, generation, break, continue. What Jinja has beyond these (blocks,
--- includes, imports) is refused with its place.
+-- block, filter block, with, generation, break, continue. Other statements of Jinja (blocks,
+-- includes, imports) raise E_UNSUPPORTED with line and column.
 
 local each = require 'tide.util.each'
 local Expression = require 'tide.chat.expression'
@@ -26,8 +26,8 @@ local statements = {}
 
 -- ---- bodies ------------------------------------------------------------------------------------
 
--- Reads nodes up to a tag whose name is one of `ends`, which stays the present token; the end of
--- the template where `ends` is nil.
+-- Reads nodes up to a tag whose name is one of `ends`, which stays the present token; up to the end
+-- of the template if `ends` is nil.
 function ChatParser:body(ends, opener)
    local list = {}
    self.depth = self.depth + 1
@@ -52,7 +52,7 @@ function ChatParser:body(ends, opener)
    return list
 end
 
--- Reads the rest of a tag and the body behind it up to end_NAME, which is moved over.
+-- Reads the rest of a tag and the body after it, and consumes end_NAME.
 function ChatParser:block(opener, last)
    self:skip ':'
    self:expect 'block_end'
@@ -86,7 +86,7 @@ end
 local reserved = { ['true'] = true, ['false'] = true, none = true, True = true, False = true,
    None = true }
 
--- Reads a name that is assigned to.
+-- Reads the name of an assignment target.
 function ChatParser:target_name()
    local token = self:expect 'name'
    if reserved[token.text] then self:fail(token, "'%s' cannot be assigned to", token.text) end
@@ -107,7 +107,7 @@ local function target_item(self)
    return node
 end
 
--- Reads what a `for`, `set` or `with` assigns to. stop: the name behind it.
+-- Reads the target of a `for`, `set` or `with`. stop: the keyword after it.
 function ChatParser:target(stop, with_namespace)
    self.with_namespace = with_namespace
    return self:tuple { item = target_item, stop = stop }
@@ -186,7 +186,7 @@ function statements.set(self, token)
       body = self:block(token, 'endset') }
 end
 
--- Notes which of the names that only macros have the body of a macro uses.
+-- Notes which of `caller`, `varargs` and `kwargs` the body of a macro uses.
 local function finish_macro(node)
    local names = tree.names(node.body)
    for _, name in ipairs { 'caller', 'varargs', 'kwargs' } do

@@ -30,7 +30,7 @@ local function number_of(conversion, v)
    return n, is_float
 end
 
--- Texts of values, by the letter of the conversion.
+-- Formatters by the letter of the conversion.
 local texts = {
    s = function(v, spec) return field.cut(show.str(v), spec.precision) end,
    r = function(v, spec) return field.cut(show.repr(v), spec.precision) end,

@@ -6,7 +6,7 @@ local value = require 'tide.chat.value'
 
 local show = {}
 
--- Returns the shortest digits of a positive number that read back as it, and their exponent.
+-- Returns the shortest digits that parse back to a positive number, and their exponent.
 local function shortest(v)
    for precision = 0, 16 do
       local text = ('%%.%de'):format(precision):format(v)

@@ -22,7 +22,7 @@ end
 
 str.upper, str.lower, str.casefold = plain(utf.upper), plain(utf.lower), plain(utf.lower)
 
--- Returns a text whose first character alone is in upper case.
+-- Returns a text with its first character in upper case and the rest in lower case.
 function text.capitalize(s)
    local n = utf.length(s)
    return utf.upper(utf.sub(s, 0, 1)) .. utf.lower(utf.sub(s, 1, n))
@@ -50,7 +50,7 @@ end)
 
 -- ---- ends --------------------------------------------------------------------------------------
 
--- Returns a test of characters to strip: those of a text, or white space.
+-- Returns a predicate of characters to strip: those of a text, or white space.
 function text.dropped(chars)
    if chars == nil or chars == value.none then return utf.is_space end
    local set = {}
@@ -119,7 +119,7 @@ end
 
 -- ---- search ------------------------------------------------------------------------------------
 
--- Returns the byte of the first (or last) place of what in s, or nil.
+-- Returns the byte of the first (or last) occurrence of `what` in s, or nil.
 local function search(s, what, from_right)
    if not from_right then return (s:find(what, 1, true)) end
    for at = #s - #what + 1, 1, -1 do
@@ -242,7 +242,7 @@ end
 
 str.ljust, str.rjust = padder('ljust', '<'), padder('rjust', '>')
 
--- Returns s in the middle of a width, as str.center does.
+-- Returns s centred in a width, as str.center does.
 function text.centered(rt, s, width, fill)
    rt:room(width)
    local missing = width - utf.length(s)

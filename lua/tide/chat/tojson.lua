@@ -11,7 +11,7 @@ local short = { ['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', 
 
 local function control(c) return short[c] or ('\\u%04x'):format(c:byte()) end
 
--- Returns the escapes of a character beyond ASCII: a surrogate pair beyond 65535.
+-- Returns the \u escapes of a non-ASCII character: a surrogate pair above U+FFFF.
 local function wide(c)
    local code = utf.code(c)
    if #c < 4 then return ('\\u%04x'):format(code) end

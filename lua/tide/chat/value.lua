@@ -60,7 +60,7 @@ function value.dict() return setmetatable({ keys = {}, map = {} }, Dict) end
 function value.gen(items) return setmetatable({ list = items, at = 1 }, Gen) end
 -- Returns text that needs no escaping.
 function value.markup(s) return setmetatable({ s = s }, Markup) end
--- Returns an undefined value; message is what its use raises.
+-- Returns an undefined value; using it raises `message`.
 function value.undefined(message) return setmetatable({ message = message }, Undefined) end
 -- Returns a function fn(rt, args, kwargs) of a template.
 function value.callable(name, fn) return setmetatable({ name = name, fn = fn }, Callable) end
@@ -149,7 +149,7 @@ value.hash_key = hash_key
 -- Returns the value at a key, or nil.
 function Dict:get(key) return self.map[hash_key(key)] end
 
--- Sets the value at a key; a new key goes to the end.
+-- Sets the value at a key; a new key is last in the order.
 function Dict:set(key, v)
    local k = hash_key(key)
    if self.map[k] == nil then self.keys[#self.keys + 1] = key end
@@ -167,8 +167,8 @@ local function rest_of(gen)
    return list
 end
 
--- Returns the members of an iterable as a Lua list, which must not be changed; nil of what cannot
--- be iterated. A generator is used up.
+-- Returns the members of an iterable as a Lua list, which must not be changed; nil for values that
+-- are not iterable. Consumes a generator.
 function value.members(v)
    if type(v) == 'string' then return utf.chars(v) end
    local class = value.class(v)
@@ -180,7 +180,7 @@ function value.members(v)
    return nil
 end
 
--- The same; raises Python's error of what cannot be iterated.
+-- As above, but raises Python's error for values that are not iterable.
 function value.iterate(v)
    local items = value.members(v)
    if not items then fault.raise("'%s' object is not iterable", value.type_name(v)) end
@@ -274,7 +274,8 @@ value.less = less
 
 local from_lua
 
--- Keys of a Lua table: in the order that json.decode noted, the others sorted behind these.
+-- Returns the keys of a Lua table: first those that json.decode noted, in its order, then the
+-- others, sorted.
 local function keys_of(t)
    local list, seen = {}, {}
    for _, key in ipairs(fs.io().json.keys(t) or {}) do

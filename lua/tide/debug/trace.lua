@@ -12,6 +12,7 @@
 -- shifted so that collectives end at the same time, which they do.
 
 local agree = require 'tide.comm.agree'
+local by_key = require 'tide.util.by_key'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -141,14 +142,10 @@ end
 
 -- By id of a communicator: { name, rows = { { rank, calls by seq, last } } }.
 local function communicators(docs)
-   local by_id, order = {}, {}
+   local order, entry = by_key(function(c) return { name = c.name, size = c.size, rows = {} } end)
    for _, doc in ipairs(docs) do
       for _, comm in ipairs(doc.comms) do
-         local c = by_id[comm.id]
-         if not c then
-            c = { name = comm.name, size = comm.size, rows = {} }
-            by_id[comm.id], order[#order + 1] = c, c
-         end
+         local c = entry(comm.id, comm)
          local row = { rank = doc.rank, doc = doc, calls = {} }
          for _, call in ipairs(comm.calls) do
             row.last = math.max(row.last or call.seq, call.seq)
@@ -200,17 +197,10 @@ local function at(call) return call.site ~= '' and call.site or '?' end
 
 -- { kind = 'differs', seq, calls = { { ranks, call } } } or nil.
 local function difference(c, seq)
-   local groups, seen = {}, {}
+   local groups, group_of = by_key(function(call) return { ranks = {}, call = call } end)
    for _, row in ipairs(c.rows) do
       local call = row.calls[seq]
-      if call then
-         local key = key_of(call)
-         if not seen[key] then
-            seen[key] = { ranks = {}, call = call }
-            groups[#groups + 1] = seen[key]
-         end
-         table.insert(seen[key].ranks, row.rank)
-      end
+      if call then table.insert(group_of(key_of(call), call).ranks, row.rank) end
    end
    return #groups > 1 and { kind = 'differs', comm = c.name, seq = seq, calls = groups } or nil
 end

@@ -88,13 +88,9 @@ end
 
 -- The keepers of the parameters in a list.
 local function keepers_of(entries)
-   local list, seen = {}, {}
+   local list, add = by_key(function(keeper) return keeper end)
    for _, entry in ipairs(entries) do
-      local keeper = entry.keeper
-      if keeper and not seen[keeper] then
-         seen[keeper] = true
-         list[#list + 1] = keeper
-      end
+      if entry.keeper then add(entry.keeper, entry.keeper) end
    end
    return list
 end

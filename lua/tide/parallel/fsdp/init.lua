@@ -87,7 +87,7 @@ end
 -- ---- making it -------------------------------------------------------------------------------
 
 local function make_units(self, model, list)
-   local root = { name = '', modules = {}, is_root = true }
+   local root = { name = '', modules = {} }
    local entries, of = units.entries(model, list, root)
    local mine = { [root] = {} }
    for _, d in ipairs(list) do mine[d] = {} end

@@ -7,6 +7,7 @@
 -- a context axis compare what they hold of a batch.
 
 local tide = require 'tide'
+local by_key = require 'tide.util.by_key'
 local copied = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local dtype_size = tide.dtype_size
@@ -55,13 +56,10 @@ Meter.__index = Meter
 
 -- Counts the calls on the communicators of more than one rank in a list.
 local function meter(comms)
-   local self = setmetatable({ comms = {}, count = {} }, Meter)
-   local seen = {}
+   local list, add = by_key(function(comm) return comm end)
+   local self = setmetatable({ comms = list, count = {} }, Meter)
    for _, comm in ipairs(comms) do
-      if comm.size > 1 and not seen[comm] then
-         seen[comm] = true
-         self.comms[#self.comms + 1] = comm
-      end
+      if comm.size > 1 then add(comm, comm) end
    end
    for _, comm in ipairs(self.comms) do
       for _, kind in ipairs(kinds) do
