@@ -67,7 +67,7 @@ describe('a watch', function()
          ratio = 1.2, clock = function() return state.now end }, state
    end
 
-   it('counts what a rank does itself, and tells at the end of each window', function()
+   it('counts what a rank does itself, and reports at the end of each window', function()
       local watch, state = made(3, 2, 2)
       for window = 1, 2 do
          for step = 1, 2 do
@@ -90,7 +90,7 @@ describe('a watch', function()
       end
    end)
 
-   it('takes waiting longer than the clock says for none', function()
+   it('counts nothing where waiting was longer than the clock says', function()
       local watch, state = made(2, 0.5, 1)
       watch:mark()
       state.waited = state.waited + 3
@@ -102,7 +102,7 @@ describe('a watch', function()
       refused('E_ARG', "'i'", watch.lap, watch, 3)
    end)
 
-   it('of one rank meets nobody', function()
+   it('of one rank compares nothing', function()
       local alone = straggler.new { comm = { rank = 0, size = 1 }, steps = 1 }
       alone:lap(1)
       assert.is_nil(alone:next())

@@ -59,8 +59,7 @@ promise['README.md'] = {
    { 'When one rank fails', 'comm/fault', 'ends ', 'ffi/host',
       'ends although a rank loops for ever, and shows the cause once' },
    { 'tide run trace DIR records every rank', 'comm/trace', 'leaves a file a rank',
-      'comm/trace_read',
-      'names who came last, by how much, and where' },
+      'comm/trace_read', 'names who came last, by how much, and where' },
    { 'Without plan the same options train', 'recipe/parallel',
       'equals one rank: 50 steps on two axes, the sequence cut' },
    { 'tensor parallel column row vocabulary', 'parallel/logits', 'are never whole' },
@@ -391,8 +390,7 @@ promise['lua/guide/training.md'] = {
       'goes on from an earlier checkpoint and keeps the later ones aside' },
    { 'Without resume a run is never', 'lua/train', 'writes over no run unless it is told to' },
    { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never came',
-      'comm/trace_read',
-      'names who came last, by how much, and where' },
+      'comm/trace_read', 'names who came last, by how much, and where' },
    { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 

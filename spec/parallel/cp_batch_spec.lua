@@ -438,6 +438,32 @@ describe('packed streams over ranks', function()
       assert.same({ 0, 4, 8 }, list(out.cu_slot))
    end)
 
+   it('take lengths under either name, and leave a single token and what lies behind it', function()
+      local ids = ints { 1, 2, 3, 4, 5, 6, 7, 8 }
+      local function of(more)
+         local b = { input_ids = ids, labels = ids, gapless = true, attention_mask = ints { 1, 1, 1,
+            1, 1, 1, 1, 1 } }
+         for k, v in pairs(more) do b[k] = v end
+         return cp.shard_thd_chunk(axis(2, 0), b)
+      end
+      for _, more in ipairs { { cu_real = { 0, 4, 8 }, cu_slot = { 0, 4, 8 } },
+         { cu_seqlens = { 0, 4, 8 }, cu_seqlens_padded = { 0, 4, 8 }, cu_slot = { 0, 8 } },
+         { cu_seqlens = { 0, 4, 8 }, cu_real = { 0, 8 } } } do
+         more.attention_mask = ints { 1, 1, 1, 1, 2, 2, 2, 2 }
+         local out = of(more)
+         assert.same({ 1, 4, 5, 8 }, list(out.input_ids))
+         assert.is_nil(out.cu_seqlens_padded)
+         assert.is_nil(out.gapless)
+         assert.is_nil(out.attention_mask)
+      end
+      local one = cp.shard_thd_chunk(axis(2, 0), { input_ids = ints { 7 }, labels = ints { 7 },
+         cu_seqlens = { 0, 1 }, scale = tide.ones { 1 } }, { padding_token_id = 3 })
+      assert.same({ { 7, 3 }, { 1 } }, { list(one.input_ids), list(one.scale) })
+      local wide = cp.shard_thd_chunk(axis(2, 0), { input_ids = tide.ones { 3, 2 },
+         labels = ints { 1, 2, 3 }, cu_seqlens = { 0, 3 } }, { padding_token_id = 3 })
+      assert.same({ { 1, 1 }, { 0, 0 } }, list(wide.input_ids))
+   end)
+
    it('cut embeddings by their first dim, and positions of several rows by their last', function()
       local x = tide.arange(16):reshape(8, 2)
       local b = { input_ids = x, labels = ints { 1, 2, 3, 4, 5, 6, 7, 8 }, cu_seqlens = { 0, 4, 8 },

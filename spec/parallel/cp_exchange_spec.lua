@@ -74,6 +74,14 @@ local function check(rank, size, seed, cases)
             list = { x:narrow(3, 1, first), x:narrow(3, first + 1, width - first) }
          end
          local y = ex.enter(list, comm, cols, lines)
+         if families > 1 then                         -- two results, and channels that stay
+            local one = parts[rank + 1][1][2]
+            local kept = case % 3 == 0 and math.min(1, edges[1]) or draw(0, width)
+            local a, b, c = ex.enter(list, comm, cols, lines, { one, #wanted - one }, kept)
+            same(t.cat({ a, b }, 3), y:detach(), 'two results')
+            if kept > 0 then same(c, x:detach():narrow(3, 1, kept), 'kept') end
+            if kept == 0 and c ~= nil then error 'a third result' end
+         end
          local want = #wanted > 0 and pick(whole, 3, wanted) or whole:narrow(3, 1, 0)
          if #wanted > 0 then same(y, want, 'enter') end
          if y:size(2) ~= total or y:size(3) ~= #wanted then error 'shape' end

@@ -68,7 +68,7 @@ describe('the text of a batch', function()
       assert.not_equal(of { on = tide.ones({ 2 }, { dtype = 'bool' }) },
          of { on = tide.zeros({ 2 }, { dtype = 'bool' }) })
       assert.not_equal(of { cu_real = { 0, 1 } }, of { cu_real = { 0, 2 } })
-      assert.not_equal(of(), of { cu_real = { 0, 2 } })
+      assert.matches('^cu_real .*, ids 1x3', of { cu_real = { 0, 2 } })
       assert.equal(of() .. ', count 3\n' .. of() .. ', count nil',
          fingerprint.batches { { ids = ints { { 1, 2, 3 } }, count = 3 },
             { ids = ints { { 1, 2, 3 } } } })
