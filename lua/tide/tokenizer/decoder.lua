@@ -97,8 +97,8 @@ end
 
 -- ---- UTF-8 -----------------------------------------------------------------------------------
 
--- Returns the length in bytes of the incomplete or invalid character at `at`, at least 1, and whether
--- the text ends there.
+-- Returns the length in bytes of the incomplete or invalid character at `at`, at least 1, and
+-- whether the text ends there.
 local function broken(text, at)
    local lead = text:byte(at)
    if lead < 0xC2 or lead > 0xF4 then return 1, false end
