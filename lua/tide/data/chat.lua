@@ -204,13 +204,6 @@ local function corpus_of(files, o, bad)
    }
 end
 
-local function check_format(op, format)
-   for _, name in ipairs(record.formats) do
-      if format == nil or format == name then return end
-   end
-   err.arg(op, 'format', 'one of ' .. table.concat(record.formats, ', '), format)
-end
-
 -- Returns the roles as a set, and whether generation blocks decide instead.
 local function roles_of(o)
    local roles = {}
@@ -224,7 +217,6 @@ local function settled(op, opts)
    local size = err.integer(op, 'tokenizer.vocab_size', o.tokenizer.vocab_size, 1)
    err.arg_if(o.template ~= nil and type(o.template.render) ~= 'function', op, 'template',
       'a template of tide.chat', o.template)
-   check_format(op, o.format)
    o.roles, o.by_block = roles_of(o)
    o.is_bytes, o.eos = type(o.tokenizer.ids) == 'function', o.tokenizer.eos
    o.vocab_size, o.width = size, size > 65536 and 4 or 2
@@ -268,7 +260,7 @@ return signature.doors('data.chat', chat, {
       'tokenizer: table -- of tide.tokenizer, or tide.data.bytes',
       'template: table? -- of tide.chat, which writes chats as text',
       'train_on: string[]? -- roles that count; default: generation blocks, or the assistant',
-      'format: string? -- one of data.record.formats; default: by the fields of each record',
+      record._format .. ' -- form of the records; default: by the fields of each record',
       'skip_bad: boolean = false -- broken records are counted and left out',
       'val: number in [0, 0.5] = 0.05 -- share of the records of a file that is held out' } },
 })

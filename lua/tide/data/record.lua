@@ -154,6 +154,7 @@ local signs = {
 
 -- Names of the forms.
 record.formats = { 'messages', 'sharegpt', 'alpaca', 'completion', 'text' }
+record._format = "format: '" .. table.concat(record.formats, "' | '") .. "'?"
 
 local function form_of(t)
    for _, row in ipairs(signs) do
@@ -172,5 +173,5 @@ function record._of(t, form) return forms[form or form_of(t)](t) end
 function record.read(t, form) return jsonl._try(record._of, t, form) end
 
 return signature.doors('data.record', record, {
-   read = "t: table; form: 'messages' | 'sharegpt' | 'alpaca' | 'completion' | 'text'?",
+   read = 't: table; ' .. record._format:gsub('^format', 'form'),
 })

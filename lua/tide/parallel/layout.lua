@@ -200,8 +200,6 @@ function layout.gathered(module, grads)
    return out
 end
 
-layout.replicate = placement.replicate
-
 signature.record('sized', 'a table { size = }', { 'size: integer >= 1' })
 signature.kind('placement', 'Replicate() or Shard(dim)', placement.is)
 return signature.doors('parallel.layout', layout, {

@@ -39,23 +39,16 @@ local function wrong(where, name, expected, v)
       err.show(v))
 end
 
--- Returns a token id or a list of them as a list.
-local function ids_of(where, name, v)
-   local list = type(v) == 'table' and v or { v }
-   for _, id in ipairs(list) do
-      if type(id) ~= 'number' or id < 0 or id % 1 ~= 0 then
-         wrong(where, name, 'a token id or a list of them', v)
-      end
-   end
-   return #list > 0 and list or nil
-end
+local is_one = {
+   ['a token id'] = function(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 end,
+   ['a text'] = function(v) return type(v) == 'string' and v ~= '' end,
+}
 
-local function texts_of(where, name, v)
+-- Returns a value or a list of them as a list. what: a key of is_one.
+local function list_of(where, name, what, v)
    local list = type(v) == 'table' and v or { v }
-   for _, text in ipairs(list) do
-      if type(text) ~= 'string' or text == '' then
-         wrong(where, name, 'a text or a list of them', v)
-      end
+   for _, one in ipairs(list) do
+      if not is_one[what](one) then wrong(where, name, what .. ' or a list of them', v) end
    end
    return #list > 0 and list or nil
 end
@@ -142,17 +135,17 @@ function generation.options(model)
    end
    settle_draws(o, config, where)
    if not is_null(config.stop_strings) then
-      o.stop_strings = texts_of(where, 'stop_strings', config.stop_strings)
+      o.stop_strings = list_of(where, 'stop_strings', 'a text', config.stop_strings)
    end
    for _, c in ipairs { config, model.config } do
       if not o.stop and not is_null(c.eos_token_id) then
-         o.stop = ids_of(where, 'eos_token_id', c.eos_token_id)
+         o.stop = list_of(where, 'eos_token_id', 'a token id', c.eos_token_id)
       end
    end
    local said = { do_sample = o.do_sample, unused = unused_of(config) }
    o.do_sample = nil
    if not is_null(config.bos_token_id) then
-      said.bos = ids_of(where, 'bos_token_id', config.bos_token_id)[1]
+      said.bos = list_of(where, 'bos_token_id', 'a token id', config.bos_token_id)[1]
    end
    return o, said
 end

@@ -37,11 +37,11 @@ end
 
 -- The pairs given. Raises E_ARG where pairs on the host have a token at a position below 0, which
 -- rotary angles do not take. Pairs on a device are not read.
-local function of_index(op, index, B, S, device)
-   signature.check(op, 'index', index, 'tensor [B or 1, S, 2] of i32', { B = B, S = S })
+local function of_index(op, name, index, B, S, device)
+   signature.check(op, name, index, 'tensor [B or 1, S, 2] of i32', { B = B, S = S })
    if index.device == 'cpu' and index:numel() > 0 then
       local least = index:select(3, 2):masked_fill(index:select(3, 1):lt(0), 0):amin():item()
-      err.arg_if(least < 0, op, 'index', 'positions >= 0', least)
+      err.arg_if(least < 0, op, name, 'positions >= 0', least)
    end
    return index:to(device)
 end
@@ -89,25 +89,16 @@ end
 
 local function joined(pad, more) return pad and pad:logical_or(more) or more end
 
--- The fields of a batch that number documents, in the order of the rule: { name, index }.
+-- The tensors of a batch that number documents, in the order of the rule: { name, index }.
 local function numberings(op, batch, B, S, device)
    local list = {}
-   if batch.index ~= nil then
-      list[1] = { name = 'index', index = of_index(op, batch.index, B, S, device) }
-   end
-   for _, name in ipairs { 'packed_seq_ids', 'attention_mask' } do
+   for _, name in ipairs { 'index', 'packed_seq_ids', 'attention_mask' } do
+      local index_of = name == 'index' and of_index or of_mask
       if batch[name] ~= nil then
-         list[#list + 1] = { name = name, index = of_mask(op, name, batch[name], B, S, device) }
+         list[#list + 1] = { name = name, index = index_of(op, name, batch[name], B, S, device) }
       end
    end
-   local real, slot = of_cu(op, batch, B, S)
-   if real then list[#list + 1] = { name = 'cu_real', real = real, slot = slot } end
-   for _, e in ipairs(list) do
-      if e.real and #list > 1 or e.real and batch.padding_mask ~= nil then
-         e.index = documents.cu_index(real, slot, S, device)
-      end
-   end
-   return list, real, slot
+   return list
 end
 
 -- Takes a mask that marks padding only out of a list of several; returns that padding.
@@ -124,7 +115,11 @@ end
 -- nil where cu_real and cu_slot say all or each row is one document; cu_real, cu_slot = lists or
 -- nil; pad = bool [B or 1, S], nil: no token is padding }.
 function documents.of(op, batch, B, S, device)
-   local list, real, slot = numberings(op, batch, B, S, device)
+   local list = numberings(op, batch, B, S, device)
+   local real, slot = of_cu(op, batch, B, S)
+   if real and (#list > 0 or batch.padding_mask ~= nil) then
+      list[#list + 1] = { name = 'cu_real', index = documents.cu_index(real, slot, S, device) }
+   end
    local pad = batch.padding_mask ~= nil and of_padding(op, batch.padding_mask, B, S, device) or nil
    local plain = without_plain_mask(list, batch)
    if plain then pad = joined(pad, plain) end
@@ -175,8 +170,7 @@ end
 -- Raises unless the masks and the index of a batch of packed rows say what its lengths (a list for
 -- each row) say: a stream has no other place for them.
 function documents.check_lengths(op, batch, B, S, lens, slots)
-   local list = numberings(op, { index = batch.index, packed_seq_ids = batch.packed_seq_ids,
-      attention_mask = batch.attention_mask }, B, S, 'cpu')
+   local list = numberings(op, batch, B, S, 'cpu')
    local pad = batch.padding_mask ~= nil and of_padding(op, batch.padding_mask, B, S, 'cpu')
    if #list == 0 and not pad then return end
    local layout = of_lengths(lens, slots, B, S)
@@ -194,8 +188,7 @@ end
 -- Padding of rows whose documents are unknown, bool [B, S], nil if no field says it. Raises for
 -- fields that number documents.
 function documents.padding(op, batch, B, S, device)
-   local list, pad = numberings(op, { index = batch.index, packed_seq_ids = batch.packed_seq_ids,
-      attention_mask = batch.attention_mask }, B, S, device), nil
+   local list, pad = numberings(op, batch, B, S, device), nil
    for _, e in ipairs(list) do
       err.raise_if(e.name ~= 'attention_mask' or not mask_.is_plain(batch.attention_mask), 'E_ARG',
          op, "'%s' numbers documents; give their lengths too (seq_lens)", e.name)
