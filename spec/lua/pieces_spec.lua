@@ -227,6 +227,10 @@ describe('an index of pieces', function()
          ['pieces of 6 elements in all, [4, 2] has 8'] = { [2] = { size = { 1, 2 } } } } do
          refused('E_FORMAT', { 'shards.json: model "w" has ', text }, checked, row(o))
       end
+      local scalar = { file = 'a', offset = {}, size = {} }
+      checked { shape = {}, dtype = 'f32', pieces = { scalar } }
+      refused('E_FORMAT', 'pieces that overlap, at [] in a and at [] in a', checked, { shape = {},
+         dtype = 'f32', pieces = { scalar, scalar } })
       local function check(t) return shard_index.check('spec', 'p', t, 1) end
       refused('E_FORMAT', 'p: version 2, this library reads 1', check, { version = 2 })
       refused('E_FORMAT', "p has no list 'model'", check, { version = 1, optim = {} })
