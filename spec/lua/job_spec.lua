@@ -157,6 +157,25 @@ describe('the run that is there', function()
       end)
    end)
 
+   it('has a mesh, which is kept or given as a whole', function()
+      with_run(function(_, out)
+         local at = out .. '/step-00000004/'
+         local state, manifest = fs.read_json('spec', at .. 'state.json'),
+            fs.read_json('spec', at .. 'manifest.json')
+         state.recipe.mesh.dp, state.recipe.sequence_parallel = 2, true
+         fs.write_json('spec', at .. 'state.json', state)
+         manifest.files['state.json'] = { size = fs.size(at .. 'state.json'),
+            xxh64 = fs.hash('spec', at .. 'state.json') }
+         fs.write_json('spec', at .. 'manifest.json', manifest)
+         refused('E_ARG', 'the mesh is that of the checkpoint: start as many ranks, or give the '
+            .. 'mesh to go on with, e.g. --mesh.dp 1', given, '--out', out, '--resume')
+         local opt = given('--out', out, '--resume', '--mesh.tp', '1')
+         assert.same({ 0, false }, { opt.mesh.dp, opt.sequence_parallel or false })
+         opt = given('--out', out, '--resume', '--mesh.tp', '2')
+         assert.same({ 0, 2, true }, { opt.mesh.dp, opt.mesh.tp, opt.sequence_parallel })
+      end)
+   end)
+
    it('goes on from an earlier checkpoint, or is forked', function()
       with_run(function(dir, out)
          local name = out .. '/step-00000004'

@@ -106,7 +106,17 @@ describe('pieces of ranks', function()
                local got = s:read('model', 'w', box.offset, box.size)
                assert.same({ box.size, elements(shape, box) }, { got.shape,
                   got:reshape(-1):tolist() })
-               s:touch('model', 'w', box.offset, box.size)
+               local opened, needed, own = {}, {}, {}
+               for _, n in ipairs(elements(shape, box)) do own[n] = true end
+               for _, piece in ipairs(index.model.w.pieces) do
+                  each_element(shape, piece, function(n)
+                     if own[n] then needed[piece.file] = true end
+                  end)
+               end
+               local t = store.open('spec', dir, manifest, function(name) opened[name] = true end)
+               t:touch('model', 'w', box.offset, box.size)
+               assert.same(needed, opened)
+               t:close()
             end
             local all = s:all 'model'
             assert.same(elements(shape, { offset = dims.zeros(#shape), size = shape }),
