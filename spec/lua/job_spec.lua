@@ -15,13 +15,16 @@ local tmp = require 'spec.support.tmp'
 
 local words = { { 'hidden_size', '--dim' }, { 'head_dim', '--dim / --heads', follows = true } }
 
+-- What the options of the recipe have otherwise.
+local changes = {}
+
 -- Starts a recipe whose train is fn(job, opt); returns what it logs.
 local function start(fn, ...)
    local out, host, stderr = {}, package.loaded['tide.host'], io.stderr
    package.loaded['tide.host'] = {}
    rawset(io, 'stderr', { write = function(_, ...) out[#out + 1] = table.concat { ... } end })
    local ok, e = pcall(job.main, { name = 'spec', title = 'a recipe', words = words, train = fn,
-      options = options.all('spec', {}) }, ...)
+      options = options.all('spec', {}, changes) }, ...)
    rawset(io, 'stderr', stderr)
    package.loaded['tide.host'] = host
    if not ok then error(e, 0) end
@@ -86,7 +89,21 @@ describe('a start of a recipe', function()
          opt.epochs, opt.schedule_steps = 1, 0
          self:settle_epochs(9)
          assert.same({ 5, 5, 2 }, { opt.steps, opt.schedule_steps, opt.warmup })
+         self.resumed = {}
+         self:settle_epochs(90)
+         assert.equal(5, opt.steps)
+         self.given = { epochs = 1 }
+         self:settle_epochs(91)
+         assert.equal(46, opt.steps)
       end, '--out', '/nowhere/x', '--batch', '2')
+      changes.default = { steps = 0 }
+      start(function(self, opt)
+         assert.same({ 0, 0, nil }, { opt.steps, opt.schedule_steps, opt.warmup })
+         opt.epochs = 1
+         self:settle_epochs(200)
+         assert.same({ 100, 100, 40 }, { opt.steps, opt.schedule_steps, opt.warmup })
+      end, '--out', '/nowhere/x', '--batch', '2')
+      changes.default = nil
    end)
 
    it('makes paths absolute, and prints on the first rank', function()

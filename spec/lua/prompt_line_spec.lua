@@ -362,6 +362,7 @@ describe('completion', function()
       assert.same({ 'zebra' }, of 'tide.optim.AdamW(p, { ze')
       assert.same({ 'lr = ' }, of 'tide.optim.AdamW(p, { lr')
       assert.same({ 'seed = ', 'seq = ', 'size = ' }, of 'tide.data.sampler { s')
+      assert.same({ 'comm = ', 'host_size = ' }, of 'tide.parallel.mesh(axes, { ')
       assert.same({ 'seed = ', 'seq = ', 'size = ' }, of 'tide.data.sampler.new { batch = 1; s')
    end)
 
