@@ -35,8 +35,8 @@ for _, row in ipairs(chats.rows) do
    pairs_.rows[#pairs_.rows + 1] = own
 end
 
-pairs_.change = { without = { 'train-on' }, default = chats.change.default }
-for _, name in ipairs(chats.change.without) do table.insert(pairs_.change.without, name) end
+pairs_.change = { without = { 'train-on', unpack(chats.change.without) },
+   default = chats.change.default }
 
 -- The pairs of --data, and those to evaluate on.
 function pairs_.corpus(job, opt, model)

@@ -153,14 +153,15 @@ function text.sampler(job, opt, corpus, data)
    local tide = require 'tide'
    local o = { seq = opt.seq, batch = opt.batch, seed = opt.seed, rank = data.rank,
       size = data.size }
-   if corpus.parts and not (opt.packed and not corpus.cu and opt.eos < 0) then
-      o.parts = corpus.parts
-      if opt.packed and corpus.val.count > 0 then
-         o.val_cu = corpus.val_cu or tide.data.packed.boundaries(corpus.val, opt.eos)
-      end
-      return job:check(tide.data.mixture.new, o)
+   if opt.packed and not corpus.cu and opt.eos < 0 then
+      err.usage(job.name, '--packed with .bin files needs --eos, the id that ends a document')
+   elseif opt.packed and corpus.val and corpus.val.count > 0 then
+      o.val_cu = corpus.val_cu or tide.data.packed.boundaries(corpus.val, opt.eos)
    end
-   if not opt.packed then
+   if corpus.parts then
+      o.parts = corpus.parts
+      return job:check(tide.data.mixture.new, o)
+   elseif not opt.packed then
       o.count = corpus.train.count
       if o.count <= opt.seq then
          err.usage(job.name, '--seq %d: a window needs %d tokens, the training part of --data '
@@ -168,15 +169,8 @@ function text.sampler(job, opt, corpus, data)
       end
       return job:check(tide.data.sampler.new, o)
    end
-   if not corpus.cu and opt.eos < 0 then
-      err.usage(job.name, '--packed with .bin files needs --eos, the id that ends a document')
-   end
-   local packed = tide.data.packed
-   o.cu = corpus.cu or packed.boundaries(corpus.train, opt.eos)
-   if corpus.val and corpus.val.count > 0 then
-      o.val_cu = corpus.val_cu or packed.boundaries(corpus.val, opt.eos)
-   end
-   return job:check(packed.new, o)
+   o.cu = corpus.cu or tide.data.packed.boundaries(corpus.train, opt.eos)
+   return job:check(tide.data.packed.new, o)
 end
 
 -- Copies the files of --tokenizer, and a chat template beside them, into the folder of the run,

@@ -57,6 +57,13 @@ describe('ranks that differ', function()
          assert.matches('; a (rank 1: absent; rank 0: 1), b (rank 1: 3; rank 0: 2), c (rank 1: 4; '
             .. 'rank 0: 3) and 2 more; every', text, 1, true)
       end
+      -- values of 60 bytes are shown, longer ones are cut; three lines are all there is room for
+      local long = ('x'):rep(60)
+      for _, text in ipairs(ranks.run(2, said, { lines('a = ' .. long, 'b = y' .. long, 'c = 3'),
+         lines('a = 1', 'b = 2', 'c = 4') }, { how = 'lines' })) do
+         assert.matches(('; a (rank 1: 1; rank 0: %s), b (rank 1: 2; rank 0: y%s...), c (rank 1: '
+            .. '4; rank 0: 3); every'):format(long, ('x'):rep(56)), text, 1, true)
+      end
    end)
 
    it('are compared once for a text that repeats', function()
@@ -99,6 +106,7 @@ describe('ranks that differ', function()
       for r = 1, 40 do list[r] = r end
       assert.equal('rank 3', agree.ranks_text { 3 })
       assert.matches('^ranks 1, 2, .*, 16 and 24 more$', agree.ranks_text(list))
+      assert.matches('^ranks 1, 2, .*, 16$', agree.ranks_text { unpack(list, 1, 16) })
    end)
 end)
 

@@ -6,6 +6,7 @@
 --
 -- How soon ranks end is the promise in the comment; what is tested is that they do not wait for a
 -- timeout that is longer than the job may take, so that a busy machine makes no difference.
+-- Mostly waits.
 
 local hosts = require 'spec.comm.hosts'
 local mpi = require 'spec.comm.mpi_run'

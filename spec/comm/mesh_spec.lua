@@ -53,7 +53,9 @@ describe('mesh sizes', function()
       { { dp = 2 }, 4, 'dp 2, must equal' },
       { { dp = -1, cp = -1 }, 4, "only one size can be -1, but 'dp' and 'cp' are" },
       { { dp = -1, cp = 3 }, 4, "cannot infer 'dp': the number of ranks (4) must be divisible by "
-         .. 'cp 3' },
+         .. 'cp 3 (' },
+      { { dp = 2^31 + 1 }, 4, 'expected a positive integer' },
+      { { dp = 2^31 }, 4, 'the product of the axes' },
       { { dp = -1, cp = 3, tp = 2 }, 4, 'must be divisible by cp 3 x tp 2 = 6' },
       { { { 'dp', 2 }, { 'dp', 2 } }, 4, "the name 'dp' is there twice" },
       { { dp = 0 }, 4, "argument 'dp': expected a positive integer, or -1" },
@@ -74,7 +76,8 @@ describe('mesh sizes', function()
       { { dp = 8, dp_shard = 3 }, 8, 'dp (8) must be divisible by dp_shard (3)' },
       { { dp = 8, dp_replicate = 8 }, 8, 'dp_replicate (8) must be 1 or smaller than dp (8)' },
       { { dp = 8, dp_replicate = 2, dp_shard = 2 }, 8, 'must equal dp (8)' },
-      { { dp = -1, dp_replicate = 2, cp = -1 }, 8, 'only one size can be -1' },
+      { { dp = -1, dp_replicate = 2, cp = -1 }, 8, 'only one size can be -1, but 2 are' },
+      { { dp = 8, dp_replicate = -1, dp_shard = -1 }, 8, 'only one size can be -1, but 2 are' },
       { { dp = 8, dp_replicate = 2 }, 12, 'must equal the number of ranks (12)' },
    }
    for i, case in ipairs(bad) do

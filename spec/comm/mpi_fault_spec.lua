@@ -1,5 +1,6 @@
 -- comm_mpi when ranks do not do the same: calls that differ, timeouts, aborts, faults. Each job is
 -- spec/comm/mpi_case.lua.
+-- Mostly waits.
 
 local mpi = require 'spec.comm.mpi_run'
 

@@ -1,5 +1,6 @@
 -- Turns of MPI processes: a wait for a paused rank ends and names it, and what has failed works
 -- again in the next turn.
+-- Mostly waits.
 
 local run = require 'spec.comm.mpi_run'
 

@@ -1,5 +1,6 @@
 -- Ranks that pause between turns: a wait for a paused rank ends soon and names it, and what has
 -- failed works again when all have paused.
+-- Mostly waits.
 
 local dist = require 'tide.ffi.dist'
 local host = require 'tide.ffi.host'

@@ -174,6 +174,16 @@ BODIES = [
     "{{ 'a'", "{% if %}{% endif %}", "{% for x in l %}", "{% endif %}", "{{ 1 + }}", "{# x",
     "{% include 'x' %}", "{% set true = 1 %}", "{{ f(a=1, 2) }}", "{{ x y }}", "{{ [1, 2 }}",
     "{% if x is defined %}{{ x | nosuch }}{% endif %}{% if not x %}{{ [1, 2,] }}{% endif %}",
+    # ends of lines around tags that write nothing, tags that write, comments and raw blocks
+    "{% set a = 1 %}\n  {% if 1 %}b{% endif %}\n\n  {% if 1 %}c\n  {% endif %}d",
+    "{{ 1 }}\n  {% if 1 %}b{% endif %}\n{{ 2 }}\n\n{# c #}\n  {# d #}\n  {% if 1 %}e{% endif %}",
+    "x{% raw %}\n  {% endraw %}y\n{% raw %}  {% endraw %}\n  {% if 1 %}z{% endif %}",
+    "{%- raw -%}\n  a\n  {% endraw %}\n  {% if 1 %}b{% endif %}{% raw %}\n{% endraw %}  {% if 1 %}"
+    "c{% endif %}", "\n\n  {%- if 1 -%}\n\n a \n {%- endif -%} \n b \n", "a\n{%+ if 1 +%}\nb{% endif %}",
+    "{% if 1 %}\n\na{% endif %}{{ 'x\ny' }}\n\n", "  {{- 1 -}}  \n {{ 2 -}} \n  {%- set q = 1 %}\n r",
+    # many, one after the other: none of them is deep
+    "{{ 1 }}" * 160, "{% if 1 %}a{% endif %}" * 160, "{{ [" + "(1), " * 160 + "]|length }}",
+    "{{ [" + "-1, " * 160 + "]|length }}", "{% for x in [1] %}{% break %}{% endfor %}" * 3,
 ]
 
 CHATS = [
@@ -192,6 +202,8 @@ CHATS = [
     "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate: ' ~ m.role) }}{% endif %}{% endfor %}",
 ]
+
+ALIASES = "{% for m in messages %}{{ m.thinking }},{{ m.reasoning_content }},{{ m.reasoning }};{% endfor %}"
 
 
 def row(template, messages, variables):
@@ -222,6 +234,13 @@ tokens = {"bos_token": "<s>", "eos_token": "</s>"}
 for t in CHATS:
     rows.append(row(t, CHAT, {**tokens, "add_generation_prompt": True, "tools": TOOLS}))
     rows.append(row(t, CHAT[1:2], tokens))
+rows.append(row(ALIASES, [
+    {"role": "a", "content": "", **more} for more in [
+        {}, {"reasoning": "r"}, {"thinking": "t"}, {"reasoning_content": "c"},
+        {"reasoning": "r", "thinking": "t"}, {"reasoning": "r", "reasoning_content": "c"},
+        {"thinking": "t", "reasoning_content": "c"}, {"reasoning": None, "thinking": "t"},
+        {"reasoning_content": None, "reasoning": "r"}, {"thinking": None},
+        {"reasoning_content": "", "thinking": "t"}, {"thinking": "", "reasoning": "r"}]], tokens))
 for r in rows:                                      # the same values again and again
     if r["variables"] is VALUES:
         r["variables"] = None

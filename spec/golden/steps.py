@@ -1,9 +1,11 @@
-# Runs normalizers and pre-tokenizers of the package tokenizers, for spec/lua/tokenizer_spec.lua.
+# Runs normalizers, pre-tokenizers and decoders of the package tokenizers, for
+# spec/lua/tokenizer_spec.lua and spec/lua/tokenizer_parts_spec.lua.
 #
 #    python3 spec/golden/steps.py             writes spec/golden/steps.json
 #
 # Each row: the node of a tokenizer.json, a text, and what the step makes of it: a text
-# (normalizers) or the list of its pieces (pre-tokenizers). Made with tokenizers 0.23.3.
+# (normalizers) or the list of its pieces (pre-tokenizers); or the node of a decoder, a list of
+# tokens and their text. Made with tokenizers 0.23.3.
 
 import itertools
 import json
@@ -57,6 +59,33 @@ PRE_TOKENIZERS = [
      for pattern, text in (({"Regex": "[-.]"}, "-a.-b-"), ({"String": "."}, "a..b"))]
 
 
+def llama(start, **more):
+    return {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+        {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": start, "stop": 0}]}
+
+
+MARKED = ["▁a", "b▁c", "▁▁", "d", "▁"]
+BYTES = ["▁▁▁a", "<0xE4>", "<0xB8>", "<0x96>", "b", "<0xE4>", "<0xB8>", "<0xE4>", "c", "<0xZZ>",
+         "<0x41>", "<0x7F>", "<0x80>"]
+WORDS = ["a", "##b", "c", ".", "x##", "!", "do", "n't", "'s", "##", "I", "'m", "it", "'", "q", "?",
+         ",", "we", "'ve", "'re", " do not", "##.c"]
+DECODERS = [({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}, tokens)
+            for scheme in ("always", "first", "never") for tokens in (MARKED, MARKED[1:], MARKED[2:])] + [
+    ({"type": "WordPiece", "prefix": prefix, "cleanup": cleanup}, tokens)
+    for prefix in ("##", "n") for cleanup in (True, False) for tokens in (WORDS, WORDS[1:])] + [
+    ({"type": "BPEDecoder", "suffix": "</w>"}, tokens)
+    for tokens in (["ab</w>", "c", "d</w>"], ["a</w>b", "c"], ["</w>"], ["a", "b</w>"])] + [
+    (llama(start), tokens) for start in (0, 1, 2)
+    for tokens in (BYTES, BYTES[1:], ["a", "▁b"], ["▁"], ["▁", "▁", "▁a"], ["<0x20>", "<0x20>", "b"])] + [
+    ({"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}, tokens)
+    for tokens in (["Ġa", "Ã", "©", "Ġ"], ["Ã", "a"], ["ä¸", "ĸ", "b"], ["世"], ["ä¸", "ä¸ĸ"])] + [
+    ({"type": "Replace", "pattern": {"String": "a."}, "content": "%1"}, ["a.b", "axb", "xa."]),
+    ({"type": "Fuse"}, ["a", "b"]),
+    ({"type": "Sequence", "decoders": []}, ["a", "b"]),
+]
+
+
 def whole(**fields):
     """The steps of a tokenizer of these fields."""
     file = json.loads(Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str())
@@ -67,7 +96,9 @@ rows = {"normalizer": [[node, text, whole(normalizer=node).normalizer.normalize_
                        for node, text in NORMALIZERS],
         "pre_tokenizer": [[node, text, [piece for piece, _ in whole(
             pre_tokenizer=node).pre_tokenizer.pre_tokenize_str(text)]]
-            for node, text in PRE_TOKENIZERS]}
+            for node, text in PRE_TOKENIZERS],
+        "decoder": [[node, tokens, whole(decoder=node).decoder.decode(tokens)]
+                    for node, tokens in DECODERS]}
 path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "steps.json")
 with open(path, "w") as out:
     out.write("{" + ",\n".join('"%s": [\n%s]' % (name, ",\n".join(json.dumps(r) for r in list_))

@@ -256,6 +256,30 @@ describe('chat.load', function()
       end)
    end)
 
+   it('takes the one that is there, the default of several, or the one that is named', function()
+      tmp.with(function(dir)
+         local more = dir .. '/additional_chat_templates'
+         require('tide.util.fs').mkdirs('spec', more)
+         write(more .. '/tool_use.jinja', 'tool')
+         write(more .. '/notes.txt', 'notes')
+         assert.equal('tool', (tide.chat.load(dir):render {}))
+         assert.equal('tool', (tide.chat.load(dir, 'tool_use'):render {}))
+         assert.equal(dir .. " has no chat template 'x' (it has tool_use); known: tool_use",
+            raised(tide.chat.load, dir, 'x').message)
+         write(more .. '/rag.jinja', 'rag')
+         assert.matches("has no chat template 'default' (it has rag, tool_use)",
+            raised(tide.chat.load, dir).message, 1, true)
+         assert.equal('rag', (tide.chat.load(dir, 'rag'):render {}))
+         assert.equal('cannot read ' .. dir .. '/no: there is no such file or folder',
+            raised(tide.chat.find, dir .. '/no').message)
+         assert.equal('cannot read {{ x }}: there is no such file or folder; give a file that '
+            .. 'holds the template', raised(tide.chat.find, '{{ x }}').message)
+         assert.equal(dir .. '/no is no folder', raised(tide.chat.load, dir .. '/no').message)
+         assert.matches('neither chat_template.jinja, nor chat_template.json, nor the field',
+            raised(tide.chat.load, '/').message, 1, true)
+      end)
+   end)
+
    it('refuses folders without one', function()
       tmp.with(function(dir)
          assert.equal('E_FORMAT', raised(tide.chat.load, dir).code)
@@ -263,6 +287,13 @@ describe('chat.load', function()
          assert.equal('E_FORMAT', raised(tide.chat.load, dir).code)
          write(dir .. '/tokenizer_config.json', '{ "chat_template": 5 }')
          assert.equal('E_FORMAT', raised(tide.chat.load, dir).code)
+         for _, row in ipairs { '5', '{ "name": 5, "template": "x" }', '{ "template": "x" }',
+            '{ "name": "a", "template": 5 }' } do
+            write(dir .. '/tokenizer_config.json', ('{ "chat_template": [ { "name": "default", '
+               .. '"template": "d" }, %s ] }'):format(row))
+            assert.matches('chat_template[2] is no { name, template }',
+               raised(tide.chat.load, dir).message, 1, true)
+         end
          assert.equal('E_IO', raised(tide.chat.load, dir .. '/nothing').code)
       end)
    end)

@@ -25,6 +25,36 @@ describe('tide.gradcheck', function()
       end, { a:clone() }, { limit = 0 }).message, 1, true)
    end)
 
+   it('says how far it is off, and passes exact ones without tolerance', function()
+      local exact = { atol = 0, rtol = 0 }
+      assert.equal(0, tide.gradcheck(function(x) return (x * 0):sum() end, { a }, exact).worst)
+      assert.is_true(tide.gradcheck(function(x) return x:exp():sum() end, { a }).worst > 0)
+      tide.gradcheck(function(x) return x:mean() end, { tide.zeros({ 0 }, { dtype = 'f64' }) })
+   end)
+
+   it('moves all elements at once, up and down, and single ones of small inputs', function()
+      local seen = {}
+      local function fn(x)
+         seen[#seen + 1] = x:tolist()
+         return (x * 0):sum()
+      end
+      local zero = tide.zeros({ 4 }, { dtype = 'f64' })
+      for _, limit in ipairs { 3, 4 } do
+         seen = {}
+         tide.gradcheck(fn, { zero }, { h = 1, limit = limit, directions = 3 })
+         assert.equal(2 + 6 + (limit == 4 and 8 or 0), #seen)
+         local up, down = 0, 0
+         for k = #seen - 5, #seen, 2 do                -- the first of each pair goes forward
+            for _, v in ipairs(seen[k]) do
+               assert.is_true(math.abs(v) <= 1)
+               up, down = up + (v > 0 and 1 or 0), down + (v < 0 and 1 or 0)
+            end
+         end
+         assert.is_true(up > 0 and down > 0)
+      end
+      assert.same({ 0, 0, 1, 0 }, seen[7])
+   end)
+
    it('wants f64 and one element', function()
       assert.equal('E_ARG', raised(tide.gradcheck, function(x) return x:sum() end,
          { tide.ones { 2 } }).code)
@@ -89,6 +119,23 @@ describe('debug.jit', function()
       end)
       assert.is_true(#bad.aborts >= 1)
       assert.matches('aborts', jitlog.text(bad), 1, true)
+   end)
+
+   it('takes reasons as numbers and as texts, and only what stopped or was given up', function()
+      local attach, listen = jit.attach, nil
+      rawset(jit, 'attach', function(fn, what) listen = what and fn or listen end)
+      local report = tide.debug.jit.run(function()
+         listen('start', 1, raised, 0)
+         listen('stop', 1, raised, 0)
+         listen('abort', 2, raised, 0, 'a fault', nil)
+         listen('abort', 2, raised, 0, 2, nil)
+      end)
+      rawset(jit, 'attach', attach)
+      assert.equal(1, report.traces)
+      assert.equal(2, #report.aborts)
+      assert.equal('a fault', report.aborts[1].why)
+      assert.matches('raised%.lua:%d+$', report.aborts[1].at)
+      assert.not_equal('2', report.aborts[2].why)
    end)
 
    it('tells aborts by how often they came, then by place', function()

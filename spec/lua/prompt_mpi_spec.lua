@@ -1,4 +1,5 @@
 -- The prompt over the processes of mpirun: the same rules as over threads.
+-- Mostly waits.
 
 local pty = require 'spec.support.pty'
 local run = require 'spec.comm.mpi_run'

@@ -79,6 +79,33 @@ describe('training', function()
       end
    end)
 
+   it('counts a text of several parts as one, and words of 2 to 256 bytes', function()
+      local train = require 'tide.tokenizer.train'
+      local function merges(text, more)
+         local o = { vocab_size = 262, min_count = 1 }
+         for k, v in each(more or {}) do o[k] = v end
+         local list = {}
+         for i, m in ipairs(train.bpe({ text }, o).model.merges) do
+            list[i] = m[1] .. ' ' .. m[2]
+         end
+         return table.concat(list, '|')
+      end
+      local line = ('a'):rep(150) .. ' b' .. ('c'):rep(47) .. '\n'
+      local long = line:rep(5500)                            -- more than 2^20 bytes
+      assert.equal(merges(line), merges(long))
+      assert.equal('a a', merges(long, { min_count = 149 * 5500 }))
+      assert.equal('', merges(long, { min_count = 149 * 5500 + 1 }))
+      assert.equal('a a', merges(('a'):rep(256), { vocab_size = 258 }))
+      for _, text in ipairs { ('a'):rep(257), 'a', '', 'a b' } do
+         assert.equal('', merges(text, { vocab_size = 258, pattern = '\\S+|\\s' }))
+      end
+      assert.equal('', merges('ab ab', { vocab_size = 257 }))
+      assert.matches('vocab_size', require 'spec.support.raised'(train.bpe, { 'a' },
+         { vocab_size = 256 }).message, 1, true)
+      assert.matches('text 2: byte 3 is not UTF-8', require 'spec.support.raised'(train.bpe,
+         { 'a', 'ab\255' }, { vocab_size = 300 }).message, 1, true)
+   end)
+
    it('joins the most frequent pairs and writes a file that is loaded', function()
       local train = require 'tide.tokenizer.train'
       local text = ('low lower lowest newer newest\n'):rep(20)

@@ -58,8 +58,8 @@ promise['README.md'] = {
    { 'Every collective is compared', 'comm/mismatch', 'is tried in at least 150 ways' },
    { 'When one rank fails', 'comm/fault', 'ends ', 'ffi/host',
       'ends although a rank loops for ever, and shows the cause once' },
-   { 'tide run trace DIR records every rank', 'comm/trace', 'leaves a file a rank', 'comm/trace',
-      'names who came last, by how much, and where' },
+   { 'tide run trace DIR records every rank', 'comm/trace', 'leaves a file a rank',
+      'comm/trace_read', 'names who came last, by how much, and where' },
    { 'Without plan the same options train', 'recipe/parallel',
       'equals one rank: 50 steps on two axes, the sequence cut' },
    { 'tensor parallel column row vocabulary', 'parallel/logits', 'are never whole' },
@@ -335,8 +335,9 @@ promise['lua/guide/ranks.md'] = {
       'is refused where ranks have other models, seeds or batches' },
    { 'On the command line the same plan', 'recipe/parallel',
       'prints a plan for ranks that are not there, and runs nothing' },
-   { 'It rehearses them on a copy', 'parallel/plan', 'changes nothing' },
-   { 'tide run trace DIR records', 'comm/trace', 'names who came last, by how much, and where' },
+   { 'It rehearses them on a copy', 'parallel/plan_misuse', 'changes nothing' },
+   { 'tide run trace DIR records', 'comm/trace_read',
+      'names who came last, by how much, and where' },
 }
 
 promise['lua/README.md'] = {
@@ -388,8 +389,8 @@ promise['lua/guide/training.md'] = {
    { 'In the same out later checkpoints', 'lua/train',
       'goes on from an earlier checkpoint and keeps the later ones aside' },
    { 'Without resume a run is never', 'lua/train', 'writes over no run unless it is told to' },
-   { 'tide trace FOLDER merges', 'comm/trace', 'names a rank that never came', 'comm/trace',
-      'names who came last, by how much, and where' },
+   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never came',
+      'comm/trace_read', 'names who came last, by how much, and where' },
    { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 
@@ -429,12 +430,12 @@ promise['lua/guide/parallel.md'] = {
       'parallel/fsdp_param', 'must be written alike, and by a function that ends alike' },
    { 'Checkpoints every rank writes', 'parallel/checkpoint', 'is read in part: each rank its own',
       'parallel/checkpoint', 'goes on with any number of ranks' },
-   { 'A plan is rehearsed', 'parallel/plan', 'changes nothing' },
+   { 'A plan is rehearsed', 'parallel/plan_misuse', 'changes nothing' },
    { 'price runs two steps', 'parallel/fsdp_memory',
       'and collectives and bytes sent are those of the price', 'parallel/plan',
       'is the memory that a forward keeps' },
    { 'HAVE NVFSDP', definition = 'names a constant of the original' },
-   { 'parallel plan register', 'parallel/plan',
+   { 'parallel plan register', 'parallel/plan_misuse',
       'is applied in its place, rehearsed, shown, written down and read' },
 }
 

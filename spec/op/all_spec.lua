@@ -247,13 +247,11 @@ end
 
 local function on_null(x) return tide.empty(x.shape, { dtype = x.dtype, device = 'null' }) end
 
--- Bytes that a case takes at its peak beyond its inputs, and how many stay until a collection.
+-- Bytes that a case takes at its peak beyond its inputs, and how many stay until a collection; the
+-- collector is stopped.
 local function taken(row, list)
-   collectgarbage()
-   collectgarbage 'stop'
    tide.default():mark()
    run(row, list)
-   collectgarbage 'restart'
    local s = tide.stats()
    return { peak = s.since_peak, stay = s.since }
 end
@@ -302,8 +300,13 @@ for number, row in ipairs(cases) do
       end)
 
       it("takes on the null device, in numbers, what it takes on the CPU", function()
-         finally(function() tide.param('rehearse', -1) end)
+         finally(function()
+            tide.param('rehearse', -1)
+            collectgarbage 'restart'
+         end)
          tide.param('rehearse', 1)
+         collectgarbage()
+         collectgarbage 'stop'
          each_shape(row, function(shapes, seed)
             for _, dtype in ipairs { dtypes[1], dtypes[3] } do
                local list, hollow = inputs(row, shapes, dtype, 'cpu', seed), {}

@@ -20,6 +20,28 @@ describe('the norm', function()
       assert.equal(7, clip.norm(grads({ -3 }, { 7, 2 }), math.huge):item())
    end)
 
+   it('of groups is that of their members, summed over communicators of several ranks', function()
+      local groups, all = {}, {}
+      for g = 0, 3 do
+         local list = {}
+         for i = 1, g do
+            list[i] = (tide.arange(3) * i - g / 3):to(i == 2 and 'f64' or 'f32')
+            for _, v in ipairs(list[i]:tolist()) do all[#all + 1] = math.abs(v) end
+         end
+         groups[g + 1] = { grads = list, comms = { { rank = 0, size = 1 } } }
+      end
+      for _, p in ipairs { 1, 2, 3, math.huge } do
+         local sum = 0
+         for _, v in ipairs(all) do sum = p == math.huge and math.max(sum, v) or sum + v ^ p end
+         assert.near(p == math.huge and sum or sum ^ (1 / p), clip.norm(groups, p):item(), 1e-5)
+      end
+      local g = tide.tensor({ 1 / 3, 2 / 7 }, { dtype = 'f64' })
+      assert.near((1 / 27 + 8 / 343) ^ (1 / 3), clip.norm({ g }, 3):item(), 1e-15)
+      local norm = tide.parallel.clip_grad_norm_(groups, 1):item()
+      assert.is_true(norm > 1)
+      assert.near(1, clip.norm(groups):item(), 1e-5)
+   end)
+
    it('of nothing is 0', function()
       for _, p in ipairs { 1, 2, 3, math.huge } do assert.equal(0, clip.norm({}, p):item()) end
       assert.equal(0, tide.parallel.clip_grad_norm_({}, 1):item())

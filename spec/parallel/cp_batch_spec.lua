@@ -197,6 +197,39 @@ describe('a batch over ranks', function()
    end)
 end)
 
+describe('a batch on one rank', function()
+   local ids = ints { { 1, 2, 3 }, { 4, 5, 6 } }
+   it('stays as it is, unless an option says more of its rows', function()
+      local b = { input_ids = ids, labels = ids }
+      local c, out = cp.make_cp_batch_and_ctx(nil, b)
+      assert.is_true(c == cp.null and out == b)
+      c, out = cp.make_cp_batch_and_ctx(axis(1), b)
+      assert.is_true(c == cp.null and out == b)
+      for _, opts in ipairs { { loss_mask = tide.ones { 2, 3 } }, { window = { 1, 1 } },
+         { causal = false } } do
+         c, out = cp.make_cp_batch_and_ctx(nil, b, opts)
+         assert.is_true(c ~= cp.null and out ~= b)
+         assert.same({ { 0, 1, 2 }, { 0, 1, 2 } }, list(out.position_ids))
+         assert.equal(opts.loss_mask ~= nil, out.loss_mask ~= nil)
+      end
+   end)
+
+   it('of one token has values of [B, 1, ..]', function()
+      local one = ids:narrow(2, 1, 1):contiguous()
+      local function go(more)
+         return select(2, cp.make_cp_batch_and_ctx(axis(2), { input_ids = one, labels = one,
+            more = more }))
+      end
+      for _, shape in ipairs { { 2, 1, 4 }, { 1, 1 }, { 2, 1 } } do
+         refused('E_ARG', "'more' looks like a value for each token (dim 2 has 1", go,
+            tide.zeros(shape))
+      end
+      for _, shape in ipairs { { 2, 2 }, { 2 }, { 1 }, { 3, 1 }, {} } do
+         assert.same(shape, go(tide.zeros(shape)).more.shape)
+      end
+   end)
+end)
+
 describe('contiguous batches of a model', function()
    local function go(rank, b, opts, more)
       b.make_cp_batch_fn = cp.contiguous_batch(opts)
@@ -234,6 +267,19 @@ describe('contiguous batches of a model', function()
       assert.same({ 1, 2, 2, 3 }, out.per_layer_inputs.shape)
       assert.same({ 1, 2 }, out.position_ids.shape)
       assert.same({ { 1, 2 } }, list(out.labels))
+   end)
+
+   it('are padded to a multiple for each rank, with token 0 by default', function()
+      local fn = cp.contiguous_batch { pad_multiple = 4 }
+      local five = ints { { 1, 2, 3, 4, 5 }, { 6, 7, 8, 9, 10 } }
+      local _, out = fn(axis(2, 1), nil, { input_ids = five, labels = five })
+      assert.same({ { 5, 0, 0, 0 }, { 10, 0, 0, 0 } }, list(out.input_ids))
+      assert.same({ { 1, 0, 0, 0 }, { 1, 0, 0, 0 } }, list(out.packed_seq_ids))
+      assert.same({ { 4, 5, 6, 7 }, { 4, 5, 6, 7 } }, list(out.position_ids))
+      local _, one = cp.contiguous_batch()(nil, nil, { input_ids = five, labels = five,
+         position_ids = ints { { { 0, 1, 2, 3, 4 }, { 0, 1, 2, 3, 4 } } } })
+      assert.same({ 2, 6 }, one.input_ids.shape)
+      assert.same({ 1, 2, 6 }, one.position_ids.shape)
    end)
 
    it('number documents from the padding', function()
@@ -390,6 +436,32 @@ describe('packed streams over ranks', function()
       assert.same({ 1, 9, 3, 9 }, list(out.input_ids))
       assert.same({ 1, -100, 3, -100 }, list(out.labels))
       assert.same({ 0, 4, 8 }, list(out.cu_slot))
+   end)
+
+   it('take lengths under either name, and leave a single token and what lies behind it', function()
+      local ids = ints { 1, 2, 3, 4, 5, 6, 7, 8 }
+      local function of(more)
+         local b = { input_ids = ids, labels = ids, gapless = true, attention_mask = ints { 1, 1, 1,
+            1, 1, 1, 1, 1 } }
+         for k, v in pairs(more) do b[k] = v end
+         return cp.shard_thd_chunk(axis(2, 0), b)
+      end
+      for _, more in ipairs { { cu_real = { 0, 4, 8 }, cu_slot = { 0, 4, 8 } },
+         { cu_seqlens = { 0, 4, 8 }, cu_seqlens_padded = { 0, 4, 8 }, cu_slot = { 0, 8 } },
+         { cu_seqlens = { 0, 4, 8 }, cu_real = { 0, 8 } } } do
+         more.attention_mask = ints { 1, 1, 1, 1, 2, 2, 2, 2 }
+         local out = of(more)
+         assert.same({ 1, 4, 5, 8 }, list(out.input_ids))
+         assert.is_nil(out.cu_seqlens_padded)
+         assert.is_nil(out.gapless)
+         assert.is_nil(out.attention_mask)
+      end
+      local one = cp.shard_thd_chunk(axis(2, 0), { input_ids = ints { 7 }, labels = ints { 7 },
+         cu_seqlens = { 0, 1 }, scale = tide.ones { 1 } }, { padding_token_id = 3 })
+      assert.same({ { 7, 3 }, { 1 } }, { list(one.input_ids), list(one.scale) })
+      local wide = cp.shard_thd_chunk(axis(2, 0), { input_ids = tide.ones { 3, 2 },
+         labels = ints { 1, 2, 3 }, cu_seqlens = { 0, 3 } }, { padding_token_id = 3 })
+      assert.same({ { 1, 1 }, { 0, 0 } }, list(wide.input_ids))
    end)
 
    it('cut embeddings by their first dim, and positions of several rows by their last', function()

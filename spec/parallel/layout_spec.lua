@@ -2,6 +2,7 @@
 
 local layout = require 'tide.parallel.layout'
 local placement = require 'tide.parallel.placement'
+local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
 local tide = require 'tide'
 
@@ -93,6 +94,43 @@ describe('parallel.layout', function()
          { box.offset, box.size, box.start, box.stride })
       local one = layout.new { axis = axis(1), placement = placement.shard(1), shape = { 2, 3 } }
       assert.is_true(one:gather(whole):equal(whole))
+   end)
+
+   it('gathers what it has cut', function()
+      for n = 1, 3 do
+         for _, wrong in ipairs(ranks.run(n, function(rank, size)
+            local t, cut = require 'tide', require 'tide.parallel.layout'
+            local axis_, list = t.parallel.mesh({ tp = size }):axis 'tp', {}
+            local at = 5
+            local function draw(most)
+               at = at * 48271 % 2147483647
+               return at % (most + 1)
+            end
+            for case = 1, 8 do
+               local dim, k, blocks, shape = 1 + draw(2), 1 + draw(2), {}, { 2, 3, 2 }
+               shape[dim] = 0
+               for b = 1, k do
+                  blocks[b] = {}
+                  for r = 1, size do
+                     blocks[b][r] = draw(2)
+                     shape[dim] = shape[dim] + blocks[b][r]
+                  end
+               end
+               local whole = t.arange(t.zeros(shape):numel()):reshape(unpack(shape))
+               local entry = cut.new { axis = axis_, placement = t.parallel.Shard(dim),
+                  shape = shape, blocks = k, counts = k > 1 and blocks or blocks[1] }
+               local m = t.nn.Linear(2, 2)
+               m.weight = entry:cut(whole, rank)
+               cut.set(m, 'weight', entry)
+               local all, grads = cut.gathered(m), cut.gathered(m, true)
+               if not all.weight:equal(whole) then list[#list + 1] = case end
+               if next(grads) ~= nil then list[#list + 1] = 'gradient' end
+            end
+            return table.concat(list, ' ')
+         end)) do
+            assert.equal('', wrong)
+         end
+      end
    end)
 
    it('is kept by its module', function()

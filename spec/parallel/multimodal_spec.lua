@@ -1,9 +1,8 @@
--- Vision over ranks: padding rules, partitions (stated vectors, brute force, every small case), and
--- a tower whose gathered features and gradients are those of one rank.
+-- Vision over ranks: padding rules, even parts, images of any size, and a tower whose gathered
+-- features and gradients are those of one rank.
 
 local tide = require 'tide'
 local mm = require 'tide.parallel.names.multimodal'
-local split = require 'tide.parallel.names.vision_split'
 local close = require 'spec.support.close'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
@@ -142,161 +141,6 @@ describe('even parts', function()
    end)
 end)
 
-describe('cuts by the published rule', function()
-   local rows = {
-      { '16', 4, 4, '0 4 8 12 16' }, { '10', 1, 5, '0 2 4 6 8 10' }, { '4 2', 4, 2, '0 4 6' },
-      { '3', 2, 3, '0 2 2 3' }, { '24', 4, 3, '0 8 16 24' }, { '8 8', 8, 2, '0 8 16' },
-      { '8 4 12', 4, 4, '0 4 12 20 24' }, { '4', 4, 2, '0 4 4' }, { '5', 2, 2, '0 2 5' },
-      { '7', 2, 2, '0 4 7' }, { '6', 2, 4, '0 2 4 4 6' }, { '10', 4, 2, '0 4 10' },
-      { '10', 4, 3, '0 4 8 10' }, { '12', 4, 2, '0 8 12' }, { '9', 2, 3, '0 4 6 9' },
-      { '6 6', 4, 3, '0 4 10 12' }, { '5 5', 2, 4, '0 2 5 7 10' }, { '3 3 3', 2, 3, '0 3 6 9' },
-      { '20', 4, 8, '0 4 4 8 8 12 16 16 20' }, { '1', 2, 2, '0 0 1' },
-   }
-   for _, row in ipairs(rows) do
-      it(('of %s frames by %d over %d'):format(row[1], row[2], row[3]), function()
-         assert.same(numbers(row[4]), split.points(numbers(row[1]), row[2], row[3]))
-      end)
-   end
-
-   it('use whole numbers where published code rounds', function()
-      -- 122 frames over 14: 7 * 122 / 14 is 61 exactly
-      assert.equal(61, split.points({ 122 }, 1, 14)[8])
-      assert.equal(115, split.points({ 230 }, 1, 14)[8])
-   end)
-
-   it('with empty frames, or not at all', function()
-      for _, row in ipairs { { '6', 2, 4, '0 2 4 6 8', 2 }, { '3', 2, 4, '0 2 3 4 6', 3 },
-         { '4', 4, 2, '0 4 5', 1 }, { '1', 2, 4, '0 1 2 3 4', 3 },
-         { '4 1', 2, 4, '0 2 4 5 8', 3 }, { '3 1', 2, 3, '0 2 3 4', 0 } } do
-         local bounds, added = split.compatible(numbers(row[1]), row[2], row[3])
-         assert.same(numbers(row[4]), bounds)
-         assert.equal(row[5], added)
-      end
-      assert.is_nil(split.compatible({ 1, 5 }, 3, 3))
-      assert.is_nil(split.compatible({ 6 }, 3, 4))
-      assert.same({ { 0, 1, 2, 3, 7 }, 0 }, { split.even(7, 4) })
-      assert.equal(8, split.even(15, 8)[9] - split.even(15, 8)[8])
-   end)
-
-   it('clip videos', function()
-      local v = { 8, 4, 12 }
-      for _, row in ipairs { { 0, 24, '8 4 12' }, { 0, 8, '8' }, { 8, 16, '4 4' },
-         { 5, 15, '3 4 3' }, { 10, 10, '' }, { 100, 200, '' } } do
-         assert.same(numbers(row[3]), split.clip(v, row[1], row[2]))
-      end
-      assert.same({}, split.clip({}, 0, 4))
-   end)
-end)
-
-describe('cuts by cost', function()
-   -- Least largest part over all ways to cut, every part with an element.
-   local function brute(costs, parts, first)
-      local n = #costs
-      if parts == 1 then
-         local sum = 0
-         for i = first, n do sum = sum + costs[i] end
-         return sum
-      end
-      local best, sum = math.huge, 0
-      for i = first, n - parts + 1 do
-         sum = sum + costs[i]
-         best = math.min(best, math.max(sum, brute(costs, parts - 1, i + 1)))
-      end
-      return best
-   end
-
-   it('are optimal', function()
-      local rnd = 3
-      for case = 1, 400 do
-         local costs, fraction = {}, case % 4 == 0 and 0.37 or 0
-         for i = 1, 1 + case % 9 do
-            rnd = (rnd * 48271) % 2147483647
-            costs[i] = 1 + rnd % 50 + fraction * (rnd % 7)
-         end
-         for parts = 1, math.min(5, #costs) do
-            local bounds, most = split.partition(costs, parts), 0
-            assert.equal(parts + 1, #bounds)
-            for r = 1, parts do
-               local sum = 0
-               for i = bounds[r] + 1, bounds[r + 1] do sum = sum + costs[i] end
-               assert.is_true(bounds[r + 1] > bounds[r])
-               most = math.max(most, sum)
-            end
-            assert.is_true(math.abs(brute(costs, parts, 1) - most) <= 1e-9)
-         end
-      end
-   end)
-
-   it('lose no frame, cut no tubelet, leave no part empty needlessly: 7008 cases', function()
-      local count, fallbacks = 0, 0
-      local function check(frames, T, W)
-         count = count + 1
-         local total, edge, units = 0, { [0] = true }, 0
-         for _, n in ipairs(frames) do
-            for at = T, n + T - 1, T do
-               edge[total + math.min(at, n)] = true
-               units = units + 1
-            end
-            total = total + n
-         end
-         local bounds, filled = split.balanced(frames, T, W), 0
-         if bounds[1] ~= 0 or bounds[W + 1] ~= total or #bounds ~= W + 1 then error 'ends' end
-         for r = 1, W do
-            if bounds[r + 1] < bounds[r] or not edge[bounds[r + 1]] then error 'cut' end
-            filled = filled + (bounds[r + 1] > bounds[r] and 1 or 0)
-         end
-         if filled ~= math.min(W, units) then error 'empty' end
-         local c = split.compatible(frames, T, W)
-         if not c then
-            fallbacks = fallbacks + 1
-         else
-            for r = 1, W do
-               if c[r + 1] <= c[r] or c[r + 1] <= total and not edge[c[r + 1]] then error 'c' end
-            end
-            if c[W + 1] < total then error 'lost' end
-         end
-      end
-      for T = 2, 4 do
-         for W = 2, 5 do
-            for a = 1, 8 do
-               check({ a }, T, W)
-               for b = 1, 8 do
-                  check({ a, b }, T, W)
-                  for c = 1, 8 do check({ a, b, c }, T, W) end
-               end
-            end
-         end
-      end
-      assert.equal(7008, count)
-      assert.is_true(fallbacks > 0 and fallbacks < 320)   -- published code leaves 313 parts empty
-   end)
-
-   it('or in proportion', function()
-      local function bounds(patches, W, alpha)
-         local costs = {}
-         for i, p in ipairs(patches) do costs[i] = split.frame_cost(p, alpha) end
-         return split.proportional(costs, W)
-      end
-      assert.same({ 0, 2, 3 }, bounds({ 3, 4, 5 }, 2))
-      assert.same({ 0, 2, 3 }, bounds({ 1, 1, 2 }, 2))
-      assert.same({ 0, 2, 4 }, bounds({ 1, 1, 1, 1 }, 2))
-      assert.same({ 0, 2, 4, 6 }, bounds({ 5, 5, 5, 5, 5, 5 }, 3))
-      assert.is_nil(bounds({ 1, 1 }, 3))
-      local many = {}
-      for i = 1, 404 do many[i] = i <= 4 and 1024 or 112 end
-      assert.same(numbers '0 1 2 3 36 128 220 312 404', bounds(many, 8, 0))
-      assert.same(numbers '0 13 69 125 181 236 292 348 404', bounds(many, 8, 3456))
-      refused('E_ARG', "'costs[2]': expected a number > 0", split.proportional, { 1, 0 }, 2)
-      for _, row in ipairs { { 4, 4, 96, 23 }, { 8, 4, 96, 22 }, { 92, 4, 96, 1 }, { 96, 4, 96, 0 },
-         { 100, 4, 96, 0 }, { 4, 0, 96, 0 } } do
-         assert.equal(row[4], split.pad_frames(row[1], row[2], row[3]))
-      end
-      for _, bad in ipairs { -1, true, 1.5, '96' } do
-         refused('E_ARG', 'least_rows', split.pad_frames, 4, 4, bad)
-      end
-   end)
-end)
-
 describe('images of any size', function()
    local patch = 2
    local function stream(lens)
@@ -356,6 +200,50 @@ describe('images of any size', function()
       assert.is_false(plain.requires_grad)
       assert.equal('u8', select(2, none 'u8').dtype)
    end)
+
+   it('without tokens are cut like others', function()
+      for _, partition in ipairs { 'balanced', 'compatible' } do
+         local lens = { 0, 16, 0, 16, 0 }
+         local sum, images = 0, 0
+         for r = 0, 1 do
+            local part = go(lens, 2, r, { partition = partition })
+            sum, images = sum + part.tokens:size(2), images + part.sizes:size(1)
+            assert.equal(0, part.num_padded_ranks)
+            assert.equal(part.plan.bounds[r + 2] - part.plan.bounds[r + 1], part.sizes:size(1))
+         end
+         assert.same({ 32, 5 }, { sum, images })
+      end
+   end)
+
+   it('of a video give a rank without frames videos of one frame', function()
+      for r = 0, 3 do
+         local part = go({ 4, 4, 4 }, 4, r, { num_frames = { 3 }, temporal_patch_size = 2,
+            partition = 'compatible' })
+         assert.same(({ { 2 }, { 1 }, { 1 }, { 1, 1 } })[r + 1], part.num_frames)
+         assert.equal(({ 8, 4, 1, 2 })[r + 1], part.tokens:size(2))
+         assert.same({ part.tokens:size(2) / #part.sizes:tolist() * patch, patch },
+            { part.sizes:tolist()[1][2], part.sizes:tolist()[1][1] })
+      end
+      local empty = go({ 4, 4 }, 4, 3, { num_frames = { 2 }, temporal_patch_size = 2 })
+      assert.same({ { 1 }, true, 3 }, { empty.num_frames, empty.plan.empty[4],
+         empty.num_padded_ranks })
+   end)
+
+   it('are gathered by one rank without those of the last ranks, and no more than its plan has',
+      function()
+         local gather = mm.gather_from_context_parallel_ranks_dynamic_res
+         local x = tide.arange(10):reshape { 5, 2 }
+         assert.is_true(gather(x):equal(x) and gather(x, 0):equal(x))
+         assert.same({ 0, 2 }, gather(x, 1).shape)
+         refused('E_ARG', 'what', gather, x, 2)
+         local part = go({ 3, 5 }, 1, 0)
+         assert.same({ 4, 2 }, gather(x, part.plan, nil, { merge = 2 }).shape)
+         assert.is_true(gather(x, part.plan, nil, { merge = 2 }):equal(x:narrow(1, 1, 4)))
+         refused('E_ARG', 'at least 8 rows', gather, x, part.plan)
+         refused('E_ARG', 'rank 0 has 8 tokens, which do not join by 3', gather, x, part.plan, nil,
+            { merge = 3 })
+         refused('E_ARG', 'a plan of 1 ranks', gather, x, go({ 3, 5 }, 2, 0).plan)
+      end)
 
    it('are padded to FP8 blocks, and the longest segment counts that', function()
       local want = { { '0 10 30 32', 20 }, { '0 30 70 120 128', 50 } }

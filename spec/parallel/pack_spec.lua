@@ -252,6 +252,37 @@ describe('degrees', function()
       end
    end)
 
+   it('spread documents as the rule does, written out', function()
+      math.randomseed(5)
+      for _ = 1, 60 do
+         local lengths, n, linear = {}, 2 ^ math.random(0, 3), math.random(0, 2) * 3
+         for i = 1, math.random(0, 9) do lengths[i] = math.random(0, 4 * n) end
+         local order, load, want = {}, {}, {}
+         for i in ipairs(lengths) do order[i] = i end
+         table.sort(order, function(a, b)
+            return lengths[a] > lengths[b] or lengths[a] == lengths[b] and a < b
+         end)
+         for r = 1, n do load[r] = 0 end
+         for _, i in ipairs(order) do
+            local need, best, least = pack.cp_degree(lengths[i], 4), nil, nil
+            for group = 0, n / need - 1 do
+               local most = math.max(unpack(load, group * need + 1, (group + 1) * need))
+               if not best or most < least then best, least = group, most end
+            end
+            local pairs_ = 0                       -- of a query and a key that it sees
+            for q = 1, lengths[i] do pairs_ = pairs_ + q + linear end
+            local ranks = {}
+            for k = 1, need do
+               ranks[k] = best * need + k - 1
+               load[ranks[k] + 1] = least + pairs_ / need
+            end
+            want[#want + 1] = { index = i, ranks = ranks, work = pairs_ / need }
+         end
+         assert.same({ want, load },
+            { pack.dynamic_cp(lengths, { ranks = n, most = 4, linear = linear }) })
+      end
+   end)
+
    it('spread documents by work', function()
       local lengths = { 4096, 100, 3000, 900, 1024, 1024, 512, 2000, 700, 64, 64, 3500 }
       local plan, load = pack.dynamic_cp(lengths, { ranks = 8, most = 1024 })

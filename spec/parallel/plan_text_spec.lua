@@ -63,7 +63,7 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
    it('of a price has its rows, and what crosses hosts', function()
       local function of(mesh, n, opts)
          local text = tostring(make(mesh, {}, n):price(opts))
-         return (text:gsub('\n   activations[^\n]*', ''):gsub('\n   peak[^\n]*', ''))
+         return (text:gsub('(\n   activations) [^\n]*', '%1'):gsub('(\n   peak) [^\n]*', '%1'))
       end
       local four, eight = 4 * 9240 / 1024, 8 * 9240 / 1024
       local head = ([[
@@ -71,6 +71,8 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
    gradients                %.1f KiB
    optimizer                %.1f KiB
    state                     %.0f KiB   the three
+   activations
+   peak
 ]]):format(four, four, eight, 4 * four)
       assert.equal('rank 0 of 1, 2 x 8 tokens a micro-batch, 3 a step\n' .. head .. [[
    wire                          0 B   sent a step
@@ -108,7 +110,19 @@ plan of Llama, 9.24k parameters (9240), over 2 ranks: dp=1 x cp=2
          local again = tide.parallel.plan.from_table(plan:to_table())
          assert.equal(tostring(plan), tostring(again))
          assert.same(plan:to_table(), again:to_table())
+         assert.is_nil(plan:to_table().own)
       end
+   end)
+
+   it('has styles as data, which are read again', function()
+      local t = make({ tp = 2 }, { tp = { plan = { lm_head = 'colwise' } } }, 2):to_table()
+      t.tp.plan.lm_head = { style = 'colwise_rep' }
+      local again = tide.parallel.plan.from_table(t)
+      assert.equal('Shard(1)', tostring(again):match 'lm_head%.weight +(%S+)')
+      t.tp.plan = 'some.path'
+      local ok, e = pcall(tide.parallel.plan.from_table, t)
+      assert.is_false(ok)
+      assert.matches('which data must not run', e.message, 1, true)
    end)
 end)
 
@@ -148,6 +162,46 @@ describe('the command line of a plan', function()
       end
    end)
 
+   it('gives axes of random sizes as the rule does, written out, or says what would fit', function()
+      local rnd, fitted = 9, 0
+      local function draw(lo, hi)
+         rnd = rnd * 48271 % 2147483647
+         return lo + rnd % (hi - lo + 1)
+      end
+      for _ = 1, 500 do
+         local m = { dp = draw(0, 1) * draw(1, 4), dp_replicate = draw(0, 2),
+            dp_shard = draw(0, 2), tp = draw(1, 2), cp = draw(1, 2) }
+         local n, simulate = ({ 1, draw(1, 16), m.dp * m.tp * m.cp + 1 })[draw(1, 3)], draw(0, 1)
+         local factors = m.dp_replicate > 0 or m.dp_shard > 0
+         local open = m.dp == 0 and m.dp_shard == 0
+         local need = m.tp * m.cp
+         if m.dp > 0 then
+            need = need * m.dp
+         else
+            need = need * math.max(1, m.dp_replicate) * math.max(1, m.dp_shard)
+         end
+         local product = m.tp * m.cp * math.max(1, m.dp_replicate) * math.max(1, m.dp_shard)
+         if simulate == 1 and n == 1 then n = need end
+         local fits = n == need or open and n % need == 0
+         local want = { tp = m.tp, cp = m.cp > 1 and m.cp or nil }
+         for _, name in ipairs { 'dp', 'dp_replicate', 'dp_shard' } do
+            want[name] = m[name] > 0 and m[name] or nil
+         end
+         if open then want[factors and 'dp_shard' or 'dp'] = n / product end
+         local ok, axes, ranks = pcall(options.axes, { mesh = m }, simulate == 1 and n == need
+            and draw(0, 1) == 0 and 1 or n, simulate == 1)
+         if fits then
+            fitted = fitted + 1
+            assert.same({ true, want, n }, { ok, axes, ranks })
+         else
+            assert.is_false(ok)
+            assert.matches(('the run has %d rank'):format(n), axes.message, 1, true)
+            assert.matches(('(tide run -n %d, or'):format(need), axes.message, 1, true)
+         end
+      end
+      assert.is_true(fitted > 100)
+   end)
+
    it('names the sizes that do not fit the run', function()
       for _, c in ipairs {
          { { dp = 3 }, 2, '--mesh.dp 3, but the run has 2 ranks (tide run -n 3,' },
@@ -171,6 +225,8 @@ describe('the command line of a plan', function()
       assert.same({ ranks = 4, recompute = 'every:2',
          tp = { sequence_parallel = true, async_tp = false },
          cp = { layout = 'zigzag', method = 'a2a+p2p', a2a = 2 } }, o)
+      _, o = options.read(given { cp = 2 }, 2)
+      assert.same({ layout = 'zigzag', method = 'ring' }, o.cp)
       for _, c in ipairs {
          { { dp_shard = 2 }, {} }, { { dp_replicate = 2 }, {} }, { {}, { offload = true } },
          { {}, { fsdp = { reduce = 'f32' } } }, { {}, { fsdp = { reshard = 'no' } } } } do
@@ -179,7 +235,8 @@ describe('the command line of a plan', function()
          assert.same(c[2].fsdp and c[2].fsdp.reduce and { reduce_dtype = 'f32' } or nil,
             o.fsdp.mp_policy)
       end
-      for text, v in entries { auto = 'nil', yes = 'true', no = 'false', ['4'] = '4' } do
+      for text, v in entries { auto = 'nil', yes = 'true', no = 'false', ['4'] = '4',
+         ['1'] = '1' } do
          _, o = options.read(given({}, { fsdp = { strategy = 'optim', reshard = text } }), 2)
          assert.equal(v, tostring(o.fsdp.reshard_after_forward))
       end

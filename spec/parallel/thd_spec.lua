@@ -106,7 +106,9 @@ describe('rows to a stream', function()
       assert.same(flags '0 0 0 1 1 1', mask({ 1, 2, 3, 0, 0, 0 }, { { 3 } }, { { 3 } }))
       assert.same(flags '0 0 1 1', mask({ 5, 6, 0, 0 }, false, false))
       assert.same(flags '0 0 0 1 0 0 1 1', list(thd.padding_mask({ 0, 3, 5 }, { 0, 4, 8 }, 8)))
-      refused('E_ARG', 'also occurs as content', mask, { 5, 0, 6, 0 }, false, false)
+      assert.same(flags '1 1', mask({ 0, 0 }, false, false))
+      refused('E_ARG', 'also occurs as content (row 1, token 1)', mask, { 5, 0, 6, 0 }, false,
+         false)
    end)
 
    it('keeps each document with its tokens where rows are not full', function()
@@ -146,6 +148,40 @@ describe('rows to a stream', function()
       assert.same({ 0, 9, 26, 27, 36 }, list(out.cu_seqlens))
    end)
 
+   it('takes rows without documents, and documents without tokens', function()
+      local out = thd.process_input_for_thd(batch(2, 4, { { 2 }, { X } }))
+      assert.is_nil(out.order)                      -- nothing stands behind the gap
+      assert.same({ 0, 8 }, list(out.cu_seqlens))
+      out = thd.process_input_for_thd(batch(1, 4, { { X } }))
+      assert.same({ { 0 }, 0, 4 }, { list(out.cu_seqlens), out.max_seqlen,
+         out.padding_mask:sum():item() })
+      out = thd.process_input_for_thd(batch(1, 4, { { 0, 0 } }), { causal = false })
+      assert.same({ { 0, 0, 0 }, 0 }, { list(out.cu_seqlens), out.max_seqlen })
+   end)
+
+   it('gives the last document the padding of its slot, if no other has any', function()
+      local out = thd.process_input_for_thd(batch(1, 9, { { 4, 3 } }, { { 4, 4 } }))
+      assert.same({ 0, 4, 9 }, list(out.cu_seqlens))
+      assert.is_nil(out.cu_seqlens_padded)
+      out = thd.process_input_for_thd(batch(1, 9, { { 3, 4 } }, { { 4, 4 } }))
+      assert.same({ { 0, 3, 7 }, { 0, 4, 8 } }, { list(out.cu_seqlens),
+         list(out.cu_seqlens_padded) })
+   end)
+
+   it('takes as many documents as there are tokens', function()
+      local ones = {}
+      for i = 1, 10000 do ones[i] = 1 end
+      local out = thd.process_input_for_thd(batch(1, 10001, { ones }))
+      assert.equal(10001, list(out.cu_seqlens)[10001])
+      assert.equal(2, out.max_seqlen)
+   end)
+
+   it('spreads one row of positions over all rows', function()
+      local out = thd.process_input_for_thd(batch(2, 3, { { 3 }, { 3 } }, nil,
+         { position_ids = ints { { 4, 5, 6 } } }))
+      assert.same({ 4, 5, 6, 4, 5, 6 }, list(out.position_ids))
+   end)
+
    it('passes what else there is, and flattens what has a value a token', function()
       local out = thd.process_input_for_thd(batch(2, 6, { { 6 }, { 6 } }, nil,
          { kinds = tide.zeros { 2, 6 }, name = 'x', scale = tide.ones { 3 },
@@ -154,6 +190,53 @@ describe('rows to a stream', function()
       assert.equal('x', out.name)
       assert.same({ 3 }, out.scale.shape)
       assert.is_nil(out.attention_mask)
+   end)
+end)
+
+describe('chunks of a batch', function()
+   -- What each chunk should be: the stream of its rows, cut by hand.
+   it('have the rows of every field with a value a token', function()
+      local B, S = 4, 6
+      local lens = { { 3, 2 }, { 6 }, { 4 }, { 2, 3 } }
+      local slots = { { 4, 2 }, { 6 }, { 4 }, { 3, 3 } }
+      local padded = ints { { 3, 2 }, { 6, X }, { 4, X }, { 2, 3 } }
+      for _, form in ipairs { 'lists', 'tensors' } do
+         local function positions(first, n)
+            local p = tide.arange(3 * B * S, { dtype = 'i64' }):reshape { 3, B, S }
+            return p:narrow(2, first, n):contiguous()
+         end
+         local kinds = tide.arange(B * S * 2):reshape { B, S, 2 }
+         local more = { position_ids = positions(1, B), kinds = kinds, scale = tide.ones { B },
+            wide = tide.ones { B, S + 1 }, one = tide.ones {}, name = 'x' }
+         local of_lens = form == 'lists' and lens or padded
+         local whole = batch(B, S, of_lens, slots, more)
+         for _, n in ipairs { 2, 4 } do
+            local out, rows = thd.split_batch_into_thd_chunks(whole, n), B / n
+            for i = 1, n do
+               local first = (i - 1) * rows + 1
+               local part = batch(B, S, { unpack(lens, first, first + rows - 1) },
+                  { unpack(slots, first, first + rows - 1) }, more)
+               for _, name in ipairs { 'input_ids', 'labels', 'kinds' } do
+                  part[name] = part[name]:narrow(1, first, rows)
+               end
+               part.position_ids = positions(first, rows)
+               local want, got = thd.process_input_for_thd(part), out.chunks[i]
+               for name, v in require 'tide.util.each'(want) do
+                  if tide.is_tensor(v) then
+                     assert.same(list(v), list(got[name]), name)
+                  else
+                     assert.equal(v, got[name])
+                  end
+               end
+            end
+            assert.equal('x', out.name)
+            assert.is_false(out.gapless)
+            assert.is_true(rawequal(out.wide, more.wide) and rawequal(out.one, more.one))
+            assert.same({ n, B / n * S, 2 }, out.kinds.shape)
+         end
+      end
+      local full = batch(2, 4, { { 4 }, { 4 } })
+      assert.is_true(thd.split_batch_into_thd_chunks(full, 2).gapless)
    end)
 end)
 
@@ -272,6 +355,9 @@ describe('companions', function()
       assert.same({ { 3 }, { 1 } }, list(b.seq_lens))
       assert.same({ { 3 }, { 3 } }, list(b.seq_lens_padded))
       assert.same({ 0, 3, 4 }, list(thd.process_input_for_thd(b).cu_real))
+      b = thd.collate { { input_ids = { 5, 6, 7 }, labels = { 6, 7, 8 },
+         attention_mask = { 1, 1, 0 } } }
+      assert.same({ { { 2 } }, { { 3 } } }, { list(b.seq_lens), list(b.seq_lens_padded) })
       local packed = { input_ids = { 1, 2, 3 }, labels = { 1, 2, 3 }, position_ids = { 0, 1, 0 },
          seq_lens = { 2, 1 }, seq_lens_padded = { 2, 1 } }
       local one = { input_ids = { 1, 2, 3 }, labels = { 1, 2, 3 }, position_ids = { 0, 1, 2 },
@@ -301,7 +387,8 @@ describe('a stream refuses', function()
    it('document tables that do not fit', function()
       refused('E_ARG', 'row 2: seq_lens has 2', go,
          batch(2, 6, { { 6 }, { 3, 3 } }, { { 6 }, { 6 } }))
-      refused('E_ARG', 'its slot', go, batch(1, 6, { { 4 } }, { { 3 } }))
+      refused('E_ARG', 'row 1: document 0 has 4 tokens, its slot 3', go,
+         batch(1, 6, { { 4 } }, { { 3 } }))
       refused('E_ARG', 'row 1: the documents take 7', go, batch(1, 6, { { 4, 3 } }))
       refused('E_ARG', 'rows', go, batch(2, 6, { { 6 } }))
       refused('E_ARG', 'after an entry of padding', go, batch(1, 6, { { 3, X, 3 } }))

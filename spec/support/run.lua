@@ -100,11 +100,9 @@ end
 -- Cases are timed by `times` of the shell that ran them: processor time, and the wall clock beside.
 local spent = {}
 
--- A shell command that runs `command` and tells its times.
-local function timed(command)
-   return 'begin=$(date +%s%N); ' .. command .. '; status=$?; echo; '
-      .. 'echo "wall=$((($(date +%s%N) - begin) / 1000000))"; times; echo "status=$status"'
-end
+-- What a shell prints of the command that it ran before, which began at $begin.
+local told = 'status=$?; echo; echo "wall=$((($(date +%s%N) - begin) / 1000000))"; times; '
+   .. 'echo "status=$status"'
 
 -- Takes the times off the end of what a timed command wrote: output, status.
 local function note_times(name, text)
@@ -129,12 +127,8 @@ local function say_times(n)
    end
 end
 
--- cmocka prints its totals; a program without any is one case.
-local function native(program)
-   local env = environment():gsub(' TIDE_LUAJIT=.*', '')
-   local name = program:match('[^/]*$')
-   local out, status = note_times(name, (capture('sh -c ' .. quote(
-      timed(env .. ' timeout -k 10 ' .. opt.limit .. ' ' .. quote(program))))))
+-- Counts a C spec: cmocka prints its totals; a program without any is one case.
+local function totals(name, out, status)
    local npass, nfail = 0, 0
    for n in out:gmatch('%[  PASSED  %] (%d+) test') do npass = npass + tonumber(n) end
    for n in out:gmatch('%[  FAILED  %] (%d+) test') do nfail = nfail + tonumber(n) end
@@ -161,7 +155,7 @@ local function show(out)
    if start then print(start .. '   <- had started and did not end') end
 end
 
--- TAP of one spec file; a file that ends early or plans other than it ran has failed.
+-- Counts the TAP of a spec file. A file that ends early, or plans other than it ran, has failed.
 local function tap(name, out, status)
    local npass, nfail = 0, 0
    for line in out:gmatch('[^\n]+') do
@@ -177,21 +171,42 @@ local function tap(name, out, status)
    say(name, npass, nfail, note)
 end
 
--- Runs the files opt.jobs at a time, each into a file of its own.
-local function busted(files)
+-- Whether a spec file says in its head that it mostly waits, for timeouts and for programs.
+local function waits(path)
+   local file = assert(io.open(path))
+   local head = file:read(1000) or ''
+   file:close()
+   return head:find('\n-- Mostly waits', 1, true) ~= nil
+end
+
+-- Runs C specs and spec files opt.jobs at a time, each into a file of its own. Of several jobs, one
+-- more takes the files that mostly wait, one after another.
+local function run_all(programs, files)
    local dir = os.tmpname()                 -- of this run alone: several may go at once
    os.execute('rm -f ' .. quote(dir) .. ' && mkdir ' .. quote(dir))
-   local list = assert(io.open(dir .. '/list', 'w'))
-   for i, file in ipairs(files) do list:write(i, ' ', file, '\n') end
-   list:close()
-   local one = '{ ' .. timed(environment() .. ' timeout -k 10 ' .. opt.limit
-      .. ' luajit /usr/bin/busted -v -o TAP "$2"') .. '; } >"$0/$1" 2>&1; echo "$1"'
-   local pipe = assert(io.popen(('xargs -a %s -P %d -L 1 sh -c %s %s'):format(
-      quote(dir .. '/list'), opt.jobs, quote(one), quote(dir))))
+   local env, all = environment(), {}
+   local queues = { assert(io.open(dir .. '/list', 'w')), assert(io.open(dir .. '/waiting', 'w')) }
+   local function add(path, kind, count, name)
+      all[#all + 1] = { name = name, count = count }
+      local queue = kind == 'lua' and tonumber(opt.jobs) > 1 and waits(path) and 2 or 1
+      queues[queue]:write(('%d %s %s\n'):format(#all, kind, path))
+   end
+   for _, path in ipairs(programs) do add(path, 'c', totals, path:match '[^/]*$') end
+   for _, path in ipairs(files) do add(path, 'lua', tap, path) end
+   for _, queue in ipairs(queues) do queue:close() end
+   local limit = ' timeout -k 10 ' .. opt.limit
+   local one = ('{ begin=$(date +%%s%%N); case $2 in c) %s "$3" ;; *) %s "$3" ;; esac; %s; } '
+      .. '>"$0/$1" 2>&1; echo "$1"'):format(env:gsub(' TIDE_LUAJIT=.*', '') .. limit,
+      env .. limit .. ' luajit /usr/bin/busted -v -o TAP', told)
+   local function queue(name, jobs)
+      return ('xargs -r -a %s -P %d -L 1 sh -c %s %s'):format(quote(dir .. '/' .. name), jobs,
+         quote(one), quote(dir))
+   end
+   local pipe = assert(io.popen(('{ %s & %s; wait; }'):format(queue('waiting', 1),
+      queue('list', opt.jobs))))
    for index in pipe:lines() do
-      local f = assert(io.open(dir .. '/' .. index))
-      local name = files[tonumber(index)]
-      tap(name, note_times(name, f:read '*a'))
+      local item, f = all[tonumber(index)], assert(io.open(dir .. '/' .. index))
+      item.count(item.name, note_times(item.name, f:read '*a'))
       f:close()
    end
    pipe:close()
@@ -220,12 +235,11 @@ local files = lines('find '
 build_programs()
 if #targets == 0 and not opt.sanitize then luacheck() end
 local programs = wanted_programs()
-for _, program in ipairs(programs) do native(program) end
 if #targets > 0 and #files + #programs == 0 then
    io.write('no spec files in ', table.concat(targets, ' '), '\n')
    failed = failed + 1
 end
-if #files > 0 then busted(files) end
+run_all(programs, files)
 say_times(tonumber(opt.times))
 print(('%d passed, %d failed'):format(passed, failed))
 os.exit(failed == 0 and 0 or 1)

@@ -22,12 +22,11 @@ local function missing(v, key)
    return value.undefined(('%s has no element %s'):format(object_name(v), shown))
 end
 
--- Returns the member of a sequence at an index (negative: from its end), or nil.
+-- Returns the member of a text or sequence at an index (negative: from its end), or nil.
 local function member(v, index)
    local n = value.integer(index)
-   if not n or type(v) == 'table' and getmetatable(v) == value.Dict then return nil end
-   local s = value.text(v)
-   local length = value.length(v)
+   if not n then return nil end
+   local s, length = value.text(v), value.length(v)
    if n < 0 then n = n + length end
    if n < 0 or n >= length then return nil end
    if not s then return v[n + 1] end
@@ -94,14 +93,15 @@ local function indices(length, first, stop, step)
    local by = (step == nil or step == value.none) and 1 or value.integer(step)
    if not by then fault.raise 'slice indices must be integers or None' end
    if by == 0 then fault.raise 'slice step cannot be zero' end
-   local low, high = by > 0 and 0 or -1, by > 0 and length or length - 1
-   local from = bound(first, length, low, high, by > 0 and 0 or length - 1)
-   local to = bound(stop, length, low, high, by > 0 and length or -1)
+   local is_back = by < 0
+   local low, high = is_back and -1 or 0, is_back and length - 1 or length
+   local from = bound(first, length, low, high, is_back and high or low)
+   local to = bound(stop, length, low, high, is_back and low or high)
    return from, to, by
 end
 
 local function picked(items, from, to, by, list)
-   for i = from, to + (by > 0 and -1 or 1), by do list[#list + 1] = items[i + 1] end
+   for i = from, to - by / math.abs(by), by do list[#list + 1] = items[i + 1] end
    return list
 end
 
@@ -114,7 +114,7 @@ function access.slice(v, first, stop, step)
    end
    local from, to, by = indices(value.length(v), first, stop, step)
    if s then
-      local text = by == 1 and (from < to and utf.sub(s, from, to) or '')
+      local text = by == 1 and utf.sub(s, from, to)
          or table.concat(picked(utf.chars(s), from, to, by, {}))
       return type(v) == 'string' and text or value.markup(text)
    end

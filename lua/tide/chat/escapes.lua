@@ -9,8 +9,8 @@ local simple = { n = '\n', t = '\t', r = '\r', a = '\a', b = '\b', f = '\f', v =
 
 local widths = { x = 2, u = 4, U = 8 }
 
--- Returns what the escape at byte i (behind the backslash) stands for, and the byte behind it; or
--- nil and what is wrong with it.
+-- Returns the character of the escape at byte i (after the backslash) and the byte after it; or nil
+-- and an error text.
 local function one(s, i)
    local c = s:sub(i, i)
    if simple[c] then return simple[c], i + 1 end
@@ -18,6 +18,7 @@ local function one(s, i)
    if octal then return utf.char(tonumber(octal, 8)), i + #octal end
    local n = widths[c]
    if c == 'N' then return nil, 'names of characters (\\N{..}) are not supported' end
+   if c:find '[\128-\255]' then return nil, 'a backslash stands before a letter beyond ASCII' end
    if not n then return '\\' .. c, i + 1 end
    local hex = s:match('^%x+', i + 1) or ''
    local code = #hex >= n and tonumber(hex:sub(1, n), 16)
@@ -27,7 +28,7 @@ local function one(s, i)
    return utf.char(code), i + 1 + n
 end
 
--- Returns the text of a string literal's body; or nil and what is wrong with it.
+-- Returns the text of a string literal's body; or nil and an error text.
 function escapes.read(s)
    if not s:find('\\', 1, true) then return s end
    local out, at = {}, 1

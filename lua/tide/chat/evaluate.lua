@@ -10,7 +10,7 @@ local value = require 'tide.chat.value'
 
 local E = {}
 
--- Returns the value of a tree. Counts a step; rt.node is the place of what fails.
+-- Returns the value of a tree. Counts a step and sets rt.node, whose place errors report.
 local function evaluate(rt, node, scope)
    rt:step(node)
    return E[node.kind](rt, node, scope)

@@ -1,5 +1,5 @@
--- Statements: execute(rt, body, scope) writes to rt.out. Returns 'break' or 'continue' where a
--- loop must act on it.
+-- Statements: execute(rt, body, scope) writes to rt.out. Returns 'break' or 'continue' for the
+-- enclosing loop, else nil.
 --
 -- A scope is { vars, parent }. Bodies of loops, macros, calls, filters, `with` and captured blocks
 -- have one of their own; those of `if` do not.
@@ -110,7 +110,7 @@ S['if'] = function(rt, node, scope)
    if node.other then return execute(rt, node.other, scope) end
 end
 
--- Returns the items for which the loop's condition holds.
+-- Returns the items that pass the loop's `if`.
 local function chosen(rt, node, items, scope)
    if not node.test then return items end
    local list = {}
@@ -149,7 +149,7 @@ local function run_loop(rt, node, iterable, scope, depth0)
       if jump == 'break' then break end
       is_complete = is_complete or not jump
    end
-   -- Jinja takes the other branch also where every pass ended in a jump.
+   -- Jinja also runs the `else` branch if every iteration ended in break or continue.
    if not is_complete and node.other then return execute(rt, node.other, inner(scope)) end
 end
 

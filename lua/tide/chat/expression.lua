@@ -13,7 +13,7 @@ function Expression:fail(token, message, ...)
    fault_at('E_FORMAT', self.text, (token or self.token).at, message, ...)
 end
 
--- Raises an error about what is not part of the subset.
+-- Raises E_UNSUPPORTED for a construct outside the subset.
 function Expression:unsupported(token, message, ...)
    fault_at('E_UNSUPPORTED', self.text, token.at, message, ...)
 end
@@ -31,25 +31,25 @@ function Expression:is(kind, text)
    return self.token.kind == kind and (text == nil or self.token.text == text)
 end
 
--- Moves on if the present token is of this kind and text; returns whether.
+-- Consumes the present token if it has this kind and text; returns whether it did.
 function Expression:skip(kind, text)
    if not self:is(kind, text) then return false end
    self:advance()
    return true
 end
 
-local shown = { eof = 'the end of the template', block_end = "'%}'", output_end = "'}}'" }
+local shown = { eof = 'the end of the template', block_end = "'%}'", output_end = "'}}'",
+   name = 'a name', string = 'a string' }
 
 -- Returns a token in words.
 function Expression.words(token)
-   return shown[token.kind] or token.kind == 'string' and 'a string' or ("'%s'"):format(token.text)
+   return token.kind ~= 'name' and shown[token.kind] or ("'%s'"):format(token.text)
 end
 
--- Moves over a token that must be there, and returns it.
+-- Consumes and returns a token of this kind; raises at any other.
 function Expression:expect(kind, text)
    if self:is(kind, text) then return self:advance() end
-   local wanted = text or kind == 'name' and 'a name' or kind
-   self:fail(nil, "expected %s, got %s", shown[kind] or ("'%s'"):format(wanted),
+   self:fail(nil, 'expected %s, got %s', not text and shown[kind] or ("'%s'"):format(text or kind),
       self.words(self.token))
 end
 
@@ -70,8 +70,8 @@ function Expression:expression()
    return node
 end
 
--- Returns the tree of operands between operators of one precedence, grouped from the left. signs:
--- kinds of operators, or the word that stands for one.
+-- Returns the tree of a left-associative chain of operators of one precedence. signs: the token
+-- kinds of the operators, or the keyword of one.
 function Expression:grouped(operand, signs)
    local node, word = operand(self), type(signs) == 'string' and signs
    while word and self:is('name', word) or not word and signs[self.token.kind] do
@@ -96,7 +96,7 @@ end
 local compared = { ['=='] = true, ['!='] = true, ['<'] = true, ['<='] = true, ['>'] = true,
    ['>='] = true }
 
--- Returns the operator of a comparison at the present token, or nil; moves over it.
+-- Consumes a comparison operator and returns it; nil at any other token.
 function Expression:compare_sign()
    if compared[self.token.kind] then return self:advance().text end
    if self:skip('name', 'in') then return 'in' end
@@ -193,7 +193,7 @@ function Expression:primary()
    self:fail(token, 'expected an expression, got %s', self.words(token))
 end
 
--- Whether nothing more of a tuple follows.
+-- Whether the tuple ends at the present token.
 function Expression:at_tuple_end(stop)
    local kind = self.token.kind
    return kind == 'output_end' or kind == 'block_end' or kind == ')'
@@ -351,8 +351,8 @@ function Expression:filtered(node)
    end
 end
 
--- Refuses a filter or test that is not in the subset. Inside of an `if` it is refused when it is
--- used, as in Jinja: templates ask there which of them exist.
+-- Raises at an unknown filter or test. Inside an `if` the error is raised at run time, as in Jinja,
+-- because templates check there whether a filter is defined.
 function Expression:check_known(name, what, known)
    if known[name.text] or self.conditions > 0 then return end
    self:unsupported(name, "there is no %s '%s'%s", what, name.text, self.hint(name.text, known))

@@ -1,5 +1,5 @@
--- Failures inside a template: raised as plain tables, which the template turns into errors with
--- line and column.
+-- Errors inside a template, raised as plain tables; template.lua adds line and column and raises
+-- them as errors of tide.
 
 local fault = {}
 
@@ -7,17 +7,15 @@ local Fault = {}
 
 -- Raises a failure of the template with a formatted message.
 function fault.raise(message, ...)
-   if select('#', ...) > 0 then message = message:format(...) end
-   error(setmetatable({ message = message, code = 'E_ARG' }, Fault), 0)
+   error(setmetatable({ message = message:format(...), code = 'E_ARG' }, Fault), 0)
 end
 
--- Raises a failure with a status of its own: 'E_UNSUPPORTED' for what the subset leaves out.
+-- Raises a failure with its own status: 'E_UNSUPPORTED' for constructs outside the subset.
 function fault.coded(code, message, ...)
-   if select('#', ...) > 0 then message = message:format(...) end
-   error(setmetatable({ message = message, code = code }, Fault), 0)
+   error(setmetatable({ message = message:format(...), code = code }, Fault), 0)
 end
 
 -- Whether a caught value was raised here.
-function fault.is(e) return type(e) == 'table' and getmetatable(e) == Fault end
+function fault.is(e) return getmetatable(e) == Fault end
 
 return fault

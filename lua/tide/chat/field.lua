@@ -4,6 +4,7 @@
 -- precision, digits (at least so many) and kind.
 
 local fault = require 'tide.chat.fault'
+local show = require 'tide.chat.show'
 local utf = require 'tide.chat.unicode'
 
 local field = {}
@@ -37,10 +38,10 @@ end
 
 local bases = { x = 16, X = 16, o = 8, b = 2 }
 
--- Returns an integer (a float is cut) as text.
+-- Returns an integer (a float is truncated) as text.
 function field.integer(n, letter, spec)
    if n ~= n or math.abs(n) == math.huge then fault.raise 'cannot convert float to integer' end
-   n = n < 0 and math.ceil(n) or math.floor(n)
+   n = n - math.fmod(n, 1)
    local size, base = math.abs(n), bases[letter]
    local body = base and in_base(size, base) or ('%.0f'):format(size)
    if letter == 'X' then body = body:upper() end
@@ -50,8 +51,8 @@ function field.integer(n, letter, spec)
    return sign_of(n < 0, spec) .. body
 end
 
--- Returns a number of at least 0 with so many digits behind the point; a half goes to the even
--- digit, as in C and Python, and unlike in LuaJIT's own format.
+-- Returns a number >= 0 with so many decimals, rounded half to even as in C and Python; LuaJIT's
+-- own format rounds otherwise.
 function field.fixed(v, precision)
    local text = ('%.' .. precision .. 'f'):format(v)
    local exact = ('%.99f'):format(v)
@@ -62,13 +63,13 @@ function field.fixed(v, precision)
    return kept:find '[02468]%.?$' and kept or text
 end
 
--- Returns a number in the form of f, e, g or %.
+-- Returns a number in the form of f, e, g, % or '' (the shortest digits that read back as it).
 function field.float(n, letter, spec)
    local precision = spec.precision or 6
    if precision > 99 then
       fault.coded('E_UNSUPPORTED', 'a precision of %d digits is not supported', precision)
    end
-   local negative = n < 0 or n == 0 and 1 / n < 0
+   local negative = n < 0 or 1 / n < 0
    local v, tail = math.abs(n), ''
    if letter == '%' then v, letter, tail = v * 100, 'f', '%' end
    local body
@@ -76,7 +77,9 @@ function field.float(n, letter, spec)
       body, negative = 'nan', false
    elseif v == math.huge then
       body = 'inf'
-   elseif letter:lower() == 'f' and v < 2^53 then
+   elseif letter == '' then
+      body = show.float(v)
+   elseif letter:lower() == 'f' then
       body = field.fixed(v, precision) .. (spec.alternate and precision == 0 and '.' or '')
    else
       body = ('%' .. (spec.alternate and '#' or '') .. '.' .. precision .. letter):format(v)
@@ -89,7 +92,6 @@ end
 -- Returns a text padded to the width of a spec.
 function field.padded(s, spec)
    local missing = (spec.width or 0) - utf.length(s)
-   if missing <= 0 then return s end
    local fill = spec.fill
    if spec.align == '<' then return s .. fill:rep(missing) end
    if spec.align == '^' then

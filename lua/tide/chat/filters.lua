@@ -54,8 +54,9 @@ end
 
 function F.replace(rt, v, args, kwargs)
    local old, new, count = bind.values('replace', args, kwargs, { 'old', 'new', 'count' }, 2)
-   local n = count ~= nil and count ~= value.none and value.integer(count) or -1
-   return text.replaced(rt, show.str(v), show.str(old), show.str(new), n)
+   if count == nil or count == value.none then count = -1 end
+   return text.replaced(rt, show.str(v), show.str(old), show.str(new),
+      bind.integer('replace', 'count', count))
 end
 
 function F.center(rt, v, args, kwargs)
@@ -90,7 +91,8 @@ end
 function F.truncate(_, v, args, kwargs)
    local length, kill, tail, leeway = bind.values('truncate', args, kwargs,
       { 'length', 'killwords', 'end', 'leeway' })
-   length, tail = length and value.integer(length) or 255, tail and show.str(tail) or '...'
+   length = bind.integer('truncate', 'length', length or 255)
+   tail = tail and show.str(tail) or '...'
    leeway = leeway and leeway ~= value.none and value.integer(leeway) or 5
    if length < utf.length(tail) then
       fault.raise('expected length >= %d, got %d', utf.length(tail), length)
@@ -155,10 +157,10 @@ local function defined(v)
    return v
 end
 
--- Returns the int of a number, cut towards zero; nil of what is not finite.
+-- Returns a number truncated towards zero; nil for inf and nan.
 local function cut(n)
    if n ~= n or math.abs(n) == math.huge then return nil end
-   return number.int(n < 0 and math.ceil(n) or math.floor(n)) + 0
+   return number.int(n - math.fmod(n, 1))
 end
 
 F.int = function(_, v, args, kwargs)
@@ -196,23 +198,23 @@ end
 
 -- Returns n rounded half to even at a decimal place, as Python's round.
 local function rounded(n, places)
-   if places >= 0 and places < 18 and math.abs(n) < 2^53 then
-      local v = tonumber(field.fixed(math.abs(n), places))
-      return (n < 0 or 1 / n < 0) and -v or v
+   if places > 99 then return n end
+   if places < 0 then
+      local scale = 10 ^ -places
+      local low = math.floor(n / scale)
+      local over = n / scale - low
+      if over > 0.5 or over == 0.5 and low % 2 == 1 then low = low + 1 end
+      return low * scale
    end
-   if places >= 0 then return n end
-   local scale = 10 ^ -places
-   local low = math.floor(n / scale)
-   local over = n / scale - low
-   if over > 0.5 or over == 0.5 and low % 2 == 1 then low = low + 1 end
-   return low * scale
+   local v = tonumber(field.fixed(math.abs(n), places))
+   return (n < 0 or 1 / n < 0) and -v or v
 end
 
 function F.round(_, v, args, kwargs)
    local precision, method = bind.values('round', args, kwargs, { 'precision', 'method' })
    local n, is_float = value.number(v)
    local places = precision and value.integer(precision) or 0
-   method = method and value.text(method) or 'common'
+   method = method == nil and 'common' or value.text(method)
    if not n then fault.raise('round takes a number, got %s', value.type_name(v)) end
    if method == 'common' then
       local r = rounded(n, places)

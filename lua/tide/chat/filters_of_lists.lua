@@ -23,7 +23,7 @@ local function parts_of(attribute)
    return parts
 end
 
--- Returns fn(item) -> its attribute. default: instead of an undefined one.
+-- Returns fn(item) -> its attribute. default: replaces an undefined attribute.
 local function getter(rt, attribute, default)
    local parts = parts_of(attribute)
    if default == value.none then default = nil end
@@ -36,7 +36,7 @@ local function getter(rt, attribute, default)
    end
 end
 
--- Returns the key of a value for sorting: texts in lower case unless case counts.
+-- Returns the sort key of a value: texts are lowered unless case_sensitive is set.
 local function folded(v, case_sensitive)
    local s = not case_sensitive and value.text(v)
    return s and utf.lower(s) or v
@@ -77,7 +77,7 @@ function F.sort(rt, v, args, kwargs)
    local reverse, case, attribute = bind.values('sort', args, kwargs,
       { 'reverse', 'case_sensitive', 'attribute' })
    local items, keys, getters = value.iterate(v), {}, {}
-   local names = attribute and value.text(attribute)
+   local names = value.text(attribute)
    for name in ((names or '') .. ','):gmatch '(.-),' do
       getters[#getters + 1] = getter(rt, names and name or attribute)
    end
@@ -149,6 +149,7 @@ function F.first(_, v)
 end
 
 function F.last(_, v)
+   if value.class(v) == value.Gen then fault.raise "'generator' object is not reversible" end
    local items = value.iterate(v)
    if #items > 0 then return items[#items] end
    return value.undefined 'No last item, sequence was empty.'
@@ -265,8 +266,8 @@ function F.map(rt, v, args, kwargs)
    return value.gen(out)
 end
 
--- Returns a filter that keeps the items for which a test is `wanted`; by_attribute: of an
--- attribute of theirs, the first argument.
+-- Returns a filter that keeps items whose test result is `wanted`. by_attribute: tests the
+-- attribute of an item that the first argument names.
 local function selector(wanted, by_attribute)
    return function(rt, v, args, kwargs)
       local out, get, off = {}, getter(rt, nil), 0

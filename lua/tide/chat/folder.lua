@@ -12,7 +12,7 @@ local op = 'chat.load'
 
 local folder = {}
 
--- Puts the templates of a value (a text or a list of named ones) into `found`.
+-- Adds the templates of a value (a text, or a list of { name, template }) to `found`.
 local function collect(found, path, v)
    if type(v) == 'string' then
       found.default = v
@@ -31,7 +31,7 @@ end
 
 local function read_optional(path) return fs.size(path) and fs.read_json(op, path) or {} end
 
--- Returns the templates of a folder by name, and the tokens that they see.
+-- Returns the templates of a folder by name, and the special tokens that they can use.
 function folder.templates(dir)
    err.type(op, 'dir', dir, 'string')
    if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is no folder', dir) end
@@ -50,8 +50,8 @@ function folder.templates(dir)
    return found, field.token_texts(config, {})
 end
 
--- Returns the template of a folder. name: of several, such as 'tool_use' (default: 'default').
--- E_FORMAT: the folder has no template, or none of this name.
+-- Returns the template of a folder. name: which of several, e.g. 'tool_use' (default: 'default').
+-- E_FORMAT: the folder has no template, or not one of this name.
 function folder.load(dir, name)
    local found, tokens = folder.templates(dir)
    local names = sorted_keys(found)
@@ -66,9 +66,9 @@ function folder.load(dir, name)
    return require('tide.chat.template').new(text, tokens)
 end
 
--- Returns the template at a path: a file that is one, or a folder, else the folder above (a run
--- holds the template of its checkpoints); nil where neither folder has one. name: of several;
--- model: a folder whose special tokens a template in a file sees.
+-- Returns the template at a path: a template file, a folder, or the folder above it (a run holds
+-- the template of its checkpoints); nil if neither folder has a template. name: which of several;
+-- model: folder whose special tokens a template file can use.
 function folder.find(path, name, model)
    err.type('chat.find', 'path', path, 'string')
    if not fs.exists(path) then

@@ -6,7 +6,7 @@ local field = require 'tide.chat.field'
 local show = require 'tide.chat.show'
 local value = require 'tide.chat.value'
 
--- Reads the text behind the colon of a field.
+-- Parses the format spec after the colon of a field.
 local function spec_of(text)
    local fill, align, rest = text:match '^([%z\1-\127\194-\244][\128-\191]*)([<>=^])(.*)$'
    if not align then align, rest = text:match '^([<>=^]?)(.*)$' end
@@ -23,14 +23,27 @@ end
 
 local is_float = { f = true, F = true, e = true, E = true, g = true, G = true, ['%'] = true }
 
-local function number_text(n, float, spec)
-   if is_float[spec.kind] then return field.float(n, spec.kind, spec) end
-   if float then
-      if spec.precision then return field.float(n, 'g', spec) end
-      local text = show.float(math.abs(n))
-      return (n < 0 and '-' or spec.sign ~= '-' and spec.sign or '') .. text
+local is_int = { [''] = true, d = true, x = true, X = true, o = true, b = true }
+
+local function unknown(spec, v)
+   fault.raise("unknown format code '%s' for object of type '%s'", spec.kind, value.type_name(v))
+end
+
+local function number_text(v, n, float, spec)
+   if spec.comma and (spec.fill == '0' or spec.kind:find '[xXob]') then
+      fault.coded('E_UNSUPPORTED', "a format with '%s' and zeros or a base is not supported",
+         spec.comma)
    end
-   return field.integer(n, spec.kind == '' and 'd' or spec.kind, spec)
+   if is_float[spec.kind] then return field.float(n, spec.kind, spec) end
+   if not float and is_int[spec.kind] then
+      return field.integer(n, spec.kind == '' and 'd' or spec.kind, spec)
+   end
+   if spec.kind ~= '' then unknown(spec, v) end
+   local text = field.float(n, spec.precision and 'g' or '', spec)
+   if not text:find '[.en]' then                       -- Python has rules of its own for these
+      fault.coded('E_UNSUPPORTED', 'a whole float with a precision needs f, e or g')
+   end
+   return text
 end
 
 -- Returns format(v, text).
@@ -41,19 +54,17 @@ local function formatted(rt, v, text)
    local n, float = value.number(v)
    if n and not (type(v) == 'boolean' and spec.kind == '') then
       spec.align = spec.align or '>'
-      return field.padded(number_text(n, float, spec), spec)
+      return field.padded(number_text(v, n, float, spec), spec)
    end
    if not value.text(v) then
       fault.raise('unsupported format string passed to %s.__format__', value.type_name(v))
    end
-   if spec.kind ~= '' and spec.kind ~= 's' then
-      fault.raise("unknown format code '%s' for object of type 'str'", spec.kind)
-   end
+   if spec.kind ~= '' and spec.kind ~= 's' then unknown(spec, v) end
    spec.align = spec.align or '<'
    return field.padded(field.cut(value.text(v), spec.precision), spec)
 end
 
--- Returns the value that a field names; auto: the count of fields without a name so far.
+-- Returns the value that a field refers to. auto: number of `{}` fields before it.
 local function lookup(rt, name, args, kwargs, auto)
    local first, rest = name:match '^([^%.%[]*)(.*)$'
    local v

@@ -54,7 +54,7 @@ end
 
 function G.dict(_, args, kwargs) return fill(value.dict(), args, kwargs) end
 
--- Raises unless a namespace may have a field of this name.
+-- Raises if a namespace must not have a field of this name.
 local function check_field(name)
    if name:sub(1, 1) == '_' then
       fault.raise("a namespace has no fields that begin with '_', got '%s'", name)
@@ -86,7 +86,7 @@ function G.joiner(_, args, kwargs)
    end)
 end
 
--- An object that gives its items in turn: next(), current, reset().
+-- The cycler object of Jinja: next(), current, reset().
 local Cycler = { type_name = 'Cycler' }
 
 -- Returns an attribute of a cycler, or nil.

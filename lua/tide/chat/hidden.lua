@@ -1,5 +1,5 @@
--- Names that a template sets at its top level before it reads them there. Jinja hides variables of
--- the same name from the whole template until then, inner blocks included.
+-- Names that a template sets at its top level before it reads them there. Until the assignment,
+-- Jinja hides variables of these names from the whole template, inner blocks included.
 
 local each = require 'tide.util.each'
 local tree = require 'tide.chat.tree'
@@ -22,7 +22,7 @@ end
 
 local walk
 
--- How each statement touches names of the top level; what its body holds is a scope of its own.
+-- Which top-level names each statement reads and sets; its body is a scope of its own.
 local touch = {
    output = function(node, seen) read_in(node.value, seen) end,
    set = function(node, seen)
@@ -37,7 +37,7 @@ local touch = {
    with = function(node, seen) read_in(node.values, seen) end,
 }
 
--- What only a branch sets is taken from outside where the branch is not.
+-- A name that only one branch sets is read from outside in the other branch.
 touch['if'] = function(node, seen)
    local inside = {}
    for name, how in each(seen) do inside[name] = how end

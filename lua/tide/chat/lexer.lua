@@ -1,8 +1,8 @@
 -- Template text as a list of tokens { kind, text, at }, `at` the byte where it starts.
 --
--- Kinds: 'data'; 'output' and 'output_end'; 'block' and 'block_end'; inside of these 'name',
+-- Kinds: 'data'; 'output' and 'output_end'; 'block' and 'block_end'; between these 'name',
 -- 'string', 'integer', 'float', and operators, whose kind is the operator itself. Comments and raw
--- blocks become data. White space is controlled as with trim_blocks and lstrip_blocks.
+-- blocks become data. White space follows Jinja's trim_blocks and lstrip_blocks.
 
 local err = require 'tide.util.err'
 local escapes = require 'tide.chat.escapes'
@@ -39,7 +39,7 @@ end
 
 local function is_space(c) return utf.is_space(c) end
 
--- Returns text as the tag behind it leaves it; sign: '-', '+' or '' after the tag's opening.
+-- Returns text stripped as the tag after it demands; sign: '-', '+' or '' after the tag's opening.
 function Lexer:left_stripped(text, sign, is_output)
    if sign == '-' then return utf.strip(text, is_space, false, true) end
    if sign == '+' or is_output then return text end
@@ -57,7 +57,7 @@ function Lexer:data(stop, sign, is_output)
    if kept ~= '' then self:add('data', kept, self.at) end
 end
 
--- Moves behind the end of a tag whose last byte is `last`. sign: what stood before the closing.
+-- Moves past the end of a tag whose last byte is `last`. sign: '-', '+' or '' before the closing.
 function Lexer:after(last, sign, is_output)
    local at = last + 1
    if sign == '-' then
@@ -85,8 +85,7 @@ function Lexer:raw(open)
    if right == '-' then body = utf.skip_space(self.text, body) end
    local stop, left, close, last = self.text:match('(){%%([-+]?)%s*endraw%s*([-+]?)%%}()', body)
    if not stop then self:fail(open, 'the raw block has no endraw') end
-   self.line_starts = self.text:sub(body - 1, body - 1) == '\n'
-   self.at = body
+   self.at, self.line_starts = body, false              -- behind the tag, or behind all blanks
    self:data(stop, left)
    self:after(last - 1, close)
    return true
@@ -98,7 +97,7 @@ local closing = { ['('] = ')', ['['] = ']', ['{'] = '}' }
 local two = {}
 for op in ('// ** == != >= <='):gmatch '%S+' do two[op] = true end
 
--- Returns the byte behind the string that opens at `at`.
+-- Returns the byte after the string that opens at `at`.
 function Lexer:string(at)
    local mark, i = self.text:sub(at, at), at + 1
    while true do
@@ -113,7 +112,7 @@ function Lexer:string(at)
    return i + 1
 end
 
--- Returns the byte behind the digits (with single underscores) at `at`, or nil.
+-- Returns the byte after the digits (with single underscores) at `at`, or nil.
 local function digits(text, at)
    local stop = text:match('^%d+()', at)
    while stop do
@@ -123,7 +122,7 @@ local function digits(text, at)
    end
 end
 
--- Returns the byte behind a float at `at`, or nil.
+-- Returns the byte after a float at `at`, or nil.
 local function float_end(text, at)
    if text:sub(at - 1, at - 1) == '.' then return nil end
    local whole = digits(text, at)
@@ -152,7 +151,7 @@ function Lexer:number(at)
    return last
 end
 
--- Reads an operator, keeping the stack of open brackets; returns the byte behind it.
+-- Reads an operator and updates the stack of open brackets; returns the byte after it.
 function Lexer:operator(at, open)
    local op = self.text:sub(at, at + 1)
    if not two[op] then op = op:sub(1, 1) end
@@ -169,7 +168,7 @@ function Lexer:operator(at, open)
    return at + #op
 end
 
--- Reads one token inside of a tag; returns the byte behind it.
+-- Reads one token inside a tag; returns the byte after it.
 function Lexer:token(at, open)
    local text = self.text
    local c = text:sub(at, at)
@@ -215,7 +214,7 @@ local function open_tag(self, open)
    self:tag(open, is_output and '}}' or '%}', is_output)
 end
 
--- Returns the tokens of a template, and its text with line ends as they are counted.
+-- Returns the tokens of a template, and its text with line ends normalized to '\n'.
 function lexer.read(source)
    local text = source:gsub('\r\n?', '\n')
    if text:sub(-1) == '\n' then text = text:sub(1, -2) end

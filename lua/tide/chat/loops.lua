@@ -18,8 +18,9 @@ function A.depth(v) return v.depth0 + 1 end
 function A.depth0(v) return v.depth0 end
 
 function A.previtem(v)
-   return v.index > 1 and v.items[v.index - 1] or v.index == 1
-      and value.undefined 'there is no previous item' or false
+   local item = v.items[v.index - 1]
+   if item == nil then return value.undefined 'there is no previous item' end
+   return item
 end
 
 function A.nextitem(v)

@@ -17,7 +17,7 @@ function Macro.attribute(v, name)
    return value.tuple(list)
 end
 
--- Returns those by name of a call as a table that can be taken from.
+-- Returns a copy of the keyword arguments of a call, from which entries are removed.
 local function taken(kwargs)
    local map = {}
    for _, name in ipairs(kwargs and kwargs.names or {}) do map[name] = kwargs.map[name] end
@@ -38,7 +38,7 @@ local function set_parameters(macro, vars, args, map, default_of)
    end
 end
 
--- Returns the arguments by name that no parameter took, as a dict.
+-- Returns the keyword arguments that no parameter took, as a dict (`kwargs`).
 local function left_over(kwargs, map)
    local dict = value.dict()
    for _, name in ipairs(kwargs and kwargs.names or {}) do
@@ -47,7 +47,7 @@ local function left_over(kwargs, map)
    return dict
 end
 
--- Sets the names that only macros have.
+-- Sets the variables `caller`, `varargs` and `kwargs` of a macro.
 local function set_special(macro, vars, args, kwargs, map)
    local node, n = macro.node, #macro.node.parameters
    if node.uses_caller and vars.caller == nil then

@@ -39,17 +39,18 @@ function dict.copy(_, v)
    return out
 end
 
-function list.count(_, v, args)
-   local n = 0
+function list.count(_, v, args, kwargs)
+   local wanted, n = bind.values('count', args, kwargs, { 'value' }, 1), 0
    for _, item in ipairs(v) do
-      if value.equal(item, args[1]) then n = n + 1 end
+      if value.equal(item, wanted) then n = n + 1 end
    end
    return n
 end
 
-function list.index(_, v, args)
+function list.index(_, v, args, kwargs)
+   local wanted = bind.values('index', args, kwargs, { 'value' }, 1)
    for i, item in ipairs(v) do
-      if value.equal(item, args[1]) then return i - 1 end
+      if value.equal(item, wanted) then return i - 1 end
    end
    fault.raise 'the list does not have the value that index() looks for'
 end
@@ -63,7 +64,7 @@ local by_class = {
       index = list.index }, [value.Range] = range,
 }
 
--- Names of methods that change a value, which no template may do.
+-- Methods that change a value; a template must not call them.
 local unsafe = {}
 for class, names in each {
    [value.Dict] = 'clear pop popitem setdefault update',
@@ -73,7 +74,7 @@ for class, names in each {
    for name in names:gmatch '%a+' do unsafe[class][name] = true end
 end
 
--- Returns the method of a value with a name, or nil. A method that changes the value is an error.
+-- Returns the method of a value by name, or nil. Raises at a method that changes the value.
 function methods.find(v, name)
    local class = value.class(v)
    if value.text(v) then return require('tide.chat.text_methods').find(v, name) end

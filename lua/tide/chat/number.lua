@@ -20,20 +20,17 @@ number.int = int
 
 -- Python's a % b of numbers.
 local function modulo(a, b)
-   if b == math.huge or b == -math.huge then
-      if a ~= a or math.abs(a) == math.huge then return 0 / 0 end
-      return (a == 0 or a < 0 == (b < 0)) and a or b
-   end
    local r = math.fmod(a, b)
-   if r ~= 0 and (r < 0) ~= (b < 0) then r = r + b end
-   if r == 0 then r = b < 0 and -0.0 or 0 end
-   return r
+   if r == 0 then return 0 / b end                     -- a zero with the sign of b
+   return (r < 0) == (b < 0) and r or r + b
 end
 
 -- Python's a // b of floats.
 local function floor_float(a, b)
-   local r = modulo(a, b)
-   local q = (a - r) / b
+   local r = math.fmod(a, b)
+   local q = (a - r) / b                               -- whole but for rounding
+   if modulo(a, b) ~= r then q = q - 1 end
+   if q == 0 then return 0 * (a / b) end
    local whole = floor(q)
    return q - whole > 0.5 and whole + 1 or whole
 end
@@ -189,8 +186,8 @@ function number.unary(sign, v)
    return is_float and value.float(x) or x
 end
 
--- Returns the int that a text says, in a base from 2 to 36 (0: by its prefix), or nil; nil in any
--- other base.
+-- Parses a text as an int in a base from 2 to 36 (0: by its prefix); nil if it is not one, or in
+-- any other base.
 function number.parse_int(s, base)
    local text = utf.strip(s, utf.is_space, true, true):lower()
    local sign, body = text:match '^([+-]?)(.*)$'
@@ -203,14 +200,15 @@ function number.parse_int(s, base)
       base = 10
    end
    if base < 2 or base > 36 then return nil end
-   if not body:find '^[%da-z]' or body:find '__' or body:find '_$' then return nil end
+   if body:find '^_' or body:find '__' or body:find '_$' then return nil end
    local digits = body:gsub('_', '')
-   if digits:find '[^%da-z]' or not tonumber(digits, base) then return nil end
+   local all = base < 11 and '0-' .. base - 1 or '%da-' .. string.char(('a'):byte() + base - 11)
+   if not digits:find('^[' .. all .. ']+$') then return nil end
    local n = int(tonumber(digits, base))
    return sign == '-' and 0 - n or n
 end
 
--- Returns the number that a text says as Python's float does, or nil.
+-- Parses a text as Python's float does; nil if it is not a number.
 function number.parse_float(s)
    local text = utf.strip(s, utf.is_space, true, true):lower()
    local sign, body = text:match '^([+-]?)(.*)$'

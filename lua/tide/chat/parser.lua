@@ -1,8 +1,8 @@
 -- Parser of statements: a template as a tree.
 --
 -- A body is a list of nodes { kind, at, ... }: data, output, for, if, set, set_block, macro, call
--- block, filter block, with, generation, break, continue. What Jinja has beyond these (blocks,
--- includes, imports) is refused with its place.
+-- block, filter block, with, generation, break, continue. Other statements of Jinja (blocks,
+-- includes, imports) raise E_UNSUPPORTED with line and column.
 
 local each = require 'tide.util.each'
 local Expression = require 'tide.chat.expression'
@@ -26,8 +26,8 @@ local statements = {}
 
 -- ---- bodies ------------------------------------------------------------------------------------
 
--- Reads nodes up to a tag whose name is one of `ends`, which stays the present token; the end of
--- the template where `ends` is nil.
+-- Reads nodes up to a tag whose name is one of `ends`, which stays the present token; up to the end
+-- of the template if `ends` is nil.
 function ChatParser:body(ends, opener)
    local list = {}
    self.depth = self.depth + 1
@@ -52,7 +52,7 @@ function ChatParser:body(ends, opener)
    return list
 end
 
--- Reads the rest of a tag and the body behind it up to end_NAME, which is moved over.
+-- Reads the rest of a tag and the body after it, and consumes end_NAME.
 function ChatParser:block(opener, last)
    self:skip ':'
    self:expect 'block_end'
@@ -86,7 +86,7 @@ end
 local reserved = { ['true'] = true, ['false'] = true, none = true, True = true, False = true,
    None = true }
 
--- Reads a name that is assigned to.
+-- Reads the name of an assignment target.
 function ChatParser:target_name()
    local token = self:expect 'name'
    if reserved[token.text] then self:fail(token, "'%s' cannot be assigned to", token.text) end
@@ -107,7 +107,7 @@ local function target_item(self)
    return node
 end
 
--- Reads what a `for`, `set` or `with` assigns to. stop: the name behind it.
+-- Reads the target of a `for`, `set` or `with`. stop: the keyword after it.
 function ChatParser:target(stop, with_namespace)
    self.with_namespace = with_namespace
    return self:tuple { item = target_item, stop = stop }
@@ -133,12 +133,12 @@ end
 
 -- ---- statements --------------------------------------------------------------------------------
 
--- Calls fn with the count of loops around the present place set to `loops`.
-local function with_loops(self, loops, fn, ...)
-   local before = self.loops
-   self.loops = loops
+-- Calls fn with whether a loop is around the present place set to `in_loop`.
+local function with_loop(self, in_loop, fn, ...)
+   local before = self.in_loop
+   self.in_loop = in_loop
    local result = fn(self, ...)
-   self.loops = before
+   self.in_loop = before
    return result
 end
 
@@ -152,7 +152,7 @@ statements['for'] = function(self, token)
    node.recursive = self:skip('name', 'recursive')
    self:skip ':'
    self:expect 'block_end'
-   node.body = with_loops(self, self.loops + 1, self.body, { endfor = true, ['else'] = true },
+   node.body = with_loop(self, true, self.body, { endfor = true, ['else'] = true },
       token)
    if self:advance().text == 'else' then node.other = self:block(token, 'endfor') end
    return node
@@ -183,10 +183,10 @@ function statements.set(self, token)
    local filter
    while self:skip '|' do filter = self:filter(filter or { kind = 'block_text' }) end
    return { kind = 'set_block', at = token.at, target = target, filter = filter,
-      body = with_loops(self, self.loops, self.block, token, 'endset') }
+      body = self:block(token, 'endset') }
 end
 
--- Notes which of the names that only macros have the body of a macro uses.
+-- Notes which of `caller`, `varargs` and `kwargs` the body of a macro uses.
 local function finish_macro(node)
    local names = tree.names(node.body)
    for _, name in ipairs { 'caller', 'varargs', 'kwargs' } do
@@ -198,7 +198,7 @@ end
 function statements.macro(self, token)
    local node = { kind = 'macro', at = token.at, name = self:target_name().name }
    node.parameters = self:parameters()
-   node.body = with_loops(self, 0, self.block, token, 'endmacro')
+   node.body = with_loop(self, false, self.block, token, 'endmacro')
    return finish_macro(node)
 end
 
@@ -207,7 +207,7 @@ function statements.call(self, token)
    if self:is '(' then node.parameters = self:parameters() end
    node.call = self:expression()
    if node.call.kind ~= 'call' then self:fail(token, "a call must follow 'call'") end
-   node.body = with_loops(self, 0, self.block, token, 'endcall')
+   node.body = with_loop(self, false, self.block, token, 'endcall')
    return finish_macro(node)
 end
 
@@ -233,12 +233,12 @@ end
 
 function statements.generation(self, token)
    return { kind = 'generation', at = token.at,
-      body = with_loops(self, 0, self.block, token, 'endgeneration') }
+      body = with_loop(self, false, self.block, token, 'endgeneration') }
 end
 
 local function jump(kind)
    return function(self, token)
-      if self.loops == 0 then self:fail(token, "'%s' stands outside of a loop", kind) end
+      if not self.in_loop then self:fail(token, "'%s' stands outside of a loop", kind) end
       return { kind = kind, at = token.at }
    end
 end
@@ -250,7 +250,7 @@ statements['break'], statements['continue'] = jump 'break', jump 'continue'
 function parser.parse(source, filters, tests)
    local list, text = lexer.read(source)
    local self = setmetatable({ list = list, text = text, place = 1, token = list[1], depth = 0,
-      loops = 0, conditions = 0, filters = filters, tests = tests }, ChatParser)
+      conditions = 0, filters = filters, tests = tests }, ChatParser)
    return { body = self:body(), text = text }
 end
 

@@ -30,7 +30,7 @@ local function number_of(conversion, v)
    return n, is_float
 end
 
--- Texts of values, by the letter of the conversion.
+-- Formatters by the letter of the conversion.
 local texts = {
    s = function(v, spec) return field.cut(show.str(v), spec.precision) end,
    r = function(v, spec) return field.cut(show.repr(v), spec.precision) end,
@@ -52,14 +52,14 @@ texts.e, texts.g, texts.E, texts.F, texts.G = texts.f, texts.f, texts.f, texts.f
 local function converted(rt, flags, width, precision, letter, v)
    local convert = texts[letter]
    if not convert then fault.raise("unsupported format character '%s'", letter) end
-   local spec = { precision = precision, alternate = flags:find('#', 1, true) ~= nil,
-      sign = flags:find('+', 1, true) and '+' or flags:find(' ', 1, true) and ' ' or '-' }
+   local spec = { precision = precision, alternate = flags:find '#' ~= nil,
+      sign = flags:find '[+]' and '+' or flags:find ' ' and ' ' or '-' }
    local is_number = not (letter == 's' or letter == 'r' or letter == 'a' or letter == 'c')
    if letter == 'd' or letter == 'i' or letter == 'u' then
       spec.precision, spec.digits = nil, precision
    end
-   spec.align = flags:find('-', 1, true) and '<' or '>'
-   spec.fill = is_number and flags:find('0', 1, true) and spec.align == '>' and '0' or ' '
+   spec.align = flags:find '%-' and '<' or '>'
+   spec.fill = is_number and flags:find '0' and spec.align == '>' and '0' or ' '
    if spec.fill == '0' then spec.align = '=' end
    spec.width = width
    rt:room((width or 0) + (precision or 0))
@@ -69,7 +69,7 @@ end
 -- Returns text % v.
 return function(rt, text, v)
    local take, is_more = taker(v)
-   local out, at, named = {}, 1, false
+   local out, at = {}, 1
    while true do
       local open = text:find('%', at, true)
       if not open then break end
@@ -86,7 +86,7 @@ return function(rt, text, v)
          local item
          if name then
             if value.class(v) ~= value.Dict then fault.raise 'format requires a mapping' end
-            item, named = v:get(name), true
+            item = v:get(name)
             if item == nil then fault.raise("the mapping has no key '%s'", name) end
          else
             item = take()
@@ -97,7 +97,7 @@ return function(rt, text, v)
    end
    out[#out + 1] = text:sub(at)
    local class = value.class(v)
-   if not named and is_more() and class ~= value.Dict and class ~= value.List then
+   if is_more() and class ~= value.Dict and class ~= value.List then
       fault.raise 'not all arguments converted during string formatting'
    end
    return table.concat(out)

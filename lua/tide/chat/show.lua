@@ -6,9 +6,9 @@ local value = require 'tide.chat.value'
 
 local show = {}
 
--- Returns the shortest digits of a positive number that read back as it, and their exponent.
+-- Returns the shortest digits that parse back to a positive number, and their exponent.
 local function shortest(v)
-   for precision = v < 1e-300 and 0 or 14, 16 do        -- few digits tell the smallest apart
+   for precision = 0, 16 do
       local text = ('%%.%de'):format(precision):format(v)
       if tonumber(text) == v or precision == 16 then
          local head, rest, exponent = text:match '^(%d)%.?(%d*)e([+-]%d+)$'
@@ -20,15 +20,14 @@ end
 -- Returns Python's repr of a float.
 function show.float(v)
    if v ~= v then return 'nan' end
-   if v == math.huge then return 'inf' end
-   if v == -math.huge then return '-inf' end
-   if v == 0 then return 1 / v < 0 and '-0.0' or '0.0' end
-   local sign = v < 0 and '-' or ''
-   local digits, e = shortest(math.abs(v))
+   local sign = (v < 0 or 1 / v < 0) and '-' or ''
+   v = math.abs(v)
+   if v == math.huge then return sign .. 'inf' end
+   if v == 0 then return sign .. '0.0' end
+   local digits, e = shortest(v)
    if e < -4 or e >= 16 then
       local tail = #digits > 1 and '.' .. digits:sub(2) or ''
-      return ('%s%s%se%s%02d'):format(sign, digits:sub(1, 1), tail, e < 0 and '-' or '+',
-         math.abs(e))
+      return ('%s%s%se%+03d'):format(sign, digits:sub(1, 1), tail, e)
    end
    if e < 0 then return sign .. '0.' .. ('0'):rep(-e - 1) .. digits end
    if #digits <= e + 1 then return sign .. digits .. ('0'):rep(e + 1 - #digits) .. '.0' end
@@ -45,12 +44,12 @@ local function escaped(c)
    if utf.is_printable(c) then return c end
    local code = utf.code(c)
    if code < 256 then return ('\\x%02x'):format(code) end
-   return (code < 65536 and '\\u%04x' or '\\U%08x'):format(code)
+   return (#c < 4 and '\\u%04x' or '\\U%08x'):format(code)
 end
 
 -- Returns Python's repr of a text.
 function show.quoted(s)
-   local mark = s:find("'", 1, true) and not s:find('"', 1, true) and '"' or "'"
+   local mark = s:find "'" and not s:find '"' and '"' or "'"
    if s:find '[^ -~]' or s:find('\\', 1, true) then
       local list = utf.chars(s)
       for i, c in ipairs(list) do list[i] = escaped(c) end

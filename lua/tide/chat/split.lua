@@ -5,7 +5,7 @@ local utf = require 'tide.chat.unicode'
 
 local split = {}
 
--- Returns the words between white space; the rest is the last after `most` cuts.
+-- Returns the words between white space; after `most` cuts the rest is the last word.
 local function words(s, most)
    local out, at = {}, utf.skip_space(s, 1)
    while at <= #s do
@@ -27,7 +27,7 @@ local function reversed(list)
    return out
 end
 
--- Returns the bytes at which sep stands, from the left without overlap.
+-- Returns the positions of sep, from the left without overlap.
 local function places(s, sep)
    local list, at = {}, 1
    while true do
@@ -82,15 +82,14 @@ function split.right(s, sep, most)
    return cut(s, sep, reversed(list))
 end
 
--- Returns the byte of the next end of a line from `at` on, and the byte behind it; or nil.
+-- Returns the byte of the next line end from `at` on, and the byte after it; or nil.
 local function line_end(s, at)
    while true do
       local from = s:find('[\n\r\v\f\28\29\30\194\226]', at)
       if not from then return nil end
       local two = s:sub(from, from + 1)
       if two == '\r\n' then return from, from + 2 end
-      local b = s:byte(from)
-      if b < 128 then return from, from + 1 end
+      if s:find('^%c', from) then return from, from + 1 end
       if two == '\194\133' then return from, from + 2 end
       local three = s:sub(from, from + 2)
       if three == '\226\128\168' or three == '\226\128\169' then return from, from + 3 end

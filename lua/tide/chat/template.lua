@@ -3,9 +3,9 @@
 --    local t = tide.chat.template(text, { bos_token = '<s>', eos_token = '</s>' })
 --    local prompt, ranges = t:render(messages, { add_generation_prompt = true, tools = tools })
 --
--- Results are those of transformers' apply_chat_template, byte for byte. A template reads what it
--- is given and returns text: it reaches no file, no function of Lua and no value outside. Its
--- steps, its output and its calls are bounded.
+-- Results equal those of transformers' apply_chat_template, byte for byte. A template reads only
+-- its variables and returns text; it cannot reach files, Lua functions or other values. Its steps,
+-- its output and its call depth are bounded.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -25,8 +25,8 @@ local template = {}
 local Template = {}
 Template.__index = Template
 
--- Bounds of one rendering: steps (nodes evaluated, members of lists put together), output (bytes of
--- one text), depth (macros and recursive loops within each other).
+-- Bounds of one rendering: steps (nodes evaluated, list members created), output (bytes of one
+-- text), depth (nested calls of macros and recursive loops).
 local limits = { steps = 2e6, output = 2^26, depth = 100 }
 
 -- ---- one rendering -----------------------------------------------------------------------------
@@ -34,7 +34,7 @@ local limits = { steps = 2e6, output = 2^26, depth = 100 }
 local Run = {}
 Run.__index = Run
 
--- Counts n steps: what makes a list of n members takes as many, since it is as much memory.
+-- Counts n steps. An operation that makes a list of n members counts n, as it takes memory for n.
 function Run:spend(n)
    self.steps = self.steps + n
    if self.steps > self.limits.steps or self.steps ~= self.steps then
@@ -42,13 +42,13 @@ function Run:spend(n)
    end
 end
 
--- Counts a step at a node, which is the place of what fails next.
+-- Counts a step at a node, whose place the next error reports.
 function Run:step(node)
    self.node = node
    self:spend(1)
 end
 
--- Raises unless a text of n bytes may be made.
+-- Raises if a text of n bytes exceeds the limit on output.
 function Run:room(n)
    if n > self.limits.output or n ~= n then
       fault.raise('the template makes a text of more than %.0f bytes (limits.output)',
@@ -64,7 +64,7 @@ function Run:enter()
    end
 end
 
--- Ends what enter counted.
+-- Undoes the count of enter.
 function Run:leave() self.depth = self.depth - 1 end
 
 -- Writes to the present output.
@@ -86,9 +86,9 @@ local function check_limits(given)
    return out
 end
 
--- A parsed template. variables: strings that every rendering sees, such as bos_token; limits:
+-- Parses a template. variables: strings that every rendering sees, such as bos_token; limits:
 -- { steps, output, depth }. Raises E_FORMAT for a mistake in the template and E_UNSUPPORTED for
--- what is not part of the subset, both with line and column.
+-- constructs outside the subset, both with line and column.
 function template.new(text, variables, bounds)
    err.type(op, 'text', text, 'string')
    if variables ~= nil then err.type(op, 'variables', variables, 'table') end
@@ -97,10 +97,10 @@ function template.new(text, variables, bounds)
       variables = variables or {}, limits = check_limits(bounds) }, Template)
 end
 
--- Names under which a message's reasoning is given, the first one first.
+-- Fields that may hold a message's reasoning, in order of preference.
 local reasoning = { 'reasoning_content', 'thinking', 'reasoning' }
 
--- Gives the reasoning of a message under the names that templates read, as transformers does.
+-- Copies the reasoning of a message to `thinking` and `reasoning_content`, as transformers does.
 local function alias_reasoning(message)
    local found
    for _, name in ipairs(reasoning) do
@@ -146,7 +146,7 @@ local function context_of(self, messages, opts)
    return context
 end
 
--- Returns the top scope of a rendering: what Jinja hides there is undefined until it is set.
+-- Returns the top scope of a rendering. Names that Jinja hides there are undefined until set.
 local function hidden_variables(self)
    local vars = {}
    for _, name in ipairs(self.hidden) do
@@ -155,7 +155,7 @@ local function hidden_variables(self)
    return vars
 end
 
--- Raises what a rendering raised as an error with its place.
+-- Raises the error of a rendering with line and column.
 local function failed(self, rt, e)
    if not fault.is(e) then
       if type(e) ~= 'string' or not e:find('stack overflow', 1, true) then error(e, 0) end
@@ -170,9 +170,9 @@ end
 -- Returns the text of a chat, and the byte ranges of its `generation` blocks as pairs
 -- { start, stop }, counted from 0, stop excluded. messages: a list of { role =, content =, .. };
 -- opts: variables of the template by name (add_generation_prompt, tools, documents, ...). Values
--- are plain Lua data; tables that json.decode made with `lossless` keep the order of their keys,
+-- are plain Lua data; tables from json.decode with `lossless` keep the order of their keys, keys of
 -- others are sorted. now: the time in seconds for strftime_now. Raises E_ARG with line and column
--- where the template fails or refuses the chat.
+-- if the template fails or raises an exception about the chat.
 function Template:render(messages, opts)
    opts = opts or {}
    err.type('chat.render', 'opts', opts, 'table')
@@ -188,7 +188,7 @@ function Template:render(messages, opts)
    return table.concat(root), rt.ranges
 end
 
--- Whether the template marks what the assistant says with `generation` blocks.
+-- Whether the template marks the assistant's text with `generation` blocks.
 function Template:marks_generation()
    return self.source:find '{%%[-+]?%s*generation%s*[-+]?%%}' ~= nil
 end
@@ -196,7 +196,7 @@ end
 -- The chat template of a model's folder; see tide.chat.folder.
 function template.load(dir, name) return require('tide.chat.folder').load(dir, name) end
 
--- Returns a float for render: 1.0 of Lua is otherwise the int 1.
+-- Returns a float for render, which takes the Lua number 1.0 as the int 1.
 function template.float(v) return fs.io().json.float(v) end
 
 return template

@@ -84,7 +84,7 @@ function T.divisibleby(rt, v, args)
    return remainder(rt, v, wanted('divisibleby', args, 1)) == 0
 end
 
--- Every test that is made so far takes no argument but these.
+-- The tests above that take an argument; the others take none.
 local with_argument = { sameas = true, divisibleby = true }
 
 local function without_arguments(name, fn)

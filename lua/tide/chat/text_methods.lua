@@ -22,7 +22,7 @@ end
 
 str.upper, str.lower, str.casefold = plain(utf.upper), plain(utf.lower), plain(utf.lower)
 
--- Returns a text whose first character alone is in upper case.
+-- Returns a text with its first character in upper case and the rest in lower case.
 function text.capitalize(s)
    local n = utf.length(s)
    return utf.upper(utf.sub(s, 0, 1)) .. utf.lower(utf.sub(s, 1, n))
@@ -50,7 +50,7 @@ end)
 
 -- ---- ends --------------------------------------------------------------------------------------
 
--- Returns a test of characters to strip: those of a text, or white space.
+-- Returns a predicate of characters to strip: those of a text, or white space.
 function text.dropped(chars)
    if chars == nil or chars == value.none then return utf.is_space end
    local set = {}
@@ -88,7 +88,7 @@ local function window(s, first, stop)
    end
    local from, to = place(first, 0), math.min(place(stop, n), n)
    if from > n then return nil end
-   return from < to and utf.sub(s, from, to) or '', from
+   return utf.sub(s, from, to), from
 end
 
 local function ends(op, matches)
@@ -107,19 +107,19 @@ str.endswith = ends('endswith', function(s, item)
    return item == '' or s:sub(-#item) == item
 end)
 
-function str.removeprefix(_, s, args)
-   local head = wanted('removeprefix', args[1])
+function str.removeprefix(_, s, args, kwargs)
+   local head = wanted('removeprefix', bind.values('removeprefix', args, kwargs, { 'prefix' }, 1))
    return s:sub(1, #head) == head and s:sub(#head + 1) or s
 end
 
-function str.removesuffix(_, s, args)
-   local tail = wanted('removesuffix', args[1])
+function str.removesuffix(_, s, args, kwargs)
+   local tail = wanted('removesuffix', bind.values('removesuffix', args, kwargs, { 'suffix' }, 1))
    return tail ~= '' and s:sub(-#tail) == tail and s:sub(1, -#tail - 1) or s
 end
 
 -- ---- search ------------------------------------------------------------------------------------
 
--- Returns the byte of the first (or last) place of what in s, or nil.
+-- Returns the byte of the first (or last) occurrence of `what` in s, or nil.
 local function search(s, what, from_right)
    if not from_right then return (s:find(what, 1, true)) end
    for at = #s - #what + 1, 1, -1 do
@@ -171,17 +171,16 @@ function text.replaced(rt, s, old, new, count)
       if not from then break end
       out[#out + 1], out[#out + 2] = s:sub(at, from - 1), new
       at, n = from + #old, n + 1
-      if n % 64 == 0 then rt:room(n * #new) end
+      rt:room(n * #new + #s)
    end
    out[#out + 1] = s:sub(at)
-   rt:room(n * #new + #s)
    return table.concat(out)
 end
 
 function str.replace(rt, s, args, kwargs)
    local old, new, count = bind.values('replace', args, kwargs, { 'old', 'new', 'count' }, 2)
    return text.replaced(rt, s, wanted('replace', old), wanted('replace', new),
-      count and value.integer(count) or -1)
+      bind.integer('replace', 'count', count == nil and -1 or count))
 end
 
 -- ---- parts -------------------------------------------------------------------------------------
@@ -190,7 +189,8 @@ local function splitter(op, fn)
    return function(_, s, args, kwargs)
       local sep, most = bind.values(op, args, kwargs, { 'sep', 'maxsplit' })
       if sep == value.none then sep = nil end
-      return value.list(fn(s, sep and wanted(op, sep), most and value.integer(most) or -1))
+      most = bind.integer(op, 'maxsplit', most == nil and -1 or most)
+      return value.list(fn(s, sep and wanted(op, sep), most))
    end
 end
 
@@ -242,11 +242,10 @@ end
 
 str.ljust, str.rjust = padder('ljust', '<'), padder('rjust', '>')
 
--- Returns s in the middle of a width, as str.center does.
+-- Returns s centred in a width, as str.center does.
 function text.centered(rt, s, width, fill)
    rt:room(width)
    local missing = width - utf.length(s)
-   if missing <= 0 then return s end
    local left = math.floor(missing / 2) + (missing % 2 == 1 and width % 2 == 1 and 1 or 0)
    return fill:rep(left) .. s .. fill:rep(missing - left)
 end
@@ -257,8 +256,8 @@ function str.center(rt, s, args, kwargs)
       fill and wanted('center', fill) or ' ')
 end
 
-function str.zfill(rt, s, args)
-   local width = value.integer(args[1] or value.none) or 0
+function str.zfill(rt, s, args, kwargs)
+   local width = bind.integer('zfill', 'width', bind.values('zfill', args, kwargs, { 'width' }, 1))
    rt:room(width)
    local sign, body = s:match '^([+-]?)(.*)$'
    return sign .. ('0'):rep(width - utf.length(s)) .. body

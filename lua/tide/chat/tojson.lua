@@ -11,16 +11,16 @@ local short = { ['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', 
 
 local function control(c) return short[c] or ('\\u%04x'):format(c:byte()) end
 
--- Returns the escapes of a character beyond ASCII: a surrogate pair beyond 65535.
+-- Returns the \u escapes of a non-ASCII character: a surrogate pair above U+FFFF.
 local function wide(c)
    local code = utf.code(c)
-   if code < 65536 then return ('\\u%04x'):format(code) end
+   if #c < 4 then return ('\\u%04x'):format(code) end
    code = code - 65536
    return ('\\u%04x\\u%04x'):format(0xD800 + math.floor(code / 1024), 0xDC00 + code % 1024)
 end
 
 local function quoted(s, ascii)
-   s = s:gsub('[%c"\\]', function(c) return c == '\127' and c or control(c) end)
+   s = s:gsub('[%c"\\]', function(c) return c == '\127' and not ascii and c or control(c) end)
    if ascii and not utf.is_ascii(s) then
       local list = utf.chars(s)
       for i, c in ipairs(list) do list[i] = #c > 1 and wide(c) or c end

@@ -1,6 +1,6 @@
 -- Text by characters, as Python's str sees it: UTF-8 in, UTF-8 out.
 --
--- Bytes that are not UTF-8 count as one character each. ASCII text takes a short way.
+-- Each byte that is not UTF-8 counts as one character. ASCII text takes a fast path.
 
 local utf = {}
 
@@ -73,7 +73,7 @@ end
 
 -- ---- white space -------------------------------------------------------------------------------
 
--- Characters beyond ASCII for which Python's str.isspace is true.
+-- Non-ASCII characters for which Python's str.isspace is true.
 local wide_spaces = {}
 for code in ([[133 160 5760 8192 8193 8194 8195 8196 8197 8198 8199 8200 8201 8202 8232 8233 8239
    8287 12288]]):gmatch '%d+' do
@@ -87,7 +87,7 @@ function utf.is_space(c)
    return wide_spaces[c] == true
 end
 
--- Returns the byte behind the white space that starts at byte i.
+-- Returns the byte after the white space that starts at byte i.
 function utf.skip_space(s, i)
    while i <= #s do
       local w = width_at(s, i)
@@ -179,7 +179,7 @@ function utf.lower(s)
    return table.concat(out)
 end
 
--- Whether a text has cased characters and is what `convert` (upper or lower) makes of it.
+-- Whether a text has cased characters and `convert` (upper or lower) leaves it unchanged.
 function utf.is_in_case(s, convert)
    local cased = false
    for _, c in ipairs(utf.chars(s)) do cased = cased or utf.is_cased(c) end
@@ -195,7 +195,7 @@ local function read_printable()
    return starts
 end
 
--- Whether Python's repr writes a character as it is.
+-- Whether Python's repr writes a character unescaped.
 function utf.is_printable(c)
    if #c == 1 then return byte(c) >= 32 and byte(c) < 127 end
    printable = printable or read_printable()

@@ -14,9 +14,9 @@
 --
 -- A value is never nil.
 
-local each = require 'tide.util.each'
 local fault = require 'tide.chat.fault'
 local fs = require 'tide.util.fs'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 local utf = require 'tide.chat.unicode'
 
 local value = {}
@@ -60,7 +60,7 @@ function value.dict() return setmetatable({ keys = {}, map = {} }, Dict) end
 function value.gen(items) return setmetatable({ list = items, at = 1 }, Gen) end
 -- Returns text that needs no escaping.
 function value.markup(s) return setmetatable({ s = s }, Markup) end
--- Returns an undefined value; message is what its use raises.
+-- Returns an undefined value; using it raises `message`.
 function value.undefined(message) return setmetatable({ message = message }, Undefined) end
 -- Returns a function fn(rt, args, kwargs) of a template.
 function value.callable(name, fn) return setmetatable({ name = name, fn = fn }, Callable) end
@@ -79,12 +79,12 @@ end
 function value.class(v) return type(v) == 'table' and getmetatable(v) or nil end
 
 -- Whether a value is undefined.
-function value.is_undefined(v) return type(v) == 'table' and getmetatable(v) == Undefined end
+function value.is_undefined(v) return value.class(v) == Undefined end
 
 -- Returns the text of a str or Markup, else nil.
 function value.text(v)
    if type(v) == 'string' then return v end
-   return type(v) == 'table' and getmetatable(v) == Markup and v.s or nil
+   return value.class(v) == Markup and v.s or nil
 end
 
 -- Returns the number of an int, float or bool, else nil; and whether it is a float.
@@ -92,7 +92,7 @@ function value.number(v)
    local t = type(v)
    if t == 'number' then return v, false end
    if t == 'boolean' then return v and 1 or 0, false end
-   if t == 'table' and getmetatable(v) == Float then return v.v, true end
+   if value.class(v) == Float then return v.v, true end
    return nil
 end
 
@@ -149,7 +149,7 @@ value.hash_key = hash_key
 -- Returns the value at a key, or nil.
 function Dict:get(key) return self.map[hash_key(key)] end
 
--- Sets the value at a key; a new key goes to the end.
+-- Sets the value at a key; a new key is last in the order.
 function Dict:set(key, v)
    local k = hash_key(key)
    if self.map[k] == nil then self.keys[#self.keys + 1] = key end
@@ -167,8 +167,8 @@ local function rest_of(gen)
    return list
 end
 
--- Returns the members of an iterable as a Lua list, which must not be changed; nil of what cannot
--- be iterated. A generator is used up.
+-- Returns the members of an iterable as a Lua list, which must not be changed; nil for values that
+-- are not iterable. Consumes a generator.
 function value.members(v)
    if type(v) == 'string' then return utf.chars(v) end
    local class = value.class(v)
@@ -180,7 +180,7 @@ function value.members(v)
    return nil
 end
 
--- The same; raises Python's error of what cannot be iterated.
+-- As above, but raises Python's error for values that are not iterable.
 function value.iterate(v)
    local items = value.members(v)
    if not items then fault.raise("'%s' object is not iterable", value.type_name(v)) end
@@ -274,26 +274,22 @@ value.less = less
 
 local from_lua
 
--- Keys of a Lua table: in the order that json.decode noted, the others sorted behind these.
+-- Returns the keys of a Lua table: first those that json.decode noted, in its order, then the
+-- others, sorted.
 local function keys_of(t)
-   local list, seen, more = {}, {}, {}
+   local list, seen = {}, {}
    for _, key in ipairs(fs.io().json.keys(t) or {}) do
-      list[#list + 1], seen[key] = key, true
+      list[#list + 1], seen[key] = key, key
    end
-   for key in each(t) do
-      if not seen[key] then more[#more + 1] = key end
+   for _, key in ipairs(sorted_keys(t)) do
+      if not seen[key] then list[#list + 1] = key end
    end
-   table.sort(more, function(a, b)
-      if type(a) ~= type(b) then return type(a) == 'number' end
-      return a < b
-   end)
-   for _, key in ipairs(more) do list[#list + 1] = key end
    return list
 end
 
 local function from_table(t, depth)
    if depth > 200 then fault.raise 'data are nested deeper than 200 tables' end
-   local is_list = fs.io().json.is_array(t) or #t > 0
+   local is_list = fs.io().json.is_array(t) or t[1] ~= nil
    if is_list then
       local list = value.list()
       for i, item in ipairs(t) do list[i] = from_lua(item, depth + 1) end
@@ -306,10 +302,6 @@ local function from_table(t, depth)
    return dict
 end
 
--- Classes of values that are taken as they are.
-local ready = { [Float] = true, [List] = true, [Tuple] = true, [Dict] = true, [Big] = true,
-   [Undefined] = true, [Callable] = true }
-
 -- Returns the value of plain Lua data: strings, numbers, booleans, json.null, lists and tables with
 -- names. Whole numbers are ints; an empty table is a dict unless json.array made it.
 function from_lua(v, depth)
@@ -319,15 +311,14 @@ function from_lua(v, depth)
       if v == math.floor(v) and math.abs(v) < 2^53 then return v end
       return value.float(v)
    end
-   if t == 'table' and not ready[getmetatable(v)] then return from_table(v, depth or 0) end
+   if t == 'table' then return from_table(v, depth or 0) end
    if t == 'cdata' then
       local text = tostring(v)
       local digits = text:match '^(%-?%d+)U?LL$'
       if digits then return setmetatable({ text = digits }, Big) end
       return value.float(tonumber(v))
    end
-   if t ~= 'table' then fault.raise('a %s is no data of a template', t) end
-   return v
+   fault.raise('a %s is no data of a template', t)
 end
 value.from_lua = from_lua
 

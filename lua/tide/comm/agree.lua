@@ -5,6 +5,7 @@
 -- makes others (a plan that cuts and shards a model), the others do not compare again what the
 -- first has compared, so the ranks meet once. The texts are made elsewhere: parallel.fingerprint.
 
+local by_key = require 'tide.util.by_key'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 
@@ -22,31 +23,18 @@ function agree.ranks_text(list)
       .. (more > 0 and (' and %d more'):format(more) or '')
 end
 
--- The list at t[key], made on demand; `order` holds the keys in the order of making.
-local function list_at(t, order, key)
-   if not t[key] then t[key], order[#order + 1] = {}, key end
-   return t[key]
-end
-
 -- Groups of ranks that say the same of item i, in the order of their first ranks, of the first
 -- ranks that should and do not; nil if all do.
 local function parted(all, i)
-   local among, names = {}, {}
-   for r, row in ipairs(all) do
-      table.insert(list_at(among, names, row[i] and row[i].among or ''), r)
-   end
-   for _, name in ipairs(names) do
-      local groups, texts = {}, {}
-      for _, r in ipairs(among[name]) do
-         table.insert(list_at(groups, texts, all[r][i] and all[r][i].text or ''), r - 1)
+   local among, ranks_of = by_key()
+   for r, row in ipairs(all) do table.insert(ranks_of(row[i] and row[i].among or ''), r) end
+   for _, ranks in ipairs(among) do
+      local groups, group_of = by_key(function(text) return { text = text } end)
+      for _, r in ipairs(ranks) do
+         local text = all[r][i] and all[r][i].text or ''
+         table.insert(group_of(text, text), r - 1)
       end
-      if #texts > 1 then
-         for g, text in ipairs(texts) do
-            texts[g] = groups[text]
-            texts[g].text = text
-         end
-         return texts
-      end
+      if #groups > 1 then return groups end
    end
 end
 

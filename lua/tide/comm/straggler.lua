@@ -6,6 +6,7 @@
 -- ranks exchange these sums once, and every rank finds the same answer: the slowest rank, if its
 -- own time is more than `ratio` of the median, and its section that is longest beyond the median.
 
+local copy = require('tide.util.dims').copy
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 
@@ -47,7 +48,7 @@ end
 
 -- Returns the median of a list of numbers.
 function straggler.median(list)
-   local sorted = { unpack(list) }
+   local sorted = copy(list)
    table.sort(sorted)
    local n = #sorted
    return n % 2 == 1 and sorted[(n + 1) / 2] or (sorted[n / 2] + sorted[n / 2 + 1]) / 2

@@ -32,6 +32,9 @@ function jsonl._wrong(field, expected, v)
    jsonl._broken('%s: expected %s, got %s', field, expected, shown(v))
 end
 
+-- Whether a value is an object or a list.
+function jsonl._is_table(v) return type(v) == 'table' and v ~= fs.io().json.null end
+
 -- Whether a value is a list, which may be empty.
 function jsonl._is_list(v)
    return type(v) == 'table' and (fs.io().json.is_array(v) or v[1] ~= nil)
@@ -74,14 +77,17 @@ local function open(path)
    return file, head
 end
 
+-- Returns a value that is a record, or nil and what is wrong with it.
+local function as_record(v)
+   if jsonl._is_table(v) and not fs.io().json.is_array(v) then return v end
+   return nil, 'expected an object { .. }'
+end
+
 -- Returns a record, or nil and what is wrong with its text.
 local function decode(text)
    local ok, value = pcall(fs.io().json.decode, text, { lossless = true, nonfinite = true })
    if not ok then return nil, type(value) == 'table' and value.message or tostring(value) end
-   if type(value) ~= 'table' or fs.io().json.is_array(value) or value == fs.io().json.null then
-      return nil, 'expected an object { .. }'
-   end
-   return value
+   return as_record(value)
 end
 
 -- An iterator over the lines of a file. LuaJIT's own stops at a byte of 0 and adds the next line.
@@ -119,11 +125,9 @@ local function each_of_list(path, fn)
    local ok, list = pcall(fs.io().json.decode, fs.read(op, path),
       { lossless = true, nonfinite = true })
    if not ok then err.raise('E_FORMAT', op, '%s: %s', path, list.message or tostring(list)) end
-   for i, record in ipairs(list) do
-      local is_record = type(record) == 'table' and record ~= fs.io().json.null
-         and not fs.io().json.is_array(record)
-      fn(is_record and record or nil, ('%s, record %d'):format(path, i),
-         not is_record and 'expected an object { .. }' or nil)
+   for i, v in ipairs(list) do
+      local record, problem = as_record(v)
+      fn(record, ('%s, record %d'):format(path, i), problem)
    end
 end
 

@@ -19,7 +19,7 @@ local preference = {}
 
 -- ---- records -----------------------------------------------------------------------------------
 
-local function is_list(v) return type(v) == 'table' and v ~= fs.io().json.null end
+local is_list = jsonl._is_table
 
 local function same_message(a, b)
    return type(a) == 'table' and type(b) == 'table' and a.role == b.role

@@ -15,12 +15,7 @@ local signature = require 'tide.util.signature'
 
 local record = {}
 
-local refuse = jsonl._wrong
-
-local function null() return fs.io().json.null end
-
--- Whether a value is an object or a list.
-local function is_object(v) return type(v) == 'table' and v ~= null() end
+local refuse, is_object = jsonl._wrong, jsonl._is_table
 
 local function text_at(t, name, field)
    local v = t[name]
@@ -31,7 +26,7 @@ end
 -- Returns a text that may be absent, null or empty, else nil.
 local function optional(t, name)
    local v = t[name]
-   if v == nil or v == null() or v == '' then return nil end
+   if fs.is_null(v) or v == '' then return nil end
    return text_at(t, name)
 end
 
@@ -59,12 +54,10 @@ local function check_message(message, field)
    local role = text_at(message, 'role', field .. '.role')
    if role == '' then refuse(field .. '.role', 'a name', role) end
    local content = message.content
-   if type(content) == 'table' and content ~= null() then
-      return check_parts(content, field .. '.content')
-   end
+   if is_object(content) then return check_parts(content, field .. '.content') end
    local has_calls = type(message.tool_calls) == 'table' and message.tool_calls[1] ~= nil
    local has_other = has_calls or message.function_call ~= nil or message.reasoning_content ~= nil
-   if type(content) ~= 'string' and not (has_other and (content == nil or content == null())) then
+   if type(content) ~= 'string' and not (has_other and fs.is_null(content)) then
       refuse(field .. '.content', 'a text or a list of parts', content)
    end
 end
@@ -77,7 +70,7 @@ end
 -- Returns the tools of a record: a list, or a text of JSON that holds one.
 local function tools_of(t)
    local v = t.tools
-   if v == nil or v == null() or v == '' then return nil end
+   if fs.is_null(v) or v == '' then return nil end
    if type(v) == 'string' then
       local ok, list = pcall(fs.io().json.decode, v, { lossless = true })
       if not ok then refuse('tools', 'a list, or a text of JSON that holds one', v) end
@@ -120,7 +113,7 @@ function forms.alpaca(t)
    local list, question = {}, text_at(t, 'instruction')
    local system, input = optional(t, 'system'), optional(t, 'input')
    if system then list[1] = { role = 'system', content = system } end
-   local history = t.history ~= nil and t.history ~= null() and t.history or {}
+   local history = not fs.is_null(t.history) and t.history or {}
    if type(history) ~= 'table' then refuse('history', 'a list of pairs of texts', history) end
    for i, pair in ipairs(history) do
       local field = ('history[%d]'):format(i)
@@ -136,7 +129,7 @@ end
 -- Reads a pair: of texts, or of lists of messages.
 function forms.completion(t)
    local name = t.completion == nil and t.response ~= nil and 'response' or 'completion'
-   if type(t.prompt) ~= 'table' or t.prompt == null() then
+   if not is_object(t.prompt) then
       return { prompt = text_at(t, 'prompt'), completion = text_at(t, name) }
    end
    local list = {}

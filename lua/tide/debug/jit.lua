@@ -15,9 +15,7 @@ local function reason(code, detail)
 end
 
 local function place(fn, pc)
-   local ok, util = pcall(require, 'jit.util')
-   if not ok then return '?' end
-   local info = util.funcinfo(fn, pc)
+   local info = require 'jit.util'.funcinfo(fn, pc)
    return info.loc or tostring(info.addr)
 end
 

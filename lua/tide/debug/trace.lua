@@ -12,6 +12,7 @@
 -- shifted so that collectives end at the same time, which they do.
 
 local agree = require 'tide.comm.agree'
+local by_key = require 'tide.util.by_key'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -116,10 +117,9 @@ function trace.read(folder)
       if name:find '^rank%d+%.json$' then
          local path = fs.join(folder, name)
          local doc = fs.read_json(op, path)
-         local ok, why = pcall(signature.check, op, 'its', doc, 'trace_rank')
-         if not ok then
-            err.raise('E_FORMAT', op, "'%s' is not a rank's trace: %s", path,
-               (err.of(why).message:gsub("^argument 'its%.", "field '")))
+         local wrong = signature.wrong(doc, 'trace_rank')
+         if wrong then
+            err.raise('E_FORMAT', op, "'%s' is not a rank's trace: %s", path, wrong)
          elseif file_of[doc.rank] then
             err.raise('E_FORMAT', op, "'%s' and '%s' are both of rank %d", file_of[doc.rank], name,
                doc.rank)
@@ -142,17 +142,13 @@ end
 
 -- By id of a communicator: { name, rows = { { rank, calls by seq, last } } }.
 local function communicators(docs)
-   local by_id, order = {}, {}
+   local order, entry = by_key(function(c) return { name = c.name, size = c.size, rows = {} } end)
    for _, doc in ipairs(docs) do
       for _, comm in ipairs(doc.comms) do
-         local c = by_id[comm.id]
-         if not c then
-            c = { name = comm.name, size = comm.size, rows = {} }
-            by_id[comm.id], order[#order + 1] = c, c
-         end
+         local c = entry(comm.id, comm)
          local row = { rank = doc.rank, doc = doc, calls = {} }
          for _, call in ipairs(comm.calls) do
-            row.last = math.max(row.last or 0, call.seq)
+            row.last = math.max(row.last or call.seq, call.seq)
             row.calls[call.seq] = call
          end
          c.rows[#c.rows + 1] = row
@@ -201,17 +197,10 @@ local function at(call) return call.site ~= '' and call.site or '?' end
 
 -- { kind = 'differs', seq, calls = { { ranks, call } } } or nil.
 local function difference(c, seq)
-   local groups, seen = {}, {}
+   local groups, group_of = by_key(function(call) return { ranks = {}, call = call } end)
    for _, row in ipairs(c.rows) do
       local call = row.calls[seq]
-      if call then
-         local key = key_of(call)
-         if not seen[key] then
-            seen[key] = { ranks = {}, call = call }
-            groups[#groups + 1] = seen[key]
-         end
-         table.insert(seen[key].ranks, row.rank)
-      end
+      if call then table.insert(group_of(key_of(call), call).ranks, row.rank) end
    end
    return #groups > 1 and { kind = 'differs', comm = c.name, seq = seq, calls = groups } or nil
 end

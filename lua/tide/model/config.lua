@@ -130,6 +130,14 @@ function config.check_layer_types(op, c)
    end
 end
 
+-- Whether a layer (from 1) has the window of a configuration: as layer_types says, one name a
+-- layer, else as rule(c, i) does (nil: each layer has). use_sliding_window = false: no layer has.
+function config.has_window(c, i, rule)
+   if c.use_sliding_window == false then return false end
+   if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
+   return not rule or rule(c, i)
+end
+
 -- Options of a part of a model: of its dtype and device, as wide as its residual stream. The
 -- projections into the stream start smaller by sqrt(branches), the number of parts that add to it,
 -- which keeps the variance of the stream independent of depth (Radford et al., 2019).

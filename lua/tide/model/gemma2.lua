@@ -11,12 +11,6 @@ local op = 'model.gemma2'
 
 local Gemma2 = class('Gemma2', Llama)
 
--- Whether the layer (from 1) has a window; layer_types, one name a layer, goes first.
-local function has_window(c, i)
-   if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
-   return i % 2 == 1
-end
-
 local positive = 'number > 0'
 
 local gemma3 = Gemma3.family
@@ -37,11 +31,11 @@ Gemma2.family = {
    only = { use_bidirectional_attention = false },
    where = signature.options { 'where sliding_window or layer_types -- argument '
       .. "'sliding_window': expected tokens that every other layer sees, got nil" },
-   layer = function(c, i, mixer, mlp)
+   window = function(_, i) return i % 2 == 1 end,
+   layer = function(c, _, mixer, mlp)
       mixer.scale = c.query_pre_attn_scalar ^ -0.5
       mixer.softcap = c.attn_logit_softcapping
       mlp.act = 'geglu_tanh'
-      if not has_window(c, i) then mixer.window = nil end
    end,
    Block = Gemma3.Block, names = gemma3.names, norms = gemma3.norms, norm_offset = 1,
    embed_scale = gemma3.embed_scale,

@@ -6,6 +6,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
+local config_ = require 'tide.model.config'
 local Llama = require 'tide.model.llama'
 local published = require 'tide.model.published'
 
@@ -53,26 +54,20 @@ private.note(Block.forward)
 
 local Gemma3 = class('Gemma3', Llama)
 
--- Whether the layer (from 1) sees all tokens; layer_types, one name a layer, goes first.
-local function is_global(c, i)
-   if c.layer_types then return c.layer_types[i] == 'full_attention' end
-   return i % c.sliding_window_pattern == 0
-end
+local function window(c, i) return i % c.sliding_window_pattern ~= 0 end
 
 local function complete(c)
    for i = 1, c.num_hidden_layers do
-      err.arg_if(not is_global(c, i) and c.sliding_window == nil, op, 'sliding_window',
+      err.arg_if(config_.has_window(c, i, window) and c.sliding_window == nil, op, 'sliding_window',
          ('tokens that the local layer %d sees'):format(i - 1), nil)
    end
 end
 
-local function layer(c, i, mixer, mlp)
+local function layer(c, _, mixer, mlp)
    mixer.qk_norm = { eps = c.rms_norm_eps, offset = 1 }
    mixer.scale = c.query_pre_attn_scalar ^ -0.5
    mlp.act = 'geglu_tanh'
-   if is_global(c, i) then
-      mixer.window = nil
-   else
+   if mixer.window then
       mixer.rope = nn.rope.new { dim = c.head_dim, theta = c.rope_local_base_freq }
    end
 end
@@ -95,7 +90,8 @@ Gemma3.family = {
    only = { attn_logit_softcapping = false, final_logit_softcapping = false,
       use_bidirectional_attention = false },
    local_theta = 'rope_local_base_freq',
-   complete = complete, layer = layer, Block = Block, names = names, norm_offset = 1,
+   complete = complete, window = window, layer = layer, Block = Block, names = names,
+   norm_offset = 1,
    norms = { 'norm1', 'norm1_out', 'norm2', 'norm2_out' },
    embed_scale = function(c) return math.sqrt(c.hidden_size) end,
 }

@@ -3,7 +3,8 @@
 -- Parameter names follow those checkpoints too (model.layers.0.self_attn.q_proj.weight), so a
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
 -- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
--- or does not have (`without`), and how their layers differ (see qwen2.lua).
+-- or does not have (`without`), which layers have a window (`window`), and how their layers differ
+-- (see qwen2.lua).
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
@@ -97,12 +98,13 @@ local layer_names = {
 
 local function layer(c, rope, opts, family, i)
    local branches = 2 * c.num_hidden_layers
+   local window = config_.has_window(c, i, family.window) and c.sliding_window or nil
    local norm = Module.inner(opts, { eps = c.rms_norm_eps })
    local mixer = config_.part(c, opts, branches, {
       heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, head_dim = c.head_dim,
       bias = c.attention_bias, out_bias = c.attention_bias, rope = rope,
       dropout = c.attention_dropout,
-      window = nn.window.of_tokens(family.op, 'sliding_window', c.sliding_window or nil),
+      window = nn.window.of_tokens(family.op, 'sliding_window', window),
    })
    local mlp = config_.part(c, opts, branches, {
       hidden = c.intermediate_size, bias = c.mlp_bias })

@@ -10,9 +10,6 @@ Ministral.family = {
    op = 'model.ministral',
    fields = { { 'layer_types', published.optional } },
    defaults = { sliding_window = 4096 },
-   layer = function(c, i, mixer)
-      if c.layer_types and c.layer_types[i] ~= 'sliding_attention' then mixer.window = nil end
-   end,
 }
 
 return Ministral

@@ -8,12 +8,6 @@ local published = require 'tide.model.published'
 
 local Qwen2 = class('Qwen2', Llama)
 
--- Whether the layer (from 1) has a window; layer_types, one name a layer, goes first.
-local function has_window(c, i)
-   if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
-   return c.use_sliding_window and i > c.max_window_layers
-end
-
 local flag, layers = 'boolean', 'integer >= 0'
 
 local function complete_for(op)
@@ -21,7 +15,7 @@ local function complete_for(op)
       err.arg_if(c.use_sliding_window and c.sliding_window == nil, op, 'sliding_window',
          'tokens that a layer sees, with use_sliding_window', nil)
       for i = 1, c.layer_types and not c.use_sliding_window and #c.layer_types or 0 do
-         if has_window(c, i) then
+         if c.layer_types[i] == 'sliding_attention' then
             err.arg(op, ('layer_types[%d]'):format(i), "'full_attention' where "
                .. 'use_sliding_window is false', c.layer_types[i])
          end
@@ -38,11 +32,9 @@ Qwen2.family = {
    without = { attention_bias = { written = false,
       why = 'q_proj, k_proj and v_proj of a Qwen2 always have biases, o_proj never' } },
    complete = complete_for 'model.qwen2',
-   layer = function(c, i, mixer)
-      mixer.bias, mixer.out_bias = true, false
-      if not has_window(c, i) then mixer.window = nil end
-   end,
-   has_window = has_window, complete_for = complete_for,
+   window = function(c, i) return i > c.max_window_layers end,
+   layer = function(_, _, mixer) mixer.bias, mixer.out_bias = true, false end,
+   complete_for = complete_for,
 }
 
 return Qwen2

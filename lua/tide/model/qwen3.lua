@@ -10,11 +10,8 @@ local Qwen3 = class('Qwen3', Llama)
 Qwen3.family = {
    op = 'model.qwen3', fields = qwen2.fields,
    defaults = { head_dim = 128 },
-   complete = qwen2.complete_for 'model.qwen3',
-   layer = function(c, i, mixer)
-      mixer.qk_norm = { eps = c.rms_norm_eps }
-      if not qwen2.has_window(c, i) then mixer.window = nil end
-   end,
+   complete = qwen2.complete_for 'model.qwen3', window = qwen2.window,
+   layer = function(c, _, mixer) mixer.qk_norm = { eps = c.rms_norm_eps } end,
 }
 
 return Qwen3

@@ -26,13 +26,6 @@ local function every(c)
    return list
 end
 
--- Whether the layer (from 1) has a window.
-local function has_window(c, i)
-   if not c.use_sliding_window then return false end
-   if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
-   return c.no_rope_layers[i] == 0
-end
-
 SmolLM3.family = {
    op = op,
    fields = {
@@ -46,9 +39,9 @@ SmolLM3.family = {
          .. '{num_hidden_layers} numbers, one for each layer, got {#no_rope_layers}',
       "where sliding_window or not use_sliding_window -- argument 'sliding_window': expected "
          .. 'tokens that a layer sees, with use_sliding_window, got nil' },
+   window = function(c, i) return c.no_rope_layers[i] == 0 end,
    layer = function(c, i, mixer)
       if c.no_rope_layers[i] == 0 then mixer.rope = nil end
-      if not has_window(c, i) then mixer.window = nil end
    end,
 }
 

@@ -19,6 +19,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local by_key = require 'tide.util.by_key'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local low_rank = require 'tide.nn.low_rank'
@@ -58,13 +59,10 @@ local function matches(path, target)
 end
 
 local function last_names(list)
-   local names, seen = {}, {}
+   local names, add = by_key(function(name) return name end)
    for _, entry in ipairs(list) do
       local name = entry.path:match '[^.]*$'
-      if not seen[name] then
-         seen[name] = true
-         names[#names + 1] = name
-      end
+      add(name, name)
    end
    return names
 end

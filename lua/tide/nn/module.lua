@@ -52,9 +52,6 @@ local common = { 'dtype', 'device', 'init', 'seed', 'fp8' }
 
 signature.kind('module', 'a module', function(v) return class.is(v, Module) end, 'tide.Module')
 
--- Options of the library's modules that are true or false.
-local flags = { 'bias', 'out_bias', 'conv_bias', 'causal', 'fused' }
-
 local scalings = { [true] = true, [false] = true, tensor = true, block = true, block_f32 = true }
 local scaling_text = "true, false, 'tensor', 'block' or 'block_f32'"
 signature.kind('fp8', scaling_text, function(v) return scalings[v] end,
@@ -68,9 +65,6 @@ function Module.options(op, opts, known)
    opts = err.options(op, opts, all)
    local fp8 = opts.fp8
    err.arg_if(fp8 ~= nil and not scalings[fp8], op, 'fp8', scaling_text, fp8)
-   for _, k in ipairs(op:find '^nn%.' and flags or {}) do
-      if opts[k] ~= nil then err.type(op, k, opts[k], 'boolean') end
-   end
    return opts
 end
 

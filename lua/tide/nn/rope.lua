@@ -15,16 +15,14 @@ local rope = { check_scaling = scaling.check, frequencies = scaling.frequencies 
 local Rope = { constant = true }       -- the same on every rank: see util.canonical
 Rope.__index = Rope
 
--- Makes rotary positions. opts: dim (the first channels of a head, which rotate), theta (10000),
--- scaling, interleaved (false). The result's attention_factor is what rotated queries and keys are
--- to be multiplied by, which apply leaves to the caller (see factors); trained_length is nil, or
--- the length from which on frequencies change with the sequence.
+-- Makes rotary positions. Fields of the result: attention_factor, by which the caller of apply
+-- multiplies rotated queries and keys (see factors); trained_length, the length of the sequence
+-- from which on frequencies change with it, or nil.
 function rope.new(opts)
-   local theta = opts.theta
    return setmetatable({
-      list = rope.frequencies(opts.dim, theta, opts.scaling),
+      list = rope.frequencies(opts.dim, opts.theta, opts.scaling),
       options = { interleaved = opts.interleaved }, by_device = {}, _longest = {},
-      attention_factor = scaling.attention_factor(opts.scaling), dim = opts.dim, theta = theta,
+      attention_factor = scaling.attention_factor(opts.scaling), dim = opts.dim, theta = opts.theta,
       scaling = opts.scaling, trained_length = scaling.trained_length(opts.scaling),
    }, Rope)
 end

@@ -6,6 +6,7 @@
 -- A pattern is one or more words between '|', each found anywhere in the dotted name of a
 -- parameter; '*' stands for any characters. The first group that matches holds the parameter.
 
+local by_key = require 'tide.util.by_key'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -83,22 +84,19 @@ end
 -- Groups { params =, .. } of entries. Of a rule with decay, matrices decay; norms, biases and other
 -- vectors do not, unless their pattern or opts.decay_vectors says so.
 function groups.make(entries, patterns, opts, decays)
-   local list, by_key = {}, {}
+   local list, at = by_key(function(own, rest)
+      local group = copy(own, { params = {} })
+      if rest then group.weight_decay = 0 end
+      return group
+   end)
    for pass = 1, 2 do
       for _, entry in ipairs(entries) do
          local n = number_of(patterns, entry.name)
          local own = n > 0 and patterns[n].own or {}
          local rest = (decays and entry.param.ndim < 2 and not opts.decay_vectors
             and own.weight_decay == nil) or false
-         local key = n .. (rest and ' rest' or '')
          if rest == (pass == 2) then
-            if not by_key[key] then
-               by_key[key] = copy(own)
-               by_key[key].params = {}
-               if rest then by_key[key].weight_decay = 0 end
-               list[#list + 1] = by_key[key]
-            end
-            table.insert(by_key[key].params, entry)
+            table.insert(at(n .. (rest and ' rest' or ''), own, rest).params, entry)
          end
       end
    end

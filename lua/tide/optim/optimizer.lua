@@ -9,6 +9,7 @@
 -- define update instead, which changes a group in one fused call and can be captured.
 
 local tide = require 'tide'
+local by_key = require 'tide.util.by_key'
 local captured = require 'tide.optim.captured'
 local class = require 'tide.class'
 local each = require 'tide.util.each'
@@ -87,13 +88,9 @@ end
 
 -- The keepers of the parameters in a list.
 local function keepers_of(entries)
-   local list, seen = {}, {}
+   local list, add = by_key(function(keeper) return keeper end)
    for _, entry in ipairs(entries) do
-      local keeper = entry.keeper
-      if keeper and not seen[keeper] then
-         seen[keeper] = true
-         list[#list + 1] = keeper
-      end
+      if entry.keeper then add(entry.keeper, entry.keeper) end
    end
    return list
 end
@@ -187,18 +184,13 @@ end
 
 -- Parameters of a group that can share one fused call: same dtype, same number of updates.
 function Optimizer:_buckets(group)
-   local list, by_key = {}, {}
+   local list, at = by_key(function(step) return { step = step, p = {}, g = {}, states = {} } end)
    for _, entry in ipairs(group.params) do
       local g = entry.param.grad
       if g ~= nil then
          local state = self.state[entry.name] or self:new_state(entry)
          self.state[entry.name] = state
-         local key = entry.param.dtype .. state.step
-         if not by_key[key] then
-            by_key[key] = { step = state.step + 1, p = {}, g = {}, states = {} }
-            list[#list + 1] = by_key[key]
-         end
-         local b = by_key[key]
+         local b = at(entry.param.dtype .. state.step, state.step + 1)
          b.p[#b.p + 1], b.g[#b.g + 1], b.states[#b.states + 1] = entry.param, g, state
       end
    end

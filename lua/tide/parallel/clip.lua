@@ -105,7 +105,7 @@ function clip.clip_grad_norm_(source, max_norm, opts)
    end
    local factor = update.clip_factor(norm, max_norm)
    for _, group in ipairs(groups) do
-      if #group.grads > 0 then update.scale_all_(group.grads, factor) end
+      update.scale_all_(group.grads, factor)
    end
    return norm
 end

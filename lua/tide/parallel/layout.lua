@@ -60,7 +60,7 @@ function layout.new(spec)
          tostring(place))
    end
    local size = spec.shape[place.dim]
-   err.arg_if(k > 1 and not spec.counts and size % k ~= 0, op, 'blocks',
+   err.arg_if(not spec.counts and size % k ~= 0, op, 'blocks',
       ('a divisor of %d'):format(size), k)
    entry.blocks = k > 1 and spec.counts or { spec.counts }
    for i = 1, k do
@@ -109,8 +109,8 @@ end
 function Layout:parts(t)
    local list, dim = {}, self.placement.dim
    for i, b in ipairs(self:boxes()) do
-      local view = self.blocks and #self.blocks > 1 and t:narrow(dim, b.at[dim] + 1, b.size[dim])
-      list[i] = { view = view or t, start = b.start, stride = b.stride }
+      list[i] = { view = self.blocks and t:narrow(dim, b.at[dim] + 1, b.size[dim]) or t,
+         start = b.start, stride = b.stride }
    end
    return list
 end

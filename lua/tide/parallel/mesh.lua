@@ -8,11 +8,6 @@
 -- so a rank's coordinates are the digits of its number, and an axis holds the ranks that differ in
 -- that digit alone. A flattened axis is the same with several digits, row-major again.
 --
--- Axes are a list, {{'dp', 2}, {'cp', 2}}, in any order and with any names, or a map, {dp = 2,
--- cp = 2}, of the known names, which then lie in the order pp, dp_replicate, dp_shard, dp, cp, tp.
--- In a map `dp` beside dp_replicate or dp_shard is the product of the two, not an axis of its own.
--- One size may be -1: the ranks that are left.
---
 -- Invariants: making a mesh, flattening and unflattening are collective, every rank calls them in
 -- the same order; looking up is not. An axis costs one split when it is made; an axis of all ranks
 -- is the communicator itself, and axes of one rank share one. On a simulated communicator axes are
@@ -301,7 +296,8 @@ end
 
 -- Arranges the ranks of comm along axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and with
 -- any names, the last one fastest, or a map { dp = 2, cp = 2 } of the known names in the order pp,
--- dp_replicate, dp_shard, dp, cp, tp. One size may be -1: the ranks that are left. Collective.
+-- dp_replicate, dp_shard, dp, cp, tp, where `dp` beside dp_replicate or dp_shard is the product of
+-- the two. One size may be -1: the ranks that are left. Collective.
 function mesh.new(axes, opts) return build('parallel.mesh', axes, opts, 'the number of ranks') end
 
 -- The axis of that name, or a flattened one that has been made; nil without one.

@@ -39,13 +39,10 @@ local op = 'parallel.recompute'
 
 local scopes = { 'language', 'vision', 'audio' }
 
-local function all_scopes() return { language = true, vision = true, audio = true } end
-
 -- Set of scopes from nil, 'auto' or 'all' (all of them), or names joined by '+' or ','.
 function recompute.scope(v)
-   if v == nil then return all_scopes() end
-   if type(v) ~= 'string' then err.arg(op, 'scope', 'a string', v) end
-   if v == 'auto' or v == 'all' then return all_scopes() end
+   v = v == nil and 'all' or err.type(op, 'scope', v, 'string')
+   if v == 'auto' or v == 'all' then v = table.concat(scopes, ',') end
    local set, count = {}, 0
    for name in v:gmatch '[^+,]+' do
       name = name:match '^%s*(.-)%s*$'

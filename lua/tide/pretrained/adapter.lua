@@ -27,25 +27,25 @@ local before = 'base_model.model.'
 
 -- ---- names -------------------------------------------------------------------------------------
 
--- 'model.layers.0.q_proj.lora_A' as PEFT names it.
+-- Returns PEFT's name of a parameter such as 'model.layers.0.q_proj.lora_A'.
 local function published(name)
    local path = name:match '^(.*)%.lora_m$'
    return before .. (path and path .. '.lora_magnitude_vector' or name .. '.weight')
 end
 
--- The same back; nil of other names.
+-- Returns tide's name of a parameter of PEFT, or nil.
 local function own(name)
    local inner = name:sub(1, #before) == before and name:sub(#before + 1) or name
    inner = inner:gsub('%.default%f[.%z]', '')
    local path, which = inner:match '^(.*)%.lora_([AB])%.weight$'
    if path then return ('%s.lora_%s'):format(path, which) end
-   path = inner:match '^(.*)%.lora_magnitude_vector$' or inner:match '^(.*)%.lora_magnitude_vector'
-      .. '%.weight$'
+   path = inner:match '^(.*)%.lora_magnitude_vector$'
+      or inner:match '^(.*)%.lora_magnitude_vector%.weight$'
    return path and path .. '.lora_m'
 end
 
--- Paths as target_modules: the last names where they say the same, else the paths. all: the paths
--- of all Linear layers.
+-- Returns the value of target_modules: last names if they select exactly these paths, else the
+-- paths. all: the paths of all Linear layers.
 local function targets_of(modules, all)
    local has, names, seen = {}, {}, {}
    for _, path in ipairs(modules) do has[path] = true end
@@ -105,7 +105,7 @@ local function paths_of(op, plain)
    return list
 end
 
--- Norms of the rows of a weight, in f32.
+-- Returns the norms of the rows of a weight, in f32.
 local function norms_of(W)
    W = W:to 'f32'
    return (W * W):sum(2):sqrt()
@@ -150,7 +150,7 @@ local function write_checkpoint(op, where, dir, o)
    return result
 end
 
--- The adapters of all ranks as a checkpoint beside dir, from which rank 0 writes the folder.
+-- Saves the adapters of all ranks as a checkpoint beside dir; rank 0 writes the folder from it.
 local function write_sharded(op, sharded, dir, o)
    local description = rawget(sharded.model, 'adapter')
    local pieces = dir:gsub('(.)/+$', '%1') .. '.pieces'
@@ -202,7 +202,7 @@ local function check_config(op, path, c)
    for _, name in ipairs { 'r', 'lora_alpha' } do err.number(op, path .. ': ' .. name, c[name]) end
 end
 
--- The configuration and the tensors of a folder, by our names.
+-- Returns the configuration and the tensors of a folder, under tide's names.
 local function open(op, dir)
    local path = fs.join(dir, config_name)
    err.raise_if(not fs.exists(path), 'E_IO', op, '%s has no %s; give the folder of an adapter', dir,
@@ -231,7 +231,7 @@ local function modules_of(tensors)
    return list
 end
 
--- Refuses an adapter whose layers the model does not have.
+-- Raises if the model lacks a layer of the adapter.
 local function check_base(op, dir, model, c, modules)
    local known, missing = {}, {}
    for _, entry in ipairs(lora.layers(model)) do known[entry.path] = true end
@@ -244,8 +244,8 @@ local function check_base(op, dir, model, c, modules)
       missing[1])
 end
 
--- Names and shapes against those of the model's adapters: one error that lists all. whole: name ->
--- shape.
+-- Compares names and shapes with those of the model's adapters; one error lists all differences.
+-- whole: name -> shape.
 local function check_names(op, dir, c, whole, tensors)
    local stored = {}
    for name, t in each(tensors) do stored[name] = t.shape end

@@ -1,4 +1,4 @@
--- The README.md of a published folder: a stub that says what the weights are, to be written on.
+-- The README.md of a published folder: a stub that describes the weights, for the user to extend.
 
 local units = require 'tide.util.units'
 
@@ -22,7 +22,7 @@ Not described yet: the data, the training, its purpose and its limits.
     model = transformers.AutoModelForCausalLM.from_pretrained("%s")
 ]]
 
--- The text for a source of save.lua that is written to dir.
+-- Returns the README.md for a source of save.lua written to dir.
 function card.text(source, dir)
    local name = dir:gsub('/+$', ''):match '[^/]+$' or dir
    return text:format(name, source.plain.family, units.count(source.numel), source.dtype, name,

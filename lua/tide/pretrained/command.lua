@@ -14,7 +14,7 @@ local rows = {
 
 local title = 'export RUN DIR: write a checkpoint (of a run: the newest) as a published folder'
 
--- The words that are no options, in front.
+-- Returns the positional arguments, which precede the options.
 local function split(words)
    local places, rest = {}, {}
    for i, word in ipairs(words) do

@@ -1,5 +1,5 @@
--- A published folder (config.json, model.safetensors or its index with shards) opened for reading:
--- what it says is checked before a byte of a tensor is read, and any box of a tensor is read alone.
+-- Opens a published folder (config.json, model.safetensors or its index with shards) for reading.
+-- Its metadata is checked before any tensor is read; any box of a tensor can be read alone.
 --
 -- Every error is one line that names the file, or the folder and the tensor.
 
@@ -16,7 +16,7 @@ local folder = {}
 local weights_name = 'model.safetensors'
 local index_name = 'model.safetensors.index.json'
 
--- Other forms of weights, which are not read.
+-- Weight files of other formats, which tide does not read.
 local foreign = { 'pytorch_model.bin', 'pytorch_model.bin.index.json', 'tf_model.h5',
    'flax_model.msgpack', 'consolidated.00.pth', 'consolidated.safetensors' }
 
@@ -42,10 +42,10 @@ local function open_weights(op, dir)
    return file
 end
 
--- Whether dir is to be read as a published folder, not as a checkpoint of tide or the folder of a
--- run, whose errors name the checkpoints that are there.
+-- Whether dir is read as a published folder rather than as a checkpoint or a run of tide, whose
+-- errors name the checkpoints in it.
 function folder.is(dir)
-   if not fs.is_dir(dir) then return fs.exists(dir) or dir == '' end
+   if not fs.is_dir(dir) then return fs.exists(dir) end
    for _, name in ipairs { 'manifest.json', 'LATEST' } do
       if fs.exists(fs.join(dir, name)) then return false end
    end
@@ -53,23 +53,21 @@ function folder.is(dir)
 end
 
 local function check_place(op, dir)
-   if dir == '' then err.arg(op, 'dir', 'the path of a folder', dir) end
    if fs.is_dir(dir) then return end
    err.raise('E_IO', op, '%s is a file; give its folder', dir)
 end
 
--- Names that old files have and that models compute themselves.
+-- Names of buffers in old files, which models compute instead of reading.
 local function is_passed_over(name) return name:find '%f[%w]rotary_emb%.inv_freq$' ~= nil end
 
 -- ---- tensors -----------------------------------------------------------------------------------
 
--- The tensors of a folder under the names of the model. It stands where a checkpoint's ShardStore
--- does; nbyte counts the bytes that were read.
+-- The tensors of a folder under the names of the model, with the interface of a checkpoint's
+-- ShardStore. nbyte counts the bytes read.
 local Weights = { class_name = 'PublishedWeights' }
 Weights.__index = Weights
 
--- Elements of a stored dtype that are read before they are converted: they stay in the processor's
--- cache.
+-- Number of elements that are read and converted at a time, so that they stay in the CPU cache.
 local PIECE = 2 ^ 19
 
 local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
@@ -104,16 +102,15 @@ local function weights_of(op, dir, rename)
    return self
 end
 
--- Whole shape of a tensor, or nil.
+-- Returns the whole shape of a tensor, or nil.
 function Weights:shape(_, name) return self.stored[name] and row_of(self, name).shape end
--- Its dtype, or nil.
+-- Returns the dtype of a tensor, or nil.
 function Weights:dtype(_, name) return self.stored[name] and row_of(self, name).dtype end
 
--- Sorted names.
+-- Returns the names, sorted.
 function Weights:names() return sorted_keys(self.stored) end
 
--- From here on, names are those of parameters where the files have them otherwise: entries is what
--- model:stored() gave.
+-- Maps names of files that differ from those of parameters. entries: of model:stored().
 function Weights:view(entries)
    for _, entry in ipairs(entries) do
       local name = entry.name
@@ -133,7 +130,7 @@ function Weights:view(entries)
    end
 end
 
--- Passes over a tensor.
+-- Removes a tensor from those to read.
 function Weights:drop(name) self.stored[name] = nil end
 
 -- Calls fn(first, at, count) for each run of elements of a box that lies in one piece in the
@@ -158,7 +155,7 @@ local function each_run(shape, offset, size, fn)
    end
 end
 
--- A box of a tensor in its stored dtype on the host. offset counts from 0.
+-- Returns a box of a tensor in its stored dtype, on the host. offset counts from 0.
 local function read_box(self, name, offset, size)
    local view = self.views[name]
    if view then
@@ -176,8 +173,7 @@ local function read_runs(self, stored, shape, offset, size, flat)
    end)
 end
 
--- The same into a `flat` of another dtype: pieces that stay in the processor's cache are read and
--- converted in turn.
+-- As above, for a `flat` of another dtype: reads and converts a cache-sized piece at a time.
 local function convert_runs(self, stored, row, offset, size, flat)
    local total, used, done = flat:numel(), 0, 0
    local piece = tide.empty({ math.min(total, PIECE) }, { dtype = row.dtype, device = 'cpu' })
@@ -209,14 +205,14 @@ function Weights:box(name, offset, size)
    return t
 end
 
--- A box of a tensor, in its stored dtype. offset counts from 0.
+-- Returns a box of a tensor in its stored dtype. offset counts from 0.
 function Weights:read(_, name, offset, size, device)
    local t = read_box(self, name, offset, size)
    return (device == nil or device == 'cpu') and t or t:to(device)
 end
 
--- Fills t with a box of a tensor. Where t lies in one piece of the host's memory, the box is read
--- into it, without a second tensor of its size.
+-- Fills t with a box of a tensor. If t is contiguous on the host, the box is read into it without a
+-- temporary of its size.
 function Weights:fill(name, offset, size, t)
    if self.views[name] or t.device ~= 'cpu' or not t:is_contiguous() then
       t:copy_(self:read('model', name, offset, size, t.device))
@@ -231,7 +227,7 @@ function Weights:fill(name, offset, size, t)
    count(self, size, row.dtype)
 end
 
--- The dtype of most numbers.
+-- Returns the dtype of most elements.
 function Weights:main_dtype()
    local rows = {}
    for i, name in ipairs(self:names()) do rows[i] = row_of(self, name) end

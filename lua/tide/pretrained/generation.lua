@@ -28,7 +28,7 @@ local refused = {
    exponential_decay_length_penalty = {}, watermarking_config = {}, dola_layers = {},
 }
 
--- Fields that say nothing about the text, in every file.
+-- Fields that do not affect the text, in every file.
 local passed = { transformers_version = true, _from_model_config = true, pad_token_id = true,
    bos_token_id = true, use_cache = true }
 
@@ -39,7 +39,7 @@ local function wrong(where, name, expected, v)
       err.show(v))
 end
 
--- A number or a list of them as a list of token ids.
+-- Returns a token id or a list of them as a list.
 local function ids_of(where, name, v)
    local list = type(v) == 'table' and v or { v }
    for _, id in ipairs(list) do
@@ -78,7 +78,7 @@ local function changes(name, v)
    return true
 end
 
--- Refuses all fields that would change the text, in one message.
+-- Raises E_UNSUPPORTED with all unsupported fields that would change the text.
 local function refuse(where, config)
    local list = {}
    for name in each(refused) do
@@ -105,7 +105,7 @@ local function unused_of(config)
    return list
 end
 
--- Draws as transformers does: greedy without do_sample, and then from the 50 best by default.
+-- Sets sampling as transformers does: greedy without do_sample, else top_k 50 by default.
 local function settle_draws(o, config, where)
    local sample = config.do_sample
    if is_null(sample) then sample = nil end

@@ -1,6 +1,6 @@
 -- tide.model.load: a model from a published folder, or from a checkpoint of tide, on one rank or
--- spread over a mesh. Each rank reads the bytes that it keeps and no others, but for weights in
--- NF4: they are read whole, one after another.
+-- spread over a mesh. Each rank reads only the bytes that it keeps, except weights in NF4, which
+-- are read whole, one after another.
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
@@ -20,9 +20,9 @@ local states = require 'tide.nn.state'
 
 local op = 'model.load'
 
--- ---- what is read ------------------------------------------------------------------------------
+-- ---- sources -----------------------------------------------------------------------------------
 
--- A folder of transformers: { dir, plain (config and family), generation, store }.
+-- Opens a folder of transformers: returns { dir, plain (config and family), generation, store }.
 local function open_published(dir)
    local self = folder.open(op, dir)
    self.plain = { config = self.config }
@@ -33,7 +33,7 @@ local function open_published(dir)
    return self
 end
 
--- A checkpoint, or the newest of a run.
+-- Opens a checkpoint, or the newest one of a run.
 local function open_checkpoint(where)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
    err.raise_if(type(saved.plain.config) ~= 'table', 'E_FORMAT', op, '%s has no model '
@@ -52,8 +52,8 @@ local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
 -- Fields that no tensor has (an MLP's, of a model without one) may be larger than all tensors.
 local free_size = 2 ^ 20
 
--- Refuses a configuration of more layers than there are tensors, or wider than the largest one,
--- before anything of that size is made.
+-- Raises if the configuration has more layers than the files have tensors, or is wider than the
+-- largest tensor, before anything of that size is allocated.
 local function check_sizes(self)
    local config, names, most = self.plain.config, self.store:names 'model', free_size
    for _, name in ipairs(names) do
@@ -71,7 +71,7 @@ local function check_sizes(self)
    end
 end
 
--- A model of the configuration on the null device. What does not fit is told with the file.
+-- Makes a model of the configuration on the null device. Errors name the file.
 local function build(self, opts)
    local ok, model = pcall(family.build, op, self.plain, opts, self.make)
    if ok then return model end
@@ -80,7 +80,7 @@ local function build(self, opts)
    err.raise(e.code, op, '%s/config.json: %s', self.dir, e.message)
 end
 
--- The dtype of the parameters. auto: that of most numbers of the file; f16 is computed in f32.
+-- Returns the dtype of the parameters. auto: that of most elements of the file, f32 for f16.
 local function dtype_of(self, given)
    if given and given ~= 'auto' then return given end
    local store = self.store
@@ -89,7 +89,7 @@ local function dtype_of(self, given)
    return dtype == 'f16' and 'f32' or dtype
 end
 
--- Two copies of a tied head must be one.
+-- Raises if the two stored copies of a tied head differ.
 local function check_tied(self, model)
    local store, head = self.store, 'lm_head.weight'
    if not model.config.tie_word_embeddings or not store:shape('model', head) then return end
@@ -113,7 +113,7 @@ local function check_tied(self, model)
    if store.drop then store:drop(head) end
 end
 
--- Names and shapes of the files against those of the model: one error that lists all.
+-- Compares names and shapes of the files with those of the model; one error lists all differences.
 local function check_names(self, model)
    local own, stored, store = {}, {}, self.store
    for _, e in ipairs(model:named_parameters()) do own[e.name] = e.param.shape end
@@ -125,7 +125,7 @@ local function check_names(self, model)
       ('%s: the weights are not those that config.json describes: '):format(self.dir))
 end
 
--- ---- reading it --------------------------------------------------------------------------------
+-- ---- reading -----------------------------------------------------------------------------------
 
 -- Fills t with a box of a stored tensor.
 local function fill(store, name, offset, size, t)
@@ -170,7 +170,7 @@ local function fill_buffers(store, model)
    end
 end
 
--- Codes the weights that are stored as such, one layer at a time. dtype: in which they are read.
+-- Quantises weights to NF4, one layer at a time. dtype: that in which they are read.
 local function fill_quantised(store, model, dtype)
    for _, row in ipairs((rawget(model, 'quantised') or { modules = {} }).modules) do
       local path, nout, nin = unpack(row)
@@ -203,7 +203,7 @@ local function fill_run(store, run)
    return run
 end
 
--- Spreads the model over the mesh and gives every rank its part. Collective.
+-- Spreads the model over the mesh; each rank reads its part. Collective.
 local function spread(self, model, opts)
    local mesh = opts.mesh or { dp_shard = dist.world().size }
    local plan = tide.parallel.plan(model, mesh, opts.plan)
@@ -217,7 +217,7 @@ local function show_unused(self, model)
       table.concat(model.unused_fields, ', '))
 end
 
--- What lies in dir, its weights compared with a model of its configuration on the null device.
+-- Opens dir and compares its weights with a model of its configuration on the null device.
 local function opened(dir, opts)
    local self = folder.is(dir) and open_published(dir) or open_checkpoint(dir)
    self.make = opts.make

@@ -27,7 +27,7 @@ local save = {}
 
 local units = { B = 1, KB = 1e3, MB = 1e6, GB = 1e9, TB = 1e12, KIB = 2^10, MIB = 2^20, GIB = 2^30 }
 
--- Bytes of a size: a number, or a text such as '5GB'.
+-- Returns a size in bytes from a number, or from a text such as '5GB'.
 local function bytes_of(size)
    if type(size) == 'number' then return size end
    local n, unit = size:match '^%s*([%d.]+)%s*(%a+)%s*$'
@@ -39,7 +39,7 @@ end
 
 -- ---- writing -----------------------------------------------------------------------------------
 
--- Lists of names, each of at most `most` bytes (or one tensor).
+-- Splits names into lists for one file each, of at most `most` bytes (or one tensor).
 local function parts_of(source, most)
    local parts, size = { {} }, 0
    for _, name in ipairs(source.names) do
@@ -87,7 +87,7 @@ local function copy_tokenizer(staged, from)
    end
 end
 
--- What generation needs of the configuration, where the model came without such a file.
+-- Returns the generation_config.json of a model that was loaded without one.
 local function generation_of(source)
    if source.generation then return source.generation end
    local list = {}
@@ -113,13 +113,13 @@ end
 
 local function trimmed(dir) return (dir:gsub('(.)/+$', '%1')) end
 
--- A name beside dir.
+-- Returns a path beside dir.
 local function beside(dir, what)
    local parent, name = trimmed(dir):match '^(.*/)([^/]+)$'
    return (parent or '') .. '.' .. what .. '-' .. (name or trimmed(dir))
 end
 
--- Refuses a place where something else would be lost.
+-- Raises if writing to dir would destroy other files.
 local function check_place(dir, overwrite)
    if not fs.is_present(dir) then return end
    if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is a file; give a folder', dir) end
@@ -133,7 +133,7 @@ local function check_place(dir, overwrite)
    end
 end
 
--- Puts the staged folder in its place.
+-- Renames the staged folder to its final name.
 local function publish(dir, staged)
    local old = beside(dir, 'old')
    if fs.take_place(op, staged, dir, old) then fs.remove_dir(op, old) end
@@ -169,7 +169,7 @@ local function as_stored(plain, rows, read)
    return list, function(name) return stored.whole(of[name], read) end
 end
 
--- The dtype of the parameters beside those in NF4.
+-- Returns the dtype of the parameters that are not in NF4.
 local function main_dtype(rows)
    for name, row in each(rows) do
       if row.dtype ~= 'u8' and not name:find '%.weight_scale$' and not low_rank.is_name(name) then
@@ -224,7 +224,7 @@ local function source_of_model(model, dtype)
       end, dtype, adapted and adapted.merged)
 end
 
--- Of a checkpoint, or the newest of a run.
+-- Returns the source of a checkpoint, or of the newest one of a run.
 local function source_of_checkpoint(where, dtype)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
    err.raise_if(type(saved.plain.config) ~= 'table' or not saved.plain.family, 'E_UNSUPPORTED', op,

@@ -1,5 +1,6 @@
 -- The commands of a prompt: lines that begin with a colon.
 
+local by_key = require 'tide.util.by_key'
 local chart = require 'tide.repl.chart'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -143,15 +144,11 @@ end
 
 -- Spans of the ring that began after `since` (microseconds): { name, count, total } by total.
 local function spans(path, since)
-   local by_name, list = {}, {}
+   local list, at = by_key(function(name) return { name = name, count = 0, total = 0 } end)
    for _, e in ipairs(fs.read_json(':trace', path).traceEvents) do
       if e.dur and e.ts >= since then
          local name = e.name:gsub('#%d+', '')
-         local row = by_name[name]
-         if not row then
-            row = { name = name, count = 0, total = 0 }
-            by_name[name], list[#list + 1] = row, row
-         end
+         local row = at(name, name)
          row.count, row.total = row.count + 1, row.total + e.dur
       end
    end

@@ -2,6 +2,7 @@
 --
 --    [r0] 1            [r0,2] ...        [r1-3] ...
 
+local by_key = require 'tide.util.by_key'
 local err = require 'tide.util.err'
 
 local merge = {}
@@ -23,15 +24,10 @@ end
 -- Groups of ranks with the same text, in the order of their first rank: { text =, ranks = }. Ranks
 -- without a text are left out.
 local function grouped(texts, ranks)
-   local groups, by_text = {}, {}
+   local groups, group_of = by_key(function(text) return { text = text, ranks = {} } end)
    for _, rank in ipairs(ranks) do
       local text = texts[rank]
-      local group = text and by_text[text]
-      if text and not group then
-         group = { text = text, ranks = {} }
-         by_text[text], groups[#groups + 1] = group, group
-      end
-      if group then group.ranks[#group.ranks + 1] = rank end
+      if text then table.insert(group_of(text, text).ranks, rank) end
    end
    return groups
 end

@@ -1,4 +1,4 @@
--- From a description of a tokenizer, as plain data, to the tables of core/text.
+-- Builds the tables of core/text from a description of a tokenizer, which is plain data.
 --
 -- A description has: model (BPE, Unigram, WordPiece, WordLevel), pieces (the text of id i at i + 1,
 -- '' in gaps), names (the same as files write them), scores, unk, flags (bytes,
@@ -10,7 +10,7 @@ local raw = require 'tide.ffi.tokenizer'
 
 local build = { ids = raw.ids, bad_utf8 = raw.bad_utf8 }
 
--- A function that returns what the steps of normalized text make of a text.
+-- Returns a function that applies the steps of the normalizer to a text.
 function build.normalizer(d)
    local bytes = {}
    for b = 0, 255 do bytes[b + 1] = string.char(b) end
@@ -23,12 +23,12 @@ function build.normalizer(d)
    end
 end
 
--- Sets `find`, the text that is searched for, of a list of added tokens. Returns the list.
+-- Sets `find`, the text to search for, in each added token of a list. Returns the list.
 function build.normalize_added(d, list)
    local normal
    for _, token in ipairs(list) do
       token.find = token.find or token.text
-      if token.normalized and #d.normal > 0 then
+      if token.normalized then
          normal = normal or build.normalizer(d)
          token.find = normal(token.text)
       end

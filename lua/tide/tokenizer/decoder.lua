@@ -1,9 +1,9 @@
--- From ids to text. A decoder is a list of rules on the text of one token, compiled from the field
--- `decoder` of tokenizer.json; Stream applies them and keeps back what is no whole character.
+-- Decodes ids to text. A decoder is a list of rules on the text of one token, compiled from the
+-- field `decoder` of tokenizer.json; Stream applies them and holds incomplete characters back.
 --
--- A rule is a function (text, is first) -> text. Beside the rules: bytes (texts are bytes, what is
--- not UTF-8 becomes U+FFFD at the end), fallback (tokens <0xNN> are bytes), strip (the character
--- and how many of it are dropped where the text begins), join (what stands between tokens).
+-- A rule is a function (text, is first) -> text. Beside the rules: bytes (texts are bytes; invalid
+-- UTF-8 becomes U+FFFD at the end), fallback (tokens <0xNN> are bytes), strip (a character and how
+-- many of it to drop at the start of the text), join (separator between tokens).
 
 local build = require 'tide.tokenizer.build'
 local err = require 'tide.util.err'
@@ -80,7 +80,7 @@ function kinds.Sequence(d, node)
    for _, child in ipairs(node.decoders or {}) do decoder.add(d, child) end
 end
 
--- Appends what a node says to a decoder.
+-- Appends the rules of a node to a decoder.
 function decoder.add(d, node)
    field.value('decoder', node, 'object')
    local fn = kinds[field.value('decoder.type', node.type, 'text')]
@@ -88,7 +88,7 @@ function decoder.add(d, node)
    fn(d, field.node('decoder', node))
 end
 
--- The decoder of a node; without one tokens are joined by spaces.
+-- Returns the decoder of a node; without a node, tokens are joined by spaces.
 function decoder.compile(node)
    local d = { rules = {} }
    if field.is_node('decoder', node) then decoder.add(d, node) else d.join = ' ' end
@@ -97,34 +97,23 @@ end
 
 -- ---- UTF-8 -----------------------------------------------------------------------------------
 
-local function size_of(byte)
-   if byte < 0x80 then return 1 end
-   if byte < 0xC2 or byte > 0xF4 then return 0 end
-   return byte < 0xE0 and 2 or byte < 0xF0 and 3 or 4
-end
-
--- Bytes of the beginning of a character at `at`, which is not a whole one: at least 1.
+-- Returns the length in bytes of the incomplete or invalid character at `at`, at least 1, and
+-- whether the text ends there.
 local function broken(text, at)
-   local n, k = size_of(text:byte(at)), 1
-   if n == 0 then return 1, false end
-   local second = text:byte(at + 1)
    local lead = text:byte(at)
-   if second then
-      local low = lead == 0xE0 and 0xA0 or lead == 0xF0 and 0x90 or 0x80
-      local high = lead == 0xED and 0x9F or lead == 0xF4 and 0x8F or 0xBF
-      if second < low or second > high then return 1, false end
-   end
-   while k < n do
+   if lead < 0xC2 or lead > 0xF4 then return 1, false end
+   local low = lead == 0xE0 and 0xA0 or lead == 0xF0 and 0x90 or 0x80
+   local high = lead == 0xED and 0x9F or lead == 0xF4 and 0x8F or 0xBF
+   for k = 1, 3 do                                     -- one of these ends it: it is no whole one
       local b = text:byte(at + k)
       if not b then return k, true end
-      if b < 0x80 or b > 0xBF then return k, false end
-      k = k + 1
+      if b < low or b > high then return k, false end
+      low, high = 0x80, 0xBF
    end
-   return k, false
 end
 
--- Replaces what is not UTF-8, the longest beginning of a character at a time. keep: a beginning at
--- the end stays, and is the second result.
+-- Replaces each maximal invalid sequence of UTF-8 by U+FFFD. keep: an incomplete character at the
+-- end is not replaced but returned as second result.
 function decoder.repair(text, keep)
    local out, rest = {}, ''
    while true do
@@ -148,14 +137,14 @@ end
 local Stream = {}
 Stream.__index = Stream
 
--- A stream of a tokenizer's ids. opts: special (special tokens are text, too).
+-- Makes a stream of a tokenizer's ids. opts: special (true: special tokens give text).
 function decoder.stream(tok, opts)
    return setmetatable({ tok = tok, d = tok.description.decoder, special = opts.special,
       n = 0, pending = '', strip = tok.description.decoder.strip and
       tok.description.decoder.strip[2] or 0 }, Stream)
 end
 
--- Drops the characters that the decoder strips where the text begins.
+-- Drops the characters that the decoder strips at the start of the text.
 local function begin(self, text)
    if self.strip == 0 or text == '' then return text end
    local c = self.d.strip[1]
@@ -170,13 +159,13 @@ local function begin(self, text)
    return text
 end
 
--- The bytes of a run of byte tokens: text if they are UTF-8, else one U+FFFD each.
+-- Returns the text of a run of byte tokens, or one U+FFFD for each byte if they are not UTF-8.
 local function run_of(bytes)
    if bytes == '' or not build.bad_utf8(bytes) then return bytes end
    return replacement:rep(#bytes)
 end
 
--- What the rules make of a token.
+-- Applies the rules to a token.
 local function apply(self, text)
    local first = self.n == 0
    self.n = self.n + 1
@@ -184,7 +173,7 @@ local function apply(self, text)
    return self.d.join and not first and self.d.join .. text or text
 end
 
--- Takes one id and returns the text that is certain now, often '' and never half a character.
+-- Takes one id and returns the text that is complete, often '' and never half a character.
 function Stream:push(id)
    local tok, d = self.tok, self.d
    local name = tok:token(id)
@@ -205,14 +194,14 @@ function Stream:push(id)
    return begin(self, text)
 end
 
--- Returns what was kept back; the stream may be used again.
+-- Returns the text held back, and resets the stream for reuse.
 function Stream:finish()
    local text = self.d.bytes and decoder.repair(self.pending) or run_of(self.pending)
    self.pending = ''
    return begin(self, text)
 end
 
--- The text of all ids.
+-- Returns the text of a list of ids.
 function decoder.all(tok, ids, opts)
    local d, out = tok.description.decoder, {}
    local s = decoder.stream(tok, opts)

@@ -1,4 +1,4 @@
--- Checks of what the files of tokenizers hold: each field that is read has a value of its kind.
+-- Checks the contents of tokenizer files: each field that is read has a value of its kind.
 
 local err = require 'tide.util.err'
 local each = require 'tide.util.each'
@@ -8,7 +8,7 @@ local field = {}
 
 local op = 'tokenizer.load'
 
--- A list of JSON, or one that Lua made.
+-- Whether a value is a list, of JSON or of Lua.
 local function is_list(v)
    return type(v) == 'table' and (fs.io().json.is_array(v) or v[1] ~= nil)
 end
@@ -18,10 +18,10 @@ local function is_object(v)
    return type(v) == 'table' and v ~= json.null and not is_list(v)
 end
 
--- Whether a value is an integer that can be an id.
+-- Whether a value is an integer in the range of ids.
 function field.is_id(v) return type(v) == 'number' and v >= 0 and v < 2^22 and v % 1 == 0 end
 
--- Kinds: what is expected, in words, and whether a value is of it.
+-- Kinds of values: their name in messages, and a predicate.
 local kinds = {
    text = { 'a text', function(v) return type(v) == 'string' end },
    flag = { 'true or false', function(v) return type(v) == 'boolean' end },
@@ -30,7 +30,7 @@ local kinds = {
    object = { 'an object', is_object },
 }
 
--- Returns what a value is, in words.
+-- Describes a value for messages.
 local function shown(v)
    if v == nil then return 'nothing' end
    if v == fs.io().json.null then return 'null' end
@@ -38,8 +38,8 @@ local function shown(v)
    return err.show(v)
 end
 
--- Raises E_FORMAT unless a value is of a kind; one that ends in '?' may be absent. where: the name
--- of the field. Returns the value.
+-- Returns a value of a kind; raises E_FORMAT otherwise. The value of a kind that ends in '?' may be
+-- absent. where: the name of the field.
 function field.value(where, v, kind)
    local name, optional = kind:match '^(%a+)(%??)$'
    if v == nil and optional == '?' then return v end
@@ -50,8 +50,8 @@ function field.value(where, v, kind)
    return v
 end
 
--- Raises E_FORMAT unless t is an object whose fields are of these kinds. where: the field it is;
--- rows: kinds by name. Returns t.
+-- Returns t, an object whose fields are of these kinds; raises E_FORMAT otherwise. where: the name
+-- of the field that holds t; rows: kinds by name.
 function field.check(where, t, rows)
    field.value(where, t, 'object')
    for name, kind in each(rows) do field.value(where .. '.' .. name, t[name], kind) end
@@ -97,22 +97,22 @@ local typed = {
    },
 }
 
--- Raises E_FORMAT unless the fields of a node are of the kinds that its type has. group:
--- normalizer, pre_tokenizer, decoder, post_processor or model; name: the type, where the node does
--- not have it. Returns the node.
+-- Returns a node whose fields are of the kinds of its type; raises E_FORMAT otherwise. group:
+-- normalizer, pre_tokenizer, decoder, post_processor or model; name: the type of a node that does
+-- not name it.
 function field.node(group, node, name)
    return field.check(group, node, typed[group][name or node.type] or {})
 end
 
--- Whether a value is an object that names a type: a node. Raises E_FORMAT of what is neither a node
--- nor absent.
+-- Whether a value is a node, an object with a type. Raises E_FORMAT if it is neither a node nor
+-- absent.
 function field.is_node(group, node)
    if node == nil or field.value(group, node, 'object').type == nil then return false end
    field.value(group .. '.type', node.type, 'text')
    return true
 end
 
--- Adds the fields NAME_token of a table, which are texts or { content = text }, to `into` as texts.
+-- Copies the fields NAME_token of a table, texts or { content = text }, to `into` as texts.
 function field.token_texts(t, into)
    for name, v in each(t) do
       if type(v) == 'table' then v = v.content end

@@ -1,5 +1,5 @@
--- Which file of a folder holds the tokenizer, what kind it is, and the names of special tokens in
--- the files beside it.
+-- Finds the tokenizer file of a folder, detects its kind, and reads the names of special tokens
+-- from the files beside it.
 
 local err = require 'tide.util.err'
 local field = require 'tide.tokenizer.field'
@@ -25,7 +25,7 @@ local readers = {
    sentencepiece = function(text) return require('tide.tokenizer.sentencepiece').describe(text) end,
 }
 
--- Kind and contents of a file.
+-- Returns the kind and contents of a file.
 local function identify(path)
    if path:find '%.json$' then
       local value = json(path)
@@ -43,7 +43,7 @@ end
 local names = { 'tokenizer.json', 'tokenizer.model', 'tekken.json', 'spiece.model',
    'sentencepiece.bpe.model' }
 
--- The file of a folder, or nil.
+-- Returns the tokenizer file of a folder, or nil.
 local function file_in(folder)
    for _, name in ipairs(names) do
       local path = fs.join(folder, name)
@@ -60,7 +60,7 @@ local function find(folder)
       .. 'tekken.json or *.tiktoken in %s', folder)
 end
 
--- What the ids of a tokenizer depend on: its file and tokenizer_config.json.
+-- Returns a hash of the files that ids depend on: the tokenizer's and tokenizer_config.json.
 local function hash_of(path, folder)
    local config = fs.join(folder, 'tokenizer_config.json')
    return fs.hash(op, path) .. (fs.exists(config) and fs.hash(op, config) or '')
@@ -71,11 +71,11 @@ local function beside(folder, name)
    return path and fs.exists(path) and json(path) or {}
 end
 
--- Codes of errors about what a file holds, and of what the core refuses in it.
+-- Codes of errors about the contents of a file, from Lua and from the core.
 local codes = { E_FORMAT = 'E_FORMAT', E_UNSUPPORTED = 'E_UNSUPPORTED' }
 local core_codes = { E_ARG = 'E_FORMAT' }
 
--- Calls fn(...), whose errors about what a file holds name the file.
+-- Calls fn(...) and adds the file name to errors about its contents.
 local function about(path, fn, ...)
    local results = { pcall(fn, ...) }
    if results[1] then return unpack(results, 2, 3) end
@@ -93,7 +93,7 @@ local function above(path)
    return folder == '' and '/' or folder or '.'
 end
 
--- Returns the tokenizer of a path; made(description, special, config, hash) makes it.
+-- Returns the tokenizer of a path, made by made(description, special, config, hash).
 function file.load(made, path)
    local folder = fs.is_dir(path) and path or above(path)
    err.raise_if(not fs.exists(path), 'E_IO', op, 'cannot read %s: there is no such file or folder',
@@ -108,7 +108,7 @@ function file.load(made, path)
    return about(path, made, d, special, config, hash_of(path, folder))
 end
 
--- Returns which of a folder and the one above it has a tokenizer, and its file; nil: neither.
+-- Returns the folder that has a tokenizer, dir or its parent, and the file; nil if neither has one.
 function file.place(path)
    for _, folder in ipairs { path, above(path) } do
       local found = fs.is_dir(folder) and file_in(folder)
@@ -116,7 +116,7 @@ function file.place(path)
    end
 end
 
--- Returns the tokenizer in a folder or in the one above, and which; nil: neither has one.
+-- Returns the tokenizer in a folder or its parent, and that folder; nil if neither has one.
 function file.find(made, path)
    local folder = file.place(path)
    if folder then return file.load(made, folder), folder end

@@ -29,19 +29,19 @@ local encode_rows = {
       .. '{width}',
 }
 
--- A text as options of encode take it: UTF-8.
+-- Returns a text; with opts.invalid = 'replace' its invalid UTF-8 becomes U+FFFD.
 local function repaired(text, opts)
    return opts.invalid == 'replace' and decoder.repair(text) or text
 end
 
--- Ids as the string that opts.width asks for.
+-- Packs ids into a string of opts.width bytes each.
 local function packed(ids, width)
    local out = {}
    for i, id in ipairs(ids) do out[i] = little.write(id, width) end
    return table.concat(out)
 end
 
--- Puts the ids that belong around a text there.
+-- Adds the special ids before and after a text.
 local function surround(self, ids, offsets, n, width)
    local before, after = self.description.before, self.description.after
    if width then return packed(before, width) .. ids .. packed(after, width) end
@@ -71,8 +71,8 @@ function Tokenizer:encode(text, opts)
    return surround(self, ids, offsets, #text, opts.width)
 end
 
--- encode of a list of texts, on several threads. opts: those of encode, and threads (0: those of
--- the default context). Returns the list of results and, with offsets, a list of theirs.
+-- Encodes a list of texts on several threads. opts: those of encode, and threads (0: those of the
+-- default context). Returns the list of ids and, with offsets, the list of places.
 function Tokenizer:encode_batch(texts, opts)
    local all = {}
    for i, text in ipairs(texts) do all[i] = repaired(text, opts) end
@@ -87,19 +87,19 @@ function Tokenizer:encode_batch(texts, opts)
    return ids, offsets
 end
 
--- Returns the text of a list of ids. opts: special (false: special tokens give no text). What is
--- not UTF-8 is U+FFFD; ids without a piece give nothing.
+-- Returns the text of a list of ids. opts: special (false: special tokens give no text). Invalid
+-- UTF-8 becomes U+FFFD; ids without a piece give no text.
 function Tokenizer:decode(ids, opts)
    return decoder.all(self, ids, opts)
 end
 
--- Returns a decoder of ids that come one by one: push(id) returns the text that is certain now,
--- never half a character, and finish() the rest. opts: those of decode.
+-- Returns a streaming decoder: push(id) returns the text that is complete, never half a character,
+-- and finish() returns the rest. opts: those of decode.
 function Tokenizer:stream(opts)
    return decoder.stream(self, opts)
 end
 
--- The id of a piece or an added token as files write it; nil if no id has that text.
+-- Returns the id of a piece or an added token, as files write it; nil if no id has that text.
 function Tokenizer:id(name)
    if not self.id_by_text then
       self.id_by_text = {}
@@ -111,7 +111,7 @@ function Tokenizer:id(name)
    return self.id_by_text[name]
 end
 
--- The piece or added token of an id as files write it; nil if it has no text.
+-- Returns the piece or added token of an id, as files write it; nil if the id has no text.
 function Tokenizer:token(id)
    local name = self.added[id] or self.description.names[id + 1]
    return name ~= '' and name or nil
@@ -125,8 +125,8 @@ end
 
 local roles = { 'bos', 'eos', 'pad', 'unk' }
 
--- Returns the tokenizer of a description (build.lua). special: texts by name, config: a table,
--- hash: what its files are known by.
+-- Makes the tokenizer of a description (build.lua). special: texts by name; config: a table; hash:
+-- the hash of its files.
 local function made(d, special, config, hash)
    local self = setmetatable({ description = d, tables = build.tables(d), vocab_size = count(d),
       special = special or {}, config = config or {}, hash = hash, added = {},
@@ -143,14 +143,14 @@ local function made(d, special, config, hash)
 end
 
 -- Returns the tokenizer of a folder or a file: tokenizer.json, tokenizer.model (sentencepiece),
--- tekken.json, or a file of tiktoken. E_IO, E_FORMAT; E_UNSUPPORTED names what is not known, or the
--- package that is missing.
+-- tekken.json, or a file of tiktoken. E_IO, E_FORMAT; E_UNSUPPORTED names the unknown type, or the
+-- missing package.
 function tokenizer.load(path)
    return require('tide.tokenizer.file').load(made, path)
 end
 
--- Returns the tokenizer in a folder or in the one above it, as that of a run above its checkpoints,
--- and the folder; nil: there is no file of one.
+-- Returns the tokenizer in a folder or its parent (a run holds that of its checkpoints), and that
+-- folder; nil if neither has one.
 function tokenizer.find(path)
    return require('tide.tokenizer.file').find(made, path)
 end

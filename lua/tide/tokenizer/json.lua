@@ -1,4 +1,4 @@
--- JSON files as the tokenizer reads them: null is nil.
+-- Reads JSON files for the tokenizer: null becomes nil.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -8,7 +8,7 @@ local json = {}
 
 local op = 'tokenizer.load'
 
--- Returns t without the names whose value is null.
+-- Returns t without the fields whose value is null.
 local function without_null(value, null)
    for key, v in each(value) do
       if v == null then value[key] = nil
@@ -19,7 +19,7 @@ local function without_null(value, null)
    return value
 end
 
--- The value of a file.
+-- Returns the value of a file.
 function json.read(path, limit)
    local decode = fs.io().json
    local ok, value = pcall(decode.decode, fs.read(op, path), { name = path, limit = limit })

@@ -1,4 +1,4 @@
--- Patterns of published files as PCRE2 reads them.
+-- Translates patterns of published files to PCRE2.
 --
 -- The files are written for Oniguruma (Ruby) and Rust's regex. There \s is the property White_Space
 -- and \w has letters, marks, digits and connectors; in PCRE2 10.42 both differ in a few characters.
@@ -8,12 +8,12 @@ local pattern = {}
 
 pattern.space = '\\p{White_Space}'
 pattern.word = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}'
--- ASCII punctuation that Unicode calls symbols, and all punctuation.
+-- ASCII characters in Unicode's symbol categories, and all punctuation.
 pattern.punctuation = '[\\p{P}$+<=>^`|~]'
 -- The pattern of GPT-2.
 pattern.gpt2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
--- A pattern that matches just this text.
+-- Returns a pattern that matches this text literally.
 function pattern.literal(text)
    return (text:gsub('[%^%$%(%)%%%.%[%]%*%+%-%?{}|\\#]', '\\%0'))
 end
@@ -22,7 +22,7 @@ local outside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}',
    ['\\w'] = '[' .. pattern.word .. ']', ['\\W'] = '[^' .. pattern.word .. ']' }
 local inside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}', ['\\w'] = pattern.word }
 
--- The same pattern for PCRE2.
+-- Returns a pattern translated to PCRE2.
 function pattern.translate(text)
    local out, depth, anchors, at = {}, 0, false, 1
    while at <= #text do

@@ -1,4 +1,4 @@
--- tokenizer.json as a description of a tokenizer (build.lua).
+-- Reads tokenizer.json as a description of a tokenizer (build.lua).
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -21,7 +21,7 @@ end
 
 -- ---- pieces ----------------------------------------------------------------------------------
 
--- A list with '' in its gaps: the pieces by id, from a map of ids.
+-- Returns the list of pieces by id from a map piece -> id; gaps hold ''.
 local function by_id(vocab)
    local list, most = {}, -1
    for name, id in each(vocab) do
@@ -44,7 +44,7 @@ local function scored(rows)
    return list, scores
 end
 
--- Merges as ids. A merge is a pair or a text with a space between.
+-- Returns merges as ids. A merge in the file is a pair, or a text with a space between the two.
 local function merges_of(rows, ids, prefix)
    local list, cut = {}, #prefix
    for i, row in ipairs(rows) do
@@ -99,7 +99,7 @@ function models.WordLevel(d, model)
    d.pieces, d.unk = by_id(vocab), vocab[model.unk_token or '<unk>']
 end
 
--- Older files do not name the type.
+-- Infers the type of a model in an older file, which does not name it.
 local function type_of(model)
    if type(model.type) == 'string' then return model.type end
    return model.merges and 'BPE' or model.unk_id and 'Unigram' or 'WordPiece'
@@ -107,8 +107,8 @@ end
 
 -- ---- the rest --------------------------------------------------------------------------------
 
--- A vocabulary of bytes whose last step shows them: the model takes the bytes themselves, pieces
--- of other characters can be made of no text.
+-- Converts a vocabulary whose last step writes bytes as visible characters (ByteLevel): the model
+-- takes the bytes. A piece with other characters cannot match any text.
 local function use_bytes(d)
    local last = d.words[#d.words]
    if d.model ~= 'BPE' or not last or last.kind ~= 'bytes' or d.prefix or d.suffix then return end
@@ -132,7 +132,7 @@ local function added_tokens(d, rows)
    return build.normalize_added(d, list)
 end
 
--- ---- what stands around a text ---------------------------------------------------------------
+-- ---- special tokens around a text ------------------------------------------------------------
 
 local around = {}
 
@@ -170,7 +170,7 @@ function around.Sequence(d, node)
    for _, child in ipairs(node.processors or {}) do published.around(d, child) end
 end
 
--- Fills in d.before and d.after, the ids around a text.
+-- Sets d.before and d.after, the ids before and after a text.
 function published.around(d, node)
    if not field.is_node('post_processor', node) then return end
    local fn = around[node.type]

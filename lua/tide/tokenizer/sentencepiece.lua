@@ -1,4 +1,4 @@
--- tokenizer.model of sentencepiece (a protobuf message) as a description of a tokenizer.
+-- Reads tokenizer.model of sentencepiece (a protobuf message) as a description of a tokenizer.
 
 local err = require 'tide.util.err'
 local build = require 'tide.tokenizer.build'
@@ -24,7 +24,7 @@ local function varint(text, at)
    damaged()
 end
 
--- Returns a float of 4 bytes.
+-- Decodes a float from 4 bytes.
 local function float(text)
    if #text ~= 4 then damaged() end
    local a, b, c, d = text:byte(1, 4)
@@ -34,7 +34,8 @@ local function float(text)
    return sign * math.ldexp(1 + mantissa / 2^23, exponent - 127)
 end
 
--- Calls fn(number, value) for each field of a message: numbers, or the bytes of what has a size.
+-- Calls fn(number, value) for each field of a message. value: a number, or the bytes of a
+-- length-delimited field.
 local function fields(text, fn)
    local at = 1
    while at <= #text do
@@ -118,22 +119,17 @@ local function steps(n)
    return list
 end
 
--- Ranks of pieces that merges make: equal scores have the same.
+-- Returns the merge ranks of pieces; pieces of equal scores share a rank.
 local function ranks_of(pieces)
-   local order, ranks = {}, {}
-   for i, p in ipairs(pieces) do
-      ranks[i] = -1
-      if p.type == 'normal' then order[#order + 1] = i end
+   local scores, rank_of, ranks = {}, {}, {}
+   for _, p in ipairs(pieces) do
+      if p.type == 'normal' and not rank_of[p.score] then
+         scores[#scores + 1], rank_of[p.score] = p.score, 0
+      end
    end
-   table.sort(order, function(a, b)
-      local x, y = pieces[a].score, pieces[b].score
-      return x > y or x == y and a < b
-   end)
-   local rank, score = -1, nil
-   for _, i in ipairs(order) do
-      if pieces[i].score ~= score then rank, score = rank + 1, pieces[i].score end
-      ranks[i] = rank
-   end
+   table.sort(scores)
+   for i, score in ipairs(scores) do rank_of[score] = #scores - i end
+   for i, p in ipairs(pieces) do ranks[i] = p.type == 'normal' and rank_of[p.score] or -1 end
    return ranks
 end
 
@@ -142,12 +138,12 @@ local function id_to_text(m, id)
    return p and p.type == 'control' and p.text or nil
 end
 
--- What a Unigram path gains by a symbol of the user of n bytes, whatever scores the file has, as in
--- sentencepiece 0.2.
+-- Returns the score of a user-defined symbol of n bytes in a Unigram path, as in sentencepiece 0.2;
+-- the score in the file does not count.
 local function symbol_score(n) return 0.1 * n - 0.1 end
 
--- Notes the pieces. Symbols of the user are found in normalized text: by a Unigram model as pieces,
--- by a BPE model before its merges. One that normalization changes is found before it.
+-- Collects the pieces. User-defined symbols match in normalized text: as pieces in a Unigram model,
+-- before the merges in a BPE model. A symbol that normalization changes matches before it.
 local function add_pieces(d, m)
    local map = m.normalizer.charsmap ~= '' and d.normal[1] or nil
    local normal = build.normalizer { normal = { map } }

@@ -1,5 +1,5 @@
 -- The normalizers and pre-tokenizers of tokenizer.json as steps of core/text: a table of functions
--- by type. Each appends to a list; what is not known is refused by name.
+-- by type. Each appends to a list; an unknown type raises E_UNSUPPORTED with its name.
 
 local err = require 'tide.util.err'
 local field = require 'tide.tokenizer.field'
@@ -23,7 +23,7 @@ local function split(list, what, mode, invert)
    add(list, 'split', { [mode] = true, invert = invert or nil }, what)
 end
 
--- A field `pattern`: { String = } or { Regex = }, or the text itself.
+-- Returns the pattern of a field `pattern`: { String = }, { Regex = } or a text.
 local function pattern_of(p)
    if type(p) == 'string' then return pattern.literal(p) end
    if type(p) == 'table' and type(p.String) == 'string' then return pattern.literal(p.String) end
@@ -44,14 +44,14 @@ local function walk(list, node, group, parts)
    fn(list, node)
 end
 
--- The steps of the field normalizer, a list.
+-- Returns the list of steps of the field normalizer.
 function step.normal(node)
    local list = {}
    walk(list, node, 'normalizer', 'normalizers')
    return list
 end
 
--- The steps of the field pre_tokenizer, a list.
+-- Returns the list of steps of the field pre_tokenizer.
 function step.words(node)
    local list = {}
    walk(list, node, 'pre_tokenizer', 'pretokenizers')
@@ -128,7 +128,7 @@ function words.ByteLevel(list, node)
    add(list, 'bytes')
 end
 
--- First, always or never: what the field prepend_scheme, or an older one, says.
+-- Returns 'first', 'always' or 'never' from the field prepend_scheme, or an older field.
 function step.scheme(node)
    local scheme = node.prepend_scheme
    if scheme == 'first' or scheme == 'always' or scheme == 'never' then return scheme end

@@ -1,6 +1,6 @@
--- Files of tiktoken (lines of a piece in base64 and its rank) and tekken.json as descriptions of
--- tokenizers. The rank is the id; two pieces merge where their bytes make a third, lower ranks
--- first.
+-- Reads files of tiktoken (lines of a piece in base64 and its rank) and tekken.json as descriptions
+-- of tokenizers. The rank is the id; two pieces merge if their joined bytes are a piece, lower
+-- ranks first.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -14,7 +14,7 @@ local tiktoken = {}
 
 local op = 'tokenizer.load'
 
--- The patterns of published vocabularies; the files do not hold them.
+-- Patterns of published vocabularies, which the files do not contain.
 local cl100k = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}"
    .. '| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+'
 local llama3 = cl100k:gsub('%?%+\\p{L}', '?\\p{L}'):gsub('%+%+', '+')
@@ -26,7 +26,7 @@ local o200k = '[^\\r\\n\\p{L}\\p{N}]?' .. upper .. '*' .. lower .. '+' .. ending
    .. '|[^\\r\\n\\p{L}\\p{N}]?' .. upper .. '+' .. lower .. '*' .. ending
    .. '|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+'
 
--- What is known of a vocabulary by its number of ranks: pattern and special tokens in order.
+-- Known vocabularies by their number of ranks: pattern, and special tokens in order.
 local known = {
    [50256] = { pattern.gpt2, { '<|endoftext|>' } },
    [50257] = { pattern.gpt2, {} },
@@ -58,7 +58,7 @@ function tiktoken.add(d, text, id)
    d.pieces[id + 1], d.ranks[id + 1] = '', -1
 end
 
--- The description of pieces (bytes by id + 1) with ranks in order.
+-- Returns the description of pieces (bytes by id + 1) with ranks in order.
 local function description(pieces, ranks, regex)
    return { model = 'BPE', pieces = pieces, ranks = ranks, normal = {}, added = {},
       flags = { bytes = true, ignore_merges = true }, before = {}, after = {},

@@ -19,7 +19,7 @@ end
 
 local one_char = '[%z\1-\127\192-\247][\128-\191]*'
 
--- The bytes that a piece is written for, or nil if one of its characters stands for no byte.
+-- Returns the bytes that a piece encodes; nil if one of its characters encodes no byte.
 function visible.bytes(piece)
    if not piece:find '[^!-~]' then return piece end
    local good = true

@@ -19,7 +19,6 @@ local family = require 'tide.model.family'
 local run_folder = require 'tide.train.folder'
 local fs = require 'tide.util.fs'
 local signature = require 'tide.util.signature'
-local sorted_keys = require('tide.util.pretty').sorted_keys
 local store = require 'tide.train.shard_store'
 local stored = require 'tide.model.stored'
 local verify = require 'tide.train.verify'
@@ -245,9 +244,7 @@ end
 
 -- All tensors of a safetensors file: name -> tensor.
 function checkpoint.tensors(path, device)
-   local file, why = fs.io().safetensors_open(path)
-   if not file then err.raise(why.code, 'train.checkpoint.tensors', '%s', why.message) end
-   local list = {}
+   local file, list = fs.open_tensors('train.checkpoint.tensors', path), {}
    for _, name in ipairs(file:names()) do list[name] = file:load(name, { device = device }) end
    file:close()
    return list
@@ -259,13 +256,14 @@ function checkpoint.recipe(where)
    return verify.plain(op, checkpoint.find(where)).recipe or {}
 end
 
--- The tensors of a verified checkpoint, to be read in part; each file is hashed when it is opened.
-local function open_store(op, folder, manifest)
+-- The tensors of a verified checkpoint. is_hashed: its files of tensors are compared already; else
+-- each is when it is opened.
+local function open_store(op, folder, manifest, is_hashed)
    return store.open(op, folder, manifest, function(name)
       local entry = manifest.files[name]
       err.raise_if(not entry, 'E_FORMAT', op, '%s/%s names %s, which the manifest does not list',
          folder, store.index_name, name)
-      verify.hash(op, folder, name, entry)
+      if not is_hashed then verify.hash(op, folder, name, entry) end
    end)
 end
 
@@ -275,23 +273,18 @@ function checkpoint.load(where, opts)
    local folder = checkpoint.find(where)
    local manifest = checkpoint.verify(folder, opts.lazy)
    local saved = { folder = folder, plain = verify.plain(op, folder) }
-   local index, names = manifest.files[store.index_name], nil
-   err.raise_if(not opts.model_only and not index and not manifest.files['optim.safetensors'],
-      'E_FORMAT', op, '%s has no optimiser state', folder)
+   err.raise_if(not opts.model_only and not manifest.files[store.index_name]
+      and not manifest.files['optim.safetensors'], 'E_FORMAT', op, '%s has no optimiser state',
+      folder)
+   local from = open_store(op, folder, manifest, not opts.lazy)
+   verify.layers(op, folder, saved.plain, from:names 'model')
    if opts.lazy then
-      saved.store = open_store(op, folder, manifest)
-      names = saved.store:names 'model'
-   elseif index then
-      local from = open_store(op, folder, manifest)
-      saved.model = from:all('model', opts.device)
-      saved.optim = not opts.model_only and from:all('optim', opts.device) or nil
-      from:close()
-   else
-      saved.model = checkpoint.tensors(fs.join(folder, 'model.safetensors'), opts.device)
-      saved.optim = not opts.model_only
-         and checkpoint.tensors(fs.join(folder, 'optim.safetensors'), opts.device) or nil
+      saved.store = from
+      return saved
    end
-   verify.layers(op, folder, saved.plain, names or sorted_keys(saved.model))
+   saved.model = from:all('model', opts.device)
+   saved.optim = not opts.model_only and from:all('optim', opts.device) or nil
+   from:close()
    return saved
 end
 

@@ -63,8 +63,7 @@ local function env_of(opts)
       captured = opts.captured or false, cp = opts.cp or null }
 end
 
--- A function step(fn, ...) that runs fn(env, ...) and returns what it returns; it may be called any
--- number of times. opts:
+-- Returns step(fn, ...), which runs fn(env, ...) and returns its results, at each call. opts:
 --   loss_parallel  false, true, or a value for env
 --   scope          true: the step's memory is given back at its end (tide.scope)
 --   captured       true: the step is one launch of a CUDA graph. The second call records fn and its

@@ -93,7 +93,7 @@ function metric.new(opts)
    if opts.out then
       self.out, self.path = opts.out, fs.join(opts.out, 'metrics.jsonl')
       if opts.tensorboard then self.events = events.new(opts.out, os.time()) end
-      rewind(self, opts.step)
+      if opts.step > 0 then rewind(self, opts.step) else os.remove(self.path) end
       local why
       self.file, why = io.open(self.path, 'ab')
       if not self.file then err.raise('E_IO', 'train.metric.new', 'cannot write %s', why) end

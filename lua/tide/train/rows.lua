@@ -15,8 +15,9 @@ local rows = {}
 local Rows = {}
 Rows.__index = Rows
 
--- The first rotary positions of a model whose frequencies depend on the longest row of a call.
-local function varying_rope(model)
+-- Returns the first rotary positions of a model whose frequencies depend on the longest row of a
+-- call; nil without any.
+function rows.varying_rope(model)
    for _, entry in ipairs(model:named_modules()) do
       local rope = rawget(entry.module, 'rope')
       if rope and rope.trained_length then return rope end
@@ -28,7 +29,7 @@ local function rope_type(rope) return rope and (rope.scaling.rope_type or rope.s
 -- Returns the columns of a model. context: most tokens of a row, by default those that the model
 -- was made for (its positions, times the factor of dynamic scaling); device: of the model.
 function rows.new(model, context, device)
-   local n, rope = model.config.max_position_embeddings or math.huge, varying_rope(model)
+   local n, rope = model.config.max_position_embeddings or math.huge, rows.varying_rope(model)
    if rope_type(rope) == 'dynamic' then n = math.floor(n * rope.scaling.factor) end
    return setmetatable({ model = model, context = context or n, device = device, rope = rope },
       Rows)
@@ -44,7 +45,9 @@ function rows.check_ids(op, name, ids, vocab)
 end
 
 -- Whether the model takes rows of different lengths in one call.
-function rows.takes_ragged(model) return class.is(model, causal_lm) and not varying_rope(model) end
+function rows.takes_ragged(model)
+   return class.is(model, causal_lm) and not rows.varying_rope(model)
+end
 
 -- ---- taking up earlier tokens ------------------------------------------------------------------
 

@@ -18,6 +18,7 @@
 -- cannot be written is reported and ends no run.
 
 local ahead = require 'tide.train.ahead'
+local copy = require 'tide.util.copy'
 local data_batch = require 'tide.data.batch'
 local dist = require 'tide.comm'
 local tokens = require 'tide.data.tokens'
@@ -25,6 +26,7 @@ local launch = require 'tide.comm.launch'
 local straggler = require 'tide.comm.straggler'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
+local is_finite = require('tide.train.nonfinite').is_finite
 local metric = require 'tide.train.metric'
 local signature = require 'tide.util.signature'
 local options = require 'tide.train.run_options'
@@ -134,8 +136,8 @@ end
 -- Notes the lowest validation loss, whose checkpoint is kept (keep_best). All ranks agree.
 local function note_best(self)
    local loss, best = self.val_loss, self.best
-   local finite = loss == loss and math.abs(loss) ~= math.huge
-   if dist.any(self.opts.comm, finite and (not best or loss < best.loss)) then
+   local better = is_finite(loss) and (not best or loss < best.loss)
+   if dist.any(self.opts.comm, better) then
       self.best = { step = self.step, loss = loss, since = 0 }
       self:save()
    elseif best then
@@ -166,7 +168,13 @@ function Run:evaluate() return guarded(self, evaluate) end
 -- The validation loss of the present step, if it is known and JSON can hold it.
 local function known_loss(self)
    local v = self.val_step == self.step and self.val_loss or nil
-   return v and v == v and math.abs(v) ~= math.huge and v or nil
+   return v and is_finite(v) and v or nil
+end
+
+-- What train.state collects and restores of a run.
+local function parts_of(o)
+   return { model = o.model, optim = o.optim, sampler = o.sampler, ctx = o.ctx, accum = o.accum,
+      fingerprint = o.fingerprint, parallel = o.parallel }
 end
 
 local function published(self, folder)
@@ -186,10 +194,8 @@ local function save(self)
    local o = self.opts
    if not o.out or self.saved == self.step then return end
    settle_record(self)                     -- before a checkpoint that metrics must reach up to
-   local what = { model = o.model, optim = o.optim, sampler = o.sampler, ctx = o.ctx,
-                  step = self.step, recipe = o.recipe, job = launch.job(), accum = o.accum,
-                  fingerprint = o.fingerprint, val_loss = known_loss(self), best = self.best,
-                  parallel = o.parallel }
+   local what = copy(parts_of(o), { step = self.step, recipe = o.recipe, job = launch.job(),
+      val_loss = known_loss(self), best = self.best })
    settle_save(self)
    local opts = { keep = o.keep, comm = o.comm, spare = self.best and self.best.step }
    self.saved = self.step
@@ -317,8 +323,7 @@ end
 local function resume(o)
    if not o.resume then return 0 end
    local saved = checkpoint.load(o.resume, { device = o.device, lazy = o.parallel ~= nil })
-   local run = { model = o.model, optim = o.optim, sampler = o.sampler, ctx = o.ctx,
-                 fingerprint = o.fingerprint, accum = o.accum, parallel = o.parallel }
+   local run = parts_of(o)
    local at, best = state.restore(run, saved), run.best
    local kept = o.keep_best and best and o.out
       and fs.exists(fs.join(o.out, checkpoint.name(best.step) .. '/manifest.json'))

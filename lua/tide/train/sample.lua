@@ -4,6 +4,7 @@
 -- full it starts again from its second half.
 
 local answers = require 'tide.train.answer'
+local by_key = require 'tide.util.by_key'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
@@ -145,15 +146,8 @@ end
 -- Groups of answers that run together: all, where the model takes rows of different lengths.
 local function grouped(model, list)
    if rows_.takes_ragged(model) then return { list } end
-   local groups, by_length = {}, {}
-   for _, answer in ipairs(list) do
-      local n = #answer.all
-      if not by_length[n] then
-         by_length[n] = {}
-         groups[#groups + 1] = by_length[n]
-      end
-      table.insert(by_length[n], answer)
-   end
+   local groups, of_length = by_key()
+   for _, answer in ipairs(list) do table.insert(of_length(#answer.all), answer) end
    return groups
 end
 

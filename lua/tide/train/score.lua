@@ -4,11 +4,11 @@
 -- often, since gathering a layer takes all of them.
 
 local tide = require 'tide'
+local by_key = require 'tide.util.by_key'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local checkpoint = require 'tide.train.checkpoint'
 local family = require 'tide.model.family'
@@ -51,32 +51,15 @@ end
 -- Rows that the model sees: { ids, parts = { { request, first } } }; `first` is the column, from 0,
 -- that predicts the first id of the request's continuation. Requests of equal rows share one.
 local function rows_of(requests, seq, vocab)
-   local rows, by_key = {}, {}
+   local rows, at = by_key(function(ids, r) return { ids = ids, parts = {}, order = r } end)
    for r, q in ipairs(requests) do
       check_request(q, r, seq, vocab)
       local n = #q.continuation
       local ids = dims.slice(q.context, math.max(0, #q.context + n - seq - 1) + 1)
       for i = 1, n - 1 do ids[#ids + 1] = q.continuation[i] end
-      local key = table.concat(ids, ' ')
-      local row = by_key[key]
-      if not row then
-         row = { ids = ids, parts = {}, order = r }
-         rows[#rows + 1], by_key[key] = row, row
-      end
-      row.parts[#row.parts + 1] = { request = r, first = #ids - n }
+      table.insert(at(table.concat(ids, ' '), ids, r).parts, { request = r, first = #ids - n })
    end
    return rows
-end
-
--- Whether rotary positions depend on the length of the call, so that padding would change them.
-local function depends_on_length(config)
-   local found = false
-   local function visit(t)
-      found = found or t.rope_type == 'dynamic' or t.rope_type == 'longrope'
-      for _, v in each(t) do if type(v) == 'table' then visit(v) end end
-   end
-   visit { config.rope_scaling, config.rope_parameters }
-   return found
 end
 
 -- Rows as batches for `size` ranks, the longest first.
@@ -155,9 +138,8 @@ end
 -- rank calls it with the same requests, which are shared out, and gets all.
 function score.loglikelihood(model, requests, opts)
    local comm = opts.sharded and opts.sharded.comm or dist.solo()
-   local config = model.config or {}
-   local rows = rows_of(requests, opts.seq, config.vocab_size)
-   local is_padded = not depends_on_length(config)
+   local rows = rows_of(requests, opts.seq, (model.config or {}).vocab_size)
+   local is_padded = not rows_.varying_rope(model)      -- padding would change the positions
    local batches = batches_of(rows, opts, comm.size, is_padded)
    local mine, out = {}, {}
    scoring(opts.sharded, function()

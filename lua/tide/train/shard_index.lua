@@ -55,8 +55,8 @@ local function wrong_layout(pieces, shape)
 end
 
 local function wrong_row(row)
-   local ok, why = pcall(signature.check, 'index', 'row', row, 'stored_tensor')
-   if not ok then return (err.of(why).message:gsub("^argument 'row%.?([^']*)'", "field '%1'")) end
+   local why = signature.wrong(row, 'stored_tensor')
+   if why then return why end
    for _, p in ipairs(row.pieces) do
       local wrong = wrong_box(p, row.shape)
       if wrong then return wrong end

@@ -100,14 +100,11 @@ local Store = { class_name = 'ShardStore' }
 Store.__index = Store
 
 local function open_file(self, name)
-   local file = self.files[name]
-   if file then return file end
-   local path = fs.join(self.folder, name)
-   self.check(name)
-   local opened, why = fs.io().safetensors_open(path)
-   if not opened then err.raise(why.code, self.op, '%s', why.message) end
-   self.files[name] = opened
-   return opened
+   if not self.files[name] then
+      self.check(name)
+      self.files[name] = fs.open_tensors(self.op, fs.join(self.folder, name))
+   end
+   return self.files[name]
 end
 
 -- The index of a checkpoint of one rank, from the headers of its files.

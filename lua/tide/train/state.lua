@@ -26,13 +26,15 @@ end
 
 -- Adds t, which is whole on this rank.
 local function add_whole(list, name, t)
-   local offset = dims.zeros(t.ndim)
-   list[#list + 1] = { name = name, t = t:detach(), shape = t.shape, offset = offset,
+   list[#list + 1] = { name = name, t = t:detach(), shape = t.shape, offset = dims.zeros(t.ndim),
       size = t.shape }
 end
 
--- Fields that an optimiser keeps of whole parameters on every rank that has a piece.
-local function whole_fields(optim) return optim.whole_fields or {} end
+-- Whether an optimiser keeps the tensor `key`, "<parameter>.<field>", of whole parameters on every
+-- rank that has a piece.
+local function is_whole(optim, key)
+   return optim.whole_fields ~= nil and optim.whole_fields[key:match '[^.]*$'] == true
+end
 
 -- Adds the boxes of piece p, with the bytes of t, which has its shape.
 local function add_parts(list, name, p, t)
@@ -71,7 +73,7 @@ local function pieces_of(sharded, wants, optim, kept)
       if wants(p.name) then add_parts(model, p.name, p, p.param) end
       for _, field in ipairs(optim and optim.fields or {}) do
          local key = p.name .. '.' .. field
-         if kept[key] ~= nil and whole_fields(optim)[field] then
+         if kept[key] ~= nil and is_whole(optim, key) then
             add_whole(moments, key, kept[key])
          elseif kept[key] ~= nil then
             add_parts(moments, key, p, kept[key])
@@ -97,30 +99,31 @@ end
 -- The random numbers of a run are those of its context, the state's own unless it names one.
 local function ctx_of(run) return run.ctx or tide.default() end
 
+-- What a checkpoint says of a model beside its tensors.
+local function description(model)
+   return { config = family.config(model), family = family.of(model),
+      adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised') }
+end
+
 -- Collects what a checkpoint holds of run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=,
 -- fingerprint=, accum=, val_loss=, best=, parallel= }. With parallel (a Sharded), every rank calls
 -- it.
 function state.collect(run)
    local saved, meta = tensors_of(run)
-   saved.plain = {
+   saved.plain = copy(description(run.model), {
       step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
       rng = ctx_of(run):rng_state(), recipe = run.recipe, job = run.job,
-      config = family.config(run.model), family = family.of(run.model),
       data = data_of(run), val_loss = run.val_loss, best = run.best,
-      adapter = rawget(run.model, 'adapter'), quantised = rawget(run.model, 'quantised'),
-   }
+   })
    return saved
 end
 
 -- The weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no run goes
 -- on from. wants(name): which of them; nil: all. Every rank calls it.
 function state.weights(sharded, wants)
-   return { pieces = pieces_of(sharded, wants or all_names), comm = sharded.comm, plain = {
-      step = 0, optim = { kind = 'none', steps = 0, counts = {} },
-      config = family.config(sharded.model), family = family.of(sharded.model),
-      adapter = rawget(sharded.model, 'adapter'),
-      quantised = rawget(sharded.model, 'quantised'),
-   } }
+   return { pieces = pieces_of(sharded, wants or all_names), comm = sharded.comm,
+      plain = copy(description(sharded.model),
+         { step = 0, optim = { kind = 'none', steps = 0, counts = {} } }) }
 end
 
 -- Refuses data, a batch or windows that differ: the run would silently learn from them.
@@ -216,7 +219,7 @@ end
 -- size } in the stored tensor.
 local function each_part(p, optim, from, keys, fn)
    for _, key in ipairs(keys) do
-      local shape = whole_fields(optim)[key:match '[^.]*$'] and from:shape('optim', key)
+      local shape = is_whole(optim, key) and from:shape('optim', key)
       local whole = shape and { { offset = dims.zeros(#shape), size = shape } }
       for _, part in ipairs(whole or p.parts) do fn(key, part) end
    end
@@ -242,8 +245,8 @@ local function load_optim(sharded, optim, from, meta)
       local master, device = p.name .. '.master', p.param.device
       counts[p.name] = meta.counts[p.name]
       for _, key in ipairs(optim_keys(p, optim, from, meta.counts)) do
-         local shape = whole_fields(optim)[key:match '[^.]*$'] and from:shape('optim', key)
-         if shape then
+         if is_whole(optim, key) then
+            local shape = from:shape('optim', key)
             tensors[key] = from:read('optim', key, dims.zeros(#shape), shape, device)
          elseif key == master and not keeps_master(p.param) then
             tide.no_grad(read_piece, from, 'optim', key, p, p.param)

@@ -11,10 +11,8 @@
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
 -- ranks, since gradients and losses are sums over both.
 --
--- With `captured`, forward, backward and update are one launch on a GPU from the second step on,
--- collectives over NCCL included. The host then learns of a loss that is not finite after the
--- update, which leaves everything as it is by the same numbers on the device (found_inf), on all
--- ranks.
+-- With `captured` the host learns of a loss that is not finite after the update, which leaves
+-- everything as it is by the same numbers on the device (found_inf), on all ranks.
 
 local tide = require 'tide'
 local batches_ = require 'tide.train.batches'

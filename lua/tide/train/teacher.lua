@@ -112,8 +112,7 @@ end
 -- of other data or another vocabulary, seq, long or k.
 function teacher.load(path, sampler, corpus, opts)
    local op, io_ = 'train.teacher.load', fs.io()
-   local file, why = io_.safetensors_open(path)
-   if not file then err.raise(why.code, op, '%s', why.message) end
+   local file = fs.open_tensors(op, path)
    local meta = file.metadata.tide_teacher
    file:close()
    err.raise_if(not meta, 'E_FORMAT', op, '%s holds no output of a teacher', path)

@@ -7,6 +7,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local folder = require 'tide.train.folder'
 local fs = require 'tide.util.fs'
+local signature = require 'tide.util.signature'
 
 local verify = {}
 
@@ -85,52 +86,26 @@ end
 
 -- ---- state.json --------------------------------------------------------------------------------
 
-local is = {
-   ['an integer >= 0'] = err.is_count,
-   ['a table'] = function(v) return type(v) == 'table' end,
-   ['a text'] = function(v) return type(v) == 'string' end,
-   ['a text or false'] = function(v) return type(v) == 'string' or v == false end,
-   ['a number'] = function(v) return type(v) == 'number' end,
-}
-
--- Dotted names with what they are; '?': may be absent. '.*' stands for every entry.
-local rows = {
-   { 'step', 'an integer >= 0' }, { 'optim', 'a table' }, { 'optim.kind', 'a text' },
-   { 'optim.steps', 'an integer >= 0' }, { 'optim.counts', 'a table' },
-   { 'optim.counts.*', 'an integer >= 0' }, { 'sampler', 'a table', '?' },
-   { 'rng', 'a table', '?' }, { 'rng.seed', 'an integer >= 0', 'rng' },
-   { 'rng.stream', 'an integer >= 0', 'rng' }, { 'rng.offset', 'an integer >= 0', 'rng' },
-   { 'config', 'a table', '?' }, { 'family', 'a text or false', '?' }, { 'data', 'a table', '?' },
-   { 'val_loss', 'a number', '?' }, { 'recipe', 'a table', '?' }, { 'job', 'a text', '?' },
-}
-
--- Calls fn(name, value) for what a dotted name stands for.
-local function each_at(plain, name, fn)
-   local v = plain
-   for part in name:gmatch '[^.]+' do
-      if type(v) ~= 'table' then return end
-      if part == '*' then
-         for k, w in each(v) do fn(name:gsub('%*', tostring(k)), w) end
-         return
-      end
-      v = v[part]
+signature.reader('counts_by_name', 'a table of integers', function(op, name, v)
+   for k, n in each(err.type(op, name, v, 'table')) do
+      err.integer(op, ('%s.%s'):format(name, tostring(k)), n, 0)
    end
-   fn(name, v)
-end
+   return v
+end)
+signature.kind('any_number', 'a number', function(v) return type(v) == 'number' end, 'number')
+signature.record('stored_optim', 'a table', { 'kind: string', 'steps: integer >= 0',
+   'counts: counts_by_name' })
+signature.record('stored_rng', 'a table', { 'seed: integer >= 0', 'stream: integer >= 0',
+   'offset: integer >= 0' })
+signature.record('stored_state', 'a table', { 'step: integer >= 0', 'optim: stored_optim',
+   'sampler: table?', 'rng: stored_rng?', 'config: table?', 'family: string | false?',
+   'data: table?', 'val_loss: any_number?', 'recipe: table?', 'job: string?' })
 
 -- What state.json of the checkpoint at `path` holds, with fields that have their types.
 function verify.plain(op, path)
    local plain = verify.json(op, path, 'state.json')
-   for _, row in ipairs(rows) do
-      local expected, optional = row[2], row[3]
-      each_at(plain, row[1], function(name, v)
-         if v == nil and (optional == '?' or optional and plain[optional] == nil) then return end
-         if not is[expected](v) then
-            damaged(op, path, "%s/state.json: field '%s': expected %s, got %s", path, name,
-               expected, err.show(v))
-         end
-      end)
-   end
+   local wrong = signature.wrong(plain, 'stored_state')
+   if wrong then damaged(op, path, '%s/state.json: %s', path, wrong) end
    return plain
 end
 

@@ -90,6 +90,12 @@ function fs.mkdirs(op, path) done(op, 'make the folder', 'mkdir', path) end
 -- XXH64 of a file as text.
 function fs.hash(op, path) return got(op, 'read', 'xxh64_file', path) end
 
+-- Opens a file of safetensors.
+function fs.open_tensors(op, path)
+   local file, why = fs.io().safetensors_open(path)
+   return file or err.raise(why.code, op, '%s', why.message)
+end
+
 -- Removes a folder with the files in it (one level, as checkpoints are). Of a link it removes the
 -- link and leaves what it leads to. Nothing there is fine.
 function fs.remove_dir(op, path)

@@ -359,6 +359,13 @@ function signature.check(op, name, v, text, known)
    return read(row, op, v, known or {}, name)
 end
 
+-- Returns what is wrong with data that were read ("field 'steps': expected .., got .."), or nil
+-- if they are of a type.
+function signature.wrong(v, text)
+   local ok, why = pcall(signature.check, 'read', 'it', v, text)
+   if not ok then return (err.of(why).message:gsub("^argument 'it%.?", "field '")) end
+end
+
 local function add_rows(list, texts)
    for _, text in ipairs(texts) do
       if type(text) == 'table' then

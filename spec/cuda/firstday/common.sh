@@ -32,7 +32,7 @@ for p in nvidia.__path__:
 cublas=$(folder_of libcublasLt.so.13) nccl=$(folder_of libnccl.so.2)
 export LD_LIBRARY_PATH="$root/build:$root/lib${cublas:+:$cublas}${nccl:+:$nccl}:${LD_LIBRARY_PATH:-}"
 export LUA_PATH="bindings/?.lua;lua/?.lua;lua/?/init.lua;share/lua/?.lua;share/lua/?/init.lua;./?.lua;;"
-export LUA_CPATH="$root/lib/lua/?.so;;" TIDE_SPEC_DEVICE=cuda OMP_WAIT_POLICY=passive
+export LUA_CPATH="$root/lib/lua/?.so;;" TIDE_SPEC_DEVICE=cuda TIDE_WIDE=1 OMP_WAIT_POLICY=passive
 luajit=luajit busted=$(command -v busted)
 if [ -x "$root/bin/luajit" ]; then luajit=$root/bin/luajit busted=$root/bin/busted; fi
 command -v "$luajit" >/dev/null && [ -n "$busted" ] ||

@@ -46,7 +46,7 @@ function balance.mask(op, mask)
 end
 
 -- Index of the last document whose slot begins at or before position g.
-local function document_at(slot, g)
+function balance.document_at(slot, g)
    local lo, hi = 1, #slot - 1
    while lo < hi do
       local mid = floor((lo + hi + 1) / 2)
@@ -54,11 +54,10 @@ local function document_at(slot, g)
    end
    return lo
 end
-balance.document_at = document_at
 
 -- Work of positions from .. from + n - 1 of a stream of documents.
 function balance.cost_of(slot, real, from, n, mask)
-   local sum, stop, d = n * mask.linear, from + n, document_at(slot, from)
+   local sum, stop, d = n * mask.linear, from + n, balance.document_at(slot, from)
    while n > 0 and d < #slot and slot[d] < stop do
       local size = real[d + 1] - real[d]
       local a, b = max(0, from - slot[d]), min(size, stop - slot[d])

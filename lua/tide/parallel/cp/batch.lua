@@ -76,7 +76,7 @@ local function with_positions(op, out, name, t, B, S)
    local p = out[key]
    if p == nil then p = tide.arange(S, { dtype = 'i64', device = t.device }):reshape { 1, S } end
    signature.check(op, key, p, 'tensor [B or 1, S] or [n, B or 1, S]', { B = B, S = S })
-   if p.ndim == 2 and B > 1 and p:size(1) == 1 then p = p:expand(B, S):contiguous() end
+   if p.ndim == 2 and p:size(1) == 1 then p = p:expand(B, S):contiguous() end
    out[key] = p
 end
 
@@ -133,8 +133,7 @@ local function counted_on(plan, v, dim)
 end
 
 local function cut(plan, v, row, pad)
-   local dim = row.dim or 2
-   if dim < 0 then dim = dim + v.ndim + 1 end
+   local dim = (row.dim or 2) % (v.ndim + 1)
    if row.fill == 'next' then return counted_on(plan, v, dim) end
    return plan:shard(v, dim, row.fill == 'pad' and pad or row.fill)
 end
@@ -234,7 +233,7 @@ local function number_documents(out, said, B, S, device)
       and documents.cu_index(said.cu_real, said.cu_slot, S, device)
    local doc = index and index:select(3, 1):to 'i64' + 1
       or tide.ones({ 1, S }, { dtype = 'i64', device = device })
-   out.packed_seq_ids = doc:size(1) == B and doc or doc:expand(B, S):contiguous()
+   out.packed_seq_ids = doc:expand(B, S):contiguous()
 end
 
 -- A make_cp_batch_fn for models that want contiguous shards: padded to W * max(pad_multiple, 2),

@@ -9,6 +9,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
+local names = require 'tide.util.names'
 local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local nn_loss = require 'tide.nn.loss'
@@ -29,10 +30,8 @@ local function watched(model)
    for _, e in ipairs(model:named_modules()) do
       if class.is(e.module, nn.Attention) then list[#list + 1] = e end
       if class.is(e.module, nn.Stack) then
-         for i = 1, e.module:count() do
-            local name = e.module._child[i]
-            last[#last + 1] = { module = e.module:at(i), name = e.name == '' and name
-               or e.name .. '.' .. name }
+         for i, block in ipairs(e.module) do
+            last[#last + 1] = { module = block, name = names.join(e.name, e.module._child[i]) }
          end
       end
    end

@@ -44,7 +44,7 @@ local function of_lengths(real, probe)
    local slot = list(probe.cu_slot) or real
    return function(_, t)
       for d = 1, #slot - 1 do
-         if t > slot[d] and t <= slot[d + 1] then
+         if t <= slot[d + 1] then
             return t - slot[d] <= real[d + 1] - real[d] and d
          end
       end

@@ -23,6 +23,7 @@
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
 local axis_of = require 'tide.parallel.axis_of'
+local by_key = require 'tide.util.by_key'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.comm'
@@ -86,7 +87,7 @@ end
 -- ---- making it -------------------------------------------------------------------------------
 
 local function make_units(self, model, list)
-   local root = { name = '', modules = {}, is_root = true }
+   local root = { name = '', modules = {} }
    local entries, of = units.entries(model, list, root)
    local mine = { [root] = {} }
    for _, d in ipairs(list) do mine[d] = {} end
@@ -296,17 +297,11 @@ end
 -- Gradients by the communicators over which their distinct parts lie, the same groups in the same
 -- order on every rank: a list of { grads =, comms =, device = }.
 function Sharded:norm_groups()
-   local groups, by_key = {}, {}
-   for _, e in ipairs(self.entries) do
-      local axis = e.axis
-      local key = axis and axis.name or ''
-      if not by_key[key] then
-         by_key[key] = { grads = {}, comms = { self.shard_comm, axis and axis.comm },
-            device = self.opts.cpu_offload and 'cpu' or self.device }
-         groups[#groups + 1] = by_key[key]
-      end
-      e.group = by_key[key]
-   end
+   local device = self.opts.cpu_offload and 'cpu' or self.device
+   local groups, at = by_key(function(axis)
+      return { grads = {}, comms = { self.shard_comm, axis and axis.comm }, device = device }
+   end)
+   for _, e in ipairs(self.entries) do e.group = at(e.axis and e.axis.name or '', e.axis) end
    for _, p in ipairs(self:named_parameters()) do
       local g = p.param.grad
       if g ~= nil then table.insert(p.entry.group.grads, g) end
@@ -317,7 +312,7 @@ end
 -- Raises unless all parameters below `module` are gathered and up to date.
 function Sharded:check_whole(name, module)
    local inside = {}
-   units.check_model(name, module)
+   signature.check(name, 'model', module, 'module')
    module:walk(function(m) inside[m] = true end)
    for _, unit in ipairs(self:all_units()) do
       for _, b in ipairs(unit.buckets) do

@@ -9,8 +9,6 @@ local options = {}
 
 local op = 'parallel.fully_shard'
 
-options.strategies = { 'no_shard', 'optim', 'optim_grads', 'optim_grads_params' }
-
 -- Flags, which ranks compare.
 local flags = {
    'overlap_grad_reduce: boolean = true -- reduces gradients beside the computation',
@@ -65,12 +63,10 @@ options.rows = {
 local read_precision = signature.options { 'param_dtype: float?', 'reduce_dtype: float?',
    'output_dtype: float?', 'cast_forward_inputs: boolean = true' }
 
--- { param_dtype, reduce_dtype, output_dtype, cast_forward_inputs }; absent dtypes: no cast.
-function options.precision(name, mp) return read_precision(name .. ': mp_policy', mp) end
-
--- Returns checked options with what follows from them; changes the table.
+-- Returns checked options with what follows from them; changes the table. Field mp is mp_policy
+-- with its defaults; absent dtypes: no cast.
 function options.settle(o)
-   o.mp, o.reshard = options.precision(op, o.mp_policy), o.reshard_after_forward
+   o.mp, o.reshard = read_precision(op .. ': mp_policy', o.mp_policy), o.reshard_after_forward
    o.mp_policy, o.reshard_after_forward = nil, nil
    if o.sync_each_backward == nil then
       o.sync_each_backward = o.strategy == 'optim_grads' or o.strategy == 'optim_grads_params'

@@ -13,11 +13,9 @@ local price = {}
 -- Adds what rank `rank` keeps of bucket b. unreduced: micro-batches add whole gradients up before
 -- the reduction.
 local function add_kept(sum, b, rank, state_bytes, unreduced, block)
-   local o, n = b.opts, b.comm.size
-   local compute, shard = bytes_of(o.dtype), bytes_of(o.shard_dtype)
+   local compute, shard = bytes_of(b.opts.dtype), bytes_of(b.opts.shard_dtype)
    local count, whole = b.layout.counts[rank + 1], b.layout.total * compute
-   local one = o.dtype == o.shard_dtype and not o.offload and not (b.full and n > 1)
-   if one then                                    -- the shard is a part of the whole
+   if not b.apart then                            -- the shard is a part of the whole
       sum.parameters, sum.kept = sum.parameters + whole, sum.kept + block(whole)
    else
       sum.parameters = sum.parameters + count * shard + (b.full and 0 or whole)

@@ -3,6 +3,7 @@
 -- A bucket holds parameters of one dtype, all trained or all frozen, so a unit has one collective a
 -- bucket. The engine decides when; this file only passes it on.
 
+local by_key = require 'tide.util.by_key'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local Bucket = require 'tide.parallel.fsdp.bucket'
@@ -11,14 +12,9 @@ local Unit = class 'FsdpUnit'
 
 -- Entries by (dtype, trained or not), in order of their first.
 local function split(entries)
-   local list, by_key = {}, {}
+   local list, at = by_key()
    for _, e in ipairs(entries) do
-      local key = e.dtype .. (e.requires_grad and '+' or '-')
-      if not by_key[key] then
-         by_key[key] = { dtype = e.dtype, trained = e.requires_grad }
-         list[#list + 1] = by_key[key]
-      end
-      table.insert(by_key[key], e)
+      table.insert(at(e.dtype .. (e.requires_grad and '+' or '-')), e)
    end
    return list
 end
@@ -28,7 +24,7 @@ function Unit:init(desc, entries, bucket_opts)
    self.name, self.modules, self.is_last = desc.name, desc.modules, desc.is_last
    self.entries, self.buckets, self.numel = entries, {}, 0
    for i, list in ipairs(split(entries)) do
-      self.buckets[i] = Bucket(list, bucket_opts(list.dtype, list.trained))
+      self.buckets[i] = Bucket(list, bucket_opts(list[1].dtype, list[1].requires_grad))
       self.numel = self.numel + self.buckets[i].layout.total
    end
    self.reshard_after_forward, self.calls, self.holds = false, 0, 0

@@ -8,7 +8,6 @@
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local names = require 'tide.util.names'
-local signature = require 'tide.util.signature'
 local layout = require 'tide.parallel.layout'
 local Stack = require 'tide.nn.stack'
 
@@ -124,8 +123,5 @@ function units.entries(model, list, root)
    end)
    return entries, of
 end
-
--- Refuses what is no module, in the name of op `name`.
-function units.check_model(name, model) signature.check(name, 'model', model, 'module') end
 
 return units

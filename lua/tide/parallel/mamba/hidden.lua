@@ -62,15 +62,10 @@ end
 
 -- The groups of B and C as the rule of the scan wants them: some of them several times.
 local function spread(xBC, own, part)
-   local index, I, N = {}, own.inner_dim, own.state
-   for i = 0, I - 1 do index[i + 1] = i end
-   for half = 0, 1 do
-      for _, k in ipairs(part.list) do
-         local first = I + (half * part.groups + k) * N
-         for i = 0, N - 1 do index[#index + 1] = first + i end
-      end
-   end
-   return xBC:index_select(3, tide.tensor(index, { dtype = 'i64', device = xBC.device }))
+   local I = own.inner_dim
+   local index = split.channels(part.list, 0, I, part.groups, own.state)
+   local of_groups = xBC:index_select(3, tide.tensor(index, { dtype = 'i64', device = xBC.device }))
+   return tide.cat({ xBC:narrow(3, 1, I), of_groups }, 3)
 end
 
 -- A rank without heads: nothing, but attached to all parameters, as a rank with heads is.

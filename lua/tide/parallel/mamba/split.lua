@@ -58,6 +58,19 @@ function split.runs(part, s, base, after)
    return runs
 end
 
+-- The channels (from 0) of B and then of C that groups have, of which the list counts from group
+-- `first`; B begins at channel `base` and has G groups of N.
+function split.channels(list, first, base, G, N)
+   local out = {}
+   for half = 0, 1 do
+      for _, k in ipairs(list) do
+         local at = base + (half * G + first + k) * N
+         for i = 0, N - 1 do out[#out + 1] = at + i end
+      end
+   end
+   return out
+end
+
 return signature.doors('parallel.mamba_cp', split, { heads = { {
    'heads: integer >= 1', 'groups: integer >= 1', 'size: integer >= 1',
    'where heads % groups == 0 -- heads ({heads}) must be a multiple of groups ({groups})' },

@@ -23,21 +23,6 @@ local state = {}
 
 -- ---- runs of a plan --------------------------------------------------------------------------
 
-local function joined(runs)
-   local list = {}
-   for i = 1, #runs, 2 do
-      local last = list[#list]
-      if runs[i + 1] > 0 then
-         if last and last.first + last.count == runs[i] then
-            last.count = last.count + runs[i + 1]
-         else
-            list[#list + 1] = { first = runs[i], count = runs[i + 1] }
-         end
-      end
-   end
-   return list
-end
-
 -- The runs of every rank: { ranks = list of lists of { first, count }, R =, c = }; nil and the
 -- reason if the ranks do not all have the same number of runs of the same length.
 function state.runs(map)
@@ -47,16 +32,11 @@ function state.runs(map)
    end
    local out = { ranks = {} }
    for r = 0, map.size - 1 do
-      local list = joined(map:runs(r))
-      -- the last rank of a zigzag has two runs that meet: they stay two
-      if map.kind == 'zigzag' and map.size > 1 and #list == 1 then
-         local c = list[1].count / 2
-         list = { { first = list[1].first, count = c },
-            { first = list[1].first + c, count = c } }
-      end
+      local list, runs = {}, map:runs(r)
+      for i = 1, #runs, 2 do list[#list + 1] = { first = runs[i], count = runs[i + 1] } end
       out.ranks[r + 1] = list
    end
-   out.R, out.c = #out.ranks[1], out.ranks[1][1] and out.ranks[1][1].count or 0
+   out.R, out.c = #out.ranks[1], out.ranks[1][1].count
    if out.c == 0 then return nil, 'no tokens' end
    return out
 end

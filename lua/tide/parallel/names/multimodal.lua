@@ -274,7 +274,7 @@ function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis
       if x:size(1) < want then
          err.arg(op, 'x', ('at least %d rows, a feature for each token'):format(want), x:size(1))
       end
-      if x:size(1) > want then x = x:narrow(1, 1, want) end
+      x = x:narrow(1, 1, want)
       check_alike(op, axis, x, 1,
          { 'plans', ('rows %s, merge %d'):format(table.concat(counts, ' '), merge), 'shown' })
       return axis.size == 1 and x or collective.all_gather_v(x, axis, 1, counts)

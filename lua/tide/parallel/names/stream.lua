@@ -25,15 +25,15 @@ local fills = {
 }
 -- Fields that say how the stream lies: the plan says it anew for a rank's part.
 local layout = {
-   cu_seqlens = true, cu_seqlens_padded = true, cu_real = true, cu_slot = true, index = true,
-   max_seqlen = true, gapless = true, padding_mask = true, attention_mask = true, order = true,
+   cu_seqlens_padded = true, cu_seqlens = true, cu_real = true, cu_slot = true, index = true,
+   gapless = true, max_seqlen = true, padding_mask = true, attention_mask = true, order = true,
 }
 
 -- ---- documents of a stream -------------------------------------------------------------------
 
 -- Cumulative lengths without sentinels.
 local function lengths_of(op, name, v, sentinel)
-   if tide.is_tensor(v) and v.ndim == 1 then v = v:tolist() end
+   if tide.is_tensor(v) then v = v:tolist() end
    if type(v) ~= 'table' then err.arg(op, name, 'a list of numbers or a tensor of one dim', v) end
    return cp_map.cu(op, name, stack.before(op, name, v, sentinel))
 end

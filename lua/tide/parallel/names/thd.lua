@@ -10,10 +10,10 @@
 -- with the sentinel.
 
 local tide = require 'tide'
+local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
-local sum_of = require('tide.util.dims').sum
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
 local stack = require 'tide.parallel.cp.stack'
@@ -21,8 +21,8 @@ local stack = require 'tide.parallel.cp.stack'
 local thd = {}
 
 local consumed = {
-   input_ids = true, labels = true, position_ids = true, seq_lens = true, seq_lens_padded = true,
-   attention_mask = true,
+   attention_mask = true, input_ids = true, labels = true, position_ids = true,
+   seq_lens = true, seq_lens_padded = true,
 }
 
 -- ---- lengths ---------------------------------------------------------------------------------
@@ -47,8 +47,8 @@ local function check_lengths(op, lens, slots, S)
          err.raise_if(lens[b][i] > n, 'E_ARG', op, 'row %d: document %d has %d tokens, its slot %d',
             b, i - 1, lens[b][i], n)
       end
-      err.raise_if(sum_of(row) > S, 'E_ARG', op, 'row %d: the documents take %d tokens, the row '
-         .. 'has %d', b, sum_of(row), S)
+      err.raise_if(dims.sum(row) > S, 'E_ARG', op, 'row %d: the documents take %d tokens, the row '
+         .. 'has %d', b, dims.sum(row), S)
    end
 end
 
@@ -65,7 +65,7 @@ end
 local function order_of(slots, S)
    local runs, tail, gap, moves = {}, {}, false, false
    for b, row in ipairs(slots) do
-      local used = sum_of(row)
+      local used = dims.sum(row)
       if gap and used > 0 then moves = true end
       runs[b] = { (b - 1) * S, used }
       tail[b] = { (b - 1) * S + used, S - used }
@@ -114,7 +114,7 @@ local function guess_mask(op, ids_BS, pad)
    local same = ids_BS:eq(pad)
    for b, row in ipairs(ids_BS:tolist()) do
       local tail = S
-      while tail > 0 and row[tail] == pad do tail = tail - 1 end
+      while row[tail] == pad do tail = tail - 1 end
       for i = 1, tail do
          err.raise_if(row[i] == pad, 'E_ARG', op, 'padding_token_id %d also occurs as content (row '
             .. '%d, token %d); give seq_lens', pad, b, i - 1)
@@ -129,11 +129,11 @@ local function i32(list, device) return tide.tensor(list, { dtype = 'i32', devic
 -- padding behind the last document alone is given to it.
 local function absorb(real, slot, T, may)
    local n = #real
-   if may and n > 1 and real[n] < T then
+   if may and n > 1 then
       local same = true
       for i = 1, n - 1 do same = same and real[i] == slot[i] end
       if same then
-         local cu = { unpack(real, 1, n - 1) }
+         local cu = dims.copy(real)
          cu[n] = T
          return cu, nil
       end
@@ -156,8 +156,8 @@ end
 local function put_lengths(out, B, S, lens, slots, o, device)
    local T, real, slot = B * S, cumulate(lens), cumulate(slots)
    local cu, padded = absorb(real, slot, T, o.causal and o.slots)
-   out.cu_seqlens, out.max_seqlen = i32(cu, device), nil
-   for i = 1, #cu - 1 do out.max_seqlen = math.max(out.max_seqlen or 0, cu[i + 1] - cu[i]) end
+   out.cu_seqlens, out.max_seqlen = i32(cu, device), 0
+   for i = 2, #cu do out.max_seqlen = math.max(out.max_seqlen, cu[i] - cu[i - 1]) end
    out.cu_seqlens_padded = padded and i32(padded, device)
    out.cu_real, out.cu_slot = i32(real, device), i32(slot, device)
    out.gapless = padded == nil
@@ -239,8 +239,8 @@ local function rows_from(batch, first, n, B, S)
       if tide.is_tensor(v) then
          local mrope = name == 'position_ids' and v.ndim == 3
          local dim = mrope and 2 or 1
-         local has = v.ndim >= dim and v:size(dim) == B
-            and (mrope or name:find '^seq_lens' or v.ndim >= 2 and v:size(2) == S)
+         local has = v.ndim >= 2 and v:size(dim) == B
+            and (mrope or name:find '^seq_lens' or v:size(2) == S)
          part[name] = has and v:narrow(dim, first, n) or v
       elseif name:find '^seq_lens' and type(v) == 'table' then
          part[name] = { unpack(v, first, first + n - 1) }
@@ -329,7 +329,7 @@ end
 -- A row that was not packed: one document in a slot of n tokens.
 local function as_packed(row, n, pad)
    local len = #row.input_ids
-   if row.attention_mask then len = sum_of(row.attention_mask) end
+   if row.attention_mask then len = dims.sum(row.attention_mask) end
    local positions = {}
    for i = 1, n do positions[i] = i - 1 end
    return {

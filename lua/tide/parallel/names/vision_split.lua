@@ -13,7 +13,8 @@ local signature = require 'tide.util.signature'
 local split = {}
 
 local floor, min, max = math.floor, math.min, math.max
-local sum_of = require('tide.util.dims').sum
+local dims = require 'tide.util.dims'
+local sum_of = dims.sum
 
 -- ---- units -----------------------------------------------------------------------------------
 
@@ -57,25 +58,20 @@ end
 
 local function fits(sum, parts, limit)
    local at = 1
-   for _ = 1, parts do
-      at = reach(sum, at, limit)
-      if at == #sum then return true end
-   end
-   return false
+   for _ = 1, parts do at = reach(sum, at, limit) end
+   return at == #sum
 end
 
--- The least size of the largest of `parts` parts. Sums of whole costs are compared exactly.
+-- The least size of the largest of `parts` parts, found exactly: halving ends where no number lies
+-- between the two. lo: a size that none is below.
 local function least(sum, parts, lo)
    local hi = sum[#sum]
-   local whole = true
-   for i = 2, #sum do whole = whole and sum[i] % 1 == 0 end
-   for _ = 1, 200 do
-      local mid = whole and floor((lo + hi) / 2) or (lo + hi) / 2
-      if mid >= hi or mid < lo or (mid == lo and not whole) then break end
-      if fits(sum, parts, mid) then hi = mid else lo = whole and mid + 1 or mid end
-      if lo >= hi then break end
+   if fits(sum, parts, lo) then return lo end
+   while true do
+      local mid = (lo + hi) / 2
+      if mid == lo or mid == hi then return hi end
+      if fits(sum, parts, mid) then hi = mid else lo = mid end
    end
-   return hi
 end
 
 -- First position of each part if parts are filled from the end: no cut may come before it.
@@ -143,15 +139,16 @@ local function nearest(d, T)
    return k
 end
 
+-- The edge of a tubelet that is nearest to frame t, inside the video if it has one there.
 local function snap(num_frames, T, t)
    local a = 0
-   for i, n in ipairs(num_frames) do
+   for _, n in ipairs(num_frames) do
       local b = a + n
-      if t == a or t == b then return t end
-      if t < b or i == #num_frames then
+      if t < b then
+         if t == a then return t end
          local count = math.ceil(n / T)
-         if count <= 1 then return t - a < b - t and a or b end
-         return min(a + max(1, min(nearest(t - a, T), count - 1)) * T, b)
+         if count == 1 then return t - a < b - t and a or b end
+         return a + max(1, min(nearest(t - a, T), count - 1)) * T
       end
       a = b
    end
@@ -161,10 +158,9 @@ end
 -- Bounds at even frame counts moved to the nearest edge of a tubelet; parts may be empty.
 function split.points(num_frames, T, parts)
    local total, bounds = sum_of(num_frames), { 0 }
-   for r = 1, parts - 1 do
+   for r = 1, parts do
       bounds[r + 1] = max(bounds[r], snap(num_frames, T, floor(r * total / parts)))
    end
-   bounds[parts + 1] = total
    return bounds
 end
 
@@ -177,7 +173,7 @@ local function sound(bounds, num_frames, T, total)
    end
    for r = 1, #bounds - 1 do
       if bounds[r + 1] <= bounds[r] then return false end
-      if bounds[r + 1] <= total and not edge[bounds[r + 1]] then return false end
+      if not edge[min(bounds[r + 1], total)] then return false end
    end
    return true
 end
@@ -186,7 +182,7 @@ end
 -- and their number. nil where that rule would lose a frame, cut a tubelet or leave a part empty.
 function split.compatible(num_frames, T, parts)
    local total = sum_of(num_frames)
-   local frames, added = { unpack(num_frames) }, 0
+   local frames, added = dims.copy(num_frames), 0
    local function append(n)
       for _ = 1, n do frames[#frames + 1] = 1 end
       added = added + n
@@ -200,15 +196,10 @@ function split.compatible(num_frames, T, parts)
       if empty == 0 then break end
       append(empty)
    end
-   if added > 0 then
-      for r = 1, parts do
-         if bounds[r] < total and bounds[r + 1] > total then
-            bounds[r + 1] = total
-            break
-         end
-      end
+   for r = 1, parts do                   -- empty frames begin a part of their own
+      if bounds[r] < total then bounds[r + 1] = min(bounds[r + 1], total) end
    end
-   if bounds[parts + 1] < total or not sound(bounds, num_frames, T, total) then return nil end
+   if not sound(bounds, num_frames, T, total) then return nil end
    return bounds, bounds[parts + 1] - total
 end
 
@@ -217,8 +208,7 @@ end
 function split.even(n, parts)
    local added = max(0, parts - n)
    local each, bounds = floor((n + added) / parts), {}
-   for r = 0, parts - 1 do bounds[r + 1] = r * each end
-   bounds[parts + 1] = n + added
+   for r = 0, parts do bounds[r + 1] = r < parts and r * each or n + added end
    return bounds, added
 end
 
@@ -230,12 +220,11 @@ function split.proportional(costs, parts)
    local sum, n = prefix(costs), #costs
    if n < parts then return nil end
    local bounds, at = { 0 }, 0
-   for r = 1, parts - 1 do
+   for r = 1, parts do
       while at < n and sum[at + 2] * parts <= r * sum[n + 1] do at = at + 1 end
       at = max(bounds[r] + 1, min(at, n - (parts - r)))
       bounds[r + 1] = at
    end
-   bounds[parts + 1] = n
    return bounds
 end
 
@@ -244,8 +233,8 @@ function split.frame_cost(patches, alpha) return patches * (patches + alpha) end
 
 -- Empty frames to add so that a rank has at least `least` rows of patches.
 function split.pad_frames(rows, rows_per_frame, least_rows)
-   if rows_per_frame == 0 or rows >= least_rows then return 0 end
-   return math.ceil((least_rows - rows) / rows_per_frame)
+   if rows_per_frame == 0 then return 0 end
+   return math.ceil(max(0, least_rows - rows) / rows_per_frame)
 end
 
 local frames = 'num_frames: integer[] >= 0; T: integer >= 1'

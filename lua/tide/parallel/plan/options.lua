@@ -62,7 +62,7 @@ local axis_names = { 'dp', 'dp_replicate', 'dp_shard', 'cp', 'tp' }
 local function given_axes(m)
    local axes, n, words = {}, 1, {}
    for _, name in ipairs(axis_names) do
-      local size = m[name] or 0
+      local size = m[name]
       if size > (name == 'cp' and 1 or 0) then axes[name] = size end
       -- dp beside its factors is their product
       if size > 0 and not (name == 'dp' and (m.dp_replicate > 0 or m.dp_shard > 0)) then

@@ -7,6 +7,7 @@
 -- a context axis compare what they hold of a batch.
 
 local tide = require 'tide'
+local by_key = require 'tide.util.by_key'
 local copied = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local dtype_size = tide.dtype_size
@@ -49,26 +50,21 @@ local kinds = { 'all_reduce', 'reduce', 'broadcast', 'all_gather', 'all_gather_v
    'send_recv' }
 local inner = { all_gather = 'all_gather_into', reduce_scatter = 'reduce_scatter_into',
    all_to_all = 'all_to_all_into' }
-local shown = { all_gather_v = 'all_gather', reduce_scatter_v = 'reduce_scatter',
-   all_to_all_v = 'all_to_all' }
 
 local Meter = {}
 Meter.__index = Meter
 
 -- Counts the calls on the communicators of more than one rank in a list.
 local function meter(comms)
-   local self = setmetatable({ comms = {}, count = {} }, Meter)
-   local seen = {}
+   local list, add = by_key(function(comm) return comm end)
+   local self = setmetatable({ comms = list, count = {} }, Meter)
    for _, comm in ipairs(comms) do
-      if comm.size > 1 and not seen[comm] then
-         seen[comm] = true
-         self.comms[#self.comms + 1] = comm
-      end
+      if comm.size > 1 then add(comm, comm) end
    end
    for _, comm in ipairs(self.comms) do
       for _, kind in ipairs(kinds) do
          local method = inner[kind] or kind
-         local call, name = comm[method], shown[kind] or kind
+         local call, name = comm[method], kind:gsub('_v$', '')
          comm[method] = function(...)
             self.count[name] = (self.count[name] or 0) + 1
             return call(...)

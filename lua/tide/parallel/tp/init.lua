@@ -321,21 +321,13 @@ function Run:head(model, opts)
    if style and not cut then
       self:refuse(path, 'the output projection can only be cut by vocabulary rows')
    end
-   if not cut then
-      return self:add(function()
-         for _, of in ipairs { 'head_loss', 'head_logits', 'head_logprobs', 'head_distil' } do
-            layer.around(model, function(next, me, x, ...)
-               return layer.through(next, me, x, layer.into_whole(env, x, from), ...)
-            end, { of = of })
-         end
-      end)
-   end
-   local heads = cut_heads(env, embed and m.nvocab or m.nout, opts.gather_logits ~= false)
+   local of_part = cut and cut_heads(env, embed and m.nvocab or m.nout, opts.gather_logits ~= false)
+   local convert = cut and layer.into_parts or layer.into_whole
    self:add(function()
-      model.keeps_logits_apart = opts.gather_logits == false
-      for of, fn in each(heads) do
-         layer.around(model, function(_, me, x, ...)
-            return layer.through(fn, me, x, layer.into_parts(env, x, from), ...)
+      if cut then model.keeps_logits_apart = opts.gather_logits == false end
+      for _, of in ipairs { 'head_loss', 'head_logits', 'head_logprobs', 'head_distil' } do
+         layer.around(model, function(next, me, x, ...)
+            return layer.through(cut and of_part[of] or next, me, x, convert(env, x, from), ...)
          end, { of = of })
       end
    end)
@@ -371,10 +363,10 @@ local function check_sequence(run, model)
       run:refuse(last, "the sequence is cut here and not behind the embedding; give the embedding "
          .. "the output 'S(1)', and all norms the style sequence_parallel")
    end
-   for i, block in ipairs(body.layers._child) do
-      for _, child in ipairs(body.layers:at(i)._child) do
-         local name = names_.join(path, 'layers', block, child)
-         if norm.is(body.layers:at(i)[child]) and is_cut(name) ~= is_cut(embed) then
+   for i, block in ipairs(body.layers) do
+      for _, child in ipairs(block._child) do
+         local name = names_.join(path, 'layers', body.layers._child[i], child)
+         if norm.is(block[child]) and is_cut(name) ~= is_cut(embed) then
             local here, there = 'here', 'behind the embedding'
             if is_cut(embed) then here, there = there, here end
             run:refuse(name, 'the sequence is cut %s and not %s; give all norms of blocks the '
@@ -393,8 +385,8 @@ local function prepare(run, model, opts)
    end)
    model:walk(function(m)
       if run.sequence and class.is(m, nn.Stack) then
-         for i = 1, m:count() do
-            run:add(function() layer.watch_length(m:at(i), run.env) end)
+         for _, block in ipairs(m) do
+            run:add(function() layer.watch_length(block, run.env) end)
          end
       end
    end)

@@ -50,19 +50,13 @@ end
 
 -- Which of the gathered channels (from 0) a rank's heads read, in the order of the layer; nil: all.
 local function wanted(m, part)
-   local N, G, list, own = m.state, m.groups, {}, part.list
+   local own = part.list
    if not own then
-      if part.groups == G then return nil, G end
+      if part.groups == m.groups then return nil, m.groups end
       own = {}
       for k = 1, part.groups do own[k] = k - 1 end
    end
-   for half = 0, 1 do
-      for _, k in ipairs(own) do
-         local first = (half * G + part.group + k) * N
-         for i = 0, N - 1 do list[#list + 1] = first + i end
-      end
-   end
-   return list, #own
+   return split.channels(own, part.group, 0, m.groups, m.state), #own
 end
 
 -- [.., channels of this rank, ..] -> those of the rank's groups, along dim.

@@ -63,10 +63,6 @@ local function own_plan(m)
    return out
 end
 
-local function layer_parts(block, fn)
-   for _, name in ipairs(block._child) do fn(name, block[name]) end
-end
-
 -- The plan of a decoder: embedding by vocabulary rows, attention and Mamba-2 by heads, MLP by its
 -- hidden size, head by vocabulary rows with its output left cut. The head of a model whose loss
 -- does not go by head_loss stays whole: that loss would take the rows of a rank for all.
@@ -74,12 +70,12 @@ function tp_plans.decoder(model)
    local body, path, names = tp_plans.body(model)
    if not body then return nil end
    local plan = { [join(path, names.embed)] = get 'rowwise_rep' }
-   for i = 1, body.layers:count() do
-      layer_parts(body.layers:at(i), function(name, m)
-         for child, style in each(own_plan(m) or {}) do
+   for _, block in ipairs(body.layers) do
+      for _, name in ipairs(block._child) do
+         for child, style in each(own_plan(block[name]) or {}) do
             plan[join(path, 'layers.*', name, child)] = style
          end
-      end)
+      end
    end
    if model.head_loss and class.is(rawget(model, 'lm_head'), nn.Linear) then
       plan.lm_head = get 'colwise'
@@ -158,10 +154,9 @@ function tp_plans.with_sequence(plan, model)
    local embed = join(path, names.embed)
    if not plan[embed] then refuse_sequence("'%s' is whole", embed) end
    plan[embed] = plan[embed]:with { output = 'S(1)' }
-   for i = 1, body.layers:count() do
-      local block = body.layers:at(i)
+   for i, block in ipairs(body.layers) do
       local at = join(path, 'layers', body.layers._child[i])
-      layer_parts(block, function(name, m) block_sequence(plan, at, name, m) end)
+      for _, name in ipairs(block._child) do block_sequence(plan, at, name, block[name]) end
    end
    if not norm.is(body[names.norm]) then refuse_sequence("'%s' has no final norm", path) end
    plan[join(path, names.norm)] = get 'sequence_parallel'

@@ -58,20 +58,16 @@ function methods.with(s, changes)
    return make(copy(read_changes('parallel.style.with', changes), copy(data[s])))
 end
 
-local function define(name, shard, input, output)
-   return make { name = name, shard = shard, input = input, output = output, blocks = 1 }
+local names, styles = {}, {}
+for i, row in ipairs {
+   { 'colwise', 'rows', 'R', 'S(-1)' }, { 'rowwise', 'columns', 'S(-1)', 'R' },
+   { 'colwise_rep', 'rows', 'R', 'R' }, { 'rowwise_rep', 'columns', 'R', 'R' },
+   { 'sequence_parallel', nil, 'S(1)', 'S(1)' }, { 'gather_input', nil, 'S(1)', 'R' },
+} do
+   local name, shard, input, output = unpack(row, 1, 4)
+   names[i] = name
+   styles[name] = make { name = name, shard = shard, input = input, output = output, blocks = 1 }
 end
-
-local names = { 'colwise', 'rowwise', 'colwise_rep', 'rowwise_rep', 'sequence_parallel',
-   'gather_input' }
-local styles = {
-   colwise = define('colwise', 'rows', 'R', 'S(-1)'),
-   rowwise = define('rowwise', 'columns', 'S(-1)', 'R'),
-   colwise_rep = define('colwise_rep', 'rows', 'R', 'R'),
-   rowwise_rep = define('rowwise_rep', 'columns', 'R', 'R'),
-   sequence_parallel = define('sequence_parallel', nil, 'S(1)', 'S(1)'),
-   gather_input = define('gather_input', nil, 'S(1)', 'R'),
-}
 
 -- Whether v is a style.
 function tp_style.is(v) return type(v) == 'table' and data[v] ~= nil end

@@ -1,0 +1,17 @@
+-- Spec files of emulated CUDA with all of their cases, of which `make test` takes some
+-- (spec/support/wide.lua).
+
+local emulated = require 'spec.cuda.emulated'
+
+if not emulated.here() then return end
+
+describe('with all of its cases passes', function()
+   for _, name in ipairs { 'mma', 'nccl', 'ssm', 'train', 'wgmma' } do
+      it(('spec/cuda/emulated_%s_spec.lua'):format(name), function()
+         local out = emulated.capture(('TIDE_WIDE=1 luajit /usr/bin/busted -o TAP '
+            .. 'spec/cuda/emulated_%s_spec.lua'):format(name))
+         assert.is_nil(out:find '\nnot ok', out)
+         assert.is_truthy(out:find '\nok 1', out)
+      end)
+   end
+end)
