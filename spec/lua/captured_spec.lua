@@ -16,7 +16,7 @@ local function batch(seed, bad)
       labels = tide.tensor({ labels }, { dtype = 'i64' }) }
 end
 
--- A step of a small model; its loss is NaN for a bad batch.
+-- A step of a small model. Its loss is NaN for a bad batch, or a gradient alone.
 local function new(o)
    local model = tide.model.llama({ vocab_size = 16, hidden_size = 8, num_hidden_layers = 1,
       num_attention_heads = 1 }, { seed = 1 })
@@ -24,7 +24,8 @@ local function new(o)
    return step.new { model = model, optim = opt, clip = o.clip, comm = tide.dist.solo(),
       loss = function(m, b, opts)
          local loss = m:loss(b.ids, b.labels, opts)
-         return b.bad and loss * (0 / 0) or loss
+         if b.bad ~= 'gradient' then return b.bad and loss * (0 / 0) or loss end
+         return loss + (m:parameters()[1]:reshape(-1):narrow(1, 1, 1) * 0):sqrt():sum()
       end }, model, opt
 end
 
@@ -86,8 +87,27 @@ describe('a captured step', function()
       assert.same({ false, 1, before }, { r.applied, opt.steps, weights(model) })
       assert.matches('not finite on rank 0: its loss', r.cause, 1, true)
       assert.matches("the gradient of '", r.cause, 1, true)
+      assert.is_nil(r.cause:find('summed over ranks', 1, true))
+      r = replayed:run { batch(2), batch(3, 'gradient') }
+      assert.same({ false, 1, before, true }, { r.applied, opt.steps, weights(model),
+         r.loss == r.loss })
+      assert.matches("^not finite on rank 0: the gradient of '", r.cause)
       r = replayed:run { batch(2) }
       assert.same({ true, 2 }, { r.applied, opt.steps })
+   end)
+
+   it('adds gradients over ranks, which are compared in the first call alone', function()
+      local self = on_graph((new {}))
+      local reduced, gathered = 0, 0
+      self.comm = { size = 2, rank = 0, all_reduce = function() reduced = reduced + 1 end,
+         all_gather_object = function(_, mine)
+            gathered = gathered + 1
+            return { mine, mine }
+         end }
+      for i = 1, 3 do
+         self.captured({ batch(i) }, 5)
+         assert.same({ 2 * i, 2 }, { reduced, gathered })
+      end
    end)
 
    it('is refused over ranks of the host, one by one updates, and weights elsewhere', function()
@@ -152,6 +172,12 @@ describe('an update inside a recorded step', function()
       opt:step()
       optim_captured.prepare(opt)
       assert.is_nil(opt.rates)                               -- its weights are on no GPU
+      local real = tide.empty
+      tide.empty = function(shape, o) return { shape, o.dtype, o.device } end
+      opt.entries = function() return { { param = { device = 'cuda' } }, {} } end
+      for _ = 1, 2 do optim_captured.prepare(opt) end
+      tide.empty, opt.entries = real, nil
+      assert.same({ { 2, 2 }, 'f64', 'cuda' }, opt.rates)
       opt.rates = tide.zeros({ 2, 2 }, { dtype = 'f64' })
       local seen = {}
       opt.update = function(_, group, bucket, lr, opts)

@@ -83,6 +83,11 @@ describe('rows of documents', function()
             end
             assert.is_true(used <= o.seq and (o.fit ~= 'alone' or #row == 1))
          end
+         for r = 2, o.fit == 'next' and #rows or 0 do     -- a row ends where the next does not fit
+            local used = rows[r][1][4]
+            for _, piece in ipairs(rows[r - 1]) do used = used + piece[4] end
+            assert.is_true(used > o.seq)
+         end
          for d = 1, #cu - 1 do
             for t = cu[d], cu[d + 1] - 1 do
                assert.equal(o.long == 'split' or t - cu[d] < o.seq, seen[t] == true)

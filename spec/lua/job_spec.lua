@@ -15,13 +15,16 @@ local tmp = require 'spec.support.tmp'
 
 local words = { { 'hidden_size', '--dim' }, { 'head_dim', '--dim / --heads', follows = true } }
 
+-- What the options of the recipe have otherwise.
+local changes = {}
+
 -- Starts a recipe whose train is fn(job, opt); returns what it logs.
 local function start(fn, ...)
    local out, host, stderr = {}, package.loaded['tide.host'], io.stderr
    package.loaded['tide.host'] = {}
    rawset(io, 'stderr', { write = function(_, ...) out[#out + 1] = table.concat { ... } end })
    local ok, e = pcall(job.main, { name = 'spec', title = 'a recipe', words = words, train = fn,
-      options = options.all('spec', {}) }, ...)
+      options = options.all('spec', {}, changes) }, ...)
    rawset(io, 'stderr', stderr)
    package.loaded['tide.host'] = host
    if not ok then error(e, 0) end
@@ -86,7 +89,21 @@ describe('a start of a recipe', function()
          opt.epochs, opt.schedule_steps = 1, 0
          self:settle_epochs(9)
          assert.same({ 5, 5, 2 }, { opt.steps, opt.schedule_steps, opt.warmup })
+         self.resumed = {}
+         self:settle_epochs(90)
+         assert.equal(5, opt.steps)
+         self.given = { epochs = 1 }
+         self:settle_epochs(91)
+         assert.equal(46, opt.steps)
       end, '--out', '/nowhere/x', '--batch', '2')
+      changes.default = { steps = 0 }
+      start(function(self, opt)
+         assert.same({ 0, 0, nil }, { opt.steps, opt.schedule_steps, opt.warmup })
+         opt.epochs = 1
+         self:settle_epochs(200)
+         assert.same({ 100, 100, 40 }, { opt.steps, opt.schedule_steps, opt.warmup })
+      end, '--out', '/nowhere/x', '--batch', '2')
+      changes.default = nil
    end)
 
    it('makes paths absolute, and prints on the first rank', function()
@@ -154,6 +171,25 @@ describe('the run that is there', function()
          e = refused('E_IO', 'no checkpoint in ' .. dir .. '/none', given, '--out', dir .. '/none',
             '--resume')
          assert.is_true(e.brief)
+      end)
+   end)
+
+   it('has a mesh, which is kept or given as a whole', function()
+      with_run(function(_, out)
+         local at = out .. '/step-00000004/'
+         local state, manifest = fs.read_json('spec', at .. 'state.json'),
+            fs.read_json('spec', at .. 'manifest.json')
+         state.recipe.mesh.dp, state.recipe.sequence_parallel = 2, true
+         fs.write_json('spec', at .. 'state.json', state)
+         manifest.files['state.json'] = { size = fs.size(at .. 'state.json'),
+            xxh64 = fs.hash('spec', at .. 'state.json') }
+         fs.write_json('spec', at .. 'manifest.json', manifest)
+         refused('E_ARG', 'the mesh is that of the checkpoint: start as many ranks, or give the '
+            .. 'mesh to go on with, e.g. --mesh.dp 1', given, '--out', out, '--resume')
+         local opt = given('--out', out, '--resume', '--mesh.tp', '1')
+         assert.same({ 0, false }, { opt.mesh.dp, opt.sequence_parallel or false })
+         opt = given('--out', out, '--resume', '--mesh.tp', '2')
+         assert.same({ 0, 2, true }, { opt.mesh.dp, opt.mesh.tp, opt.sequence_parallel })
       end)
    end)
 

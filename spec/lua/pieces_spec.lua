@@ -106,7 +106,17 @@ describe('pieces of ranks', function()
                local got = s:read('model', 'w', box.offset, box.size)
                assert.same({ box.size, elements(shape, box) }, { got.shape,
                   got:reshape(-1):tolist() })
-               s:touch('model', 'w', box.offset, box.size)
+               local opened, needed, own = {}, {}, {}
+               for _, n in ipairs(elements(shape, box)) do own[n] = true end
+               for _, piece in ipairs(index.model.w.pieces) do
+                  each_element(shape, piece, function(n)
+                     if own[n] then needed[piece.file] = true end
+                  end)
+               end
+               local t = store.open('spec', dir, manifest, function(name) opened[name] = true end)
+               t:touch('model', 'w', box.offset, box.size)
+               assert.same(needed, opened)
+               t:close()
             end
             local all = s:all 'model'
             assert.same(elements(shape, { offset = dims.zeros(#shape), size = shape }),
@@ -152,13 +162,13 @@ describe('an index of pieces', function()
 
    it('is accepted exactly if its boxes tile the tensor', function()
       local good, bad = 0, 0
-      for seed = 1, 150 do
-         local pick = choice.drawn('tiles', seed)
+      for seed = 1, 500 do
+         local pick, moved = choice.drawn('tiles', seed), seed > 150
          local shape = {}
-         for d = 1, pick:int(0, 2) do shape[d] = pick:int(1, 4) end
+         for d = 1, moved and 2 or pick:int(0, 2) do shape[d] = pick:int(moved and 3 or 1, 4) end
          -- boxes that tile, by cutting; then one may be moved, dropped, doubled or grown
          local boxes = { { offset = dims.zeros(#shape), size = dims.copy(shape) } }
-         for _ = 1, #shape > 0 and pick:int(0, 3) or 0 do
+         for _ = 1, moved and 5 or #shape > 0 and pick:int(0, 3) or 0 do
             local b, d = table.remove(boxes, pick:int(1, #boxes)), pick:int(1, #shape)
             local cut = pick:int(0, b.size[d])
             local other = { offset = dims.copy(b.offset), size = dims.copy(b.size) }
@@ -166,7 +176,7 @@ describe('an index of pieces', function()
             other.size[d] = other.size[d] - cut
             boxes[#boxes + 1], boxes[#boxes + 2] = other, b
          end
-         local change = pick:int(1, 5)
+         local change = moved and 3 or pick:int(1, 5)
          local at = pick:int(1, #boxes)
          local one = boxes[at]
          if change == 1 then table.remove(boxes, at)
@@ -227,6 +237,10 @@ describe('an index of pieces', function()
          ['pieces of 6 elements in all, [4, 2] has 8'] = { [2] = { size = { 1, 2 } } } } do
          refused('E_FORMAT', { 'shards.json: model "w" has ', text }, checked, row(o))
       end
+      local scalar = { file = 'a', offset = {}, size = {} }
+      checked { shape = {}, dtype = 'f32', pieces = { scalar } }
+      refused('E_FORMAT', 'pieces that overlap, at [] in a and at [] in a', checked, { shape = {},
+         dtype = 'f32', pieces = { scalar, scalar } })
       local function check(t) return shard_index.check('spec', 'p', t, 1) end
       refused('E_FORMAT', 'p: version 2, this library reads 1', check, { version = 2 })
       refused('E_FORMAT', "p has no list 'model'", check, { version = 1, optim = {} })

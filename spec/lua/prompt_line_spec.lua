@@ -55,7 +55,8 @@ describe('a command', function()
       for seed = 1, 5 do
          local env, want = {}, {}
          for i = 1, 4 + seed do
-            local n, dtype = 1 + (i * 7 + seed) % 5, (i + seed) % 2 == 0 and 'f64' or 'u8'
+            local dtype = (i + seed) % 2 == 0 and 'f64' or 'u8'
+            local n = (1 + (i * 7 + seed) % 5) * (dtype == 'u8' and 9 or 1)
             local name = ('t%02d'):format((i * 11 + seed) % 23)
             env[name] = tide.zeros({ n }, { dtype = dtype })
             want[i] = { name, n * tide.dtype_size(dtype), ('%s [%d]'):format(dtype, n) }
@@ -71,6 +72,18 @@ describe('a command', function()
          end
          local _, say = new(env)
          assert.equal(table.concat(lines, '\n') .. '\n', say(':mem'):match '\nLua[^\n]*\n(.*)$')
+      end
+      for n = 3, 10 do                                       -- of one size: by name
+         local env, want = {}, {}
+         for i = 1, n do
+            env[('n%02d'):format(i * 7 % 11)] = tide.zeros { 1 }
+            want[i] = ('n%02d'):format(i * 7 % 11)
+         end
+         table.sort(want)
+         local got = {}
+         local _, mem = new(env)
+         for name in mem(':mem'):gmatch '\n   (n%d+)' do got[#got + 1] = name end
+         assert.same(want, got)
       end
       local _, say = new()
       do local big = tide.zeros { 1e6 }; big:release() end
@@ -349,6 +362,7 @@ describe('completion', function()
       assert.same({ 'zebra' }, of 'tide.optim.AdamW(p, { ze')
       assert.same({ 'lr = ' }, of 'tide.optim.AdamW(p, { lr')
       assert.same({ 'seed = ', 'seq = ', 'size = ' }, of 'tide.data.sampler { s')
+      assert.same({ 'comm = ', 'host_size = ' }, of 'tide.parallel.mesh(axes, { ')
       assert.same({ 'seed = ', 'seq = ', 'size = ' }, of 'tide.data.sampler.new { batch = 1; s')
    end)
 

@@ -90,6 +90,25 @@ describe('the surroundings of a step', function()
    end)
 end)
 
+describe('a captured step of surroundings', function()
+   it('is of one function', function()
+      local real, calls = tide.cuda.captured, 0
+      rawset(tide.cuda, 'captured', function(fn)
+         return function(...)
+            calls = calls + 1
+            return fn(...)
+         end
+      end)
+      local step = context.get_train_context { captured = true }
+      local function fn(env, a) return env.captured, a end
+      assert.same({ true, 5 }, { step(fn, 5) })
+      assert.same({ true, 6 }, { step(fn, 6) })
+      assert.equal(2, calls)
+      refused('E_STATE', 'the step was captured with another function', step, function() end)
+      rawset(tide.cuda, 'captured', real)
+   end)
+end)
+
 describe('the batches of a step', function()
    it('are lists of batches that can be counted', function()
       local labels = tide.tensor({ { 1, -100, 2 } }, { dtype = 'i64' })

@@ -43,7 +43,7 @@ local function wrong_layout(pieces, shape)
             return ('pieces that overlap, at %s in %s and at %s in %s'):format(dims.text(q.offset),
                q.file, dims.text(p.offset), p.file)
          end
-         if #shape > 0 and q.offset[1] + q.size[1] > p.offset[1] then still[#still + 1] = q end
+         if q.offset[1] + q.size[1] > p.offset[1] then still[#still + 1] = q end
       end
       still[#still + 1] = p
       open = still
