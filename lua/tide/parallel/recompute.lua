@@ -46,12 +46,12 @@ function recompute.scope(v)
    if v == nil then return all_scopes() end
    if type(v) ~= 'string' then err.arg(op, 'scope', 'a string', v) end
    if v == 'auto' or v == 'all' then return all_scopes() end
-   local set, count = {}, 0
+   local set = {}
    for name in v:gmatch '[^+,]+' do
       name = name:match '^%s*(.-)%s*$'
-      set[err.choice(op, 'scope', name, scopes)], count = true, count + 1
+      set[err.choice(op, 'scope', name, scopes)] = true
    end
-   if count == 0 then err.arg(op, 'scope', 'at least one of ' .. table.concat(scopes, ', '), v) end
+   err.arg_if(next(set) == nil, op, 'scope', 'at least one of ' .. table.concat(scopes, ', '), v)
    return set
 end
 
