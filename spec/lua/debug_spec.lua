@@ -123,14 +123,14 @@ describe('debug.jit', function()
 
    it('takes reasons as numbers and as texts, and only what stopped or was given up', function()
       local attach, listen = jit.attach, nil
-      jit.attach = function(fn, what) listen = what and fn or listen end
+      rawset(jit, 'attach', function(fn, what) listen = what and fn or listen end)
       local report = tide.debug.jit.run(function()
          listen('start', 1, raised, 0)
          listen('stop', 1, raised, 0)
          listen('abort', 2, raised, 0, 'a fault', nil)
          listen('abort', 2, raised, 0, 2, nil)
       end)
-      jit.attach = attach
+      rawset(jit, 'attach', attach)
       assert.equal(1, report.traces)
       assert.equal(2, #report.aborts)
       assert.equal('a fault', report.aborts[1].why)
