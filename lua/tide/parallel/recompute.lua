@@ -43,12 +43,12 @@ local scopes = { 'language', 'vision', 'audio' }
 function recompute.scope(v)
    v = v == nil and 'all' or err.type(op, 'scope', v, 'string')
    if v == 'auto' or v == 'all' then v = table.concat(scopes, ',') end
-   local set, count = {}, 0
+   local set = {}
    for name in v:gmatch '[^+,]+' do
       name = name:match '^%s*(.-)%s*$'
-      set[err.choice(op, 'scope', name, scopes)], count = true, count + 1
+      set[err.choice(op, 'scope', name, scopes)] = true
    end
-   if count == 0 then err.arg(op, 'scope', 'at least one of ' .. table.concat(scopes, ', '), v) end
+   err.arg_if(next(set) == nil, op, 'scope', 'at least one of ' .. table.concat(scopes, ', '), v)
    return set
 end
 

@@ -97,7 +97,7 @@ end
 local function each_run(rows, r, fn)
    local runs, at = rows.runs[r + 1], 0
    for i = 1, #runs, 2 do
-      if runs[i + 1] > 0 then fn(runs[i], at, runs[i + 1]) end
+      fn(runs[i], at, runs[i + 1])
       at = at + runs[i + 1]
    end
 end
@@ -115,12 +115,10 @@ end
 local function own_part(xs, ys, comm, cols, rows, fn)
    for _, run in ipairs(cols.parts[comm.rank + 1]) do
       local first, count, at, shared = unpack(run)
-      if count > 0 then
-         local from, to = channels_of(xs, first, count), channels_of(ys, at, count)
-         each_run(rows, comm.rank, function(g, i, n)
-            fn(from:narrow(2, i + 1, n), to:narrow(2, g + 1, n), shared)
-         end)
-      end
+      local from, to = channels_of(xs, first, count), channels_of(ys, at, count)
+      each_run(rows, comm.rank, function(g, i, n)
+         fn(from:narrow(2, i + 1, n), to:narrow(2, g + 1, n), shared)
+      end)
    end
 end
 
@@ -128,7 +126,7 @@ end
 local function tokens_part(xs, part, cols, r, fn)
    for _, run in ipairs(cols.parts[r + 1]) do
       local first, count, at, shared = unpack(run)
-      if count > 0 then fn(channels_of(xs, first, count), part:narrow(3, at + 1, count), shared) end
+      fn(channels_of(xs, first, count), part:narrow(3, at + 1, count), shared)
    end
 end
 
@@ -137,12 +135,10 @@ local function channels_part(ys, part, rows, r, fn)
    local at = 0
    for _, y in ipairs(ys) do
       local w = y:size(3)
-      if w > 0 then
-         local columns = part:narrow(3, at + 1, w)
-         each_run(rows, r, function(g, i, n)
-            fn(y:narrow(2, g + 1, n), columns:narrow(2, i + 1, n))
-         end)
-      end
+      local columns = part:narrow(3, at + 1, w)
+      each_run(rows, r, function(g, i, n)
+         fn(y:narrow(2, g + 1, n), columns:narrow(2, i + 1, n))
+      end)
       at = at + w
    end
 end
