@@ -68,6 +68,7 @@ describe('the environment', function()
       refused({ RANK = '1', WORLD_SIZE = '4', LOCAL_WORLD_SIZE = '8' }, 'LOCAL_WORLD_SIZE=8', '4')
       assert.equal('3/4 3/4 RANK/WORLD_SIZE', place { RANK = '3', WORLD_SIZE = '4',
          LOCAL_RANK = '3', LOCAL_WORLD_SIZE = '4' })
+      refused({ SLURM_STEP_ID = '0', SLURM_PROCID = '1' }, 'without SLURM_NTASKS;')
       assert.is_nil(detect { RANK = '', WORLD_SIZE = '' })
       refused({ RANK = '0', WORLD_SIZE = '' }, 'RANK=0 without WORLD_SIZE; set both')
       assert.equal(2^31 - 1, detect { RANK = '0', WORLD_SIZE = '2147483647' }.size)

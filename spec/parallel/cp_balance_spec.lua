@@ -106,7 +106,7 @@ describe('blocks of a stream', function()
             real[#real + 1] = real[#real] + (math.random(3) == 1 and math.random(0, n) or n)
          end
          local given = { causal = math.random(2) == 1, linear = math.random(0, 2) * 1.5,
-            window = ({ nil, 2, { 1, -1 }, { -1, 2 } })[math.random(1, 4)] }
+            window = ({ { 0, 1 }, 2, { 1, -1 }, { -1, 2 } })[math.random(1, 5)] }
          local mask = balance.mask('spec', given)
          local w = given.window
          w = type(w) == 'number' and { w, w } or w or { -1, -1 }

@@ -207,7 +207,8 @@ describe('chunks of a batch', function()
          end
          local kinds = tide.arange(B * S * 2):reshape { B, S, 2 }
          local more = { position_ids = positions(1, B), kinds = kinds, scale = tide.ones { B },
-            wide = tide.ones { B, S + 1 }, one = tide.ones {}, name = 'x' }
+            wide = tide.ones { B, S + 1 }, one = tide.ones {}, name = 'x',
+            notes = { 1, 2, 3, 4 } }
          local of_lens = form == 'lists' and lens or padded
          local whole = batch(B, S, of_lens, slots, more)
          for _, n in ipairs { 2, 4 } do
