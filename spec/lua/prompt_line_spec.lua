@@ -7,6 +7,7 @@ local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
 local help = require 'tide.repl.help'
 local hint = require 'tide.repl.hint'
+local merge = require 'tide.repl.merge'
 local session = require 'tide.repl.session'
 local signature = require 'tide.util.signature'
 local show = require 'tide.repl.show'
@@ -229,6 +230,25 @@ describe('a session', function()
          assert.same({ 'text', { 1 }, { 1 }, false }, { s.env.a, s.env.e, s.env.f:tolist(),
             s.env.g })
       end)
+   end)
+end)
+
+describe('lines of ranks', function()
+   it('stay together by rank where none is shared, and wait for the others so long', function()
+      assert.equal('[r0] a\n[r0] b\n[r1] c\n[r1] d\n', merge.text({ [0] = 'a\nb\n', 'c\nd\n' },
+         { 0, 1 }))
+      for given, patience in each { [0.3] = 0.3, [2] = 2 } do
+         local out, now = {}, 0
+         local s = merge.stream({ 0, 1 }, function(t) out[#out + 1] = t end,
+            function() return now end, given ~= 0.3 and given or nil)
+         s:add(0, 'x\n')
+         now = patience - 0.01
+         s:flush()
+         assert.same({}, out)
+         now = patience
+         s:flush()
+         assert.same({ '[r0] x\n' }, out)
+      end
    end)
 end)
 

@@ -196,6 +196,24 @@ describe('the rule of', function()
    end
 end)
 
+describe('Muon', function()
+   it('updates vectors as AdamW does, at a share of the rate; no group is empty', function()
+      local got = {}
+      for i, name in ipairs { 'Muon', 'AdamW' } do
+         local p = tide.tensor({ 1, -2, 3 }, { dtype = 'f64' }):requires_grad_(true)
+         local opt = optim[name]({ { name = 'b', param = p } }, { lr = i == 1 and 0.2 or 0.1,
+            adamw_lr = i == 1 and 0.5 or nil, beta2 = 0.9 })
+         for step = 1, 3 do
+            p:set_grad(tide.tensor({ step, 0.5, -step }, { dtype = 'f64' }))
+            opt:step()
+         end
+         for _, group in ipairs(opt.groups) do assert.is_true(#group.params > 0) end
+         got[i] = p:tolist()
+      end
+      near({ got[2] }, { got[1] }, 'vector')
+   end)
+end)
+
 describe('a schedule', function()
    it('is its formula at each step, and past the last', function()
       for seed = 1, 40 do
