@@ -148,6 +148,24 @@ describe('chunks of a loss', function()
       return loss:detach(), x.grad, w.grad
    end
 
+   it('of log-probabilities under a soft cap are those of the logits in full', function()
+      local labels = tide.tensor({ 1, 0, 5, 8, 3, 3 }, { dtype = 'i64' })
+      local far = tide.tensor({ 1, -2, 3, -4, 5, 6 }, { dtype = 'f64' })
+      for _, cap in ipairs { 0, 2 } do
+         local function full(x, w)
+            local z = tide.matmul(x, w:t())
+            if cap > 0 then z = (z * (1 / cap)):tanh() * cap end
+            return z:log_softmax(2):gather(2, labels:reshape(6, 1)):reshape { 6 } * far
+         end
+         local function chunks(x, w)
+            return nn.logprob.of_labels(x, w, labels, { chunk = 4, cap = cap > 0 and cap or nil })
+               * far
+         end
+         local a, b = { grads(full, true, true) }, { grads(chunks, true, true) }
+         for i = 1, 3 do near(a[i], b[i], 1e-9, i) end
+      end
+   end)
+
    it('give the same loss whatever gets gradients, and of a head cut over one rank', function()
       local labels = tide.tensor({ 1, 0, -100, 8, 3, 3 }, { dtype = 'i64' })
       local tx, tw = tide.randn({ 6, 3 }):to 'f64', tide.randn({ 9, 3 }):to 'f64'
@@ -372,6 +390,20 @@ describe('a layer that is cut over ranks', function()
       assert.is_nil((tp(mamba, nil, { all_or_none = function() return false end })))
       assert.equal('in_proj must be colwise and out_proj rowwise, all or none',
          (tp(mamba, nil, { children = { in_proj = { blocks = 2 } } })))
+   end)
+end)
+
+describe('projections of one input', function()
+   it('lie one after another, also when they get their bytes late', function()
+      local o = { dim = 8, heads = 2 }
+      local now, late = nn.Attention(o), nn.Attention { dim = 8, heads = 2, device = 'null' }
+      late:materialise('cpu', 0)
+      for _, m in ipairs { now, late, nn.Attention(o):to 'f64' } do
+         assert.is_true(m.q_proj.weight:same_storage(m.k_proj.weight))
+         assert.is_true(m.q_proj.weight:same_storage(m.v_proj.weight))
+         assert.is_false(m.q_proj.weight:same_storage(m.o_proj.weight))
+      end
+      assert.is_true(now.v_proj.weight:equal(late.v_proj.weight))
    end)
 end)
 

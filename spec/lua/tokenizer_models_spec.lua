@@ -196,6 +196,8 @@ describe('a vocabulary of tiktoken', function()
          ['12'] = { content = 'b' }, ['10'] = { content = 'a' } } })
       assert.equal('10a 12b', list)
       assert.same({ '\\p{White_Space}+', 13, '' }, { d.words[1].what, #d.pieces, d.pieces[12] })
+      assert.same({ '\0\0\8', 8, '\0\0\9', 9 },
+         { d.pieces[9], d.ranks[9], d.pieces[10], d.ranks[10] })
       assert.matches('x has 10 pieces', raised(added, 10).message, 1, true)
       for config, words in each { [{ pat_str = 5 }] = 'pat_str: expected a text, got 5',
          [{ pat_str = '', added_tokens_decoder = { a = {} } }] = 'added_tokens_decoder.a',
@@ -395,6 +397,15 @@ describe('the file of a tokenizer', function()
          put('tokenizer_config.json', '{ "pat_str": "b" }')
          assert.is_true(load(dir).hash ~= hash)
          assert.equal(load(dir).hash, load(dir .. '/tokenizer.json').hash)
+      end)
+   end)
+
+   it('puts ids around a text at its ends', function()
+      tmp.with(function(dir)
+         fs.write('spec', dir .. '/tokenizer.json', json_of { post_processor = {
+            type = 'BertProcessing', cls = { 'c', 7 }, sep = { 's', 8 } } })
+         local ids, places = tide.tokenizer.load(dir):encode('a', { offsets = true })
+         assert.same({ { 7, 1, 8 }, { { 1, 0 }, { 1, 1 }, { 2, 1 } } }, { ids, places })
       end)
    end)
 
