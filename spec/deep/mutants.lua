@@ -86,8 +86,7 @@ end
 
 local copy = os.tmpname()
 os.remove(copy)
-assert(run(('mkdir %s && cp -r bindings lua recipes spec Makefile README.md .busted %s'):format(
-   copy, copy)))
+assert(run(("mkdir %s && cp -r $(ls -A | grep -vx '.git\\|build\\|runs') %s"):format(copy, copy)))
 -- `tide` takes the library beside it, so that a program that a spec starts has the mutant, too.
 assert(run(('mkdir %s/build && cp -a build/tide build/libtide* %s/build && for f in build/*; do '
    .. '[ -e "%s/$f" ] || [ "$f" = build/CMakeCache.txt ] || ln -s "$PWD/$f" %s/build; done')
@@ -108,7 +107,7 @@ end
 local function measure(list, path_of)
    for _, path in ipairs(files.lines_of "find lua/tide -name '*.lua'") do
       local text = reach.marked(path, files.read(path))
-      files.write(copy .. '/' .. path, (path == 'lua/tide/init.lua' and reach.head or '') .. text)
+      files.write(copy .. '/' .. path, reach.head .. text)
    end
    for _, spec in ipairs(list) do
       local log = path_of(spec) .. '.log'

@@ -52,10 +52,10 @@ function reach.marked(path, text)
    return loadstring(marked) and marked or text
 end
 
--- What defines REACHED in each process: the file that TIDE_REACH names gets a line, once each.
--- It stands in front of the first line of the library.
+-- What defines REACHED in each Lua state: the file that TIDE_REACH names gets a line, once each.
+-- It stands in front of the first line of each file, as any may be the first that a program loads.
 reach.head = [[
-do
+if not rawget(_G, 'REACHED') then
    local out, seen = io.open(os.getenv 'TIDE_REACH' or '', 'a'), {}
    if out then out:setvbuf 'line' end
    rawset(_G, 'REACHED', function(at)
