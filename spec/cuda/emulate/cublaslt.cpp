@@ -26,6 +26,7 @@
 #include "cublasLt.h"
 
 #include <cstdlib>
+#include <vector>
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -314,6 +315,19 @@ static double scale_at(const void *scale, int32_t mode, int64_t outer, int64_t b
   return s[outer / 128 * (((depth + 127) / 128 + 3) / 4 * 4) + b];
 }
 
+/* Returns the rounded elements of an operand as rows of `depth`: element k of row i lies at
+ * first + i * outer + k * inner. */
+static std::vector<double> rows_of(const void *p, cudaDataType_t type, int64_t first, int64_t n,
+                                   int64_t outer, int64_t depth, int64_t inner,
+                                   cublasComputeType_t compute)
+{
+  std::vector<double> list((size_t)(n * depth));
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t k = 0; k < depth; k++)
+      list[(size_t)(i * depth + k)] = rounded(get(p, type, first + i * outer + k * inner), compute);
+  return list;
+}
+
 static void multiply(const product &p)
 {
   const tide_emulated_layout &la = p.a, &lb = p.b, &ld = p.d;
@@ -321,15 +335,18 @@ static void multiply(const product &p)
   int64_t as = p.op.trans_a ? 1 : la.ld, ar = p.op.trans_a ? la.ld : 1;
   int64_t bs = p.op.trans_b ? lb.ld : 1, bc = p.op.trans_b ? 1 : lb.ld;
   int64_t block = p.op.a_mode ? 128 : depth;
-  for (int64_t z = 0; z < ld.batch; z++)
+  for (int64_t z = 0; z < ld.batch; z++) {
+    std::vector<double> a = rows_of(p.pa, la.type, z * la.stride, ld.rows, ar, depth, as,
+                                    p.op.compute);
+    std::vector<double> b = rows_of(p.pb, lb.type, z * lb.stride, ld.cols, bc, depth, bs,
+                                    p.op.compute);
     for (int64_t col = 0; col < ld.cols; col++)
       for (int64_t row = 0; row < ld.rows; row++) {
+        const double *x = a.data() + row * depth, *y = b.data() + col * depth;
         double sum = 0;
         for (int64_t first = 0; first < depth; first += block) {
           double part = 0;
-          for (int64_t k = first; k < depth && k < first + block; k++)
-            part += rounded(get(p.pa, la.type, z * la.stride + row * ar + k * as), p.op.compute)
-              * rounded(get(p.pb, lb.type, z * lb.stride + k * bs + col * bc), p.op.compute);
+          for (int64_t k = first; k < depth && k < first + block; k++) part += x[k] * y[k];
           sum += part * scale_at(p.op.a_scale, p.op.a_mode, row, first / 128, depth, ld.rows)
             * scale_at(p.op.b_scale, p.op.b_mode, col, first / 128, depth, ld.cols);
         }
@@ -340,6 +357,7 @@ static void multiply(const product &p)
         if ((p.op.epilogue & 128) != 0) put(p.op.aux, ld.type, col * p.op.aux_ld + row, sum);
         put(p.pd, ld.type, at, activate(p.op.epilogue, sum));
       }
+  }
 }
 
 /* Products asked for since the library was opened. */

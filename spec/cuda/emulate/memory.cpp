@@ -2,9 +2,9 @@
  *
  * Addresses are handed out once, so that memory which was freed is known by its address. The arena
  * has no access rights but while steps run: a host that reads or writes device memory ends with the
- * address and the last kernel that its thread launched. A step opens the arena by the fault of its
- * first access, since most steps that threads ask for again find nothing to do. Between two
- * allocations lie bytes of no tensor. Fresh memory holds 0xff.
+ * address and the last kernel that its thread launched. A step opens a chunk of the arena by the
+ * fault of its first access there: it needs few chunks, and most steps that threads ask for again
+ * find nothing to do. Between two allocations lie bytes of no tensor. Fresh memory holds 0xff.
  *
  * cudaMalloc: an address is a multiple of 256 (CUDA C++ Programming Guide, "Device Memory
  * Accesses"); an allocation that does not fit is cudaErrorMemoryAllocation (CUDA Runtime API,
@@ -25,6 +25,7 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <vector>
 
 #include "inside.h"
 
@@ -33,7 +34,7 @@ namespace emulated {
 namespace {
 
 const size_t SPACE = (size_t)1 << 37; /* addresses of a device, which are not used again */
-const size_t UNIT = 256, GUARD = 256, PAGE = 4096;
+const size_t UNIT = 256, GUARD = 256, PAGE = 4096, CHUNK = (size_t)1 << 20;
 enum { NDEVICE = 8 };
 
 struct arena {
@@ -42,7 +43,7 @@ struct arena {
   size_t top[NDEVICE], live[NDEVICE];
   std::deque<allocation> list;
   std::map<const char *, size_t> pinned;
-  bool is_open;
+  std::vector<char *> open; /* chunks */
   struct sigaction before;
 };
 arena *all;
@@ -50,20 +51,15 @@ thread_local int nscope; /* of `opened` */
 
 size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-void protect(int rights)
-{
-  for (int d = 0; d < NDEVICE; d++)
-    if (all->top[d]) mprotect(all->base + d * SPACE, up(all->top[d], PAGE), rights);
-}
-
 /* A fault elsewhere is left to what handled it before. */
 void faulted(int number, siginfo_t *info, void *)
 {
   const char *at = static_cast<const char *>(info->si_addr);
   const allocation *a = allocation_of(at);
-  if (a && nscope && !all->is_open) {
-    all->is_open = true;
-    return protect(PROT_READ | PROT_WRITE);
+  if (a && nscope) {
+    all->open.push_back(all->base + (size_t)(at - all->base) / CHUNK * CHUNK);
+    mprotect(all->open.back(), CHUNK, PROT_READ | PROT_WRITE);
+    return;
   }
   if (a)
     wrong("the host touches device memory at %p: byte %td of an allocation of %zu bytes on device "
@@ -122,7 +118,6 @@ cudaError_t take(void **p, size_t n)
   all->list.push_back({ptr, n, d, true});
   for (size_t i = 0; i < (whole + GUARD) / UNIT; i++)
     all->owner[offset_of(ptr) / UNIT + i] = (uint32_t)all->list.size();
-  if (all->is_open) protect(PROT_READ | PROT_WRITE);
   opened scope;
   memset(ptr, 0xff, n);
   *p = ptr;
@@ -156,9 +151,9 @@ bool holds(const void *p, size_t n)
 opened::opened() { nscope++; }
 opened::~opened()
 {
-  if (--nscope || !all || !all->is_open) return;
-  all->is_open = false;
-  protect(PROT_NONE);
+  if (--nscope || !all) return;
+  for (char *chunk : all->open) mprotect(chunk, CHUNK, PROT_NONE);
+  all->open.clear();
 }
 
 bool is_device_memory(const void *p) { return offset_of(p) < SPACE * NDEVICE; }
