@@ -250,6 +250,9 @@ describe('a plot', function()
          assert.matches(('<circle cx="%.1f" cy="%.1f"'):format(cx, cy), svg, 1, true)
       end
       assert.matches('&lt;t&gt;', svg, 1, true)
+      assert.matches(' y="26" fill="', svg, 1, true)            -- names stand side by side
+      local one = { name = 'a', x = xs, y = ys }
+      assert.matches(' y="80" text-anchor="end" fill="', plot.svg({ one, one, one }, {}), 1, true)
       local logs = plot.svg({ { name = 'a', x = { 1, 10, 100, -5 }, y = { 1, 10, 100, 1 },
          points = true } }, { logx = true, logy = true })
       assert.equal(3, select(2, logs:gsub('<circle', '')))

@@ -129,7 +129,7 @@ describe('fsdp2_strategy_parallelize', function()
 
    it('does not do hybrid sharding', function()
       local axes = { { 'dp_replicate', 2 }, { 'dp_shard', 2 } }
-      refused('E_UNSUPPORTED', 'Hybrid-sharding not supported', fsdp2, axes,
+      refused('E_UNSUPPORTED', '(dp_mesh_name = dp_replicate, dp_shard)', fsdp2, axes,
          { dp_mesh_name = { 'dp_replicate', 'dp_shard' } })
       refused('E_UNSUPPORTED', 'Hybrid-sharding not supported', fsdp2, axes)
    end)

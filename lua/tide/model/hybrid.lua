@@ -34,7 +34,7 @@ local rows = {
    { 'hybrid_override_pattern', nil, pattern },
    { 'num_hidden_layers', function(c) return #tostring(c.hybrid_override_pattern) end, count },
    { 'num_attention_heads', function(c)
-      return c.hybrid_override_pattern:find('*', 1, true) and c.hidden_size / 64 or 1
+      return c.hybrid_override_pattern:find '%*' and c.hidden_size / 64 or 1
    end, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
    { 'head_dim', config_.head_dim, count },
