@@ -142,6 +142,10 @@ describe('a module', function()
    end)
 
    it('converts dtypes and keeps wanting gradients', function()
+      local frozen = Pair()
+      frozen.second.weight:requires_grad_(false)
+      assert.is_false(frozen:to('f64').second.weight.requires_grad)
+      assert.is_false(frozen.count.requires_grad)
       local m = Pair():to 'bf16'
       assert.equal('bf16', m.first.weight.dtype)
       assert.equal('bf16', m.count.dtype)
