@@ -79,7 +79,7 @@ end)
 describe('a configuration', function()
    it('is refused with every field that changes the numbers, in one message', function()
       refused('E_ARG', { "field 'hidden_act'", "field 'rms_norm_eps'", "unknown field 'moe_dim'",
-         "field 'quantization_config'", "field 'is_decoder' is true; supported is none",
+         "field 'quantization_config'", "field 'is_decoder' is true, which is not supported",
          "'rope_scaling.rope_type'" }, config, 'llama', { hidden_act = 'gelu', rms_norm_eps = 'a',
          moe_dim = 3, quantization_config = { bits = 4 }, is_decoder = true,
          rope_scaling = { rope_type = 'ntk' } })

@@ -175,7 +175,7 @@ describe('rows of documents', function()
       end
    end)
 
-   it('say how far the data is, and are refused where they are none', function()
+   it('give the epochs that were read, and invalid rows and states are refused', function()
       local s = packed.new { cu = { 0, 4, 8, 12, 16 }, seq = 4, batch = 1 }
       local passes = {}
       for i = 1, 6 do

@@ -19,7 +19,7 @@ local function record(step, more)
 end
 
 describe('a line of metrics', function()
-   it('has every figure in order, and comes back', function()
+   it('has every figure in order, and is parsed back', function()
       assert.equal('{"step":3,"loss":1,"val_loss":2.5,"grad_norm":0.5,"lr":0.001,'
          .. '"tokens_per_second":1234,"memory_bytes":1048576,"skipped":1,"tokens":96,"time":1e+15,'
          .. '"a":null,"b":-999999999999999}', metric.line(record(3, { val_loss = 2.5, skipped = 1,

@@ -54,7 +54,7 @@ describe('a file of JSON Lines', function()
       refused('E_FORMAT', 'a: line 1, column ', read, '[{"a":1}, ')
    end)
 
-   it('is refused where there is none, and errors of its reader pass through', function()
+   it('that does not exist is refused, and errors of the callback pass through', function()
       tmp.with(function(dir)
          refused('E_IO', ('cannot read %s/b: there is no such file'):format(dir), jsonl.each,
             dir .. '/b', print)

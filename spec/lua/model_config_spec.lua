@@ -180,9 +180,10 @@ describe('a configuration', function()
             { alias = { n = 'size' } } },
          ["unknown field 'siz'; did you mean 'size'?"] = { { size = 4, siz = 4 } },
          ["field 'own' is 4; supported is 3"] = { { size = 4, own = 4 }, { only = { own = 3 } } },
-         ["field 'own' is 4; supported is none"] = { { size = 4, own = 4 },
+         ["field 'own' is 4, which is not supported"] = { { size = 4, own = 4 },
             { only = { own = false } } },
-         ["field 'is_decoder' is true; supported is none"] = { { size = 4, is_decoder = true } },
+         ["field 'is_decoder' is true, which is not supported"] = { { size = 4,
+            is_decoder = true } },
          ["field 'model_type' is \"gpt2\"; supported is \"llama\""] = { { size = 4,
             model_type = 'gpt2' } },
          ["field 'architectures[1]' is \"GPT2LMHeadModel\"; supported is \"LlamaForCausalLM\" (or "
@@ -195,9 +196,9 @@ describe('a configuration', function()
             complete = function() tide.nn.Linear('not so', 1) end } } } do
          assert.matches(words, message(read, row[1], row[2]), 1, true)
       end
-      assert.equal("field 'is_decoder' is true; supported is none; field 'use_mrope' is 1; "
-         .. "supported is none; unknown field 'q'; known: size, half, more, limit, bos_token_id, "
-         .. 'eos_token_id, pad_token_id', message(read, { size = 4, is_decoder = true, q = 1,
+      assert.equal("field 'is_decoder' is true, which is not supported; field 'use_mrope' is 1, "
+         .. "which is not supported; unknown field 'q'; known: size, half, more, limit, "
+         .. 'bos_token_id, eos_token_id, pad_token_id', message(read, { size = 4, is_decoder = true, q = 1,
             use_mrope = 1 }))
       local ok, e = pcall(read, { size = 4 }, { complete = function() error 'raw' end })
       assert.is_false(ok)

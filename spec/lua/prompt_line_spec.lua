@@ -190,7 +190,7 @@ describe('a session', function()
          session.is_command ':: a ::' })
    end)
 
-   it('shows where a line failed, and tells the host when one runs', function()
+   it('shows where a line failed, and reports to the host while one runs', function()
       local told = {}
       with(package.loaded, 'tide.host', { busy = function(on) told[#told + 1] = on end },
          function()

@@ -103,10 +103,10 @@ describe('a published configuration', function()
          .. 'field \'layers_block_type[2]\' is "moe"; supported are linear_attention (mamba), '
          .. 'full_attention (attention) and mlp; '
          .. 'field \'mamba_hidden_act\' is "gelu"; supported is "silu"; '
-         .. "field 'mamba_proj_bias' is true; supported is none; "
+         .. "field 'mamba_proj_bias' is true, which is not supported; "
          .. "field 'num_nextn_predict_layers' is 1; supported is 0; "
          .. "field 'rms_norm_eps' is 1e-06, but 'layer_norm_epsilon', which means the same, is "
-         .. "1e-05; field 'sliding_window' is 64; supported is none; "
+         .. "1e-05; field 'sliding_window' is 64, which is not supported; "
          .. "unknown field 'hidden_sise'; did you mean 'hidden_size'?"
       refused('E_ARG', 'model.hybrid: ' .. want, make, 'hybrid', c)
    end)

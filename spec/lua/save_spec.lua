@@ -62,7 +62,7 @@ describe('a box of a stored tensor', function()
       end
    end)
 
-   it('comes as it is, in another dtype, and where it is put', function()
+   it('loads as stored, in another dtype, and on another device', function()
       math.randomseed(22)
       tmp.with(function(dir)
          local long = 2 ^ 19

@@ -189,7 +189,7 @@ local function run_all(programs, files)
    local function add(path, kind, count, name)
       all[#all + 1] = { name = name, count = count }
       local queue = kind == 'lua' and tonumber(opt.jobs) > 1 and waits(path) and 2 or 1
-      queues[queue]:write(('%d %s %s\n'):format(#all, kind, path))
+      queues[queue]:write(('%d %s %s\n'):format(#all, kind, quote(path)))
    end
    for _, path in ipairs(programs) do add(path, 'c', totals, path:match '[^/]*$') end
    for _, path in ipairs(files) do add(path, 'lua', tap, path) end

@@ -122,8 +122,8 @@ local function read_field(self, c, from, key, v)
    if want == nil then want = only[key] end
    if want ~= nil then
       if v ~= want and v ~= false then
-         self.problems[#self.problems + 1] = ("field '%s' is %s; supported is %s"):format(key,
-            err.show(v), want == false and 'none' or err.show(want))
+         self.problems[#self.problems + 1] = ("field '%s' is %s%s"):format(key, err.show(v),
+            want == false and ', which is not supported' or '; supported is ' .. err.show(want))
       end
    elseif free[key] or rules.free[key] then
       if checked[key] then try(self.problems, read_as, checked[key], self.op, key, v) end

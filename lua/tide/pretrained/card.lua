@@ -1,4 +1,4 @@
--- The README.md of a published folder: a stub that describes the weights, for the user to extend.
+-- The README.md of a published folder: it describes the weights, and the user extends it.
 
 local units = require 'tide.util.units'
 
