@@ -198,8 +198,8 @@ describe('a configuration', function()
       end
       assert.equal("field 'is_decoder' is true, which is not supported; field 'use_mrope' is 1, "
          .. "which is not supported; unknown field 'q'; known: size, half, more, limit, "
-         .. 'bos_token_id, eos_token_id, pad_token_id', message(read, { size = 4, is_decoder = true, q = 1,
-            use_mrope = 1 }))
+         .. 'bos_token_id, eos_token_id, pad_token_id', message(read, { size = 4,
+            is_decoder = true, q = 1, use_mrope = 1 }))
       local ok, e = pcall(read, { size = 4 }, { complete = function() error 'raw' end })
       assert.is_false(ok)
       assert.matches('raw$', tostring(e))
