@@ -109,10 +109,20 @@ static void set_flag(cli_board *b, bool *flag)
   pthread_mutex_unlock(&b->lock);
 }
 
-void cli_board_close(cli_board *b) { set_flag(b, &b->over); }
+static void stop_lines(cli_board *b)
+{
+  for (int i = 0; i < b->nrank; i++) cli_busy_last(&b->busy[i]);
+}
+
+void cli_board_close(cli_board *b)
+{
+  set_flag(b, &b->over);
+  stop_lines(b);
+}
+
 void cli_board_ended(cli_board *b) { set_flag(b, &b->ended); }
 
-bool cli_board_leave(cli_board *b, int rank)
+void cli_board_leave(cli_board *b, int rank)
 {
   pthread_mutex_lock(&b->lock);
   bool early = !b->over;
@@ -122,7 +132,7 @@ bool cli_board_leave(cli_board *b, int rank)
   pthread_cond_broadcast(&b->posted);
   pthread_cond_signal(&b->given);
   pthread_mutex_unlock(&b->lock);
-  return early;
+  if (early) stop_lines(b);
 }
 
 void cli_board_rest(cli_board *b, int rank) { cli_busy_end(&b->busy[rank]); }

@@ -39,6 +39,12 @@ void cli_busy_interrupt(cli_busy *b)
   if (atomic_load(&b->on)) pthread_kill(b->thread, SIGURG);
 }
 
+void cli_busy_last(cli_busy *b)
+{
+  atomic_store(&b->over, true); /* before the test of on: either this call or l_busy stops the line */
+  cli_busy_interrupt(b);
+}
+
 void cli_busy_end(cli_busy *b)
 {
   atomic_store(&b->on, false);
@@ -54,6 +60,7 @@ static int l_busy(lua_State *L)
   running = on ? L : NULL;
   if (b) atomic_store(&b->on, on);
   if (!on) lua_sethook(L, NULL, 0, 0);
+  else if (b && atomic_load(&b->over)) stop_here();
   return 0;
 }
 

@@ -157,10 +157,10 @@ void cli_board_free(cli_board *b);   /* the ranks have ended */
  * with rank -1 the prompt's. Returns 0, or a status of Lua. */
 int  cli_board_show(cli_board *b, lua_State *L, int rank);
 void cli_board_rest(cli_board *b, int rank); /* before the rank's state closes, on its thread */
-/* Notes that the thread of a rank ends. Returns whether it is the first, before the prompt ends;
- * then the prompt does. */
-bool cli_board_leave(cli_board *b, int rank);
-void cli_board_close(cli_board *b);  /* the prompt ends: ranks that take find nothing more */
+/* Records that the thread of a rank ends. The first one ends the prompt, and stops the lines of the
+ * other ranks. */
+void cli_board_leave(cli_board *b, int rank);
+void cli_board_close(cli_board *b);  /* ends the prompt: lines stop, and take returns nil */
 void cli_board_ended(cli_board *b);  /* the ranks have ended: so do the prompt's waits */
 void cli_board_interrupt(cli_board *b); /* stops the ranks' lines; in a signal handler */
 /* Of a board with a link (link.h). join sets it, and shows the prompt's functions as
@@ -178,13 +178,14 @@ const cli_left *cli_board_first(const cli_board *b);
 void cli_board_quit(cli_board *b);   /* ends the prompt on all processes */
 
 /* Whether a line of a rank runs, and on which thread. */
-typedef struct cli_busy { pthread_t thread; atomic_bool on; } cli_busy;
+typedef struct cli_busy { pthread_t thread; atomic_bool on, over; } cli_busy;
 /* Puts busy(on) into package.loaded['tide.host'], which declares that a line runs. b null: on the
  * main thread. Returns 0, or a status of Lua. */
 int  cli_busy_watch(lua_State *L, cli_busy *b);
 void cli_busy_end(cli_busy *b);          /* the state closes, perhaps in a line; on its thread */
 void cli_busy_here(void);               /* stops the line of this thread; in a signal handler */
 void cli_busy_interrupt(cli_busy *b);   /* stops a rank's line; in a signal handler */
+void cli_busy_last(cli_busy *b);        /* stops a rank's line and each that begins later */
 
 /* ---- shipped.c ------------------------------------------------------------------------------- */
 

@@ -99,7 +99,7 @@ static void end_prompt_rank(lua_State *L, int rank, void *user)
   const prompt_job *j = user;
   (void)L;
   cli_board_rest(j->board, rank);
-  if (cli_board_leave(j->board, rank)) cli_board_interrupt(j->board);
+  cli_board_leave(j->board, rank);
 }
 
 static void *run_ranks(void *user)
