@@ -41,7 +41,7 @@ void cli_busy_interrupt(cli_busy *b)
 
 void cli_busy_last(cli_busy *b)
 {
-  atomic_store(&b->over, true); /* before the test of on: either this call or l_busy stops the line */
+  atomic_store(&b->over, true); /* first: this call or l_busy then stops the line */
   cli_busy_interrupt(b);
 }
 

@@ -2,7 +2,6 @@
 
 local each = require 'tide.util.each'
 local merge = require 'tide.repl.merge'
-local tide = require 'tide'
 
 describe('what ranks print', function()
    local all = { 0, 1, 2, 3 }
