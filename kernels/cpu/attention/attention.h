@@ -165,7 +165,7 @@ int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
  * (a_is_weight; the rows of B may be NaN or infinite) or B (then those of A, whose rs is 1). Equal
  * to tiles->gemm bit for bit where all rows are finite. */
 void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_weight);
-/* C += A B where the inner dimension is the keys of a block and B a block in groups of queries: each
+/* C += A B where the inner dimension is the keys of a block and the columns are its queries: each
  * group over the keys that it sees. nv, k and add are set here. */
 void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
                           const attn_gemm *g);

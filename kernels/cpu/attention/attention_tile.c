@@ -10,8 +10,8 @@ enum { L = ATTN_LANE };
 
 /* ---- product ---- */
 
-/* Eight lanes. The sums of a tile of 6 rows, its vectors of B and a word of A fill the registers: 16
- * of 16 bytes on x86, where a tile is eight lanes wide, and 32 with NEON, where it is a group. */
+/* Eight lanes. The sums of a tile of 6 rows, its vectors of B and a word of A fill the registers:
+ * 16 of 16 bytes on x86, where a tile is eight lanes wide, 32 with NEON, where it is a group. */
 typedef float half __attribute__((vector_size(4 * L / 2)));
 
 #if defined(__x86_64__)
@@ -177,7 +177,8 @@ static void attn_tile_transpose(float *dst, int64_t ldd, const float *src, int64
 
 const attn_tiles *tide__attn_tiles(int isa)
 {
-  static const attn_tiles portable = { gemm, attn_tile_soft, rescale, grad, attn_tile_transpose, 1 };
+  static const attn_tiles portable = { gemm, attn_tile_soft, rescale, grad, attn_tile_transpose,
+                                       1 };
   const attn_tiles *t = isa & CPU_ISA_AVX512 ? tide__attn_tiles_avx512()
                         : isa & CPU_ISA_AVX2 ? tide__attn_tiles_avx2() : 0;
   return t ? t : &portable;
