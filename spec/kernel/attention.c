@@ -305,15 +305,16 @@ static void same_bits(const kase *c, const k_tensor *a, const k_tensor *b)
 static void check_pass(run *r, const kase *c, int is_bwd)
 {
   static const char *const name[2][4] = { { "out", "lse" }, { "dq", "dk", "dv", "dbias" } };
-  const int full = tide__cpu_isa(), pairs = full & ~CPU_ISA_AMX;
-  const int sets[] = { full, pairs, pairs & ~CPU_ISA_BF16, CPU_ISA_BASE };
+  const int full = tide__cpu_isa(), pairs = full & ~CPU_ISA_AMX, avx2 = full & CPU_ISA_AVX2;
+  const int sets[] = { full, pairs, pairs & ~CPU_ISA_BF16, avx2, CPU_ISA_BASE };
   k_tensor want[4], one[4];
   make_outputs(r, c, is_bwd);
   memcpy(want, r->out, sizeof want);
   call(r, c, is_bwd, 1, -1);
-  for (int s = 0; s < 4; s++)
+  for (int s = 0; s < 5; s++)
     for (int n = 1; n <= 3; n += 2) {
       if (s && s < 3 && c->dtype != TIDE_BF16) continue; /* these levels are for bf16 alone */
+      if (s == 3 && (avx2 == full || avx2 == CPU_ISA_BASE)) continue;
       make_outputs(r, c, is_bwd);
       call(r, c, is_bwd, n, sets[s]);
       for (int i = 0; i < 4 && n == 1; i++) {
@@ -463,6 +464,68 @@ static void test_drawn(void **state)
   }
 }
 
+/* ---- spans ---------------------------------------------------------------------------------- */
+
+/* Whether query i sees key j, by the definition. */
+static int sees(const run *r, int64_t i, int64_t j)
+{
+  const int32_t *q = (const int32_t *)r->in[7].data + 2 * i;
+  const int32_t *k = (const int32_t *)r->in[8].data + 2 * j;
+  const int64_t back = (int64_t)q[1] - k[1], left = r->a.window_left, right = r->a.window_right;
+  return q[0] >= 0 && q[0] == k[0] && (!r->a.causal || back >= 0) && (left < 0 || back <= left) &&
+         (right < 0 || -back <= right);
+}
+
+/* Each span against the pairs of its group and block. */
+static void check_spans(const run *r, const kase *c, const attn *s, int64_t qb, int64_t kb)
+{
+  attn_span span[ATTN_NG] = { { 0, 0, 1 }, { 0, 0, 1 }, { 0, 0, 1 }, { 0, 0, 1 } };
+  tide__attn_spans(s, 0, qb, kb, ATTN_LANE, span);
+  const int64_t j0 = kb * ATTN_K, nkey = i64_min(c->tk - j0, ATTN_K);
+  for (int g = 0; g < ATTN_NG; g++) {
+    const int64_t i0 = qb * ATTN_Q + g * ATTN_LANE, i1 = i64_min(i0 + ATTN_LANE, c->tq);
+    int64_t first = nkey, end = 0, hidden = 0;
+    for (int64_t j = 0; j < nkey; j++)
+      for (int64_t i = i0; i < i1; i++) {
+        if (sees(r, i, j0 + j)) first = i64_min(first, j), end = j + 1;
+        else hidden += j >= span[g].k0 && j < span[g].k1;
+      }
+    first = end ? first / ATTN_LANE * ATTN_LANE : 0;
+    end = i64_min(i64_round_up(end, ATTN_LANE), nkey);
+    if (span[g].k0 != first || span[g].k1 != end || (span[g].full && hidden))
+      fail_msg("block %d, %d, group %d: keys [%d, %d), full %d; should be [%d, %d), %d hidden; %s",
+               (int)qb, (int)kb, g, span[g].k0, span[g].k1, span[g].full, (int)first, (int)end,
+               (int)hidden, describe(c));
+  }
+}
+
+/* Products are made only of the groups of keys that a group of queries sees, also where either
+ * holds two documents or none. */
+static void test_spans(void **state)
+{
+  (void)state;
+  for (int n = 0; n < 12; n++) {
+    kase c = plain(TIDE_F32);
+    c.tq = 300 + below(100), c.tk = n & 1 ? c.tq : 300 + below(100);
+    c.h = c.hk = 1, c.d = c.dv = 1;
+    c.index = n % 4 == 3 ? SHUFFLED : PACKED;
+    c.causal = n % 3 != 0;
+    c.left = n & 4 ? 40 : -1;
+    run r;
+    attn s;
+    make(&r, &c);
+    const k_tensor in[6] = { r.in[1], r.in[2], r.in[3], r.in[6], r.in[7], r.in[8] };
+    const k_call call = { .nin = 6, .in = in, .attrs = &r.a };
+    tide__attn_open(&s, &call, 0);
+    void *work = aligned_alloc(64, (size_t)tide__attn_mask_bytes(&s));
+    tide__attn_mask_fill(&s, work);
+    for (int64_t qb = 0; qb < s.nqb; qb++)
+      for (int64_t kb = 0; kb < s.nkb; kb++) check_spans(&r, &c, &s, qb, kb);
+    free(work);
+    discard(&r);
+  }
+}
+
 /* ---- values that are not finite, in one document -------------------------------------------- */
 
 enum { OUT, LSE, DQ, DK, DV, DBIAS, NRESULT };
@@ -529,9 +592,9 @@ static int64_t others_alike(const run *r, const kase *c, int isa, const k_tensor
 
 static void check_spoilt(const kase *c, int which)
 {
-  const int full = tide__cpu_isa(), pairs = full & ~CPU_ISA_AMX;
-  const int sets[] = { full, pairs, pairs & ~CPU_ISA_BF16, CPU_ISA_BASE, -1 };
-  for (int s = 0; s < 5; s++) {
+  const int full = tide__cpu_isa(), pairs = full & ~CPU_ISA_AMX, avx2 = full & CPU_ISA_AVX2;
+  const int sets[] = { full, pairs, pairs & ~CPU_ISA_BF16, avx2, CPU_ISA_BASE, -1 };
+  for (int s = 0; s < 6; s++) {
     run r;
     const uint64_t before = seed;
     k_tensor want[NRESULT], got[NRESULT];
@@ -550,7 +613,7 @@ static void check_spoilt(const kase *c, int which)
     assert_true(others_alike(&r, c, sets[s], want, got) > 0);
     for (int i = 0; i < NRESULT; i++) drop(&want[i]), drop(&got[i]);
     discard(&r);
-    if (s < 3) seed = before;
+    if (s < 4) seed = before;
   }
 }
 
@@ -575,7 +638,7 @@ int main(void)
     cmocka_unit_test(test_sizes), cmocka_unit_test(test_few_queries),
     cmocka_unit_test(test_masks), cmocka_unit_test(test_documents),
     cmocka_unit_test(test_heads_bias_softcap), cmocka_unit_test(test_drawn),
-    cmocka_unit_test(test_not_finite),
+    cmocka_unit_test(test_spans), cmocka_unit_test(test_not_finite),
   };
   seed = 7;
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -217,14 +217,28 @@ static int cover(const attn_qrange *q, const attn_krange *k)
   return !q->ndead && one_doc && k->pos1 <= q->hi0 && k->pos0 >= q->lo1 ? ALL : SOME;
 }
 
-/* Returns the hull of the key groups that the queries may see, widened to multiples of `step` keys.
- * Key groups beyond the sequence have an empty range, which is NONE. */
-static attn_span group_span(const attn_qrange *q, const attn_krange *k, int32_t nkey, int step)
+/* Whether some lane sees some of the L keys from `from` on. */
+TIDE_LEVELS(int, any_pair, (const attn_lanes *m, int from), (m, from))
+{
+  for (int64_t j = from; j < from + L; j++) {
+    int any = 0;
+    for (int l = 0; l < L; l++) any |= attn_visible(m, j, l);
+    if (any) return 1;
+  }
+  return 0;
+}
+
+/* Returns the hull of the key groups that the queries see, widened to multiples of `step` keys. Key
+ * groups beyond the sequence have an empty range, which is NONE. Ranges of groups that hold two
+ * documents say SOME of pairs that none is visible of, so those are looked at: a tile of products
+ * costs fifty times that. */
+static attn_span group_span(const attn_qrange *q, const attn_krange *k, const attn_lanes *lanes,
+                            int32_t nkey, int step)
 {
   int first = -1, last = -1, nall = 0;
   for (int g = 0; g < ATTN_NKG; g++) {
     const int what = cover(q, &k[g]);
-    if (what == NONE) continue;
+    if (what == NONE || (what == SOME && !any_pair(lanes, g * L))) continue;
     if (first < 0) first = g;
     last = g;
     nall += what == ALL;
@@ -234,6 +248,15 @@ static attn_span group_span(const attn_qrange *q, const attn_krange *k, int32_t 
   const int32_t wide = (int32_t)i64_round_up((last + 1) * L, step);
   attn_span r = { first * L / step * step, wide < nkey ? wide : nkey, nall == last - first + 1 };
   r.full = r.full && r.k0 == first * L && r.k1 == end;
+  return r;
+}
+
+attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, int group)
+{
+  const attn_mask *m = &s->mask;
+  const int64_t row = m->rows == 1 ? 0 : b;
+  const int64_t iq = (row * s->nqb + qb) * ATTN_Q + group * L, ik = (row * s->nkb + kb) * ATTN_K;
+  const attn_lanes r = { m->qdoc + iq, m->qlo + iq, m->qhi + iq, m->kdoc + ik, m->kpos + ik };
   return r;
 }
 
@@ -250,20 +273,13 @@ int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
     const attn_qrange *q = &m->qgroup[(row * s->nqb + qb) * ATTN_NG + c];
     span[c] = (attn_span){ 0, n, 1 };
     if (qb * ATTN_Q + c * L >= s->tq) span[c] = (attn_span){ 0, 0, 1 };
-    else if (what == SOME)
-      span[c] = group_span(q, &m->kgroup[(row * s->nkb + kb) * ATTN_NKG], n, step);
+    else if (what == SOME) {
+      const attn_lanes lanes = tide__attn_lanes(s, b, qb, kb, c);
+      span[c] = group_span(q, &m->kgroup[(row * s->nkb + kb) * ATTN_NKG], &lanes, n, step);
+    }
     any |= span[c].k1 > span[c].k0;
   }
   return any;
-}
-
-attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, int group)
-{
-  const attn_mask *m = &s->mask;
-  const int64_t row = m->rows == 1 ? 0 : b;
-  const int64_t iq = (row * s->nqb + qb) * ATTN_Q + group * L, ik = (row * s->nkb + kb) * ATTN_K;
-  const attn_lanes r = { m->qdoc + iq, m->qlo + iq, m->qhi + iq, m->kdoc + ik, m->kpos + ik };
-  return r;
 }
 
 /* ---- rows ---- */
@@ -272,7 +288,13 @@ TIDE_LEVELS(void, put_scaled,
             (const k_tensor *t, int64_t at, const float *src, float scale), (t, at, src, scale))
 {
   float tmp[WIDE];
-  for (int64_t i = 0, n = t->shape[3]; i < n; i += WIDE) {
+  const int64_t n = t->shape[3];
+  if (t->dtype == TIDE_F32) {
+    float *to = row_at(t, at);
+    for (int64_t j = 0; j < n; j++) to[j] = src[j] * scale;
+    return;
+  }
+  for (int64_t i = 0; i < n; i += WIDE) {
     const int64_t m = i64_min(n - i, WIDE);
     for (int64_t j = 0; j < m; j++) tmp[j] = src[i + j] * scale;
     vec_narrow(row_at(t, at + i), tmp, t->dtype, m);

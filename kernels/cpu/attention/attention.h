@@ -67,6 +67,11 @@ int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
 /* Operands of the masked lanes of one group: its 16 queries and the keys of the block. */
 typedef struct attn_lanes { const int32_t *qdoc, *qlo, *qhi, *kdoc, *kpos; } attn_lanes;
 attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, int group);
+/* Whether lane l sees key j. */
+TIDE_INLINE int attn_visible(const attn_lanes *m, int64_t j, int l)
+{
+  return (m->kdoc[j] == m->qdoc[l]) & (m->kpos[j] >= m->qlo[l]) & (m->kpos[j] <= m->qhi[l]);
+}
 
 /* Copies rows [row0, row0 + n) of head h of a [B, T, H, D] tensor to f32, row stride ld. */
 void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64_t row0,
@@ -149,19 +154,27 @@ typedef struct attn_tiles {
   /* dst[j * ldd + i] = src[i * lds + j] * scale for i < m, j < n. */
   void (*transpose)(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m, int64_t n,
                     float scale);
+  int together; /* groups that a product over keys takes at once, unless all four do: 1 or 2 */
 } attn_tiles;
 
 /* ---- tiles that the mask cuts (attention_nonfinite.c) ---- */
 
-/* Returns whether some pair of these query groups and the keys that any of them sees is masked. */
-int tide__attn_cut(const attn_span span[ATTN_NG]);
+/* Returns whether some pair of n query groups and the keys [k0, k1) of a block is masked. */
+int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
 /* C += A B as tiles->gemm with add, but terms of weight 0 are left out: the weights are A
  * (a_is_weight; the rows of B may be NaN or infinite) or B (then those of A, whose rs is 1). Equal
  * to tiles->gemm bit for bit where all rows are finite. */
 void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_weight);
+/* C += A B where the inner dimension is the keys of a block and the columns are its queries: each
+ * group over the keys that it sees. nv, k and add are set here. */
+void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
+                          const attn_gemm *g);
+/* The keys that the groups of part p of ATTN_NG / tiles->together see, joined. */
+attn_span tide__attn_part(const attn_tiles *tiles, const attn_span span[ATTN_NG], int p);
 
 const attn_tiles *tide__attn_tiles(int isa);
-const attn_tiles *tide__attn_tiles_avx512(void); /* null if not in this build */
+const attn_tiles *tide__attn_tiles_avx512(void); /* these two: null if not in this build */
+const attn_tiles *tide__attn_tiles_avx2(void);
 
 /* ---- the two kernels with the instruction set limited to isa (tests) ---- */
 

@@ -174,7 +174,7 @@ static void attn_avx512_transpose(float *dst, int64_t ldd, const float *src, int
 
 const attn_tiles *tide__attn_tiles_avx512(void)
 {
-  static const attn_tiles tiles = { gemm, soft, rescale, grad, attn_avx512_transpose };
+  static const attn_tiles tiles = { gemm, soft, rescale, grad, attn_avx512_transpose, 2 };
   return &tiles;
 }
 

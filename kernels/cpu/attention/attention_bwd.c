@@ -93,8 +93,10 @@ static void start_queries(const job *w, const scratch *m, const attn_at *at)
   const attn *s = &w->s;
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
   const float mul = s->modified ? 1.0f : s->a->scale * ATTN_LOG2E;
-  memset(m->dor, 0, (size_t)(Q * w->wide_dv) * sizeof(float));
-  memset(m->rows, 0, (size_t)(Q * w->wide_dv) * sizeof(float));
+  if (n < Q || s->dv < w->wide_dv) {
+    memset(m->dor, 0, (size_t)(Q * w->wide_dv) * sizeof(float));
+    memset(m->rows, 0, (size_t)(Q * w->wide_dv) * sizeof(float));
+  }
   tide__attn_rows(m->dor, w->wide_dv, s->dout, at->b, i0, at->h, n);
   tide__attn_rows(m->rows, w->wide_dv, s->out, at->b, i0, at->h, n);
   load_stats(w, m, at, n);
@@ -102,9 +104,11 @@ static void start_queries(const job *w, const scratch *m, const attn_at *at)
     tide__attn_bf16_bwd_start(w, m, at);
     return;
   }
-  memset(m->qt, 0, (size_t)(Q * s->d) * sizeof(float));
-  memset(m->dot, 0, (size_t)(Q * s->dv) * sizeof(float));
-  memset(m->qr, 0, (size_t)(Q * w->wide_d) * sizeof(float));
+  if (n < Q) {
+    memset(m->qt, 0, (size_t)(Q * s->d) * sizeof(float));
+    memset(m->dot, 0, (size_t)(Q * s->dv) * sizeof(float));
+  }
+  if (n < Q || s->d < w->wide_d) memset(m->qr, 0, (size_t)(Q * w->wide_d) * sizeof(float));
   tide__attn_rows(m->qr, w->wide_d, s->q, at->b, i0, at->h, n);
   w->tiles->transpose(m->qt, Q, m->qr, w->wide_d, n, s->d, mul);
   w->tiles->transpose(m->dot, Q, m->dor, w->wide_dv, n, s->dv, 1.0f);
@@ -114,8 +118,15 @@ static void finish_queries(const job *w, const scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   const int64_t i0 = at->qb * Q, n = s->tq - i0 < Q ? s->tq - i0 : Q;
+  const k_tensor *dq = w->dq;
+  if (dq->dtype == TIDE_F32) {
+    float *to = (float *)dq->data + at->b * dq->stride[0] + i0 * dq->stride[1];
+    w->tiles->transpose(to + at->h * dq->stride[2], dq->stride[1], m->dqt, Q, s->d, n,
+                        s->a->scale);
+    return;
+  }
   w->tiles->transpose(m->rows, w->wide_d, m->dqt, Q, s->d, n, 1.0f);
-  tide__attn_put_rows(w->dq, at->b, i0, at->h, n, m->rows, w->wide_d, s->a->scale);
+  tide__attn_put_rows(dq, at->b, i0, at->h, n, m->rows, w->wide_d, s->a->scale);
 }
 
 /* ---- one pair of blocks ---- */
@@ -183,31 +194,21 @@ static void attn_bwd_gradients(const job *w, const scratch *m, const attn_span *
   }
 }
 
-/* dq^T += K^T dS^T, two groups at a time. */
+/* dq^T += K^T dS^T. */
 static void add_dq(const job *w, const scratch *m, const attn_span *span, const attn_at *at)
 {
   const float *k = attn_source_row(&w->k, at->b, at->h / w->s.ng, at->kb * K);
-  const attn_span pair[2] = { tide__attn_join(span[0], span[1]),
-                              tide__attn_join(span[2], span[3]) };
-  const int same = pair[0].k0 == pair[1].k0 && pair[0].k1 == pair[1].k1;
-  const int cut = tide__attn_cut(span);
-  for (int p = 0; p < (same ? 1 : 2); p++) {
-    if (pair[p].k0 == pair[p].k1) continue;
-    const attn_gemm g = { .m = w->s.d, .k = pair[p].k1 - pair[p].k0, .nv = same ? 4 : 2, .add = 1,
-                          .a = k + pair[p].k0 * w->k.row, .rs = 1, .cs = w->k.row,
-                          .b = m->dp + pair[p].k0 * Q + p * 2 * L, .ldb = Q,
-                          .c = m->dqt + p * 2 * L, .ldc = Q };
-    if (cut) tide__attn_gemm_cut(w->tiles, &g, 0);
-    else w->tiles->gemm(&g);
-  }
+  const attn_gemm g = { .m = w->s.d, .a = k, .rs = 1, .cs = w->k.row, .b = m->dp, .ldb = Q,
+                        .c = m->dqt, .ldc = Q };
+  tide__attn_gemm_keys(w->tiles, span, &g);
 }
 
 /* dv += P^T dO and dk += dS^T Q; row 0 of both is key 0 of the block. */
 static void add_dkv(const job *w, const scratch *m, const attn_span *span, float *dk, float *dv)
 {
-  const int cut = tide__attn_cut(span);
   for (int32_t j = 0, end; j < K; j = end) {
     const attn_hull hull = tide__attn_hull(span, j, &end);
+    const int cut = tide__attn_cut(span + hull.g0, hull.g1 - hull.g0, j, end);
     if (hull.g0 == hull.g1) continue;
     attn_gemm g = { .m = end - j, .k = (hull.g1 - hull.g0) * L, .nv = (int)(w->wide_dv / L),
                     .add = 1, .a = m->st + j * Q + hull.g0 * L, .rs = Q, .cs = 1,

@@ -81,22 +81,15 @@ static void softmax(const job *w, const scratch *m, const attn_span *span, const
   }
 }
 
-/* O^T += V^T P^T, two groups at a time over the keys that either sees. */
+/* O^T += V^T P^T. */
 static void values(const job *w, const scratch *m, const attn_span *span, const float *v)
 {
-  attn_span pair[2] = { tide__attn_join(span[0], span[1]), tide__attn_join(span[2], span[3]) };
-  for (int c = 0; c < ATTN_NG; c++) tide__attn_clear(m->st + c * L, span[c], pair[c / 2]);
-  const int same = pair[0].k0 == pair[1].k0 && pair[0].k1 == pair[1].k1;
-  const int cut = tide__attn_cut(span);
-  for (int p = 0; p < (same ? 1 : 2); p++) {
-    if (pair[p].k0 == pair[p].k1) continue;
-    const attn_gemm g = { .m = w->s.dv, .k = pair[p].k1 - pair[p].k0, .nv = same ? 4 : 2, .add = 1,
-                          .a = v + pair[p].k0 * w->v.row, .rs = 1, .cs = w->v.row,
-                          .b = m->st + pair[p].k0 * Q + p * 2 * L, .ldb = Q,
-                          .c = m->ot + p * 2 * L, .ldc = Q };
-    if (cut) tide__attn_gemm_cut(w->tiles, &g, 0);
-    else w->tiles->gemm(&g);
-  }
+  for (int c = 0; c < ATTN_NG; c++)
+    tide__attn_clear(m->st + c * L, span[c],
+                     tide__attn_part(w->tiles, span, c / w->tiles->together));
+  const attn_gemm g = { .m = w->s.dv, .a = v, .rs = 1, .cs = w->v.row, .b = m->st, .ldb = Q,
+                        .c = m->ot, .ldc = Q };
+  tide__attn_gemm_keys(w->tiles, span, &g);
 }
 
 /* alpha becomes 1 / sum and top the lse; 0 and -inf for a query that saw no key. */

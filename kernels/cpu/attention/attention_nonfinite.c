@@ -9,24 +9,42 @@
 
 enum { L = ATTN_LANE };
 
-int tide__attn_cut(const attn_span span[ATTN_NG])
+int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1)
 {
-  for (int c = 0; c < ATTN_NG; c++)
-    if (!span[c].full || span[c].k0 != span[0].k0 || span[c].k1 != span[0].k1) return 1;
+  for (int c = 0; c < n; c++)
+    if (!span[c].full || span[c].k0 > k0 || span[c].k1 < k1) return 1;
   return 0;
 }
 
-TIDE_LEVELS(int, is_odd, (const float *x, int64_t n), (x, n))
+TIDE_INLINE uint32_t is_nonfinite(float x)
 {
-  uint32_t odd = 0;
-  for (int64_t i = 0; i < n; i++) odd |= (tide__f32_bits(x[i]) & 0x7f800000u) == 0x7f800000u;
-  return odd != 0;
+  return (tide__f32_bits(x) & 0x7f800000u) == 0x7f800000u;
+}
+
+/* Whether one of n rows holds a value that is not finite. */
+TIDE_LEVELS(int, is_odd, (const float *x, int64_t n, int64_t ld, int64_t width), (x, n, ld, width))
+{
+  enum { AT_ONCE = 16 };
+  uint32_t odd[AT_ONCE] = { 0 }, any = 0;
+  for (int64_t i = 0; i < n; i++, x += ld) {
+    int64_t j = 0;
+    for (; j + AT_ONCE <= width; j += AT_ONCE)
+      for (int l = 0; l < AT_ONCE; l++) odd[l] |= is_nonfinite(x[j + l]);
+    for (; j < width; j++) any |= is_nonfinite(x[j]);
+  }
+  for (int l = 0; l < AT_ONCE; l++) any |= odd[l];
+  return any != 0;
 }
 
 /* Returns the first of rows [i, n) that is not finite, or n. */
 static int64_t next_nonfinite(const float *x, int64_t ld, int64_t width, int64_t i, int64_t n)
 {
-  while (i < n && !is_odd(x + i * ld, width)) i++;
+  while (i < n) {
+    const int64_t most = i64_min(n - i, L);
+    if (is_odd(x + i * ld, most, ld, width)) break;
+    i += most;
+  }
+  while (i < n && !is_odd(x + i * ld, 1, ld, width)) i++;
   return i;
 }
 
@@ -55,5 +73,38 @@ void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_w
     if (part.k > 0) tiles->gemm(&part);
     if (odd < g->k) add_terms(g, odd, a_is_weight);
     p = odd + 1;
+  }
+}
+
+attn_span tide__attn_part(const attn_tiles *tiles, const attn_span span[ATTN_NG], int p)
+{
+  attn_span r = span[p * tiles->together];
+  for (int c = 1; c < tiles->together; c++)
+    r = tide__attn_join(r, span[p * tiles->together + c]);
+  return r;
+}
+
+void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
+                          const attn_gemm *g)
+{
+  const int n = tiles->together, npart = ATTN_NG / n;
+  attn_span part[ATTN_NG];
+  int same = 1;
+  for (int p = 0; p < npart; p++) {
+    part[p] = tide__attn_part(tiles, span, p);
+    same &= part[p].k0 == part[0].k0 && part[p].k1 == part[0].k1;
+  }
+  for (int p = 0; p < (same ? 1 : npart); p++) {
+    const int32_t k0 = part[p].k0, k1 = part[p].k1;
+    attn_gemm one = *g;
+    if (k0 == k1) continue;
+    one.nv = same ? ATTN_NG : n;
+    one.k = k1 - k0;
+    one.add = 1;
+    one.a += k0 * g->cs;
+    one.b += k0 * g->ldb + p * n * L;
+    one.c += p * n * L;
+    if (tide__attn_cut(span + p * n, one.nv, k0, k1)) tide__attn_gemm_cut(tiles, &one, 0);
+    else tiles->gemm(&one);
   }
 }

@@ -1,5 +1,5 @@
-/* Inner loops of attention in vectors of the compiler, for processors without AVX-512, and the
- * choice of instruction set. See attention.h.
+/* Inner loops of attention in vectors of the compiler, for processors without AVX2, and the choice
+ * of instruction set. See attention.h.
  *
  * The innermost loop of a softmax runs over the 16 lanes of a group with unit stride, so that the
  * compiler can vectorise it for any instruction set.
@@ -10,39 +10,46 @@ enum { L = ATTN_LANE };
 
 /* ---- product ---- */
 
-/* Half a group. With AVX2 and with NEON the twelve sums of a tile of 6 rows by one group, two
- * vectors of B and a word of A fill the registers. */
+/* Eight lanes. The sums of a tile of 6 rows, its vectors of B and a word of A fill the registers:
+ * 16 of 16 bytes on x86, where a tile is eight lanes wide, 32 with NEON, where it is a group. */
 typedef float half __attribute__((vector_size(4 * L / 2)));
 
-enum { ROWS = 6 };
+#if defined(__x86_64__)
+enum { ROWS = 6, HALVES = 1, WIDE = L / 2 };
+#else
+enum { ROWS = 6, HALVES = 2, WIDE = L };
+#endif
 
-/* Rows [i0, i0 + n) of C, columns [j0, j0 + L); n is a constant where this is inlined. */
+/* Rows [i0, i0 + n) of C, columns [j0, j0 + WIDE); n is a constant where this is inlined. */
 TIDE_INLINE void gemm_rows(const attn_gemm *g, int64_t i0, int64_t j0, const int n)
 {
   const float *a = g->a + i0 * g->rs, *b = g->b + j0;
   float *c = g->c + i0 * g->ldc + j0;
-  half acc[ROWS][2] = { 0 };
-  if (g->add)
+  half acc[ROWS][HALVES], row[HALVES];
 #pragma GCC unroll 6
-    for (int i = 0; i < n; i++) memcpy(acc[i], c + i * g->ldc, sizeof acc[i]);
+  for (int i = 0; i < n; i++)
+#pragma GCC unroll 2
+    for (int h = 0; h < HALVES; h++) {
+      acc[i][h] = (half){ 0 };
+      if (g->add) memcpy(&acc[i][h], c + i * g->ldc + h * (L / 2), sizeof(half));
+    }
   for (int64_t p = g->k; p > 0; p--, a += g->cs, b += g->ldb) {
-    half b0, b1;
-    memcpy(&b0, b, sizeof b0);
-    memcpy(&b1, b + L / 2, sizeof b1);
+#pragma GCC unroll 2
+    for (int h = 0; h < HALVES; h++) memcpy(&row[h], b + h * (L / 2), sizeof(half));
 #pragma GCC unroll 6
     for (int i = 0; i < n; i++) {
       const float x = a[i * g->rs];
-      acc[i][0] += x * b0;
-      acc[i][1] += x * b1;
+#pragma GCC unroll 2
+      for (int h = 0; h < HALVES; h++) acc[i][h] += x * row[h];
     }
   }
 #pragma GCC unroll 6
   for (int i = 0; i < n; i++) memcpy(c + i * g->ldc, acc[i], sizeof acc[i]);
 }
 
-TIDE_LEVELS(void, gemm, (const attn_gemm *g), (g))
+static void gemm(const attn_gemm *g)
 {
-  for (int64_t j = 0; j < g->nv * L; j += L) {
+  for (int64_t j = 0; j < g->nv * L; j += WIDE) {
     int64_t i = 0;
     for (; i + ROWS <= g->m; i += ROWS) gemm_rows(g, i, j, ROWS);
     switch (g->m - i) {
@@ -74,22 +81,17 @@ TIDE_INLINE float exp2_lane(float x)
   return p * tide__bits_f32((tide__f32_bits(t) + 127u) << 23);
 }
 
-TIDE_INLINE int visible(const attn_lanes *m, int64_t j, int l)
-{
-  return (m->kdoc[j] == m->qdoc[l]) & (m->kpos[j] >= m->qlo[l]) & (m->kpos[j] <= m->qhi[l]);
-}
-
-TIDE_LEVELS(void, hide, (float *s, int64_t n, const attn_lanes *m), (s, n, m))
+static void hide(float *s, int64_t n, const attn_lanes *m)
 {
   for (int64_t j = 0; j < n; j++)
     for (int l = 0; l < L; l++)
-      if (!visible(m, j, l)) s[j * ATTN_Q + l] = -INFINITY;
+      if (!attn_visible(m, j, l)) s[j * ATTN_Q + l] = -INFINITY;
 }
 
 TIDE_INLINE float larger(float x, float y) { return x > y ? x : y; }
 
 /* Returns 1 if a lane that had seen a key gets a new maximum. */
-TIDE_LEVELS(int, raise_top, (const attn_soft *t, float *base), (t, base))
+static int raise_top(const attn_soft *t, float *base)
 {
   float top[L];
   int grown = 0;
@@ -115,7 +117,7 @@ TIDE_LEVELS(int, raise_top, (const attn_soft *t, float *base), (t, base))
   return grown;
 }
 
-TIDE_LEVELS(void, exponentials, (const attn_soft *t, const float *base), (t, base))
+static void exponentials(const attn_soft *t, const float *base)
 {
   float sum[L] = { 0 };
   for (int64_t j = 0; j < t->n; j++)
@@ -136,13 +138,13 @@ static int attn_tile_soft(const attn_soft *t)
   return grown;
 }
 
-TIDE_LEVELS(void, rescale, (float *ot, int64_t n, const float *alpha), (ot, n, alpha))
+static void rescale(float *ot, int64_t n, const float *alpha)
 {
   for (int64_t d = 0; d < n; d++)
     for (int l = 0; l < L; l++) ot[d * ATTN_Q + l] *= alpha[l];
 }
 
-TIDE_LEVELS(void, grad, (const attn_grad *t), (t))
+static void grad(const attn_grad *t)
 {
   for (int64_t j = 0; j < t->n; j++) {
     float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
@@ -152,7 +154,7 @@ TIDE_LEVELS(void, grad, (const attn_grad *t), (t))
     }
     if (t->lanes)
       for (int l = 0; l < L; l++) {
-        const int hidden = !visible(t->lanes, j, l);
+        const int hidden = !attn_visible(t->lanes, j, l);
         s[l] = hidden ? 0.0f : s[l];
         dp[l] = hidden ? 0.0f : dp[l];
       }
@@ -175,7 +177,9 @@ static void attn_tile_transpose(float *dst, int64_t ldd, const float *src, int64
 
 const attn_tiles *tide__attn_tiles(int isa)
 {
-  static const attn_tiles portable = { gemm, attn_tile_soft, rescale, grad, attn_tile_transpose };
-  const attn_tiles *t = isa & CPU_ISA_AVX512 ? tide__attn_tiles_avx512() : 0;
+  static const attn_tiles portable = { gemm, attn_tile_soft, rescale, grad, attn_tile_transpose,
+                                       1 };
+  const attn_tiles *t = isa & CPU_ISA_AVX512 ? tide__attn_tiles_avx512()
+                        : isa & CPU_ISA_AVX2 ? tide__attn_tiles_avx2() : 0;
   return t ? t : &portable;
 }

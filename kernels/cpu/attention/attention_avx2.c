@@ -1,0 +1,246 @@
+/* AVX2 inner loops of attention. See attention.h.
+ *
+ * A group of 16 lanes is two vectors. A tile of 6 rows by one group stays in twelve registers over
+ * the whole inner dimension; A is read by broadcast, B by unit-stride loads: 8 loads for 12 fused
+ * multiply-adds. Softmax and its gradient take one vector at a time, so that sums and statistics
+ * stay in registers.
+ *
+ * Only called when the processor has AVX2, FMA and F16C.
+ */
+#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/transpose8.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+enum { L = ATTN_LANE, HALF = 8, ROWS = 6 };
+
+/* ---- product ---- */
+
+/* Rows [i0, i0 + n) of group j of C. */
+TIDE_AVX2_INLINE void kernel(const int n, const attn_gemm *g, int64_t i0, int64_t j)
+{
+  const float *a = g->a + i0 * g->rs, *b = g->b + j * L;
+  float *c = g->c + i0 * g->ldc + j * L;
+  const int64_t rs = g->rs, cs = g->cs, ldb = g->ldb, ldc = g->ldc;
+  __m256 acc[ROWS][2];
+#pragma GCC unroll 6
+  for (int i = 0; i < n; i++) {
+    acc[i][0] = g->add ? _mm256_loadu_ps(c + i * ldc) : _mm256_setzero_ps();
+    acc[i][1] = g->add ? _mm256_loadu_ps(c + i * ldc + HALF) : _mm256_setzero_ps();
+  }
+  for (int64_t p = g->k; p > 0; p--, a += cs, b += ldb) {
+    const __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + HALF);
+#pragma GCC unroll 6
+    for (int i = 0; i < n; i++) {
+      const __m256 x = _mm256_broadcast_ss(a + i * rs);
+      acc[i][0] = _mm256_fmadd_ps(x, b0, acc[i][0]);
+      acc[i][1] = _mm256_fmadd_ps(x, b1, acc[i][1]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < n; i++) {
+    _mm256_storeu_ps(c + i * ldc, acc[i][0]);
+    _mm256_storeu_ps(c + i * ldc + HALF, acc[i][1]);
+  }
+}
+
+TIDE_AVX2 static void gemm(const attn_gemm *g)
+{
+  for (int64_t j = 0; j < g->nv; j++) {
+    int64_t i = 0;
+    for (; i + ROWS <= g->m; i += ROWS) kernel(ROWS, g, i, j);
+    switch (g->m - i) {
+      case 5: kernel(5, g, i, j); break;
+      case 4: kernel(4, g, i, j); break;
+      case 3: kernel(3, g, i, j); break;
+      case 2: kernel(2, g, i, j); break;
+      case 1: kernel(1, g, i, j); break;
+      default: break;
+    }
+  }
+}
+
+/* ---- softmax ---- */
+
+/* 2^x to 1e-7; 0 below -126.5, infinite above 128; NaN stays NaN: a minimum and a maximum are
+ * their second operand then. */
+TIDE_AVX2_INLINE __m256 exp2_half(__m256 x)
+{
+  /* 1.5 * 2^23 rounds to an integer; its last nine bits are 127 then, the bias of an exponent. */
+  const __m256 shift = _mm256_set1_ps(12582912.0f + 127.0f);
+  x = _mm256_min_ps(_mm256_set1_ps(128.0f), x);
+  x = _mm256_max_ps(_mm256_set1_ps(-127.0f), x);
+  const __m256 t = _mm256_add_ps(x, shift), f = _mm256_sub_ps(x, _mm256_sub_ps(t, shift));
+  __m256 p = _mm256_set1_ps(0.00132764721f);
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.00967554145f));
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.0555071327f));
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.240221197f));
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.693146967f));
+  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+  return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+
+/* The mask of 8 queries. */
+typedef struct half_mask { __m256i doc, lo, hi; const int32_t *kdoc, *kpos; } half_mask;
+
+/* at: the first of the 8 lanes. */
+TIDE_AVX2_INLINE half_mask load_mask(const attn_lanes *m, int at)
+{
+  const half_mask r = { _mm256_loadu_si256((const __m256i *)(m->qdoc + at)),
+                        _mm256_loadu_si256((const __m256i *)(m->qlo + at)),
+                        _mm256_loadu_si256((const __m256i *)(m->qhi + at)), m->kdoc, m->kpos };
+  return r;
+}
+
+/* All bits of the lanes that see key j. */
+TIDE_AVX2_INLINE __m256 lanes_see(const half_mask *m, int64_t j)
+{
+  const __m256i pos = _mm256_set1_epi32(m->kpos[j]);
+  const __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(m->lo, pos),
+                                      _mm256_cmpgt_epi32(pos, m->hi));
+  const __m256i same = _mm256_cmpeq_epi32(m->doc, _mm256_set1_epi32(m->kdoc[j]));
+  return _mm256_castsi256_ps(_mm256_andnot_si256(out, same));
+}
+
+/* Returns the maximum over n keys; with m it writes -inf where a lane does not see the key. */
+TIDE_AVX2_INLINE __m256 column_max(float *s, int64_t n, const half_mask *m)
+{
+  const __m256 none = _mm256_set1_ps(-__builtin_inff());
+  __m256 a = none, b = none;
+  int64_t j = 0;
+  for (; !m && j + 2 <= n; j += 2, s += 2 * ATTN_Q) {
+    a = _mm256_max_ps(a, _mm256_loadu_ps(s));
+    b = _mm256_max_ps(b, _mm256_loadu_ps(s + ATTN_Q));
+  }
+  for (; j < n; j++, s += ATTN_Q) {
+    __m256 x = _mm256_loadu_ps(s);
+    if (m) {
+      x = _mm256_blendv_ps(none, x, lanes_see(m, j));
+      _mm256_storeu_ps(s, x);
+    }
+    a = _mm256_max_ps(a, x);
+  }
+  return _mm256_max_ps(a, b);
+}
+
+/* Raises the maximum of 8 lanes where `seen` is larger by more than 8 (see attention_soft.h).
+ * Returns the value that scores are relative to; sets *grown if a lane that had seen a key has a
+ * new maximum. */
+TIDE_AVX2_INLINE __m256 raise_top(const attn_soft *t, int at, __m256 seen, int *grown)
+{
+  const __m256 none = _mm256_set1_ps(-__builtin_inff()), old = _mm256_loadu_ps(t->top + at);
+  const __m256 any = _mm256_cmp_ps(seen, none, _CMP_NEQ_UQ);
+  seen = _mm256_blendv_ps(none, _mm256_mul_ps(seen, _mm256_set1_ps(t->mul)), any);
+  const __m256 up = _mm256_cmp_ps(seen, _mm256_add_ps(old, _mm256_set1_ps(8.0f)), _CMP_GT_OQ);
+  const __m256 now = _mm256_blendv_ps(old, seen, up);
+  const __m256 base = _mm256_andnot_ps(_mm256_cmp_ps(now, none, _CMP_EQ_OQ), now);
+  const __m256 by = exp2_half(_mm256_sub_ps(old, base));
+  _mm256_storeu_ps(t->top + at, now);
+  _mm256_storeu_ps(t->alpha + at, _mm256_blendv_ps(_mm256_set1_ps(1.0f), by, up));
+  *grown |= _mm256_movemask_ps(_mm256_and_ps(up, _mm256_cmp_ps(old, none, _CMP_NEQ_UQ))) != 0;
+  return base;
+}
+
+TIDE_AVX2_INLINE int soft_half(const attn_soft *t, int at)
+{
+  float *s = t->s + at;
+  int grown = 0;
+  __m256 seen, sum = _mm256_setzero_ps();
+  if (t->lanes) {
+    const half_mask m = load_mask(t->lanes, at);
+    seen = column_max(s, t->n, &m);
+  } else {
+    seen = column_max(s, t->n, 0);
+  }
+  const __m256 base = raise_top(t, at, seen, &grown), mul = _mm256_set1_ps(t->mul);
+  for (int64_t j = 0; j < t->n; j++, s += ATTN_Q) {
+    const __m256 p = exp2_half(_mm256_fmsub_ps(_mm256_loadu_ps(s), mul, base));
+    _mm256_storeu_ps(s, p);
+    sum = _mm256_add_ps(sum, p);
+  }
+  float *to = t->sum + at;
+  _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_loadu_ps(to), _mm256_loadu_ps(t->alpha + at), sum));
+  return grown;
+}
+
+TIDE_AVX2 static int soft(const attn_soft *t)
+{
+  const int low = soft_half(t, 0), high = soft_half(t, HALF);
+  return low | high;
+}
+
+TIDE_AVX2 static void rescale(float *ot, int64_t n, const float *alpha)
+{
+  const __m256 a = _mm256_loadu_ps(alpha), b = _mm256_loadu_ps(alpha + HALF);
+  for (int64_t d = 0; d < n; d++, ot += ATTN_Q) {
+    _mm256_storeu_ps(ot, _mm256_mul_ps(a, _mm256_loadu_ps(ot)));
+    _mm256_storeu_ps(ot + HALF, _mm256_mul_ps(b, _mm256_loadu_ps(ot + HALF)));
+  }
+}
+
+/* m and the optional parts of t are constants where this is inlined. */
+TIDE_AVX2_INLINE void grad_half(const attn_grad *t, int at, const half_mask *m, const int modified)
+{
+  const __m256 lse = _mm256_loadu_ps(t->lse + at), delta = _mm256_loadu_ps(t->delta + at);
+  const __m256 mul = _mm256_set1_ps(t->mul);
+  for (int64_t j = 0, i = at; j < t->n; j++, i += ATTN_Q) {
+    const __m256 see = m ? lanes_see(m, j) : mul;
+    __m256 p = exp2_half(_mm256_fmsub_ps(_mm256_loadu_ps(t->s + i), mul, lse));
+    __m256 ds = _mm256_mul_ps(p, _mm256_sub_ps(_mm256_loadu_ps(t->dp + i), delta));
+    if (m) p = _mm256_and_ps(p, see), ds = _mm256_and_ps(ds, see);
+    _mm256_storeu_ps(t->s + i, p);
+    if (modified && t->dbias) _mm256_storeu_ps(t->dbias + i, ds);
+    if (modified && t->slope) {
+      ds = _mm256_mul_ps(ds, _mm256_loadu_ps(t->slope + i));
+      if (m) ds = _mm256_and_ps(ds, see);
+    }
+    _mm256_storeu_ps(t->dp + i, ds);
+  }
+}
+
+TIDE_AVX2 static void grad(const attn_grad *t)
+{
+  const int modified = t->dbias || t->slope;
+  for (int at = 0; at < L; at += HALF) {
+    const half_mask m = t->lanes ? load_mask(t->lanes, at) : (half_mask){ 0 };
+    if (t->lanes && modified) grad_half(t, at, &m, 1);
+    else if (t->lanes) grad_half(t, at, &m, 0);
+    else if (modified) grad_half(t, at, 0, 1);
+    else grad_half(t, at, 0, 0);
+  }
+}
+
+/* ---- transposition ---- */
+
+TIDE_AVX2
+static void attn_avx2_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t m,
+                                int64_t n, float scale)
+{
+  const __m256 mul = _mm256_set1_ps(scale);
+  for (int64_t i0 = 0; i0 < m; i0 += 8) {
+    int64_t j0 = 0;
+    for (; i0 + 8 <= m && j0 + 8 <= n; j0 += 8) {
+      __m256 r[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; i++)
+        r[i] = _mm256_mul_ps(mul, _mm256_loadu_ps(src + (i0 + i) * lds + j0));
+      transpose8_f32(r);
+#pragma GCC unroll 8
+      for (int j = 0; j < 8; j++) _mm256_storeu_ps(dst + (j0 + j) * ldd + i0, r[j]);
+    }
+    for (int64_t i = i0; i < i64_min(i0 + 8, m); i++)
+      for (int64_t j = j0; j < n; j++) dst[j * ldd + i] = src[i * lds + j] * scale;
+  }
+}
+
+const attn_tiles *tide__attn_tiles_avx2(void)
+{
+  static const attn_tiles tiles = { gemm, soft, rescale, grad, attn_avx2_transpose, 1 };
+  return &tiles;
+}
+
+#else
+
+const attn_tiles *tide__attn_tiles_avx2(void) { return 0; }
+
+#endif
