@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kernels/cpu/vec.h"
+#include "kernels/cpu/gemm/plan.h"
 #include "kernels/cpu/gemm/tile.h"
 #include "tide/tide.h"
 
@@ -71,9 +72,23 @@ typedef struct product {
   int64_t  nc;
 } product;
 
-/* large: 1, every dim is more than one block of the fast kernels; 2, few rows and a B of 8 MiB. */
+/* n or k is thin, or m, and the others are of several blocks. */
+static void draw_thin(draw *d, cpu_gemm *g)
+{
+  int64_t *thin[3] = {&g->n, &g->k, &g->m};
+  g->m = between(d, 6, 300), g->n = between(d, 1, 600), g->k = between(d, 1, 1600);
+  int which = (int)between(d, 0, 5);
+  if (which < 3) *thin[which] = between(d, 1, which == 2 ? 64 : coin(d) ? 33 : 260);
+}
+
+/* large: 1, every dim is more than one block of the fast kernels; 2, few rows and a B of 8 MiB; 3,
+ * one dim is thin. */
 static void draw_shape(draw *d, cpu_gemm *g, int large)
 {
+  if (large == 3) {
+    draw_thin(d, g);
+    return;
+  }
   if (large == 2) {
     g->m = between(d, 17, 140), g->n = between(d, 2400, 2600), g->k = between(d, 1750, 1900);
     return;
@@ -96,7 +111,7 @@ static void draw_product(draw *d, product *p, int large)
   cpu_gemm *g = &p->g;
   memset(p, 0, sizeof *p);
   draw_shape(d, g, large);
-  g->ab_dtype = dtypes[between(d, 0, 3)];
+  g->ab_dtype = large == 3 ? TIDE_F32 : dtypes[between(d, 0, 3)];
   int half = g->ab_dtype == TIDE_BF16 || g->ab_dtype == TIDE_F16;
   g->c_dtype = half && coin(d) ? TIDE_F32 : g->ab_dtype;
   int64_t gap_a = coin(d) * between(d, 0, 3), gap_b = coin(d) * between(d, 0, 3);
@@ -111,6 +126,7 @@ static void draw_product(draw *d, product *p, int large)
   g->bias = coin(d) ? array(d, g->c_dtype, g->n) : 0;
   p->c0 = array(d, g->c_dtype, p->nc);
   g->accumulate = coin(d);
+  for (int64_t i = 0; i < p->nc && !g->accumulate; i++) put(p->c0, g->c_dtype, i, NAN);
 }
 
 static void drop(product *p)
@@ -161,17 +177,23 @@ static void check_element(const product *p, const void *c, int64_t i, int64_t j)
              (long)g->n, (long)g->k, g->ab_dtype, g->c_dtype, (long)i, (long)j, got, sum);
 }
 
-static void check_product(const product *p, const void *c)
+/* Nothing is written between the rows of C. */
+static void check_gaps(const product *p, const void *c)
 {
   const cpu_gemm *g = &p->g;
   int64_t size = vec_size(g->c_dtype);
-  for (int64_t i = 0; i < g->m; i++) {
-    for (int64_t j = 0; j < g->n; j++) check_element(p, c, i, j);
-    if (i == g->m - 1) break;
+  for (int64_t i = 0; i + 1 < g->m; i++) {
     int64_t gap = (i * g->c_rs + g->n) * size;
     assert_memory_equal((const char *)c + gap, (const char *)p->c0 + gap,
                         (size_t)((g->c_rs - g->n) * size));
   }
+}
+
+static void check_product(const product *p, const void *c)
+{
+  for (int64_t i = 0; i < p->g.m; i++)
+    for (int64_t j = 0; j < p->g.n; j++) check_element(p, c, i, j);
+  check_gaps(p, c);
 }
 
 static void products_match_plain_sums(void **state)
@@ -246,6 +268,31 @@ static void large_products_match_plain_sums(void **state)
   }
 }
 
+/* Products in f32 with a thin dimension: a sample of elements, the same bits for any number of
+ * threads, and at least a third of them by the tiles that read an operand in place. */
+static void thin_products_match_plain_sums(void **state)
+{
+  (void)state;
+  int isa = CPU_ISA_AVX2 & tide__cpu_isa(), nthin = 0;
+  draw d = {2463534242u};
+  for (int i = 0; i < 90; i++) {
+    product p;
+    draw_product(&d, &p, 3);
+    cpu_gemm_plan plan;
+    tide__cpu_gemm_plan_isa(&plan, &p.g, 1, isa);
+    nthin += plan.method == GEMM_THIN;
+    void *one = run(&p, 1, isa), *two = run(&p, 2, isa), *seven = run(&p, 7, isa);
+    for (int n = 0; n < 300; n++)
+      check_element(&p, one, between(&d, 0, (int)p.g.m - 1), between(&d, 0, (int)p.g.n - 1));
+    check_gaps(&p, one);
+    assert_memory_equal(one, two, (size_t)(p.nc * size_of(p.g.c_dtype)));
+    assert_memory_equal(one, seven, (size_t)(p.nc * size_of(p.g.c_dtype)));
+    free(one), free(two), free(seven);
+    drop(&p);
+  }
+  if (isa) assert_true(nthin >= 30);
+}
+
 static void empty_products_touch_nothing(void **state)
 {
   (void)state;
@@ -264,6 +311,7 @@ int main(void)
     cmocka_unit_test(products_match_plain_sums),
     cmocka_unit_test(the_most_scratch_suffices),
     cmocka_unit_test(large_products_match_plain_sums),
+    cmocka_unit_test(thin_products_match_plain_sums),
     cmocka_unit_test(empty_products_touch_nothing),
   };
   return cmocka_run_group_tests(tests, 0, 0);

@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/gemm/plan.h"
+#include "kernels/cpu/gemm/thin.h"
 
 typedef cpu_gemm_plan plan;
 
@@ -303,7 +304,15 @@ static void empty_sum(const cpu_gemm *g)
   }
 }
 
-/* ---- few rows, a large B along k: the transposed product ---------- */
+static void run_method(const plan *p, const cpu_gemm *g, void *work)
+{
+  if (p->method == GEMM_TILES) run_tiles(p, g, work);
+  else if (p->method == GEMM_SKINNY) tide__tile_skinny(g, p->nthread, work, p->isa);
+  else if (p->method == GEMM_THIN) tide__thin_run(p, g, work);
+  else if (p->method == GEMM_NO_SUM) empty_sum(g);
+}
+
+/* ---- few rows: the transposed product ---------- */
 
 enum { TRANSPOSE_SIDE = 32 };
 
@@ -328,7 +337,7 @@ static void run_transposed(const plan *p, const cpu_gemm *g, char *work)
 {
   cpu_gemm back = gemm_transposed(g, work);
   strips t = {.g = g, .sums = back.c};
-  run_tiles(p, &back, work + gemm_transposed_bytes(g));
+  run_method(p, &back, work + gemm_transposed_bytes(g));
   tide__pool_for(p->nthread, i64_ceil_div(g->n, TRANSPOSE_SIDE), 16, transpose_strips, &t);
 }
 
@@ -336,10 +345,8 @@ static void run_transposed(const plan *p, const cpu_gemm *g, char *work)
 
 void tide__cpu_gemm_run(const cpu_gemm_plan *p, const cpu_gemm *g, void *work)
 {
-  if (p->method == GEMM_TILES) run_tiles(p, g, work);
-  else if (p->method == GEMM_SKINNY) tide__tile_skinny(g, p->nthread, work, p->isa);
-  else if (p->method == GEMM_TRANSPOSED) run_transposed(p, g, work);
-  else if (p->method == GEMM_NO_SUM) empty_sum(g);
+  if (p->transposed) run_transposed(p, g, work);
+  else run_method(p, g, work);
 }
 
 void tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work)

@@ -27,6 +27,7 @@ typedef struct cpu_gemm_plan {
   int64_t bytes;          /* of scratch for a run, 0 is possible */
   const struct tile_kernel *kern;
   int     method, isa;
+  int     transposed;     /* C' is computed, in scratch, and C is written from it */
   int64_t k_pad, kc;      /* kc: depth of a block, a multiple of kr */
   int64_t nround;         /* columns packed at a time */
   int64_t row_parts;      /* tasks: rows and columns of C are cut into so many parts of whole */
@@ -39,6 +40,7 @@ typedef struct cpu_gemm_plan {
                            * source prefetched while the one before is multiplied */
   int     single;         /* lazy, and no panel of A is used twice: all share one buffer */
   int     own;            /* each thread packs all of B for itself */
+  int     mr, nr;         /* rows and columns of a tile of a thin product */
   int64_t b_bytes, a_bytes, stage_bytes;
 
   const cpu_gemm *g;      /* of a run: the product, the current round, scratch */

@@ -5,6 +5,8 @@
  */
 #include "kernels/cpu/gemm/plan.h"
 
+#include "kernels/cpu/gemm/thin.h"
+
 /* Blocking. The columns of B that every panel of A is multiplied with before the next ones (`cols`
  * bytes of the kernel, or all of B up to `whole`) stay in the second-level cache; panels of A, at
  * most ROWS_BYTES packed at a time, are streamed past them and prefetched one ahead, so they may
@@ -55,6 +57,7 @@ static void plan_tasks(plan *p, int64_t m)
 static void plan_tiles(plan *p, const cpu_gemm *g)
 {
   const tile_kernel *kern = gemm_choose(g, p->isa);
+  p->method = GEMM_TILES;
   p->kern = kern;
   p->k_pad = i64_round_up(g->k, kern->kr);
   int64_t nblock = i64_ceil_div(p->k_pad, kern->kc);
@@ -88,10 +91,24 @@ static int useful_threads(const cpu_gemm *g, int nthread)
   return nthread < most_threads ? nthread : (int)most_threads;
 }
 
-/* ---- few rows, a large B along k: the transposed product ---------- */
+/* ---- few rows: the transposed product ---------- */
 
-enum { TRANSPOSE_M = 128 };
+enum { TRANSPOSE_M = 128, THIN_M = 64, THIN_K = 32 };
 static const int64_t TRANSPOSE_BYTES = (int64_t)8 << 20;
+
+/* Plans a thin product, or its transpose if that packs and moves less: an element of C is worth
+ * four packed ones. Returns 0 if neither is thin. */
+static int plan_thin(plan *p, const cpu_gemm *g)
+{
+  cpu_gemm back = gemm_transposed(g, 0);
+  int direct = tide__thin_takes(g, p->isa);
+  int turned = g->m <= THIN_M && g->k >= THIN_K && tide__thin_takes(&back, p->isa);
+  if (direct && turned) turned = g->n * g->k > g->m * g->k + 4 * g->m * g->n;
+  p->transposed = turned;
+  if (turned) tide__thin_plan(p, &back);
+  else if (direct) tide__thin_plan(p, g);
+  return turned || direct;
+}
 
 /* Packing all of B costs more than a few rows gain. With the operands exchanged, B' is streamed a
  * panel at a time and only the small A' is packed. The sums are the same. */
@@ -116,15 +133,12 @@ void tide__cpu_gemm_plan_isa(cpu_gemm_plan *p, const cpu_gemm *g, int nthread, i
   } else if (tide__tile_skinny_takes(g, isa)) {
     p->method = GEMM_SKINNY;
     p->bytes = tide__tile_skinny_work(g, p->nthread);
-  } else if (is_transposed(g)) {
+  } else if (!plan_thin(p, g)) {
     cpu_gemm back = gemm_transposed(g, 0);
-    p->method = GEMM_TRANSPOSED;
-    plan_tiles(p, &back);
-    p->bytes += gemm_transposed_bytes(g);
-  } else {
-    p->method = GEMM_TILES;
-    plan_tiles(p, g);
+    p->transposed = is_transposed(g);
+    plan_tiles(p, p->transposed ? &back : g);
   }
+  if (p->transposed) p->bytes += gemm_transposed_bytes(g);
 }
 
 void tide__cpu_gemm_plan(cpu_gemm_plan *p, const cpu_gemm *g, int nthread)
@@ -166,10 +180,11 @@ int64_t tide__cpu_gemm_most_isa(const cpu_gemm *g, int nthread, int isa)
   if (nthread < 1) nthread = 1;
   int64_t most = most_of_tiles(g, nthread, isa);
   few.m = i64_min(g->m, TRANSPOSE_M);
-  if (g->b_rs == 1) {
-    cpu_gemm back = gemm_transposed(&few, 0);
-    most = i64_max(most, most_of_tiles(&back, nthread, isa) + gemm_transposed_bytes(&few));
-  }
+  cpu_gemm back = gemm_transposed(&few, 0);
+  int64_t inner = tide__thin_most(&back);
+  if (g->b_rs == 1) inner = i64_max(inner, most_of_tiles(&back, nthread, isa));
+  most = i64_max(most, inner + gemm_transposed_bytes(&few));
+  most = i64_max(most, tide__thin_most(g));
   return i64_max(most, tide__tile_skinny_work(g, nthread));
 }
 

@@ -5,7 +5,7 @@
 #include "kernels/cpu/gemm/tile.h"
 #include "kernels/cpu/vec.h"
 
-enum { GEMM_NO_ELEMENTS, GEMM_NO_SUM, GEMM_SKINNY, GEMM_TRANSPOSED, GEMM_TILES }; /* methods */
+enum { GEMM_NO_ELEMENTS, GEMM_NO_SUM, GEMM_SKINNY, GEMM_THIN, GEMM_TILES }; /* methods */
 enum { GEMM_LINE = 64 }; /* bytes of a cache line */
 
 /* The beginning of part i of `parts` of n rows or columns, in whole panels of `unit`; n for i =

@@ -10,10 +10,13 @@
  * The order of an element's sum depends on k alone.
  */
 #include "kernels/cpu/gemm/skinny.h"
+
+#include "kernels/cpu/gemm/plan.h"
+#include "kernels/cpu/gemm/thin.h"
 #include "kernels/cpu/gemm/tile_amx.h"
 #include "kernels/cpu/vec.h"
 
-enum { NARROW = 1024, LEAST_K = 32, LEAST_N = 64 };
+enum { NARROW = 1024, LEAST_K = 32, LEAST_N = 64, THIN_ALONG = 12, THIN_ACROSS = 4 };
 
 /* Bytes of A: rows as f32, or one tile column of pairs; k padded to 32. */
 static int64_t a_bytes(const cpu_gemm *g) { return TILE_SKINNY_M * i64_round_up(g->k, 32) * 4; }
@@ -24,11 +27,20 @@ int64_t tide__tile_skinny_work(const cpu_gemm *g, int nthread)
   return a_bytes(g) + stage_bytes() * nthread;
 }
 
+/* Returns the most rows. In place of more than THIN_ALONG, or THIN_ACROSS if B runs along n, a
+ * transposed thin product is faster where this level has one. */
+static int most_rows(const cpu_gemm *g, int isa)
+{
+  cpu_gemm back = gemm_transposed(g, 0);
+  if (!tide__thin_takes(&back, isa)) return TILE_SKINNY_M;
+  return g->b_rs == 1 ? THIN_ALONG : THIN_ACROSS;
+}
+
 int tide__tile_skinny_takes(const cpu_gemm *g, int isa)
 {
   if (!(isa & CPU_ISA_AVX2) || g->ab_dtype == TIDE_F64) return 0;
   if (g->m > TILE_SKINNY_M || g->k < LEAST_K || g->n < LEAST_N) return 0;
-  return g->b_rs == 1 || g->b_cs == 1;
+  return (g->b_rs == 1 || g->b_cs == 1) && g->m <= most_rows(g, isa);
 }
 
 /* ---- A ---- */
