@@ -17,6 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "chunks.h"
+
 /* Modules packed into the library by pack.cmake; absent when it was not run. */
 typedef struct tide__pack_entry {
   const char *module, *chunk; /* "tide.nn.linear", "@tide:lua/tide/nn/linear.lua" */
@@ -73,13 +75,14 @@ static bool find_root(char root[PATH_MAX])
 
 typedef struct open_job {
   tide_ctx *ctx;
-  const char *root; /* null: the packed modules */
+  const char *root;         /* null: the packed modules */
+  tide_host_chunks *chunks; /* null: the state compiles for itself */
 } open_job;
 
 static int load_packed(lua_State *L)
 {
   const tide__pack_entry *e = lua_touserdata(L, lua_upvalueindex(1));
-  if (luaL_loadbuffer(L, e->text, e->size, e->chunk)) return lua_error(L);
+  if (chunks_load(L, e->text, e->size, e->chunk)) return lua_error(L);
   lua_pushstring(L, e->module);
   lua_call(L, 1, 1);
   return 1;
@@ -133,6 +136,7 @@ static int open_protected(lua_State *L)
   const open_job *job = lua_touserdata(L, 1);
   luaL_openlibs(L);
   describe_host(L, job->ctx);
+  chunks_install(L, job->chunks);
   if (job->root) prepend_path(L, job->root);
   else preload_packed(L);
   lua_getglobal(L, "require");
@@ -154,7 +158,8 @@ static int text_of(lua_State *L)
   return 1;
 }
 
-int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n)
+int chunks_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_chunks *chunks,
+                char *msg, size_t n)
 {
   if (!out) return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'out' is null");
   *out = NULL;
@@ -168,7 +173,7 @@ int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, s
                   "the library; give their folder as 'root'");
   lua_State *L = luaL_newstate();
   if (!L) return refuse(TIDE_E_NOMEM, msg, n, "tide_lua_open: no memory for a Lua state");
-  open_job job = {ctx, root};
+  open_job job = {ctx, root, chunks};
   int rc = lua_cpcall(L, open_protected, &job);
   if (rc) {
     /* turn the error value into text without raising: the state may be out of memory */
@@ -181,6 +186,11 @@ int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, s
   }
   *out = L;
   return TIDE_OK;
+}
+
+int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n)
+{
+  return chunks_open(out, ctx, root, NULL, msg, n);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -297,7 +307,7 @@ static int explain(lua_State *L)
 
 static void load_chunk(lua_State *L, run_job *job)
 {
-  int rc = job->path ? luaL_loadfile(L, job->path)
+  int rc = job->path ? chunks_load_file(L, job->path)
                      : luaL_loadbuffer(L, job->code, job->ncode, job->name);
   if (rc) lua_error(L);
   job->loaded = true;
