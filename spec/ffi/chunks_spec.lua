@@ -1,7 +1,6 @@
 -- Compiled files that ranks share: each is compiled once, and nothing else can be told from a state
 -- that compiles for itself.
 
-local ffi = require 'ffi'
 local files = require 'spec.support.files'
 local host = require 'tide.ffi.host'
 local lib = require 'tide.ffi.lib'
@@ -257,7 +256,7 @@ describe('ranks that share compiled files', function()
             assert.equal(0, H.tide_host_ranks_chunks(job, lib.state.chunks))
             assert.equal(0, H.tide_host_ranks_run(job))
             for i = 0, 2 do
-               local said = ffi.string(H.tide_host_ranks_result(job, i, nil))
+               local said = require('ffi').string(H.tide_host_ranks_result(job, i, nil))
                assert.equal('@' .. path, said)
             end
             assert.equal(lib.C.TIDE_E_STATE, H.tide_host_ranks_chunks(job, nil))
