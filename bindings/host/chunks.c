@@ -6,11 +6,11 @@
  */
 #include "chunks.h"
 
+#include <fcntl.h>
 #include <lauxlib.h>
 #include <lualib.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -150,9 +150,9 @@ static void fill_entry(tide_host_chunks *c, entry *e)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-static entry **bucket_of(tide_host_chunks *c, const char *name)
+static entry **bucket_of(tide_host_chunks *c, const char *name, size_t n)
 {
-  unsigned hash = 2166136261u;
+  unsigned hash = 2166136261u ^ (unsigned)n;
   for (; *name; name++) hash = (hash ^ (unsigned char)*name) * 16777619u;
   return &c->buckets[hash % BUCKETS];
 }
@@ -162,7 +162,7 @@ static entry *add_entry(tide_host_chunks *c, const char *text, size_t n, const c
 {
   size_t bytes = sizeof(entry) + n + strlen(name) + 1;
   if (n > MOST_BYTES || c->bytes + bytes > MOST_BYTES) return NULL;
-  entry *e = malloc(bytes), **bucket = bucket_of(c, name);
+  entry *e = malloc(bytes), **bucket = bucket_of(c, name, n);
   if (!e) return NULL;
   *e = (entry){.next = *bucket, .ntext = n, .state = BUSY, .name = e->text + n};
   memcpy(e->text, text, n);
@@ -177,7 +177,7 @@ static entry *add_entry(tide_host_chunks *c, const char *text, size_t n, const c
 static const entry *obtain(tide_host_chunks *c, const char *text, size_t n, const char *name)
 {
   pthread_mutex_lock(&c->lock);
-  entry *e = *bucket_of(c, name);
+  entry *e = *bucket_of(c, name, n);
   while (e && (e->ntext != n || strcmp(e->name, name) != 0 || memcmp(e->text, text, n) != 0))
     e = e->next;
   if (!e && (e = add_entry(c, text, n, name))) fill_entry(c, e);
@@ -222,28 +222,43 @@ int chunks_load(lua_State *L, const char *text, size_t n, const char *name)
   return e ? push_entry(L, e) : luaL_loadbuffer(L, text, n, name);
 }
 
+int chunks_compile(lua_State *L)
+{
+  size_t n;
+  const char *text = luaL_checklstring(L, 1, &n);
+  if (chunks_load(L, text, n, luaL_checkstring(L, 2)) == 0) return 1;
+  lua_pushnil(L);
+  lua_insert(L, -2);
+  return 2;
+}
+
+/* Returns the n bytes of an open file, to be freed; null unless it has exactly these. */
+static char *read_bytes(int fd, size_t n)
+{
+  char *text = malloc(n + 1);
+  size_t have = 0;
+  ssize_t got = 1;
+  while (text && got > 0 && have <= n) {
+    got = read(fd, text + have, n + 1 - have);
+    have += got > 0 ? (size_t)got : 0;
+  }
+  if (got == 0 && have == n) return text;
+  free(text);
+  return NULL;
+}
+
 /* Returns the bytes of a regular file, to be freed; null without one or without memory. A pipe is
  * left to LuaJIT: it can be read only once. */
 static char *read_regular(const char *path, size_t *n)
 {
-  FILE *f = fopen(path, "rb");
   struct stat what;
-  size_t room = 0;
-  char *text = NULL;
-  bool more = f && fstat(fileno(f), &what) == 0 && S_ISREG(what.st_mode);
-  for (*n = 0; more && *n < MOST_BYTES;) {
-    char *larger = *n < room ? text : realloc(text, room = 2 * room + (16 << 10));
-    if (!larger) break;
-    text = larger;
-    size_t got = fread(text + *n, 1, room - *n, f);
-    *n += got;
-    more = got > 0;
-  }
-  bool whole = text && !more && !ferror(f);
-  if (f) fclose(f);
-  if (whole) return text;
-  free(text);
-  return NULL;
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return NULL;
+  bool regular = fstat(fd, &what) == 0 && S_ISREG(what.st_mode) && what.st_size < MOST_BYTES;
+  *n = regular ? (size_t)what.st_size : 0;
+  char *text = regular ? read_bytes(fd, *n) : NULL;
+  close(fd);
+  return text;
 }
 
 /* The text is freed before L is used, which may raise. */

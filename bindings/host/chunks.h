@@ -26,3 +26,6 @@ int chunks_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_chun
 /* As luaL_loadbuffer and luaL_loadfile, through the table of L if it has one. May raise. */
 int chunks_load(lua_State *L, const char *text, size_t n, const char *name);
 int chunks_load_file(lua_State *L, const char *path);
+
+/* A function of Lua, compile(text, name): as loadstring, through the table of L if it has one. */
+int chunks_compile(lua_State *L);

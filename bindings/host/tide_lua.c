@@ -4,7 +4,8 @@
  * kept in the registry of the state.
  *
  * The Lua side reads about its host in package.loaded['tide.host']: ctx (light userdata, borrowed),
- * library and host_library (paths of loaded libraries).
+ * library and host_library (paths of loaded libraries), and on a rank of several compile(text,
+ * name), which compiles through the table that the ranks share.
  */
 #include "tide_lua.h"
 
@@ -118,15 +119,19 @@ static void set_path_field(lua_State *L, const void *address, const char *field)
   lua_setfield(L, -2, field);
 }
 
-static void describe_host(lua_State *L, tide_ctx *ctx)
+static void describe_host(lua_State *L, const open_job *job)
 {
   lua_getglobal(L, "package");
   lua_getfield(L, -1, "loaded");
   lua_newtable(L);
-  lua_pushlightuserdata(L, ctx);
+  lua_pushlightuserdata(L, job->ctx);
   lua_setfield(L, -2, "ctx");
   set_path_field(L, core_address(), "library");
   set_path_field(L, own_address(), "host_library");
+  if (job->chunks) {
+    lua_pushcfunction(L, chunks_compile);
+    lua_setfield(L, -2, "compile");
+  }
   lua_setfield(L, -2, "tide.host");
   lua_pop(L, 2);
 }
@@ -135,7 +140,7 @@ static int open_protected(lua_State *L)
 {
   const open_job *job = lua_touserdata(L, 1);
   luaL_openlibs(L);
-  describe_host(L, job->ctx);
+  describe_host(L, job);
   chunks_install(L, job->chunks);
   if (job->root) prepend_path(L, job->root);
   else preload_packed(L);

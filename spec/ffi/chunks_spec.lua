@@ -283,7 +283,7 @@ describe('ranks that share compiled files', function()
                end)) do assert(source == '@tide:bindings/tide/ffi/ctx.lua', source) end
             end
             local n = lib.state.host.tide_host_chunks_compiled(lib.state.chunks)
-            assert(n > 20 and n < 100, n)
+            assert(n > 20, n)
             print 'packed'
          ]] })
          local run = io.popen(('LUA_PATH="bindings/?.lua;lua/?.lua;lua/?/init.lua;;" '

@@ -32,6 +32,7 @@
 --    'where heads % groups == 0 -- heads ({heads}) must be a multiple of groups ({groups})'
 --    'where self.file -- E_STATE: {self.path} is closed'
 --
+-- Declarations are read when they are first needed: most of what a program loads it never calls.
 -- A default is a number, true, false, 'a word', or the name of an argument before it. A table of
 -- options arrives as a checked copy with its defaults; an unknown name is E_ARG with the nearest.
 -- Functions that a door does not name are not checked.
@@ -391,23 +392,25 @@ end
 -- Makes a kind of table { name = value } whose fields are rows and relations; further fields are
 -- free. text: what messages call it.
 function signature.record(name, text, given)
-   local rows = signature.rows(given)
+   local rows
+   local function fields()
+      rows = rows or signature.rows(given)
+      return rows
+   end
    kinds[name] = { text, 'table', function(op, what, v)
       if type(v) ~= 'table' then err.arg(op, what, text, v) end
       local values = {}
+      fields()
       for _, row in ipairs(rows) do
          values[row.name] = read(row, op, v[row.name], values, what .. '.' .. row.name)
       end
       hold(rows.where, op, values, what)
       return v
-   end, 'table', rows = rows }
+   end, 'table', fields = fields }
 end
 
--- Returns a reader of options, read(op, opts), which gives a checked copy with defaults. given: a
--- list of rows, and of lists of rows that several entry points share. before: what bounds,
--- defaults and relations may name, too. A reader of relations alone holds those of any table:
--- read(op, {}, table).
-function signature.options(given)
+-- The reader that signature.options describes, and its rows.
+local function reader_of(given)
    local rows, names, needed = signature.rows(given), {}, false
    for i, row in ipairs(rows) do
       names[i] = row.name
@@ -426,9 +429,21 @@ function signature.options(given)
    end, rows
 end
 
+-- Returns a reader of options, read(op, opts), which gives a checked copy with defaults. given: a
+-- list of rows, and of lists of rows that several entry points share. before: what bounds,
+-- defaults and relations may name, too. A reader of relations alone holds those of any table:
+-- read(op, {}, table).
+function signature.options(given)
+   local reader
+   return function(op, opts, before)
+      reader = reader or reader_of(given)
+      return reader(op, opts, before)
+   end
+end
+
 -- ---- doors -----------------------------------------------------------------------------------
 
-local doors, by_function = {}, setmetatable({}, { __mode = 'k' })
+local doors, by_function, makers = {}, setmetatable({}, { __mode = 'k' }), {}
 
 -- Errors are never shown as made in the checks.
 local chunk = debug.getinfo(1, 'S').source
@@ -445,9 +460,9 @@ local code = 'local _fn, _read, _rows, _op, _options, _hold, _before = ...\nretu
    .. 'local _all = %s\n'
    .. '%sreturn _fn(%s)\nend'
 
--- A function with the parameters of fn that checks the arguments of rows, and calls fn.
-local function checked(door, fn)
-   local names, more = parameters(fn)
+-- A function with the parameters of door.of that checks the arguments of rows, and calls it.
+local function checked(door)
+   local names, more = parameters(door.of)
    local related = #door.args.where > 0
    local place, lines, several = {}, {}, #door.args > 1 or door.read ~= nil or related
       or door.args[1] ~= nil and door.args[1].kind:find('self', 1, true) ~= nil
@@ -471,8 +486,41 @@ local function checked(door, fn)
    if more then names[#names + 1] = '...' end
    local list = table.concat(names, ', ')
    local text = code:format(list, several and '{}' or 'nil', table.concat(lines), list)
-   return loadstring(text, chunk)(fn, read, door.args, door.op, door.read, hold,
+   return loadstring(text, chunk)(door.of, read, door.args, door.op, door.read, hold,
       door.before)
+end
+
+-- What a door has once its declaration has been read: args, opts, read and check.
+local function open(door)
+   local said = door.said
+   local parts = { op = door.op, of = door.of, before = said.before,
+      args = signature.rows(said[1]) }
+   if said.opts then parts.read, parts.opts = reader_of(said.opts) end
+   parts.check = checked(parts)
+   setmetatable(door, nil)
+   for key, value in each(parts) do door[key] = value end
+end
+
+local closed = {
+   __index = function(door, key)
+      open(door)
+      return door[key]
+   end,
+}
+
+-- A maker of functions with parameters of these names that call the check of a door.
+local function maker_of(list)
+   local text = 'local _door = ...\nreturn function(%s) return _door.check(%s) end'
+   return loadstring(text:format(list, list), chunk)
+end
+
+-- A function with the parameters of door.of that calls the door's check. makers: by parameters.
+local function entrance(door, makers)
+   local names, more = parameters(door.of)
+   if more then names[#names + 1] = '...' end
+   local list = table.concat(names, ', ')
+   makers[list] = makers[list] or maker_of(list)
+   return makers[list](door)
 end
 
 -- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
@@ -482,10 +530,9 @@ end
 function signature.doors(op, owner, given)
    for name, said in each(given) do
       said = type(said) == 'table' and said or { said }
-      local door = { op = said.op or name == 'init' and op or op .. '.' .. name,
-         args = signature.rows(said[1]), of = rawget(owner, name), before = said.before }
-      if said.opts then door.read, door.opts = signature.options(said.opts) end
-      door.fn = checked(door, door.of)
+      local door = setmetatable({ op = said.op or name == 'init' and op or op .. '.' .. name,
+         of = rawget(owner, name), said = said }, closed)
+      door.fn = entrance(door, makers)
       rawset(owner, name, door.fn)
       doors[door.op], by_function[door.fn] = door, door
    end
@@ -499,7 +546,10 @@ function signature.of(fn) return by_function[fn] end
 function signature.all() return doors end
 
 -- The rows of a record's kind; nil of others.
-function signature.fields(name) return kinds[name] and kinds[name].rows end
+function signature.fields(name)
+   local fields = kinds[name] and kinds[name].fields
+   return fields and fields()
+end
 
 -- The text of a row's type, and its annotation.
 function signature.type_text(row)
