@@ -40,7 +40,6 @@
 -- Compiled, signature.check crashed half of the runs of four ranks: see bindings/README.md.
 jit.off(true, true)
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 
 local signature = {}
@@ -443,107 +442,19 @@ end
 
 -- ---- doors -----------------------------------------------------------------------------------
 
-local doors, by_function, makers = {}, setmetatable({}, { __mode = 'k' }), {}
-
--- Errors are never shown as made in the checks.
-local chunk = debug.getinfo(1, 'S').source
-
-local function parameters(fn)
-   local list, info = {}, debug.getinfo(fn, 'u')
-   for i = 1, info.nparams do list[i] = debug.getlocal(fn, i) end
-   return list, info.isvararg
-end
-
--- _all: the arguments so far, for bounds and defaults that name one; nil where there is no other.
-local row_code = '%s = _read(_rows[%d], _op, %s, _all)\n'
-local code = 'local _fn, _read, _rows, _op, _options, _hold, _before = ...\nreturn function(%s)\n'
-   .. 'local _all = %s\n'
-   .. '%sreturn _fn(%s)\nend'
-
--- A function with the parameters of door.of that checks the arguments of rows, and calls it.
-local function checked(door)
-   local names, more = parameters(door.of)
-   local related = #door.args.where > 0
-   local place, lines, several = {}, {}, #door.args > 1 or door.read ~= nil or related
-      or door.args[1] ~= nil and door.args[1].kind:find('self', 1, true) ~= nil
-   for i, name in ipairs(names) do place[name] = i end
-   if door.before then
-      local rest = table.concat(names, ', ', 2)
-      lines[1] = ('%s = _before(_op, %s)\n'):format(rest, rest)
-   end
-   if place.self and several then lines[#lines + 1] = '_all.self = self\n' end
-   for i, row in ipairs(door.args) do
-      local name = row.name
-      if not place[name] then error(('signature: %s has no %s'):format(door.op, name)) end
-      lines[#lines + 1] = row_code:format(name, i, name)
-      if several then lines[#lines + 1] = ('_all.%s = %s\n'):format(name, name) end
-   end
-   if door.read then
-      local last = place.opts and 'opts' or names[#names]
-      lines[#lines + 1] = ('%s = _options(_op, %s, _all)\n'):format(last, last)
-   end
-   if related then lines[#lines + 1] = '_hold(_rows.where, _op, _all)\n' end
-   if more then names[#names + 1] = '...' end
-   local list = table.concat(names, ', ')
-   local text = code:format(list, several and '{}' or 'nil', table.concat(lines), list)
-   return loadstring(text, chunk)(door.of, read, door.args, door.op, door.read, hold,
-      door.before)
-end
-
--- What a door has once its declaration has been read: args, opts, read and check.
-local function open(door)
-   local said = door.said
-   local parts = { op = door.op, of = door.of, before = said.before,
-      args = signature.rows(said[1]) }
-   if said.opts then parts.read, parts.opts = reader_of(said.opts) end
-   parts.check = checked(parts)
-   setmetatable(door, nil)
-   for key, value in each(parts) do door[key] = value end
-end
-
-local closed = {
-   __index = function(door, key)
-      open(door)
-      return door[key]
-   end,
-}
-
--- A maker of functions with parameters of these names that call the check of a door.
-local function maker_of(list)
-   local text = 'local _door = ...\nreturn function(%s) return _door.check(%s) end'
-   return loadstring(text:format(list, list), chunk)
-end
-
--- A function with the parameters of door.of that calls the door's check. makers: by parameters.
-local function entrance(door, makers)
-   local names, more = parameters(door.of)
-   if more then names[#names + 1] = '...' end
-   local list = table.concat(names, ', ')
-   makers[list] = makers[list] or maker_of(list)
-   return makers[list](door)
-end
+local door = require('tide.util.door').with(signature.rows, reader_of, read, hold)
 
 -- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
 -- arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name of
 -- owner. A constructor `init` has that name itself. before(op, ...) may change the arguments behind
 -- the first before they are checked. Returns owner.
-function signature.doors(op, owner, given)
-   for name, said in each(given) do
-      said = type(said) == 'table' and said or { said }
-      local door = setmetatable({ op = said.op or name == 'init' and op or op .. '.' .. name,
-         of = rawget(owner, name), said = said }, closed)
-      door.fn = entrance(door, makers)
-      rawset(owner, name, door.fn)
-      doors[door.op], by_function[door.fn] = door, door
-   end
-   return owner
-end
+function signature.doors(op, owner, given) return door.put(op, owner, given) end
 
 -- The door of a function { op, args, opts, of = the function behind it }; nil of others.
-function signature.of(fn) return by_function[fn] end
+function signature.of(fn) return door.of(fn) end
 
 -- All doors by their names.
-function signature.all() return doors end
+function signature.all() return door.all() end
 
 -- The rows of a record's kind; nil of others.
 function signature.fields(name)
