@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chunks.h"
 #include "ranks_job.h"
 #include "tide_lua.h"
 
@@ -251,7 +252,7 @@ static void open_and_run(rank_row *row)
     rank_fail(row, rc, "the context cannot move to the thread of its rank");
     return;
   }
-  rc = tide_lua_open(&L, row->ctx, row->all->root, msg, sizeof msg);
+  rc = chunks_open(&L, row->ctx, row->all->root, row->all->chunks, msg, sizeof msg);
   if (rc < 0) {
     rank_fail(row, rc, msg);
     return;
@@ -375,6 +376,7 @@ int tide_host_ranks_run(tide_host_ranks *r)
   if (!r || (!r->code && !r->path)) return TIDE_E_ARG;
   if (r->ran) return TIDE_E_STATE;
   r->ran = true;
+  if (!r->chunks && r->nrank > 1) r->chunks = tide_host_chunks_new();
   if (make_contexts(r) == TIDE_OK) {
     start_threads(r);
     wait_for_ranks(r);

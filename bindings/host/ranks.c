@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chunks.h"
 #include "ranks_job.h"
 
 enum { MAX_RANK = 1024, MAX_ARG = 4096, GRACE = 30 };
@@ -71,6 +72,7 @@ static void free_job(tide_host_ranks *r)
   free(r->code);
   free(r->name);
   free(r->params);
+  tide_host_chunks_free(r->chunks);
   tide_group_release(r->group);
   pthread_mutex_destroy(&r->lock);
   pthread_cond_destroy(&r->changed);
@@ -137,6 +139,15 @@ int tide_host_ranks_grace(tide_host_ranks *r, double seconds)
 {
   if (!r || !(seconds >= 0 && seconds < 1e9)) return TIDE_E_ARG;
   r->grace = seconds;
+  return TIDE_OK;
+}
+
+int tide_host_ranks_chunks(tide_host_ranks *r, tide_host_chunks *chunks)
+{
+  if (!r) return TIDE_E_ARG;
+  if (r->ran) return TIDE_E_STATE;
+  tide_host_chunks_free(r->chunks);
+  r->chunks = chunks_retain(chunks);
   return TIDE_OK;
 }
 

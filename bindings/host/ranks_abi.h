@@ -3,6 +3,7 @@
  */
 
 typedef struct tide_host_ranks tide_host_ranks;
+typedef struct tide_host_chunks tide_host_chunks;
 
 /* Makes a job. nrank in [1, 1024]. root as in tide_lua_open. NULL: out of memory or a wrong
  * nrank. */
@@ -18,6 +19,10 @@ int tide_host_ranks_nthread(tide_host_ranks *r, int n);
 int tide_host_ranks_params(tide_host_ranks *r, const char *params, int read_env);
 /* Seconds that the ranks have to end after one has failed; 30 by default, at least 0. */
 int tide_host_ranks_grace(tide_host_ranks *r, double seconds);
+/* Gives the job a table of compiled Lua files, which the ranks read and fill: jobs with one table
+ * compile a file once. Without it the ranks of a job of several share one of their own. Before the
+ * run; 0, E_ARG, E_STATE. The job keeps the table while it needs it. */
+int tide_host_ranks_chunks(tide_host_ranks *r, tide_host_chunks *chunks);
 /* Runs all ranks and waits. Returns 0, or the status of the first rank that failed. Once per job. A
  * rank that still runs after the grace period (an endless loop without calls of tide) is abandoned:
  * its status is E_TIMEOUT, and its thread keeps its Lua state and context until it ends or the
@@ -35,5 +40,11 @@ const char *tide_host_ranks_result(const tide_host_ranks *r, int rank, size_t *n
 /* Interrupts every running rank. Thread-safe, also in a signal handler. */
 void tide_host_ranks_interrupt(tide_host_ranks *r);
 void tide_host_ranks_free(tide_host_ranks *r);
+/* Makes a table of compiled Lua files; NULL: out of memory. A file that changes is compiled again:
+ * its text is compared at each load. Thread-safe. */
+tide_host_chunks *tide_host_chunks_new(void);
+/* Returns how many texts have been compiled. */
+int tide_host_chunks_compiled(tide_host_chunks *chunks);
+void tide_host_chunks_free(tide_host_chunks *chunks);
 /* Returns this text. */
 const char *tide_host_abi_text(void);

@@ -36,6 +36,7 @@ struct tide_host_ranks {
   char **args;
   double grace;           /* seconds */
   tide_host_ranks_hooks hooks;
+  tide_host_chunks *chunks; /* null: each rank compiles for itself */
   tide_group *group;      /* the group of the ranks' communicators */
   rank_row *rows;
   pthread_mutex_t lock;

@@ -4,7 +4,8 @@
  * kept in the registry of the state.
  *
  * The Lua side reads about its host in package.loaded['tide.host']: ctx (light userdata, borrowed),
- * library and host_library (paths of loaded libraries).
+ * library and host_library (paths of loaded libraries), and on a rank of several compile(text,
+ * name), which compiles through the table that the ranks share.
  */
 #include "tide_lua.h"
 
@@ -16,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "chunks.h"
 
 /* Modules packed into the library by pack.cmake; absent when it was not run. */
 typedef struct tide__pack_entry {
@@ -73,13 +76,14 @@ static bool find_root(char root[PATH_MAX])
 
 typedef struct open_job {
   tide_ctx *ctx;
-  const char *root; /* null: the packed modules */
+  const char *root;         /* null: the packed modules */
+  tide_host_chunks *chunks; /* null: the state compiles for itself */
 } open_job;
 
 static int load_packed(lua_State *L)
 {
   const tide__pack_entry *e = lua_touserdata(L, lua_upvalueindex(1));
-  if (luaL_loadbuffer(L, e->text, e->size, e->chunk)) return lua_error(L);
+  if (chunks_load(L, e->text, e->size, e->chunk)) return lua_error(L);
   lua_pushstring(L, e->module);
   lua_call(L, 1, 1);
   return 1;
@@ -115,15 +119,19 @@ static void set_path_field(lua_State *L, const void *address, const char *field)
   lua_setfield(L, -2, field);
 }
 
-static void describe_host(lua_State *L, tide_ctx *ctx)
+static void describe_host(lua_State *L, const open_job *job)
 {
   lua_getglobal(L, "package");
   lua_getfield(L, -1, "loaded");
   lua_newtable(L);
-  lua_pushlightuserdata(L, ctx);
+  lua_pushlightuserdata(L, job->ctx);
   lua_setfield(L, -2, "ctx");
   set_path_field(L, core_address(), "library");
   set_path_field(L, own_address(), "host_library");
+  if (job->chunks) {
+    lua_pushcfunction(L, chunks_compile);
+    lua_setfield(L, -2, "compile");
+  }
   lua_setfield(L, -2, "tide.host");
   lua_pop(L, 2);
 }
@@ -132,7 +140,8 @@ static int open_protected(lua_State *L)
 {
   const open_job *job = lua_touserdata(L, 1);
   luaL_openlibs(L);
-  describe_host(L, job->ctx);
+  describe_host(L, job);
+  chunks_install(L, job->chunks);
   if (job->root) prepend_path(L, job->root);
   else preload_packed(L);
   lua_getglobal(L, "require");
@@ -154,7 +163,8 @@ static int text_of(lua_State *L)
   return 1;
 }
 
-int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n)
+int chunks_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_chunks *chunks,
+                char *msg, size_t n)
 {
   if (!out) return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'out' is null");
   *out = NULL;
@@ -168,7 +178,7 @@ int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, s
                   "the library; give their folder as 'root'");
   lua_State *L = luaL_newstate();
   if (!L) return refuse(TIDE_E_NOMEM, msg, n, "tide_lua_open: no memory for a Lua state");
-  open_job job = {ctx, root};
+  open_job job = {ctx, root, chunks};
   int rc = lua_cpcall(L, open_protected, &job);
   if (rc) {
     /* turn the error value into text without raising: the state may be out of memory */
@@ -181,6 +191,11 @@ int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, s
   }
   *out = L;
   return TIDE_OK;
+}
+
+int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n)
+{
+  return chunks_open(out, ctx, root, NULL, msg, n);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -297,7 +312,7 @@ static int explain(lua_State *L)
 
 static void load_chunk(lua_State *L, run_job *job)
 {
-  int rc = job->path ? luaL_loadfile(L, job->path)
+  int rc = job->path ? chunks_load_file(L, job->path)
                      : luaL_loadbuffer(L, job->code, job->ncode, job->name);
   if (rc) lua_error(L);
   job->loaded = true;

@@ -167,6 +167,29 @@ describe('util.signature', function()
       assert.matches('signature_spec.lua:', raised(f, 'x').where, 1, true)
       assert.equal('spec.f', signature.of(f).op)
    end)
+
+   it('reads a declaration when it is first needed, and once', function()
+      local nread = 0
+      local said = setmetatable({}, { __index = function(_, key)
+         if key == 1 then nread = nread + 1 end
+         return key == 1 and 'a: integer' or nil
+      end })
+      local f, g = door(said), door(said)
+      assert.equal(0, nread)
+      assert.same({ { 1 }, { 2 } }, { f(1), f(2) })
+      assert.equal(1, nread)
+      assert.equal('a', signature.of(g).args[1].name)
+      assert.same({ 3 }, g(3))
+      assert.equal(2, nread)
+   end)
+
+   it('reports a wrong declaration at each call', function()
+      local f, g = door 'a integer', door 'wrong: integer'
+      for _ = 1, 2 do
+         assert.error_matches(function() f(1) end, 'signature: no row: a integer')
+         assert.error_matches(function() g(1) end, 'signature: spec.f has no wrong')
+      end
+   end)
 end)
 
 -- ---- every declaration -----------------------------------------------------------------------

@@ -31,6 +31,17 @@ local function host()
    return lib.state.host
 end
 
+-- What the ranks of this state's jobs have compiled: a second job compiles only files that are new
+-- or have changed. nil without memory: then each job keeps its own.
+local function chunks(H)
+   if not lib.state.chunks then
+      local table_of_chunks = H.tide_host_chunks_new()
+      if table_of_chunks == nil then return nil end
+      lib.state.chunks = own.handle(table_of_chunks, H.tide_host_chunks_free)
+   end
+   return lib.state.chunks
+end
+
 -- ---- plain data as text ----------------------------------------------------------------------
 
 -- Arguments of a rank are texts without zero bytes: bytes travel as hex digits.
@@ -83,6 +94,7 @@ end
 
 local function fill(H, job, fn, opts, ...)
    local code, name = code_of(fn)
+   check_rc(H.tide_host_ranks_chunks(job, chunks(H)), 'chunks')
    check_rc(H.tide_host_ranks_code(job, launcher, #launcher, '=tide.ranks'), 'code')
    for _, value in ipairs { package.path, package.cpath, hex(code), name, hex(M.encode(...)) } do
       if value:find('%z') then status.bad_arg('ranks', 'args', 'text without zero bytes', value) end

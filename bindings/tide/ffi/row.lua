@@ -26,14 +26,19 @@ jit.off(true, true) -- each row is read once; its function compiles
 -- The names that the text of a wrapper may use.
 local names = 'fill, C, new_box, take, again, check, tensor, maybe, operand, pair, dim_of, '
    .. 'ndim_of, dims_of, flag, int, finite, number, dtype_of'
+local head = 'local ' .. names .. ' = ... return '
 local function values(fill)
    return fill, lib.C, own.new_box, own.take, own.again, own.check, arg.tensor, arg.tensor_or_nil,
       arg.operand, arg.pair, arg.dim, arg.ndim, arg.dims, arg.flag, arg.int, arg.finite, arg.number,
       arg.dtype
 end
 
+-- Compiles a text: on a rank, through the table that the ranks share.
+local host = package.loaded['tide.host']
+local compile = type(host) == 'table' and host.compile or loadstring
+
 -- The check of each kind. In its text OP is the op, X the first argument, N this one, V its value
--- (or the default) and R its range.
+-- (or the default), R its range and VR both.
 local checks = {
    tensor = "tensor('OP', 'N', V)",
    maybe = "maybe('OP', 'N', V)",                           -- a tensor or nil
@@ -70,51 +75,64 @@ local function arguments(list, order, usual)
       args[a.name] = a
       passed[#passed + 1] = a.name
    end
-   local text = (order or table.concat(passed, ', ')):gsub('[%w_]+', function(name)
-      if args[name] and args[name].kind == 'dims' then return name .. '_n, ' .. name .. '_dims' end
-   end)
+   local text = order or table.concat(passed, ', ')
+   for _, a in ipairs(args) do
+      if a.kind == 'dims' then
+         text = text:gsub('%f[%w_]' .. a.name .. '%f[^%w_]', a.name .. '_n, ' .. a.name .. '_dims')
+      end
+   end
    return args, text
 end
 
-local function check_of(op, a, first)
+-- A template with its words in capitals replaced by parts.
+local function filled(template, parts) return (template:gsub('%f[%w]%u+%f[^%w]', parts)) end
+
+local function check_of(a, first)
    local value = a.name
    if a.default then value = ('%s == nil and %s or %s'):format(a.name, a.default, a.name) end
    local text = checks[a.kind]
-   if not text then error(('row %s: no kind %s'):format(op, a.kind)) end
-   local parts = { OP = op, X = first, V = value, R = a.range }
-   text = text:gsub('%f[%w]VR%f[^%w]', value .. a.range)
-   return (text:gsub('%f[%w]%u+%f[^%w]', parts):gsub('%f[%w]N%f[^%w]', a.name))
+   if not text then error(('row: no kind %s'):format(a.kind)) end
+   return text ~= '' and filled(text, { OP = '\1', X = first, N = a.name, V = value, R = a.range,
+      VR = value .. a.range }) or text
 end
 
--- The code after the checks: a fresh result or two of them, or the changed first argument; `once`
--- makes no second try when memory runs out.
+-- The first arguments of C, and the code after the checks: a fresh result or two of them, or the
+-- changed first argument; `once` makes no second try when memory runs out.
 local second_try = 'if rc ~= 0 and again(X, rc) then check(X, CALLED) end '
 local tails = {
-   make = { 'C.CALL(box, ARGS)', 'local box = new_box() local rc = CALLED ' .. second_try
+   make = { 'box, ', 'local box = new_box() local rc = CALLED ' .. second_try
       .. 'return take(box)' },
-   two = { 'C.CALL(box, more, ARGS)', 'local box, more = new_box(), new_box() local rc = CALLED '
+   two = { 'box, more, ', 'local box, more = new_box(), new_box() local rc = CALLED '
       .. second_try .. 'more = take(more) return take(box), more' },
-   place = { 'C.CALL(ARGS)', 'local rc = CALLED ' .. second_try .. 'return X' },
-   once = { 'C.CALL(ARGS)', 'check(X, CALLED) return X' },
+   place = { '', 'local rc = CALLED ' .. second_try .. 'return X' },
+   once = { '', 'check(X, CALLED) return X' },
 }
 
--- The text of a wrapper, and its name.
-local function source(row, tail, usual)
-   local op, list = row:match '([%w_]+)(%b())'
-   local symbol, order = row:match '^([%w_]+): ' or op, row:match '%-> (.*)$'
+-- The function of wrappers of one shape. In it \1 is the name of the op, \2 that of the C function.
+local function shape(list, order, tail, usual)
    local args, passed = arguments(list:sub(2, -2), order, usual)
    local first, params, text = args[1].name, {}, {}
    for i, a in ipairs(args) do
       params[i] = a.name
       -- A pair checks its first half too.
       local halved = i == 1 and args[2] and args[2].kind == 'pair'
-      if not halved then text[#text + 1] = check_of(op, a, first) end
+      if not halved then text[#text + 1] = check_of(a, first) end
    end
-   local parts = { CALL = 'tide_' .. symbol, ARGS = passed, X = first }
-   parts.CALLED = tails[tail][1]:gsub('%f[%w]%u+%f[^%w]', parts)
-   text[#text + 1] = (tails[tail][2]:gsub('%f[%w]%u+%f[^%w]', parts))
-   return ('local %s = ... return function(%s) %s end'):format(names, table.concat(params, ', '),
-      table.concat(text, ' ')), op
+   text[#text + 1] = filled(tails[tail][2], { X = first,
+      CALLED = ('C.tide_\2(%s%s)'):format(tails[tail][1], passed) })
+   return ('function(%s) %s end'):format(table.concat(params, ', '), table.concat(text, ' '))
+end
+
+-- By all of a row but its names, and by how it ends: many rows have one shape.
+local shapes = {}
+
+-- The function of a row, and its name.
+local function source(row, tail, usual)
+   local symbol, op, list, rest = row:match '^([%w_]-):? ?([%w_]+)(%b())(.*)$'
+   local key = tail .. usual .. list .. rest
+   shapes[key] = shapes[key] or shape(list, rest:match '%-> (.*)$', tail, usual)
+   if symbol == '' then symbol = op end
+   return (shapes[key]:gsub('[\1\2]', { ['\1'] = op, ['\2'] = symbol })), op
 end
 
 -- Returns functions that add wrappers to `into`: of C functions that make a tensor (the first
@@ -127,8 +145,8 @@ function M.adders(into, usual, fill)
       return function(row)
          local text, name = source(row, tail, usual or 'tensor')
          local at = debug.getinfo(2, 'Sl')
-         local chunk = ('\n'):rep(at.currentline - 1) .. text
-         into[name] = assert(loadstring(chunk, at.source))(values(fill))
+         text = ('\n'):rep(at.currentline - 1) .. head .. text
+         into[name] = assert(compile(text, at.source))(values(fill))
       end
    end
    return adder 'make', adder 'place', adder 'once', adder 'two'

@@ -32,6 +32,7 @@
 --    'where heads % groups == 0 -- heads ({heads}) must be a multiple of groups ({groups})'
 --    'where self.file -- E_STATE: {self.path} is closed'
 --
+-- Declarations are read when they are first needed: most of what a program loads it never calls.
 -- A default is a number, true, false, 'a word', or the name of an argument before it. A table of
 -- options arrives as a checked copy with its defaults; an unknown name is E_ARG with the nearest.
 -- Functions that a door does not name are not checked.
@@ -39,7 +40,6 @@
 -- Compiled, signature.check crashed half of the runs of four ranks: see bindings/README.md.
 jit.off(true, true)
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 
 local signature = {}
@@ -391,23 +391,25 @@ end
 -- Makes a kind of table { name = value } whose fields are rows and relations; further fields are
 -- free. text: what messages call it.
 function signature.record(name, text, given)
-   local rows = signature.rows(given)
+   local rows
+   local function fields()
+      rows = rows or signature.rows(given)
+      return rows
+   end
    kinds[name] = { text, 'table', function(op, what, v)
       if type(v) ~= 'table' then err.arg(op, what, text, v) end
       local values = {}
+      fields()
       for _, row in ipairs(rows) do
          values[row.name] = read(row, op, v[row.name], values, what .. '.' .. row.name)
       end
       hold(rows.where, op, values, what)
       return v
-   end, 'table', rows = rows }
+   end, 'table', fields = fields }
 end
 
--- Returns a reader of options, read(op, opts), which gives a checked copy with defaults. given: a
--- list of rows, and of lists of rows that several entry points share. before: what bounds,
--- defaults and relations may name, too. A reader of relations alone holds those of any table:
--- read(op, {}, table).
-function signature.options(given)
+-- The reader that signature.options describes, and its rows.
+local function reader_of(given)
    local rows, names, needed = signature.rows(given), {}, false
    for i, row in ipairs(rows) do
       names[i] = row.name
@@ -426,80 +428,39 @@ function signature.options(given)
    end, rows
 end
 
+-- Returns a reader of options, read(op, opts), which gives a checked copy with defaults. given: a
+-- list of rows, and of lists of rows that several entry points share. before: what bounds,
+-- defaults and relations may name, too. A reader of relations alone holds those of any table:
+-- read(op, {}, table).
+function signature.options(given)
+   local reader
+   return function(op, opts, before)
+      reader = reader or reader_of(given)
+      return reader(op, opts, before)
+   end
+end
+
 -- ---- doors -----------------------------------------------------------------------------------
 
-local doors, by_function = {}, setmetatable({}, { __mode = 'k' })
-
--- Errors are never shown as made in the checks.
-local chunk = debug.getinfo(1, 'S').source
-
-local function parameters(fn)
-   local list, info = {}, debug.getinfo(fn, 'u')
-   for i = 1, info.nparams do list[i] = debug.getlocal(fn, i) end
-   return list, info.isvararg
-end
-
--- _all: the arguments so far, for bounds and defaults that name one; nil where there is no other.
-local row_code = '%s = _read(_rows[%d], _op, %s, _all)\n'
-local code = 'local _fn, _read, _rows, _op, _options, _hold, _before = ...\nreturn function(%s)\n'
-   .. 'local _all = %s\n'
-   .. '%sreturn _fn(%s)\nend'
-
--- A function with the parameters of fn that checks the arguments of rows, and calls fn.
-local function checked(door, fn)
-   local names, more = parameters(fn)
-   local related = #door.args.where > 0
-   local place, lines, several = {}, {}, #door.args > 1 or door.read ~= nil or related
-      or door.args[1] ~= nil and door.args[1].kind:find('self', 1, true) ~= nil
-   for i, name in ipairs(names) do place[name] = i end
-   if door.before then
-      local rest = table.concat(names, ', ', 2)
-      lines[1] = ('%s = _before(_op, %s)\n'):format(rest, rest)
-   end
-   if place.self and several then lines[#lines + 1] = '_all.self = self\n' end
-   for i, row in ipairs(door.args) do
-      local name = row.name
-      if not place[name] then error(('signature: %s has no %s'):format(door.op, name)) end
-      lines[#lines + 1] = row_code:format(name, i, name)
-      if several then lines[#lines + 1] = ('_all.%s = %s\n'):format(name, name) end
-   end
-   if door.read then
-      local last = place.opts and 'opts' or names[#names]
-      lines[#lines + 1] = ('%s = _options(_op, %s, _all)\n'):format(last, last)
-   end
-   if related then lines[#lines + 1] = '_hold(_rows.where, _op, _all)\n' end
-   if more then names[#names + 1] = '...' end
-   local list = table.concat(names, ', ')
-   local text = code:format(list, several and '{}' or 'nil', table.concat(lines), list)
-   return loadstring(text, chunk)(fn, read, door.args, door.op, door.read, hold,
-      door.before)
-end
+local door = require('tide.util.door').with(signature.rows, reader_of, read, hold)
 
 -- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
 -- arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name of
 -- owner. A constructor `init` has that name itself. before(op, ...) may change the arguments behind
 -- the first before they are checked. Returns owner.
-function signature.doors(op, owner, given)
-   for name, said in each(given) do
-      said = type(said) == 'table' and said or { said }
-      local door = { op = said.op or name == 'init' and op or op .. '.' .. name,
-         args = signature.rows(said[1]), of = rawget(owner, name), before = said.before }
-      if said.opts then door.read, door.opts = signature.options(said.opts) end
-      door.fn = checked(door, door.of)
-      rawset(owner, name, door.fn)
-      doors[door.op], by_function[door.fn] = door, door
-   end
-   return owner
-end
+function signature.doors(op, owner, given) return door.put(op, owner, given) end
 
 -- The door of a function { op, args, opts, of = the function behind it }; nil of others.
-function signature.of(fn) return by_function[fn] end
+function signature.of(fn) return door.of(fn) end
 
 -- All doors by their names.
-function signature.all() return doors end
+function signature.all() return door.all() end
 
 -- The rows of a record's kind; nil of others.
-function signature.fields(name) return kinds[name] and kinds[name].rows end
+function signature.fields(name)
+   local fields = kinds[name] and kinds[name].fields
+   return fields and fields()
+end
 
 -- The text of a row's type, and its annotation.
 function signature.type_text(row)
