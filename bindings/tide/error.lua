@@ -267,6 +267,17 @@ function err.arg_if(failed, op, name, expected, got)
    if failed then err.arg(op, name, expected, got) end
 end
 
+-- Calls fn(...), a check of arguments, for data that were read. Returns nil and its result, or the
+-- message of E_ARG and E_UNSUPPORTED as one about data: "field 'x': expected ..", without a field
+-- where the argument has no name (''). Raises other errors again.
+function err.problem(fn, ...)
+   local ok, result = pcall(fn, ...)
+   if ok then return nil, result end
+   local e = err.of(result)
+   if not e or e.code ~= 'E_ARG' and e.code ~= 'E_UNSUPPORTED' then error(result, 0) end
+   return (e.message:gsub("^argument '': ", ''):gsub("^argument '", "field '"))
+end
+
 local function fits(v, lo, hi) return (not lo or v >= lo) and (not hi or v <= hi) end
 
 local function range(kind, lo, hi)

@@ -217,7 +217,7 @@ local faults = [==[
 {{ s|abs }}
    E_ARG 6: bad operand type for abs(): str
 {{ s|round }}
-   E_ARG 6: round takes a number, got str
+   E_ARG 6: type str doesn't define __round__ method
 {{ 5.5|round(1, 'x') }}
    E_ARG 8: method must be common, ceil or floor
 {{ 5|length }}

@@ -3,6 +3,7 @@
 
 local bins = require 'tide.util.bins'
 local canonical = require 'tide.util.canonical'
+local child = require 'spec.support.child'
 local choice = require 'spec.deep.fuzz.choice'
 local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
@@ -261,5 +262,16 @@ describe('a plot', function()
       for i = 1, 2500 do x[i], y[i] = i, i % 2 end
       local line = plot.svg({ { name = 'a', x = x, y = y } }, {}):match 'points="([^"]*)"'
       assert.equal(834, select(2, line:gsub(',', ',')))         -- means of three
+   end)
+end)
+
+describe("busted's helper", function()
+   it('gives programs the absolute path of the tree, also where the shell sets no PWD', function()
+      local out, status = child([[
+         dofile 'spec/support/helper.lua'
+         print(os.getenv 'LUA_PATH')
+      ]], { env = 'env -u PWD' })
+      assert.equal(0, status, out)
+      assert.equal(fs.absolute 'bindings/?.lua', out:match '^[^;]*')
    end)
 end)

@@ -52,8 +52,10 @@ describe('the doors of training', function()
       local group = { pattern = 'norm', weight_dcay = 0 }
       refused("groups[1]: unknown option 'weight_dcay'; did you mean 'weight_decay'?",
          tide.optim.AdamW, model, { groups = { group } })
-      refused("unknown option 'weight_dcay' in a group; did you mean 'weight_decay'?",
-         tide.optim.AdamW, { { params = model:parameters(), weight_dcay = 0 } })
+      refused("params[2]: unknown option 'weight_dcay'; did you mean 'weight_decay'?",
+         tide.optim.AdamW, { { params = {} }, { params = model:parameters(), weight_dcay = 0 } })
+      refused("params[1]: unknown option 'lr_sclae'; did you mean 'lr_scale'?",
+         tide.optim.AdamW, { { params = model:parameters(), lr_sclae = 2 } })
       refused('with a parameter, got a table', tide.optim.AdamW, { lr = 1 })
    end)
 

@@ -3,6 +3,8 @@
 -- E_ARG of that function, by name.
 
 local tide = require 'tide'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local files = require 'spec.support.files'
 
@@ -159,6 +161,21 @@ describe('util.signature', function()
       says(".spec.f: argument 'b[1].ids[1]': expected an integer, got true (E_ARG)", 2,
          { { ids = { true } } })
       says(".spec.f: 'long' is longer than 3 (E_STATE)", 4, nil, { c = 'long' })
+   end)
+
+   it('says of data what is wrong with a field, and with the whole', function()
+      signature.record('spec_data', 'a row', { 'n: integer', 'at: spec_row?',
+         'where n > 0 -- n ({n}) must be above 0' })
+      for text, v in each { ["field 'n': expected an integer, got true"] = { n = true },
+         ["field 'at.ids[2]': expected an integer, got \"x\""] = { n = 1,
+            at = { ids = { 1, 'x' } } },
+         ['at: it has 2 ids, n is 1'] = { n = 1, at = { ids = { 1, 2 }, n = 1 } },
+         ['n (0) must be above 0'] = { n = 0 }, ['expected a row, got 5'] = 5 } do
+         assert.equal(text, signature.wrong(v, 'spec_data'))
+      end
+      assert.is_nil(signature.wrong({ n = 1 }, 'spec_data'))
+      assert.same({ nil, 7 }, { err.problem(function() return 7 end) })
+      assert.equal('E_STATE', raised(err.problem, err.raise, 'E_STATE', 'x', 'y').code)
    end)
 
    it('keeps the names of parameters, and is not the place of an error', function()

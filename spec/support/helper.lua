@@ -19,12 +19,6 @@ end
 
 package.path = paths(root) .. root .. '?.lua;' .. package.path
 
--- Programs that specs start may be in another folder.
-local ffi = require 'ffi'
-ffi.cdef 'int setenv(const char *, const char *, int); int unsetenv(const char *);'
-local above = root:sub(1, 1) == '/' and '' or os.getenv 'PWD' .. '/'
-ffi.C.setenv('LUA_PATH', paths(above .. root) .. (os.getenv 'LUA_PATH' or ';'), 1)
-
 -- TIDE_BUILD names another build folder than build/ (sanitizers); the host's way of saying so.
 local build = os.getenv 'TIDE_BUILD'
 if build and not package.loaded['tide.host'] then
@@ -33,6 +27,9 @@ if build and not package.loaded['tide.host'] then
    }
 end
 
+local ffi = require 'ffi'
+ffi.cdef 'int setenv(const char *, const char *, int); int unsetenv(const char *);'
+
 -- A sanitizer is preloaded: into this process, not into every program that specs start.
 if os.getenv 'TIDE_LUAJIT' then ffi.C.unsetenv 'LD_PRELOAD' end
 
@@ -40,3 +37,7 @@ local ok, err = pcall(require, 'tide')
 if not ok then
    error('the specs need the built library (run make first): ' .. tostring(err), 0)
 end
+
+-- Programs that specs start may be in another folder.
+local folder = require('tide.util.fs').absolute(root)
+ffi.C.setenv('LUA_PATH', paths(folder) .. (os.getenv 'LUA_PATH' or ';'), 1)

@@ -198,7 +198,7 @@ end
 
 -- Returns n rounded half to even at a decimal place, as Python's round.
 local function rounded(n, places)
-   if places > 99 then return n end
+   if places > 99 or n - n ~= 0 then return n end
    if places < 0 then
       local scale = 10 ^ -places
       local low = math.floor(n / scale)
@@ -210,20 +210,44 @@ local function rounded(n, places)
    return (n < 0 or 1 / n < 0) and -v or v
 end
 
-function F.round(_, v, args, kwargs)
-   local precision, method = bind.values('round', args, kwargs, { 'precision', 'method' })
+-- Raises for NaN and infinities, which Python makes no int of.
+local function check_finite(n)
+   if n ~= n then fault.raise 'cannot convert float NaN to integer' end
+   if n - n ~= 0 then fault.raise 'cannot convert float infinity to integer' end
+end
+
+-- Python's round(v, precision): without a precision (None) the result is an int.
+local function round_common(v, precision)
    local n, is_float = value.number(v)
-   local places = precision and value.integer(precision) or 0
-   method = method == nil and 'common' or value.text(method)
-   if not n then fault.raise('round takes a number, got %s', value.type_name(v)) end
-   if method == 'common' then
-      local r = rounded(n, places)
-      return is_float and value.float(r) or r
-   elseif method == 'ceil' or method == 'floor' then
-      local r = math[method](n * 10 ^ places) / 10 ^ places
-      return value.float(r)
+   if not n then
+      fault.raise("type %s doesn't define __round__ method", value.type_name(v))
    end
-   fault.raise 'method must be common, ceil or floor'
+   if precision == value.none then
+      check_finite(n)
+      return number.int(rounded(n, 0))
+   end
+   local places = value.integer(precision)
+   if not places then
+      fault.raise("'%s' object cannot be interpreted as an integer", value.type_name(precision))
+   end
+   local r = rounded(n, places)
+   return is_float and value.float(r) or r
+end
+
+function F.round(rt, v, args, kwargs)
+   local precision, method = bind.values('round', args, kwargs, { 'precision', 'method' })
+   precision, method = precision == nil and 0 or precision, method == nil and 'common'
+      or value.text(method)
+   if method == 'common' then return round_common(v, precision) end
+   if method ~= 'ceil' and method ~= 'floor' then
+      fault.raise 'method must be common, ceil or floor'
+   end
+   local scale = number.binary(rt, '**', 10, precision)
+   local scaled = number.binary(rt, '*', v, scale)
+   local n = value.number(scaled)
+   if not n then fault.raise('must be real number, not %s', value.type_name(scaled)) end
+   check_finite(n)
+   return number.binary(rt, '/', math[method](n), scale)
 end
 
 -- ---- any value ---------------------------------------------------------------------------------

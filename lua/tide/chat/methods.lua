@@ -42,7 +42,7 @@ end
 function list.count(_, v, args, kwargs)
    local wanted, n = bind.values('count', args, kwargs, { 'value' }, 1), 0
    for _, item in ipairs(v) do
-      if value.equal(item, wanted) then n = n + 1 end
+      if value.same(item, wanted) then n = n + 1 end
    end
    return n
 end
@@ -50,7 +50,7 @@ end
 function list.index(_, v, args, kwargs)
    local wanted = bind.values('index', args, kwargs, { 'value' }, 1)
    for i, item in ipairs(v) do
-      if value.equal(item, wanted) then return i - 1 end
+      if value.same(item, wanted) then return i - 1 end
    end
    fault.raise 'the list does not have the value that index() looks for'
 end

@@ -28,7 +28,7 @@ function tests.contains(a, b)
    if class == value.Gen then
       while b.at <= #b.list do
          b.at = b.at + 1
-         if value.equal(a, b.list[b.at - 1]) then return true end
+         if value.same(a, b.list[b.at - 1]) then return true end
       end
       return false
    end
@@ -37,7 +37,7 @@ function tests.contains(a, b)
       fault.raise("argument of type '%s' is not iterable", value.type_name(b))
    end
    for _, item in ipairs(items) do
-      if value.equal(a, item) then return true end
+      if value.same(a, item) then return true end
    end
    return false
 end

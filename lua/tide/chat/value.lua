@@ -129,7 +129,7 @@ local function hash_key(v)
    if type(v) == 'boolean' then return v and 1 or 0 end
    if type(v) ~= 'table' or v == none then return v end
    local class = getmetatable(v)
-   if class == Float then return v.v end
+   if class == Float then return v.v == v.v and v.v or v end     -- NaN equals nothing but itself
    if class == Markup then return v.s end
    if class == Tuple then
       local parts = {}
@@ -210,10 +210,15 @@ end
 
 local equal
 
+-- Whether a and b count as the same member of a list or dict: they are one object (NaN, too), or
+-- equal.
+local function same(a, b) return rawequal(a, b) or equal(a, b) end
+value.same = same
+
 local function equal_lists(a, b)
    if #a ~= #b then return false end
    for i = 1, #a do
-      if not equal(a[i], b[i]) then return false end
+      if not same(a[i], b[i]) then return false end
    end
    return true
 end
@@ -222,7 +227,7 @@ local function equal_dicts(a, b)
    if #a.keys ~= #b.keys then return false end
    for _, key in ipairs(a.keys) do
       local other = b:get(key)
-      if other == nil or not equal(a:get(key), other) then return false end
+      if other == nil or not same(a:get(key), other) then return false end
    end
    return true
 end
@@ -247,7 +252,7 @@ local less
 
 local function less_lists(a, b)
    for i = 1, math.min(#a, #b) do
-      if not equal(a[i], b[i]) then return less(a[i], b[i]) end
+      if not same(a[i], b[i]) then return less(a[i], b[i]) end
    end
    return #a < #b
 end

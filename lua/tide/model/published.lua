@@ -101,11 +101,9 @@ end
 
 -- Calls fn(...); what it raises about the configuration is one more problem. Returns its result.
 local function try(problems, fn, ...)
-   local ok, e = pcall(fn, ...)
-   if ok then return e end
-   local known = err.of(e)
-   if not known or known.code ~= 'E_ARG' and known.code ~= 'E_UNSUPPORTED' then error(e, 0) end
-   problems[#problems + 1] = known.message:gsub("^argument '", "field '")
+   local problem, result = err.problem(fn, ...)
+   problems[#problems + 1] = problem
+   return result
 end
 
 -- Reads a value of a kind: a type of util.signature, or a function (op, name, value) -> value.

@@ -41,16 +41,26 @@ local function scale_of(op, where, g, lr)
    return g.lr / lr
 end
 
+-- Raises unless each key of a group is an option of the rule, whose defaults are given, or one of
+-- `own`, a list. where: the group in the message.
+function groups.check_keys(op, where, group, defaults, own)
+   local known = copy(defaults)
+   for _, name in ipairs(own) do known[name] = true end
+   for k in each(group) do
+      if known[k] == nil then
+         err.raise('E_ARG', op, "%s: unknown option '%s'%s", where, tostring(k),
+            near.hint(tostring(k), pretty.sorted_keys(known)))
+      end
+   end
+end
+
 -- A checked copy of what `groups` gives for one pattern: { pattern, own (its options) }.
 local function checked(op, i, g, defaults, lr)
    local where, own = ('groups[%d]'):format(i), {}
    signature.check(op, where, g, 'pattern_group')
+   groups.check_keys(op, where, g, defaults, { 'pattern', 'lr', 'lr_scale' })
    for k, v in each(g) do
       if k ~= 'pattern' and k ~= 'lr' and k ~= 'lr_scale' then
-         if defaults[k] == nil then
-            err.raise('E_ARG', op, "%s: unknown option '%s'%s", where, tostring(k),
-               near.hint(tostring(k), pretty.sorted_keys(defaults)))
-         end
          err.type(op, where .. '.' .. k, v, type(defaults[k]))
          if type(v) == 'number' then err.number(op, where .. '.' .. k, v, 0) end
          own[k] = v

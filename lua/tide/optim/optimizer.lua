@@ -16,8 +16,6 @@ local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local groups = require 'tide.optim.groups'
-local near = require 'tide.util.near'
-local pretty = require 'tide.util.pretty'
 local signature = require 'tide.util.signature'
 
 local Optimizer = class 'Optimizer'
@@ -67,12 +65,6 @@ local function names_of(source, entries)
 end
 
 local function check_group(self, op, group, seen, count)
-   for k in each(group) do
-      if k ~= 'params' and k ~= 'lr_scale' and self.defaults[k] == nil then
-         err.raise('E_ARG', op, "unknown option '%s' in a group%s", tostring(k),
-            near.hint(tostring(k), pretty.sorted_keys(self.defaults)))
-      end
-   end
    group.params = entries_of(op, group.params, count)
    group.lr_scale = err.number(op, 'lr_scale', group.lr_scale or 1, 0)
    for k, v in each(self.defaults) do
@@ -124,7 +116,10 @@ function Optimizer:init(op, params, defaults, opts)
       err.raise_if(opts.groups ~= nil, 'E_ARG', op, "argument 'groups': params is a list of groups "
          .. 'already; give one of the two')
       self.groups = {}
-      for i, group in ipairs(params) do self.groups[i] = copy(group) end
+      for i, group in ipairs(params) do
+         groups.check_keys(op, ('params[%d]'):format(i), group, defaults, { 'params', 'lr_scale' })
+         self.groups[i] = copy(group)
+      end
    else
       local entries = entries_of(op, params, count)
       self.patterns = groups.check(op, opts, defaults, names_of(params, entries))

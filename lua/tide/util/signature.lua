@@ -297,15 +297,15 @@ end
 
 local function shown(v) return type(v) == 'string' and v or err.show(v) end
 
--- Raises unless values have these relations. name: what they are parts of, if of an argument.
-local function hold(relations, op, values, name)
+-- Raises unless values have these relations. lead: begins the message, by default with nothing.
+local function hold(relations, op, values, lead)
    local env = setmetatable({}, { __index = function(_, k)
       if values[k] == nil then return library[k] end
       return values[k]
    end })
    for _, relation in ipairs(relations) do
       if not setfenv(relation.test, env)() then
-         local text = (name and name .. ': ' or '') .. relation.said:gsub('{(%S.-)}', function(part)
+         local text = (lead or '') .. relation.said:gsub('{(%S.-)}', function(part)
             return shown(setfenv(expression(part), env)())
          end)
          if relation.code == 'usage' then err.usage(op, '%s', text) end
@@ -362,8 +362,7 @@ end
 -- Returns what is wrong with data that were read ("field 'steps': expected .., got .."), or nil
 -- if they are of a type.
 function signature.wrong(v, text)
-   local ok, why = pcall(signature.check, 'read', 'it', v, text)
-   if not ok then return (err.of(why).message:gsub("^argument 'it%.?", "field '")) end
+   return (err.problem(signature.check, 'read', '', v, text))
 end
 
 local function add_rows(list, texts)
@@ -398,12 +397,12 @@ function signature.record(name, text, given)
    end
    kinds[name] = { text, 'table', function(op, what, v)
       if type(v) ~= 'table' then err.arg(op, what, text, v) end
-      local values = {}
+      local values, path = {}, what == '' and '' or what .. '.'
       fields()
       for _, row in ipairs(rows) do
-         values[row.name] = read(row, op, v[row.name], values, what .. '.' .. row.name)
+         values[row.name] = read(row, op, v[row.name], values, path .. row.name)
       end
-      hold(rows.where, op, values, what)
+      hold(rows.where, op, values, what == '' and '' or what .. ': ')
       return v
    end, 'table', fields = fields }
 end
