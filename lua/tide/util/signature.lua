@@ -398,8 +398,7 @@ function signature.record(name, text, given)
    kinds[name] = { text, 'table', function(op, what, v)
       if type(v) ~= 'table' then err.arg(op, what, text, v) end
       local values, path = {}, what == '' and '' or what .. '.'
-      fields()
-      for _, row in ipairs(rows) do
+      for _, row in ipairs(fields()) do
          values[row.name] = read(row, op, v[row.name], values, path .. row.name)
       end
       hold(rows.where, op, values, what == '' and '' or what .. ': ')
