@@ -284,20 +284,24 @@ int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
 
 /* ---- rows ---- */
 
+/* n rows of src, ld apart, times scale; the first goes to element `at` of t. */
 TIDE_LEVELS(void, put_scaled,
-            (const k_tensor *t, int64_t at, const float *src, float scale), (t, at, src, scale))
+            (const k_tensor *t, int64_t at, int64_t n, const float *src, int64_t ld, float scale),
+            (t, at, n, src, ld, scale))
 {
+  const int64_t width = t->shape[3];
   float tmp[WIDE];
-  const int64_t n = t->shape[3];
-  if (t->dtype == TIDE_F32) {
-    float *to = row_at(t, at);
-    for (int64_t j = 0; j < n; j++) to[j] = src[j] * scale;
-    return;
-  }
-  for (int64_t i = 0; i < n; i += WIDE) {
-    const int64_t m = i64_min(n - i, WIDE);
-    for (int64_t j = 0; j < m; j++) tmp[j] = src[i + j] * scale;
-    vec_narrow(row_at(t, at + i), tmp, t->dtype, m);
+  for (int64_t i = 0; i < n; i++, at += t->stride[1], src += ld) {
+    if (t->dtype == TIDE_F32) {
+      float *to = row_at(t, at);
+      for (int64_t j = 0; j < width; j++) to[j] = src[j] * scale;
+      continue;
+    }
+    for (int64_t j0 = 0; j0 < width; j0 += WIDE) {
+      const int64_t m = i64_min(width - j0, WIDE);
+      for (int64_t j = 0; j < m; j++) tmp[j] = src[j0 + j] * scale;
+      vec_narrow(row_at(t, at + j0), tmp, t->dtype, m);
+    }
   }
 }
 
@@ -313,10 +317,8 @@ void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64
 void tide__attn_put_rows(const k_tensor *t, int64_t b, int64_t row0, int64_t h, int64_t n,
                          const float *src, int64_t ld, float scale)
 {
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t at = b * t->stride[0] + (row0 + i) * t->stride[1] + h * t->stride[2];
-    put_scaled(t, at, src + i * ld, scale);
-  }
+  const int64_t at = b * t->stride[0] + row0 * t->stride[1] + h * t->stride[2];
+  put_scaled(t, at, n, src, ld, scale);
 }
 
 /* ---- softcap and bias ---- */

@@ -1,9 +1,10 @@
 /* AVX2 inner loops of attention. See attention.h.
  *
- * A group of 16 lanes is two vectors. A tile of 6 rows by one group stays in twelve registers over
- * the whole inner dimension; A is read by broadcast, B by unit-stride loads: 8 loads for 12 fused
- * multiply-adds. Softmax and its gradient take one vector at a time, so that sums and statistics
- * stay in registers.
+ * A group of 16 lanes is two vectors. A tile stays in twelve registers over the whole inner
+ * dimension: 3 rows by two groups if the rows of A lie along it, so that fewer of them are read at
+ * a time, else 6 rows by one group. A is read by broadcast, B by unit-stride loads: 7 or 8 loads
+ * for 12 fused multiply-adds. Softmax and its gradient take half a group at a time, so that sums
+ * and statistics stay in registers.
  *
  * Only called when the processor has AVX2, FMA and F16C.
  */
@@ -12,49 +13,57 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-enum { L = ATTN_LANE, HALF = 8, ROWS = 6 };
+enum { L = ATTN_LANE, HALF = 8, ROWS = 6, FEW_ROWS = 3 };
 
 /* ---- product ---- */
 
-/* Rows [i0, i0 + n) of group j of C. */
-TIDE_AVX2_INLINE void kernel(const int n, const attn_gemm *g, int64_t i0, int64_t j)
+/* Rows [i0, i0 + n) of `wide` vectors of C from column j on. n and wide are constants where this is
+ * inlined. */
+TIDE_AVX2_INLINE void kernel(const int n, const int wide, const attn_gemm *g, int64_t i0, int64_t j)
 {
-  const float *a = g->a + i0 * g->rs, *b = g->b + j * L;
-  float *c = g->c + i0 * g->ldc + j * L;
+  const float *a = g->a + i0 * g->rs, *b = g->b + j;
+  float *c = g->c + i0 * g->ldc + j;
   const int64_t rs = g->rs, cs = g->cs, ldb = g->ldb, ldc = g->ldc;
-  __m256 acc[ROWS][2];
+  __m256 acc[ROWS][4], bv[4];
 #pragma GCC unroll 6
-  for (int i = 0; i < n; i++) {
-    acc[i][0] = g->add ? _mm256_loadu_ps(c + i * ldc) : _mm256_setzero_ps();
-    acc[i][1] = g->add ? _mm256_loadu_ps(c + i * ldc + HALF) : _mm256_setzero_ps();
-  }
+  for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++)
+      acc[i][v] = g->add ? _mm256_loadu_ps(c + i * ldc + v * HALF) : _mm256_setzero_ps();
   for (int64_t p = g->k; p > 0; p--, a += cs, b += ldb) {
-    const __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + HALF);
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++) bv[v] = _mm256_loadu_ps(b + v * HALF);
 #pragma GCC unroll 6
     for (int i = 0; i < n; i++) {
       const __m256 x = _mm256_broadcast_ss(a + i * rs);
-      acc[i][0] = _mm256_fmadd_ps(x, b0, acc[i][0]);
-      acc[i][1] = _mm256_fmadd_ps(x, b1, acc[i][1]);
+#pragma GCC unroll 4
+      for (int v = 0; v < wide; v++) acc[i][v] = _mm256_fmadd_ps(x, bv[v], acc[i][v]);
     }
   }
 #pragma GCC unroll 6
-  for (int i = 0; i < n; i++) {
-    _mm256_storeu_ps(c + i * ldc, acc[i][0]);
-    _mm256_storeu_ps(c + i * ldc + HALF, acc[i][1]);
-  }
+  for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++) _mm256_storeu_ps(c + i * ldc + v * HALF, acc[i][v]);
 }
 
 TIDE_AVX2 static void gemm(const attn_gemm *g)
 {
-  for (int64_t j = 0; j < g->nv; j++) {
+  int64_t j = 0;
+  for (; g->rs != 1 && j + 2 * L <= g->nv * L; j += 2 * L) {
     int64_t i = 0;
-    for (; i + ROWS <= g->m; i += ROWS) kernel(ROWS, g, i, j);
+    for (; i + FEW_ROWS <= g->m; i += FEW_ROWS) kernel(FEW_ROWS, 4, g, i, j);
+    if (g->m - i == 2) kernel(2, 4, g, i, j);
+    if (g->m - i == 1) kernel(1, 4, g, i, j);
+  }
+  for (; j < g->nv * L; j += L) {
+    int64_t i = 0;
+    for (; i + ROWS <= g->m; i += ROWS) kernel(ROWS, 2, g, i, j);
     switch (g->m - i) {
-      case 5: kernel(5, g, i, j); break;
-      case 4: kernel(4, g, i, j); break;
-      case 3: kernel(3, g, i, j); break;
-      case 2: kernel(2, g, i, j); break;
-      case 1: kernel(1, g, i, j); break;
+      case 5: kernel(5, 2, g, i, j); break;
+      case 4: kernel(4, 2, g, i, j); break;
+      case 3: kernel(3, 2, g, i, j); break;
+      case 2: kernel(2, 2, g, i, j); break;
+      case 1: kernel(1, 2, g, i, j); break;
       default: break;
     }
   }
