@@ -477,10 +477,11 @@ static int sees(const run *r, int64_t i, int64_t j)
 }
 
 /* Each span against the pairs of its group and block. */
-static void check_spans(const run *r, const kase *c, const attn *s, int64_t qb, int64_t kb)
+static void check_spans(const run *r, const kase *c, const attn *s, int64_t qb, int64_t kb,
+                        int step)
 {
   attn_span span[ATTN_NG] = { { 0, 0, 1 }, { 0, 0, 1 }, { 0, 0, 1 }, { 0, 0, 1 } };
-  tide__attn_spans(s, 0, qb, kb, ATTN_LANE, span);
+  tide__attn_spans(s, 0, qb, kb, step, span);
   const int64_t j0 = kb * ATTN_K, nkey = i64_min(c->tk - j0, ATTN_K);
   for (int g = 0; g < ATTN_NG; g++) {
     const int64_t i0 = qb * ATTN_Q + g * ATTN_LANE, i1 = i64_min(i0 + ATTN_LANE, c->tq);
@@ -490,17 +491,17 @@ static void check_spans(const run *r, const kase *c, const attn *s, int64_t qb, 
         if (sees(r, i, j0 + j)) first = i64_min(first, j), end = j + 1;
         else hidden += j >= span[g].k0 && j < span[g].k1;
       }
-    first = end ? first / ATTN_LANE * ATTN_LANE : 0;
-    end = i64_min(i64_round_up(end, ATTN_LANE), nkey);
+    first = end ? first / step * step : 0;
+    end = i64_min(i64_round_up(end, step), nkey);
     if (span[g].k0 != first || span[g].k1 != end || (span[g].full && hidden))
-      fail_msg("block %d, %d, group %d: keys [%d, %d), full %d; should be [%d, %d), %d hidden; %s",
-               (int)qb, (int)kb, g, span[g].k0, span[g].k1, span[g].full, (int)first, (int)end,
-               (int)hidden, describe(c));
+      fail_msg("block %d, %d, group %d, step %d: keys [%d, %d), full %d; not [%d, %d), %d hidden; "
+               "%s", (int)qb, (int)kb, g, step, span[g].k0, span[g].k1, span[g].full, (int)first,
+               (int)end, (int)hidden, describe(c));
   }
 }
 
-/* Products are made only of the groups of keys that a group of queries sees, also where either
- * holds two documents or none. */
+/* Products are made only of the keys that a group of queries sees, also where it holds two
+ * documents or none. */
 static void test_spans(void **state)
 {
   (void)state;
@@ -520,7 +521,8 @@ static void test_spans(void **state)
     void *work = aligned_alloc(64, (size_t)tide__attn_mask_bytes(&s));
     tide__attn_mask_fill(&s, work);
     for (int64_t qb = 0; qb < s.nqb; qb++)
-      for (int64_t kb = 0; kb < s.nkb; kb++) check_spans(&r, &c, &s, qb, kb);
+      for (int64_t kb = 0; kb < s.nkb; kb++)
+        for (int step = 1; step <= 32; step *= 2) check_spans(&r, &c, &s, qb, kb, step);
     free(work);
     discard(&r);
   }

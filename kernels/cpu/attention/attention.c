@@ -217,38 +217,38 @@ static int cover(const attn_qrange *q, const attn_krange *k)
   return !q->ndead && one_doc && k->pos1 <= q->hi0 && k->pos0 >= q->lo1 ? ALL : SOME;
 }
 
-/* Whether some lane sees some of the L keys from `from` on. */
-TIDE_LEVELS(int, any_pair, (const attn_lanes *m, int from), (m, from))
+/* Returns the first, or the last, of the L keys from `from` on that some lane sees, or -1. */
+TIDE_LEVELS(int, seen_key, (const attn_lanes *m, int from, int last), (m, from, last))
 {
-  for (int64_t j = from; j < from + L; j++) {
+  for (int i = 0; i < L; i++) {
+    const int j = from + (last ? L - 1 - i : i);
     int any = 0;
     for (int l = 0; l < L; l++) any |= attn_visible(m, j, l);
-    if (any) return 1;
+    if (any) return j;
   }
-  return 0;
+  return -1;
 }
 
-/* Returns the hull of the key groups that the queries see, widened to multiples of `step` keys. Key
- * groups beyond the sequence have an empty range, which is NONE. Ranges of groups that hold two
- * documents say SOME of pairs that none is visible of, so those are looked at: a tile of products
- * costs fifty times that. */
+/* Returns the hull of the keys that the queries see, widened to multiples of `step`. Key groups
+ * beyond the sequence have an empty range, which is NONE. Ranges of groups that hold two documents
+ * say SOME although no pair is visible, so those are looked at: a tile of products costs fifty
+ * times that. */
 static attn_span group_span(const attn_qrange *q, const attn_krange *k, const attn_lanes *lanes,
                             int32_t nkey, int step)
 {
-  int first = -1, last = -1, nall = 0;
+  int32_t first = -1, end = 0;
+  int full = 1;
   for (int g = 0; g < ATTN_NKG; g++) {
     const int what = cover(q, &k[g]);
-    if (what == NONE || (what == SOME && !any_pair(lanes, g * L))) continue;
-    if (first < 0) first = g;
-    last = g;
-    nall += what == ALL;
+    const int32_t seen = what == SOME ? seen_key(lanes, g * L, 0) : g * L;
+    if (what == NONE || seen < 0) continue;
+    full &= what == ALL && (first < 0 || end == g * L);
+    if (first < 0) first = seen;
+    end = what == SOME ? seen_key(lanes, g * L, 1) + 1 : (g + 1) * L;
   }
   if (first < 0) return (attn_span){ 0, 0, 1 };
-  const int32_t end = (last + 1) * L < nkey ? (last + 1) * L : nkey;
-  const int32_t wide = (int32_t)i64_round_up((last + 1) * L, step);
-  attn_span r = { first * L / step * step, wide < nkey ? wide : nkey, nall == last - first + 1 };
-  r.full = r.full && r.k0 == first * L && r.k1 == end;
-  return r;
+  const int32_t k0 = first / step * step, k1 = (int32_t)i64_round_up(end, step);
+  return (attn_span){ k0, k1 < nkey ? k1 : nkey, full && k0 == first && k1 == end };
 }
 
 attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, int group)
@@ -284,20 +284,24 @@ int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
 
 /* ---- rows ---- */
 
+/* n rows of src, ld apart, times scale; the first goes to element `at` of t. */
 TIDE_LEVELS(void, put_scaled,
-            (const k_tensor *t, int64_t at, const float *src, float scale), (t, at, src, scale))
+            (const k_tensor *t, int64_t at, int64_t n, const float *src, int64_t ld, float scale),
+            (t, at, n, src, ld, scale))
 {
+  const int64_t width = t->shape[3];
   float tmp[WIDE];
-  const int64_t n = t->shape[3];
-  if (t->dtype == TIDE_F32) {
-    float *to = row_at(t, at);
-    for (int64_t j = 0; j < n; j++) to[j] = src[j] * scale;
-    return;
-  }
-  for (int64_t i = 0; i < n; i += WIDE) {
-    const int64_t m = i64_min(n - i, WIDE);
-    for (int64_t j = 0; j < m; j++) tmp[j] = src[i + j] * scale;
-    vec_narrow(row_at(t, at + i), tmp, t->dtype, m);
+  for (int64_t i = 0; i < n; i++, at += t->stride[1], src += ld) {
+    if (t->dtype == TIDE_F32) {
+      float *to = row_at(t, at);
+      for (int64_t j = 0; j < width; j++) to[j] = src[j] * scale;
+      continue;
+    }
+    for (int64_t j0 = 0; j0 < width; j0 += WIDE) {
+      const int64_t m = i64_min(width - j0, WIDE);
+      for (int64_t j = 0; j < m; j++) tmp[j] = src[j0 + j] * scale;
+      vec_narrow(row_at(t, at + j0), tmp, t->dtype, m);
+    }
   }
 }
 
@@ -313,10 +317,8 @@ void tide__attn_rows(float *dst, int64_t ld, const k_tensor *t, int64_t b, int64
 void tide__attn_put_rows(const k_tensor *t, int64_t b, int64_t row0, int64_t h, int64_t n,
                          const float *src, int64_t ld, float scale)
 {
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t at = b * t->stride[0] + (row0 + i) * t->stride[1] + h * t->stride[2];
-    put_scaled(t, at, src + i * ld, scale);
-  }
+  const int64_t at = b * t->stride[0] + row0 * t->stride[1] + h * t->stride[2];
+  put_scaled(t, at, n, src, ld, scale);
 }
 
 /* ---- softcap and bias ---- */
@@ -425,35 +427,46 @@ static int attn_in_place(const attn *s, const k_tensor *t)
   return s->nqb * s->ng < 8 || t->stride[1] <= t->shape[3] + L;
 }
 
-int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t)
+/* Bytes of the copy; the table of odd blocks lies behind it. */
+static int64_t copy_bytes(const attn *s, const k_tensor *t)
 {
   if (attn_in_place(s, t)) return 0;
   return i64_round_up(s->nb * s->nhk * s->tk * t->shape[3] * 4, 64);
 }
 
-typedef struct copy_job { const k_tensor *t; const attn_source *to; int64_t nh, tk; } copy_job;
-
-static void copy_heads(void *arg, int64_t begin, int64_t end, int thread)
+int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t)
 {
-  const copy_job *w = arg;
+  return copy_bytes(s, t) + i64_round_up(s->nb * s->nhk * s->nkb, 64);
+}
+
+typedef struct open_job { const attn *s; const k_tensor *t; const attn_source *to; } open_job;
+
+/* Blocks of keys, each copied unless it is read in place, and searched while it is in the cache. */
+static void open_blocks(void *arg, int64_t begin, int64_t end, int thread)
+{
+  const open_job *w = arg;
+  const attn *s = w->s;
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
-    float *dst = (float *)w->to->data + i * w->to->head;
-    tide__attn_rows(dst, w->to->row, w->t, i / w->nh, 0, i % w->nh, w->tk);
+    const int64_t b = i / s->nkb / s->nhk, h = i / s->nkb % s->nhk, j0 = i % s->nkb * ATTN_K;
+    const int64_t n = i64_min(s->tk - j0, ATTN_K), d = w->t->shape[3];
+    float *to = (float *)attn_source_row(w->to, b, h, j0);
+    if (w->to->data != w->t->data) tide__attn_rows(to, d, w->t, b, j0, h, n);
+    w->to->odd[i] = attn_has_mask(s) && tide__attn_is_odd(to, n, w->to->row, d);
   }
 }
 
 void tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, void *work,
                             int nthread)
 {
-  if (attn_in_place(s, t)) {
-    *r = (attn_source){ t->data, t->stride[0], t->stride[2], t->stride[1] };
-    return;
-  }
   const int64_t row = t->shape[3];
-  *r = (attn_source){ work, s->nhk * s->tk * row, s->tk * row, row };
-  copy_job w = { t, r, s->nhk, s->tk };
-  tide__pool_for(nthread, s->nb * s->nhk, 1, copy_heads, &w);
+  uint8_t *odd = (uint8_t *)work + copy_bytes(s, t);
+  if (attn_in_place(s, t))
+    *r = (attn_source){ t->data, t->stride[0], t->stride[2], t->stride[1], odd };
+  else
+    *r = (attn_source){ work, s->nhk * s->tk * row, s->tk * row, row, odd };
+  open_job w = { s, t, r };
+  tide__pool_for(nthread, s->nb * s->nhk * s->nkb, 1, open_blocks, &w);
 }
 
 int64_t tide__attn_keys(const attn *s, const k_tensor *t, attn_unit unit, int which, char *base,

@@ -38,9 +38,11 @@ typedef struct attn_mask {
   int64_t rows;
 } attn_mask;
 
-/* Keys [k0, k1) of a block that a query group may see: multiples of ATTN_LANE, except at the end of
+/* Keys [k0, k1) of a block that a query group may see: multiples of a step, except at the end of
  * the sequence; k0 == k1: none. full: every query of the group sees all of them. */
 typedef struct attn_span { int32_t k0, k1, full; } attn_span;
+
+enum { ATTN_STEP = 4 }; /* of spans of f32 tiles */
 
 /* ---- the operands, by name ---- */
 
@@ -54,13 +56,20 @@ typedef struct attn {
   attn_mask mask;
 } attn;
 
+/* Whether some query may not see some key, but for its place in the sequence. */
+static inline int attn_has_mask(const attn *s)
+{
+  const k_attention_attrs *a = s->a;
+  return a->causal || a->window_left >= 0 || a->window_right >= 0 || !k_absent(s->q_index);
+}
+
 /* Reads shapes of a forward (is_bwd 0) or backward call. */
 void tide__attn_open(attn *s, const k_call *c, int is_bwd);
 /* Returns the bytes of the mask tables (a multiple of 64); fills them. */
 int64_t tide__attn_mask_bytes(const attn *s);
 void tide__attn_mask_fill(attn *s, void *work);
 /* Computes the spans of the four groups of query block qb in key block kb, in steps of `step` keys,
- * which is a multiple of ATTN_LANE. Returns 0 if all are empty. */
+ * a power of two. Returns 0 if all are empty. */
 int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
                      attn_span span[ATTN_NG]);
 
@@ -94,12 +103,16 @@ attn_hull tide__attn_hull(const attn_span span[ATTN_NG], int32_t j, int32_t *end
 /* Zeroes the rows of one group (st points at its lanes) that are in `all` but not in `own`. */
 void tide__attn_clear(float *st, attn_span own, attn_span all);
 
+/* A block of queries of a head, and one of keys. */
+typedef struct attn_at { int64_t b, h, qb, kb; } attn_at;
+
 /* ---- K and V as f32 ---- */
 
 /* The tensor itself if it is f32 with a suitable layout, else an f32 copy of it in work memory. */
 typedef struct attn_source {
   const float *data;
   int64_t batch, head, row; /* strides */
+  uint8_t *odd;             /* [B][Hk][nkb]; 0 everywhere without a mask */
 } attn_source;
 int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t);
 void    tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, void *work,
@@ -107,6 +120,11 @@ void    tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t,
 static inline const float *attn_source_row(const attn_source *r, int64_t b, int64_t h, int64_t j)
 {
   return r->data + b * r->batch + h * r->head + j * r->row;
+}
+/* Whether the block of keys holds values that are not finite. */
+static inline int attn_source_odd(const attn_source *r, const attn *s, const attn_at *at)
+{
+  return r->odd[(at->b * s->nhk + at->h / s->ng) * s->nkb + at->kb];
 }
 
 /* ---- tiles: the inner loops, by instruction set ---- */
@@ -123,11 +141,10 @@ typedef struct attn_gemm {
   int64_t ldc;
 } attn_gemm;
 
-/* One lane group of one S^T block, n keys. x = s * mul are scores in units of log2. */
+/* One lane group of one S^T block, n keys; scores in units of log2. */
 typedef struct attn_soft {
   float *s;                /* rows of stride ATTN_Q; becomes P^T (f32 tiles) */
   int64_t n;
-  float mul;
   const attn_lanes *lanes; /* null: everything visible; pointers at the first of the n keys */
   float *top, *sum;        /* [16] running maximum (log2) and sum */
   float *alpha;            /* [16] out: factor for older sums and outputs */
@@ -140,7 +157,6 @@ typedef struct attn_grad {
   const float *slope;      /* laid out as s, or null; multiplies dS^T after dbias */
   float *dbias;            /* laid out as s, or null: receives dS^T before slope */
   int64_t n;
-  float mul;
   const attn_lanes *lanes;
   const float *lse, *delta; /* [16] lse in log2, +inf for a query that sees nothing */
 } attn_grad;
@@ -159,6 +175,8 @@ typedef struct attn_tiles {
 
 /* ---- tiles that the mask cuts (attention_nonfinite.c) ---- */
 
+/* Returns whether a row of n holds a value that is not finite. ld: distance of the rows. */
+int tide__attn_is_odd(const float *x, int64_t n, int64_t ld, int64_t width);
 /* Returns whether some pair of n query groups and the keys [k0, k1) of a block is masked. */
 int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
 /* C += A B as tiles->gemm with add, but terms of weight 0 are left out: the weights are A
@@ -166,9 +184,10 @@ int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
  * to tiles->gemm bit for bit where all rows are finite. */
 void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_weight);
 /* C += A B where the inner dimension is the keys of a block and the columns are its queries: each
- * group over the keys that it sees. nv, k and add are set here. */
+ * group over the keys that it sees. nv, k and add are set here. odd: A has values that are not
+ * finite. */
 void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
-                          const attn_gemm *g);
+                          const attn_gemm *g, int odd);
 /* The keys that the groups of part p of ATTN_NG / tiles->together see, joined. */
 attn_span tide__attn_part(const attn_tiles *tiles, const attn_span span[ATTN_NG], int p);
 
@@ -187,8 +206,6 @@ int64_t tide__attention_bwd_work_isa(const k_call *c, int isa);
 typedef enum attn_unit { ATTN_F32, ATTN_PAIRS, ATTN_AMX } attn_unit;
 
 /* ---- the forward task: one query block of one head ---- */
-
-typedef struct attn_at { int64_t b, h, qb, kb; } attn_at;
 
 /* Scratch of one thread. */
 typedef struct attn_fwd_scratch {
@@ -227,6 +244,7 @@ typedef struct attn_bwd_scratch {
   float *slope, *dbias; /* [128][64], only if scores are modified */
   float *tmp;           /* [2][128][64], only if scores are modified */
   float *dk, *dv;       /* [nrow][wide_d], [nrow][wide_dv] */
+  int *odd;             /* whether dor or qr has a value that is not finite */
   uint16_t *packed;     /* bf16 tiles */
 } attn_bwd_scratch;
 

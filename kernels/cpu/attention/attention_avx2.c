@@ -1,9 +1,10 @@
 /* AVX2 inner loops of attention. See attention.h.
  *
- * A group of 16 lanes is two vectors. A tile of 6 rows by one group stays in twelve registers over
- * the whole inner dimension; A is read by broadcast, B by unit-stride loads: 8 loads for 12 fused
- * multiply-adds. Softmax and its gradient take one vector at a time, so that sums and statistics
- * stay in registers.
+ * A group of 16 lanes is two vectors. A tile stays in twelve registers over the whole inner
+ * dimension: 3 rows by two groups if the rows of A lie along it, so that fewer of them are read at
+ * a time, else 6 rows by one group. A is read by broadcast, B by unit-stride loads: 7 or 8 loads
+ * for 12 fused multiply-adds. Softmax and its gradient take half a group at a time, so that sums
+ * and statistics stay in registers.
  *
  * Only called when the processor has AVX2, FMA and F16C.
  */
@@ -12,49 +13,57 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-enum { L = ATTN_LANE, HALF = 8, ROWS = 6 };
+enum { L = ATTN_LANE, HALF = 8, ROWS = 6, FEW_ROWS = 3 };
 
 /* ---- product ---- */
 
-/* Rows [i0, i0 + n) of group j of C. */
-TIDE_AVX2_INLINE void kernel(const int n, const attn_gemm *g, int64_t i0, int64_t j)
+/* Rows [i0, i0 + n) of `wide` vectors of C from column j on. n and wide are constants where this is
+ * inlined. */
+TIDE_AVX2_INLINE void kernel(const int n, const int wide, const attn_gemm *g, int64_t i0, int64_t j)
 {
-  const float *a = g->a + i0 * g->rs, *b = g->b + j * L;
-  float *c = g->c + i0 * g->ldc + j * L;
+  const float *a = g->a + i0 * g->rs, *b = g->b + j;
+  float *c = g->c + i0 * g->ldc + j;
   const int64_t rs = g->rs, cs = g->cs, ldb = g->ldb, ldc = g->ldc;
-  __m256 acc[ROWS][2];
+  __m256 acc[ROWS][4], bv[4];
 #pragma GCC unroll 6
-  for (int i = 0; i < n; i++) {
-    acc[i][0] = g->add ? _mm256_loadu_ps(c + i * ldc) : _mm256_setzero_ps();
-    acc[i][1] = g->add ? _mm256_loadu_ps(c + i * ldc + HALF) : _mm256_setzero_ps();
-  }
+  for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++)
+      acc[i][v] = g->add ? _mm256_loadu_ps(c + i * ldc + v * HALF) : _mm256_setzero_ps();
   for (int64_t p = g->k; p > 0; p--, a += cs, b += ldb) {
-    const __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + HALF);
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++) bv[v] = _mm256_loadu_ps(b + v * HALF);
 #pragma GCC unroll 6
     for (int i = 0; i < n; i++) {
       const __m256 x = _mm256_broadcast_ss(a + i * rs);
-      acc[i][0] = _mm256_fmadd_ps(x, b0, acc[i][0]);
-      acc[i][1] = _mm256_fmadd_ps(x, b1, acc[i][1]);
+#pragma GCC unroll 4
+      for (int v = 0; v < wide; v++) acc[i][v] = _mm256_fmadd_ps(x, bv[v], acc[i][v]);
     }
   }
 #pragma GCC unroll 6
-  for (int i = 0; i < n; i++) {
-    _mm256_storeu_ps(c + i * ldc, acc[i][0]);
-    _mm256_storeu_ps(c + i * ldc + HALF, acc[i][1]);
-  }
+  for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++) _mm256_storeu_ps(c + i * ldc + v * HALF, acc[i][v]);
 }
 
 TIDE_AVX2 static void gemm(const attn_gemm *g)
 {
-  for (int64_t j = 0; j < g->nv; j++) {
+  int64_t j = 0;
+  for (; g->rs != 1 && j + 2 * L <= g->nv * L; j += 2 * L) {
     int64_t i = 0;
-    for (; i + ROWS <= g->m; i += ROWS) kernel(ROWS, g, i, j);
+    for (; i + FEW_ROWS <= g->m; i += FEW_ROWS) kernel(FEW_ROWS, 4, g, i, j);
+    if (g->m - i == 2) kernel(2, 4, g, i, j);
+    if (g->m - i == 1) kernel(1, 4, g, i, j);
+  }
+  for (; j < g->nv * L; j += L) {
+    int64_t i = 0;
+    for (; i + ROWS <= g->m; i += ROWS) kernel(ROWS, 2, g, i, j);
     switch (g->m - i) {
-      case 5: kernel(5, g, i, j); break;
-      case 4: kernel(4, g, i, j); break;
-      case 3: kernel(3, g, i, j); break;
-      case 2: kernel(2, g, i, j); break;
-      case 1: kernel(1, g, i, j); break;
+      case 5: kernel(5, 2, g, i, j); break;
+      case 4: kernel(4, 2, g, i, j); break;
+      case 3: kernel(3, 2, g, i, j); break;
+      case 2: kernel(2, 2, g, i, j); break;
+      case 1: kernel(1, 2, g, i, j); break;
       default: break;
     }
   }
@@ -62,22 +71,29 @@ TIDE_AVX2 static void gemm(const attn_gemm *g)
 
 /* ---- softmax ---- */
 
-/* 2^x to 1e-7; 0 below -126.5, infinite above 128; NaN stays NaN: a minimum and a maximum are
- * their second operand then. */
-TIDE_AVX2_INLINE __m256 exp2_half(__m256 x)
+/* Four vectors at a time, step by step: the scheduler of the processor sees too few instructions
+ * ahead to do this itself. */
+enum { QUAD = 4 };
+#define EACH(count) _Pragma("GCC unroll 4") for (int u = 0; u < (count); u++)
+
+/* Replaces n vectors by 2^x, to 1e-7; 0 below -126.5, infinite above 128; NaN stays NaN: a minimum
+ * and a maximum are their second operand then. n is a constant where this is inlined. */
+TIDE_AVX2_INLINE void exp2_each(__m256 *x, const int n)
 {
   /* 1.5 * 2^23 rounds to an integer; its last nine bits are 127 then, the bias of an exponent. */
   const __m256 shift = _mm256_set1_ps(12582912.0f + 127.0f);
-  x = _mm256_min_ps(_mm256_set1_ps(128.0f), x);
-  x = _mm256_max_ps(_mm256_set1_ps(-127.0f), x);
-  const __m256 t = _mm256_add_ps(x, shift), f = _mm256_sub_ps(x, _mm256_sub_ps(t, shift));
-  __m256 p = _mm256_set1_ps(0.00132764721f);
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.00967554145f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.0555071327f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.240221197f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.693146967f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
-  return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+  static const float c[] = { 0.00967554145f, 0.0555071327f, 0.240221197f, 0.693146967f, 1.0f };
+  __m256 t[QUAD], p[QUAD];
+  EACH(n) x[u] = _mm256_min_ps(_mm256_set1_ps(128.0f), x[u]);
+  EACH(n) x[u] = _mm256_max_ps(_mm256_set1_ps(-127.0f), x[u]);
+  EACH(n) t[u] = _mm256_add_ps(x[u], shift);
+  EACH(n) p[u] = _mm256_sub_ps(t[u], shift);
+  EACH(n) x[u] = _mm256_sub_ps(x[u], p[u]);
+  EACH(n) p[u] = _mm256_set1_ps(0.00132764721f);
+#pragma GCC unroll 5
+  for (int i = 0; i < 5; i++) EACH(n) p[u] = _mm256_fmadd_ps(p[u], x[u], _mm256_set1_ps(c[i]));
+  EACH(n) t[u] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t[u]), 23));
+  EACH(n) x[u] = _mm256_mul_ps(p[u], t[u]);
 }
 
 /* The mask of 8 queries. */
@@ -129,21 +145,31 @@ TIDE_AVX2_INLINE __m256 column_max(float *s, int64_t n, const half_mask *m)
 TIDE_AVX2_INLINE __m256 raise_top(const attn_soft *t, int at, __m256 seen, int *grown)
 {
   const __m256 none = _mm256_set1_ps(-__builtin_inff()), old = _mm256_loadu_ps(t->top + at);
-  const __m256 any = _mm256_cmp_ps(seen, none, _CMP_NEQ_UQ);
-  seen = _mm256_blendv_ps(none, _mm256_mul_ps(seen, _mm256_set1_ps(t->mul)), any);
   const __m256 up = _mm256_cmp_ps(seen, _mm256_add_ps(old, _mm256_set1_ps(8.0f)), _CMP_GT_OQ);
   const __m256 now = _mm256_blendv_ps(old, seen, up);
   const __m256 base = _mm256_andnot_ps(_mm256_cmp_ps(now, none, _CMP_EQ_OQ), now);
-  const __m256 by = exp2_half(_mm256_sub_ps(old, base));
+  __m256 by = _mm256_sub_ps(old, base);
+  exp2_each(&by, 1);
   _mm256_storeu_ps(t->top + at, now);
   _mm256_storeu_ps(t->alpha + at, _mm256_blendv_ps(_mm256_set1_ps(1.0f), by, up));
   *grown |= _mm256_movemask_ps(_mm256_and_ps(up, _mm256_cmp_ps(old, none, _CMP_NEQ_UQ))) != 0;
   return base;
 }
 
+/* n keys become P^T; n is a constant where this is inlined. Returns sum with them. */
+TIDE_AVX2_INLINE __m256 soft_keys(float *s, const int n, __m256 base, __m256 sum)
+{
+  __m256 p[QUAD];
+  EACH(n) p[u] = _mm256_sub_ps(_mm256_loadu_ps(s + u * ATTN_Q), base);
+  exp2_each(p, n);
+  EACH(n) _mm256_storeu_ps(s + u * ATTN_Q, p[u]);
+  EACH(n) sum = _mm256_add_ps(sum, p[u]);
+  return sum;
+}
+
 TIDE_AVX2_INLINE int soft_half(const attn_soft *t, int at)
 {
-  float *s = t->s + at;
+  float *s = t->s + at, *to = t->sum + at;
   int grown = 0;
   __m256 seen, sum = _mm256_setzero_ps();
   if (t->lanes) {
@@ -152,13 +178,10 @@ TIDE_AVX2_INLINE int soft_half(const attn_soft *t, int at)
   } else {
     seen = column_max(s, t->n, 0);
   }
-  const __m256 base = raise_top(t, at, seen, &grown), mul = _mm256_set1_ps(t->mul);
-  for (int64_t j = 0; j < t->n; j++, s += ATTN_Q) {
-    const __m256 p = exp2_half(_mm256_fmsub_ps(_mm256_loadu_ps(s), mul, base));
-    _mm256_storeu_ps(s, p);
-    sum = _mm256_add_ps(sum, p);
-  }
-  float *to = t->sum + at;
+  const __m256 base = raise_top(t, at, seen, &grown);
+  int64_t j = 0;
+  for (; j + QUAD <= t->n; j += QUAD, s += QUAD * ATTN_Q) sum = soft_keys(s, QUAD, base, sum);
+  for (; j < t->n; j++, s += ATTN_Q) sum = soft_keys(s, 1, base, sum);
   _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_loadu_ps(to), _mm256_loadu_ps(t->alpha + at), sum));
   return grown;
 }
@@ -178,24 +201,35 @@ TIDE_AVX2 static void rescale(float *ot, int64_t n, const float *alpha)
   }
 }
 
-/* m and the optional parts of t are constants where this is inlined. */
+typedef struct half_stats { __m256 lse, delta; } half_stats;
+
+/* n keys from j on. n, m and modified are constants where this is inlined. */
+TIDE_AVX2_INLINE void grad_keys(const attn_grad *t, int64_t j, const int n, int at,
+                                const half_mask *m, const int modified, half_stats x)
+{
+  const int64_t from = j * ATTN_Q + at;
+  float *s = t->s + from, *dp = t->dp + from;
+  __m256 p[QUAD], ds[QUAD];
+  EACH(n) p[u] = _mm256_sub_ps(_mm256_loadu_ps(s + u * ATTN_Q), x.lse);
+  exp2_each(p, n);
+  EACH(n) ds[u] = _mm256_mul_ps(p[u], _mm256_sub_ps(_mm256_loadu_ps(dp + u * ATTN_Q), x.delta));
+  if (m) EACH(n) p[u] = _mm256_and_ps(p[u], lanes_see(m, j + u));
+  if (m) EACH(n) ds[u] = _mm256_and_ps(ds[u], lanes_see(m, j + u));
+  EACH(n) _mm256_storeu_ps(s + u * ATTN_Q, p[u]);
+  if (modified && t->dbias) EACH(n) _mm256_storeu_ps(t->dbias + from + u * ATTN_Q, ds[u]);
+  if (modified && t->slope) {
+    EACH(n) ds[u] = _mm256_mul_ps(ds[u], _mm256_loadu_ps(t->slope + from + u * ATTN_Q));
+    if (m) EACH(n) ds[u] = _mm256_and_ps(ds[u], lanes_see(m, j + u));
+  }
+  EACH(n) _mm256_storeu_ps(dp + u * ATTN_Q, ds[u]);
+}
+
 TIDE_AVX2_INLINE void grad_half(const attn_grad *t, int at, const half_mask *m, const int modified)
 {
-  const __m256 lse = _mm256_loadu_ps(t->lse + at), delta = _mm256_loadu_ps(t->delta + at);
-  const __m256 mul = _mm256_set1_ps(t->mul);
-  for (int64_t j = 0, i = at; j < t->n; j++, i += ATTN_Q) {
-    const __m256 see = m ? lanes_see(m, j) : mul;
-    __m256 p = exp2_half(_mm256_fmsub_ps(_mm256_loadu_ps(t->s + i), mul, lse));
-    __m256 ds = _mm256_mul_ps(p, _mm256_sub_ps(_mm256_loadu_ps(t->dp + i), delta));
-    if (m) p = _mm256_and_ps(p, see), ds = _mm256_and_ps(ds, see);
-    _mm256_storeu_ps(t->s + i, p);
-    if (modified && t->dbias) _mm256_storeu_ps(t->dbias + i, ds);
-    if (modified && t->slope) {
-      ds = _mm256_mul_ps(ds, _mm256_loadu_ps(t->slope + i));
-      if (m) ds = _mm256_and_ps(ds, see);
-    }
-    _mm256_storeu_ps(t->dp + i, ds);
-  }
+  const half_stats x = { _mm256_loadu_ps(t->lse + at), _mm256_loadu_ps(t->delta + at) };
+  int64_t j = 0;
+  for (; j + QUAD <= t->n; j += QUAD) grad_keys(t, j, QUAD, at, m, modified, x);
+  for (; j < t->n; j++) grad_keys(t, j, 1, at, m, modified, x);
 }
 
 TIDE_AVX2 static void grad(const attn_grad *t)

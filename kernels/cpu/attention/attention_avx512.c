@@ -86,8 +86,7 @@ TIDE_AVX512 static int soft(const attn_soft *t)
   if (t->lanes) hide_lanes(t->s, t->n, t->lanes);
   int grown;
   const __m512 seen = column_max(t->s, t->n);
-  const __m512 base = raise_top(t->top, t->alpha, seen, t->mul, 0, &grown);
-  const __m512 mul = _mm512_set1_ps(t->mul);
+  const __m512 base = raise_top(t->top, t->alpha, seen, 1.0f, 0, &grown);
   __m512 sum[4];
   for (int u = 0; u < 4; u++) sum[u] = _mm512_setzero_ps();
   float *s = t->s;
@@ -95,13 +94,13 @@ TIDE_AVX512 static int soft(const attn_soft *t)
   for (; j + 4 <= t->n; j += 4, s += 4 * ATTN_Q) {
 #pragma GCC unroll 4
     for (int u = 0; u < 4; u++) {
-      const __m512 p = vec_exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + u * ATTN_Q), mul, base));
+      const __m512 p = vec_exp2(_mm512_sub_ps(_mm512_loadu_ps(s + u * ATTN_Q), base));
       _mm512_storeu_ps(s + u * ATTN_Q, p);
       sum[u] = _mm512_add_ps(sum[u], p);
     }
   }
   for (; j < t->n; j++, s += ATTN_Q) {
-    const __m512 p = vec_exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s), mul, base));
+    const __m512 p = vec_exp2(_mm512_sub_ps(_mm512_loadu_ps(s), base));
     _mm512_storeu_ps(s, p);
     sum[0] = _mm512_add_ps(sum[0], p);
   }
@@ -122,7 +121,7 @@ TIDE_AVX512_INLINE
 void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 lse, __m512 delta)
 {
   float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
-  const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(s), _mm512_set1_ps(t->mul), lse);
+  const __m512 x = _mm512_sub_ps(_mm512_loadu_ps(s), lse);
   const __mmask16 k = m ? lanes_see(m, j) : 0xffff;
   __m512 p = vec_exp2(x), ds = _mm512_sub_ps(_mm512_loadu_ps(dp), delta);
   if (m) p = _mm512_maskz_mov_ps(k, p);

@@ -57,12 +57,6 @@ int64_t tide__attn_bf16_tiles_size(int64_t d, int which)
 }
 
 /* Returns whether this call may hide a key from a query. */
-static int has_mask(const attn *s)
-{
-  const k_attention_attrs *a = s->a;
-  return a->causal || a->window_left >= 0 || a->window_right >= 0 || !k_absent(s->q_index);
-}
-
 typedef struct pack_job { const attn *s; const k_tensor *t; int which; uint16_t *dst; } pack_job;
 
 static void pack_blocks(void *arg, int64_t begin, int64_t end, int thread)
@@ -81,7 +75,7 @@ static void pack_blocks(void *arg, int64_t begin, int64_t end, int thread)
     const int64_t n = s->tk - j0 < K ? s->tk - j0 : K;
     uint16_t *dst = w->dst + i * size;
     pack(dst, src, t->stride[1], n, d, w->which ? &cols : &rows);
-    if (w->which) dst[size - MARK] = has_mask(s) && clean(dst, size - MARK);
+    if (w->which) dst[size - MARK] = attn_has_mask(s) && clean(dst, size - MARK);
   }
 }
 

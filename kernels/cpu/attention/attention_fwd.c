@@ -75,21 +75,22 @@ static void softmax(const job *w, const scratch *m, const attn_span *span, const
     lanes.kdoc += span[c].k0;
     lanes.kpos += span[c].k0;
     const attn_soft t = { .s = m->st + span[c].k0 * Q + c * L, .n = span[c].k1 - span[c].k0,
-                          .mul = 1.0f, .lanes = span[c].full ? 0 : &lanes, .top = m->top + c * L,
+                          .lanes = span[c].full ? 0 : &lanes, .top = m->top + c * L,
                           .sum = m->sum + c * L, .alpha = m->alpha + c * L };
     if (w->tiles->soft(&t)) w->tiles->rescale(m->ot + c * L, w->s.dv, t.alpha);
   }
 }
 
 /* O^T += V^T P^T. */
-static void values(const job *w, const scratch *m, const attn_span *span, const float *v)
+static void values(const job *w, const scratch *m, const attn_span *span, const attn_at *at)
 {
+  const float *v = attn_source_row(&w->v, at->b, at->h / w->s.ng, at->kb * ATTN_K);
   for (int c = 0; c < ATTN_NG; c++)
     tide__attn_clear(m->st + c * L, span[c],
                      tide__attn_part(w->tiles, span, c / w->tiles->together));
   const attn_gemm g = { .m = w->s.dv, .a = v, .rs = 1, .cs = w->v.row, .b = m->st, .ldb = Q,
                         .c = m->ot, .ldc = Q };
-  tide__attn_gemm_keys(w->tiles, span, &g);
+  tide__attn_gemm_keys(w->tiles, span, &g, attn_source_odd(&w->v, &w->s, at));
 }
 
 /* alpha becomes 1 / sum and top the lse; 0 and -inf for a query that saw no key. */
@@ -128,7 +129,7 @@ static void attn_fwd_run_pair(const job *w, const scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;
   attn_span span[ATTN_NG];
-  if (!tide__attn_spans(s, at->b, at->qb, at->kb, L, span)) return;
+  if (!tide__attn_spans(s, at->b, at->qb, at->kb, ATTN_STEP, span)) return;
   attn_fwd_scores(w, m, span, attn_source_row(&w->k, at->b, at->h / s->ng, at->kb * ATTN_K));
   if (s->modified) {
     attn_span all = span[0];
@@ -137,7 +138,7 @@ static void attn_fwd_run_pair(const job *w, const scratch *m, const attn_at *at)
                       m->tmp);
   }
   softmax(w, m, span, at);
-  values(w, m, span, attn_source_row(&w->v, at->b, at->h / s->ng, at->kb * ATTN_K));
+  values(w, m, span, at);
 }
 
 static void attn_fwd_run_block(const job *w, const scratch *m, attn_at at)

@@ -21,8 +21,8 @@ TIDE_INLINE uint32_t is_nonfinite(float x)
   return (tide__f32_bits(x) & 0x7f800000u) == 0x7f800000u;
 }
 
-/* Whether one of n rows holds a value that is not finite. */
-TIDE_LEVELS(int, is_odd, (const float *x, int64_t n, int64_t ld, int64_t width), (x, n, ld, width))
+TIDE_LEVELS_GLOBAL(int, tide__attn_is_odd,
+                   (const float *x, int64_t n, int64_t ld, int64_t width), (x, n, ld, width))
 {
   enum { AT_ONCE = 16 };
   uint32_t odd[AT_ONCE] = { 0 }, any = 0;
@@ -41,10 +41,10 @@ static int64_t next_nonfinite(const float *x, int64_t ld, int64_t width, int64_t
 {
   while (i < n) {
     const int64_t most = i64_min(n - i, L);
-    if (is_odd(x + i * ld, most, ld, width)) break;
+    if (tide__attn_is_odd(x + i * ld, most, ld, width)) break;
     i += most;
   }
-  while (i < n && !is_odd(x + i * ld, 1, ld, width)) i++;
+  while (i < n && !tide__attn_is_odd(x + i * ld, 1, ld, width)) i++;
   return i;
 }
 
@@ -85,7 +85,7 @@ attn_span tide__attn_part(const attn_tiles *tiles, const attn_span span[ATTN_NG]
 }
 
 void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
-                          const attn_gemm *g)
+                          const attn_gemm *g, int odd)
 {
   const int n = tiles->together, npart = ATTN_NG / n;
   attn_span part[ATTN_NG];
@@ -104,7 +104,7 @@ void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG]
     one.a += k0 * g->cs;
     one.b += k0 * g->ldb + p * n * L;
     one.c += p * n * L;
-    if (tide__attn_cut(span + p * n, one.nv, k0, k1)) tide__attn_gemm_cut(tiles, &one, 0);
+    if (odd && tide__attn_cut(span + p * n, one.nv, k0, k1)) tide__attn_gemm_cut(tiles, &one, 0);
     else tiles->gemm(&one);
   }
 }

@@ -106,9 +106,7 @@ static int raise_top(const attn_soft *t, float *base)
   for (; j < t->n; j++)
     for (int l = 0; l < L; l++) top[l] = larger(t->s[j * ATTN_Q + l], top[l]);
   for (int l = 0; l < L; l++) {
-    const float seen = top[l] == -INFINITY ? top[l] : top[l] * t->mul;
-    const float old = t->top[l];
-    const float new = seen > old + 8.0f ? seen : old;
+    const float old = t->top[l], new = top[l] > old + 8.0f ? top[l] : old;
     base[l] = new == -INFINITY ? 0.0f : new;
     t->alpha[l] = new > old ? exp2_lane(old - base[l]) : 1.0f;
     grown |= (new > old) & (old > -INFINITY);
@@ -122,7 +120,7 @@ static void exponentials(const attn_soft *t, const float *base)
   float sum[L] = { 0 };
   for (int64_t j = 0; j < t->n; j++)
     for (int l = 0; l < L; l++) {
-      const float p = exp2_lane(t->s[j * ATTN_Q + l] * t->mul - base[l]);
+      const float p = exp2_lane(t->s[j * ATTN_Q + l] - base[l]);
       t->s[j * ATTN_Q + l] = p;
       sum[l] += p;
     }
@@ -149,7 +147,7 @@ static void grad(const attn_grad *t)
   for (int64_t j = 0; j < t->n; j++) {
     float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
     for (int l = 0; l < L; l++) {
-      s[l] = exp2_lane(s[l] * t->mul - t->lse[l]);
+      s[l] = exp2_lane(s[l] - t->lse[l]);
       dp[l] = s[l] * (dp[l] - t->delta[l]);
     }
     if (t->lanes)
