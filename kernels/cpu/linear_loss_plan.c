@@ -8,7 +8,7 @@ enum {
   CHUNK_ROWS = 384,        /* likewise of f32: adding to dw is 2 to 3 % of the time then */
   WHOLE_BYTES = 8 << 20,   /* logits up to this size are one chunk */
   SPAN_BYTES = 8 << 20,    /* rows of w in a span, at most (or SPAN_STEP classes) */
-  SPAN_STEP = 512,         /* likewise a span of classes */
+  SPAN_STEP = LOSS_PIECE,  /* likewise a span of classes */
   PARTS = 8,               /* the last chunk of gathered rows is filled up to a part of a chunk */
   FEW_ROWS = 512,          /* bf16: below this many rows in a chunk, by span */
   BY_SPAN_ROWS = 1024,     /* rows at a time then */
@@ -49,6 +49,8 @@ static int64_t span_classes(const ll_plan *p)
 }
 
 /* ---- the products ---------------------------------------------------------------------------- */
+
+int64_t tide__ll_pieces(const ll_plan *p) { return (p->nclass + LOSS_PIECE - 1) / LOSS_PIECE; }
 
 int tide__ll_wants_grad(const ll_plan *p) { return p->dx || p->dw || p->dbias; }
 
@@ -155,6 +157,8 @@ static void *ll_take(ll_plan *p, int64_t nbytes)
 static void plan_scratch(ll_plan *p)
 {
   p->logits = ll_take(p, p->chunk * p->stride * 4);
+  if (tide__ll_wants_grad(p) && !p->by_span)
+    p->bases = ll_take(p, p->chunk * tide__ll_pieces(p) * 4);
   int64_t nsum = p->by_span ? p->n : p->chunk;
   p->sums = ll_take(p, nsum * (int64_t)sizeof(loss_sum));
   p->z_target = ll_take(p, nsum * 4);
