@@ -265,9 +265,9 @@ static void gather_counted(ll_plan *p)
   counted_rows *rows = &p->rows;
   rows->counted = tide__counted_find(rows->index, p->attrs, p->targets);
   if (rows->counted == 0 || rows->counted == p->n) return;
-  int64_t last = rows->counted % p->chunk, part = tide__ll_part_of_chunk(p);
-  rows->n = rows->counted - last + i64_min(i64_round_up(last, part), p->chunk);
-  rows->n = i64_min(rows->n, p->n);
+  /* Of 16 bits, whole tiles of matrix units; rows of f32 need no company. */
+  int64_t step = p->x->dtype == TIDE_F32 ? 1 : LL_ROW_STEP;
+  rows->n = i64_min(i64_round_up(rows->counted, step), p->n);
   k_tensor x = { .data = p->dense_x.data, .shape = { rows->n, p->dim }, .stride = { p->dim, 1 },
                  .ndim = 2, .dtype = p->x->dtype };
   k_tensor targets = { .data = p->dense_targets.data, .shape = { rows->n }, .stride = { 1 },
@@ -278,6 +278,7 @@ static void gather_counted(ll_plan *p)
   p->x = &p->dense_x;
   p->targets = &p->dense_targets;
   p->n = rows->n;
+  p->chunk = tide__ll_even_chunks(p->n, p->chunk);
 }
 
 int k_cpu_linear_cross_entropy(const k_call *call)

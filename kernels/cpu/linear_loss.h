@@ -43,8 +43,9 @@ typedef struct ll_part { int64_t row, m, first, n; } ll_part;
 
 /* Lays out a call. Without scratch in the call, only sizes are valid. */
 ll_plan tide__ll_plan(const k_call *call);
-/* Returns the step of sizes that the last chunk of gathered rows may have. */
-int64_t tide__ll_part_of_chunk(const ll_plan *p);
+/* Returns the rows of each but the last of the fewest chunks of up to `most` rows, a multiple of
+ * LL_ROW_STEP, as is `most`. */
+int64_t tide__ll_even_chunks(int64_t n, int64_t most);
 int     tide__ll_wants_grad(const ll_plan *p);
 
 /* Returns the pieces of a row that have a base each. A span begins with one. */
