@@ -2,9 +2,9 @@
  * logits in memory at a time. For f32 and bf16. (f64 and f16: kernels/ref.)
  *
  * A chunk of rows is walked in spans of classes, twice. The first walk computes the logits of a
- * span and adds them to each row's running logsumexp; the second turns them into gradients in place
- * and consumes these at once, in dx of the rows and dw of the classes. So the result of a product
- * is read back while it is in cache, and no operand is packed whole.
+ * span, adds them to each row's running logsumexp and leaves their exponentials. The second scales
+ * these to gradients in place and consumes them at once, in dx of the rows and dw of the classes.
+ * So the result of a product is read back while it is in cache, and no operand is packed whole.
  *
  * With bf16 the gradients of a span are narrowed into a buffer of their own; dx and dw are summed
  * in f32 and rounded once. If a chunk of bf16 logits would have only few rows, both walks visit all
@@ -40,6 +40,12 @@ static int64_t kept_at(const ll_plan *p, ll_part t, int64_t i)
   return t.first / p->span * p->n + t.row + i;
 }
 
+/* Returns the bases of the exponentials of row i of the part. */
+static float *bases_of(const ll_plan *p, ll_part t, int64_t i)
+{
+  return p->bases + i * tide__ll_pieces(p) + t.first / LOSS_PIECE;
+}
+
 static void add_to_sums(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *j = arg;
@@ -49,11 +55,12 @@ static void add_to_sums(void *arg, int64_t begin, int64_t end, int thread)
   (void)thread;
   for (int64_t i = begin; i < end; i++) {
     int64_t target = loss_counted(p->attrs, p->targets, j->t.row + i) - j->t.first;
-    const float *z = tide__ll_part_logits(p, j->t) + i * p->stride;
+    float *z = tide__ll_part_logits(p, j->t) + i * p->stride;
     if (target + j->t.first < 0) continue;
     if (j->t.first == 0) p->sums[at + i] = tide__loss_sum_empty();
-    tide__loss_sum_add(&p->sums[at + i], z, TIDE_F32, j->t.n, wants_all);
     if (target >= 0 && target < j->t.n) p->z_target[at + i] = z[target];
+    if (p->bases) tide__loss_sum_exp(&p->sums[at + i], z, j->t.n, wants_all, bases_of(p, j->t, i));
+    else tide__loss_sum_add(&p->sums[at + i], z, TIDE_F32, j->t.n, wants_all);
     if (!is_kept(p, j->t)) continue;
     int64_t to = kept_at(p, j->t, i);
     p->scales[to] = tide__logit16_write(p->codes + to * p->span, z, j->t.n);
@@ -100,8 +107,10 @@ static void logits_to_grads(void *arg, int64_t begin, int64_t end, int thread)
       continue;
     }
     loss_slope s = tide__loss_slope(tide__loss_sum_norm(&sums[i]), 1, p->nclass, p->attrs);
-    tide__loss_grad(grad, dtype, logits_of_row(p, j->t, i, tmp), TIDE_F32, j->t.n,
-                    target - j->t.first, s, 0, 0);
+    const float *z = logits_of_row(p, j->t, i, tmp);
+    target -= j->t.first;
+    if (p->bases) tide__loss_grad_of_exp(grad, dtype, z, bases_of(p, j->t, i), j->t.n, target, s);
+    else tide__loss_grad(grad, dtype, z, TIDE_F32, j->t.n, target, s, 0, 0);
   }
 }
 
@@ -256,9 +265,9 @@ static void gather_counted(ll_plan *p)
   counted_rows *rows = &p->rows;
   rows->counted = tide__counted_find(rows->index, p->attrs, p->targets);
   if (rows->counted == 0 || rows->counted == p->n) return;
-  int64_t last = rows->counted % p->chunk, part = tide__ll_part_of_chunk(p);
-  rows->n = rows->counted - last + i64_min(i64_round_up(last, part), p->chunk);
-  rows->n = i64_min(rows->n, p->n);
+  /* Of 16 bits, whole tiles of matrix units; rows of f32 need no company. */
+  int64_t step = p->x->dtype == TIDE_F32 ? 1 : LL_ROW_STEP;
+  rows->n = i64_min(i64_round_up(rows->counted, step), p->n);
   k_tensor x = { .data = p->dense_x.data, .shape = { rows->n, p->dim }, .stride = { p->dim, 1 },
                  .ndim = 2, .dtype = p->x->dtype };
   k_tensor targets = { .data = p->dense_targets.data, .shape = { rows->n }, .stride = { 1 },
@@ -269,6 +278,7 @@ static void gather_counted(ll_plan *p)
   p->x = &p->dense_x;
   p->targets = &p->dense_targets;
   p->n = rows->n;
+  p->chunk = tide__ll_even_chunks(p->n, p->chunk);
 }
 
 int k_cpu_linear_cross_entropy(const k_call *call)

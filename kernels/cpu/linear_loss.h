@@ -26,6 +26,8 @@ typedef struct ll_plan {
   uint16_t *codes;             /* [kept, n, span] */
   logit16_scale *scales;       /* [kept, n] */
   float *logits;               /* [chunk, stride], of all classes or of a span */
+  float *bases;                /* [chunk, pieces] of the exponentials that take their place; not by
+                                * span, where logits are kept or computed again */
   void *grads;                 /* [chunk, span] of x's dtype, unless that is f32 */
   loss_sum *sums;              /* [chunk], or [n] */
   float *z_target;             /* likewise */
@@ -41,9 +43,13 @@ typedef struct ll_part { int64_t row, m, first, n; } ll_part;
 
 /* Lays out a call. Without scratch in the call, only sizes are valid. */
 ll_plan tide__ll_plan(const k_call *call);
-/* Returns the step of sizes that the last chunk of gathered rows may have. */
-int64_t tide__ll_part_of_chunk(const ll_plan *p);
+/* Returns the rows of each but the last of the fewest chunks of up to `most` rows, a multiple of
+ * LL_ROW_STEP, as is `most`. */
+int64_t tide__ll_even_chunks(int64_t n, int64_t most);
 int     tide__ll_wants_grad(const ll_plan *p);
+
+/* Returns the pieces of a row that have a base each. A span begins with one. */
+int64_t tide__ll_pieces(const ll_plan *p);
 
 /* Returns the address of element i of t, null for an absent tensor. */
 void *tide__ll_element(const k_tensor *t, int64_t i);

@@ -8,8 +8,7 @@ enum {
   CHUNK_ROWS = 384,        /* likewise of f32: adding to dw is 2 to 3 % of the time then */
   WHOLE_BYTES = 8 << 20,   /* logits up to this size are one chunk */
   SPAN_BYTES = 8 << 20,    /* rows of w in a span, at most (or SPAN_STEP classes) */
-  SPAN_STEP = 512,         /* likewise a span of classes */
-  PARTS = 8,               /* the last chunk of gathered rows is filled up to a part of a chunk */
+  SPAN_STEP = LOSS_PIECE,  /* likewise a span of classes */
   FEW_ROWS = 512,          /* bf16: below this many rows in a chunk, by span */
   BY_SPAN_ROWS = 1024,     /* rows at a time then */
   KEEP_BYTES = 112 << 20   /* logits kept in 16 bits, at most */
@@ -23,14 +22,14 @@ static int64_t row_stride(int64_t nclass)
   return stride % 1024 == 0 ? stride + 16 : stride;
 }
 
-/* Returns the rows of a chunk: besides CHUNK_BYTES, at most a sixth of what whole logits and their
- * gradient would take in the type of x. */
-static int64_t even_chunks(int64_t n, int64_t most)
+int64_t tide__ll_even_chunks(int64_t n, int64_t most)
 {
   int64_t nchunk = i64_max((n + most - 1) / most, 1);
   return i64_round_up(i64_max((n + nchunk - 1) / nchunk, 1), LL_ROW_STEP);
 }
 
+/* Returns the rows of a chunk: besides CHUNK_BYTES, at most a sixth of what whole logits and their
+ * gradient would take in the type of x. */
 static int64_t chunk_rows(const ll_plan *p)
 {
   int64_t row_bytes = p->stride * (int64_t)sizeof(float);
@@ -38,7 +37,7 @@ static int64_t chunk_rows(const ll_plan *p)
   int64_t most = i64_min(CHUNK_BYTES / row_bytes, i64_round_up(share, LL_ROW_STEP));
   if (p->x->dtype == TIDE_F32) most = i64_min(most, CHUNK_ROWS);
   most = i64_max(most, WHOLE_BYTES / row_bytes) / LL_ROW_STEP * LL_ROW_STEP;
-  return even_chunks(p->n, i64_max(most, LL_ROW_STEP));
+  return tide__ll_even_chunks(p->n, i64_max(most, LL_ROW_STEP));
 }
 
 static int64_t span_classes(const ll_plan *p)
@@ -49,6 +48,8 @@ static int64_t span_classes(const ll_plan *p)
 }
 
 /* ---- the products ---------------------------------------------------------------------------- */
+
+int64_t tide__ll_pieces(const ll_plan *p) { return (p->nclass + LOSS_PIECE - 1) / LOSS_PIECE; }
 
 int tide__ll_wants_grad(const ll_plan *p) { return p->dx || p->dw || p->dbias; }
 
@@ -112,32 +113,20 @@ cpu_gemm tide__ll_dw(const ll_plan *p, ll_part t, int accumulate)
   return g;
 }
 
-static int64_t gemm_bytes(const ll_plan *p, ll_part t)
-{
-  cpu_gemm g[4] = { tide__ll_logits(p, t), tide__ll_dw(p, t, 0), tide__ll_dw(p, t, 1) };
-  int64_t most = 0, ng = p->dw ? 3 : 1;
-  if (p->dx) g[ng++] = tide__ll_dx(p, t);
-  for (int64_t i = 0; i < ng; i++)
-    most = i64_max(most, tide__cpu_gemm_work(&g[i], p->call->nthread));
-  return most;
-}
-
-int64_t tide__ll_part_of_chunk(const ll_plan *p)
-{
-  return i64_round_up((p->chunk + PARTS - 1) / PARTS, LL_ROW_STEP);
-}
-
-/* Returns scratch for the largest of full and last chunks and spans; gathered rows end in a chunk
- * of any number of parts. */
+/* Returns scratch for the products of any chunk with a full and the last span. Rows that count are
+ * gathered, and may be of any number. */
 static int64_t all_gemm_bytes(const ll_plan *p)
 {
-  int64_t n[2] = { i64_min(p->span, p->nclass), p->nclass % p->span }, most = 0;
-  int64_t step = tide__ll_part_of_chunk(p), full = i64_min(p->chunk, p->n);
-  for (int i = 0; i < 2 && n[i] > 0; i++) {
-    int64_t last = p->n % p->chunk;
-    for (int64_t m = full; m > 0; m -= m % step ? m % step : step)
-      most = i64_max(most, gemm_bytes(p, (ll_part){ 0, m, 0, n[i] }));
-    if (last) most = i64_max(most, gemm_bytes(p, (ll_part){ 0, last, 0, n[i] }));
+  int64_t most = 0, m = i64_min(p->chunk, p->n);
+  int64_t n[2] = { i64_min(p->span, p->nclass), p->nclass % p->span };
+  for (int i = 0; i < 2 && m > 0 && n[i] > 0; i++) {
+    ll_part t = { 0, m, 0, n[i] };
+    cpu_gemm g[3] = { tide__ll_logits(p, t) };
+    int ng = 1;
+    if (p->dx) g[ng++] = tide__ll_dx(p, t);
+    if (p->dw) g[ng++] = tide__ll_dw(p, t, 1);
+    for (int j = 0; j < ng; j++)
+      most = i64_max(most, tide__cpu_gemm_most(&g[j], p->call->nthread));
   }
   return most;
 }
@@ -155,6 +144,8 @@ static void *ll_take(ll_plan *p, int64_t nbytes)
 static void plan_scratch(ll_plan *p)
 {
   p->logits = ll_take(p, p->chunk * p->stride * 4);
+  if (tide__ll_wants_grad(p) && !p->by_span)
+    p->bases = ll_take(p, p->chunk * tide__ll_pieces(p) * 4);
   int64_t nsum = p->by_span ? p->n : p->chunk;
   p->sums = ll_take(p, nsum * (int64_t)sizeof(loss_sum));
   p->z_target = ll_take(p, nsum * 4);
@@ -196,7 +187,7 @@ ll_plan tide__ll_plan(const k_call *call)
   p.by_span = p.x->dtype == TIDE_BF16 && p.chunk < FEW_ROWS && p.chunk < p.n;
   if (p.by_span) {
     p.stride = row_stride(p.span);
-    p.chunk = even_chunks(p.n, BY_SPAN_ROWS);
+    p.chunk = tide__ll_even_chunks(p.n, BY_SPAN_ROWS);
     p.kept = kept_spans(&p);
     p.dw_whole = p.chunk >= p.n;
   }

@@ -21,7 +21,7 @@
 #endif
 
 enum {
-  PIECE = 512,           /* elements of a piece */
+  PIECE = LOSS_PIECE,
   BLOCK = 32,            /* elements streamed at a time: whole lines of any type */
   LINE = 64,             /* bytes of a cache line */
   VEC = 16,              /* elements of a vec */
@@ -69,50 +69,35 @@ TIDE_LEVELS(uint16_t, max_of_half, (const uint16_t *z, int64_t n), (z, n))
 /* Sums in registers: an array that a vectorised loop adds to stays in memory. */
 typedef float vec __attribute__((vector_size(VEC * sizeof(float)), aligned(sizeof(float)),
                                  may_alias));
-typedef int32_t vec_mask __attribute__((vector_size(VEC * sizeof(float))));
 
 TIDE_INLINE void vec_add(vec *sum, const float *x) { *sum += *(const vec *)x; }
 
-TIDE_INLINE void vec_max(vec *max, const float *x)
-{
-  vec v = *(const vec *)x;
-  vec_mask more = v > *max;
-  *max = (vec)(((vec_mask)v & more) | ((vec_mask)*max & ~more));
-}
-
-/* Returns the sum of exp(z - max) over n elements and the maximum of n more: the second piece is
- * loaded from memory while the first is computed. */
+/* Returns the sum of exp(z - max) over n elements, which it writes to e, and the maximum of n more:
+ * the second piece is fetched from memory while the first is computed. e may be z. (The constants
+ * of the exponential and the sums are more than the registers hold, so one loop follows the other.)
+ */
 TIDE_LEVELS(double, sum_of_exp,
-            (const float *z, float max, const float *next, float *next_max, int64_t n),
-            (z, max, next, next_max, n))
+            (float *e, const float *z, float max, const float *next, float *next_max, int64_t n),
+            (e, z, max, next, next_max, n))
 {
-  float e[LANES], top = -INFINITY, part[VEC];
-  vec s0 = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 }, m0 = s0 - INFINITY, m1 = m0;
+  float part[VEC];
+  vec s0 = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 };
   double sum = 0;
   int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
+  for (; i < n; i += LINE / (int64_t)sizeof(float)) __builtin_prefetch(next + i);
 #pragma omp simd
-    for (int l = 0; l < LANES; l++) e[l] = vec_exp(z[i + l] - max);
-    vec_add(&s0, e);
-    vec_add(&s1, e + VEC);
-    vec_add(&s2, e + 2 * VEC);
-    vec_add(&s3, e + 3 * VEC);
-    vec_max(&m0, next + i);
-    vec_max(&m1, next + i + VEC);
-    vec_max(&m0, next + i + 2 * VEC);
-    vec_max(&m1, next + i + 3 * VEC);
+  for (i = 0; i < n; i++) e[i] = vec_exp(z[i] - max);
+  for (i = 0; i + LANES <= n; i += LANES) {
+    vec_add(&s0, e + i);
+    vec_add(&s1, e + i + VEC);
+    vec_add(&s2, e + i + 2 * VEC);
+    vec_add(&s3, e + i + 3 * VEC);
   }
-  for (; i < n; i++) {
-    sum += vec_exp(z[i] - max);
-    top = next[i] > top ? next[i] : top;
-  }
+  for (; i < n; i++) sum += e[i];
   s0 = (s0 + s1) + (s2 + s3);
-  vec_max(&m0, (const float *)&m1);
   memcpy(part, &s0, sizeof part);
   for (int l = 0; l < VEC; l++) sum += part[l];
-  memcpy(part, &m0, sizeof part);
-  for (int l = 0; l < VEC; l++) top = part[l] > top ? part[l] : top;
-  *next_max = top;
+  *next_max = tide__max_f32_n(next, n, -INFINITY);
   return sum;
 }
 
@@ -176,9 +161,12 @@ static void raise_max(loss_sum *s, float max)
   s->max = max;
 }
 
-void tide__loss_sum_add(loss_sum *s, const void *z, int dtype, int64_t n, int wants_all)
+/* Adds a row or a part of one. With bases, f32 logits become exponentials in place, and the base of
+ * each piece goes there. */
+static void add_pieces(loss_sum *s, const void *z, int dtype, int64_t n, int wants_all,
+                       float *bases)
 {
-  float buffer[2][PIECE], max;
+  float buffer[2][PIECE], e[PIECE], max;
   int64_t len = n < PIECE ? n : PIECE;
   const float *piece = read_piece(z, dtype, 0, buffer[0], len);
   max = max_of(piece, len);
@@ -187,16 +175,28 @@ void tide__loss_sum_add(loss_sum *s, const void *z, int dtype, int64_t n, int wa
     /* The next piece; before a shorter one or the end, this one again. */
     const float *next = piece;
     if (next_len > 0) next = read_piece(z, dtype, i + len, buffer[odd], next_len);
+    if (wants_all) s->all += sum_of(piece, len);
     raise_max(s, max);
     /* All -inf so far: they add nothing, but a NaN among them, which no maximum shows, does. */
     float base = s->max > -INFINITY ? s->max : 0.0f;
-    s->exps += sum_of_exp(piece, base, next_len == len ? next : piece, &max, len);
-    if (wants_all) s->all += sum_of(piece, len);
+    if (bases) *bases++ = base;
+    s->exps += sum_of_exp(bases ? (float *)piece : e, piece, base, next_len == len ? next : piece,
+                          &max, len);
     if (next_len < len) max = max_of(next, next_len);
     i += len;
     len = next_len;
     piece = next;
   }
+}
+
+void tide__loss_sum_add(loss_sum *s, const void *z, int dtype, int64_t n, int wants_all)
+{
+  add_pieces(s, z, dtype, n, wants_all, 0);
+}
+
+void tide__loss_sum_exp(loss_sum *s, float *z, int64_t n, int wants_all, float *bases)
+{
+  add_pieces(s, z, TIDE_F32, n, wants_all, bases);
 }
 
 loss_norm tide__loss_sum_norm(const loss_sum *s)
@@ -292,6 +292,30 @@ void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64
     fetch_piece(next, dtype, i, len);
     to.stream = stream && to_line(to.grad) == 0 && len % BLOCK == 0;
     grad_at(to, read_piece(z, dtype, i, tmp, len), len, target - i, slope);
+  }
+}
+
+/* grad may be e. */
+TIDE_LEVELS(void, scale_piece,
+            (float *grad, const float *e, float scale, float shift, int64_t n),
+            (grad, e, scale, shift, n))
+{
+#pragma omp simd
+  for (int64_t i = 0; i < n; i++) grad[i] = scale * e[i] - shift;
+}
+
+void tide__loss_grad_of_exp(void *grad, int grad_dtype, const float *e, const float *bases,
+                            int64_t n, int64_t target, loss_slope s)
+{
+  float tmp[PIECE];
+  for (int64_t i = 0, len; i < n; i += len) {
+    float *to = grad_dtype == TIDE_F32 ? (float *)grad + i : tmp;
+    /* The base of a piece after nothing but -inf may be above max: its exponentials are 0. */
+    float scale = s.exp_scale * expf(fminf(bases[i / PIECE] - s.max, 0));
+    len = i64_min(PIECE, n - i);
+    scale_piece(to, e + i, scale, s.shift, len);
+    if (target >= i && target < i + len) to[target - i] -= s.target_shift;
+    if (to == tmp) row_narrow((uint16_t *)grad + i, tmp, grad_dtype, len);
   }
 }
 

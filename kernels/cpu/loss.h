@@ -18,6 +18,9 @@ typedef struct loss_sum {
 } loss_sum;
 loss_sum tide__loss_sum_empty(void);
 void tide__loss_sum_add(loss_sum *s, const void *z, int dtype, int64_t n, int wants_all);
+/* Also replaces each of n logits by exp(z - base). bases: one for each LOSS_PIECE of them. */
+enum { LOSS_PIECE = 512 };
+void tide__loss_sum_exp(loss_sum *s, float *z, int64_t n, int wants_all, float *bases);
 
 /* The logsumexp of a whole row is max + logsum. max is 0 if all is -inf. */
 typedef struct loss_norm { float max; double logsum; } loss_norm;
@@ -39,4 +42,7 @@ loss_slope tide__loss_slope(loss_norm norm, double scale, int64_t nclass,
  * prefetch meanwhile, whose maximum is computed next, or null. */
 void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64_t n,
                      int64_t target, loss_slope slope, int stream, const void *next);
+/* The same from what tide__loss_sum_exp left, without another exponential. grad may be e. */
+void tide__loss_grad_of_exp(void *grad, int grad_dtype, const float *e, const float *bases,
+                            int64_t n, int64_t target, loss_slope slope);
 void tide__loss_stream_end(int stream);

@@ -314,6 +314,46 @@ describe("linear_cross_entropy with a large bias in common", function()
    end
 end)
 
+-- Exponentials are taken of pieces of a row, whose maxima rise, fall, or are -inf at the beginning.
+describe("linear_cross_entropy whose logits differ in level along a row", function()
+   local nclass = 2100
+   local levels = {
+      { '-inf first, all negative', { -inf, -200, -130, -120, -140 } },
+      { 'rising by more than exp holds', { -400, -200, 0, 200, 400 } },
+      { 'falling', { 300, 100, 90, 80, -inf } },
+      { '+inf in the middle', { 0, 1, inf, 2, 3 } },
+   }
+   local function results(list, dtype, device)
+      local bias, y = {}, {}
+      for v = 1, nclass do bias[v] = list[math.ceil(v / 512)] end
+      local x, w = linear_inputs(0, 0.5, 3, nclass, dtype)
+      for i = 1, 3 do y[i] = i * 650 end
+      x, w = x:to(device):requires_grad_(), w:to(device):requires_grad_()
+      bias = tide.tensor(bias, { dtype = dtype, device = device }):requires_grad_()
+      y = tide.tensor(y, { dtype = 'i64', device = device })
+      local loss = tide.linear_cross_entropy(x, w, bias, y, { label_smoothing = 0 })
+      loss:backward()
+      local all = { loss:item() }
+      for _, t in ipairs { x.grad, w.grad, bias.grad } do flat(t:to('f64'):tolist(), all) end
+      return all
+   end
+   for _, case in ipairs(levels) do
+      local name, list = case[1], case[2]
+      it("agrees with the reference: " .. name, function()
+         for _, dtype in ipairs { 'f32', 'bf16' } do
+            local want, got = results(list, dtype, 'ref'), results(list, dtype, fast)
+            for i, v in ipairs(want) do
+               local nan = v ~= v
+               assert.equal(nan, got[i] ~= got[i], name .. ', element ' .. i)
+               if not nan and v ~= got[i] then
+                  near(v, got[i], linear_room[dtype] * (1 + math.abs(v)), 'element ' .. i)
+               end
+            end
+         end
+      end)
+   end
+end)
+
 -- So many rows of so many classes that logits are made a span at a time: one block of rows, and
 -- two, the second with tokens that do not count.
 describe("linear_cross_entropy of many rows and classes", function()

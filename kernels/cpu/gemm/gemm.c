@@ -128,6 +128,10 @@ typedef struct block {
   float  *stage;
 } block;
 
+/* A panel of A at row i of the block, multiplied with its columns [j0, j1), and products [k0, k0 +
+ * kc) of each sum. Each tile fetches `share` rows of the next panel. */
+typedef struct panel { int64_t i, j0, j1, k0, kc, share; } panel;
+
 /* What a thread's scratch holds, at its beginning. */
 typedef struct held_parts {
   int64_t a; /* block of A, -1 for none */
@@ -137,30 +141,28 @@ typedef struct held_parts {
 /* While a panel of A is multiplied with a block of B, each tile prefetches a share of the next:
  * of its source, also of the first of the rows after this block, or of the packed panel if it
  * exists. */
-static void fetch_ahead(const block *b, int64_t i, int64_t j, int64_t k0, int64_t kc,
-                        tile_job *job)
+static void fetch_ahead(const block *b, const panel *a, int64_t j, tile_job *job)
 {
   const plan *p = b->p;
-  int64_t mr = p->kern->mr, ntile = i64_ceil_div(i64_min(p->nb, b->cols), p->kern->nr);
-  int64_t each = i64_ceil_div(mr, ntile), at = j % p->nb / p->kern->nr * each;
-  int source = p->direct || (p->lazy && j < p->nb);
-  int64_t row = b->row + i + mr + at;
-  int64_t last = i64_min(source ? p->g->m : b->row + b->rows, b->row + i + 2 * mr);
+  int64_t mr = p->kern->mr, at = (j - a->j0) / p->kern->nr * a->share;
+  int source = p->direct || (p->lazy && a->j0 == 0);
+  int64_t row = b->row + a->i + mr + at;
+  int64_t last = i64_min(source ? p->g->m : b->row + b->rows, b->row + a->i + 2 * mr);
   if (row >= last) return;
-  job->nsoon = (int)i64_min(each, last - row);
-  job->soon_rs = (source ? p->g->a_rs : kc) * p->kern->esize;
-  job->soon = (const char *)p->g->a + (row * p->g->a_rs + k0) * p->kern->esize;
-  if (!source) job->soon = b->a + (i + mr + at) * job->soon_rs;
+  job->nsoon = (int)i64_min(a->share, last - row);
+  job->soon_rs = (source ? p->g->a_rs : a->kc) * p->kern->esize;
+  job->soon = (const char *)p->g->a + (row * p->g->a_rs + a->k0) * p->kern->esize;
+  if (!source) job->soon = b->a + (a->i + mr + at) * job->soon_rs;
 }
 
 /* Prefetches the next tile of C. (The stage of earlier blocks of k is in cache.) */
-static void fetch_next_c(const block *b, int64_t i, int64_t j, tile_job *job)
+static void fetch_next_c(const block *b, const panel *a, int64_t j, tile_job *job)
 {
   const plan *p = b->p;
   const cpu_gemm *g = p->g;
-  int64_t nr = p->kern->nr, mr = p->kern->mr, size = vec_size(g->c_dtype);
+  int64_t nr = p->kern->nr, mr = p->kern->mr, size = vec_size(g->c_dtype), i = a->i;
   j += nr;
-  if (j >= b->cols || j % p->nb == 0) j = (j - 1) / p->nb * p->nb, i += mr;
+  if (j >= a->j1) j = a->j0, i += mr;
   int64_t rows = i64_min(mr, b->rows - i), cols = i64_min(nr, b->cols - j);
   if (rows <= 0) return;
   job->next = (const char *)g->c + ((b->row + i) * g->c_rs + b->col + j) * size;
@@ -169,9 +171,10 @@ static void fetch_next_c(const block *b, int64_t i, int64_t j, tile_job *job)
   job->next_lines = (int)i64_ceil_div(cols * size, GEMM_LINE);
 }
 
-static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t kc)
+static void run_tile(const block *b, const panel *a, int64_t j)
 {
   const plan *p = b->p;
+  const int64_t i = a->i, k0 = a->k0, kc = a->kc;
   const cpu_gemm *g = p->g;
   const tile_kernel *kern = p->kern;
   int64_t row = b->row + i, col = b->col + j, csize = kern->f64 ? 8 : 4;
@@ -184,7 +187,7 @@ static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t k
     job.a = (const char *)g->a + (row * g->a_rs + k0) * kern->esize;
     job.a_rs = g->a_rs * kern->esize;
   }
-  if (!p->direct || job.a_rs) fetch_ahead(b, i, j, k0, kc, &job);
+  if (!p->direct || job.a_rs) fetch_ahead(b, a, j, &job);
   job.b = b->b + ((col - p->col0) * p->k_pad + k0 * kern->nr) * kern->esize;
   if (p->staged) {
     job.c_rs = whole ? p->ns : kern->nr;
@@ -193,7 +196,7 @@ static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t k
     job.c_rs = g->c_rs;
     job.c = (char *)g->c + (row * g->c_rs + col) * csize;
   }
-  if (last || !p->staged) fetch_next_c(b, i, j, &job);
+  if (last || !p->staged) fetch_next_c(b, a, j, &job);
   if (first) job.load = tile_start(p, job.c, job.c_rs, row, col, job.rows, job.cols);
   if (kern->half && p->staged && !whole && !job.load && g->c_dtype == TIDE_BF16) {
     job.half = (uint16_t *)g->c + row * g->c_rs + col;
@@ -207,12 +210,6 @@ static void run_tile(const block *b, int64_t i, int64_t j, int64_t k0, int64_t k
   kern->to_half(&out);
 }
 
-/* Multiplies one panel of A with columns [j0, j1) of the block. */
-static void run_panel(const block *b, int64_t i, int64_t j0, int64_t j1, int64_t k0, int64_t kc)
-{
-  for (int64_t j = j0; j < j1; j += b->p->kern->nr) run_tile(b, i, j, k0, kc);
-}
-
 static void gemm_run_block(const block *b, int64_t ic, int64_t *held)
 {
   const plan *p = b->p;
@@ -224,12 +221,14 @@ static void gemm_run_block(const block *b, int64_t ic, int64_t *held)
     if (fresh && !p->lazy) pack_a_block(p, b->a, b->row, b->rows, k0, kc);
     *held = p->single ? -1 : ic * nkc + pc;
     for (int64_t j0 = 0; j0 < b->cols; j0 += p->nb) {
-      int64_t j1 = i64_min(b->cols, j0 + p->nb);
+      panel a = {.j0 = j0, .j1 = i64_min(b->cols, j0 + p->nb), .k0 = k0, .kc = kc};
+      a.share = i64_ceil_div(kern->mr, i64_ceil_div(i64_min(p->nb, b->cols), kern->nr));
       for (int64_t i = 0; i < b->rows; i += kern->mr) {
+        a.i = i;
         if (p->lazy && fresh && j0 == 0)
           pack_a_block(p, b->a + (p->single ? 0 : i * kc * kern->esize), b->row + i,
                        i64_min(kern->mr, b->rows - i), k0, kc);
-        run_panel(b, i, j0, j1, k0, kc);
+        for (int64_t j = j0; j < a.j1; j += kern->nr) run_tile(b, &a, j);
       }
     }
   }

@@ -21,8 +21,10 @@ TIDE_INLINE void pack_across(float *to, const tile_strip *s, int64_t npanel, con
   for (int64_t p = 0; p < s->k; p++)
     for (int64_t i = 0; i < npanel; i++) {
       const char *from = (const char *)s->src + i * width * vec_size(dtype) + p * step;
+      float *out = to + (i * s->k_pad + p) * width;
       __builtin_prefetch(from + AHEAD_ROWS * step);
-      vec_widen(to + (i * s->k_pad + p) * width, from, dtype, width);
+      if (dtype == TIDE_F32) memcpy(out, from, (size_t)width * 4); /* not a call: width is known */
+      else vec_widen(out, from, dtype, width);
     }
 }
 
