@@ -247,32 +247,63 @@ static char *read_bytes(int fd, size_t n)
   return NULL;
 }
 
-/* Returns the bytes of a regular file, to be freed; null without one or without memory. A pipe is
- * left to LuaJIT: it can be read only once. */
-static char *read_regular(const char *path, size_t *n)
+/* Returns the entry of an open file, which it closes; null where LuaJIT has to read it. That is so
+ * for a pipe, which can be read only once. name: "@" and the path. */
+static const entry *obtain_file(tide_host_chunks *c, int fd, const char *name)
 {
   struct stat what;
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return NULL;
-  bool regular = fstat(fd, &what) == 0 && S_ISREG(what.st_mode) && what.st_size < MOST_BYTES;
-  *n = regular ? (size_t)what.st_size : 0;
-  char *text = regular ? read_bytes(fd, *n) : NULL;
+  bool regular = c && fstat(fd, &what) == 0 && S_ISREG(what.st_mode) && what.st_size < MOST_BYTES;
+  char *text = regular ? read_bytes(fd, (size_t)what.st_size) : NULL;
   close(fd);
-  return text;
+  const entry *e = text ? obtain(c, text, (size_t)what.st_size, name) : NULL;
+  free(text);
+  return e;
 }
 
-/* The text is freed before L is used, which may raise. */
 int chunks_load_file(lua_State *L, const char *path)
 {
   tide_host_chunks *c = chunks_of(L);
-  const entry *e = NULL;
-  size_t n;
-  const char *name = c ? lua_pushfstring(L, "@%s", path) : NULL;
-  char *text = c ? read_regular(path, &n) : NULL;
-  if (text) e = obtain(c, text, n, name);
-  free(text);
-  if (c) lua_pop(L, 1);
-  return e ? push_entry(L, e) : luaL_loadfile(L, path);
+  const char *name = lua_pushfstring(L, "@%s", path);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  const entry *e = fd >= 0 ? obtain_file(c, fd, name) : NULL;
+  int rc = e ? push_entry(L, e) : luaL_loadfile(L, path);
+  lua_remove(L, -2);
+  return rc;
+}
+
+/* Pushes the path of a module, behind "@", and opens it; returns -1, with nothing pushed, if no
+ * template leads to a file. */
+static int open_module(lua_State *L, const char *module, const char *templates)
+{
+  int top = lua_gettop(L);
+  const char *name = luaL_gsub(L, module, ".", LUA_DIRSEP), *end;
+  for (; *templates; templates = end + (*end == ';')) {
+    end = strchrnul(templates, ';');
+    lua_pushliteral(L, "@");
+    lua_pushlstring(L, templates, (size_t)(end - templates));
+    luaL_gsub(L, lua_tostring(L, -1), "?", name);
+    lua_remove(L, -2);
+    lua_concat(L, 2);
+    int fd = open(lua_tostring(L, -1) + 1, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+      lua_settop(L, top + 1);
+      continue;
+    }
+    lua_replace(L, top + 1);
+    return fd;
+  }
+  lua_settop(L, top);
+  return -1;
+}
+
+/* Pushes the text of a module that is not found: the places where it is not. */
+static int push_absent(lua_State *L)
+{
+  lua_pushvalue(L, lua_upvalueindex(2));
+  lua_pushvalue(L, 1);
+  lua_getfield(L, lua_upvalueindex(1), "path");
+  lua_call(L, 2, 2);
+  return 1;
 }
 
 /* The loader of Lua files in package.loaders, as LuaJIT's own. Upvalues: the table `package` and
@@ -280,14 +311,15 @@ int chunks_load_file(lua_State *L, const char *path)
 static int load_module(lua_State *L)
 {
   const char *module = luaL_checkstring(L, 1);
-  lua_pushvalue(L, lua_upvalueindex(2));
-  lua_pushvalue(L, 1);
   lua_getfield(L, lua_upvalueindex(1), "path");
-  if (!lua_isstring(L, -1)) return luaL_error(L, LUA_QL("package.path") " must be a string");
-  lua_call(L, 2, 2);
-  if (lua_isnil(L, -2)) return 1; /* the places where it is not */
-  const char *path = lua_tostring(L, -2);
-  if (chunks_load_file(L, path) == 0) return 1;
+  const char *templates = lua_tostring(L, -1);
+  if (!templates) return luaL_error(L, LUA_QL("package.path") " must be a string");
+  tide_host_chunks *c = chunks_of(L);
+  int fd = open_module(L, module, templates);
+  if (fd < 0) return push_absent(L);
+  const char *name = lua_tostring(L, -1), *path = name + 1;
+  const entry *e = obtain_file(c, fd, name);
+  if ((e ? push_entry(L, e) : luaL_loadfile(L, path)) == 0) return 1;
   return luaL_error(L, "error loading module " LUA_QS " from file " LUA_QS ":\n\t%s", module, path,
                     lua_tostring(L, -1));
 }

@@ -5,6 +5,7 @@
 #include <lua.h>
 #include <lualib.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -97,6 +98,27 @@ static void test_integers_of_64_bits(void **state)
   tide_host_chunks_free(c);
 }
 
+/* compile(text, name) of Lua: the function, or nil and the error, as loadstring. */
+static void test_lua_compiles_through_the_table(void **state)
+{
+  (void)state;
+  tide_host_chunks *c = tide_host_chunks_new();
+  lua_State *L = open_state(c);
+  lua_register(L, "compile", chunks_compile);
+  for (int i = 0; i < 2; i++)
+    assert_true(value(L, "local f = compile('return 5, ...', '=made') "
+                         "local five, given = f(6) "
+                         "local none, said = compile('return (', '=made') "
+                         "return five * given + (none == nil and "
+                         "said == \"made:1: unexpected symbol near '<eof>'\" and 1 or 0)",
+                      "=code") == 31);
+  assert_true(value(L, "return compile(1)", "=few") == -1);
+  assert_non_null(strstr(lua_tostring(L, -1), "bad argument #2"));
+  assert_int_equal(tide_host_chunks_compiled(c), 3);
+  lua_close(L);
+  tide_host_chunks_free(c);
+}
+
 /* ---- threads --------------------------------------------------------------------------------- */
 
 typedef struct worker {
@@ -162,24 +184,58 @@ static void test_a_table_outlives_its_maker(void **state)
   assert_null(chunks_retain(NULL));
 }
 
+/* A text that takes long to compile, so that a fork falls into that time. */
+static char *long_text(void)
+{
+  enum { LINES = 200000 };
+  char *text = malloc(6 * LINES + 16), *p = text;
+  for (int i = 0; i < LINES; i++, p += 6) memcpy(p, "a = 1\n", 6);
+  memcpy(p, "return 4", 9);
+  return text;
+}
+
+typedef struct slow {
+  tide_host_chunks *c;
+  char *text;
+  atomic_bool begun;
+} slow;
+
+static void *compile_slowly(void *p)
+{
+  slow *s = p;
+  lua_State *L = open_state(s->c);
+  atomic_store(&s->begun, true);
+  value(L, s->text, "=slow");
+  lua_close(L);
+  return NULL;
+}
+
+/* The child has no thread that would end what the parent's began. */
 static void test_a_forked_child_compiles_for_itself(void **state)
 {
   (void)state;
   int status = 0;
-  tide_host_chunks *c = tide_host_chunks_new();
-  lua_State *L = open_state(c);
+  pthread_t thread;
+  slow s = {.c = tide_host_chunks_new(), .text = long_text()};
+  lua_State *L = open_state(s.c);
+  assert_int_equal(pthread_create(&thread, NULL, compile_slowly, &s), 0);
+  while (!atomic_load(&s.begun)) usleep(100);
+  usleep(5000);
   pid_t pid = fork();
   if (pid == 0) {
-    bool right = value(L, "return 4", "=child") == 4;
+    alarm(60);
+    bool right = value(L, s.text, "=slow") == 4;
     lua_close(L);
-    tide_host_chunks_free(c);
+    tide_host_chunks_free(s.c);
     _exit(right ? 0 : 1);
   }
   assert_int_equal(waitpid(pid, &status, 0), pid);
   assert_int_equal(status, 0);
-  assert_int_equal(tide_host_chunks_compiled(c), 0);
+  pthread_join(thread, NULL);
+  assert_int_equal(tide_host_chunks_compiled(s.c), 1);
   lua_close(L);
-  tide_host_chunks_free(c);
+  tide_host_chunks_free(s.c);
+  free(s.text);
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -213,6 +269,7 @@ int main(void)
       cmocka_unit_test(test_a_text_is_compiled_once),
       cmocka_unit_test(test_a_wrong_text_is_reported_each_time),
       cmocka_unit_test(test_integers_of_64_bits),
+      cmocka_unit_test(test_lua_compiles_through_the_table),
       cmocka_unit_test(test_threads_in_different_orders),
       cmocka_unit_test(test_a_table_outlives_its_maker),
       cmocka_unit_test(test_a_forked_child_compiles_for_itself),

@@ -18,6 +18,7 @@
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
 local arg = require 'tide.ffi.arg'
+local compile = require 'tide.compile'
 
 local M = {}
 
@@ -33,106 +34,99 @@ local function values(fill)
       arg.dtype
 end
 
--- Compiles a text: on a rank, through the table that the ranks share.
-local host = package.loaded['tide.host']
-local compile = type(host) == 'table' and host.compile or loadstring
-
--- The check of each kind. In its text OP is the op, X the first argument, N this one, V its value
--- (or the default), R its range and VR both.
+-- Texts that check one argument, by its kind. op: the name in errors; n: the argument; v: its value
+-- (or the default); range: its bounds; x: the first argument.
 local checks = {
-   tensor = "tensor('OP', 'N', V)",
-   maybe = "maybe('OP', 'N', V)",                           -- a tensor or nil
-   operand = "N = operand('OP', 'N', X, V)",                -- a tensor or a number
-   pair = "X, N = pair('OP', X, V)",                        -- operand, and X may be the number
-   dim = "N = dim_of('OP', 'N', V, ndim_of(X))",
-   newdim = "N = dim_of('OP', 'N', V, ndim_of(X) + 1)",     -- a dim of a result with one dim more
-   dims = "local N_n, N_dims = dims_of('OP', X, V)",        -- an integer, a list, or nil for all
-   flag = "N = flag('OP', 'N', V)",
-   int = "N = int('OP', 'N', VR)",
-   finite = "N = finite('OP', 'N', VR)",
-   number = "N = number('OP', 'N', V)",
-   dtype = "N = dtype_of('OP', 'N', V)",
-   raw = '',                                                -- checked by the caller
-   fill = "N = fill('OP', V, X)",                           -- options, by the caller's function
+   tensor = function(op, n, v) return ("tensor('%s', '%s', %s)"):format(op, n, v) end,
+   -- a tensor or nil
+   maybe = function(op, n, v) return ("maybe('%s', '%s', %s)"):format(op, n, v) end,
+   -- a tensor or a number
+   operand = function(op, n, v, _, x)
+      return ("%s = operand('%s', '%s', %s, %s)"):format(n, op, n, x, v)
+   end,
+   -- operand, and x may be the number
+   pair = function(op, n, v, _, x)
+      return ("%s, %s = pair('%s', %s, %s)"):format(x, n, op, x, v)
+   end,
+   dim = function(op, n, v, _, x)
+      return ("%s = dim_of('%s', '%s', %s, ndim_of(%s))"):format(n, op, n, v, x)
+   end,
+   -- a dim of a result with one dim more
+   newdim = function(op, n, v, _, x)
+      return ("%s = dim_of('%s', '%s', %s, ndim_of(%s) + 1)"):format(n, op, n, v, x)
+   end,
+   -- an integer, a list, or nil for all
+   dims = function(op, n, v, _, x)
+      return ("local %s_n, %s_dims = dims_of('%s', %s, %s)"):format(n, n, op, x, v)
+   end,
+   raw = function() return '' end, -- checked by the caller
+   -- options, by the caller's function
+   fill = function(op, n, v, _, x) return ("%s = fill('%s', %s, %s)"):format(n, op, v, x) end,
 }
+for _, kind in ipairs { 'flag', 'int', 'finite', 'number', 'dtype' } do
+   local code = "%s = " .. (kind == 'dtype' and 'dtype_of' or kind) .. "('%s', '%s', %s%s)"
+   checks[kind] = function(op, n, v, range) return code:format(n, op, n, v, range) end
+end
 
--- One argument of a row: { name =, kind =, range =, default = }. usual: the kind of one without.
+-- One argument of a row: { name =, kind =, range =, value = }. usual: the kind of one without.
 local function argument(text, usual)
    local front, default = text:match '^%s*([^=]-)%s*=%s*(.-)%s*$'
    local name, kind, range = (front or text):match '^%s*([%w_]+):?%s*(%a*)%s*(.-)%s*$'
    return {
-      name = name, kind = kind == '' and usual or kind, range = range:gsub('%S+', ', %0'),
-      default = default,
+      name = name, kind = kind == '' and usual or kind,
+      range = range == '' and range or range:gsub('%S+', ', %0'),
+      value = default and ('%s == nil and %s or %s'):format(name, default, name) or name,
    }
 end
 
--- Arguments of a row as a list; those of C as a text.
+-- Arguments of a row as a list; those of C as a text, in another order if one is given.
 local function arguments(list, order, usual)
    local args, passed = {}, {}
    for text in list:gmatch '[^,]+' do
       local a = argument(text, usual)
       args[#args + 1] = a
       args[a.name] = a
-      passed[#passed + 1] = a.name
    end
-   local text = order or table.concat(passed, ', ')
-   for _, a in ipairs(args) do
-      if a.kind == 'dims' then
-         text = text:gsub('%f[%w_]' .. a.name .. '%f[^%w_]', a.name .. '_n, ' .. a.name .. '_dims')
-      end
+   local function as_passed(name)
+      local counted = args[name] and args[name].kind == 'dims'
+      return counted and name .. '_n, ' .. name .. '_dims' or name
    end
-   return args, text
+   if order then return args, (order:gsub('[%w_]+', as_passed)) end
+   for i, a in ipairs(args) do passed[i] = as_passed(a.name) end
+   return args, table.concat(passed, ', ')
 end
 
--- A template with its words in capitals replaced by parts.
-local function filled(template, parts) return (template:gsub('%f[%w]%u+%f[^%w]', parts)) end
-
-local function check_of(a, first)
-   local value = a.name
-   if a.default then value = ('%s == nil and %s or %s'):format(a.name, a.default, a.name) end
-   local text = checks[a.kind]
-   if not text then error(('row: no kind %s'):format(a.kind)) end
-   return text ~= '' and filled(text, { OP = '\1', X = first, N = a.name, V = value, R = a.range,
-      VR = value .. a.range }) or text
-end
-
--- The first arguments of C, and the code after the checks: a fresh result or two of them, or the
--- changed first argument; `once` makes no second try when memory runs out.
-local second_try = 'if rc ~= 0 and again(X, rc) then check(X, CALLED) end '
+-- The first arguments of C, and the code after the checks, of call and first argument: a fresh
+-- result or two of them, or the changed first argument; `once` makes no second try when memory runs
+-- out.
+local second_try = ' if rc ~= 0 and again(%s, rc) then check(%s, %s) end '
+local make = 'local box = new_box() local rc = %s' .. second_try .. 'return take(box)'
+local two = 'local box, more = new_box(), new_box() local rc = %s' .. second_try
+   .. 'more = take(more) return take(box), more'
+local place = 'local rc = %s' .. second_try .. 'return %s'
 local tails = {
-   make = { 'box, ', 'local box = new_box() local rc = CALLED ' .. second_try
-      .. 'return take(box)' },
-   two = { 'box, more, ', 'local box, more = new_box(), new_box() local rc = CALLED '
-      .. second_try .. 'more = take(more) return take(box), more' },
-   place = { '', 'local rc = CALLED ' .. second_try .. 'return X' },
-   once = { '', 'check(X, CALLED) return X' },
+   make = { 'box, ', function(call, x) return make:format(call, x, x, call) end },
+   two = { 'box, more, ', function(call, x) return two:format(call, x, x, call) end },
+   place = { '', function(call, x) return place:format(call, x, x, call, x) end },
+   once = { '', function(call, x) return ('check(%s, %s) return %s'):format(x, call, x) end },
 }
 
--- The function of wrappers of one shape. In it \1 is the name of the op, \2 that of the C function.
-local function shape(list, order, tail, usual)
-   local args, passed = arguments(list:sub(2, -2), order, usual)
+-- The text of a wrapper, and its name.
+local function source(row, tail, usual)
+   local symbol, op, list, rest = row:match '^([%w_]-):? ?([%w_]+)(%b())(.*)$'
+   local args, passed = arguments(list:sub(2, -2), rest:match '%-> (.*)$', usual)
    local first, params, text = args[1].name, {}, {}
    for i, a in ipairs(args) do
       params[i] = a.name
+      local check = checks[a.kind]
+      if not check then error(('row %s: no kind %s'):format(op, a.kind)) end
       -- A pair checks its first half too.
       local halved = i == 1 and args[2] and args[2].kind == 'pair'
-      if not halved then text[#text + 1] = check_of(a, first) end
+      if not halved then text[#text + 1] = check(op, a.name, a.value, a.range, first) end
    end
-   text[#text + 1] = filled(tails[tail][2], { X = first,
-      CALLED = ('C.tide_\2(%s%s)'):format(tails[tail][1], passed) })
-   return ('function(%s) %s end'):format(table.concat(params, ', '), table.concat(text, ' '))
-end
-
--- By all of a row but its names, and by how it ends: many rows have one shape.
-local shapes = {}
-
--- The function of a row, and its name.
-local function source(row, tail, usual)
-   local symbol, op, list, rest = row:match '^([%w_]-):? ?([%w_]+)(%b())(.*)$'
-   local key = tail .. usual .. list .. rest
-   shapes[key] = shapes[key] or shape(list, rest:match '%-> (.*)$', tail, usual)
-   if symbol == '' then symbol = op end
-   return (shapes[key]:gsub('[\1\2]', { ['\1'] = op, ['\2'] = symbol })), op
+   local call = ('C.tide_%s(%s%s)'):format(symbol == '' and op or symbol, tails[tail][1], passed)
+   text[#text + 1] = tails[tail][2](call, first)
+   return ('function(%s) %s end'):format(table.concat(params, ', '), table.concat(text, ' ')), op
 end
 
 -- Returns functions that add wrappers to `into`: of C functions that make a tensor (the first

@@ -7,6 +7,7 @@
 -- Not compiled, as the checks that they call: see bindings/README.md.
 jit.off(true, true)
 
+local compile = require 'tide.compile'
 local each = require 'tide.util.each'
 
 local M = {}
@@ -53,13 +54,13 @@ local function checked(door, read, hold)
    end
    if related then lines[#lines + 1] = '_hold(_rows.where, _op, _all)\n' end
    local text = code:format(list, several and '{}' or 'nil', table.concat(lines), list)
-   return loadstring(text, chunk)(door.of, read, door.args, door.op, door.read, hold, door.before)
+   return compile(text, chunk)(door.of, read, door.args, door.op, door.read, hold, door.before)
 end
 
 -- A maker of functions with these parameters that call the check of a door.
 local function maker_of(list)
    local text = 'local _door = ...\nreturn function(%s) return _door.check(%s) end'
-   return loadstring(text:format(list, list), chunk)
+   return compile(text:format(list, list), chunk)
 end
 
 -- Returns { put, of, all }, described in tide.util.signature. rows(given): the rows of a text or
