@@ -172,7 +172,7 @@ function chats.corpus(job, opt, model, load, what)
    local home = text.home(opt)
    local tok, path = tokenizer_of(job, opt, model)
    local o = { tokenizer = tok, train_on = text.listed(opt.train_on),
-      template = job:check(tide.chat.find, opt.chat_template or home, nil, home),
+      template = text.template(job, opt, home),
       skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share }
    local corpus = job:check(load, text.listed(opt.data), o)
    if opt.val_data then

@@ -28,13 +28,21 @@ function text.home(opt)
    return opt.from
 end
 
--- The template of --chat-template: a file, or the one in a folder. Not given: the one beside the
--- tokenizer, if there is one.
-local function template_of(tide, path, beside)
-   if path and fs.is_dir(path) then return tide.chat.load(path) end
-   if path then return tide.chat.template(fs.read('chat.template', path)) end
-   local found = beside and fs.is_dir(beside) and tide.chat.folder.templates(beside) or {}
-   return next(found) and tide.chat.load(beside) or nil
+-- The template of --chat-template, a file or a folder, else that of the folder `home`, nil without
+-- one. A file can use the special tokens of home.
+function text.template(job, opt, home)
+   local path = opt.chat_template or home
+   local template = path and job:check(require('tide').chat.find, path, nil, home)
+   if opt.chat_template and not template then
+      err.usage(job.name, '--chat-template: %s has no chat template; give a file (.jinja), or the '
+         .. 'folder of a model that has one', opt.chat_template)
+   end
+   return template
+end
+
+-- The folder of a tokenizer's folder or file.
+local function folder_of(path)
+   return fs.is_dir(path) and path or path:match '^(.*)/[^/]*$' or '.'
 end
 
 -- The tokenizer of --tokenizer, else that of --from, and its folder or file; else that of bytes,
@@ -52,7 +60,7 @@ function text.listed(v) return type(v) == 'string' and { v } or v end
 
 -- JSON Lines as a corpus (--records).
 local function records(job, tide, opt, paths, tok, tok_path)
-   local template = job:check(template_of, tide, opt.chat_template, tok_path)
+   local template = text.template(job, opt, tok_path and folder_of(tok_path))
    local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tok,
       template = template, train_on = text.listed(opt.train_on), skip_bad = opt.skip_bad })
    if corpus.bad.count > 0 then
@@ -182,7 +190,7 @@ end
 function text.keep_tokenizer(job, opt, corpus)
    local from = corpus.tokenizer_path
    if not (from and job.first) then return end
-   local folder = fs.is_dir(from) and from or from:match '^(.*)/[^/]*$' or '.'
+   local folder = folder_of(from)
    if fs.absolute(folder) == fs.absolute(opt.out) then return end
    for _, name in ipairs(fs.list(job.name, folder)) do
       local whole = name == from:match '[^/]*$'
