@@ -23,7 +23,7 @@ local function fails(words, body) ranks.fail(2, head .. body, words) end
 
 describe('a step of replicas', function()
    it('is refused where they begin with other weights', function()
-      fails('train.step.new: rank 1 has other weights than rank 0', 'make { seed = 1 + rank }')
+      fails('train.step.new: rank 1 has other values than rank 0', 'make { seed = 1 + rank }')
    end)
 
    it('is refused where they clip or update in another way', function()
