@@ -47,20 +47,18 @@ end
 
 -- The tokenizer of texts: that of the folder, or bytes.
 local function tokenizer_of(tide, opt, model)
-   local tok, bytes, n = tide.tokenizer.find(opt.from), tide.data.bytes, model.config.vocab_size
+   local n = model.config.vocab_size
+   local tok = tide.tokenizer.find(opt.from, n)
    if tok then return tok end
-   if n ~= bytes.vocab_size then
-      err.usage('generate', '%s has a vocabulary of %d; text needs the byte vocabulary (%d) or a '
-         .. 'folder with a tokenizer; give --ids', opt.from, n, bytes.vocab_size)
-   end
-   return bytes
+   err.usage('generate', '%s has a vocabulary of %d; text needs the byte vocabulary (%d) or a '
+      .. 'folder with a tokenizer; give --ids', opt.from, n, tide.data.bytes.vocab_size)
 end
 
 -- The ids of --prompt; a text without ids is the token that begins texts.
 local function encode(opt, tokenizer, bos)
    local text = opt.prompt or '-- '
-   local ids = tokenizer.ids and tokenizer.ids(text) or tokenizer:encode(text)
-   if #ids == 0 then ids = { bos or not tokenizer.ids and tokenizer.bos or nil } end
+   local ids = tokenizer:encode(text)
+   if #ids == 0 then ids = { bos or tokenizer.bos } end
    if #ids == 0 then err.usage('generate', '--prompt: expected at least one character') end
    return ids
 end

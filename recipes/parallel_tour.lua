@@ -27,7 +27,7 @@ local function tour(opt)
 
    -- Rows first to last of the text, as ids and the labels one further on.
    local text = ('The quick brown fox jumps over the lazy dog. '):rep(20)
-   local source = tide.data.tokens.memory(tide.data.bytes.encode(text), 2)
+   local source = tide.data.tokens.memory(tide.data.bytes:encode(text, { width = 2 }), 2)
    local function batch(first, last)
       local starts = {}
       for r = first, last do starts[#starts + 1] = (r - 1) * seq end

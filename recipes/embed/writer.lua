@@ -7,7 +7,7 @@
 
 local tide = require 'tide'
 
-local bytes, sample = tide.data.bytes, tide.train.sample
+local sample = tide.train.sample
 local writer = {}
 local Writer = {}
 Writer.__index = Writer
@@ -16,8 +16,7 @@ Writer.__index = Writer
 function writer.open(dir, opts)
    if opts and opts.threads then tide.set_nthread(opts.threads) end
    local model = tide.model.load(dir)
-   local tokenizer = tide.tokenizer.find(dir)
-   if not tokenizer and model.config.vocab_size == bytes.vocab_size then tokenizer = bytes end
+   local tokenizer = tide.tokenizer.find(dir, model.config.vocab_size)
    if not tokenizer then error(dir .. ' has no tokenizer', 0) end
    return setmetatable({ model = model, tokenizer = tokenizer }, Writer)
 end

@@ -148,15 +148,15 @@ chats.change = {
       ['val-every'] = 50, ['save-every'] = 100 },
 }
 
--- The tokenizer of the records, and its folder or file. Bytes are for models of the byte
--- vocabulary.
-local function tokenizer_of(job, tide, opt, model)
+-- The tokenizer of the records, and its folder or file. Bytes, which have none, are for models of
+-- the byte vocabulary.
+local function tokenizer_of(job, opt, model)
    local tok, path = text.tokenizer(job, opt)
    local n = model.config.vocab_size
-   if not tok and n ~= tide.data.bytes.vocab_size then
+   if not path and n ~= tok.vocab_size then
       err.usage(job.name, '%s has no tokenizer, and a vocabulary of %d is not that of bytes (%d); '
-         .. 'give --tokenizer', text.home(opt), n, tide.data.bytes.vocab_size)
-   elseif tok and tok.vocab_size > n then
+         .. 'give --tokenizer', text.home(opt), n, tok.vocab_size)
+   elseif tok.vocab_size > n then
       err.usage(job.name, 'the tokenizer has %d ids and the model a vocabulary of %d; give '
          .. '--tokenizer the one that the model was trained with', tok.vocab_size, n)
    end
@@ -170,9 +170,9 @@ function chats.corpus(job, opt, model, load, what)
    load, what = load or tide.data.chat.load, what or 'chats'
    if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of %s', what) end
    local home = text.home(opt)
-   local tok, path = tokenizer_of(job, tide, opt, model)
-   local o = { tokenizer = tok or tide.data.bytes, train_on = text.listed(opt.train_on),
-      template = job:check(tide.chat.find, opt.chat_template or home, nil, home),
+   local tok, path = tokenizer_of(job, opt, model)
+   local o = { tokenizer = tok, train_on = text.listed(opt.train_on),
+      template = text.template(job, opt, home),
       skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share }
    local corpus = job:check(load, text.listed(opt.data), o)
    if opt.val_data then
@@ -207,7 +207,7 @@ end
 function chats.keep(job, opt, corpus)
    if not job.first then return end
    text.keep_tokenizer(job, opt, corpus)
-   if corpus.template and (opt.chat_template or not corpus.tokenizer) then
+   if corpus.template and (opt.chat_template or not corpus.tokenizer_path) then
       fs.write(job.name, fs.join(opt.out, 'chat_template.jinja'), corpus.template.source)
    end
 end

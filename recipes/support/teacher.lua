@@ -39,8 +39,7 @@ local function check_tokens(job, tide, opt, model, corpus, big)
       err.usage(job.name, '--teacher %s has a vocabulary of %d and the student of %d; both must '
          .. 'have the same tokens', opt.teacher, m, n)
    end
-   local tok = corpus.tokenizer
-   local other = tok and job:check(tide.tokenizer.find, opt.teacher)
+   local tok, other = corpus.tokenizer, job:check(tide.tokenizer.find, opt.teacher)
    if not other then return end
    for id = 0, math.min(tok.vocab_size, other.vocab_size) - 1 do
       local a, b = tok:decode { id }, other:decode { id }

@@ -28,20 +28,31 @@ function text.home(opt)
    return opt.from
 end
 
--- The template of --chat-template: a file, or the one in a folder. Not given: the one beside the
--- tokenizer, if there is one.
-local function template_of(tide, path, beside)
-   if path and fs.is_dir(path) then return tide.chat.load(path) end
-   if path then return tide.chat.template(fs.read('chat.template', path)) end
-   local found = beside and fs.is_dir(beside) and tide.chat.folder.templates(beside) or {}
-   return next(found) and tide.chat.load(beside) or nil
+-- The template of --chat-template, a file or a folder, else that of the folder `home`, nil without
+-- one. A file can use the special tokens of home.
+function text.template(job, opt, home)
+   local path = opt.chat_template or home
+   local template = path and job:check(require('tide').chat.find, path, nil, home)
+   if opt.chat_template and not template then
+      err.usage(job.name, '--chat-template: %s has no chat template; give a file (.jinja), or the '
+         .. 'folder of a model that has one', opt.chat_template)
+   end
+   return template
 end
 
--- The tokenizer of --tokenizer, else that of --from, and its folder or file; nil: bytes.
+-- The folder of a tokenizer's folder or file.
+local function folder_of(path)
+   return fs.is_dir(path) and path or path:match '^(.*)/[^/]*$' or '.'
+end
+
+-- The tokenizer of --tokenizer, else that of --from, and its folder or file; else that of bytes,
+-- which has none.
 function text.tokenizer(job, opt)
-   local tide = require 'tide'
+   local tide, home = require 'tide', text.home(opt)
    if opt.tokenizer then return job:check(tide.tokenizer.load, opt.tokenizer), opt.tokenizer end
-   if text.home(opt) then return job:check(tide.tokenizer.find, text.home(opt)) end
+   local tok, path
+   if home then tok, path = job:check(tide.tokenizer.find, home) end
+   return tok or tide.data.bytes, path
 end
 
 -- An option that may be repeated, as a list.
@@ -49,8 +60,8 @@ function text.listed(v) return type(v) == 'string' and { v } or v end
 
 -- JSON Lines as a corpus (--records).
 local function records(job, tide, opt, paths, tok, tok_path)
-   local template = job:check(template_of, tide, opt.chat_template, tok_path)
-   local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tok or tide.data.bytes,
+   local template = text.template(job, opt, tok_path and folder_of(tok_path))
+   local corpus = job:check(tide.data.chat.load, paths, { tokenizer = tok,
       template = template, train_on = text.listed(opt.train_on), skip_bad = opt.skip_bad })
    if corpus.bad.count > 0 then
       job:print('%d broken record%s left out; %s', corpus.bad.count,
@@ -82,10 +93,11 @@ local function read(job, opt, paths)
    else
       corpus = job:check(tide.data.text.load, paths, { width = opt.token_bytes,
          binary = opt.binary, tokenizer = tok,
-         cache = tok and fs.join(opt.out:match '^(.*)/[^/]+/*$' or '.', '.tokens') or nil })
+         cache = fs.join(opt.out:match '^(.*)/[^/]+/*$' or '.', '.tokens') })
    end
    corpus.tokenizer, corpus.tokenizer_path = tok, tok_path
-   corpus.vocab_size = vocabulary(job, opt, corpus.vocab_size or tok and tok.vocab_size)
+   corpus.vocab_size = vocabulary(job, opt, corpus.vocab_size
+      or tok_path and tok.vocab_size)
    return corpus
 end
 
@@ -176,9 +188,9 @@ end
 -- Copies the files of --tokenizer, and a chat template beside them, into the folder of the run,
 -- where the other recipes look.
 function text.keep_tokenizer(job, opt, corpus)
-   if not (corpus.tokenizer and job.first) then return end
-   local from = opt.tokenizer or corpus.tokenizer_path
-   local folder = fs.is_dir(from) and from or from:match '^(.*)/[^/]*$' or '.'
+   local from = corpus.tokenizer_path
+   if not (from and job.first) then return end
+   local folder = folder_of(from)
    if fs.absolute(folder) == fs.absolute(opt.out) then return end
    for _, name in ipairs(fs.list(job.name, folder)) do
       local whole = name == from:match '[^/]*$'
@@ -202,27 +214,23 @@ function text.summary(job, opt, corpus, result)
    job:print('the run is in %s', opt.out)
 end
 
--- The text of ids, or the ids: a vocabulary without a tokenizer may have more than the bytes.
+-- The text of ids, or the ids: the vocabulary of a model may be larger than the tokenizer's.
 local function shown(tok, ids)
-   if tok then return tok:decode(ids) end
-   local bytes = require 'tide'.data.bytes
    for _, id in ipairs(ids) do
-      if id >= bytes.vocab_size then return '(ids) ' .. table.concat(ids, ' ') end
+      if id >= tok.vocab_size then return '(ids) ' .. table.concat(ids, ' ') end
    end
-   return bytes.decode(ids)
+   return tok:decode(ids)
 end
 
 -- Prints a continuation, drawn alike by every rank that holds a part of the model.
 function text.sample(job, opt, run, corpus)
    local tide = require 'tide'
    if not (job.first or run.sharded) then return end
-   local bytes, prompt = tide.data.bytes, '-- '
-   local tok = corpus.tokenizer
+   local tok, prompt = corpus.tokenizer, '-- '
    local ids = tide.parallel.plan.whole(run, function()
-      local start = tok and tok:encode(prompt) or bytes.ids(prompt)
-      return tide.train.sample.generate(run.model, start, {
+      return tide.train.sample.generate(run.model, tok:encode(prompt), {
          tokens = opt.sample, temperature = opt.temperature, top_k = 40, seed = opt.seed,
-         stop = tok and tok.eos or bytes.eos, device = opt.device })
+         stop = tok.eos, device = opt.device })
    end)
    job:print('sample:\n%s%s', prompt, shown(tok, ids))
 end

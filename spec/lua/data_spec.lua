@@ -1,44 +1,77 @@
 -- data: byte tokenizer, token sources, folders of text, order-2 entropy.
 
-local bytes = require 'tide.data.bytes'
+local bytes = require 'tide.tokenizer.bytes'
+local each = require 'tide.util.each'
 local entropy = require 'tide.data.entropy'
 local survey = require 'tide.data.survey'
 local text = require 'tide.data.text'
 local tokens = require 'tide.data.tokens'
+local tide = require 'tide'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 local raised = require 'spec.support.raised'
+
+-- A text as ids of two bytes.
+local function packed(s) return bytes:encode(s, { width = 2 }) end
 
 describe('data.bytes', function()
    it('returns every byte', function()
       local all = {}
       for i = 0, 255 do all[i + 1] = string.char(i) end
       local s = table.concat(all)
-      assert.equal(s, bytes.decode(bytes.ids(s)))
-      local encoded = bytes.encode(s)
+      assert.equal(s, bytes:decode(bytes:encode(s)))
+      local encoded = packed(s)
       assert.equal(512, #encoded)
       for i = 0, 255 do
          assert.same({ i, 0 }, { encoded:byte(2 * i + 1, 2 * i + 2) })
       end
-      assert.equal('\1\1', bytes.id(bytes.eos))
+      assert.equal('a\0\0\0\0\0\0\0', bytes:encode('a\0', { width = 4 }))
    end)
 
-   it('refuses ids that are none', function()
-      assert.equal('E_ARG', raised(bytes.decode, { 258 }).code)
-      assert.equal('E_ARG', raised(bytes.decode, { 0.5 }).code)
-      assert.equal('ab', bytes.decode { 97, 256, 98, 257 })
+   it('is a tokenizer: places, lists of texts, pieces, no special tokens', function()
+      local ids, places = bytes:encode('\255a', { offsets = true, special = false,
+         add_special_tokens = true, invalid = 'replace' })
+      assert.same({ 255, 97 }, ids)
+      assert.same({ { 1, 1 }, { 2, 2 } }, places)
+      assert.same({ { {}, { 98 } }, { {}, { { 1, 1 } } } }, { bytes:encode_batch({ '', 'b' },
+         { offsets = true, threads = 2 }) })
+      assert.same({ 'b\0' }, bytes:encode_batch({ 'b' }, { width = 2 }))
+      assert.same({ 97, 'a', 255 }, { bytes:id 'a', bytes:token(97), bytes:id '\255' })
+      assert.is_nil(bytes:id 'ab' or bytes:id '' or bytes:token(256) or bytes:token(-1))
+      assert.is_nil(bytes:first_invalid '\255' or bytes.bos)
+      assert.same({}, bytes:special_texts())
+   end)
+
+   it('has all that a tokenizer of a file has', function()
+      local tok = tmp.with(function(dir)
+         write(dir .. '/tokenizer.json', tide.json.encode { model = { type = 'WordLevel',
+            vocab = { a = 0 }, unk_token = 'a' } })
+         return tide.tokenizer.load(dir)
+      end)
+      for name, v in each(getmetatable(tok)) do
+         assert.equal(type(v), type(bytes[name]), name)
+      end
+      for _, name in ipairs { 'vocab_size', 'special', 'config', 'added', 'is_special' } do
+         assert.equal(type(tok[name]), type(bytes[name]), name)
+      end
+   end)
+
+   it('gives no text for ids that are no bytes, and refuses what is no id', function()
+      assert.equal('E_ARG', raised(bytes.decode, bytes, { -1 }).code)
+      assert.equal('E_ARG', raised(bytes.decode, bytes, { 0.5 }).code)
+      assert.equal('ab', bytes:decode { 97, 256, 98, 257, 300 })
    end)
 end)
 
 describe('data.tokens', function()
    it('reads memory, slices and joins at any place', function()
-      local a = tokens.memory(bytes.encode 'hello ', 2)
-      local b = tokens.slice(tokens.memory(bytes.encode 'xxworldxx', 2), 2, 5)
+      local a = tokens.memory(packed 'hello ', 2)
+      local b = tokens.slice(tokens.memory(packed 'xxworldxx', 2), 2, 5)
       local j = tokens.join { a, b }
       assert.equal(11, j.count)
       for start = 0, 10 do
          for n = 0, 11 - start do
-            assert.equal(bytes.encode(('hello world'):sub(start + 1, start + n)), j:raw(start, n))
+            assert.equal(packed(('hello world'):sub(start + 1, start + n)), j:raw(start, n))
          end
       end
       assert.equal('E_ARG', raised(j.raw, j, 5, 7).code)
@@ -48,19 +81,19 @@ describe('data.tokens', function()
 
    it('reads raw files and files with a header', function()
       tmp.with(function(dir)
-         write(dir .. '/a.bin', bytes.encode 'abcdef')
+         write(dir .. '/a.bin', packed 'abcdef')
          local f = tokens.file(dir .. '/a.bin')
          assert.equal(6, f.count)
-         assert.equal(bytes.encode 'cd', f:raw(2, 2))
+         assert.equal(packed 'cd', f:raw(2, 2))
          f:close()
          local head = string.char(0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 3, 0, 0, 0)
          head = head .. ('\0'):rep(1024 - #head)
-         write(dir .. '/b.bin', head .. bytes.encode 'xyz')
+         write(dir .. '/b.bin', head .. packed 'xyz')
          f = tokens.file(dir .. '/b.bin')
          assert.equal(3, f.count)
-         assert.equal(bytes.encode 'yz', f:raw(1, 2))
+         assert.equal(packed 'yz', f:raw(1, 2))
          f:close()
-         write(dir .. '/c.bin', head .. bytes.encode 'xy')
+         write(dir .. '/c.bin', head .. packed 'xy')
          assert.equal('E_FORMAT', raised(tokens.file, dir .. '/c.bin').code)
       end)
    end)
@@ -93,7 +126,7 @@ describe('data.text', function()
          assert.same({ ('b'):rep(950), ('a'):rep(475), 'tiny' }, c.raw)
          assert.equal(950 + 475 + 4 + 1, c.train.count)
          assert.equal(50 + 1 + 25 + 1, c.val.count)
-         assert.equal(bytes.encode(('b'):rep(50)) .. '\1\1', c.val:raw(0, 51))
+         assert.equal(packed(('b'):rep(50)) .. '\1\1', c.val:raw(0, 51))
       end)
    end)
 
@@ -115,7 +148,7 @@ describe('data.text', function()
       tmp.with(function(dir)
          write(dir .. '/x.dat', ('x'):rep(100))
          assert.equal(100, text.load(dir .. '/x.dat').bytes)
-         write(dir .. '/t.bin', bytes.encode(('y'):rep(1000)))
+         write(dir .. '/t.bin', packed(('y'):rep(1000)))
          local c = text.load(dir)
          assert.equal('tokens', c.kind)
          assert.equal(950, c.train.count)

@@ -181,9 +181,9 @@ describe('small helpers', function()
       refused('E_ARG', "no 'Sequential'; instead: nn.Stack { a, b }", function()
          return tide.nn.Sequential
       end)
-      assert.is_nil(tide.data.bytes[1])
-      refused('E_ARG', "no 'encod'; did you mean 'encode'?", function()
-         return tide.data.bytes.encod
+      assert.is_nil(tide.data.entropy[1])
+      refused('E_ARG', "no 'order'; did you mean 'order2'?", function()
+         return tide.data.entropy.order
       end)
       local env = {}
       assert.is_true(strict.on(env))

@@ -2,7 +2,7 @@
 -- wrong, message by message.
 
 local tide = require 'tide'
-local bytes = require 'tide.data.bytes'
+local bytes = require 'tide.tokenizer.bytes'
 local choices = require 'tide.data.choices'
 local encoder = require 'tide.data.encoder'
 local files = require 'spec.support.files'
@@ -180,11 +180,11 @@ describe('the encoder of a tokenizer', function()
          local tok = { vocab_size = 65536, eos = 3, hash = 'h', encode = function(_, text)
             calls = calls + 1
             return text:gsub('.', '%0\0')
-         end }
+         end, first_invalid = function(_, text) return text:find '\255' end }
          local e = encoder.of(tok, dir .. '/cache')
-         assert.same({ 2, '\3\0', 65536, tok }, { e.width, e.eos, e.vocab_size, e.tokenizer })
+         assert.same({ 2, '\3\0', tok }, { e.width, e.eos, e.tokenizer })
          for _, text in ipairs { 'abc', '' } do
-            local want = bytes.encode(text)
+            local want = bytes:encode(text, { width = 2 })
             calls = 0
             for _ = 1, 3 do assert.equal(want, e.encode('p', text)) end
             assert.equal(1, calls)

@@ -2,7 +2,7 @@
 -- log-probabilities under the reference against logits, with one rank and with several.
 
 local tide = require 'tide'
-local bytes = require 'tide.data.bytes'
+local bytes = require 'tide.tokenizer.bytes'
 local files = require 'spec.support.files'
 local preference = require 'tide.data.preference'
 local reference = require 'tide.train.reference'

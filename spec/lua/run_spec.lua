@@ -8,7 +8,7 @@ local fs = require 'tide.util.fs'
 local raised = require 'spec.support.raised'
 local tmp = require 'spec.support.tmp'
 
-local source = data.tokens.memory(bytes.encode(('the quick brown fox. '):rep(60)), 2)
+local source = data.tokens.memory(bytes:encode(('the quick brown fox. '):rep(60), { width = 2 }), 2)
 
 local function options(dir, more)
    local model = tide.model.llama({ vocab_size = 258, hidden_size = 8, num_hidden_layers = 1,

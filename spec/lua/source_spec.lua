@@ -1,7 +1,7 @@
 -- Token sources, windows and samplers of random sizes against plain loops over lists of ids.
 
 local batch = require 'tide.data.batch'
-local bytes = require 'tide.data.bytes'
+local bytes = require 'tide.tokenizer.bytes'
 local choice = require 'spec.deep.fuzz.choice'
 local entropy = require 'tide.data.entropy'
 local little = require 'tide.util.little'
@@ -257,13 +257,13 @@ describe('the decoder of bytes', function()
       end
       for lead = 0x78, 0xFF do
          for more = 0, 3 do
-            local stream, said = bytes.stream(), ''
+            local stream, said = bytes:stream(), ''
             local ids = { 120, lead }
             for k = 1, more do ids[#ids + 1] = (lead + k) % 2 == 0 and 0x80 or 0xBF end
             for _, id in ipairs(ids) do said = said .. stream:push(id) end
             local begins = lead >= 0xC0 and more + 1 < width_of(lead)
-            assert.equal(begins and 'x' or bytes.decode(ids), said, lead .. ' ' .. more)
-            assert.equal(bytes.decode(ids), said .. stream:finish())
+            assert.equal(begins and 'x' or bytes:decode(ids), said, lead .. ' ' .. more)
+            assert.equal(bytes:decode(ids), said .. stream:finish())
             assert.equal('', stream:finish())
          end
       end

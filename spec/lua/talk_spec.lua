@@ -1,6 +1,6 @@
 -- Conversations over a stand-in for the model, and what a teacher says of a corpus, with one rank.
 
-local bytes = require 'tide.data.bytes'
+local bytes = require 'tide.tokenizer.bytes'
 local copy = require 'tide.util.copy'
 local conversation = require 'tide.train.conversation'
 local each = require 'tide.util.each'
@@ -19,11 +19,10 @@ local special = { ['<end>'] = 300, ['<en'] = 301, ['<user>'] = 302, ['<bot>'] = 
 
 -- A tokenizer of bytes, where special tokens are ids of their own unless they are text.
 local function tokenizer()
-   local added, by_id = { { text = 'plain', special = false } }, {}
-   for text, id in each(special) do
-      added[#added + 1], by_id[id] = { text = text, special = true }, true
-   end
-   return { description = { added = added }, added = by_id, stream = bytes.stream,
+   local texts, by_id = {}, { [307] = 'plain' }
+   for text, id in each(special) do texts[#texts + 1], by_id[id] = text, text end
+   table.sort(texts, function(a, b) return #a > #b end)
+   return { special_texts = function() return texts end, added = by_id, stream = bytes.stream,
       encode = function(_, text, o)
          assert.is_false(o.add_special_tokens)
          local out, at = {}, 1

@@ -2,13 +2,16 @@
 -- documents are, against plain loops.
 
 local tide = require 'tide'
-local bytes = require 'tide.data.bytes'
+local bytes = require 'tide.tokenizer.bytes'
 local refused = require 'spec.support.refused'
 local survey = require 'tide.data.survey'
 local text = require 'tide.data.text'
 local tmp = require 'spec.support.tmp'
 local tokens = require 'tide.data.tokens'
 local write = require('spec.support.files').write
+
+-- A text as ids of two bytes.
+local function packed(s) return bytes:encode(s, { width = 2 }) end
 
 describe('the files of a path', function()
    it('are texts at any depth up to 32, or .bin files where there is no text', function()
@@ -49,11 +52,11 @@ describe('a corpus of text', function()
          if held < 16 then held = 0 end
          local head, tail = s:sub(1, #s - held), held > 0 and s:sub(-held) or ''
          if head ~= '' then
-            train = train .. bytes.encode(head) .. (tail == '' and '\1\1' or '')
+            train = train .. packed(head) .. (tail == '' and '\1\1' or '')
             cu[#cu + 1] = #train / 2
          end
          if tail ~= '' then
-            val = val .. bytes.encode(tail) .. '\1\1'
+            val = val .. packed(tail) .. '\1\1'
             val_cu[#val_cu + 1] = #val / 2
          end
       end

@@ -1,7 +1,7 @@
 -- train: accumulation, ranks, exact resumption, interruption, steps that are not finite, sampling.
 
 local tide = require 'tide'
-local bytes = require 'tide.data.bytes'
+local bytes = require 'tide.tokenizer.bytes'
 local data = require 'tide.data'
 local fs = require 'tide.util.fs'
 local leak = require 'spec.support.leak'
@@ -19,7 +19,7 @@ local function new_model(opts)
 end
 
 local text = ('the quick brown fox jumps over the lazy dog. '):rep(40)
-local source = data.tokens.memory(bytes.encode(text), 2)
+local source = data.tokens.memory(bytes:encode(text, { width = 2 }), 2)
 
 local function new_sampler(rank, size)
    return data.sampler.new {
@@ -236,7 +236,7 @@ describe('train.loop', function()
             assert.matches('--' .. name .. ':', e.message, 1, true)
          end
          local changed = text:sub(1, -2) .. '!'
-         refused({ train = data.tokens.memory(bytes.encode(changed), 2) }, 'data')
+         refused({ train = data.tokens.memory(bytes:encode(changed, { width = 2 }), 2) }, 'data')
          local function sampler_with(k, v)
             local o = { count = source.count, seq = 16, batch = 4, seed = 2 }
             o[k] = v
@@ -427,7 +427,7 @@ describe('train.loop', function()
       local notes = {}
       local progress = { update = function() end, finish = function() end,
          note = function(_, fmt, ...) notes[#notes + 1] = fmt:format(...) end }
-      train(nil, 1, { progress = progress, val = data.tokens.memory(bytes.encode 'abc', 2) })
+      train(nil, 1, { progress = progress, val = data.tokens.memory('a\0b\0c\0', 2) })
       assert.same({ 'nothing is evaluated: the validation data has 3 tokens, a window needs 17' },
          notes)
    end)

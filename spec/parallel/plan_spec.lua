@@ -374,7 +374,7 @@ describe('a plan', function()
          cfg.num_key_value_heads = cfg.num_attention_heads
          t.parallel.plan({ family = 'llama', config = cfg }, { dp = 2 }):materialise()
       end, config)
-      for _, row in ipairs(rows) do assert.matches('different models', row.message, 1, true) end
+      for _, row in ipairs(rows) do assert.matches('different modules', row.message, 1, true) end
       -- what no line of the printed plan tells
       rows = ranks.try(2, function(rank, _, cfg)
          local t = require 'tide'

@@ -23,7 +23,7 @@ local function fails(words, body) ranks.fail(2, head .. body, words) end
 
 describe('a step of replicas', function()
    it('is refused where they begin with other weights', function()
-      fails('train.step.new: rank 1 has other weights than rank 0', 'make { seed = 1 + rank }')
+      fails('train.step.new: rank 1 has other values than rank 0', 'make { seed = 1 + rank }')
    end)
 
    it('is refused where they clip or update in another way', function()
@@ -134,7 +134,8 @@ end
 
 describe('a run', function()
    local body = [[
-      local source = tide.data.tokens.memory(tide.data.bytes.encode(('\1\2\3'):rep(99)), 2)
+      local ids = tide.data.bytes:encode(('\1\2\3'):rep(99), { width = 2 })
+      local source = tide.data.tokens.memory(ids, 2)
       local model = case.model():materialise('cpu', 1)
       tide.train.loop { model = model, train = source, steps = 1,
          optim = tide.optim.AdamW(model, { lr = 1e-3 }), sampler = tide.data.sampler {

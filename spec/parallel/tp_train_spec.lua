@@ -173,7 +173,7 @@ describe('training with tensor parallelism', function()
    end
 
    it('is refused where ranks have other models, seeds or batches', function()
-      refused('different models', [[
+      refused('different modules', [[
          cfg.rope_theta = 1000 + rank
          tide.parallel.tensor_parallel(tide.model.llama(cfg, { device = 'null' }), axis)
       ]])

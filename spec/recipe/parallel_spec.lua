@@ -201,7 +201,7 @@ describe('recipes/logprob.lua', function()
          local text = 'gamma, delta. alpha'
          local model = tide.model.llama(tide.train.checkpoint.load(dir .. '/run').plain.config)
          model:load_state_dict(tide.train.checkpoint.load(dir .. '/run').model)
-         local ids = tide.data.bytes.ids(text)
+         local ids = tide.data.bytes:encode(text)
          table.insert(ids, 1, tide.data.bytes.eos)
          local at = { dtype = 'i64' }
          local x = tide.tensor({ { unpack(ids, 1, #ids - 1) } }, at)

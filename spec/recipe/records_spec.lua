@@ -63,7 +63,7 @@ describe('recipes/pretrain.lua', function()
          assert.matches('a.jsonl, line 81: messages: expected a list, got 5',
             refused(a .. '--chat-template ' .. dir .. '/t.jinja'), 1, true)
          assert.matches('there is no template', refused(a .. '--records'), 1, true)
-         assert.matches('cannot open', refused(a .. '--chat-template ' .. dir .. '/x'), 1, true)
+         assert.matches('cannot read', refused(a .. '--chat-template ' .. dir .. '/x'), 1, true)
          assert.matches('one for each --data (1), got 2', refused(a .. '--records --data-weight 1 '
             .. '--data-weight 2'), 1, true)
          write(dir .. '/bad.jinja', 'x\n{{ y')
@@ -124,6 +124,12 @@ describe('recipes/pretrain.lua beside a model', function()
          local count = out:match '(%d+) training tokens'
          out = ok(words .. '--from ' .. folder)
          assert.equal(count, out:match '(%d+) training tokens')
+         local files = ('--tokenizer %s/tokenizer.json '):format(folder)
+         assert.equal(count, ok(words .. files):match '(%d+) training tokens')
+         out = ok(words .. files .. ('--chat-template %s/chat_template.jinja'):format(folder))
+         assert.equal(count, out:match '(%d+) training tokens')
+         assert.matches(('--chat-template: %s has no chat template; give a file'):format(dir),
+            refused(words .. '--chat-template ' .. dir), 1, true)
          for _, name in ipairs { 'tokenizer.json', 'chat_template.jinja' } do
             assert.equal(fs.read('spec', folder .. '/' .. name),
                fs.read('spec', dir .. '/run/' .. name))

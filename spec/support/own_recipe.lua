@@ -34,7 +34,8 @@ function Scaled:tp_plan()
    return { up = 'colwise', scale = { 'colwise', input = 'S(-1)' }, down = 'rowwise' }
 end
 
-local all = tide.data.tokens.memory(tide.data.bytes.encode(('to be, or not to be. '):rep(99)), 2)
+local ids = tide.data.bytes:encode(('to be, or not to be. '):rep(99), { width = 2 })
+local all = tide.data.tokens.memory(ids, 2)
 local train = tide.data.tokens.slice(all, 0, 1800)
 local val = tide.data.tokens.slice(all, 1800, 200)
 

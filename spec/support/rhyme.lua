@@ -11,7 +11,7 @@ function rhyme.write(dir)
       intermediate_size = 128, max_position_embeddings = 512 }, { seed = 1 })
    local step = tide.train.step { model = model, clip = 1,
       optim = tide.optim.AdamW(model, { lr = 1e-2 }) }
-   local ids = tide.tensor({ bytes.ids(('one two three four\n'):rep(6)) }, { dtype = 'i64' })
+   local ids = tide.tensor({ bytes:encode(('one two three four\n'):rep(6)) }, { dtype = 'i64' })
    for _ = 1, 60 do step:run { { ids = ids, labels = tide.nn.loss.shift(ids) } } end
    return tide.model.save(model, dir)
 end

@@ -122,6 +122,14 @@ local function text_of(item)
    return item[2]
 end
 
+-- The items of a list in which some may be lists of items, in order.
+local function flat(items, into)
+   for _, item in ipairs(items) do
+      if type(item[1]) == 'table' then flat(item, into) else into[#into + 1] = item end
+   end
+   return into
+end
+
 -- Whether what ranks of comm have in common of a model is settled: for them or for more ranks, of
 -- which these were split off.
 local function is_settled(comm, model)
@@ -130,22 +138,22 @@ local function is_settled(comm, model)
       and comm.id:sub(1, #over.id + 1) == over.id .. '/')
 end
 
--- Raises on every rank of comm, with one text, if ranks differ in an item. items: a list of {
--- what (a plural), text (or a function that gives it), how }, looked at in this order. how: 'shown'
--- (the texts go into the message; else only hashes are sent), 'lines' (the text is many lines 'name
--- = value'; the first that differ go into the message). Further fields: among (ranks that give the
--- same are compared with each other; default: all), hint (how it should be). E_COMM if ranks are in
--- other calls than op.
--- model: what the items are about, nil if it is no model. Collective, but with one rank, imagined
--- ranks and what is settled.
+-- Raises on every rank of comm, with one text, if ranks differ in an item. items: a list, compared
+-- in this order, of { what (a plural), text (or a function that gives it), how } and of lists of
+-- them (parallel.fingerprint.model). how: 'shown' (the message quotes the texts; else only hashes
+-- are sent), 'lines' (the text is many lines 'name = value'; the message quotes the first that
+-- differ). Further fields: among (only ranks with an equal value are compared; default: all), hint
+-- (what the user should do). Raises E_COMM if ranks are in other calls than op.
+-- model: the one that the items describe, or nil. Collective, except on one rank, on imagined ranks
+-- (the transport 'sim') and for what is settled.
 function agree.check(comm, op, code, items, model)
    err.arg_if(type(comm) ~= 'table' or type(comm.size) ~= 'number', op, 'comm', 'a communicator',
       comm)
    if comm.size == 1 or comm.transport == 'sim' or not comm.all_gather_object then return end
    if model and is_settled(comm, model) then return end
    -- calls before all else: texts of other calls are about other things
-   local asked, mine = { { 'calls', op, 'shown',
-      hint = 'all ranks must make the same calls in the same order' }, unpack(items) }, {}
+   local asked, mine = flat(items, { { 'calls', op, 'shown',
+      hint = 'all ranks must make the same calls in the same order' } }), {}
    for i, item in ipairs(asked) do
       local text = text_of(item)
       mine[i] = { text = item[3] == 'shown' and text or require('tide.ffi.io').xxh64(text),

@@ -101,9 +101,8 @@ end
 
 -- ---- tokens ------------------------------------------------------------------------------------
 
--- Returns the ids of a text, and the places { first, last } of each, or nil where each is a byte.
+-- Returns the ids of a text, and the places { first, last } of each.
 local function encode(o, text, is_chat)
-   if o.is_bytes then return o.tokenizer.ids(text) end
    return o.tokenizer:encode(text, { offsets = true, special = is_chat,
       add_special_tokens = not is_chat })
 end
@@ -112,8 +111,7 @@ end
 local function mask_of(ids, places, ranges)
    local out, at = {}, 1
    for i = 1, #ids do
-      local first, last = i, i
-      if places then first, last = places[i][1], places[i][2] end
+      local first, last = places[i][1], places[i][2]
       while ranges[at] and ranges[at][2] < first do at = at + 1 end
       local range = ranges[at]
       local counts = range and first <= last and last > range[1] and first <= range[2]
@@ -218,7 +216,7 @@ local function settled(op, opts)
    err.arg_if(o.template ~= nil and type(o.template.render) ~= 'function', op, 'template',
       'a template of tide.chat', o.template)
    o.roles, o.by_block = roles_of(o)
-   o.is_bytes, o.eos = type(o.tokenizer.ids) == 'function', o.tokenizer.eos
+   o.eos = o.tokenizer.eos
    o.vocab_size, o.width = size, size > 65536 and 4 or 2
    return o
 end

@@ -1,12 +1,10 @@
--- Text as ids for token sources: bytes, or a tokenizer whose ids are kept in a folder.
+-- Text as ids for token sources, by a tokenizer whose ids are kept in a folder.
 --
--- An encoder has width (bytes an id), eos (the id that ends a document, as bytes), vocab_size and
+-- An encoder has tokenizer, width (bytes an id), eos (the id that ends a document, as bytes) and
 -- encode(path, text) -> ids as a string. A file of the folder is named by hashes of the text and of
 -- the tokenizer's files and ends with a hash of its own, so it is never stale, and a damaged one is
--- made anew.
+-- made anew. Ids of a tokenizer without files, that of bytes, are not kept.
 
-local build = require 'tide.tokenizer.build'
-local bytes = require 'tide.data.bytes'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local little = require 'tide.util.little'
@@ -15,12 +13,6 @@ local encoder = {}
 
 local op = 'data.text.load'
 local version = 'ids 1'
-
--- Returns the encoder of bytes.
-function encoder.bytes()
-   return { width = bytes.width, eos = bytes.id(bytes.eos), vocab_size = bytes.vocab_size,
-      encode = function(_, text) return bytes.encode(text) end }
-end
 
 local function read(path)
    local text = fs.exists(path) and fs.io().read_file(path)
@@ -35,7 +27,7 @@ function encoder.of(tok, cache)
    err.raise_if(not tok.eos, 'E_FORMAT', op, 'the tokenizer names no eos_token, which ends a '
       .. 'document; tokenizer_config.json does')
    local function make(path, text)
-      local bad = build.bad_utf8(text)
+      local bad = tok:first_invalid(text)
       if bad then err.raise('E_FORMAT', op, '%s: byte %d is not UTF-8', path, bad) end
       return (tok:encode(text, { add_special_tokens = false, width = width }))
    end
@@ -51,8 +43,7 @@ function encoder.of(tok, cache)
       fs.write(op, file, ids .. hash(ids))
       return ids
    end
-   return { width = width, eos = little.write(tok.eos, width), vocab_size = tok.vocab_size,
-      encode = encode, tokenizer = tok }
+   return { tokenizer = tok, width = width, eos = little.write(tok.eos, width), encode = encode }
 end
 
 return encoder

@@ -4,6 +4,7 @@
 -- file. Files are taken in the order of their sorted paths; names that begin with a dot are left
 -- out. Text is tokenized by bytes or a tokenizer, each file followed by the end-of-document id.
 
+local bytes = require 'tide.tokenizer.bytes'
 local encoder = require 'tide.data.encoder'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -86,12 +87,13 @@ end
 
 local function load_text(files, share, binary, code)
    local train, val, raw, total, cu, val_cu = {}, {}, {}, 0, { 0 }, { 0 }
-   local eos, width = code.eos, code.width
+   local tok, eos, width = code.tokenizer, code.eos, code.width
+   local is_bytes = tok.unit == 'byte'
    for _, path in ipairs(files) do
       local content = fs.read(op, path)
       if not binary then check_text(path, content) end
       local cut = split_at(#content, share)
-      if code.tokenizer then cut = between_characters(content, cut) end
+      if not is_bytes then cut = between_characters(content, cut) end
       local head, tail = content:sub(1, cut), content:sub(cut + 1)
       total = total + #content
       if #head > 0 then
@@ -107,8 +109,8 @@ local function load_text(files, share, binary, code)
    if total == 0 then err.raise('E_FORMAT', op, '%s: there is no text', files[1]) end
    return {
       kind = 'text', files = #files, bytes = total, cu = cu,
-      raw = not code.tokenizer and raw or nil, val_cu = val_cu,
-      vocab_size = code.vocab_size, tokenizer = code.tokenizer,
+      raw = is_bytes and raw or nil, val_cu = val_cu,
+      vocab_size = tok.vocab_size, tokenizer = tok,
       train = tokens.memory(table.concat(train), width),
       val = tokens.memory(table.concat(val), width),
    }
@@ -141,8 +143,7 @@ function text.load(paths, opts)
       if extension(file) == 'bin' then nbin = nbin + 1 end
    end
    if nbin == 0 then
-      return load_text(files, share, opts.binary, opts.tokenizer
-         and encoder.of(opts.tokenizer, opts.cache) or encoder.bytes())
+      return load_text(files, share, opts.binary, encoder.of(opts.tokenizer or bytes, opts.cache))
    end
    if nbin < #files then err.raise('E_ARG', op, 'text and .bin files cannot be mixed') end
    return load_binary(files, share, opts.width)

@@ -78,6 +78,16 @@ function fingerprint.values(of)
    return table.concat(list, ' ')
 end
 
+-- What ranks with the same model have in common: items of comm.agree. among: which ranks those are
+-- (default: all that compare).
+function fingerprint.model(model, among)
+   return {
+      { 'parameters', fingerprint.parameters(model), 'lines', among = among },
+      { 'modules', fingerprint.structure(model), 'lines', among = among },
+      { 'values', function() return fingerprint.values(model:parameters()) end, among = among },
+   }
+end
+
 -- ---- batches ---------------------------------------------------------------------------------
 
 -- Shape and contents of a tensor of whole numbers, of any integer dtype.

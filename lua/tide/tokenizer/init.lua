@@ -5,11 +5,14 @@
 --    print(tok:decode(ids))
 --
 -- Fields of a tokenizer: vocab_size, bos, eos, pad, unk (ids, or nil), special (texts by name, as
--- tokenizer_config.json has them: bos_token, eos_token, ...), config (the value of that file).
+-- tokenizer_config.json has them: bos_token, eos_token, ...), config (the value of that file),
+-- added (texts of added tokens by id). tide.data.bytes is a tokenizer, too.
 
 local build = require 'tide.tokenizer.build'
 local decoder = require 'tide.tokenizer.decoder'
+local each = require 'tide.util.each'
 local little = require 'tide.util.little'
+local options = require 'tide.tokenizer.options'
 local signature = require 'tide.util.signature'
 
 local tokenizer = {}
@@ -17,17 +20,8 @@ local tokenizer = {}
 local Tokenizer = {}
 Tokenizer.__index = Tokenizer
 
-local encode_rows = {
-   'add_special_tokens: any? -- true: with the ids that the file puts around a text',
-   'special: any? -- false: text that looks like a special token is text',
-   'offsets: any? -- true: the places of ids, too',
-   "invalid: 'error' | 'replace' = 'error' -- what to do with bytes that are not UTF-8",
-   'width: integer? -- 2 or 4: a string of little-endian ids in the place of the list',
-   "where width == nil or width == 2 or width == 4 -- argument 'width': expected 2 or 4, got "
-      .. '{width}',
-   "where not width or not offsets -- argument 'width': expected nil where offsets are wanted, got "
-      .. '{width}',
-}
+-- What reports call a token of texts; that of bytes is a byte.
+Tokenizer.unit = 'token'
 
 -- Returns a text; with opts.invalid = 'replace' its invalid UTF-8 becomes U+FFFD.
 local function repaired(text, opts)
@@ -117,6 +111,17 @@ function Tokenizer:token(id)
    return name ~= '' and name or nil
 end
 
+-- Returns the place of the first byte of a text that is not UTF-8, which encode refuses, or nil.
+function Tokenizer:first_invalid(text) return build.bad_utf8(text) end
+
+-- Returns the texts of the special tokens, the longest first.
+function Tokenizer:special_texts()
+   local list = {}
+   for id in each(self.is_special) do list[#list + 1] = self.added[id] end
+   table.sort(list, function(a, b) return #a > #b or #a == #b and a < b end)
+   return list
+end
+
 local function count(d)
    local n = #d.names
    for _, token in ipairs(d.added) do n = math.max(n, token.id + 1) end
@@ -150,17 +155,18 @@ function tokenizer.load(path)
 end
 
 -- Returns the tokenizer in a folder or its parent (a run holds that of its checkpoints), and that
--- folder; nil if neither has one.
-function tokenizer.find(path)
-   return require('tide.tokenizer.file').find(made, path)
+-- folder. Where neither has one, returns tide.data.bytes if vocab_size is its own, else nil.
+function tokenizer.find(path, vocab_size)
+   local tok, folder = require('tide.tokenizer.file').find(made, path)
+   local bytes = require 'tide.tokenizer.bytes'
+   if tok or vocab_size ~= bytes.vocab_size then return tok, folder end
+   return bytes
 end
 
-local decoding = { 'special: any? -- false: special tokens give no text' }
 signature.doors('tokenizer', Tokenizer, {
-   decode = { 'ids: integer[] >= 0', opts = decoding }, stream = { opts = decoding },
-   encode = { 'text: string', opts = encode_rows },
-   encode_batch = { 'texts: string[]', opts = {
-      'threads: integer in [0, 64] = 0 -- 0: those of the default context', encode_rows } },
-   id = 'name: string',
+   decode = { 'ids: integer[] >= 0', opts = options.decode }, stream = { opts = options.decode },
+   encode = { 'text: string', opts = options.encode },
+   encode_batch = { 'texts: string[]', opts = options.batch }, id = 'name: string',
 })
-return signature.doors('tokenizer', tokenizer, { load = 'path: string', find = 'path: string' })
+return signature.doors('tokenizer', tokenizer, { load = 'path: string',
+   find = 'path: string; vocab_size: integer?' })

@@ -37,18 +37,7 @@ local function hide(text, added)
    return text
 end
 
--- Texts of special tokens, the longest first; the byte tokenizer has none.
-local function special_texts(tokenizer)
-   local list, description = {}, rawget(tokenizer, 'description')
-   for _, token in ipairs(description and description.added or {}) do
-      if token.special then list[#list + 1] = token.text end
-   end
-   table.sort(list, function(a, b) return #a > #b or #a == #b and a < b end)
-   return list
-end
-
 local function encode(self, text, special)
-   if self.tokenizer.ids then return self.tokenizer.ids(text) end
    return self.tokenizer:encode(text, { special = special, add_special_tokens = false })
 end
 
@@ -91,8 +80,7 @@ local function turn_end(self)
       { role = 'user', content = 'a question' }, { role = 'assistant', content = mark } }, {})
    local last = ok and select(2, text:find(mark))
    local id = last and ids_of(self, (text:sub(last + 1):gsub('^%s+', '')))[1]
-   local added = rawget(self.tokenizer, 'added')
-   return id and added and added[id] and id or nil
+   return id and self.tokenizer.added[id] and id or nil
 end
 
 -- ---- turns -------------------------------------------------------------------------------------
@@ -123,7 +111,7 @@ function conversation.new(model, opts)
    local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
       variables = opts.variables or {}, start = opts.messages or {}, cache = {},
       stops = type(opts.stop) == 'table' and copy(opts.stop) or { opts.stop },
-      added = special_texts(opts.tokenizer), context = rows.new(model).context }, Conversation)
+      added = opts.tokenizer:special_texts(), context = rows.new(model).context }, Conversation)
    self.stops[#self.stops + 1] = turn_end(self)
    self:reset()
    return self

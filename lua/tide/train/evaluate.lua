@@ -4,7 +4,6 @@
 -- The tokenizer is one of tide.tokenizer, or tide.data.bytes.
 
 local err = require 'tide.util.err'
-local bytes = require 'tide.data.bytes'
 local dims = require 'tide.util.dims'
 local score = require 'tide.train.score'
 local signature = require 'tide.util.signature'
@@ -16,14 +15,12 @@ local evaluate = {}
 
 -- Ids of a text; is_bare: without the ids that a tokenizer puts around a text.
 local function encode(tok, text, is_bare)
-   if tok == bytes then return bytes.ids(text) end
    return tok:encode(text, { add_special_tokens = not is_bare })
 end
 
 -- The id that stands before a text: bos_token or, without one, eos_token. config: of the model,
 -- which is asked where the tokenizer names neither.
 function evaluate.prefix(tok, config)
-   if tok == bytes then return bytes.eos end
    local id = tok.bos or tok.eos or config and (config.bos_token_id or config.eos_token_id)
    if type(id) == 'table' then id = id[1] end
    return id or err.raise('E_FORMAT', 'train.evaluate', 'the tokenizer names neither a bos_token '

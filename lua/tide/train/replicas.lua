@@ -105,12 +105,9 @@ function replicas.check_replicas(self, op)
       { 'options of the optimiser', optim_text(self.optim, self.parallel), 'shown' },
       { 'options of the loss', canonical(self.loss_options), 'shown' },
    }
-   local function add(...) items[#items + 1] = { ... } end
-   if not self.parallel then add('parameters of the optimiser', optim_names(self.optim)) end
-   if not self.parallel and class.is(self.model, nn.Module) then
-      add('parameters', fingerprint.parameters(self.model), 'lines')
-      add('weights', function() return fingerprint.values(self.model:parameters()) end)
-      add('modules', fingerprint.structure(self.model), 'lines')
+   if not self.parallel then
+      items[#items + 1] = { 'parameters of the optimiser', optim_names(self.optim) }
+      if class.is(self.model, nn.Module) then items[#items + 1] = fingerprint.model(self.model) end
    end
    agree.check(self.comm, op, 'E_STATE', items)
 end

@@ -110,7 +110,7 @@ local function ids_of(op, name, prompt, o)
    local ids = prompt
    if type(prompt) == 'string' then
       if not o.tokenizer then err.arg(op, name, 'ids, as there is no tokenizer', prompt) end
-      ids = o.tokenizer.ids and o.tokenizer.ids(prompt) or o.tokenizer:encode(prompt)
+      ids = o.tokenizer:encode(prompt)
    end
    rows_.check_ids(op, name, ids, o.vocab)
    return ids

@@ -32,12 +32,11 @@ local options = {
 
 -- The tokenizer of texts. A model without one takes bytes, if it has their vocabulary.
 local function tokenizer_of(tide, opt, vocab)
-   local bytes = tide.data.bytes
    if opt.tokenizer then return tide.tokenizer.load(opt.tokenizer) end
-   local tok = tide.tokenizer.find(opt.from)
-   if tok or vocab == bytes.vocab_size then return tok or bytes end
+   local tok = tide.tokenizer.find(opt.from, vocab)
+   if tok then return tok end
    err.usage(opt.op, '%s has a vocabulary of %d and no tokenizer; text is scored with the byte '
-      .. 'vocabulary (%d), give --tokenizer or --ids', opt.from, vocab, bytes.vocab_size)
+      .. 'vocabulary (%d), give --tokenizer or --ids', opt.from, vocab, tide.data.bytes.vocab_size)
 end
 
 -- Reads what is scored: fields ids, text or items (with bad, the lines left out).
@@ -89,23 +88,21 @@ local function compute(tide, opt)
    return work
 end
 
-local function show_tokens(tide, work)
+local function show_tokens(work)
    for i, value in ipairs(work.values) do
       local id, tok = work.ids[i + 1], work.tok
       if not tok then io.stdout:write(('%-8d %9.4f\n'):format(id, value))
       else
-         local text = tok == tide.data.bytes and tok.decode { id }
-            or tok:decode({ id }, { special = true })
-         io.stdout:write(('%-8q %9.4f\n'):format(text, value))
+         io.stdout:write(('%-8q %9.4f\n'):format(tok:decode({ id }, { special = true }), value))
       end
    end
 end
 
-local function show_text(tide, opt, work)
-   if opt.tokens then show_tokens(tide, work) end
+local function show_text(opt, work)
+   if opt.tokens then show_tokens(work) end
    local sum, n, f = dims.sum(work.values), #work.values, work.figures
    local mean = -sum / n
-   local what = work.tok == tide.data.bytes and 'byte' or 'token'
+   local what = work.tok and work.tok.unit or 'token'
    io.stdout:write(('%d %ss, log-probability %.4f: %.4f nats per %s, %.4f bits per %s, '
       .. 'perplexity %.4f\n'):format(n, what, sum, mean, what, mean / math.log(2), what,
       math.exp(mean)))
@@ -157,5 +154,5 @@ return function(name, ...)
    local work = err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_DEVICE',
       'E_UNSUPPORTED' }, compute, tide, opt)
    if tide.comm.world().rank > 0 then return end
-   if work.items then show_choices(opt, work) else show_text(tide, opt, work) end
+   if work.items then show_choices(opt, work) else show_text(opt, work) end
 end

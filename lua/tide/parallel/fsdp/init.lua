@@ -138,11 +138,9 @@ local function check_agreed(self, model, list)
    agree.check(self.comm, op, 'E_ARG', {
       { 'options', options.text(o), 'shown' }, { 'seeds', tostring(o.seed) },
       { 'configurations', canonical(model.config) },
-      { 'parameters', fingerprint.parameters(model), 'lines', among = part },
-      { 'modules', fingerprint.structure(model), 'lines', among = part },
+      fingerprint.model(model, part),
       { 'units', table.concat(names, '\n'), among = part },
       { 'devices', tostring(self.device), 'shown' },
-      { 'values', function() return fingerprint.values(model:parameters()) end, among = part },
    }, model)
 end
 

@@ -226,9 +226,7 @@ local function check_agreed(self, comm, device, seed)
    agree.check(comm, 'parallel.plan.materialise', 'E_COMM', {
       { 'plans', tostring(self), 'shown' }, { 'options of the plan', canonical(given) },
       { 'styles of modules', self.rehearsal.styles },
-      { 'parameters', fingerprint.parameters(model), 'lines' },
-      { 'models', fingerprint.structure(model), 'lines' },
-      { 'values', function() return fingerprint.values(model:parameters()) end },
+      fingerprint.model(model),
       { 'devices', device, 'shown' }, { 'seeds', tostring(seed) },
    })
 end

@@ -428,12 +428,7 @@ function tp.parallelize_module(model, axis, plan, opts)
    if axis.size == 1 then return model end
    env.sequence = run.sequence
    env.styles = styles_text(run.styles, opts)
-   agree.check(comm, op, 'E_ARG', {
-      { 'parameters', fingerprint.parameters(model), 'lines' },
-      { 'models', fingerprint.structure(model), 'lines' },
-      { 'values', function() return fingerprint.values(model:parameters()) end },
-      { 'plans', env.styles },
-   }, model)
+   agree.check(comm, op, 'E_ARG', { fingerprint.model(model), { 'plans', env.styles } }, model)
    prepare(run, model, opts)
    for _, change in ipairs(run.changes) do change() end
    model:walk(function(m) spread.set(m, 'tp', env) end)

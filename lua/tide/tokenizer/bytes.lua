@@ -1,0 +1,99 @@
+-- The byte tokenizer: ids 0 to 255 are bytes, 257 ends a document, 256 is free.
+--
+-- It has the fields and methods of a tokenizer of tide.tokenizer, so that a program takes either
+-- without asking which. It encodes any bytes, UTF-8 or not, and has no special tokens in texts: the
+-- options about both change nothing.
+
+local options = require 'tide.tokenizer.options'
+local signature = require 'tide.util.signature'
+
+local Bytes = {}
+Bytes.__index = Bytes
+
+-- Returns the list of ids of a text and, with opts.offsets, their places, { i, i } for byte i; with
+-- opts.width (2 or 4) the ids as a string of so many bytes each, as data.tokens.memory takes them.
+function Bytes:encode(text, opts)
+   if opts.width then return (text:gsub('.', '%0' .. ('\0'):rep(opts.width - 1))) end
+   local ids, places = {}, opts.offsets and {} or nil
+   for i = 1, #text do
+      ids[i] = text:byte(i)
+      if places then places[i] = { i, i } end
+   end
+   return ids, places
+end
+
+-- Encodes a list of texts. Returns the list of ids and, with offsets, the list of places.
+function Bytes:encode_batch(texts, opts)
+   local all, places = {}, opts.offsets and {} or nil
+   for i, text in ipairs(texts) do
+      local ids, at = self:encode(text, { offsets = opts.offsets, width = opts.width })
+      all[i] = ids
+      if places then places[i] = at end
+   end
+   return all, places
+end
+
+local function text_of(ids)
+   local out = {}
+   for i, id in ipairs(ids) do out[i] = id < 256 and string.char(id) or '' end
+   return table.concat(out)
+end
+
+-- Returns the text of a list of ids; ids above 255 give none.
+function Bytes:decode(ids) return text_of(ids) end
+
+-- Returns the id of a text of one byte, else nil.
+function Bytes:id(name) return #name == 1 and name:byte() or nil end
+
+-- Returns the byte of an id as a text; nil above 255.
+function Bytes:token(id) return id >= 0 and id < 256 and string.char(id) or nil end
+
+-- Returns nil: no byte of a text is invalid.
+function Bytes:first_invalid() return nil end
+
+-- Returns an empty list.
+function Bytes:special_texts() return {} end
+
+local Stream = {}
+Stream.__index = Stream
+
+-- Returns how many bytes at the end of a text begin a character of UTF-8 that is not whole.
+local function open_bytes(text)
+   for n = 1, math.min(3, #text) do
+      local b = text:byte(-n)
+      if b >= 0xC0 then
+         local width = b >= 0xF0 and 4 or b >= 0xE0 and 3 or 2
+         return n < width and n or 0
+      elseif b < 0x80 then
+         return 0
+      end
+   end
+   return 0
+end
+
+-- Takes in an id; returns the text that is certain now, never half a character.
+function Stream:push(id)
+   local text = self.held .. text_of { id }
+   local n = open_bytes(text)
+   self.held = text:sub(#text - n + 1)
+   return text:sub(1, #text - n)
+end
+
+-- Returns the rest.
+function Stream:finish()
+   local text = self.held
+   self.held = ''
+   return text
+end
+
+-- Returns a decoder of ids that come one by one: push(id), finish().
+function Bytes:stream() return setmetatable({ held = '' }, Stream) end
+
+signature.doors('data.bytes', Bytes, {
+   encode = { 'text: string', opts = options.encode },
+   encode_batch = { 'texts: string[]', opts = options.batch },
+   decode = 'ids: integer[] >= 0', id = 'name: string', token = 'id: integer',
+})
+
+return setmetatable({ eos = 257, vocab_size = 258, unit = 'byte', special = {}, config = {},
+   added = {}, is_special = {} }, Bytes)
