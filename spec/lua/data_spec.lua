@@ -61,6 +61,12 @@ describe('data.bytes', function()
       assert.equal('E_ARG', raised(bytes.decode, bytes, { 0.5 }).code)
       assert.equal('ab', bytes:decode { 97, 256, 98, 257, 300 })
    end)
+
+   it('takes the spellings of 0.1, functions of a text or of ids', function()
+      assert.same({ 'a\0b\0', 'ab', { 97, 98 } }, { bytes.encode 'ab', bytes.decode { 97, 98 },
+         bytes.ids 'ab' })
+      assert.equal('E_ARG', raised(bytes.encode, 5).code)
+   end)
 end)
 
 describe('data.tokens', function()

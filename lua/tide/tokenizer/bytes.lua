@@ -4,6 +4,7 @@
 -- without asking which. It encodes any bytes, UTF-8 or not, and has no special tokens in texts: the
 -- options about both change nothing.
 
+local old = require 'tide.util.old'
 local options = require 'tide.tokenizer.options'
 local signature = require 'tide.util.signature'
 
@@ -95,5 +96,27 @@ signature.doors('data.bytes', Bytes, {
    decode = 'ids: integer[] >= 0', id = 'name: string', token = 'id: integer',
 })
 
-return setmetatable({ eos = 257, vocab_size = 258, unit = 'byte', special = {}, config = {},
-   added = {}, is_special = {} }, Bytes)
+local bytes = setmetatable({ eos = 257, vocab_size = 258, unit = 'byte', special = {},
+   config = {}, added = {}, is_special = {} }, Bytes)
+
+-- As Bytes.encode; of a text alone, the spelling of 0.1, ids of two bytes.
+function bytes.encode(self, text, opts)
+   if self == bytes then return Bytes.encode(self, text, opts) end
+   old('data.bytes.encode(text)', 'data.bytes:encode(text, { width = 2 })')
+   return Bytes.encode(bytes, self, { width = 2 })
+end
+
+-- As Bytes.decode; of a list alone, the spelling of 0.1.
+function bytes.decode(self, ids)
+   if self == bytes then return Bytes.decode(self, ids) end
+   old('data.bytes.decode(ids)', 'data.bytes:decode(ids)')
+   return Bytes.decode(bytes, self)
+end
+
+-- The spelling of 0.1: the list of ids of a text.
+function bytes.ids(text)
+   old('data.bytes.ids(text)', 'data.bytes:encode(text)')
+   return Bytes.encode(bytes, text)
+end
+
+return bytes
