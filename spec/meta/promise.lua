@@ -83,7 +83,7 @@ promise['core/README.md'] = {
    { 'A file may use its own folder', 'meta/layer', 'of core/' },
    { '2k kernels arithmetic', 'meta/layer',
       'of kernels: core/base, the kernel interface, their own backend' },
-   { '5 tide c contexts', 'meta/layer', 'of core/' },
+   { '6 tide c contexts', 'meta/layer', 'of core/' },
    { 'Ops contain none of this', 'meta/style', 'of allocation: the context hook, not malloc'
       },
    { 'Objects without a context', 'meta/style', 'of allocation: the context hook, not malloc' },
