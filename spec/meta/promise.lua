@@ -163,6 +163,7 @@ promise['kernels/README.md'] = {
    { section = 'bf16 with AVX512_BF16, without AMX', definition = 'measurements' },
    { section = 'f32 with AVX-512', definition = 'measurements' },
    { section = 'f32 with AVX2', definition = 'measurements' },
+   { section = 'f32 with a thin dimension, AVX2', definition = 'measurements' },
    { 'A chunk of rows packs every span', definition = 'a measurement' },
    { 'Backward the gradients of states', definition = 'how the scan is cut' },
    { 'No sum depends on blocks', 'op/scan',
