@@ -12,7 +12,7 @@
 #include "core/base/try.h"
 #include "tide/tide.h"
 
-/* One operand. Strides count elements; 0 repeats, none is negative. data points at the first
+/* One operand. Strides count elements and are never negative; 0 repeats. data points at the first
  * element. An absent optional operand has data null and ndim -1. */
 typedef struct k_tensor {
   void   *data;

@@ -1,14 +1,21 @@
-/* Shared by the files of the program `tide`. One program, in its main thread unless stated.
+/* Shared by the files of the program `tide`. Functions run in its main thread unless stated.
  *
- *   main.c     the commands         signal.c   what SIGINT and SIGTERM do
- *   help.c     the help texts       output.c   lines of ranks, each with its prefix
- *   run.c      tide run: its command line, restarts, one rank in the main thread
- *   exit.c     exit codes        env.c     misspelt variables of the environment
- *   shipped.c  where recipes and guides are
- *   threads.c  several ranks as threads     place.c  one rank of a launcher's job
- *   procs.c    ranks as processes
- *   prompt.c   tide repl      board.c  lines for its ranks      busy.c  lines that Ctrl-C stops
- *   prompt_mpi.c  tide repl over processes    link.c, link.h  the connections between them
+ *   main.c        the commands
+ *   help.c        the help texts
+ *   run.c         tide run: its command line, restarts, one rank in the main thread
+ *   threads.c     several ranks as threads
+ *   procs.c       ranks as processes
+ *   place.c       one rank of a launcher's job
+ *   prompt.c      tide repl
+ *   prompt_mpi.c  tide repl over processes
+ *   board.c       lines of the prompt for its ranks
+ *   link.c        the connections between the processes of a prompt
+ *   busy.c        lines that Ctrl-C stops
+ *   output.c      lines of ranks, each with its prefix
+ *   signal.c      what SIGINT and SIGTERM do
+ *   exit.c        exit codes
+ *   env.c         misspelt variables of the environment
+ *   shipped.c     where recipes and guides are
  */
 #pragma once
 
@@ -35,18 +42,19 @@ typedef struct run_options {
 
 /* ---- signal.c -------------------------------------------------------------------------------- */
 
+/* Installs the handlers of SIGINT and SIGTERM. */
 void cli_watch_signals(void);
 /* Sets what a signal interrupts: one context, several ranks, or (both null) nothing. */
 void cli_set_running(tide_ctx *ctx, tide_host_ranks *ranks);
-void cli_set_prompt(void);  /* SIGINT stops only the running line */
+void cli_set_prompt(void);  /* makes SIGINT stop only the running line */
 /* Sets the ranks of a prompt, which SIGINT stops; null: none. */
 typedef struct cli_board cli_board;
 void cli_set_ranks(tide_host_ranks *ranks, cli_board *board);
-void cli_interrupt_line(void); /* as SIGINT at the prompt */
-void cli_watch_launcher(void); /* SIGUSR1, which mpirun passes on, is as SIGINT at the prompt */
-void cli_set_placed(int rank); /* this process is one rank of a launcher's job */
-int  cli_signal(void);      /* the last one; 0: no signal yet */
-int  cli_signal_count(void);
+void cli_interrupt_line(void); /* does what SIGINT does at the prompt */
+void cli_watch_launcher(void); /* makes SIGUSR1, which mpirun passes on, act as SIGINT there */
+void cli_set_placed(int rank); /* declares this process one rank of a launcher's job */
+int  cli_signal(void);         /* returns the last signal; 0: none yet */
+int  cli_signal_count(void);   /* returns how many have arrived */
 
 /* ---- output.c -------------------------------------------------------------------------------- */
 
@@ -86,13 +94,13 @@ int  cli_close_on_exit(lua_State *L);
 
 /* ---- env.c ----------------------------------------------------------------------------------- */
 
-/* Warns of variables TIDE_... whose names are close to that of a parameter. */
+/* Warns of variables TIDE_... that are misspelt names of parameters. */
 void cli_check_environment(void);
 
 /* ---- run.c ----------------------------------------------------------------------------------- */
 
-/* `tide run`, or a command whose code is in the library and runs on several ranks (`tide score`):
- * code null: a recipe follows the options. */
+/* Runs `tide run`, or a command whose code is in the library and runs on several ranks (`tide
+ * score`). code null: a recipe follows the options. Returns the exit code. */
 int  cli_run(const char *command, const char *code, int argc, char **argv);
 /* Runs the recipe, or the code, in a state. Returns its status. */
 int  cli_run_recipe(const run_options *o, lua_State *L);
@@ -141,6 +149,7 @@ int  cli_end_job(printer *p, const place *at, const ending *how);
 
 /* ---- prompt.c, prompt_mpi.c, board.c, busy.c ------------------------------------------------- */
 
+/* Runs `tide repl`. Returns the exit code. */
 int  cli_prompt(int argc, char **argv);
 /* Runs the prompt's loop in its state. Returns the exit code. */
 int  cli_run_prompt(lua_State *L);
@@ -152,28 +161,30 @@ bool cli_start_thread(pthread_t *thread, void *(*run)(void *user), void *user);
 int  cli_prompt_mpi(lua_State *L, const run_options *o, const place *at);
 
 cli_board *cli_board_new(int nrank); /* NULL: out of memory */
-void cli_board_free(cli_board *b);   /* the ranks have ended */
+void cli_board_free(cli_board *b);   /* only when the ranks have ended */
 /* Puts the board's functions into package.loaded['tide.host'].board of a state: those of a rank, or
  * with rank -1 the prompt's. Returns 0, or a status of Lua. */
 int  cli_board_show(cli_board *b, lua_State *L, int rank);
-void cli_board_rest(cli_board *b, int rank); /* before the rank's state closes, on its thread */
+/* Ends the watch of a rank's lines, on its thread, before its state closes. */
+void cli_board_rest(cli_board *b, int rank);
 /* Records that the thread of a rank ends. The first one ends the prompt, and stops the lines of the
  * other ranks. */
 void cli_board_leave(cli_board *b, int rank);
-void cli_board_close(cli_board *b);  /* ends the prompt: lines stop, and take returns nil */
-void cli_board_ended(cli_board *b);  /* the ranks have ended: so do the prompt's waits */
+void cli_board_close(cli_board *b);  /* ends the prompt: stops lines, and take returns nil */
+void cli_board_ended(cli_board *b);  /* ends the prompt's waits, since the ranks have ended */
 void cli_board_interrupt(cli_board *b); /* stops the ranks' lines; in a signal handler */
-/* Of a board with a link (link.h). join sets it, and shows the prompt's functions as
- * cli_board_show. */
+/* Gives a board its link (link.h), and shows the prompt's functions as cli_board_show does. The
+ * functions below are for such boards. */
 struct cli_link;
 int  cli_board_join(cli_board *b, lua_State *L, struct cli_link *link, int rank);
-/* Takes a text that has come from the process of a rank. Any thread. */
+/* Takes a text that the process of a rank has sent. Any thread. */
 void cli_board_arrive(cli_board *b, int rank, const char *text, size_t n);
-/* Notes that a rank has ended by itself, with an exit code, and a message if it failed; rank 0
- * learns of it. Any thread. */
+/* Records that a rank has ended by itself, with an exit code, and a message if it failed; informs
+ * rank 0. Any thread. */
 void cli_board_left(cli_board *b, int rank, int code, const char *message);
-/* The first rank that left; null: none. When the threads have ended. */
+/* The end of a rank. */
 typedef struct cli_left { int rank, code; char message[2048]; } cli_left;
+/* Returns the first rank that left; null: none has. Only when the threads have ended. */
 const cli_left *cli_board_first(const cli_board *b);
 void cli_board_quit(cli_board *b);   /* ends the prompt on all processes */
 
@@ -182,7 +193,8 @@ typedef struct cli_busy { pthread_t thread; atomic_bool on, over; } cli_busy;
 /* Puts busy(on) into package.loaded['tide.host'], which declares that a line runs. b null: on the
  * main thread. Returns 0, or a status of Lua. */
 int  cli_busy_watch(lua_State *L, cli_busy *b);
-void cli_busy_end(cli_busy *b);          /* the state closes, perhaps in a line; on its thread */
+/* Ends the watch before the state closes, perhaps in a line; on its thread. */
+void cli_busy_end(cli_busy *b);
 void cli_busy_here(void);               /* stops the line of this thread; in a signal handler */
 void cli_busy_interrupt(cli_busy *b);   /* stops a rank's line; in a signal handler */
 void cli_busy_last(cli_busy *b);        /* stops a rank's line and each that begins later */

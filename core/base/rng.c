@@ -1,5 +1,4 @@
-/* The standard normal: the quantile of normal.h out of line, and the cdf through erfc.
- */
+/* The standard normal: the quantile of normal.h out of line, and the cdf through erfc. */
 #include "core/base/rng.h"
 
 #include "core/base/normal.h"

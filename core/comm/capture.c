@@ -1,9 +1,9 @@
 /* Communicators in captured steps: their side of core/device/device.h.
  *
- * A call in a captured step is made as any other, by the helper thread in its turn,
- * but is recorded; its caller returns once it is recorded. A replay is one call of the
- * communicator, with a number and a place among the others, and is watched as they are: what fails
- * or never comes is reported by the next use of the device.
+ * A call in a captured step is made as any other, by the helper thread in its turn, but is
+ * recorded; its caller returns once it is recorded. A replay is one call of the communicator, with
+ * a number and a place among the others, and is watched as they are: the next use of the device
+ * reports a failure or a timeout.
  */
 #include "core/comm/comm.h"
 

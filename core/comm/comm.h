@@ -1,9 +1,9 @@
 /* Communicators: one handle for every transport, and what a transport must provide.
  *
- * A collective is a tide__coll, a description on raw pointers that has passed every
- * check a rank can make alone. collective.c fills it, comm.c runs it on the transport, on whichever
- * thread that is (the rank's own or the communicator's helper thread), and status and message are
- * left inside. A transport never sees a tensor, a context or Lua.
+ * A collective is a tide__coll: a description on raw pointers that has passed every check a rank
+ * can make alone. collective.c fills it. comm.c runs it on the transport, on the rank's own thread
+ * or on the communicator's helper thread; status and message are left inside. A transport never
+ * sees a tensor, a context or Lua.
  *
  * Each rule has one file: call.h describes a call to other ranks, agree.c compares calls, failure.c
  * keeps the first failure, wait.c waits, move.c says what goes where, device.c copies and reduces.
@@ -14,7 +14,7 @@
  */
 #pragma once
 
-#include "core/comm/failure.h"
+#include "core/comm/wait.h"
 #include "core/device/device.h"
 
 enum { TIDE__NRECORD = 256 };

@@ -1,4 +1,4 @@
-/* See failure.h. */
+/* See wait.h. */
 
 #include <sched.h>
 #include <time.h>

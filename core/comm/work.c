@@ -1,14 +1,14 @@
 /* Asynchronous collectives: a work keeps its operands until the owner has seen it done.
  *
- * The helper thread of a communicator takes works from a queue in the order of the
- * calls and runs the transport on them; it touches nothing else, neither context nor tensors. It
- * sets `done`; the owner, at its next call, settles the work: record, trace, operands given back.
- * So memory is never reused early, and allocator and reference counts stay with one thread.
+ * The helper thread of a communicator takes works from a queue in the order of the calls and runs
+ * the transport on them; it touches nothing else, neither context nor tensors. It sets `done`; the
+ * owner, at its next call, settles the work: record, trace, operands released. So memory is never
+ * reused early, and allocator and reference counts stay with one thread.
  *
  * Where a transport leaves a call on a stream (poll in comm.h), it is `issued` when it is there. A
  * call that is to be watched is `done` when the helper has seen its end or its failure; any other
- * is done at once for the helper, and its event tells the owner the rest (landed). A
- * wait for such a work blocks until it is issued and orders compute after it; its operands can
+ * is done at once for the helper, and the owner reads its end from its event (landed). A wait for
+ * such a work blocks until it is issued and orders compute after it; its operands can
  * then be released, as the next use of their memory is later on compute.
  *
  * A work of a captured step is `issued` when it is recorded, and `done` when compute waits for it

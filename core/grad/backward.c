@@ -213,8 +213,8 @@ static int run_native(tide_backward *bw, tide__node *n)
   TIDE_TRY(frame_open(ctx, &f, n));
   tide__grad_call g = {.ctx = ctx, .op = n->op, .nin = n->nin, .nout = n->nout, .gout = f.gout,
                        .in = f.in, .out = f.out, .meta = n->meta, .need = f.need, .sum = f.sum,
-                       .sum_dtype = f.sum_dtype, .attrs = n->attrs, .node = n,
-                       .consume = !bw->retain, .gin = f.gin};
+                       .sum_dtype = f.sum_dtype, .attrs = n->attrs, .joint = &tide__joint,
+                       .node = n, .consume = !bw->retain, .gin = f.gin};
   int rc = recompute_inputs(ctx, &f, n);
   if (rc == TIDE_OK) rc = tide__op_get(n->op)->grad(&g);
   for (int i = 0; i < n->nout && rc == TIDE_OK && g.consume; i++) {

@@ -49,7 +49,7 @@ typedef struct tide__node {
   int32_t op;                       /* TIDE_OP_*, or TIDE__HOST */
   int32_t nin, nout;
   bool walked;
-  tide_tensor *joint;               /* counted: memory for the gradients of all outputs (place.c) */
+  tide_tensor *joint;               /* counted: memory for the gradients of all outputs (joint.c) */
   uint32_t given;                   /* outputs whose part of it was given away */
   struct tide_backward *walk;       /* the walk that filled a slot; null: the node is not pending */
   tide__output *out;
@@ -90,7 +90,8 @@ bool tide__is_recomputed(const tide_ctx *ctx, int op, int i, const tide_tensor *
 /* Returns that result, computed at the first call; borrowed from the node of the edge. */
 int  tide__recompute(tide_tensor **out, tide_ctx *ctx, const tide__edge *edge);
 
-/* Releases the memory for the gradients of a node's outputs. */
+extern const tide__joint_calls tide__joint;
+/* Releases the joint buffer of a node's outputs. */
 void tide__joint_drop(tide__node *n);
 
 extern const struct tide__recorder tide__tape_recorder;

@@ -160,7 +160,7 @@ int tide__grad_attention(const tide__grad_call *g)
     tide__result(&c, i, g->meta[i].dtype, 4, g->meta[i].shape);
   if (v.rc == TIDE_OK) tide__result(&c, 3, g->out[1]->dtype, g->need[3] ? 4 : -1, g->meta[3].shape);
   for (int i = 0; i < 3; i++)
-    if (g->need[i]) into[i] = TIDE__TEMP(&v, tide__grad_place, g, i);
+    if (g->need[i]) into[i] = TIDE__TEMP(&v, g->joint->part, g, i);
   c.into = into;
   TIDE__DO(&v, tide__dispatch(&c, dy, 4));
   for (int i = 0; i < 3; i++) g->gin[i] = dy[i];

@@ -125,7 +125,7 @@ static int linear_fp8(tide_tensor **out, tide__call *c, const left *a)
   int w_kind = a->scaling != TIDE_FP8_TENSOR ? K_FP8_SQUARE : K_FP8_TENSOR;
   k_fp8_attrs how = attrs_of(w_kind, false, f32_scale);
   coded b = a->keep_weight ? code(&v, w, how, true, false) : code_weight(&v, w, how, for_dx);
-  tide_tensor *kept = for_dx && a->keep_weight ? TIDE__TEMP(&v, tide_detach, w) : b.across;
+  tide_tensor *kept = for_dx && a->keep_weight ? TIDE__TEMP(&v, tide__tensor_alias, w) : b.across;
   if (v.rc == TIDE_OK) {
     tide_tensor *in[] = {a->x, w, c->in_[2], a->codes.along, a->codes.scale, b.along, b.scale,
                          for_dw ? a->codes.across : NULL, for_dw ? a->codes.across_scale : NULL,

@@ -2,7 +2,7 @@
  *
  * Weights [N_i, K] whose rows follow each other are one weight [sum N_i, K], and the results of
  * their product with one x are columns of one matrix. In backward the gradients of these results
- * may lie side by side, too (core/grad/place.c); then the gradient of x is one product, and that of
+ * may lie side by side, too (core/grad/joint.c); then the gradient of x is one product, and that of
  * the weights another, whose parts lie as the weights do. Where something else is found, each
  * tensor is treated by itself, with the same result but for the order of sums.
  */
@@ -11,6 +11,14 @@
 enum { WEIGHT = 1, BIAS = WEIGHT + TIDE_MAX_JOINED }; /* the first inputs of these kinds */
 
 /* ---- side by side ---------------------------------------------------------------------------- */
+
+bool tide__same_elements(const tide_tensor *a, const tide_tensor *b)
+{
+  bool same = a->storage == b->storage && a->offset == b->offset && a->ndim == b->ndim;
+  for (int d = 0; same && d < a->ndim; d++)
+    same = a->shape[d] <= 1 || a->stride[d] == b->stride[d];
+  return same;
+}
 
 /* Returns the stride of `dim` over all parts: that of one with several entries there, else the
  * distance of the first two parts. */
@@ -175,21 +183,21 @@ int tide_linear_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *c
   return rc;
 }
 
-/* Moves the gradients into the buffer that waits for them, where one was made and some lie
- * elsewhere: *out is then that buffer. */
-static int gather_places(tide_tensor **out, const tide__grad_call *g)
+/* Copies the gradients that lie elsewhere into the joint buffer, and returns it; *out stays null
+ * without such a buffer, or if a gradient is missing. */
+static int gather_parts(tide_tensor **out, const tide__grad_call *g)
 {
   tide__temps v = {0};
-  tide_tensor *joint = tide__grad_joint(g);
+  tide_tensor *joint = g->joint->whole(g);
   int64_t at = 0;
   for (int i = 0; i < g->nout; i++)
     if (!g->gout[i]) return TIDE_OK;
   if (!joint) return TIDE_OK;
   for (int i = 0; i < g->nout; i++) {
-    tide_tensor *dy = g->gout[i], *place;
+    tide_tensor *dy = g->gout[i], *part;
     int64_t n = dy->shape[dy->ndim - 1];
-    place = TIDE__TEMP(&v, tide__narrow, joint, joint->ndim - 1, at, n);
-    if (place && !tide__same_place(place, dy)) TIDE__DO(&v, tide_copy_(place, dy));
+    part = TIDE__TEMP(&v, tide__narrow, joint, joint->ndim - 1, at, n);
+    if (part && !tide__same_elements(part, dy)) TIDE__DO(&v, tide_copy_(part, dy));
     at += n;
   }
   if (v.rc == TIDE_OK) tide_tensor_retain(*out = joint);
@@ -298,7 +306,7 @@ int tide__grad_linear_joined(const tide__grad_call *g)
   tide_tensor *all = NULL, *w = NULL;
   for (int i = 0; i < g->nout && !like; i++) like = g->gout[i];
   TIDE_TRY(tide__side_by_side(&all, g->nout, g->gout, like->ndim - 1));
-  if (!all) TIDE_TRY(gather_places(&all, g));
+  if (!all) TIDE_TRY(gather_parts(&all, g));
   if (!all) return grad_of_each(g);
   tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, all);
   TIDE__DO(&v, tide__side_by_side(&w, g->nout, g->in + WEIGHT, 0));

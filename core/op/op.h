@@ -83,6 +83,22 @@ typedef struct tide__call {
   tide__meta make_[TIDE__MAX_OUT];
 } tide__call;
 
+/* What a derivative rule asks the walk for: memory in the joint buffer, in which another op wants
+ * the gradients of its results side by side. Filled by grad/joint.c. */
+struct tide__grad_call;
+typedef struct tide__joint_calls {
+  /* Returns memory for the gradient of input i, in its shape; null if no op wants it side by side
+   * with others, or the memory was given away before. The strides may be any but the last one,
+   * which is 1. Must be written before it is read. Owned. */
+  int (*part)(tide_tensor **out, const struct tide__grad_call *g, int i);
+  /* The same for a rule that may write over gout[k]: also returns the part that was given away for
+   * gout[k], if that lies there. Owned. */
+  int (*part_over)(tide_tensor **out, const struct tide__grad_call *g, int i, int k);
+  /* Returns the joint buffer of this call's results, or null if no rule asked for a part of it.
+   * Borrowed. */
+  tide_tensor *(*whole)(const struct tide__grad_call *g);
+} tide__joint_calls;
+
 /* The arguments of a derivative rule. It fills gin[i] (owned) for every i with need[i]; recording
  * is off. gout[k] is null if no gradient reached output k. in and out hold what op.def says to
  * save. */
@@ -100,7 +116,8 @@ typedef struct tide__grad_call {
   tide_tensor *const *sum;
   const int32_t *sum_dtype;
   const tide__attrs *attrs;
-  struct tide__node *node;      /* of the call, for tide__grad_place */
+  const tide__joint_calls *joint;
+  struct tide__node *node;      /* of the call, for joint */
   bool consume;                 /* saved results may be overwritten: the walk frees them */
   tide_tensor **gin;
 } tide__grad_call;
@@ -114,6 +131,7 @@ typedef struct tide__op {
   int flags;
 } tide__op;
 
+/* Returns the row of an op. Static. */
 const tide__op *tide__op_get(int op);
 
 /* Starts a call and sets its operands. Fails on null or gone operands, operands of another context
@@ -195,22 +213,8 @@ void tide__release_all(int n, tide_tensor **xs);
 /* Fails unless a list has 1 to TIDE_MAX_JOINED tensors. */
 int tide__check_joined(tide_ctx *ctx, const char *op, const char *arg, int n,
                        tide_tensor *const *list);
-
-/* ---- core/grad/place.c ----------------------------------------------------------------------- */
-
-/* Returns memory for the gradient of input i, in its shape: a part of the buffer in which the op
- * that made the input wants the gradients of its results, side by side. Null if there is no such op
- * or that memory was given away before. The strides may be any but the last one, which is 1. Not to
- * be read before it is written. Owned. */
-int tide__grad_place(tide_tensor **out, const tide__grad_call *g, int i);
-/* The same for a rule that may write over gout[k]: also the place that was given away for gout[k],
- * where it lies there. Owned. */
-int tide__grad_place_of(tide_tensor **out, const tide__grad_call *g, int i, int k);
-/* Returns the buffer of the results of this call, or null if no rule asked for a part of it.
- * Borrowed. */
-tide_tensor *tide__grad_joint(const tide__grad_call *g);
 /* Returns whether two tensors of one shape are the same elements. */
-bool tide__same_place(const tide_tensor *a, const tide_tensor *b);
+bool tide__same_elements(const tide_tensor *a, const tide_tensor *b);
 
 /* ---- checks and helpers ---------------------------------------------------------------------- */
 
@@ -218,7 +222,9 @@ bool tide__same_place(const tide_tensor *a, const tide_tensor *b);
 int tide__dense(tide_tensor **out, tide_tensor *t, const char *op);
 /* Returns rc, the status of filling a fresh *out; a failure releases *out and sets it to null. */
 int tide__created(tide_tensor **out, int rc);
+/* Returns whether recording is on and an input needs a gradient. */
 bool tide__wants_grad(const tide__call *c);
+/* Returns shape, dtype and device of t. */
 tide__meta tide__meta_of(const tide_tensor *t);
 /* Returns dim of x counted from 0, or fails. */
 int tide__check_dim(const tide_tensor *x, int dim, const char *op);
@@ -258,6 +264,7 @@ int tide__check_target(tide_tensor *t, const char *op);
 /* Checks operands and attributes of an attention call, without its bias. */
 int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
                           const tide_attention_attrs *a);
+/* Returns the attributes that kernels take, with the default scale filled in. */
 k_attention_attrs tide__attention_attrs_of(const tide_tensor *q, const tide_attention_attrs *a);
 /* dst += factor * src, of one shape. factor: one number, f32 (f64 for f64), of their device. */
 int tide__axpy_by_(tide_tensor *dst, tide_tensor *src, tide_tensor *factor);
@@ -265,6 +272,7 @@ int tide__axpy_by_(tide_tensor *dst, tide_tensor *src, tide_tensor *factor);
 int tide__stat_dtype(const tide_tensor *x);
 /* Fails unless x is floating with a dim, and v null or a vector of x's last dim and dtype. */
 int tide__check_rows(tide__call *c, const tide_tensor *x, const tide_tensor *v, const char *arg);
+/* Fails unless t is i64 or i32. */
 int tide__check_index(const tide_tensor *t, const char *op, const char *arg);
 /* Fails unless sequence is null or i32/i64 [B or 1, T] for x [B, T, ...]. */
 int tide__check_sequence(const tide_tensor *x, const tide_tensor *sequence, const char *op);
@@ -279,6 +287,7 @@ typedef struct tide__kernel {
 /* Indexes the rows by (op, device, dtype), once per context. */
 int  tide__kernels_open(tide_ctx *ctx);
 void tide__kernels_close(tide_ctx *ctx);
+/* Returns the row, or null if the device has no such kernel. */
 const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dtype);
 
 #define TIDE__NAME(c) (tide__op_get((c)->op)->name)

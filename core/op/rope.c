@@ -124,7 +124,7 @@ int tide__grad_rope_joined(const tide__grad_call *g)
     int from = TIDE__TURNED + i;
     if (!g->gout[i] || !g->need[from]) continue;
     dy[n] = g->gout[i];
-    into[n] = TIDE__TEMP(&v, tide__grad_place_of, g, from, i);
+    into[n] = TIDE__TEMP(&v, g->joint->part_over, g, from, i);
     at[n++] = from;
   }
   if (n > 0) TIDE__DO(&v, turn_all(dx, n, dy, into, g->in[0], g->in[1], attrs));

@@ -15,7 +15,7 @@ int tide__grad_swiglu(const tide__grad_call *g)
   tide_tensor *into[2] = {NULL, NULL};
   int rc = TIDE_OK;
   for (int i = 0; i < 2 && rc == TIDE_OK; i++)
-    if (g->need[i]) rc = tide__grad_place(&into[i], g, i);
+    if (g->need[i]) rc = g->joint->part(&into[i], g, i);
   if (rc == TIDE_OK)
     rc = tide__grad_launch_into(g, TIDE_OP_SWIGLU_BWD, 3,
                                 (tide_tensor *[]){g->gout[0], g->in[0], g->in[1]}, 0, 2, 2, into);

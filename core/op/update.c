@@ -104,6 +104,20 @@ static int read_adamw(tide__call *c, const tide_adamw_attrs *attrs, int64_t n)
   return TIDE_OK;
 }
 
+/* Takes the attributes and the lists that both forms of AdamW have: gradients as inputs, then
+ * parameters and moments as targets. */
+static int begin_adamw(tide__call *c, const tide_adamw_attrs *attrs, int64_t n,
+                       tide_tensor *const *p, tide_tensor *const *g, tide_tensor *const *m,
+                       tide_tensor *const *v)
+{
+  TIDE_TRY(read_adamw(c, attrs, n));
+  TIDE_TRY(take_list(c, c->out, "p", n, p, NULL, false));
+  TIDE_TRY(take_list(c, c->in, "g", n, g, p, false));
+  TIDE_TRY(check_params(c, n, p, g));
+  TIDE_TRY(take_list(c, c->out + n, "m", n, m, p, false));
+  return take_list(c, c->out + 2 * n, "v", n, v, p, false);
+}
+
 int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
                 tide_tensor *g_scale, tide_tensor *rates, tide_tensor *found_inf,
@@ -114,12 +128,7 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
   tide__call c;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_ADAMW_, n, n + NCONTROL, 4 * n));
   tide_tensor **o = c.out;
-  int rc = read_adamw(&c, attrs, n);
-  if (rc == TIDE_OK) rc = take_list(&c, o, "p", n, p, NULL, false);
-  if (rc == TIDE_OK) rc = take_list(&c, c.in, "g", n, g, p, false);
-  if (rc == TIDE_OK) rc = check_params(&c, n, p, g);
-  if (rc == TIDE_OK) rc = take_list(&c, o + n, "m", n, m, p, false);
-  if (rc == TIDE_OK) rc = take_list(&c, o + 2 * n, "v", n, v, p, false);
+  int rc = begin_adamw(&c, attrs, n, p, g, m, v);
   if (rc == TIDE_OK) rc = take_list(&c, o + 3 * n, "master", n, master, p, true);
   for (int k = 1; k < 4 && rc == TIDE_OK; k++)
     rc = check_state(&c, k == 1 ? "m" : k == 2 ? "v" : "master", n, p, o + k * n);
@@ -173,12 +182,7 @@ int tide_adamw8_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *c
   tide__call c;
   TIDE_TRY(tide__lists_begin(ctx, &c, TIDE_OP_ADAMW8_, n, n + NCONTROL, 6 * n));
   tide_tensor **o = c.out;
-  int rc = read_adamw(&c, attrs, n);
-  if (rc == TIDE_OK) rc = take_list(&c, o, "p", n, p, NULL, false);
-  if (rc == TIDE_OK) rc = take_list(&c, c.in, "g", n, g, p, false);
-  if (rc == TIDE_OK) rc = check_params(&c, n, p, g);
-  if (rc == TIDE_OK) rc = take_list(&c, o + n, "m", n, m, p, false);
-  if (rc == TIDE_OK) rc = take_list(&c, o + 2 * n, "v", n, v, p, false);
+  int rc = begin_adamw(&c, attrs, n, p, g, m, v);
   if (rc == TIDE_OK) rc = take_list(&c, o + 3 * n, "m_scale", n, m_scale, NULL, false);
   if (rc == TIDE_OK) rc = take_list(&c, o + 4 * n, "v_scale", n, v_scale, NULL, false);
   if (rc == TIDE_OK) rc = take_list(&c, o + 5 * n, "master", n, master, p, true);

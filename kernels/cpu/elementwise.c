@@ -362,10 +362,7 @@ int k_cpu_clamp(const k_call *call)
     memcpy(&v, s, sizeof v); \
     _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = v; \
   }
-FILL(fill_1, uint8_t)
-FILL(fill_2, uint16_t)
-FILL(fill_4, uint32_t)
-FILL(fill_8, uint64_t)
+CPU_SIZES(FILL, fill)
 
 int k_cpu_fill_(const k_call *call)
 {
@@ -374,7 +371,7 @@ int k_cpu_fill_(const k_call *call)
   k_tensor one = { .data = &bits, .dtype = t->dtype };
   int size = tide_dtype_size(t->dtype);
   cpu_map m = { .out = t, .out_form = t->dtype, .s = &bits };
-  m.body = size == 1 ? fill_1 : size == 2 ? fill_2 : size == 4 ? fill_4 : fill_8;
+  m.body = CPU_OF_SIZE(size, fill);
   ref_put(&one, 0, ((const k_scalar_attrs *)call->attrs)->add);
   tide__loop_map(&m, call->nthread);
   return TIDE_OK;
@@ -439,17 +436,14 @@ int k_cpu_scale_(const k_call *call)
     (void)s; \
     _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = c[i] ? a[i] : b[i]; \
   }
-WHERE(where_1, uint8_t)
-WHERE(where_2, uint16_t)
-WHERE(where_4, uint32_t)
-WHERE(where_8, uint64_t)
+CPU_SIZES(WHERE, where)
 
 int k_cpu_where(const k_call *call)
 {
   const k_tensor *y = &call->out[0];
   int size = tide_dtype_size(y->dtype);
   cpu_map m = { .nin = 3, .out = y, .out_form = y->dtype };
-  m.body = size == 1 ? where_1 : size == 2 ? where_2 : size == 4 ? where_4 : where_8;
+  m.body = CPU_OF_SIZE(size, where);
   for (int i = 0; i < 3; i++) {
     m.in[i] = &call->in[i];
     m.in_form[i] = call->in[i].dtype;

@@ -132,10 +132,7 @@ typedef struct gather_job {
     const T *x = (const T *)from; \
     for (int64_t i = 0; i < n; i++) y[i] = x[i * step + id[i] * stride]; \
   }
-GATHER(gather_1, uint8_t)
-GATHER(gather_2, uint16_t)
-GATHER(gather_4, uint32_t)
-GATHER(gather_8, uint64_t)
+CPU_SIZES(GATHER, gather)
 
 static void gather_range(void *arg, int64_t begin, int64_t end, int thread)
 {
@@ -150,8 +147,7 @@ static void gather_range(void *arg, int64_t begin, int64_t end, int thread)
     n = run < n ? run : n;
     const int64_t *id = tide__stream_read(&job->index, TIDE_I64, at, n, &ids);
     const char *from = job->x.data + tide__stream_offset(&job->x, at) * size;
-    (size == 1 ? gather_1 : size == 2 ? gather_2 : size == 4 ? gather_4 : gather_8)
-      (job->y.data + at * size, from, id, job->stride, step, n);
+    CPU_OF_SIZE(size, gather)(job->y.data + at * size, from, id, job->stride, step, n);
   }
 }
 

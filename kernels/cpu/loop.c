@@ -110,14 +110,13 @@ static const store_fn store_i64[TIDE_NDTYPE] = {
 
 static load_fn find_load(int form, int dtype, int size)
 {
-  if (form == dtype) return size == 1 ? load_1 : size == 2 ? load_2 : size == 4 ? load_4 : load_8;
+  if (form == dtype) return CPU_OF_SIZE(size, load);
   return (form == TIDE_F32 ? load_f32 : form == TIDE_F64 ? load_f64 : load_i64)[dtype];
 }
 
 static store_fn find_store(int form, int dtype, int size)
 {
-  if (form == dtype)
-    return size == 1 ? store_1 : size == 2 ? store_2 : size == 4 ? store_4 : store_8;
+  if (form == dtype) return CPU_OF_SIZE(size, store);
   return (form == TIDE_F32 ? store_f32 : form == TIDE_F64 ? store_f64 : store_i64)[dtype];
 }
 
@@ -422,10 +421,7 @@ typedef struct transpose_job {
       for (int p = 0; p < np; p++) tile[p][q] = x[q * x_step + p]; \
     for (int p = 0; p < np; p++) memcpy(y + p * y_step, tile[p], (size_t)nq * sizeof(T)); \
   }
-TRANSPOSE(transpose_1, uint8_t)
-TRANSPOSE(transpose_2, uint16_t)
-TRANSPOSE(transpose_4, uint32_t)
-TRANSPOSE(transpose_8, uint64_t)
+CPU_SIZES(TRANSPOSE, transpose)
 
 static void transpose_range(void *arg, int64_t begin, int64_t end, int thread)
 {
@@ -439,7 +435,7 @@ static void transpose_range(void *arg, int64_t begin, int64_t end, int thread)
     char *y = job->y.data + (tide__stream_offset(&job->y, outer) + p * job->y_step) * size;
     for (int64_t q = 0; q < job->nq; q += TILE) {
       int nq = job->nq - q < TILE ? (int)(job->nq - q) : TILE;
-      (size == 1 ? transpose_1 : size == 2 ? transpose_2 : size == 4 ? transpose_4 : transpose_8)
+      CPU_OF_SIZE(size, transpose)
         (y + q * size, x + q * job->x_step * size, job->y_step, job->x_step, np, nq);
     }
   }

@@ -62,6 +62,13 @@ static inline int64_t loop_grain(int64_t item_size)
   return item_size >= LOOP_GRAIN ? 1 : LOOP_GRAIN / (item_size < 1 ? 1 : item_size);
 }
 
+/* Define a function for each size of an element, DEF(name_1, uint8_t) to DEF(name_8, uint64_t), and
+ * choose the one of a size. */
+#define CPU_SIZES(DEF, name) \
+  DEF(name##_1, uint8_t) DEF(name##_2, uint16_t) DEF(name##_4, uint32_t) DEF(name##_8, uint64_t)
+#define CPU_OF_SIZE(size, name) \
+  ((size) == 1 ? name##_1 : (size) == 2 ? name##_2 : (size) == 4 ? name##_4 : name##_8)
+
 /* A loop body: n elements of contiguous operands. s: the op's scalars. */
 typedef void (*cpu_body)(void *y, const void *const *x, int64_t n, const double *s);
 

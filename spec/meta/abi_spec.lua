@@ -220,4 +220,23 @@ describe('the contract', function()
    it('explains every function', function()
       assert.same({}, unexplained())
    end)
+
+   it('lists its sections at the top, in their order', function()
+      local found, listed = {}, {}
+      for name in text:gmatch '/%* %-%-%-%- (.-) %-%-%-%-+ %*/' do
+         found[#found + 1] = name:gsub(':.*$', '')
+      end
+      local list = text:match 'begins one%):(.-)%*/':gsub('%s+%*?%s*', ' ')
+      for name in list:gmatch '[^;]+' do listed[#listed + 1] = name:match '^%s*(.-)%s*$' end
+      assert.is_true(#found > 20)
+      assert.same(found, listed)
+   end)
+
+   it('releases on any thread what core/THREADING.md says', function()
+      local row = read('core/THREADING.md'):match '\n| (`tide_tensor_release`[^|]+)|'
+      for name in code:gmatch '%f[%w_](tide_[%w_]+_release[%w_]*)%s*%(' do
+         local known = row:find('`' .. name .. '`', 1, true) or name == 'tide_group_release'
+         assert.equal(name ~= 'tide_ctx_release', known and true or false, name)
+      end
+   end)
 end)

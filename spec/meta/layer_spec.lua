@@ -1,12 +1,13 @@
--- Uses go down only: reads every #include and require line and holds it against the layer map of
--- core/README.md. The rules are data; a new folder needs a row here.
+-- Uses go down only: reads every #include and require line, and the symbols of core's object files,
+-- and holds them against the layer map of core/README.md. The rules are data; a new folder needs a
+-- row here.
 
 local lines_of = require('spec.support.files').lines_of
 local read = require('spec.support.files').read
 
 -- Layer of each folder, and what it may use besides its own folder and lower core folders.
 local core = {
-   base = 0, device = 1, tensor = 2, op = 3, io = 3, grad = 4, comm = 4, text = 4,
+   base = 0, device = 1, tensor = 2, op = 3, io = 4, grad = 5, comm = 5, text = 5,
 }
 
 -- Paths of quoted includes, as written.
@@ -66,6 +67,27 @@ describe('layers', function()
          end)
       end)
    end
+
+   it('of core, by the symbols that its object files define and use', function()
+      local folder_of, uses = {}, {}
+      for _, line in ipairs(lines_of(("nm -A $(find '%s/core' -name '*.o' -path '*tide_core*')")
+         :format(os.getenv 'TIDE_BUILD' or 'build'))) do
+         local path, kind, name = line:match '^(.-%.o):%x*%s+(%a) (tide_[%w_]+)$'
+         local folder = path and path:match 'tide_core%.dir/(%w+)/'
+         if folder and kind == 'U' then uses[#uses + 1] = { path, folder, name }
+         elseif folder then folder_of[name] = folder end
+      end
+      assert.is_true(#uses > 500)
+      local wrong = {}
+      for _, use in ipairs(uses) do
+         local path, folder, name = unpack(use)
+         local other = folder_of[name] or folder
+         if other ~= folder and core[other] >= core[folder] then
+            wrong[#wrong + 1] = ('%s uses %s of %s'):format(path:match '[^/]*$', name, other)
+         end
+      end
+      assert.same({}, wrong)
+   end)
 
    it('of the contract: nothing but itself', function()
       check(c_files 'core/include', includes, function(used) return used == 'tide_abi.h' end)

@@ -83,7 +83,7 @@ promise['core/README.md'] = {
    { 'A file may use its own folder', 'meta/layer', 'of core/' },
    { '2k kernels arithmetic', 'meta/layer',
       'of kernels: core/base, the kernel interface, their own backend' },
-   { '5 tide c contexts', 'meta/layer', 'of core/' },
+   { '6 tide c contexts', 'meta/layer', 'of core/' },
    { 'Ops contain none of this', 'meta/style', 'of allocation: the context hook, not malloc'
       },
    { 'Objects without a context', 'meta/style', 'of allocation: the context hook, not malloc' },
@@ -163,6 +163,7 @@ promise['kernels/README.md'] = {
    { section = 'bf16 with AVX512_BF16, without AMX', definition = 'measurements' },
    { section = 'f32 with AVX-512', definition = 'measurements' },
    { section = 'f32 with AVX2', definition = 'measurements' },
+   { section = 'f32 with a thin dimension, AVX2', definition = 'measurements' },
    { 'A chunk of rows packs every span', definition = 'a measurement' },
    { 'Backward the gradients of states', definition = 'how the scan is cut' },
    { 'No sum depends on blocks', 'op/scan',

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "core/comm/mpi/api.h"
-#include "core/comm/failure.h"
+#include "core/comm/wait.h"
 
 /* How a process ends, the first to be reported first; UNKNOWN: it has sent nothing yet. */
 enum { ELECTED, CAUSE, PEER, WELL, UNKNOWN };

@@ -1,8 +1,7 @@
-/* The contract: every public declaration of tide, and nothing else.
+/* Every public declaration of tide, and nothing else.
  *
- * There is no preprocessor line in this file. The text is compiled as C99 and as C++, embedded in
- * the library (tide_abi_text) and passed to LuaJIT's ffi.cdef, so declaration and code cannot
- * differ.
+ * This file has no preprocessor line. The text is compiled as C99 and as C++, embedded in the
+ * library (tide_abi_text) and passed to LuaJIT's ffi.cdef, so declaration and code cannot differ.
  *
  * Rules that hold everywhere:
  *   - A function that can fail returns int: 0 done, negative an error, TIDE_MORE a second normal
@@ -10,8 +9,8 @@
  *   - Out-parameters come first. What they return is owned by the caller (release it);
  *     a pointer returned directly is borrowed from its parent. On failure outs are set to null.
  *   - Release accepts null and cannot fail. Objects keep alive what they need; any order is fine,
- *     and any thread but for tide_ctx_release: what a thread releases that does not own the context
- *     goes when the owner next runs an op or makes an object.
+ *     and any thread may call it, but for tide_ctx_release. On a thread that does not own the
+ *     context the object waits until the owner next runs an op or makes an object.
  *   - dims count from 0 here, and a negative dim counts from the end. Sizes are in elements
  *     unless a name says bytes. A null tensor argument marked "may be null" means absent.
  *   - Ops never write to their inputs; functions whose name ends in _ do, and say so.
@@ -21,13 +20,13 @@
  *     header, if the members that this library lacks are 0.
  *   - Every function has a comment above it or beside it, but for _init and _release, which the
  *     rules above explain. A comment that ends in a colon is about all functions up to the next
- *     empty line.
+ *     empty line. A comment without a verb names what the function returns.
  *
  * Sections, in this order ("---- name" begins one):
  *   library and context; parameters; trace; dtypes and devices; tensors; elementwise; reductions;
  *   movement; index; products; normalisation, rotary positions, activations; attention;
  *   index maps of sharded sequences; state-space layers; losses; random numbers; optimiser steps;
- *   autograd; captured steps; files; JSON; safetensors; tokenizers; ranks;
+ *   autograd; captured steps; time on a device; files; JSON; safetensors; tokenizers; ranks;
  *   the list of ops, for specs and tools
  */
 
@@ -76,7 +75,7 @@ typedef struct tide_opts {
   void    *user;      /* first argument of all hooks */
   const char *params; /* "check=1 memory=4g"; see tide_param_name; may be null */
   int32_t  abi;       /* TIDE_ABI of the header that the host was compiled with, which tide.h fills
-                         in; another than the library's is E_ARG. 0: not said */
+                         in; E_ARG unless it is the library's. 0: unknown, not checked */
   /* Memory of tensors on 'cpu' and 'ref', and scratch of their ops; both null: the library's own.
    * tensor_alloc returns size bytes aligned to align (64), contents undefined, or null: the call
    * fails with E_NOMEM. tensor_free gets the same size. device: TIDE_DEV_*. Called on the context's
@@ -122,22 +121,22 @@ const char *tide_version(void);
  * opens at run time. Static. */
 const char *tide_build_info(void);
 void tide_opts_init(tide_opts *opts);
-/* opts may be null. On failure msg (may be null) receives up to nmsg bytes of text, and so does the
- * record of the thread, tide_error(NULL). */
+/* Makes a context, owned by the calling thread. opts may be null. On failure msg (may be null)
+ * receives up to nmsg bytes of text, which tide_error(NULL) returns, too. */
 int  tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg);
-/* Gives the handle up; the context ends when the last object made from it is released. The owner's
+/* Releases the handle; the context ends when the last object made from it is released. The owner's
  * thread only (see tide_ctx_attach). */
 void tide_ctx_release(tide_ctx *ctx);
-/* Moves a context to the calling thread, which owns it from here on. The thread that owned it makes
- * no call on it meanwhile. Settles what other threads have released. */
+/* Makes the calling thread the owner of a context. The owner so far must make no call on it
+ * meanwhile. Completes the releases of other threads. */
 int  tide_ctx_attach(tide_ctx *ctx);
-/* The last failure; code 0 and empty texts before the first. Calls that succeed leave it. ctx null:
- * the last failure on this thread of a call that named no context, because each object given to it
- * was null or none of tide's. */
+/* Returns the last failure; code 0 and empty texts before the first. Calls that succeed leave it
+ * unchanged. ctx null: the last failure on this thread of a call without a valid context or object
+ * (null, or not made by tide). */
 const tide_error_record *tide_error(tide_ctx *ctx);
 const char *tide_status_name(int status); /* "E_SHAPE"; "E_UNKNOWN" for another number. Static. */
 const char *tide_status_text(int status); /* what the status means, one line. Static. */
-/* The counters; the pointer stays the same for the life of the context. */
+/* Returns the counters; the pointer stays the same for the life of the context. */
 const tide_stats *tide_ctx_stats(tide_ctx *ctx);
 void tide_stats_reset_peak(tide_ctx *ctx); /* sets peak to live */
 /* Sets since and since_peak to 0: they count what is allocated from now on, so that releases of
@@ -150,9 +149,10 @@ void tide_debt_settle(tide_ctx *ctx);
 void tide_cache_trim(tide_ctx *ctx);
 /* Requests a stop of the calls on ctx with E_INTERRUPT. Any thread, also a signal handler. */
 void tide_interrupt(tide_ctx *ctx);
-/* The flag that tide_interrupt sets, 0 or 1; reading it clears it. */
+/* Returns the flag that tide_interrupt sets, 0 or 1, and clears it. */
 int  tide_interrupted(tide_ctx *ctx);
-/* Threads used by kernels of this context, from the next op on. 1 to 1024, else E_ARG. */
+/* Sets the number of threads for kernels of this context, from the next op on. 1 to 1024, else
+ * E_ARG. */
 int  tide_set_nthread(tide_ctx *ctx, int n);
 int  tide_nthread(tide_ctx *ctx); /* their current number */
 
@@ -161,19 +161,19 @@ int  tide_nthread(tide_ctx *ctx); /* their current number */
 int         tide_param_count(void);      /* rows of the table */
 const char *tide_param_name(int index);  /* null beyond the table */
 const char *tide_param_doc(int index);   /* one line of help; null beyond the table */
-/* value: a whole number in decimal; sizes may end in k, m or g (powers of 1024). Takes effect with
- * the next call that reads the parameter. E_ARG: no such parameter, no number, or out of its range;
- * the message says the range. */
+/* Sets a parameter from the next call that reads it. value: a whole number in decimal; sizes may
+ * end in k, m or g (powers of 1024). E_ARG: no such parameter, no number, or out of its range; the
+ * message gives the range. */
 int  tide_param_set(tide_ctx *ctx, const char *name, const char *value);
-/* The current value as text, borrowed until the next call. Null: no such parameter. */
+/* Returns the current value as text, borrowed until the next call; null: no such parameter. */
 const char *tide_param_get(tide_ctx *ctx, const char *name);
 
 /* ---- trace: a ring of named spans ---------------------------------------------------------- */
 
-/* cat: "op" a kernel's launch, "comm" a collective, "mem" memory taken from a device, "grad" the
- * derivative of one op in backward, "user" the caller's own; another is E_ARG. The library writes
- * the first four while parameter trace is 1. name: cut to 103 bytes, what JSON would escape is '_'.
- * t0, t1: seconds of tide_trace_clock. */
+/* Adds a span to the ring. cat: "op" a kernel's launch, "comm" a collective, "mem" memory taken
+ * from a device, "grad" the derivative of one op in backward, "user" the caller's own; another is
+ * E_ARG. The library writes the first four while parameter trace is 1. name: cut to 103 bytes, what
+ * JSON would escape is '_'. t0, t1: seconds of tide_trace_clock. */
 int    tide_trace_span(tide_ctx *ctx, const char *cat, const char *name, double t0, double t1);
 double tide_trace_clock(void); /* seconds now, from an arbitrary start, never backwards */
 /* Writes the ring as a Chrome trace (opens in Perfetto). E_IO. */
@@ -184,7 +184,7 @@ int    tide_trace_dump(tide_ctx *ctx, const char *path);
 const char *tide_dtype_name(int dtype); /* "f32"; null if unknown */
 int tide_dtype_size(int dtype);         /* bytes; 0 if unknown */
 const char *tide_device_name(int device); /* "cpu"; null if unknown */
-/* 1 if the device can be used in ctx, else 0 with the reason in tide_error. */
+/* Returns 1 if the device can be used in ctx, else 0 with the reason in tide_error. */
 int tide_device_available(tide_ctx *ctx, int device);
 /* Returns the number of devices of this kind in the machine (parameter cuda_device is one of them),
  * 1 on the host; 0 with the reason in tide_error if it cannot be used. Opens none of them. */
@@ -192,21 +192,21 @@ int tide_device_count(tide_ctx *ctx, int device);
 
 /* ---- tensors ------------------------------------------------------------------------------- */
 
-/* New tensor with undefined contents. ndim 0 is a scalar; sizes may be 0. E_SHAPE, E_NOMEM. */
+/* Makes a tensor with undefined contents. ndim 0 is a scalar; sizes may be 0. E_SHAPE, E_NOMEM. */
 int  tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                 const int64_t *shape);
-/* tide_empty with every element set to value. E_DTYPE: an integer dtype and a value that is not an
- * integer. */
+/* Makes a tensor with every element set to value. E_DTYPE: an integer dtype and a value that is not
+ * an integer. */
 int  tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                const int64_t *shape, double value);
-/* start, start + step, ...; n values, 1-D. */
+/* Makes a 1-D tensor of the n values start, start + step, ... */
 int  tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t n, double start,
                  double step);
-/* Copies nbytes of row-major data, which must be exactly the tensor's size. */
+/* Makes a tensor from a copy of nbytes of row-major data, exactly the tensor's size. */
 int  tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                      const int64_t *shape, const void *data, size_t nbytes);
 typedef void (*tide_give)(void *user, void *data);
-/* A tensor over nbytes of row-major memory of the host on 'cpu' or 'ref': nothing is copied,
+/* Makes a tensor over nbytes of row-major memory of the host on 'cpu' or 'ref': nothing is copied,
  * in-place ops write there, and statistics do not count it. data is a multiple of the size of an
  * element. give (may be null) gets the memory back once, on the context's thread, when the last
  * handle or the scope drops the bytes; it must not call the context. An empty tensor gives it back
@@ -215,27 +215,27 @@ int  tide_from_memory(tide_tensor **out, tide_ctx *ctx, int device, int dtype, i
                       const int64_t *shape, void *data, size_t nbytes, tide_give give, void *user);
 /* Copies the elements, row-major, into data; nbytes must be exactly the tensor's size. */
 int  tide_to_bytes(tide_tensor *t, void *data, size_t nbytes);
-/* As tide_to_bytes after conversion to f64. n elements. A NaN is returned as the plain NAN. */
+/* Copies the n elements, converted to f64, into data. A NaN is returned as the plain NAN. */
 int  tide_to_doubles(tide_tensor *t, double *data, int64_t n);
-/* The only element of a one-element tensor, a NaN as the plain NAN. E_SHAPE otherwise. */
+/* Returns the only element of a tensor, a NaN as the plain NAN. E_SHAPE: more elements, or none. */
 int  tide_item(tide_tensor *t, double *value);
-/* One more reference to the handle, which needs one more release. The owner's thread only. Always
+/* Adds a reference to the handle, which needs one more release. The owner's thread only. Always
  * returns 0, so that a function which passes a tensor on can end with it. */
 int  tide_tensor_retain(tide_tensor *t);
-/* Any thread; on one that does not own the context the release waits for the owner's next call. */
+/* Releases one reference. Any thread may call it (see the rules above). */
 void tide_tensor_release(tide_tensor *t);
-/* The caller's reference no longer keeps the bytes: they go with the last other reference (the
- * tape's, a plain one) and the handle then answers E_GONE. The reference is given back by
- * tide_tensor_release_spent, in place of tide_tensor_release. For a host whose collector would
- * keep a temporary for long after its last use. At most one reference of a handle is spent.
- * TIDE_MORE: the reference is what it was, since another is spent or the handle is kept
- * (tide_tensor_keep). E_NOMEM: likewise. */
+/* Spends the caller's reference: it no longer keeps the bytes, which are freed with the last other
+ * reference (the tape's, a plain one); using the handle is then E_GONE. A spent reference is
+ * released by tide_tensor_release_spent in place of tide_tensor_release. For hosts whose garbage
+ * collector would keep a temporary long after its last use. At most one reference of a handle is
+ * spent. TIDE_MORE: unchanged, since another is spent or the handle is kept (tide_tensor_keep).
+ * E_NOMEM: unchanged, too. */
 int  tide_tensor_spend(tide_tensor *t);
 void tide_tensor_release_spent(tide_tensor *t); /* any thread, as tide_tensor_release */
-/* From here on tide_tensor_spend leaves the handle as it is: others than the caller know it. */
+/* Makes tide_tensor_spend leave this handle unchanged: more than the caller refer to it. */
 void tide_tensor_keep(tide_tensor *t);
-/* Drops the bytes now; the handle stays and answers E_GONE. E_STATE: a collective under way uses
- * them. */
+/* Frees the bytes now; the handle stays valid, and using it is E_GONE. E_STATE: a collective in
+ * progress uses them. */
 int  tide_tensor_drop(tide_tensor *t);
 /* Allocates dropped bytes again, contents undefined: every view of them and every reference that
  * the tape saved has bytes again. Counts as a write, so a backward that saved the tensor before
@@ -246,7 +246,7 @@ int  tide_tensor_restore(tide_tensor *t);
  * again what it held at the drop: its version is that at the drop, and saved references are valid.
  * E_GONE: still absent; E_STATE: not restored since the last drop. */
 int  tide_tensor_refilled(tide_tensor *t);
-/* What the handle knows of itself, also when its bytes are gone; none of these fails: */
+/* Read the handle, whose bytes may be gone; these functions cannot fail: */
 tide_ctx *tide_tensor_ctx(const tide_tensor *t);       /* borrowed; also of a released one, while
                                                           its context lives */
 int  tide_tensor_ndim(const tide_tensor *t);
@@ -264,31 +264,33 @@ double tide_tensor_id(const tide_tensor *t);
 int  tide_tensor_is_contiguous(const tide_tensor *t);  /* 1: row-major without gaps */
 int  tide_tensor_is_gone(const tide_tensor *t);        /* 1: the bytes were dropped */
 int  tide_tensor_same_storage(const tide_tensor *a, const tide_tensor *b); /* 1: the same bytes */
-/* Address of the first element; null on the null device or when gone. Host devices only. */
+/* Returns the address of the first element; null on the null device or when gone. Host devices
+ * only. */
 void *tide_tensor_data(tide_tensor *t);
 int64_t tide_tensor_version(const tide_tensor *t);     /* counts in-place writes */
-/* Copy on another device (or a second handle if it is there already). Not recorded. */
+/* Copies t to a device; returns a second handle if it is there already. Not recorded. */
 int  tide_to_device(tide_tensor **out, tide_tensor *t, int device);
-/* tide_to_device without waiting for the copy, on a stream of its own behind the work enqueued so
- * far. To a GPU: t is in pinned memory (E_ARG if not). To the host: the result is. The next use of
- * one of the two waits for the copy: the host for its bytes, the GPU's later work for its own.
- * Between host devices: as tide_to_device. E_STATE while a step is captured. */
+/* Copies as tide_to_device without waiting, on a stream of its own behind the work enqueued so far.
+ * To a GPU: t is in pinned memory (E_ARG if not). To the host: the result is. The next use of one
+ * of the two waits for the copy: the host for its bytes, the GPU's later work for its own. Between
+ * host devices: as tide_to_device. E_STATE while a step is captured. */
 int  tide_to_device_async(tide_tensor **out, tide_tensor *t, int device);
 /* Returns a copy on 'cpu' in pinned memory, or t itself (new handle) if it is pinned. E_DEVICE: t
  * is not on 'cpu', or there is no CUDA device. Not recorded. */
 int  tide_pin_memory(tide_tensor **out, tide_tensor *t);
 int  tide_is_pinned(const tide_tensor *t); /* 1: lies in pinned memory */
-/* Blocks until the device has completed its work; reports errors that its kernels found. */
+/* Blocks until the device has completed its work; returns an error that a kernel found. */
 int  tide_sync(tide_ctx *ctx, int device);
-/* Itself (new handle) if contiguous, else a contiguous copy. Recorded. */
+/* Returns t itself (new handle) if contiguous, else a contiguous copy. Recorded. */
 int  tide_contiguous(tide_tensor **out, tide_tensor *t);
-/* Always a copy. Recorded. */
+/* Returns a contiguous copy. Recorded. */
 int  tide_clone(tide_tensor **out, tide_tensor *t);
-/* Bounded text form; writes at most n bytes with the final zero. Host devices read the data. */
+/* Writes the tensor as text into buf, at most n bytes with the final zero. with_data: 1 adds the
+ * elements on host devices, of long dims the first and the last three. */
 int  tide_tensor_format(tide_tensor *t, char *buf, size_t n, int with_data);
 
 /* Step scopes: the bytes of tensors made inside and not kept are freed at the pop. Scopes nest. */
-/* Returns the depth of the new scope, 1 for the outermost. */
+/* Begins a scope. Returns its depth, 1 for the outermost. */
 int  tide_scope_push(tide_ctx *ctx);
 /* Ends the innermost scope, which must be the one of this depth: E_STATE if scopes interleave. */
 int  tide_scope_pop(tide_ctx *ctx, int depth, tide_tensor *const *keep, int64_t nkeep);
@@ -298,8 +300,8 @@ int  tide_scope_pop(tide_ctx *ctx, int depth, tide_tensor *const *keep, int64_t 
  * f64; f16 with bf16 gives f32). Comparisons give bool. Floating results of integer inputs
  * (div, exp, ...) are f32. */
 
-/* a op b. Integers wrap; minimum and maximum give NaN where one side is NaN; the logical ones take
- * any number but 0 for true: */
+/* Compute a op b. Integers wrap; minimum and maximum give NaN where one side is NaN; the logical
+ * ones take any number but 0 for true: */
 int tide_add(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_sub(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_mul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
@@ -316,9 +318,9 @@ int tide_ge(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_logical_and(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 int tide_logical_or(tide_tensor **out, tide_tensor *a, tide_tensor *b);
 
-/* Of each element. sign of NaN is NaN; relu and abs keep NaN; rsqrt is 1 / sqrt(x), silu is
- * x sigmoid(x), softplus log(1 + e^x), reciprocal 1 / x, erf 2 / sqrt(pi) times the integral of
- * exp(-t^2) from 0 to x: */
+/* Compute a function of each element. sign of NaN is NaN; relu and abs keep NaN; rsqrt is 1 /
+ * sqrt(x), silu is x sigmoid(x), softplus log(1 + e^x), reciprocal 1 / x, erf 2 / sqrt(pi) times
+ * the integral of exp(-t^2) from 0 to x: */
 int tide_neg(tide_tensor **out, tide_tensor *x);
 int tide_abs(tide_tensor **out, tide_tensor *x);
 int tide_sign(tide_tensor **out, tide_tensor *x);
@@ -341,20 +343,20 @@ int tide_relu(tide_tensor **out, tide_tensor *x);
 int tide_softplus(tide_tensor **out, tide_tensor *x);
 int tide_logical_not(tide_tensor **out, tide_tensor *x);
 int tide_isfinite(tide_tensor **out, tide_tensor *x);
-/* x * mul + add, dtype kept (an integer x needs integral mul and add). */
+/* Computes x * mul + add in x's dtype (an integer x needs integral mul and add). */
 int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add);
-/* x ^ exponent; f32 of an integer x. */
+/* Computes x ^ exponent; f32 of an integer x. */
 int tide_pow_scalar(tide_tensor **out, tide_tensor *x, double exponent);
-/* min(max(x, lo), hi), dtype kept; an integer x is clamped to the integers inside the bounds. NaN
- * stays NaN. The gradient passes where lo <= x <= hi. Bounds may be infinite; E_ARG unless lo <=
- * hi. */
+/* Computes min(max(x, lo), hi) in x's dtype; an integer x is clamped to the integers inside the
+ * bounds. NaN stays NaN. The gradient passes where lo <= x <= hi. Bounds may be infinite; E_ARG
+ * unless lo <= hi. */
 int tide_clamp(tide_tensor **out, tide_tensor *x, double lo, double hi);
-/* cond is bool; cond ? a : b, broadcast. */
+/* Computes cond ? a : b, broadcast. cond is bool. */
 int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor *b);
-/* x in another dtype (x itself, a new reference, if it has it already). Floats are rounded to the
- * nearest, ties to even; a float to an integer is truncated toward 0 and clamped to the range, NaN
- * gives 0; an integer to a smaller one wraps; anything but 0 is true. Recorded between floats.
- * E_DTYPE. */
+/* Converts x to another dtype; returns x itself, a new reference, if it has it already. Floats are
+ * rounded to the nearest, ties to even; a float to an integer is truncated toward 0 and clamped to
+ * the range, NaN gives 0; an integer to a smaller one wraps; anything but 0 is true. Recorded
+ * between floats. E_DTYPE. */
 int tide_cast(tide_tensor **out, tide_tensor *x, int dtype);
 
 /* In place. dst must not be broadcast (no stride 0), and neither dst nor src may need a gradient
@@ -363,10 +365,10 @@ int tide_copy_(tide_tensor *dst, tide_tensor *src);
 int tide_fill_(tide_tensor *dst, double value);
 int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha); /* dst += alpha * src */
 int tide_scale_(tide_tensor *dst, double factor); /* dst *= factor */
-/* copy_ and add over lists, pair after pair: dsts[i] = srcs[i], or dsts[i] += srcs[i]. Pairs whose
- * dsts do not overlap share a launch. srcs[i] has the shape of dsts[i] (E_SHAPE; tide_expand
- * broadcasts), and lies in no storage of dsts (E_ARG). To integers only integers and bool are
- * added, to bool nothing (E_DTYPE). Not recorded: E_STATE if one of them needs a gradient. */
+/* Copy or add lists, pair after pair: dsts[i] = srcs[i], or dsts[i] += srcs[i]. Pairs whose dsts do
+ * not overlap share a launch. srcs[i] has the shape of dsts[i] (E_SHAPE; tide_expand broadcasts),
+ * and lies in no storage of dsts (E_ARG). To integers only integers and bool are added, to bool
+ * nothing (E_DTYPE). Not recorded: E_STATE if one of them needs a gradient: */
 int tide_foreach_copy_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
                        tide_tensor *const *srcs);
 int tide_foreach_add_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
@@ -376,7 +378,7 @@ int tide_foreach_add_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
 /* ndim 0 reduces every dim. Accumulation is f32 for f32/f16/bf16 in a fixed order, f64 for f64,
  * i64 for integers; sums of integers and bools are i64. Empty sums are 0; empty max is E_SHAPE. */
 
-/* Over the given dims, each once; keepdim leaves them with size 1. NaN is the extreme of amax and
+/* Reduce the given dims, each once; keepdim leaves them with size 1. NaN is the extreme of amax and
  * amin. any and all are bool and take any number but 0 for true: */
 int tide_sum(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_mean(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
@@ -385,90 +387,96 @@ int tide_amax(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, 
 int tide_amin(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
-/* Positions along one dim, i64, the first of equals; NaN is the extreme: */
+/* Return positions along one dim, i64, the first of equals; NaN is the extreme: */
 int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
-/* Running sums along dim, x's shape: out[i] = x[0] + ... + x[i]. i64 of integers and bools. */
+/* Computes running sums along dim, in x's shape: out[i] = x[0] + ... + x[i]. i64 of integers and
+ * bools. */
 int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim);
 
 /* ---- movement: views where strides allow ---------------------------------------------------- */
 
-/* One size may be -1. Copies when strides do not allow a view. */
+/* Returns x in another shape: a view, or a copy where strides do not allow one. One size may be -1,
+ * which follows from the others. */
 int tide_reshape(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape);
-/* A view whose dim i is x's dim order[i]. ndim must be x's; E_ARG if order is no permutation. */
+/* Returns a view whose dim i is x's dim order[i]. ndim must be x's; E_ARG if order is no
+ * permutation. */
 int tide_permute(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *order);
-/* A view with two dims exchanged. */
+/* Returns a view with two dims exchanged. */
 int tide_transpose(tide_tensor **out, tide_tensor *x, int dim0, int dim1);
-/* Elements start, start + step, ... below stop of one dim; negative start/stop count from the end;
- * step >= 1. Out-of-range bounds are E_ARG, start == stop gives size 0. */
+/* Returns a view of elements start, start + step, ... below stop of one dim; negative start/stop
+ * count from the end; step >= 1. Out-of-range bounds are E_ARG, start == stop gives size 0. */
 int tide_slice(tide_tensor **out, tide_tensor *x, int dim, int64_t start, int64_t stop,
                int64_t step);
 int tide_select(tide_tensor **out, tide_tensor *x, int dim, int64_t index); /* drops the dim */
-/* A dim of size 1 before dim (ndim: at the end). */
+/* Returns a view with a dim of size 1 before dim (ndim: at the end). */
 int tide_unsqueeze(tide_tensor **out, tide_tensor *x, int dim);
 int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim);               /* size must be 1 */
-/* A view of this shape, aligned at the last dim: dims of size 1, and those that x lacks in front,
- * repeat by stride 0. E_SHAPE if another size differs. In-place ops refuse to write to it. */
+/* Returns a view of this shape, aligned at the last dim: dims of size 1, and those that x lacks in
+ * front, repeat by stride 0. E_SHAPE if another size differs. In-place ops refuse to write to
+ * it. */
 int tide_expand(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape);
-/* The n >= 1 pieces one after another along dim, a copy. E_SHAPE unless they agree in dtype and in
- * all other sizes. */
+/* Copies n >= 1 pieces one after another along dim. E_SHAPE unless they agree in dtype and in all
+ * other sizes. */
 int tide_cat(tide_tensor **out, tide_tensor *const *xs, int64_t n, int dim);
-/* before and after: ndim counts each, negative ones crop. */
+/* Copies x with value before[d] times before and after[d] times after it along each dim d; negative
+ * counts crop. */
 int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
              const int64_t *after, double value);
-/* A copy with out[(i + shift) mod n] = x[i] along dim; shift of any sign and size. */
+/* Copies x with out[(i + shift) mod n] = x[i] along dim; shift of any sign and size. */
 int tide_roll(tide_tensor **out, tide_tensor *x, int dim, int64_t shift);
 
 /* ---- index ---------------------------------------------------------------------------------- */
 /* Index tensors are i64 or i32, 0-based; an index out of range is E_ARG and names its position. */
 
-/* out[..i..] = x[..index[..i..]..] along dim; index has x's rank. */
+/* Computes out[..i..] = x[..index[..i..]..] along dim; index has as many dims as x. */
 int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index);
-/* Copy of x with src added at index along dim, in index order. */
+/* Copies x and adds src at index along dim, in index order. */
 int tide_scatter_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index,
                      tide_tensor *src);
-/* Rows of x along dim; index is 1-D. */
+/* Copies the rows of x at index (1-D) along dim. */
 int tide_index_select(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index);
-/* Copy of x with the rows of src added along dim at index (1-D). */
+/* Copies x and adds the rows of src along dim at index (1-D). */
 int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index,
                    tide_tensor *src);
-/* y[ids..., D] = weight_VD[ids]. */
+/* Computes y[ids..., D] = weight_VD[ids]. */
 int tide_embedding(tide_tensor **out, tide_tensor *weight, tide_tensor *ids);
-/* out[ids..., nclass] of dtype: 1 at the class, else 0. E_ARG: an id outside [0, nclass). */
+/* Makes out[ids..., nclass] of dtype: 1 at the class, else 0. E_ARG: an id outside [0, nclass). */
 int tide_one_hot(tide_tensor **out, tide_tensor *ids, int64_t nclass, int dtype);
 
 /* ---- products ------------------------------------------------------------------------------- */
 
-/* As torch.matmul: 1-D operands are vectors, leading dims broadcast. E_SHAPE names both shapes. */
+/* Computes a b as torch.matmul: 1-D operands are vectors, leading dims broadcast. E_SHAPE names
+ * both shapes. */
 int tide_matmul(tide_tensor **out, tide_tensor *a, tide_tensor *b);
-/* dst_MN += a_MK b_KN, in place: the sum is rounded once. a and b have one float dtype; dst has it
- * too, or f32 where they have 16 bits. dst as for tide_axpy_. E_SHAPE names the shapes. */
+/* Computes dst_MN += a_MK b_KN in place: the sum is rounded once. a and b have one float dtype; dst
+ * has it too, or f32 where they have 16 bits. dst as for tide_axpy_. E_SHAPE names the shapes. */
 int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b);
-/* y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
+/* Computes y[..., N] = x[..., K] w_NK^T (+ bias_N, may be null). */
 int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
 enum { TIDE_MAX_JOINED = 6 };
-/* outs[i] = tide_linear(x, ws[i], biases[i]) for n weights, 1 to TIDE_MAX_JOINED; biases, or one of
- * them, may be null. Weights [N_i, K] that are contiguous and follow each other in one storage, as
- * slices of a weight [sum N_i, K] do, with biases that are absent or follow each other too, are one
- * product, and the outs views of one tensor [..., sum N_i]; gradients are products of the joint
- * weight where they can be. Else a product each. */
+/* Computes outs[i] = tide_linear(x, ws[i], biases[i]) for n weights, 1 to TIDE_MAX_JOINED; biases,
+ * or one of them, may be null. Weights [N_i, K] that are contiguous and follow each other in one
+ * storage, as slices of a weight [sum N_i, K] do, with biases that are absent or follow each other
+ * too, are one product, and the outs views of one tensor [..., sum N_i]; gradients are products of
+ * the joint weight where they can be. Else a product each. */
 int tide_linear_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
                        tide_tensor *const *biases);
-/* tide_linear with the weight w_NK + scale b_NR a_RK, a change of low rank R (LoRA; bias may be
- * null). In f32 and f64 with many rows the change is added to a copy of w, which is dropped after
- * the product; else x meets a and b one after the other. a and b have w's dtype. */
+/* Computes tide_linear with the weight w_NK + scale b_NR a_RK, a change of low rank R (LoRA; bias
+ * may be null). In f32 and f64 with many rows the change is added to a copy of w, which is dropped
+ * after the product; else x meets a and b one after the other. a and b have w's dtype. */
 int tide_linear_lora(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                      tide_tensor *a, tide_tensor *b, double scale);
-/* Rows of x in groups, each with a weight of its own: y[r] = x[r] w[g]^T for offsets[g] <= r <
- * offsets[g + 1], of x [rows, K], w [groups, N, K] and offsets i64 or i32 [groups + 1] on x's
- * device. A group may be empty; a row in no group has y = 0. Offsets go up from 0 or more to `rows`
- * or less, else E_ARG (on a GPU from a later call, as an index out of range). */
+/* Multiplies rows of x in groups, each with a weight of its own: y[r] = x[r] w[g]^T for offsets[g]
+ * <= r < offsets[g + 1], of x [rows, K], w [groups, N, K] and offsets i64 or i32 [groups + 1] on
+ * x's device. A group may be empty; a row in no group has y = 0. Offsets go up from 0 or more to
+ * `rows` or less, else E_ARG (on a GPU from a later call, as an index out of range). */
 int tide_grouped_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *offsets);
-/* dst[g] += a_g^T b_g of the rows of each group, in place: a [rows, M], b [rows, N], dst [groups,
- * M, N] of their dtype, or f32 where they have 16 bits. The sum is rounded once. */
+/* Computes dst[g] += a_g^T b_g of the rows of each group, in place: a [rows, M], b [rows, N], dst
+ * [groups, M, N] of their dtype, or f32 where they have 16 bits. The sum is rounded once. */
 int tide_grouped_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b, tide_tensor *offsets);
 enum { TIDE_ACT_RELU = 0, TIDE_ACT_GELU_TANH = 1 };
-/* act(x w^T + bias): relu, or gelu by tanh. On a GPU it saves a pass over the result. */
+/* Computes act(x w^T + bias): relu, or gelu by tanh. On a GPU it saves a pass over the result. */
 int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                     int activation);
 /* As tide_linear, with x and w rounded to FP8 (e4m3), each scaled so that its largest magnitude is
@@ -477,16 +485,17 @@ int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tens
  * reads, a byte an element, and neither x nor w. The derivative treats rounding as the identity.
  * f32, bf16, f16, else E_DTYPE; E_UNSUPPORTED on a GPU without FP8. */
 int tide_linear_fp8(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias);
-/* The same with scales by `scaling`. TENSOR: tide_linear_fp8. BLOCK: one for each 128 neighbours of
- * x along K and each 128 x 128 of w; in backward for each 128 of dy along N (dx) and along tokens
- * (dw), of x along tokens, all e4m3; w keeps its codes. Scales are powers of two, of BLOCK_F32 any
- * f32. A GPU needs compute capability 9.0 and cuBLAS 12.9, else E_UNSUPPORTED. keep_weight: the
- * tape keeps w, whose bytes may then be dropped and refilled before backward rounds it again. */
+/* Computes the same with scales by `scaling`. TENSOR: tide_linear_fp8. BLOCK: one for each 128
+ * neighbours of x along K and each 128 x 128 of w; in backward for each 128 of dy along N (dx) and
+ * along tokens (dw), of x along tokens, all e4m3; w keeps its codes. Scales are powers of two, of
+ * BLOCK_F32 any f32. A GPU needs compute capability 9.0 and cuBLAS 12.9, else E_UNSUPPORTED.
+ * keep_weight: the tape keeps w, whose bytes may then be dropped and refilled before backward
+ * rounds it again. */
 enum { TIDE_FP8_TENSOR = 0, TIDE_FP8_BLOCK = 1, TIDE_FP8_BLOCK_F32 = 2 };
 int tide_linear_fp8_scaled(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                            int scaling, bool keep_weight); /* scaling: TIDE_FP8_* */
-/* outs[i] = tide_linear_fp8_scaled(x, ws[i], biases[i], ...) for n weights, 1 to TIDE_MAX_JOINED;
- * biases, or one of them, may be null. x is rounded once for all of them. */
+/* Computes outs[i] = tide_linear_fp8_scaled(x, ws[i], biases[i], ...) for n weights, 1 to
+ * TIDE_MAX_JOINED; biases, or one of them, may be null. x is rounded once for all of them. */
 int tide_linear_fp8_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
                            tide_tensor *const *biases, int scaling, bool keep_weight);
 /* Rounds x (f32, bf16, f16) to NF4 with double quantisation, as bitsandbytes does: blocks of 64
@@ -494,57 +503,59 @@ int tide_linear_fp8_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tenso
  * n elements, codes: u8 [ceil(n / 2) + ceil(n / 64)]; scale: f32 [1 + ceil(n / 16384)]. Not
  * recorded. A NaN or infinite number makes all of them NaN. E_DTYPE; E_UNSUPPORTED on a GPU. */
 int tide_quantize_nf4(tide_tensor **codes, tide_tensor **scale, tide_tensor *x);
-/* The n numbers that codes and scale stand for, f32 [n]. Not recorded. */
+/* Returns the n numbers that codes and scale stand for, f32 [n]. Not recorded. */
 int tide_dequantize_nf4(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, int64_t n);
 /* As tide_linear, with a weight [n, K] that tide_quantize_nf4 has rounded. It is read a part at a
  * time, in x's dtype (f32, bf16, f16). x and bias (may be null) get gradients. E_SHAPE, E_DTYPE. */
 int tide_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
                     tide_tensor *bias, int64_t n);
-/* The same of a part of a coded weight. Its row r has the numbers first + r * stride, first + r *
- * stride + 1, .. of the weight (first even; stride even, and the columns too, unless a row is
- * stride numbers). codes: the codes of the part's numbers, two a byte as tide_quantize_nf4 has
- * them; then those of the magnitudes: of all blocks from that of `first` on where a row is stride
- * numbers, else for each row of the part those of the blocks from that of its first number on,
- * as many for each: ceil((first % 64 + columns) / 64), or where stride is no multiple of 64,
+/* Computes the same with a part of a coded weight. Its row r has the numbers first + r * stride,
+ * first + r * stride + 1, .. of the weight (first even; stride even, and the columns too, unless a
+ * row is stride numbers). codes: the codes of the part's numbers, two a byte as tide_quantize_nf4
+ * has them; then those of the magnitudes: of all blocks from that of `first` on where a row is
+ * stride numbers, else for each row of the part those of the blocks from that of its first number
+ * on, as many for each: ceil((first % 64 + columns) / 64), or where stride is no multiple of 64,
  * floor((columns + 62) / 64) + 1. scale: of the whole weight. E_ARG, E_SHAPE, E_DTYPE. */
 int tide_linear_nf4_part(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
                          tide_tensor *bias, int64_t n, int64_t first, int64_t stride);
-/* The numbers of such a part, f32 [rows, cols]. Not recorded. E_ARG, E_SHAPE. */
+/* Returns the numbers of such a part, f32 [rows, cols]. Not recorded. E_ARG, E_SHAPE. */
 int tide_dequantize_nf4_part(tide_tensor **out, tide_tensor *codes, tide_tensor *scale,
                              int64_t rows, int64_t cols, int64_t first, int64_t stride);
 
 /* ---- normalisation, rotary positions, activations ------------------------------------------- */
 /* Over the last dim, statistics in f32 (f64 for f64). weight and bias may be null. */
 
-/* (x - mean) / sqrt(var + eps) * weight + bias, var without Bessel's correction. weight and bias
- * are [D] in x's dtype. E_SHAPE, E_DTYPE. */
+/* Computes (x - mean) / sqrt(var + eps) * weight + bias, var without Bessel's correction. weight
+ * and bias are [D] in x's dtype. E_SHAPE, E_DTYPE. */
 int tide_layer_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, tide_tensor *bias,
                     double eps);
-/* weight_offset is added to weight (1 for Gemma, else 0). */
+/* Computes x / sqrt(mean of x^2 + eps) * (weight + weight_offset). weight_offset: 1 for Gemma, else
+ * 0. */
 int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double eps,
                   double weight_offset);
-/* sum = x + residual, out = rms_norm(sum): both results of one pass. */
+/* Computes sum = x + residual and out = rms_norm(sum) in one pass. */
 int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide_tensor *residual,
                       tide_tensor *weight, double eps, double weight_offset);
-/* Rotary embedding (RoFormer, arXiv 2104.09864). x_BTHD; positions i64/i32 [B or 1, T]; inv_freq
- * f32 or f64 [R/2], R <= D: the first R channels of a head rotate, the rest pass. An f64 x needs
- * f64 frequencies: f32 ones turn it by angles that are off by up to 6e-8 of their size. interleaved
- * pairs channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse rotates back. */
+/* Turns x by rotary positions (RoFormer, arXiv 2104.09864). x_BTHD; positions i64/i32 [B or 1, T];
+ * inv_freq f32 or f64 [R/2], R <= D: the first R channels of a head rotate, the rest pass. An f64 x
+ * needs f64 frequencies: f32 ones turn it by angles that are off by up to 6e-8 of their size.
+ * interleaved pairs channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse
+ * rotates back. */
 int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
               bool interleaved, bool inverse);
-/* outs[i] = tide_rope(xs[i], ...) for n tensors, 1 to TIDE_MAX_JOINED, of one batch and sequence:
- * one launch where their heads follow each other in one storage. reuse: the outs take the memory
- * of the xs, which must not be read afterwards. E_STATE: an x collects a gradient. */
+/* Computes outs[i] = tide_rope(xs[i], ...) for n tensors, 1 to TIDE_MAX_JOINED, of one batch and
+ * sequence: one launch where their heads follow each other in one storage. reuse: the outs take the
+ * memory of the xs, which must not be read afterwards. E_STATE: an x collects a gradient. */
 int tide_rope_joined(tide_tensor **outs, int n, tide_tensor *const *xs, tide_tensor *positions,
                      tide_tensor *inv_freq, bool interleaved, bool inverse, bool reuse);
-/* e^x / sum e^x along dim, after subtracting the maximum; a row of -inf alone is NaN. */
+/* Computes e^x / sum e^x along dim, after subtracting the maximum; a row of -inf alone is NaN. */
 int tide_softmax(tide_tensor **out, tide_tensor *x, int dim);
-/* Its logarithm, x - log sum e^x. */
+/* Computes its logarithm, x - log sum e^x. */
 int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim);
-/* silu(gate) * up (arXiv 2002.05202). */
+/* Computes silu(gate) * up (arXiv 2002.05202). */
 int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up);
-/* Zeroes with probability p and scales the rest by 1/(1-p). Mask from the context's generator;
- * advances it by the number of elements. p == 0 is the identity. */
+/* Zeroes elements with probability p and scales the rest by 1/(1-p). The mask comes from the
+ * context's generator, which advances by the number of elements. p == 0 is the identity. */
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p);
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -564,15 +575,15 @@ typedef struct tide_attention_attrs {
   tide_tensor *q_index;  /* i32 [B or 1, Tq, 2] of (document, position); may be null */
   tide_tensor *k_index;  /* i32 [B or 1, Tk, 2]; null iff q_index is null */
   tide_tensor *bias;     /* additive, broadcastable to [B, H, Tq, Tk]; may be null */
-  tide_tensor *q_tiles;  /* tide_attention_tiles of q_index and k_index, so that each call need */
-  tide_tensor *k_tiles;  /* not find them again; null: it does */
+  tide_tensor *q_tiles;  /* tide_attention_tiles of q_index, which saves each call the search; */
+  tide_tensor *k_tiles;  /* the same of k_index; each may be null */
 } tide_attention_attrs;
 void tide_attention_attrs_init(tide_attention_attrs *attrs);
-/* out_BTHD = softmax(scale q k^T + bias, masked) v. q_BTHD, k and v [B, Tk, Hk, D], H % Hk == 0
- * (query head h reads key head h / (H / Hk)); v may have its own head size. lse (may be null)
- * receives f32 [B, H, Tq], the log of the sum of exponentials. A query that sees nothing gives
- * 0 and lse -inf. Memory O(T): scores are never stored (arXiv 2205.14135, 2307.08691).
- * attrs may be null. */
+/* Computes out_BTHD = softmax(scale q k^T + bias, masked) v. q_BTHD, k and v [B, Tk, Hk, D], H % Hk
+ * == 0 (query head h reads key head h / (H / Hk)); v may have its own head size. lse (may be null)
+ * receives f32 [B, H, Tq], the log of the sum of exponentials. A query that sees nothing gives 0
+ * and lse -inf. Memory O(T): scores are never stored (arXiv 2205.14135, 2307.08691). attrs may be
+ * null. */
 int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_tensor *k,
                    tide_tensor *v, const tide_attention_attrs *attrs);
 /* Merges attention over one part of the keys into attention over others, in place: out f32 [B, T,
@@ -581,9 +592,9 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
  * Not recorded: E_STATE if one of them needs a gradient. Source: arXiv 2310.01889. */
 int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
                           tide_tensor *part_lse);
-/* Gradients of q, k and v (owned, in their dtypes) from one part of the keys, given dout, the
- * output and the log-sum-exp over all parts: the parts' dq add up. Not recorded: E_STATE if one of
- * them needs a gradient. attrs as those of the part's forward; a bias is E_UNSUPPORTED. */
+/* Computes gradients of q, k and v (owned, in their dtypes) from one part of the keys, given dout,
+ * the output and the log-sum-exp over all parts: the parts' dq add up. Not recorded: E_STATE if one
+ * of them needs a gradient. attrs as those of the part's forward; a bias is E_UNSUPPORTED. */
 int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv,
                             tide_tensor *dout, tide_tensor *q, tide_tensor *k, tide_tensor *v,
                             tide_tensor *out, tide_tensor *lse, const tide_attention_attrs *attrs);
@@ -598,7 +609,7 @@ int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
  * least document is complemented where some token has none; {~INT32_MAX, -1, INT32_MAX,
  * INT32_MIN}: all have none. Attention with other tiles than those of its indices is undefined. */
 int tide_attention_tiles(tide_tensor **out, tide_tensor *index);
-/* (document, position) pairs [1, T, 2] of a packed stream from cumulative lengths: cu i32/i64
+/* Makes (document, position) pairs [1, T, 2] of a packed stream from cumulative lengths: cu i32/i64
  * [ndoc + 1], first 0, not decreasing, last <= T; tokens beyond the last get document -1. */
 int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken);
 
@@ -607,16 +618,17 @@ int tide_document_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken);
  * or i32 (dtype); E_ARG says which entry broke which rule. cu: i32/i64 [ndoc + 1] cumulative
  * lengths, first 0, not decreasing. Owned results. */
 
-/* Head-tail layout of every document over `size` ranks: each is cut into 2 * size chunks, rank r
- * keeps chunks r and 2 * size - 1 - r, documents in order (zigzag, DualChunkSwap; what
- * Transformer Engine calls the THD partition). out: whole position of each of the rank's tokens; of
- * all ranks, one after another, if rank is -1. Every length must be a multiple of 2 * size. */
+/* Lays every document out head-tail over `size` ranks: each is cut into 2 * size chunks, rank r
+ * keeps chunks r and 2 * size - 1 - r, documents in order (zigzag, DualChunkSwap; what Transformer
+ * Engine calls the THD partition). out: whole position of each of the rank's tokens; of all ranks,
+ * one after another, if rank is -1. Every length must be a multiple of 2 * size. */
 int tide_zigzag_index(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype);
-/* The inverse: for each whole position its index among the tokens of all ranks in rank order. */
+/* Returns the inverse: for each whole position its index among the tokens of all ranks in rank
+ * order. */
 int tide_zigzag_places(tide_tensor **out, tide_tensor *cu, int64_t size, int dtype);
-/* start, start + 1, ... start + length - 1 for each row (start, length) of runs [n, 2], joined. */
+/* Joins start, start + 1, ... start + length - 1 of each row (start, length) of runs [n, 2]. */
 int tide_run_index(tide_tensor **out, tide_tensor *runs, int dtype);
-/* The inverse of a permutation of 0 .. n - 1; E_ARG if index is not one. Keeps the dtype. */
+/* Inverts a permutation of 0 .. n - 1; E_ARG if index is not one. Keeps the dtype. */
 int tide_inverse_index(tide_tensor **out, tide_tensor *index);
 /* As tide_document_index for documents in slots larger than they are: document d begins at
  * cu_slot[d] and has cu_real[d + 1] - cu_real[d] tokens, the rest of its slot is document -1. */
@@ -625,7 +637,7 @@ int tide_slot_index(tide_tensor **out, tide_tensor *cu_slot, tide_tensor *cu_rea
 
 /* ---- state-space layers ---------------------------------------------------------------------- */
 
-/* Number of the sequence each token of a packed stream belongs to, i32 [1, ntoken], from cumulative
+/* Returns the number of each token's sequence in a packed stream, i32 [1, ntoken], from cumulative
  * lengths: the count of entries of cu[1:] at or below the token's place. cu i32/i64 [n + 1], first
  * 0, not decreasing, last equal to ntoken: tokens of no sequence are E_ARG. */
 int tide_sequence_index(tide_tensor **out, tide_tensor *cu, int64_t ntoken);
@@ -637,10 +649,10 @@ typedef struct tide_conv1d_attrs {
   tide_tensor *sequence;    /* i32/i64 [B or 1, T], never decreasing; null: one sequence */
 } tide_conv1d_attrs;
 void tide_conv1d_attrs_init(tide_conv1d_attrs *attrs);
-/* Causal depthwise convolution: out[t] = bias + sum_k weight[k] x[t - (K-1) + k] for each channel.
- * x_BTC, weight_CK with K in 2..4, bias_C or null, all of one dtype. No tap reaches into another
- * sequence; initial belongs to that of token 0. last (may be null) receives [B, K-1, C], the rows
- * that the next call takes as initial. attrs may be null. */
+/* Computes a causal depthwise convolution: out[t] = bias + sum_k weight[k] x[t - (K-1) + k] for
+ * each channel. x_BTC, weight_CK with K in 2..4, bias_C or null, all of one dtype. No tap reaches
+ * into another sequence; initial belongs to that of token 0. last (may be null) receives [B, K-1,
+ * C], the rows that the next call takes as initial. attrs may be null. */
 int tide_conv1d(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tensor *weight,
                 tide_tensor *bias, const tide_conv1d_attrs *attrs);
 
@@ -657,17 +669,17 @@ typedef struct tide_ssd_attrs {
   tide_tensor *sequence;    /* i32/i64 [B or 1, T], never decreasing; null: one sequence */
 } tide_ssd_attrs;
 void tide_ssd_attrs_init(tide_ssd_attrs *attrs);
-/* The recurrence of Mamba-2, by products over chunks (state-space duality, Dao and Gu, arXiv
- * 2405.21060): h_t = exp(d_t A) h_{t-1} + d_t x_t B_t', out_t = h_t C_t + D x_t, where d is dt
- * after bias, softplus and limits. x_BTHP, dt_BTH, A_H, B and C [B, T, G, N] of x's dtype, H a
+/* Computes the recurrence of Mamba-2 by products over chunks (state-space duality, Dao and Gu,
+ * arXiv 2405.21060): h_t = exp(d_t A) h_{t-1} + d_t x_t B_t', out_t = h_t C_t + D x_t, where d is
+ * dt after bias, softplus and limits. x_BTHP, dt_BTH, A_H, B and C [B, T, G, N] of x's dtype, H a
  * multiple of G; the others of any floating dtype. The state is zero where a sequence begins;
  * initial belongs to that of token 0. last (may be null) receives the final state [B, H, P, N], f32
  * (f64 for f64). Memory is O(T). attrs may be null. */
 int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tensor *dt,
                   tide_tensor *A, tide_tensor *B, tide_tensor *C, const tide_ssd_attrs *attrs);
-/* Root mean square norm with a gate, over groups of `group` neighbouring channels of the last dim
- * (0: all): norm(x silu(z)) weight, or norm(x) weight silu(z) with gate_last. weight may be null.
- * The norm of Mamba-2. */
+/* Computes a root mean square norm with a gate, over groups of `group` neighbouring channels of the
+ * last dim (0: all): norm(x silu(z)) weight, or norm(x) weight silu(z) with gate_last. weight may
+ * be null. The norm of Mamba-2. */
 int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_tensor *weight,
                         double eps, int64_t group, bool gate_last);
 
@@ -681,11 +693,12 @@ typedef struct tide_cross_entropy_attrs {
   double   z_loss;          /* weight of lse^2 (arXiv 2204.02311) */
 } tide_cross_entropy_attrs;
 void tide_cross_entropy_attrs_init(tide_cross_entropy_attrs *attrs);
-/* Per token: loss_N (f32) of logits_NV against targets_N (i64/i32). attrs may be null. */
+/* Computes loss_N (f32), one per token, of logits_NV against targets_N (i64/i32). attrs may be
+ * null. */
 int tide_cross_entropy(tide_tensor **out, tide_tensor *logits, tide_tensor *targets,
                        const tide_cross_entropy_attrs *attrs);
-/* Sum over tokens (f32 scalar) of the cross entropy of x_ND w_VD^T (+ bias_V, may be null); the
- * logits exist only a chunk of rows at a time, gradients are computed in the same pass. */
+/* Sums the cross entropy of x_ND w_VD^T (+ bias_V, may be null) over tokens, an f32 scalar. Only a
+ * chunk of rows of logits exists at a time; gradients are computed in the same pass. */
 int tide_linear_cross_entropy(tide_tensor **out, tide_tensor *x, tide_tensor *w,
                               tide_tensor *bias, tide_tensor *targets,
                               const tide_cross_entropy_attrs *attrs);
@@ -704,7 +717,7 @@ typedef struct tide_random_attrs {
                                 advances by the number of elements; 0: from the members above */
 } tide_random_attrs;
 void tide_random_attrs_init(tide_random_attrs *attrs);
-/* The context's generator. A new context starts with seed 0. */
+/* Sets the context's generator. A new context starts with seed 0. */
 int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset);
 /* Returns the generator's state, the arguments of tide_rng_set that continue from here. Each may be
  * null. */
@@ -716,11 +729,13 @@ int tide_rng_get(tide_ctx *ctx, uint64_t *seed, uint64_t *stream, uint64_t *offs
  * replay. place is held until the next call, and outlives step scopes. E_ARG: another dtype or
  * size, not contiguous. */
 int tide_rng_place(tide_ctx *ctx, tide_tensor *place);
-/* Fill t in place; attrs may be null. Floating dtypes. Uniform is in [lo, hi). */
+/* Fills t in place with uniform numbers in [lo, hi). attrs may be null. Floating dtypes. */
 int tide_uniform_(tide_tensor *t, double lo, double hi, const tide_random_attrs *attrs);
-/* std >= 0; a number takes one word of the generator, by the inverse distribution function. */
+/* Fills t in place with normal numbers, std >= 0. A number takes one word of the generator, by the
+ * inverse distribution function. */
 int tide_normal_(tide_tensor *t, double mean, double std, const tide_random_attrs *attrs);
-/* Normal truncated to [mean + std * lo, mean + std * hi] by inversion. */
+/* Fills t in place with normal numbers truncated to [mean + std * lo, mean + std * hi], by
+ * inversion. */
 int tide_trunc_normal_(tide_tensor *t, double mean, double std, double lo, double hi,
                        const tide_random_attrs *attrs);
 
@@ -735,7 +750,7 @@ typedef struct tide_adamw_attrs {
   double   grad_scale;                          /* gradients are multiplied by it; default 1 */
 } tide_adamw_attrs;
 void tide_adamw_attrs_init(tide_adamw_attrs *attrs);
-/* For i < n: p[i], m[i], v[i] are updated from g[i]. m, v and master[i] are f32 (f64 with f64
+/* Updates p[i], m[i] and v[i] from g[i] for i < n. m, v and master[i] are f32 (f64 with f64
  * parameters); master (may be null, or hold nulls) keeps the exact weights of bf16/f16 p. g_scale
  * (f32 or f64 scalar, may be null) multiplies every gradient: the device-side clip factor. rates
  * (f64 [2], may be null) holds lr and step, which replace those of attrs: a captured step reads the
@@ -746,11 +761,11 @@ int tide_adamw_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *co
                 tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *master,
                 tide_tensor *g_scale, tide_tensor *rates, tide_tensor *found_inf,
                 const tide_adamw_attrs *attrs);
-/* As tide_adamw_ for f32, bf16 and f16 parameters, with moments of 8 bits: m[i] and v[i] are u8 of
- * the parameter's shape, m_scale[i] and v_scale[i] f32 [ceil(numel / 256)], a number for each 256
- * elements. tide_quantize8 makes them and tide_dequantize8 reads them; zeros of both are moments of
- * 0. The weights change by the moments before they are rounded. A block with an infinite number or
- * NaN is NaN from then on. */
+/* Updates as tide_adamw_ f32, bf16 and f16 parameters, with moments of 8 bits: m[i] and v[i] are u8
+ * of the parameter's shape, m_scale[i] and v_scale[i] f32 [ceil(numel / 256)], a number for each
+ * 256 elements. tide_quantize8 makes them and tide_dequantize8 reads them; zeros of both are
+ * moments of 0. The weights change by the moments before they are rounded. A block with an infinite
+ * number or NaN is NaN from then on. */
 int tide_adamw8_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
                  tide_tensor *const *m, tide_tensor *const *v, tide_tensor *const *m_scale,
                  tide_tensor *const *v_scale, tide_tensor *const *master, tide_tensor *g_scale,
@@ -762,7 +777,7 @@ int tide_adamw8_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *c
  * 0, and with is_signed off numbers above 0 stay above 0. Blocks below 2^-103 are 0. Rounding the
  * result of tide_dequantize8 again gives the same codes and scales. */
 int tide_quantize8(tide_tensor **codes, tide_tensor **scale, tide_tensor *x, bool is_signed);
-/* The numbers that codes and scale stand for, f32. Not recorded. */
+/* Returns the numbers that codes and scale stand for, f32. Not recorded. */
 int tide_dequantize8(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, bool is_signed);
 typedef struct tide_sgd_attrs {
   uint32_t size;
@@ -771,43 +786,46 @@ typedef struct tide_sgd_attrs {
   double   lr, momentum, dampening, weight_decay, grad_scale; /* lr 1e-2, grad_scale 1 */
 } tide_sgd_attrs;
 void tide_sgd_attrs_init(tide_sgd_attrs *attrs);
-/* buf (momentum buffers) may be null when momentum is 0. rates, found_inf: as above; the step is
- * the first where its number is 1. */
+/* Updates p[i] and buf[i], its momentum buffer, from g[i] for i < n. buf may be null when momentum
+ * is 0. rates, found_inf: as above; the step is the first where its number is 1. */
 int tide_sgd_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *const *g,
               tide_tensor *const *buf, tide_tensor *const *master, tide_tensor *g_scale,
               tide_tensor *rates, tide_tensor *found_inf, const tide_sgd_attrs *attrs);
-/* Scalar: the norm of all tensors together, f64 where one of them is, else f32; p 2, 1, or inf (as
- * HUGE_VAL). n 0 gives 0. squared: the sum of |x|^p without the root, for summing over ranks. */
+/* Returns the norm of all tensors together, a scalar, f64 where one of them is, else f32; p 2, 1,
+ * or inf (as HUGE_VAL). n 0 gives 0. squared: the sum of |x|^p without the root, for summing over
+ * ranks. */
 int tide_norm(tide_tensor **out, tide_ctx *ctx, int64_t n, tide_tensor *const *xs, double p,
               bool squared);
-/* Scalar of norm's dtype, min(1, max_norm / (norm + 1e-6)): the factor of gradient clipping. */
+/* Returns min(1, max_norm / (norm + 1e-6)), the factor of gradient clipping: a scalar of norm's
+ * dtype. */
 int tide_clip_factor(tide_tensor **out, tide_tensor *norm, double max_norm);
-/* xs[i] *= factor (f32 or f64 scalar tensor). */
+/* Computes xs[i] *= factor (f32 or f64 scalar tensor). */
 int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tensor *factor);
 
 /* ---- autograd ------------------------------------------------------------------------------- */
 
-/* Marks a leaf, or with on false no longer. Floating dtypes only; E_STATE if t came out of a
- * recorded op. */
+/* Marks t as a leaf that collects a gradient, or with on false clears the mark. Floating dtypes
+ * only; E_STATE if t is the result of a recorded op. */
 int  tide_set_needs_grad(tide_tensor *t, bool on);
-/* 1: leaf marked, or the result of a recorded op. */
+/* Returns 1 for a marked leaf or the result of a recorded op, else 0. */
 int  tide_needs_grad(const tide_tensor *t);
 int  tide_requires_grad(tide_tensor *t, bool on); /* deprecated name of tide_set_needs_grad */
 int  tide_is_leaf(const tide_tensor *t); /* 1: not the result of a recorded op */
 /* Returns the accumulated gradient of a leaf, owned; *out is null without one. */
 int  tide_grad(tide_tensor **out, tide_tensor *t);
-/* grad may be null: clears it. Same shape, dtype and device as t; its bytes are shared. Of a bf16
- * or f16 tensor it may be f32: later gradients are then added up in f32. */
+/* Makes grad the gradient of t, or null: t has none. grad has t's shape, dtype and device; its
+ * bytes are shared. Of a bf16 or f16 tensor it may be f32: later gradients are then added up in
+ * f32. */
 int  tide_set_grad(tide_tensor *t, tide_tensor *grad);
-/* The dtype in which backward begins the gradient of leaf t: t's own (the default), or f32 of a
- * bf16 or f16 tensor. Products then write f32 sums, with no rounding between. A gradient that is
+/* Sets the dtype in which backward begins the gradient of leaf t: t's own (the default), or f32 of
+ * a bf16 or f16 tensor. Products then write f32 sums, with no rounding between. A gradient that is
  * there keeps its dtype. E_DTYPE: another. */
 int  tide_set_grad_dtype(tide_tensor *t, int dtype);
 int  tide_grad_dtype(const tide_tensor *t); /* of the gradient that is there or would begin */
-/* tide_set_grad with null that also frees the bytes now; other handles on the gradient return
- * E_GONE. Bytes that another tensor shares, or that a collective is using, stay. */
+/* Clears the gradient of t and frees its bytes now; using another handle of it is then E_GONE.
+ * Bytes that another tensor shares, or that a collective is using, stay. */
 int  tide_drop_grad(tide_tensor *t);
-/* Same bytes, no history. */
+/* Returns a handle of the same bytes without history. */
 int  tide_detach(tide_tensor **out, tide_tensor *t);
 /* Switches recording on (1, default) or off (0) in this context; returns the old value. */
 int  tide_set_recording(tide_ctx *ctx, bool on);
@@ -827,25 +845,27 @@ typedef struct tide_event {
 int  tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain);
 /* Runs to the next host function (TIDE_MORE, event filled), the end (0), or an error. */
 int  tide_backward_next(tide_backward *bw, tide_event *event);
-/* At a HOST event: gradient of output i, owned; *out null if no gradient reached it. */
+/* Returns, at a HOST event, the gradient of output i, owned; *out null if no gradient reached
+ * it. */
 int  tide_backward_take(tide_tensor **out, tide_backward *bw, int i);
-/* Saved inputs of the host function (those given to tide_host_function), owned. */
+/* Returns saved input i of the host function (of tide_host_function's xs), owned. */
 int  tide_backward_input(tide_tensor **out, tide_backward *bw, int i);
-/* At a HOST event: the gradient of input i (null: none). Shape and dtype must be the input's. */
+/* Gives, at a HOST event, the gradient of input i (null: it has none). Shape and dtype must be
+ * the input's. */
 int  tide_backward_give(tide_backward *bw, int i, tide_tensor *grad);
-/* Also before the end: gradients in progress are dropped, those of leaves keep their sums so
- * far. */
+/* Releases a walk, also before its end: gradients in progress are dropped, those of leaves keep
+ * their sums so far. */
 void tide_backward_release(tide_backward *bw);
-/* The whole walk for C hosts; E_HOST if it meets a host function. */
+/* Runs a whole walk, for hosts without host functions; E_HOST if it meets one. */
 int  tide_backward_run(tide_tensor *root, tide_tensor *grad);
-/* Records a function the host computed: outs[i] (owned copies of handles ys[i], now with history)
- * depend on xs through a backward that the host does when the walk yields tag (a number of the
- * host's choice; a double as in tide_event). save: 1 keeps xs for tide_backward_input. TIDE_MORE:
- * recorded; 0: no history was needed, outs are plain second handles. */
+/* Records a function that the host has computed: outs[i] (owned copies of handles ys[i], now with
+ * history) depend on xs through a backward that the host does when the walk yields tag (a number of
+ * the host's choice; a double as in tide_event). save: 1 keeps xs for tide_backward_input.
+ * TIDE_MORE: recorded; 0: no history was needed, outs are plain second handles. */
 int  tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
                         tide_tensor *const *xs, int nout, tide_tensor *const *ys, bool save);
-/* Tags of host functions whose nodes were freed since the last call: fills up to n, returns the
- * count. The host frees its state of these tags. */
+/* Fills tags with those of host functions whose nodes were freed since the last call, up to n, and
+ * returns how many. The host frees its state of these tags. */
 int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
 
 /* ---- captured steps -------------------------------------------------------------------------- */
@@ -871,22 +891,22 @@ int  tide_graph_end(tide_graph *graph);
 /* Enqueues the step once more, any number of times, behind the work enqueued so far, and does not
  * wait. E_STATE: while a step is captured, or if its capture failed. */
 int  tide_graph_replay(tide_graph *graph);
-/* Also ends a capture that has begun. */
+/* Releases a graph; ends a capture that has begun. */
 void tide_graph_release(tide_graph *graph);
 
 /* ---- time on a device ------------------------------------------------------------------------ */
 
-/* A place in the work of a device, with the time at which the device reaches it. */
+/* A point in the work of a device, with the time at which the device reaches it. */
 typedef struct tide_device_event tide_device_event;
 /* Records the event behind the work enqueued on the device so far, and does not wait. *event null:
  * makes it, owned; else moves it there. E_STATE: while a step is captured. */
 int  tide_device_event_record(tide_device_event **event, tide_ctx *ctx, int device);
-/* 1: the device has reached the event; 0: not yet. */
+/* Returns 1 if the device has reached the event, 0 if not yet. */
 int  tide_device_event_done(tide_device_event *event);
 /* Blocks until the device has reached the event. E_STATE: while a step is captured. */
 int  tide_device_event_wait(tide_device_event *event);
-/* Milliseconds from one event to another of the same device, negative if it reached `to` first;
- * blocks until it has reached both. E_ARG: events of two devices. */
+/* Blocks until the device has reached both events; returns the milliseconds from one to the other,
+ * negative if it reached `to` first. E_ARG: events of two devices. */
 int  tide_device_event_elapsed(double *ms, tide_device_event *from, tide_device_event *to);
 void tide_device_event_release(tide_device_event *event);
 
@@ -902,21 +922,25 @@ const char *tide_blob_data(const tide_blob *blob); /* a zero byte follows the la
 int64_t     tide_blob_size(const tide_blob *blob); /* bytes, without that one */
 void        tide_blob_release(tide_blob *blob);
 
-/* The whole of a regular file. limit: most bytes accepted, 0 for no limit. E_IO; E_ARG: longer. */
+/* Reads the whole of a regular file. limit: most bytes accepted, 0 for no limit. E_IO; E_ARG:
+ * longer. */
 int tide_path_read(tide_blob **out, tide_ctx *ctx, const char *path, int64_t limit);
 /* Replaces or makes a file so that a crash leaves the old one or the new one: temporary file in the
  * same folder, fsync, rename, fsync of the folder. E_IO if the path exists and is not a regular
  * file (a folder, a device, a pipe); the same holds for tide_file_save. */
 int tide_path_write(tide_ctx *ctx, const char *path, const void *data, size_t nbytes);
-/* Adds to the end of a file, made if absent; one write, not synchronised. */
+/* Appends to a file, made if absent, in one write that is not synchronised. */
 int tide_path_append(tide_ctx *ctx, const char *path, const void *data, size_t nbytes);
-/* fsync of a file, or of a folder (its entries: what was created, renamed or removed in it). */
+/* Makes a file durable by fsync, or the entries of a folder: files created, renamed or removed in
+ * it. */
 int tide_path_sync(tide_ctx *ctx, const char *path);
-/* Also replaces a file at `to`, atomically, where the system allows it. Not synchronised. */
+/* Renames a file or folder; replaces a file at `to` atomically, where the system allows it. Not
+ * synchronised. */
 int tide_path_rename(tide_ctx *ctx, const char *from, const char *to);
 /* Makes a folder and, if parents, the missing ones above it. TIDE_MORE if it was there already. */
 int tide_path_mkdir(tide_ctx *ctx, const char *path, bool parents);
-/* Names in a folder, sorted bytewise, without "." and "..", each followed by a zero byte. */
+/* Lists the names in a folder, sorted bytewise, without "." and "..", each followed by a zero
+ * byte. */
 int tide_path_list(tide_blob **out, tide_ctx *ctx, const char *path);
 /* Removes a file, a link (not its target) or an empty folder. TIDE_MORE if nothing is there. */
 int tide_path_remove(tide_ctx *ctx, const char *path);
@@ -926,7 +950,7 @@ enum { TIDE_PATH_NONE = 0, TIDE_PATH_FILE = 1, TIDE_PATH_DIR = 2, TIDE_PATH_OTHE
 /* Returns the kind of path, links followed: TIDE_PATH_*; size (may be null) receives a file's
  * bytes. */
 int tide_path_kind(tide_ctx *ctx, const char *path, int64_t *size);
-/* 1 if this process may write the file, or create files in the folder, else 0. */
+/* Returns 1 if this process may write the file, or create files in the folder, else 0. */
 int tide_path_is_writable(tide_ctx *ctx, const char *path);
 typedef struct tide_lock tide_lock;
 /* Takes the lock on a file, which is made if absent and stays: TIDE_OK, or TIDE_MORE with *out null
@@ -934,12 +958,13 @@ typedef struct tide_lock tide_lock;
  * handle and with the process in any case (flock). The caller owns *out. */
 int  tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path);
 void tide_lock_release(tide_lock *lock);
-/* XXH64 (seed 0) of a file's bytes as 16 lower-case hex digits and a final zero: 17 bytes. */
+/* Writes the XXH64 (seed 0) of a file's bytes into text: 16 lower-case hex digits and a zero, 17
+ * bytes. */
 int tide_path_hash(tide_ctx *ctx, const char *path, char *text);
-/* XXH64 of a block of memory. */
+/* Returns the XXH64 of a block of memory. */
 uint64_t tide_hash(const void *data, size_t nbytes, uint64_t seed);
-/* Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms,
- * nothing above U+10FFFF), or -1. */
+/* Returns the offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong
+ * forms, nothing above U+10FFFF), or -1. */
 int64_t tide_utf8_check(const char *text, int64_t nbytes);
 
 /* ---- JSON: RFC 8259, depth to 64, no duplicate keys ------------------------------------------ */
@@ -966,9 +991,9 @@ int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nby
                     int64_t limit, int flags, const char *name);
 void tide_json_release(tide_json *json);
 int64_t tide_json_count(const tide_json *json); /* nodes */
-/* The nodes, count of them, borrowed; node 0 is the whole. */
+/* Returns the nodes, tide_json_count of them, borrowed; node 0 is the whole. */
 const tide_json_node *tide_json_nodes(const tide_json *json);
-/* Unescaped UTF-8 of the STRING nodes. */
+/* Returns the unescaped UTF-8 of the STRING nodes. Borrowed. */
 const char *tide_json_text(const tide_json *json);
 
 /* ---- safetensors ----------------------------------------------------------------------------- */
@@ -980,7 +1005,7 @@ void tide_file_release(tide_file *file);
 int64_t tide_file_count(const tide_file *file);                  /* tensors in it */
 const char *tide_file_name(const tide_file *file, int64_t i);    /* null beyond the end */
 int64_t tide_file_find(const tide_file *file, const char *name); /* -1: no such tensor */
-/* TIDE_F32 ...; -1 if the file's dtype is known to the format but not to tide. */
+/* Returns TIDE_F32, ...; -1 if the file's dtype is known to the format but not to tide. */
 int  tide_file_dtype(const tide_file *file, int64_t i);
 const char *tide_file_dtype_text(const tide_file *file, int64_t i); /* as stored, "BF16" */
 int  tide_file_ndim(const tide_file *file, int64_t i);              /* -1: no such tensor */
@@ -1000,8 +1025,8 @@ int  tide_file_read(tide_tensor *t, tide_file *file, int64_t i, int64_t start);
 int  tide_file_save(tide_ctx *ctx, const char *path, int64_t n, const char *const *names,
                     tide_tensor *const *tensors, int64_t nmeta, const char *const *keys,
                     const char *const *values);
-/* tide_file_save in the background: tensors are copied to the host now, a thread writes and hashes
- * the file. They may change as soon as this returns. */
+/* Saves as tide_file_save in the background: tensors are copied to the host now, a thread writes
+ * and hashes the file. They may change as soon as this returns. */
 int  tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
                        const char *const *names, tide_tensor *const *tensors);
 int  tide_saving_test(const tide_saving *s);              /* 1: finished, with success or failure */
@@ -1031,13 +1056,13 @@ enum { TIDE_TOKENIZER_BYTES = 1, TIDE_TOKENIZER_BYTE_FALLBACK = 2, TIDE_TOKENIZE
 int  tide_tokenizer_new(tide_tokenizer **out, tide_ctx *ctx, int model, int flags, int32_t unk,
                         int64_t n, const char *bytes, const int64_t *ends, const double *scores);
 void tide_tokenizer_release(tide_tokenizer *tok);
-/* WORDPIECE: prefix of pieces inside a word, most characters of a word (0: any). BPE: prefix of
- * characters but the first of a word, suffix of the last one. Both may be null. */
+/* Sets affixes. WORDPIECE: prefix of pieces inside a word, most characters of a word (0: any). BPE:
+ * prefix of characters but the first of a word, suffix of the last one. Both may be null. */
 int tide_tokenizer_affix(tide_tokenizer *tok, const char *prefix, const char *suffix, int32_t most);
-/* The merges of BPE, first ones first: n times left id, right id, id of the result. Once. */
+/* Sets the merges of BPE, first ones first: n times left id, right id, id of the result. Once. */
 int tide_tokenizer_merges(tide_tokenizer *tok, int64_t n, const int32_t *merges);
-/* The same from the pieces: two pieces merge if their texts make a third, whose rank (lower ones
- * first; -1: it is not made by merging) is ranks[id]; one for each piece. */
+/* Sets the merges from the pieces: two pieces merge if their texts make a third, whose rank (lower
+ * ones first; -1: it is not made by merging) is ranks[id]; one for each piece. */
 int tide_tokenizer_merge_pieces(tide_tokenizer *tok, const int32_t *ranks);
 /* Flags of added tokens. SPECIAL: found if TIDE_ENCODE_SPECIAL is given. NORMALIZED: searched in
  * normalized text. WORD: only as a whole word. LSTRIP, RSTRIP: with the white space before and
@@ -1074,12 +1099,12 @@ int tide_tokenizer_step(tide_tokenizer *tok, int stage, int kind, int mode, cons
 /* Flags of encode. OFFSETS: records are id, first byte, byte behind the last. SPECIAL: special
  * tokens are found in the text. U16: ids of 16 bits. */
 enum { TIDE_ENCODE_OFFSETS = 1, TIDE_ENCODE_SPECIAL = 2, TIDE_ENCODE_U16 = 4 };
-/* The ids of a text as a blob of int32_t (uint16_t with U16). E_ARG names the first byte that is
- * not UTF-8. */
+/* Returns the ids of a text as a blob of int32_t (uint16_t with U16). E_ARG names the first byte
+ * that is not UTF-8. */
 int tide_tokenizer_encode(tide_blob **out, tide_tokenizer *tok, const char *text, int64_t nbytes,
                           int flags);
-/* The same for n texts on up to nthread threads (0: those of the context; at most 64). The blob is
- * n counts of int64_t, then the ids of all texts. */
+/* Encodes n texts on up to nthread threads (0: those of the context; at most 64). The blob is n
+ * counts of int64_t, then the ids of all texts. */
 int tide_tokenizer_encode_batch(tide_blob **out, tide_tokenizer *tok, int64_t n,
                                 const char *const *texts, const int64_t *sizes, int flags,
                                 int nthread);
@@ -1108,8 +1133,8 @@ void tide_group_opts_init(tide_group_opts *opts);
  * nmsg bytes on failure. */
 int  tide_group_new(tide_group **out, int nrank, const tide_group_opts *opts, char *msg,
                     size_t nmsg);
-/* Groups are counted; retain and release from any thread. Communicators keep theirs alive. retain
- * returns E_ARG for a pointer to anything but a group that lives. */
+/* Adds a reference to a group, which communicators keep, too; any thread. E_ARG: not a live
+ * group. */
 int  tide_group_retain(tide_group *group);
 void tide_group_release(tide_group *group);
 int  tide_group_size(const tide_group *group); /* its number of ranks */
@@ -1127,8 +1152,8 @@ int  tide_group_pause(tide_group *group, int rank, tide_ctx *ctx);
 /* Ends the pause of a rank, which may make calls again. */
 int  tide_group_resume(tide_group *group, int rank, tide_ctx *ctx);
 
-/* This context's rank in the group, named "world". group null: the only rank of its own. E_STATE:
- * the rank has joined already. */
+/* Joins a group: returns this context's communicator, named "world". group null: the only rank of a
+ * group of its own. E_STATE: the rank has joined already. */
 int  tide_comm_join(tide_comm **out, tide_ctx *ctx, tide_group *group, int rank);
 typedef struct tide_mpi_opts {
   uint32_t size;
@@ -1139,13 +1164,13 @@ typedef struct tide_mpi_opts {
   const char *library; /* file of the MPI library; null: the usual names */
 } tide_mpi_opts;
 void tide_mpi_opts_init(tide_mpi_opts *opts);
-/* The processes of an MPI job as ranks, named "world". Opens libmpi (Open MPI 4 or later, or one of
- * MPICH's binary interface) and initialises MPI if it is not initialised; every process of the job
- * calls it, in the same order. Results have the same bits as those of as many threads. opts may be
- * null. E_UNSUPPORTED: no MPI library. With less than MPI_THREAD_SERIALIZED asynchronous calls are
- * done when they return. */
+/* Joins the processes of an MPI job as ranks, named "world". Opens libmpi (Open MPI 4 or later, or
+ * one of MPICH's binary interface) and initialises MPI if it is not initialised; every process of
+ * the job calls it, in the same order. Results have the same bits as those of as many threads. opts
+ * may be null. E_UNSUPPORTED: no MPI library. With less than MPI_THREAD_SERIALIZED asynchronous
+ * calls are done when they return. */
 int  tide_comm_mpi(tide_comm **out, tide_ctx *ctx, const tide_mpi_opts *opts);
-/* As tide_group_pause, for the processes of an MPI job: comm is the world of tide_comm_mpi. All
+/* Pauses a rank as tide_group_pause does, of an MPI job: comm is the world of tide_comm_mpi. All
  * ranks take part in each turn, also those that do nothing in it. Ranks that wait for a paused rank
  * get E_COMM within about half a second. In a turn an interrupt does not stop a collective whose
  * data move. E_PEER: MPI cannot be used any more. */
@@ -1162,10 +1187,10 @@ typedef struct tide_nccl_opts {
   const char *library; /* file of NCCL; null: libnccl.so.2 */
 } tide_nccl_opts;
 void tide_nccl_opts_init(tide_nccl_opts *opts);
-/* The ranks of `over` (local, MPI or of one rank) again, for tensors on CUDA devices, by NCCL 2.18
- * or later, opened at run time. Collective over `over`, which carries the unique id. E_UNSUPPORTED
- * on every rank if one lacks NCCL or a CUDA device; each rank needs a device of its own (parameter
- * cuda_device). Reductions are in NCCL's order. opts may be null. */
+/* Makes a communicator of the ranks of `over` (local, MPI or of one rank) for tensors on CUDA
+ * devices, by NCCL 2.18 or later, opened at run time. Collective over `over`, which carries the
+ * unique id. E_UNSUPPORTED on every rank if one lacks NCCL or a CUDA device; each rank needs a
+ * device of its own (parameter cuda_device). Reductions are in NCCL's order. opts may be null. */
 int  tide_comm_nccl(tide_comm **out, tide_comm *over, const tide_nccl_opts *opts);
 /* Prepares t's memory for many collectives of comm: over NCCL it is registered, which saves copies
  * and lets the network read it. It must not be dropped until comm closes. Elsewhere it does
@@ -1185,12 +1210,12 @@ int  tide_mpi_running(void);
 int  tide_mpi_end(void);
 int  tide_mpi_elect(int cause);
 int  tide_mpi_abort(int code);
-/* One rank of a simulated nrank: collectives are counted (tide_comm_traffic), nothing moves, and
- * results keep their contents. For null-device tensors too. host_size: ranks that share a host. */
+/* Makes one rank of a simulated nrank: collectives are counted (tide_comm_traffic), nothing moves,
+ * and results keep their contents. For null-device tensors too. host_size: ranks that share a
+ * host. */
 int  tide_comm_simulate(tide_comm **out, tide_ctx *ctx, int nrank, int rank, int host_size);
-/* Releasing leaves the group: ranks that still wait for this one get E_PEER. Any thread: from one
- * that does not own the context, the communicator is left when the owner next runs an op or a
- * collective. */
+/* Leaves the group: ranks that still wait for this one get E_PEER. Any thread: from one that does
+ * not own the context, the communicator is left when the owner next runs an op or a collective. */
 void tide_comm_release(tide_comm *comm);
 tide_ctx *tide_comm_ctx(const tide_comm *comm);    /* of this rank, borrowed */
 int  tide_comm_rank(const tide_comm *comm);        /* this rank's number, 0 to size - 1 */
@@ -1204,13 +1229,14 @@ int  tide_comm_set_timeout(tide_comm *comm, double seconds);
 /* Sets the call site of the next calls, "train.lua:12", for error messages. Copied, cut to 63
  * bytes. */
 void tide_comm_site(tide_comm *comm, const char *text);
-/* Ranks that pass the same color (>= 0) get a communicator of their own, ranked by key, then by
- * rank here. With a negative color a rank gets none: TIDE_MORE and *out null. name may be null. */
+/* Splits a communicator: ranks that pass the same color (>= 0) get one of their own, ranked by key,
+ * then by rank here. With a negative color a rank gets none: TIDE_MORE and *out null. name may be
+ * null. */
 int  tide_comm_split(tide_comm **out, tide_comm *comm, int color, int key, const char *name);
 /* Poisons the communicator for all its ranks, with E_PEER and this text. Any thread that is sure
  * the handle is alive. */
 void tide_comm_abort(tide_comm *comm, const char *reason);
-/* 0, or the error that every call on this communicator now returns. */
+/* Returns 0, or the error that every call on this communicator now returns. */
 int  tide_comm_status(tide_comm *comm);
 
 /* Collectives. work null: done on return (on a device: before all later work on it; the host does
@@ -1221,63 +1247,65 @@ int  tide_comm_status(tide_comm *comm);
  * have any strides. op is TIDE_SUM, ...; MEAN requires a floating dtype, SUM refuses bool. bf16 and
  * f16 are combined in f32 and rounded once; MIN and MAX propagate NaN. */
 
-/* In place, n tensors (gradients) as one call. */
+/* Reduces n tensors (gradients) in place, as one call. */
 int  tide_comm_all_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
                           int op);
-/* As all_reduce, but only root's tensors change. */
+/* Reduces as all_reduce, but only root's tensors change. */
 int  tide_comm_reduce(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts, int op,
                       int root);
-/* Root's contents to every rank, in place, n tensors. */
+/* Copies n tensors of root to every rank, in place. */
 int  tide_comm_broadcast(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *ts,
                          int root);
-/* out holds size times in's elements, in rank order. in may be this rank's part of out itself. */
+/* Gathers every rank's in, in rank order: out holds size times in's elements. in may be this rank's
+ * part of out itself. */
 int  tide_comm_all_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in);
-/* counts[r]: elements of rank r, the same list on every rank. */
+/* Gathers different sizes. counts[r]: elements of rank r, the same list on every rank. */
 int  tide_comm_all_gather_v(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                             const int64_t *counts);
-/* in holds size times out's elements; out gets this rank's part of the reduction. out may be this
- * rank's part of in itself. */
+/* Reduces and scatters: in holds size times out's elements; out gets this rank's part. out may be
+ * this rank's part of in itself. */
 int  tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                               int op);
-/* counts[r]: elements that rank r keeps, the same list on every rank. */
+/* Scatters different sizes. counts[r]: elements that rank r keeps, the same list on every rank. */
 int  tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                                 tide_tensor *in, const int64_t *counts, int op);
-/* Part r of in is sent to rank r; part r of out is received from rank r. */
+/* Sends part r of in to rank r and receives part r of out from it. */
 int  tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in);
-/* out_counts[r] elements are received from rank r, which must send as many; in_counts[r] are sent
- * to it. */
+/* Receives out_counts[r] elements from rank r, which must send as many, and sends it
+ * in_counts[r]. */
 int  tide_comm_all_to_all_v(tide_work **work, tide_comm *comm, tide_tensor *out,
                             const int64_t *out_counts, tide_tensor *in, const int64_t *in_counts);
-/* Every rank's in, in rank order, into root's out (null elsewhere). */
+/* Gathers every rank's in, in rank order, into root's out (null elsewhere). */
 int  tide_comm_gather(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                       int root);
-/* Part r of root's in (null elsewhere) into rank r's out. */
+/* Copies part r of root's in (null elsewhere) into rank r's out. */
 int  tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_tensor *in,
                        int root);
-/* n tensors to rank `to` and n from rank `from`, each -1 for none (then its list may be null).
- * Every rank calls; what one sends must match what the other receives. Ring shift: to = rank + 1,
- * from = rank - 1, modulo size. outs and ins do not overlap. */
+/* Sends n tensors to rank `to` and receives n from rank `from`, each -1 for none (then its list may
+ * be null). Every rank calls; what one sends must match what the other receives. Ring shift: to =
+ * rank + 1, from = rank - 1, modulo size. outs and ins do not overlap. */
 int  tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *outs,
                          int from, tide_tensor *const *ins, int to);
-/* Returns when every rank has called it. Does not order work that ranks have enqueued on a shared
+/* Blocks until every rank has called it. Does not order work that ranks have enqueued on a shared
  * device. */
 int  tide_comm_barrier(tide_work **work, tide_comm *comm);
 
-/* Byte strings, for control data. Root's data to all; data and n are read on root only. */
+/* Sends a byte string of root, control data, to every rank; data and n are read on root only. */
 int  tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                                int root);
-/* Every rank's data, one after another; sizes (space for size numbers) receives their lengths. */
+/* Gathers every rank's byte string, one after another; sizes (space for size numbers) receives
+ * their lengths. */
 int  tide_comm_all_gather_bytes(tide_blob **out, tide_comm *comm, const void *data, int64_t n,
                                 int64_t *sizes);
 
 /* Waits (on a device: orders later work after it), then releases the operands. Returns the
  * collective's own status; again at once. */
 int  tide_work_wait(tide_work *work);
-/* 1 done (with success or failure; wait then returns at once), 0 in progress. */
+/* Returns 1 if it is done (with success or failure; wait then returns at once), 0 in progress. */
 int  tide_work_test(tide_work *work);
-/* Seconds of the trace clock when the collective began and ended; 0 while it has not. */
+/* Returns the seconds of the trace clock at the collective's begin and end; 0 before either. */
 void tide_work_times(const tide_work *work, double *begin, double *end);
-/* Released before it is done, the collective still runs; its operands are released later. Any
+/* Releases a collective, which still runs if it is not done; its operands are released later. Any
  * thread, as for a communicator. */
 void tide_work_release(tide_work *work);
 
@@ -1290,7 +1318,7 @@ typedef struct tide_comm_record {
   int32_t async;
   char    site[64];
 } tide_comm_record;
-/* Record i, 0 the oldest kept. TIDE_MORE (record untouched) beyond the last. */
+/* Returns record i, 0 the oldest kept. TIDE_MORE (record untouched) beyond the last. */
 int  tide_comm_history(tide_comm *comm, int64_t i, tide_comm_record *record);
 const char *tide_coll_name(int op);      /* "all_reduce"; null if unknown */
 const char *tide_reduce_name(int reduce); /* "sum" */
@@ -1302,16 +1330,16 @@ typedef struct tide_comm_stats {
   int64_t ncall, nmessage[2], nbyte[2];
   double  seconds;
 } tide_comm_stats;
-/* The counts since the communicator was made. */
+/* Returns the counts since the communicator was made. */
 int  tide_comm_traffic(tide_comm *comm, tide_comm_stats *stats);
 
 /* ---- the list of ops, for specs and tools ---------------------------------------------------- */
 
 int         tide_op_count(void);  /* ops are numbered from 0 */
 const char *tide_op_name(int op); /* "matmul"; null if unknown */
-/* Bit set of TIDE_OPF_*. */
+/* Returns a set of TIDE_OPF_*. */
 int         tide_op_flags(int op);
 enum { TIDE_OPF_VIEW = 1, TIDE_OPF_INPLACE = 2, TIDE_OPF_RANDOM = 4, TIDE_OPF_BACKWARD = 8,
        TIDE_OPF_NOGRAD = 16 };
-/* 1 if the device has a kernel for this op and dtype. */
+/* Returns 1 if the device has a kernel for this op and dtype, else 0. */
 int         tide_op_supported(int op, int device, int dtype);

@@ -11,12 +11,15 @@
 
 /* STEPS: words of k a turn of the loop. AHEAD_B, AHEAD_A: words of k that B, and a line of A across
  * k, are fetched in advance. */
-enum { LANES = 8, ROWS = 8, VECS = 3, STEPS = 8, AHEAD_B = 16, AHEAD_A = 4 };
-enum { LINE_WORDS = GEMM_LINE / 4 };
+enum { LANES = 8, ROWS = 8, TRIPLES = 3, VECS = 3, STEPS = 8, AHEAD_B = 16, AHEAD_A = 4 };
 
-/* Adds one word of k to the sums. */
-TIDE_AVX2_INLINE void thin_step(__m256 (*acc)[VECS], const float *a, int64_t rs, const float *b,
-                                const int rows, const int vecs)
+/* Where the next words of A are: of every third row along k, so that an address is a register and
+ * a multiple of another; of the first row across. Distances in bytes. */
+typedef struct words { const char *row[TRIPLES]; int64_t rs, cs; } words;
+
+/* Adds one word of k to the sums and moves a to the next one. */
+TIDE_AVX2_INLINE void thin_step(__m256 (*acc)[VECS], words *a, const float *b, const int rows,
+                                const int vecs, const int along)
 {
   __m256 x[VECS];
 #pragma GCC unroll 3
@@ -24,12 +27,15 @@ TIDE_AVX2_INLINE void thin_step(__m256 (*acc)[VECS], const float *a, int64_t rs,
   __builtin_prefetch(b + AHEAD_B * LANES * vecs);
 #pragma GCC unroll 8
   for (int i = 0; i < rows; i++) {
-    const __m256 word = _mm256_broadcast_ss(a + i * rs);
+    const char *at = along ? a->row[i / 3] + i % 3 * a->rs : a->row[0] + i * 4;
+    const __m256 word = _mm256_broadcast_ss((const float *)at);
 #pragma GCC unroll 3
     for (int v = 0; v < vecs; v++)
       __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc[i][v]) : "x"(word), "x"(x[v]));
   }
-  __asm__ volatile("" ::: "memory");
+#pragma GCC unroll 3
+  for (int q = 0; q < TRIPLES; q++) a->row[q] += along ? 4 : a->cs;
+  __asm__ volatile("" : "+r"(a->row[0]), "+r"(a->row[1]), "+r"(a->row[2]) : : "memory");
 }
 
 /* Stores columns [j, j + cols) of the rows from job->skip on. */
@@ -79,8 +85,8 @@ TIDE_AVX2_INLINE void thin_tile(const thin_job *job, int64_t j, const int rows, 
                                 const int along, const int first)
 {
   const int wide = vecs * LANES;
-  const int64_t rs = along ? job->a_rs : 1, cs = along ? 1 : job->a_cs;
-  const float *a = job->a, *b = job->b + j / wide * job->b_step, *c = job->c + j + wide;
+  const float *b = job->b + j / wide * job->b_step, *c = job->c + j + wide;
+  words a = { .rs = job->a_rs * 4, .cs = job->a_cs * 4 };
   __m256 acc[ROWS][VECS];
 #pragma GCC unroll 8
   for (int i = 0; i < rows; i++, c += job->c_rs) {
@@ -88,16 +94,18 @@ TIDE_AVX2_INLINE void thin_tile(const thin_job *job, int64_t j, const int rows, 
 #pragma GCC unroll 3
     for (int v = 0; v < vecs; v++) acc[i][v] = _mm256_setzero_ps();
   }
+#pragma GCC unroll 3
+  for (int q = 0; q < TRIPLES; q++) a.row[q] = (const char *)job->a + 3 * q * a.rs;
   int64_t p = job->k;
   for (; p >= STEPS; p -= STEPS) {
 #pragma GCC unroll 8
-    for (int l = 0; l < STEPS; l++, a += cs, b += wide) {
-      if (!along) __builtin_prefetch(a + AHEAD_A * cs);
-      if (!along && first) __builtin_prefetch(a + LINE_WORDS, 0, 2);
-      thin_step(acc, a, rs, b, rows, vecs);
+    for (int l = 0; l < STEPS; l++, b += wide) {
+      if (!along) __builtin_prefetch(a.row[0] + AHEAD_A * a.cs);
+      if (!along && first) __builtin_prefetch(a.row[0] + GEMM_LINE, 0, 2);
+      thin_step(acc, &a, b, rows, vecs, along);
     }
   }
-  for (; p > 0; p--, a += cs, b += wide) thin_step(acc, a, rs, b, rows, vecs);
+  for (; p > 0; p--, b += wide) thin_step(acc, &a, b, rows, vecs, along);
   thin_store(job, acc, j, rows, vecs);
 }
 
