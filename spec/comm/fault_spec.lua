@@ -9,7 +9,7 @@ local function seconds(fn)
    return tide.clock() - begin
 end
 
--- Nobody waited for the timeout of the group; a machine busy with other things makes no difference.
+-- Less than the timeout of the group, and enough for a machine that is busy with other things.
 local SOON = 120
 
 describe('a Lua error on one rank', function()

@@ -7,6 +7,7 @@ local function f32(...) return tide.rand { ... } end
 local ids = tide.tensor({ 0, 1, 1 }, { dtype = 'i64' })
 local mask = tide.tensor { true, false, true }
 local x, y = f32(4, 3), f32(4, 3)
+local down, up = f32(2, 3), f32(4, 2)
 local v = f32(3)
 local q = f32(1, 4, 2, 8)
 local series, taps, steps, decay = f32(1, 4, 3), f32(3, 2), f32(1, 4, 2), f32(2):neg()
@@ -60,6 +61,7 @@ local cases = {
    matmul = function() return x:matmul(v) end,
    linear = function() return tide.linear(x, y) end,
    linear_act = function() return tide.linear_act(x, y, nil, 'relu') end,
+   linear_lora = function() return tide.linear_lora(x, y, down, up, 0.5) end,
    linear_fp8 = function() return tide.linear_fp8(x, y) end,
    linear_nf4 = function() return tide.linear_nf4(x, codes, scale, 4) end,
    linear_nf4_part = function() return tide.linear_nf4_part(x, codes, scale, nil, 4, 0, 3) end,

@@ -177,6 +177,26 @@ describe('results that a product reads', function()
       assert.is_truthy(err.message:find('changed in place', 1, true))
    end)
 
+   it('are remade for a product whose weight has a change of low rank', function()
+      local ctx, w = tide.default(), leaf(1, 48, 32):detach()
+      finally(function() ctx:param('remake', -1) end)
+      for _, rows in ipairs { 3, 200 } do
+         local function gradients(remake)
+            ctx:param('remake', remake)
+            local a, A, B = leaf(2, rows, 32), leaf(3, 4, 32), leaf(4, 48, 4)
+            leak.mark()
+            local loss = tide.linear_lora(tide.rms_norm(a), w, A, B, 0.5):square():sum()
+            local held = leak.since()
+            loss:backward()
+            return { a.grad:tolist(), A.grad:tolist(), B.grad:tolist() }, held
+         end
+         local kept, many = gradients(0)
+         local again, few = gradients(1)
+         assert.are.same(kept, again)
+         assert.equal(4 * rows * 32, many - few)
+      end
+   end)
+
    it('serve a walk that is repeated', function()
       local ctx = tide.default()
       ctx:param('remake', 1)

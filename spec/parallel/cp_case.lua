@@ -107,10 +107,11 @@ end
 
 -- Losses of a run of the recipe on n ranks, those of training and validation in one list.
 function case.recipe(dir, n, words)
-   local command = ('timeout 300 %s/tide run -n %d -t 1 recipes/pretrain.lua --data lua/tide/nn '
+   local seconds = require 'spec.support.limit' (300)
+   local command = ('timeout %d %s/tide run -n %d -t 1 recipes/pretrain.lua --data lua/tide/nn '
       .. '--out %s/run %s --batch 4 --seq 64 --layers 2 --dim 32 --heads 4 --sample 8 '
-      .. '--val-windows 8 %s >%s/log 2>&1'):format(os.getenv 'TIDE_BUILD' or 'build', n, dir,
-      words:find '--resume' and '' or '--overwrite', words, dir)
+      .. '--val-windows 8 %s >%s/log 2>&1'):format(seconds, os.getenv 'TIDE_BUILD' or 'build', n,
+      dir, words:find '--resume' and '' or '--overwrite', words, dir)
    if os.execute(command) ~= 0 then
       local f = io.open(dir .. '/log')
       error(command .. '\n' .. f:read '*a')

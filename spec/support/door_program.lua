@@ -13,7 +13,7 @@ local prototypes = require 'spec.support.prototypes'
 local optional = {
    tide_ctx_release = 'ctx', tide_error = 'ctx',
    tide_linear = 'bias', tide_linear_act = 'bias', tide_linear_fp8 = 'bias',
-   tide_linear_fp8_scaled = 'bias',
+   tide_linear_fp8_scaled = 'bias', tide_linear_lora = 'bias',
    tide_linear_joined = 'biases biases[]', tide_linear_fp8_joined = 'biases biases[]',
    tide_linear_nf4 = 'bias', tide_linear_nf4_part = 'bias',
    tide_layer_norm = 'weight bias', tide_rms_norm = 'weight', tide_add_rms_norm = 'weight',

@@ -32,6 +32,7 @@ return {
    tokenizer_encode_batch = { sizes = 1, tries = { n = few, sizes = sizes } },
    add_rms_norm = norm, layer_norm = norm, rms_norm = norm, gated_rms_norm = norm,
    linear = linear, linear_act = linear, linear_fp8 = linear, linear_fp8_scaled = linear,
+   linear_lora = { bias = rows, a = 'f32 2,4', b = 'f32 4,2', scale = 0.5 },
    linear_joined = { biases = rows, n = 1, tries = { n = few } },
    linear_fp8_joined = { biases = rows, n = 1, tries = { n = few } },
    rope_joined = { xs = heads, positions = 'i64 1,4', inv_freq = 'f32 2', n = 1,

@@ -207,6 +207,18 @@ add { op = 'linear_joined', shapes = { { { 3, 2, 5 }, { 14, 5 } }, { { 17, 33 },
          local n = w:size(1) / 2
          return t.swiglu(unpack(t.linear_joined(x, slices(w, { n, n }))))
       end }
+-- Changes of rank 1, more, and none; few rows, where x meets a and b, and many, where the weight
+-- gets the change; no rows, inputs or outputs.
+for _, case_ in ipairs { { { 2, 3 }, 4, 2 }, { { 2, 3, 5 }, 1, 1 }, { { 40, 7 }, 6, 5 },
+   { { 0, 3 }, 2, 2 }, { { 3, 0 }, 2, 1 }, { { 5 }, 3, 2 }, { { 4, 3 }, 0, 2 }, { { 9, 3 }, 3, 0 },
+   { { 3, 33, 17 }, 40, 16 } } do
+   local x, n, r = unpack(case_)
+   local k = x[#x]
+   add { op = 'linear_lora', shapes = { { x, { n, k }, { r, k }, { n, r }, { n } } },
+         fn = function(t, a, w, down, up, bias)
+            return t.linear_lora(a, w, down, up, 0.75, bias), t.linear_lora(a, w, down, up, -2)
+         end }
+end
 -- Groups of none, one and many rows, rows before and behind all groups; no group; sizes off and on
 -- the tiles.
 local function offsets(...) return values({ ... }, { select('#', ...) }, 'i64') end

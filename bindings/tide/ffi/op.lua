@@ -74,6 +74,10 @@ make 'matmul(a, b)'
 -- y[..., N] = x[..., K] w_NK^T (+ bias_N)
 make 'linear(x, w, bias: maybe)'
 
+-- y[..., N] = x[..., K] (w + scale b a)_NK^T (+ bias_N): linear with a change of low rank R, of a
+-- [R, K] and b [N, R] (LoRA). scale (1).
+make 'linear_lora(x, w, a, b, scale: finite = 1, bias: maybe) -> x, w, bias, a, b, scale'
+
 local new_boxes = require('tide.ffi.buffer').of 'tide_tensor *'
 
 -- The tensors in n boxes, as a list.

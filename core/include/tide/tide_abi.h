@@ -454,6 +454,11 @@ enum { TIDE_MAX_JOINED = 6 };
  * weight where they can be. Else a product each. */
 int tide_linear_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
                        tide_tensor *const *biases);
+/* tide_linear with the weight w_NK + scale b_NR a_RK, a change of low rank R (LoRA; bias may be
+ * null). In f32 and f64 with many rows the change is added to a copy of w, which is dropped after
+ * the product; else x meets a and b one after the other. a and b have w's dtype. */
+int tide_linear_lora(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
+                     tide_tensor *a, tide_tensor *b, double scale);
 /* Rows of x in groups, each with a weight of its own: y[r] = x[r] w[g]^T for offsets[g] <= r <
  * offsets[g + 1], of x [rows, K], w [groups, N, K] and offsets i64 or i32 [groups + 1] on x's
  * device. A group may be empty; a row in no group has y = 0. Offsets go up from 0 or more to `rows`

@@ -165,12 +165,26 @@ local function stretch_of(m, self, scale)
    return (before + self.lora_m:to 'f32') / after
 end
 
--- The call of a layer with DoRA; its bias is added at the end.
-local function stretched(next, m, self, x, o)
-   local y = next(setmetatable({ bias = false }, { __index = self }), x)
-   local change = change_of(self, x, o)
+-- Whether the call inside the wrap is nothing but tide.linear of the layer's weight and bias.
+local function is_product(m)
+   return m.product == Linear.product and not m.fp8 and not m.weight_nf4
+      and wrap.list(m, 'forward')[1].name == 'lora' and wrap.base(m, 'forward') == Linear.forward
+end
+
+-- What the call inside returns, and the change: one op where it can be.
+local function changed(next, m, self, x, o)
+   if is_product(m) and not (o.dropout > 0 and self.training) then
+      return tide.linear_lora(x, self.weight, self.lora_A, self.lora_B, o.scale, self.bias or nil)
+   end
+   local y, change = next(self, x), change_of(self, x, o)
    y = private.replace(y, y + change)
    private.spend(change)
+   return y
+end
+
+-- The call of a layer with DoRA; its bias is added at the end.
+local function stretched(next, m, self, x, o)
+   local y = changed(next, m, setmetatable({ bias = false }, { __index = self }), x, o)
    y = private.replace(y, y * stretch_of(m, self, o.scale):to(y.dtype))
    return self.bias and private.replace(y, y + self.bias) or y
 end
@@ -178,11 +192,7 @@ end
 local function add_wrap(m, o)
    m:wrap('lora', function(next, self, x)
       if o.merged then return next(self, x) end
-      if m.lora_m then return stretched(next, m, self, x, o) end
-      local y, change = next(self, x), change_of(self, x, o)
-      local sum = private.replace(y, y + change)
-      private.spend(change)
-      return sum
+      return (m.lora_m and stretched or changed)(next, m, self, x, o)
    end, { of = 'forward', order = wrap.order.lora, by = 'lora' })
 end
 

@@ -186,6 +186,13 @@ end
 add('linear', { make = linear_shapes, run = function(t, o, x, w, b)
    return t.linear(x, w, o[1] and b or nil)
 end })
+add('linear_lora', { make = function(c)
+   local x, k, n, r = shape(c, 2), size(c), some(c), some(c)
+   x[#x + 1] = k
+   return { x, { n, k }, { r, k }, { n, r }, { n } }, { c:chance(0.5) }
+end, run = function(t, o, x, w, a, b, bias)
+   return t.linear_lora(x, w, a, b, 0.75, o[1] and bias or nil)
+end })
 add('linear_fp8', { dtypes = short, make = linear_shapes, run = function(t, o, x, w, b)
    return t.linear_fp8(x, w, o[1] and b or nil)
 end })
