@@ -145,13 +145,18 @@ function cases.decode(o)
    end
 end
 
+-- With o.packed = 1 over the documents of packed_batch, which the peer has no row for.
 function cases.attention(o)
-   local shape, wants = { o.batch, o.seq, o.heads, o.dim }, o.train == 1
+   local shape, wants, opts = { o.batch, o.seq, o.heads, o.dim }, o.train == 1, { causal = true }
+   if o.packed == 1 then
+      local index = packed_batch({ batch = o.batch, seq = o.seq, vocab = 256 }).index
+      opts.q_index, opts.k_index = index, index
+      shape[1], shape[2] = index:size(1), index:size(2)
+   end
    local i = {
       q = randn(shape, o.dtype, wants), k = randn(shape, o.dtype, wants),
       v = randn(shape, o.dtype, wants), dy = randn(shape, o.dtype),
    }
-   local opts = { causal = true }
    local function run()
       return tide.scope(function()
          local y = tide.attention(i.q, i.k, i.v, opts)

@@ -10,14 +10,14 @@ enum { L = ATTN_LANE };
 
 /* ---- product ---- */
 
-/* Eight lanes. The sums of a tile of 6 rows, its vectors of B and a word of A fill the registers:
- * 16 of 16 bytes on x86, where a tile is eight lanes wide, 32 with NEON, where it is a group. */
-typedef float half __attribute__((vector_size(4 * L / 2)));
+/* 16 bytes: compilers keep wider vectors in memory on machines without them. The sums of a tile,
+ * its vectors of B and words of A fill the registers: 16 on x86, 32 with NEON. */
+typedef float vec4 __attribute__((vector_size(16)));
 
 #if defined(__x86_64__)
-enum { ROWS = 6, HALVES = 1, WIDE = L / 2 };
+enum { ROWS = 6, WIDE = L / 2, VECS = WIDE / 4 };
 #else
-enum { ROWS = 6, HALVES = 2, WIDE = L };
+enum { ROWS = 5, WIDE = L, VECS = WIDE / 4 };
 #endif
 
 /* Rows [i0, i0 + n) of C, columns [j0, j0 + WIDE); n is a constant where this is inlined. */
@@ -25,26 +25,28 @@ TIDE_INLINE void gemm_rows(const attn_gemm *g, int64_t i0, int64_t j0, const int
 {
   const float *a = g->a + i0 * g->rs, *b = g->b + j0;
   float *c = g->c + i0 * g->ldc + j0;
-  half acc[ROWS][HALVES], row[HALVES];
+  vec4 acc[ROWS][VECS], row[VECS];
 #pragma GCC unroll 6
   for (int i = 0; i < n; i++)
-#pragma GCC unroll 2
-    for (int h = 0; h < HALVES; h++) {
-      acc[i][h] = (half){ 0 };
-      if (g->add) memcpy(&acc[i][h], c + i * g->ldc + h * (L / 2), sizeof(half));
+#pragma GCC unroll 4
+    for (int v = 0; v < VECS; v++) {
+      acc[i][v] = (vec4){ 0 };
+      if (g->add) memcpy(&acc[i][v], c + i * g->ldc + v * 4, sizeof(vec4));
     }
   for (int64_t p = g->k; p > 0; p--, a += g->cs, b += g->ldb) {
-#pragma GCC unroll 2
-    for (int h = 0; h < HALVES; h++) memcpy(&row[h], b + h * (L / 2), sizeof(half));
+#pragma GCC unroll 4
+    for (int v = 0; v < VECS; v++) memcpy(&row[v], b + v * 4, sizeof(vec4));
 #pragma GCC unroll 6
     for (int i = 0; i < n; i++) {
       const float x = a[i * g->rs];
-#pragma GCC unroll 2
-      for (int h = 0; h < HALVES; h++) acc[i][h] += x * row[h];
+#pragma GCC unroll 4
+      for (int v = 0; v < VECS; v++) acc[i][v] += x * row[v];
     }
   }
 #pragma GCC unroll 6
-  for (int i = 0; i < n; i++) memcpy(c + i * g->ldc, acc[i], sizeof acc[i]);
+  for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+    for (int v = 0; v < VECS; v++) memcpy(c + i * g->ldc + v * 4, &acc[i][v], sizeof(vec4));
 }
 
 static void gemm(const attn_gemm *g)
