@@ -127,7 +127,7 @@ thin_fn tide__thin_avx2(int width, int is_along)
 {
   static const thin_fn along[VECS] = { along_8, along_16, along_24 };
   static const thin_fn across[VECS] = { across_8, across_16, across_24 };
-  return (is_along ? along : across)[width / LANES - 1];
+  return is_along ? along[width / LANES - 1] : across[width / LANES - 1];
 }
 
 #else
