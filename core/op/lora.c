@@ -15,11 +15,13 @@ enum { X, W, BIAS, A, B, NIN };
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* Returns whether a copy of the weight [n, k] is less work for this many rows: each way multiplies
- * rank times that many numbers, and passes over them. */
-static bool copies_weight(int dtype, double rows, double n, double k)
+/* Returns whether a copy of the weight is less work for these rows: each way multiplies rank times
+ * the numbers of x and y, or twice those of the weight, and passes over them. */
+static bool copies_weight(const tide_tensor *x, const tide_tensor *w)
 {
-  bool exact = dtype == TIDE_F32 || dtype == TIDE_F64;
+  bool exact = x->dtype == TIDE_F32 || x->dtype == TIDE_F64;
+  double rows = 1, n = (double)w->shape[0], k = (double)w->shape[1];
+  for (int d = 0; d + 1 < x->ndim; d++) rows *= (double)x->shape[d];
   return exact && rows * (n + k) > 2 * n * k;
 }
 
@@ -40,21 +42,24 @@ static int low_rank_product(tide_tensor **out, tide_tensor *p, tide_tensor *q, d
   return tide__created(out, tide_scale_(*out, scale));
 }
 
-/* Sets *y, and *h where x meets a and b. Results of the op's own products: nothing is recorded. */
-static int lora_forward(tide_tensor **y, tide_tensor **h, tide_tensor *const *in, double scale)
+static int product_with_copy(tide_tensor **y, tide_tensor *const *in, double scale)
 {
   tide__temps v = {0};
-  tide_tensor *x = TIDE__TEMP(&v, tide__rows_of, in[X]), *made = NULL;
-  if (x && copies_weight(x->dtype, x->shape[0], in[W]->shape[0], in[W]->shape[1])) {
-    tide_tensor *w = TIDE__TEMP(&v, changed_weight, in, scale);
-    TIDE__DO(&v, tide_linear(y, in[X], w, in[BIAS]));
-    return tide__temps_end(&v);
-  }
+  tide_tensor *w = TIDE__TEMP(&v, changed_weight, in, scale);
+  TIDE__DO(&v, tide_linear(y, in[X], w, in[BIAS]));
+  return tide__temps_end(&v);
+}
+
+/* x meets a and b; *h is kept for backward. */
+static int products_in_turn(tide_tensor **y, tide_tensor **h, tide_tensor *const *in, double scale)
+{
+  tide__temps v = {0};
+  tide_tensor *x = TIDE__TEMP(&v, tide__rows_of, in[X]);
   tide_tensor *at = TIDE__TEMP(&v, tide_transpose, in[A], 0, 1);
   tide_tensor *bt = TIDE__TEMP(&v, tide_transpose, in[B], 0, 1);
   tide_tensor *kept = TIDE__TEMP(&v, low_rank_product, x, at, scale);
-  made = TIDE__TEMP(&v, tide_linear, in[X], in[W], in[BIAS]);
-  tide_tensor *rows = made ? TIDE__TEMP(&v, tide__rows_of, made) : NULL;
+  tide_tensor *made = TIDE__TEMP(&v, tide_linear, in[X], in[W], in[BIAS]);
+  tide_tensor *rows = TIDE__TEMP(&v, tide__rows_of, made);
   TIDE__DO(&v, tide_addmm_(rows, kept, bt));
   if (v.rc == TIDE_OK) {
     tide_tensor_retain(*y = made);
@@ -95,8 +100,10 @@ int tide_linear_lora(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_ten
   tide_ctx *ctx = c.ctx;
   bool recording = ctx->recording;
   ctx->recording = false;
-  int rc = tide__relabel(ctx, lora_forward(&outs[0], &outs[1], in, scale), TIDE__NAME(&c));
+  int rc = copies_weight(x, w) ? product_with_copy(&outs[0], in, scale)
+                               : products_in_turn(&outs[0], &outs[1], in, scale);
   ctx->recording = recording;
+  rc = tide__relabel(ctx, rc, TIDE__NAME(&c));
   if (rc == TIDE_OK) rc = tide__record(&c);
   tide_tensor_release(outs[1]);
   if (rc == TIDE_OK) *out = outs[0];
@@ -138,10 +145,10 @@ int tide__grad_linear_lora(const tide__grad_call *g)
   tide__temps v = {0};
   int32_t first = 0;
   bool copied = !g->out[1];
-  tide_tensor *gs = NULL;
+  tide_tensor *gs = NULL, *x = NULL;
   tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, g->gout[0]);
   tide_tensor *dyt = TIDE__TEMP(&v, tide_transpose, dy, 0, 1);
-  tide_tensor *x = TIDE__TEMP(&v, tide__rows_of, g->in[X]);
+  if (g->need[A] || g->need[B] || g->need[W]) x = TIDE__TEMP(&v, tide__rows_of, g->in[X]);
   if (g->need[A] || (g->need[X] && !copied))
     gs = TIDE__TEMP(&v, low_rank_product, dy, g->in[B], g->attrs->scalar.mul);
   if (g->need[A]) {

@@ -24,8 +24,8 @@ static int64_t row_stride(int64_t nclass)
 
 int64_t tide__ll_even_chunks(int64_t n, int64_t most)
 {
-  int64_t nchunk = i64_max((n + most - 1) / most, 1);
-  return i64_round_up(i64_max((n + nchunk - 1) / nchunk, 1), LL_ROW_STEP);
+  int64_t nchunk = i64_max(i64_ceil_div(n, most), 1);
+  return i64_round_up(i64_max(i64_ceil_div(n, nchunk), 1), LL_ROW_STEP);
 }
 
 /* Returns the rows of a chunk: besides CHUNK_BYTES, at most a sixth of what whole logits and their
@@ -49,7 +49,7 @@ static int64_t span_classes(const ll_plan *p)
 
 /* ---- the products ---------------------------------------------------------------------------- */
 
-int64_t tide__ll_pieces(const ll_plan *p) { return (p->nclass + LOSS_PIECE - 1) / LOSS_PIECE; }
+int64_t tide__ll_pieces(const ll_plan *p) { return i64_ceil_div(p->nclass, LOSS_PIECE); }
 
 int tide__ll_wants_grad(const ll_plan *p) { return p->dx || p->dw || p->dbias; }
 

@@ -11,9 +11,7 @@ local signature = require 'tide.util.signature'
 local Bytes = {}
 Bytes.__index = Bytes
 
--- Returns the list of ids of a text and, with opts.offsets, their places, { i, i } for byte i; with
--- opts.width (2 or 4) the ids as a string of so many bytes each, as data.tokens.memory takes them.
-function Bytes:encode(text, opts)
+local function encoded(text, opts)
    if opts.width then return (text:gsub('.', '%0' .. ('\0'):rep(opts.width - 1))) end
    local ids, places = {}, opts.offsets and {} or nil
    for i = 1, #text do
@@ -23,11 +21,15 @@ function Bytes:encode(text, opts)
    return ids, places
 end
 
+-- Returns the list of ids of a text and, with opts.offsets, their places, { i, i } for byte i; with
+-- opts.width (2 or 4) the ids as a string of so many bytes each, as data.tokens.memory takes them.
+function Bytes:encode(text, opts) return encoded(text, opts) end
+
 -- Encodes a list of texts. Returns the list of ids and, with offsets, the list of places.
 function Bytes:encode_batch(texts, opts)
    local all, places = {}, opts.offsets and {} or nil
    for i, text in ipairs(texts) do
-      local ids, at = self:encode(text, { offsets = opts.offsets, width = opts.width })
+      local ids, at = encoded(text, opts)
       all[i] = ids
       if places then places[i] = at end
    end
