@@ -90,6 +90,28 @@ function M.heading(text)
    put(heads)
 end
 
+-- ---- more threads against one ----
+
+local scaling_heads = { 'name', 'T', 'T threads', 'one thread', 'gain [quartiles]', 'of T', 'limit',
+   'quiet' }
+
+-- One line of the table of --scaling. of T: the gain over the number of threads; limit: the same of
+-- the calibration.
+function M.show_scaling(r)
+   if r.problem then
+      put { r.name, r.threads, 'WRONG: ' .. r.problem }
+      return
+   end
+   put { r.name, r.threads, side_text(r, r.ours), side_text(r, r.peer), ratio_text(r),
+      percent(r.ratio / r.threads), percent(r.machine / r.threads),
+      ('%d/%d'):format(r.quiet, r.rounds) }
+end
+
+function M.scaling_heading(text)
+   io.stdout:write(text, '\n')
+   put(scaling_heads)
+end
+
 -- ---- json ---------------------------------------------------------------------------------------
 
 local function encode(v)

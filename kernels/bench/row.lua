@@ -211,6 +211,30 @@ function M.run(row, threads, opt)
    return result
 end
 
+-- The row with `threads` threads and with one, in turn, both ours: ratio is what the threads gain,
+-- machine what the calibration gains. The numbers must be equal to the bit.
+function M.scaling(row, threads, opt)
+   local result = { name = row.name, threads = threads, row = row }
+   local path = os.tmpname()
+   local many, one = start_ours(), start_ours()
+   local _, numbers = prepare(many, open_line(row, threads), path, 'save')
+   local _, alone = prepare(one, open_line(row, 1), path, 'save')
+   os.remove(path)
+   if difference(numbers, alone) > 0 then
+      result.problem = ('%d threads and one disagree by %.1e'):format(threads,
+         difference(numbers, alone))
+   else
+      for k, v in pairs(timing.run {
+         ours = many, peer = one, limit = env.limit, kind = row.kind, threads = threads,
+         peer_threads = 1, work = row.work or 0 / 0, sample = row.sample,
+         rounds = opt.rounds or row.rounds,
+      }) do result[k] = v end
+   end
+   many:close()
+   one:close()
+   return result
+end
+
 -- ---- rows that are programs ---------------------------------------------------------------------
 
 ffi.cdef [[

@@ -1,7 +1,8 @@
 -- The benchmark driver: runs tide and PyTorch in turn and prints ratios and shares of the limit.
 --
 --    luajit kernels/bench/run.lua [NAME|all ...] [--threads 1,2] [--rounds N] [--python PATH]
---                                 [--build DIR] [--out FILE] [--no-peer] [--cpu] [--short] [--list]
+--                                 [--build DIR] [--out FILE] [--no-peer] [--cpu] [--short]
+--                                 [--scaling] [--list]
 --    luajit kernels/bench/run.lua [NAME|all ...] --device cuda [--peaks TFLOPS,GBS] [--no-compile]
 --                                 [--small] [--once] (cuda/main.lua)
 --
@@ -9,6 +10,7 @@
 -- that peak memory is its own; both get the same inputs and must agree on what they compute before
 -- anything is timed. Without a Python that has torch only our side and the limits are shown.
 -- --short: three rounds a row, two threads only where nothing else is said, no rows marked `long`.
+-- --scaling: ours with two threads (or as many as --threads says) against ours with one.
 
 local folder = arg[0]:match '^(.*/)[^/]*$' or './'
 local root = folder .. '../../'
@@ -20,7 +22,8 @@ local one = require 'kernels.bench.row'
 local report = require 'kernels.bench.report'
 
 local usage = 'usage: luajit kernels/bench/run.lua [NAME|all ...] [--threads 1,2] [--rounds N] '
-   .. '[--python PATH] [--build DIR] [--out FILE] [--no-peer] [--cpu] [--short] [--list]\n'
+   .. '[--python PATH] [--build DIR] [--out FILE] [--no-peer] [--cpu] [--short] '
+   .. '[--scaling] [--list]\n'
    .. '       luajit kernels/bench/run.lua [NAME|all ...] --device cuda [--peaks TFLOPS,GBS] '
    .. '[--no-compile] [--small] [--once] [--build DIR] [--out FILE] [--no-peer] [--list]'
 
@@ -34,7 +37,7 @@ end
 local valued = { threads = true, rounds = true, python = true, build = true, out = true,
    device = true, peaks = true, ['peer-device'] = true }
 local flags = { ['no-peer'] = true, list = true, help = true, cpu = true, short = true,
-   ['no-compile'] = true, small = true, once = true }
+   scaling = true, ['no-compile'] = true, small = true, once = true }
 
 local function parse(words)
    local opt, names, i = {}, {}, 1
@@ -83,6 +86,7 @@ end
 -- ---- running ------------------------------------------------------------------------------------
 
 local function run_one(row, threads, opt)
+   if opt.scaling then return one.scaling(row, threads, opt) end
    if row.case == 'start' then return one.start(row, opt) end
    return one.run(row, threads, opt)
 end
@@ -98,6 +102,7 @@ end
 local function threads_for(row, threads, opt)
    local only = row.only_threads
    if not only then return threads end
+   if opt.scaling then return {} end
    return (opt.short or contains(threads, only)) and { only } or {}
 end
 
@@ -108,11 +113,21 @@ local function check_threads(rows, threads, opt)
       if #threads_for(row, threads, opt) > 0 then
          left = left + 1
       else
-         io.stderr:write(('bench: %s is left out: it runs with --threads %d only\n'):format(
-            row.name, row.only_threads))
+         io.stderr:write(('bench: %s is left out: it runs with %s only\n'):format(row.name,
+            row.only_threads == 1 and 'one thread' or row.only_threads .. ' threads'))
       end
    end
    if left == 0 then die('no row fits --threads %s', table.concat(threads, ',')) end
+end
+
+-- Refuses what --scaling cannot do.
+local function check_scaling(threads, opt)
+   for _, name in ipairs { 'cpu', 'python', 'no-peer' } do
+      if opt[name] then die('--scaling compares tide with itself; leave out --%s', name) end
+   end
+   for _, t in ipairs(threads) do
+      if t == 1 then die('--scaling compares with one thread: --threads takes 2 or more') end
+   end
 end
 
 local function run_all(rows, threads, opt)
@@ -124,7 +139,7 @@ local function run_all(rows, threads, opt)
             r = { name = row.name, threads = t, row = row, problem = tostring(r) }
          end
          results[#results + 1] = r
-         report.show(r)
+         report[opt.scaling and 'show_scaling' or 'show'](r)
          report.write(opt.out, results)
       end
    end
@@ -152,18 +167,24 @@ local function main(opt, names)
    end
    opt.build, opt.rounds = opt.build or root .. 'build', tonumber(opt.rounds or opt.short and 3)
    opt.out = opt.out or opt.build .. '/bench.json'
-   local threads = threads_of(opt.threads or opt.cpu and '1' or opt.short and '2')
+   local threads = threads_of(opt.threads or opt.cpu and '1'
+      or (opt.short or opt.scaling) and '2')
+   if opt.scaling then check_scaling(threads, opt) end
    check_threads(rows, threads, opt)
    if opt.cpu and threads[#threads] ~= 1 then die('--cpu is for --threads 1') end
-   local python = not opt['no-peer'] and one.find_python(opt.python) or nil
+   local python = not opt['no-peer'] and not opt.scaling and one.find_python(opt.python) or nil
    if opt.python and not python then die('%s cannot import torch', opt.python) end
    one.configure {
       root = root, folder = folder, luajit = arg[-1] or 'luajit', build = opt.build,
       library = opt.build .. '/libtide.so', python = python,
    }
    local versions = one.versions()
-   report.heading(('%s against %s'):format(versions[1], versions[2]
-      or 'nothing: no Python with torch was found (--python PATH)'))
+   if opt.scaling then
+      report.scaling_heading(versions[1])
+   else
+      report.heading(('%s against %s'):format(versions[1], versions[2]
+         or 'nothing: no Python with torch was found (--python PATH)'))
+   end
    local wrong = 0
    for _, r in ipairs(run_all(rows, threads, opt)) do
       if r.problem then wrong = wrong + 1 end

@@ -15,9 +15,9 @@ ffi.cdef 'int usleep(unsigned usec);'
 -- before another process is timed.
 local function settle() ffi.C.usleep(20000) end
 
-local function calibrate(opts, seconds)
+local function calibrate(opts, seconds, threads)
    local ms = math.max(2, math.min(30, 1000 * seconds / 20))
-   return opts.limit:numbers(('%s %d %.1f %s'):format(opts.kind, opts.threads, ms,
+   return opts.limit:numbers(('%s %d %.1f %s'):format(opts.kind, threads or opts.threads, ms,
       opts.cpu and 'cpu' or ''))[1]
 end
 
@@ -70,13 +70,20 @@ local function take(s, i, opts, n)
       s.peer[i], s.ratio[i] = got[2], got[2] / got[1]
       s.peer_share[i] = opts.work / got[2] / around[2]
    end
+   if opts.peer_threads then
+      local many = calibrate(opts, s.span)
+      s.machine[i] = many / calibrate(opts, s.span, opts.peer_threads)
+   end
 end
 
 -- opts: ours, peer (or nil), limit (children), kind, threads, work (operations or bytes of one
 -- run), rounds, sample (seconds a sample should last at least), cpu (processor time instead of the
--- clock's, which other programs cannot disturb; one thread only). Returns medians and quartiles.
+-- clock's, which other programs cannot disturb; one thread only), peer_threads (of a peer with
+-- another number of threads: `machine` is the ratio of the calibrations with either number).
+-- Returns medians and quartiles.
 function M.run(opts)
-   local s = { ours = {}, peer = {}, ratio = {}, share = {}, peer_share = {}, low = {}, top = {} }
+   local s = { ours = {}, peer = {}, ratio = {}, share = {}, peer_share = {}, low = {}, top = {},
+      machine = {} }
    local n = { repeats(opts.ours, opts.sample), opts.peer and repeats(opts.peer, opts.sample) }
    s.span = opts.sample
    for i = 1, opts.rounds do take(s, i, opts, n) end
@@ -97,6 +104,7 @@ function M.run(opts)
    result.peer_share = stats.median(pick(s.peer_share, counted))
    result.ratio = stats.median(ratio)
    result.q1, result.q3 = stats.quantile(ratio, 0.25), stats.quantile(ratio, 0.75)
+   if opts.peer_threads then result.machine = stats.median(pick(s.machine, counted)) end
    return result
 end
 
