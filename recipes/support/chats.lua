@@ -185,7 +185,8 @@ function chats.corpus(job, opt, model, load, what)
          .. 'or a larger --val-share', opt.keep_best and '--keep-best' or '--patience')
    end
    corpus.tokenizer, corpus.tokenizer_path, corpus.template = tok, path, o.template
-   job.log:once('%d records: %d tokens, %d of them trained on%s', corpus.documents,
+   job.log:once('%d records%s: %d tokens, %d of them trained on%s', corpus.documents,
+      corpus.held_out > 0 and (', %d of them held out'):format(corpus.held_out) or '',
       corpus.train.count, corpus.labels, corpus.bad.count == 0 and ''
          or ('; %d broken ones left out: %s'):format(corpus.bad.count, corpus.bad[1]))
    return corpus
@@ -226,14 +227,24 @@ function chats.chosen(opt, run, result)
    return run.best and fs.join(opt.out, checkpoint.name(run.best.step)) or result.folder
 end
 
+-- The folder whose weights the adapters change: --from, or what a run of --from began with.
+local function base_of(of)
+   local has_new = not of.lora or of.lora.rank > 0 or of.adapter
+   if has_new or not fs.is_dir(of.from) then return of.from end
+   return base_of(require('tide.train.checkpoint').recipe(of.from))
+end
+
 -- Writes the checkpoint as a published folder, or the adapters of it, on one rank.
 function chats.export(job, opt, folder, is_adapted)
    if not job.first then return end
    local tide = require 'tide'
    if is_adapted then
-      local dir = fs.join(opt.out, 'adapter')
-      job:check(tide.model.save_adapter, folder, dir, { dtype = opt.dtype, base = opt.from })
+      local dir, base = fs.join(opt.out, 'adapter'), base_of(opt)
+      job:check(tide.model.save_adapter, folder, dir, { dtype = opt.dtype, base = base })
       job:print('the adapters of %s are written as %s', folder, dir)
+      if base and fs.is_dir(base) and not fs.exists(fs.join(base, 'config.json')) then
+         job:print('PEFT needs their base as a folder of transformers: tide export %s DIR', base)
+      end
       if not opt.export then return end
    end
    local dir = opt.export or fs.join(opt.out, 'model')

@@ -36,7 +36,8 @@ local function train(self, opt)
    local model = tide.model.llama({ vocab_size = 16, hidden_size = 8, num_hidden_layers = 1,
       num_attention_heads = 1 }, { seed = 1 })
    local source = tide.data.tokens.memory(('\1\2\3\4'):rep(20), 1)
-   local run = self:run({ files = 2, train = source }, { numel = 123 }, { model = model,
+   local plan = { numel = model:num_parameters(), model = model }
+   local run = self:run({ files = 2, train = source }, plan, { model = model,
       optim = tide.optim.AdamW(model, { lr = 1e-3 }),
       sampler = tide.data.sampler { count = source.count, seq = 4, batch = 2, seed = opt.seed } })
    for _ in run:steps() do end
@@ -156,7 +157,7 @@ describe('the run that is there', function()
          opt, self = given('--out', out, '--resume', '--mesh.dp', '1')
          assert.same({ true, 4 }, { self.resumed.other_mesh, opt.seq })
          said = start(train, '--out', out, '--resume', '--steps', '6')
-         assert.matches('2 files, 80 training tokens; 123 parameters (f32); 1 rank\nresuming from '
+         assert.matches('2 files, 80 training tokens; 1304 parameters (f32); 1 rank\nresuming from '
             .. out .. '/step-00000004\n', said, 1, true)
          said = start(train, '--out', out, '--resume', '--steps', '8')
          assert.matches('step-00000006, the newest of 2 checkpoints\n', said, 1, true)

@@ -282,6 +282,13 @@ describe('nn.lora', function()
          refused('E_IO', 'has no adapter_config.json', tide.model.load_adapter, model, dir)
          local path = dir .. '/a/adapter_config.json'
          local text = fs.read('spec', path)
+         for field, value in pairs { r = 'rank is 9', lora_alpha = 'alpha is 9',
+                                     use_rslora = 'rslora is true', use_dora = 'dora is true' } do
+            local new = value:match 'true' or '9'
+            fs.write('spec', path, (text:gsub(('"%s":[^,}]+'):format(field), ('"%s":%s'):format(
+               field, new))))
+            refused('E_STATE', value .. ', and ', tide.model.load_adapter, model, dir .. '/a')
+         end
          fs.write('spec', path, (text:gsub('"bias":"none"', '"bias":"all"')))
          load('E_UNSUPPORTED', 'bias = all is not known here')
          fs.write('spec', path, (text:gsub('"LORA"', '"IA3"')))

@@ -222,6 +222,11 @@ describe('data.preference', function()
       local plain = { template = false }
       assert.same({ { 'a: yes$', ' yes$' }, { 'a: no$', ' no$' } },
          (load('{"chosen":"a: yes","rejected":"a: no"}', plain)))
+      assert.same({ { 'a: \195\169$', ' \195\169$' }, { 'a: \195\168$', ' \195\168$' } },
+         (load('{"chosen":"a: \195\169","rejected":"a: \195\168"}', plain)))
+      assert.same({ { '<user>a;<assistant>\195\169;', '\195\169;' },
+         { '<user>a;<assistant>\195\168;', '\195\168;' } },
+         (load '{"chosen":"a\195\169","rejected":"a\195\168"}'))
       assert.same({ { 'a: yes$', 'yes$' }, { 'a: no$', 'no$' } },
          (load('{"prompt":"a: ","chosen":"yes","rejected":"no"}', plain)))
       local _, c = load(('{"prompt":"a","chosen":"yes","rejected":"no"}\n'):rep(10), { val = 0.2 })

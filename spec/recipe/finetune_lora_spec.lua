@@ -28,6 +28,7 @@ describe('adapters in recipes/finetune.lua', function()
          words = words .. '--lora.rank 4 --lr 3e-2 --steps 5 '
          local out = ok(1, words .. '--out ' .. dir .. '/one --export ' .. dir .. '/merged')
          assert.matches('the adapters of %S+ are written as %S+/one/adapter', out)
+         assert.matches('%d+ parameters %(f32%), 1856 of them trained', out)
          local one, base = losses(dir .. '/one'), tide.model.load(dir .. '/m')
          local a = tide.model.load_adapter(tide.model.load(dir .. '/m'), dir .. '/one/adapter')
          assert.is_true(off(a, base) > 1e-3)
@@ -88,6 +89,8 @@ describe('adapters in recipes/finetune.lua', function()
             dir))
          assert.is_true(losses(dir .. '/c')[1] < last[1])
          ok(1, ('%s--from %s/a --steps 1 --out %s/d'):format(base, dir, dir))
+         assert.equal(fs.absolute(dir .. '/m'), fs.read_json('spec',
+            dir .. '/d/adapter/adapter_config.json').base_model_name_or_path)
          bad(('%s--from %s/a --lora.alpha 2 --out %s/e'):format(base, dir, dir),
             '--lora.alpha is only for new adapters, and --from ' .. dir .. '/a already has')
          bad(('%s--from %s/a --lora.rank 2 --steps 1 --out %s/e'):format(words, dir, dir),

@@ -20,7 +20,7 @@ describe('recipes/finetune.lua', function()
       with_data(function(dir, words)
          words = words .. '--steps 6 '
          local out = ok(1, words .. '--out ' .. dir .. '/one')
-         assert.matches('80 records: %d+ tokens, %d+ of them trained on', out)
+         assert.matches('80 records, 4 of them held out: %d+ tokens, %d+ of them trained on', out)
          local one = losses(dir .. '/one')
          assert.equal(6, #one)
          for i, mesh in ipairs(meshes) do
@@ -116,6 +116,8 @@ describe('recipes/finetune.lua', function()
             .. '"content": "b"}]}\n'), "messages[2].role: expected a role such as 'assistant'")
          bad(data '{"messages": [{"role": "user"}]}\n', 'messages[1].content: expected a text')
          bad(data '', 'has no record that can be used')
+         bad(data '{"prompt": "a", "chosen": "b", "rejected": "c"}\n', 'the record is a pair of a '
+            .. 'chosen and a rejected answer; train on such pairs with recipes/dpo.lua')
          bad(words .. '--keep-best --val-share 0', '--keep-best needs a validation loss')
          bad(words .. '--patience 2 --val-share 0', '--patience needs a validation loss')
          bad(('%s --data %s/c.jsonl --steps 2 --out %s/m'):format(without_data, dir, dir),
@@ -128,6 +130,23 @@ describe('recipes/finetune.lua', function()
             num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 8 }, { seed = 1 }),
             dir .. '/small')
          bad(words .. '--from ' .. dir .. '/small', 'give --tokenizer')
+      end)
+   end)
+
+   it('compares the longest text with the positions of the model', function()
+      with_data(function(dir, words)
+         case.save(dir .. '/g', tide.model.gpt2({ vocab_size = 258, n_positions = 64, n_embd = 8,
+            n_layer = 1, n_head = 2 }, { seed = 1 }))
+         words = words .. '--steps 1 --out ' .. dir .. '/run '
+         bad(('%s--from %s/g'):format(words, dir), '--seq 96: texts have up to 96 tokens, and the '
+            .. 'model has 64 positions (max_position_embeddings); give --seq 64')
+         assert.is_nil(ok(1, words):find('positions', 1, true))
+         case.save(dir .. '/p', tide.model.llama({ vocab_size = 258, hidden_size = 8,
+            num_hidden_layers = 1, num_attention_heads = 2, max_position_embeddings = 64 },
+            { seed = 1 }))
+         assert.matches('--seq 96: texts have up to 96 tokens, and the model has 64 positions '
+            .. '%(max_position_embeddings%); it was not trained on longer ones',
+            ok(1, ('%s--from %s/p --overwrite'):format(words, dir)))
       end)
    end)
 

@@ -187,16 +187,17 @@ end
 
 -- Returns what load returns from the records of each file.
 local function corpus_of(files, o, bad)
-   local train, val, documents = new_part(), new_part(), 0
+   local train, val, documents, held_out = new_part(), new_part(), 0, 0
    for _, list in ipairs(files) do
       local held = math.floor(#list * o.val)
       for i, docs in ipairs(list) do
          for _, doc in ipairs(docs) do add(i > #list - held and val or train, doc) end
       end
-      documents = documents + #list
+      documents, held_out = documents + #list, held_out + held
    end
    return {
-      kind = 'chat', files = #files, documents = documents, bad = bad, vocab_size = o.vocab_size,
+      kind = 'chat', files = #files, documents = documents, held_out = held_out, bad = bad,
+      vocab_size = o.vocab_size,
       train = source_of(train, o.width), val = source_of(val, o.width),
       cu = train.cu, val_cu = val.cu, labels = train.labels, val_labels = val.labels,
    }
@@ -247,10 +248,10 @@ end
 chat._tokenized, chat._check_roles = tokenized, check_roles
 
 -- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them.
--- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, vocab_size,
--- bad }: token sources with masks, cumulative lengths of documents for data.packed, numbers of
--- labels, and bad = { count, the first messages }. E_FORMAT names file, line and field of what is
--- broken.
+-- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, held_out,
+-- vocab_size, bad }: token sources with masks, cumulative lengths of documents for data.packed,
+-- numbers of labels, of records and of those held out, and bad = { count, the first messages }.
+-- E_FORMAT names file, line and field of what is broken.
 function chat.load(paths, opts) return chat._load('data.chat.load', paths, opts, of_record) end
 
 return signature.doors('data.chat', chat, {

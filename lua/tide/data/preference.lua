@@ -37,13 +37,18 @@ local function alike(a, b)
    return n
 end
 
--- Splits two answers that hold their prompt. Texts part at a space, or where they differ.
+-- Whether byte i of a text continues a character of UTF-8.
+local function continues(s, i) return (s:byte(i) or 0) >= 0x80 and s:byte(i) < 0xC0 end
+
+-- Splits two answers that hold their prompt. Texts part at a space, or at the character that
+-- differs.
 local function split(a, b)
    local n = alike(a, b)
    if type(a) ~= 'string' then
       n = math.min(n, #a - 1, #b - 1)
       return { unpack(a, 1, n) }, { unpack(a, n + 1) }, { unpack(b, n + 1) }
    end
+   while n > 0 and (continues(a, n + 1) or continues(b, n + 1)) do n = n - 1 end
    if a:sub(n, n) == ' ' then n = n - 1 end
    return a:sub(1, n), a:sub(n + 1), b:sub(n + 1)
 end

@@ -157,6 +157,10 @@ record.formats = { 'messages', 'sharegpt', 'alpaca', 'completion', 'text' }
 record._format = "format: '" .. table.concat(record.formats, "' | '") .. "'?"
 
 local function form_of(t)
+   if t.chosen ~= nil and t.rejected ~= nil then
+      jsonl._broken('the record is a pair of a chosen and a rejected answer; train on such pairs '
+         .. 'with recipes/dpo.lua (data.preference.load)')
+   end
    for _, row in ipairs(signs) do
       if t[row[1]] ~= nil then return row[2] end
    end

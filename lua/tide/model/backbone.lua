@@ -57,6 +57,12 @@ local function placed(self, x, ids_BT, at)
    return self.dropout and private.replace(x, self.dropout(x)) or x
 end
 
+-- Returns the number of learned positions, beyond which no token can lie; nil without a table.
+function Body:_positions()
+   local name = self._form.positions
+   return name and self[name].weight:size(1)
+end
+
 -- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
 function Body:forward(ids_BT, at)
    local x = self[self._form.embed](ids_BT)

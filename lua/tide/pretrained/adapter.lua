@@ -244,6 +244,19 @@ local function check_base(op, dir, model, c, modules)
       missing[1])
 end
 
+-- Raises if the model's adapters would make another change of the numbers in a folder.
+local function check_description(op, dir, c, description)
+   local stored = { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,
+      dora = c.use_dora == true }
+   for _, name in ipairs { 'rank', 'alpha', 'rslora', 'dora' } do
+      local mine = description[name] or false
+      err.raise_if(stored[name] ~= mine, 'E_STATE', op, '%s: %s is %s, and %s for the adapters '
+         .. 'that the model has; remove those first (nn.lora.remove), or attach some with the '
+         .. 'values of the folder', fs.join(dir, config_name), name, tostring(stored[name]),
+         tostring(mine))
+   end
+end
+
 -- Compares names and shapes with those of the model's adapters; one error lists all differences.
 -- whole: name -> shape.
 local function check_names(op, dir, c, whole, tensors)
@@ -304,14 +317,18 @@ end
 
 -- Reads the adapters in dir into a model, which gets such adapters unless it has some, or into what
 -- plan:materialise gave for one that has them (every rank calls it). Returns what was given.
--- E_SHAPE: they are of another base model; E_UNSUPPORTED: PEFT's variants that are not known here.
+-- E_SHAPE: they are of another base model; E_STATE: the model's adapters have another rank, alpha
+-- or kind; E_UNSUPPORTED: PEFT's variants that are not known here.
 function adapter.load(what, dir)
    local op = 'model.load_adapter'
    local run = class.is(what, nn.Module) and { model = what } or what
    local c, tensors = open(op, dir)
    local modules = modules_of(tensors)
    check_base(op, dir, run.model, c, modules)
-   if not rawget(run.model, 'adapter') then
+   local description = rawget(run.model, 'adapter')
+   if description then
+      check_description(op, dir, c, description)
+   else
       lora.attach(run.model, { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,
          dora = c.use_dora == true,
          dropout = type(c.lora_dropout) == 'number' and c.lora_dropout or 0, targets = modules })

@@ -270,12 +270,51 @@ function Job:print(fmt, ...)
    if self.first then io.stdout:write(select('#', ...) > 0 and fmt:format(...) or fmt, '\n') end
 end
 
+-- Tokens of the longest document. cu: the cumulative lengths, or nil.
+local function longest_of(cu)
+   local most = 0
+   for i = 2, cu and #cu or 0 do most = math.max(most, cu[i] - cu[i - 1]) end
+   return most
+end
+
+-- Compares the longest text, whose positions begin at 0, with those that the model was made for:
+-- beyond learned positions nothing can be read, beyond others a log line says so.
+local function check_positions(self, corpus, plan)
+   local config, most, longest = plan.model.config or {}, nil, self.opt.seq or 0
+   plan.model:walk(function(m) most = most or m._positions and m:_positions() end)
+   local known = most or config.rope_theta and config.max_position_embeddings
+   if not known or longest <= known then return end
+   if corpus.cu then
+      longest = math.min(longest, math.max(longest_of(corpus.cu), longest_of(corpus.val_cu)))
+   end
+   if longest <= known then return end
+   local what = ('--seq %d: texts have up to %d tokens, and the model has %d positions '
+      .. '(max_position_embeddings)'):format(self.opt.seq, longest, known)
+   err.usage_if(most, self.name, '%s; give --seq %d', what, known)
+   self.log:once('%s; it was not trained on longer ones', what)
+end
+
+-- How many parameters there are: all, those trained where others are frozen, weights in 4 bits.
+local function parameters_text(plan, dtype)
+   local parts = { ('%d parameters (%s)'):format(plan.numel, dtype) }
+   local trained, codes = 0, 0
+   for _, entry in ipairs(plan.model:named_parameters()) do
+      if entry.param.requires_grad then trained = trained + entry.param:numel() end
+   end
+   plan.model:walk(function(m)
+      if m.weight_nf4 then codes = codes + m.nin * m.nout end
+   end)
+   if codes > 0 then parts[#parts + 1] = ('%d in NF4'):format(codes) end
+   if trained < plan.numel then parts[#parts + 1] = ('%d of them trained'):format(trained) end
+   return table.concat(parts, ', ')
+end
+
 local function tell(self, corpus, plan)
    local opt, log, n = self.opt, self.log, self.world.size
    local gpus = opt.device ~= 'cuda' and ''
       or self.world.transport == 'nccl' and ', a GPU each, over NCCL' or ', all on one GPU'
-   log:once('%d file%s, %d training tokens; %d parameters (%s); %d rank%s', corpus.files,
-      corpus.files == 1 and '' or 's', corpus.train.count, plan.numel, opt.dtype, n,
+   log:once('%d file%s, %d training tokens; %s; %d rank%s', corpus.files,
+      corpus.files == 1 and '' or 's', corpus.train.count, parameters_text(plan, opt.dtype), n,
       n == 1 and '' or 's: ' .. plan:axes_text() .. gpus)
    if not opt.resume and not is_restart(opt) then return end
    local checkpoint = require 'tide.train.checkpoint'
@@ -293,6 +332,7 @@ function Job:run(corpus, plan, opts)
    o.resume, o.overwrite = opt.resume_from or opt.resume and opt.out or nil, opt.overwrite
    o.tensorboard = opt.tensorboard
    o.log_every, o.title, o.device = opt.log_every, ('%d parameters'):format(plan.numel), opt.device
+   check_positions(self, corpus, plan)
    self:check(tell, self, corpus, plan)
    self.training = self:check(require('tide.train.run').new, o)
    launch.watch()
