@@ -3,6 +3,7 @@
 
 #include "core/base/machine.h"
 #include "core/grad/tape.h"
+#include "core/op/kernels.h"
 #include "kernels/cpu/pool.h"
 
 static void *default_resize(void *user, void *ptr, size_t nold, size_t nnew)

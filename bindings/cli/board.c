@@ -30,15 +30,15 @@ struct cli_board {
   pthread_mutex_t lock;
   pthread_cond_t posted, given;
   int nrank;
-  bool over;       /* the prompt ends, or a thread of a rank has: take returns nil */
-  bool ended;      /* all ranks have ended, or one of another process */
+  bool prompt_over; /* the prompt ends, or a thread of a rank has: take returns nil */
+  bool ranks_ended; /* all ranks have, or one of another process: next waits no longer */
   queue *to;       /* by rank */
   queue from;
   cli_busy *busy;  /* by rank */
   cli_link *link;  /* null: the ranks are threads */
   int rank;        /* with a link: of this process */
-  bool has_left;
-  cli_left first;  /* the first rank that left */
+  bool has_first;
+  cli_rank_end first; /* of the ranks that ended by themselves */
 };
 
 /* ---- notes ----------------------------------------------------------------------------------- */
@@ -114,28 +114,28 @@ static void stop_lines(cli_board *b)
   for (int i = 0; i < b->nrank; i++) cli_busy_last(&b->busy[i]);
 }
 
-void cli_board_close(cli_board *b)
+void cli_board_end_prompt(cli_board *b)
 {
-  set_flag(b, &b->over);
+  set_flag(b, &b->prompt_over);
   stop_lines(b);
 }
 
-void cli_board_ended(cli_board *b) { set_flag(b, &b->ended); }
+void cli_board_ranks_ended(cli_board *b) { set_flag(b, &b->ranks_ended); }
 
-void cli_board_leave(cli_board *b, int rank)
+void cli_board_rank_ended(cli_board *b, int rank)
 {
   pthread_mutex_lock(&b->lock);
-  bool early = !b->over;
+  bool early = !b->prompt_over;
   if (early) b->first.rank = rank;
-  b->has_left = b->has_left || early;
-  b->over = b->ended = true;
+  b->has_first = b->has_first || early;
+  b->prompt_over = b->ranks_ended = true;
   pthread_cond_broadcast(&b->posted);
   pthread_cond_signal(&b->given);
   pthread_mutex_unlock(&b->lock);
   if (early) stop_lines(b);
 }
 
-void cli_board_rest(cli_board *b, int rank) { cli_busy_end(&b->busy[rank]); }
+void cli_board_end_watch(cli_board *b, int rank) { cli_busy_end(&b->busy[rank]); }
 
 void cli_board_interrupt(cli_board *b)
 {
@@ -145,40 +145,43 @@ void cli_board_interrupt(cli_board *b)
 
 /* ---- with a link ----------------------------------------------------------------------------- */
 
-void cli_board_arrive(cli_board *b, int rank, const char *text, size_t n)
+void cli_board_receive(cli_board *b, int rank, const char *text, size_t n)
 {
   pthread_mutex_lock(&b->lock);
   queue *q = b->rank == 0 ? &b->from : &b->to[b->rank];
-  if (!board_put(q, rank, text, n)) b->ended = true;
+  if (!board_put(q, rank, text, n)) b->ranks_ended = true;
   pthread_cond_broadcast(&b->posted);
   pthread_cond_signal(&b->given);
   pthread_mutex_unlock(&b->lock);
 }
 
-void cli_board_left(cli_board *b, int rank, int code, const char *message)
+void cli_board_process_ended(cli_board *b, int rank, int code, const char *message)
 {
   if (b->rank > 0) {
-    cli_link_left(b->link, code, message);
+    cli_link_process_ended(b->link, code, message);
     return;
   }
   pthread_mutex_lock(&b->lock);
-  if (!b->has_left) {
+  if (!b->has_first) {
     b->first.rank = rank;
     b->first.code = code;
     snprintf(b->first.message, sizeof b->first.message, "%s", message);
   }
-  b->has_left = b->ended = true;
+  b->has_first = b->ranks_ended = true;
   pthread_cond_signal(&b->given);
   pthread_mutex_unlock(&b->lock);
 }
 
-const cli_left *cli_board_first(const cli_board *b) { return b->has_left ? &b->first : NULL; }
-
-void cli_board_quit(cli_board *b)
+const cli_rank_end *cli_board_first_end(const cli_board *b)
 {
-  cli_link_quit(b->link);
-  cli_board_close(b);
-  if (b->ended) cli_interrupt_line();
+  return b->has_first ? &b->first : NULL;
+}
+
+void cli_board_end_everywhere(cli_board *b)
+{
+  cli_link_end_prompt(b->link);
+  cli_board_end_prompt(b);
+  if (b->ranks_ended) cli_interrupt_line();
 }
 
 /* ---- the prompt's side ----------------------------------------------------------------------- */
@@ -228,10 +231,10 @@ static int l_next(lua_State *L)
   struct timespec until = board_after(luaL_checknumber(L, 1));
   int rc = 0;
   pthread_mutex_lock(&b->lock);
-  while (!b->from.first && !b->ended && rc != ETIMEDOUT)
+  while (!b->from.first && !b->ranks_ended && rc != ETIMEDOUT)
     rc = pthread_cond_timedwait(&b->given, &b->lock, &until);
   note *got = board_pop(&b->from);
-  bool ended = b->ended;
+  bool ended = b->ranks_ended;
   pthread_mutex_unlock(&b->lock);
   if (!got) {
     lua_pushnil(L);
@@ -273,8 +276,8 @@ static int l_take(lua_State *L)
   cli_board *b = board_of(L);
   queue *q = &b->to[board_rank(L)];
   pthread_mutex_lock(&b->lock);
-  while (!q->first && !b->over) pthread_cond_wait(&b->posted, &b->lock);
-  note *got = b->over ? NULL : board_pop(q);
+  while (!q->first && !b->prompt_over) pthread_cond_wait(&b->posted, &b->lock);
+  note *got = b->prompt_over ? NULL : board_pop(q);
   pthread_mutex_unlock(&b->lock);
   if (got) lua_pushlstring(L, got->text, got->n);
   else lua_pushnil(L);
@@ -292,14 +295,13 @@ static void set_function(lua_State *L, const char *name, lua_CFunction fn, cli_b
   lua_setfield(L, -2, name);
 }
 
-/* Arguments: the board, the rank; -1: the prompt. */
-static int show_protected(lua_State *L)
+typedef struct side { cli_board *board; int rank; } side; /* rank -1: the prompt's */
+
+static void describe_board(lua_State *L, const void *user)
 {
-  cli_board *b = lua_touserdata(L, 1);
-  int rank = (int)lua_tointeger(L, 2);
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "loaded");
-  lua_getfield(L, -1, "tide.host");
+  const side *to = user;
+  cli_board *b = to->board;
+  int rank = to->rank;
   lua_newtable(L);
   lua_pushinteger(L, b->nrank);
   lua_setfield(L, -2, "size");
@@ -317,17 +319,12 @@ static int show_protected(lua_State *L)
     set_function(L, "take", l_take, b, rank);
   }
   lua_setfield(L, -2, "board");
-  return 0;
 }
 
 int cli_board_show(cli_board *b, lua_State *L, int rank)
 {
-  if (!lua_checkstack(L, 4)) return -1;
-  lua_pushcfunction(L, show_protected);
-  lua_pushlightuserdata(L, b);
-  lua_pushinteger(L, rank);
-  int rc = lua_pcall(L, 2, 0, 0);
-  if (rc) lua_pop(L, 1);
+  const side to = {b, rank};
+  int rc = tide_host_describe(L, describe_board, &to);
   return rc ? rc : cli_busy_watch(L, rank < 0 ? NULL : &b->busy[rank]);
 }
 

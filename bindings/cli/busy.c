@@ -64,15 +64,11 @@ static int l_busy(lua_State *L)
   return 0;
 }
 
-static int watch_protected(lua_State *L)
+static void describe_busy(lua_State *L, const void *busy)
 {
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "loaded");
-  lua_getfield(L, -1, "tide.host");
-  lua_pushlightuserdata(L, lua_touserdata(L, 1));
+  lua_pushlightuserdata(L, (void *)busy);
   lua_pushcclosure(L, l_busy, 1);
   lua_setfield(L, -2, "busy");
-  return 0;
 }
 
 int cli_busy_watch(lua_State *L, cli_busy *b)
@@ -80,5 +76,5 @@ int cli_busy_watch(lua_State *L, cli_busy *b)
   struct sigaction action = {.sa_handler = on_passed, .sa_flags = SA_RESTART};
   sigemptyset(&action.sa_mask);
   sigaction(SIGURG, &action, NULL);
-  return lua_cpcall(L, watch_protected, b);
+  return tide_host_describe(L, describe_busy, b);
 }

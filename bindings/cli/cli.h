@@ -136,8 +136,9 @@ typedef struct place { int rank, size, local_size; } place;
 int  cli_find_place(lua_State *L, place *at);
 /* Returns whether the environment is that of a launcher's process. */
 bool cli_is_placed(void);
-/* Returns the threads for one of local_size ranks on this host. */
-int  cli_share_of_cores(int local_size);
+/* Gives a context of all cores the threads of one of local_size ranks on this host: its share of
+ * them, or all where the launcher has bound this process to some of the host's. */
+void cli_share_cores(tide_ctx *ctx, int local_size);
 /* Runs the recipe with each line prefixed; returns the status. The printer outlives the state,
  * whose finalizers may print. */
 int  cli_run_placed(const run_options *o, lua_State *L, const place *at, printer *p);
@@ -166,27 +167,28 @@ void cli_board_free(cli_board *b);   /* only when the ranks have ended */
  * with rank -1 the prompt's. Returns 0, or a status of Lua. */
 int  cli_board_show(cli_board *b, lua_State *L, int rank);
 /* Ends the watch of a rank's lines, on its thread, before its state closes. */
-void cli_board_rest(cli_board *b, int rank);
+void cli_board_end_watch(cli_board *b, int rank);
 /* Records that the thread of a rank ends. The first one ends the prompt, and stops the lines of the
  * other ranks. */
-void cli_board_leave(cli_board *b, int rank);
-void cli_board_close(cli_board *b);  /* ends the prompt: stops lines, and take returns nil */
-void cli_board_ended(cli_board *b);  /* ends the prompt's waits, since the ranks have ended */
-void cli_board_interrupt(cli_board *b); /* stops the ranks' lines; in a signal handler */
+void cli_board_rank_ended(cli_board *b, int rank);
+void cli_board_ranks_ended(cli_board *b); /* ends the prompt's waits: all ranks have ended */
+void cli_board_end_prompt(cli_board *b);  /* ends the prompt: stops lines, and take returns nil */
+void cli_board_interrupt(cli_board *b);   /* stops the ranks' lines; in a signal handler */
 /* Gives a board its link (link.h), and shows the prompt's functions as cli_board_show does. The
  * functions below are for such boards. */
 struct cli_link;
 int  cli_board_join(cli_board *b, lua_State *L, struct cli_link *link, int rank);
 /* Takes a text that the process of a rank has sent. Any thread. */
-void cli_board_arrive(cli_board *b, int rank, const char *text, size_t n);
-/* Records that a rank has ended by itself, with an exit code, and a message if it failed; informs
- * rank 0. Any thread. */
-void cli_board_left(cli_board *b, int rank, int code, const char *message);
+void cli_board_receive(cli_board *b, int rank, const char *text, size_t n);
+/* Records that the rank of a process has ended by itself, with an exit code, and a message if it
+ * failed; informs rank 0. Any thread. */
+void cli_board_process_ended(cli_board *b, int rank, int code, const char *message);
+void cli_board_end_everywhere(cli_board *b); /* ends the prompt on all processes */
 /* The end of a rank. */
-typedef struct cli_left { int rank, code; char message[2048]; } cli_left;
-/* Returns the first rank that left; null: none has. Only when the threads have ended. */
-const cli_left *cli_board_first(const cli_board *b);
-void cli_board_quit(cli_board *b);   /* ends the prompt on all processes */
+typedef struct cli_rank_end { int rank, code; char message[2048]; } cli_rank_end;
+/* Returns the end of the first rank that ended by itself; null: none has. Only when the threads
+ * have ended. */
+const cli_rank_end *cli_board_first_end(const cli_board *b);
 
 /* Whether a line of a rank runs, and on which thread. */
 typedef struct cli_busy { pthread_t thread; atomic_bool on, over; } cli_busy;

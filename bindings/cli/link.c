@@ -23,8 +23,8 @@
 
 #include "link.h"
 
-/* INTERRUPT: of the line with this number. QUIT: the prompt ends. */
-enum { HELLO = 1, TEXT, INTERRUPT, QUIT, LEFT };
+/* INTERRUPT: of the line with this number. */
+enum { HELLO = 1, TEXT, INTERRUPT, PROMPT_ENDS, RANK_ENDED };
 enum { SECRET = 16, CONNECT_MS = 3000, ACCEPT_MS = 60000 };
 
 typedef struct head {
@@ -144,16 +144,16 @@ void cli_link_interrupt(cli_link *k)
   if (k->rank == 0 && k->started) link_wake(k, atomic_load(&k->line));
 }
 
-void cli_link_quit(cli_link *k)
+void cli_link_end_prompt(cli_link *k)
 {
-  const head h = {.kind = QUIT};
+  const head h = {.kind = PROMPT_ENDS};
   atomic_store(&k->over, true);
   if (k->rank == 0) send_to_others(k, &h);
 }
 
-void cli_link_left(cli_link *k, int code, const char *message)
+void cli_link_process_ended(cli_link *k, int code, const char *message)
 {
-  const head h = {.n = strlen(message) + 1, .kind = LEFT, .value = code};
+  const head h = {.n = strlen(message) + 1, .kind = RANK_ENDED, .value = code};
   atomic_store(&k->over, true);
   send_frame(k, 0, &h, message);
 }
@@ -181,19 +181,19 @@ static void link_handle(cli_link *k, int q, const head *h, const char *text)
   switch (h->kind) {
   case TEXT:
     if (k->rank != 0) atomic_store(&k->line, h->line);
-    cli_board_arrive(k->board, q, text, h->n);
+    cli_board_receive(k->board, q, text, h->n);
     break;
   case INTERRUPT:
     if (h->line == atomic_load(&k->line)) cli_interrupt_line();
     break;
-  case QUIT:
+  case PROMPT_ENDS:
     atomic_store(&k->over, true);
-    cli_board_close(k->board);
+    cli_board_end_prompt(k->board);
     cli_interrupt_line();
     break;
-  case LEFT:
+  case RANK_ENDED:
     atomic_store(&k->over, true); /* the others end too */
-    cli_board_left(k->board, q, h->value, text);
+    cli_board_process_ended(k->board, q, h->value, text);
     break;
   default: break;
   }

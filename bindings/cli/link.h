@@ -13,7 +13,7 @@ void cli_link_show(cli_link *k, lua_State *L);
 bool cli_link_start(cli_link *k);
 /* Sends a text: rank 0 to rank q, the others to rank 0. Returns false if the connection is lost. */
 bool cli_link_text(cli_link *k, int q, const char *text, size_t n);
-void cli_link_interrupt(cli_link *k); /* on rank 0: stops the others' line; in a signal handler */
-void cli_link_quit(cli_link *k);      /* on rank 0: the prompt ends */
+void cli_link_interrupt(cli_link *k);  /* on rank 0: stops the others' line; in a signal handler */
+void cli_link_end_prompt(cli_link *k); /* on rank 0: ends the prompt of the others */
 /* Sends rank 0 the end of this rank: its exit code, and a message unless it called os.exit. */
-void cli_link_left(cli_link *k, int code, const char *message);
+void cli_link_process_ended(cli_link *k, int code, const char *message);

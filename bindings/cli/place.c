@@ -31,19 +31,18 @@ bool cli_is_placed(void)
          getenv("SLURM_PROCID");
 }
 
-static int cores_of(pid_t pid)
+/* Returns whether the launcher has bound this process to some of its own processors. */
+static bool is_bound(int cores)
 {
-  cpu_set_t set;
-  int n = sched_getaffinity(pid, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  return n > 0 ? n : 1;
+  cpu_set_t launcher;
+  return sched_getaffinity(getppid(), sizeof launcher, &launcher) == 0 &&
+         cores < CPU_COUNT(&launcher);
 }
 
-/* A share of the host, unless the launcher has bound this process to some of its processors. */
-int cli_share_of_cores(int local_size)
+void cli_share_cores(tide_ctx *ctx, int local_size)
 {
-  int mine = cores_of(0);
-  if (mine < cores_of(getppid())) return mine;
-  return mine / local_size > 0 ? mine / local_size : 1;
+  int cores = tide_nthread(ctx), share = is_bound(cores) ? cores : cores / local_size;
+  tide_set_nthread(ctx, share > 0 ? share : 1);
 }
 
 /* Decides without an election, before MPI runs or after it was aborted: rank 0 reports; the

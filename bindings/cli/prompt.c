@@ -36,20 +36,15 @@ static int parse_prompt(int argc, char **argv, run_options *o)
 
 /* ---- the device of new tensors --------------------------------------------------------------- */
 
-static int set_device_protected(lua_State *L)
+static void describe_device(lua_State *L, const void *device)
 {
-  const char *device = lua_touserdata(L, 1);
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "loaded");
-  lua_getfield(L, -1, "tide.host");
   lua_pushstring(L, device);
   lua_setfield(L, -2, "device");
-  return 0;
 }
 
 int cli_set_device(lua_State *L, const char *device)
 {
-  return device ? lua_cpcall(L, set_device_protected, (void *)device) : 0;
+  return device ? tide_host_describe(L, describe_device, device) : 0;
 }
 
 /* Returns 0, or the exit code after a message if the device is unknown or absent. */
@@ -98,15 +93,15 @@ static void end_prompt_rank(lua_State *L, int rank, void *user)
 {
   const prompt_job *j = user;
   (void)L;
-  cli_board_rest(j->board, rank);
-  cli_board_leave(j->board, rank);
+  cli_board_end_watch(j->board, rank);
+  cli_board_rank_ended(j->board, rank);
 }
 
 static void *run_ranks(void *user)
 {
   prompt_job *j = user;
   tide_host_ranks_run(j->ranks);
-  cli_board_ended(j->board);
+  cli_board_ranks_ended(j->board);
   return NULL;
 }
 
@@ -141,8 +136,8 @@ static int ended_code(const prompt_job *j, int code)
 {
   int first = tide_host_ranks_first(j->ranks);
   if (first < 0) {
-    const cli_left *left = cli_board_first(j->board);
-    if (left) fprintf(stderr, "tide: rank %d ended the prompt with os.exit(0)\n", left->rank);
+    const cli_rank_end *end = cli_board_first_end(j->board);
+    if (end) fprintf(stderr, "tide: rank %d ended the prompt with os.exit(0)\n", end->rank);
     return code;
   }
   const char *message = tide_host_ranks_message(j->ranks, first);
@@ -163,7 +158,7 @@ static int prompt_of_ranks(lua_State *L, const run_options *o)
   } else {
     cli_set_ranks(j.ranks, j.board);
     code = cli_run_prompt(L);
-    cli_board_close(j.board);
+    cli_board_end_prompt(j.board);
     pthread_join(thread, NULL);
     cli_set_ranks(NULL, NULL);
     code = ended_code(&j, code);

@@ -47,16 +47,16 @@ static void *run_rank(void *user)
   lua_State *L;
   int rc = j->code = cli_open(j->options, &ctx, &L);
   if (rc == 0) {
-    if (j->options->nthread == 0) tide_set_nthread(ctx, cli_share_of_cores(j->at->local_size));
+    if (j->options->nthread == 0) cli_share_cores(ctx, j->at->local_size);
     rc = rank_prepare(L, j);
     cli_set_running(ctx, NULL);
     if (rc == 0) rc = run_code(L, "return require('tide.repl.ranks').serve()", j);
-    cli_board_rest(j->board, j->at->rank);
+    cli_board_end_watch(j->board, j->at->rank);
     cli_set_running(NULL, NULL);
     lua_close(L);
     tide_ctx_release(ctx);
   }
-  if (rc != 0) cli_board_left(j->board, j->at->rank, j->code, j->message);
+  if (rc != 0) cli_board_process_ended(j->board, j->at->rank, j->code, j->message);
   return NULL;
 }
 
@@ -81,12 +81,12 @@ static int run_connected(lua_State *L, rank_job *j, cli_link *link)
   cli_set_ranks(NULL, j->board);
   if (j->at->rank == 0) {
     code = cli_run_prompt(L);
-    cli_board_quit(j->board);
+    cli_board_end_everywhere(j->board);
   }
   pthread_join(thread, NULL);
   cli_set_ranks(NULL, NULL);
   if (j->at->rank > 0) return end_prompt(0, 0, NULL);
-  const cli_left *first = cli_board_first(j->board);
+  const cli_rank_end *first = cli_board_first_end(j->board);
   if (first && !*first->message)
     fprintf(stderr, "tide: rank %d ended the prompt with os.exit(%d)\n", first->rank, first->code);
   return end_prompt(first ? first->code : code, first ? first->rank : 0,

@@ -12,22 +12,18 @@
 
 #include "cli.h"
 
-static int cli_describe_protected(lua_State *L)
+static void describe_job(lua_State *L, const void *user)
 {
-  const run_options *o = lua_touserdata(L, 1);
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "loaded");
-  lua_getfield(L, -1, "tide.host");
+  const run_options *o = user;
   lua_pushstring(L, o->job);
   lua_setfield(L, -2, "job");
   lua_pushinteger(L, o->restart);
   lua_setfield(L, -2, "restart");
-  return 0;
 }
 
 int cli_describe_job(lua_State *L, const run_options *o)
 {
-  return o->job ? lua_cpcall(L, cli_describe_protected, (void *)o) : 0;
+  return o->job ? tide_host_describe(L, describe_job, o) : 0;
 }
 
 /* ---- contexts and states --------------------------------------------------------------------- */
@@ -101,7 +97,7 @@ static void run_here(const run_options *o, tide_ctx *ctx, lua_State *L, printer 
                              "srun start the job again with --resume");
     return;
   }
-  if (at->size > 1 && o->nthread == 0) tide_set_nthread(ctx, cli_share_of_cores(at->local_size));
+  if (at->size > 1 && o->nthread == 0) cli_share_cores(ctx, at->local_size);
   if (at->size > 1) cli_set_placed(at->rank);
   cli_set_running(ctx, NULL);
   how->status = at->size > 1 ? cli_run_placed(o, L, at, p) : run_alone(o, L);

@@ -19,10 +19,6 @@ tide_host_chunks *chunks_retain(tide_host_chunks *c);
  * package.loaders. May raise. c must outlive L. */
 void chunks_install(lua_State *L, tide_host_chunks *c);
 
-/* As tide_lua_open (tide_lua.c), with the table that the state loads through; null: none. */
-int chunks_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_chunks *chunks,
-                char *msg, size_t n);
-
 /* As luaL_loadbuffer and luaL_loadfile, through the table of L if it has one. May raise. */
 int chunks_load(lua_State *L, const char *text, size_t n, const char *name);
 int chunks_load_file(lua_State *L, const char *path);

@@ -2,7 +2,7 @@
 #
 #   cmake -DROOT=<source tree> -DOUT=<file.c> -P pack.cmake
 #
-# tide_lua.c refers to the table weakly: built without this file it simply looks for the files.
+# state.c refers to the table weakly: built without this file it simply looks for the files.
 # As a part of a CMake build: include this file and call tide_pack(<target> <source tree>), which
 # adds the C file to the target and makes it again when a Lua file changes.
 

@@ -8,26 +8,18 @@
  */
 #include <errno.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "chunks.h"
 #include "ranks_job.h"
+#include "state.h"
 #include "tide_lua.h"
 
 enum { STACK_BYTES = 16 << 20 };
 
 /* ---- what the ranks share -------------------------------------------------------------------- */
-
-static int cores(void)
-{
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  int n = CPU_COUNT(&set);
-  return n > 0 ? n : 1;
-}
 
 /* Requires the lock. */
 static void set_failure(rank_row *row, int status, const char *message)
@@ -43,6 +35,13 @@ static void fail_before_start(rank_row *row, int status, const char *message)
   atomic_store(&row->all->first, row->index);
 }
 
+/* Shares the threads of a new context, which are the cores of the process, among the ranks. */
+static int share_cores(tide_ctx *ctx, int nrank)
+{
+  int share = tide_nthread(ctx) / nrank;
+  return tide_set_nthread(ctx, share > 0 ? share : 1);
+}
+
 /* Makes one context per rank, and the group they may join. */
 static int make_contexts(tide_host_ranks *r)
 {
@@ -51,13 +50,13 @@ static int make_contexts(tide_host_ranks *r)
   tide_opts_init(&opts);
   int rc = tide_group_new(&r->group, r->nrank, NULL, msg, sizeof msg);
   if (rc < 0) fail_before_start(&r->rows[0], rc, msg);
-  int share = cores() / r->nrank;
-  opts.nthread = r->nthread > 0 ? r->nthread : share > 0 ? share : 1;
+  opts.nthread = r->nthread;
   opts.read_env = r->read_env;
   opts.params = r->params;
   for (int i = 0; rc == TIDE_OK && i < r->nrank; i++) {
     rc = tide_ctx_new(&r->rows[i].ctx, &opts, msg, sizeof msg);
     if (rc < 0) fail_before_start(&r->rows[i], rc, msg);
+    else if (r->nthread == 0) rc = share_cores(r->rows[i].ctx, r->nrank);
   }
   return rc;
 }
@@ -176,19 +175,15 @@ static void leave_hook(rank_row *row)
   pthread_mutex_unlock(&row->all->lock);
 }
 
-static int rank_describe_protected(lua_State *L)
+static void describe_rank(lua_State *L, const void *user)
 {
-  const rank_row *row = lua_touserdata(L, 1);
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "loaded");
-  lua_getfield(L, -1, "tide.host");
+  const rank_row *row = user;
   lua_pushinteger(L, row->index);
   lua_setfield(L, -2, "rank");
   lua_pushinteger(L, row->all->nrank);
   lua_setfield(L, -2, "nrank");
   lua_pushlightuserdata(L, row->all->group);
   lua_setfield(L, -2, "group");
-  return 0;
 }
 
 static bool keep_result(rank_row *row, const char *result, size_t n)
@@ -226,7 +221,7 @@ static void rank_run_chunk(rank_row *row, lua_State *L)
 static void run_state(rank_row *row, lua_State *L)
 {
   const tide_host_ranks_hooks *h = &row->all->hooks;
-  if (lua_cpcall(L, rank_describe_protected, row) || tide_host_rank_exit(L)) {
+  if (tide_host_describe(L, describe_rank, row) || tide_host_rank_exit(L)) {
     rank_fail(row, TIDE_E_NOMEM, "no memory to set up the rank");
     return;
   }
@@ -252,7 +247,7 @@ static void open_and_run(rank_row *row)
     rank_fail(row, rc, "the context cannot move to the thread of its rank");
     return;
   }
-  rc = chunks_open(&L, row->ctx, row->all->root, row->all->chunks, msg, sizeof msg);
+  rc = host_state_open(&L, row->ctx, row->all->root, row->all->chunks, msg, sizeof msg);
   if (rc < 0) {
     rank_fail(row, rc, msg);
     return;

@@ -38,6 +38,10 @@ typedef struct tide_host_ranks_hooks {
 } tide_host_ranks_hooks;
 void tide_host_ranks_set_hooks(tide_host_ranks *r, const tide_host_ranks_hooks *hooks);
 
+/* Calls fill(L, user) with the table package.loaded['tide.host'] on top of the stack, for fields
+ * that describe the host to the Lua side; fill may raise. Returns 0, or a status of lua_cpcall. */
+int  tide_host_describe(lua_State *L, void (*fill)(lua_State *L, const void *user),
+                        const void *user);
 /* Makes os.exit end the chunk that runs in L, not the process (see rank_exit.c); ranks have it.
  * Returns 0, or a status of lua_cpcall. */
 int  tide_host_rank_exit(lua_State *L);

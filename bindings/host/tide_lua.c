@@ -1,204 +1,18 @@
-/* Lua states for C hosts: where the Lua files are, opening a state on a context, running chunks.
+/* Running chunks in a Lua state of a C host.
  *
  * Everything that may raise runs inside lua_cpcall or lua_pcall; the result is a status plus a text
  * kept in the registry of the state.
- *
- * The Lua side reads about its host in package.loaded['tide.host']: ctx (light userdata, borrowed),
- * library and host_library (paths of loaded libraries), and on a rank of several compile(text,
- * name), which compiles through the table that the ranks share.
  */
 #include "tide_lua.h"
 
-#include <dlfcn.h>
 #include <lauxlib.h>
-#include <limits.h>
-#include <lualib.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "chunks.h"
-
-/* Modules packed into the library by pack.cmake; absent when it was not run. */
-typedef struct tide__pack_entry {
-  const char *module, *chunk; /* "tide.nn.linear", "@tide:lua/tide/nn/linear.lua" */
-  const char *text;
-  size_t size;
-} tide__pack_entry;
-extern const tide__pack_entry tide__pack[] __attribute__((weak)); /* ends with a null module */
+#include "state.h"
 
 static const char message_key[] = "tide.host.message";
 static const char result_key[] = "tide.host.result";
-
-/* ---- where the Lua files are ----------------------------------------------------------------- */
-
-static bool is_root(const char *folder)
-{
-  char path[PATH_MAX];
-  int n = snprintf(path, sizeof path, "%s/lua/tide/init.lua", folder);
-  return n > 0 && n < (int)sizeof path && access(path, R_OK) == 0;
-}
-
-/* Finds the absolute path of the loaded object that holds an address; false if unknown. */
-static bool object_path(const void *address, char path[PATH_MAX])
-{
-  Dl_info info;
-  return dladdr(address, &info) && info.dli_fname && realpath(info.dli_fname, path);
-}
-
-/* Returns the address of a function as data, by the conversion that ISO C permits. */
-static const void *address_of(void (*fn)(void))
-{
-  const void *p;
-  memcpy(&p, &fn, sizeof p);
-  return p;
-}
-
-static const void *own_address(void) { return address_of((void (*)(void))tide_lua_open); }
-static const void *core_address(void) { return address_of((void (*)(void))tide_version); }
-
-static bool find_root(char root[PATH_MAX])
-{
-  static const char *const ups[] = {"..", "../..", "../share/tide", "../../share/tide", "."};
-  char object[PATH_MAX], folder[PATH_MAX + 32];
-  if (!object_path(own_address(), object)) return false;
-  char *slash = strrchr(object, '/');
-  if (slash) *slash = 0;
-  for (size_t i = 0; i < sizeof ups / sizeof ups[0]; i++) {
-    snprintf(folder, sizeof folder, "%s/%s", object, ups[i]);
-    if (is_root(folder) && realpath(folder, root)) return true;
-  }
-  return false;
-}
-
-/* ---- opening --------------------------------------------------------------------------------- */
-
-typedef struct open_job {
-  tide_ctx *ctx;
-  const char *root;         /* null: the packed modules */
-  tide_host_chunks *chunks; /* null: the state compiles for itself */
-} open_job;
-
-static int load_packed(lua_State *L)
-{
-  const tide__pack_entry *e = lua_touserdata(L, lua_upvalueindex(1));
-  if (chunks_load(L, e->text, e->size, e->chunk)) return lua_error(L);
-  lua_pushstring(L, e->module);
-  lua_call(L, 1, 1);
-  return 1;
-}
-
-static void preload_packed(lua_State *L)
-{
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "preload");
-  for (const tide__pack_entry *e = tide__pack; e->module; e++) {
-    lua_pushlightuserdata(L, (void *)e);
-    lua_pushcclosure(L, load_packed, 1);
-    lua_setfield(L, -2, e->module);
-  }
-  lua_pop(L, 2);
-}
-
-static void prepend_path(lua_State *L, const char *root)
-{
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "path");
-  lua_pushfstring(L, "%s/bindings/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s", root, root,
-                  root, root, lua_tostring(L, -1));
-  lua_setfield(L, -3, "path");
-  lua_pop(L, 2);
-}
-
-static void set_path_field(lua_State *L, const void *address, const char *field)
-{
-  char path[PATH_MAX];
-  if (!object_path(address, path)) return;
-  lua_pushstring(L, path);
-  lua_setfield(L, -2, field);
-}
-
-static void describe_host(lua_State *L, const open_job *job)
-{
-  lua_getglobal(L, "package");
-  lua_getfield(L, -1, "loaded");
-  lua_newtable(L);
-  lua_pushlightuserdata(L, job->ctx);
-  lua_setfield(L, -2, "ctx");
-  set_path_field(L, core_address(), "library");
-  set_path_field(L, own_address(), "host_library");
-  if (job->chunks) {
-    lua_pushcfunction(L, chunks_compile);
-    lua_setfield(L, -2, "compile");
-  }
-  lua_setfield(L, -2, "tide.host");
-  lua_pop(L, 2);
-}
-
-static int open_protected(lua_State *L)
-{
-  const open_job *job = lua_touserdata(L, 1);
-  luaL_openlibs(L);
-  describe_host(L, job);
-  chunks_install(L, job->chunks);
-  if (job->root) prepend_path(L, job->root);
-  else preload_packed(L);
-  lua_getglobal(L, "require");
-  lua_pushliteral(L, "tide");
-  lua_call(L, 1, 0);
-  return 0;
-}
-
-static int refuse(int status, char *msg, size_t n, const char *text)
-{
-  if (msg && n) snprintf(msg, n, "%s", text);
-  return status;
-}
-
-static int text_of(lua_State *L)
-{
-  if (luaL_callmeta(L, 1, "__tostring")) return 1;
-  if (!lua_isstring(L, 1)) lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
-  return 1;
-}
-
-int chunks_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_chunks *chunks,
-                char *msg, size_t n)
-{
-  if (!out) return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'out' is null");
-  *out = NULL;
-  if (!ctx) return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'ctx' is null");
-  char found[PATH_MAX];
-  if (root && !is_root(root))
-    return refuse(TIDE_E_IO, msg, n, "tide_lua_open: 'root' holds no lua/tide/init.lua");
-  if (!root && find_root(found)) root = found;
-  if (!root && !tide__pack)
-    return refuse(TIDE_E_IO, msg, n, "tide_lua_open: the Lua files of tide were not found next to "
-                  "the library; give their folder as 'root'");
-  lua_State *L = luaL_newstate();
-  if (!L) return refuse(TIDE_E_NOMEM, msg, n, "tide_lua_open: no memory for a Lua state");
-  open_job job = {ctx, root, chunks};
-  int rc = lua_cpcall(L, open_protected, &job);
-  if (rc) {
-    /* turn the error value into text without raising: the state may be out of memory */
-    lua_pushcfunction(L, text_of);
-    lua_insert(L, -2);
-    const char *text = lua_pcall(L, 1, 1, 0) == 0 ? lua_tostring(L, -1) : NULL;
-    refuse(0, msg, n, text ? text : "tide_lua_open: the Lua state could not be set up");
-    lua_close(L);
-    return rc == LUA_ERRMEM ? TIDE_E_NOMEM : TIDE_E_HOST;
-  }
-  *out = L;
-  return TIDE_OK;
-}
-
-int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n)
-{
-  return chunks_open(out, ctx, root, NULL, msg, n);
-}
-
-/* ---- running --------------------------------------------------------------------------------- */
 
 typedef struct run_job {
   const char *path;         /* a file, or null */
@@ -273,7 +87,7 @@ static bool push_fields(lua_State *L)
 static void push_text(lua_State *L)
 {
   if (push_fields(L)) return;
-  lua_pushcfunction(L, text_of);
+  lua_pushcfunction(L, host_error_text);
   lua_pushvalue(L, 1);
   int rc = lua_pcall(L, 1, 1, 0);
   if (rc == 0 && lua_isstring(L, -1)) return;

@@ -71,6 +71,17 @@ struct tide_ctx {
   atomic_int interrupt;             /* set by tide_interrupt */
 };
 
+/* Runs a statement, for example rc = tide_clone(&y, x), whose ops are not recorded. The statement
+ * must not return. */
+#define TIDE__UNRECORDED(context, ...)            \
+  do {                                            \
+    tide_ctx *const unrecorded_ctx = (context);   \
+    const bool outer = unrecorded_ctx->recording; \
+    unrecorded_ctx->recording = false;            \
+    __VA_ARGS__;                                  \
+    unrecorded_ctx->recording = outer;            \
+  } while (0)
+
 /* Adds a reference of an object to its context. */
 static inline void tide__ctx_hold(tide_ctx *ctx) { ctx->stats.nref++; }
 /* Drops a reference; tears the context down at 0. Defined in core/tide.c. */

@@ -3,6 +3,7 @@
  * checks. A call that fails here has not reached the other ranks. */
 #include "core/comm/comm.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 enum { FEW = 16 };
 

@@ -332,12 +332,9 @@ static int walk(tide_backward *bw, tide_event *event)
 int tide_backward_next(tide_backward *bw, tide_event *event)
 {
   TIDE_DOOR(TIDE_OBJECT(BACKWARD, bw));
-  tide_ctx *ctx = bw->ctx;
-  bool recording = ctx->recording;
+  int rc;
   *event = (tide_event){.kind = TIDE_EVENT_DONE};
-  ctx->recording = false;
-  int rc = walk(bw, event);
-  ctx->recording = recording;
+  TIDE__UNRECORDED(bw->ctx, rc = walk(bw, event));
   return rc;
 }
 
@@ -425,11 +422,8 @@ int tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *gra
   bw->ctx = ctx;
   bw->retain = retain;
   int rc = start_gradient(&g, root, grad);
-  bool recording = ctx->recording;
-  ctx->recording = false;
   tide__edge edge = {root->node, root->node_out, root->node ? NULL : root};
-  if (rc == TIDE_OK) rc = accumulate(bw, &edge, g);
-  ctx->recording = recording;
+  if (rc == TIDE_OK) TIDE__UNRECORDED(ctx, rc = accumulate(bw, &edge, g));
   if (rc < 0) {
     tide_backward_release(bw);
     return rc;

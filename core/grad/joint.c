@@ -12,6 +12,7 @@
  * not looked for across one.
  */
 #include "core/grad/tape.h"
+#include "core/op/joined.h"
 
 void tide__joint_drop(tide__node *n)
 {

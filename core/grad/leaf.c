@@ -1,5 +1,6 @@
 /* Leaves and host functions: the user's side of the tape. */
 #include "core/grad/tape.h"
+#include "core/op/operand.h"
 
 int tide_set_needs_grad(tide_tensor *t, bool on)
 {

@@ -13,6 +13,7 @@
  */
 #pragma once
 
+#include "core/op/derivative.h"
 #include "core/op/op.h"
 
 /* Destination of an input's gradient: a leaf, a slot of the node that made it, or none (both null).

@@ -5,7 +5,10 @@
  */
 #include <math.h>
 
+#include "core/op/attention.h"
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 void tide_attention_attrs_init(tide_attention_attrs *a)
 {

@@ -5,7 +5,9 @@
  * (arXiv 2310.01889); and since the gradient of a part needs only the output and the log-sum-exp of
  * the whole, each part's backward runs by itself too.
  */
+#include "core/op/attention.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 static int check_float_like(const tide_tensor *t, const tide_tensor *part, const char *arg,
                             const char *name)

@@ -3,7 +3,9 @@
  * A number per token says which tokens belong together, as for attention: one kernel serves whole
  * batches, packed streams and, with the rows before token 0 given, pieces of a stream.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 void tide_conv1d_attrs_init(tide_conv1d_attrs *a) { *a = (tide_conv1d_attrs){.size = sizeof *a}; }
 

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 int tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                const int64_t *shape)

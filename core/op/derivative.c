@@ -1,4 +1,5 @@
 /* What derivative rules share: intermediate tensors, fused kernels, the adjoint of broadcasting. */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
 
 tide_tensor **tide__temp_slot(tide__temps *v)

@@ -7,7 +7,10 @@
  * An op on the null device runs no kernel. With parameter `rehearse` it takes, in counters alone,
  * the copies and the scratch of the kernel that another device would run.
  */
+#include "core/op/derivative.h"
+#include "core/op/kernels.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 #define I0 0
 #define I1 1

@@ -6,7 +6,9 @@
  */
 #include <math.h>
 
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 /* ---- forward --------------------------------------------------------------------------------- */
 

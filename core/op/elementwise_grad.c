@@ -1,4 +1,5 @@
 /* Derivatives of the elementwise ops, built from ops. dy is the gradient of the output. */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
 
 #define DY (g->gout[0])

@@ -6,7 +6,9 @@
  * byte ranges, or are boxes of one grid (views of equal strides) without a common element. An
  * undecided test only costs one more launch.
  */
+#include "core/op/list.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 enum { MOST = 256 /* pairs of one launch */, STEPS = 64 /* of one search in a grid */ };
 

@@ -5,7 +5,10 @@
  * Blocks of w are square, so w^T has the same codes, transposed. The tape keeps those that backward
  * reads, a byte an element, and neither x nor w.
  */
+#include "core/op/derivative.h"
+#include "core/op/joined.h"
 #include "core/op/op.h"
+#include "core/op/product.h"
 #include "kernels/fp8.h"
 
 /* Operands of linear_fp8 beyond those of kernels/kernel.h, K_FP8_*: what the tape keeps. */

@@ -1,7 +1,9 @@
 /* The gated root mean square norm of Mamba-2: the norm of groups of channels, times silu of a gate
  * before or after.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 int tide_gated_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *z, tide_tensor *weight,
                         double eps, int64_t group, bool gate_last)

@@ -3,7 +3,10 @@
  * With rows [offsets[g], offsets[g + 1]) in group g, y = x w[g]^T. The derivatives are grouped
  * products again: dx = dy w[g], dw[g] = dy_g^T x_g. A row in no group has y = 0 and dx = 0.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
+#include "core/op/product.h"
 
 /* Begins a call on a, b and offsets. */
 static void grouped_begin(tide__temps *v, tide__call *c, int op, tide_tensor **out, tide_tensor *a,

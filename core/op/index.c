@@ -3,7 +3,9 @@
  * Indices are data, so kernels check them (all, before writing anything) and return E_ARG with the
  * position. Sums over equal indices run in index order: the same bits for every thread count.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 static int index_start(tide__call *c, int op, tide_tensor **out, int nin, tide_tensor *const *x,
                        int dim, int which)
@@ -52,13 +54,11 @@ int tide__grad_gather(const tide__grad_call *g) { return add_to_zeros(g, tide_sc
 static int add_into_copy(tide__call *c, tide_tensor **out, tide_tensor *x, tide_tensor *index,
                          tide_tensor *src)
 {
-  bool recording = c->ctx->recording;
+  int rc;
   if (src->dtype != x->dtype)
     return TIDE__FAIL(c, TIDE_E_DTYPE, "src is %s, x is %s; cast one", tide_dtype_name(src->dtype),
                       tide_dtype_name(x->dtype));
-  c->ctx->recording = false;
-  int rc = tide_clone(&c->out[0], x);
-  c->ctx->recording = recording;
+  TIDE__UNRECORDED(c->ctx, rc = tide_clone(&c->out[0], x));
   TIDE_TRY(rc);
   c->in[0] = index;
   c->in[1] = src;

@@ -7,7 +7,8 @@
  * per batch, and then copied to the device of their argument. Every input is checked before
  * anything is written.
  */
-#include "core/op/op.h"
+#include "core/op/derivative.h"
+#include "core/op/operand.h"
 
 /* ---- host copies of index tensors ------------------------------------------------------------ */
 

@@ -6,7 +6,10 @@
  * the weights another, whose parts lie as the weights do. Where something else is found, each
  * tensor is treated by itself, with the same result but for the order of sums.
  */
+#include "core/op/derivative.h"
+#include "core/op/joined.h"
 #include "core/op/op.h"
+#include "core/op/product.h"
 
 enum { WEIGHT = 1, BIAS = WEIGHT + TIDE_MAX_JOINED }; /* the first inputs of these kinds */
 
@@ -132,14 +135,11 @@ static int join_operands(tide_tensor **w, tide_tensor **b, int n, tide_tensor *c
 /* One product, whose result is cut into the outs. */
 static int product_joined(tide__call *c, tide_tensor **outs, int n, tide_tensor *w, tide_tensor *b)
 {
-  tide_ctx *ctx = c->ctx;
   tide_tensor *y;
   int64_t sizes[TIDE_MAX_JOINED];
-  bool recording = ctx->recording;
+  int rc;
   for (int i = 0; i < n; i++) sizes[i] = c->in[WEIGHT + i]->shape[0];
-  ctx->recording = false;
-  int rc = tide_linear(&y, c->in[0], w, b);
-  ctx->recording = recording;
+  TIDE__UNRECORDED(c->ctx, rc = tide_linear(&y, c->in[0], w, b));
   TIDE_TRY(rc);
   rc = tide__cut(outs, y, y->ndim - 1, n, sizes);
   tide_tensor_release(y);

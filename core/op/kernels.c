@@ -4,6 +4,7 @@
  * A row is chosen by op, device and the dtype of the op's key operand; later rows win, so a fast
  * kernel for one dtype may follow a general one. There is no silent fallback: no row, no result.
  */
+#include "core/op/kernels.h"
 #include "core/op/op.h"
 #include "kernels/plugin_row.h"
 

@@ -1,5 +1,6 @@
 /* Calls over lists of tensors: the operands of optimiser steps and foreach ops. The caller's lists
  * are joined in one array, inputs first, so dispatch sees a call like any other. */
+#include "core/op/list.h"
 #include "core/op/op.h"
 
 int tide__lists_begin(tide_ctx *ctx, tide__call *c, int op, int64_t n, int64_t nin, int64_t nout)

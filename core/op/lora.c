@@ -9,7 +9,10 @@
  */
 #include <math.h>
 
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
+#include "core/op/product.h"
 
 enum { X, W, BIAS, A, B, NIN };
 
@@ -97,13 +100,11 @@ int tide_linear_lora(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_ten
   c.attrs.scalar.mul = scale;
   c.nout = 2;
   c.out = outs;
-  tide_ctx *ctx = c.ctx;
-  bool recording = ctx->recording;
-  ctx->recording = false;
-  int rc = copies_weight(x, w) ? product_with_copy(&outs[0], in, scale)
-                               : products_in_turn(&outs[0], &outs[1], in, scale);
-  ctx->recording = recording;
-  rc = tide__relabel(ctx, rc, TIDE__NAME(&c));
+  int rc;
+  TIDE__UNRECORDED(c.ctx, rc = copies_weight(x, w)
+                                 ? product_with_copy(&outs[0], in, scale)
+                                 : products_in_turn(&outs[0], &outs[1], in, scale));
+  rc = tide__relabel(c.ctx, rc, TIDE__NAME(&c));
   if (rc == TIDE_OK) rc = tide__record(&c);
   tide_tensor_release(outs[1]);
   if (rc == TIDE_OK) *out = outs[0];

@@ -5,7 +5,9 @@
  */
 #include <math.h>
 
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 void tide_cross_entropy_attrs_init(tide_cross_entropy_attrs *a)
 {

@@ -3,7 +3,10 @@
  * The derivatives are products again: for y = a b, da = dy b^T and db = a^T dy (summed over
  * broadcast batch dims); for y = x w^T + bias, dx = dy w, dw = dy^T x, dbias = sum dy.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
+#include "core/op/product.h"
 
 int tide__matrix_layout(tide_tensor **out, tide_tensor *x)
 {

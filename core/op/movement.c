@@ -3,7 +3,9 @@
  * A view shares its storage, costs one handle, and is recorded like any op, so gradients flow
  * through it. transpose, select, unsqueeze and squeeze are the same four views under other names.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 /* Records a view op: *out is a fresh view of c->in[0]. */
 static int finish_view(tide__call *c, tide_tensor **out, int ndim, const int64_t *shape,

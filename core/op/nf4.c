@@ -3,6 +3,7 @@
  * A coded weight gets no gradient; for y = x w^T + bias, dx = dy w is a product with the same
  * codes.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
 
 enum { BLOCK = 64, GROUP = 256 }; /* see kernels/ref/nf4.h */

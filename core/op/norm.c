@@ -3,7 +3,9 @@
  * The row statistics are results of the forward kernel, kept by the tape only; the backward is one
  * fused kernel that reads them.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 int tide__stat_dtype(const tide_tensor *x) { return x->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32; }
 

@@ -7,7 +7,9 @@
  */
 #include <math.h>
 
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 int tide_rng_set(tide_ctx *ctx, uint64_t seed, uint64_t stream, uint64_t offset)
 {

@@ -3,7 +3,9 @@
  * Any set of dims is reduced by one kernel shape: kept dims first, reduced dims last, by a permuted
  * view. The result is then viewed in the caller's order, with size-1 dims if requested.
  */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 /* Returns the bit set of reduced dims in *mask; ndim 0 means all. */
 static int dim_mask(uint32_t *mask, const tide_tensor *x, int ndim, const int32_t *dims,

@@ -1,6 +1,9 @@
 /* Rotary positions (RoFormer, arXiv 2104.09864): a rotation, whose adjoint is the inverse
  * rotation. */
+#include "core/op/derivative.h"
+#include "core/op/joined.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 /* arg: the name of x. */
 static int check_rope(tide__call *c, const tide_tensor *x, const char *arg, const tide_tensor *p,
@@ -42,13 +45,11 @@ static int turn(tide_tensor **out, tide_tensor *x, tide_tensor *y, tide_tensor *
                 tide_tensor *inv_freq, k_rope_attrs attrs)
 {
   tide__call c;
-  bool recording = x->ctx->recording;
+  int rc;
   TIDE_TRY(tide__begin(&c, TIDE_OP_ROPE, out, 3, (tide_tensor *[]){x, positions, inv_freq}, 0));
   c.attrs.rope = attrs;
   c.into = &y;
-  c.ctx->recording = false;
-  int rc = tide__dispatch_one(&c, out, x->dtype, 4, x->shape);
-  c.ctx->recording = recording;
+  TIDE__UNRECORDED(c.ctx, rc = tide__dispatch_one(&c, out, x->dtype, 4, x->shape));
   return rc;
 }
 

@@ -6,7 +6,9 @@
  */
 #include <math.h>
 
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 enum { CHUNK = 128 }; /* measured: less saves too many states, more exceeds the cache */
 

@@ -1,5 +1,6 @@
 /* Softmax and its logarithm along a dim. */
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 static int along(tide_tensor **out, int op, tide_tensor *x, int dim)
 {

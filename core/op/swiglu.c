@@ -1,5 +1,7 @@
 /* SwiGLU, the gated activation silu(gate) * up (arXiv 2002.05202). */
+#include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up)
 {

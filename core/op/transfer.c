@@ -1,7 +1,7 @@
 /* Copies between host memory, devices and numbers, blocking and asynchronous. */
 #include <math.h>
 
-#include "core/op/op.h"
+#include "core/op/operand.h"
 
 static int64_t byte_size(const tide_tensor *t)
 {

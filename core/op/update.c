@@ -6,7 +6,9 @@
  */
 #include <math.h>
 
+#include "core/op/list.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 /* Copies xs (may be null when optional) into dst and checks each against like. */
 static int take_list(tide__call *c, tide_tensor **dst, const char *list, int64_t n,

@@ -77,6 +77,20 @@ describe('a forked child', function()
       assert.matches('raised .*2 threads.*fork.*E_STATE', text)
    end)
 
+   it('runs ranks of one thread each', function()
+      local text = run [[
+         local a = tide.ones { 1200, 1200 }
+         a:matmul(a)
+         fork_child(function()
+            print('threads', require('tide.ffi.host').run(1, function()
+               local tide = require 'tide'
+               return tide.default():nthread() + tide.ones({ 3 }):sum():item()
+            end)[1])
+         end)
+      ]]
+      assert.matches('threads%s+4', text)
+   end)
+
    it('of a parent that has computed nothing uses all threads', function()
       local text = run [[
          fork_child(function()

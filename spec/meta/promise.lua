@@ -157,7 +157,7 @@ promise['kernels/README.md'] = {
    { 'Denormals count as zeros', 'op/denormal', 'is zero to unary ops and arithmetic',
       'op/denormal', 'gives the same bits with any number of threads' },
    { 'Loops that the compiler vectorises', 'op/isa', '= ' },
-   { 'A masked pair has no effect', 'kernel/attention.c', 'test_not_finite' },
+   { 'A masked pair has no effect', 'kernel/attention_mask.c', 'test_not_finite' },
    { section = 'Products: what was tried', definition = 'measurements' },
    { section = 'bf16 with AMX', definition = 'measurements' },
    { section = 'bf16 with AVX512_BF16, without AMX', definition = 'measurements' },

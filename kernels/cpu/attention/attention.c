@@ -427,7 +427,7 @@ static int attn_in_place(const attn *s, const k_tensor *t)
   return s->nqb * s->ng < 8 || t->stride[1] <= t->shape[3] + L;
 }
 
-/* Bytes of the copy; the table of odd blocks lies behind it. */
+/* Bytes of the copy; the table of non-finite blocks lies behind it. */
 static int64_t copy_bytes(const attn *s, const k_tensor *t)
 {
   if (attn_in_place(s, t)) return 0;
@@ -452,7 +452,7 @@ static void open_blocks(void *arg, int64_t begin, int64_t end, int thread)
     const int64_t n = i64_min(s->tk - j0, ATTN_K), d = w->t->shape[3];
     float *to = (float *)attn_source_row(w->to, b, h, j0);
     if (w->to->data != w->t->data) tide__attn_rows(to, d, w->t, b, j0, h, n);
-    w->to->odd[i] = attn_has_mask(s) && tide__attn_is_odd(to, n, w->to->row, d);
+    w->to->nonfinite[i] = attn_has_mask(s) && tide__attn_has_nonfinite(to, n, w->to->row, d);
   }
 }
 
@@ -460,11 +460,11 @@ void tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, vo
                             int nthread)
 {
   const int64_t row = t->shape[3];
-  uint8_t *odd = (uint8_t *)work + copy_bytes(s, t);
+  uint8_t *nonfinite = (uint8_t *)work + copy_bytes(s, t);
   if (attn_in_place(s, t))
-    *r = (attn_source){ t->data, t->stride[0], t->stride[2], t->stride[1], odd };
+    *r = (attn_source){ t->data, t->stride[0], t->stride[2], t->stride[1], nonfinite };
   else
-    *r = (attn_source){ work, s->nhk * s->tk * row, s->tk * row, row, odd };
+    *r = (attn_source){ work, s->nhk * s->tk * row, s->tk * row, row, nonfinite };
   open_job w = { s, t, r };
   tide__pool_for(nthread, s->nb * s->nhk * s->nkb, 1, open_blocks, &w);
 }

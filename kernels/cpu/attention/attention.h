@@ -112,7 +112,7 @@ typedef struct attn_at { int64_t b, h, qb, kb; } attn_at;
 typedef struct attn_source {
   const float *data;
   int64_t batch, head, row; /* strides */
-  uint8_t *odd;             /* [B][Hk][nkb]; 0 everywhere without a mask */
+  uint8_t *nonfinite;       /* [B][Hk][nkb]; 0 everywhere without a mask */
 } attn_source;
 int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t);
 void    tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, void *work,
@@ -121,10 +121,10 @@ static inline const float *attn_source_row(const attn_source *r, int64_t b, int6
 {
   return r->data + b * r->batch + h * r->head + j * r->row;
 }
-/* Whether the block of keys holds values that are not finite. */
-static inline int attn_source_odd(const attn_source *r, const attn *s, const attn_at *at)
+/* Returns whether the block of keys holds values that are not finite. */
+static inline int attn_source_has_nonfinite(const attn_source *r, const attn *s, const attn_at *at)
 {
-  return r->odd[(at->b * s->nhk + at->h / s->ng) * s->nkb + at->kb];
+  return r->nonfinite[(at->b * s->nhk + at->h / s->ng) * s->nkb + at->kb];
 }
 
 /* ---- tiles: the inner loops, by instruction set ---- */
@@ -176,7 +176,7 @@ typedef struct attn_tiles {
 /* ---- tiles that the mask cuts (attention_nonfinite.c) ---- */
 
 /* Returns whether a row of n holds a value that is not finite. ld: distance of the rows. */
-int tide__attn_is_odd(const float *x, int64_t n, int64_t ld, int64_t width);
+int tide__attn_has_nonfinite(const float *x, int64_t n, int64_t ld, int64_t width);
 /* Returns whether some pair of n query groups and the keys [k0, k1) of a block is masked. */
 int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
 /* C += A B as tiles->gemm with add, but terms of weight 0 are left out: the weights are A
@@ -184,10 +184,10 @@ int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
  * to tiles->gemm bit for bit where all rows are finite. */
 void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_weight);
 /* C += A B where the inner dimension is the keys of a block and the columns are its queries: each
- * group over the keys that it sees. nv, k and add are set here. odd: A has values that are not
- * finite. */
+ * group over the keys that it sees. nv, k and add are set here. nonfinite: A has such
+ * values. */
 void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
-                          const attn_gemm *g, int odd);
+                          const attn_gemm *g, int nonfinite);
 /* The keys that the groups of part p of ATTN_NG / tiles->together see, joined. */
 attn_span tide__attn_part(const attn_tiles *tiles, const attn_span span[ATTN_NG], int p);
 
@@ -244,7 +244,7 @@ typedef struct attn_bwd_scratch {
   float *slope, *dbias; /* [128][64], only if scores are modified */
   float *tmp;           /* [2][128][64], only if scores are modified */
   float *dk, *dv;       /* [nrow][wide_d], [nrow][wide_dv] */
-  int *odd;             /* whether dor or qr has a value that is not finite */
+  int *nonfinite;       /* whether dor or qr has a value that is not finite */
   uint16_t *packed;     /* bf16 tiles */
 } attn_bwd_scratch;
 

@@ -26,14 +26,14 @@ static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
   const attn *s = &w->s;
   const int64_t block = s->modified ? K * Q : 0;
   const int64_t f32 = w->unit ? 0 : Q;
-  float *packed = 0, *odd = 0;
+  float *packed = 0, *nonfinite = 0;
   struct { float **at; int64_t n; } part[] = {
     { &m->qt, f32 * s->d }, { &m->qr, f32 * w->wide_d }, { &m->dot, f32 * s->dv },
     { &m->dor, Q * w->wide_dv }, { &m->st, K * Q }, { &m->dp, K * Q }, { &m->dqt, Q * w->wide_d },
     { &m->lse, Q }, { &m->delta, Q }, { &m->rows, Q * i64_max(w->wide_d, w->wide_dv) },
     { &m->slope, block }, { &m->dbias, block }, { &m->tmp, 2 * block },
     { &m->dk, w->nrow * w->wide_d }, { &m->dv, w->nrow * w->wide_dv },
-    { &odd, 1 },
+    { &nonfinite, 1 },
     { &packed, w->unit ? tide__attn_bf16_bwd_size(s) / 2 : 0 },
   };
   int64_t n = 0;
@@ -42,7 +42,7 @@ static int64_t attn_bwd_lay_scratch(const job *w, float *base, scratch *m)
     n += i64_round_up(part[i].n, 16);
   }
   m->packed = (uint16_t *)packed;
-  m->odd = (int *)odd;
+  m->nonfinite = (int *)nonfinite;
   return n;
 }
 
@@ -114,8 +114,8 @@ static void start_queries(const job *w, const scratch *m, const attn_at *at)
   tide__attn_rows(m->qr, w->wide_d, s->q, at->b, i0, at->h, n);
   w->tiles->transpose(m->qt, Q, m->qr, w->wide_d, n, s->d, mul);
   w->tiles->transpose(m->dot, Q, m->dor, w->wide_dv, n, s->dv, 1.0f);
-  *m->odd = attn_has_mask(s) && (tide__attn_is_odd(m->qr, n, w->wide_d, w->wide_d) ||
-                                 tide__attn_is_odd(m->dor, n, w->wide_dv, w->wide_dv));
+  *m->nonfinite = attn_has_mask(s) && (tide__attn_has_nonfinite(m->qr, n, w->wide_d, w->wide_d) ||
+                                       tide__attn_has_nonfinite(m->dor, n, w->wide_dv, w->wide_dv));
 }
 
 static void finish_queries(const job *w, const scratch *m, const attn_at *at)
@@ -204,7 +204,7 @@ static void add_dq(const job *w, const scratch *m, const attn_span *span, const 
   const float *k = attn_source_row(&w->k, at->b, at->h / w->s.ng, at->kb * K);
   const attn_gemm g = { .m = w->s.d, .a = k, .rs = 1, .cs = w->k.row, .b = m->dp, .ldb = Q,
                         .c = m->dqt, .ldc = Q };
-  tide__attn_gemm_keys(w->tiles, span, &g, attn_source_odd(&w->k, &w->s, at));
+  tide__attn_gemm_keys(w->tiles, span, &g, attn_source_has_nonfinite(&w->k, &w->s, at));
 }
 
 /* dv += P^T dO and dk += dS^T Q; row 0 of both is key 0 of the block. */
@@ -212,7 +212,7 @@ static void add_dkv(const job *w, const scratch *m, const attn_span *span, float
 {
   for (int32_t j = 0, end; j < K; j = end) {
     const attn_hull hull = tide__attn_hull(span, j, &end);
-    const int cut = *m->odd && tide__attn_cut(span + hull.g0, hull.g1 - hull.g0, j, end);
+    const int cut = *m->nonfinite && tide__attn_cut(span + hull.g0, hull.g1 - hull.g0, j, end);
     if (hull.g0 == hull.g1) continue;
     attn_gemm g = { .m = end - j, .k = (hull.g1 - hull.g0) * L, .nv = (int)(w->wide_dv / L),
                     .add = 1, .a = m->st + j * Q + hull.g0 * L, .rs = Q, .cs = 1,

@@ -21,18 +21,18 @@ TIDE_INLINE uint32_t is_nonfinite(float x)
   return (tide__f32_bits(x) & 0x7f800000u) == 0x7f800000u;
 }
 
-TIDE_LEVELS_GLOBAL(int, tide__attn_is_odd,
+TIDE_LEVELS_GLOBAL(int, tide__attn_has_nonfinite,
                    (const float *x, int64_t n, int64_t ld, int64_t width), (x, n, ld, width))
 {
   enum { AT_ONCE = 16 };
-  uint32_t odd[AT_ONCE] = { 0 }, any = 0;
+  uint32_t nonfinite[AT_ONCE] = { 0 }, any = 0;
   for (int64_t i = 0; i < n; i++, x += ld) {
     int64_t j = 0;
     for (; j + AT_ONCE <= width; j += AT_ONCE)
-      for (int l = 0; l < AT_ONCE; l++) odd[l] |= is_nonfinite(x[j + l]);
+      for (int l = 0; l < AT_ONCE; l++) nonfinite[l] |= is_nonfinite(x[j + l]);
     for (; j < width; j++) any |= is_nonfinite(x[j]);
   }
-  for (int l = 0; l < AT_ONCE; l++) any |= odd[l];
+  for (int l = 0; l < AT_ONCE; l++) any |= nonfinite[l];
   return any != 0;
 }
 
@@ -41,10 +41,10 @@ static int64_t next_nonfinite(const float *x, int64_t ld, int64_t width, int64_t
 {
   while (i < n) {
     const int64_t most = i64_min(n - i, L);
-    if (tide__attn_is_odd(x + i * ld, most, ld, width)) break;
+    if (tide__attn_has_nonfinite(x + i * ld, most, ld, width)) break;
     i += most;
   }
-  while (i < n && !tide__attn_is_odd(x + i * ld, 1, ld, width)) i++;
+  while (i < n && !tide__attn_has_nonfinite(x + i * ld, 1, ld, width)) i++;
   return i;
 }
 
@@ -65,14 +65,14 @@ void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_w
   const float *rows = a_is_weight ? g->b : g->a;
   const int64_t ld = a_is_weight ? g->ldb : g->cs, width = a_is_weight ? g->nv * L : g->m;
   for (int64_t p = 0; p < g->k;) {
-    const int64_t odd = next_nonfinite(rows, ld, width, p, g->k);
+    const int64_t next = next_nonfinite(rows, ld, width, p, g->k);
     attn_gemm part = *g;
-    part.k = odd - p;
+    part.k = next - p;
     part.a += p * g->cs;
     part.b += p * g->ldb;
     if (part.k > 0) tiles->gemm(&part);
-    if (odd < g->k) add_terms(g, odd, a_is_weight);
-    p = odd + 1;
+    if (next < g->k) add_terms(g, next, a_is_weight);
+    p = next + 1;
   }
 }
 
@@ -85,7 +85,7 @@ attn_span tide__attn_part(const attn_tiles *tiles, const attn_span span[ATTN_NG]
 }
 
 void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
-                          const attn_gemm *g, int odd)
+                          const attn_gemm *g, int nonfinite)
 {
   const int n = tiles->together, npart = ATTN_NG / n;
   attn_span part[ATTN_NG];
@@ -104,7 +104,8 @@ void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG]
     one.a += k0 * g->cs;
     one.b += k0 * g->ldb + p * n * L;
     one.c += p * n * L;
-    if (odd && tide__attn_cut(span + p * n, one.nv, k0, k1)) tide__attn_gemm_cut(tiles, &one, 0);
+    if (nonfinite && tide__attn_cut(span + p * n, one.nv, k0, k1))
+      tide__attn_gemm_cut(tiles, &one, 0);
     else tiles->gemm(&one);
   }
 }

@@ -10,6 +10,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local product = require 'tide.nn.product'
 local signature = require 'tide.util.signature'
 local attend = require 'tide.nn.attend'
 local context = require 'tide.nn.context'
@@ -92,7 +93,7 @@ end
 local function is_own(self)
    if self.project ~= Attention.project then return false end
    for _, name in ipairs(self.qkv_proj and { 'qkv_proj' } or Attention.shared_input) do
-      if not joined.is_plain(self[name]) then return false end
+      if not product.is_plain(self[name]) then return false end
    end
    return true
 end

@@ -7,31 +7,11 @@
 
 local tide = require 'tide'
 local Linear = require 'tide.nn.linear'
-local wrap = require 'tide.nn.wrap'
+local product = require 'tide.nn.product'
 
 local joined = {}
 
 local fields = { 'weight', 'bias' }
-
--- Whether nothing stands around the call of m but recomputation, which is of no use for a product:
--- its result is not kept, and its operands are.
-local function is_alone(m)
-   if m._call == Linear._call then return true end
-   local list = wrap.list(m, 'call')
-   for _, entry in ipairs(list) do
-      if entry.by ~= 'recompute' then return false end
-   end
-   return #list > 0
-end
-
--- Whether the call of a child is nothing but the product of its weight and bias.
-local function is_product(m)
-   return m.forward == Linear.forward and m.product == Linear.product and not m.weight_nf4
-      and is_alone(m)
-end
-
--- Whether the call of a child is nothing but tide.linear of its weight and bias.
-function joined.is_plain(m) return is_product(m) and not m.fp8 end
 
 -- Whether two children round alike. A call that is made again in backward is to keep no codes.
 local function same_codes(a, b)
@@ -45,7 +25,7 @@ function joined.call(m, names, x)
    local ws, biases, any, first = {}, {}, false, m[names[1]]
    for i = 1, #names do
       local child = m[names[i]]
-      if not child or not is_product(child) or not same_codes(first, child) then return nil end
+      if not child or not product.is_all(child) or not same_codes(first, child) then return nil end
       ws[i], biases[i] = child.weight, child.bias or false
       any = any or child.bias ~= nil
    end

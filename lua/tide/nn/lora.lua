@@ -27,6 +27,7 @@ local near = require 'tide.util.near'
 local nf4_part = require 'tide.nn.nf4_part'
 local outlive = require 'tide.util.outlive'
 local private = require 'tide.util.private'
+local product = require 'tide.nn.product'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local weight = require 'tide.nn.weight'
@@ -165,15 +166,9 @@ local function stretch_of(m, self, scale)
    return (before + self.lora_m:to 'f32') / after
 end
 
--- Whether the call inside the wrap is nothing but tide.linear of the layer's weight and bias.
-local function is_product(m)
-   return m.product == Linear.product and not m.fp8 and not m.weight_nf4
-      and wrap.list(m, 'forward')[1].name == 'lora' and wrap.base(m, 'forward') == Linear.forward
-end
-
 -- What the call inside returns, and the change: one op where it can be.
 local function changed(next, m, self, x, o)
-   if is_product(m) and not (o.dropout > 0 and self.training) then
+   if product.is_plain_inside(m, 'lora') and not (o.dropout > 0 and self.training) then
       return tide.linear_lora(x, self.weight, self.lora_A, self.lora_B, o.scale, self.bias or nil)
    end
    local y, change = next(self, x), change_of(self, x, o)

@@ -5,6 +5,7 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local product = require 'tide.nn.product'
 local signature = require 'tide.util.signature'
 local joined = require 'tide.nn.joined'
 local Module = require 'tide.nn.module'
@@ -59,7 +60,7 @@ end
 function MLP:activated(x)
    local m, act = self.up_proj, in_product[self.act]
    local y
-   if act and joined.is_plain(m) and self.project == MLP.project then
+   if act and product.is_plain(m) and self.project == MLP.project then
       y = tide.linear_act(x, m.weight, m.bias, act)
    else
       local _, up = private.call(self.project, self, x)
