@@ -81,12 +81,16 @@ static double ref_score(const problem *p, int64_t b, int64_t h, int64_t i, int64
   return s;
 }
 
-/* Returns the log sum exp of one query's visible scores; -inf without any. */
+/* Returns the log sum exp of one query's visible scores; -inf without any, NaN if one is NaN. */
 static double row_lse(const problem *p, int64_t b, int64_t h, int64_t i)
 {
   double top = -INFINITY, sum = 0, slope;
-  for (int64_t j = 0; j < p->tk; j++)
-    if (sees(p, b, i, j)) top = fmax(top, ref_score(p, b, h, i, j, &slope));
+  for (int64_t j = 0; j < p->tk; j++) {
+    if (!sees(p, b, i, j)) continue;
+    const double s = ref_score(p, b, h, i, j, &slope);
+    if (isnan(s)) return s;
+    top = fmax(top, s);
+  }
   if (top == -INFINITY) return top;
   for (int64_t j = 0; j < p->tk; j++)
     if (sees(p, b, i, j)) sum += exp(ref_score(p, b, h, i, j, &slope) - top);

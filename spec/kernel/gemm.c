@@ -105,6 +105,17 @@ static void draw_shape(draw *d, cpu_gemm *g, int large)
   if (kind == 5) g->n = between(d, 1, 3);
 }
 
+/* Draws the strides of a matrix: along rows, across, or neither of them 1. Returns the elements from
+ * the first to the last. */
+static int64_t draw_strides(draw *d, int64_t rows, int64_t cols, int64_t *rs, int64_t *cs)
+{
+  int64_t gap = coin(d) * between(d, 0, 3), kind = between(d, 0, 4);
+  if (kind < 2) *rs = cols + gap, *cs = 1;
+  else if (kind < 4) *rs = 1, *cs = rows + gap;
+  else *cs = 2, *rs = 2 * cols + gap;
+  return rows && cols ? (rows - 1) * *rs + (cols - 1) * *cs + 1 : 0;
+}
+
 static void draw_product(draw *d, product *p, int large)
 {
   static const int dtypes[4] = {TIDE_F32, TIDE_BF16, TIDE_F16, TIDE_F64};
@@ -114,12 +125,8 @@ static void draw_product(draw *d, product *p, int large)
   g->ab_dtype = large == 3 ? TIDE_F32 : dtypes[between(d, 0, 3)];
   int half = g->ab_dtype == TIDE_BF16 || g->ab_dtype == TIDE_F16;
   g->c_dtype = half && coin(d) ? TIDE_F32 : g->ab_dtype;
-  int64_t gap_a = coin(d) * between(d, 0, 3), gap_b = coin(d) * between(d, 0, 3);
-  int64_t na = g->m * g->k, nb = g->n * g->k;
-  if (coin(d)) g->a_rs = g->k + gap_a, g->a_cs = 1, na = (g->m - 1) * g->a_rs + g->k;
-  else g->a_rs = 1, g->a_cs = g->m + gap_a, na = g->k ? (g->k - 1) * g->a_cs + g->m : 0;
-  if (coin(d)) g->b_rs = g->n + gap_b, g->b_cs = 1, nb = g->k ? (g->k - 1) * g->b_rs + g->n : 0;
-  else g->b_rs = 1, g->b_cs = g->k + gap_b, nb = (g->n - 1) * g->b_cs + g->k;
+  int64_t na = draw_strides(d, g->m, g->k, &g->a_rs, &g->a_cs);
+  int64_t nb = draw_strides(d, g->k, g->n, &g->b_rs, &g->b_cs);
   g->c_rs = g->n + coin(d) * between(d, 0, 5);
   p->nc = (g->m - 1) * g->c_rs + g->n;
   g->a = array(d, g->ab_dtype, na), g->b = array(d, g->ab_dtype, nb);

@@ -114,6 +114,23 @@ end)
 describe('attention', function()
    local function random(...) return tide.empty({ ... }):normal_(0, 1, { seed = 5 }) end
 
+   it('of a query that is NaN is NaN, where it sees a key', function()
+      for _, device in ipairs { 'ref', fast } do
+         for _, dtype in ipairs { 'f32', 'f64', 'bf16' } do
+            local like = { dtype = dtype, device = device }
+            local q = tide.tensor({ { { { 1, 0 / 0 } }, { { 1, 2 } } } }, like)
+            local k = tide.ones({ 1, 2, 1, 2 }, like)
+            local y, lse = tide.attention(q, k, k, { return_lse = true })
+            local got = flat(y)
+            assert.is_true(got[1] ~= got[1] and got[2] ~= got[2], device .. ' ' .. dtype)
+            assert.is_true(lse:at(1, 1, 1) ~= lse:at(1, 1, 1), device .. ' ' .. dtype)
+            assert.is_true(math.abs(got[3] - 1) < 1e-6 and math.abs(got[4] - 1) < 1e-6)
+            local hidden = flat(tide.attention(q, k, k, { q_start = -2, causal = true }))
+            assert.same({ 0, 0, 0, 0 }, hidden)
+         end
+      end
+   end)
+
    it('of a packed stream is that of its documents one by one', function()
       local lengths, at = { 5, 1, 9, 17 }, 1
       local q, k, v = random(1, 32, 4, 8), random(1, 32, 2, 8):mul(0.5), random(1, 32, 2, 8)

@@ -77,7 +77,39 @@ local function view(name, dtype, device, rows, cols, seed)
    return layouts[name](function(shape) return source(shape, dtype, seed, device) end, rows, cols)
 end
 
+-- x [rows, 1, cols] and w [9, cols], in rows folded from a batch and in single columns.
+local folded = {
+   matmul = function(x, w) return { tide.matmul(x, w:transpose(1, 2)) } end,
+   linear = function(x, w) return { tide.linear(x, w), tide.linear(x:transpose(1, 2), w) } end,
+   addmm = function(x, w)
+      local y = tide.zeros({ x:size(1), 9 }, { device = x.device, dtype = x.dtype })
+      return { y:addmm_(x:select(2, 1), w:transpose(1, 2)) }
+   end,
+}
+
 describe('views of every layout', function()
+   it('give what copies give where neither stride of a product is 1', function()
+      local function stepped(rows, cols, seed)
+         return source({ rows, cols, 2 }, 'f32', seed, fast):select(3, 2)
+      end
+      for _, cols in ipairs { 1, 3, 40 } do
+         for _, rows in ipairs { 5, 30, 70 } do
+            for _, x in ipairs { stepped(rows, cols, 1), stepped(cols, rows, 1):transpose(1, 2) } do
+               x = x:unsqueeze(2)
+               local w = stepped(9, cols, 2)
+               for op, fn in pairs(folded) do
+                  local want = fn(x:to('cpu'):contiguous():to 'ref',
+                     w:to('cpu'):contiguous():to 'ref')
+                  for i, got in ipairs(fn(x, w)) do
+                     numbers.close(got, want[i], numbers.rounding.f32,
+                        ('%s of %d rows, %d columns, result %d'):format(op, rows, cols, i))
+                  end
+               end
+            end
+         end
+      end
+   end)
+
    for _, op in ipairs(op_names) do
       for _, dtype in ipairs { 'f32', 'bf16', not not_in_f64[op] and 'f64' or nil } do
          it(('give what copies give: %s, %s'):format(op, dtype), function()

@@ -1,6 +1,7 @@
 /* The matrix product of every CPU kernel: C (+)= A B + bias, by the fastest method for the shape.
  *
- * A is m x k, B is k x n, each with any pair of strides of which one is 1 (so transposes are free).
+ * A is m x k, B is k x n, each with any pair of strides. Where one is 1 nothing more is copied, so
+ * transposes are free; matmul.c gives others for one column and for rows folded from a batch.
  * C is row-major with row stride c_rs. Accumulation is f32 (f64 for f64).
  */
 #pragma once

@@ -34,13 +34,16 @@ static int thin_width(int64_t n)
 /* Returns the rows of a tile: twelve sums in all, or eight if each needs a word of A. */
 static int thin_rows(int width) { return width == LANES ? 8 : 12 * LANES / width; }
 
+/* Words of A lie side by side along k; one word a row does, whatever its stride. */
+static int is_along(const cpu_gemm *g) { return g->a_cs == 1 || g->k == 1; }
+
 int tide__thin_takes(const cpu_gemm *g, int isa)
 {
   if (!(isa & CPU_ISA_AVX2) || (isa & CPU_ISA_AVX512) || !tide__thin_avx2(LANES, 1)) return 0;
   if (g->ab_dtype != TIDE_F32 || g->c_dtype != TIDE_F32) return 0;
   if (g->m < thin_rows(thin_width(g->n)) || g->n * g->k > PACKED_BYTES / 4) return 0;
-  return g->a_cs == 1 ? g->n <= WIDE_ALONG || g->k <= DEEP_ALONG
-                      : g->n <= WIDE_ACROSS || g->k <= DEEP_ACROSS;
+  if (is_along(g)) return g->n <= WIDE_ALONG || g->k <= DEEP_ALONG;
+  return g->a_rs == 1 && (g->n <= WIDE_ACROSS || g->k <= DEEP_ACROSS);
 }
 
 /* B lies as if it were packed. */
@@ -60,7 +63,7 @@ void tide__thin_plan(cpu_gemm_plan *p, const cpu_gemm *g)
   p->nr = thin_width(g->n);
   p->mr = thin_rows(p->nr);
   p->k_pad = g->k;
-  p->kc = i64_ceil_div(g->k, i64_ceil_div(g->k, g->a_cs == 1 ? KC_ALONG : KC_ACROSS));
+  p->kc = i64_ceil_div(g->k, i64_ceil_div(g->k, is_along(g) ? KC_ALONG : KC_ACROSS));
   p->nb = i64_max(COLS_BYTES / (p->kc * 4) / p->nr, 1) * p->nr;
   int64_t panels = i64_ceil_div(g->m, p->mr), columns = i64_ceil_div(g->n, p->nr);
   int64_t want = p->nthread > 1 ? (int64_t)p->nthread * TASKS : 1;
@@ -102,7 +105,7 @@ static void run_block(const thin *t, int64_t row, int64_t row_end, int64_t col, 
 {
   const cpu_gemm_plan *p = t->p;
   const cpu_gemm *g = t->g;
-  thin_fn panel = tide__thin_avx2(p->nr, g->a_cs == 1);
+  thin_fn panel = tide__thin_avx2(p->nr, is_along(g));
   for (int64_t k0 = 0; k0 < g->k; k0 += p->kc) {
     for (int64_t j = col; j < col_end; j += p->nb) {
       thin_job job = { .k = i64_min(p->kc, g->k - k0), .a_rs = g->a_rs, .a_cs = g->a_cs };
