@@ -26,13 +26,13 @@ function M.fault(arch, version)
    return time < right.loop and 'loop' or nil
 end
 
--- Rounds of a loop, and uses of an exit from machine code, before they are compiled. A rank runs most
--- of its Lua a few hundred times. With LuaJIT's 56 and 10, compiling takes a third of the processor
--- time of a short run.
+-- Rounds of a loop, and uses of an exit from machine code, before they are compiled. A rank runs
+-- most of its Lua a few hundred times. With LuaJIT's 56 and 10, compiling takes a third of the
+-- processor time of a short run.
 local patience = { 'hotloop=500', 'hotexit=100' }
 
--- Switches off what is wrong. Machine code that is there goes, too: it would run on. In a state that
--- tide made (is_own), the compiler waits for hotter loops; others keep their numbers. engine: jit.
+-- Switches off what is wrong. Machine code that is there goes, too: it would run on. engine: jit.
+-- In a state that tide made (is_own), the compiler waits for hotter loops; others keep theirs.
 function M.settle(engine, is_own)
    if is_own then engine.opt.start(unpack(patience)) end
    local fault = M.fault(engine.arch, engine.version)
