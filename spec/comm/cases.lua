@@ -32,10 +32,16 @@ return function(comm, name)
       sum = function(a, b) return a + b end, mean = function(a, b) return a + b end,
       min = math.min, max = math.max, prod = function(a, b) return a * b end,
    }
+   -- Values repeat after 12 elements in every dtype, and so do their sums.
+   local known = {}
    local function reduced(op, i, dtype)
-      local v = value(0, i, dtype)
-      for r = 1, n - 1 do v = fold[op](v, value(r, i, dtype)) end
-      return op == 'mean' and v / n or dtype == 'u8' and v % 256 or v
+      local key = op .. dtype .. i % 12
+      if not known[key] then
+         local v = value(0, i, dtype)
+         for r = 1, n - 1 do v = fold[op](v, value(r, i, dtype)) end
+         known[key] = op == 'mean' and v / n or dtype == 'u8' and v % 256 or v
+      end
+      return known[key]
    end
    local function near(dtype, a, b)
       if a == b then return true end

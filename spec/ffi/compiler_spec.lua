@@ -7,6 +7,7 @@ local ranks = require 'spec.support.ranks'
 -- Eight sums, one in each register that a call may change, and a number that is only checked:
 -- LuaJIT 2.1.0-beta3 for AArch64 keeps the 1 that is added where the check writes. y: any number.
 local function sums()
+   jit.opt.start 'hotloop=56'                -- LuaJIT's own: the loops below are compiled
    local function run(n, y)
       local a, b, c, d, e, f, g, h = 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5
       for _ = 1, n do
@@ -24,6 +25,7 @@ local right = ('200.5 '):rep(15) .. '200.5'
 -- Rows that get a field in an inner loop; how many lost it. LuaJIT 2.1.0-beta3 for x64 loses the
 -- field of a row, or breaks the row's chain of keys, after some hundred lists of 0 to 3 numbers.
 local function fields()
+   jit.opt.start('hotloop=56', 'hotexit=10')
    local function rows_of(docs)
       local by_id, order = {}, {}
       for _, doc in ipairs(docs) do
@@ -96,6 +98,34 @@ describe('a compiler', function()
       assert.equal('-loop flush', done)
       compiler.settle(engine('x64', 'LuaJIT 2.1.1737090214'))
       assert.equal('', done)
+   end)
+
+   it('waits for hotter loops in states that tide made, and in no other', function()
+      local function patient()
+         local function loop(n)
+            local sum = 0
+            for i = 1, n do sum = sum + i end
+            return sum
+         end
+         local function traces()
+            local n = 0
+            while require 'jit.util'.traceinfo(n + 1) do n = n + 1 end
+            return n
+         end
+         jit.flush()
+         loop(300)
+         local before = traces()
+         loop(3000)
+         return before .. ' ' .. traces()
+      end
+      if compiler.fault(jit.arch, jit.version) == 'all' then return end
+      assert.same({ '0 1', '0 1' }, ranks.run(2, patient))
+      local text, status = child(([[
+         require 'tide'
+         io.write(loadstring(%q)())
+      ]]):format(string.dump(patient)))
+      assert.equal(0, status, text)
+      assert.matches('^1 ', text)
    end)
 end)
 

@@ -431,7 +431,7 @@ describe('linear_cross_entropy of rows that are ignored', function()
    for _, dtype in ipairs { 'f32', 'bf16' } do
       it('is that of the others alone in ' .. dtype, function()
          for _, s in ipairs { { 5, 3, 7 }, { 70, 16, 33 }, { 257, 24, 513 }, { 1500, 8, 5000 } } do
-            for _, every in ipairs { 0.02, 0.3, 0.66, 0.98 } do
+            for _, every in ipairs(s[1] < 1000 and { 0.02, 0.3, 0.66, 0.98 } or { 0.02, 0.66 }) do
                check(dtype, s[1], s[2], s[3], every)
             end
          end
@@ -440,9 +440,11 @@ describe('linear_cross_entropy of rows that are ignored', function()
 end)
 
 -- Only the logits of the first spans of classes are kept in 16 bits here; the others are computed
--- again. The f32 of the same operands is computed in another way.
+-- again. The f32 of the same operands is computed in another way. How many are kept does not depend
+-- on the instruction set.
 describe('linear_cross_entropy of more bf16 logits than are kept', function()
-   it('has the gradients of f32, rounded', function()
+   local case = os.getenv 'TIDE_ISA' and pending or it
+   case('has the gradients of f32, rounded', function()
       local n, nclass = 2000, 31000
       local x0, w0 = tide.randn({ n, 4 }):to('bf16'), tide.randn({ nclass, 4 }):to('bf16')
       local targets = tide.arange(n, { dtype = 'i64' })

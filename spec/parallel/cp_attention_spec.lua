@@ -4,59 +4,67 @@
 local ranks = require 'spec.support.ranks'
 local tide = require 'tide'
 
--- Runs on a rank: c = { method, a2a, mask, index, heads, kv, dtype, batch, width (of values) };
--- c.layout[r + 1] lists the global positions (from 0) of rank r; c.pairs_of[t + 1] = { document,
--- position }.
--- Returns the largest errors of out, dq, dk, dv, relative to the largest value of the dense one.
+-- Runs a list of cases on a rank: c = { method, a2a, mask, index, heads, kv, dtype, batch, width
+-- (of values) }; c.layout[r + 1] lists the global positions (from 0) of rank r; c.pairs_of[t + 1] =
+-- { document, position }.
+-- Returns for each the largest errors of out, dq, dk, dv, relative to the largest value of the
+-- dense one.
 local source = [[
-   local rank, n, c = ...
+   local rank, n, cases = ...
    local tide = require 'tide'
    local cp_attention = require 'tide.parallel.cp.attention'
-   local B, D, T = c.batch or 1, 8, #c.pairs_of
-   local function draw(seed, heads, width)
-      return tide.empty({ B, T, heads, width or D }, { dtype = 'f32' })
-         :normal_(0, 1, { seed = seed }):to(c.dtype)
-   end
-   local full = { draw(1, c.heads), draw(2, c.kv), draw(3, c.kv, c.width),
-                  draw(4, c.heads, c.width) }
-   local pair = tide.tensor({ c.pairs_of }, { dtype = 'i32' })
-   local function pick(t, r)
-      return t:index_select(2, tide.tensor(c.layout[r + 1], { dtype = 'i64' }))
-   end
-   local index = {}
-   for r = 0, n - 1 do index[r + 1] = pick(pair, r) end
-   local q, k, v = full[1]:clone(), full[2]:clone(), full[3]:clone()
-   for _, t in ipairs { q, k, v } do t:requires_grad_(true) end
-   local mask = { causal = c.mask.causal, window = c.mask.window, softcap = c.mask.softcap }
-   local dense_mask = { q_index = pair, k_index = pair }
-   for key, value in pairs(mask) do dense_mask[key] = value end
-   local dense = tide.attention(q, k, v, dense_mask)
-   dense:backward(full[4])
+   local function errors_of(c)
+      local B, D, T = c.batch or 1, 8, #c.pairs_of
+      local function draw(seed, heads, width)
+         return tide.empty({ B, T, heads, width or D }, { dtype = 'f32' })
+            :normal_(0, 1, { seed = seed }):to(c.dtype)
+      end
+      local full = { draw(1, c.heads), draw(2, c.kv), draw(3, c.kv, c.width),
+                     draw(4, c.heads, c.width) }
+      local pair = tide.tensor({ c.pairs_of }, { dtype = 'i32' })
+      local function pick(t, r)
+         return t:index_select(2, tide.tensor(c.layout[r + 1], { dtype = 'i64' }))
+      end
+      local index = {}
+      for r = 0, n - 1 do index[r + 1] = pick(pair, r) end
+      local q, k, v = full[1]:clone(), full[2]:clone(), full[3]:clone()
+      for _, t in ipairs { q, k, v } do t:requires_grad_(true) end
+      local mask = { causal = c.mask.causal, window = c.mask.window, softcap = c.mask.softcap }
+      local dense_mask = { q_index = pair, k_index = pair }
+      for key, value in pairs(mask) do dense_mask[key] = value end
+      local dense = tide.attention(q, k, v, dense_mask)
+      dense:backward(full[4])
 
-   local inner = cp_attention.new { axis = tide.comm.world(), method = c.method, a2a = c.a2a }
-   local lq, lk, lv = pick(full[1], rank), pick(full[2], rank), pick(full[3], rank)
-   for _, t in ipairs { lq, lk, lv } do t:requires_grad_(true) end
-   local out
-   inner:with(index, function()
-      out = inner(lq, lk, lv, mask)
-      out:backward(pick(full[4], rank))
-   end)
-   local errors = {}
-   for i, case in ipairs { { dense:detach(), out:detach() }, { q.grad, lq.grad },
-                           { k.grad, lk.grad }, { v.grad, lv.grad } } do
-      local want, got = pick(case[1], rank):to 'f64', case[2]:to 'f64'
-      local scale = math.max(1e-3, case[1]:to 'f64':abs():amax():item())
-      errors[i] = got:numel() == 0 and 0 or (got - want):abs():amax():item() / scale
-      if not (errors[i] < 1e9) then errors[i] = 1e9 end
+      local inner = cp_attention.new { axis = tide.comm.world(), method = c.method, a2a = c.a2a }
+      local lq, lk, lv = pick(full[1], rank), pick(full[2], rank), pick(full[3], rank)
+      for _, t in ipairs { lq, lk, lv } do t:requires_grad_(true) end
+      local out
+      inner:with(index, function()
+         out = inner(lq, lk, lv, mask)
+         out:backward(pick(full[4], rank))
+      end)
+      local errors = {}
+      for i, case in ipairs { { dense:detach(), out:detach() }, { q.grad, lq.grad },
+                              { k.grad, lk.grad }, { v.grad, lv.grad } } do
+         local want, got = pick(case[1], rank):to 'f64', case[2]:to 'f64'
+         local scale = math.max(1e-3, case[1]:to 'f64':abs():amax():item())
+         errors[i] = got:numel() == 0 and 0 or (got - want):abs():amax():item() / scale
+         if not (errors[i] < 1e9) then errors[i] = 1e9 end
+      end
+      return errors
    end
-   return errors
+   for i, c in ipairs(cases) do cases[i] = errors_of(c) end
+   return cases
 ]]
 
-local function check(n, c, tolerance)
-   for r, errors in ipairs(ranks.run(n, source, c)) do
-      for i, name in ipairs { 'out', 'dq', 'dk', 'dv' } do
-         assert.is_true(errors[i] < tolerance, ('%s of rank %d: off by %g'):format(name, r - 1,
-            errors[i]))
+-- Cases of n ranks, all by one start of them.
+local function check(n, cases, tolerance)
+   for r, rows in ipairs(ranks.run(n, source, cases)) do
+      for k, errors in ipairs(rows) do
+         for i, name in ipairs { 'out', 'dq', 'dk', 'dv' } do
+            assert.is_true(errors[i] < tolerance, ('case %d, %s of rank %d: off by %g'):format(k,
+               name, r - 1, errors[i]))
+         end
       end
    end
 end
@@ -125,16 +133,17 @@ describe('attention across ranks', function()
       for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
          for _, layout in ipairs { 'contiguous', 'zigzag', 'scattered' } do
             it(('equals one rank: %s, %s, %d ranks'):format(method, layout, n), function()
+               local list = {}
                for _, name in ipairs { 'full', 'causal', 'window', 'both', 'softcap' } do
-                  check(n, { method = method, mask = masks[name], heads = 4, kv = 2,
-                     dtype = 'f32', layout = layouts[layout](n, T), pairs_of = one_document(T) },
-                     1e-5)
+                  list[#list + 1] = { method = method, mask = masks[name], heads = 4, kv = 2,
+                     dtype = 'f32', layout = layouts[layout](n, T), pairs_of = one_document(T) }
                end
                for _, lengths in ipairs { { 9, 1, 14 }, { 1, 0, 7, 2, 10 }, { 3 } } do
-                  check(n, { method = method, mask = masks.causal, heads = 4, kv = 4,
+                  list[#list + 1] = { method = method, mask = masks.causal, heads = 4, kv = 4,
                      dtype = 'f32', layout = layouts[layout](n, T), batch = 2,
-                     pairs_of = documents(T, lengths) }, 1e-5)
+                     pairs_of = documents(T, lengths) }
                end
+               check(n, list, 1e-5)
             end)
          end
       end
@@ -142,46 +151,55 @@ describe('attention across ranks', function()
 
    it('splits heads that do not divide', function()
       for _, n in ipairs { 2, 3, 4 } do
-         for _, h in ipairs { { 7, 7 }, { 6, 1 }, { 6, 2 }, { 6, 3 }, { 2, 1 }, { 3, 3 } } do
-            check(n, { method = 'a2a', mask = masks.causal, heads = h[1], kv = h[2],
-               dtype = 'f32', layout = layouts.zigzag(n, T), pairs_of = one_document(T) }, 1e-5)
+         local list = {}
+         for i, h in ipairs { { 7, 7 }, { 6, 1 }, { 6, 2 }, { 6, 3 }, { 2, 1 }, { 3, 3 } } do
+            list[i] = { method = 'a2a', mask = masks.causal, heads = h[1], kv = h[2],
+               dtype = 'f32', layout = layouts.zigzag(n, T), pairs_of = one_document(T) }
          end
+         check(n, list, 1e-5)
       end
    end)
 
    it('takes values of another width than the queries', function()
+      local list = {}
       for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
          for _, h in ipairs { { 4, 2 }, { 6, 1 } } do
-            check(3, { method = method, mask = masks.causal, heads = h[1], kv = h[2], width = 5,
-               dtype = 'f32', layout = layouts.zigzag(3, T), pairs_of = one_document(T) }, 1e-5)
+            list[#list + 1] = { method = method, mask = masks.causal, heads = h[1], kv = h[2],
+               width = 5, dtype = 'f32', layout = layouts.zigzag(3, T),
+               pairs_of = one_document(T) }
          end
       end
+      check(3, list, 1e-5)
    end)
 
    it('nests an exchange of heads in a ring', function()
       for _, case in ipairs { { 4, 2 }, { 4, 4 }, { 4, 1 }, { 6, 3 } } do
-         check(case[1], { method = 'a2a+p2p', a2a = case[2], mask = masks.causal, heads = 4,
+         check(case[1], { { method = 'a2a+p2p', a2a = case[2], mask = masks.causal, heads = 4,
             kv = 2, dtype = 'f32', layout = layouts.zigzag(case[1], T),
-            pairs_of = documents(T, { 5, 12, 4 }) }, 1e-5)
+            pairs_of = documents(T, { 5, 12, 4 }) } }, 1e-5)
       end
    end)
 
    it('keeps to the precision of bf16 and f64', function()
-      for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
-         for dtype, tolerance in pairs { bf16 = 2e-2, f64 = 1e-13 } do
+      for dtype, tolerance in pairs { bf16 = 2e-2, f64 = 1e-13 } do
+         local list = {}
+         for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
             for _, kv in ipairs { 2, 1 } do           -- 1: both ranks' gradients of it are summed
-               check(2, { method = method, mask = masks.causal, heads = 4, kv = kv, dtype = dtype,
-                  layout = layouts.zigzag(2, T), pairs_of = one_document(T) }, tolerance)
+               list[#list + 1] = { method = method, mask = masks.causal, heads = 4, kv = kv,
+                  dtype = dtype, layout = layouts.zigzag(2, T), pairs_of = one_document(T) }
             end
          end
+         check(2, list, tolerance)
       end
    end)
 
    it('works with more ranks than tokens', function()
-      for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
-         check(4, { method = method, mask = masks.causal, heads = 2, kv = 1, dtype = 'f32',
-            layout = layouts.contiguous(4, 3), pairs_of = one_document(3) }, 1e-5)
+      local list = {}
+      for i, method in ipairs { 'ring', 'allgather', 'a2a' } do
+         list[i] = { method = method, mask = masks.causal, heads = 2, kv = 1, dtype = 'f32',
+            layout = layouts.contiguous(4, 3), pairs_of = one_document(3) }
       end
+      check(4, list, 1e-5)
    end)
 end)
 

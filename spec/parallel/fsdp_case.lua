@@ -48,8 +48,8 @@ function case.numbers(state)
 end
 
 -- Trains and returns { losses, norms, weights, sharded, optim, model }. opts: plain (no sharding),
--- fsdp (options), accum, steps, recompute, clip, lr, before(run), after(run, step), captured, model
--- options, weights (false: none are returned).
+-- fsdp (options), mesh, accum, steps, recompute, clip, lr, before(run), after(run, step), captured,
+-- model options, weights (false: none are returned).
 function case.train(opts)
    local world = dist.world()
    local rows, accum = opts.rows or 12, opts.accum or 1
@@ -60,7 +60,8 @@ function case.train(opts)
    else
       local o = { seed = 3 }
       for k, v in each(opts.fsdp or {}) do o[k] = v end
-      sharded = tide.parallel.fully_shard(model, o)
+      if opts.mesh then sharded = tide.parallel.fully_shard(model, opts.mesh, o)
+      else sharded = tide.parallel.fully_shard(model, o) end
    end
    if opts.recompute then tide.parallel.recompute(model, 'full') end
    local optim = tide.optim.AdamW(sharded or model, { lr = opts.lr or 1e-3 })

@@ -1,87 +1,97 @@
--- Mamba-2 over ranks beside the same layer on one, for the specs: case.check(ranks, c, tolerance).
+-- Mamba-2 over ranks beside the same layer on one, for the specs: case.check(ranks, cases,
+-- tolerance).
 
 local ranks = require 'spec.support.ranks'
 
 local case = {}
 
--- Runs on a rank. c: method, kind (of the plan), length, cu, rows, sequence, layer (options of
--- nn.Mamba2), dtype. Returns the largest errors relative to the largest value of the dense one:
--- out, dx, then every parameter by name; and bytes sent and priced.
+-- Runs a list of cases on a rank. c: method, kind (of the plan), length, cu, rows, sequence, layer
+-- (options of nn.Mamba2), dtype. Returns for each the largest errors relative to the largest value
+-- of the dense one: out, dx, then every parameter by name; and bytes sent and priced.
 local source = [[
-   local rank, n, c = ...
+   local rank, n, cases = ...
    local tide = require 'tide'
    local mamba_cp, cp_map = tide.parallel.mamba_cp, tide.parallel.cp_map
-   local comm, dtype = tide.comm.world(), c.dtype or 'f32'
-   local opts = { dtype = dtype, seed = 3 }
-   for k, v in pairs(c.layer) do opts[k] = v end
-   local layer = tide.nn.Mamba2(opts)
-   tide.no_grad(function()                        -- parameters that differ from head to head
-      layer.D:uniform_(-1, 1, { seed = 11 })
-      layer.norm.weight:uniform_(0.5, 1.5, { seed = 12 })
-   end)
-   local map = cp_map.new { kind = c.kind, axis = comm, length = c.length, cu = c.cu }
-   local T, B = map.padded, c.rows or 1
-   local function draw(seed)
-      return tide.empty({ B, T, layer.dim }, { dtype = 'f32' }):normal_(0, 1, { seed = seed })
-         :to(dtype)
-   end
-   local x, dy = draw(1), draw(2)
-   local sequence
-   if c.sequence then
-      sequence = tide.tensor(c.sequence, { dtype = 'i32' })
-   elseif c.cu then
-      local cu = {}
-      for i = 1, #map.cu_slot do cu[i] = map.cu_slot[i] end
-      if cu[#cu] < T then cu[#cu + 1] = T end
-      sequence = tide.sequence_index(tide.tensor(cu, { dtype = 'i32' }), T)
-   end
-   local function pick(t) return t:index_select(2, map:index('i64', 'cpu')) end
-   local dense_x = x:clone():requires_grad_()
-   local dense = layer(dense_x, { sequence = sequence })
-   dense:backward(dy)
-   local want = {}
-   for _, e in ipairs(layer:named_parameters()) do
-      want[e.name] = e.param.grad:to 'f64'
-   end
-   layer:zero_grad()
+   local comm = tide.comm.world()
+   local function errors_of(c)
+      local dtype = c.dtype or 'f32'
+      local opts = { dtype = dtype, seed = 3 }
+      for k, v in pairs(c.layer) do opts[k] = v end
+      local layer = tide.nn.Mamba2(opts)
+      tide.no_grad(function()                        -- parameters that differ from head to head
+         layer.D:uniform_(-1, 1, { seed = 11 })
+         layer.norm.weight:uniform_(0.5, 1.5, { seed = 12 })
+      end)
+      local map = cp_map.new { kind = c.kind, axis = comm, length = c.length, cu = c.cu }
+      local T, B = map.padded, c.rows or 1
+      local function draw(seed)
+         return tide.empty({ B, T, layer.dim }, { dtype = 'f32' }):normal_(0, 1, { seed = seed })
+            :to(dtype)
+      end
+      local x, dy = draw(1), draw(2)
+      local sequence
+      if c.sequence then
+         sequence = tide.tensor(c.sequence, { dtype = 'i32' })
+      elseif c.cu then
+         local cu = {}
+         for i = 1, #map.cu_slot do cu[i] = map.cu_slot[i] end
+         if cu[#cu] < T then cu[#cu + 1] = T end
+         sequence = tide.sequence_index(tide.tensor(cu, { dtype = 'i32' }), T)
+      end
+      local function pick(t) return t:index_select(2, map:index('i64', 'cpu')) end
+      local dense_x = x:clone():requires_grad_()
+      local dense = layer(dense_x, { sequence = sequence })
+      dense:backward(dy)
+      local want = {}
+      for _, e in ipairs(layer:named_parameters()) do
+         want[e.name] = e.param.grad:to 'f64'
+      end
+      layer:zero_grad()
 
-   local on = mamba_cp.attach(layer, comm, { method = c.method })
-   local lx, out = pick(x):clone():requires_grad_()
-   local index = c.sequence and tide.stack({ sequence, sequence * 0 }, 3)
-   local context = tide.parallel.cp.context { map = map, index = index }
-   tide.no_grad(layer, lx, { context = context })  -- the first call also compares what ranks hold
-   local before = comm:traffic()
-   out = layer(lx, { context = context })
-   out:backward(pick(dy))
-   local sent = comm:traffic().nbyte[1] - before.nbyte[1]
-   local price = mamba_cp.price(layer, map, { rows = B, dtype = dtype, rank = rank })
-   on:restore()
-   local errors, names = {}, {}
-   local function compare(name, a, b, part)
-      local scale = math.max(1e-3, a:abs():amax():item())
-      if part then a = pick(a) end
-      local off = (a - b:to 'f64'):abs():amax():item() / scale
-      names[#names + 1], errors[#errors + 1] = name, off < 1e9 and off or 1e9
+      local on = mamba_cp.attach(layer, comm, { method = c.method })
+      local lx, out = pick(x):clone():requires_grad_()
+      local index = c.sequence and tide.stack({ sequence, sequence * 0 }, 3)
+      local context = tide.parallel.cp.context { map = map, index = index }
+      tide.no_grad(layer, lx, { context = context }) -- the first call also compares what ranks hold
+      local before = comm:traffic()
+      out = layer(lx, { context = context })
+      out:backward(pick(dy))
+      local sent = comm:traffic().nbyte[1] - before.nbyte[1]
+      local price = mamba_cp.price(layer, map, { rows = B, dtype = dtype, rank = rank })
+      on:restore()
+      local errors, names = {}, {}
+      local function compare(name, a, b, part)
+         local scale = math.max(1e-3, a:abs():amax():item())
+         if part then a = pick(a) end
+         local off = (a - b:to 'f64'):abs():amax():item() / scale
+         names[#names + 1], errors[#errors + 1] = name, off < 1e9 and off or 1e9
+      end
+      compare('out', dense:detach():to 'f64', out:detach(), true)
+      compare('dx', dense_x.grad:to 'f64', lx.grad, true)
+      for _, e in ipairs(layer:named_parameters()) do
+         local g = e.param.grad:to 'f64'
+         compare(e.name, want[e.name], comm:all_reduce(g))
+      end
+      return { errors = errors, names = names, sent = sent, priced = price[c.method].bytes }
    end
-   compare('out', dense:detach():to 'f64', out:detach(), true)
-   compare('dx', dense_x.grad:to 'f64', lx.grad, true)
-   for _, e in ipairs(layer:named_parameters()) do
-      local g = e.param.grad:to 'f64'
-      compare(e.name, want[e.name], comm:all_reduce(g))
-   end
-   return { errors = errors, names = names, sent = sent, priced = price[c.method].bytes }
+   for i, c in ipairs(cases) do cases[i] = errors_of(c) end
+   return cases
 ]]
 
--- Outputs, gradients and bytes of every rank.
-function case.check(n, c, tolerance)
-   for r, got in ipairs(ranks.run(n, source, c)) do
-      for i, name in ipairs(got.names) do
-         if got.errors[i] >= (tolerance or 1e-5) then
-            error(('%s of rank %d: off by %g'):format(name, r - 1, got.errors[i]), 2)
+-- Outputs, gradients and bytes of every rank: of a case, or of a list by one start of the ranks.
+function case.check(n, cases, tolerance)
+   if cases.method then cases = { cases } end
+   for r, rows in ipairs(ranks.run(n, source, cases)) do
+      for k, got in ipairs(rows) do
+         for i, name in ipairs(got.names) do
+            if got.errors[i] >= (tolerance or 1e-5) then
+               error(('case %d, %s of rank %d: off by %g'):format(k, name, r - 1, got.errors[i]), 2)
+            end
          end
-      end
-      if got.priced ~= got.sent then
-         error(('rank %d sent %d bytes, priced %d'):format(r - 1, got.sent, got.priced), 2)
+         if got.priced ~= got.sent then
+            error(('case %d: rank %d sent %d bytes, priced %d'):format(k, r - 1, got.sent,
+               got.priced), 2)
+         end
       end
    end
 end

@@ -9,19 +9,23 @@ describe('Mamba-2 over ranks equals one rank', function()
       for _, method in ipairs { 'hidden', 'state' } do
          for _, kind in ipairs { 'contiguous', 'zigzag' } do
             it(('%s, %s, %d ranks'):format(method, kind, n), function()
-               for _, g in ipairs { { 12, 1 }, { 12, 12 }, { 12, 6 }, { 12, 2 } } do
-                  check(n, { method = method, kind = kind, length = 48, rows = 2,
-                     layer = layer(g[1], g[2]) })
+               local list = {}
+               for i, g in ipairs { { 12, 1 }, { 12, 12 }, { 12, 6 }, { 12, 2 } } do
+                  list[i] = { method = method, kind = kind, length = 48, rows = 2,
+                     layer = layer(g[1], g[2]) }
                end
+               check(n, list)
             end)
 
             it(('packed: %s, %s, %d ranks'):format(method, kind, n), function()
-               for _, cu in ipairs { { 0, 48 }, { 0, 9, 10, 31, 48 }, { 0, 12, 24, 36, 48 },
+               local list = {}
+               for i, cu in ipairs { { 0, 48 }, { 0, 9, 10, 31, 48 }, { 0, 12, 24, 36, 48 },
                                      { 0, 1, 2, 3, 47, 48 }, { 0, 24, 48 }, { 0, 13, 13, 25, 41 } }
                do
-                  check(n, { method = method, kind = kind, length = 48, cu = cu,
-                     layer = layer(6, 2) })
+                  list[i] = { method = method, kind = kind, length = 48, cu = cu,
+                     layer = layer(6, 2) }
                end
+               check(n, list)
             end)
          end
       end
@@ -29,10 +33,10 @@ describe('Mamba-2 over ranks equals one rank', function()
 
    it('with documents cut for themselves, hidden', function()
       for _, n in ipairs { 2, 3, 4 } do
-         check(n, { method = 'hidden', kind = 'document', cu = { 0, 24, 48, 72 },
-            layer = layer(8, 4) })
-         check(n, { method = 'hidden', kind = 'document', cu = { 0, 7, 30, 31 },
-            layer = layer(8, 2) })
+         check(n, {
+            { method = 'hidden', kind = 'document', cu = { 0, 24, 48, 72 }, layer = layer(8, 4) },
+            { method = 'hidden', kind = 'document', cu = { 0, 7, 30, 31 }, layer = layer(8, 2) },
+         })
       end
    end)
 
@@ -49,16 +53,20 @@ describe('Mamba-2 over ranks equals one rank', function()
    end)
 
    it('splits heads and groups that do not divide', function()
-      for _, g in ipairs { { 7, 1 }, { 7, 7 }, { 6, 3 }, { 10, 5 }, { 9, 3 }, { 3, 3 }, { 2, 1 },
+      local four, three = {}, {}
+      for i, g in ipairs { { 7, 1 }, { 7, 7 }, { 6, 3 }, { 10, 5 }, { 9, 3 }, { 3, 3 }, { 2, 1 },
                            { 5, 1 } } do
-         check(4, { method = 'hidden', kind = 'zigzag', length = 16, rows = 2,
-            layer = layer(g[1], g[2]) })
-         check(3, { method = 'hidden', kind = 'contiguous', length = 18, cu = { 0, 5, 18 },
-            layer = layer(g[1], g[2], { per_channel_D = true }) })
+         four[i] = { method = 'hidden', kind = 'zigzag', length = 16, rows = 2,
+            layer = layer(g[1], g[2]) }
+         three[i] = { method = 'hidden', kind = 'contiguous', length = 18, cu = { 0, 5, 18 },
+            layer = layer(g[1], g[2], { per_channel_D = true }) }
       end
+      check(4, four)
+      check(3, three)
    end)
 
    it('with every option of the layer', function()
+      local list = {}
       for _, method in ipairs { 'hidden', 'state' } do
          for _, more in ipairs {
             { per_channel_D = true }, { conv_bias = false }, { bias = true }, { conv = 2 },
@@ -66,9 +74,11 @@ describe('Mamba-2 over ranks equals one rank', function()
             { dt_limit = { 0.01, math.huge } }, { A_range = { 0.001, 0.01 } },
             { A_range = { 1000, 4000 } },
          } do
-            check(3, { method = method, kind = 'zigzag', length = 36, layer = layer(6, 3, more) })
+            list[#list + 1] = { method = method, kind = 'zigzag', length = 36,
+               layer = layer(6, 3, more) }
          end
       end
+      check(3, list)
    end)
 
    it('with rows that have sequences of their own', function()
@@ -79,20 +89,25 @@ describe('Mamba-2 over ranks equals one rank', function()
             rows[b][t] = (t > cuts[1] and 1 or 0) + (t > cuts[2] and 3 or 0)
          end
       end
+      local list = {}
       for _, method in ipairs { 'hidden', 'state' } do
          for _, kind in ipairs { 'contiguous', 'zigzag' } do
-            check(2, { method = method, kind = kind, length = 32, rows = 2, sequence = rows,
-               layer = layer(4, 2) })
+            list[#list + 1] = { method = method, kind = kind, length = 32, rows = 2,
+               sequence = rows, layer = layer(4, 2) }
          end
       end
+      check(2, list)
    end)
 
    it('with runs shorter than the convolution', function()
+      local list = {}
       for _, kind in ipairs { 'contiguous', 'zigzag' } do
-         check(4, { method = 'state', kind = kind, length = 8, layer = layer(4, 2) })
-         check(4, { method = 'state', kind = kind, length = 8, cu = { 0, 2, 7, 8 },
-            layer = layer(4, 2) })
+         for _, cu in ipairs { false, { 0, 2, 7, 8 } } do
+            list[#list + 1] = { method = 'state', kind = kind, length = 8, cu = cu or nil,
+               layer = layer(4, 2) }
+         end
       end
+      check(4, list)
    end)
 
    it('keeps NaN within its document, to the bit', function()

@@ -1,6 +1,8 @@
--- A model cut over a tensor-parallel axis beside the whole one, for the specs: case.check(n, c).
--- c: family, config, opts, batch, tokens, loss, frozen, recompute.
+-- A model cut over a tensor-parallel axis beside the whole one, for the specs: case.check(n, c), or
+-- case.check(n, list of c) by one start of the ranks. c: family, config, opts, batch, tokens, loss,
+-- frozen, recompute.
 
+local each = require 'tide.util.each'
 local ranks = require 'spec.support.ranks'
 
 local M = {}
@@ -81,10 +83,48 @@ local function check(_, n, case)
    return true
 end
 
+M.on_rank = check
+
+-- Runs on a rank: true, or what is wrong in the first case that fails.
+local function check_list(rank, n, list)
+   local one = require 'spec.parallel.tp_case'.on_rank
+   for k, c in ipairs(list) do
+      local got = one(rank, n, c)
+      if got ~= true then return ('case %d: %s'):format(k, got) end
+   end
+   return true
+end
+
+-- Raises unless a case, or each of a list by one start of the ranks, holds on n ranks.
 function M.check(n, c)
-   for r, got in ipairs(ranks.run(n, check, c)) do
+   for r, got in ipairs(ranks.run(n, check_list, c.family and { c } or c)) do
       if got ~= true then error(('rank %d: %s'):format(r - 1, tostring(got)), 2) end
    end
+end
+
+-- A configuration whose heads n ranks can share, with changes.
+function M.config(n, changes)
+   local c = {
+      vocab_size = 23, hidden_size = 24, num_hidden_layers = 2, num_attention_heads = 4 * n,
+      num_key_value_heads = 2 * n, head_dim = 4, intermediate_size = 22,
+   }
+   for k, v in each(changes or {}) do c[k] = v end
+   return c
+end
+
+M.families = {
+   llama = {}, ['llama tied'] = { tie_word_embeddings = true },
+   ['llama with biases'] = { attention_bias = true, mlp_bias = true, num_key_value_heads = false },
+   qwen2 = { head_dim = 6 }, qwen3 = { tie_word_embeddings = true },
+   mistral = { sliding_window = 3 }, phi3 = {},
+   gemma3 = { sliding_window = 3, sliding_window_pattern = 2 },
+}
+
+-- The case of a family on n ranks.
+function M.of(name, n, opts)
+   local c = M.config(n, M.families[name])
+   if c.num_key_value_heads == false then c.num_key_value_heads = c.num_attention_heads end
+   return { family = name:match '%w+', config = c, opts = opts }
 end
 
 return M

@@ -13,19 +13,21 @@ describe('tensor parallelism', function()
    -- heads and groups of Mamba-2 in every relation to the ranks
    for _, n in ipairs { 1, 2, 3, 4 } do
       it(('of Mamba-2 and hybrids on %d ranks is the whole model'):format(n), function()
+         local list = {}
          for k, g in ipairs { { 12, 1 }, { 12, 12 }, { 12, 3 }, { 7, 1 }, { 10, 5 } } do
-            all_true(n, hybrid_of(n, g[1], g[2], { sequence_parallel = k ~= 2 }))
+            list[k] = hybrid_of(n, g[1], g[2], { sequence_parallel = k ~= 2 })
          end
-         local case = hybrid_of(n, 4, 1, { sequence_parallel = true, async_tp = true })
-         case.tokens, case.config.tie_word_embeddings = 9, true
-         all_true(n, case)
-         case.recompute = 'full'
-         all_true(n, case)
+         for _, policy in ipairs { 'none', 'full' } do
+            local case = hybrid_of(n, 4, 1, { sequence_parallel = true, async_tp = true })
+            case.tokens, case.config.tie_word_embeddings, case.recompute = 9, true, policy
+            list[#list + 1] = case
+         end
          for _, opts in ipairs { {}, { sequence_parallel = true } } do
-            all_true(n, { family = 'mamba2', opts = opts, config = { vocab_size = 23,
+            list[#list + 1] = { family = 'mamba2', opts = opts, config = { vocab_size = 23,
                hidden_size = 24, num_hidden_layers = 2, head_dim = 4, state_size = 5, n_groups = 4,
-               use_bias = true, use_conv_bias = opts.sequence_parallel or false } })
+               use_bias = true, use_conv_bias = opts.sequence_parallel or false } }
          end
+         all_true(n, list)
       end)
    end
 

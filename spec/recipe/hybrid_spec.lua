@@ -40,7 +40,7 @@ describe('recipes/pretrain_hybrid.lua', function()
 
    it('with heads over ranks and the sequence between layers has the losses of one', function()
       tmp.with(function(dir)
-         local long = '--steps 20 --groups 1 --sample 0 '
+         local long = '--steps 8 --groups 1 --sample 0 '
          local want = train(dir .. '/one', 1, long)
          same(want, (train(dir .. '/tp', 2, long .. '--mesh.tp 2')))
          same(want, (train(dir .. '/sp', 2, long .. '--mesh.tp 2 --sequence-parallel')))

@@ -12,6 +12,8 @@
 local util = require 'jit.util'
 local vmdef = require 'jit.vmdef'
 
+jit.opt.start('hotloop=56', 'hotexit=10')     -- LuaJIT's own, which the helper raised
+
 local M = {}
 
 local function reason(code, detail)

@@ -13,7 +13,10 @@
 
 local ffi = require 'ffi'
 
-require('tide.ffi.compiler').settle(jit)
+do
+   local host = package.loaded['tide.host'] -- with the context of the state, where tide made it
+   require('tide.ffi.compiler').settle(jit, type(host) == 'table' and host.ctx ~= nil)
+end
 
 local registry = debug.getregistry()
 local state = registry['tide.ffi']
