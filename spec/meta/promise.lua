@@ -65,7 +65,6 @@ promise['README.md'] = {
    { 'tensor parallel column row vocabulary', 'parallel/logits', 'are never whole' },
    { 'A checkpoint of any mesh resumes', 'recipe/parallel', 'goes on on another mesh' },
    { 'It is opened at the first use', 'cuda/emulated_all', 'have a row for every op but views' },
-   { 'No chip has run it yet', definition = 'what is missing, not a promise' },
    { 'Two contexts share nothing', 'native/embed.c', 'two_contexts', 'meta/state',
       'of the library: two facts of the process' },
    { 'The library prints nothing', 'native/embed.c', 'manners', 'meta/style',
