@@ -411,7 +411,7 @@ promise['lua/guide/parallel.md'] = {
    { 'It packs the held out documents', 'lua/packed',
       'is evaluated as it is trained: documents by themselves' },
    { 'The layout never changes', 'parallel/mamba_cp', 'with layouts of any order, hidden' },
-   { 'Heads and groups need not divide', 'parallel/mamba_cp',
+   { 'The numbers of heads and groups need not be multiples', 'parallel/mamba_cp',
       'splits heads and groups that do not divide' },
    { 'Documents may lie over ranks', 'parallel/mamba_cp',
       'keeps NaN within its document, to the bit' },
