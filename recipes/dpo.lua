@@ -40,10 +40,7 @@ local function train(self, opt)
    -- How it lies over the ranks and what that costs.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
    local per_rank = text.rows(opt, plan:data().size)
-   if opt.plan then
-      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
-         accum = opt.accum, device = opt.device, state_bytes = optim.class(opt).state_bytes })
-   end
+   if opt.plan then return text.show_plan(self, opt, plan, per_rank) end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
 
@@ -62,26 +59,18 @@ local function train(self, opt)
       model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
       loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
-      keep_best = opt.keep_best or opt.patience > 0,
+      keep_best = opt.keep_best, patience = opt.patience,
       on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })
    chats.keep(self, opt, corpus)
-   local function is_stale()
-      return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
-   end
-   for s in run:steps(is_stale() and run.step or nil) do
+   for s in run:steps() do
       chats.report(run, objective, spread.comm, 'train')
       if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
       if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
-      if is_stale() then break end
    end
    local result = run:finish()
    if result.interrupted then return end
 
    -- The result.
-   if is_stale() then
-      self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
-         run.best.since, run.best.step)
-   end
    if result.val_loss then self:print('validation loss %.4f per pair', result.val_loss) end
    self:print('the run is in %s', opt.out)
    chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)

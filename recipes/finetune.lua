@@ -37,10 +37,7 @@ local function train(self, opt)
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
    local per_rank = text.rows(opt, plan:data().size)
-   if opt.plan then
-      return self:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq,
-         accum = opt.accum, device = opt.device, state_bytes = optim.class(opt).state_bytes })
-   end
+   if opt.plan then return text.show_plan(self, opt, plan, per_rank) end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
    if not opt.resume then chats.fill(self, opt, spread) end
@@ -56,24 +53,16 @@ local function train(self, opt)
    local run = self:run(corpus, plan, {
       model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
       sampler = sampler, accum = opt.accum, clip = opt.clip, val_windows = opt.val_windows,
-      on_nonfinite = opt.on_nonfinite, keep_best = opt.keep_best or opt.patience > 0 })
+      on_nonfinite = opt.on_nonfinite, keep_best = opt.keep_best, patience = opt.patience })
    chats.keep(self, opt, corpus)
-   local function is_stale()
-      return opt.patience > 0 and run.best ~= nil and run.best.since >= opt.patience
-   end
-   for s in run:steps(is_stale() and run.step or nil) do
+   for s in run:steps() do
       if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end
       if opt.save_every > 0 and s.step % opt.save_every == 0 then run:save() end
-      if is_stale() then break end
    end
    local result = run:finish()
    if result.interrupted then return end
 
    -- The result.
-   if is_stale() then
-      self:print('ended at step %d: %d evaluations since step %d were not better', result.step,
-         run.best.since, run.best.step)
-   end
    text.summary(self, opt, corpus, result)
    chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
 end

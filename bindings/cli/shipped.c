@@ -1,4 +1,4 @@
-/* What comes with the program: recipes and guides, in an installation or beside a build tree. */
+/* Where recipes and guides are: in an installation, or beside a build tree. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -17,7 +17,7 @@ typedef struct tide__lent {
   void *user;
 } tide__lent;
 
-/* What each op touches comes first. */
+/* The fields that each op touches stand first. */
 typedef struct tide__storage {
   int64_t  refs;
   tide_ctx *ctx;

@@ -41,8 +41,8 @@ typedef struct tide__output {
   tide_tensor *recomputed;  /* counted: this result, recomputed for the ops that read it */
 } tide__output;
 
-/* One block: the node, nin inputs, nout outputs, the attributes, nin metas. What making and freeing
- * a node touch comes first. */
+/* One block: the node, nin inputs, nout outputs, the attributes, nin metas. The fields that making
+ * and freeing a node touch stand first. */
 typedef struct tide__node {
   struct tide__node *prev, *next;   /* execution order */
   struct tide__node *doomed;        /* chain of nodes to be freed */

@@ -102,7 +102,7 @@ struct tide_tokenizer {
 
 /* ---- what a text needs on its way ------------------------------------------------------------ */
 
-/* Text with the place that each byte came from: from[i], to[i], or base + i without them. */
+/* Text with the place of each byte in the original: from[i] to to[i], or base + i without them. */
 typedef struct tide__view {
   const char *p;
   const int32_t *from, *to;

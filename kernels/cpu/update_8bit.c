@@ -3,7 +3,7 @@
  * A unit holds whole blocks, so its result does not depend on its thread. It reads the moments into
  * f32 on the stack, updates them as adamw_ does, and codes them.
  *
- * The nearest code comes from a table: the upper 16 bits of a share of f32 choose one of 2945
+ * The nearest code is found by a table: the upper 16 bits of a share of f32 choose one of 2945
  * cells, each so small that at most one midpoint of two codes lies in it.
  */
 #include "kernels/cpu/update.h"

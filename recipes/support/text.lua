@@ -1,8 +1,9 @@
--- What recipes that train on text or token files share: the data, its order, and the summary at the
--- end.
+-- What recipes that train share: text or token files, their order, the plan as text, and the
+-- summary at the end.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local optim = require 'recipes.support.optim'
 
 local text = {}
 
@@ -157,6 +158,12 @@ function text.rows(opt, size)
          .. '(%d) times --accum (%d)', opt.batch, size, opt.accum)
    end
    return opt.batch / (size * opt.accum)
+end
+
+-- Prints a plan, and what a rank holds and sends by it; per_rank: rows of a micro-batch.
+function text.show_plan(job, opt, plan, per_rank)
+   job:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq, accum = opt.accum,
+      device = opt.device, state_bytes = optim.class(opt).state_bytes })
 end
 
 -- Which rows make up which step: windows of the data, or whole documents (--packed). data: this

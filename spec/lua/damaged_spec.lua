@@ -175,7 +175,7 @@ describe('a small file', function()
          for _, fn in ipairs { tide.train.score.load, checkpoint.load } do
             local e = raised(fn, dir .. '/run')
             assert.equal('E_FORMAT', e.code)
-            assert.matches('tells of 100000 layers, the checkpoint has', e.message, 1, true)
+            assert.matches('describes 100000 layers, the checkpoint has', e.message, 1, true)
          end
       end)
    end)

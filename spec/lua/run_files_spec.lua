@@ -322,7 +322,7 @@ describe('a checkpoint', function()
             for count = 1, 4 do
                local names = { unpack({ 'a', 'b', 'c', 'd' }, 1, count) }
                if n > count then
-                  refused('E_FORMAT', ("field 'config' tells of %d layers, the checkpoint has %d "
+                  refused('E_FORMAT', ("field 'config' describes %d layers, the checkpoint has %d "
                      .. 'tensors'):format(n, count), verify.layers, op, dir, { config = config },
                      names)
                else

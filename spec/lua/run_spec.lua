@@ -135,6 +135,39 @@ describe('train.run', function()
       end)
    end)
 
+   it('ends when validation has not improved for a while, as train.loop does', function()
+      tmp.with(function(dir)
+         local notes = {}
+         local function over(name, more)
+            local o = options(dir .. name, { patience = 2, steps = 40 })
+            o.optim = tide.optim.AdamW(o.model, { lr = 3 })          -- gets worse
+            o.progress.note = function(_, ...) notes[#notes + 1] = string.format(...) end
+            for k, v in pairs(more or {}) do o[k] = v end
+            return o
+         end
+         local run = tide.train.run(over '/a')
+         for _ in run:steps() do run:evaluate() end
+         assert.equal(2, run.best.since)
+         assert.equal(run.best.step + 2, run.step)
+         local text = ('ended at step %d: 2 evaluations since step %d were not better'):format(
+            run.step, run.best.step)
+         assert.equal(run.step, run:finish().step)
+         assert.same({ text }, notes)
+         assert.equal(run.step, tide.train.loop(over('/b', { val_every = 1 })).step)
+         assert.same({ text, text }, notes)
+
+         local again = tide.train.run(over('/a', { resume = dir .. '/a' }))
+         for _ in again:steps() do assert.is_true(false) end
+         assert.equal(run.step, again:finish().step)
+         assert.equal(text, notes[#notes])
+
+         local e = raised(tide.train.run, over('/c', { val = data.tokens.memory('', 2) }))
+         assert.matches("argument 'val': expected data to evaluate on", e.message)
+         e = raised(tide.train.loop, over '/c')
+         assert.matches("argument 'val_every'", e.message)
+      end)
+   end)
+
    it('may be left early', function()
       tmp.with(function(dir)
          local run = tide.train.run(options(dir))

@@ -428,7 +428,7 @@ describe('packed streams over ranks', function()
          cu_seqlens = ints { 0, 4, 8 }, packed_seq_ids = ints { 1, 1, 1, 1, 2, 2, 2, 2 } }
       assert.same({ 1, 4, 5, 8 }, list(cp.shard_thd_chunk(axis(2, 0), b).input_ids))
       b.packed_seq_ids = ints { 1, 1, 1, 1, 1, 2, 2, 2 }
-      refused('E_ARG', 'tell of different documents', cp.shard_thd_chunk, axis(2, 0), b)
+      refused('E_ARG', 'describe different documents', cp.shard_thd_chunk, axis(2, 0), b)
       -- slots that do not divide are padded inside the plan
       b = { input_ids = ints { 1, 2, 3, 4, 5 }, labels = ints { 1, 2, 3, 4, 5 },
          cu_seqlens = { 0, 2, 5 } }

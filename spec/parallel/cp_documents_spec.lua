@@ -377,9 +377,9 @@ describe('packed rows', function()
          { attention_mask = ints { { 1, 1, 0, 1 }, { 1, 1, 1, 1 } } })
       refused('E_ARG', { "'padding_mask'", 'token 4 of row 2' }, go, { padding_mask = tide.tensor {
          { false, true, false, false }, { false, false, false, true } } })
-      refused('E_ARG', "'seq_lens' and 'attention_mask' tell of different documents: row 1", go,
+      refused('E_ARG', "'seq_lens' and 'attention_mask' describe different documents: row 1", go,
          { attention_mask = ints { { 1, 1, 1, 1 }, { 2, 2, 2, 2 } } })
-      refused('E_ARG', "'packed_seq_ids' tell of different documents: row 2, token 4", go,
+      refused('E_ARG', "'packed_seq_ids' describe different documents: row 2, token 4", go,
          { packed_seq_ids = ints { { 1, 0, 2, 2 }, { 1, 1, 1, 2 } } })
    end)
 

@@ -365,9 +365,10 @@ describe('a plan that does not fit', function()
          plan, 3)
       refused('num_key_value_heads (4) must be divisible', parallel.tensor_parallel, make 'llama',
          axis(3))
-      refused('num_attention_heads (8) must be divisible', require('tide.parallel.tp').check_heads,
+      local check_heads = require('tide.parallel.tp.question').check_heads
+      refused('num_attention_heads (8) must be divisible', check_heads,
          { num_attention_heads = 8, num_key_value_heads = 6 }, 3)
-      refused('num_key_value_heads (4) must be divisible', require('tide.parallel.tp').check_heads,
+      refused('num_key_value_heads (4) must be divisible', check_heads,
          { text_config = { num_attention_heads = 8, num_key_value_heads = 4 } }, 3)
    end)
 

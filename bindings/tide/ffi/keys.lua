@@ -56,7 +56,7 @@ local function pasted(byte)
 end
 
 -- The next key: 'char' and its text, 'paste' and its text, or a name. nil at the end of input.
--- byte(ms): the next byte, or nil if none comes in that time.
+-- byte(ms): the next byte, or nil if none arrives in that time.
 function keys.next(byte)
    local b = byte()
    if not b then return nil end

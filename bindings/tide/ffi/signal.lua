@@ -71,8 +71,8 @@ local SIGINT = signals.INT
 local Interrupts = {}
 Interrupts.__index = Interrupts
 
--- Notes the next SIGINT; a second one before came() has answered ends the process. A read of the
--- terminal is cut short by it.
+-- Notes the next SIGINT, which also interrupts a read of the terminal. A second one before came()
+-- has answered ends the process.
 local function arm()
    local new = ffi.new('tide_sigaction', { flags = SA_RESETHAND })
    new.handler = ffi.cast('void (*)(int)', ffi.C.abs)

@@ -17,7 +17,7 @@
  * keeps no rank back, so a rank that has found it closed writes nothing any more.
  * spec/deep/protocol_spec.lua searches this protocol for every order of steps.
  *
- * Everything here comes from malloc: it belongs to no context.
+ * Everything here is allocated by malloc: it belongs to no context.
  */
 #pragma once
 

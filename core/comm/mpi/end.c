@@ -1,9 +1,9 @@
 /* The end of a process of an MPI job: with the others, or as the one that reports the error.
  *
- * Every process sends every other one how it ends. What all know needs no order of
- * sleeping: each elects the same rank, the lowest of those with the best reason. A process that
- * hangs sends nothing; after a moment the others decide without it, and the elected rank tells
- * them, so that a late one stays silent.
+ * Every process sends every other one how it ends. From the same facts each elects the same rank,
+ * the lowest of those with the best reason, and none has to sleep longer than another. A process
+ * that hangs sends nothing: after a moment the others decide without it, and the elected rank sends
+ * them the result, so that a late one stays silent.
  *
  * Messages go through MPI_COMM_WORLD with its largest tag, after the last communicator is closed.
  */

@@ -228,7 +228,7 @@ static int open_shared(tide__nccl_shared **out, tide_comm *over, const tide_nccl
   return rc;
 }
 
-/* Tells every rank whether all can use NCCL; a rank that cannot keeps its own message. */
+/* Agrees with all ranks whether all can use NCCL; a rank that cannot keeps its own message. */
 static int nccl_agree(tide_comm *over, int status, char *msg, size_t n)
 {
   tide_blob *blob;

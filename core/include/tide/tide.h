@@ -31,7 +31,7 @@ extern "C" {
 #pragma GCC visibility pop
 #endif
 
-/* Tells the library which header the host was compiled with. */
+/* Passes the library the ABI of the header that the host was compiled with. */
 #define tide_opts_init(opts) ((tide_opts_init)(opts), (void)((opts)->abi = TIDE_ABI))
 
 #endif

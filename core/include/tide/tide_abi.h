@@ -554,7 +554,7 @@ int tide_softmax(tide_tensor **out, tide_tensor *x, int dim);
 int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim);
 /* Computes silu(gate) * up (arXiv 2002.05202). */
 int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up);
-/* Zeroes elements with probability p and scales the rest by 1/(1-p). The mask comes from the
+/* Zeroes elements with probability p and scales the rest by 1/(1-p). The mask is drawn from the
  * context's generator, which advances by the number of elements. p == 0 is the identity. */
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p);
 

@@ -121,7 +121,7 @@ local function mask_of(ids, places, ranges)
 end
 
 -- Returns a text as { ids, mask, count, labels }: two texts, the tokens, and those that count.
--- is_chat: a template has written it. why: tells why nothing counts.
+-- is_chat: a template has written it. why: the reason where nothing counts.
 local function tokenized(text, ranges, is_chat, o, why)
    local ids, places = jsonl._guard('', encode, o, text, is_chat)
    local mask = mask_of(ids, places, ranges)

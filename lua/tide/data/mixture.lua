@@ -1,10 +1,10 @@
--- Several data sets by weights: which of them each window or row of a step comes from.
+-- Several data sets by weights: which of them gives each window or row of a step.
 --
 --    local parts = { { source = code, weight = 0.7 }, { source = prose, weight = 0.3 } }
 --    local mix = tide.data.mixture { parts = parts, seq = 512, batch = 8, seed = 1 }
 --    run { train = mix.source, sampler = mix, ... }
 --
--- Item k of the endless order comes from the part that lags most behind its share of k, so after
+-- Item k of the endless order is of the part that lags most behind its share of k, so after
 -- any number of items each part is within one item of its weight. A part that is used up begins
 -- again, in another order. The global batch does not depend on the number of ranks.
 

@@ -8,7 +8,7 @@
 -- the ring of the last collectives of each of its communicators. A communicator is known on all of
 -- its ranks by its `id`: the call of split that made it. So the calls of different ranks can be
 -- laid side by side, by number, and compared: a call that differs, a call that one rank never
--- made, and which rank came last. Times of ranks of one host come from one clock; other hosts are
+-- made, and which rank arrived last. Ranks of one host share a clock; times of other hosts are
 -- shifted so that collectives end at the same time, which they do.
 
 local agree = require 'tide.comm.agree'
@@ -218,7 +218,7 @@ local function absence(c, seq)
    return list and { kind = 'missing', comm = c.name, seq = seq, call = here, ranks = list } or nil
 end
 
--- The rank that came last, and how long after the one before; nil unless all came.
+-- The rank that arrived last, and how long after the one before; nil unless all arrived.
 local function lateness(c, seq)
    local times, late, call = {}, nil, nil
    for _, row in ipairs(c.rows) do

@@ -33,7 +33,7 @@ local rows = {
    { 'max_position_embeddings', 2^31 - 1, count },
 }
 
--- The gate comes before the norm whatever norm_before_gate says, as in the published model.
+-- The gate is applied before the norm whatever norm_before_gate says, as in the published model.
 local rules = {
    free = 'residual_in_fp32 rescale_prenorm_residual time_step_rank norm_before_gate',
 }

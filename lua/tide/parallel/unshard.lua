@@ -118,8 +118,8 @@ function unshard.unshard_fsdp2_model(model, fn, path, opts)
    end)
 end
 
--- Ends the communication of this run. An interrupt meanwhile is not answered, and one
--- that came before is still there afterwards.
+-- Ends the communication of this run. Does not answer an interrupt, neither one
+-- that arrives meanwhile nor an earlier one.
 function unshard.destroy_dist_connection()
    local ctx = tide.default()
    local before = ctx:interrupted()

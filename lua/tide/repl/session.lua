@@ -125,7 +125,7 @@ local function traceback(e)
    return #kept > 4 and table.concat(kept, '\n') or e
 end
 
--- Tells the host of the state whether a line runs, which Ctrl-C then stops.
+-- Informs the host of the state whether a line runs, which Ctrl-C then stops.
 local function busy(on)
    local host = package.loaded['tide.host']
    if type(host) == 'table' and host.busy then host.busy(on) end

@@ -159,8 +159,8 @@ end
 
 -- ---- what is settled before any work -----------------------------------------------------------
 
--- Settles what is drawn from --steps, at the first start of a run: gone on with for longer it keeps
--- its learning rates. Tells what is not as it was asked for.
+-- Settles what follows from --steps, at the first start of a run: a run that is resumed for more
+-- steps keeps its learning rates. Logs what differs from the options.
 local function settle_schedule(self)
    local opt, log, given = self.opt, self.log, self.given
    if opt.schedule_steps == 0 then opt.schedule_steps = opt.steps end

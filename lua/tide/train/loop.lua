@@ -1,5 +1,6 @@
 -- The whole training loop in one call: train.run driven by intervals.
 
+local err = require 'tide.util.err'
 local options = require 'tide.train.run_options'
 local run = require 'tide.train.run'
 local signature = require 'tide.util.signature'
@@ -19,6 +20,8 @@ end
 
 -- Runs training. Returns { step, loss, val_loss, interrupted, folder, metric }. Collective.
 function loop.run(opts)
+   err.arg_if(opts.patience > 0 and opts.val_every == 0, 'train.loop', 'val_every',
+      'steps between the evaluations that patience counts', 0)
    local self = run._open('train.loop', opts)
    local ok, result = xpcall(drive, run.traced, self, opts.val_every, opts.save_every, opts.on_step)
    self:close()

@@ -1,7 +1,7 @@
 -- One draw from logits: penalties, temperature, top-k, top-p, min-p; the vocabulary is not sorted.
 --
 -- A heap gives tokens from the best on, as many as the draw needs; for top-k it holds k. Among
--- equal logits the lower id comes first. Filters follow each other as in transformers: temperature,
+-- equal logits the lower id is first. Filters follow each other as in transformers: temperature,
 -- top-k, top-p (a share of what top-k left), min-p (a share of the best).
 
 local each = require 'tide.util.each'

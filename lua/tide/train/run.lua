@@ -40,7 +40,7 @@ local timer = require 'tide.util.timer'
 local Run = { class_name = 'Run' }
 Run.__index = Run
 
--- ---- what people see: never a reason to end a run ---------------------------------------------
+-- ---- what people see never ends a run -----------------------------------------------------------
 
 -- Calls object[name](object, ...). Returns its results, or nil and the reason why it failed.
 local function show(object, name, ...)
@@ -125,7 +125,7 @@ local function held_out(o)
    end
 end
 
--- Tells of validation data that no window can be cut from.
+-- Notes that the validation data is too short for a window.
 local function tell_held_out(self)
    local o = self.opts
    if not o.val or o.val.count > 0 and #held_out(o) > 0 then return end
@@ -251,7 +251,14 @@ local function one_step(self, n)
    return self.record
 end
 
--- Ends the step before and takes the next, unless that was the last or a signal came.
+-- Whether validation has not improved for as long as the option `patience` allows.
+local function is_stale(self)
+   local limit = self.opts.patience
+   return limit > 0 and self.best ~= nil and self.best.since >= limit
+end
+
+-- Ends the step before and takes the next, unless that was the last, validation no longer improves
+-- or a signal arrived.
 local function advance(self, n)
    settle_record(self)
    settle_save(self, true)
@@ -259,11 +266,12 @@ local function advance(self, n)
       and dist.any(self.opts.comm, self.opts.ctx:interrupted() or launch.signal() ~= nil) then
       self.interrupted = true
    end
-   if self.interrupted or self.step >= n then return nil end
+   if self.interrupted or self.step >= n or is_stale(self) then return nil end
    return one_step(self, n)
 end
 
 local function begin(self, n)
+   if is_stale(self) then n = self.step end
    if self.progress.expect then self.progress:expect(n) end
    self.began = self.step
    if self.step >= n then
@@ -272,9 +280,10 @@ local function begin(self, n)
    self.opts.model:train()
 end
 
--- Iterates over steps up to step n of the run (default: the option `steps`). Each time round a step
--- has been made; it gives { step, loss, grad_norm, lr, tokens_per_second, memory_bytes, skipped (1,
--- or nil), tokens (seen so far), time (in seconds), last (whether it is step n) }. Collective.
+-- Iterates over steps up to step n of the run (default: the option `steps`), or until validation no
+-- longer improves (the option `patience`). The body of the loop runs after each step, with { step,
+-- loss, grad_norm, lr, tokens_per_second, memory_bytes, skipped (1, or nil), tokens (seen so far),
+-- time (in seconds), last (whether it is step n) }. Collective.
 function Run:steps(n)
    n = err.integer(self.op, 'steps', n or self.opts.steps, 0)
    guarded(self, begin, n)
@@ -303,6 +312,9 @@ local function finish(self)
       self.progress:note(self.folder
          and 'interrupted after step %d; the checkpoint is %s; --resume continues from there'
          or 'interrupted after step %d', self.step, self.folder)
+   elseif is_stale(self) then
+      self.progress:note('ended at step %d: %d evaluations since step %d were not better',
+         self.step, self.best.since, self.best.step)
    end
    return { step = self.step, loss = self.loss, val_loss = self.val_loss, folder = self.folder,
       interrupted = self.interrupted, metric = self.metrics }

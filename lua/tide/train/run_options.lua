@@ -24,6 +24,8 @@ options.rows = {
    'keep: integer? >= 1 -- number of checkpoints to keep; default: all',
    'keep_best: boolean? -- also keeps the checkpoint with the lowest validation loss, written at '
       .. 'its evaluation; run.best is { step, loss, since (evaluations) }',
+   'patience: integer >= 0 = 0 -- evaluations without a lower validation loss after which the '
+      .. 'steps end; keep_best is then true; 0: no limit',
    "on_nonfinite: 'stop' | 'skip' = 'stop' -- what to do if a loss or norm is not finite",
    'max_skips: integer >= 1 = 5 -- steps in a row that may be skipped',
    'comm: comm? -- ranks; all by default', 'ctx: any? -- the context', 'device: string?',
@@ -81,6 +83,9 @@ function options.settle(op, o)
    err.arg_if(o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu, op, 'sampler',
       'one that knows the documents of val (val_cu), or no val', o.sampler)
    o.comm, o.ctx = o.comm or dist.world(), o.ctx or tide.default()
+   err.arg_if(o.patience > 0 and not (o.val and o.val.count > 0), op, 'val',
+      'data to evaluate on, which patience needs', o.val and 'no tokens')
+   o.keep_best = o.keep_best or o.patience > 0
    check_ids(op, o)
    settle_resume(op, o)
    return o

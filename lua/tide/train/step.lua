@@ -2,8 +2,8 @@
 --
 -- The loss of a micro-batch is its sum over local tokens divided by the count of the whole global
 -- batch, so gradients over micro-batches and ranks are plain sums. Each micro-batch runs in a
--- scope: what backward left goes at its end, gradients stay. A loss or norm that is not finite
--- leaves the parameters untouched and is reported to the caller.
+-- scope, whose end frees all but the gradients. A loss or norm that is not finite leaves the
+-- parameters untouched and is reported to the caller.
 --
 -- With `parallel`, a model that tide.parallel.fully_shard has sharded, the reduction is its own
 -- (where it takes means over ranks, losses are larger by their number: the step is the same); else
@@ -11,8 +11,8 @@
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
 -- ranks, since gradients and losses are sums over both.
 --
--- With `captured` the host learns of a loss that is not finite after the update, which leaves
--- everything as it is by the same numbers on the device (found_inf), on all ranks.
+-- With `captured` the update is enqueued before the host has read the loss. If loss or norm is not
+-- finite, the update changes nothing, on all ranks (found_inf on the device).
 
 local tide = require 'tide'
 local batches_ = require 'tide.train.batches'
@@ -63,7 +63,8 @@ function Step:run(batches, meanwhile)
    local count, whole = replicas.counted(self, batches, lr)
    local means = self.parallel and self.parallel:gradient_divisor() or 1
    local enqueue = self.parallel and reduce.sharded_micros or reduce.micros
-   -- losses on the device, and with several ranks their sum; larger by means
+   -- losses: on the device; loss: their sum over ranks, on the host. Both are too large by the
+   -- factor means
    local losses, loss = enqueue(self, whole, count / means)
    local norm, factor = reduce.norm_of(self)
    local grad_norm

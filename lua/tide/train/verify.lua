@@ -117,7 +117,7 @@ function verify.layers(op, path, plain, names)
    local pattern = config.hybrid_override_pattern
    local n = type(pattern) == 'string' and #pattern or tonumber(config.num_hidden_layers)
    if n and n > #names then
-      damaged(op, path, "%s/state.json: field 'config' tells of %.14g layers, the checkpoint has "
+      damaged(op, path, "%s/state.json: field 'config' describes %.14g layers, the checkpoint has "
          .. '%d tensors', path, n, #names)
    end
 end

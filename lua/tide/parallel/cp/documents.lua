@@ -82,7 +82,7 @@ local function check_alike(op, one, two, pad)
    local rows, others = a:tolist(), b:tolist()
    for r = 1, math.max(#rows, #others) do
       local at = mask_.parted(rows[r] or rows[1], others[r] or others[1])
-      err.raise_if(at, 'E_ARG', op, "'%s' and '%s' tell of different documents: row %d, token %d; "
+      err.raise_if(at, 'E_ARG', op, "'%s' and '%s' describe different documents: row %d, token %d; "
          .. 'a batch may have both where they agree', one.name, two.name, r, at)
    end
 end

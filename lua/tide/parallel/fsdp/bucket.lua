@@ -1,17 +1,17 @@
 -- One flat buffer of parameters: their shard, their gathered bytes, their gradients.
 --
--- Three tensors. `shard` (this rank's rows, what the optimiser changes), `flat` (all
--- rows in the dtype of the computation, of which the module's fields are views), `gshard` (the
--- reduced gradient of the shard, in the wider of the shard's dtype and that of the reduction).
--- Gathering fills flat from the shards, reducing adds the full gradients into gshard. flat's bytes
--- come and go; its handle and the fields stay.
+-- Three tensors. `shard` (this rank's rows, what the optimiser changes), `flat` (all rows in the
+-- dtype of the computation, of which the module's fields are views), `gshard` (the reduced gradient
+-- of the shard, in the wider of the shard's dtype and that of the reduction). Gathering fills flat
+-- from the shards, reducing adds the full gradients into gshard. flat's bytes are freed and made
+-- again; its handle and the fields stay.
 --
 -- Whatever saved a field for backward sees the same storage. Bytes that are dropped and gathered
 -- again from unchanged shards are declared to be the same contents (`refilled`), so the tape's
 -- version checks hold; after an update of the shard (`stale`) they are not, and an old graph fails.
--- Then flat gives its bytes up, unless the shard lies in it (not `apart`); there the fields stand
--- back until it is gathered (`hidden`): they are tensors without bytes, so that reading one raises
--- an error and no old number. A view of a field that was made before sees what lies there.
+-- Then flat gives its bytes up, unless the shard lies in it (not `apart`); there other tensors take
+-- the place of the fields until it is gathered (`hidden`). They have no bytes, so reading one
+-- raises an error instead of giving an old number. An earlier view of a field sees what lies there.
 --
 -- Where nothing is cut and nothing is cast, shard and flat are one tensor; where all ranks keep
 -- everything, the shard is this rank's part of flat.
@@ -104,7 +104,7 @@ local function bind(self)
    end
 end
 
--- A tensor like the entry's view whose bytes are gone.
+-- A tensor like the entry's view without bytes.
 local function hollow_of(e)
    local one = outlive(tide.empty({ 1 }, { dtype = e.view.dtype, device = e.view.device }))
    local t = one:detach()
@@ -113,8 +113,8 @@ local function hollow_of(e)
    return t
 end
 
--- Puts the views into the modules' fields, or tensors without bytes. Whether a gradient is wanted
--- is taken over from what stood there.
+-- Puts the views into the modules' fields, or tensors without bytes. They take requires_grad from
+-- the tensors that they replace.
 local function show(self, on)
    if self.full or self.is_whole or self.hidden == not on then return end
    self.hidden = not on
@@ -139,9 +139,10 @@ local function summed_in(dtype, reduce_dtype)
    return half and reduce_dtype ~= dtype and 'f32' or dtype
 end
 
--- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks
--- of the shards), replicas (ranks that hold the same shard), full (bytes come and go), shard_dtype,
--- dtype (of the computation), reduce_dtype, device, offload, seed, init (false: no values).
+-- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks of
+-- the shards), replicas (ranks that hold the same shard), full (bytes are freed between uses),
+-- shard_dtype, dtype (of the computation), reduce_dtype, device, offload, seed, init (false: no
+-- values).
 function Bucket:init(entries, opts)
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
    self.full = opts.full
@@ -367,8 +368,8 @@ function Bucket:accumulate(on)
 end
 
 -- Begins to reduce. opts: async, check (look for values that are not finite), scale, op ('sum' or
--- 'mean'), take(bucket, n, dtype, device): a
--- buffer, and whether it stays. Returns the name of a bad parameter, or nil.
+-- 'mean'), take(bucket, n, dtype, device): a buffer, and whether it stays. Returns the name of a
+-- bad parameter, or nil.
 function Bucket:reduce(opts)
    if self.reducing or not self:wants_grad() then return nil end
    local o, bad = self.opts, opts.check and find_bad(self) or nil

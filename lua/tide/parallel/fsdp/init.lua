@@ -6,10 +6,10 @@
 --    sharded:finish()                       -- every rank, after each backward
 --    optim:step()
 --
--- Hooks. Before a unit runs, forward or backward, its parameters are gathered and the
--- gathers of those that come next are begun; after its forward the bytes go; after its backward the
--- gradients are reduced and the bytes go. Units run in the same order on every rank, so collectives
--- do too. The root unit is gathered when the first module that uses it runs, and kept until finish.
+-- Hooks. Before a unit runs, forward or backward, its parameters are gathered and the gathers of
+-- the next units begin. After its forward the bytes are freed; after its backward the gradients are
+-- reduced and the bytes are freed. Units run in the same order on every rank, so collectives do
+-- too. The root unit is gathered when the first module that uses it runs, and kept until finish.
 --
 -- Strategies: no_shard (gradients summed over all ranks), optim (ZeRO-1: each rank updates its
 -- rows, parameters gathered after), optim_grads (ZeRO-2: also gradients are kept as shards), and
@@ -246,7 +246,7 @@ function Sharded:gradient_divisor()
    return self.opts.calculate_per_token_loss and 1 or self.data_comm.size
 end
 
--- Gives back what is gathered (after an evaluation); the next forward gathers it again.
+-- Frees the gathered bytes (after an evaluation); the next forward gathers them again.
 function Sharded:release()
    if #self.seen == #self.units and #self.units > 0 then schedule.set_order(self, self.seen) end
    self.phase, self.seen = 'forward', {}
@@ -275,7 +275,7 @@ end
 Sharded.is_sharded = true
 
 -- This rank's pieces: { name, param, shape (of the whole parameter), size (of the piece), parts },
--- parts: boxes { at (within the piece), offset (within the whole), size }; offset, if there is one.
+-- parts: boxes { at (within the piece), offset (within the whole), size }; offset: of the only box.
 function Sharded:named_parameters()
    local list = {}
    for _, unit in ipairs(self:all_units()) do

@@ -1,8 +1,8 @@
 -- When a sharded model communicates: hooks, order, prefetch, reductions.
 --
--- Units run in the same order on every rank, so what a hook begins is begun by all.
--- `phase` distinguishes a new forward from one that runs again inside backward (recomputation),
--- which drops nothing. At most one reduction is under way while the next is prepared.
+-- Units run in the same order on every rank, so all ranks begin what a hook begins. `phase`
+-- distinguishes a new forward from one that runs again inside backward (recomputation), which drops
+-- nothing. At most one reduction is under way while the next is prepared.
 --
 -- The functions work on a Sharded (init.lua), whose fields they share: order and place (of units in
 -- the last forward), seen (units of this one), reduced, pending, bad, buffers, handles.
@@ -26,7 +26,7 @@ local function may_prefetch(self)
    return live < 2
 end
 
--- Begins to gather the units that come after `unit`; in backward (step -1) those it will reach.
+-- Begins to gather the units after `unit`; in backward (step -1) those before it.
 local function prefetch(self, unit, step, depth)
    local at = self.place[unit]
    for i = 1, at and depth or 0 do

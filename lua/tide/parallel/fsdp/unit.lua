@@ -1,7 +1,7 @@
 -- One unit: buckets that are gathered, dropped and reduced together.
 --
 -- A bucket holds parameters of one dtype, all trained or all frozen, so a unit has one collective a
--- bucket. The engine decides when; this file only passes it on.
+-- bucket. schedule.lua decides when; this file only calls the buckets.
 
 local by_key = require 'tide.util.by_key'
 local class = require 'tide.class'

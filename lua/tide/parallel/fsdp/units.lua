@@ -1,9 +1,9 @@
 -- Which parameters are gathered and reduced together.
 --
--- A unit is a few modules that run one after the other and the parameters below
--- them that no other unit uses; what is left, embeddings, norms, a head, parameters that two
--- units share, is the root unit. By default every element of every layer list is a unit, and
--- lists inside a list are not looked for.
+-- A unit is a few modules that run one after the other, with the parameters below them that no
+-- other unit uses. The rest (embeddings, norms, a head, parameters that two units share) is the
+-- root unit. By default every element of every layer list is a unit; a list inside a list does not
+-- count.
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'

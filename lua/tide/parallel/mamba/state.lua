@@ -1,11 +1,11 @@
--- Mamba-2 over ranks by hand-over of the state: a rank works on its own tokens.
+-- Mamba-2 over ranks that pass states: a rank works on its own tokens.
 --
--- The recurrence is linear, h' = a h + s, so a run of tokens acts on the state by two
--- things that need no knowledge of what came before: its total decay a and the state s that it
--- makes from zero. All ranks gather those pairs (small), each combines the pairs before its runs
--- into their true initial states, and the scan runs once with them (the state passing of Dao and
--- Gu, arXiv 2405.21060, over ranks). The convolution gets K - 1 rows from where the tokens before
--- lie. Backward is the same from right to left, by the tape.
+-- The recurrence is linear, h' = a h + s, so a run of tokens acts on the state by two values that
+-- do not depend on the tokens before it: its total decay a, and the state s that it makes from
+-- zero. All ranks gather those pairs (small). Each combines the pairs before its runs into their
+-- true initial states, and the scan runs once with them (the state passing of Dao and Gu, arXiv
+-- 2405.21060, over ranks). The convolution gets K - 1 rows from the rank that holds the tokens
+-- before. Backward is the same from right to left, by the tape.
 --
 -- A rank has R runs of equal length c: one (contiguous) or two (zigzag). The work for s is one of
 -- the matrix products of the scan, H P N multiply-adds a token.

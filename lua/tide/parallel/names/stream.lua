@@ -1,7 +1,7 @@
 -- Packed streams over ranks: rows with several documents as one stream, cut document by document;
 -- the entry points that use TransformerEngine's names.
 --
--- Slots are padded inside the plan where they do not divide by 2 W. What the stream says of its
+-- Slots are padded inside the plan where they are no multiple of 2 W. What the stream says of its
 -- documents follows the rule of documents.lua, as for rows.
 --
 -- Legend: T tokens of a stream, W ranks.

@@ -302,9 +302,9 @@ local plan = { Plan = Plan }
 
 -- Adds a section to all plans that are made from now on: the option `name` of parallel.plan.
 -- section: apply(run, options), called where the option is given, in the rehearsal and in
--- materialise, on every rank, with run.model and run.mesh; before (the section that comes after it:
--- 'tp', 'cp', 'recompute', default 'fsdp', or a registered one). What apply hangs on the run, the
--- caller of materialise finds there.
+-- materialise, on every rank, with run.model and run.mesh; before (the section that follows it:
+-- 'tp', 'cp', 'recompute', default 'fsdp', or a registered one). Fields that apply adds to
+-- the run reach the caller of materialise.
 function plan.register(name, section)
    local fn, apply_own, before, at = 'parallel.plan.register', section.apply, section.before, nil
    for i, s in ipairs(sections) do

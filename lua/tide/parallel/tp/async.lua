@@ -22,7 +22,7 @@ local tp_async = {}
 
 -- ---- rings -----------------------------------------------------------------------------------
 
--- Sends `out` to the rank below while fn runs; returns what came from the rank above, [B, rows, .].
+-- Sends `out` to the rank below while fn runs; returns what the rank above has sent, [B, rows, .].
 local function pass(comm, out, rows, fn)
    local n, shape = comm.size, out.shape
    shape[2] = rows

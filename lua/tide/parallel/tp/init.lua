@@ -12,26 +12,22 @@
 -- and gradients are those of the whole model: whole for what is replicated, this rank's part for
 -- what is cut. With one rank nothing is changed.
 
-local tide = require 'tide'
 local class = require 'tide.class'
-local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local names_ = require 'tide.util.names'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
-local private = require 'tide.util.private'
 local near = require 'tide.util.near'
 local nn = require 'tide.nn'
 local agree = require 'tide.comm.agree'
 local async = require 'tide.parallel.tp.async'
 local fingerprint = require 'tide.parallel.fingerprint'
+local head = require 'tide.parallel.tp.head'
 local layer = require 'tide.parallel.tp.layer'
 local layout = require 'tide.parallel.layout'
-local tp_mamba = require 'tide.parallel.tp.mamba'
-local loss_parallel = require 'tide.parallel.loss_parallel'
 local axis_of = require 'tide.parallel.axis_of'
-local collective = require 'tide.parallel.collective_op'
 local tp_plans = require 'tide.parallel.tp.plans'
+local question = require 'tide.parallel.tp.question'
 local norm = require 'tide.nn.norm'
 local spread = require 'tide.nn.spread'
 local tp_style = require 'tide.parallel.tp.style'
@@ -40,19 +36,7 @@ local tp = {}
 
 local op = 'parallel.parallelize_module'
 
--- ---- checks ----------------------------------------------------------------------------------
-
--- Head counts that do not divide are refused, those of keys first.
-function tp.check_heads(config, n)
-   local name = 'parallel.tensor_parallel'
-   config = config.text_config or config
-   for _, field in ipairs { 'num_key_value_heads', 'num_attention_heads' } do
-      local heads = config[field]
-      err.raise_if(heads and heads % n ~= 0, 'E_ARG', name, '%s (%d) must be divisible by the '
-         .. 'tensor parallel size (%d); use a size that divides it, or dp_shard or cp instead of '
-         .. 'tp', field, heads, n)
-   end
-end
+-- ---- patterns --------------------------------------------------------------------------------
 
 local function as_style(pattern, v)
    local style = tp_style.read(v)
@@ -60,8 +44,6 @@ local function as_style(pattern, v)
       .. '{ name, input =, output = }', v)
    return style
 end
-
--- ---- patterns --------------------------------------------------------------------------------
 
 -- Patterns in a fixed order, each with its style.
 local function entries(plan)
@@ -112,90 +94,13 @@ function Run:add(fn) self.changes[#self.changes + 1] = fn end
 
 function Run:refuse(path, text, ...) err.raise('E_ARG', op, "'%s': " .. text, path, ...) end
 
--- ---- the question to a module ------------------------------------------------------------------
-
--- What Module.tp is asked with, beside the style: ranks, rank, path, children (name -> style).
-local Cut = {}
-Cut.__index = Cut
-
--- Raises E_ARG with the path of the module.
-function Cut:refuse(text, ...) err.raise('E_ARG', op, "'%s': " .. text, self.path, ...) end
-
--- Refuses fewer things than ranks.
-function Cut:check_size(what, size)
-   if size < self.ranks then
-      self:refuse('%s (%d) is less than the %d ranks', what, size, self.ranks)
-   end
-end
-
--- How a tensor of that shape lies on the axis where dim is cut; blocks as in Module.tp, or a list
--- of counts a rank for each.
-function Cut:layout(shape, dim, blocks) return layer.layout(self.env, shape, dim, blocks) end
-
--- Number of things (from 0) before those of this rank, of n that are shared out evenly.
-function Cut:first(n) return dims.sum(layout.balanced(n, self.ranks), self.rank) end
-
--- Refuses all but: the children `into` leave their result cut along the last dim and `out` takes
--- it, or none does. Returns whether they do. Children that the module has not are left out.
-function Cut:all_or_none(into, out, text)
-   local cut, all = 0, 0
-   for _, name in ipairs(into) do
-      local style = self.children[name]
-      all = all + (self.module[name] and 1 or 0)
-      cut = cut + (style and style.output == 'S(-1)' and 1 or 0)
-   end
-   local after = self.children[out] ~= nil and self.children[out].input == 'S(-1)'
-   if cut == 0 and not after then return false end
-   if cut < all or not after then self:refuse('%s, all or none', text) end
-   return true
-end
-
--- Refuses numbers of attention heads that the ranks do not divide.
-function Cut:check_heads(heads, kv_heads)
-   tp.check_heads({ num_key_value_heads = kv_heads, num_attention_heads = heads }, self.ranks)
-end
-
--- The answer of a Mamba-2 layer that is cut by heads.
-function Cut:by_heads()
-   local m, env = self.module, self.env
-   local plan = tp_mamba.plan(m, self.ranks)
-   return {
-      give = { in_proj = { blocks = plan.rows, after = tp_mamba.after(m, env, plan) },
-         out_proj = { blocks = { plan.inner } } },
-      done = function() tp_mamba.apply(m, env, plan) end,
-   }
-end
-
-local answer_fields = { 'cut', 'takes', 'gives', 'late', 'call', 'after', 'length', 'done', 'give',
-   'summed' }
-local into_layouts = { ['R S(1)'] = true, ['R R'] = true, ['S(-1) R'] = true,
-   ['S(-1) S(-1)'] = true, ['S(1) S(1)'] = true }
-local out_layouts = { ['P R'] = true, ['P S(1)'] = true, ['S(-1) S(-1)'] = true,
-   ['S(-1) R'] = true, ['S(-1) S(1)'] = true, ['R R'] = true, ['S(1) S(1)'] = true }
-
-local function check_answer(cut, style, answer)
-   local name = ('%s.tp'):format(cut.module.class_name)
-   err.options(name, answer, answer_fields)
-   if not answer.cut then return end
-   for field in each(err.type(name, 'cut', answer.cut, 'table')) do
-      if not tide.is_tensor(cut.module[field]) then err.arg(name, 'cut', 'parameters', field) end
-   end
-   if not style then cut:refuse('%s cuts parameters, and the plan gives no style', name) end
-   local takes, gives = answer.takes or 'R', answer.gives or 'R'
-   if not answer.length and not into_layouts[takes .. ' ' .. style.input]
-      or not out_layouts[gives .. ' ' .. style.output] then
-      cut:refuse('the module takes %s and gives %s, which does not fit the style %s', takes, gives,
-         tostring(style))
-   end
-end
-
 -- ---- changes of one module -------------------------------------------------------------------
 
 function Run:question(path, m)
    local children = {}
    for _, name in ipairs(m._child) do children[name] = self.styles[names_.join(path, name)] end
-   return setmetatable({ module = m, path = path, children = children, given = self.cuts[path],
-      ranks = self.env.axis.size, rank = self.env.axis.rank, env = self.env }, Cut)
+   return question.new { module = m, path = path, children = children, given = self.cuts[path],
+      env = self.env }
 end
 
 -- Products of nn.Linear that overlap with the reduce-scatter behind them.
@@ -217,7 +122,7 @@ function Run:answered(path, m, style, answer)
    end)
 end
 
--- A module that says nothing of a style is whole on every rank.
+-- A module without an answer for its style is whole on every rank.
 function Run:whole(path, m, style)
    local env = self.env
    if style.shard then
@@ -231,14 +136,14 @@ function Run:whole(path, m, style)
    self:add(function() layer.summed_gradients(m, env) end)
 end
 
--- Asks a module how it is cut, and notes what it answers.
+-- Asks a module how it is cut, and adds the changes that its answer needs.
 function Run:ask(path, m)
-   local style, env, cut = self.styles[path], self.env, self:question(path, m)
+   local style, env, asked = self.styles[path], self.env, self:question(path, m)
    for _, field in ipairs(style and m._param or {}) do
       if layout.get(m, field) then self:refuse(path, 'is cut over ranks already') end
    end
-   local answer = m:tp(style, cut)
-   if answer then check_answer(cut, style, answer) end
+   local answer = m:tp(style, asked)
+   if answer then asked:check(style, answer) end
    if answer and answer.cut then return self:answered(path, m, style, answer) end
    if style then self:whole(path, m, style) end
    if not answer then return end
@@ -272,44 +177,8 @@ end
 
 -- ---- the sequence and the head ---------------------------------------------------------------
 
--- The module whose rows are the output projection, with its path.
-local function head_of(model)
-   if not model.head_loss then return end
-   local weight = model:head()
-   for _, entry in ipairs(model:named_parameters()) do
-      if entry.param.id == weight.id then return entry.name:match '^(.*)%.[^.]+$', entry.owner end
-   end
-end
-
--- What the methods of a model compute of final states where each rank has some of the V rows of the
--- head: by name, fn(model, states, ..).
-local function cut_heads(env, V, gather)
-   local counts = layout.balanced(V, env.axis.size)
-   local part = { comm = env.axis.comm or env.axis, first = dims.sum(counts, env.axis.rank),
-      size = V }
-   return {
-      head_loss = function(me, x, labels, o)
-         return nn.loss.per_count(private.note(function(x_NC, labels_N, attrs)
-            return loss_parallel.linear_cross_entropy(x_NC, me:head(), labels_N, env.axis, counts,
-               attrs)
-         end), x, labels, o, me.op or op)
-      end,
-      head_distil = function(me, x, labels, teacher, o)
-         return nn.distil._of_part(me.op or op, x, me:head(), labels, teacher, o, part)
-      end,
-      head_logprobs = function(me, x, labels, o)
-         return nn.logprob._of_part(me.op or op, x, me:head(), labels, o, part)
-      end,
-      head_logits = function(me, x)
-         local y = tide.linear(x, me:head())
-         if not gather then return y end
-         return private.replace(y, collective.gather_from(y, env.axis, -1, counts))
-      end,
-   }
-end
-
 function Run:head(model, opts)
-   local path, m = head_of(model)
+   local path, m = head.of(model)
    local style, env = self.styles[path], self.env
    if not style and not self.sequence then return end
    err.raise_if(not path, 'E_UNSUPPORTED', op, 'the plan cuts the sequence (sequence_parallel), '
@@ -321,7 +190,8 @@ function Run:head(model, opts)
    if style and not cut then
       self:refuse(path, 'the output projection can only be cut by vocabulary rows')
    end
-   local of_part = cut and cut_heads(env, embed and m.nvocab or m.nout, opts.gather_logits ~= false)
+   local V = embed and m.nvocab or m.nout
+   local of_part = cut and head.of_part(env, V, opts.gather_logits ~= false)
    local convert = cut and layer.into_parts or layer.into_whole
    self:add(function()
       if cut then model.keeps_logits_apart = opts.gather_logits == false end
@@ -440,7 +310,7 @@ function tp.tensor_parallel(model, axis, opts)
    axis_of('parallel.tensor_parallel', 'axis', axis)
    check_whole(model)
    if axis.size > 1 and model.config and not is_attention_free(model) then
-      tp.check_heads(model.config, axis.size)
+      question.check_heads(model.config, axis.size)
    end
    local plan = tp_plans.plan_for(model, { plan = opts.plan, declared = opts.declared,
       sequence_parallel = opts.sequence_parallel })

@@ -1,7 +1,7 @@
 -- What a style makes of a module: the collectives around it.
 --
--- A module says how it is cut under a style (see Module.tp), and gets a wrap that runs its forward
--- on parts of the parameters between two changes of layout. Each change is a collective whose
+-- A module answers how a style cuts it (see Module.tp), and gets a wrap that runs its forward on
+-- parts of the parameters between two changes of layout. Each change is a collective whose
 -- backward is its adjoint (see collective_op), so gradients need no code here.
 --
 -- env, one for a model: axis; length (tokens of the whole sequence of the call under way, which a
@@ -63,8 +63,8 @@ end
 
 -- ---- parameters ------------------------------------------------------------------------------
 
--- How what has that shape lies on the axis. dim: which is cut; nil: none. blocks: how many equal
--- ones are cut each for itself, or a list of counts a rank for each.
+-- How a tensor of that shape lies on the axis. dim: which is cut; nil: none. blocks: the number of
+-- equal blocks of dim that are cut one by one, or a list of counts a rank for each.
 function tp_layer.layout(env, shape, dim, blocks)
    local counts
    if type(blocks) == 'table' then counts, blocks = #blocks > 1 and blocks or blocks[1], #blocks end
@@ -98,7 +98,7 @@ local function finish(x, made, ...)
    return ...
 end
 
--- next(self, made, ...), where made is what x became, and goes afterwards.
+-- next(self, made, ...), where made is x in another layout, which is freed afterwards.
 function tp_layer.through(next, self, x, made, ...)
    return finish(x, made, next(self, made, ...))
 end
@@ -126,7 +126,7 @@ function tp_layer.summed_gradients(module, env)
    around(module, function(next, self, ...) return next(summing(env, self, self._param), ...) end)
 end
 
--- All that a module takes first in another layout.
+-- Gives a module its first argument in another layout.
 function tp_layer.convert_input(module, env, convert, from)
    around(module, function(next, self, x, ...)
       return tp_layer.through(next, self, x, convert(env, x, from), ...)
@@ -182,14 +182,14 @@ local function cut_fields(m, env, answer)
    return rest, counts
 end
 
--- x from the layout of the style in that which the module takes.
+-- x, which has the layout `from`, in the layout that the module takes.
 local function enter(env, x, from, takes, counts)
    if takes == 'R' then return tp_layer.into_parts(env, x, from) end
    if from == takes or takes == 'S(1)' then return x end
    return collective.scatter_to(x, env.axis, -1, counts)
 end
 
--- y as the module gives it in the layout of the style.
+-- y, which has the layout `gives`, in the layout `to` of the style.
 local function leave(env, y, gives, to, counts)
    if gives == 'P' then return tp_layer.sum_parts(env, y, to) end
    if gives == 'S(-1)' then return tp_layer.join_parts(env, y, to, counts) end
@@ -204,8 +204,8 @@ function tp_layer.add_late(env, style, self, y, name)
       and collective.copy_to(bias, env.axis) or bias))
 end
 
--- Makes a module what it answered that it is under a style (see Module.tp). shared: the owner of
--- the module brings x in the right layout.
+-- Cuts a module as it has answered for a style (see Module.tp), and wraps its forward. shared: its
+-- parent gives x in the right layout.
 function tp_layer.answered(m, env, style, answer, shared)
    local rest, counts = cut_fields(m, env, answer)
    if answer.done then answer.done(counts and counts[env.axis.rank + 1]) end

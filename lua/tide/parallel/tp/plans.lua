@@ -1,10 +1,10 @@
 -- Plans: which style each module of a model gets.
 --
--- A plan is a table of patterns and styles, built from what the model is made of, so
--- a subclass or a mixture of known parts gets one too. A family may register its own function; a
--- model may carry what its author declared (_tp_plan, style names by pattern); the caller may give
--- a table, a function, or the dotted path of either. Sequence parallelism is a rewriting of a plan:
--- what is summed leaves cut along the sequence, what reads it gathers it, norms work on their part.
+-- A plan is a table of patterns and styles. It is built from the parts of a model, so a subclass or
+-- a mixture of known parts gets one too. A family may register its own function; a model may carry
+-- what its author declared (_tp_plan, style names by pattern); the caller may give a table, a
+-- function, or the dotted path of either. Sequence parallelism rewrites a plan: sums are scattered
+-- along the sequence, the layers that read them gather them, norms work on their part.
 
 local tide = require 'tide'
 local class = require 'tide.class'

@@ -1,7 +1,7 @@
 -- Styles: how one module is cut over the tensor-parallel axis.
 --
--- A style is an immutable record of a cut of the weight and the layouts of what enters
--- in and goes out; equal records are one object, so styles compare with == and can be shared.
+-- A style is an immutable record of a cut of the weight and of the layouts of input and output.
+-- Equal records are one object, so styles compare with == and can be shared.
 --
 --    name                weight (Linear)    input   output
 --    colwise             rows (dim 1)       R       S(-1)
@@ -12,7 +12,7 @@
 --    gather_input        whole              S(1)    R       (a module on the whole sequence)
 --
 -- R: alike on every rank; S(-1): cut along the last dim; S(1): along the sequence, the dim after
--- the batch. Layouts carry the names of the field, in which dims count from 0.
+-- the batch. The names of layouts are those of the literature, in which dims count from 0.
 -- The fields shard ('rows', 'columns' or nil), input and output can be read; blocks is the number
 -- of projections fused in the rows of a weight. with{} gives the style with some fields changed.
 
