@@ -137,8 +137,8 @@ end
 --
 -- fn runs opts.warmup (1) times as usual, so that libraries open and choose, and then once to be
 -- recorded; that one computes nothing until the first replay. Numbers of the host are those of the
--- recording; but random numbers go on from where the generator stands at each replay, which moves
--- on as fn would, and optimizer:step() in fn, which needs a warm-up, reads its rate and step number
+-- recording; but a replay draws random numbers from where the generator stands, which it moves
+-- as fn would, and optimizer:step() in fn, which needs a warm-up, reads its rate and step number
 -- then. Collectives of tensors on the device over NCCL are part of the step: all ranks record and
 -- replay together. What a replay could not repeat is refused under E_STATE, by the name of the op:
 -- reading a tensor (item, tolist), copies from the host, other collectives and a barrier, a look at

@@ -121,7 +121,7 @@ local function check_export(job)
       opt.export)
 end
 
--- Returns the model on the null device: of the run that is gone on with, or of --from. With
+-- Returns the model on the null device: of the run that is resumed, or of --from. With
 -- --lora.rank or --adapter all of it is frozen but its adapters.
 function chats.model(job)
    local tide, opt = require 'tide', job.opt

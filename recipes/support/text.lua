@@ -22,8 +22,8 @@ local function own_sources(name)
    return list
 end
 
--- Where tokenizer and template lie, unless options say so: with the run that is gone on with, or
--- with the model that is learnt on from, if there is one.
+-- The folder of tokenizer and template, unless options name others: the run that is resumed, or the
+-- model of --from; else nil.
 function text.home(opt)
    if opt.from and opt.resume then return opt.resume_from or opt.out end
    return opt.from

@@ -186,7 +186,7 @@ describe('the run that is there', function()
             xxh64 = fs.hash('spec', at .. 'state.json') }
          fs.write_json('spec', at .. 'manifest.json', manifest)
          refused('E_ARG', 'the mesh is that of the checkpoint: start as many ranks, or give the '
-            .. 'mesh to go on with, e.g. --mesh.dp 1', given, '--out', out, '--resume')
+            .. 'mesh to resume on, e.g. --mesh.dp 1', given, '--out', out, '--resume')
          local opt = given('--out', out, '--resume', '--mesh.tp', '1')
          assert.same({ 0, false }, { opt.mesh.dp, opt.sequence_parallel or false })
          opt = given('--out', out, '--resume', '--mesh.tp', '2')

@@ -107,7 +107,7 @@ describe('pretraining over ranks', function()
          assert.matches('--mesh.dp-shard 3 in the checkpoint, now 1\n', out, 1, true)
          bad(1, where .. 'small --resume --steps 10', '--mesh.dp_shard 2 x --mesh.tp 2, but the '
             .. 'run has 1 rank (tide run -n 4, or mpirun -np 4); the mesh is that of the '
-            .. 'checkpoint: start as many ranks, or give the mesh to go on with, e.g. --mesh.dp 1')
+            .. 'checkpoint: start as many ranks, or give the mesh to resume on, e.g. --mesh.dp 1')
          out = ok(2, where .. 'small --resume --steps 5 --mesh.dp 2')
          assert.matches('--sequence-parallel true in the checkpoint, now false\n', out, 1, true)
          ok(1, where .. 'plain --steps 4')

@@ -1,7 +1,7 @@
--- Reads what the launcher passed to this Lua state, for code that goes on after a restart.
+-- Reads what the launcher passed to this Lua state, for code that continues after a restart.
 --
 -- `tide run --max-restarts K` runs a recipe again, in new Lua states, when a rank has failed. Such
--- a run is one job: its checkpoints carry the job's name, so a second attempt goes on from LATEST
+-- a run is one job: its checkpoints carry the job's name, so a second attempt resumes from LATEST
 -- if and only if an attempt of the same job wrote it.
 
 local fs = require 'tide.util.fs'
@@ -19,7 +19,7 @@ function launch.job() return host().job end
 -- How often the job has been started again.
 function launch.restarts() return host().restart or 0 end
 
--- The folder of a run to go on from: `out`, if this is another attempt of the job that wrote the
+-- The folder of a run to resume: `out`, if this is another attempt of the job that wrote the
 -- newest checkpoint there; else nil.
 function launch.resume_from(out)
    if launch.restarts() == 0 or not out or not fs.exists(fs.join(out, 'LATEST')) then return nil end

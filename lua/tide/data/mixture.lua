@@ -104,7 +104,7 @@ function Mixture:epochs()
    return most
 end
 
--- What restore needs to go on from here: plain data.
+-- What restore needs to continue from here: plain data.
 function Mixture:state()
    local parts = {}
    for i, part in ipairs(self.samplers) do

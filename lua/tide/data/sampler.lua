@@ -76,7 +76,7 @@ end
 -- Passes through the data so far.
 function Sampler:epochs() return self.position / self.windows end
 
--- What restore needs to go on from here: plain data.
+-- What restore needs to continue from here: plain data.
 function Sampler:state()
    return {
       seed = self.seed, position = self.position, seq = self.seq, count = self.count,

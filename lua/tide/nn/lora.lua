@@ -222,7 +222,7 @@ end
 -- has adapters, or is spread over ranks already.
 function lora.attach(model, opts)
    err.raise_if(rawget(model, 'adapter'), 'E_STATE', op, 'the model has adapters already; merge '
-      .. 'and remove them first, or go on with them')
+      .. 'and remove them first, or continue with them')
    spread.check_whole(op, model, 'attach adapters first')
    local list = chosen(model, opts.targets)
    for _, entry in ipairs(list) do

@@ -13,8 +13,8 @@ local unused = require 'tide.train.unused'
 
 local captured = {}
 
--- A step without a look at the device: the losses of this rank's micro-batches and the norm, as
--- tensors. found_inf is 0 where all of them are finite on all ranks, else NaN.
+-- Runs a step without reading from the device. Returns the losses of this rank's micro-batches and
+-- the norm, as tensors. found_inf is 0 where all of them are finite on all ranks, else NaN.
 local function unread(self, batches, count)
    local losses = {}
    -- what a context keeps for its batch must outlive the first call, which is not recorded
@@ -26,7 +26,7 @@ local function unread(self, batches, count)
       self.optim:zero_grad()
       for i, batch in ipairs(batches) do run(i, batch) end
       if self.comm.size > 1 then
-         -- the first call is not recorded, the one that is does as it did
+         -- the first call is not recorded; the recorded one must make the same calls
          if not self.compared then unused.refuse('train.step', self.comm, self.optim) end
          self.compared = true
          self.comm:all_reduce(self.optim:grads())
@@ -80,7 +80,7 @@ function captured.run(self, batches, meanwhile)
       cause = cause }
 end
 
--- A sharded model whose host takes no part in backward.
+-- Refuses options of a sharded model with which the host takes part in backward.
 local by_device = signature.options {
    'where not (check_for_nan_in_grad or cpu_offload) -- E_UNSUPPORTED: captured: '
       .. "{check_for_nan_in_grad and 'check_for_nan_in_grad' or 'cpu_offload'} of fully_shard lets "

@@ -5,9 +5,9 @@
 -- leaves the earlier checkpoints and LATEST as they were. A load checks every size and hash before
 -- it looks into any file. model.safetensors with config.json is the published layout of weights.
 --
--- A model on a mesh is saved by all its ranks, each its pieces (train/shard_store.lua), and goes
--- on with any other number of ranks or placement, as does a checkpoint of one rank; `consolidate`
--- makes the published layout of it.
+-- A model on a mesh is saved by all its ranks, each its pieces (train/shard_store.lua), and
+-- resumes on any other number of ranks or placement, as does a checkpoint of one rank;
+-- `consolidate` makes the published layout of it.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'

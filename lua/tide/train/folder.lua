@@ -5,7 +5,7 @@
 --    .staging-step-00000041 a checkpoint that is being written
 --    .old-step-00000041     the earlier one of that step while the new one takes its place
 --    .gone-step-00000010    a checkpoint that is being removed
---    aside-1                a run folder too: checkpoints after the one that the run went on from
+--    aside-1                a run folder too: checkpoints after the one that was resumed
 --    .lock, metrics.jsonl, loss.svg
 --
 -- Every change is one rename, so a process that is killed leaves complete checkpoints. `repair`
@@ -97,7 +97,7 @@ function folder.find(op, where)
       folder.older(op, fs.join(where, name)))
 end
 
--- Returns what to do about a damaged checkpoint, for the end of the message: to go on from the one
+-- Returns what to do about a damaged checkpoint, for the end of the message: to resume from the one
 -- before it, else from another of its run, else to begin anew. '' for one that is in no run.
 function folder.older(op, path)
    local out, name = split((path:gsub('%.old%-', '')))
@@ -198,11 +198,11 @@ function folder.clear(op, out)
    end
 end
 
--- ---- going on from an earlier checkpoint -------------------------------------------------------
+-- ---- resuming from an earlier checkpoint -------------------------------------------------------
 
--- The run in `out` goes on from `step`: moves its later checkpoints, with a copy of the metrics,
--- into a run folder of their own. Returns that folder; nil if there are no later ones, or if `step`
--- is what LATEST names. After a kill in between, the next call goes on with it.
+-- Prepares the run in `out` to resume from `step`: moves its later checkpoints, with a copy of the
+-- metrics, into a run folder of their own. Returns that folder; nil if there are no later ones, or
+-- if `step` is what LATEST names. After a kill in between, the next call completes it.
 function folder.set_aside(op, out, step)
    local later, aside = {}, fs.join(out, '.aside')
    for _, name in ipairs(folder.list(op, out)) do
@@ -282,7 +282,7 @@ function folder.lock(op, out, comm)
 end
 
 -- Refuses to write a new run over one that `out` holds. resume: the checkpoint that the new run
--- goes on from, or nil.
+-- resumes, or nil.
 function folder.check_free(op, out, resume)
    local step = folder.step_in(op, out)
    if not step or resume and folder.is_of(folder.find(op, resume), out) then return end

@@ -1,5 +1,5 @@
--- One start of a recipe that trains: its command line, the run that it goes on from, its ranks, and
--- the messages about a user's mistakes.
+-- One start of a recipe that trains: its command line, the run that it resumes, its ranks, and the
+-- messages about a user's mistakes.
 --
 --    job.main({ name = 'pretrain', title = .., options = rows, words = .., train = fn }, ...)
 --
@@ -66,7 +66,7 @@ end
 -- one line, with the options that the fields of a model come from.
 function Job:check(fn, ...) return err.people(given_codes, explained, self.words, fn, ...) end
 
--- ---- the run that it goes on from --------------------------------------------------------------
+-- ---- the run that it resumes -------------------------------------------------------------------
 
 -- What belongs to one start of the program and not to the run: never taken from a checkpoint.
 local own = { 'out', 'resume', 'resume_from', 'overwrite', 'threads', 'plan' }
@@ -188,7 +188,7 @@ local can_capture = signature.options {
       .. 'others at each step',
 }
 
--- The mesh that a run goes on with: that of its checkpoint may be of other ranks than are here.
+-- Checks the mesh of a resumed run: that of its checkpoint may need another number of ranks.
 local function check_mesh(self)
    if not self.resumed or self.resumed.other_mesh then return end
    local ok, e = pcall(plan_options.axes, self.opt, self.world.size, self.opt.plan)
@@ -196,11 +196,11 @@ local function check_mesh(self)
    local known = err.of(e)
    if not known then error(e, 0) end
    known.message = ('%s; the mesh is that of the checkpoint: start as many ranks, or give the mesh '
-      .. 'to go on with, e.g. --mesh.dp %d'):format(known.message, self.world.size)
+      .. 'to resume on, e.g. --mesh.dp %d'):format(known.message, self.world.size)
    err.throw(known)
 end
 
--- Options that are paths of what a run reads or writes, also when it is gone on with.
+-- Options that are paths of what a run reads or writes, also when it is resumed.
 local paths = { 'data', 'val_data', 'chat_template', 'tokenizer', 'from', 'adapter', 'export',
    'teacher', 'teacher_cache', 'reference' }
 
@@ -246,7 +246,7 @@ end
 
 -- ---- what a recipe asks for --------------------------------------------------------------------
 
--- Whether this start goes on in the folder of the run that it goes on from: not a fork.
+-- Whether this start continues in the folder of the run that it resumes, and is no fork.
 function Job:is_same_run()
    local from = self.opt.resume_from
    if not from then return self.resumed ~= nil end
@@ -256,8 +256,8 @@ end
 -- The mesh and the options of parallel.plan that the command line asks for.
 function Job:mesh() return plan_options.read(self.opt, self.world.size, self.opt.plan) end
 
--- Sets the steps of a recipe with --epochs, each of `rows` rows, unless --steps says them or the
--- run is gone on with.
+-- Sets the steps of a recipe with --epochs, each of `rows` rows, unless --steps gives them or the
+-- run is resumed.
 function Job:settle_epochs(rows)
    local opt, given = self.opt, self.given
    if given.steps or self.resumed and not given.epochs then return end
@@ -323,7 +323,7 @@ local function tell(self, corpus, plan)
       kept > 1 and not opt.resume_from and (', the newest of %d checkpoints'):format(kept) or '')
 end
 
--- A run (train.run) in --out, as this start of the program begins it or goes on with it. corpus,
+-- A run (train.run) in --out, which this start of the program begins or resumes. corpus,
 -- plan: named on standard error. opts: those of train.run beside what belongs to the job.
 function Job:run(corpus, plan, opts)
    local opt, o = self.opt, copy(opts)

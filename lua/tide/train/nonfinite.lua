@@ -1,8 +1,8 @@
 -- Which rank and tensor brought a number that is not finite into a step.
 --
--- After gradients are summed every rank has the same NaN, so each looks at its own
--- before that: one pass that reads them, and names only where it finds something. Ranks exchange
--- what they found when a step is left out, which all of them know.
+-- After the sum over ranks every rank has the same NaN. So each rank searches its own gradients
+-- before it: one pass, which makes names only where it finds something. Ranks exchange what they
+-- found when a step is left out, which all of them know.
 
 local tide = require 'tide'
 

@@ -95,10 +95,10 @@ local function optim_names(optim)
    return table.concat(list, '\n')
 end
 
--- Ranks that add up gradients make the update each for itself: with other weights, another limit,
--- another optimiser or another loss on one, replicas silently drift apart or learn a mixture.
--- So with models of equal shapes that compute different things, or that freeze other parameters. A
--- sharded model has compared itself.
+-- Ranks that add up gradients update their replicas separately. If one has other weights, another
+-- limit, optimiser or loss, replicas silently drift apart or learn a mixture. The same happens to
+-- models of equal shapes that compute different things, or that freeze other parameters. A sharded
+-- model has compared itself.
 function replicas.check_replicas(self, op)
    local items = {
       { 'limits of the gradient norm (clip)', tostring(self.clip), 'shown' },

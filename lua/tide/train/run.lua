@@ -330,7 +330,7 @@ end
 
 -- ---- the begin ---------------------------------------------------------------------------------
 
--- Restores what `resume` names (a folder). Returns the step to go on from, and of the checkpoint
+-- Restores what `resume` names (a folder). Returns the step to resume from, and of the checkpoint
 -- the folder, the validation loss, and the best one if that lies in `out`.
 local function resume(o)
    if not o.resume then return 0 end

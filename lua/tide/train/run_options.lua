@@ -54,7 +54,7 @@ local function check_ids(op, o)
    end
 end
 
--- What the run goes on from: what the caller says, or what another attempt of this job has left.
+-- Sets the checkpoint to resume: the caller's, or that of an earlier attempt of this job.
 local function settle_resume(op, o)
    local before = launch.resume_from(o.out)
    if before then

@@ -1,9 +1,9 @@
 -- Tensors of a checkpoint as pieces: which rank writes what, and how any box is read again.
 --
--- A piece is a box of a whole tensor, { name, shape, offset, size } with a list entry
--- a dim. Every rank writes what it holds and no lower rank does, one file a rank and kind, and
--- shards.json says where each box lies. Reading asks for a box of the whole tensor and
--- opens only files with a piece of it, so a run goes on with any number of ranks and any placement.
+-- A piece is a box of a whole tensor, { name, shape, offset, size } with a list entry a dim. A rank
+-- writes the boxes that it holds and no lower rank does, one file a rank and kind; shards.json says
+-- where each box lies. Reading asks for a box of the whole tensor and opens only files with a piece
+-- of it, so a run resumes on any number of ranks and any placement.
 -- A checkpoint of one rank (model.safetensors) is read in the same way: one box a tensor.
 --
 -- Kinds are 'model' and 'optim'; an optimiser's tensor is called "<parameter>.<field>".

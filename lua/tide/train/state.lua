@@ -15,7 +15,7 @@ local states = require 'tide.nn.state'
 
 local state = {}
 
--- What the steps of a run are cut from. A run goes on only with the same.
+-- What the batches of a run depend on; a run resumes only with equal values.
 local function data_of(run)
    local s = run.sampler
    return {
@@ -118,8 +118,8 @@ function state.collect(run)
    return saved
 end
 
--- The weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no run goes
--- on from. wants(name): which of them; nil: all. Every rank calls it.
+-- The weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no run
+-- resumes. wants(name): which of them; nil: all. Every rank calls it.
 function state.weights(sharded, wants)
    return { pieces = pieces_of(sharded, wants or all_names), comm = sharded.comm,
       plain = copy(description(sharded.model),
@@ -148,8 +148,8 @@ local function check_rows(op, saved, now)
       .. 'the same value', packed[saved.documents ~= nil], packed[now.documents ~= nil])
 end
 
--- An f32 master is the exact weight of a 16-bit parameter, and a wider parameter is its own: what
--- is stored as the one goes on as the other, with the same bits. (Shards of 16-bit parameters are
+-- An f32 master is the exact weight of a 16-bit parameter, and a wider parameter needs none: one
+-- is restored as the other, with the same bits. (Shards of 16-bit parameters are
 -- f32 by default.)
 local function keeps_master(param) return param.dtype == 'bf16' or param.dtype == 'f16' end
 

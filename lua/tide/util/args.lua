@@ -6,14 +6,13 @@
 --
 -- The type follows from the default; without one it must be given. also: words that people write
 -- for it, which messages know; the last part of a nested name is one. list: each time it is given
--- adds a value, and several arrive as a list. Of any other option the last one counts. fixed: a run
--- that is gone on with keeps the value that it was begun with (Parser:refuse_fixed). Nested
--- names are written a.b and arrive as result.a.b. On a command line: --name value, --name=value,
--- --flag, --flag yes, --no-flag, and --set a.b=value. --config FILE gives options by a file of data
--- (util.config), which the command line overrides; --print-config shows all values.
--- Hyphens and underscores are the same:
--- --val-every is result.val_every. Pure Lua; raises errors that name the option and, for a misspelt
--- one, the nearest.
+-- adds a value, and several arrive as a list. Of any other option the last one counts. fixed: a
+-- resumed run keeps the value that it was begun with (Parser:refuse_fixed). Nested names are
+-- written a.b and arrive as result.a.b. On a command line: --name value, --name=value, --flag,
+-- --flag yes, --no-flag, and --set a.b=value. --config FILE gives options by a file of data
+-- (util.config), which the command line overrides; --print-config shows all values. Hyphens and
+-- underscores are the same: --val-every is result.val_every. Pure Lua; raises errors that name the
+-- option and, for a misspelt one, the nearest.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -389,7 +388,7 @@ end
 -- The options of a program; prints help or the configuration, and ends the program's run by
 -- returning nil.
 -- base(options, given), if given, returns options that replace the defaults, or nil; e.g. those of
--- the run that is gone on with; and what else the caller wants to know. Results: the options, the
+-- the run that is resumed; and what else the caller wants to know. Results: the options, the
 -- parser, those that were given (full name -> value), the second of base.
 function args.parse(program, rows, argv, base)
    local parser = args.new(program, rows)

@@ -1,5 +1,5 @@
 -- finally(after, fn, ...): the results of fn(...). Calls after(failed) in between, also when fn
--- raises; the error goes on from there.
+-- raises; the error then propagates.
 
 local function ended(after, ok, ...)
    after(not ok)
