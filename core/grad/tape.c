@@ -230,6 +230,16 @@ static int save_outputs(tide__node *n, const tide__call *c, uint32_t which)
   return TIDE_OK;
 }
 
+/* Returns whether the derivative may read input i. */
+static bool reads_input(const tide__op *op, const tide__call *c, int i)
+{
+  if (!(op->save_in >> i & 1)) return false;
+  if (!(op->flags & TIDE__OPF_CROSS)) return true;
+  for (int j = 0; j < c->nin; j++)
+    if (j != i && c->in[j] && tide__tensor_needs_grad(c->in[j])) return true;
+  return false;
+}
+
 static int record(tide_ctx *ctx, const tide__call *c)
 {
   const tide__op *op = tide__op_get(c->op);
@@ -237,7 +247,7 @@ static int record(tide_ctx *ctx, const tide__call *c)
   TIDE_TRY(tide__node_new(&n, ctx, c->op, c->nin, c->in, c->nout));
   if (!(op->flags & TIDE__OPF_BCAST)) *n->attrs = c->tape_differs ? c->tape : c->attrs;
   for (int i = 0; i < c->nin && i < 32; i++) {
-    if (!c->in[i] || !(op->save_in >> i & 1)) continue;
+    if (!c->in[i] || !reads_input(op, c, i)) continue;
     n->in[i].saved.recompute = tide__is_recomputed(ctx, c->op, i, c->in[i]);
     if (n->in[i].saved.recompute) continue;
     tide_tensor_retain(c->in[i]);

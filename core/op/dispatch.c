@@ -25,6 +25,7 @@
 #define RATES TIDE__OPF_RATES
 #define RECOMPUTES TIDE__OPF_RECOMPUTES
 #define CODES TIDE__OPF_CODES
+#define CROSS TIDE__OPF_CROSS
 #define RULE(name) tide__grad_##name
 
 static const tide__op ops[TIDE__NOP] = {

@@ -309,7 +309,7 @@ int tide__grad_linear_joined(const tide__grad_call *g)
   if (!all) TIDE_TRY(gather_parts(&all, g));
   if (!all) return grad_of_each(g);
   tide_tensor *dy = TIDE__TEMP(&v, tide__rows_of, all);
-  TIDE__DO(&v, tide__side_by_side(&w, g->nout, g->in + WEIGHT, 0));
+  if (g->need[0]) TIDE__DO(&v, tide__side_by_side(&w, g->nout, g->in + WEIGHT, 0));
   if (g->need[0]) TIDE__DO(&v, tide__grad_of_rows(g, dy, w));
   bool weights = false;
   for (int i = WEIGHT; i < WEIGHT + g->nout; i++) weights = weights || g->need[i];

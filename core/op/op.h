@@ -21,7 +21,7 @@ enum { TIDE__MAX_IN = 14, TIDE__MAX_OUT = 8 };
 /* Flags beyond the public TIDE_OPF_*. */
 enum {
   TIDE__OPF_BCAST = 1 << 8, TIDE__OPF_RATES = 1 << 9, TIDE__OPF_RECOMPUTES = 1 << 10,
-  TIDE__OPF_CODES = 1 << 11
+  TIDE__OPF_CODES = 1 << 11, TIDE__OPF_CROSS = 1 << 12
 };
 /* Inputs of rope_joined before those that it turns. */
 enum { TIDE__TURNED = 2 };

@@ -273,6 +273,40 @@ describe('a walk', function()
       close(w.grad, { 2, 2 })
    end)
 
+   it('keep a factor for the gradient of the other alone', function()
+      local a, b, other = tide.ones { 2, 3 }, tide.ones { 3, 2 }, tide.ones { 4, 3 }
+      local products = {
+         mul = function(x, w) return x * w end,
+         matmul = function(x, w) return x:matmul(w:t()) end,
+         linear = function(x, w) return tide.linear(x, w) end,
+         linear_joined = function(x, w)
+            local y, z = unpack(tide.linear_joined(x, { w, other }))
+            return y:sum() + z:sum() * 2
+         end,
+         linear_lora = function(x, w) return tide.linear_lora(x, w, a, b, 0.5) end,
+      }
+      for name, product in pairs(products) do
+         local function run(trained, change)
+            local leaves = { tide.tensor { { 1, 2, 3 }, { 4, 5, 6 }, { 7, 8, 9 } },
+               tide.tensor { { 2, 0, 1 }, { 1, 1, 3 }, { 0, 2, 5 } } }
+            leaves[trained]:requires_grad_()
+            local parts = { leaves[1] + 0, leaves[2] + 0 }
+            local y = product(parts[1], parts[2]):sum()
+            if change then change(parts) end
+            y:backward()
+            return leaves[trained].grad:tolist()
+         end
+         for trained = 1, 2 do
+            local want = run(trained)
+            assert.same(want, run(trained, function(p) p[trained]:detach():fill_(7) end), name)
+            assert.same(want, run(trained, function(p) p[trained]:release() end), name)
+            refused('E_STATE', 'changed in place', run, trained, function(p)
+               p[3 - trained]:detach():fill_(7)
+            end)
+         end
+      end
+   end)
+
    it('notices saved tensors whose bytes were dropped', function()
       local w = leaf { 1, 2 }
       local x = w + 0

@@ -172,6 +172,11 @@ describe('nn.lora', function()
          tide.model.save_adapter(model, dir .. '/a')
          tide.model.save(model, dir .. '/m')
          assert.is_true(off(lora.merge(model)(ids), want) < 1e-5)
+         tide.model.save_adapter(model, dir .. '/merged')
+         refused('E_STATE', 'are merged, so its weights hold their changes; call nn.lora.unmerge',
+            tide.model.load_adapter, model, dir .. '/a')
+         assert.is_true(off(tide.model.load_adapter(tide.model.llama(config, { seed = 2 }),
+            dir .. '/merged')(ids), want) < 1e-5)
          assert.is_true(off(lora.unmerge(model)(ids), want) < 1e-5)
          assert.is_true(off(tide.model.load(dir .. '/m')(ids), want) < 1e-5)
          local again = tide.model.load_adapter(tide.model.llama(config, { seed = 2 }), dir .. '/a')

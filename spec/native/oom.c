@@ -29,7 +29,7 @@ static void *resize(void *user, void *ptr, size_t nold, size_t nnew)
   return p;
 }
 
-enum { NTENSOR = 16 };
+enum { NTENSOR = 20 };
 
 typedef struct scene {
   tide_ctx *ctx;
@@ -76,6 +76,26 @@ static int train(scene *s)
   return tide_adamw_(ctx, 1, &t[1], &t[7], &t[10], &t[11], NULL, t[9], NULL, NULL, &attrs);
 }
 
+/* A weight with a change of low rank: of few rows, which keep h, or of many, which copy the weight. */
+static int adapted(scene *s, int64_t rows)
+{
+  const int64_t xs[] = {rows, 8}, as[] = {2, 8}, bs[] = {8, 2};
+  tide_tensor **t = s->t + 14;
+  tide_event event;
+  for (int i = 0; i < 5; i++) tide_tensor_release(t[i]), t[i] = NULL;
+  STEP(tide_full(&t[0], s->ctx, TIDE_DEV_CPU, TIDE_F32, 2, xs, 0.5));
+  STEP(tide_full(&t[1], s->ctx, TIDE_DEV_CPU, TIDE_F32, 2, as, 0.25));
+  STEP(tide_full(&t[2], s->ctx, TIDE_DEV_CPU, TIDE_F32, 2, bs, 2));
+  for (int i = 0; i < 3; i++) STEP(tide_set_needs_grad(t[i], true));
+  STEP(tide_linear_lora(&t[3], t[0], s->t[1], NULL, t[1], t[2], 0.5));
+  STEP(tide_mean(&t[4], t[3], 0, NULL, false));
+  tide_backward_release(s->walk);
+  s->walk = NULL;
+  STEP(tide_backward_begin(&s->walk, t[4], NULL, false));
+  for (int rc; (rc = tide_backward_next(s->walk, &event)) != TIDE_OK;) STEP(rc);
+  return TIDE_OK;
+}
+
 /* The weights to a file and back, and a piece of JSON. */
 static int files(scene *s)
 {
@@ -95,6 +115,8 @@ static int scenario(scene *s)
   int depth = tide_scope_push(s->ctx);
   STEP(depth);
   int rc = train(s);
+  if (rc == TIDE_OK) rc = adapted(s, 2);
+  if (rc == TIDE_OK) rc = adapted(s, 40);
   if (rc == TIDE_OK) rc = files(s);
   int popped = tide_scope_pop(s->ctx, depth, &s->t[1], rc == TIDE_OK);
   return rc < 0 ? rc : popped;

@@ -111,7 +111,8 @@ local function norms_of(W)
    return (W * W):sum(2):sqrt()
 end
 
--- Writes the adapters that read(name) gives.
+-- Writes the adapters that read(name) gives. plain.stretch: of merged weights, what DoRA has
+-- multiplied their rows by; the norms of these are the magnitudes but for the sign.
 local function write(op, dir, plain, read, o)
    local description = plain.adapter
    if not description then err.raise('E_STATE', op, 'the model has no adapters') end
@@ -127,7 +128,11 @@ local function write(op, dir, plain, read, o)
       for _, path in ipairs(description.modules) do
          for _, field in ipairs { '.lora_A', '.lora_B', description.dora and '.lora_m' or nil } do
             local t = read(path .. field)
-            if field == '.lora_m' then t = norms_of(weight(path .. '.weight')) + t:to 'f32' end
+            if field == '.lora_m' then
+               local norms = norms_of(weight(path .. '.weight'))
+               local by = plain.stretch and plain.stretch[path]
+               t = by and norms * by:to('cpu'):sign():squeeze(2) or norms + t:to 'f32'
+            end
             tensors[published(path .. field)] = (o.dtype and t:to(o.dtype) or t):contiguous()
          end
       end
@@ -166,6 +171,12 @@ local function write_sharded(op, sharded, dir, o)
    return dir
 end
 
+-- Whether the weights of a model hold the changes of its adapters (nn.lora.merge).
+local function is_merged(model)
+   local of = rawget(model, '_adapter')
+   return of ~= nil and of.merged
+end
+
 -- Writes the adapters of a model, of what fully_shard returned (all ranks call it), or of a
 -- checkpoint or the newest of a run, as PEFT does. opts: base (what base_model_name_or_path says;
 -- default: the folder that the model was loaded from), dtype. Returns dir.
@@ -177,7 +188,8 @@ function adapter.save(what, dir, opts)
    if what.is_sharded then return write_sharded(op, what, dir, opts) end
    local tensors = model:state_dict()
    return write(op, dir, { config = family.config(model), family = family.of(model),
-      adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised') },
+      adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised'),
+      stretch = is_merged(model) and rawget(model, '_adapter').stretch or nil },
       function(name) return tensors[name]:to 'cpu' end, opts)
 end
 
@@ -327,6 +339,8 @@ function adapter.load(what, dir)
    check_base(op, dir, run.model, c, modules)
    local description = rawget(run.model, 'adapter')
    if description then
+      err.raise_if(is_merged(run.model), 'E_STATE', op, 'the adapters of the model are merged, so '
+         .. 'its weights hold their changes; call nn.lora.unmerge(model) first')
       check_description(op, dir, c, description)
    else
       lora.attach(run.model, { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,
