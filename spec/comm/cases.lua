@@ -16,11 +16,18 @@ return function(comm, name)
       if dtype == 'bool' then return (r + i) % 3 == 0 and 1 or 0 end
       return (r * 5 + i * 3) % 4
    end
-   local function make(count, dtype, r, at)
-      local list = {}
-      for i = 1, count do list[i] = value(r or me, i - 1 + (at or 0), dtype) end
-      return tide.tensor(list, { dtype = dtype })
+   local made = {}
+   local function make(count, dtype)
+      local key = dtype .. count
+      if not made[key] then
+         local list = {}
+         for i = 1, count do list[i] = value(me, i - 1, dtype) end
+         made[key] = tide.tensor(list, { dtype = dtype })
+      end
+      return made[key]:clone()
    end
+   -- Elements for each rank of calls that take some for all: a part of `count` for many ranks.
+   local function each(count) return n > 3 and math.ceil(2 * count / n) or count end
    local function numbers(t)
       local list = t:reshape { t:numel() }:tolist()
       for i, v in ipairs(list) do
@@ -137,6 +144,7 @@ return function(comm, name)
       end, sum, dtype)
    end
    function run.reduce_scatter(count, dtype, opts)
+      count = each(count)
       for _, op in ipairs(reductions(dtype)) do
          local out = comm:reduce_scatter(make(count * n, dtype), op, opts)
          if opts then out = out:wait() end
@@ -155,6 +163,7 @@ return function(comm, name)
          rows[me + 1], dtype)
    end
    function run.all_to_all(count, dtype, opts)
+      count = each(count)
       local out = comm:all_to_all(make(count * n, dtype), opts)
       if opts then out = out:wait() end
       return check('all_to_all', out, function(i)
@@ -190,6 +199,7 @@ return function(comm, name)
       end, count * n, dtype)
    end
    function run.scatter(count, dtype, opts)
+      count = each(count)
       local out = tide.empty({ count }, { dtype = dtype })
       local work = comm:scatter(out, me == root and make(count * n, dtype) or nil, root, opts)
       if opts then work:wait() end

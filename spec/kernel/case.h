@@ -252,7 +252,7 @@ static inline int check_case(const op_case *op, int nin, const k_tensor *in, con
                                      k_cpu_##name##_work, mask };
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
-enum { REPEAT = 80 };
+enum { REPEAT = 40 };
 
 static inline void case_begin(void) { free_blocks(); }
 
