@@ -27,7 +27,7 @@ local words = {
    { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
    { 'train_on', '--train-on' }, { 'kind', '--kl' }, { 'k', '--teacher-top-k' },
-   { 'rank', '--lora.rank' }, { 'targets', '--lora.targets' },
+   { 'rank', '--lora.rank', field = true }, { 'targets', '--lora.targets' },
 }
 
 local function train(self, opt)

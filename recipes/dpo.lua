@@ -24,7 +24,7 @@ local words = {
    { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
    { 'label_smoothing', '--label-smoothing' }, { 'kind', '--loss' },
-   { 'rank', '--lora.rank' }, { 'targets', '--lora.targets' },
+   { 'rank', '--lora.rank', field = true }, { 'targets', '--lora.targets' },
 }
 
 local function train(self, opt)

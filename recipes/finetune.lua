@@ -23,7 +23,8 @@ local text = require 'recipes.support.text'
 local words = {
    { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
-   { 'train_on', '--train-on' }, { 'rank', '--lora.rank' }, { 'targets', '--lora.targets' },
+   { 'train_on', '--train-on' }, { 'rank', '--lora.rank', field = true },
+   { 'targets', '--lora.targets' },
 }
 
 local function train(self, opt)

@@ -105,8 +105,8 @@ static void draw_shape(draw *d, cpu_gemm *g, int large)
   if (kind == 5) g->n = between(d, 1, 3);
 }
 
-/* Draws the strides of a matrix: along rows, across, or neither of them 1. Returns the elements from
- * the first to the last. */
+/* Draws the strides of a matrix: along rows, across, or neither of them 1. Returns the elements
+ * from the first to the last. */
 static int64_t draw_strides(draw *d, int64_t rows, int64_t cols, int64_t *rs, int64_t *cs)
 {
   int64_t gap = coin(d) * between(d, 0, 3), kind = between(d, 0, 4);

@@ -13,7 +13,8 @@ local refused = require 'spec.support.refused'
 local tide = require 'tide'
 local tmp = require 'spec.support.tmp'
 
-local words = { { 'hidden_size', '--dim' }, { 'head_dim', '--dim / --heads', follows = true } }
+local words = { { 'hidden_size', '--dim' }, { 'head_dim', '--dim / --heads', follows = true },
+   { 'rank', '--lora.rank', field = true } }
 
 -- What the options of the recipe have otherwise.
 local changes = {}
@@ -227,6 +228,8 @@ describe('a mistake', function()
    it('is told with the options that fields come from', function()
       for message, want in each {
          ['hidden_size 5 is odd'] = 'hidden_size 5 is odd (hidden_size is --dim)',
+         ['read it on one rank'] = 'read it on one rank',
+         ['rank: 9 is too large'] = 'rank: 9 is too large (rank is --lora.rank)',
          ['hidden_size (--dim) is odd'] = 'hidden_size (--dim) is odd',
          ['my_hidden_size is odd'] = 'my_hidden_size is odd',
          ['hidden_size must be even, or give head_dim'] =

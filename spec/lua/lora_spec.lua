@@ -164,6 +164,24 @@ describe('nn.lora', function()
       assert.equal(14, #lora.attach(model, {}).modules)
    end)
 
+   it('adapts a layer in two places once', function()
+      local layer = tide.nn.Linear(6, 6, { seed = 1 })
+      local model = tide.nn.Stack { layer, layer }
+      assert.equal(1, #lora.attach(model, { rank = 2 }).modules)
+      fill(model)
+      local x = tide.randn { 3, 6 }
+      local want = model(x):detach()
+      assert.is_true(off(want, lora.without(model, function() return model(x) end)) > 1e-3)
+      assert.is_true(off(lora.merge(model)(x), want) < 1e-5)
+      assert.is_true(off(lora.unmerge(model)(x), want) < 1e-5)
+      assert.equal(2, #adapters(model))
+      local a, b = tide.nn.Linear(6, 6, { seed = 1 }), tide.nn.Linear(6, 6, { seed = 2 })
+      b.weight = a.weight
+      refused('E_UNSUPPORTED', { "'0' and '1' share one weight", 'leave one of them out' },
+         lora.attach, tide.nn.Stack { a, b }, { rank = 2 })
+      assert.is_nil(a.lora_A)
+   end)
+
    it('merges changes with norms (DoRA), and writes them as peft does', function()
       tmp.with(function(dir)
          local model = adapted { rank = 2, alpha = 3, dora = true }

@@ -443,6 +443,7 @@ promise['lua/guide/finetune.md'] = {
    { 'Losses do not depend on the mesh', 'recipe/finetune',
       'loses on every mesh what one rank loses', 'recipe/finetune', 'keeps the best checkpoint',
       'recipe/finetune_lora', 'lose on every mesh what they lose on one rank' },
+   { 'A layer without adapters keeps no', 'grad/tape', 'keep a factor for the gradient' },
    { 'With lora rank R every weight', 'lua/lora', 'changes nothing at first' },
    { 'lora targets', 'lua/lora', 'changes nothing at first' },
    { 'fully_shard gathers frozen parameters', 'lua/lora', 'keeps frozen bf16 weights' },

@@ -76,7 +76,7 @@ static int train(scene *s)
   return tide_adamw_(ctx, 1, &t[1], &t[7], &t[10], &t[11], NULL, t[9], NULL, NULL, &attrs);
 }
 
-/* A weight with a change of low rank: of few rows, which keep h, or of many, which copy the weight. */
+/* A weight with a change of low rank: few rows keep h, many copy the weight. */
 static int adapted(scene *s, int64_t rows)
 {
   const int64_t xs[] = {rows, 8}, as[] = {2, 8}, bs[] = {8, 2};

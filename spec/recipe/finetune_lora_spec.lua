@@ -113,6 +113,8 @@ describe('adapters in recipes/finetune.lua', function()
          tide.nn.lora.attach(model, { rank = 2 })
          tide.model.save_adapter(model, dir .. '/other', { base = 'another' })
          bad(words .. '--adapter ' .. dir .. '/other', 'is of another base model (another)')
+         bad(words .. '--from ' .. dir .. '/other', '/other holds adapters of another model '
+            .. '(another); load that one, then these with')
       end)
    end)
 end)

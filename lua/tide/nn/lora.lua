@@ -41,13 +41,13 @@ local op = 'nn.lora.attach'
 -- ---- which layers ------------------------------------------------------------------------------
 
 -- The Linear layers that can be adapted, { path, m } each: all but the output head, which is used
--- as a weight alone.
+-- as a weight alone. A layer in several places has the path of the first one.
 function lora.layers(model)
    local head = model.head_loss and model:head().id
-   local list = {}
+   local list, seen = {}, {}
    model:walk(function(m, path)
-      if class.is(m, Linear) and not (m.weight and m.weight.id == head) then
-         list[#list + 1] = { path = path, m = m }
+      if class.is(m, Linear) and not (m.weight and m.weight.id == head) and not seen[m] then
+         list[#list + 1], seen[m] = { path = path, m = m }, true
       end
    end)
    return list
@@ -215,16 +215,29 @@ local function adapt(entry, rank, o, seed)
    add_wrap(m, o)
 end
 
+-- Raises if two layers have one weight, to which the changes of both could not be added.
+local function check_apart(list)
+   local owner = {}
+   for _, entry in ipairs(list) do
+      local id = entry.m.weight and entry.m.weight.id
+      err.raise_if(id and owner[id], 'E_UNSUPPORTED', op, "'%s' and '%s' share one weight, which "
+         .. 'could not hold the changes of both; leave one of them out of targets', owner[id],
+         entry.path)
+      if id then owner[id] = entry.path end
+   end
+end
+
 -- ---- doors -------------------------------------------------------------------------------------
 
 -- Gives the Linear layers that `targets` names adapters, and freezes everything else. Returns
 -- model.adapter: { rank, alpha, dropout, rslora, dora, modules (their paths) }. E_STATE: the model
--- has adapters, or is spread over ranks already.
+-- has adapters, or is spread over ranks already. E_UNSUPPORTED: two of the layers share a weight.
 function lora.attach(model, opts)
    err.raise_if(rawget(model, 'adapter'), 'E_STATE', op, 'the model has adapters already; merge '
       .. 'and remove them first, or continue with them')
    spread.check_whole(op, model, 'attach adapters first')
    local list = chosen(model, opts.targets)
+   check_apart(list)
    for _, entry in ipairs(list) do
       local most = math.min(entry.m.nin, entry.m.nout)
       err.raise_if(opts.rank > most, 'E_ARG', op, "rank: %d is larger than '%s' (%d -> %d) allows; "

@@ -239,12 +239,24 @@ function Weights:close() self.file:close() end
 
 -- ---- the folder --------------------------------------------------------------------------------
 
+-- Raises unless dir has a configuration. An adapter's folder is told apart.
+local function check_config(op, dir)
+   if fs.exists(fs.join(dir, 'config.json')) then return end
+   local adapter = fs.join(dir, 'adapter_config.json')
+   if fs.exists(adapter) then
+      local base = fs.read_json(op, adapter).base_model_name_or_path
+      err.raise('E_IO', op, '%s holds adapters of another model (%s); load that one, then these '
+         .. 'with tide.model.load_adapter (recipes that train: --from MODEL --adapter %s)', dir,
+         type(base) == 'string' and base or 'it does not say which', dir)
+   end
+   err.raise('E_IO', op, 'no checkpoint in %s (no config.json, manifest.json or LATEST)', dir)
+end
+
 -- Opens a folder: returns { dir, config (as the file says), generation (of generation_config.json,
 -- or nil) }. The weights are opened by folder.weights, when the family is known.
 function folder.open(op, dir)
    check_place(op, dir)
-   err.raise_if(not fs.exists(fs.join(dir, 'config.json')), 'E_IO', op,
-      'no checkpoint in %s (no config.json, manifest.json or LATEST)', dir)
+   check_config(op, dir)
    local self = { dir = dir, config = fs.read_json(op, fs.join(dir, 'config.json')) }
    if fs.exists(fs.join(dir, 'generation_config.json')) then
       self.generation = fs.read_json(op, fs.join(dir, 'generation_config.json'))

@@ -31,12 +31,13 @@ local given_codes = { 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED', '
 
 -- Adds to an error about fields of a configuration which options they come from. A field that
 -- follows from options cannot be given, so an advice to give it is left out. An option that the
--- error names already is not added.
+-- error names already is not added. `field`: a name that is a usual word, too, and counts before a
+-- colon alone.
 local function in_words(words, e)
    local list = {}
    for _, row in ipairs(words) do
       if row.follows then e.message = e.message:gsub(', or give ' .. row[1] .. '$', '') end
-      if e.message:find('%f[%w_]' .. row[1] .. '%f[^%w_]')
+      if e.message:find('%f[%w_]' .. row[1] .. (row.field and ':' or '%f[^%w_]'))
          and not e.message:find(row[2], 1, true) then
          list[#list + 1] = ('%s is %s'):format(row[1], row[2])
       end
