@@ -20,7 +20,7 @@ local function mpich(n, words)
 end
 
 describe('comm_mpi', function()
-   for _, n in ipairs { 2, 3, 4 } do
+   for _, n in ipairs { 3, 4 } do            -- on 2: without comparing calls, below
       it_mpi(('moves and reduces every dtype and count on %d processes'):format(n), function()
          assert.equal(n, count(ok(n, 'table'), 'mpi: 896 cases'))
       end)

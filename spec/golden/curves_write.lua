@@ -1,4 +1,4 @@
--- Writes spec/golden/curves.lua: losses of the recipes (f32, 20 steps, one rank), as they are when
+-- Writes spec/golden/curves.lua: losses of the recipes (f32, 8 steps, one rank), as they are when
 -- it runs. Only for a change of init, order of data or defaults that is meant.
 --
 --    luajit spec/golden/curves_write.lua
@@ -7,7 +7,7 @@ package.path = './?.lua;bindings/?.lua;lua/?.lua;lua/?/init.lua;' .. package.pat
 
 local case = require 'spec.recipe.curve_case'
 
-local lines = { '-- Written by spec/golden/curves_write.lua: what 20 steps of the recipes gave.',
+local lines = { '-- Written by spec/golden/curves_write.lua: what 8 steps of the recipes gave.',
    '', 'return {' }
 for _, name in ipairs(case.recipes) do
    local r = case.run(name)

@@ -164,7 +164,7 @@ static void test_not_finite(void **state)
 {
   (void)state;
   for (size_t d = 0; d < 4; d++)
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 12; i += d < 2 ? 1 : 3) {
       kase c = plain(all_dtypes[d]);
       c.tq = c.tk = 190 + i % 3 * 7, c.h = 2, c.hk = 1 + i % 2;
       c.d = i % 4 ? 40 : 16, c.dv = i % 3 ? 24 : 64;

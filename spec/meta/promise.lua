@@ -61,7 +61,7 @@ promise['README.md'] = {
    { 'tide run trace DIR records every rank', 'comm/trace', 'leaves a file a rank',
       'comm/trace_read', 'names who came last, by how much, and where' },
    { 'Without plan the same options train', 'recipe/parallel',
-      'equals one rank: 50 steps on two axes, the sequence cut' },
+      'equals one rank: 30 steps on two axes, the sequence cut' },
    { 'tensor parallel column row vocabulary', 'parallel/logits', 'are never whole' },
    { 'A checkpoint of any mesh resumes', 'recipe/parallel', 'goes on on another mesh' },
    { 'It is opened at the first use', 'cuda/emulated_all', 'have a row for every op but views' },

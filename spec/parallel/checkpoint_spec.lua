@@ -55,10 +55,10 @@ end
 describe('a checkpoint of a mesh', function()
    it('goes on with any number of ranks', function()
       tmp.with(function(dir)
-         for _, n in ipairs { 1, 2, 3, 4, 8 } do
-            local from = dir .. '/from-' .. n
+         for _, c in ipairs { { 1, 2, 8 }, { 2, 1, 3 }, { 3, 3, 4 }, { 4, 1, 8 }, { 8, 3, 4 } } do
+            local n, from = c[1], dir .. '/from-' .. c[1]
             ranks.run(n, save, from, nil, { steps = 2 })
-            for _, m in ipairs { 1, 2, 3, 4, 8 } do
+            for _, m in ipairs { c[2], c[3] } do
                local to = ('%s/%d-to-%d'):format(dir, n, m)
                ranks.run(m, save, to, from)
                local x = same_checkpoints(from, to)
@@ -162,7 +162,7 @@ describe('a checkpoint of a mesh', function()
       tmp.with(function(dir)
          ranks.run(1, saved, dir .. '/one', { dp_shard = 1 })
          local one = checkpoint.load(dir .. '/one')
-         for n = 2, 5 do
+         for _, n in ipairs { 2, 5 } do
             local out = dir .. '/' .. n
             ranks.run(2 * n, saved, out, { dp_shard = n, tp = 2 })
             local got = checkpoint.load(out)

@@ -1,4 +1,4 @@
--- The runs whose losses are stored: the recipes as they are, 20 steps on one rank, on a text that
+-- The runs whose losses are stored: the recipes as they are, 8 steps on one rank, on a text that
 -- is made here. Small files, so that the steps pass through the data more than once.
 
 local files = require 'spec.support.files'
@@ -32,17 +32,17 @@ end
 function case.run(name, more)
    return tmp.with(function(dir)
       tmp.mkdir(dir .. '/text')
-      files.write(dir .. '/text/a.txt', words(1500, 11))
-      files.write(dir .. '/text/b.txt', words(1200, 12))
+      files.write(dir .. '/text/a.txt', words(1000, 11))
+      files.write(dir .. '/text/b.txt', words(800, 12))
       files.write(dir .. '/text/tiny.txt', words(40, 13))
-      local out, status = recipe.luajit(('%s.lua --steps 20 --sample 0 --data %s/text --out %s/run '
+      local out, status = recipe.luajit(('%s.lua --steps 8 --sample 0 --data %s/text --out %s/run '
          .. '%s'):format(name, dir, dir, more or ''))
       assert(status == 0, out)
       local r = {}
       for _, field in ipairs { 'loss', 'grad_norm', 'lr' } do
          r[field] = recipe.losses(dir .. '/run', field)
       end
-      r.val_loss = recipe.losses(dir .. '/run', 'val_loss')[20]
+      r.val_loss = recipe.losses(dir .. '/run', 'val_loss')[8]
       return r
    end)
 end
