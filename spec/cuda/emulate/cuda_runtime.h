@@ -73,7 +73,7 @@ void tide_emulate_launch_with(struct tide_emulate_stream *stream, const tide_emu
 {
   auto call = [f, args...] { f(args...); };
   typedef decltype(call) call_t;
-  static_assert(alignof(call_t) <= TIDE_EMULATE_ALIGN, "arguments are aligned to 128 bytes at most");
+  static_assert(alignof(call_t) <= TIDE_EMULATE_ALIGN, "arguments lie at multiples of 128 bytes");
   tide_emulate_launch(stream, kernel, grid, block, shared,
                       {&call, sizeof call, [](const void *bound) {
                          (*static_cast<const call_t *>(bound))();
@@ -91,7 +91,7 @@ size_t tide_emulate_shared_size();
  * meets the others again. */
 const unsigned char *tide_emulate_meet(const void *give, size_t n);
 enum { TIDE_EMULATE_SLOT = 64 };
-/* The same, and the last lane that comes does it for all of the warp: what(what every lane gave). */
+/* The same, and the last lane to come does it for all of the warp: what(what every lane gave). */
 void tide_emulate_together(const void *give, size_t n, void (*what)(const unsigned char *all));
 /* Judges a read of the thread that runs, for what another lane reads for it. */
 void tide_emulate_reads(const void *p, size_t n);

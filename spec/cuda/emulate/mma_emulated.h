@@ -1,6 +1,6 @@
-/* Twins of the assembly of kernels/cuda/mma.cuh: lanes meet, and the last one that comes works out
- * what all of them get (mma.cpp). Copies are done late, at the wait, so that a missing wait is seen.
- * Spec only.
+/* Twins of the assembly of kernels/cuda/mma.cuh: lanes meet, and the last one to come works out
+ * what all of them get (mma.cpp). Copies are done late, at the wait, so that a missing wait is
+ * seen. Spec only.
  */
 #pragma once
 

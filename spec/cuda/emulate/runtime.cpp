@@ -1,8 +1,9 @@
 /* Blocks as fibers: the launches of spec/cuda/emulate/cuda_runtime.h.
  *
  * A fiber runs threads of the block one after another until one of them meets a barrier; only then
- * is another fiber needed. A fiber that waits switches to the next one that can go on. One launch at a time in the process (static shared memory is one):
- * streams.cpp runs the steps of streams under a lock.
+ * is another fiber needed. A fiber that waits switches to the next one that can go on. One launch
+ * at a time in the process (static shared memory is one): streams.cpp runs the steps of streams
+ * under a lock.
  *
  * Environment: TIDE_EMULATE_ORDER=reverse (blocks and threads begin with the last; CUDA C++
  * Programming Guide, "Thread Hierarchy": blocks run in any order), =both (see access.cpp).

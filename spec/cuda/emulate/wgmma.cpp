@@ -147,8 +147,10 @@ void carry_row(const tensor_map &m, const int64_t c[4], uint32_t to)
       continue;
     }
     memset(there, 0, 16);
-    for (int64_t k = i; k < i + 8; k++)
-      if (c[0] + k >= begin && c[0] + k < end) memcpy(there + (k - i) * 2, from + (c[0] + k) * 2, 2);
+    for (int64_t k = i; k < i + 8; k++) {
+      int64_t element = c[0] + k;
+      if (element >= begin && element < end) memcpy(there + (k - i) * 2, from + element * 2, 2);
+    }
   }
 }
 
