@@ -10,7 +10,7 @@ struct tide_top { template <class T> TIDE_DEVICE T operator()(T a, T b) const
   { return a != a || b > a ? b : a; } };
 
 /* Every lane gets the result. f is commutative; the tree is fixed. */
-template <class T, class F> TIDE_DEVICE T tide_warp_fold(T v, F f)
+template <class T, class F> TIDE_DEVICE_LONG T tide_warp_fold(T v, F f)
 {
 #pragma unroll
   for (int by = 16; by > 0; by >>= 1) v = f(v, __shfl_xor_sync(0xffffffffu, v, by));
@@ -18,7 +18,7 @@ template <class T, class F> TIDE_DEVICE T tide_warp_fold(T v, F f)
 }
 
 /* Every thread of a block of whole warps in x gets the result; zero is what leaves f as it is. */
-template <class T, class F> TIDE_DEVICE T tide_block_fold(T v, F f, T zero)
+template <class T, class F> TIDE_DEVICE_LONG T tide_block_fold(T v, F f, T zero)
 {
   __shared__ T part[32];
   int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, n = (int)(blockDim.x >> 5);

@@ -198,7 +198,7 @@ struct tide_packing {
 template <int K> struct tide_places { int64_t at[K]; };
 
 template <int K, int N>
-TIDE_DEVICE tide_places<K> tide_place_of(const tide_packing &p, int64_t pack)
+TIDE_DEVICE_LONG tide_places<K> tide_place_of(const tide_packing &p, int64_t pack)
 {
   tide_places<K> r;
 #pragma unroll

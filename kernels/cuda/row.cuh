@@ -102,7 +102,7 @@ template <class E, int N, int EACH> struct tide_row {
 
 /* Sums K numbers over the threads of a row, in a fixed order; all of them get the sums. Every
  * thread of the block calls it. */
-template <int K, class T> TIDE_DEVICE void tide_row_sum(T (&v)[K], int lanes)
+template <int K, class T> TIDE_DEVICE_LONG void tide_row_sum(T (&v)[K], int lanes)
 {
   for (int by = (lanes < 32 ? lanes : 32) >> 1; by > 0; by >>= 1)
 #pragma unroll

@@ -136,8 +136,8 @@ describe('the folder of make gpu-pack', function()
    end)
 
    it('c: times every row, and fails without a GPU', function()
-      local text, status = run('c', 'TIDE_EMULATE_CAPABILITY=90 ARGS="--small --no-peer '
-         .. '--peaks 10,20"')
+      local text, status = run('c', 'TIDE_EMULATE_CAPABILITY=90 ARGS="--small --once '
+         .. '--no-peer --peaks 10,20"')
       assert.equal(0, status, text)
       local f = assert(io.open(where .. '/out/c/cuda.json'))
       local rows = f:read '*a'

@@ -5,12 +5,13 @@
 -- TIDE_SPEC_NCCL. On a machine with several GPUs leave that unset.
 
 local nccl = require 'spec.cuda.nccl_ranks'
+local wide = require 'spec.support.wide'
 local run, values = nccl.run, nccl.values
 
 local collectives = require 'spec.comm.kinds'
 
 describe('collectives over NCCL', function()
-   for _, n in ipairs { 1, 3 } do
+   for _, n in ipairs(wide and { 1, 3 } or { 3 }) do
       for _, name in ipairs(collectives) do
          it(('%s on %d ranks'):format(name, n), function()
             local out = values(n, { check = name:find '_v$' ~= nil },
@@ -19,6 +20,11 @@ describe('collectives over NCCL', function()
          end)
       end
    end
+
+   it('reduce a list on a rank alone', function()
+      assert.same({ 64 }, values(1, nil,
+         "return require('spec.comm.cases')(comm, select(4, ...))", 'all_reduce_list'))
+   end)
 
    it('take a part of their own buffer, where the field does', function()
       local out = values(3, nil, [[

@@ -5,6 +5,7 @@
 -- a walk can be seen.
 
 local ffi = require 'ffi'
+local wide = require 'spec.support.wide'
 
 ffi.cdef [[
 void tide_emulate_walk(const int32_t *q_index, const int32_t *k_index, const int *mask, int tq,
@@ -149,7 +150,9 @@ describe('the tiles of a block', function()
          for i = 0, 129 do
             q[2 * i], q[2 * i + 1], k[2 * i], k[2 * i + 1] = 0, i + shift, 0, i
          end
-         for _, mask in ipairs(masks) do
+         -- the edges of tiles, and those of the window of 5
+         local edge = (shift + 2) % 32 <= 4 or (shift - 3) % 32 <= 4
+         for _, mask in ipairs((wide or edge) and masks or {}) do
             blocks { tq = 130, tk = 130, mask = mask, q_index = q, k_index = k }
          end
       end

@@ -30,6 +30,7 @@
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
+#include "stream.h"
 
 struct tide_emulated_desc {
   cublasComputeType_t compute;
@@ -328,6 +329,16 @@ static std::vector<double> rows_of(const void *p, cudaDataType_t type, int64_t f
   return list;
 }
 
+/* part[row] = the sum over k, in order, of a[k][row] b[k]. */
+static void dots(std::vector<double> *part, const double *a, const double *b, int64_t depth)
+{
+  double *to = part->data();
+  const size_t rows = part->size();
+  for (size_t row = 0; row < rows; row++) to[row] = 0;
+  for (int64_t k = 0; k < depth; k++, a += rows)
+    for (size_t row = 0; row < rows; row++) to[row] += a[row] * b[k];
+}
+
 static void multiply(const product &p)
 {
   const tide_emulated_layout &la = p.a, &lb = p.b, &ld = p.d;
@@ -335,28 +346,31 @@ static void multiply(const product &p)
   int64_t as = p.op.trans_a ? 1 : la.ld, ar = p.op.trans_a ? la.ld : 1;
   int64_t bs = p.op.trans_b ? lb.ld : 1, bc = p.op.trans_b ? 1 : lb.ld;
   int64_t block = p.op.a_mode ? 128 : depth;
+  std::vector<double> part((size_t)ld.rows);
   for (int64_t z = 0; z < ld.batch; z++) {
-    std::vector<double> a = rows_of(p.pa, la.type, z * la.stride, ld.rows, ar, depth, as,
-                                    p.op.compute);
+    std::vector<double> a = rows_of(p.pa, la.type, z * la.stride, depth, as, ld.rows, ar,
+                                    p.op.compute); /* [K, rows of d] */
     std::vector<double> b = rows_of(p.pb, lb.type, z * lb.stride, ld.cols, bc, depth, bs,
                                     p.op.compute);
-    for (int64_t col = 0; col < ld.cols; col++)
-      for (int64_t row = 0; row < ld.rows; row++) {
-        const double *x = a.data() + row * depth, *y = b.data() + col * depth;
-        double sum = 0;
-        for (int64_t first = 0; first < depth; first += block) {
-          double part = 0;
-          for (int64_t k = first; k < depth && k < first + block; k++) part += x[k] * y[k];
-          sum += part * scale_at(p.op.a_scale, p.op.a_mode, row, first / 128, depth, ld.rows)
+    for (int64_t col = 0; col < ld.cols; col++) {
+      std::vector<double> sums((size_t)ld.rows);
+      for (int64_t first = 0; first < depth; first += block) {
+        dots(&part, a.data() + first * ld.rows, b.data() + col * depth + first,
+             first + block < depth ? block : depth - first);
+        for (int64_t row = 0; row < ld.rows; row++)
+          sums[(size_t)row] += part[(size_t)row]
+            * scale_at(p.op.a_scale, p.op.a_mode, row, first / 128, depth, ld.rows)
             * scale_at(p.op.b_scale, p.op.b_mode, col, first / 128, depth, ld.cols);
-        }
+      }
+      for (int64_t row = 0; row < ld.rows; row++) {
         int64_t at = z * ld.stride + col * ld.ld + row;
-        sum *= p.alpha;
+        double sum = sums[(size_t)row] * p.alpha;
         if (p.beta != 0) sum += p.beta * get(p.pc, ld.type, at);
         if (p.op.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += get(p.op.bias, ld.type, row);
         if ((p.op.epilogue & 128) != 0) put(p.op.aux, ld.type, col * p.op.aux_ld + row, sum);
         put(p.pd, ld.type, at, activate(p.op.epilogue, sum));
       }
+    }
   }
 }
 

@@ -15,10 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <memory>
-
-#include "stream.h"
 
 #define TIDE_EMULATED 1
 #define TIDE_SM90A 1
@@ -27,6 +23,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define TIDE_DEVICE_LONG __attribute__((noinline))
 #define __shared__ static
 #define __constant__
 #define __launch_bounds__(...)
@@ -62,21 +59,23 @@ extern dim3 blockDim, gridDim;
 struct tide_emulate_kernel { const char *name; const void *function; };
 /* What a launch runs: run(bound), where bound are the arguments, taken when it was launched. */
 struct tide_emulate_body {
-  std::shared_ptr<const void> bound;
+  const void *bound;
   size_t size; /* of bound */
   void (*run)(const void *bound);
 };
+enum { TIDE_EMULATE_ALIGN = 128 };
 void tide_emulate_launch(struct tide_emulate_stream *stream, const tide_emulate_kernel &kernel,
                          dim3 grid, dim3 block, size_t shared, const tide_emulate_body &body);
-/* Arguments are taken by value when the kernel is launched, as CUDA takes them. */
+/* Arguments are taken by value when the kernel is launched, as CUDA takes them: as bytes. */
 template <class F, class... A>
 void tide_emulate_launch_with(struct tide_emulate_stream *stream, const tide_emulate_kernel &kernel,
                               dim3 grid, dim3 block, size_t shared, F f, A... args)
 {
-  auto call = [=] { f(args...); };
+  auto call = [f, args...] { f(args...); };
   typedef decltype(call) call_t;
+  static_assert(alignof(call_t) <= TIDE_EMULATE_ALIGN, "arguments lie at multiples of 128 bytes");
   tide_emulate_launch(stream, kernel, grid, block, shared,
-                      {std::make_shared<const call_t>(call), sizeof call, [](const void *bound) {
+                      {&call, sizeof call, [](const void *bound) {
                          (*static_cast<const call_t *>(bound))();
                        }});
 }
@@ -88,14 +87,14 @@ bool tide_emulate_may_launch(const struct tide_emulate_stream *stream,
                              const tide_emulate_kernel &kernel, size_t shared);
 void *tide_emulate_shared();
 size_t tide_emulate_shared_size();
-/* The thread waits for an event, named by an address, and goes on when ready answers true. */
-void tide_emulate_until(const void *event, std::function<bool()> ready);
-/* Happens when some thread waits for the event and none can go on: as late as it may. */
-void tide_emulate_later(const void *event, std::function<void()> what);
 /* All lanes give n bytes (at most 64). Returns what every lane gave, valid until the reading lane
  * meets the others again. */
 const unsigned char *tide_emulate_meet(const void *give, size_t n);
 enum { TIDE_EMULATE_SLOT = 64 };
+/* The same, and the last lane to come does it for all of the warp: what(what every lane gave). */
+void tide_emulate_together(const void *give, size_t n, void (*what)(const unsigned char *all));
+/* Judges a read of the thread that runs, for what another lane reads for it. */
+void tide_emulate_reads(const void *p, size_t n);
 void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffffu);
 int __syncthreads_or(int v);
@@ -111,7 +110,7 @@ int __syncthreads_or(int v);
     tide_cuda_stream(call),                                                                  \
     {#kernel, TIDE_EMULATE_ADDRESS(TIDE_EMULATE_NONE_##shared,                               \
                                    reinterpret_cast<const void *>(&kernel))},                \
-    grid, block, shared, [=](auto... a) { kernel(a...); }, __VA_ARGS__)
+    grid, block, shared, [=](const auto &...a) { kernel(a...); }, __VA_ARGS__)
 #define TIDE_DYNAMIC_SHARED(name) \
   unsigned char *name = static_cast<unsigned char *>(tide_emulate_shared())
 

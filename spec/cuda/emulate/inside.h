@@ -6,6 +6,12 @@
 #include <mutex>
 
 #include "cuda_runtime.h"
+#include "stream.h"
+
+/* The thread waits for an event, named by an address, and goes on when ready answers true. */
+void tide_emulate_until(const void *event, std::function<bool()> ready);
+/* Happens when some thread waits for the event and none can go on: as late as it may. */
+void tide_emulate_later(const void *event, std::function<void()> what);
 
 namespace emulated {
 

@@ -1,5 +1,6 @@
-/* Twins of the assembly of kernels/cuda/mma.cuh: lanes meet, and each works out its part from what
- * the others hold. Copies are done late, at the wait, so that a missing wait is seen. Spec only.
+/* Twins of the assembly of kernels/cuda/mma.cuh: lanes meet, and the last one to come works out
+ * what all of them get (mma.cpp). Copies are done late, at the wait, so that a missing wait is
+ * seen. Spec only.
  */
 #pragma once
 
@@ -14,38 +15,30 @@ template <bool F16> static inline float tide_emulate_half(const void *p)
   return F16 ? tide__f16_to_f32(bits) : tide__bf16_to_f32(bits);
 }
 
+/* What a lane gives to mma.m16n8k16: its parts of c, a and b. */
+struct tide_emulate_tile { float *c; uint32_t a[4], b[2]; };
+template <bool F16> void tide_emulate_mma(const unsigned char *all);
+extern template void tide_emulate_mma<false>(const unsigned char *all);
+extern template void tide_emulate_mma<true>(const unsigned char *all);
+
 template <bool F16> void tide_mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
 {
-  uint32_t give[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  const unsigned char *all = tide_emulate_meet(give, sizeof give);
-  int lane = tide_emulate_lane(), g = lane / 4, t = lane % 4;
-  for (int e = 0; e < 4; e++) {
-    int row = g + (e & 2 ? 8 : 0), col = 2 * t + (e & 1);
-    for (int k = 0; k < 16; k++) {
-      int a_lane = row % 8 * 4 + k % 8 / 2, a_reg = (row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0);
-      int b_lane = col * 4 + k % 8 / 2, b_reg = 4 + (k >= 8);
-      c[e] += tide_emulate_half<F16>(all + a_lane * TIDE_EMULATE_SLOT + a_reg * 4 + k % 2 * 2)
-        * tide_emulate_half<F16>(all + b_lane * TIDE_EMULATE_SLOT + b_reg * 4 + k % 2 * 2);
-    }
-  }
+  tide_emulate_tile give = {c, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  tide_emulate_together(&give, sizeof give, tide_emulate_mma<F16>);
 }
+
+/* What a lane gives to ldmatrix.x4: the row that it names, and where its registers are. */
+struct tide_emulate_rows { const void *row; uint32_t *r; };
+template <bool TRANS> void tide_emulate_ldmatrix(const unsigned char *all);
+extern template void tide_emulate_ldmatrix<false>(const unsigned char *all);
+extern template void tide_emulate_ldmatrix<true>(const unsigned char *all);
 
 template <bool TRANS> void tide_ldmatrix(uint32_t *r, const void *row)
 {
   if ((uintptr_t)row % 16) __builtin_trap();
-  const unsigned char *all = tide_emulate_meet(&row, sizeof row);
-  int lane = tide_emulate_lane(), g = lane / 4, t = lane % 4;
-  for (int m = 0; m < 4; m++) {
-    uint16_t pair[2];
-    for (int e = 0; e < 2; e++) {
-      int from = TRANS ? 2 * t + e : g, col = TRANS ? g : 2 * t + e;
-      const unsigned char *base;
-      memcpy(&base, all + (m * 8 + from) * TIDE_EMULATE_SLOT, sizeof base);
-      memcpy(&pair[e], base + col * 2, 2);
-    }
-    memcpy(&r[m], pair, 4);
-  }
-  __syncwarp(); /* a lane writes to the rows after all have read */
+  tide_emulate_reads(row, 16);
+  tide_emulate_rows give = {row, r};
+  tide_emulate_together(&give, sizeof give, tide_emulate_ldmatrix<TRANS>);
 }
 
 void tide_emulate_copy(void *to, const void *from, bool there);

@@ -1,8 +1,9 @@
 /* Blocks as fibers: the launches of spec/cuda/emulate/cuda_runtime.h.
  *
  * A fiber runs threads of the block one after another until one of them meets a barrier; only then
- * is another fiber needed. One launch at a time in the process (static shared memory is one):
- * streams.cpp runs the steps of streams under a lock.
+ * is another fiber needed. A fiber that waits switches to the next one that can go on. One launch
+ * at a time in the process (static shared memory is one): streams.cpp runs the steps of streams
+ * under a lock.
  *
  * Environment: TIDE_EMULATE_ORDER=reverse (blocks and threads begin with the last; CUDA C++
  * Programming Guide, "Thread Hierarchy": blocks run in any order), =both (see access.cpp).
@@ -11,6 +12,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 
 using emulated::launch_now;
@@ -25,12 +27,13 @@ __asm__(
   ".type tide_emulate_switch, @function\ntide_emulate_switch:\n"
   "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
   "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
-  "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
+  "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+  "  popq %rcx\n  jmp *%rcx\n" /* not ret: the processor's stack of returns is another fiber's */
   ".size tide_emulate_switch, .-tide_emulate_switch\n");
 
 namespace {
 
-enum { STACK = 256 << 10, SHARED = 227 << 10 };
+enum { STACK = 256 << 10, SHARED = 227 << 10, MOST = 1024 };
 enum state_t { IDLE, READY, WAIT_BLOCK, WAIT_WARP, WAIT_UNTIL };
 
 struct fiber {
@@ -53,6 +56,8 @@ struct warp {
 
 std::vector<fiber *> fibers;
 size_t nfiber; /* of them, those that the block needed until now */
+fiber *ready[MOST]; /* a ring of those that can go on */
+unsigned first_ready, nready;
 fiber *now;
 void *scheduler;
 const tide_emulate_body *body;
@@ -60,7 +65,7 @@ bool backwards; /* the last blocks and threads first */
 unsigned nthread, next_thread, finished;
 int came, any_flag, any_result;
 warp warps[32];
-size_t shared_size, turn; /* turn: the fiber that goes first is another in each round */
+size_t shared_size, turn; /* turn: the fiber that goes first is another after each barrier */
 alignas(128) unsigned char shared_bytes[SHARED];
 struct event { std::function<void()> what; const void *awaited; };
 std::vector<event> later;
@@ -68,11 +73,30 @@ std::vector<event> later;
 void place(unsigned t)
 {
   now->thread = t;
-  now->index = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+  if (t < blockDim.x) now->index = {t, 0, 0};
+  else now->index = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
   threadIdx = now->index;
 }
 
-void leave() { tide_emulate_switch(&now->sp, scheduler); }
+void enter(fiber *f)
+{
+  now = f;
+  launch_now->stack = f->stack;
+  threadIdx = f->index;
+  f->state = READY;
+}
+
+/* Returns a fiber that can go on, or null. Threads that have not begun come first. */
+fiber *next_fiber();
+
+/* The thread that runs stops here; what is next goes on. */
+void leave()
+{
+  fiber *f = now, *next = next_fiber();
+  if (!next) return tide_emulate_switch(&f->sp, scheduler);
+  enter(next);
+  tide_emulate_switch(&f->sp, next->sp);
+}
 
 void run_threads()
 {
@@ -80,7 +104,7 @@ void run_threads()
     while (next_thread < nthread) {
       unsigned t = next_thread++;
       place(backwards ? nthread - 1 - t : t);
-      body->run(body->bound.get());
+      body->run(body->bound);
       finished++;
     }
     now->state = IDLE;
@@ -88,24 +112,43 @@ void run_threads()
   }
 }
 
+/* Stacks begin at other lines of a page: the fibers of a warp have them in the cache together. */
 fiber *make_fiber()
 {
   fiber *f = new fiber;
   f->stack = static_cast<char *>(aligned_alloc(64, STACK));
-  void **top = reinterpret_cast<void **>(f->stack + STACK) - 2;
+  size_t line = fibers.size() % 61 * 64;
+  void **top = reinterpret_cast<void **>(f->stack + STACK - line) - 2;
   *top = reinterpret_cast<void *>(run_threads);
   f->sp = top - 6;
   fibers.push_back(f);
   return f;
 }
 
-void resume(fiber *f)
+fiber *next_fiber()
 {
-  now = f;
-  launch_now->stack = f->stack;
-  threadIdx = f->index;
+  if (next_thread < nthread) {
+    nfiber++;
+    return nfiber <= fibers.size() ? fibers[nfiber - 1] : make_fiber();
+  }
+  if (!nready) return nullptr;
+  nready--;
+  return ready[first_ready++ % MOST];
+}
+
+void goes_on(fiber *f)
+{
   f->state = READY;
-  tide_emulate_switch(&scheduler, f->sp);
+  ready[(first_ready + nready++) % MOST] = f;
+}
+
+/* Lets fibers of a list go on that wait for what, which begins at another one each time. */
+void release(fiber *const *list, size_t n, state_t what)
+{
+  if (!n) return;
+  size_t k = turn = (turn + 37) % n;
+  for (size_t i = 0; i < n; i++, k = k + 1 < n ? k + 1 : 0)
+    if (list[k]->state == what) goes_on(list[k]);
 }
 
 void wait(state_t what)
@@ -125,7 +168,7 @@ bool completes(warp &w)
     w.waiting[w.came++] = now;
     return false;
   }
-  for (int i = 0; i < w.came; i++) w.waiting[i]->state = READY;
+  release(w.waiting, (size_t)w.came, WAIT_WARP);
   w.came = 0;
   return true;
 }
@@ -145,11 +188,12 @@ bool happen()
   return false;
 }
 
-/* The first fiber that the block did not need before. */
-fiber *next_fiber()
+/* Lets the fibers go on that waited for what is so by now. */
+bool look()
 {
-  nfiber++;
-  return nfiber <= fibers.size() ? fibers[nfiber - 1] : make_fiber();
+  for (size_t k = 0; k < nfiber; k++)
+    if (fibers[k]->state == WAIT_UNTIL && fibers[k]->until()) goes_on(fibers[k]);
+  return nready > 0;
 }
 
 void run_block(size_t shared)
@@ -157,22 +201,17 @@ void run_block(size_t shared)
   next_thread = finished = 0;
   nfiber = 0;
   came = any_flag = 0;
-  for (warp &w : warps) w.came = 0;
+  for (unsigned i = 0; i < (nthread + 31) / 32; i++) warps[i].came = 0;
   shared_size = shared;
   emulated::block();
   memset(shared_bytes, 0xff, shared);
-  while (finished < nthread) {
-    bool moved = false;
-    for (; next_thread < nthread; moved = true) resume(next_fiber());
-    size_t n = nfiber, k = turn = (turn + 37) % n;
-    for (size_t i = 0; i < n; i++, k = k + 1 < n ? k + 1 : 0) {
-      fiber *f = fibers[k];
-      if (f->state == WAIT_UNTIL && f->until()) f->state = READY;
-      if (f->state != READY) continue;
-      resume(f);
-      moved = true;
+  for (;;) {
+    while (fiber *f = next_fiber()) {
+      enter(f);
+      tide_emulate_switch(&scheduler, f->sp);
     }
-    if (moved || happen()) continue;
+    if (finished == nthread) break;
+    if (look() || happen()) continue;
     wrong("%u of %u threads ended, the others wait at a barrier", finished, nthread);
   }
   if (!later.empty()) wrong("a block ended while copies into its shared memory ran");
@@ -213,12 +252,13 @@ struct launch {
   dim3 grid, block;
   size_t shared;
   int device;
+  std::shared_ptr<void> bound; /* a copy of the arguments */
   tide_emulate_body call;
 
   void run() const
   {
     order_t how = order();
-    emulated::running now = {kernel.name, device, call.bound.get(), call.size, nullptr, STACK,
+    emulated::running now = {kernel.name, device, call.bound, call.size, nullptr, STACK,
                              0, 0};
     body = &call;
     launch_now = &now;
@@ -262,7 +302,11 @@ void tide_emulate_launch(tide_emulate_stream *stream, const tide_emulate_kernel 
           grid.z, n, shared);
   if (!tide_emulate_may_launch(stream, kernel, shared)) return;
   stream->count(kernel.name);
-  launch l = {kernel, grid, block, shared, stream->device, call};
+  size_t whole = (call.size + TIDE_EMULATE_ALIGN - 1) / TIDE_EMULATE_ALIGN * TIDE_EMULATE_ALIGN;
+  std::shared_ptr<void> bound(aligned_alloc(TIDE_EMULATE_ALIGN, whole), free);
+  memcpy(bound.get(), call.bound, call.size);
+  launch l = {kernel, grid, block, shared, stream->device, bound,
+              {bound.get(), call.size, call.run}};
   stream->enqueue([l] {
     if (!tide_emulate_kernel_fails()) l.run();
     return true;
@@ -292,8 +336,7 @@ void __syncthreads()
   came = 0;
   any_result = any_flag;
   any_flag = 0;
-  for (size_t k = 0; k < nfiber; k++)
-    if (fibers[k]->state == WAIT_BLOCK) fibers[k]->state = READY;
+  release(fibers.data(), nfiber, WAIT_BLOCK);
 }
 
 int __syncthreads_or(int v)
@@ -313,12 +356,26 @@ void __syncwarp(unsigned)
 const unsigned char *tide_emulate_meet(const void *give, size_t n)
 {
   warp &w = warp_now();
-  unsigned char *slots = w.slot[w.turn];
-  memcpy(slots + now->thread % 32 * TIDE_EMULATE_SLOT, give, n);
+  unsigned char *slots = w.slot[w.turn], *mine = slots + now->thread % 32 * TIDE_EMULATE_SLOT;
+  if (n == 4) memcpy(mine, give, 4);
+  else if (n == 8) memcpy(mine, give, 8);
+  else memcpy(mine, give, n);
   if (completes(w)) w.turn ^= 1;
   else wait(WAIT_WARP);
   return slots;
 }
+
+void tide_emulate_together(const void *give, size_t n, void (*what)(const unsigned char *all))
+{
+  warp &w = warp_now();
+  unsigned char *slots = w.slot[w.turn];
+  memcpy(slots + now->thread % 32 * TIDE_EMULATE_SLOT, give, n);
+  if (!completes(w)) return wait(WAIT_WARP);
+  w.turn ^= 1;
+  what(slots);
+}
+
+void tide_emulate_reads(const void *p, size_t n) { emulated::access(p, n, false); }
 
 /* ---- copies under way: a queue a thread ------------------------------------------------------ */
 

@@ -25,6 +25,7 @@
  */
 #include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
@@ -123,12 +124,14 @@ queue *of(cudaStream_t s) { return static_cast<queue *>(s); }
 
 cudaError_t emulated::until(const std::function<bool()> &ready)
 {
-  for (nwait++;;) {
+  nwait++;
+  for (int asked = 0;; asked++) {
     {
       guard g(device_lock);
       if (ready()) return sticky();
     }
-    sched_yield();
+    if (asked < 50) sched_yield();
+    else usleep(100); /* what is waited for may be a rank's that takes its time */
   }
 }
 

@@ -140,10 +140,17 @@ void carry_row(const tensor_map &m, const int64_t c[4], uint32_t to)
   const unsigned char *from = m.data;
   for (int k = 1; k < 4 && end > begin; k++) from += c[k] * (int64_t)m.stride[k - 1];
   if (end > begin) emulated::access(from + begin * 2, (size_t)(end - begin) * 2, false);
-  for (int64_t i = 0; i < m.box[0]; i++) {
-    unsigned char *there = at(swizzled(to + (uint32_t)i * 2), 2);
-    if (c[0] + i >= begin && c[0] + i < end) memcpy(there, from + (c[0] + i) * 2, 2);
-    else memset(there, 0, 2);
+  for (int64_t i = 0; i < m.box[0]; i += 8) { /* 16 bytes */
+    unsigned char *there = at(swizzled(to + (uint32_t)i * 2), 16);
+    if (c[0] + i >= begin && c[0] + i + 8 <= end) {
+      memcpy(there, from + (c[0] + i) * 2, 16);
+      continue;
+    }
+    memset(there, 0, 16);
+    for (int64_t k = i; k < i + 8; k++) {
+      int64_t element = c[0] + k;
+      if (element >= begin && element < end) memcpy(there + (k - i) * 2, from + element * 2, 2);
+    }
   }
 }
 
@@ -230,58 +237,71 @@ void check(uint64_t descriptor)
     wrong("a descriptor is not of 128-byte swizzle with base offset 0");
 }
 
-/* Element (i, k) of an operand whose rows run along k; i counts rows of a or columns of b. */
-template <bool F16> float along(uint64_t descriptor, int i, int k)
+enum { CHUNK = 8 }; /* elements that lie side by side, whatever the swizzle */
+
+template <bool F16> void read_chunk(uint32_t address, float *to, int by)
 {
-  uint32_t a = field(descriptor, 0) + i % 8 * 128 + i / 8 * field(descriptor, 32) + k * 2;
-  return tide_emulate_half<F16>(at(swizzled(a), 2));
+  const unsigned char *from = at(swizzled(address), 2 * CHUNK);
+  for (int e = 0; e < CHUNK; e++) to[e * by] = tide_emulate_half<F16>(from + 2 * e);
 }
 
-/* Element (k, i) of b whose rows run along i, in tiles of 64. */
-template <bool F16> float across(uint64_t descriptor, int i, int k)
+/* Row i of an operand whose rows run along k, which counts rows of a or columns of b: 16 elements,
+ * each `by` floats behind the last. */
+template <bool F16> void read_along(uint64_t descriptor, int i, float *to, int by)
+{
+  uint32_t a = field(descriptor, 0) + i % 8 * 128 + i / 8 * field(descriptor, 32);
+  for (int k = 0; k < 16; k += CHUNK) read_chunk<F16>(a + k * 2, to + k * by, by);
+}
+
+/* Columns [i, i + 8) of row k of b, whose rows run along i, in tiles of 64. */
+template <bool F16> void read_across(uint64_t descriptor, int i, int k, float *to)
 {
   uint32_t a = field(descriptor, 0) + i % 64 * 2 + i / 64 * field(descriptor, 16) + k % 8 * 128
     + k / 8 * field(descriptor, 32);
-  return tide_emulate_half<F16>(at(swizzled(a), 2));
+  read_chunk<F16>(a, to, 1);
 }
 
-struct given { uint32_t a[4]; uint64_t da, db; };
+/* What a lane gives to the product of its warp. */
+struct given { const tide_emulate_product *p; float *d; };
 
-/* b of the product that a warp is at, columns by rows, read once for its lanes. */
-float read_by_warp[1024 / 32][256][16];
-
-/* This thread's part of a product: rows g and g + 8 of its warp, columns 8 n + 2 t and the next. */
-template <bool F16> void multiply(const tide_emulate_product &p, float *d)
+given of_lane(const unsigned char *all, int lane)
 {
-  given mine = {{0, 0, 0, 0}, p.a, p.b};
-  if (p.a_registers) memcpy(mine.a, p.a_registers, sizeof mine.a);
-  const unsigned char *all = tide_emulate_meet(&mine, sizeof mine);
-  int lane = tide_emulate_lane(), g = lane / 4, t = lane % 4, warp = (int)threadIdx.x / 32 % 4;
-  float a[2][16];
-  for (int r = 0; r < 2; r++)
-    for (int k = 0; k < 16; k++) {
-      int row = g + 8 * r;
-      const given *from = reinterpret_cast<const given *>(
-        all + (g * 4 + k % 8 / 2) * TIDE_EMULATE_SLOT);
-      if (from->da != p.a || from->db != p.b) wrong("lanes of a product name different operands");
-      int reg = r + (k >= 8 ? 2 : 0);
-      a[r][k] = p.a_registers
-        ? tide_emulate_half<F16>(reinterpret_cast<const unsigned char *>(&from->a[reg]) + k % 2 * 2)
-        : along<F16>(p.a, warp * 16 + row, k);
+  given r;
+  memcpy(&r, all + lane * TIDE_EMULATE_SLOT, sizeof r);
+  return r;
+}
+
+/* The 16 rows of a warp, which is one of four, times b: lane 4 g + t has rows g and g + 8, columns
+ * 8 n + 2 t and the next. Sums run over k in order. */
+template <bool F16> void multiply(const unsigned char *all)
+{
+  static float a[16][16], b[16][256], d[16][256];
+  const tide_emulate_product p = *of_lane(all, 0).p;
+  for (int lane = 0; lane < 32; lane++) {
+    const given x = of_lane(all, lane);
+    if (x.p->a != p.a || x.p->b != p.b) wrong("lanes of a product name different operands");
+    int g = lane / 4, t = lane % 4 * 2;
+    for (int r = 0; p.a_registers && r < 4; r++) {
+      uint16_t pair[2];
+      memcpy(pair, &x.p->a_registers[r], sizeof pair);
+      for (int e = 0; e < 2; e++)
+        a[g + r % 2 * 8][t + r / 2 * 8 + e] = tide_emulate_half<F16>(&pair[e]);
     }
-  float (*b)[16] = read_by_warp[threadIdx.x / 32];
-  for (int i = lane; i < p.n; i += 32)
+    for (int c = 0; c < p.n / 2; c++)
+      d[g + c / 2 % 2 * 8][c / 4 * 8 + t + c % 2] = p.add ? x.d[c] : 0;
+  }
+  int first = (int)threadIdx.x / 32 % 4 * 16;
+  for (int i = 0; !p.a_registers && i < 16; i++) read_along<F16>(p.a, first + i, a[i], 1);
+  for (int i = 0; !p.b_columns && i < p.n; i++) read_along<F16>(p.b, i, &b[0][i], 256);
+  for (int k = 0; p.b_columns && k < 16; k++)
+    for (int i = 0; i < p.n; i += CHUNK) read_across<F16>(p.b, i, k, &b[k][i]);
+  for (int row = 0; row < 16; row++)
     for (int k = 0; k < 16; k++)
-      b[i][k] = p.b_columns ? across<F16>(p.b, i, k) : along<F16>(p.b, i, k);
-  __syncwarp();
-  for (int c = 0; c < p.n / 4; c++) {
-    int column = c / 2 * 8 + 2 * t + c % 2;
-    float *to = d + c / 2 * 4 + c % 2;
-    if (!p.add) to[0] = to[2] = 0;
-    for (int k = 0; k < 16; k++) {
-      to[0] += a[0][k] * b[column][k];
-      to[2] += a[1][k] * b[column][k];
-    }
+      for (int i = 0; i < p.n; i++) d[row][i] += a[row][k] * b[k][i];
+  for (int lane = 0; lane < 32; lane++) {
+    float *to = of_lane(all, lane).d;
+    for (int c = 0; c < p.n / 2; c++)
+      to[c] = d[lane / 4 + c / 2 % 2 * 8][c / 4 * 8 + lane % 4 * 2 + c % 2];
   }
 }
 
@@ -316,8 +336,8 @@ void tide_emulate_wgmma_wait(int n)
     tide_emulate_product p = mine.list.front().p;
     mine.list.pop_front();
     std::vector<float> &d = mine.held[p.d];
-    if (p.f16) multiply<true>(p, d.data());
-    else multiply<false>(p, d.data());
+    given x = {&p, d.data()};
+    tide_emulate_together(&x, sizeof x, p.f16 ? multiply<true> : multiply<false>);
     bool more = false;
     for (const started &s : mine.list) more = more || s.p.d == p.d;
     if (more) continue;
