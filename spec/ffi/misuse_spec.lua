@@ -67,9 +67,9 @@ describe('misuse of methods', function()
       end)
 
       it('of ' .. name .. ' with two arguments is refused or computed', function()
-         local fn = methods[name]
-         for _, first in ipairs(odd_values()) do
-            for _, second in ipairs(odd_values()) do
+         local fn, values = methods[name], odd_values()
+         for _, first in ipairs(values) do
+            for _, second in ipairs(values) do
                try(name, first[1] .. ', ' .. second[1], fn, tide.ones { 2, 3 }, first[2], second[2])
                try(name, '1, ' .. first[1] .. ', ' .. second[1], fn, tide.ones { 2, 3 }, 1,
                   first[2], second[2])
