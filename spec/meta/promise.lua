@@ -443,7 +443,7 @@ promise['lua/guide/finetune.md'] = {
    { 'Losses do not depend on the mesh', 'recipe/finetune',
       'loses on every mesh what one rank loses', 'recipe/finetune_lora',
       'lose on every mesh what they lose on one rank' },
-   { 'A resumed run gives the same bits', 'recipe/finetune', 'resumes bit for bit' },
+   { 'A resumed run gives the same bits', 'recipe/finetune', 'keeps the best checkpoint' },
    { 'A layer without adapters keeps no', 'grad/tape', 'keep a factor for the gradient' },
    { 'With lora rank R every weight', 'lua/lora', 'changes nothing at first' },
    { 'lora targets', 'lua/lora', 'changes nothing at first' },
