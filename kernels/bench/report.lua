@@ -56,9 +56,6 @@ local function must_text(r)
 end
 
 local widths = { 26, 2, 13, 13, 19, 6, 6, 7, 26, 15 }
-local heads = { 'name', 'T', 'ours', 'peer', 'peer/ours [quartiles]', 'limit', 'peer', 'quiet',
-   'memory ours/peer', 'must' }
-
 local function put(cells)
    local words = {}
    for i, w in ipairs(widths) do
@@ -70,46 +67,41 @@ local function put(cells)
    io.stdout:flush()
 end
 
--- One line of the table.
-function M.show(r)
+local function quiet_text(r) return r.quiet and ('%d/%d'):format(r.quiet, r.rounds) or '' end
+
+-- The columns behind name and threads: of tide against the peer, and of --scaling. of T: the gain
+-- over the number of threads; limit: the same of the calibration.
+local columns = {
+   peer = {
+      heads = { 'ours', 'peer', 'peer/ours [quartiles]', 'limit', 'peer', 'quiet',
+         'memory ours/peer', 'must' },
+      cells = function(r)
+         return percent(r.share), percent(r.peer_share), quiet_text(r), memory_text(r), must_text(r)
+      end,
+   },
+   scaling = {
+      heads = { 'T threads', 'one thread', 'gain [quartiles]', 'of T', 'limit', 'quiet' },
+      cells = function(r)
+         return percent(r.ratio / r.threads), percent(r.machine / r.threads), quiet_text(r)
+      end,
+   },
+}
+
+-- One line of the table. kind: of columns.
+function M.show(r, kind)
    if r.problem then
       put { r.name, r.threads, 'WRONG: ' .. r.problem }
       return
    end
    local name = r.name .. (r.variant and (' (%s)'):format(r.variant) or '')
-   put {
-      name, r.threads, side_text(r, r.ours), side_text(r, r.peer), ratio_text(r),
-      percent(r.share), percent(r.peer_share),
-      r.quiet and ('%d/%d'):format(r.quiet, r.rounds) or '', memory_text(r), must_text(r),
-   }
+   put { name, r.threads, side_text(r, r.ours), side_text(r, r.peer), ratio_text(r),
+      columns[kind].cells(r) }
 end
 
 -- The heading, after a line on what ran.
-function M.heading(text)
+function M.heading(text, kind)
    io.stdout:write(text, '\n')
-   put(heads)
-end
-
--- ---- more threads against one ----
-
-local scaling_heads = { 'name', 'T', 'T threads', 'one thread', 'gain [quartiles]', 'of T', 'limit',
-   'quiet' }
-
--- One line of the table of --scaling. of T: the gain over the number of threads; limit: the same of
--- the calibration.
-function M.show_scaling(r)
-   if r.problem then
-      put { r.name, r.threads, 'WRONG: ' .. r.problem }
-      return
-   end
-   put { r.name, r.threads, side_text(r, r.ours), side_text(r, r.peer), ratio_text(r),
-      percent(r.ratio / r.threads), percent(r.machine / r.threads),
-      ('%d/%d'):format(r.quiet, r.rounds) }
-end
-
-function M.scaling_heading(text)
-   io.stdout:write(text, '\n')
-   put(scaling_heads)
+   put { 'name', 'T', unpack(columns[kind].heads) }
 end
 
 -- ---- json ---------------------------------------------------------------------------------------

@@ -220,9 +220,9 @@ function M.scaling(row, threads, opt)
    local _, numbers = prepare(many, open_line(row, threads), path, 'save')
    local _, alone = prepare(one, open_line(row, 1), path, 'save')
    os.remove(path)
-   if difference(numbers, alone) > 0 then
-      result.problem = ('%d threads and one disagree by %.1e'):format(threads,
-         difference(numbers, alone))
+   result.difference = difference(numbers, alone)
+   if result.difference > 0 then
+      result.problem = ('%d threads and one disagree by %.1e'):format(threads, result.difference)
    else
       for k, v in pairs(timing.run {
          ours = many, peer = one, limit = env.limit, kind = row.kind, threads = threads,

@@ -139,7 +139,7 @@ local function run_all(rows, threads, opt)
             r = { name = row.name, threads = t, row = row, problem = tostring(r) }
          end
          results[#results + 1] = r
-         report[opt.scaling and 'show_scaling' or 'show'](r)
+         report.show(r, opt.scaling and 'scaling' or 'peer')
          report.write(opt.out, results)
       end
    end
@@ -180,10 +180,10 @@ local function main(opt, names)
    }
    local versions = one.versions()
    if opt.scaling then
-      report.scaling_heading(versions[1])
+      report.heading(versions[1], 'scaling')
    else
       report.heading(('%s against %s'):format(versions[1], versions[2]
-         or 'nothing: no Python with torch was found (--python PATH)'))
+         or 'nothing: no Python with torch was found (--python PATH)'), 'peer')
    end
    local wrong = 0
    for _, r in ipairs(run_all(rows, threads, opt)) do

@@ -27,8 +27,7 @@ if build and not package.loaded['tide.host'] then
    }
 end
 
--- Most lines of a spec run a few hundred times: compiling them later costs less (ffi/compiler.lua).
-jit.opt.start('hotloop=500', 'hotexit=100')
+require('tide.ffi.compiler').wait(jit)     -- most lines of a spec run a few hundred times, too
 
 local ffi = require 'ffi'
 ffi.cdef 'int setenv(const char *, const char *, int); int unsetenv(const char *);'

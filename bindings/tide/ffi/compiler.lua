@@ -26,15 +26,15 @@ function M.fault(arch, version)
    return time < right.loop and 'loop' or nil
 end
 
--- Rounds of a loop, and uses of an exit from machine code, before they are compiled. A rank runs
--- most of its Lua a few hundred times. With LuaJIT's 56 and 10, compiling takes a third of the
--- processor time of a short run.
-local patience = { 'hotloop=500', 'hotexit=100' }
+-- Raises the rounds of a loop, and the uses of an exit from machine code, before they are compiled.
+-- A rank runs most of its Lua a few hundred times. With LuaJIT's 56 and 10, compiling takes a third
+-- of the processor time of a short run.
+function M.wait(engine) engine.opt.start('hotloop=500', 'hotexit=100') end
 
 -- Switches off what is wrong. Machine code that is there goes, too: it would run on. engine: jit.
 -- In a state that tide made (is_own), the compiler waits for hotter loops; others keep theirs.
 function M.settle(engine, is_own)
-   if is_own then engine.opt.start(unpack(patience)) end
+   if is_own then M.wait(engine) end
    local fault = M.fault(engine.arch, engine.version)
    if fault == 'all' then engine.off() elseif fault then engine.opt.start '-loop' end
    if fault then engine.flush() end

@@ -68,14 +68,12 @@ static double attn_f64_score(const attn *s, int64_t b, int64_t h, int64_t i, int
 static void forward_row(const job *w, double *x, int64_t b, int64_t h, int64_t i)
 {
   const attn *s = &w->s;
-  double top = -INFINITY, odd = 0, sum = 0, slope;
+  double top = -INFINITY, sum = 0, slope;
   double *out = (double *)attn_f64_row_of(&w->out[0], b, i, h);
   for (int64_t j = 0; j < s->tk; j++) {
     x[j] = attn_f64_score(s, b, h, i, j, &slope);
-    top = fmax(top, x[j]);
-    if (isnan(x[j])) odd = x[j];
+    if (isnan(x[j]) || x[j] > top) top = x[j]; /* nothing is above a NaN */
   }
-  if (isnan(odd)) top = odd; /* fmax drops it */
   for (int64_t d = 0; d < s->dv; d++) out[d] = 0;
   for (int64_t j = 0; j < s->tk && top != -INFINITY; j++) {
     const double p = exp(x[j] - top);

@@ -256,10 +256,16 @@ local function check_base(op, dir, model, c, modules)
       missing[1])
 end
 
+-- What a folder's configuration says of the change that its numbers make, in the words of
+-- nn.lora.attach.
+local function change_of(c)
+   return { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,
+      dora = c.use_dora == true }
+end
+
 -- Raises if the model's adapters would make another change of the numbers in a folder.
 local function check_description(op, dir, c, description)
-   local stored = { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,
-      dora = c.use_dora == true }
+   local stored = change_of(c)
    for _, name in ipairs { 'rank', 'alpha', 'rslora', 'dora' } do
       local mine = description[name] or false
       err.raise_if(stored[name] ~= mine, 'E_STATE', op, '%s: %s is %s, and %s for the adapters '
@@ -343,9 +349,9 @@ function adapter.load(what, dir)
          .. 'its weights hold their changes; call nn.lora.unmerge(model) first')
       check_description(op, dir, c, description)
    else
-      lora.attach(run.model, { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,
-         dora = c.use_dora == true,
-         dropout = type(c.lora_dropout) == 'number' and c.lora_dropout or 0, targets = modules })
+      local o = change_of(c)
+      o.dropout, o.targets = type(c.lora_dropout) == 'number' and c.lora_dropout or 0, modules
+      lora.attach(run.model, o)
    end
    tide.no_grad(function()
       if run.sharded then
