@@ -226,17 +226,8 @@ end
 
 -- The k largest of each row of log-probabilities [n, V], as ids and values [n, k].
 local function top_of_chunk(x_nC, w_VC, k, cap, acc)
-   local ls = logits(x_nC, w_VC, cap, acc):log_softmax(-1)
-   local ids, values = {}, {}
-   for i = 1, k do
-      ids[i] = ls:argmax(2, true)
-      values[i] = ls:gather(2, ids[i])
-      if i < k then
-         ls = ls:scatter_add(2, ids[i], tide.full(ids[i].shape, -1e30,
-            { dtype = acc, device = ls.device }))
-      end
-   end
-   return tide.cat(ids, 2), tide.cat(values, 2)
+   local values, ids = logits(x_nC, w_VC, cap, acc):log_softmax(-1):topk(k)
+   return ids, values
 end
 
 -- The k most likely ids of a teacher after each token, { ids = i64 [N, k], logp = f32 [N, k] }, the
