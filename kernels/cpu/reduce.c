@@ -544,6 +544,15 @@ static void cumsum_range(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t i = begin; i < end; i++) cumsum_row(arg, i);
 }
 
+/* Makes a row run from its last element to its first; returns where the first row then begins. */
+static char *turned(cpu_stream *row, char *data)
+{
+  data += (row->shape[0] - 1) * row->stride[0] * row->size;
+  row->stride[0] = -row->stride[0];
+  row->flat = 0;
+  return data;
+}
+
 int k_cpu_cumsum(const k_call *call)
 {
   cumsum_job job;
@@ -553,6 +562,10 @@ int k_cpu_cumsum(const k_call *call)
   reduce_job_init(&job.r, call);
   tide__stream_init(&job.y_keep, &keep);
   tide__stream_init(&job.y_row, &row);
+  if (((const k_reduce_attrs *)call->attrs)->from_end) {
+    job.r.keep.data = turned(&job.r.row, job.r.keep.data);
+    job.y_keep.data = turned(&job.y_row, job.y_keep.data);
+  }
   job.form = job.r.form == TIDE_I64 && !ref_is_float(y) ? TIDE_I64 : TIDE_F64;
   tide__pool_for(call->nthread, job.r.nkeep, loop_grain(job.r.nreduce), cumsum_range, &job);
   return TIDE_OK;
