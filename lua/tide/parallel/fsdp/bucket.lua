@@ -312,6 +312,25 @@ function Bucket:add_whole(state, held)
    end)
 end
 
+-- Returns a copy of entry i as a whole, in the dtype of the shards on the device of the
+-- computation. Collective.
+function Bucket:whole(i)
+   local counts = {}
+   for r, list in ipairs(self.layout.pieces) do
+      counts[r] = 0
+      for _, p in ipairs(list) do
+         if p.index == i then counts[r] = p.numel end
+      end
+   end
+   local own = self.shard:narrow(1, 1, 0)
+   for _, p in ipairs(self.pieces) do
+      if p.at.index == i then own = self.shard:narrow(1, p.at.offset + 1, p.at.numel) end
+   end
+   own = own:to { device = self.opts.device }
+   local all = self.comm.size > 1 and self.comm:all_gather_v(own, counts) or own:clone()
+   return all:reshape(self.entries[i].shape)
+end
+
 -- The shards have changed: what was gathered is out of date.
 function Bucket:expire()
    if self.is_whole then return end

@@ -345,6 +345,36 @@ function Sharded:full_state_dict()
    return state
 end
 
+-- The bucket of the parameter at a field of a module, and its number there.
+local function place_of(self, m, field)
+   for _, unit in ipairs { self.unit_of[m], self.root } do
+      for _, b in ipairs(unit.buckets) do
+         for i, e in ipairs(b.entries) do
+            for _, place in ipairs(e.places) do
+               if place.owner == m and place.field == field then return b, i end
+            end
+         end
+      end
+   end
+end
+
+-- Returns this rank's pieces of the parameter at a field of a module; at.row and at.rows of a piece
+-- count rows of what tensor parallelism has left of the parameter.
+function Sharded:pieces(m, field)
+   local list, bucket, i = {}, place_of(self, m, field)
+   for _, p in ipairs(bucket.pieces) do
+      if p.at.index == i then list[#list + 1] = p end
+   end
+   return list
+end
+
+-- Returns a copy of the parameter at a field of a module, whole but for tensor parallelism, in the
+-- dtype of its shards. Collective.
+function Sharded:whole(m, field)
+   local bucket, i = place_of(self, m, field)
+   return tide.no_grad(bucket.whole, bucket, i)
+end
+
 -- The bytes and collectives of a step; see price.lua.
 function Sharded:price(opts) return require('tide.parallel.fsdp.price').sharded(self, opts) end
 
