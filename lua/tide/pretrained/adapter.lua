@@ -332,8 +332,8 @@ end
 
 -- Reads the adapters in dir into a model, which gets such adapters unless it has some, or into what
 -- fully_shard or plan:materialise gave for one that has them (every rank calls it). Returns what it
--- was given. E_SHAPE: they are of another base model; E_STATE: the model's adapters have another rank, alpha
--- or kind; E_UNSUPPORTED: PEFT's variants that are not known here.
+-- was given. E_SHAPE: they are of another base model; E_STATE: the model's adapters have another
+-- rank, alpha or kind; E_UNSUPPORTED: PEFT's variants that are not known here.
 function adapter.load(what, dir)
    local op = 'model.load_adapter'
    local model = class.is(what, nn.Module) and what or what.model
