@@ -359,7 +359,8 @@ local function find_bad(self)
    end
 end
 
--- Moves the gradients of the fields into one flat tensor; absent ones are zeros.
+-- Moves the gradients of the fields into one flat tensor; absent ones are zeros. Marks the entries
+-- that have one as used in this step.
 local function collect(self, flat, scale)
    local to, grads = {}, {}
    for i, e in ipairs(self.entries) do
@@ -369,6 +370,7 @@ local function collect(self, flat, scale)
          part:zero_()
       else
          to[#to + 1], grads[#grads + 1] = part, g
+         e.used = true
          e.view:zero_grad()
       end
    end
@@ -460,7 +462,10 @@ end
 
 -- Drops the whole gradients that are not reduced yet (accumulation without communication).
 function Bucket:zero_grad()
-   for _, e in ipairs(self.entries) do e.view:zero_grad() end
+   for _, e in ipairs(self.entries) do
+      e.view:zero_grad()
+      e.used = nil
+   end
    for _, p in ipairs(self.pieces) do p.param:zero_grad() end
 end
 

@@ -292,6 +292,28 @@ function Sharded:zero_grad()
    for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
 end
 
+-- Returns '1' or '0' for each parameter, in one text: whether a backward of this rank has given it
+-- a gradient in this step.
+function Sharded:used()
+   local list = {}
+   for i, e in ipairs(self.entries) do list[i] = e.used and '1' or '0' end
+   return table.concat(list)
+end
+
+-- Takes the zeros away that reducing gave as gradients to parameters that no rank used. texts: what
+-- used() returns on all ranks of data_comm, or one text where they are equal.
+function Sharded:drop_unused(texts)
+   local unused = {}
+   for i, e in ipairs(self.entries) do
+      local none = true
+      for _, text in ipairs(texts) do none = none and text:sub(i, i) == '0' end
+      unused[e] = none
+   end
+   for _, p in ipairs(self:named_parameters()) do
+      if unused[p.entry] then p.param:zero_grad() end
+   end
+end
+
 -- Gradients by the communicators over which their distinct parts lie, the same groups in the same
 -- order on every rank: a list of { grads =, comms =, device = }.
 function Sharded:norm_groups()
