@@ -297,8 +297,8 @@ function Bucket:write_back()
 end
 
 -- Adds copies of the whole parameters to `state` by name, in the dtype of the shards on the device
--- of the computation. held: a scope holds them whole, and what it has written so far counts.
--- Collective.
+-- of the computation, gathered also over the ranks that tensor parallelism cuts them over. held: a
+-- scope holds them whole, and what it has written so far counts. Collective.
 function Bucket:add_whole(state, held)
    tide.no_grad(function()
       local own = held and self.apart and self:is_written() and written_shard(self)
@@ -306,10 +306,30 @@ function Bucket:add_whole(state, held)
       local all = self.comm.size > 1 and self.comm:all_gather_v(own, self.counts) or own
       for i, entry in ipairs(self.entries) do
          local item = self.layout.items[i]
-         state[entry.name] = all:narrow(1, item.first + 1, item.numel):reshape(entry.shape):clone()
+         local t = all:narrow(1, item.first + 1, item.numel):reshape(entry.shape)
+         state[entry.name] = entry.cut and entry.cut:gather(t) or t:clone()
       end
       if not all:same_storage(self.shard) then all:release() end
    end)
+end
+
+-- Returns a copy of entry i as a whole, in the dtype of the shards on the device of the
+-- computation. Collective.
+function Bucket:whole(i)
+   local counts = {}
+   for r, list in ipairs(self.layout.pieces) do
+      counts[r] = 0
+      for _, p in ipairs(list) do
+         if p.index == i then counts[r] = p.numel end
+      end
+   end
+   local own = self.shard:narrow(1, 1, 0)
+   for _, p in ipairs(self.pieces) do
+      if p.at.index == i then own = self.shard:narrow(1, p.at.offset + 1, p.at.numel) end
+   end
+   own = own:to { device = self.opts.device }
+   local all = self.comm.size > 1 and self.comm:all_gather_v(own, counts) or own:clone()
+   return all:reshape(self.entries[i].shape)
 end
 
 -- The shards have changed: what was gathered is out of date.
@@ -340,7 +360,8 @@ local function find_bad(self)
    end
 end
 
--- Moves the gradients of the fields into one flat tensor; absent ones are zeros.
+-- Moves the gradients of the fields into one flat tensor; absent ones are zeros. Marks the entries
+-- that have one as used in this step.
 local function collect(self, flat, scale)
    local to, grads = {}, {}
    for i, e in ipairs(self.entries) do
@@ -350,6 +371,7 @@ local function collect(self, flat, scale)
          part:zero_()
       else
          to[#to + 1], grads[#grads + 1] = part, g
+         e.used = true
          e.view:zero_grad()
       end
    end
@@ -441,7 +463,10 @@ end
 
 -- Drops the whole gradients that are not reduced yet (accumulation without communication).
 function Bucket:zero_grad()
-   for _, e in ipairs(self.entries) do e.view:zero_grad() end
+   for _, e in ipairs(self.entries) do
+      e.view:zero_grad()
+      e.used = nil
+   end
    for _, p in ipairs(self.pieces) do p.param:zero_grad() end
 end
 
