@@ -10,7 +10,7 @@
 #include "kernels/cpu/pool.h"
 
 enum {
-  MOST = 16,             /* rows of x; from more on, panels are faster (kernels/README.md) */
+  MOST = 16,             /* rows of x; from more on, panels are faster (README.md) */
   AT_ONCE = 4,           /* rows of x whose sums stay in registers */
   OUT = 16,              /* rows of the weight that a thread takes at a time */
   HALF = NF4_BLOCK / 2
