@@ -219,6 +219,7 @@ promise['lua/guide/checkpoint.md'] = {
    { 'Resuming from an earlier checkpoint', 'lua/train',
       'goes on from an earlier checkpoint and keeps the later ones aside' },
    { 'If one of them differs', 'lua/train', 'refuses to resume on other data or in other steps' },
+   { 'async save true', 'parallel/checkpoint', 'is what train.loop does when asked' },
 }
 
 promise['lua/guide/context.md'] = {
@@ -259,12 +260,22 @@ promise['lua/guide/context.md'] = {
 promise['lua/guide/loop.md'] = {
    { 'train run is the same', 'lua/run', 'driven by hand is train.loop' },
    { 'Every rank makes the same calls', definition = 'asks this of the caller' },
-   { 'progress is any object', definition = 'what the option takes' },
-   { 'A step whose gradient is not finite', 'lua/train',
-      'leaves parameters untouched by a step that is not finite' },
    { 'The order of the data is a function', 'lua/sampler',
       'gives the same global batch whatever the number of ranks' },
    { 'It keeps no state', 'lua/optim', 'take the learning rate from a function of the step' },
+   { 'Products of linear layers then write', 'grad/main_grad',
+      'is written by the products of every op that has one' },
+   { 'A step whose loss or gradient', 'lua/train',
+      'leaves parameters untouched by a step that is not finite', 'lua/policy',
+      'end the run at the max_skips-th in a row, and not before' },
+   { 'A rank that did not use a parameter', 'parallel/unused',
+      'adds zeros for parameters that a rank does not use', 'parallel/unused',
+      'leaves alone what no rank uses' },
+   { 'A parameter that no rank used stays', 'parallel/unused', 'leaves alone what no rank uses' },
+   { 'A plot or a line of metrics', 'lua/train',
+      'does not end for a plot or for metrics that cannot be written', 'lua/metric',
+      'writes lines that found no room when there is some, each once' },
+   { 'Both name rank and tensor', 'comm/matrix', 'is named by rank and tensor, sharded too' },
 }
 
 promise['lua/guide/module.md'] = {
@@ -315,8 +326,9 @@ promise['lua/guide/ranks.md'] = {
    { 'On the command line the same plan', 'recipe/parallel',
       'prints a plan for ranks that are not there, and runs nothing' },
    { 'It rehearses them on a copy', 'parallel/plan_misuse', 'changes nothing' },
-   { 'tide run trace DIR records', 'comm/trace_read',
-      'names who came last, by how much, and where' },
+   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never came',
+      'comm/trace_read', 'names who came last, by how much, and where' },
+   { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 
 promise['lua/README.md'] = {
@@ -348,29 +360,6 @@ promise['lua/guide/models.md'] = {
       'is refused with all that would change the numbers, in one message' },
    { 'Checkpoints and consolidate write', 'lua/published',
       'has values that readers with strict types take', 'lua/backbone_golden', 'a folder of' },
-}
-
-promise['lua/guide/training.md'] = {
-   { 'Products of linear layers then write', 'grad/main_grad',
-      'is written by the products of every op that has one' },
-   { 'async save true', 'parallel/checkpoint', 'is what train.loop does when asked' },
-   { 'A step whose loss or gradient', 'lua/train',
-      'leaves parameters untouched by a step that is not finite', 'lua/policy',
-      'end the run at the max_skips-th in a row, and not before' },
-   { 'Either names rank and tensor', 'comm/matrix', 'is named by rank and tensor, sharded too' },
-   { 'A rank that did not use a parameter', 'parallel/unused',
-      'adds zeros for parameters that a rank does not use', 'parallel/unused',
-      'leaves alone what no rank uses' },
-   { 'A parameter that no rank used stays', 'parallel/unused', 'leaves alone what no rank uses' },
-   { 'A plot or a line of metrics', 'lua/train',
-      'does not end for a plot or for metrics that cannot be written', 'lua/metric',
-      'writes lines that found no room when there is some, each once' },
-   { 'In the same out later checkpoints', 'lua/train',
-      'goes on from an earlier checkpoint and keeps the later ones aside' },
-   { 'Without resume a run is never', 'lua/train', 'writes over no run unless it is told to' },
-   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never came',
-      'comm/trace_read', 'names who came last, by how much, and where' },
-   { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 
 promise['lua/guide/parallel.md'] = {
