@@ -19,7 +19,7 @@ typedef struct operand {
   int            kind, e5m2, dtype;
 } operand;
 
-/* One product and the layout of its scratch; sums that are no result yet are stored there. */
+/* One product and the layout of its scratch, which holds sums before they become results. */
 typedef struct job {
   const k_call *call;
   k_fp8_product_attrs at;

@@ -158,7 +158,7 @@ TIDE_INLINE void dots_base(float *sum, const nf4_few *p, int64_t r, const float 
   }
 }
 
-/* A function for each level whose loops know m. */
+/* A function for each level, with m a constant of its loops. */
 #define DOTS(level, target) \
   target static void dots_of_##level(float *sum, const nf4_few *p, int64_t r, const float *x, \
                                      int64_t m) \

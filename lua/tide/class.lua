@@ -19,7 +19,7 @@ local each = require 'tide.util.each'
 
 local class = {}
 
--- True if value is an instance of cls or of a class made from it. Any value may be asked.
+-- Returns whether value is an instance of cls or of a class made from it. Any value may be asked.
 function class.is(value, cls)
    local mt = type(value) == 'table' and getmetatable(value) or nil
    while type(mt) == 'table' do

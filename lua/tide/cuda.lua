@@ -13,7 +13,7 @@ local wrap = require 'tide.nn.wrap'
 
 local cuda = {}
 
--- Whether device 'cuda' can be used; if not, false and why.
+-- Returns whether device 'cuda' can be used; if not, false and why.
 function cuda.is_available() return ctx.default():device_available 'cuda' end
 
 -- Returns the number of GPUs of the machine; without any, 0 and the reason. Each rank takes one:
@@ -32,7 +32,7 @@ function cuda.synchronize() graph.synchronize 'cuda' end
 --
 -- event:record() records it behind the work enqueued so far, event:query() says whether the GPU has
 -- reached it, event:synchronize() waits until it has. E_STATE: recorded in a captured step, whose
--- replays would not record it again. E_DEVICE: there is no GPU.
+-- replays would not record it again. E_DEVICE without a GPU.
 function cuda.event() return event.new 'cuda' end
 
 -- Runs fn(...) in a range called `name`, which profilers show on their time line (NVTX; Nsight
@@ -61,13 +61,13 @@ function cuda.range_modules(model)
    end
 end
 
--- Whether each op, and each derivative in backward, is a range. Also parameter ranges.
+-- Sets whether each op, and each derivative in backward, is a range (parameter ranges).
 function cuda.range_ops(on)
    err.type('range_ops', 'on', on, 'boolean')
    ctx.default():param('ranges', on and 1 or 0)
 end
 
--- The name of a value that a parameter of the default context has.
+-- Returns the name of a value that a parameter of the default context has.
 local function name_of(values, param)
    local code = tonumber(ctx.default():param(param))
    for name, value in each(values) do
@@ -85,7 +85,7 @@ function cuda.set_float32_matmul_precision(name)
    ctx.default():param('matmul_precision', precisions[name])
 end
 
--- The name that set_float32_matmul_precision was given.
+-- Returns the name that set_float32_matmul_precision was given.
 function cuda.get_float32_matmul_precision() return name_of(precisions, 'matmul_precision') end
 
 local attention_kernels = { mma = 0, wgmma = 1 }
@@ -101,7 +101,7 @@ function cuda.set_attention_kernel(name)
    ctx.default():param('attention_kernel', attention_kernels[name])
 end
 
--- The name that set_attention_kernel was given.
+-- Returns the name that set_attention_kernel was given.
 function cuda.get_attention_kernel() return name_of(attention_kernels, 'attention_kernel') end
 
 local graph_opts = arg.set { 'warmup' }
@@ -123,7 +123,7 @@ local function agree_on(good, recording)
    end
 end
 
--- A step whose shapes stay the same, recorded once and replayed as one launch:
+-- Returns a step whose shapes stay the same, recorded once and replayed as one launch:
 --
 --    local g = tide.cuda.graph(function()
 --       model:zero_grad()
@@ -142,7 +142,7 @@ end
 -- then. Collectives of tensors on the device over NCCL are part of the step: all ranks record and
 -- replay together. What a replay could not repeat is refused under E_STATE, by the name of the op:
 -- reading a tensor (item, tolist), copies from the host, other collectives and a barrier, a look at
--- the generator, ops on other devices; the error goes on to the caller and nothing is recorded.
+-- the generator, ops on other devices; the error reaches the caller and nothing is recorded.
 -- See also tide.cuda.captured.
 function cuda.graph(fn, opts)
    arg.func('graph', 'fn', fn)

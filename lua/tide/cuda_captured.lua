@@ -64,7 +64,7 @@ local function check_given(list)
    end
 end
 
--- The same value with copies of its tensors.
+-- Returns the same value with copies of its tensors.
 local function twin(value)
    if tide.is_tensor(value) then return value:clone() end
    if not is_plain(value) then return value end
@@ -96,8 +96,8 @@ local function record(self, given)
    end, { warmup = 0 })
 end
 
--- Whether t, which goes to place i, lies where the recording keeps another argument: a result of
--- the last replay may be one of them.
+-- Returns whether t, which goes to place i, lies where the recording keeps another argument: a
+-- result of the last replay may be one of them.
 local function lies_elsewhere(want, i, t)
    for k, leaf in ipairs(want) do
       if k ~= i and tide.is_tensor(leaf.value) and t:same_storage(leaf.value) then return true end
@@ -139,7 +139,7 @@ function Captured:__call(...)
    return unpack(result, 1, result.n)
 end
 
--- Whether calls are replays by now.
+-- Returns whether calls are replays by now.
 function Captured:is_recorded() return self.graph ~= nil end
 
 -- Gives the memory of the step back now; the next call records anew.

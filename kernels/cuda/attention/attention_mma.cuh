@@ -230,7 +230,7 @@ TIDE_DEVICE void hide(float (*s)[4], const tide_span *row, float value, P place)
 
 /* ---- from scores to weights and back --------------------------------------------------------- */
 
-/* The backward's weights; mark(n, e): of the query. unit: log2(e) in what a score is told in. */
+/* The backward's weights; mark(n, e): of the query. unit: log2(e) in the unit of the scores. */
 template <int NT, class M> TIDE_DEVICE void weights_of(float (*s)[4], float unit, M mark)
 {
   TIDE_EACH(n, e) s[n][e] = tide_exp2(s[n][e] * unit - mark(n, e).lse);
@@ -246,7 +246,7 @@ template <int NT> TIDE_DEVICE void times_weight(const float (*w)[4], float (*dp)
 }
 
 /* The running maximum and sum of two rows; s becomes the weights, and what was made with earlier
- * weights is to be multiplied by old. unit: log2(e) in what a score is told in; more than 0. */
+ * weights is multiplied by old. unit: log2(e) in the unit of the scores; more than 0. */
 template <int NT>
 TIDE_DEVICE void soften(float (*s)[4], float unit, float *top, float *sum, float *old)
 {

@@ -109,7 +109,7 @@ Bamba.form = {
 -- Makes the fields of config.json of c, a complete configuration.
 function Bamba.publish(c) c.time_step_limit = c.time_step_limit or { 0, math.huge } end
 
--- The mixer of each layer.
+-- Returns the mixer of each layer.
 function Bamba._mixers(c, opts)
    local size = c.hidden_size / c.num_attention_heads
    local rope = nn.rope.new { dim = math.floor(size * c.partial_rotary_factor),

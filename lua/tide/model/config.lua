@@ -130,8 +130,8 @@ function config.check_layer_types(op, c)
    end
 end
 
--- Whether a layer (from 1) has the window of a configuration: as layer_types says, one name a
--- layer, else as rule(c, i) does (nil: each layer has). use_sliding_window = false: no layer has.
+-- Returns whether a layer (from 1) has the window of a configuration: as layer_types says, one name
+-- a layer, else as rule(c, i) does (nil: each layer has). use_sliding_window = false: no layer has.
 function config.has_window(c, i, rule)
    if c.use_sliding_window == false then return false end
    if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
@@ -151,7 +151,7 @@ end
 config.whole_groups = 'where num_attention_heads % num_key_value_heads == 0 -- num_attention_heads '
    .. '({num_attention_heads}) must be a multiple of num_key_value_heads ({num_key_value_heads})'
 
--- The head size that a hidden size says.
+-- Returns the head size that a hidden size says.
 function config.head_dim(c)
    err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', 'model',
       'hidden_size (%d) must be a multiple of num_attention_heads (%d), or give head_dim',

@@ -70,7 +70,7 @@ function GPT2.publish(c, transposed)
    if not transposed then c.model_type, c.architectures = 'tide_gpt2', { 'TideGPT2LMHeadModel' } end
 end
 
--- The mixer of each layer.
+-- Returns the mixer of each layer.
 function GPT2._mixers(c, opts)
    local mixers, size = {}, c.hidden_size / c.num_attention_heads
    for i = 1, c.num_hidden_layers do
@@ -100,8 +100,8 @@ local parts_of = {
    ['mlp.c_fc'] = { 'mlp.up_proj' }, ['mlp.c_proj'] = { 'mlp.down_proj' },
 }
 
--- The tensors of a published file: a list of { name, shape, transposed, parts }, where parts are
--- { name (of the parameter), shape, first (its first column, or element, from 0) }.
+-- Returns the tensors of a published file: a list of { name, shape, transposed, parts }, where
+-- parts are { name (of the parameter), shape, first (its first column, or element, from 0) }.
 function GPT2:stored()
    local shapes, list = {}, {}
    for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end

@@ -63,7 +63,7 @@ local kinds = {
    mamba = 'M', linear_attention = 'M', attention = '*', full_attention = '*', mlp = '-',
 }
 
--- The pattern that a list of kinds means.
+-- Returns the pattern that a list of kinds means.
 local function pattern_of(name, list, problems)
    local text = {}
    for i, kind in ipairs(type(list) == 'table' and list or {}) do
@@ -174,7 +174,7 @@ function Hybrid.publish(c)
    c.time_step_max = math.max(c.time_step_max, limit[1])
 end
 
--- The mixer of each layer.
+-- Returns the mixer of each layer.
 function Hybrid._mixers(c, opts)
    local layers = c.hybrid_override_pattern
    local rope = c.rope_theta and nn.rope.new { dim = c.head_dim, theta = c.rope_theta } or nil

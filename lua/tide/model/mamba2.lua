@@ -49,7 +49,7 @@ function Mamba2.publish(c)
    c.expand = c.num_heads * c.head_dim / c.hidden_size
 end
 
--- The mixer of each layer.
+-- Returns the mixer of each layer.
 function Mamba2._mixers(c, opts)
    local mixers = {}
    for i = 1, c.num_hidden_layers do

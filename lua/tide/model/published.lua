@@ -74,7 +74,7 @@ local names_model = { architectures = true, model_type = true }
 
 local words = { Infinity = math.huge, ['-Infinity'] = -math.huge }
 
--- A value without the tags of infinite numbers, in lists too; nil of JSON's null.
+-- Returns a value without the tags of infinite numbers, in lists too; nil of JSON's null.
 local function plain(v)
    if v == tide.json.null then return nil end
    if type(v) ~= 'table' then return v end
@@ -151,7 +151,7 @@ local function check_type(op, fields, problems)
    end
 end
 
--- The default of a row. One that follows from fields with problems is not known.
+-- Returns the default of a row. One that follows from fields with problems is not known.
 local function default_of(self, c, row)
    local default = row[2]
    if type(default) ~= 'function' then return default end
