@@ -182,7 +182,7 @@ promise['bindings/README.md'] = {
       'is left alone where user code has seen it, and where it is no tensor' },
    { 'No buffer is shared between calls', 'ffi/finalizer',
       'leaves results and shapes of the op under way alone' },
-   { 'Handles are no table keys', 'ffi/tensor', 'compares handles by identity, elements by equal'
+   { 'Handles are not table keys', 'ffi/tensor', 'compares handles by identity, elements by equal'
       },
    { 'Reloading the Lua modules', 'ffi/tensor',
       'is one metatype, also when the modules are loaded again' },
