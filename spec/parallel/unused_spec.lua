@@ -5,7 +5,7 @@ local ranks = require 'spec.support.ranks'
 
 -- Trains `steps` steps of a model of three layers. A row uses the layers that its word in `rows`
 -- names; rank r of n has the rows r + 1, r + 1 + n, ...
-local function trained(rank, n, rows, steps)
+local function trained(rank, n, rows, steps, fsdp)
    local tide = require 'tide'
    local class = require 'tide.class'
    local Part = class('Part', tide.nn.Module)
@@ -23,8 +23,9 @@ local function trained(rank, n, rows, steps)
       return loss / opts.count
    end
    local model, world = Part(), n > 1 and tide.comm.world() or nil
-   local step = tide.train.step.new { model = model, clip = 1, comm = world,
-      optim = tide.optim.AdamW(model, { lr = 0.1, weight_decay = 0.1 }) }
+   local sharded = fsdp and tide.parallel.fully_shard(model, tide.comm.world(), fsdp)
+   local step = tide.train.step.new { model = model, clip = 1, comm = world, parallel = sharded,
+      optim = tide.optim.AdamW(sharded or model, { lr = 0.1, weight_decay = 0.1 }) }
    local norms, calls = {}, world and #world:history() or 0
    for s = 1, steps do
       local batches = {}
@@ -33,8 +34,8 @@ local function trained(rank, n, rows, steps)
       end
       norms[s] = step:run(batches).grad_norm
    end
-   local weights = {}
-   for _, name in ipairs { 'a', 'b', 'c' } do weights[name] = model[name].weight:tolist()[1] end
+   local weights, all = {}, sharded and sharded:full_state_dict() or model:state_dict()
+   for _, name in ipairs { 'a', 'b', 'c' } do weights[name] = all[name .. '.weight']:tolist()[1] end
    return { norms = norms, weights = weights, calls = world and #world:history() - calls }
 end
 
@@ -50,6 +51,18 @@ describe('data parallelism of a whole model', function()
       for _, rows in ipairs { { 'ab', 'a' }, { 'a', 'b' }, { 'a', 'a', 'a', 'ab', 'b', 'a' } } do
          local want = trained(0, 1, rows, 3)
          for _, got in ipairs(ranks.run(2, trained, rows, 3)) do near(want, got) end
+      end
+   end)
+
+   it('does so where the model is sharded, also in several micro-batches', function()
+      for _, rows in ipairs { { 'ab', 'a' }, { 'c', 'b' }, { 'a', 'b', 'a', 'ab', 'b', 'a' },
+         { 'ab', 'c', 'b', 'c', 'b', 'b' } } do
+         local want = trained(0, 1, rows, 3)
+         for _, fsdp in ipairs { { sync_each_backward = true }, { sync_each_backward = false },
+            { strategy = 'no_shard' }, { strategy = 'optim', sync_each_backward = true } } do
+            near(want, ranks.run(1, trained, rows, 3, fsdp)[1])
+            for _, got in ipairs(ranks.run(2, trained, rows, 3, fsdp)) do near(want, got) end
+         end
       end
    end)
 

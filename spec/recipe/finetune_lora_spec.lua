@@ -55,14 +55,18 @@ describe('adapters in recipes/finetune.lua', function()
       end)
    end)
 
-   it('with trained norms lose the same on every mesh', function()
+   it('with trained norms lose the same on every mesh, also where a folder is read', function()
       case.with_data(function(dir, words)
-         words = words .. '--lora.rank 4 --lora.dora --lr 3e-2 --steps 4 '
-         ok(1, words .. '--out ' .. dir .. '/one')
+         local first = words .. '--lora.rank 4 --lora.dora --lr 3e-2 --steps 4 '
+         ok(1, first .. '--out ' .. dir .. '/one')
          for i, mesh in ipairs { meshes[2], meshes[3] } do
-            ok(mesh[1], ('%s%s --out %s/run%d'):format(words, mesh[2], dir, i))
+            ok(mesh[1], ('%s%s --out %s/run%d'):format(first, mesh[2], dir, i))
             same_losses(losses(dir .. '/one'), losses(dir .. '/run' .. i))
          end
+         words = ('%s--adapter %s/one/adapter --lr 3e-2 --steps 2 '):format(words, dir)
+         ok(1, words .. '--out ' .. dir .. '/more')
+         ok(2, ('%s--mesh.dp_shard 2 --out %s/more2'):format(words, dir))
+         same_losses(losses(dir .. '/more'), losses(dir .. '/more2'))
       end)
    end)
 

@@ -15,16 +15,18 @@
 -- DoRA scales each output besides, by (|W| + m) / |W + scale B A| of the rows, where m (the
 -- parameter lora_m) starts at zero. PEFT keeps |W| + m as the magnitude; as a difference it needs
 -- no weights to start with, and takes the same steps. No gradient goes through the norms, as in
--- the paper. Norms of a weight in NF4 are computed a panel of rows at a time.
+-- the paper.
+--
+-- merge and unmerge change the shards of a sharded model: no weight is gathered.
 
 local tide = require 'tide'
+local adapted = require 'tide.nn.adapted'
 local class = require 'tide.class'
 local by_key = require 'tide.util.by_key'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local low_rank = require 'tide.nn.low_rank'
 local near = require 'tide.util.near'
-local nf4_part = require 'tide.nn.nf4_part'
 local outlive = require 'tide.util.outlive'
 local private = require 'tide.util.private'
 local product = require 'tide.nn.product'
@@ -122,46 +124,11 @@ local function change_of(self, x, o)
    return private.replace(h, tide.linear(h, self.lora_B))
 end
 
-local function squares(W) return (W * W):sum(2) end
-
--- Sums of the squares of the rows of W and of W + scale B A, in f32 [out].
-local function row_squares(m, scale)
-   if m.weight then
-      local W = m.weight:to 'f32'
-      return squares(W), squares(W + low_rank.change(m.lora_A, m.lora_B, scale))
-   end
-   local like = { device = m.weight_nf4.device }
-   local before, after = tide.empty({ m.nout }, like), tide.empty({ m.nout }, like)
-   nf4_part.each_rows(m, function(W, row, n)
-      local B = m.lora_B:narrow(1, row + 1, n)
-      before:narrow(1, row + 1, n):copy_(squares(W))
-      after:narrow(1, row + 1, n):copy_(squares(W + low_rank.change(m.lora_A, B, scale)))
-   end)
-   return before, after
-end
-
--- Norms of rows from the sums of their squares, over the ranks that the columns are cut over.
-local function norms(m, sums)
-   local places = rawget(m, '_layout')
-   local at = places and places.lora_A
-   if at and at.blocks then at.axis.comm:all_reduce(sums) end
-   return sums:sqrt()
-end
-
--- Norms of this rank's rows of a weight in NF4, f32 [out].
-function lora._norms(m)
-   local sums = tide.empty({ m.nout }, { device = m.weight_nf4.device })
-   nf4_part.each_rows(m, function(W, row, n) sums:narrow(1, row + 1, n):copy_(squares(W)) end)
-   return norms(m, sums)
-end
-
--- By what DoRA scales the outputs: (|W| + m) / |W + scale B A|. self: m, or m as a wrap sees it.
+-- By what DoRA scales the outputs: (|W| + m) / |W + scale B A|; m has a gradient.
 local function stretch_of(m, self, scale)
+   local view = adapted.whole(m)
    local before, after = tide.no_grad(function()
-      return tide.scope(function()
-         local whole, changed = row_squares(m, scale)
-         return norms(m, whole), norms(m, changed)
-      end)
+      return tide.scope(adapted.both_norms, view, scale)
    end)
    return (before + self.lora_m:to 'f32') / after
 end
@@ -258,55 +225,103 @@ function lora.attach(model, opts)
    return adapter
 end
 
--- The adapters of a model; raises without any, or where merge would not reach what is trained.
-local function adapted(name, model)
+-- The adapters of a model; raises without any.
+local function adapters_of(name, model)
    local adapter = rawget(model, 'adapter')
    if not adapter then err.raise('E_STATE', name, 'the model has no adapters') end
-   err.raise_if(spread.of(model).inside, 'E_STATE', name, 'the model is sharded; save it with '
-      .. 'tide.model.save_adapter, or its checkpoint with tide.model.export, which merges')
    return adapter, rawget(model, '_adapter')
 end
 
+-- Calls fn(view, path) for the adapted layers.
 local function each_layer(model, adapter, fn)
+   local sharded = spread.of(model).inside
    tide.no_grad(function()
       for _, path in ipairs(adapter.modules) do
-         tide.scope(function() fn(model:get(path), path) end)
+         tide.scope(function()
+            local m = model:get(path)
+            fn(sharded and adapted.sharded(m, sharded) or adapted.whole(m), path)
+         end)
       end
    end)
 end
 
+-- Changes the weights in place: rows W become change(W, row, n), where change = fn(view, path).
+local function rewrite(name, model, adapter, fn)
+   local sharded = spread.of(model).inside
+   if sharded then sharded:check_finished(name) end
+   each_layer(model, adapter, function(view, path)
+      local change = fn(view, path)
+      view.each(function(W, row, n, at) at:copy_(change(W, row, n)) end)
+   end)
+   if sharded then sharded:updated() end
+end
+
 -- Adds the changes to the weights (in f32, rounded once); the layers then compute with these alone.
--- Idempotent. Returns model.
+-- Idempotent. Collective where the model is spread over ranks. Returns model.
 function lora.merge(model)
-   local adapter, o = adapted('nn.lora.merge', model)
+   local name = 'nn.lora.merge'
+   local adapter, o = adapters_of(name, model)
    if o.merged then return model end
-   err.raise_if(rawget(model, 'quantised'), 'E_STATE', 'nn.lora.merge', 'the weights are in NF4, '
-      .. 'which would round the changes away; call nn.nf4.dequantise_(model) first, or write the '
-      .. 'merged model with tide.model.save')
-   each_layer(model, adapter, function(m, path)
-      local W = m.weight:to 'f32' + low_rank.change(m.lora_A, m.lora_B, o.scale)
-      if m.lora_m then
-         o.stretch[path] = outlive(stretch_of(m, m, o.scale):unsqueeze(2))
-         W = W * o.stretch[path]
+   err.raise_if(rawget(model, 'quantised'), 'E_STATE', name, 'the weights are in NF4, which would '
+      .. 'round the changes away; call nn.nf4.dequantise_(model) first, or write the merged model '
+      .. 'with tide.model.save')
+   rewrite(name, model, adapter, function(view, path)
+      if view.magnitude then
+         local before, after = adapted.both_norms(view, o.scale)
+         o.stretch[path] = outlive(((before + view.magnitude:to 'f32') / after):unsqueeze(2))
       end
-      m.weight:copy_(W)
+      local stretch = o.stretch[path]
+      return function(W, row, n)
+         W = adapted.changed(view, W, row, n, o.scale)
+         return stretch and W * stretch:narrow(1, row + 1, n) or W
+      end
    end)
    o.merged = true
    return model
 end
 
 -- Takes the changes from the weights again: up to rounding they are those before merge. Idempotent.
--- Returns model.
+-- Collective where the model is spread over ranks. Returns model.
 function lora.unmerge(model)
-   local adapter, o = adapted('nn.lora.unmerge', model)
+   local name = 'nn.lora.unmerge'
+   local adapter, o = adapters_of(name, model)
    if not o.merged then return model end
-   each_layer(model, adapter, function(m, path)
-      local W, stretch = m.weight:to 'f32', o.stretch[path]
-      if stretch then W = W / stretch end
-      m.weight:copy_(W - low_rank.change(m.lora_A, m.lora_B, o.scale))
+   rewrite(name, model, adapter, function(view, path)
+      local stretch = o.stretch[path]
+      return function(W, row, n)
+         if stretch then W = W / stretch:narrow(1, row + 1, n) end
+         return adapted.changed(view, W, row, n, -o.scale)
+      end
    end)
    o.merged = false
    return model
+end
+
+-- A whole vector with an element an output of a layer, from that of this rank's outputs.
+local function over_outputs(m, t)
+   local places = rawget(m, '_layout')
+   return places and places.lora_m and places.lora_m:gather(t) or t
+end
+
+-- Calls fn(path, m, norms): the norms of the rows of each adapted weight, f32 [out], whole.
+-- Collective where the model is spread over ranks.
+function lora._each_norms(model, fn)
+   each_layer(model, rawget(model, 'adapter'), function(view, path)
+      fn(path, over_outputs(view.m, adapted.norms(view)))
+   end)
+end
+
+-- The magnitudes of DoRA as PEFT keeps them, |W| + m of the unmerged weights: path -> f32 [out] on
+-- the host, whole; empty without DoRA. Collective where the model is spread over ranks.
+function lora._magnitudes(model)
+   local list, o = {}, rawget(model, '_adapter')
+   if not o.dora then return list end
+   each_layer(model, rawget(model, 'adapter'), function(view, path)
+      local t = adapted.norms(view)            -- of merged rows: the magnitudes but for the sign
+      t = o.merged and t * o.stretch[path]:squeeze(2):sign() or t + view.magnitude:to 'f32'
+      list[path] = outlive(over_outputs(view.m, t):to 'cpu')
+   end)
+   return list
 end
 
 -- The results of fn() with the adapters off: those of the base model, also of a sharded one.
@@ -322,7 +337,10 @@ end
 -- Removes the adapters: the parameters, the wraps and model.adapter; merged changes stay in the
 -- weights. All parameters are trained again. Returns model.
 function lora.remove(model)
-   local adapter = adapted('nn.lora.remove', model)
+   local adapter = adapters_of('nn.lora.remove', model)
+   err.raise_if(spread.of(model).inside, 'E_STATE', 'nn.lora.remove', 'the model is sharded, with '
+      .. 'its adapters in the shards; nn.lora.merge adds them to the weights, tide.model.save '
+      .. 'writes the merged model')
    for _, path in ipairs(adapter.modules) do
       local m = model:get(path)
       wrap.drop(m, 'lora', 'forward')

@@ -43,4 +43,12 @@ function spread.check_whole(op, model, hint, ways)
    end)
 end
 
+-- Refuses a model that is cut over ranks: what this rank would write are parts of its weights.
+function spread.check_uncut(op, model)
+   local tp = spread.of(model).tp
+   err.raise_if(tp, 'E_STATE', op, 'the model is cut over %d ranks, and this '
+      .. 'one has parts of its weights; give what fully_shard(model, mesh) returned, which writes '
+      .. "them whole (strategy = 'no_shard' cuts no further)", tp and tp.axis.size)
+end
+
 return spread

@@ -16,7 +16,9 @@ local lora = require 'tide.nn.lora'
 local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
 local nn = require 'tide.nn'
+local outlive = require 'tide.util.outlive'
 local signature = require 'tide.util.signature'
+local spread = require 'tide.nn.spread'
 local state = require 'tide.train.state'
 local states = require 'tide.nn.state'
 
@@ -111,9 +113,8 @@ local function norms_of(W)
    return (W * W):sum(2):sqrt()
 end
 
--- Writes the adapters that read(name) gives. plain.stretch: of merged weights, what DoRA has
--- multiplied their rows by; the norms of these are the magnitudes but for the sign.
-local function write(op, dir, plain, read, o)
+-- Writes the adapters that read(name) gives. magnitude(path): of DoRA, as PEFT keeps it.
+local function write(op, dir, plain, read, magnitude, o)
    local description = plain.adapter
    if not description then err.raise('E_STATE', op, 'the model has no adapters') end
    err.raise_if(plain.family == 'gpt2', 'E_UNSUPPORTED', op, 'published files of GPT-2 keep '
@@ -121,20 +122,14 @@ local function write(op, dir, plain, read, o)
       .. 'merged model with tide.model.save or export')
    local all = plain.family and paths_of(op, plain) or description.modules
    fs.mkdirs(op, dir)
-   local weight, _ = read, nil
-   if plain.quantised then _, weight = nf4._read_as_weights(plain.quantised, {}, read, 'f32') end
    tide.scope(function()
       local tensors = {}
+      local function add(name, t)
+         tensors[published(name)] = (o.dtype and t:to(o.dtype) or t):contiguous()
+      end
       for _, path in ipairs(description.modules) do
-         for _, field in ipairs { '.lora_A', '.lora_B', description.dora and '.lora_m' or nil } do
-            local t = read(path .. field)
-            if field == '.lora_m' then
-               local norms = norms_of(weight(path .. '.weight'))
-               local by = plain.stretch and plain.stretch[path]
-               t = by and norms * by:to('cpu'):sign():squeeze(2) or norms + t:to 'f32'
-            end
-            tensors[published(path .. field)] = (o.dtype and t:to(o.dtype) or t):contiguous()
-         end
+         for _, name in ipairs { path .. '.lora_A', path .. '.lora_B' } do add(name, read(name)) end
+         if description.dora then add(path .. '.lora_m', magnitude(path)) end
       end
       fs.io().safetensors_save(fs.join(dir, weights_name), tensors, { format = 'pt' })
    end)
@@ -143,12 +138,21 @@ local function write(op, dir, plain, read, o)
    return dir
 end
 
-local function write_checkpoint(op, where, dir, o)
+-- magnitudes: of the layers, by path; nil: from the weights in the checkpoint.
+local function write_checkpoint(op, where, dir, o, magnitudes)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
    local store = saved.store
-   local ok, result = pcall(write, op, dir, saved.plain, function(name)
+   local function read(name)
       local shape = store:shape('model', name)
       return store:read('model', name, dims.zeros(#shape), shape, 'cpu')
+   end
+   local weight, _ = read, nil
+   if saved.plain.quantised then
+      _, weight = nf4._read_as_weights(saved.plain.quantised, {}, read, 'f32')
+   end
+   local ok, result = pcall(write, op, dir, saved.plain, read, function(path)
+      return magnitudes and magnitudes[path]
+         or norms_of(weight(path .. '.weight')) + read(path .. '.lora_m'):to 'f32'
    end, o)
    store:close()
    if not ok then error(result, 0) end
@@ -157,14 +161,14 @@ end
 
 -- Saves the adapters of all ranks as a checkpoint beside dir; rank 0 writes the folder from it.
 local function write_sharded(op, sharded, dir, o)
-   local description = rawget(sharded.model, 'adapter')
+   local model = sharded.model
+   local magnitudes = rawget(model, 'adapter') and lora._magnitudes(model)
    local pieces = dir:gsub('(.)/+$', '%1') .. '.pieces'
-   local saved = state.weights(sharded, function(name)
-      return description and (description.dora or low_rank.is_name(name))
-   end)
+   local saved = state.weights(sharded, low_rank.is_name)
+   saved.plain.adapter = rawget(model, 'adapter')
    local at = checkpoint.save(pieces, saved)
    dist.on_first(saved.comm, op, function()
-      write_checkpoint(op, at, dir, o)
+      write_checkpoint(op, at, dir, o, magnitudes)
       fs.remove_dir(op, at)
       fs.remove_dir(op, pieces)
    end)
@@ -186,11 +190,12 @@ function adapter.save(what, dir, opts)
    local model = what.is_sharded and what.model or what
    opts.base = opts.base or model.loaded_from
    if what.is_sharded then return write_sharded(op, what, dir, opts) end
-   local tensors = model:state_dict()
+   spread.check_uncut(op, model)
+   local tensors, adapters = model:state_dict(), rawget(model, 'adapter')
+   local magnitudes = adapters and lora._magnitudes(model)
    return write(op, dir, { config = family.config(model), family = family.of(model),
-      adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised'),
-      stretch = is_merged(model) and rawget(model, '_adapter').stretch or nil },
-      function(name) return tensors[name]:to 'cpu' end, opts)
+      adapter = adapters }, function(name) return tensors[name]:to 'cpu' end,
+      function(path) return magnitudes[path] end, opts)
 end
 
 -- ---- reading -----------------------------------------------------------------------------------
@@ -285,30 +290,27 @@ local function check_names(op, dir, c, whole, tensors)
          tostring(c.base_model_name_or_path)))
 end
 
-local function fill_model(op, dir, c, model, tensors)
-   local whole = {}
-   for _, e in ipairs(model:named_parameters()) do
-      if low_rank.is_name(e.name) then whole[e.name] = e.param.shape end
-   end
-   check_names(op, dir, c, whole, tensors)
-   for _, e in ipairs(model:named_parameters()) do
-      local t = tensors[e.name]
-      if t and e.param.device ~= 'null' then
-         if e.field == 'lora_m' then
-            local m = e.owner
-            t = t:to(e.param.device) - norms_of(m.weight and m.weight:detach() or nf4._weight(m))
-         end
-         e.param:detach():copy_(t:to(e.param.device))
-      end
-   end
+-- Makes m, what DoRA trains, of the magnitudes that PEFT keeps. Collective where the model is
+-- spread over ranks.
+local function less_norms(model, tensors)
+   lora._each_norms(model, function(path, norms)
+      local name = path .. '.lora_m'
+      tensors[name] = outlive(tensors[name]:to(norms.device) - norms)
+   end)
 end
 
--- Takes the norms of weights in NF4 from the magnitudes that PEFT keeps. Collective.
-local function less_norms(model, tensors)
-   for _, path in ipairs(model.adapter.modules) do
-      local m, name = model:get(path), path .. '.lora_m'
-      local norms, cut = lora._norms(m), cuts.get(m, 'lora_m')
-      tensors[name] = tensors[name]:to(norms.device) - (cut and cut:gather(norms) or norms)
+local function fill_model(op, dir, c, model, tensors)
+   local whole, on_null = {}, false
+   for _, e in ipairs(model:named_parameters()) do
+      if low_rank.is_name(e.name) then whole[e.name] = cuts.shape(e.owner, e.field) end
+      on_null = on_null or e.param.device == 'null'
+   end
+   check_names(op, dir, c, whole, tensors)
+   if on_null then return end
+   if c.use_dora == true then less_norms(model, tensors) end
+   for _, e in ipairs(model:named_parameters()) do
+      local t, cut = tensors[e.name], cuts.get(e.owner, e.field)
+      if t then e.param:detach():copy_((cut and cut:cut(t) or t):to(e.param.device)) end
    end
 end
 
@@ -318,12 +320,7 @@ local function fill_sharded(op, dir, c, sharded, tensors)
       if low_rank.is_name(e.name) then whole[e.name] = e.whole end
    end
    check_names(op, dir, c, whole, tensors)
-   if c.use_dora == true then
-      err.raise_if(not rawget(sharded.model, 'quantised'), 'E_UNSUPPORTED', op, '%s: magnitudes of '
-         .. 'DoRA need whole weights; read them on one rank, or resume from the run that wrote '
-         .. 'them', dir)
-      less_norms(sharded.model, tensors)
-   end
+   if c.use_dora == true then less_norms(sharded.model, tensors) end
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(tensors[p.name] and p.parts or {}) do
          local t = dims.view(tensors[p.name], part.offset, part.size)
@@ -334,30 +331,33 @@ local function fill_sharded(op, dir, c, sharded, tensors)
 end
 
 -- Reads the adapters in dir into a model, which gets such adapters unless it has some, or into what
--- plan:materialise gave for one that has them (every rank calls it). Returns what was given.
--- E_SHAPE: they are of another base model; E_STATE: the model's adapters have another rank, alpha
--- or kind; E_UNSUPPORTED: PEFT's variants that are not known here.
+-- fully_shard or plan:materialise gave for one that has them (every rank calls it). Returns what it
+-- was given. E_SHAPE: they are of another base model; E_STATE: the model's adapters have another
+-- rank, alpha or kind; E_UNSUPPORTED: PEFT's variants that are not known here.
 function adapter.load(what, dir)
    local op = 'model.load_adapter'
-   local run = class.is(what, nn.Module) and { model = what } or what
+   local model = class.is(what, nn.Module) and what or what.model
+   local sharded = spread.of(model).sharded
+   err.raise_if(spread.of(model).inside ~= sharded, 'E_STATE', op, 'the model is a part of a '
+      .. 'sharded one; read its adapters before fully_shard')
    local c, tensors = open(op, dir)
    local modules = modules_of(tensors)
-   check_base(op, dir, run.model, c, modules)
-   local description = rawget(run.model, 'adapter')
+   check_base(op, dir, model, c, modules)
+   local description = rawget(model, 'adapter')
    if description then
-      err.raise_if(is_merged(run.model), 'E_STATE', op, 'the adapters of the model are merged, so '
+      err.raise_if(is_merged(model), 'E_STATE', op, 'the adapters of the model are merged, so '
          .. 'its weights hold their changes; call nn.lora.unmerge(model) first')
       check_description(op, dir, c, description)
    else
       local o = change_of(c)
       o.dropout, o.targets = type(c.lora_dropout) == 'number' and c.lora_dropout or 0, modules
-      lora.attach(run.model, o)
+      lora.attach(model, o)
    end
    tide.no_grad(function()
-      if run.sharded then
-         fill_sharded(op, dir, c, run.sharded, tensors)
+      if sharded then
+         fill_sharded(op, dir, c, sharded, tensors)
       else
-         fill_model(op, dir, c, run.model, tensors)
+         fill_model(op, dir, c, model, tensors)
       end
    end)
    return what
@@ -369,7 +369,7 @@ function adapter.is(dir) return fs.exists(fs.join(dir, config_name)) end
 signature.kind('weights', 'a model, or what fully_shard returned', function(v)
    return class.is(v, nn.Module) or type(v) == 'table' and v.is_sharded
 end)
-signature.kind('adaptable', 'a model, or what plan:materialise gave', function(v)
+signature.kind('adaptable', 'a model, or what fully_shard or plan:materialise gave', function(v)
    return class.is(v, nn.Module) or type(v) == 'table' and class.is(v.model, nn.Module)
 end)
 return signature.doors('model', adapter, {

@@ -15,6 +15,7 @@ local fs = require 'tide.util.fs'
 local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
 local signature = require 'tide.util.signature'
+local spread = require 'tide.nn.spread'
 local stored = require 'tide.model.stored'
 local state = require 'tide.train.state'
 local tokenizer_file = require 'tide.tokenizer.file'
@@ -215,6 +216,7 @@ local function source_of_model(model, dtype)
    local own = family.of(model)
    err.raise_if(not own, 'E_UNSUPPORTED', op, 'the model is of a custom class (%s), which has no '
       .. 'published configuration', model.class_name)
+   spread.check_uncut(op, model)
    local tensors = model:state_dict()
    local adapted = rawget(model, '_adapter')
    return source_of({ config = family.config(model), family = own,

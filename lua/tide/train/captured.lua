@@ -22,6 +22,9 @@ local function unread(self, batches, count)
    local function run(i, batch) losses[i] = micro(self, batch, count) end
    if self.parallel then
       reduce.each_sharded(self, batches, run)
+      local used = self.parallel:used()
+      self.used = self.used or self.comm.size > 1 and self.comm:all_gather_object(used) or { used }
+      self.parallel:drop_unused(self.used)     -- the first call is not recorded
    else
       self.optim:zero_grad()
       for i, batch in ipairs(batches) do run(i, batch) end

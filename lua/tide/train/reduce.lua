@@ -6,6 +6,7 @@ local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
+local fingerprint = require 'tide.parallel.fingerprint'
 local nonfinite = require 'tide.train.nonfinite'
 local parallel_clip = require 'tide.parallel.clip'
 local unused = require 'tide.train.unused'
@@ -95,9 +96,15 @@ function reduce.sharded_micros(self, batches, count)
    reduce.each_sharded(self, batches, function(i, batch)
       losses[i] = reduce.micro_loss(self, batch, count)
    end)
-   if self.comm.size == 1 then return losses end
+   local comm, sharded, used = self.comm, self.parallel, self.parallel:used()
+   if comm.size == 1 then
+      sharded:drop_unused { used }
+      return losses
+   end
    self.loss_here = reduce.read(losses)
-   return losses, dist.sum(self.comm, { self.loss_here })[1]
+   local sums = dist.sum(comm, { self.loss_here, fingerprint.share(used, comm.rank, comm.size) })
+   sharded:drop_unused(sums[2] == 0 and { used } or comm:all_gather_object(used))
+   return losses, sums[1]
 end
 
 -- The global norm and the factor that clips it (nil: none).

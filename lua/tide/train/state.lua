@@ -9,8 +9,10 @@ local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
+local low_rank = require 'tide.nn.low_rank'
 local nf4_part = require 'tide.nn.nf4_part'
 local signature = require 'tide.util.signature'
+local spread = require 'tide.nn.spread'
 local states = require 'tide.nn.state'
 
 local state = {}
@@ -99,16 +101,34 @@ end
 -- The random numbers of a run are those of its context, the state's own unless it names one.
 local function ctx_of(run) return run.ctx or tide.default() end
 
--- What a checkpoint says of a model beside its tensors.
+-- Whether the weights of a model hold the changes of its adapters (nn.lora.merge).
+local function is_merged(model)
+   local of = rawget(model, '_adapter')
+   return of ~= nil and of.merged
+end
+
+-- What a checkpoint says of a model beside its tensors. Merged weights are those of a model without
+-- adapters.
 local function description(model)
    return { config = family.config(model), family = family.of(model),
-      adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised') }
+      adapter = not is_merged(model) and rawget(model, 'adapter') or nil,
+      quantised = rawget(model, 'quantised') }
+end
+
+-- Refuses a run whose model a checkpoint cannot hold: one that would apply its adapters twice, or
+-- parts of weights.
+local function check_model(op, run)
+   err.raise_if(is_merged(run.model), 'E_STATE', op, 'the adapters of the model are merged, and a '
+      .. 'run that resumes would apply them again; call nn.lora.unmerge(model) first, or write the '
+      .. 'merged model with tide.model.save')
+   if not run.parallel then spread.check_uncut(op, run.model) end
 end
 
 -- Collects what a checkpoint holds of run: { model=, optim=, sampler=, ctx=, step=, recipe=, job=,
 -- fingerprint=, accum=, val_loss=, best=, parallel= }. With parallel (a Sharded), every rank calls
 -- it.
 function state.collect(run)
+   check_model('train.state.collect', run)
    local saved, meta = tensors_of(run)
    saved.plain = copy(description(run.model), {
       step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
@@ -118,10 +138,14 @@ function state.collect(run)
    return saved
 end
 
+local function not_of_adapters(name) return not low_rank.is_name(name) end
+
 -- The weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no run
--- resumes. wants(name): which of them; nil: all. Every rank calls it.
+-- resumes. wants(name): which of them; nil: all, of a model with merged adapters those that it is
+-- without them. Every rank calls it.
 function state.weights(sharded, wants)
-   return { pieces = pieces_of(sharded, wants or all_names), comm = sharded.comm,
+   wants = wants or is_merged(sharded.model) and not_of_adapters or all_names
+   return { pieces = pieces_of(sharded, wants), comm = sharded.comm,
       plain = copy(description(sharded.model),
          { step = 0, optim = { kind = 'none', steps = 0, counts = {} } }) }
 end
@@ -174,7 +198,7 @@ end
 -- ---- into a sharded model ---------------------------------------------------------------------
 
 -- Names and shapes of the stored model against those of this one: one error that lists all.
-local function check_model(op, sharded, from)
+local function check_stored(op, sharded, from)
    local own, stored = {}, {}
    for _, e in ipairs(sharded.entries) do own[e.name] = e.whole end
    each_buffer(sharded.model, function(name, b) own[name] = nf4_part.shape(b) end)
@@ -227,7 +251,7 @@ end
 
 -- Everything that can be wrong, before anything changes.
 local function check_pieces(op, sharded, optim, from, meta)
-   local own = check_model(op, sharded, from)
+   local own = check_stored(op, sharded, from)
    for name in each(meta.counts) do
       err.raise_if(not own[name], 'E_ARG', op, "the state has a parameter '%s' that is not "
          .. 'optimised here', name)
@@ -268,7 +292,7 @@ local function load_pieces(op, sharded, saved, optim)
    local from, meta = saved.store, saved.plain.optim
    dist.together(sharded.comm, op, function()
       if optim then check_pieces(op, sharded, optim, from, meta) else
-         check_model(op, sharded, from)
+         check_stored(op, sharded, from)
       end
       family.check(op, saved.plain, sharded.model)
    end)

@@ -3,6 +3,7 @@
 -- Ranks add up gradients by their place in a list, so all need the same list. A rank that did not
 -- use a parameter adds zeros to it, as with DDP's find_unused_parameters; one that no rank uses has
 -- no gradient, as on one rank. Which of them a rank has is compared in a sum that is made anyway.
+-- (Of a sharded model: used and drop_unused of Sharded.)
 
 local tide = require 'tide'
 local err = require 'tide.util.err'

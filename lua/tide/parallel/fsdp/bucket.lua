@@ -312,6 +312,25 @@ function Bucket:add_whole(state, held)
    end)
 end
 
+-- Returns a copy of entry i as a whole, in the dtype of the shards on the device of the
+-- computation. Collective.
+function Bucket:whole(i)
+   local counts = {}
+   for r, list in ipairs(self.layout.pieces) do
+      counts[r] = 0
+      for _, p in ipairs(list) do
+         if p.index == i then counts[r] = p.numel end
+      end
+   end
+   local own = self.shard:narrow(1, 1, 0)
+   for _, p in ipairs(self.pieces) do
+      if p.at.index == i then own = self.shard:narrow(1, p.at.offset + 1, p.at.numel) end
+   end
+   own = own:to { device = self.opts.device }
+   local all = self.comm.size > 1 and self.comm:all_gather_v(own, counts) or own:clone()
+   return all:reshape(self.entries[i].shape)
+end
+
 -- The shards have changed: what was gathered is out of date.
 function Bucket:expire()
    if self.is_whole then return end
@@ -340,7 +359,8 @@ local function find_bad(self)
    end
 end
 
--- Moves the gradients of the fields into one flat tensor; absent ones are zeros.
+-- Moves the gradients of the fields into one flat tensor; absent ones are zeros. Marks the entries
+-- that have one as used in this step.
 local function collect(self, flat, scale)
    local to, grads = {}, {}
    for i, e in ipairs(self.entries) do
@@ -350,6 +370,7 @@ local function collect(self, flat, scale)
          part:zero_()
       else
          to[#to + 1], grads[#grads + 1] = part, g
+         e.used = true
          e.view:zero_grad()
       end
    end
@@ -441,7 +462,10 @@ end
 
 -- Drops the whole gradients that are not reduced yet (accumulation without communication).
 function Bucket:zero_grad()
-   for _, e in ipairs(self.entries) do e.view:zero_grad() end
+   for _, e in ipairs(self.entries) do
+      e.view:zero_grad()
+      e.used = nil
+   end
    for _, p in ipairs(self.pieces) do p.param:zero_grad() end
 end
 

@@ -292,6 +292,28 @@ function Sharded:zero_grad()
    for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
 end
 
+-- Returns '1' or '0' for each parameter, in one text: whether a backward of this rank has given it
+-- a gradient in this step.
+function Sharded:used()
+   local list = {}
+   for i, e in ipairs(self.entries) do list[i] = e.used and '1' or '0' end
+   return table.concat(list)
+end
+
+-- Takes the zeros away that reducing gave as gradients to parameters that no rank used. texts: what
+-- used() returns on all ranks of data_comm, or one text where they are equal.
+function Sharded:drop_unused(texts)
+   local unused = {}
+   for i, e in ipairs(self.entries) do
+      local none = true
+      for _, text in ipairs(texts) do none = none and text:sub(i, i) == '0' end
+      unused[e] = none
+   end
+   for _, p in ipairs(self:named_parameters()) do
+      if unused[p.entry] then p.param:zero_grad() end
+   end
+end
+
 -- Gradients by the communicators over which their distinct parts lie, the same groups in the same
 -- order on every rank: a list of { grads =, comms =, device = }.
 function Sharded:norm_groups()
@@ -343,6 +365,36 @@ function Sharded:full_state_dict()
       if entry.persistent then state[entry.name] = nf4_part.gather(entry) end
    end
    return state
+end
+
+-- The bucket of the parameter at a field of a module, and its number there.
+local function place_of(self, m, field)
+   for _, unit in ipairs { self.unit_of[m], self.root } do
+      for _, b in ipairs(unit.buckets) do
+         for i, e in ipairs(b.entries) do
+            for _, place in ipairs(e.places) do
+               if place.owner == m and place.field == field then return b, i end
+            end
+         end
+      end
+   end
+end
+
+-- Returns this rank's pieces of the parameter at a field of a module; at.row and at.rows of a piece
+-- count rows of what tensor parallelism has left of the parameter.
+function Sharded:pieces(m, field)
+   local list, bucket, i = {}, place_of(self, m, field)
+   for _, p in ipairs(bucket.pieces) do
+      if p.at.index == i then list[#list + 1] = p end
+   end
+   return list
+end
+
+-- Returns a copy of the parameter at a field of a module, whole but for tensor parallelism, in the
+-- dtype of its shards. Collective.
+function Sharded:whole(m, field)
+   local bucket, i = place_of(self, m, field)
+   return tide.no_grad(bucket.whole, bucket, i)
 end
 
 -- The bytes and collectives of a step; see price.lua.
