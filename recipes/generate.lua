@@ -107,7 +107,7 @@ local function answer(tide, opt)
    continue(tide, model, opt, ids or encode(opt, options.tokenizer, said.bos), options)
 end
 
--- On several ranks the first one samples; the others have nothing to add.
+-- On several ranks only the first one samples.
 local function run(opt)
    local tide = require 'tide'
    check(opt)

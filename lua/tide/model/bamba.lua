@@ -1,5 +1,5 @@
--- Bamba decoder: Mamba-2 layers and, at attn_layer_indices (from 0), attention, each with a gated
--- MLP behind it; rotary positions on a part of each head.
+-- Bamba decoder: Mamba-2 layers and, at attn_layer_indices (from 0), attention, each followed by a
+-- gated MLP; rotary positions on a part of each head.
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'

@@ -27,7 +27,7 @@ for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2',
       hidden_act = 'silu' }
 end
 
--- What tide calls its own forms of published families.
+-- tide's names for its own forms of published families.
 local own = { TideHybridForCausalLM = 'hybrid', tide_hybrid = 'hybrid',
    TideGPT2LMHeadModel = 'gpt2', tide_gpt2 = 'gpt2' }
 
@@ -44,7 +44,7 @@ local function find(field, value)
    return own[value]
 end
 
--- Returns the same, or E_UNSUPPORTED with all that are known.
+-- Returns the same; raises E_UNSUPPORTED with the known ones.
 local function found(op, field, value, what)
    local name, list = find(field, value), {}
    if name then return name end
@@ -54,11 +54,11 @@ local function found(op, field, value, what)
       tostring(value), table.concat(list, ', '))
 end
 
--- Returns what a checkpoint keeps beside its tensors.
+-- Returns the plain data that a checkpoint keeps beside its tensors.
 local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table') end
 
--- Returns the name of the family whose class a model is; false of a user's class, since what such a
--- class computes is not known by its configuration.
+-- Returns the name of a model's family; false for a user's class, whose configuration does not
+-- determine what it computes.
 function family.of(model)
    for name in each(published) do
       if package.loaded['tide.model.' .. name] == getmetatable(model) then return name end
@@ -95,7 +95,7 @@ end
 -- Returns the fields of a published configuration file that name the family.
 function family.published(name) return published[name] or {} end
 
--- Fields whose numbers published readers want with a decimal point.
+-- Fields whose numbers published readers require with a decimal point.
 local floats = { 'initializer_range', 'layer_norm_epsilon', 'rms_norm_eps', 'time_step_min',
    'time_step_max', 'time_step_floor', 'attn_logit_softcapping', 'final_logit_softcapping',
    'embedding_multiplier', 'attention_multiplier', 'residual_multiplier', 'logits_scaling' }
@@ -176,8 +176,8 @@ local free = {
    time_step_max = true, time_step_floor = true, chunk_size = true,
 }
 
--- Raises E_SHAPE if a saved configuration computes something else than the model, whose parameters
--- may have the same shapes all the same (other heads, other rotary base).
+-- Raises E_SHAPE if a saved configuration computes something else than the model, even if all
+-- shapes are equal (other heads, another rotary base).
 function family.check(op, plain, model)
    check_plain(op, plain)
    signature.check(op, 'model', model, 'module')

@@ -1,8 +1,8 @@
 -- GPT-2 decoder (Radford et al., 2019): learned positions, LayerNorm, biases, a plain MLP.
 --
 -- Published files keep the weights of projections transposed, and queries, keys and values in one
--- matrix. Here they are those of the other families, so that they are cut over ranks like theirs;
--- `stored` says where each lies in a published file.
+-- matrix. Here they have the form of the other families, so that they are cut over ranks alike;
+-- `stored` maps each to its place in a published file.
 
 local class = require 'tide.class'
 local each = require 'tide.util.each'
@@ -85,7 +85,7 @@ end
 -- ---- published files ---------------------------------------------------------------------------
 
 GPT2.family = {
-   -- Old files leave the first part of names out, and have masks.
+   -- Old files omit the first part of names, and have masks.
    rename = function(name)
       if name:find '%.attn%.bias$' or name:find '%.attn%.masked_bias$' then return nil end
       if name:find '^transformer%.' or name:find '^lm_head%.' then return name end
