@@ -30,6 +30,19 @@ describe('a parameter', function()
       end
    end)
 
+   it('is whole in full_state_dict also where tensor parallelism cuts it', function()
+      local case = require 'spec.parallel.fsdp_case'
+      local want = case.numbers(case.model():materialise('cpu', 5):state_dict())
+      for _, got in ipairs(on(4, [[
+         local mesh, model = tide.parallel.mesh { dp_shard = 2, tp = 2 }, case.model()
+         tide.parallel.tensor_parallel(model, mesh:axis 'tp', { sequence_parallel = true })
+         return case.numbers(tide.parallel.fully_shard(model, mesh, { seed = 5 })
+            :full_state_dict())
+      ]])) do
+         assert.equal(0, case.distance(got, want))
+      end
+   end)
+
    it('keeps the value of a model that has bytes', function()
       local case = require 'spec.parallel.fsdp_case'
       local want = case.numbers(case.model():materialise('cpu', 8):state_dict())

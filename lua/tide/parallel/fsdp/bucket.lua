@@ -297,7 +297,7 @@ function Bucket:write_back()
 end
 
 -- Adds copies of the whole parameters to `state` by name, in the dtype of the shards on the device
--- of the computation. held: a scope holds them whole, and what it has written so far counts.
+-- of the computation, gathered also over the ranks that tensor parallelism cuts them over. held: a scope holds them whole, and what it has written so far counts.
 -- Collective.
 function Bucket:add_whole(state, held)
    tide.no_grad(function()
@@ -306,7 +306,8 @@ function Bucket:add_whole(state, held)
       local all = self.comm.size > 1 and self.comm:all_gather_v(own, self.counts) or own
       for i, entry in ipairs(self.entries) do
          local item = self.layout.items[i]
-         state[entry.name] = all:narrow(1, item.first + 1, item.numel):reshape(entry.shape):clone()
+         local t = all:narrow(1, item.first + 1, item.numel):reshape(entry.shape)
+         state[entry.name] = entry.cut and entry.cut:gather(t) or t:clone()
       end
       if not all:same_storage(self.shard) then all:release() end
    end)

@@ -354,8 +354,9 @@ function Sharded:state_dict()
 end
 
 -- Returns copies of the whole parameters and persistent buffers by name, with the values and the
--- dtype of the shards (f32 where only the computation is bf16). Within a scope of
--- unshard_fsdp2_model, what the scope has written counts. Gathers one bucket at a time. Collective.
+-- dtype of the shards (f32 where only the computation is bf16), also of what tensor parallelism has
+-- cut. Within a scope of unshard_fsdp2_model, what the scope has written counts. Gathers one bucket
+-- at a time. Collective.
 function Sharded:full_state_dict()
    local state = {}
    for _, unit in ipairs(self:all_units()) do

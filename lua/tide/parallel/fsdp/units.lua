@@ -113,7 +113,10 @@ function units.entries(model, list, root)
                shape = t.shape, dtype = t.dtype, spec = m._spec[field], unit = unit,
                requires_grad = t.requires_grad, whole = t.shape }
             local at = layout.get(m, field)
-            if at then e.axis, e.whole, e.boxes = at.blocks and at.axis, at.shape, at:boxes() end
+            if at then
+               e.cut, e.axis = at.blocks and at, at.blocks and at.axis
+               e.whole, e.boxes = at.shape, at:boxes()
+            end
             by_id[t.id] = e
             entries[#entries + 1] = e
          end
