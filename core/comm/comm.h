@@ -31,7 +31,7 @@ typedef struct tide__seg {
 typedef struct tide__stream {
   const struct tide__device *device;
   void *stream;
-  void *ready, *moved;         /* events, recorded anew in each call; other ranks wait for them */
+  void *ready, *moved;         /* events, recorded in each call; other ranks wait for them */
 } tide__stream;
 
 typedef struct tide__coll {

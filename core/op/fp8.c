@@ -146,7 +146,7 @@ static int linear_fp8(tide_tensor **out, tide__call *c, const left *a)
   return tide__temps_end(&v);
 }
 
-/* The products of x and n weights, for which x is rounded once. */
+/* Computes the products of x and n weights, for which x is rounded once. */
 static int each_fp8(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
                     tide_tensor *const *biases, int scaling, bool keep_weight)
 {

@@ -38,7 +38,7 @@ static int64_t fp8_take(job *j, int64_t bytes)
   return at;
 }
 
-/* Rows that do not overlap, in steps of one stride. */
+/* Returns whether y is rows that do not overlap, in steps of one stride. */
 static bool is_rows(const k_tensor *y)
 {
   int last = y->ndim - 1;
