@@ -380,12 +380,12 @@ local function no_mod()
 end
 
 local function no_text()
-   status.raise(C.TIDE_E_ARG, 'concat', 'a tensor is no text; x:item() is the number of a tensor '
+   status.raise(C.TIDE_E_ARG, 'concat', 'a tensor is not text; x:item() is the number of a tensor '
       .. 'of one element, tostring(x) the text of any')
 end
 
 local function no_loop()
-   status.raise(C.TIDE_E_ARG, 'ipairs', 'a tensor is no list; for i = 1, x:size(1) with '
+   status.raise(C.TIDE_E_ARG, 'ipairs', 'a tensor is not a list; for i = 1, x:size(1) with '
       .. 'x:select(1, i), or ipairs(x:tolist())')
 end
 

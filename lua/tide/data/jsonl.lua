@@ -63,7 +63,7 @@ end
 local function open(path)
    if not fs.size(path) then
       err.raise('E_IO', op, 'cannot read %s: %s', path,
-         fs.exists(path) and 'it is no regular file' or 'there is no such file')
+         fs.exists(path) and 'it is not a regular file' or 'there is no such file')
    end
    local file, why = io.open(path, 'rb')
    if not file then err.raise('E_IO', op, 'cannot read %s', why) end

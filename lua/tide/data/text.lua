@@ -47,7 +47,7 @@ function text.files(path)
    if not fs.is_dir(path) then
       if not fs.size(path) then
          err.raise('E_IO', op, 'cannot read %s: %s', path,
-            fs.exists(path) and 'it is no regular file' or 'there is no such file or folder')
+            fs.exists(path) and 'it is not a regular file' or 'there is no such file or folder')
       end
       return { path }
    end
@@ -73,7 +73,7 @@ local function check_text(path, content)
    local zero = content:find('\0', 1, true)
    if not zero then return end
    local what = kind.of(content)
-   err.raise('E_FORMAT', op, '%s is no text, byte %d of it is 0%s; binary = true (--binary) takes '
+   err.raise('E_FORMAT', op, '%s is not text, byte %d of it is 0%s; binary = true (--binary) takes '
       .. 'files as bytes whatever they hold', path, zero, what and ': ' .. what or '')
 end
 

@@ -126,7 +126,7 @@ function tokens.file(path, opts)
    local op = 'data.tokens.file'
    local width = opts.width
    if fs.exists(path) and not fs.size(path) then      -- a pipe would be waited for
-      err.raise('E_FORMAT', op, '%s is no regular file', path)
+      err.raise('E_FORMAT', op, '%s is not a regular file', path)
    end
    local f, why = io.open(path, 'rb')
    if not f then err.raise('E_IO', op, 'cannot read %s', why) end

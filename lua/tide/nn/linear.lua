@@ -66,7 +66,7 @@ function Linear:tp(style, on)
    end
    if style.shard == 'rows' then
       local k = style.blocks
-      if self.nout % k ~= 0 then on:refuse('%d rows are no %d equal blocks', self.nout, k) end
+      if self.nout % k ~= 0 then on:refuse('%d rows are not %d equal blocks', self.nout, k) end
       on:check_size('the number of rows', self.nout / k)
       local how = { dim = 1, blocks = given and given.blocks or k }
       return { cut = { weight = self.weight and how, weight_nf4 = codes(how),
