@@ -162,8 +162,8 @@ typedef int (*tide__sink)(void *user, tide__work *w, const tide__view *view, tid
 /* Cuts a text into words, without regard to added tokens, and gives each to the sink. */
 int tide__each_word(tide__work *w, const char *text, int32_t n, tide__sink sink, void *user);
 
-/* Returns the index in list of the first added token in text[at, n), or -1. special: look for
- * special ones, too. */
+/* Finds the first added token in text[at, n): its index in list, -1: none. special: special ones
+ * count. */
 int64_t tide__added_find(const tide__added *a, const char *text, int32_t n, int32_t at,
                          bool special, tide__span *place);
 /* Appends a word's tokens to w->ids. */
