@@ -192,7 +192,7 @@ int make_grads(const job &j)
   return rc < 0 ? rc : TIDE_CUDA_LAUNCHED(j.call);
 }
 
-/* What was summed in scratch goes to its place; gradients of no rows are 0. */
+/* Moves what was summed in scratch to its place; gradients of no rows are 0. */
 int finish(const job &j)
 {
   const k_call *call = j.call;
