@@ -190,6 +190,26 @@ describe('the price of a plan', function()
       local at_edge = plan:price { batch = 1, seq = 4, host_size = 8, rank = 6 }
       assert.is_true(at_edge.wire_between_hosts > 0)
    end)
+
+   it('counts the state of each parameter by the dtype of its own shards', function()
+      local function price(change)
+         local model = tide.model.llama(config, { dtype = 'bf16', device = 'null' })
+         change(model)
+         local trained = 0
+         for _, p in ipairs(model:parameters()) do
+            trained = trained + (p.requires_grad and p:numel() or 0)
+         end
+         local plan = plan_of(model, { dp_shard = 2 }, { ranks = 2 })
+         local bytes = 0
+         for rank = 0, 1 do
+            bytes = bytes + plan:price({ batch = 1, seq = 4, rank = rank }).optimizer
+         end
+         return bytes / trained
+      end
+      -- shards of what is trained are f32 and need no copy; those of frozen bf16 weights stay bf16
+      assert.equal(8, price(function(model) tide.nn.lora.attach(model, { rank = 2 }) end))
+      assert.equal(8, price(function(model) model.model.embed_tokens:requires_grad_(false) end))
+   end)
 end)
 
 -- On a rank: losses of `steps` steps, and which ranks share data; axes nil: one rank, plain.

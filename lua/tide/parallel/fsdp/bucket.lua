@@ -297,8 +297,8 @@ function Bucket:write_back()
 end
 
 -- Adds copies of the whole parameters to `state` by name, in the dtype of the shards on the device
--- of the computation, gathered also over the ranks that tensor parallelism cuts them over. held: a scope holds them whole, and what it has written so far counts.
--- Collective.
+-- of the computation, gathered also over the ranks that tensor parallelism cuts them over. held: a
+-- scope holds them whole, and what it has written so far counts. Collective.
 function Bucket:add_whole(state, held)
    tide.no_grad(function()
       local own = held and self.apart and self:is_written() and written_shard(self)

@@ -30,7 +30,8 @@ local function add_kept(sum, b, rank, state_bytes, unreduced, block)
    for _, p in ipairs(b.layout.pieces[rank + 1]) do
       local each = state_bytes
       if type(each) == 'function' then
-         each = err.number('parallel.sharded.price', 'state_bytes(..)', each(b.entries[p.index]), 0)
+         each = err.number('parallel.sharded.price', 'state_bytes(..)',
+            each(b.entries[p.index], b.opts.shard_dtype), 0)
       end
       sum.optimizer = sum.optimizer + p.numel * each
       sum.kept = sum.kept + block(p.numel * 4) * math.floor(each / 4)
@@ -104,6 +105,6 @@ return signature.doors('parallel.fsdp.price', price, {
       'rank: integer? >= 0 -- rank among the shards; this one by default',
       'micro: integer >= 1 = 1 -- micro-batches of a step',
       'state_bytes: number >= 0 | function = 8 -- of the optimiser for an element, or a function '
-         .. 'of the entry; 8 for AdamW over f32',
+         .. 'of the entry and the dtype of its shards; 8 for AdamW over f32',
       'block: function? -- the bytes that an allocation of n takes' } },
 })

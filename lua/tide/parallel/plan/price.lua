@@ -122,10 +122,9 @@ end
 local function kept(run, micro, given)
    local sharded = run.sharded
    if not sharded then return kept_whole(run.model, given) end
-   local first = sharded:named_parameters()[1]
    local p = sharded:price { micro = micro,
-      state_bytes = function(e)
-         return state_bytes(given, first and first.param.dtype, { name = e.name, shape = e.whole })
+      state_bytes = function(e, dtype)
+         return state_bytes(given, dtype, { name = e.name, shape = e.whole })
       end }
    return { parameters = p.parameters, gradients = p.gradients, optimizer = p.optimizer,
       unit = p.unit, stays = p.stays > 0 and p.stays or nil }
