@@ -28,11 +28,11 @@ static int check_threads(tide_ctx *ctx, const char *op, int n)
 {
   if (n <= 1 || !tide__pool_is_lost()) return TIDE_OK;
   return tide__fail(ctx, TIDE_E_STATE, op, "%d threads: this process was forked from one that has "
-                    "computed with several, and OpenMP cannot start them anew; use 1, or fork "
+                    "computed with several, and OpenMP cannot start them again; use 1, or fork "
                     "before the first op", n);
 }
 
-/* The default number of threads: the cores of the process, or 1 in such a child. */
+/* Returns the default number of threads: the cores of the process, or 1 in such a child. */
 static int default_threads(tide_ctx *ctx)
 {
   if (!tide__pool_is_lost()) return tide__machine_cores();

@@ -28,7 +28,7 @@ local function table_of_options()
    local last = {
       { 'seed', 0, 'seed of the sampling', min = 0 },
       { 'device', 'cpu', 'device to compute on', choices = { 'cpu', 'ref', 'cuda' } },
-      { 'threads', 0, 'threads; 0: chosen by the program', min = 0, max = 4096 },
+      { 'threads', 0, 'threads; 0: chosen by the program', min = 0, max = 1024 },
       { 'verbose', false, 'print how answers are sampled, and which fields of the folder have no '
         .. 'effect' },
    }
@@ -107,7 +107,7 @@ local function answer(tide, opt)
    continue(tide, model, opt, ids or encode(opt, options.tokenizer, said.bos), options)
 end
 
--- On several ranks the first one samples; the others have nothing to add.
+-- On several ranks only the first one samples.
 local function run(opt)
    local tide = require 'tide'
    check(opt)

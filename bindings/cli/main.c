@@ -54,7 +54,7 @@ static int command_export(int argc, char **argv)
   return run_lua(lua, "=export", argc, argv);
 }
 
-/* What runs have written, as a table (runs) or curves (plot); the words are read in Lua. */
+/* Shows what runs have written, as a table (runs) or curves (plot); the words are read in Lua. */
 static int command_watch(const char *command, int argc, char **argv)
 {
   bool plot = strcmp(command, "plot") == 0;

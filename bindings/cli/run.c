@@ -150,7 +150,7 @@ int cli_parse_option(const char *command, const char *name, const char *value, r
   const struct { const char *name, *needs; int lo, hi, *number; const char **text; } known[] = {
     {"-n", "a number of ranks in [1, 1024]", 1, 1024, &o->nrank, NULL},
     {"--procs", "a number of processes in [1, 1024]", 1, 1024, &o->nproc, NULL},
-    {"-t", "a number of threads in [1, 4096]", 1, 4096, &o->nthread, NULL},
+    {"-t", "a number of threads in [1, 1024]", 1, 1024, &o->nthread, NULL},
     {"--max-restarts", "a number in [0, 1000000]", 0, 1000000, &o->max_restarts, NULL},
     {"--grace", "a number of seconds in [0, 1000000]", 0, 1000000, &o->grace, NULL},
     {"-p", "parameters, e.g. \"check=1\"; see `tide params`", 0, 0, NULL, &o->params},

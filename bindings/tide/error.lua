@@ -14,7 +14,7 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local err = {}
 
--- What survives a reload of this file: the metatable, by which errors are known, the roots, the
+-- Survives a reload of this file: the metatable, by which errors are recognised, the roots, the
 -- form in which this Lua state raises errors, and the last error that it raised as text.
 local registry = debug.getregistry()
 local state = registry['tide.error'] or { mt = {}, roots = {} }
@@ -59,7 +59,7 @@ function mt.__tostring(e)
 end
 function mt.__concat(a, b) return tostring(a) .. tostring(b) end
 
--- Whether a value is an error of tide, raised by C or in Lua.
+-- Returns whether a value is an error of tide, raised by C or in Lua.
 function err.is(value) return getmetatable(value) == mt end
 
 -- Declares the folder of a file (given by its debug source, "@.../tide/init.lua") as tide's own:
@@ -104,7 +104,7 @@ end
 -- Returns a text in quotes, in one line.
 local function quoted(text) return (('%q'):format(text):gsub('\\\n', '\\n')) end
 
--- A short text for a value that did not fit.
+-- Returns a short text for a value that did not fit.
 function err.show(v)
    local kind = type(v)
    if kind == 'string' then
@@ -142,8 +142,8 @@ local function printable(message)
    end))
 end
 
--- An error object, not raised. code: a name ('E_SHAPE') or a number; op: the function's name
--- without "tide.".
+-- Returns an error object, not raised. code: a name ('E_SHAPE') or a number; op: the function's
+-- name without "tide.".
 function err.new(code, op, message)
    local status = err.code[code]
    if type(code) == 'number' then code, status = status or 'E_UNKNOWN', code end
@@ -168,9 +168,9 @@ function err.throw(e)
    error(state.last.text, 0)
 end
 
--- Returns the error object of what pcall caught: the object itself, or the one whose text was the
--- last that tide raised in this Lua state and is in the caught text (callers may add to it). nil
--- for what tide did not raise.
+-- Returns the error object of a value that pcall caught: the object itself, or the last one that
+-- tide raised as text in this Lua state, if the caught text contains it (callers may add to it).
+-- nil if tide did not raise it.
 function err.of(caught)
    if err.is(caught) then return caught end
    local last = state.last
@@ -184,8 +184,8 @@ function err.raise(code, op, fmt, ...)
    err.throw(err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt))
 end
 
--- The same if `failed` is true: err.raise_if(n % 2 ~= 0, 'E_ARG', op, '%d is odd', n). The values
--- are worked out in any case.
+-- Raises if `failed` is true: err.raise_if(n % 2 ~= 0, 'E_ARG', op, '%d is odd', n). The values are
+-- computed in any case.
 function err.raise_if(failed, code, op, fmt, ...)
    if failed then err.raise(code, op, fmt, ...) end
 end
@@ -233,7 +233,7 @@ function err.people(codes, fn, ...)
    return unpack(r, 2, r.n)
 end
 
--- A table that was raised without a __tostring: its fields, as far as they are short.
+-- Returns a table that was raised without a __tostring: its fields, as far as they are short.
 local function fields_text(t)
    local list = {}
    for k, v in each(t) do list[#list + 1] = ('%s = %s'):format(tostring(k), err.show(v)) end
@@ -243,7 +243,8 @@ local function fields_text(t)
       math.min(#list, 8)))
 end
 
--- The text of anything that was raised, also where its __tostring fails or returns another type.
+-- Returns the text of anything that was raised, also where its __tostring fails or returns another
+-- type.
 function err.text(e)
    local meta = getmetatable(e)
    if type(e) == 'table' and (meta == nil or type(meta) == 'table' and not meta.__tostring) then
@@ -287,7 +288,7 @@ local function range(kind, lo, hi)
    return kind
 end
 
--- An integer that a Lua number holds exactly, in [lo, hi] if given.
+-- Returns v if it is an integer that a Lua number holds exactly, in [lo, hi] if given.
 function err.integer(op, name, v, lo, hi)
    if type(v) ~= 'number' or v ~= math.floor(v) or math.abs(v) > 2^53 or not fits(v, lo, hi) then
       err.arg(op, name, range('an integer', lo, hi), v)
@@ -295,15 +296,15 @@ function err.integer(op, name, v, lo, hi)
    return v
 end
 
--- Whether a value is an integer >= 0 that a Lua number holds exactly.
+-- Returns whether a value is an integer >= 0 that a Lua number holds exactly.
 function err.is_count(v) return type(v) == 'number' and v >= 0 and v % 1 == 0 and v < 2^53 end
 
--- Whether require(module) failed with e because there is no such module.
+-- Returns whether require(module) failed with e because there is no such module.
 function err.is_missing_module(e, module)
    return tostring(e):find("module '" .. module .. "' not found", 1, true) ~= nil
 end
 
--- A number that is neither infinite nor NaN, in [lo, hi] if given.
+-- Returns v if it is a number, neither infinite nor NaN, in [lo, hi] if given.
 function err.number(op, name, v, lo, hi)
    if type(v) ~= 'number' or v ~= v or math.abs(v) == math.huge or not fits(v, lo, hi) then
       err.arg(op, name, range('a finite number', lo, hi), v)
@@ -311,13 +312,13 @@ function err.number(op, name, v, lo, hi)
    return v
 end
 
--- A value of this Lua type.
+-- Returns v if it has this Lua type.
 function err.type(op, name, v, kind)
    if type(v) ~= kind then err.arg(op, name, 'a ' .. kind, v) end
    return v
 end
 
--- A function, or a value that can be called like one.
+-- Returns v if it is a function, or a value that can be called like one.
 function err.func(op, name, v)
    local meta = type(v) == 'table' and getmetatable(v)
    if type(v) ~= 'function' and not (type(meta) == 'table' and meta.__call) then
@@ -326,7 +327,7 @@ function err.func(op, name, v)
    return v
 end
 
--- A list of integers of at least lo (nil: any).
+-- Returns list if it holds integers of at least lo (nil: any).
 function err.integers(op, name, list, lo)
    for i, v in ipairs(err.type(op, name, list, 'table')) do
       err.integer(op, ('%s[%d]'):format(name, i), v, lo)
@@ -334,11 +335,11 @@ function err.integers(op, name, list, lo)
    return list
 end
 
--- Whether a value is this word (or number, or boolean). A tensor is not, and must not be compared:
--- compiled by LuaJIT 2.1.0-beta3, `word == v` was true although its __eq returned false.
+-- Returns whether a value is this word (or number, or boolean). A tensor is not, and must not be
+-- compared: compiled by LuaJIT 2.1.0-beta3, `word == v` was true although its __eq returned false.
 function err.same(v, word) return type(v) == type(word) and v == word end
 
--- One of a list of names.
+-- Returns v if it is one of a list of names.
 function err.choice(op, name, v, list)
    for _, item in ipairs(list) do
       if err.same(v, item) then return v end
@@ -362,9 +363,9 @@ local function unknown_option(op, k, known)
    err.raise('E_ARG', op, "unknown option '%s'%s", k, near.hint(k, names))
 end
 
--- A table of options, whose keys are all in `known` (a list of names, or a set: name = true); nil
--- gives an empty one. The error for an unknown key suggests the nearest name. An object (a
--- communicator, a module) is refused as what it is.
+-- Returns a table of options, whose keys are all in `known` (a list of names, or a set: name =
+-- true); nil gives an empty one. The error for an unknown key suggests the nearest name. An object
+-- (a communicator, a module) is refused by its kind.
 function err.options(op, opts, known)
    if type(opts) == 'nil' then return {} end          -- a null pointer equals nil
    err.type(op, 'options', opts, 'table')

@@ -6,7 +6,7 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local near = {}
 
--- tide.error requires this file, so it is required when it is needed.
+-- tide.error requires this file, so this function requires it late.
 local function check(op, name, v, kind)
    if type(v) ~= kind then require 'tide.error'.type('util.near.' .. op, name, v, kind) end
 end

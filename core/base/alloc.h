@@ -25,11 +25,12 @@ static inline bool tide__alloc_fails(tide_ctx *ctx)
   return n > 0 ? ctx->nalloc == n : ctx->nalloc >= -n;
 }
 
-/* Asks for the lines of cache of an object that is needed soon: the next of a free list. */
+/* Prefetches the cache lines of an object that is needed soon: the next of a free list. */
 static inline void tide__prefetch(const void *object, int nline)
 {
   for (int i = 0; i < nline; i++) __builtin_prefetch((const char *)object + 64 * i, 1);
 }
+
 /* Returns a * b for sizes >= 0, or -1 if the result exceeds INT64_MAX. */
 static inline int64_t tide__mul_size(int64_t a, int64_t b)
 {

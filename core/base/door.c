@@ -12,7 +12,7 @@ static const char *const names[TIDE__NKIND] = {
   [TIDE__KIND_TOKENIZER] = "a tokenizer",
 };
 
-/* What the object is. Null, or readable as a head. */
+/* Returns what the object is. It is null, or readable as a head. */
 static const char *what_is(const void *object, int kind)
 {
   const tide__head *head = object;
@@ -23,7 +23,7 @@ static const char *what_is(const void *object, int kind)
   return "something else";
 }
 
-/* The context that an object names, alive or released; null: none. */
+/* Returns the context that an object names, alive or released; null without one. */
 static tide_ctx *ctx_of(const void *object)
 {
   const tide__head *head = object;

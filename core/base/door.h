@@ -30,14 +30,14 @@ static inline bool tide__alive(const void *object, int kind)
   return object && ((const tide__head *)object)->tag == TIDE__TAG(kind);
 }
 
-/* The context of a living object; null: a group has none. */
+/* Returns the context of a living object; null for a group, which has none. */
 static inline const tide_ctx *tide__ctx_of(const void *object, int kind)
 {
   if (kind == TIDE__KIND_CTX) return object;
   return kind == TIDE__KIND_GROUP ? NULL : ((const tide__head *)object)->ctx;
 }
 
-/* Whether each argument is alive, of its kind and of the context of those before it. */
+/* Returns whether each argument is alive, of its kind, and of the context of those before it. */
 static inline bool tide__admits(const tide__arg *args, int n)
 {
   const tide_ctx *ctx = NULL;
@@ -55,7 +55,7 @@ static inline bool tide__admits(const tide__arg *args, int n)
  * or of the object itself, else in the thread's record (tide_error(NULL)). func: __func__ of the
  * public function. Returns E_ARG. */
 int tide__refuse(const char *func, const tide__arg *args, int n);
-/* The same about one operand: "argument 2 was released". ctx may be null. */
+/* Records the same about one operand: "argument 2 was released". ctx may be null. */
 int tide__refuse_operand(tide_ctx *ctx, const char *op, const char *name, const void *object,
                          int kind);
 
@@ -74,14 +74,14 @@ int tide__check_ndim(tide_ctx *ctx, const char *op, const char *list, int ndim, 
  * Returns whether the struct was initialised (tide_X_init) and asks for nothing that is unknown
  * here. */
 bool tide__options(void *to, size_t n, const void *from);
-/* The same for the attributes of an op, `from`; a refusal is recorded in the context of `object`
- * and returns E_ARG. */
+/* Does the same for the attributes of an op, `from`; a refusal is recorded in the context of
+ * `object` and returns E_ARG. */
 int tide__read_attrs(void *to, size_t n, const void *from, const void *object, const char *op);
 
 #define TIDE_OBJECT(KIND, x) {(x), #x, TIDE__KIND_##KIND, false}
 #define TIDE_MAYBE(KIND, x)  {(x), #x, TIDE__KIND_##KIND, true}
 
-/* Returns `value` unless every argument is admitted. */
+/* Leaves the function with `value` unless every argument is admitted. */
 #define TIDE_DOOR_OR(value, ...)                                              \
   do {                                                                        \
     const tide__arg tide_args_[] = {__VA_ARGS__};                             \
@@ -130,8 +130,8 @@ typedef struct tide__object {
   uint32_t kind, size;             /* TIDE__KIND_*, bytes */
 } tide__object;
 
-/* A released or new object of the kind: zeroed but for the header. Holds the context. Null: no
- * memory. The owner's thread. */
+/* Returns a released or new object of the kind, zeroed but for the header, which holds the context;
+ * null without memory. The owner's thread. */
 void *tide__object_new(tide_ctx *ctx, int kind, size_t size,
                        void (*release)(tide__object *o, int n));
 /* Marks the handle as released: public functions refuse it from here on. The owner's thread. */

@@ -1,7 +1,7 @@
-/* The public collectives of tensors. All checks that a rank can make alone are here. Tensors
- * become pointers, counts and dtypes: a tide__coll that every transport runs without further
- * checks. A call that fails here has not reached the other ranks. */
-#include "core/comm/comm.h"
+/* The public collectives of tensors; send_recv has a file of its own. Tensors become pointers,
+ * counts and dtypes: a tide__coll that every transport runs without further checks. A call that
+ * fails here has not reached the other ranks. */
+#include "core/comm/collective.h"
 #include "core/op/op.h"
 #include "core/op/operand.h"
 
@@ -13,77 +13,6 @@ static tide_comm *reach(tide_comm *comm, const tide_tensor *t)
 {
   if (!comm->host || !t) return comm;
   return comm->ctx->devices->device[t->storage->device].backend->host ? comm->host : comm;
-}
-
-/* ---- checks ---------------------------------------------------------------------------------- */
-
-static int bad_call(tide_comm *comm, int coll, int status, const char *arg, const char *what)
-{
-  return tide__fail(comm->ctx, status, tide_coll_name(coll), "argument '%s': %s", arg, what);
-}
-
-int tide__check_root(tide_comm *comm, int coll, int root)
-{
-  if (root >= 0 && root < comm->nrank) return TIDE_OK;
-  return tide__fail(comm->ctx, TIDE_E_ARG, tide_coll_name(coll), "argument 'root': expected a rank "
-                    "of 0 to %d, got %d", comm->nrank - 1, root);
-}
-
-static int check_reduce(tide_comm *comm, int coll, int op, int dtype)
-{
-  if (op < 0 || op >= TIDE_NREDUCE)
-    return tide__fail(comm->ctx, TIDE_E_ARG, tide_coll_name(coll), "argument 'op': expected sum, "
-                      "mean, min, max or prod (0 to %d), got %d", TIDE_NREDUCE - 1, op);
-  if (op == TIDE_MEAN && dtype >= TIDE_I64)
-    return tide__fail(comm->ctx, TIDE_E_DTYPE, tide_coll_name(coll), "the mean of %s is not a %s; "
-                      "cast to a floating dtype first", tide_dtype_name(dtype),
-                      tide_dtype_name(dtype));
-  if (op == TIDE_SUM && dtype == TIDE_BOOL)
-    return bad_call(comm, coll, TIDE_E_DTYPE, "op", "the sum of bool is not a bool; use max (any) "
-                    "or min (all), or cast to i64");
-  return TIDE_OK;
-}
-
-/* Checks that the tensor has bytes, and that the transport reaches them. */
-static int check_reach(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
-{
-  if (t->storage->gone) return bad_call(comm, coll, TIDE_E_GONE, arg, "its bytes were dropped");
-  if (t->storage->copy && tide__async_copy_wait(t->storage) < 0)
-    return bad_call(comm, coll, TIDE_E_DEVICE, arg, "a copy of it that was under way failed");
-  const tide__backend *b = t->ctx->devices->device[t->storage->device].backend;
-  bool none = !b->has_bytes;
-  bool here = comm->transport->on_device ? !b->host : b->host;
-  if (comm->transport->shared_device && b->streams) return TIDE_OK;
-  if (comm->transport->bytes ? here && !none : b->host || none) return TIDE_OK;
-  return tide__fail(comm->ctx, TIDE_E_DEVICE, tide_coll_name(coll), "argument '%s': the '%s' "
-                    "transport cannot reach the bytes of a tensor on device '%s'", arg,
-                    comm->transport->name, tide_device_name(t->storage->device));
-}
-
-static int check_written(tide_comm *comm, int coll, const tide_tensor *t, const char *arg)
-{
-  TIDE_TRY(check_reach(comm, coll, t, arg));
-  if (!tide__is_contiguous(t->ndim, t->shape, t->stride))
-    return tide__fail(comm->ctx, TIDE_E_SHAPE, tide_coll_name(coll), "argument '%s': a tensor that "
-                      "is written must be contiguous, %s is not; write to a contiguous one and "
-                      "copy", arg, TIDE__SHAPE_OF(t));
-  if (t->node && t->ctx->recording)
-    return bad_call(comm, coll, TIDE_E_STATE, arg, "it is the result of a recorded op and would be "
-                    "changed behind the tape; detach it, or call inside no_grad");
-  return TIDE_OK;
-}
-
-static size_t tensor_bytes(const tide_tensor *t)
-{
-  return (size_t)(tide__tensor_numel(t) * tide_dtype_size(t->dtype));
-}
-
-/* Returns whether the bytes of two contiguous tensors overlap. */
-static bool overlap(const tide_tensor *a, const tide_tensor *b)
-{
-  const char *p = tide__tensor_ptr(a), *q = tide__tensor_ptr(b);
-  if (a->storage != b->storage || !p || !q) return false;
-  return p < q + tensor_bytes(b) && q < p + tensor_bytes(a) && tensor_bytes(a) && tensor_bytes(b);
 }
 
 /* ---- collectives in place over a list -------------------------------------------------------- */
@@ -121,8 +50,8 @@ static int fill_in_place(tide_comm *comm, tide__coll *c, tide_tensor *const *ts)
 {
   c->dtype = c->nseg > 0 ? ts[0]->dtype : -1;
   for (int64_t i = 0; i < c->nseg; i++) {
-    TIDE_TRY(check_written(comm, c->op, ts[i], c->nseg > 1 ? "ts[i]" : "t"));
-    if (c->reduce >= 0) TIDE_TRY(check_reduce(comm, c->op, c->reduce, ts[i]->dtype));
+    TIDE_TRY(tide__coll_check_written(comm, c->op, ts[i], c->nseg > 1 ? "ts[i]" : "t"));
+    if (c->reduce >= 0) TIDE_TRY(tide__coll_check_reduce(comm, c->op, c->reduce, ts[i]->dtype));
     c->seg[i] = seg_in_place(ts[i]);
     if (ts[i]->dtype != c->dtype) c->dtype = -1;
     if (c->nseg == 1) break;
@@ -142,13 +71,15 @@ static int in_place(tide_work **work, const char *func, tide_comm *comm, int64_t
   TIDE_TRY(tide__check_tensors(comm->ctx, tide_coll_name(coll), "ts", n, ts));
   if (n > 0) comm = reach(comm, ts[0]);
   TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
-  if (n > INT32_MAX) return bad_call(comm, coll, TIDE_E_ARG, "ts", "expected a list of tensors");
-  if (coll != TIDE__BROADCAST) TIDE_TRY(check_reduce(comm, coll, op, TIDE_F32));
-  if (coll != TIDE__ALL_REDUCE) TIDE_TRY(tide__check_root(comm, coll, root));
+  if (n > INT32_MAX)
+    return tide__coll_bad(comm, coll, TIDE_E_ARG, "ts", "expected a list of tensors");
+  if (coll != TIDE__BROADCAST) TIDE_TRY(tide__coll_check_reduce(comm, coll, op, TIDE_F32));
+  if (coll != TIDE__ALL_REDUCE) TIDE_TRY(tide__coll_check_root(comm, coll, root));
   size_t size = (size_t)n * (sizeof *seg + sizeof *order);
   if (n > FEW) {
     seg = tide__alloc(comm->ctx, size);
-    if (!seg) return bad_call(comm, coll, TIDE_E_NOMEM, "ts", "no memory for a list this long");
+    if (!seg)
+      return tide__coll_bad(comm, coll, TIDE_E_NOMEM, "ts", "no memory for a list this long");
     order = (int32_t *)(seg + n);
   }
   tide__coll c = {.op = coll, .reduce = op, .dtype = -1, .root = root, .nseg = n, .seg = seg};
@@ -192,10 +123,11 @@ typedef struct pair {
 /* Checks the root of a gather or scatter and its list of parts, which only the root passes on. */
 static int check_whole(const pair *p, const char *arg, int root, tide_tensor **whole)
 {
-  TIDE_TRY(tide__check_root(p->comm, p->c.op, root));
+  TIDE_TRY(tide__coll_check_root(p->comm, p->c.op, root));
   if (p->comm->rank != root) *whole = NULL;
   else if (!*whole)
-    return bad_call(p->comm, p->c.op, TIDE_E_ARG, arg, "expected a tensor on the root, got null");
+    return tide__coll_bad(p->comm, p->c.op, TIDE_E_ARG, arg,
+                          "expected a tensor on the root, got null");
   return TIDE_OK;
 }
 
@@ -215,8 +147,8 @@ static int pair_begin(pair *p, const char *func, tide_work **work, tide_comm *co
   if (gather) TIDE_TRY(check_whole(p, "out", root, &p->out));
   if (scatter) TIDE_TRY(check_whole(p, "in", root, in));
   TIDE_TRY(tide__comm_check(comm, tide_coll_name(coll)));
-  if (p->out) TIDE_TRY(check_written(comm, coll, p->out, "out"));
-  if (*in) TIDE_TRY(check_reach(comm, coll, *in, "in"));
+  if (p->out) TIDE_TRY(tide__coll_check_written(comm, coll, p->out, "out"));
+  if (*in) TIDE_TRY(tide__coll_check_reach(comm, coll, *in, "in"));
   if (*in && p->out && (*in)->dtype != p->out->dtype)
     return tide__fail(comm->ctx, TIDE_E_DTYPE, tide_coll_name(coll), "argument 'out': expected %s "
                       "as the input, got %s", tide_dtype_name((*in)->dtype),
@@ -235,12 +167,12 @@ static int pair_run(pair *p, tide_tensor *in, int64_t at)
   int rc = TIDE_OK;
   if (p->in) p->c.in = tide__tensor_ptr(p->in);
   if (p->out) p->c.out = tide__tensor_ptr(p->out);
-  if (p->in && p->out && overlap(p->in, p->out)) {
+  if (p->in && p->out && tide__coll_overlap(p->in, p->out)) {
     size_t shift = (size_t)at * p->c.size;
     bool fits = at >= 0 && (p->c.in == p->c.out + shift || p->c.out == p->c.in + shift);
     if (!fits)
-      rc = bad_call(comm, p->c.op, TIDE_E_ARG, "out", "it shares memory with the input; use "
-                    "another tensor, or this rank's own part");
+      rc = tide__coll_bad(comm, p->c.op, TIDE_E_ARG, "out", "it shares memory with the input; use "
+                          "another tensor, or this rank's own part");
   }
   if (rc == TIDE_OK && p->out) p->out->storage->version++;
   tide_tensor *list[2];
@@ -283,7 +215,7 @@ int tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out
 {
   pair p;
   TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__REDUCE_SCATTER, -1, out, &in));
-  TIDE_TRY(check_reduce(p.comm, TIDE__REDUCE_SCATTER, op, in->dtype));
+  TIDE_TRY(tide__coll_check_reduce(p.comm, TIDE__REDUCE_SCATTER, op, in->dtype));
   p.c.reduce = op;
   return pair_parts(&p, in, out, in, "in");
 }
@@ -323,8 +255,8 @@ int tide_comm_scatter(tide_work **work, tide_comm *comm, tide_tensor *out, tide_
 static int check_counts(pair *p, const int64_t *counts, const char *arg, bool alike, int64_t *sum)
 {
   *sum = 0;
-  if (!counts) return bad_call(p->comm, p->c.op, TIDE_E_ARG, arg,
-                               "expected a count a rank, got null");
+  if (!counts)
+    return tide__coll_bad(p->comm, p->c.op, TIDE_E_ARG, arg, "expected a count a rank, got null");
   for (int i = 0; i < p->comm->nrank; i++) {
     if (counts[i] < 0 || __builtin_add_overflow(*sum, counts[i], sum))
       return tide__fail(p->comm->ctx, TIDE_E_ARG, tide_coll_name(p->c.op), "argument '%s': "
@@ -359,7 +291,7 @@ int tide_comm_reduce_scatter_v(tide_work **work, tide_comm *comm, tide_tensor *o
 {
   pair p;
   TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__REDUCE_SCATTER_V, -1, out, &in));
-  TIDE_TRY(check_reduce(p.comm, TIDE__REDUCE_SCATTER_V, op, in->dtype));
+  TIDE_TRY(tide__coll_check_reduce(p.comm, TIDE__REDUCE_SCATTER_V, op, in->dtype));
   TIDE_TRY(check_counts(&p, counts, "counts", true, &p.c.count));
   TIDE_TRY(check_numel(&p, in, "in", p.c.count));
   TIDE_TRY(check_numel(&p, out, "out", counts[comm->rank]));
@@ -388,126 +320,7 @@ int tide_comm_all_to_all_v(tide_work **work, tide_comm *comm, tide_tensor *out,
   return pair_run(&p, in, -1);
 }
 
-/* ---- send and receive ------------------------------------------------------------------------ */
-
-static int check_peer(tide_comm *comm, const char *arg, int rank)
-{
-  if (rank >= -1 && rank < comm->nrank) return TIDE_OK;
-  return tide__fail(comm->ctx, TIDE_E_ARG, "send_recv", "argument '%s': expected a rank of 0 to "
-                    "%d, or -1 for none, got %d", arg, comm->nrank - 1, rank);
-}
-
-/* Fills the segments. held: space for 2 n tensors, of which *nheld are owned afterwards, also on
- * failure. */
-static int fill_send_recv(tide_comm *comm, tide__coll *c, tide_tensor *const *outs,
-                          tide_tensor *const *ins, tide_tensor **held, int64_t *nheld)
-{
-  for (int64_t i = 0; i < c->nseg; i++) {
-    tide__seg *s = &c->seg[i];
-    *s = (tide__seg){.in_type = -1, .out_type = -1};
-    if (c->to >= 0) {
-      tide_tensor *in;
-      TIDE_TRY(check_reach(comm, c->op, ins[i], "ins"));
-      TIDE_TRY(tide__dense(&in, ins[i], tide_coll_name(c->op)));
-      held[(*nheld)++] = in;
-      s->in = tide__tensor_ptr(in);
-      s->nin = tide__tensor_numel(in);
-      s->in_type = in->dtype;
-    }
-    if (c->from >= 0) {
-      TIDE_TRY(check_written(comm, c->op, outs[i], "outs"));
-      tide_tensor_retain(outs[i]);
-      held[(*nheld)++] = outs[i];
-      s->out = tide__tensor_ptr(outs[i]);
-      s->nout = tide__tensor_numel(outs[i]);
-      s->out_type = outs[i]->dtype;
-    }
-  }
-  return TIDE_OK;
-}
-
-/* Checks that no output overlaps an input or another output. held holds each input, then its
- * output. */
-static int check_segs(tide_comm *comm, const tide__coll *c, tide_tensor *const *held, int64_t n)
-{
-  int64_t step = (c->to >= 0) + (c->from >= 0);
-  for (int64_t i = 0; c->from >= 0 && i < n; i++) {
-    if (step == 2 && i % 2 == 0) continue;
-    for (int64_t k = 0; k < n; k++)
-      if (k != i && overlap(held[i], held[k]))
-        return bad_call(comm, c->op, TIDE_E_ARG, "outs", "a tensor that is received shares memory "
-                        "with another of the call");
-  }
-  for (int64_t i = 0; c->to == comm->rank && i < c->nseg; i++)
-    if (c->seg[i].nin != c->seg[i].nout || c->seg[i].in_type != c->seg[i].out_type)
-      return bad_call(comm, c->op, TIDE_E_SHAPE, "outs", "a rank that sends to itself receives "
-                      "what it sends: same count and dtype");
-  return TIDE_OK;
-}
-
-static int send_recv(tide_work **work, tide_comm *comm, tide__coll *c, tide_tensor *const *outs,
-                     tide_tensor *const *ins, tide_tensor **held)
-{
-  int64_t n = 0;
-  int rc = fill_send_recv(comm, c, outs, ins, held, &n);
-  if (rc == TIDE_OK) rc = check_segs(comm, c, held, n);
-  for (int64_t i = 0; rc == TIDE_OK && c->from >= 0 && i < c->nseg; i++)
-    outs[i]->storage->version++;
-  if (rc == TIDE_OK) rc = tide__comm_run(comm, c, work, n, held);
-  for (int64_t i = 0; i < n; i++) tide_tensor_release(held[i]);
-  return rc;
-}
-
-/* Chooses one communicator for the tensors of a send_recv, also for ranks without any: *comm, or
- * its host communicator, over which the ranks exchange where their tensors lie. While a step is
- * captured they are on the device. */
-static int agree_place(tide_comm **comm, const tide_tensor *t)
-{
-  enum { NONE, HOST, DEVICE };
-  tide_comm *host = (*comm)->host;
-  if (!host) return TIDE_OK;
-  int64_t all[TIDE__MAX_RANK], seen[3] = {0}, first[3] = {0};
-  bool on_host = t && t->ctx->devices->device[t->storage->device].backend->host;
-  int64_t mine = !t ? NONE : on_host ? HOST : DEVICE;
-  if (host->ctx->capture && on_host) *comm = host; /* which cannot be captured */
-  if (host->ctx->capture) return TIDE_OK;
-  TIDE_TRY(tide__all_gather_number(host, mine, all));
-  for (int q = 0; q < host->nrank; q++)
-    if (seen[all[q]]++ == 0) first[all[q]] = q;
-  if (seen[HOST]) *comm = host;
-  if (!seen[HOST] || !seen[DEVICE]) return TIDE_OK;
-  return tide__fail(host->ctx, TIDE_E_DEVICE, "send_recv", "%lld of %d ranks give tensors in host "
-                    "memory (rank %lld first), %lld on a device (rank %lld first); move them to "
-                    "one place; no data was moved", (long long)seen[HOST], host->nrank,
-                    (long long)first[HOST], (long long)seen[DEVICE], (long long)first[DEVICE]);
-}
-
-int tide_comm_send_recv(tide_work **work, tide_comm *comm, int64_t n, tide_tensor *const *outs,
-                        int from, tide_tensor *const *ins, int to)
-{
-  if (work) *work = NULL;
-  TIDE_DOOR(TIDE_OBJECT(COMM, comm));
-  TIDE_TRY(tide__comm_check(comm, "send_recv"));
-  TIDE_TRY(check_peer(comm, "to", to));
-  TIDE_TRY(check_peer(comm, "from", from));
-  if (n < 0 || n > 4096)
-    return bad_call(comm, TIDE__SEND_RECV, TIDE_E_ARG, "n", "expected lists of 0 to 4096 tensors");
-  if (from >= 0) TIDE_TRY(tide__check_tensors(comm->ctx, "send_recv", "outs", n, outs));
-  if (to >= 0) TIDE_TRY(tide__check_tensors(comm->ctx, "send_recv", "ins", n, ins));
-  if ((to == comm->rank) != (from == comm->rank))
-    return bad_call(comm, TIDE__SEND_RECV, TIDE_E_ARG, "to", "a rank that sends to itself must "
-                    "also receive from itself");
-  TIDE_TRY(agree_place(&comm, n == 0 ? NULL : to >= 0 ? ins[0] : from >= 0 ? outs[0] : NULL));
-  size_t size = (size_t)n * (sizeof(tide__seg) + 2 * sizeof(tide_tensor *));
-  tide__seg *seg = n ? tide__alloc(comm->ctx, size) : NULL;
-  if (n && !seg) return bad_call(comm, TIDE__SEND_RECV, TIDE_E_NOMEM, "n",
-                                 "no memory for the lists");
-  tide__coll c = {.op = TIDE__SEND_RECV, .reduce = -1, .dtype = -1, .root = -1, .to = to,
-                  .from = from, .nseg = n, .seg = seg};
-  int rc = send_recv(work, comm, &c, outs, ins, (tide_tensor **)(seg + n));
-  tide__free(comm->ctx, seg, size);
-  return rc;
-}
+/* ---- barrier -------------------------------------------------------------------------------- */
 
 int tide_comm_barrier(tide_work **work, tide_comm *comm)
 {

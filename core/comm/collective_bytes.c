@@ -1,7 +1,7 @@
 /* Byte strings over ranks; lengths differ from rank to rank. A first collective exchanges the
  * lengths, a second one moves the bytes into a blob of that size. A rank without memory for the
  * bytes ends the call for all ranks. The public functions are described in tide_abi.h. */
-#include "core/comm/comm.h"
+#include "core/comm/collective.h"
 #include "core/io/io.h"
 
 /* Returns the communicator for host memory, in which the bytes lie. */
@@ -41,7 +41,7 @@ int tide_comm_broadcast_bytes(tide_blob **out, tide_comm *comm, const void *data
   bool mine = comm->rank == root;
   int64_t size = mine ? n : 0;
   TIDE_TRY(tide__comm_check(comm, "broadcast_bytes"));
-  TIDE_TRY(tide__check_root(comm, TIDE__BROADCAST, root));
+  TIDE_TRY(tide__coll_check_root(comm, TIDE__BROADCAST, root));
   if (mine && (n < 0 || (n && !data)))
     return tide__fail(comm->ctx, TIDE_E_ARG, "broadcast_bytes", "argument 'n': expected 0 or more "
                       "bytes, got %lld", (long long)n);

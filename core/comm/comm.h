@@ -1,9 +1,9 @@
 /* Communicators: one handle for every transport, and what a transport must provide.
  *
  * A collective is a tide__coll: a description on raw pointers that has passed every check a rank
- * can make alone. collective.c fills it. comm.c runs it on the transport, on the rank's own thread
- * or on the communicator's helper thread; status and message are left inside. A transport never
- * sees a tensor, a context or Lua.
+ * can make alone. collective.c and send_recv.c fill it. comm.c runs it on the transport, on the
+ * rank's own thread or on the communicator's helper thread; status and message are left inside. A
+ * transport never sees a tensor, a context or Lua.
  *
  * Each rule has one file: call.h describes a call to other ranks, agree.c compares calls, failure.c
  * keeps the first failure, wait.c waits, move.c says what goes where, device.c copies and reduces.
@@ -31,7 +31,7 @@ typedef struct tide__seg {
 typedef struct tide__stream {
   const struct tide__device *device;
   void *stream;
-  void *ready, *moved;         /* events, recorded anew in each call; other ranks wait for them */
+  void *ready, *moved;         /* events, recorded in each call; other ranks wait for them */
 } tide__stream;
 
 typedef struct tide__coll {
@@ -56,7 +56,7 @@ typedef struct tide__coll {
   void       *before;          /* event: the operands hold what the caller has computed */
   void       *event;           /* set by the transport: the call is complete; null: it is */
   int32_t     device_status;   /* the first failure on the device */
-  bool        blocking;        /* the caller goes on when the call is on its stream, or complete */
+  bool        blocking;        /* the caller continues when the call is on its stream or complete */
   bool        captured;        /* it is recorded: its event is part of a capture */
 
   int64_t     seq;
@@ -191,26 +191,24 @@ int  tide__comm_check(tide_comm *comm, const char *op);
 void tide__comm_each(tide_ctx *ctx, const tide_group *group, void (*fn)(tide_comm *comm));
 /* Blocks until asynchronous calls have ended. */
 void tide__comm_rest(tide_comm *comm);
-/* Begins anew if the shared state was mended: no failure, call numbers from 1. */
+/* Starts again if the shared state was mended: no failure, call numbers from 1. */
 void tide__comm_adopt(tide_comm *comm);
 /* Returns the elements of all tensors of the call. */
 int64_t tide__coll_count(const tide__coll *c);
 
-/* ---- collective.c, collective_bytes.c -------------------------------------------------------- */
+/* ---- collective_bytes.c ---------------------------------------------------------------------- */
 
-/* Returns E_ARG unless root is one of the ranks. coll: which collective the message names. */
-int  tide__check_root(tide_comm *comm, int coll, int root);
 /* Gathers one number of each rank, by rank. comm moves bytes of the host. */
-int  tide__all_gather_number(tide_comm *comm, int64_t mine, int64_t *all);
+int tide__all_gather_number(tide_comm *comm, int64_t mine, int64_t *all);
 
 /* ---- device.c: copies and reductions where a call's operands lie ----------------------------- */
 
 /* Opens the stream and its events. Returns a status. */
 int  tide__stream_open(tide__stream *s, const struct tide__device *d);
-/* Closes the stream, for whose events no rank waits any more. Work on it still runs. */
+/* Closes the stream; no rank waits for its events any more. Work on it still runs. */
 void tide__stream_close(tide__stream *s);
-/* Binds c to the stream of the device that holds its operands, as compute leaves them now. The
- * context's thread. unbind: gives a call up that will not run. */
+/* Binds c to the stream of the device that holds its operands, as compute leaves them now. unbind
+ * undoes it for a call that will not run. The context's thread. */
 int  tide__coll_bind(tide__coll *c, tide__stream *s);
 void tide__coll_unbind(tide__coll *c);
 /* Returns the number of the device that holds the operands, -1: host memory. */
@@ -261,7 +259,7 @@ extern const tide__participant_calls tide__comm_participant;
 
 /* ---- move.c ---------------------------------------------------------------------------------- */
 
-/* What each collective moves to which rank: the only statement of it.
+/* What each collective moves to which rank, stated only here.
  *
  * A collective is copies between pairs of ranks (a part) or reductions of which each rank computes
  * one share. Transports differ in how the bytes travel, and in nothing else. */

@@ -7,7 +7,7 @@
  * may be used (ready), and its own moves are complete (moved). A stream waits for `ready` of each
  * rank whose memory its moves use, and then for `moved` of each rank whose moves use its own.
  * Behind that the call is complete (event), and compute waits for it where its results are used.
- * ready and moved belong to the stream and are recorded anew in each call; the barriers keep calls
+ * ready and moved belong to the stream and are recorded again in each call; the barriers keep calls
  * apart (local/local.h). A failure is kept in the call, and the ranks meet all the same.
  */
 #include "core/comm/comm.h"

@@ -54,8 +54,8 @@ const tide__plugin *tide__plugin_open(tide_ctx *ctx, int device, const char *op)
 
 enum { TIDE__ALIGN = 64 };    /* of every segment, and so of every block */
 
-/* Returns whether the hooks of the context give this device its memory: pageable host memory. What
- * a driver has to know (a GPU's, pinned) is the backend's in any case. */
+/* Returns whether the hooks of the context give this device its memory: pageable host memory. The
+ * backend always gives the memory that a driver must know (a GPU's, pinned). */
 bool tide__memory_is_hooked(const tide_ctx *ctx, const tide__backend *backend);
 /* Returns memory, contents undefined, or NULL: out of memory, or the hook's is not aligned. */
 void *tide__memory_alloc(tide_ctx *ctx, const tide__backend *backend, void *state, size_t size);
@@ -105,7 +105,7 @@ bool tide__captures(const tide_ctx *ctx, int device);
 int  tide__not_captured(tide_ctx *ctx, const char *op);
 
 /* A capture participant: it enqueues work on streams of its own and may take part in a captured
- * step (a communicator). Its stream joins the capture behind compute, and compute joins it again
+ * step (a communicator). Its stream joins the capture after compute, and compute joins it again
  * before the capture ends. Members are called on the context's thread; an int is a status, with its
  * message recorded. */
 typedef struct tide__participant tide__participant;

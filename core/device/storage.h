@@ -17,7 +17,7 @@ typedef struct tide__lent {
   void *user;
 } tide__lent;
 
-/* The fields that each op touches stand first. */
+/* The fields that each op touches come first. */
 typedef struct tide__storage {
   int64_t  refs;
   tide_ctx *ctx;
@@ -28,12 +28,12 @@ typedef struct tide__storage {
   struct tide__async_copy *copy; /* an asynchronous copy from or to it, or null */
   int32_t  device;
   bool     gone;     /* bytes were dropped before the last handle */
-  bool     hollow;   /* stands in for the bytes of spent handles: gone, and never restored */
+  bool     hollow;   /* in place of the bytes of spent handles: gone, and never restored */
   bool     refill;   /* restored since; tide__storage_refilled may declare the contents */
   bool     pinned;   /* pinned host memory, for asynchronous copies */
   int32_t  pins;     /* asynchronous users: the bytes must not be dropped or written */
   int32_t  parts;    /* references of tensors that share no element with each other */
-  int32_t  parts_given_up; /* those whose elements are of no use any more */
+  int32_t  parts_given_up; /* those whose elements are no longer needed */
   int32_t  writers;  /* those that write: the bytes must not be read either */
   int64_t  epoch;    /* ctx->stats_epoch when the bytes were allocated */
   /* The step scope that will drop the bytes, or null. A doubly linked list per scope. */
@@ -47,12 +47,13 @@ typedef struct tide__storage {
 /* Allocates bytes on a device, contents undefined, linked into the innermost scope of the context.
  * pinned: of host memory that is pinned for the CUDA device, which is open. */
 int  tide__storage_new(tide__storage **out, tide_ctx *ctx, int device, size_t size, bool pinned);
-/* A storage over memory of the host on a host device; on failure the host keeps the memory. */
+/* Makes a storage over memory of the host on a host device; on failure the host keeps the
+ * memory. */
 int  tide__storage_new_lent(tide__storage **out, tide_ctx *ctx, int device, size_t size,
                             const tide__lent *lent);
 void tide__storage_retain(tide__storage *s);
 void tide__storage_release(tide__storage *s);
-/* A storage without bytes that spent handles of a device point to; belongs to no scope. */
+/* Makes a storage without bytes, to which spent handles of a device point; belongs to no scope. */
 int  tide__storage_new_hollow(tide__storage **out, tide_ctx *ctx, int device);
 /* Frees the bytes; handles stay and return E_GONE. */
 void tide__storage_drop(tide__storage *s);

@@ -21,7 +21,7 @@ void tide__joint_drop(tide__node *n)
   n->given = 0;
 }
 
-/* Columns of weight `slot` and those before it. */
+/* Returns the columns of weight `slot`; *before: those of the weights before it. */
 static int64_t columns(const tide__node *n, int slot, int64_t *before)
 {
   *before = 0;

@@ -10,7 +10,7 @@ int tide__tape_open(tide_ctx *ctx)
   return TIDE_OK;
 }
 
-/* Bytes of a node up to its attributes: what a new node finds zeroed. */
+/* Returns the bytes of a node up to its attributes, which are zero in a new node. */
 static size_t head_bytes(int nin, int nout)
 {
   return sizeof(tide__node) + (size_t)nin * sizeof(tide__input) +

@@ -42,7 +42,7 @@ typedef struct tide__output {
 } tide__output;
 
 /* One block: the node, nin inputs, nout outputs, the attributes, nin metas. The fields that making
- * and freeing a node touch stand first. */
+ * and freeing a node touch come first. */
 typedef struct tide__node {
   struct tide__node *prev, *next;   /* execution order */
   struct tide__node *doomed;        /* chain of nodes to be freed */

@@ -31,8 +31,8 @@ void tide__fd_close(int fd);
 
 enum { TIDE__PATH = 4096 };
 
-/* A file being written. Zero-initialised is closed. Abort after a failure, or always: it does
- * nothing after commit. */
+/* A file being written. A zero-initialised one is closed. Abort after a failure, or always: after
+ * commit it does nothing. */
 typedef struct tide__writer {
   tide_ctx   *ctx;
   const char *op, *path; /* borrowed for the writer's life */

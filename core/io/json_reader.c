@@ -37,7 +37,7 @@ static bool in_object(const tide__json_reader *r)
   return r->depth > 0 && (r->objects >> (r->depth - 1) & 1);
 }
 
-/* A value has ended: sets the tokens allowed next. */
+/* Sets the tokens allowed after a value. */
 static int ended(tide__json_reader *r, int token)
 {
   r->expect = r->depth ? COMMA_OR_CLOSE : DONE;

@@ -325,7 +325,8 @@ void tide_file_release(tide_file *f) { tide__object_release(f, TIDE__KIND_FILE);
 
 /* ---- accessors ------------------------------------------------------------------------------- */
 
-/* Returns entry i; null without such an entry, or for what is no file. func: __func__. */
+/* Returns entry i, or null if there is no such entry or the object is not a file. func:
+ * __func__. */
 static const entry *entry_at(const char *func, const tide_file *f, int64_t i)
 {
   bool file = tide__is(func, (tide__arg)TIDE_OBJECT(FILE, f));

@@ -107,7 +107,7 @@ static int launch_both(tide__call *c, tide_tensor **twin)
   return job.rc;
 }
 
-/* The same, where the ops of the comparison are not checked in turn. */
+/* Launches both; the ops of the comparison are not checked themselves. */
 static int launch_unchecked(tide__call *c, tide_tensor **twin)
 {
   int rc;

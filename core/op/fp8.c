@@ -4,6 +4,9 @@
  * y = x w^T and along tokens for dw = dy^T x, dy along N for dx = dy w and along tokens for dw.
  * Blocks of w are square, so w^T has the same codes, transposed. The tape keeps those that backward
  * reads, a byte an element, and neither x nor w.
+ *
+ * With parameter fp8_codes a weight keeps its codes until its storage has another version, or a
+ * captured step began, ended or was replayed: a replay writes weights and changes no version.
  */
 #include "core/op/derivative.h"
 #include "core/op/joined.h"
@@ -42,9 +45,9 @@ static coded code(tide__temps *v, tide_tensor *x, k_fp8_attrs attrs, bool along,
 {
   tide__call c;
   tide_tensor *y[4] = {NULL};
-  if (v->rc < 0) return (coded){NULL};
+  if (v->rc < 0) return (coded){0};
   v->rc = tide__begin(&c, TIDE_OP_FP8_CODES, NULL, 1, &x, 0);
-  if (v->rc < 0) return (coded){NULL};
+  if (v->rc < 0) return (coded){0};
   int64_t cols = x->shape[x->ndim - 1], rows = fp8_rows(x);
   declare_codes(&c, 0, rows, cols, attrs.kind, along);
   declare_codes(&c, 2, cols, rows, attrs.kind, across);
@@ -143,7 +146,7 @@ static int linear_fp8(tide_tensor **out, tide__call *c, const left *a)
   return tide__temps_end(&v);
 }
 
-/* The products of x and n weights, for which x is rounded once. */
+/* Computes the products of x and n weights, for which x is rounded once. */
 static int each_fp8(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
                     tide_tensor *const *biases, int scaling, bool keep_weight)
 {

@@ -3,8 +3,8 @@
 
 #include "core/op/op.h"
 
-/* Returns the view that n tensors make up along dim, without history; null unless all are there and
- * each begins where the one before it ends. Owned. */
+/* Returns the view that n tensors make up along dim, without history. Null if one is null, or does
+ * not begin where the one before it ends. Owned. */
 int tide__side_by_side(tide_tensor **out, int n, tide_tensor *const *xs, int dim);
 /* Returns entries [at, at + n) of dim, without history. Owned. */
 int tide__narrow(tide_tensor **out, tide_tensor *x, int dim, int64_t at, int64_t n);

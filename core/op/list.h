@@ -11,6 +11,6 @@ void tide__lists_end(tide__call *c);
  * be null. */
 int  tide__list_take(tide__call *c, tide_tensor **dst, const char *list, int64_t n,
                      tide_tensor *const *xs, bool optional);
-/* Fails unless every xs[i], if there, has the shape of like[i], its `of` ("parameter"). */
+/* Fails unless every xs[i] that is not null has the shape of like[i], its `of` ("parameter"). */
 int  tide__list_shapes(tide__call *c, const char *list, int64_t n, tide_tensor *const *xs,
                        const char *of, tide_tensor *const *like);

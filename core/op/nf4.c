@@ -46,7 +46,7 @@ static int check_nf4(tide__call *c, const tide_tensor *codes, const tide_tensor 
   return TIDE_OK;
 }
 
-/* The attributes of a whole weight. */
+/* Returns the attributes of a whole weight. */
 static k_nf4_attrs whole_nf4(int64_t rows, int64_t cols)
 {
   return (k_nf4_attrs){.rows = rows, .cols = cols, .stride = cols};

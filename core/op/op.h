@@ -23,7 +23,7 @@ enum {
   TIDE__OPF_BCAST = 1 << 8, TIDE__OPF_RATES = 1 << 9, TIDE__OPF_RECOMPUTES = 1 << 10,
   TIDE__OPF_CODES = 1 << 11, TIDE__OPF_CROSS = 1 << 12
 };
-/* Inputs of rope_joined before those that it turns. */
+/* Inputs of rope_joined before those that it rotates. */
 enum { TIDE__TURNED = 2 };
 /* Key operands: inputs are 0 and up, O0 is the first output. */
 enum { TIDE__KEY_O0 = -1 };

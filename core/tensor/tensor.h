@@ -11,7 +11,7 @@
 struct tide__node;
 struct tide__call;
 
-/* What making, using and releasing a handle touch lies in the first two lines of cache. */
+/* The fields that making, using and releasing a handle touch fill the first two cache lines. */
 struct tide_tensor {
   uint32_t tag;                  /* TIDE__TAG of its kind, its complement once released */
   int32_t node_out;              /* which output of node this is */
@@ -37,8 +37,8 @@ struct tide_tensor {
   struct tide__codes *codes;     /* owned: what linear_fp8 keeps of a weight, or null */
 };
 
-/* The FP8 codes of a weight and their scales (op/fp8.c): what its bytes stand for while the storage
- * has this version and no capture began, ended or was replayed. */
+/* The FP8 codes of a weight and their scales (op/fp8.c), valid while the storage has this version
+ * and no capture began, ended or was replayed. */
 typedef struct tide__codes {
   tide_tensor *t[4];             /* counted; null: absent */
   int64_t version, turns;        /* of the storage; ctx->graph_turns */
@@ -51,14 +51,14 @@ enum { TIDE__SPENT = 1 << 16 };
  * gradient of a leaf that has dropped it. */
 enum { TIDE__WHOLE, TIDE__PART, TIDE__PART_GIVEN_UP };
 
-/* Calls into the tape; null functions: the context has none. */
+/* Calls into the tape; the functions are null in a context without one. */
 struct tide__recorder {
   void (*forget)(tide_tensor *t); /* a handle is freed: drops node and grad */
   int  (*record)(tide_ctx *ctx, const struct tide__call *call);
 };
 
-/* The text of a tensor, or of its shape, for one error message: valid to the end of the block. Also
- * of a tide__meta. */
+/* The text of a tensor or a tide__meta, or of its shape, for one error message. Valid to the end of
+ * the block. */
 #define TIDE__TEXT(t) tide__typed_text((t)->dtype, (t)->ndim, (t)->shape, (char[112]){0}, 112)
 #define TIDE__SHAPE_OF(t) TIDE__SHAPE((t)->ndim, (t)->shape)
 

@@ -111,7 +111,7 @@ static void run_threads(struct share *shares, int nthread)
   for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
 }
 
-/* The counts of all texts, then their ids. */
+/* Puts the counts of all texts and then their ids into one blob. */
 static int gather(tide_blob **out, tide_tokenizer *tok, const struct batch *b, int flags)
 {
   size_t width = flags & TIDE_ENCODE_OFFSETS ? 12 : flags & TIDE_ENCODE_U16 ? 2 : 4, total = 0;

@@ -103,7 +103,8 @@ static int32_t join_list(const tide_tokenizer *tok, tide__piece *s, struct link 
   return left;
 }
 
-/* A pair is pushed once at the start and at most twice a join. */
+/* Joins the pairs of a long piece by a heap. A pair is pushed once at the start and at most twice a
+ * join. */
 static int join_long(tide__work *w, tide__piece *s, int32_t *n)
 {
   tide__vec *links = &w->scratch[1], *heap = &w->scratch[2];

@@ -16,7 +16,7 @@ static int32_t place_to(const tide__view *v, int32_t i)
   return v->to ? v->to[i] : v->base + i + 1;
 }
 
-/* Whether n more bytes are within w->most; notes a failure where they are not. */
+/* Returns whether n more bytes are within w->most; notes a failure where they are not. */
 static bool has_room(tide__work *w, const tide__made *m, size_t n)
 {
   if (n <= w->most - m->text.n) return true;
@@ -99,8 +99,8 @@ static int prepend(tide__work *w, const tide__step *step, const tide__view *v, t
   return ok && tide__made_copy(w, m, v, span.from, span.to) ? TIDE_OK : tide__work_nomem(w);
 }
 
-/* The character that stands for a byte in vocabularies of bytes: printable ones for themselves, the
- * others, in order, for U+0100 and on. Returns its size. */
+/* Writes the character that stands for a byte in vocabularies of bytes: a printable byte's own, for
+ * the others, in order, U+0100 and on. Returns its size. */
 static int visible(unsigned char b, char *out)
 {
   int c = b;

@@ -28,7 +28,7 @@ void tide__vec_free(tide__vec *v)
 /* ---- tries ----------------------------------------------------------------------------------
  *
  * An edge's key is node * 256 + byte, kept in 32 bits: at most 2^24 - 1 nodes. Slot 0 of `to` means
- * free, since the root is no child.
+ * free, since the root is not a child.
  */
 
 enum { MOST_NODES = (1 << 24) - 1 };

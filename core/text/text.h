@@ -3,20 +3,20 @@
  *
  * The path of a text: tokenizer.c checks the arguments; encode.c cuts out the added tokens
  * (added.c), runs the steps (normal.c changes text, split.c cuts it) and gives each word to a model
- * (bpe.c, unigram.c, wordpiece.c), with a cache of words between (cache.c).
+ * (bpe.c, unigram.c, wordpiece.c) unless its cache of words has it.
  *
- * Memory: the tables belong to the tokenizer and go through the context's hook. What a text needs
- * on its way lies in a tide__work, one for each thread; other threads must not call the hook, so
- * these blocks come from malloc.
+ * Memory: the tables belong to the tokenizer and go through the context's hook. Working memory of a
+ * text is a tide__work, one for each thread. Other threads must not call the hook, so its blocks
+ * come from malloc.
  */
 #pragma once
 
 #include "core/io/io.h"
 #include "core/text/library.h"
 
-/* ---- memory that any thread may take, of malloc -------------------------------------------- */
+/* ---- memory of malloc, for any thread ------------------------------------------------------ */
 
-/* Zeroed memory, or null. */
+/* Returns zeroed memory, or null. */
 void *tide__scratch_new(size_t size);
 void tide__scratch_free(void *p);
 
@@ -26,7 +26,7 @@ typedef struct tide__vec {
   size_t n, cap;  /* bytes */
 } tide__vec;
 
-/* Makes room for `more` bytes behind n. Returns false: no memory. */
+/* Makes room for `more` bytes after the first n. Returns false without memory. */
 bool tide__vec_reserve(tide__vec *v, size_t more);
 void tide__vec_free(tide__vec *v);
 
@@ -100,9 +100,9 @@ struct tide_tokenizer {
   tide__unicode_api unicode_table;
 };
 
-/* ---- what a text needs on its way ------------------------------------------------------------ */
+/* ---- working memory of a text ---------------------------------------------------------------- */
 
-/* Text with the place of each byte in the original: from[i] to to[i], or base + i without them. */
+/* Text and the place of each byte in the source: from[i] to to[i], or base + i without them. */
 typedef struct tide__view {
   const char *p;
   const int32_t *from, *to;
@@ -129,7 +129,7 @@ typedef struct tide__cached {
 typedef struct tide__work {
   const tide_tokenizer *tok;
   int       flags;
-  size_t    most;          /* bytes that a text may become on its way */
+  size_t    most;          /* limit of the bytes that steps may make of a text */
   tide__made made[4];      /* two for each stage */
   tide__vec spans[2];
   tide__vec pieces;        /* tokens of a word */
@@ -152,12 +152,12 @@ int tide__work_fail(tide__work *w, int status, const char *fmt, ...)
 static inline int tide__work_nomem(tide__work *w)
 {
   if (w->status < 0) return w->status;
-  return tide__work_fail(w, TIDE_E_NOMEM, "no memory for a text on its way");
+  return tide__work_fail(w, TIDE_E_NOMEM, "no memory to encode a text");
 }
 
 /* Appends the ids of a text to w->ids. */
 int tide__encode(tide__work *w, const char *text, int32_t n);
-/* What is done with each word of a text: view[span]. Returns a status. */
+/* Takes a word of a text, view[span]. Returns a status. */
 typedef int (*tide__sink)(void *user, tide__work *w, const tide__view *view, tide__span span);
 /* Cuts a text into words, without regard to added tokens, and gives each to the sink. */
 int tide__each_word(tide__work *w, const char *text, int32_t n, tide__sink sink, void *user);
@@ -201,10 +201,10 @@ int tide__charsmap(tide__work *w, const tide__step *step, const tide__view *view
 int tide__bpe(tide__work *w, const char *word, int32_t n);
 int tide__unigram(tide__work *w, const char *word, int32_t n);
 int tide__wordpiece(tide__work *w, const char *word, int32_t n);
-/* Appends what stands for text that is no piece: bytes, or the unknown token. */
+/* Appends the tokens of text that is not a piece: bytes, or the unknown token. */
 int tide__unknown(tide__work *w, const char *text, int32_t n);
 
-/* The id of a piece, or -1. */
+/* Returns the id of a piece, or -1. */
 int32_t tide__piece_id(const tide_tokenizer *tok, const char *text, int64_t n);
 
 static inline bool tide__push(tide__work *w, int32_t id, int32_t n)
@@ -217,10 +217,10 @@ int  tide__trie_open(tide_ctx *ctx, tide__trie *t);
 int  tide__trie_put(tide_ctx *ctx, tide__trie *t, const char *key, int64_t n, int32_t value);
 void tide__trie_close(tide_ctx *ctx, tide__trie *t);
 
-/* The child of a node by a byte; 0: none. */
+/* Returns the child of a node by a byte, or 0. */
 uint32_t tide__trie_child(const tide__trie *t, uint32_t node, unsigned char byte);
 
-/* Bytes of the character at s, which is valid UTF-8. */
+/* Returns the bytes of the character at s, which is valid UTF-8. */
 static inline int tide__char_size(const char *s)
 {
   unsigned char c = (unsigned char)*s;

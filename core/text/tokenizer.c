@@ -74,7 +74,7 @@ int32_t tide__piece_id(const tide_tokenizer *tok, const char *text, int64_t n)
   }
 }
 
-/* A power of two above twice n. */
+/* Returns a power of two above twice n. */
 static uint32_t slots_for(int64_t n)
 {
   uint32_t k = 16;
@@ -221,7 +221,7 @@ static void put_merge(tide_tokenizer *tok, int32_t a, int32_t b, uint32_t rank, 
   tok->merges[i] = (tide__merge){pair, rank, id};
 }
 
-/* Whether a merge joins another character with a U+2581 behind it. */
+/* Returns whether a merge joins another character with a U+2581 behind it. */
 static bool crosses_mark(const tide_tokenizer *tok, int32_t a, int32_t b)
 {
   int64_t na, nb;

@@ -9,7 +9,7 @@ static int32_t count_chars(const char *s, int32_t n)
   return count;
 }
 
-/* The longest piece at word[at, n), its bytes in *size; -1: none. */
+/* Returns the longest piece at word[at, n), its bytes in *size; -1: none. */
 static int32_t longest_piece(tide__work *w, const char *word, int32_t at, int32_t n, int32_t *size)
 {
   const tide_tokenizer *tok = w->tok;

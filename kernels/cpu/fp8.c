@@ -19,7 +19,7 @@ typedef struct operand {
   int            kind, e5m2, dtype;
 } operand;
 
-/* One product and the layout of its scratch; sums that are no result yet are stored there. */
+/* One product and the layout of its scratch, which holds sums before they become results. */
 typedef struct job {
   const k_call *call;
   k_fp8_product_attrs at;
@@ -38,7 +38,7 @@ static int64_t fp8_take(job *j, int64_t bytes)
   return at;
 }
 
-/* Rows that do not overlap, in steps of one stride. */
+/* Returns whether y is rows that do not overlap, in steps of one stride. */
 static bool is_rows(const k_tensor *y)
 {
   int last = y->ndim - 1;

@@ -51,8 +51,9 @@ TIDE_LEVELS(void, largest_each, (float *most, const float *x, int64_t n), (most,
   }
 }
 
-/* The code of v. grid: 1.5 * 2^23 times the spacing of the power of two below the number is its
- * bits, moved up by the bits that are dropped. */
+/* Returns the code of v. Adding and subtracting `grid`, 1.5 * 2^23 times the spacing of codes at v,
+ * rounds to a code; its bits are those of the power of two below |v|, moved up by the bits that are
+ * dropped. */
 TIDE_INLINE uint8_t fp8_code_of(float v, int e5m2)
 {
   const int drop = e5m2 ? 21 : 20, bias = e5m2 ? 15 : 7;

@@ -160,7 +160,7 @@ static void make_product(nf4_product *p, const k_call *call)
   p->panel_bytes = i64_round_up(p->width * k * vec_size(x->dtype), 64);
 }
 
-/* The product of the panel [p->at, p->at + p->size). */
+/* Returns the product of the panel [p->at, p->at + p->size). */
 static cpu_gemm panel_product(const nf4_product *p, int64_t size)
 {
   cpu_gemm g = p->g;

@@ -10,7 +10,7 @@
 #include "kernels/cpu/pool.h"
 
 enum {
-  MOST = 16,             /* rows of x; from more on, panels are faster (kernels/README.md) */
+  MOST = 16,             /* rows of x; from more on, panels are faster (README.md) */
   AT_ONCE = 4,           /* rows of x whose sums stay in registers */
   OUT = 16,              /* rows of the weight that a thread takes at a time */
   HALF = NF4_BLOCK / 2
@@ -26,7 +26,7 @@ int64_t tide__nf4_few_work(int64_t m, int64_t cols) { return m * cols * (int64_t
 
 /* ---- the sums of one row of the weight ---- */
 
-/* The magnitude of block b of row r of the part. */
+/* Returns the magnitude of block b of row r of the part. */
 TIDE_INLINE float magnitude_at(const nf4 *w, int64_t r, int64_t b)
 {
   return nf4_magnitude(w, r, nf4_row_start(w, r) / NF4_BLOCK + b);
@@ -95,8 +95,8 @@ TIDE_AVX2_INLINE __m256 table_avx2(float most, int from, int dtype)
   return _mm256_blendv_ps(v, _mm256_castsi256_ps(up), _mm256_cmp_ps(v, v, _CMP_ORD_Q));
 }
 
-/* The number of each index, of a table in two halves: bits 0 to 2 choose in both, bit 3 the half.
- * Bits from 4 on may be anything. */
+/* Returns the number of each index, of a table in two halves: bits 0 to 2 choose in both, bit 3
+ * the half. Bits from 4 on may be anything. */
 TIDE_AVX2_INLINE __m256 pick_avx2(__m256i index, __m256 low, __m256 high)
 {
   __m256 a = _mm256_permutevar8x32_ps(low, index), b = _mm256_permutevar8x32_ps(high, index);
@@ -158,7 +158,7 @@ TIDE_INLINE void dots_base(float *sum, const nf4_few *p, int64_t r, const float 
   }
 }
 
-/* A function for each level whose loops know m. */
+/* A function for each level, with m a constant of its loops. */
 #define DOTS(level, target) \
   target static void dots_of_##level(float *sum, const nf4_few *p, int64_t r, const float *x, \
                                      int64_t m) \

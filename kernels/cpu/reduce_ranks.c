@@ -122,7 +122,7 @@ static void block_plain(const job *j, int64_t at, int64_t n, size_t size, void *
   for (int d = 0; d < j->ndst; d++) memcpy((char *)j->dst[d] + from, acc, bytes);
 }
 
-/* Sum of two f32 sources to one or two destinations, which may be the sources themselves. */
+/* Writes the sum of two f32 sources to one or two destinations, which may be the sources. */
 TIDE_LEVELS(void, add_two,
             (float *x, float *y, const float *a, const float *b, int64_t n), (x, y, a, b, n))
 {

@@ -194,7 +194,7 @@ TIDE_INLINE int64_t vec_size(int dtype)
   return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2;
 }
 
-/* Element i as f32; one of f64 is rounded. */
+/* Returns element i as f32; one of f64 is rounded. */
 TIDE_INLINE float vec_get(const void *src, int64_t i, int dtype)
 {
   switch (dtype) {
@@ -262,7 +262,7 @@ TIDE_AVX2_INLINE __m256 vec_load8(const void *src, int64_t at, int dtype)
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* The first n of 16 lanes. */
+/* Returns the mask of the first n of 16 lanes. */
 TIDE_AVX512_INLINE __mmask16 vec_lanes(int64_t n)
 {
   return n >= 16 ? (__mmask16)0xffff : n <= 0 ? (__mmask16)0 : (__mmask16)((1u << n) - 1);

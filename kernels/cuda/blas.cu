@@ -118,7 +118,7 @@ cudaDataType_t type_of(int dtype)
   }
 }
 
-/* The largest power of two up to 256 that divides an address. */
+/* Returns the largest power of two up to 256 that divides an address. */
 int alignment(const void *p)
 {
   int a = 256;

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(conv v, int64_t groups
   }
 }
 
-/* The last K - 1 rows of initial and x, zero where of another sequence than token T - 1. */
+/* Writes the last K - 1 rows of initial and x, zero where of another sequence than token T - 1. */
 template <class T> __global__ void last_kernel(conv v)
 {
   TIDE_GRID_LOOP(n, v.B * (v.K - 1) * v.C) {
@@ -348,7 +348,8 @@ bool by_vectors(const conv &v, const tide_array &a, const int64_t *s)
   return s[0] % n == 0 && s[1] % n == 0 && s[2] == 1 && (uintptr_t)a.data % 16 == 0;
 }
 
-/* The dtype of vectors, or ANY where rows do not begin on 16 bytes. y or dx, contiguous, is out. */
+/* Returns the dtype of vectors, or ANY where rows do not begin on 16 bytes. y or dx, contiguous, is
+ * out. */
 int lanes_of(const conv &v, const tide_array &out)
 {
   int n = v.x.dtype == TIDE_F32 ? 4 : 8;

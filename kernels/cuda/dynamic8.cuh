@@ -49,7 +49,7 @@ TIDE_DEVICE void load_map(map8 *m, bool is_signed)
   if (threadIdx.x == 0) m->top = from.top, m->zero = from.zero;
 }
 
-/* The nearest code of the share t. */
+/* Returns the nearest code of the share t. */
 TIDE_DEVICE uint8_t code_of(const map8 &m, float t)
 {
   int q = 0;

@@ -80,7 +80,7 @@ template <class R, class E, class F> struct tide_job2 {
   }
 };
 
-/* The result is of the operands' dtype, or bool. */
+/* Computes in packs; the result is of the operands' dtype, or bool. */
 template <class E, class F, class J>
 int tide_map_packs(const k_call *call, const tide_packing &p, const k_tensor *const *t, F f)
 {
@@ -160,7 +160,7 @@ template <class F> int tide_binary_real(const k_call *call, F f)
   return tide_apply2<false>(call, f);
 }
 
-/* The same for functions that integers have too. */
+/* Compute functions that are defined for integers, too. */
 template <bool TEST = false, class F> int tide_unary(const k_call *call, F f)
 {
   return tide_kind(call->in[0]) == TIDE_KIND_INT ? tide_run1<int64_t>(call, call->in[0], f)

@@ -167,7 +167,7 @@ __global__ void axpy_kernel(tide_layout l, tide_array y, tide_array x, T a, tide
 
 /* ---- choosing -------------------------------------------------------------------------------- */
 
-/* The wider of two dtypes fills 16 bytes. */
+/* Returns the elements of a pack: as many as fill 16 bytes in the wider of two dtypes. */
 int pack_of(const k_tensor &a, const k_tensor &b)
 {
   const int size_a = tide_size_of(a.dtype), size_b = tide_size_of(b.dtype);
@@ -205,7 +205,8 @@ int64_t whole(double v, double lo, double hi)
   return v >= hi ? (hi >= 0x1p63 ? INT64_MAX : (int64_t)hi) : (int64_t)v;
 }
 
-/* An element of a dtype as an integer of its size: v rounded once, for integers cut and clamped. */
+/* Returns an element of a dtype as an integer of its size: v rounded once, for integers cut and
+ * clamped. */
 uint64_t bits_of(double v, int dtype)
 {
   const float f = (float)v;

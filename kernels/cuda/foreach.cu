@@ -143,7 +143,7 @@ __global__ void add_kernel(list l)
 
 /* ---- on the host ----------------------------------------------------------------------------- */
 
-/* Whether items of m neighbouring elements exist: `bytes` of them at aligned places. */
+/* Returns whether items of m neighbouring elements exist: `bytes` of them at aligned places. */
 bool takes(const tide_layout &l, int m, const k_tensor *const *t)
 {
   int last = l.ndim - 1;
@@ -173,7 +173,7 @@ kind kind_of(const tide_layout &l, const k_tensor *const *t, bool add, int *m)
   return bits ? (kind)log : ONE;
 }
 
-/* The pair as an entry; false: it does not fit in one. */
+/* Writes the pair as an entry. Returns false if it does not fit in one. */
 bool entry_of(entry *e, const tide_layout &l, const k_tensor *const *t, bool add)
 {
   if (l.ndim > DIMS || l.numel >= INT32_MAX) return false;

@@ -287,7 +287,7 @@ int check_device(const k_call *call, int kind)
   return TIDE_E_UNSUPPORTED;
 }
 
-/* Whether packs of 16 bytes begin each row. */
+/* Returns whether packs of 16 bytes begin each row. */
 bool is_wide(const k_tensor &x, const tide_layout &lead)
 {
   int64_t pack = 16 / tide_size_of(x.dtype);

@@ -11,7 +11,8 @@ namespace {
 
 enum { MOST = 2 };
 
-/* A thread holds a gate beside the sum of each column; without columns it has other registers. */
+/* Returns the columns that a thread's registers count as: it holds a gate beside the sum of each,
+ * and other things without columns. */
 constexpr int columns_of(int held) { return held > 0 ? 2 * held : 16; }
 
 struct sizes {
@@ -147,7 +148,7 @@ backward_kernel(sizes g, backward_args<E> a)
   });
 }
 
-/* The sums of columns alone, a thread a column, for groups that do not fit in registers. */
+/* Sums columns alone, a thread a column, for groups that do not fit in registers. */
 template <class E> __global__ void columns_kernel(sizes g, backward_args<E> a)
 {
   using T = tide_real<E>;

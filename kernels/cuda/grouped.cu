@@ -34,7 +34,8 @@ TIDE_DEVICE int64_t offset_at(const offsets_of &o, int64_t g)
   return tide_at<int64_t>(o.data, g * o.stride);
 }
 
-/* Whether every offset is in its place; reports the first that a thread finds. Whole blocks. */
+/* Returns whether every offset is in its place; reports the first wrong one that a thread finds.
+ * Whole blocks call it. */
 TIDE_DEVICE bool offsets_fit(const offsets_of &o)
 {
   int bad = 0;
@@ -158,7 +159,7 @@ TIDE_DEVICE void fill(uint16_t *to, const side &s, int64_t at, int64_t outer, in
   }
 }
 
-/* The fragments of 16 rows from `row` on, and of 16 columns, at k. */
+/* Reads the fragments of 16 rows from `row` on, and of 16 columns, at k. */
 template <int R, bool TURNED>
 TIDE_DEVICE void load_a(uint32_t *a, const uint16_t *t, int row, int k)
 {

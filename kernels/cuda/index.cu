@@ -80,8 +80,8 @@ rows_kernel(row_packs p, uint4 *y, const uint4 *x, tide_array index, tide_report
     if (from[k] >= 0) tide_store16(y + to[k], v[k]);
 }
 
-/* Whether rows are copied so: of `width` elements that run by ones in x and y, x's x_stride apart.
- * p->row, with y's strides in elements, is turned into packs. */
+/* Returns whether rows are copied in packs: `width` elements that run by ones in x and y, x's
+ * x_stride apart. p->row, with y's strides in elements, is turned into packs. */
 bool in_packs(row_packs *p, const k_tensor &x, const k_tensor &y, int64_t width)
 {
   const int n = 16 / tide_size_of(x.dtype);

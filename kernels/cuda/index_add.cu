@@ -30,7 +30,7 @@ tide_reporter reporter(const k_call *call, int64_t limit)
   return {tide_cuda_fault_of(call), TIDE_FAULT_INDEX, call->op, limit, 0};
 }
 
-/* The last of the sorted terms from `at` on that has the key of term `at`. */
+/* Returns the last of the sorted terms from `at` on that has the key of term `at`. */
 TIDE_DEVICE int64_t end_of_run(const tide_keyed *items, int64_t n, int64_t at)
 {
   const uint64_t key = items[at].key;
@@ -43,8 +43,8 @@ TIDE_DEVICE int64_t end_of_run(const tide_keyed *items, int64_t n, int64_t at)
   return lo;
 }
 
-/* The sum of a target whose terms begin in piece c and end in a later one, in the order of pieces.
- * part: the column of [piece 0][0]; step: from a sum of a piece to the next. */
+/* Returns the sum of a target whose terms begin in piece c and end in a later one, in the order of
+ * pieces. part: the column of [piece 0][0]; step: from a sum of a piece to the next. */
 template <class T>
 TIDE_DEVICE T sum_of_pieces(const T *part, int64_t step, int64_t c, int64_t last)
 {
@@ -81,7 +81,8 @@ TIDE_DEVICE spot spot_of(const lookup &l, int64_t i)
   return s;
 }
 
-/* A term's key is its target: line * limit + index; `wrong`, beyond them all, if it has none. */
+/* Writes the key of each term, its target: line * limit + index; `wrong`, beyond them all, if it
+ * has none. */
 __global__ void scatter_keys_kernel(lookup l, tide_array index, tide_keyed *items, uint64_t wrong,
                                     tide_reporter r)
 {
@@ -325,7 +326,7 @@ int run_rows(const k_call *call, C c, const rows_of &p, const k_tensor &index, i
   return TIDE_CUDA_LAUNCHED(call);
 }
 
-/* Rows that lie in packs on both sides. */
+/* Returns whether the rows lie in packs on both sides. */
 bool in_packs(const rows_of &p, const k_tensor &t, const k_tensor &src)
 {
   const int n = 16 / tide_size_of(t.dtype);

@@ -3,8 +3,8 @@
 
 #include "kernels/cuda/pack.cuh"
 
-/* A block's threads for a line of n elements. Long lines have many, so that few are under way at
- * once and a second pass finds them in the second-level cache. */
+/* Returns a block's threads for a line of n elements. Long lines have many, so that few are under
+ * way at once and a second pass finds them in the second-level cache. */
 static inline int tide_line_threads(int64_t n) { return n < 8192 ? tide_row_threads(n) : 1024; }
 
 template <int N, class P> TIDE_DEVICE bool tide_in_step(const P *p, int64_t lead)

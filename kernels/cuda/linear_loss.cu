@@ -5,6 +5,11 @@
  * are in the dtype of x, which the products want; dw of 16-bit weights is summed in f32 over the
  * chunks, in scratch unless it is f32 itself.
  *
+ * The forward makes dw without the factor of the loss, and backward adds it to a gradient, 16 bytes
+ * an f32 element. A product of backward could add at once, 8 bytes, but would need the gradients of
+ * all logits. (By arithmetic, on an H100 at 2.5 TB/s and 600 TFLOP/s: 4 % of the op for 8192
+ * tokens, D 4096, V 128256.)
+ *
  * Meaning: kernels/ref/loss.c.
  */
 #include "kernels/cuda/loss.cuh"
@@ -187,7 +192,7 @@ int make_grads(const job &j)
   return rc < 0 ? rc : TIDE_CUDA_LAUNCHED(j.call);
 }
 
-/* What was summed in scratch goes to its place; gradients of no rows are 0. */
+/* Moves what was summed in scratch to its place; gradients of no rows are 0. */
 int finish(const job &j)
 {
   const k_call *call = j.call;

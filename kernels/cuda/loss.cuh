@@ -74,7 +74,7 @@ template <class E> TIDE_DEVICE tide_row_sums<tide_real<E>> tide_row_sums_of(cons
   return {s.max, tide_log(s.sum)};
 }
 
-/* The maximum passes over a NaN; if nothing is above -inf it counts as 0. */
+/* Returns the maximum of a row, which passes over a NaN; 0 if nothing is above -inf. */
 template <class E> TIDE_DEVICE tide_real<E> tide_row_max(const tide_logits<E> &l)
 {
   using T = tide_real<E>;
@@ -86,7 +86,7 @@ template <class E> TIDE_DEVICE tide_real<E> tide_row_max(const tide_logits<E> &l
   return tide_exp_sum<T>::shift(tide_block_top(top));
 }
 
-/* The same in every thread. */
+/* Returns the loss of a row, the same in every thread. */
 template <class E>
 TIDE_DEVICE tide_real<E> tide_row_loss(const tide_logits<E> &l, const tide_loss_attrs &a,
                                        int64_t target, const tide_row_sums<tide_real<E>> &s)

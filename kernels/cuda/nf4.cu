@@ -37,7 +37,7 @@ TIDE_DEVICE int share_code(float share)
   return code;
 }
 
-/* A block of numbers a warp; its largest magnitude goes to most. */
+/* Packs numbers in pairs, a block of them a warp; its largest magnitude goes to most. */
 __global__ void pairs_kernel(tide_array x, int64_t n, uint8_t *pair, float *most)
 {
   int lane = (int)threadIdx.x & 31;
@@ -62,7 +62,7 @@ __global__ void mean_kernel(const float *most, int64_t nblock, float *scale)
   if (threadIdx.x == 0) scale[0] = nblock ? (float)(sum / (double)nblock) : 0;
 }
 
-/* A group of magnitudes a block of threads, one a thread. */
+/* Codes magnitudes, a group of them a block of threads, one a thread. */
 __global__ void group_kernel(const float *most, int64_t nblock, uint8_t *block, float *scale)
 {
   __shared__ map8 map;
@@ -92,7 +92,7 @@ stored stored_of(const k_tensor &codes, const k_tensor &scale, const k_nf4_attrs
   return {pair, pair + pair_bytes(a->rows * a->cols), static_cast<const float *>(scale.data), *a};
 }
 
-/* The magnitude of number i of a part. */
+/* Returns the magnitude of number i of a part. */
 TIDE_DEVICE float magnitude_of(const stored &q, const map8 &map, int64_t i)
 {
   int64_t place = q.at.first + i, slot = place / BLOCK - q.at.first / BLOCK;
@@ -104,7 +104,7 @@ TIDE_DEVICE float magnitude_of(const stored &q, const map8 &map, int64_t i)
   return (float)((double)map.of[q.block[slot]] * q.scale[1 + place / BLOCK / GROUP] + q.scale[0]);
 }
 
-/* A byte of two numbers a thread. */
+/* Reads the numbers, a byte of two a thread. */
 __global__ void read_kernel(stored q, int64_t n, tide_array y)
 {
   __shared__ map8 map;
@@ -175,7 +175,7 @@ int k_cuda_dequantize_nf4(const k_call *call)
   return TIDE_CUDA_LAUNCHED(call);
 }
 
-/* The weight in x's dtype. */
+/* Returns the bytes of the weight in x's dtype. */
 int64_t k_cuda_linear_nf4_work(const k_call *call)
 {
   const k_nf4_attrs *a = attrs_of(call);

@@ -184,7 +184,7 @@ norm_bwd_kernel(rows r, backward_args<E> a)
   });
 }
 
-/* The sums of columns alone, a thread a column, for rows that do not fit in registers. */
+/* Sums columns alone, a thread a column, for rows that do not fit in registers. */
 template <class E, bool LAYER> __global__ void columns_kernel(rows r, backward_args<E> a)
 {
   using T = tide_real<E>;

@@ -155,7 +155,7 @@ static inline bool tide_all_aligned(const k_tensor *t, int n)
   return true;
 }
 
-/* The elements of an operand of type E, null if it is absent. */
+/* Returns the elements of an operand of type E, null if it is absent. */
 template <class E> E *tide_data(const k_tensor &t)
 {
   return k_absent(&t) ? nullptr : static_cast<E *>(t.data);
@@ -246,8 +246,8 @@ __global__ void __launch_bounds__(TIDE_PACK_THREADS) tide_packs_kernel(tide_pack
   }
 }
 
-/* Whether n operands take packs of `size` elements: aligned, and their last dim runs by ones and is
- * whole in packs, or there is but one dim. Fills p. l: of these operands. */
+/* Returns whether n operands take packs of `size` elements: aligned, and their last dim runs by
+ * ones and is whole in packs, or there is but one dim. Fills p. l: of these operands. */
 static inline bool tide_packing_of(tide_packing *p, const tide_layout &l, int n,
                                    const k_tensor *const *t, int size)
 {

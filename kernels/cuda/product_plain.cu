@@ -8,7 +8,7 @@
 
 namespace {
 
-/* The number of an FP8 code, of 4 exponent bits and 3 of fraction, or 5 and 2. */
+/* Returns the number of an FP8 code, of 4 exponent bits and 3 of fraction, or 5 and 2. */
 TIDE_DEVICE float of_code(unsigned code, bool e5m2)
 {
   unsigned size = code & 0x7f, fraction = e5m2 ? 2 : 3, exponent = size >> fraction;

@@ -40,7 +40,7 @@ source source_of(const k_call *call, const k_tensor &y, const k_tensor &x, int p
   return s;
 }
 
-/* Where element i lies, and its word's index. */
+/* Finds where element i lies; returns its word's index. */
 TIDE_DEVICE uint64_t locate(const source &s, int64_t i, int64_t *to, int64_t *from)
 {
   uint64_t g = s.offset + (uint64_t)s.start;

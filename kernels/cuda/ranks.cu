@@ -31,7 +31,7 @@ template <class T> TIDE_DEVICE T fold(T a, T b, int op)
     default: return a + b;
   }
 }
-/* Sums and products of integers wrap. */
+/* Combines two integers; sums and products wrap. */
 template <> TIDE_DEVICE int64_t fold<int64_t>(int64_t a, int64_t b, int op)
 {
   switch (op) {

@@ -17,9 +17,9 @@ struct tide_row_plan {
   int rows() const { return threads / lanes; }
 };
 
-/* Rows of dim elements of `size` bytes. walks: a group of threads goes down many rows and sums
- * columns, which wants registers, so a thread has few packs; else short rows have a warp each,
- * without barriers. most: packs that a thread holds at most. */
+/* Returns the plan for rows of dim elements of `size` bytes. walks: a group of threads goes down many rows
+ * and sums columns, which wants registers, so a thread has few packs; else short rows have a warp
+ * each, without barriers. most: packs that a thread holds at most. */
 static inline tide_row_plan tide_plan_rows(int64_t dim, int size, bool aligned, bool walks,
                                            int most)
 {
@@ -127,9 +127,9 @@ template <int K, class T> TIDE_DEVICE_LONG void tide_row_sum(T (&v)[K], int lane
 constexpr int tide_column_threads(int columns) { return columns <= 8 ? 1024 : 512; }
 #define TIDE_COLUMN_BOUNDS(columns) __launch_bounds__(512, tide_column_threads(columns) / 512)
 
-/* The groups of `lanes` threads that walk over n rows, each over a stretch of its own, and the sums
- * of columns that they leave: as many as fill an H100 once, whatever the chip, so that results are
- * the same on all. A sum is of 16 rows at least. */
+/* Returns the number of groups of `lanes` threads that walk over n rows, each over a stretch of its
+ * own, and of the sums of columns that they leave: as many as fill an H100 once, whatever the chip,
+ * so that results are the same on all. A sum is of 16 rows at least. */
 static inline int64_t tide_column_parts(int64_t n, int lanes, int columns)
 {
   const int64_t most = 132 * tide_column_threads(columns) / lanes, parts = (n + 15) / 16;

@@ -9,7 +9,7 @@
 
 namespace {
 
-/* The offset of operand k, of K or of one for all. */
+/* Returns the offset of operand k, of K or of one for all. */
 template <int K> TIDE_DEVICE int64_t place(const tide_places<K> &p, int k)
 {
   return p.at[K > 1 ? k : 0];

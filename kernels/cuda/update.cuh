@@ -27,7 +27,7 @@ struct list {
 
 TIDE_DEVICE tide_array member(const entry &e, int k) { return {e.data[k], e.dtype[k]}; }
 
-/* The entry that a chunk belongs to, and its elements [*from, *to). */
+/* Returns the entry that a chunk belongs to, and its elements [*from, *to). */
 TIDE_DEVICE int find(const list &l, int64_t chunk, int64_t *from, int64_t *to)
 {
   int at = tide_entry_of(l.e, l.n, chunk);
@@ -76,7 +76,7 @@ int64_t each_list_of(int64_t n, int nmember, const k_tensor *const *members, int
   return l.base - base;
 }
 
-/* The same of all tensors. */
+/* Does the same for all tensors. */
 template <class L>
 int each_list(const k_call *call, int64_t n, int nmember, const k_tensor *const *members, L launch)
 {
@@ -150,7 +150,8 @@ inline const void *control(const k_call *call, int64_t n, int k)
   return tide_array_of(call->in[n + k]).data;
 }
 
-/* The arguments of a step of AdamW; rates on the device are worked out there, in call->work. */
+/* Returns the arguments of a step of AdamW; rates on the device are worked out there, in
+ * call->work. */
 inline adamw_args adamw_args_of(const k_call *call, const k_adamw_attrs *a)
 {
   tide_array g_scale = tide_array_of(call->in[a->n]);

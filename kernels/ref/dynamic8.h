@@ -1,11 +1,11 @@
 /* Dynamic 8-bit numbers (Dettmers et al., arXiv 2110.02861): blocks of 256 numbers as codes of 8
  * bits and an f32 scale each, for kernels/ref and kernels/cpu.
  *
- * A code stands for a share of the scale. Magnitudes lie in seven decades, 10^-6 to 1; each decade
+ * A code represents a share of the scale. Magnitudes lie in seven decades, 10^-6 to 1; each decade
  * has twice the codes of the one below. The signed map has 127 magnitudes of either sign, 0 and +1;
  * the unsigned one has 254 magnitudes, 0 and 1. A code is the nearest one, of two at one distance
  * the smaller magnitude. The unsigned map gives numbers above 0 at least its smallest magnitude, so
- * a root of it is no divisor near 0.
+ * its root is not a divisor near 0.
  *
  * The scale is the number of the block with the largest magnitude, with its sign: it has the code
  * of 1, so reading a block and writing it again gives the same scale and codes. A block whose

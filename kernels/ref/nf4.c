@@ -39,7 +39,7 @@ int k_ref_dequantize_nf4(const k_call *call)
   return TIDE_OK;
 }
 
-/* The weight in x's dtype, as f32. */
+/* Returns the bytes of the weight in x's dtype, held as f32. */
 int64_t k_ref_linear_nf4_work(const k_call *call)
 {
   const k_nf4_attrs *a = call->attrs;

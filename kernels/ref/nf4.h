@@ -4,8 +4,8 @@
  * Every code is the nearest one. (bitsandbytes finds codes of 8 bits on the CPU by a table, which
  * takes the neighbour of about one in a thousand, where a number is near the middle of two.)
  *
- * A code stands for a share of the magnitude: 16 quantiles of the normal distribution. Magnitudes
- * are codes, too: their mean is taken off, and blocks of 256 of the differences become dynamic
+ * A code represents a share of the magnitude: 16 quantiles of the normal distribution. Magnitudes
+ * are codes, too: their mean is subtracted, and blocks of 256 of the differences become dynamic
  * 8-bit numbers (dynamic8.h) times the largest difference.
  *
  *   codes  u8: ceil(n / 2) bytes of two codes, the first in the high bits; then the codes of the
@@ -16,7 +16,7 @@
  * makes all n numbers NaN.
  *
  * A part of a weight (k_nf4_attrs) keeps its own codes and those of the magnitudes that it needs,
- * and the whole of scale: it stands for the very numbers of the whole. It begins at an even place,
+ * and the whole of scale, so it has exactly the numbers of the whole. It begins at an even place,
  * and columns are cut at even places, so that a byte has two numbers of one block.
  */
 #pragma once

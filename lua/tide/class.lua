@@ -1,8 +1,8 @@
 -- Single inheritance in plain metatables.
 --
--- A class is the metatable of its instances and its own __index, so a method call
--- costs one table look-up and a stack trace shows ordinary functions. The parent's constructor is
--- called by name: `Module.init(self)`.
+-- A class is the metatable of its instances and its own __index, so a method call costs one table
+-- look-up and a stack trace shows ordinary functions. The parent's constructor is called by name:
+-- `Module.init(self)`.
 --
 --    local Linear = class('Linear', Module)
 --    function Linear:init(n_in, n_out) Module.init(self) ... end
@@ -19,7 +19,7 @@ local each = require 'tide.util.each'
 
 local class = {}
 
--- True if value is an instance of cls or of a class made from it. Any value may be asked.
+-- Returns whether value, of any type, is an instance of cls or of a class made from it.
 function class.is(value, cls)
    local mt = type(value) == 'table' and getmetatable(value) or nil
    while type(mt) == 'table' do

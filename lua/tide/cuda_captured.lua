@@ -3,10 +3,9 @@
 --    local step = tide.cuda.captured(function(ids, labels) ... optim:step() return loss end)
 --    for ids, labels in batches do print(step(ids, labels):item()) end
 --
--- The first calls run as usual; the next is recorded on copies of its tensors, and
--- from then on a call copies its tensors there and replays. Everything else that is given is a
--- number of the recording, so it must stay what it was: a call that differs is refused with the
--- place that differs, and nothing runs.
+-- The first calls run as usual; the next is recorded on copies of its tensors, and from then on a
+-- call copies its tensors there and replays. All other arguments are constants of the recording: a
+-- call that differs is refused with the place that differs, and nothing runs.
 
 local tide = require 'tide'
 local arg = require 'tide.ffi.arg'
@@ -23,8 +22,8 @@ local op = 'cuda.captured'
 
 local function is_plain(v) return type(v) == 'table' and getmetatable(v) == nil end
 
--- Everything in a value, through plain tables, as { path, value } in a fixed order. above: the
--- tables that it lies in.
+-- Appends everything in a value, through plain tables, as { path, value } in a fixed order. above:
+-- the tables that contain it.
 local function leaves(value, path, list, above)
    if not is_plain(value) then
       list[#list + 1] = { path = path, value = value }
@@ -51,7 +50,7 @@ local function same(a, b)
    return tensor and text_of(a) == text_of(b) or not tensor and rawequal(a, b)
 end
 
--- What a recording may be made of: tensors on the GPU that are not leaves of the tape themselves.
+-- Raises unless the tensors of a recording are on the GPU and not leaves of the tape.
 local function check_given(list)
    for _, leaf in ipairs(list) do
       local t = leaf.value
@@ -64,7 +63,7 @@ local function check_given(list)
    end
 end
 
--- The same value with copies of its tensors.
+-- Returns the same value with copies of its tensors.
 local function twin(value)
    if tide.is_tensor(value) then return value:clone() end
    if not is_plain(value) then return value end
@@ -96,8 +95,8 @@ local function record(self, given)
    end, { warmup = 0 })
 end
 
--- Whether t, which goes to place i, lies where the recording keeps another argument: a result of
--- the last replay may be one of them.
+-- Returns whether t, which goes to place i, lies where the recording keeps another argument: a
+-- result of the last replay may be one of them.
 local function lies_elsewhere(want, i, t)
    for k, leaf in ipairs(want) do
       if k ~= i and tide.is_tensor(leaf.value) and t:same_storage(leaf.value) then return true end
@@ -105,7 +104,7 @@ local function lies_elsewhere(want, i, t)
    return false
 end
 
--- All that lies in the recording is taken out of it before anything is written there.
+-- Copies arguments into the recording; those that lie in it are copied out first.
 local function refill(self, list)
    tide.no_grad(function()
       local from = {}
@@ -119,8 +118,8 @@ local function refill(self, list)
    end)
 end
 
--- Calls fn as it is, records it, or replays it. Tensors that a replay returns hold its results
--- until the next one.
+-- Runs fn directly, records it, or replays it. Tensors that a replay returns hold its results until
+-- the next one.
 function Captured:__call(...)
    local given = pack(...)
    local list = leaves(given, '', {}, {})
@@ -139,10 +138,10 @@ function Captured:__call(...)
    return unpack(result, 1, result.n)
 end
 
--- Whether calls are replays by now.
+-- Returns whether calls are replays by now.
 function Captured:is_recorded() return self.graph ~= nil end
 
--- Gives the memory of the step back now; the next call records anew.
+-- Frees the memory of the step now; the next call records again.
 function Captured:release()
    if self.graph then self.graph:release() end
    self.graph, self.static, self.want = nil, nil, nil
@@ -150,11 +149,11 @@ end
 
 local known = arg.set { 'warmup' }
 
--- fn as a function of the same arguments and results: called opts.warmup (1) times as it is, then
--- recorded once (tide.cuda.graph says what that refuses), then replayed. Arguments may be tensors
--- on 'cuda', plain tables of them, and anything else that is the same at each call. E_DEVICE: there
--- is no GPU; E_UNSUPPORTED: an argument is elsewhere; E_STATE: a call differs from the recorded
--- one.
+-- Returns fn as a function of the same arguments and results: run directly opts.warmup (1) times,
+-- then recorded once (tide.cuda.graph lists what that refuses), then replayed. Arguments may be
+-- tensors on 'cuda', plain tables of them, and values that are the same at each call. E_DEVICE
+-- without a GPU; E_UNSUPPORTED: a tensor on another device; E_STATE: a call differs from the
+-- recorded one.
 return function(fn, opts)
    arg.func(op, 'fn', fn)
    opts = arg.opts(op, opts, known)

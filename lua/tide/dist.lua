@@ -1,2 +1,2 @@
--- The name of tide.comm in version 0.1, which still works.
+-- tide.dist, the 0.1 name of tide.comm, which still works.
 return require 'tide.comm'

@@ -1,8 +1,8 @@
 -- The module `tide`: what a recipe, a host or the prompt sees.
 --
--- Names are gathered here, nothing is defined here. Ops come from the binding,
--- creation functions exist here for the default context (opened at first use) and as methods of
--- every context; parts of the library (tide.nn, tide.optim, ...) are loaded when first named.
+-- It gathers names and defines nothing of its own. Ops come from the binding; creation functions
+-- exist here for the default context (opened at first use) and as methods of every context; parts
+-- of the library (tide.nn, tide.optim, ...) are loaded when first named.
 
 if not rawget(_G, 'jit') then
    error('tide needs LuaJIT (2.1, 64-bit), and this is ' .. _VERSION .. '; run it with luajit', 0)
@@ -34,15 +34,14 @@ local tide = {
 
 for name, fn in each(op) do tide[name] = fn end
 
--- A new context; see tide.default for the one that is there anyway. nil, err if it cannot be
--- opened.
+-- Returns a new context, or nil and an error; tide.default returns the one of this state.
 tide.open = ctx.open
 
 -- ---- creation on the default context ---------------------------------------------------------
 
 local default, Context = ctx.default, ctx.Context
 
--- A tensor with no values set; shape is a list. opts: dtype, device, requires_grad.
+-- Returns a tensor with no values set; shape is a list. opts: dtype, device, requires_grad.
 function tide.empty(shape, opts) return Context.empty(default(), shape, opts) end
 -- Zeros; shape is a list. opts: dtype, device, requires_grad.
 function tide.zeros(shape, opts) return Context.zeros(default(), shape, opts) end
@@ -56,9 +55,9 @@ function tide.rand(shape, opts) return Context.rand(default(), shape, opts) end
 -- Normal with mean 0 and deviation 1, from the generator of tide.seed; shape is a list. opts:
 -- dtype, device, requires_grad.
 function tide.randn(shape, opts) return Context.randn(default(), shape, opts) end
--- The n x n identity. opts: dtype, device, requires_grad.
+-- Returns the n x n identity. opts: dtype, device, requires_grad.
 function tide.eye(n, opts) return Context.eye(default(), n, opts) end
--- A tensor from a number, boolean or nested list: f32, or bool if all are booleans, unless
+-- Returns a tensor from a number, boolean or nested list: f32, or bool if all are booleans, unless
 -- opts.dtype says otherwise. opts: dtype, device, requires_grad.
 function tide.tensor(list, opts) return Context.tensor(default(), list, opts) end
 -- arange(n): 0 to n - 1. arange(start, stop, step): start, start + step, ... before stop.
@@ -66,15 +65,15 @@ function tide.tensor(list, opts) return Context.tensor(default(), list, opts) en
 function tide.arange(start, stop, step, opts)
    return Context.arange(default(), start, stop, step, opts)
 end
--- A tensor from row-major raw bytes, exactly as many as the shape and dtype need. opts: dtype,
--- device, requires_grad.
+-- Returns a tensor from row-major raw bytes, exactly as many as the shape and dtype need. opts:
+-- dtype, device, requires_grad.
 function tide.from_string(bytes, shape, opts)
    return Context.from_string(default(), bytes, shape, opts)
 end
 
 -- ---- the default context itself --------------------------------------------------------------
 
--- Starts the generator of random numbers anew.
+-- Restarts the generator of random numbers with a seed.
 function tide.seed(n) return default():seed(n) end
 -- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
 -- ntensor, nnode, nop, nhost; forced (collections of the Lua heap that the parameter debt has
@@ -84,11 +83,11 @@ function tide.stats() return default():stats() end
 function tide.rng_state() return default():rng_state() end
 -- Sets the state of the generator that rng_state gave.
 function tide.set_rng_state(state) return default():set_rng_state(state) end
--- Number of threads of the ops.
+-- Sets the number of threads of the following ops, 1 to 1024.
 function tide.set_nthread(n) return default():set_nthread(n) end
--- The parameter `name` (tide params lists them); with a value, sets it.
+-- Returns the parameter `name` (tide params lists them); with a value, sets it.
 function tide.param(name, value) return default():param(name, value) end
--- Whether this run was asked to stop.
+-- Returns whether this run was asked to stop.
 function tide.interrupted() return default():interrupted() end
 
 -- ---- parts loaded when first named -----------------------------------------------------------
@@ -101,7 +100,7 @@ local entries = { gradcheck = functions.gradcheck }
 local parts = 'chat comm cuda data debug dist model nn optim parallel repl tokenizer train util'
 for name in parts:gmatch '%a+' do entries[name] = 'tide.' .. name end
 
--- What may have been meant by a name that is not there.
+-- Returns a hint at the name that may have been meant by an unknown one.
 local function hint(self, key)
    if instead[key] then return '; instead: ' .. instead[key] end
    local names = {}

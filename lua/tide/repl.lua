@@ -53,7 +53,7 @@ local function history_path()
    return home and home .. '/.tide_history' or nil
 end
 
--- Whether a text needs no more lines: Enter then runs it, line by line, as it is fed.
+-- Returns whether a text needs no more lines: Enter then runs it, line by line, as it is fed.
 local function is_whole(text)
    local pending
    for line in (text .. '\n'):gmatch '(.-)\n' do
@@ -73,7 +73,7 @@ local function plain_read(text)
    return io.read()
 end
 
--- The session of this state, with tide in its environment.
+-- Returns the session of this state, with tide in its environment.
 local function one(opts)
    local tide = require 'tide'
    local extra = copy(opts.env or {}, { tide = tide })

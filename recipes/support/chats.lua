@@ -1,5 +1,5 @@
--- What recipes that learn from chats share: their options, the records as tokens with masks, the
--- rows that they are packed into, their figures, and the folder that is written at the end.
+-- Shared by recipes that learn from chats: their options, the records as tokens with masks, the
+-- rows into which they are packed, their figures, and the folder that is written at the end.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -204,7 +204,7 @@ function chats.sampler(job, opt, corpus, data, new)
       fit = fits[opt.pack], long = opt.long })
 end
 
--- Puts tokenizer and template into the folder of the run, which goes on and is sampled with them.
+-- Puts tokenizer and template into the folder of the run, which is resumed and sampled with them.
 function chats.keep(job, opt, corpus)
    if not job.first then return end
    text.keep_tokenizer(job, opt, corpus)

@@ -88,7 +88,7 @@ local after_model = {
    { 'device', 'cpu', 'device to compute on', choices = { 'cpu', 'ref', 'cuda' } },
    { 'captured', false, 'record one step and replay it as a CUDA graph; needs --device cuda, '
      .. 'windows (no --packed), and one rank or NCCL' },
-   { 'threads', 0, 'threads per rank; 0: chosen by the program', min = 0, max = 4096 },
+   { 'threads', 0, 'threads per rank; 0: chosen by the program', min = 0, max = 1024 },
 }
 
 -- Options that models of a recipe share, with the words that people write for them elsewhere.

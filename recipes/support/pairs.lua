@@ -1,4 +1,4 @@
--- What recipes.dpo adds to recipes.finetune: pairs of answers, and the reference.
+-- The parts of recipes.dpo that recipes.finetune lacks: pairs of answers, and the reference.
 
 local chats = require 'recipes.support.chats'
 local copy = require 'tide.util.copy'

@@ -32,7 +32,7 @@ local function template_of(tide, opt)
       .. 'tokenizer_config.json); give --chat-template FILE, or leave out --chat', path)
 end
 
--- The system message, and behind it those of the file: a list, or { "messages": list }.
+-- Returns the system message, then those of the file: a list, or { "messages": list }.
 local function first_messages(tide, opt)
    local list = { opt.system and { role = 'system', content = opt.system } or nil }
    if not opt.messages then return list end
@@ -74,7 +74,7 @@ local function say(conversation, text, options, interrupts)
    end
 end
 
--- The same at a terminal, where errors are shown and the conversation goes on.
+-- Does the same at a terminal, where errors are shown and the conversation continues.
 local function say_or_tell(conversation, text, options, interrupts)
    local ok, problem = pcall(say, conversation, text, options, interrupts)
    local e = err.of(problem)

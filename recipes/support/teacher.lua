@@ -1,4 +1,4 @@
--- What recipes.distil adds to recipes.finetune: the teacher, and how it lies over the ranks.
+-- The parts of recipes.distil that recipes.finetune lacks: the teacher, and its place on the ranks.
 
 local chats = require 'recipes.support.chats'
 local copy = require 'tide.util.copy'
@@ -82,7 +82,7 @@ function teacher.load(job, opt, spread, corpus)
    return run.model:eval(), sharded
 end
 
--- Which model --teacher is; nil where it is not given or, beside a file of its ids, not there.
+-- Returns the identity of --teacher; nil if it is not given or, beside a file of its ids, missing.
 local function identity(job, opt)
    if not opt.teacher then return nil end
    if fs.exists(opt.teacher) or not opt.teacher_cache then

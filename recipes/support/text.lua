@@ -1,5 +1,5 @@
--- What recipes that train share: text or token files, their order, the plan as text, and the
--- summary at the end.
+-- Shared by recipes that train: text or token files, their order, the plan as text, and the summary
+-- at the end.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'

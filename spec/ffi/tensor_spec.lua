@@ -59,7 +59,7 @@ describe('tensor', function()
    it('is neither a text nor a list, and says what is', function()
       local v = tide.tensor { 5, -5 }
       for text, fn in require 'tide.util.each' {
-         ['a tensor is no text; x:item()'] = function() return 'loss ' .. v end,
+         ['a tensor is not text; x:item()'] = function() return 'loss ' .. v end,
          ['x:select(1, i)'] = function() return ipairs(v) end,
       } do
          local ok, e = pcall(fn)

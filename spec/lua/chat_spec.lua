@@ -274,7 +274,7 @@ describe('chat.load', function()
             raised(tide.chat.find, dir .. '/no').message)
          assert.equal('cannot read {{ x }}: there is no such file or folder; give a file that '
             .. 'holds the template', raised(tide.chat.find, '{{ x }}').message)
-         assert.equal(dir .. '/no is no folder', raised(tide.chat.load, dir .. '/no').message)
+         assert.equal(dir .. '/no is not a folder', raised(tide.chat.load, dir .. '/no').message)
          assert.matches('neither chat_template.jinja, nor chat_template.json, nor the field',
             raised(tide.chat.load, '/').message, 1, true)
       end)
@@ -291,7 +291,7 @@ describe('chat.load', function()
             '{ "name": "a", "template": 5 }' } do
             write(dir .. '/tokenizer_config.json', ('{ "chat_template": [ { "name": "default", '
                .. '"template": "d" }, %s ] }'):format(row))
-            assert.matches('chat_template[2] is no { name, template }',
+            assert.matches('chat_template[2] is not { name, template }',
                raised(tide.chat.load, dir).message, 1, true)
          end
          assert.equal('E_IO', raised(tide.chat.load, dir .. '/nothing').code)

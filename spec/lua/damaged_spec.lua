@@ -186,7 +186,7 @@ describe('a small file', function()
          for _, path in ipairs { dir .. '/pipe.bin', dir } do
             local e = raised(tide.data.tokens.file, path)
             assert.equal('E_FORMAT', e.code)
-            assert.matches('no regular file', e.message, 1, true)
+            assert.matches('not a regular file', e.message, 1, true)
          end
          assert.equal('E_IO', raised(tide.data.text.load, dir .. '/pipe.bin').code)
          assert.matches('no text or .bin file', raised(tide.data.text.load, dir).message, 1, true)

@@ -200,7 +200,7 @@ describe('data of the wrong kind', function()
             ['x.txt.gz'] = { '\31\139\8\0', 'compressed with gzip' },
             ['u16.txt'] = { '\255\254a\0b\0', 'UTF-16; convert it to UTF-8' },
             ['random.txt'] = { 'abc\0def',
-               'random.txt is no text, byte 4 of it is 0; binary = true' },
+               'random.txt is not text, byte 4 of it is 0; binary = true' },
          } do
             write(dir .. '/' .. name, case[1] .. ('x'):rep(400))
             local e = raised(text.load, dir .. '/' .. name)

@@ -58,7 +58,7 @@ describe('a file of JSON Lines', function()
       tmp.with(function(dir)
          refused('E_IO', ('cannot read %s/b: there is no such file'):format(dir), jsonl.each,
             dir .. '/b', print)
-         refused('E_IO', ('cannot read %s: it is no regular file'):format(dir), jsonl.each, dir,
+         refused('E_IO', ('cannot read %s: it is not a regular file'):format(dir), jsonl.each, dir,
             print)
          files.write(dir .. '/a', '{}\n')
          local e = raised(jsonl.each, dir .. '/a', function() tide.zeros 'x' end)

@@ -355,7 +355,7 @@ describe('a layer that is cut over ranks', function()
       assert.same({ weight = { dim = 2 } }, columns.cut)
       assert.same({ 'S(-1)', 'P', 'bias' }, { columns.takes, columns.gives, columns.late })
       assert.equal('the number of rows (9) is odd', (tp(odd, { shard = 'rows', blocks = 1 })))
-      assert.equal('9 rows are no 2 equal blocks', (tp(odd, { shard = 'rows', blocks = 2 })))
+      assert.equal('9 rows are not 2 equal blocks', (tp(odd, { shard = 'rows', blocks = 2 })))
       assert.equal('the number of rows (3) is odd', (tp(odd, { shard = 'rows', blocks = 3 })))
       assert.equal('the number of columns (5) is odd', (tp(odd, { shard = 'columns', blocks = 1 })))
       assert.equal('fused blocks are rows, not columns',

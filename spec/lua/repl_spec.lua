@@ -156,7 +156,7 @@ describe('help', function()
    it('shows the comment above a function and its parameters', function()
       local text = help.text('help.comment_above', help.comment_above)
       assert.matches('help.comment_above(lines, at)', text, 1, true)
-      assert.matches('The comment lines directly above a line', text, 1, true)
+      assert.matches('Returns the comment lines directly above a line', text, 1, true)
       assert.matches('repl/help.lua:%d+', text)
    end)
 

@@ -157,27 +157,6 @@ promise['kernels/README.md'] = {
       'op/denormal', 'gives the same bits with any number of threads' },
    { 'Loops that the compiler vectorises', 'op/isa', '= ' },
    { 'A masked pair has no effect', 'kernel/attention_mask.c', 'test_not_finite' },
-   { section = 'Products: what was tried', definition = 'measurements' },
-   { section = 'bf16 with AMX', definition = 'measurements' },
-   { section = 'bf16 with AVX512_BF16, without AMX', definition = 'measurements' },
-   { section = 'f32 with AVX-512', definition = 'measurements' },
-   { section = 'f32 with AVX2', definition = 'measurements' },
-   { section = 'f32 with a thin dimension, AVX2', definition = 'measurements' },
-   { 'A chunk of rows packs every span', definition = 'a measurement' },
-   { 'Backward the gradients of states', definition = 'how the scan is cut' },
-   { 'No sum depends on blocks', 'op/scan',
-      'does not depend on the number of threads, backward included' },
-   { 'The forward keeps the state', definition = 'what the scan keeps' },
-   { 'Gradients of dt dt bias and A', 'op/scan_wild', 'over 200 random scans', 'op/scan_wild',
-      'with one step in 25 a hundred thousand times the others' },
-   { 'tide has no FP8 dtype', definition = 'what there is not' },
-   { 'Products that share x share its codes', 'op/fp8_codes',
-      'is linear_fp8 of each weight, to the bit, and rounds x once' },
-   { 'With parameter fp8_codes a weight keeps its own', 'op/fp8_codes',
-      'a weight is rounded again when it has changed, and only then', 'cuda/device_case',
-      'has the codes of weights that a captured step or a replay changed' },
-   { 'Codes are the same on all three', 'op/fp8', 'rounds to e4m3 and e5m2 as PyTorch does',
-      'cuda/device_case', 'is that of the host: ' },
    { 'libtide cuda so is opened', 'cuda/absent', 'may lack the library' },
    { 'cuda cuh has loads and stores', definition = 'what is in which file' },
    { 'No atomics no order by chance', 'cuda/device_case', 'gives the same bits twice',
@@ -203,7 +182,7 @@ promise['bindings/README.md'] = {
       'is left alone where user code has seen it, and where it is no tensor' },
    { 'No buffer is shared between calls', 'ffi/finalizer',
       'leaves results and shapes of the op under way alone' },
-   { 'Handles are no table keys', 'ffi/tensor', 'compares handles by identity, elements by equal'
+   { 'Handles are not table keys', 'ffi/tensor', 'compares handles by identity, elements by equal'
       },
    { 'Reloading the Lua modules', 'ffi/tensor',
       'is one metatype, also when the modules are loaded again' },
@@ -240,6 +219,7 @@ promise['lua/guide/checkpoint.md'] = {
    { 'Resuming from an earlier checkpoint', 'lua/train',
       'goes on from an earlier checkpoint and keeps the later ones aside' },
    { 'If one of them differs', 'lua/train', 'refuses to resume on other data or in other steps' },
+   { 'async save true', 'parallel/checkpoint', 'is what train.loop does when asked' },
 }
 
 promise['lua/guide/context.md'] = {
@@ -280,12 +260,22 @@ promise['lua/guide/context.md'] = {
 promise['lua/guide/loop.md'] = {
    { 'train run is the same', 'lua/run', 'driven by hand is train.loop' },
    { 'Every rank makes the same calls', definition = 'asks this of the caller' },
-   { 'progress is any object', definition = 'what the option takes' },
-   { 'A step whose gradient is not finite', 'lua/train',
-      'leaves parameters untouched by a step that is not finite' },
    { 'The order of the data is a function', 'lua/sampler',
       'gives the same global batch whatever the number of ranks' },
    { 'It keeps no state', 'lua/optim', 'take the learning rate from a function of the step' },
+   { 'Products of linear layers then write', 'grad/main_grad',
+      'is written by the products of every op that has one' },
+   { 'A step whose loss or gradient', 'lua/train',
+      'leaves parameters untouched by a step that is not finite', 'lua/policy',
+      'end the run at the max_skips-th in a row, and not before' },
+   { 'A rank that did not use a parameter', 'parallel/unused',
+      'adds zeros for parameters that a rank does not use', 'parallel/unused',
+      'leaves alone what no rank uses' },
+   { 'A parameter that no rank used stays', 'parallel/unused', 'leaves alone what no rank uses' },
+   { 'A plot or a line of metrics', 'lua/train',
+      'does not end for a plot or for metrics that cannot be written', 'lua/metric',
+      'writes lines that found no room when there is some, each once' },
+   { 'Both name rank and tensor', 'comm/matrix', 'is named by rank and tensor, sharded too' },
 }
 
 promise['lua/guide/module.md'] = {
@@ -336,8 +326,9 @@ promise['lua/guide/ranks.md'] = {
    { 'On the command line the same plan', 'recipe/parallel',
       'prints a plan for ranks that are not there, and runs nothing' },
    { 'It rehearses them on a copy', 'parallel/plan_misuse', 'changes nothing' },
-   { 'tide run trace DIR records', 'comm/trace_read',
-      'names who came last, by how much, and where' },
+   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never came',
+      'comm/trace_read', 'names who came last, by how much, and where' },
+   { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 
 promise['lua/README.md'] = {
@@ -371,29 +362,6 @@ promise['lua/guide/models.md'] = {
       'has values that readers with strict types take', 'lua/backbone_golden', 'a folder of' },
 }
 
-promise['lua/guide/training.md'] = {
-   { 'Products of linear layers then write', 'grad/main_grad',
-      'is written by the products of every op that has one' },
-   { 'async save true', 'parallel/checkpoint', 'is what train.loop does when asked' },
-   { 'A step whose loss or gradient', 'lua/train',
-      'leaves parameters untouched by a step that is not finite', 'lua/policy',
-      'end the run at the max_skips-th in a row, and not before' },
-   { 'Either names rank and tensor', 'comm/matrix', 'is named by rank and tensor, sharded too' },
-   { 'A rank that did not use a parameter', 'parallel/unused',
-      'adds zeros for parameters that a rank does not use', 'parallel/unused',
-      'leaves alone what no rank uses' },
-   { 'A parameter that no rank used stays', 'parallel/unused', 'leaves alone what no rank uses' },
-   { 'A plot or a line of metrics', 'lua/train',
-      'does not end for a plot or for metrics that cannot be written', 'lua/metric',
-      'writes lines that found no room when there is some, each once' },
-   { 'In the same out later checkpoints', 'lua/train',
-      'goes on from an earlier checkpoint and keeps the later ones aside' },
-   { 'Without resume a run is never', 'lua/train', 'writes over no run unless it is told to' },
-   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never came',
-      'comm/trace_read', 'names who came last, by how much, and where' },
-   { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
-}
-
 promise['lua/guide/parallel.md'] = {
    { 'With one rank nothing is', 'parallel/parallelizer',
       'shards the model it is given and leaves tensor parallelism alone on one rank' },
@@ -420,8 +388,9 @@ promise['lua/guide/parallel.md'] = {
       'falls on the row whose start is nearest to an equal share', 'parallel/checkpoint',
       'holds each element once' },
    { 'Every rank must run the units', definition = 'asks this of the caller' },
-   { 'A trained parameter that no rank uses', 'parallel/fsdp_param',
-      'that some ranks do not use takes part with zeros' },
+   { 'A trained parameter that no rank used', 'parallel/fsdp_param',
+      'that some ranks do not use takes part with zeros', 'parallel/unused',
+      'leaves alone what no rank uses' },
    { 'Where they are means', 'parallel/fsdp_option',
       'trains the same as a sum and as a mean' },
    { 'Elsewhere the fields of split parameters', 'parallel/fsdp_misuse',

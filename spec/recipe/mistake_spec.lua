@@ -78,7 +78,7 @@ describe('tide run', function()
    it('shows wrong numbers of threads and too little memory in one line', function()
       local out, status = recipe.ranks(1, 'generate.lua --threads 10000')
       assert.equal(2, status, out)
-      assert.matches('--threads: expected an integer in [0, 4096]', out, 1, true)
+      assert.matches('--threads: expected an integer in [0, 1024]', out, 1, true)
       one_line(out)
       tmp.with(function(dir)
          out, status = recipe.shell(('%s run -p memory=2m %s --data %s --out %s/run --steps 1 '

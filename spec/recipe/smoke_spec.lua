@@ -366,7 +366,7 @@ describe('recipes/pretrain.lua', function()
          local over = 'pretrain.lua --overwrite --out ' .. dir .. '/run' .. small
             .. '--data ' .. dir
          write(dir .. '/program', '\127ELF\2\1\1\0' .. ('x'):rep(900))
-         bad(over .. '/program', 'program is no text, byte 8 of it is 0: it is a program')
+         bad(over .. '/program', 'program is not text, byte 8 of it is 0: it is a program')
          write(dir .. '/wide.bin', ('a\1\0\0b\0\0\0'):rep(200))
          bad(over .. '/wide.bin --vocab 500', '--token-bytes 4')
          bad(over .. '/wide.bin --vocab 300 --token-bytes 4', 'token 0 is id 353; the model\'s '

@@ -25,17 +25,17 @@ M.exact = 2^53                              -- integers up to here are exact in 
 
 -- ---- scalars ---------------------------------------------------------------------------------
 
--- A tensor handle of tide, its bytes there or gone; anything else, null and released ones too,
--- raises.
+-- Returns a tensor handle of tide, its bytes there or gone; anything else, null and released ones
+-- too, raises.
 function M.tensor(op, name, x)
    if not istype(tensor_t, x) or C.tide_tensor_ndim(x) < 0 then bad(op, name, 'a tensor', x) end
    return x
 end
 
--- Whether x is a tensor handle, live or gone.
+-- Returns whether x is a tensor handle, live or gone.
 function M.is_tensor(x) return istype(tensor_t, x) and x ~= nil end
 
--- A tensor or nil; nil goes to C as a null pointer.
+-- Returns a tensor or nil; nil goes to C as a null pointer.
 function M.tensor_or_nil(op, name, x)
    if x ~= nil and not istype(tensor_t, x) then bad(op, name, 'a tensor or nil', x) end
    return x
@@ -54,14 +54,14 @@ end
 
 M.finite, M.int, M.func = errors.number, errors.integer, errors.func
 
--- A boolean; nil means false.
+-- Returns a boolean; nil means false.
 function M.flag(op, name, v)
    if v == nil then return false end
    if type(v) ~= 'boolean' then bad(op, name, 'true, false or nil', v) end
    return v
 end
 
--- A string.
+-- Returns a string.
 function M.string(op, name, v)
    if type(v) ~= 'string' then bad(op, name, 'a string', v) end
    return v
@@ -74,7 +74,7 @@ local function no_dim(op, name, v, ndim)
       or ('an integer in [-%d, %d] without 0'):format(ndim, ndim), v)
 end
 
--- A dim of a tensor with ndim dims, 0-based.
+-- Returns a dim of a tensor with ndim dims, 0-based.
 function M.dim(op, name, v, ndim)
    if type(v) ~= 'number' or v ~= floor(v) or v == 0 or v < -ndim or v > ndim then
       no_dim(op, name, v, ndim)
@@ -82,7 +82,7 @@ function M.dim(op, name, v, ndim)
    return v > 0 and v - 1 or v + ndim
 end
 
--- An element index of a dim of this size, 0-based.
+-- Returns an element index of a dim of this size, 0-based.
 function M.index(op, name, v, size)
    if type(v) ~= 'number' or v ~= floor(v) or v == 0 or v < -size or v > size then
       bad(op, name, size == 0 and 'no index at all (the dim is empty)'
@@ -91,7 +91,7 @@ function M.index(op, name, v, size)
    return v > 0 and v - 1 or v + size
 end
 
--- Number of dims.
+-- Returns the number of dims.
 function M.ndim(x) return C.tide_tensor_ndim(x) end
 -- Size of a dim given 0-based.
 function M.size(x, dim) return tonumber(C.tide_tensor_dim(x, dim)) end
@@ -105,7 +105,7 @@ M.new_shape, M.new_dims = new_shape, new_dims
 
 local function not_a_list(op, name, list) bad(op, name, 'a list of integers', list) end
 
--- A list of integers as (length, buffer). lo: least value allowed (0).
+-- Returns a list of integers as (length, buffer). lo: least value allowed (0).
 function M.ints(op, name, list, lo)
    local buf = new_shape()
    lo = lo or 0
@@ -135,8 +135,8 @@ local function entry(op, name, lo, v)
    return v
 end
 
--- The same from separate numbers: x:reshape(2, 3). The first may be a list instead. Without a loop:
--- one of few turns that becomes hot by itself keeps a caller's loop from being compiled.
+-- Returns the same from separate numbers: x:reshape(2, 3). The first may be a list instead. Without
+-- a loop: one of few turns that becomes hot by itself keeps a caller's loop from being compiled.
 function M.ints_of(op, name, lo, a, b, c, d, e, f, g, h)
    if type(a) == 'table' then
       if b ~= nil then bad(op, name, 'one list, or numbers', b) end
@@ -180,8 +180,8 @@ end
 
 local new_list = buffer.of 'tide_tensor *'
 
--- A Lua list of tensors as (buffer, length); the list keeps them alive. holes: false entries become
--- null.
+-- Returns a Lua list of tensors as (buffer, length); the list keeps them alive. holes: false
+-- entries become null.
 function M.tensors(op, name, list, holes)
    if type(list) ~= 'table' then bad(op, name, 'a list of tensors', list) end
    local n = #list
@@ -220,21 +220,21 @@ local function names(codes)
    return table.concat(list, ', ')
 end
 
--- The code of a dtype given by name.
+-- Returns the code of a dtype given by name.
 function M.dtype(op, name, v)
    local code = type(v) == 'string' and M.dtype_code[v]
    if not code then bad(op, name, 'a dtype (' .. names(M.dtype_code) .. ')', v) end
    return code
 end
 
--- The code of a device given by name.
+-- Returns the code of a device given by name.
 function M.device(op, name, v)
    local code = type(v) == 'string' and M.device_code[v]
    if not code then bad(op, name, 'a device (' .. names(M.device_code) .. ')', v) end
    return code
 end
 
--- Whether this code is of a floating dtype.
+-- Returns whether this code is of a floating dtype.
 function M.is_float(dtype) return dtype <= C.TIDE_F16 end
 
 -- ---- option tables ---------------------------------------------------------------------------
@@ -248,7 +248,7 @@ function M.opts(op, opts, allowed)
    return errors.options(op, opts, allowed)
 end
 
--- A set from names: set{'a', 'b'}.
+-- Returns a set from names: set{'a', 'b'}.
 function M.set(list)
    local s = {}
    for _, name in ipairs(list) do s[name] = true end
@@ -262,7 +262,8 @@ local int_range = {
    [C.TIDE_U8] = { 0, 255 }, [C.TIDE_BOOL] = { 0, 1 },
 }
 
--- A number (or boolean) to be stored in elements of this dtype: integers must be whole and fit.
+-- Returns a number (or boolean) to be stored in elements of this dtype: integers must be whole and
+-- fit.
 function M.element(op, name, v, dtype)
    if type(v) == 'boolean' then v = v and 1 or 0 end
    if type(v) ~= 'number' then bad(op, name, 'a number', v) end
@@ -285,7 +286,7 @@ local function scalar_dtype(dtype, v)
    return C.TIDE_I64
 end
 
--- A 0-dim tensor with the value v (number or boolean) to combine with x.
+-- Returns a 0-dim tensor with the value v (number or boolean) to combine with x.
 local function scalar_like(op, name, x, v)
    local dtype = C.tide_tensor_dtype(x)
    if dtype < 0 then bad(op, name == 'y' and 'x' or 'y', 'a tensor', x) end
@@ -298,7 +299,7 @@ local function scalar_like(op, name, x, v)
    return M.scalar(x, scalar_dtype(dtype, v), v)
 end
 
--- A 0-dim tensor of this dtype on the device of x.
+-- Returns a 0-dim tensor of this dtype on the device of x.
 function M.scalar(x, dtype, v)
    local ctx, device = C.tide_tensor_ctx(x), C.tide_tensor_device(x)
    local box = own.new_box()
@@ -309,7 +310,7 @@ function M.scalar(x, dtype, v)
    return own.take(box)
 end
 
--- The second operand of a binary op as a tensor.
+-- Returns the second operand of a binary op as a tensor.
 function M.operand(op, name, x, y)
    if istype(tensor_t, y) then return y end
    return scalar_like(op, name, x, y)

@@ -45,7 +45,7 @@ local function fill_window(a, window)
    end
 end
 
--- The options without bias and return_lse.
+-- Returns the options without bias and return_lse.
 local function fill_mask(opts)
    local a = new_attrs()
    C.tide_attention_attrs_init(a)
@@ -93,8 +93,9 @@ once 'attention_merge_(out, lse, part, part_lse)'
 local part_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
    'k_index', 'q_tiles', 'k_tiles' }
 
--- Gradients of q, k and v from one part of the keys; out and lse are those over all parts, opts
--- those of the part's forward. Not recorded; raises E_STATE if one of them needs a gradient.
+-- Returns the gradients of q, k and v from one part of the keys; out and lse are those over all
+-- parts, opts those of the part's forward. Not recorded; raises E_STATE if one of them needs a
+-- gradient.
 function M.attention_backward(dout, q, k, v, out, lse, opts)
    tensor('attention_backward', 'dout', dout)
    tensor('attention_backward', 'q', q)
@@ -115,8 +116,8 @@ end
 local row_opts = arg.set { 'causal', 'window' }
 local new_run = ffi.typeof 'int64_t[2]'
 
--- The run of keys that some query may see: its first key, from 1, and how many (0: none). Indices
--- as in attention; opts: causal, window.
+-- Returns the run of keys that some query may see: its first key, from 1, and how many (0: none).
+-- Indices as in attention; opts: causal, window.
 function M.attention_rows(q_index, k_index, opts)
    tensor('attention_rows', 'q_index', q_index)
    tensor('attention_rows', 'k_index', k_index)
@@ -126,9 +127,9 @@ function M.attention_rows(q_index, k_index, opts)
    return tonumber(run[0]) + 1, tonumber(run[1])
 end
 
--- What each 64 tokens of an index [B or 1, T, 2] span, i32 [B or 1, ceil(T / 64), 4]: least and
+-- The span of each 64 tokens of an index [B or 1, T, 2], i32 [B or 1, ceil(T / 64), 4]: least and
 -- greatest document (the least complemented where some token has none), least and greatest
--- position. Kernels of a GPU pass over tiles by it.
+-- position. GPU kernels skip tiles by it.
 make 'attention_tiles(index)'
 
 -- (document, position) pairs, i32 [1, ntoken, 2], of a packed stream from cumulative lengths cu, an

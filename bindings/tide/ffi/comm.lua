@@ -46,7 +46,7 @@ if not made then
    lib.state.comm.made = made
 end
 
--- Those that are not closed, oldest first.
+-- Returns the communicators that are not closed, oldest first.
 function M.open()
    local list = {}
    for i = 1, made.n do
@@ -72,7 +72,7 @@ end
 
 -- ---- calls ----------------------------------------------------------------------------------
 
--- The handle of a method's self, with the call site set.
+-- Returns the handle of a method's self, with the call site set.
 local function begin(self, op)
    if type(self) ~= 'table' or getmetatable(self) ~= Comm then
       bad(op, 'comm', 'a communicator (call with a colon)', self)
@@ -93,7 +93,7 @@ end
 
 local call_opts = arg.set { 'async' }
 
--- The out-parameter of a call: nil, or a box for its work.
+-- Returns the out-parameter of a call: nil, or a box for its work.
 local function box_for(op, opts)
    if opts == nil then return nil end
    opts = arg.opts(op, opts, call_opts)
@@ -113,7 +113,7 @@ local function check_work(op, self)
    end
 end
 
--- The handle of a method's self.
+-- Returns the handle of a method's self.
 local function work_of(self, op)
    check_work(op, self)
    if not self.handle then
@@ -129,7 +129,7 @@ function Work:wait()
    return self.value
 end
 
--- Whether wait would return at once.
+-- Returns whether wait would return at once.
 function Work:test() return C.tide_work_test(work_of(self, 'work_test')) == 1 end
 
 -- When it began and ended, in seconds of tide.clock; nil while it runs.
@@ -162,7 +162,7 @@ local function rank_of(self, op, name, v, none)
    return arg.int(op, name, v, none and -1 or 0, self.size - 1)
 end
 
--- A tensor or a list of them as (buffer, count).
+-- Returns a tensor or a list of them as (buffer, count).
 local function list_of(op, name, t)
    if not arg.is_tensor(t) then return arg.tensors(op, name, t) end
    local one = own.new_box()
@@ -182,7 +182,7 @@ local function rows_of(t)
    return C.tide_tensor_ndim(t) == 0 and 1 or tonumber(C.tide_tensor_dim(t, 0))
 end
 
--- A new tensor like t with dim 1 of `rows`.
+-- Returns a new tensor like t with dim 1 of `rows`.
 local function like(t, rows)
    local device, dtype = C.tide_tensor_device(t), C.tide_tensor_dtype(t)
    return create.empty(C.tide_tensor_ctx(t), device, dtype, shape_with(t, rows))
@@ -198,7 +198,7 @@ end
 
 local new_counts = buffer.of 'int64_t'
 
--- Rows for each rank -> elements for each rank, and the sum of the rows.
+-- Converts rows for each rank to elements; returns these, and the sum of the rows.
 local function counts_of(self, op, name, counts, t)
    if type(counts) ~= 'table' or #counts ~= self.size then
       bad(op, name, ('a list of %d counts of rows'):format(self.size), counts)
@@ -241,7 +241,7 @@ function Comm:broadcast(t, root, opts)
    return finish(self, C.tide_comm_broadcast(box, handle, n, list, root), box, t)
 end
 
--- All ranks' tensors joined along dim 1, in rank order, as a new tensor.
+-- Returns all ranks' tensors joined along dim 1, in rank order, as a new tensor.
 function Comm:all_gather(t, opts)
    begin(self, 'all_gather')
    arg.tensor('all_gather', 't', t)
@@ -267,7 +267,7 @@ function Comm:all_gather_v(t, counts, out, opts)
    return finish(self, C.tide_comm_all_gather_v(box, handle, out, t, buf), box, out)
 end
 
--- Dim 1 is cut among the ranks; each gets its part of the reduction as a new tensor.
+-- Cuts dim 1 among the ranks; each gets its part of the reduction as a new tensor.
 function Comm:reduce_scatter(t, op, opts)
    begin(self, 'reduce_scatter')
    arg.tensor('reduce_scatter', 't', t)
@@ -323,7 +323,7 @@ function Comm:all_to_all_v(t, in_counts, out_counts, out, opts)
    return finish(self, C.tide_comm_all_to_all_v(box, handle, out, take, t, give), box, out)
 end
 
--- All ranks' tensors joined along dim 1 on root (0); nil on the others.
+-- Returns all ranks' tensors joined along dim 1 on root (0); nil on the others.
 function Comm:gather(t, root, opts)
    local handle = begin(self, 'gather')
    arg.tensor('gather', 't', t)
@@ -394,7 +394,7 @@ function Comm:broadcast_bytes(text, root)
    return own.take_blob(box)
 end
 
--- Every rank's string, as a list.
+-- Returns every rank's string, as a list.
 function Comm:all_gather_bytes(text)
    local handle = begin(self, 'all_gather_bytes')
    arg.string('all_gather_bytes', 'text', text)
@@ -418,7 +418,7 @@ function Comm:broadcast_object(value, root)
    return plain.decode(self:broadcast_bytes(text, root))
 end
 
--- Every rank's plain data as a list; a nil is a hole at rank + 1.
+-- Returns every rank's plain data as a list; a nil is a hole at rank + 1.
 function Comm:all_gather_object(value)
    begin(self, 'all_gather_object')
    local list = self:all_gather_bytes(plain.encode(value, 'all_gather_object'))
@@ -428,8 +428,8 @@ end
 
 -- ---- the communicator itself ----------------------------------------------------------------
 
--- Ranks with the same color form a communicator of their own, in the order of key (default: the
--- rank here). color nil: none for this rank, and nil is returned.
+-- Splits the communicator: ranks with the same color form one of their own, in the order of key
+-- (default: the rank here). Returns it; nil for a rank with color nil.
 function Comm:split(color, key, name)
    local handle = begin(self, 'split')
    color = color == nil and -1 or arg.int('split', 'color', color, 0, 2^31 - 1)
@@ -473,7 +473,7 @@ function Comm:failure()
    return status.new(rc, 'comm', ffi.string(C.tide_error(self.ctx).message))
 end
 
--- The last (at most 256) collectives, oldest first: a list of tables.
+-- Returns the last (at most 256) collectives, oldest first: a list of tables.
 function Comm:history()
    local handle, list, r = begin(self, 'history'), {}, ffi.new 'tide_comm_record'
    while own.check(self.ctx, C.tide_comm_history(handle, #list, r)) == 0 do
@@ -505,7 +505,8 @@ function Comm:traffic()
    }
 end
 
--- Seconds that this rank has spent in blocking collectives and in waiting for asynchronous ones.
+-- Returns the seconds that this rank has spent in blocking collectives and in waiting for
+-- asynchronous ones.
 function Comm:waited() return traffic_of(self, 'waited').seconds end
 
 -- Leaves the communicator now instead of when it is collected. Idempotent.

@@ -1,11 +1,11 @@
--- Settles LuaJIT's compiler: works around its faults, by version and machine, and has it wait.
+-- Configures LuaJIT's compiler: works around its faults, by version and machine, and makes it wait.
 --
 -- Two faults of LuaJIT 2.1.0-beta3, the version of Debian 12, lose values without an error:
 --
 -- * x64, its loop optimisation. A table that a constructor with names made, `{ rank = r }`, gets
 --   one more field in a hot loop. The second copy of the loop's body writes the field without
---   comparing the key that is there. The field is lost, and later insertions follow a broken chain
---   of keys: a wrong result, a crash or an endless loop.
+--   comparing the present key. The field is lost, and later insertions follow a broken chain of
+--   keys: a wrong result, a crash or an endless loop.
 -- * AArch64. A check of a number's type that has no other use becomes a write to register d0.
 --   Whatever number lived there is lost: sums, losses and loop variables.
 --
@@ -18,7 +18,7 @@ local M = {}
 -- last of these corrections. Loops: the version of Debian 13, the earliest that was tried.
 local right = { machine = 1695000000, loop = 1737090214 }
 
--- Returns what of a compiler has to be off: 'all', 'loop' or nil. arch, version: jit.arch,
+-- Returns the part of a compiler that must be off: 'all', 'loop' or nil. arch, version: jit.arch,
 -- jit.version.
 function M.fault(arch, version)
    local time = tonumber(version:match '^LuaJIT 2%.1%.(%d+)') or 0
@@ -31,8 +31,8 @@ end
 -- of the processor time of a short run.
 function M.wait(engine) engine.opt.start('hotloop=500', 'hotexit=100') end
 
--- Switches off what is wrong. Machine code that is there goes, too: it would run on. engine: jit.
--- In a state that tide made (is_own), the compiler waits for hotter loops; others keep theirs.
+-- Switches the faulty part off. Drops machine code, which would still run. engine: jit. In a state
+-- that tide made (is_own), the compiler waits for hotter loops; others keep theirs.
 function M.settle(engine, is_own)
    if is_own then M.wait(engine) end
    local fault = M.fault(engine.arch, engine.version)

@@ -55,17 +55,17 @@ local function triangle(name, x, diagonal, compare)
    return op.where(keep, x, 0)
 end
 
--- The lower triangle of the last two dims, in the dtype of x: 0 (false) beyond a diagonal (0 the
--- main one, 1 the one above).
+-- Returns the lower triangle of the last two dims, in the dtype of x: 0 (false) beyond a diagonal
+-- (0 the main one, 1 the one above).
 function op.tril(x, diagonal) return triangle('tril', x, diagonal, op.le) end
--- The upper triangle of the last two dims, in the dtype of x: 0 (false) below a diagonal (0 the
--- main one, 1 the one above).
+-- Returns the upper triangle of the last two dims, in the dtype of x: 0 (false) below a diagonal (0
+-- the main one, 1 the one above).
 function op.triu(x, diagonal) return triangle('triu', x, diagonal, op.ge) end
 
 -- ---- reductions ------------------------------------------------------------------------------
 
--- The value subtracted before exp: the largest one if it is finite; a constant (it cancels in the
--- derivative).
+-- Returns the value subtracted before exp: the largest one if it is finite; a constant (it cancels
+-- in the derivative).
 local function top_of(x, dim)
    local box = new_box()
    check(x, C.tide_detach(box, x))

@@ -49,14 +49,15 @@ local open_opts = arg.set { 'device', 'nthread', 'params', 'seed', 'read_env' }
 local function fill_opts(opts)
    local o = ffi.new 'tide_opts'
    C.tide_opts_init(o)
-   if opts.nthread ~= nil then o.nthread = arg.int('open', 'nthread', opts.nthread, 0, 4096) end
+   if opts.nthread ~= nil then o.nthread = arg.int('open', 'nthread', opts.nthread, 0, 1024) end
    o.read_env = arg.flag('open', 'read_env', opts.read_env) and 1 or 0
    if opts.params ~= nil then o.params = arg.string('open', 'params', opts.params) end
    return o
 end
 
--- A new context. opts: device ('cpu'), nthread (0: all cores), params ("check=1"), seed (0),
--- read_env (false). Returns nil and an error object if it cannot be opened; wrong options raise.
+-- Returns a new context. opts: device ('cpu'), nthread (0: all cores), params ("check=1"), seed
+-- (0), read_env (false). Returns nil and an error object if it cannot be opened; wrong options
+-- raise.
 function M.open(opts)
    opts = arg.opts('open', opts, open_opts)
    local device = opts.device or 'cpu'
@@ -79,14 +80,14 @@ function M.open(opts)
    return self
 end
 
--- The context on which the host opened this Lua state, or nil.
+-- Returns the context on which the host opened this Lua state, or nil.
 local function host_ctx()
    local host = package.loaded['tide.host']
    if type(host) ~= 'table' or host.ctx == nil then return nil end
    return wrap(ffi.cast('tide_ctx *', host.ctx), host.device or 'cpu')
 end
 
--- The default context of this Lua state.
+-- Returns the default context of this Lua state.
 function M.default()
    local ctx = lib.state.default
    if ctx and ctx.handle then return ctx end
@@ -108,7 +109,7 @@ function M.set_default(ctx)
    return before
 end
 
--- Every open context of this Lua state.
+-- Returns every open context of this Lua state.
 function M.all()
    local list = {}
    for i = 1, open_list.n or 0 do
@@ -129,7 +130,7 @@ local function handle_of(self, name)
    return self.handle
 end
 
--- Gives the context up. Tensors made on it stay valid and keep it alive. Idempotent.
+-- Closes the context. Tensors made on it stay valid and keep it alive. Idempotent.
 function Context:close()
    local handle = self.handle
    if not handle then return end
@@ -220,15 +221,15 @@ function Context:set_rng_state(state)
    own.check(handle, C.tide_rng_set(handle, seed, stream, offset))
 end
 
--- Sets the number of threads of the following ops, 1 to 4096.
+-- Sets the number of threads of the following ops, 1 to 1024.
 function Context:set_nthread(n)
    local handle = handle_of(self, 'set_nthread')
-   own.check(handle, C.tide_set_nthread(handle, arg.int('set_nthread', 'n', n, 1, 4096)))
+   own.check(handle, C.tide_set_nthread(handle, arg.int('set_nthread', 'n', n, 1, 1024)))
 end
--- Number of threads of the ops.
+-- Returns the number of threads of the ops.
 function Context:nthread() return C.tide_nthread(handle_of(self, 'nthread')) end
 
--- The value of a parameter as text; with a value (string or number), sets it.
+-- Returns the value of a parameter as text; with a value (string or number), sets it.
 function Context:param(name, value)
    local handle = handle_of(self, 'param')
    arg.string('param', 'name', name)
@@ -251,7 +252,7 @@ function Context:device_available(device)
    return false, ffi.string(C.tide_error(handle).message)
 end
 
--- The number of devices of a kind, 1 on the host; 0 and the reason if it is not available.
+-- Returns the number of devices of a kind, 1 on the host; 0 and the reason if it is not available.
 function Context:device_count(device)
    local handle = handle_of(self, 'device_count')
    local n = C.tide_device_count(handle, arg.device('device_count', 'device', device))
@@ -332,7 +333,7 @@ function Context:ones(shape, opts) return filled(self, 'ones', shape, 1, opts) e
 -- value everywhere; shape is a list. opts: dtype, device, requires_grad.
 function Context:full(shape, value, opts) return filled(self, 'full', shape, value, opts) end
 
--- A tensor that draw fills from 0 and 1.
+-- Returns a tensor that draw fills from 0 and 1.
 local function random(self, name, shape, opts, draw)
    local _, _, dtype, wants = place(self, name, opts)
    if not arg.is_float(dtype) then bad(name, 'opts.dtype', 'a floating dtype', opts.dtype) end
@@ -369,7 +370,7 @@ function Context:arange(start, stop, step, opts)
    return marked(create.arange(handle, device, dtype, n, start, step), wants)
 end
 
--- The n x n identity.
+-- Returns the n x n identity.
 function Context:eye(n, opts)
    local _, _, _, wants = place(self, 'eye', opts)
    arg.int('eye', 'n', n, 0, 2^31)
@@ -431,7 +432,7 @@ local function is_all_boolean(values)
    return values.n > 0
 end
 
--- A tensor from a number, boolean or nested list. dtype f32, or bool if all are booleans.
+-- Returns a tensor from a number, boolean or nested list. dtype f32, or bool if all are booleans.
 function Context:tensor(list, opts)
    local values, shape = { n = 0 }, shape_of_list(list)
    flatten(list, shape, 1, values, '')

@@ -25,7 +25,7 @@ M.Group = Group
 
 local group_opts = arg.set { 'timeout' }
 
--- The shared state of nrank threads of this process. opts: timeout (seconds).
+-- Returns the shared state of nrank threads of this process. opts: timeout (seconds).
 function M.group(nrank, opts)
    arg.int('comm.group', 'nrank', nrank, 1, 1024)
    opts = arg.opts('comm.group', opts, group_opts)
@@ -46,7 +46,8 @@ local function group_of(self, op)
    return self.handle
 end
 
--- A number that another Lua state of this process can pass to join while this group is alive.
+-- Returns a number that another Lua state of this process can pass to join while this group is
+-- alive.
 function Group:address() return tonumber(ffi.cast('intptr_t', group_of(self, 'address'))) end
 
 -- Reports the end of a rank's program: a success, or a failure with a message.
@@ -71,7 +72,7 @@ function Group:resume(rank, ctx)
    own.check(handle, C.tide_group_resume(group_of(self, 'comm.resume'), rank, handle))
 end
 
--- A Group from its address or from a host's light userdata.
+-- Returns a Group from its address or from a host's light userdata.
 function M.group_at(pointer)
    if type(pointer) == 'number' then pointer = ffi.cast('intptr_t', pointer) end
    local handle = ffi.cast('tide_group *', pointer)
@@ -82,7 +83,8 @@ function M.group_at(pointer)
    return own.adopt(setmetatable({ handle = handle, size = C.tide_group_size(handle) }, Group))
 end
 
--- This state's rank of a group. ctx: a Context, nil for the default one. group nil: one rank.
+-- Returns this state's rank of a group. ctx: a Context, nil for the default one. group nil: one
+-- rank.
 function M.join(ctx, group, rank)
    local handle = (ctx or ctx_of.default()).handle
    if group ~= nil and getmetatable(group) ~= Group then group = M.group_at(group) end
@@ -94,7 +96,8 @@ end
 
 local mpi_opts = arg.set { 'timeout', 'check', 'library' }
 
--- The processes of an MPI job as ranks; see tide_comm_mpi. opts: timeout, check (true), library.
+-- Returns the processes of an MPI job as ranks; see tide_comm_mpi. opts: timeout, check (true),
+-- library.
 function M.mpi(ctx, opts)
    local op, handle = 'comm.mpi', (ctx or ctx_of.default()).handle
    opts = arg.opts(op, opts, mpi_opts)
@@ -117,8 +120,8 @@ end
 
 local nccl_opts = arg.set { 'check', 'library' }
 
--- The ranks of a communicator again, for tensors on CUDA devices; see tide_comm_nccl. opts: check
--- (false), library (a file, or nil for the usual one).
+-- Returns the ranks of a communicator again, for tensors on CUDA devices; see tide_comm_nccl. opts:
+-- check (false), library (a file, or nil for the usual one).
 function M.nccl(over, opts)
    local op = 'comm.nccl'
    if getmetatable(over) ~= comm.Comm or not over.handle then

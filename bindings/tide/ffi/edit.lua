@@ -32,7 +32,7 @@ local function width(c)
    return wide and 2 or 1
 end
 
--- Writes prompt and text anew, from the row where the last drawing began.
+-- Draws prompt and text again, from the row where the last drawing began.
 local function draw(self)
    local out, columns = {}, self.columns()
    local row, column, at_row, at_column = 0, 0, nil, nil
@@ -70,7 +70,7 @@ local function draw(self)
    self.write(table.concat(out))
 end
 
--- Leaves the text as it stands, and goes to the row below it.
+-- Leaves the text and moves to the row below it.
 local function leave(self)
    self.line.at = #self.line.chars + 1
    draw(self)
@@ -80,7 +80,7 @@ end
 
 -- ---- completion ------------------------------------------------------------------------------
 
--- The text that all of the list begin with, in whole characters.
+-- Returns the text that all of the list begin with, in whole characters.
 local function common(list)
    local prefix = list[1]
    for i = 2, #list do
@@ -92,7 +92,7 @@ local function common(list)
    end))
 end
 
--- A list in columns, below the text.
+-- Returns a list in columns, below the text.
 local function listing(list, columns)
    local most, out = 0, {}
    for _, name in ipairs(list) do most = math.max(most, #name) end
@@ -105,7 +105,7 @@ local function listing(list, columns)
    return table.concat(out)
 end
 
--- Behind a blank a Tab that completes nothing indents.
+-- Completes; after a blank a Tab without completions indents.
 local function complete(self)
    local before = self.line:before()
    local ok, list, word = pcall(self.complete, before)
@@ -144,15 +144,15 @@ end
 
 -- ---- search ----------------------------------------------------------------------------------
 
--- Ctrl-R: what is typed then is looked for in the history, from its end; the line is the entry that
--- contains it. self.search: wanted (a text), place (of the entry), typed (the line before) and
--- prompt, while the search lasts.
+-- Ctrl-R: the text that is typed then is searched in the history, from its end; the line is the
+-- entry that contains it. self.search: wanted (a text), place (of the entry), typed (the line
+-- before) and prompt, while the search lasts.
 
 local function show_search(self, found)
    self.prompt = ("(%s '%s') "):format(found and 'search' or 'nowhere', self.search.wanted)
 end
 
--- Goes to the next older entry that contains what is wanted.
+-- Goes to the next older entry that contains the wanted text.
 local function seek(self)
    local s = self.search
    local text, at = self.history:before(s.place, function(t)
@@ -176,7 +176,7 @@ local function end_search(self)
    self.prompt, self.search = self.search.prompt, nil
 end
 
--- What a key does in a search; other keys end it, and mean what they always do.
+-- Actions of keys in a search; other keys end it, and act as usual.
 local searching = {
    char = function(self, text)
       self.search.wanted = self.search.wanted .. text
@@ -197,7 +197,7 @@ local searching = {
 }
 searching.paste = searching.char
 
--- A text that was typed before is what to look for first.
+-- Starts a search for the text typed so far.
 local function start_search(self)
    local typed = self.line:text()
    self.search = { typed = typed, prompt = self.prompt }
@@ -206,7 +206,8 @@ end
 
 -- ---- reading ---------------------------------------------------------------------------------
 
--- Keys that are not of the text alone. Each returns 'done', 'interrupt' or 'end' to end the read.
+-- Actions of keys that do more than edit text. Each may return 'done', 'interrupt' or 'end' to end
+-- the read.
 local does = {}
 
 -- Ends the read of a whole text, else begins another line.
@@ -307,7 +308,7 @@ end
 
 -- opts: history (path of a file), complete(before): full replacements of the last word of the text
 -- before the place, and that word; accepts(text): whether Enter ends it (default: always).
--- byte, write, columns and raw stand in for the terminal. Returns nil if there is no terminal.
+-- byte, write, columns and raw replace the terminal. Returns nil without a terminal.
 function edit.open(opts)
    if not opts.byte and not (edit.isatty(0) and edit.isatty(1)) then return nil end
    return setmetatable({

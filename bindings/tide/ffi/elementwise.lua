@@ -31,14 +31,15 @@ local tensor_t = ffi.typeof 'tide_tensor *'
 
 local affine = raw.affine
 
--- True if y is a plain number and x a floating tensor: the affine path is exact enough and cheap.
+-- Returns whether y is a plain number and x a floating tensor: the affine path is exact enough and
+-- cheap.
 local function plain(x, y)
    return type(y) == 'number' and istype(tensor_t, x) and x ~= nil
       and C.tide_tensor_dtype(x) <= C.TIDE_F16
 end
 
 local new_bits = ffi.typeof 'union { double d; uint32_t w[2]; }'
--- True if 1 / n is exact (a power of two of moderate size), so that x / n == x * (1 / n).
+-- Returns whether 1 / n is exact (a power of two of moderate size), so that x / n == x * (1 / n).
 local function has_inverse(n)
    local bits = new_bits(n)
    return bits.w[0] == 0 and bit.band(bits.w[1], 0xfffff) == 0

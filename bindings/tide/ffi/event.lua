@@ -15,7 +15,7 @@ local M = {}
 local Event = { class_name = 'Event' }
 Event.__index = Event
 
--- Returns an event of a device, which nothing has recorded yet.
+-- Returns an event of a device, not yet recorded.
 function M.new(device)
    local code = arg.device('event', 'device', device)
    local ctx = ctx_of.default()
@@ -34,7 +34,7 @@ local function handle_of(self, op)
    return self.handle
 end
 
--- Records the event behind the work enqueued so far, again any number of times. Returns the event.
+-- Records the event after the work enqueued so far; it may be recorded again. Returns the event.
 function Event:record()
    local box = ffi.new('tide_device_event *[1]', self.handle)
    own.check(self.ctx, C.tide_device_event_record(box, self.ctx, self.code))
@@ -42,7 +42,7 @@ function Event:record()
    return self
 end
 
--- Whether the device has reached the event.
+-- Returns whether the device has reached the event.
 function Event:query()
    return own.check(self.ctx, C.tide_device_event_done(handle_of(self, 'event.query'))) == 1
 end
@@ -61,7 +61,7 @@ function Event:elapsed_time(to)
    return ms[0]
 end
 
--- Frees the event now. Idempotent; it may be recorded anew.
+-- Frees the event now. Idempotent; it may be recorded again.
 function Event:release() own.close(self, C.tide_device_event_release) end
 
 -- Runs fn(...) in a named range of a device's profilers; returns what it returns, and ends the

@@ -67,12 +67,13 @@ local function with_recording(name, on, fn, ...)
    return finish_recording(switch(on), pcall(fn, ...))
 end
 
--- The results of fn(...), computed without recording; the old state is restored, also on an error.
+-- Returns the results of fn(...), computed without recording; the old state is restored, also on an
+-- error.
 function M.no_grad(fn, ...) return with_recording('no_grad', false, fn, ...) end
--- The results of fn(...), computed with recording on, inside no_grad, too.
+-- Returns the results of fn(...), computed with recording on, inside no_grad, too.
 function M.enable_grad(fn, ...) return with_recording('enable_grad', true, fn, ...) end
 
--- Whether ops are recorded for backward here (no_grad, enable_grad).
+-- Returns whether ops are recorded for backward here (no_grad, enable_grad).
 function M.is_grad_enabled() return C.tide_recording(contexts.default().handle) == 1 end
 
 -- ---- step scopes -----------------------------------------------------------------------------
@@ -105,8 +106,8 @@ local function scope_on(ctx, fn, ...)
    return finish_scope(ctx, depth, pcall(fn, ...))
 end
 
--- The results of fn(...). Tensors in them (also inside tables) are kept; the bytes of all others
--- made inside are freed at the end, on an error those of all.
+-- Returns the results of fn(...). Tensors in them (also inside tables) are kept; the bytes of all
+-- others made inside are freed at the end, on an error those of all.
 function M.scope(fn, ...) return scope_on(contexts.default().handle, fn, ...) end
 
 -- tide.scope on this context.
@@ -151,7 +152,7 @@ local function record_function(ctx, name, record, xs, ys, save)
    return outs
 end
 
--- The `self` of forward and backward of a function; other fields are free for their use.
+-- The `self` of forward and backward of a function, which may set other fields.
 local Call = {}
 Call.__index = Call
 
@@ -162,7 +163,7 @@ function Call:save(...)
    rawset(self, 'to_save', list)
 end
 
--- The saved tensors, in order; in backward.
+-- Returns the saved tensors, in order; in backward.
 function Call:saved()
    local list = rawget(self, 'values')
    if not list then
@@ -235,8 +236,9 @@ local function saved_values(walk, first, n)
    return values
 end
 
--- The record of one call: run(walk, dys) returns a list of gradients (false: none) for its inputs.
--- inputs: a list with true where the argument was a tensor; first: position of the first saved one.
+-- Returns the record of one call: run(walk, dys) returns a list of gradients (false: none) for its
+-- inputs. inputs: a list with true where the argument was a tensor; first: position of the first
+-- saved one.
 local function call_record(def, self, inputs, first, nsaved)
    return {
       run = function(walk, dys)
@@ -285,17 +287,17 @@ local function make_function(def, private, made)
    }, Function)
 end
 
--- A differentiable function written in Lua. def: name, forward(self, ...) -> results,
+-- Returns a differentiable function written in Lua. def: name, forward(self, ...) -> results,
 -- backward(self, gradient of each tensor result or nil...) -> one gradient (or nil) for each
 -- argument of forward. Both run without recording. Call the result like a function.
 function M.func(def) return make_function(def, false, false) end
 
--- The same for functions of the library that keep no tensor but those they save: everything that
--- they make goes at its last use.
+-- Returns the same for functions of the library that keep only the tensors they save: all other
+-- tensors that they make are freed at their last use.
 function M.private_func(def) return make_function(def, true, true) end
 
--- The same for functions whose backward runs other code of the library, which may keep what it
--- makes: arguments and results alone go.
+-- Returns the same for functions whose backward runs other code of the library, which may keep its
+-- tensors: only arguments and results are freed at their last use.
 function M.relay_func(def) return make_function(def, true, false) end
 
 -- ---- the walk --------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ local new_walk_box, new_event = ffi.typeof 'tide_backward *[1]', ffi.typeof 'tid
 local Walk = {}
 Walk.__index = Walk
 
--- A handle of its own for what is in a box, the tape's, which is given back; nil for null.
+-- Returns a handle of its own for what is in a box, the tape's, which is given back; nil for null.
 local function alias_of(ctx, box)
    local t, alias = own.take_or_nil(box), new_box()
    if not t then return nil end
@@ -315,14 +317,14 @@ local function alias_of(ctx, box)
    return take(alias)
 end
 
--- A saved input (0-based) of the walk's current host function, without its history.
+-- Returns a saved input (0-based) of the walk's current host function, without its history.
 function Walk:input(i)
    local box = new_box()
    own.check(self.ctx, C.tide_backward_input(box, self.handle, i))
    return alias_of(self.ctx, box)
 end
 
--- One host function: gradients of its results in, gradients of its inputs out.
+-- Runs one host function: takes the gradients of its results, gives those of its inputs.
 local function host_turn(walk, tag, nout)
    local record = records[tag]
    if not record then
@@ -357,7 +359,8 @@ end
 
 local backward_opts = arg.set { 'retain' }
 
--- private: root is the library's own; its bytes may go before the walk.
+-- Walks back from root. private: root belongs to the library, and its bytes may be freed before the
+-- walk.
 local function walk_back(root, grad, retain, private)
    local ctx = C.tide_tensor_ctx(root)
    local box = new_walk_box()
@@ -386,8 +389,8 @@ end
 
 local function rng_get(ctx, to) own.check(ctx, C.tide_rng_get(ctx, to, to + 1, to + 2)) end
 
--- A scalar that depends on all tensors of a list and whose gradient passes dys to them: the root of
--- the inner walk when a function has several results.
+-- Returns a scalar that depends on all tensors of a list and whose gradient passes dys to them: the
+-- root of the inner walk when a function has several results.
 local function sink(ctx, ys, dys)
    local record = { run = function() return dys end }
    local one = arg.scalar(ys[1], C.TIDE_F32, 1)
@@ -491,13 +494,13 @@ local function checkpoint(private, fn, ...)
    return with_history(results, outs)
 end
 
--- The results of fn(...), whose intermediate results are not kept for backward but computed again
--- there, with the same random numbers. fn must depend on its arguments and on unchanged state
+-- Returns the results of fn(...), whose intermediate results are not kept for backward but computed
+-- again there, with the same random numbers. fn must depend on its arguments and on unchanged state
 -- alone.
 function M.checkpoint(fn, ...) return checkpoint(false, arg.func('checkpoint', 'fn', fn), ...) end
 
--- The same for calls of the library's own modules: what is made again, and its arguments, go at
--- their last use.
+-- Returns the same for calls of the library's own modules: recomputed tensors and arguments are
+-- freed at their last use.
 function M.private_checkpoint(fn, ...)
    return checkpoint(true, arg.func('checkpoint', 'fn', fn), ...)
 end

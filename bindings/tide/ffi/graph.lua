@@ -1,9 +1,9 @@
 -- Captured steps and waiting for a device: see tide_graph_begin.
 --
 -- A captured function runs once more on the host, but its device work is recorded instead of run.
--- If it fails, the recording is discarded and the error is raised. Numbers of the host that change
--- from replay to replay lie on the device; their owners write them there in callbacks of on_replay.
--- One of them is owned here: the state of the generator.
+-- If it fails, the recording is discarded and the error is raised. Host numbers that change from
+-- replay to replay lie on the device; their owners write them there in callbacks of on_replay. This
+-- file owns one of them: the state of the generator.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -39,7 +39,7 @@ Graph.__index = Graph
 Graph.__name = 'Graph'
 M.Graph = Graph
 
--- Whether a step is being recorded on the default context.
+-- Returns whether a step is being recorded on the default context.
 function M.is_capturing() return ctx_of.default().capturing ~= nil end
 
 -- While a step is recorded: before() is called ahead of each of its replays, after() when it has
@@ -64,9 +64,8 @@ local function write_place(context, place, held)
    end
 end
 
--- fn() with a generator that counts from 0 and starts, for the ops on device, at a place on it,
--- which each replay sets to the context's generator at that time, and advances by as much as fn has
--- drawn.
+-- Runs fn() with a generator that counts from 0. Ops on the device add a start that lies there;
+-- each replay sets it from the context's generator, which then advances by as much as fn has drawn.
 local function drawing(context, device, turns, fn)
    local ctx, before, now = context.handle, ffi.new 'uint64_t[3]', ffi.new 'uint64_t[3]'
    local place = context:empty({ 3 }, { dtype = 'i64', device = device })

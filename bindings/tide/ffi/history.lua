@@ -60,14 +60,14 @@ function History:add(text)
    f:close()
 end
 
--- The entry before position i that `fits`, and its position; nil without one.
+-- Returns the entry before position i that `fits`, and its position; nil without one.
 function History:before(i, fits)
    for k = math.min(i, #self.list + 1) - 1, 1, -1 do
       if fits(self.list[k]) then return self.list[k], k end
    end
 end
 
--- The entry after position i that `fits`.
+-- Returns the entry after position i that `fits`.
 function History:after(i, fits)
    for k = i + 1, #self.list do
       if fits(self.list[k]) then return self.list[k], k end

@@ -18,7 +18,7 @@ local M = {}
 
 lib.once('host', function() ffi.cdef 'const char *tide_host_abi_text(void);' end)
 
--- The namespace of libtide_host, loaded at first use and kept. It carries its declarations.
+-- Returns the namespace of libtide_host, loaded at first use and kept. It carries its declarations.
 local function host()
    if not lib.state.host then
       local H, path = lib.load 'tide_host'
@@ -31,8 +31,8 @@ local function host()
    return lib.state.host
 end
 
--- What the ranks of this state's jobs have compiled: a second job compiles only files that are new
--- or have changed. nil without memory: then each job keeps its own.
+-- Returns the table of files that the ranks of this state's jobs have compiled: a second job
+-- compiles only new or changed files. nil without memory: then each job has a table of its own.
 local function chunks(H)
    if not lib.state.chunks then
       local table_of_chunks = H.tide_host_chunks_new()
@@ -49,7 +49,7 @@ local hex, unhex = plain.hex, plain.unhex
 
 -- Any number of plain values as one string, and back.
 function M.encode(...) return plain.encode({ n = select('#', ...), ... }, 'ranks') end
--- The values in a text that encode made.
+-- Returns the values in a text that encode made.
 function M.decode(text)
    local values = plain.decode(text)
    return unpack(values, 1, values.n)
@@ -57,7 +57,7 @@ end
 
 -- ---- running ---------------------------------------------------------------------------------
 
--- What each rank runs: ... is the code of the function, its name and the arguments.
+-- The program of each rank: ... is the code of the function, its name and the arguments.
 local launcher = [[
    local path, cpath, code, name, args = ...
    package.path, package.cpath = path, cpath
@@ -101,7 +101,7 @@ local function fill(H, job, fn, opts, ...)
       check_rc(H.tide_host_ranks_arg(job, value), 'argument')
    end
    if opts.nthread then
-      check_rc(H.tide_host_ranks_nthread(job, arg.int('ranks', 'nthread', opts.nthread, 1, 4096)),
+      check_rc(H.tide_host_ranks_nthread(job, arg.int('ranks', 'nthread', opts.nthread, 1, 1024)),
          'nthread')
    end
    if opts.params ~= nil then

@@ -1,4 +1,4 @@
--- What this build is: version, parts found, parameters, clock.
+-- Facts about this build: version, parts found, parameters, clock.
 
 local ffi = require 'ffi'
 local C = require('tide.ffi.lib').C
@@ -8,13 +8,13 @@ local M = {}
 
 M.version = ffi.string(C.tide_version())
 
--- One line for each part: what this build holds and what it found.
+-- Returns a line for each part of this build and each library that it found.
 function M.build_info() return ffi.string(C.tide_build_info()) end
 
--- Seconds of a monotonic clock.
+-- Returns the seconds of a monotonic clock.
 function M.clock() return C.tide_trace_clock() end
 
--- Every tunable: a list of {name =, doc =}.
+-- Returns every tunable: a list of {name =, doc =}.
 function M.params()
    local list = {}
    for i = 0, C.tide_param_count() - 1 do
@@ -24,12 +24,13 @@ function M.params()
    return list
 end
 
--- Bytes of an element of this dtype ('f32'). op: the name that an error carries, if not this one.
+-- Returns the bytes of an element of this dtype ('f32'). op: the name in errors, if not this one.
 function M.dtype_size(dtype, op)
    return C.tide_dtype_size(require('tide.ffi.arg').dtype(op or 'dtype_size', 'dtype', dtype))
 end
 
--- Every op: a list of {name =, flags =}, flags a set of view, inplace, random, backward, nograd.
+-- Returns every op: a list of {name =, flags =}, flags a set of view, inplace, random, backward,
+-- nograd.
 function M.ops()
    local bits = { view = C.TIDE_OPF_VIEW, inplace = C.TIDE_OPF_INPLACE, random = C.TIDE_OPF_RANDOM,
       backward = C.TIDE_OPF_BACKWARD, nograd = C.TIDE_OPF_NOGRAD }
@@ -44,7 +45,7 @@ function M.ops()
    return list
 end
 
--- True if the device (name) has a kernel for op (index of M.ops) and dtype (name).
+-- Returns whether the device (name) has a kernel for op (index of M.ops) and dtype (name).
 function M.op_supported(index, device, dtype)
    local arg = require 'tide.ffi.arg'
    return C.tide_op_supported(index, arg.device('op_supported', 'device', device),

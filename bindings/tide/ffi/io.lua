@@ -20,7 +20,7 @@ local function handle() return ctx_of.default().handle end
 
 local new_blob_box = ffi.typeof 'tide_blob *[1]'
 
--- The bytes of a regular file as a string. limit: most bytes accepted. nil, err on failure.
+-- Returns the bytes of a regular file as a string. limit: most bytes accepted. nil, err on failure.
 function M.read_file(path, limit)
    path_of('read_file', 'path', path)
    limit = limit and arg.int('read_file', 'limit', limit, 1) or 0
@@ -31,7 +31,8 @@ function M.read_file(path, limit)
    return own.take_blob(box)
 end
 
--- The result of fn(ctx, path, ...), a function of C, on the default context; raises a failure.
+-- Returns the result of fn(ctx, path, ...), a function of C, on the default context; raises a
+-- failure.
 local function on_path(op, fn, path, ...)
    local ctx = handle()
    return own.check(ctx, fn(ctx, path_of(op, 'path', path), ...))
@@ -53,7 +54,7 @@ function M.fsync_file(path) on_path('fsync_file', C.tide_path_sync, path) end
 -- fsync_file for the names in a folder.
 function M.fsync_dir(path) on_path('fsync_dir', C.tide_path_sync, path) end
 
--- Moves a file or folder; a file that is there is replaced.
+-- Renames a file or folder; replaces an existing file.
 function M.rename(from, to)
    local ctx = handle()
    path_of('rename', 'from', from)
@@ -63,7 +64,7 @@ end
 
 -- Makes a folder and those above it. True if it was made, false if it was there.
 function M.mkdir(path) return on_path('mkdir', C.tide_path_mkdir, path, true) == 0 end
--- Makes one folder, whose parent must be there. True if made, false if it was there already.
+-- Makes one folder in an existing parent. True if made, false if it existed already.
 function M.mkdir_one(path) return on_path('mkdir_one', C.tide_path_mkdir, path, false) == 0 end
 
 -- Sorted names in a folder. nil, err on failure.
@@ -80,7 +81,7 @@ end
 -- Removes a file, a link or an empty folder. True if removed, false if nothing was there.
 function M.remove(path) return on_path('remove', C.tide_path_remove, path) == 0 end
 
--- Makes a symbolic link at path to target; replaces a link that is there.
+-- Makes a symbolic link at path to target; replaces an existing link.
 function M.symlink(target, path)
    local ctx = handle()
    path_of('symlink', 'target', target)
@@ -99,16 +100,16 @@ function M.kind(path)
    return kinds[rc]
 end
 
--- Whether anything is at this path.
+-- Returns whether anything is at this path.
 function M.exists(path) return M.kind(path) ~= nil end
 
--- Whether this process may write the file, or make files in the folder.
+-- Returns whether this process may write the file, or make files in the folder.
 function M.is_writable(path) return on_path('is_writable', C.tide_path_is_writable, path) == 1 end
 
 lib.once('getcwd', function() ffi.cdef 'char *getcwd(char *to, size_t n);' end)
 
--- The path from the root of the file system, by the folder that this process is in. Links are not
--- followed.
+-- Returns the path from the root of the file system, by the folder that this process is in. Links
+-- are not followed.
 function M.absolute(path)
    path_of('absolute', 'path', path)
    if path:sub(1, 1) == '/' then return path end
@@ -127,12 +128,12 @@ lib.once('links', function()
    ]]
 end)
 
--- Whether a symbolic link is at this path, also a dangling one.
+-- Returns whether a symbolic link is at this path, also a dangling one.
 function M.is_link(path)
    return ffi.C.readlink(path_of('is_link', 'path', path), ffi.new 'char[1]', 1) >= 0
 end
 
--- The path from the root without links, '.' and '..'; nil when nothing is there.
+-- Returns the path from the root without links, '.' and '..'; nil when nothing is there.
 function M.resolve(path)
    local to = ffi.new 'char[4096]'                    -- PATH_MAX of Linux
    if ffi.C.realpath(path_of('resolve', 'path', path), to) == nil then return nil end
@@ -172,8 +173,9 @@ local function hex(h) return ('%08x%08x'):format(tonumber(h / 2^32), tonumber(h 
 -- XXH64 of a string, 16 hex digits.
 function M.xxh64(text) return hex(C.tide_hash(str('xxh64', 'text', text), #text, 0)) end
 
--- A checksum of all bytes of a tensor, row by row, 16 hex digits: XXH64 of one MiB after the other,
--- each seeded with the one before, so that a device tensor is never on the host as a whole.
+-- Returns a checksum of all bytes of a tensor, row by row, 16 hex digits: XXH64 of one MiB after
+-- the other, each seeded with the one before, so that a device tensor is never on the host as a
+-- whole.
 function M.checksum(x)
    local n = arg.tensor('checksum', 'x', x):numel()
    local flat = x:detach():contiguous():reshape { n }
@@ -187,7 +189,7 @@ function M.checksum(x)
    return hex(h)
 end
 
--- The value of a JSON file. nil, err on failure.
+-- Returns the value of a JSON file. nil, err on failure.
 function M.read_json(path, limit)
    local text, err = M.read_file(path, limit)
    if not text then return nil, err end

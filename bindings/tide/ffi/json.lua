@@ -67,7 +67,7 @@ local function read_array(nodes, text, index, how)
    return list, at
 end
 
--- The metatable of an object whose keys have an order.
+-- Returns the metatable of an object whose keys have an order.
 local function ordered(keys) return { __name = 'json.object', json_keys = keys } end
 
 local function read_object(nodes, text, index, how)
@@ -90,7 +90,7 @@ function M.keys(object)
    return type(mt) == 'table' and rawget(mt, 'json_keys') or nil
 end
 
--- Whether a value is a list that decode or json.array made.
+-- Returns whether a value is a list that decode or json.array made.
 function M.is_array(t) return type(t) == 'table' and getmetatable(t) == array_mt end
 
 function read(nodes, text, index, how)
@@ -210,7 +210,7 @@ local function sorted_keys(t, path)
    return keys
 end
 
--- The pieces between brackets, on lines of their own if indent is given.
+-- Returns the pieces between brackets, on lines of their own if indent is given.
 local function enclose(left, pieces, right, indent, depth)
    if #pieces == 0 then return left .. right end
    if not indent then return left .. table.concat(pieces, ',') .. right end

@@ -13,7 +13,7 @@ local sequences = {
    ['5C'] = 'alt-f', ['5D'] = 'alt-b', ['200~'] = 'paste',
 }
 
--- Reads the rest of a character that begins with this byte; nil if it is no UTF-8.
+-- Reads the rest of a character that begins with this byte; nil if it is not UTF-8.
 local function character(first, byte)
    local b = first:byte()
    local more = b < 0x80 and 0 or b >= 0xf0 and b < 0xf8 and 3 or b >= 0xe0 and b < 0xf0 and 2
@@ -28,7 +28,7 @@ local function character(first, byte)
    return text
 end
 
--- A key that begins with ESC: a sequence, or alt and a key.
+-- Returns a key that begins with ESC: a sequence, or alt and a key.
 local function escaped(byte)
    local b = byte(50)
    if not b then return 'escape' end
@@ -42,7 +42,7 @@ local function escaped(byte)
    return sequences[text] or 'unknown'
 end
 
--- What is pasted, up to its end mark, with line ends of one kind.
+-- Returns the pasted text up to its end mark, with line ends of one kind.
 local function pasted(byte)
    local parts, tail = {}, ''
    repeat
@@ -55,8 +55,8 @@ local function pasted(byte)
    return (text:gsub('\r\n?', '\n'):gsub('\t', '   '):gsub('[%z\1-\9\11-\31\127]', ''))
 end
 
--- The next key: 'char' and its text, 'paste' and its text, or a name. nil at the end of input.
--- byte(ms): the next byte, or nil if none arrives in that time.
+-- Returns the next key: 'char' and its text, 'paste' and its text, or a name. nil at the end of
+-- input. byte(ms): the next byte, or nil if none arrives in that time.
 function keys.next(byte)
    local b = byte()
    if not b then return nil end

@@ -90,7 +90,8 @@ function M.load(name)
       .. 'package.cpath (LUA_CPATH). Tried:\n  ' .. table.concat(tried, '\n  ')
 end
 
--- The text of the header at `path` below the tree or the prefix of this file; nil without one.
+-- Returns the text of the header at `path` below the tree or the prefix of this file; nil without
+-- one.
 local function header(path)
    local folder = own_folder()
    if not folder or folder:find '^tide:' then return nil end
@@ -104,7 +105,7 @@ local function header(path)
    end
 end
 
--- A header as declarations alone, without comments and spaces.
+-- Returns a header as declarations alone, without comments and spaces.
 local function bare(text) return (text:gsub('/%*.-%*/', ''):gsub('%s+', '')) end
 
 -- Raises where a library was built from other declarations than those beside these Lua files: calls

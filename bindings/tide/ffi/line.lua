@@ -1,4 +1,4 @@
--- A text that is being edited, of one line or several: characters, a place, and what keys do.
+-- A text that is being edited, of one line or several: characters, a place, and actions of keys.
 --
 -- Plain logic without a terminal. Positions count characters from 1; the place is before one.
 
@@ -7,7 +7,7 @@ local line = {}
 local Line = {}
 Line.__index = Line
 
--- The characters of a text.
+-- Returns the characters of a text.
 local function characters(text)
    local list = {}
    for c in text:gmatch '[%z\1-\127\192-\255][\128-\191]*' do list[#list + 1] = c end
@@ -15,7 +15,7 @@ local function characters(text)
 end
 line.characters = characters
 
--- A text to edit, with the place at its end.
+-- Returns a text to edit, with the place at its end.
 function line.new(text)
    local self = setmetatable({ killed = '' }, Line)
    self:set(text or '')
@@ -28,13 +28,13 @@ function Line:set(text)
    self.at = #self.chars + 1
 end
 
--- The whole text.
+-- Returns the whole text.
 function Line:text() return table.concat(self.chars) end
 
--- The text before the place.
+-- Returns the text before the place.
 function Line:before() return table.concat(self.chars, '', 1, self.at - 1) end
 
--- Inserts a text at the place, which moves behind it.
+-- Inserts a text at the place, which moves after it.
 function Line:insert(text)
    for _, c in ipairs(characters(text)) do
       table.insert(self.chars, self.at, c)
@@ -135,7 +135,7 @@ does['ctrl-a'], does['ctrl-e'], does['ctrl-b'], does['ctrl-f'] = does.home, does
    does.right
 does['alt-\127'] = does['ctrl-w']
 
--- Does what a key means in the text. Returns false if it means nothing here.
+-- Performs the action of a key in the text. Returns false if it has none.
 function Line:key(name, text)
    if name == 'char' or name == 'paste' then
       self:insert(text)

@@ -27,7 +27,7 @@ local ndim_of = arg.ndim
 
 -- ---- shape -----------------------------------------------------------------------------------
 
--- The sizes of a shape that is a list, or one size after the other.
+-- Returns the sizes of a shape that is a list, or one size after the other.
 local function sizes_of(op, x, a, b, c, d, e, f, g, h, more)
    tensor(op, 'x', x)
    if more ~= nil then status.bad_arg(op, 'shape', 'at most 8 sizes', more) end
@@ -56,7 +56,7 @@ function M.expand(x, a, b, c, d, e, f, g, h, more)
    return raw.expand(x, n, shape)
 end
 
--- The order of all dims: x:permute(2, 1, 3) or a list.
+-- Returns the order of all dims: x:permute(2, 1, 3) or a list.
 function M.permute(x, a, b, c, d, e, f, g, h)
    tensor('permute', 'x', x)
    local ndim, dims = ndim_of(x), new_dims()
@@ -156,7 +156,7 @@ function M.narrow(x, dim, first, n)
    return raw.slice(x, dim, from, from + n, 1)
 end
 
--- The part at one position, without the dim.
+-- Returns the part at one position, without the dim.
 function M.select(x, dim, i)
    tensor('select', 'x', x)
    dim = dim_of('select', 'dim', dim, ndim_of(x))
@@ -164,8 +164,8 @@ function M.select(x, dim, i)
    return raw.select(x, dim, i)
 end
 
--- A list of parts along dim (default 1): pieces of this size (the last may be smaller), or of
--- the sizes in a list, which must add up.
+-- Returns a list of parts along dim (default 1): pieces of this size (the last may be smaller), or
+-- of the sizes in a list, which must add up.
 function M.split(x, sizes, dim)
    tensor('split', 'x', x)
    dim = dim_of('split', 'dim', dim == nil and 1 or dim, ndim_of(x))
@@ -210,7 +210,7 @@ end
 
 -- ---- joining, repeating, shifting ------------------------------------------------------------
 
--- The tensors of a list joined along dim.
+-- Returns the tensors of a list joined along dim.
 function M.cat(list, dim)
    local buf, n = arg.tensors('cat', 'list', list)
    if n == 0 then status.bad_arg('cat', 'list', 'at least one tensor', 0) end
@@ -265,7 +265,7 @@ make 'roll(x, shift: int, dim: dim) -> x, dim, shift'
 
 -- ---- index tensors (0-based values) ----------------------------------------------------------
 
--- out[i, j] = x[i, index[i, j]] for dim 2, likewise for others; index has as many dims as x.
+-- out[i, j] = x[i, index[i, j]] for dim 2; the same for other dims. index has as many dims as x.
 make 'gather(x, dim: dim, index)'
 -- A copy of x with src added where index says along dim (the reverse of gather).
 make 'scatter_add(x, dim: dim, index, src)'

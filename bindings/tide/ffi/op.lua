@@ -84,7 +84,7 @@ make 'linear_lora(x, w, a, b, scale: finite = 1, bias: maybe) -> x, w, bias, a, 
 
 local new_boxes = require('tide.ffi.buffer').of 'tide_tensor *'
 
--- The tensors in n boxes, as a list.
+-- Returns the tensors in n boxes, as a list.
 local function take_all(boxes, n)
    local outs = {}
    for i = 1, n do outs[i] = take(boxes + i - 1) end
@@ -129,7 +129,7 @@ make 'grouped_linear(x, w, offsets)'
 
 local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }
 
--- The activation of linear(x, w, bias) in one op: 'relu' or 'gelu_tanh'.
+-- Returns the activation of linear(x, w, bias) in one op: 'relu' or 'gelu_tanh'.
 function M.linear_act(x, w, bias, activation)
    tensor('linear_act', 'x', x)
    tensor('linear_act', 'w', w)
@@ -145,7 +145,7 @@ local fp8_scalings = {
 }
 local fp8_kept = { codes = false, weight = true }
 
--- The scaling and keep_weight of options, which may be nil.
+-- Returns the scaling and keep_weight of options, which may be nil.
 local function fp8_how(op, opts)
    opts = opts ~= nil and arg.opts(op, opts, fp8_opts) or {}
    local scaling, keep = opts.scaling or 'tensor', opts.keep or 'codes'
@@ -188,7 +188,7 @@ end
 -- scale (f32), 4.13 bits an element.
 two 'quantize_nf4(x)'
 
--- The n numbers (f32 [n]) that codes and scale of quantize_nf4 stand for.
+-- The n numbers (f32 [n]) that codes and scale of quantize_nf4 represent.
 make 'dequantize_nf4(codes, scale, n: int 0)'
 
 -- linear with a weight [n, K] that quantize_nf4 has rounded, which is read a part at a time, in the

@@ -8,8 +8,8 @@
 -- memory stays below the most that was ever reachable and two limits, and a loop whose steps all
 -- need the same pays for collections in its first step alone.
 --
--- The library gives up what it makes for itself at its last use (spend): the bytes then go with
--- the last other reference, without the collector.
+-- The library gives up its temporaries at their last use (spend): the bytes are then freed with the
+-- last other reference, without the collector.
 --
 -- This is the only file that calls ffi.gc. Out-boxes and argument buffers are made for each call:
 -- the collector may run a finalizer of the user between filling one and reading it, and calls of
@@ -69,7 +69,7 @@ local function settle(ctx)
    C.tide_debt_settle(ctx)
 end
 
--- Says that the heap has just been collected: growth counts from here.
+-- Records that the heap has just been collected: growth counts from here.
 function M.settled(ctx)
    base[address(ctx)] = tonumber(C.tide_ctx_stats(ctx).live)
    C.tide_debt_settle(ctx)
@@ -82,8 +82,8 @@ function M.forced(ctx) return forced[address(ctx)] or 0 end
 
 -- lua_close finalizes every cdata and then, in up to ten rounds, userdata, newest first: finalizers
 -- of the user run when tide's handles are released. C refuses a released handle as long as its
--- context lives, so contexts live to the last round, and their parameter reuse is 0. What is made
--- meanwhile gets no finalizer from LuaJIT; it stands in `late`.
+-- context lives, so contexts live to the last round, and their parameter reuse is 0. LuaJIT gives
+-- objects that are made meanwhile no finalizer; `late` holds them.
 --
 -- wrappers: tables whose field `handle` becomes nil at the end. held: { ctx =, gone = } of a
 -- context, by address. borrowed: the host's contexts, with the value of reuse that they get back.
@@ -95,7 +95,7 @@ local ending = lib.state.ending
 local last_round = 9
 local noting = false                        -- tracking, or ending.late
 
--- An object that the collector knows; fn runs when it is dropped.
+-- Returns an object that the collector knows; fn runs when it is dropped.
 local function proxy(fn)
    local p = newproxy(true)
    getmetatable(p).__gc = fn
@@ -158,8 +158,8 @@ local function guard(row, wrapper)
    wrapper.guard = proxy(look_at)
 end
 
--- Takes over the handle of a context: it goes some time after wrapper, when no object of the
--- context is left, and not before the finalizers of a closing state are through.
+-- Takes over the handle of a context. It is released some time after wrapper, when no object of the
+-- context is left, and not before the finalizers of a closing state have run.
 function M.hold(ctx, wrapper)
    local row = { ctx = ctx }
    ending.held[address(ctx)] = row
@@ -167,15 +167,15 @@ function M.hold(ctx, wrapper)
    guard(row, wrapper)
 end
 
--- The wrapper is closed: its context goes now, or when a collection finds no object of it. While
--- LuaJIT does not compile the state may be closing (lua_close switches the compiler off first), and
--- a finalizer of the user may be running before ending.begin has: then it goes later.
+-- Gives up the context of a closed wrapper: now, or when a collection finds no object of it. While
+-- LuaJIT does not compile, the state may be closing (lua_close switches the compiler off first),
+-- and a finalizer of the user may run before ending.begin: then the context is given up later.
 function M.let_go(ctx, wrapper)
    wrapper.guard = nil
    if jit.status() then let_go(ending.held[address(ctx)]) end
 end
 
--- From the end of the Lua state on wrapper.handle is nil. Returns the wrapper.
+-- Makes wrapper.handle nil from the end of the Lua state on. Returns the wrapper.
 function M.adopt(wrapper)
    ending.wrappers[wrapper] = true
    return wrapper
@@ -282,7 +282,7 @@ function M.close(wrapper, release)
    wrapper.handle = nil
 end
 
--- The bytes of the blob in a box, which is released.
+-- Returns the bytes of the blob in a box, which is released.
 function M.take_blob(box)
    local blob = M.handle(box[0], C.tide_blob_release)
    local text = ffi.string(C.tide_blob_data(blob), C.tide_blob_size(blob))
@@ -292,15 +292,15 @@ end
 
 -- ---- temporaries of the library ----------------------------------------------------------------
 
--- While a state closes nothing is spent: what is made then stands in `late`.
+-- While a state closes nothing is spent: `late` holds what is made then.
 local function spend_one(t)
    if t == nil or ending.late or not ffi.istype(tensor_type, t) then return end
    if C.tide_tensor_spend(t) == 0 then ffi.gc(t, C.tide_tensor_release_spent) end
 end
 
--- Gives up tensors that the caller has made and that nothing but the tape needs any more: the
--- bytes go with the last other reference, and a later use is E_GONE. Tensors that user code has
--- seen (keep) stay; so do values that are no tensors. Idempotent.
+-- Gives up tensors that the caller has made and that only the tape still needs: the bytes are freed
+-- with the last other reference, and a later use is E_GONE. Tensors that user code has seen (keep)
+-- stay; values that are not tensors are ignored. Idempotent.
 function M.spend(a, b, c, d)
    spend_one(a)
    if b ~= nil then spend_one(b) end
@@ -308,7 +308,7 @@ function M.spend(a, b, c, d)
    if d ~= nil then spend_one(d) end
 end
 
--- The same of every tensor in a list that may have holes; n: its length.
+-- Gives up every tensor in a list that may have holes; n: its length.
 function M.spend_list(list, n)
    for i = 1, n or #list do spend_one(list[i]) end
 end
@@ -335,7 +335,7 @@ function M.pause()
    return outer
 end
 
--- Goes on with the list that pause has returned.
+-- Continues the list that pause has returned.
 function M.resume(outer) frame = outer end
 
 local function finish_frame(outer, ok, ...)
@@ -350,7 +350,7 @@ local function finish_frame(outer, ok, ...)
    return ...
 end
 
--- The results of fn(...); all other tensors that it has made are given up. fn: see enter.
+-- Returns the results of fn(...); all other tensors that it has made are given up. fn: see enter.
 function M.frame(fn, ...)
    local outer = M.enter()
    return finish_frame(outer, pcall(fn, ...))

@@ -55,7 +55,7 @@ end
 
 local function malformed() status.raise(status.code.E_FORMAT, 'decode', 'not plain data') end
 
--- The count after a letter at `at`, and the start of its payload.
+-- Returns the count after a letter at `at`, and the start of its payload.
 local function count_at(text, at)
    local digits, colon = text:match('^(%d+):()', at + 1)
    if not digits then malformed() end
@@ -96,18 +96,18 @@ function get(text, at)
    return malformed()
 end
 
--- The value in a text that encode made. Raises E_FORMAT if it is something else.
+-- Returns the value in a text that encode made. Raises E_FORMAT if it is something else.
 function M.decode(text)
    local value, at = get(text, 1)
    if at ~= #text + 1 then malformed() end
    return value
 end
 
--- Bytes as hex digits, for texts that may hold no zero byte, and back.
+-- Returns bytes as hex digits, for texts that must not hold a zero byte.
 function M.hex(text)
    return (text:gsub('.', function(c) return ('%02x'):format(c:byte()) end))
 end
--- The bytes of hex digits.
+-- Returns the bytes of hex digits.
 function M.unhex(text)
    return (text:gsub('%x%x', function(h) return string.char(tonumber(h, 16)) end))
 end

@@ -7,13 +7,13 @@
 --
 -- The text is compiled on its own, because functions that share a prototype (closures of one
 -- factory) share their traces, and a trace for one op would be tried by all. It is compiled as that
--- very line of the caller's file, so that help, errors and profiles point to the row, with the
--- comment above it.
+-- line of the caller's file, so that help, errors and profiles point to the row, with the comment
+-- above it.
 --
--- An argument without a kind is a tensor, or what adders was told. A kind may be followed by its
+-- An argument without a kind has the usual one of adders, a tensor. A kind may be followed by its
 -- least and greatest value, and by `=` and the meaning of nil. The first argument, a tensor or a
 -- context, records failures. If C takes the arguments in another order, that order follows `->`,
--- where nil may stand, too; a name that differs precedes `:` at the front ('axpy_: add_(x, src)').
+-- which may contain nil; a name that differs precedes `:` at the front ('axpy_: add_(x, src)').
 
 local lib = require 'tide.ffi.lib'
 local own = require 'tide.ffi.own'
@@ -111,7 +111,7 @@ local tails = {
    once = { '', function(call, x) return ('check(%s, %s) return %s'):format(x, call, x) end },
 }
 
--- The text of a wrapper, and its name.
+-- Returns the text of a wrapper, and its name.
 local function source(row, tail, usual)
    local symbol, op, list, rest = row:match '^([%w_]-):? ?([%w_]+)(%b())(.*)$'
    local args, passed = arguments(list:sub(2, -2), rest:match '%-> (.*)$', usual)

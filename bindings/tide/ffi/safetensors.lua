@@ -17,14 +17,14 @@ local C = lib.C
 local M = {}
 local str = arg.string
 
--- The failure rc of a call on ctx as an error object.
+-- Returns the failure rc of a call on ctx as an error object.
 local function failure(ctx, rc)
    local record = C.tide_error(ctx)
    return status.new(rc, ffi.string(record.op), ffi.string(record.message))
 end
 M.failure = failure
 
--- A path without a zero byte, at which C would truncate it.
+-- Returns a path without a zero byte, at which C would truncate it.
 local function path_of(op, name, path)
    str(op, name, path)
    if path == '' or path:find('\0', 1, true) then
@@ -45,7 +45,7 @@ end
 
 local new_strings, new_handles = buffer.of 'const char *', buffer.of 'tide_tensor *'
 
--- A C array of the strings; they must stay alive, which `list` does.
+-- Returns a C array of the strings; they must stay alive, which `list` does.
 local function c_strings(list)
    local a = new_strings(#list)
    for i, s in ipairs(list) do a[i - 1] = s end
@@ -73,7 +73,8 @@ local function meta_lists(op, meta)
    return keys, values
 end
 
--- The names, sorted, of a table of tensors with an array of their handles, and their context.
+-- Returns the names, sorted, of a table of tensors with an array of their handles, and their
+-- context.
 local function tensor_lists(op, path, tensors)
    path_of(op, 'path', path)
    if type(tensors) ~= 'table' then
@@ -112,7 +113,7 @@ function M.save_async(path, tensors)
    return own.adopt(setmetatable({ handle = handle, ctx = ctx, path = path }, Saving))
 end
 
--- Whether the file is written, or has failed.
+-- Returns whether the file is written, or has failed.
 function Saving:test() return self.handle == nil or C.tide_saving_test(self.handle) == 1 end
 
 -- Waits; returns the XXH64 of the file, or raises its failure once.
@@ -186,7 +187,7 @@ local function find(h, name)
    return tonumber(C.tide_file_find(h, name))
 end
 
--- Whether the file has a tensor of this name.
+-- Returns whether the file has a tensor of this name.
 function File:has(name) return find(open_handle(self, 'has'), str('has', 'name', name)) >= 0 end
 
 -- Index of a name; raises E_ARG if the file does not have it.
@@ -231,7 +232,7 @@ local function target_of(self, op, opts)
    return device, dtype
 end
 
--- Rows first .. first + count - 1 of dim 1.
+-- Returns the rows first .. first + count - 1 of dim 1.
 local function load_rows(self, h, i, device, opts)
    local ndim, shape = C.tide_file_ndim(h, i), arg.new_shape()
    if ndim < 1 or ndim > C.TIDE_MAX_DIM then
@@ -257,8 +258,8 @@ local function load_rows(self, h, i, device, opts)
    return t
 end
 
--- The tensor of this name. opts: dtype (converted after reading), device, and for a part of it
--- first and count: rows of dim 1, counted from 1.
+-- Returns the tensor of this name. opts: dtype (converted after reading), device, and for a part of
+-- it first and count: rows of dim 1, counted from 1.
 function File:load(name, opts)
    local h, i = index_of(self, 'load', name)
    opts = arg.opts('load', opts, load_opts)
@@ -293,7 +294,7 @@ end
 
 local function folder_of(path) return path:match('^(.*/)[^/]*$') or '' end
 
--- The files named by an index, opened: {file name = File}.
+-- Returns the files named by an index, opened: {file name = File}.
 local function open_shards(path, weight_map, opts)
    local files = {}
    for name, file in each(weight_map) do
@@ -344,9 +345,9 @@ function M.open_index(path, index, opts)
       metadata = type(index.metadata) == 'table' and index.metadata or {} }, Shards)
 end
 
--- Names of the tensors of all files, sorted.
+-- Returns the names of the tensors of all files, sorted.
 function Shards:names() return sorted(self.map) end
--- Whether one of the files has a tensor of this name.
+-- Returns whether one of the files has a tensor of this name.
 function Shards:has(name) return self.map[str('has', 'name', name)] ~= nil end
 
 local function shard_of(self, op, name)

@@ -49,7 +49,7 @@ function M.watch()
    end
 end
 
--- The number of the signal that arrived since watch, or nil.
+-- Returns the number of the signal that arrived since watch, or nil.
 function M.seen()
    for number in each(before) do
       local now = action_of(number)
@@ -72,7 +72,7 @@ local Interrupts = {}
 Interrupts.__index = Interrupts
 
 -- Notes the next SIGINT, which also interrupts a read of the terminal. A second one before came()
--- has answered ends the process.
+-- is called ends the process.
 local function arm()
    local new = ffi.new('tide_sigaction', { flags = SA_RESETHAND })
    new.handler = ffi.cast('void (*)(int)', ffi.C.abs)
@@ -90,8 +90,8 @@ end
 -- Restores the action that was there before.
 function Interrupts:close() ffi.C.sigaction(SIGINT, self.before, nil) end
 
--- Notes SIGINT in the place of the program's own handler until close: for prompts, which go on
--- after it.
+-- Notes SIGINT in place of the program's own handler until close: for prompts, which continue after
+-- it.
 function M.interrupts()
    local self = setmetatable({ before = action_of(SIGINT) }, Interrupts)
    arm()

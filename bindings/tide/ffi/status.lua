@@ -1,7 +1,7 @@
 -- Errors of calls into C: a status becomes an error of tide/error.lua.
 --
--- The record of a context has more than the number that a call returned; tensors and statuses,
--- which tide/error.lua cannot handle without FFI, are described here.
+-- The record of a context holds more than the number that a call returned. This file also describes
+-- tensors and statuses, which tide/error.lua cannot do without FFI.
 
 local ffi = require 'ffi'
 local errors = require 'tide.error'
@@ -14,7 +14,7 @@ local M = {
    show = errors.show, throw = errors.throw,
 }
 
--- A tensor with its shape and dtype, or the type of another cdata.
+-- Returns a tensor with its shape and dtype, or the type of another cdata.
 function errors.show_cdata(v)
    if ffi.istype('tide_tensor *', v) then
       if v == nil then return 'a null tensor' end
@@ -49,8 +49,8 @@ local function about_gone(message)
    return ''
 end
 
--- Raises the error that the context has recorded for a call that returned the status rc. name: of
--- the Lua function, where the recorded one would not be recognised.
+-- Raises the error that the context has recorded for a call that returned the status rc. name: that
+-- of the Lua function, if users would not recognise the recorded one.
 function M.fail(ctx, rc, extra, name)
    local record = C.tide_error(ctx)
    local op, message = 'call', ffi.string(C.tide_status_text(rc))

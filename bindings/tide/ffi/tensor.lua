@@ -41,21 +41,21 @@ function props.shape(x)
    for i = 1, C.tide_tensor_ndim(x) do list[i] = tonumber(C.tide_tensor_dim(x, i - 1)) end
    return list
 end
--- Number of dims.
+-- Returns the number of dims.
 function props.ndim(x) return C.tide_tensor_ndim(x) end
--- Name of the dtype.
+-- Returns the name of the dtype.
 function props.dtype(x) return arg.dtype_name[C.tide_tensor_dtype(x)] end
--- Name of the device.
+-- Returns the name of the device.
 function props.device(x) return arg.device_name[C.tide_tensor_device(x)] end
--- A number that no other tensor of this process has; use it as a table key.
+-- Returns a number that no other tensor of this process has; use it as a table key.
 function props.id(x) return C.tide_tensor_id(x) end
--- Whether backward computes a gradient for it or for what it was made of.
+-- Returns whether backward computes a gradient for it or for what it was made of.
 function props.requires_grad(x) return C.tide_needs_grad(x) == 1 end
--- The dtype of its gradient, or of the one that backward would begin (see set_grad_dtype).
+-- Returns the dtype of its gradient, or of the one that backward would begin (see set_grad_dtype).
 function props.grad_dtype(x) return arg.dtype_name[C.tide_grad_dtype(x)] end
--- Whether it is not the result of a recorded op.
+-- Returns whether it is not the result of a recorded op.
 function props.is_leaf(x) return C.tide_is_leaf(x) == 1 end
--- The gradient, or nil.
+-- Returns the gradient, or nil.
 function props.grad(x)
    local box = new_box()
    check(x, C.tide_grad(box, x))
@@ -89,21 +89,22 @@ function methods.stride(x, dim)
    return tonumber(C.tide_tensor_stride(x, dim_of('stride', 'dim', dim, C.tide_tensor_ndim(x))))
 end
 
--- Number of elements.
+-- Returns the number of elements.
 function methods.numel(x) return tonumber(C.tide_tensor_numel(tensor('numel', 'x', x))) end
 
--- Whether the elements lie row-major without gaps.
+-- Returns whether the elements lie row-major without gaps.
 function methods.is_contiguous(x)
    return C.tide_tensor_is_contiguous(tensor('is_contiguous', 'x', x)) == 1
 end
 
--- Whether the bytes were dropped (end of a scope, release, reshard); uses then raise E_GONE.
+-- Returns whether the bytes were dropped (end of a scope, release, reshard); uses then raise
+-- E_GONE.
 function methods.is_gone(x) return C.tide_tensor_is_gone(tensor('is_gone', 'x', x)) == 1 end
 
--- The number of in-place writes to the bytes.
+-- Returns the number of in-place writes to the bytes.
 function methods.version(x) return tonumber(C.tide_tensor_version(tensor('version', 'x', x))) end
 
--- Whether x and y are views of the same bytes.
+-- Returns whether x and y are views of the same bytes.
 function methods.same_storage(x, y)
    tensor('same_storage', 'x', x)
    return C.tide_tensor_same_storage(x, tensor('same_storage', 'y', y)) == 1
@@ -111,7 +112,7 @@ end
 
 -- ---- reading ---------------------------------------------------------------------------------
 
--- A number from C as Lua value of this dtype: booleans for bool, integers only while exact.
+-- Returns a number from C as Lua value of this dtype: booleans for bool, integers only while exact.
 local function value_of(name, dtype, v)
    if dtype == C.TIDE_BOOL then return v ~= 0 end
    if dtype == C.TIDE_I64 and (v >= arg.exact or v <= -arg.exact) then
@@ -123,7 +124,7 @@ end
 
 local new_number = ffi.typeof 'double[1]'
 
--- The only element: a number, or a boolean for dtype bool.
+-- Returns the only element: a number, or a boolean for dtype bool.
 function methods.item(x)
    tensor('item', 'x', x)
    local number = new_number()
@@ -131,7 +132,7 @@ function methods.item(x)
    return value_of('item', C.tide_tensor_dtype(x), number[0])
 end
 
--- The element at 1-based positions.
+-- Returns the element at 1-based positions.
 function methods.at(x, ...)
    tensor('at', 'x', x)
    local ndim, n = C.tide_tensor_ndim(x), select('#', ...)
@@ -186,7 +187,7 @@ function methods.tolist(x)
    return (nest(values, shape, 1, 0))
 end
 
--- The elements as raw bytes in row-major order.
+-- Returns the elements as raw bytes in row-major order.
 function methods.to_string_bytes(x)
    tensor('to_string_bytes', 'x', x)
    local n = methods.numel(x) * C.tide_dtype_size(C.tide_tensor_dtype(x))
@@ -208,7 +209,7 @@ function methods.tostring(x)
    return ffi.string(text)
 end
 
--- True if shapes, dtypes and all elements are the same.
+-- Returns whether shapes, dtypes and all elements are the same.
 function methods.equal(x, y)
    tensor('equal', 'x', x)
    tensor('equal', 'y', y)
@@ -257,7 +258,7 @@ end
 -- x in pinned host memory, for asynchronous copies to the GPU; x itself if it is pinned.
 make 'pin_memory(x)'
 
--- Whether its memory is page-locked, so that copies to a GPU run beside the host.
+-- Returns whether its memory is page-locked, so that copies to a GPU run beside the host.
 function methods.is_pinned(x) return C.tide_is_pinned(tensor('is_pinned', 'x', x)) == 1 end
 
 -- As f32.
@@ -297,10 +298,10 @@ once 'set_grad_dtype(x, dtype: dtype)'
 once 'set_grad: zero_grad(x) -> x, nil'
 
 -- zero_grad that also frees the gradient's bytes now; remaining handles raise E_GONE. Bytes that
--- another tensor shares stay; gradients of one buffer (linear_joined) go with the last of them.
+-- another tensor shares stay; gradients of one buffer (linear_joined) are freed with the last one.
 once 'drop_grad(x)'
 
--- Gradients of x with respect to the leaves behind it. opts: retain.
+-- Returns the gradients of x with respect to the leaves behind it. opts: retain.
 function methods.backward(x, grad, opts) return require('tide.ffi.grad').backward(x, grad, opts) end
 
 -- ---- life ------------------------------------------------------------------------------------
@@ -379,12 +380,12 @@ local function no_mod()
 end
 
 local function no_text()
-   status.raise(C.TIDE_E_ARG, 'concat', 'a tensor is no text; x:item() is the number of a tensor '
+   status.raise(C.TIDE_E_ARG, 'concat', 'a tensor is not text; x:item() is the number of a tensor '
       .. 'of one element, tostring(x) the text of any')
 end
 
 local function no_loop()
-   status.raise(C.TIDE_E_ARG, 'ipairs', 'a tensor is no list; for i = 1, x:size(1) with '
+   status.raise(C.TIDE_E_ARG, 'ipairs', 'a tensor is not a list; for i = 1, x:size(1) with '
       .. 'x:select(1, i), or ipairs(x:tolist())')
 end
 

@@ -33,10 +33,10 @@ local BRKINT, ICRNL, INPCK, ISTRIP, IXON = 0x2, 0x100, 0x10, 0x20, 0x400
 local ECHO, ICANON, IEXTEN, ISIG = 0x8, 0x2, 0x8000, 0x1
 local VTIME, VMIN = 5, 6
 
--- True if the descriptor (0, 1 or 2) is a terminal.
+-- Returns whether the descriptor (0, 1 or 2) is a terminal.
 function terminal.isatty(fd) return C.isatty(fd) == 1 end
 
--- Whether the parent process, a launcher that passes its input on, reads from a terminal.
+-- Returns whether the parent process, a launcher that passes its input on, reads from a terminal.
 function terminal.launcher_isatty()
    local fd = C.open(('/proc/%d/fd/0'):format(C.getppid()), O_NOCTTY + O_NONBLOCK)
    if fd < 0 then return false end

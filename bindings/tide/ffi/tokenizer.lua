@@ -1,5 +1,5 @@
--- Tokenizers of core/text: tables in, ids out. lua/tide/tokenizer builds them from files and is
--- what programs use; arguments are checked there.
+-- Tokenizers of core/text: tables in, ids out. Programs use lua/tide/tokenizer, which builds them
+-- from files and checks arguments.
 
 local ffi = require 'ffi'
 local lib = require 'tide.ffi.lib'
@@ -40,7 +40,7 @@ M.flags = { bytes = C.TIDE_TOKENIZER_BYTES, byte_fallback = C.TIDE_TOKENIZER_BYT
 M.added = { special = C.TIDE_ADDED_SPECIAL, normalized = C.TIDE_ADDED_NORMALIZED,
    single_word = C.TIDE_ADDED_WORD, lstrip = C.TIDE_ADDED_LSTRIP, rstrip = C.TIDE_ADDED_RSTRIP }
 
--- The bits of the names whose value in `set` is true.
+-- Returns the bits of the names whose value in `set` is true.
 local function bits(names, set)
    local sum = 0
    for name, on in each(set or {}) do
@@ -110,8 +110,8 @@ local function flags_of(opts)
       + (opts.special and C.TIDE_ENCODE_SPECIAL or 0) + (opts.width == 2 and C.TIDE_ENCODE_U16 or 0)
 end
 
--- The result of one text, n records at `data`: with width a string; else a list of ids and, with
--- offsets, a list of { first byte, last byte } counted from 1.
+-- Returns the result of one text, n records at `data`: with width a string; else a list of ids and,
+-- with offsets, a list of { first byte, last byte } counted from 1.
 local function result(data, n, opts)
    if opts.width then return ffi.string(data, n * opts.width) end
    local p, ids = ffi.cast(i32_ptr, data), {}
@@ -140,7 +140,7 @@ function Tokenizer:encode(text, opts)
    return ids, offsets
 end
 
--- The same for a list of texts: a list of results and, with offsets, a list of those.
+-- Returns the same for a list of texts: a list of results and, with offsets, a list of those.
 function Tokenizer:encode_batch(texts, opts, nthread)
    local n = #texts
    local list, sizes = texts_of(math.max(n, 1)), i64s(math.max(n, 1))
@@ -163,7 +163,7 @@ function Tokenizer:encode_batch(texts, opts, nthread)
    return ids, offsets
 end
 
--- The numbers of a string of ids (width 2 or 4).
+-- Returns the numbers of a string of ids (width 2 or 4).
 function M.ids(text, width)
    local p, ids = ffi.cast(width == 2 and u16_ptr or i32_ptr, text), {}
    for i = 1, #text / width do ids[i] = p[i - 1] end

@@ -17,7 +17,7 @@ local call = require('tide.ffi.row').adders(raw, 'raw')
 call 'norm(ctx, n, list, p, squared)'
 local bad = status.bad_arg
 
--- The list lists[key] as (buffer, length), which must be n. Absent: null.
+-- Returns the list lists[key] as (buffer, length), which must be n. Absent: null.
 local function list_of(op, lists, key, n, required)
    local list = lists[key]
    if list == nil and not required then return nil end
@@ -33,7 +33,7 @@ local function check_keys(op, name, t, allowed)
    end
 end
 
--- The single tensors of lists that an update reads beside its gradients.
+-- Returns the single tensors of lists that an update reads beside its gradients.
 local function controls(op, lists)
    return arg.tensor_or_nil(op, 'lists.g_scale', lists.g_scale),
       arg.tensor_or_nil(op, 'lists.rates', lists.rates),
@@ -61,7 +61,7 @@ local function adamw_attrs(op, attrs)
    return a
 end
 
--- The number of parameters, and the lists p, g, m, v and master.
+-- Returns the number of parameters, and the lists p, g, m, v and master.
 local function adamw_lists_of(op, lists)
    local p, n = list_of(op, lists, 'p', nil, true)
    return n, p, list_of(op, lists, 'g', n, true), (list_of(op, lists, 'm', n, true)),

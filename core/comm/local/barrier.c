@@ -22,7 +22,8 @@ static bool is_complete(uint64_t w, uint32_t last)
   return (int32_t)(((uint32_t)w - last) << 1) >= 0;
 }
 
-/* The half that every arrival and every closing changes; the processors are little-endian. */
+/* Returns the half of the word that every arrival and every closing changes; the processors are
+ * little-endian. */
 static uint32_t *futex_of(tide__barrier *b) { return (uint32_t *)&b->word + 1; }
 
 static void barrier_wake(tide__barrier *b)

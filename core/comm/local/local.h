@@ -8,7 +8,7 @@
  * another still reads its buffers.
  *
  * On a device that ranks share, hosts meet in the same way, and that keeps the stream's events of
- * two calls apart: they are recorded anew only when all ranks have waited for them.
+ * two calls apart: they are recorded again only when all ranks have waited for them.
  *
  * A small payload is left in the slot before the entry, and then there is no exit barrier: what
  * other ranks read is in the slot, not in a caller's buffer. A slot has two pages for it, used in

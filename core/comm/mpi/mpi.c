@@ -176,7 +176,8 @@ static int count_host(tide__mpi_comm *s, const host_info *mine, const host_info 
   return n;
 }
 
-/* The first call compares library and options of all ranks. *host_size: ranks on this host. */
+/* Makes the first call, which compares library and options of all ranks. *host_size: ranks on this
+ * host. */
 static int first_call(tide__mpi_comm *s, const tide_mpi_opts *o, int *host_size, tide__coll *c)
 {
   host_info mine = my_host(s->mpi), all[TIDE__MAX_RANK];

@@ -2,8 +2,8 @@
  *
  * Before its part of a collective each rank sends every other rank a packet that
  * describes the call. A rank that has everyone's packet knows that all have arrived and, as all
- * compare the same packets, every rank reaches the same verdict. A rank that cannot go on sends a
- * packet of another kind instead, so no rank waits for it.
+ * compare the same packets, every rank reaches the same verdict. A rank that cannot continue sends
+ * a packet of another kind instead, so no rank waits for it.
  *
  * A communicator has two tags of the private world: one for packets, one for data. Packets of one
  * rank arrive in order. One receive per rank is always posted, except while its inbox is read.
@@ -61,7 +61,7 @@ struct tide__mpi_comm {
   int64_t done, called;        /* called: the last call that this rank has announced */
   pthread_mutex_t busy;
   tide__failure failure;
-  atomic_int told;             /* the other ranks know of the failure */
+  atomic_int told;             /* the other ranks were sent the failure */
   struct tide__mpi_turn *turn; /* turn.c */
   tide__mpi_comm *next;        /* of turn's list */
   double absent_since, stopped_since; /* of the call: a rank will not come; an interrupt */
@@ -93,7 +93,7 @@ int  tide__mpi_look(tide__mpi_comm *s, tide__coll *c, tide__wait *w,
 int  tide__mpi_fail(tide__mpi_comm *s, tide__coll *c, int status, const char *text);
 /* Sends the farewell, with this text. */
 void tide__mpi_leave(tide__mpi_comm *s, const char *text);
-/* Sets the failure: the others are told now if no call is under way, else by that call.
+/* Sets the failure and sends it to the others, now if no call is under way, else by that call.
  * Thread-safe. */
 void tide__mpi_abort(void *state, int rank, int status, const char *text);
 
@@ -117,7 +117,7 @@ bool tide__mpi_turn_active(const tide__mpi_comm *s);
  * them. 0 also while others of them may still arrive, for a moment. */
 int  tide__mpi_turn_look(tide__mpi_comm *s, const tide__coll *c,
                          bool (*missing)(tide__mpi_comm *s, int q), int *absent);
-/* Returns whether an interrupted wait goes on: the ranks are interrupted together, and those that
+/* Returns whether an interrupted wait continues: the ranks are interrupted together, and those that
  * have announced the call would move data. */
 bool tide__mpi_turn_holds(tide__mpi_comm *s);
 

@@ -26,7 +26,7 @@ static int type_of(int dtype)
   }
 }
 
-/* The product of flags is their minimum. */
+/* Returns NCCL's reduction; the product of flags is their minimum. */
 static int op_of(int reduce, int dtype)
 {
   static const int op[TIDE_NREDUCE] = {
@@ -112,7 +112,7 @@ static int nccl_move_enqueue(tide__nccl_comm *s, const tide__coll *c)
 
 enum { BARRIER = 64 };
 
-/* A call and its list, as gathered. */
+/* Returns the bytes of a call and its list, as gathered. */
 static size_t call_size(const tide__nccl_comm *s)
 {
   return sizeof(tide__comm_call) + (size_t)tide__call_nlist(s->nrank) * sizeof(int64_t);

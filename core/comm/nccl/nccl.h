@@ -1,21 +1,20 @@
 /* A communicator over NCCL: its state, and the ways in which it fails and waits.
  *
- * NCCL moves data on a stream that the communicator owns, and the host looks on. A
- * call is given to NCCL behind what is on compute; from there an event says when it is complete,
- * and compute waits for that event, not the host. The thread that looks at a call under way (the
- * one inside NCCL, or the helper thread that watches the stream) also sees what may end it early:
+ * NCCL moves data on a stream that the communicator owns. A call goes to NCCL after the work that
+ * is on compute. An event marks its end, and compute waits for that event, not the host. The thread
+ * that watches a call (the one inside NCCL, or the helper thread) also sees what may end it early:
  * an error of NCCL, the clock, the interrupt, an abort.
  *
- * In a captured step the stream joins the capture behind compute and the same calls are recorded.
+ * In a captured step the stream joins the capture after compute and the same calls are recorded.
  * What the host must see meanwhile, the compared calls, goes over a stream of its own (aside).
  *
  * All communicators of a rank issue their calls in one order, that of the program (order.c).
  *
  * Invariants: one thread at a time makes calls of NCCL. A failure ends NCCL's communicator, and
  * with it the kernels that wait for other ranks; it is never used again. It ends when no thread is
- * between enter and leave, so it is there for calls and for graphs that are being captured or
- * launched. Compute may then work on incomplete data, so before NCCL's communicator ends, the
- * device gets the error.
+ * between enter and leave, so calls and graphs that are being captured or launched keep it alive.
+ * Compute may then work on incomplete data, so the device gets the error before NCCL's communicator
+ * ends.
  */
 #pragma once
 
@@ -30,7 +29,7 @@
  * stream is a pointer, a unique id is 128 bytes by value. */
 
 enum { TIDE__NCCL_OK = 0, TIDE__NCCL_IN_PROGRESS = 7, TIDE__NCCL_OLDEST = 21800,
-       TIDE__NCCL_ORDERS = 22600 }; /* knows NCCL_LAUNCH_ORDER_IMPLICIT */
+       TIDE__NCCL_ORDERS = 22600 }; /* has NCCL_LAUNCH_ORDER_IMPLICIT */
 
 typedef struct tide__nccl_id { char bytes[128]; } tide__nccl_id;
 
@@ -170,7 +169,7 @@ void tide__nccl_await_all(tide__nccl_order *o);
 /* Orders a stream of s behind the rank's last call on the device, and makes a call on s->stream the
  * last. In the call's turn. */
 int  tide__nccl_behind_last(tide__nccl_comm *s, void *stream, bool captured);
-/* The stream of s closes; a graph is being captured, and goes. */
+/* The stream of s closes; the capture of a graph begins; that graph is released. */
 void tide__nccl_order_forget(tide__nccl_comm *s);
 void tide__nccl_order_capture(tide__nccl_order *o, const tide_graph *graph);
 void tide__nccl_order_uncapture(tide__nccl_order *o, const tide_graph *graph);

@@ -127,8 +127,8 @@ int  tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
 /* Releases the handle; the context ends when the last object made from it is released. The owner's
  * thread only (see tide_ctx_attach). */
 void tide_ctx_release(tide_ctx *ctx);
-/* Makes the calling thread the owner of a context. The owner so far must make no call on it
- * meanwhile. Completes the releases of other threads. */
+/* Makes the calling thread the owner of a context. The previous owner must not call it meanwhile.
+ * Completes the releases of other threads. */
 int  tide_ctx_attach(tide_ctx *ctx);
 /* Returns the last failure; code 0 and empty texts before the first. Calls that succeed leave it
  * unchanged. ctx null: the last failure on this thread of a call without a valid context or object
@@ -162,8 +162,8 @@ int         tide_param_count(void);      /* rows of the table */
 const char *tide_param_name(int index);  /* null beyond the table */
 const char *tide_param_doc(int index);   /* one line of help; null beyond the table */
 /* Sets a parameter from the next call that reads it. value: a whole number in decimal; sizes may
- * end in k, m or g (powers of 1024). E_ARG: no such parameter, no number, or out of its range; the
- * message gives the range. */
+ * end in k, m or g (powers of 1024). E_ARG: an unknown parameter, not a number, or out of range;
+ * the message gives the range. */
 int  tide_param_set(tide_ctx *ctx, const char *name, const char *value);
 /* Returns the current value as text, borrowed until the next call; null: no such parameter. */
 const char *tide_param_get(tide_ctx *ctx, const char *name);
@@ -258,8 +258,8 @@ int  tide_tensor_device(const tide_tensor *t);         /* TIDE_DEV_CPU, ... */
 /* Returns 1 if the debt of t's context has reached this many bytes, else 0: one call for hosts that
  * ask after each op. */
 int  tide_tensor_debt_reaches(const tide_tensor *t, int64_t bytes);
-/* Unique in the context; use as a key. A whole number below 2^53, and a double, since a 64-bit
- * integer is a box in LuaJIT, and no key of a table. */
+/* Unique in the context; use as a key. A whole number below 2^53, as a double: LuaJIT boxes 64-bit
+ * integers, and a box cannot be the key of a table. */
 double tide_tensor_id(const tide_tensor *t);
 int  tide_tensor_is_contiguous(const tide_tensor *t);  /* 1: row-major without gaps */
 int  tide_tensor_is_gone(const tide_tensor *t);        /* 1: the bytes were dropped */
@@ -270,10 +270,10 @@ void *tide_tensor_data(tide_tensor *t);
 int64_t tide_tensor_version(const tide_tensor *t);     /* counts in-place writes */
 /* Copies t to a device; returns a second handle if it is there already. Not recorded. */
 int  tide_to_device(tide_tensor **out, tide_tensor *t, int device);
-/* Copies as tide_to_device without waiting, on a stream of its own behind the work enqueued so far.
- * To a GPU: t is in pinned memory (E_ARG if not). To the host: the result is. The next use of one
- * of the two waits for the copy: the host for its bytes, the GPU's later work for its own. Between
- * host devices: as tide_to_device. E_STATE while a step is captured. */
+/* Copies as tide_to_device without waiting, on a stream of its own after the work enqueued so far.
+ * To a GPU: t must be in pinned memory (E_ARG). To the host: the result is in pinned memory. The
+ * next use of either tensor waits for the copy: the host for its bytes, the GPU's later work for
+ * its own. Between host devices: as tide_to_device. E_STATE while a step is captured. */
 int  tide_to_device_async(tide_tensor **out, tide_tensor *t, int device);
 /* Returns a copy on 'cpu' in pinned memory, or t itself (new handle) if it is pinned. E_DEVICE: t
  * is not on 'cpu', or there is no CUDA device. Not recorded. */
@@ -345,7 +345,7 @@ int tide_logical_not(tide_tensor **out, tide_tensor *x);
 int tide_isfinite(tide_tensor **out, tide_tensor *x);
 /* Computes x * mul + add in x's dtype (an integer x needs integral mul and add). */
 int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add);
-/* Computes x ^ exponent; f32 of an integer x. */
+/* Computes x ^ exponent; an integer x gives f32. */
 int tide_pow_scalar(tide_tensor **out, tide_tensor *x, double exponent);
 /* Computes min(max(x, lo), hi) in x's dtype; an integer x is clamped to the integers inside the
  * bounds. NaN stays NaN. The gradient passes where lo <= x <= hi. Bounds may be infinite; E_ARG
@@ -367,8 +367,8 @@ int tide_axpy_(tide_tensor *dst, tide_tensor *src, double alpha); /* dst += alph
 int tide_scale_(tide_tensor *dst, double factor); /* dst *= factor */
 /* Copy or add lists, pair after pair: dsts[i] = srcs[i], or dsts[i] += srcs[i]. Pairs whose dsts do
  * not overlap share a launch. srcs[i] has the shape of dsts[i] (E_SHAPE; tide_expand broadcasts),
- * and lies in no storage of dsts (E_ARG). To integers only integers and bool are added, to bool
- * nothing (E_DTYPE). Not recorded: E_STATE if one of them needs a gradient: */
+ * and shares no storage with a dst (E_ARG). Integers take integers and bool only, bool takes no
+ * addition (E_DTYPE). Not recorded: E_STATE if one of them needs a gradient: */
 int tide_foreach_copy_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
                        tide_tensor *const *srcs);
 int tide_foreach_add_(tide_ctx *ctx, int64_t n, tide_tensor *const *dsts,
@@ -387,16 +387,16 @@ int tide_amax(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, 
 int tide_amin(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_any(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
 int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, bool keepdim);
-/* Return positions along one dim, i64, the first of equals; NaN is the extreme: */
+/* Return positions along one dim, i64, the first of equal elements; NaN is the extreme: */
 int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 /* Returns the k largest elements along dim (smallest: the k smallest), in order, and their
- * positions, i64; both have size k along dim. NaN counts as larger than every number; of equals the
- * first comes first. k: 0 to the size of dim. Values get gradients. */
+ * positions, i64; both have size k along dim. NaN counts as larger than every number; of equal
+ * elements the first comes first. k: 0 to the size of dim. Values get gradients. */
 int tide_topk(tide_tensor **values, tide_tensor **index, tide_tensor *x, int64_t k, int dim,
               bool smallest);
-/* Computes running sums along dim, in x's shape: out[i] = x[0] + ... + x[i]. i64 of integers and
- * bools. */
+/* Computes running sums along dim, in x's shape: out[i] = x[0] + ... + x[i]. Integers and bools
+ * give i64. */
 int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim);
 
 /* ---- movement: views where strides allow ---------------------------------------------------- */
@@ -404,7 +404,7 @@ int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim);
 /* Returns x in another shape: a view, or a copy where strides do not allow one. One size may be -1,
  * which follows from the others. */
 int tide_reshape(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *shape);
-/* Returns a view whose dim i is x's dim order[i]. ndim must be x's; E_ARG if order is no
+/* Returns a view whose dim i is x's dim order[i]. ndim must be x's; E_ARG unless order is a
  * permutation. */
 int tide_permute(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *order);
 /* Returns a view with two dims exchanged. */
@@ -469,7 +469,7 @@ int tide_linear_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *c
                        tide_tensor *const *biases);
 /* Computes tide_linear with the weight w_NK + scale b_NR a_RK, a change of low rank R (LoRA; bias
  * may be null). In f32 and f64 with many rows the change is added to a copy of w, which is dropped
- * after the product; else x meets a and b one after the other. a and b have w's dtype. */
+ * after the product; otherwise x is multiplied by a, then by b. a and b have w's dtype. */
 int tide_linear_lora(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                      tide_tensor *a, tide_tensor *b, double scale);
 /* Multiplies rows of x in groups, each with a weight of its own: y[r] = x[r] w[g]^T for offsets[g]
@@ -519,7 +519,7 @@ int tide_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_
  * row is stride numbers). codes: the codes of the part's numbers, two a byte as tide_quantize_nf4
  * has them; then those of the magnitudes: of all blocks from that of `first` on where a row is
  * stride numbers, else for each row of the part those of the blocks from that of its first number
- * on, as many for each: ceil((first % 64 + columns) / 64), or where stride is no multiple of 64,
+ * on, as many for each: ceil((first % 64 + columns) / 64), or where stride is not a multiple of 64,
  * floor((columns + 62) / 64) + 1. scale: of the whole weight. E_ARG, E_SHAPE, E_DTYPE. */
 int tide_linear_nf4_part(tide_tensor **out, tide_tensor *x, tide_tensor *codes, tide_tensor *scale,
                          tide_tensor *bias, int64_t n, int64_t first, int64_t stride);
@@ -541,9 +541,9 @@ int tide_rms_norm(tide_tensor **out, tide_tensor *x, tide_tensor *weight, double
 /* Computes sum = x + residual and out = rms_norm(sum) in one pass. */
 int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide_tensor *residual,
                       tide_tensor *weight, double eps, double weight_offset);
-/* Turns x by rotary positions (RoFormer, arXiv 2104.09864). x_BTHD; positions i64/i32 [B or 1, T];
+/* Rotates x by its positions (RoFormer, arXiv 2104.09864). x_BTHD; positions i64/i32 [B or 1, T];
  * inv_freq f32 or f64 [R/2], R <= D: the first R channels of a head rotate, the rest pass. An f64 x
- * needs f64 frequencies: f32 ones turn it by angles that are off by up to 6e-8 of their size.
+ * needs f64 frequencies: f32 ones give angles that are off by up to 6e-8 of their size.
  * interleaved pairs channels (2i, 2i+1); otherwise (i, i + R/2) as Hugging Face does. inverse
  * rotates back. */
 int tide_rope(tide_tensor **out, tide_tensor *x, tide_tensor *positions, tide_tensor *inv_freq,
@@ -811,8 +811,8 @@ int tide_scale_all_(tide_ctx *ctx, int64_t n, tide_tensor *const *xs, tide_tenso
 
 /* ---- autograd ------------------------------------------------------------------------------- */
 
-/* Marks t as a leaf that collects a gradient, or with on false clears the mark. Floating dtypes
- * only; E_STATE if t is the result of a recorded op. */
+/* Marks t as a leaf that collects a gradient; on false clears the mark. Floating dtypes only;
+ * E_STATE if t is the result of a recorded op. */
 int  tide_set_needs_grad(tide_tensor *t, bool on);
 /* Returns 1 for a marked leaf or the result of a recorded op, else 0. */
 int  tide_needs_grad(const tide_tensor *t);
@@ -852,7 +852,7 @@ typedef struct tide_event {
 int  tide_backward_begin(tide_backward **out, tide_tensor *root, tide_tensor *grad, bool retain);
 /* Runs to the next host function (TIDE_MORE, event filled), the end (0), or an error. */
 int  tide_backward_next(tide_backward *bw, tide_event *event);
-/* Returns, at a HOST event, the gradient of output i, owned; *out null if no gradient reached
+/* Returns, at a HOST event, the gradient of output i, owned; *out is null if no gradient reached
  * it. */
 int  tide_backward_take(tide_tensor **out, tide_backward *bw, int i);
 /* Returns saved input i of the host function (of tide_host_function's xs), owned. */
@@ -890,13 +890,13 @@ int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
  * context without tide_rng_place, an optimiser's update without rates. E_UNSUPPORTED: the device
  * has no graphs; only 'cuda' has. */
 typedef struct tide_graph tide_graph;
-/* Starts to capture the device's work. E_STATE: the context is capturing a step already. */
+/* Starts to capture the device's work. E_STATE: the context already captures a step. */
 int  tide_graph_begin(tide_graph **out, tide_ctx *ctx, int device);
 /* Ends the capture; the device works as usual again, also if this fails. E_STATE: not being
  * captured; E_DEVICE: the device refused the step, and the graph cannot be replayed. */
 int  tide_graph_end(tide_graph *graph);
-/* Enqueues the step once more, any number of times, behind the work enqueued so far, and does not
- * wait. E_STATE: while a step is captured, or if its capture failed. */
+/* Enqueues the step once more after the work enqueued so far, and does not wait. May be called any
+ * number of times. E_STATE: while a step is captured, or if its capture failed. */
 int  tide_graph_replay(tide_graph *graph);
 /* Releases a graph; ends a capture that has begun. */
 void tide_graph_release(tide_graph *graph);
@@ -905,7 +905,7 @@ void tide_graph_release(tide_graph *graph);
 
 /* A point in the work of a device, with the time at which the device reaches it. */
 typedef struct tide_device_event tide_device_event;
-/* Records the event behind the work enqueued on the device so far, and does not wait. *event null:
+/* Records the event after the work enqueued on the device so far, and does not wait. *event null:
  * makes it, owned; else moves it there. E_STATE: while a step is captured. */
 int  tide_device_event_record(tide_device_event **event, tide_ctx *ctx, int device);
 /* Returns 1 if the device has reached the event, 0 if not yet. */
@@ -993,7 +993,7 @@ typedef struct tide_json_node {
  * them; without it the text is strict JSON. */
 enum { TIDE_JSON_NONFINITE = 1 };
 /* Parses a copy of text. name (may be null) is put before messages, usually the path. limit: most
- * bytes accepted, 0 for 1 GiB. E_FORMAT names line and column; E_ARG: there is no such flag. */
+ * bytes accepted, 0 for 1 GiB. E_FORMAT names line and column; E_ARG: an unknown flag. */
 int tide_json_parse(tide_json **out, tide_ctx *ctx, const char *text, size_t nbytes,
                     int64_t limit, int flags, const char *name);
 void tide_json_release(tide_json *json);
@@ -1050,16 +1050,16 @@ void tide_saving_release(tide_saving *s);                 /* blocks until the fi
  * through the steps of stage WORDS, and each word that these leave goes to the model. */
 enum { TIDE_TOKENIZER_BPE = 0, TIDE_TOKENIZER_UNIGRAM = 1, TIDE_TOKENIZER_WORDPIECE = 2,
        TIDE_TOKENIZER_WORDS = 3 };
-/* Flags. BYTES: BPE begins with bytes, else with characters. BYTE_FALLBACK: what is no piece
- * becomes pieces <0x00> to <0xFF>. FUSE_UNK: unknown characters side by side are one token.
+/* Flags. BYTES: BPE begins with bytes, else with characters. BYTE_FALLBACK: text that is not a
+ * piece becomes pieces <0x00> to <0xFF>. FUSE_UNK: neighbouring unknown characters are one token.
  * IGNORE_MERGES: a word that is a piece is one token. F32_SCORES: a path's sum of scores is kept in
  * f32, as in sentencepiece, else in f64, as in tokenizers; of equal sums the first path found
  * wins. */
 enum { TIDE_TOKENIZER_BYTES = 1, TIDE_TOKENIZER_BYTE_FALLBACK = 2, TIDE_TOKENIZER_FUSE_UNK = 4,
        TIDE_TOKENIZER_IGNORE_MERGES = 8, TIDE_TOKENIZER_F32_SCORES = 16 };
 /* Makes a tokenizer of n pieces: piece i, whose id is i, is bytes[ends[i - 1], ends[i]); an empty
- * one stands for no text. All is copied. unk: the id of text that is no piece, -1: such text is
- * left out. scores (n, may be null): logarithms of probabilities, for UNIGRAM. E_ARG. */
+ * one matches no text. Copies everything. unk: the id of text that is not a piece; -1: such text is
+ * dropped. scores (n, may be null): logarithms of probabilities, for UNIGRAM. E_ARG. */
 int  tide_tokenizer_new(tide_tokenizer **out, tide_ctx *ctx, int model, int flags, int32_t unk,
                         int64_t n, const char *bytes, const int64_t *ends, const double *scores);
 void tide_tokenizer_release(tide_tokenizer *tok);
@@ -1072,38 +1072,39 @@ int tide_tokenizer_merges(tide_tokenizer *tok, int64_t n, const int32_t *merges)
  * ones first; -1: it is not made by merging) is ranks[id]; one for each piece. */
 int tide_tokenizer_merge_pieces(tide_tokenizer *tok, const int32_t *ranks);
 /* Flags of added tokens. SPECIAL: found if TIDE_ENCODE_SPECIAL is given. NORMALIZED: searched in
- * normalized text. WORD: only as a whole word. LSTRIP, RSTRIP: with the white space before and
- * behind. */
+ * normalized text. WORD: only as a whole word. LSTRIP, RSTRIP: with the white space before it,
+ * after it. */
 enum { TIDE_ADDED_SPECIAL = 1, TIDE_ADDED_NORMALIZED = 2, TIDE_ADDED_WORD = 4,
        TIDE_ADDED_LSTRIP = 8, TIDE_ADDED_RSTRIP = 16 };
 /* Adds a token: this text becomes this id. */
 int tide_tokenizer_add(tide_tokenizer *tok, const char *text, int64_t nbytes, int32_t id,
                        int flags);
 enum { TIDE_STAGE_NORMAL = 0, TIDE_STAGE_WORDS = 1, TIDE_STAGE_COUNT = 2 };
-/* Kinds of steps; what is a pattern of PCRE2, with a text. SPLIT: cuts at what, mode TIDE_SPLIT_*.
- * REPLACE: with in the place of what, mode TIDE_REPLACE_*. PREPEND: with before a text that is not
- * empty, mode TIDE_PREPEND_*. UNICODE: a normal form, mode TIDE_UNICODE_*. LOWER: lower case.
- * BYTES: each byte as the character that stands for it in vocabularies of bytes. CHARSMAP: with is
- * the table of sentencepiece's normalizer, mode TIDE_CHARSMAP_*. */
+/* Kinds of steps; `what` is a pattern of PCRE2, `with` a text. SPLIT cuts at `what`, mode
+ * TIDE_SPLIT_*. REPLACE puts `with` in place of `what`, mode TIDE_REPLACE_*. PREPEND puts `with`
+ * before a text that is not empty, mode TIDE_PREPEND_*. UNICODE: a normal form, mode
+ * TIDE_UNICODE_*. LOWER: lower case. BYTES maps each byte to its character in vocabularies of
+ * bytes. CHARSMAP: `with` is the table of sentencepiece's normalizer, mode TIDE_CHARSMAP_*. */
 enum { TIDE_STEP_SPLIT = 0, TIDE_STEP_REPLACE = 1, TIDE_STEP_PREPEND = 2, TIDE_STEP_UNICODE = 3,
        TIDE_STEP_LOWER = 4, TIDE_STEP_BYTES = 5, TIDE_STEP_CHARSMAP = 6 };
-/* What happens to a match: dropped, a part by itself, part of the one before or behind, one part
- * with the matches beside it. INVERT: matches and the rest change places. MODE masks these. */
+/* What happens to a match: it is dropped, is a part by itself, joins the part before or after it,
+ * or is one part with neighbouring matches. INVERT: matches and the rest change places. MODE is the
+ * mask of the first five. */
 enum { TIDE_SPLIT_REMOVED = 0, TIDE_SPLIT_ISOLATED = 1, TIDE_SPLIT_WITH_PREVIOUS = 2,
        TIDE_SPLIT_WITH_NEXT = 3, TIDE_SPLIT_CONTIGUOUS = 4, TIDE_SPLIT_INVERT = 8,
        TIDE_SPLIT_MODE = 7 };
-enum { TIDE_REPLACE_SURROUND = 1 };  /* the match stays, with before and behind it */
+enum { TIDE_REPLACE_SURROUND = 1 };  /* the match stays, with `with` before and after it */
 /* UNLESS: unless the text begins with it. FIRST: only where the text begins. */
 enum { TIDE_PREPEND_UNLESS = 1, TIDE_PREPEND_FIRST = 2 };
 enum { TIDE_UNICODE_NFC = 0, TIDE_UNICODE_NFD = 1, TIDE_UNICODE_NFKC = 2, TIDE_UNICODE_NFKD = 3 };
 /* LONGEST: the longest entry at each place, as sentencepiece; without it as tokenizer.json says. */
 enum { TIDE_CHARSMAP_LONGEST = 1 };
 /* Appends a step to a stage, before the first text is encoded. E_UNSUPPORTED names the package that
- * is missing (PCRE2 for patterns, utf8proc for UNICODE, LOWER and CHARSMAP); E_FORMAT: the pattern
- * is at fault. */
+ * is missing (PCRE2 for patterns, utf8proc for UNICODE, LOWER and CHARSMAP); E_FORMAT: an invalid
+ * pattern. */
 int tide_tokenizer_step(tide_tokenizer *tok, int stage, int kind, int mode, const char *what,
                         int64_t nwhat, const char *with, int64_t nwith);
-/* Flags of encode. OFFSETS: records are id, first byte, byte behind the last. SPECIAL: special
+/* Flags of encode. OFFSETS: records are id, first byte, byte after the last. SPECIAL: special
  * tokens are found in the text. U16: ids of 16 bits. */
 enum { TIDE_ENCODE_OFFSETS = 1, TIDE_ENCODE_SPECIAL = 2, TIDE_ENCODE_U16 = 4 };
 /* Returns the ids of a text as a blob of int32_t (uint16_t with U16). E_ARG names the first byte

@@ -39,10 +39,10 @@ typedef struct attn_mask {
 } attn_mask;
 
 /* Keys [k0, k1) of a block that a query group may see: multiples of a step, except at the end of
- * the sequence; k0 == k1: none. full: every query of the group sees all of them. */
+ * the sequence; empty if k0 == k1. full: every query of the group sees all of them. */
 typedef struct attn_span { int32_t k0, k1, full; } attn_span;
 
-enum { ATTN_STEP = 4 }; /* of spans of f32 tiles */
+enum { ATTN_STEP = 4 }; /* keys: the step of spans for f32 tiles */
 
 /* ---- the operands, by name ---- */
 
@@ -56,7 +56,7 @@ typedef struct attn {
   attn_mask mask;
 } attn;
 
-/* Whether some query may not see some key, but for its place in the sequence. */
+/* Returns whether the mask may hide a key from a query within the sequences. */
 static inline int attn_has_mask(const attn *s)
 {
   const k_attention_attrs *a = s->a;

@@ -199,8 +199,8 @@ static void pack(uint16_t *dst, const uint16_t *src, int64_t rs, int64_t n, int6
 
 /* ---- values that are not finite (see attention_nonfinite.c) ----
  *
- * They never come into tiles whose products have P or dS as the other factor: 0 stands in their
- * place, the tiles are marked, and their terms are added singly where the weight is not 0. */
+ * Tiles whose products have P or dS as the other factor hold 0 in their place. Such tiles are
+ * marked, and the terms are added singly where the weight is not 0. */
 
 static int word_is_nonfinite(uint16_t x) { return (x & 0x7f80) == 0x7f80; }
 

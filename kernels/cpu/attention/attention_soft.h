@@ -1,5 +1,5 @@
-/* The running maximum of a softmax over rows of 16 lanes, with AVX-512: what the f32 tiles and the
- * bf16 tiles do alike. See attention.h. */
+/* The running maximum of a softmax over rows of 16 lanes, with AVX-512, for the f32 tiles and the
+ * bf16 tiles. See attention.h. */
 #pragma once
 
 #include "kernels/cpu/attention/attention.h"

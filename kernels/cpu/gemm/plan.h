@@ -8,7 +8,7 @@
 enum { GEMM_NO_ELEMENTS, GEMM_NO_SUM, GEMM_SKINNY, GEMM_THIN, GEMM_TILES }; /* methods */
 enum { GEMM_LINE = 64 }; /* bytes of a cache line */
 
-/* The beginning of part i of `parts` of n rows or columns, in whole panels of `unit`; n for i =
+/* Returns where part i of `parts` of n rows or columns begins, in whole panels of `unit`; n for i =
  * parts. The parts differ by a panel at most. */
 static inline int64_t gemm_part_begin(int64_t n, int64_t unit, int64_t parts, int64_t i)
 {
@@ -21,7 +21,7 @@ static inline int64_t gemm_thread_bytes(const cpu_gemm_plan *p)
   return p->a_bytes + p->stage_bytes + (p->own ? p->b_bytes : 0);
 }
 
-/* The transposed product C', in f32 at the front of the scratch. */
+/* Returns the transposed product C', in f32 at the front of the scratch. */
 static inline cpu_gemm gemm_transposed(const cpu_gemm *g, void *work)
 {
   cpu_gemm t = {.m = g->n, .n = g->m, .k = g->k, .a = g->b, .a_rs = g->b_cs, .a_cs = g->b_rs,

@@ -23,7 +23,7 @@ enum { LANES = 8, MOST_WIDTH = 3 * LANES };
 
 /* ---- the plan ---- */
 
-/* Returns the columns of a tile: the fewest that are computed for nothing. */
+/* Returns the width of a tile, chosen to waste the fewest columns beyond n. */
 static int thin_width(int64_t n)
 {
   if (n <= LANES) return LANES;

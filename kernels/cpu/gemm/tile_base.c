@@ -90,7 +90,7 @@ static int64_t pack_panel_along(float *to, const tile_strip *s, int64_t i0, int6
 
 #endif
 
-/* Element by element, from p0 on. */
+/* Packs a strip element by element, from p0 on. */
 TIDE_LEVELS(void, pack_rest, (float *to, const tile_strip *s, int64_t i0, int64_t rows, int64_t p0),
             (to, s, i0, rows, p0))
 {

@@ -15,7 +15,7 @@ namespace {
 enum { WARPS = 4, ROWS = 4, BLOCK_ROWS = WARPS * ROWS, TILE = 32, SLICE = 32, CHANNELS = 128,
        KEEP = CHANNELS / 32 };
 
-/* A tile's [rows][SLICE] of channels from d0 on in shared memory, one element of padding. */
+/* Reads a tile's [rows][SLICE] of channels from d0 on into shared memory, padded by one element. */
 template <class T>
 TIDE_DEVICE void fetch(T (*to)[SLICE + 1], int rows, const tide_heads &x, int64_t b, int64_t t0,
                        int64_t nt, int64_t h, int64_t d0, int64_t d)
@@ -276,7 +276,7 @@ unsigned blocks(int64_t batch, int64_t head, int64_t t)
   return (unsigned)(batch * head * ((t + BLOCK_ROWS - 1) / BLOCK_ROWS));
 }
 
-/* Bytes of a call's marks, and where its tiles follow them. */
+/* Returns the bytes of a call's marks, behind which its tiles follow. */
 int64_t marks_bytes(const k_tensor &q)
 {
   int64_t each = q.dtype == TIDE_F64 ? sizeof(tide_mark<double>) : sizeof(tide_mark<float>);

@@ -90,7 +90,7 @@ TIDE_DEVICE tide_positions tide_positions_of(const tide_attend &p, int64_t posit
   return KEYS ? tide_positions{position - after, position + before}
               : tide_positions{position - before, position + after};
 }
-/* Where positions of the other side end. */
+/* Returns the first and last position of the other side. */
 template <bool KEYS> TIDE_DEVICE tide_positions tide_positions_there(const tide_attend &p)
 {
   if (p.q_index) return {INT32_MIN, INT32_MAX};

@@ -230,7 +230,8 @@ TIDE_DEVICE void hide(float (*s)[4], const tide_span *row, float value, P place)
 
 /* ---- from scores to weights and back --------------------------------------------------------- */
 
-/* The backward's weights; mark(n, e): of the query. unit: log2(e) in what a score is told in. */
+/* Makes scores the backward's weights; mark(n, e): of the query. unit: log2(e) in the unit of the
+ * scores. */
 template <int NT, class M> TIDE_DEVICE void weights_of(float (*s)[4], float unit, M mark)
 {
   TIDE_EACH(n, e) s[n][e] = tide_exp2(s[n][e] * unit - mark(n, e).lse);
@@ -245,8 +246,8 @@ template <int NT> TIDE_DEVICE void times_weight(const float (*w)[4], float (*dp)
   TIDE_EACH(n, e) dp[n][e] = w[n][e] == 0 ? 0.0f : w[n][e] * dp[n][e];
 }
 
-/* The running maximum and sum of two rows; s becomes the weights, and what was made with earlier
- * weights is to be multiplied by old. unit: log2(e) in what a score is told in; more than 0. */
+/* Updates the running maximum and sum of two rows; s becomes the weights, and what was made with
+ * earlier weights is multiplied by old. unit: log2(e) in the unit of the scores; more than 0. */
 template <int NT>
 TIDE_DEVICE void soften(float (*s)[4], float unit, float *top, float *sum, float *old)
 {
@@ -297,7 +298,7 @@ template <int NO> TIDE_DEVICE void shrink(float (*o)[4], const float *old)
     for (int e = 0; e < 4; e++) o[n][e] *= old[e >> 1];
 }
 
-/* Rows t0.. of this warp, times factor (by row: g and g + 8). */
+/* Writes rows t0.. of this warp, times factor (by row: g and g + 8). */
 template <bool F16, int NO>
 TIDE_DEVICE void write(const float (*o)[4], const float *factor, const tide_heads &y, int64_t b,
                        int64_t t0, int64_t nt, int64_t h, int64_t d)

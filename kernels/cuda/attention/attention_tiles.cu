@@ -19,7 +19,7 @@ __global__ void extent_kernel(tide_attend p, tide_extent *to, int64_t batch, int
 
 int64_t tiles_of(const k_tensor &index) { return (index.shape[1] + K_TILE - 1) / K_TILE; }
 
-/* Rows of the batch that differ. */
+/* Returns the number of different rows: one, where all of the batch share it. */
 int64_t rows_of(const k_tensor &index)
 {
   return index.shape[0] > 1 && index.stride[0] == 0 ? 1 : index.shape[0];
@@ -37,7 +37,8 @@ void note(const k_call *call, const k_tensor &index, int64_t batch, tide_extent 
   if (blocks > 0) TIDE_CUDA_LAUNCH(call, extent_kernel, blocks, THREADS, 0, p, to, batch, tiles);
 }
 
-/* The caller's tiles are read 16 bytes at a time; a view that begins elsewhere is made anew. */
+/* Returns whether the caller's tiles can be used. They are read 16 bytes at a time; for a view that
+ * begins elsewhere new ones are made. */
 bool is_made(const k_tensor &tiles)
 {
   return !k_absent(&tiles) && (uintptr_t)tiles.data % sizeof(tide_extent) == 0;

@@ -144,7 +144,7 @@ TIDE_DEVICE void fetch(uint32_t to, const CUtensorMap *map, uint32_t full, int64
 
 /* ---- tiles: the warpgroups that multiply ----------------------------------------------------- */
 
-/* Bytes to the next 16 of the contraction, as a descriptor counts them. */
+/* Returns the bytes to the next 16 of the contraction, as a descriptor counts them. */
 TIDE_DEVICE uint64_t along(int i, int slab)
 {
   return (uint64_t)((i * 16 / WIDTH * slab + i * 16 % WIDTH * 2) >> 4);
@@ -185,7 +185,7 @@ template <bool F16, int NT> TIDE_DEVICE void pack(uint32_t (*w)[4], const float 
       w[i][r] = tide_pack<F16>(s[2 * i + r / 2][r % 2 * 2], s[2 * i + r / 2][r % 2 * 2 + 1]);
 }
 
-/* What hide asks for. */
+/* Returns the place of a column, as hide takes it. */
 template <int COLS> TIDE_DEVICE place place_at(const note<COLS> &x, int n, int e)
 {
   return x.places[n * 4 + (int)(threadIdx.x & 3)].of[e];
@@ -195,7 +195,7 @@ template <int COLS> TIDE_DEVICE place place_at(const note<COLS> &x, int n, int e
 
 typedef decltype(&cuTensorMapEncodeTiled) encoder;
 
-/* The driver's function, found once a context. */
+/* Returns the driver's function, found once a context. */
 int find_encoder(const k_call *call, encoder *out)
 {
   tide_cuda_state *s = tide_cuda_state_of(call->stream);
@@ -262,7 +262,7 @@ static inline int attention_wgmma_here(const k_call *call)
 #endif
 }
 
-/* What bulk copies ask of [b, t, h, d]: rows at multiples of 16 bytes, strides that go up. */
+/* Returns whether bulk copies take [b, t, h, d]: rows at multiples of 16 bytes, rising strides. */
 static inline bool mappable(const tide_heads &x, int64_t b, int64_t t, int64_t h, int64_t d)
 {
   return vectors(x, d) && d > 0 && (b == 1 || x.b > 0) && (t == 1 || x.t > 0)

@@ -23,7 +23,7 @@ template <class T> TIDE_DEVICE token<T> token_at(const scan &s, int64_t b, int64
   return {x.step, x.slope, keep};
 }
 
-/* Element i of the state after token t, from that before. */
+/* Returns element i of the state after token t, from that before. */
 template <class T>
 TIDE_DEVICE T advance(const scan &s, const token<T> &k, T before, int64_t b, int64_t t, int64_t h,
                       int64_t i)
@@ -73,7 +73,7 @@ template <class T> struct back {
   T *dA, *dbias, *dD;                   /* [B][H], [B][H], [B][H][P] */
 };
 
-/* The states within a chunk: slot 0 is the one that enters. */
+/* Computes the states within a chunk again: slot 0 is the one that enters. */
 template <class T>
 TIDE_DEVICE void refill(const scan &s, const back<T> &k, T *state, int64_t h, int64_t chunk)
 {

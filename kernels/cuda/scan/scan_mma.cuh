@@ -73,8 +73,8 @@ TIDE_DEVICE place place_of(const scan &s, int64_t b, int64_t c, int64_t h, bool 
   return at;
 }
 
-/* The sum of v over the tokens of a document up to mine; token is thread, start where mine begins.
- * All threads call. */
+/* Returns the sum of v over the tokens of a document up to mine; token is thread, start where mine
+ * begins. All threads call. */
 TIDE_DEVICE double sum_up(double v, int start)
 {
   __shared__ double tail[THREADS / 32];
@@ -124,7 +124,8 @@ TIDE_DEVICE float decay(const steps &st, int t, int i)
 }
 TIDE_DEVICE float decay_in(const steps &st, int t) { return tide_exp(st.hi[t] + st.lo[t]); }
 
-/* How far the state that enters reaches token i, and token i the state that leaves; 0: not. */
+/* Return the decay from the state that enters the chunk to token i, and from token i to the state
+ * that leaves; 0 where another document lies between. */
 TIDE_DEVICE float reach_in(const steps &st, int i)
 {
   return st.start[i] == 0 ? decay_in(st, i) : 0.0f;
@@ -257,7 +258,7 @@ template <bool F16> TIDE_DEVICE void as_operand(uint32_t *a, const float (*w)[4]
   a[2] = tide_pack<F16>(w[1][0], w[1][1]), a[3] = tide_pack<F16>(w[1][2], w[1][3]);
 }
 
-/* The halves of a pair of rows k, k + 1 that lie in [from, to). */
+/* Returns a mask of the halves of a pair of rows k, k + 1 that lie in [from, to). */
 TIDE_DEVICE uint32_t half_mask(int k, int from, int to)
 {
   return (k >= from && k < to ? 0xffffu : 0) | (k + 1 >= from && k + 1 < to ? 0xffff0000u : 0);
@@ -302,7 +303,7 @@ TIDE_DEVICE void add_tokens(float (*o)[4], const uint32_t *a, const uint16_t *v,
   }
 }
 
-/* The sum over the four lanes that share a row. */
+/* Returns the sum over the four lanes that share a row. */
 TIDE_DEVICE float row_sum(float v)
 {
   v += __shfl_xor_sync(0xffffffffu, v, 1);
@@ -414,8 +415,9 @@ states_kernel(scan s, sizes z, view x, float *own, float *whole)
   }
 }
 
-/* A chunk's own part becomes what enters it (BACK: the gradient of what leaves it), from `first`;
- * what is left at the end goes to `end`. Eight chunks are read before the first is needed. */
+/* Turns each chunk's own part into what enters it (BACK: the gradient of what leaves it), from
+ * `first`; what is left at the end goes to `end`. Eight chunks are read before the first is
+ * needed. */
 template <bool BACK>
 __global__ void pass_kernel(scan s, float *own, const float *whole, view first, tide_array end)
 {

@@ -11,7 +11,7 @@ local bind = {}
 function bind.none() return { names = {}, map = {} } end
 
 -- Returns the arguments in the order of names; nil where one is not given. need: how many must be
--- there (0).
+-- given (0).
 function bind.values(op, args, kwargs, names, need)
    local out = {}
    if #args > #names then

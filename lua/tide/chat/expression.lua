@@ -26,7 +26,7 @@ function Expression:advance()
    return token
 end
 
--- Whether the present token is of a kind; of names, with this text.
+-- Returns whether the present token is of a kind; of names, with this text.
 function Expression:is(kind, text)
    return self.token.kind == kind and (text == nil or self.token.text == text)
 end
@@ -193,7 +193,7 @@ function Expression:primary()
    self:fail(token, 'expected an expression, got %s', self.words(token))
 end
 
--- Whether the tuple ends at the present token.
+-- Returns whether the tuple ends at the present token.
 function Expression:at_tuple_end(stop)
    local kind = self.token.kind
    return kind == 'output_end' or kind == 'block_end' or kind == ')'

@@ -15,7 +15,7 @@ function fault.coded(code, message, ...)
    error(setmetatable({ message = message:format(...), code = code }, Fault), 0)
 end
 
--- Whether a caught value was raised here.
+-- Returns whether a caught value was raised here.
 function fault.is(e) return getmetatable(e) == Fault end
 
 return fault

@@ -20,7 +20,7 @@ local function collect(found, path, v)
       for i, row in ipairs(v) do
          local is_row = type(row) == 'table' and type(row.name) == 'string'
          err.raise_if(not is_row or type(row.template) ~= 'string', 'E_FORMAT', op,
-            '%s: chat_template[%d] is no { name, template }', path, i)
+            '%s: chat_template[%d] is not { name, template }', path, i)
          found[row.name] = row.template
       end
    elseif v ~= nil then
@@ -34,7 +34,7 @@ local function read_optional(path) return fs.size(path) and fs.read_json(op, pat
 -- Returns the templates of a folder by name, and the special tokens that they can use.
 function folder.templates(dir)
    err.type(op, 'dir', dir, 'string')
-   if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is no folder', dir) end
+   if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is not a folder', dir) end
    local found, path = {}, fs.join(dir, 'tokenizer_config.json')
    local config = read_optional(path)
    if config.chat_template ~= fs.io().json.null then collect(found, path, config.chat_template) end

@@ -64,7 +64,7 @@ local function formatted(rt, v, text)
    return field.padded(field.cut(value.text(v), spec.precision), spec)
 end
 
--- Returns the value that a field refers to. auto: number of `{}` fields before it.
+-- Returns the value that a field names. auto: number of `{}` fields before it.
 local function lookup(rt, name, args, kwargs, auto)
    local first, rest = name:match '^([^%.%[]*)(.*)$'
    local v

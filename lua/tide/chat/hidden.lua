@@ -22,7 +22,8 @@ end
 
 local walk
 
--- Which top-level names each statement reads and sets; its body is a scope of its own.
+-- Functions by statement, which record the top-level names that it reads and sets; its body is a
+-- scope of its own.
 local touch = {
    output = function(node, seen) read_in(node.value, seen) end,
    set = function(node, seen)

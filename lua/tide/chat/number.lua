@@ -127,7 +127,7 @@ local function repeated(rt, v, n)
    return list
 end
 
--- Whether a value can be repeated by *.
+-- Returns whether a value can be repeated by *.
 local function repeats(v)
    local class = value.class(v)
    return value.text(v) ~= nil or class == value.List or class == value.Tuple

@@ -188,12 +188,12 @@ function Template:render(messages, opts)
    return table.concat(root), rt.ranges
 end
 
--- Whether the template marks the assistant's text with `generation` blocks.
+-- Returns whether the template marks the assistant's text with `generation` blocks.
 function Template:marks_generation()
    return self.source:find '{%%[-+]?%s*generation%s*[-+]?%%}' ~= nil
 end
 
--- The chat template of a model's folder; see tide.chat.folder.
+-- Returns the chat template of a model's folder; see tide.chat.folder.
 function template.load(dir, name) return require('tide.chat.folder').load(dir, name) end
 
 -- Returns a float for render, which takes the Lua number 1.0 as the int 1.

@@ -13,7 +13,7 @@ local function wanted(name, args, n)
    return args[1]
 end
 
--- Whether a is a member of b, as Python's `a in b`.
+-- Returns whether a is a member of b, as Python's `a in b`.
 function tests.contains(a, b)
    local s = value.text(b)
    if s then
@@ -63,7 +63,7 @@ function T.callable(_, v)
    return class == value.Callable or class ~= nil and class.call ~= nil or class == value.Undefined
 end
 
--- Python: has len() and [..], so dicts and texts, too.
+-- As in Python: values with len() and [..], so dicts and texts, too.
 function T.sequence(_, v) return value.length(v) ~= nil and value.class(v) ~= value.Namespace end
 
 function T.escaped(_, v) return value.class(v) == value.Markup end

@@ -6,11 +6,11 @@ local utf = {}
 
 local byte, sub = string.byte, string.sub
 
--- Whether a text is ASCII alone.
+-- Returns whether a text is ASCII alone.
 local function is_ascii(s) return not s:find '[\128-\255]' end
 utf.is_ascii = is_ascii
 
--- Bytes of the character that starts at byte i.
+-- Returns the bytes of the character that starts at byte i.
 local function width_at(s, i)
    local b = byte(s, i)
    if b < 0xC2 then return 1 end
@@ -80,7 +80,7 @@ for code in ([[133 160 5760 8192 8193 8194 8195 8196 8197 8198 8199 8200 8201 82
    wide_spaces[utf.char(tonumber(code))] = true
 end
 
--- Whether a character is white space.
+-- Returns whether a character is white space.
 function utf.is_space(c)
    local b = byte(c, 1)
    if #c == 1 then return b == 32 or b >= 9 and b <= 13 or b >= 28 and b <= 31 end
@@ -148,7 +148,7 @@ local function case_maps()
    return maps
 end
 
--- Whether a character has an upper or a lower case.
+-- Returns whether a character has an upper or a lower case.
 function utf.is_cased(c)
    if #c == 1 then return c:find '%a' ~= nil end
    local m = case_maps()
@@ -163,7 +163,7 @@ function utf.upper(s)
    return table.concat(list)
 end
 
--- Whether the sigma at place i ends a word.
+-- Returns whether the sigma at place i ends a word.
 local function is_final(list, i)
    return i > 1 and utf.is_cased(list[i - 1]) and not (list[i + 1] and utf.is_cased(list[i + 1]))
 end
@@ -179,7 +179,7 @@ function utf.lower(s)
    return table.concat(out)
 end
 
--- Whether a text has cased characters and `convert` (upper or lower) leaves it unchanged.
+-- Returns whether a text has cased characters and `convert` (upper or lower) leaves it unchanged.
 function utf.is_in_case(s, convert)
    local cased = false
    for _, c in ipairs(utf.chars(s)) do cased = cased or utf.is_cased(c) end
@@ -195,7 +195,7 @@ local function read_printable()
    return starts
 end
 
--- Whether Python's repr writes a character unescaped.
+-- Returns whether Python's repr writes a character unescaped.
 function utf.is_printable(c)
    if #c == 1 then return byte(c) >= 32 and byte(c) < 127 end
    printable = printable or read_printable()

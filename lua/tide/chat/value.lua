@@ -38,7 +38,7 @@ value.Float, value.List, value.Tuple, value.Dict = Float, List, Tuple, Dict
 value.Gen, value.Range, value.Markup, value.Undefined = Gen, Range, Markup, Undefined
 value.Callable, value.Namespace, value.Big, value.Group = Callable, Namespace, Big, Group
 
--- A pair of groupby: a tuple with names.
+-- Returns an attribute of a pair of groupby, a tuple with names.
 function Group.attribute(v, name)
    return name == 'grouper' and v[1] or name == 'list' and v[2] or nil
 end
@@ -78,7 +78,7 @@ end
 -- Returns the class of a value that is a table, else nil.
 function value.class(v) return type(v) == 'table' and getmetatable(v) or nil end
 
--- Whether a value is undefined.
+-- Returns whether a value is undefined.
 function value.is_undefined(v) return value.class(v) == Undefined end
 
 -- Returns the text of a str or Markup, else nil.
@@ -180,7 +180,7 @@ function value.members(v)
    return nil
 end
 
--- As above, but raises Python's error for values that are not iterable.
+-- Returns the same, but raises Python's error for values that are not iterable.
 function value.iterate(v)
    local items = value.members(v)
    if not items then fault.raise("'%s' object is not iterable", value.type_name(v)) end
@@ -210,8 +210,8 @@ end
 
 local equal
 
--- Whether a and b count as the same member of a list or dict: they are one object (NaN, too), or
--- equal.
+-- Returns whether a and b count as the same member of a list or dict: they are one object (NaN,
+-- too), or equal.
 local function same(a, b) return rawequal(a, b) or equal(a, b) end
 value.same = same
 

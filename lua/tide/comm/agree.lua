@@ -23,8 +23,8 @@ function agree.ranks_text(list)
       .. (more > 0 and (' and %d more'):format(more) or '')
 end
 
--- Groups of ranks that say the same of item i, in the order of their first ranks, of the first
--- ranks that should and do not; nil if all do.
+-- Returns the groups of ranks with equal texts of item i, in the order of their first ranks, among
+-- the first ranks that should agree and do not; nil if all agree.
 local function parted(all, i)
    local among, ranks_of = by_key()
    for r, row in ipairs(all) do table.insert(ranks_of(row[i] and row[i].among or ''), r) end
@@ -38,7 +38,7 @@ local function parted(all, i)
    end
 end
 
--- Those in the smallest number first.
+-- Returns the texts of groups, that of the fewest ranks first.
 local function shown(groups)
    local list = { unpack(groups) }
    table.sort(list, function(a, b)
@@ -53,7 +53,7 @@ end
 
 local most_lines = 3
 
--- Lines 'name = value' by name, and the names in order.
+-- Returns the lines 'name = value' by name, and the names in order.
 local function by_name(text)
    local values, names = {}, {}
    for line in text:gmatch '[^\n]+' do
@@ -64,7 +64,8 @@ local function by_name(text)
    return values, names
 end
 
--- Names that two texts have different values of, in the order of the first, then of the second.
+-- Returns the names whose values differ in two texts, in the order of the first, then of the
+-- second.
 local function differing(a, b)
    local first, names = by_name(a)
    local second, more = by_name(b)
@@ -78,13 +79,13 @@ local function differing(a, b)
    return list, first, second
 end
 
--- A value of a line, cut where it is long.
+-- Returns a value of a line, cut where it is long.
 local function short(value)
    if value == nil then return 'absent' end
    return #value > 60 and value:sub(1, 57) .. '...' or value
 end
 
--- The first lines in which the texts of two groups of ranks differ. groups: of parted.
+-- Returns the first lines in which the texts of two groups of ranks differ. groups: of parted.
 local function lines_shown(groups)
    local a, b = groups[1], groups[2]
    local names, first, second = differing(a.text, b.text)
@@ -98,7 +99,7 @@ local function lines_shown(groups)
    return table.concat(list, ', ') .. (more > 0 and (' and %d more'):format(more) or '')
 end
 
--- What the message says of the texts of an item.
+-- Returns what the message says of the texts of an item.
 local function told(item, groups)
    if item[3] == 'lines' then return '; ' .. lines_shown(groups) end
    return item[3] == 'shown' and '; ' .. shown(groups) or ''
@@ -122,7 +123,7 @@ local function text_of(item)
    return item[2]
 end
 
--- The items of a list in which some may be lists of items, in order.
+-- Returns the items of a list in which some may be lists of items, in order.
 local function flat(items, into)
    for _, item in ipairs(items) do
       if type(item[1]) == 'table' then flat(item, into) else into[#into + 1] = item end
@@ -130,8 +131,8 @@ local function flat(items, into)
    return into
 end
 
--- Whether what ranks of comm have in common of a model is settled: for them or for more ranks, of
--- which these were split off.
+-- Returns whether ranks of comm have compared a model already: these ranks, or a larger group from
+-- which they were split off.
 local function is_settled(comm, model)
    local over = rawget(model, '_settled')
    return over ~= nil and (over == comm or type(comm.id) == 'string'
@@ -144,8 +145,8 @@ end
 -- are sent), 'lines' (the text is many lines 'name = value'; the message quotes the first that
 -- differ). Further fields: among (only ranks with an equal value are compared; default: all), hint
 -- (what the user should do). Raises E_COMM if ranks are in other calls than op.
--- model: the one that the items describe, or nil. Collective, except on one rank, on imagined ranks
--- (the transport 'sim') and for what is settled.
+-- model: the one that the items describe, or nil. Collective, except on one rank, on simulated
+-- ranks (the transport 'sim') and for a settled model.
 function agree.check(comm, op, code, items, model)
    err.arg_if(type(comm) ~= 'table' or type(comm.size) ~= 'number', op, 'comm', 'a communicator',
       comm)
@@ -190,8 +191,8 @@ function agree.once(comm, op, what, text)
    seen[key], seen.count = true, seen.count + 1
 end
 
--- The result of fn(...), in which nothing about model is compared again on comm or a part of it:
--- the caller has just compared all that its calls would, and no one else changes the model in fn.
+-- Returns the result of fn(...), in which nothing about model is compared again on comm or a part
+-- of it: the caller has just compared it, and only the caller changes the model in fn.
 function agree.settled(comm, model, fn, ...)
    model._settled = comm
    return finally(function() model._settled = nil end, fn, ...)

@@ -1,4 +1,4 @@
--- Which rank of how many this process is, as launchers say in the environment.
+-- Which rank of how many this process is, from the environment that launchers set.
 --
 -- A launcher is a row of variable names; the first row with something set decides:
 -- RANK and WORLD_SIZE (as torchrun sets them), Open MPI, PMI (MPICH), Slurm. None: one process.
@@ -25,7 +25,7 @@ local rows = {
 local other_steps = { ['4294967290'] = true, ['4294967291'] = true, ['4294967292'] = true,
                       batch = true, extern = true, interactive = true }
 
--- The first of one or several variables that is set: its name and value.
+-- Returns the first of one or several variables that is set: its name and value.
 local function first(get, names)
    for _, name in ipairs(type(names) == 'table' and names or { names }) do
       local value = get(name)
@@ -91,8 +91,9 @@ local function local_part(row, get, size)
    return local_rank, local_size
 end
 
--- nil for one process without a launcher, else { rank, size, local_rank, local_size (either may be
--- nil), launcher, rank_name, size_name }. get: os.getenv, or a function that stands in for it.
+-- Returns nil for one process without a launcher, else { rank, size, local_rank, local_size (either
+-- may be nil), launcher, rank_name, size_name }. get: os.getenv, or a function that stands in for
+-- it.
 function env.detect(get)
    get = get or os.getenv
    for _, row in ipairs(rows) do
@@ -127,7 +128,7 @@ function env.check_launched(here, get)
       here.size_name, n, n, n, here.rank_name, here.size_name)
 end
 
--- What MPI says must be what the environment says. world: { rank, size }.
+-- Raises unless MPI and the environment agree. world: { rank, size }.
 function env.check_world(here, world)
    if here and here.size ~= world.size then
       err.raise('E_STATE', 'comm.env', 'the environment has %s=%d, but MPI counts %d process%s; '

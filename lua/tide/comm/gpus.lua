@@ -1,8 +1,8 @@
 -- Which GPU each rank has, and NCCL between them.
 --
--- Ranks exchange their machine, its GPUs and the one they were given; all see
--- the same table and draw the same conclusion. A GPU to a rank: NCCL. Threads that share one: they
--- move data there themselves. Anything else would leave GPUs idle, or is not possible.
+-- Ranks exchange their machine, its GPUs and the GPU they were given, so all choose alike from one
+-- table. With a GPU for each rank NCCL connects them. Threads that share a GPU move data there
+-- themselves. Anything else would leave GPUs idle, or is not possible.
 
 local tide = require 'tide'
 local dist = require 'tide.comm'
@@ -36,7 +36,7 @@ local function choose(rows)
    end
 end
 
--- How many GPUs there are among the rows.
+-- Returns how many GPUs there are among the rows.
 local function distinct(rows)
    local seen, n = {}, 0
    for _, row in ipairs(rows) do

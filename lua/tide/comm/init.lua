@@ -54,11 +54,12 @@ function dist.init(opts)
    return world
 end
 
--- The communicator of all ranks of this run (rank, size, all_reduce, ...; ?tide.comm.solo names the
--- file that lists them); joined by dist.init with its defaults at the first call.
+-- Returns the communicator of all ranks of this run (rank, size, all_reduce, ...; ?tide.comm.solo
+-- names the file that lists them); joined by dist.init with its defaults at the first call.
 function dist.world() return world or dist.init() end
 
--- The communicator that was given as an argument or option `comm` of op; nil stands for the world.
+-- Returns the communicator that was given as an argument or option `comm` of op; nil means the
+-- world.
 function dist.comm_of(op, comm)
    if comm == nil then return dist.world() end
    return signature.check(op, 'comm', comm, 'comm')
@@ -75,7 +76,7 @@ function dist.set_world(comm)
    return comm
 end
 
--- Leaves the group. Afterwards this is one rank of its own, or another set_world.
+-- Leaves the group. Afterwards this state is a single rank, until set_world.
 function dist.close()
    if world and world.close then world:close() end
    world = nil
@@ -94,19 +95,19 @@ end
 -- GPUs.
 function dist.nccl(over, opts) return require('tide.ffi.dist').nccl(over, opts) end
 
--- A GPU for every rank of comm, and the communicator between them; see comm/gpus.lua. A program of
--- several ranks calls it first: tide.comm.set_world(tide.comm.gpus()).
+-- Gives every rank of comm a GPU and returns the communicator between them; see comm/gpus.lua. A
+-- program of several ranks calls it first: tide.comm.set_world(tide.comm.gpus()).
 function dist.gpus(comm, opts) return require 'tide.comm.gpus'(comm, opts) end
 
 -- Makes the group through which N threads of this process communicate; see tide.ffi.dist.
 function dist.group(nrank, opts) return require('tide.ffi.dist').group(nrank, opts) end
 
--- One rank of an imagined n, for planning: counts calls and bytes, moves nothing.
+-- Makes one simulated rank of n, for planning: it counts calls and bytes and moves nothing.
 function dist.simulate(n, rank, host_size)
    return require('tide.ffi.dist').simulate(n, rank, host_size)
 end
 
--- Sums a list of numbers over ranks; returns the list of sums. All ranks must call it.
+-- Sums a list of numbers over ranks; returns the list of sums. Collective.
 function dist.sum(comm, numbers)
    if comm.size == 1 then return numbers end
    local tide = require 'tide'
@@ -115,7 +116,7 @@ function dist.sum(comm, numbers)
    return t:tolist()
 end
 
--- True on every rank if `flag` is true on any.
+-- Returns true on every rank if `flag` is true on any. Collective.
 function dist.any(comm, flag) return dist.sum(comm, { flag and 1 or 0 })[1] > 0 end
 
 -- Runs fn on rank 0 and a barrier on all; an error on rank 0 is an error on every rank.
@@ -153,7 +154,7 @@ signature.doors('comm', dist, {
    together = 'comm: comm; fn: function', set_world = 'comm: comm',
 })
 
--- A name of other libraries is answered with what does its work here.
+-- A name of another library raises an error that names its counterpart here.
 return setmetatable(dist, { __index = function(_, key)
    local other = instead.comm[key]
    if other then err.raise('E_ARG', 'comm', "no '%s'; instead: %s", key, other) end

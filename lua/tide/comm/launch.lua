@@ -13,14 +13,14 @@ local function host()
    return type(h) == 'table' and h or {}
 end
 
--- The job's name for checkpoints; nil when it is not restarted.
+-- Returns the job's name for checkpoints; nil when it is not restarted.
 function launch.job() return host().job end
 
--- How often the job has been started again.
+-- Returns how often the job has been started again.
 function launch.restarts() return host().restart or 0 end
 
--- The folder of a run to resume: `out`, if this is another attempt of the job that wrote the
--- newest checkpoint there; else nil.
+-- Returns the folder of a run to resume: `out`, if this is another attempt of the job that wrote
+-- the newest checkpoint there; else nil.
 function launch.resume_from(out)
    if launch.restarts() == 0 or not out or not fs.exists(fs.join(out, 'LATEST')) then return nil end
    local op = 'comm.launch'
@@ -36,7 +36,7 @@ function launch.watch()
    if type(package.loaded['tide.host']) ~= 'table' then require('tide.ffi.signal').watch() end
 end
 
--- The number of the signal that was noted, or nil.
+-- Returns the number of the signal that was noted, or nil.
 function launch.signal()
    local noted = package.loaded['tide.ffi.signal']
    return type(noted) == 'table' and noted.seen() or nil
@@ -48,7 +48,8 @@ function launch.unwatch()
    if type(noted) == 'table' then noted.unwatch() end
 end
 
--- What the launcher of processes calls this job, the same on all of its ranks; nil without one.
+-- Returns the name that the launcher of processes gives this job, the same on all ranks; nil
+-- without a launcher.
 function launch.job_of_launcher(get)
    get = get or os.getenv
    local here = require('tide.comm.env').detect(get)

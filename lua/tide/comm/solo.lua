@@ -8,7 +8,7 @@
 
 local solo = {}
 
--- The communicator of one rank; what it can do is at the top of this file.
+-- Returns the communicator of one rank; its methods are at the top of this file.
 function solo.new() return require('tide.ffi.dist').join() end
 
 return solo

@@ -1,10 +1,10 @@
 -- Names the rank that keeps the others waiting.
 --
--- What a rank does between collectives is its own time; what it spends in them is
--- mostly waiting. So a rank counts, over a window of steps, the seconds of each section of its
--- program less the seconds that blocking collectives took meanwhile. At the end of a window the
--- ranks exchange these sums once, and every rank finds the same answer: the slowest rank, if its
--- own time is more than `ratio` of the median, and its section that is longest beyond the median.
+-- Time between collectives is a rank's own; time inside them is mostly waiting. So a rank counts,
+-- over a window of steps, the seconds of each section of its program less the seconds of blocking
+-- collectives. At the end of a window the ranks exchange these sums once, and every rank finds the
+-- same answer: the slowest rank, if its own time is more than `ratio` of the median, and the
+-- section that exceeds its median most.
 
 local copy = require('tide.util.dims').copy
 local err = require 'tide.util.err'
@@ -33,12 +33,12 @@ function Watch:clear()
    self.step = 0
 end
 
--- From here on time counts for the section that lap names.
+-- Starts the time of the section that the next lap names.
 function Watch:mark()
    self.at, self.waited = self.clock(), self.comm.size > 1 and self.comm:waited() or 0
 end
 
--- Section i (from 1) ends here.
+-- Ends section i (from 1).
 function Watch:lap(i)
    err.integer('comm.straggler.lap', 'i', i, 1, #self.sections)
    local at, waited = self.at, self.waited
@@ -54,12 +54,12 @@ function straggler.median(list)
    return n % 2 == 1 and sorted[(n + 1) / 2] or (sorted[n / 2] + sorted[n / 2 + 1]) / 2
 end
 
--- With two ranks the median would be half of the slow one: the quicker is the measure.
+-- Returns the usual time: the median, or of two ranks the smaller one.
 local function usual(list)
    return #list == 2 and math.min(list[1], list[2]) or straggler.median(list)
 end
 
--- rows[rank + 1][section]: nil, or { rank, ratio, section, seconds }.
+-- Returns the slow rank of rows[rank + 1][section] as { rank, ratio, section, seconds }, or nil.
 function straggler.find(rows, sections, ratio)
    local sums, slow = {}, 1
    for r, row in ipairs(rows) do
@@ -80,8 +80,8 @@ function straggler.find(rows, sections, ratio)
             seconds = sums[slow] - base }
 end
 
--- A step ends. At the end of a window (all ranks call it the same number of times): what find
--- returns, and a line for people.
+-- Ends a step; all ranks call it the same number of times. At the end of a window it returns what
+-- find returns, and a line of text.
 function Watch:next()
    self.step = self.step + 1
    if self.step < self.steps or self.comm.size == 1 then return nil end

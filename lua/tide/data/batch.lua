@@ -56,7 +56,7 @@ function batch.split(starts, n)
    return parts
 end
 
--- The windows of a validation source, evenly spaced, at most `limit`.
+-- Returns the windows of a validation source, evenly spaced, at most `limit`.
 function batch.windows(source, seq, limit)
    local n = math.floor((err.integer('data.batch.windows', 'source.count', source.count, 0) - 1)
       / seq)

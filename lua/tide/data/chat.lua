@@ -71,8 +71,8 @@ local function meant_by(role)
    end
 end
 
--- Refuses a role that is misspelt, or that other forms have: it would be written by the template,
--- and not be trained on, without a word.
+-- Refuses a role that is misspelt or belongs to another form: the template would write it, and
+-- training would silently skip it.
 local function check_roles(messages, o)
    for i, message in ipairs(messages) do
       local role = message.role
@@ -160,7 +160,7 @@ local function why_unlabelled(messages, o)
       quoted(has), quoted(sorted_keys(o.roles)))
 end
 
--- The documents of a record: the one that it is.
+-- Returns the documents of a record: a list of one.
 local function of_record(t, o)
    local example = record._of(t, o.format)
    local text, ranges = text_of(example, o)
@@ -222,8 +222,8 @@ local function settled(op, opts)
    return o
 end
 
--- What load does, for another kind of records. op: the door; read(t, o): the documents of a record
--- (see data.jsonl).
+-- Does what load does, for another kind of records. op: the name in errors; read(t, o): the
+-- documents of a record (see data.jsonl).
 function chat._load(op, paths, opts, read)
    local o = settled(op, opts)
    local function docs_of(t) return read(t, o) end
@@ -244,7 +244,7 @@ function chat._load(op, paths, opts, read)
    return corpus
 end
 
--- For such a read: a text with its ranges as a document, and the check of roles.
+-- For functions read of other kinds: makes a document of a text and its ranges; checks roles.
 chat._tokenized, chat._check_roles = tokenized, check_roles
 
 -- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them.

@@ -18,7 +18,8 @@ local op = 'data.choices'
 
 local is_null = fs.is_null
 
--- The value of the first of some fields that a record has, and its name; else nil and the first.
+-- Returns the value of the first of some fields that a record has, and its name; else nil and the
+-- first.
 local function field_of(t, names)
    for _, name in ipairs(names) do
       if not is_null(t[name]) then return t[name], name end

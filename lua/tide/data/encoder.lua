@@ -3,7 +3,7 @@
 -- An encoder has tokenizer, width (bytes an id), eos (the id that ends a document, as bytes) and
 -- encode(path, text) -> ids as a string. A file of the folder is named by hashes of the text and of
 -- the tokenizer's files and ends with a hash of its own, so it is never stale, and a damaged one is
--- made anew. Ids of a tokenizer without files, that of bytes, are not kept.
+-- replaced. Ids of the byte tokenizer, which has no files, are not kept.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'

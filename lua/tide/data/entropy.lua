@@ -1,6 +1,6 @@
 -- Order-2 entropy of bytes: H(next | previous two) in nats, from counts.
 --
--- What a perfect table of byte trigrams would lose per byte on the text it was counted on. A model
+-- It is the loss per byte of a perfect table of byte trigrams on the text that was counted. A model
 -- whose validation loss is well below it has learnt more than local spelling.
 
 local each = require 'tide.util.each'

@@ -1,7 +1,7 @@
--- JSON Lines: one record a line. What is wrong with a line is named by file and line.
+-- JSON Lines: one record a line. Errors name file and line.
 --
 -- A file that begins with '[' is one JSON list of records; its errors have the record's number.
--- What reads a record calls `_broken` or `_wrong` where it is no good; `_try` gives that as a text.
+-- A reader of records calls `_broken` or `_wrong` for an invalid one; `_try` returns the reason.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -27,15 +27,15 @@ local function shown(v)
    return tostring(v)
 end
 
--- The same, of a field with a value that was not expected.
+-- Ends it because of a field with an unexpected value.
 function jsonl._wrong(field, expected, v)
    jsonl._broken('%s: expected %s, got %s', field, expected, shown(v))
 end
 
--- Whether a value is an object or a list.
+-- Returns whether a value is an object or a list.
 function jsonl._is_table(v) return type(v) == 'table' and v ~= fs.io().json.null end
 
--- Whether a value is a list, which may be empty.
+-- Returns whether a value is a list, which may be empty.
 function jsonl._is_list(v)
    return type(v) == 'table' and (fs.io().json.is_array(v) or v[1] ~= nil)
 end
@@ -48,7 +48,7 @@ function jsonl._try(fn, ...)
    error(result, 0)
 end
 
--- The results of fn(...), of which any error is wrong with the record. what: stands before it.
+-- Returns the results of fn(...); any error in it is a fault of the record. what: text before it.
 function jsonl._guard(what, fn, ...)
    local ok, result, more = pcall(fn, ...)
    if ok then return result, more end
@@ -59,11 +59,11 @@ end
 
 -- ---- files -------------------------------------------------------------------------------------
 
--- Returns an open file; raises of what is no text.
+-- Returns an open file; raises unless it is text.
 local function open(path)
    if not fs.size(path) then
       err.raise('E_IO', op, 'cannot read %s: %s', path,
-         fs.exists(path) and 'it is no regular file' or 'there is no such file')
+         fs.exists(path) and 'it is not a regular file' or 'there is no such file')
    end
    local file, why = io.open(path, 'rb')
    if not file then err.raise('E_IO', op, 'cannot read %s', why) end
@@ -90,7 +90,8 @@ local function decode(text)
    return as_record(value)
 end
 
--- An iterator over the lines of a file. LuaJIT's own stops at a byte of 0 and adds the next line.
+-- Returns an iterator over the lines of a file. LuaJIT's own stops at a byte of 0 and adds the next
+-- line.
 local function lines(file)
    local rest, at = '', 1
    return function()
@@ -132,8 +133,8 @@ local function each_of_list(path, fn)
 end
 
 -- Calls fn(record, place, problem) for each record of a file in order: place is 'FILE, line N';
--- record is nil where the line is no JSON object, and problem says why. Records keep the order of
--- their names (see json.decode, lossless). E_FORMAT: the file is no text.
+-- record is nil where the line is not a JSON object, and problem says why. Records keep the order
+-- of their names (see json.decode, lossless). E_FORMAT: the file is not text.
 function jsonl.each(path, fn)
    err.type(op, 'path', path, 'string')
    err.func(op, 'fn', fn)
@@ -148,8 +149,8 @@ function jsonl.each(path, fn)
    if not ok then error(problem, 0) end
 end
 
--- Returns a list of what read(record, place) makes of the records of a file. The first broken one
--- is E_FORMAT of op; with skip_bad they are counted: bad = { count, the first ten messages }.
+-- Returns a list of the results of read(record, place) for the records of a file. The first broken
+-- one is E_FORMAT of op; with skip_bad they are counted: bad = { count, the first ten messages }.
 function jsonl._records(op_, path, skip_bad, bad, read)
    local list = {}
    jsonl.each(path, function(t, place, problem)

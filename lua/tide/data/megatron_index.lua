@@ -15,7 +15,7 @@ local widths = { [4] = 4, [8] = 2 }
 local names = { 'uint8', 'int8', 'int16', 'int32', 'int64', 'float64', 'float32', 'uint16' }
 
 -- Returns width, number of sequences and of document entries from the first bytes of an index of
--- `size` bytes; raises of what is no index.
+-- `size` bytes; raises unless it is an index.
 function index.header(op, path, text, size)
    err.raise_if(text:sub(1, 9) ~= index.magic, 'E_FORMAT', op, '%s is no index of a Megatron data '
       .. 'set', path)

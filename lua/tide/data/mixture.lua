@@ -4,7 +4,7 @@
 --    local mix = tide.data.mixture { parts = parts, seq = 512, batch = 8, seed = 1 }
 --    run { train = mix.source, sampler = mix, ... }
 --
--- Item k of the endless order is of the part that lags most behind its share of k, so after
+-- Item k of the endless order comes from the part that lags most behind its share of k, so after
 -- any number of items each part is within one item of its weight. A part that is used up begins
 -- again, in another order. The global batch does not depend on the number of ranks.
 
@@ -32,7 +32,7 @@ local function part_sampler(o, i, part)
    return sampler.new(opts)
 end
 
--- The sum of weights, and whether items are rows.
+-- Returns the sum of weights, and whether items are rows.
 local function weigh(parts)
    local total, rows = 0, 0
    for _, part in ipairs(parts) do
@@ -82,7 +82,7 @@ local function moved(item, offset)
    return row
 end
 
--- The items of this rank in the next global batch: starts of windows, or rows.
+-- Returns the items of this rank in the next global batch: starts of windows, or rows.
 function Mixture:next()
    local each, mine = self.batch / self.size, {}
    for k = 0, self.batch - 1 do
@@ -94,17 +94,17 @@ function Mixture:next()
    return mine
 end
 
--- Rows of the documents held out (val_cu); see packed.held_out.
+-- Returns the rows of the documents held out (val_cu); see packed.held_out.
 function Mixture:held_out(limit) return self.samplers[1]:held_out(limit) end
 
--- Passes through the part that was seen most often.
+-- Returns the passes through the part that was seen most often.
 function Mixture:epochs()
    local most = 0
    for _, part in ipairs(self.samplers) do most = math.max(most, part:epochs()) end
    return most
 end
 
--- What restore needs to continue from here: plain data.
+-- Returns what restore needs to continue from here: plain data.
 function Mixture:state()
    local parts = {}
    for i, part in ipairs(self.samplers) do

@@ -1,18 +1,18 @@
 -- Rows of whole documents: which documents make up which step, a pure function of (seed, position).
 --
 -- The documents of an epoch are visited in the order of a keyed permutation (see data.sampler) and
--- laid into rows of `seq` tokens: one behind the other or, with fit = 'best', 512 at a time, the
+-- packed into rows of `seq` tokens: one after the other or, with fit = 'best', 512 at a time, the
 -- longest first, each into the fullest row with room. A document longer than a row is cut into
 -- pieces, each a document of its own to attention (or see the option `long`). Row k of the
 -- endless list of rows belongs to step floor(k / batch), whatever the number of ranks, so a run
 -- resumes on another mesh.
 --
 -- A batch is one stream [1, rows * seq]: ids, labels (-100 at the end of a document and in
--- padding), positions that begin anew in each document, index i32 [1, T, 2] of (document,
+-- padding), positions that restart in each document, index i32 [1, T, 2] of (document,
 -- position), and cumulative lengths cu_real (tokens) and cu_slot (places), i32.
 --
--- What is held out is laid into rows the same way, in the order of its documents (`held_out`), so
--- that a model is measured on what it is trained on, whatever the mesh.
+-- Held-out documents are packed the same way, in their order (`held_out`), so a model is evaluated
+-- as it is trained, whatever the mesh.
 
 local tide = require 'tide'
 local bins = require 'tide.util.bins'
@@ -99,15 +99,15 @@ function packed.new(opts)
    return self
 end
 
--- Whether a label of a piece counts, as far as the mask of the source is known.
+-- Returns whether a label of a piece counts; true without a source.
 local function is_trained(source, at, n, goes_on)
    local mask = source and source:mask(at, goes_on and n + 1 or n)
    return not mask or mask:find('\1', 2, true) ~= nil
 end
 
--- Pieces { start, length, goes_on, slot } of the documents. order(k): the document (from 0) at
--- place k (from 0). source: of the documents, or nil; its pieces without a label that counts are
--- left out.
+-- Returns the pieces { start, length, goes_on, slot } of the documents. order(k): the document
+-- (from 0) at place k (from 0). source: of the documents, or nil; its pieces without a label that
+-- counts are left out.
 local function pieces_of(self, cu, order, source)
    local list, seq, unit = {}, self.seq, self.unit
    for k = 0, #cu - 2 do
@@ -125,8 +125,8 @@ local function pieces_of(self, cu, order, source)
    return list
 end
 
--- The pieces of the documents first .. first + together - 1 that have a label that counts, and the
--- places they take. Of a group longer than a row each document keeps seq / together tokens.
+-- Returns the pieces of the documents first .. first + together - 1 that have a label that counts,
+-- and the places they take. Of a group longer than a row each document keeps seq / together tokens.
 local function members_from(self, cu, first, source)
    local unit, list, slot, most = self.unit, {}, 0, math.huge
    local function rounded(n) return math.ceil(n / unit) * unit end
@@ -143,8 +143,8 @@ local function members_from(self, cu, first, source)
    return list, slot
 end
 
--- Pieces { start, places, false, places, members } of groups of documents that share a row. A group
--- with a document without a label that counts is left out.
+-- Returns the pieces { start, places, false, places, members } of groups of documents that share a
+-- row. A group with a document without a label that counts is left out.
 local function groups_of(self, cu, order, source)
    local list, k = {}, self.together
    for g = 0, (#cu - 1) / k - 1 do
@@ -155,7 +155,7 @@ local function groups_of(self, cu, order, source)
    return list
 end
 
--- Rows whose groups are taken apart again.
+-- Splits the groups in rows into their pieces again.
 local function members_of(rows)
    local list = {}
    for r, row in ipairs(rows) do
@@ -170,7 +170,7 @@ end
 -- Rules: rows of pieces.
 local rules = {}
 
--- One behind the other.
+-- Packs pieces one after the other.
 function rules.next(pieces, seq)
    local rows, free = {}, 0
    for _, piece in ipairs(pieces) do
@@ -181,14 +181,14 @@ function rules.next(pieces, seq)
    return rows
 end
 
--- A row for each.
+-- Gives each piece a row of its own.
 function rules.alone(pieces)
    local rows = {}
    for i, piece in ipairs(pieces) do rows[i] = { piece } end
    return rows
 end
 
--- Rows of n pieces after the first `before`, as lists of places in increasing order.
+-- Returns the rows of n pieces after the first `before`, as lists of places in increasing order.
 local function best_of(pieces, before, n, seq)
    local slots, order = {}, {}
    for i = 1, n do slots[i], order[i] = pieces[before + i][4], i end
@@ -198,10 +198,10 @@ local function best_of(pieces, before, n, seq)
    return rows
 end
 
--- How many pieces are laid together.
+-- Pieces that are packed at a time.
 local group = 512
 
--- Each into the fullest row with room; rows keep the order of their first pieces.
+-- Packs each piece into the fullest row with room; rows keep the order of their first pieces.
 function rules.best(pieces, seq)
    local rows = {}
    for before = 0, #pieces - 1, group do
@@ -229,8 +229,8 @@ local function rows_of(self, epoch)
       .. "give a larger seq, or long = 'split'", self.seq)
 end
 
--- All rows of the documents in their order, of those that are held out with is_val: each document
--- once, for what is computed before training.
+-- Returns all rows of the documents in their order, of those that are held out with is_val: each
+-- document once, for what is computed before training.
 function Packed:all(is_val)
    local cu, source = self.cu, self.source
    if is_val then cu, source = self.val_cu, self.val_source end
@@ -238,7 +238,8 @@ function Packed:all(is_val)
    return lay_rows(self, cu, function(k) return k end, source)
 end
 
--- Rows of the documents held out (val_cu), in their order: at most `limit`, evenly spaced.
+-- Returns the rows of the documents held out (val_cu), in their order: at most `limit`, evenly
+-- spaced.
 function Packed:held_out(limit)
    err.raise_if(not self.val_cu, 'E_STATE', 'data.packed.held_out', 'the sampler knows no '
       .. 'documents of the validation data; give it val_cu, their cumulative lengths')
@@ -248,13 +249,13 @@ function Packed:held_out(limit)
    return list
 end
 
--- The number of rows of the first pass through the data; further ones may differ by a few.
+-- Returns the number of rows of the first pass through the data; further ones may differ by a few.
 function Packed:rows_per_epoch()
    if not self.first_rows then self.first_rows = #rows_of(self, 0) end
    return self.first_rows
 end
 
--- The row after the last one given out.
+-- Returns the row after the last one given out.
 local function take(self)
    if self.rows_epoch ~= self.epoch then
       self.rows, self.rows_epoch = rows_of(self, self.epoch), self.epoch
@@ -265,7 +266,7 @@ local function take(self)
    return row
 end
 
--- This rank's rows of the next global batch.
+-- Returns this rank's rows of the next global batch.
 function Packed:next()
    local each, mine = self.batch / self.size, {}
    for i = 0, self.batch - 1 do
@@ -275,25 +276,25 @@ function Packed:next()
    return mine
 end
 
--- Rows as a batch on a device; see packed.make.
+-- Returns the rows as a batch on a device; see packed.make.
 function Packed:make(source, rows, device)
    return packed.make(source, rows, self.seq, { device = device })
 end
 
--- Passes through the data so far.
+-- Returns the passes through the data so far.
 function Packed:epochs()
    if self.row == 0 then return self.epoch end
    return self.epoch + self.row / #self.rows
 end
 
--- What restore needs to continue from here: plain data.
+-- Returns what restore needs to continue from here: plain data.
 function Packed:state()
    return { seed = self.seed, epoch = self.epoch, row = self.row, seq = self.seq, unit = self.unit,
       documents = #self.cu - 1, tokens = self.cu[#self.cu], fit = self.fit, long = self.long,
       masked = self.source ~= nil, together = self.together }
 end
 
--- What states of earlier versions, which do not say it, were taken with.
+-- The options of states of earlier versions, which do not store them.
 local before = { fit = 'next', long = 'split', masked = false, together = 1 }
 
 -- Continues where a state was taken; the global batch and the number of ranks may differ.
@@ -343,8 +344,8 @@ local function check_rows(op, rows)
    end
 end
 
--- Rows of a sampler as tensors of one stream. Beside the tensors: count, the number of labels that
--- count.
+-- Returns the rows of a sampler as tensors of one stream. Beside the tensors: count, the number of
+-- labels that count.
 function packed.make(source, rows, seq, opts)
    check_rows('data.packed.make', rows)
    local lists, at, count = { ids = {}, labels = {}, positions = {} }, 0, 0
@@ -371,7 +372,7 @@ function packed.make(source, rows, seq, opts)
    return out
 end
 
--- Options of a sampler of documents; what derives from it takes them, too.
+-- Options of a sampler of documents and of samplers derived from it.
 packed.options = {
    'cu: table -- cumulative lengths of the documents',
    'val_cu: table? -- cumulative lengths of the documents that are held out',

@@ -3,9 +3,9 @@
 --    { prompt, chosen, rejected }      texts, or lists of messages { role, content }
 --    { chosen, rejected }              whole chats or texts, which begin with the same prompt
 --
--- Of a pair the two answers become two documents, each behind the prompt, one after the other; the
--- mask is 1 for tokens of the answer. data.packed keeps pairs in a row with together = 2; `sampler`
--- here does, and makes batches that nn.preference.objective takes.
+-- A pair becomes two neighbouring documents, the prompt with each answer; the mask is 1 for tokens
+-- of the answer. data.packed keeps pairs in a row with together = 2. `sampler` here does that, and
+-- makes batches for nn.preference.objective.
 
 local chat = require 'tide.data.chat'
 local err = require 'tide.util.err'
@@ -26,7 +26,7 @@ local function same_message(a, b)
       and fs.io().json.encode(a.content) == fs.io().json.encode(b.content)
 end
 
--- Number of things that two lists, or texts, begin with alike.
+-- Returns the length of the common beginning of two lists or texts.
 local function alike(a, b)
    local n = 0
    local text = type(a) == 'string'
@@ -37,7 +37,7 @@ local function alike(a, b)
    return n
 end
 
--- Whether byte i of a text continues a character of UTF-8.
+-- Returns whether byte i of a text continues a character of UTF-8.
 local function continues(s, i) return (s:byte(i) or 0) >= 0x80 and s:byte(i) < 0xC0 end
 
 -- Splits two answers that hold their prompt. Texts part at a space, or at the character that
@@ -93,8 +93,8 @@ local function joined(a, b)
    return out
 end
 
--- The text that a template writes for a prompt and an answer (messages), and the bytes of the
--- answer.
+-- Returns the text that a template writes for a prompt and an answer (messages), and the bytes of
+-- the answer.
 local function chat_text(prompt, answer, tools, o)
    if not o.template then
       jsonl._broken('the record has messages, and there is no template to write them with '
@@ -132,7 +132,7 @@ local function document(prompt, answer, name, tools, o)
    return chat._tokenized(text, ranges, true, o)
 end
 
--- The two documents of a record.
+-- Returns the two documents of a record.
 local function read(t, o)
    check_given(t, 'chosen')
    check_given(t, 'rejected')
@@ -162,7 +162,7 @@ local Packed = packed._Packed
 local Sampler = setmetatable({}, { __index = Packed })
 Sampler.__index = Sampler
 
--- Sums of log-probabilities under the reference, by the first token of an answer.
+-- Returns the sums of log-probabilities under the reference, by the first token of an answer.
 local function reference_of(self, source)
    return source == self.val_source and self.reference.val or self.reference.train
 end
@@ -184,7 +184,7 @@ function Sampler:make(source, rows, device)
    return batch
 end
 
--- Sums in the order of the documents, for a checkpoint; 0 for answers that no row has.
+-- Returns the sums in the order of the documents, for a checkpoint; 0 for answers that no row has.
 local function listed(known, cu)
    local list = {}
    for i = 1, #cu - 1 do list[i] = known[cu[i]] or 0 end
@@ -194,7 +194,7 @@ end
 -- Sets the sums of a part ('train' or 'val'): by the first token of each answer.
 function Sampler:set_reference(part_name, known) self.reference[part_name] = known end
 
--- As that of data.packed, with the sums under the reference.
+-- Returns the state of data.packed with the sums under the reference.
 function Sampler:state()
    local s = Packed.state(self)
    s.reference = { train = listed(self.reference.train, self.cu),
@@ -215,8 +215,8 @@ function Sampler:restore(state)
    end
 end
 
--- A sampler of rows of pairs: data.packed.new with together = 2, whose batches say which tokens are
--- of which answer. Its state holds the sums under the reference.
+-- Returns a sampler of rows of pairs: data.packed.new with together = 2, whose batches say which
+-- tokens are of which answer. Its state holds the sums under the reference.
 function preference.sampler(opts)
    err.raise_if(opts.together ~= 1 and opts.together ~= 2, 'E_ARG', 'data.preference.sampler',
       'together: the answers of a pair are 2, got %d', opts.together)

@@ -73,18 +73,18 @@ function Sampler:next()
    return list
 end
 
--- Passes through the data so far.
+-- Returns the passes through the data so far.
 function Sampler:epochs() return self.position / self.windows end
 
--- What restore needs to continue from here: plain data.
+-- Returns what restore needs to continue from here: plain data.
 function Sampler:state()
    return {
       seed = self.seed, position = self.position, seq = self.seq, count = self.count,
    }
 end
 
--- Raises where a state and this run differ in one of some values. before: what a state that lacks
--- a value was taken with.
+-- Raises if a state and this run differ in one of the values `names`. before: the values of a state
+-- that does not store them.
 function sampler._check_state(op, names, state, now, before)
    for _, k in ipairs(names) do
       if state[k] ~= now[k] and (state[k] ~= nil or now[k] ~= before[k]) then
@@ -101,7 +101,7 @@ function Sampler:restore(state)
    self.position = err.integer(op, 'position', state.position, 0)
 end
 
--- Options of every sampler, beside the batch that they cut.
+-- Options of every sampler but the size of its batch.
 sampler.options = {
    'seed: integer >= 0 = 0 -- decides the order',
    'size: integer >= 1 = 1 -- ranks with data of their own',

@@ -9,7 +9,7 @@ local tokens = require 'tide.data.tokens'
 
 local survey = {}
 
--- The largest of the ids in text, of `width` bytes each, and its place (from 0).
+-- Returns the largest of the ids in text, of `width` bytes each, and its place (from 0).
 local function largest_of(text, width)
    local most, at = -1, 0
    for i = 0, #text / width - 1 do
@@ -19,7 +19,7 @@ local function largest_of(text, width)
    return most, at
 end
 
--- The largest id that is seen, and the token that has it (from 0); nil of an empty source.
+-- Returns the largest id that is seen, and the token that has it (from 0); nil of an empty source.
 function survey.largest(source)
    local most, at = -1, nil
    tokens.each_piece(source, function(start, text)

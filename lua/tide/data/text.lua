@@ -42,12 +42,12 @@ local function collect(path, list, depth)
    end
 end
 
--- The files a path stands for; .bin files only if there is no text file.
+-- Returns the files at or below a path; .bin files only if there is no text file.
 function text.files(path)
    if not fs.is_dir(path) then
       if not fs.size(path) then
          err.raise('E_IO', op, 'cannot read %s: %s', path,
-            fs.exists(path) and 'it is no regular file' or 'there is no such file or folder')
+            fs.exists(path) and 'it is not a regular file' or 'there is no such file or folder')
       end
       return { path }
    end
@@ -62,22 +62,22 @@ function text.files(path)
    return #plain > 0 and plain or binary
 end
 
--- Where validation begins, in units of the file: nothing is split off tiny files.
+-- Returns where validation begins, in units of the file: nothing is split off tiny files.
 local function split_at(n, share)
    local held = math.floor(n * share)
    return held < 16 and n or n - held
 end
 
--- Refuses what is no text: no encoding of text that is in use for bytes has a zero byte.
+-- Refuses a file with a zero byte: it is not text in a common encoding of bytes.
 local function check_text(path, content)
    local zero = content:find('\0', 1, true)
    if not zero then return end
    local what = kind.of(content)
-   err.raise('E_FORMAT', op, '%s is no text, byte %d of it is 0%s; binary = true (--binary) takes '
+   err.raise('E_FORMAT', op, '%s is not text, byte %d of it is 0%s; binary = true (--binary) takes '
       .. 'files as bytes whatever they hold', path, zero, what and ': ' .. what or '')
 end
 
--- The place of a cut, moved behind a character that it would divide.
+-- Returns the place of a cut, moved to the end of a character that it would divide.
 local function between_characters(content, cut)
    while cut < #content and content:byte(cut + 1) >= 0x80 and content:byte(cut + 1) < 0xC0 do
       cut = cut + 1

@@ -17,7 +17,7 @@ local signature = require 'tide.util.signature'
 
 local tokens = {}
 
--- A source is one that is made here, or works as they do.
+-- A source is one made here, or an object with the same methods.
 signature.kind('source', 'a token source (data.tokens)', function(v)
    return type(v) == 'table' and type(v.raw) == 'function' and type(v.count) == 'number'
       and type(v.width) == 'number'
@@ -31,13 +31,14 @@ end
 local Memory = {}
 Memory.__index = Memory
 
--- The bytes of tokens start (from 0) to start + n - 1; raises outside the source.
+-- Returns the bytes of tokens start (from 0) to start + n - 1; raises outside the source.
 function Memory:raw(start, n)
    check_range('data.tokens.raw', self, start, n)
    return self.text:sub(start * self.width + 1, (start + n) * self.width)
 end
 
--- The mask of tokens start to start + n - 1: a byte each, 1 where the token counts as a label.
+-- Returns the mask of tokens start to start + n - 1: a byte each, 1 where the token counts as a
+-- label.
 local function memory_mask(self, start, n)
    check_range('data.tokens.mask', self, start, n)
    return self.bytes_of_mask:sub(start + 1, start + n)
@@ -53,7 +54,7 @@ end
 local File = {}
 File.__index = File
 
--- The same, read from the file; raises E_IO where it has become shorter.
+-- Returns the same, read from the file; raises E_IO if it has become shorter.
 function File:raw(start, n)
    local op = 'data.tokens.raw'
    check_range(op, self, start, n)
@@ -68,8 +69,8 @@ end
 -- Closes the file.
 function File:close() self.file:close() end
 
--- Whether these bytes of a file look like ids of 4 bytes: taken as ids of 2, every second one is 0,
--- or tiny beside the others.
+-- Returns whether these bytes of a file look like ids of 4 bytes: taken as ids of 2, every second
+-- one is 0, or tiny beside the others.
 local function looks_wide(text)
    local n, low, high = math.floor(#text / 4), 0, 0
    for i = 0, n - 1 do
@@ -79,7 +80,7 @@ local function looks_wide(text)
    return n >= 16 and (high == 0 and low > 0 or high < 16 and low >= 4096)
 end
 
--- Bytes an id of a file without a header. given: what the caller says, or nil.
+-- Returns the bytes per id of a file without a header. given: the caller's width, or nil.
 local function raw_width(op, path, f, size, given)
    local index = index_.beside(op, path)
    if index then
@@ -120,12 +121,12 @@ local function layout(op, path, f, given)
    return 0, width, size / width
 end
 
--- A source that reads a file of ids.
+-- Returns a source that reads a file of ids.
 function tokens.file(path, opts)
    local op = 'data.tokens.file'
    local width = opts.width
    if fs.exists(path) and not fs.size(path) then      -- a pipe would be waited for
-      err.raise('E_FORMAT', op, '%s is no regular file', path)
+      err.raise('E_FORMAT', op, '%s is not a regular file', path)
    end
    local f, why = io.open(path, 'rb')
    if not f then err.raise('E_IO', op, 'cannot read %s', why) end
@@ -141,7 +142,7 @@ end
 local Slice = {}
 Slice.__index = Slice
 
--- The same, counted from the first token of the slice.
+-- Returns the same, counted from the first token of the slice.
 function Slice:raw(start, n)
    check_range('data.tokens.raw', self, start, n)
    return self.source:raw(self.first + start, n)
@@ -160,7 +161,7 @@ function tokens.slice(source, first, count)
    }, Slice)
 end
 
--- Pieces that a source is known by: all of it up to 64 MiB, else so many spread evenly over it.
+-- The pieces of a fingerprint: a whole source up to 64 MiB, else so many spread evenly over it.
 local piece, whole, samples = 2^20, 2^26, 64
 
 -- Calls fn(first token, bytes) for these pieces.
@@ -175,8 +176,8 @@ function tokens.each_piece(source, fn)
    end
 end
 
--- The fingerprint of a source: a text of count, width and an XXH64 of the bytes, those of a mask
--- included.
+-- Returns the fingerprint of a source: a text of count, width and an XXH64 of the bytes, those of a
+-- mask included.
 function tokens.fingerprint(source)
    local hash, chain = require('tide.ffi.io').xxh64, ''
    tokens.each_piece(source, function(start, text)
@@ -202,7 +203,7 @@ local function over_parts(op, self, start, n, read)
    return table.concat(pieces)
 end
 
--- The same, over the ends of the parts.
+-- Returns the same, over the ends of the parts.
 function Joined:raw(start, n)
    return over_parts('data.tokens.raw', self, start, n, function(source, from, count)
       return source:raw(from, count)

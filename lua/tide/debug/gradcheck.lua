@@ -33,7 +33,7 @@ local function analytic(fn, inputs)
    return list
 end
 
--- Value of fn with input i replaced by its values plus h times a direction (list).
+-- Returns the value of fn with input i replaced by its values plus h times a direction (list).
 local function moved(fn, inputs, i, values, direction, h)
    local shifted = {}
    for j = 1, #values do shifted[j] = values[j] + h * direction[j] end

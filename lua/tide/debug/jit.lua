@@ -35,7 +35,7 @@ function jitlog.run(fn, ...)
    return report, finally(function() jit.attach(listen) end, fn, ...)
 end
 
--- The aborts of a report as text, most frequent first.
+-- Returns the aborts of a report as text, most frequent first.
 function jitlog.text(report)
    local counts, order = {}, {}
    for _, a in ipairs(report.aborts) do

@@ -1,14 +1,14 @@
 -- Finds the first module whose output is not finite.
 --
 -- `watch` hooks every module of a model; the first tensor output that holds a NaN or an infinity
--- raises with the module's path. It reads every output, so it is for hunting, not for training.
+-- raises with the module's path. It reads every output, which slows a training run.
 
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 
 local nan = {}
 
--- True if every element of a floating tensor is finite.
+-- Returns whether every element of a floating tensor is finite.
 function nan.is_finite(t)
    local all = t:isfinite():all():item()
    return all == true or all == 1
@@ -40,7 +40,7 @@ function nan.watch(model)
    }
 end
 
--- Names of parameters or gradients that are not finite.
+-- Returns the names of parameters or gradients that are not finite.
 function nan.parameters(model)
    local list = {}
    for _, entry in ipairs(model:named_parameters()) do

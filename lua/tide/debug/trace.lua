@@ -48,8 +48,9 @@ local function run_id()
    return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
 end
 
--- Those that ranks of this run meet on: no imagined ranks (a plan is rehearsed on them), and of
--- those with one id the first: others are of this rank alone, and all such are called 'world'.
+-- Returns those that ranks of this run meet on: no imagined ranks (a plan is rehearsed on them),
+-- and of those with one id the first: others are of this rank alone, and all such are called
+-- 'world'.
 local function shared(comms)
    local list, seen = {}, {}
    for _, comm in ipairs(comms) do
@@ -91,7 +92,7 @@ function trace.dump(folder, comms)
    return path
 end
 
--- Where `tide run --trace` wants the files; nil: nowhere.
+-- Returns the folder of `tide run --trace`, or nil.
 function trace.folder()
    local v = os.getenv 'TIDE_TRACE_DIR'
    return v ~= '' and v or nil
@@ -186,7 +187,7 @@ local function text_of(call)
    return ('%s(%s)'):format(call.op, table.concat(list, ', '))
 end
 
--- What must agree; counts of the _v forms and of pairs may differ.
+-- Returns what must agree; counts of the _v forms and of pairs may differ.
 local function key_of(call)
    local free = call.op:find '_v$' or call.op == 'send_recv'
    return table.concat({ call.op, tostring(call.reduce), tostring(call.root),
@@ -205,7 +206,7 @@ local function difference(c, seq)
    return #groups > 1 and { kind = 'differs', comm = c.name, seq = seq, calls = groups } or nil
 end
 
--- Ranks that never made call seq, which another did.
+-- Returns the ranks that never made call seq, which another did.
 local function absence(c, seq)
    local here, list
    for _, row in ipairs(c.rows) do here = here or row.calls[seq] end
@@ -218,7 +219,7 @@ local function absence(c, seq)
    return list and { kind = 'missing', comm = c.name, seq = seq, call = here, ranks = list } or nil
 end
 
--- The rank that arrived last, and how long after the one before; nil unless all arrived.
+-- Returns the rank that arrived last, and how long after the one before; nil unless all arrived.
 local function lateness(c, seq)
    local times, late, call = {}, nil, nil
    for _, row in ipairs(c.rows) do
@@ -318,7 +319,7 @@ function trace.report(docs, worst)
    return lines
 end
 
--- All ranks' spans in one Chrome trace, a process a rank. Returns its path.
+-- Writes all ranks' spans as one Chrome trace, a process a rank. Returns its path.
 function trace.merge(folder, docs)
    docs = docs or trace.read(folder)
    align(docs, communicators(docs))

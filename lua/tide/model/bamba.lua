@@ -1,5 +1,5 @@
--- Bamba decoder: Mamba-2 layers and, at attn_layer_indices (from 0), attention, each with a gated
--- MLP behind it; rotary positions on a part of each head.
+-- Bamba decoder: Mamba-2 layers and, at attn_layer_indices (from 0), attention, each followed by a
+-- gated MLP; rotary positions on a part of each head.
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
@@ -122,7 +122,7 @@ function Bamba.publish(c)
    c.partial_rotary_factor = nil
 end
 
--- The mixer of each layer.
+-- Returns the mixer of each layer.
 function Bamba._mixers(c, opts)
    local size = c.hidden_size / c.num_attention_heads
    local rope = nn.rope.new { dim = math.floor(size * c.partial_rotary_factor),

@@ -1,7 +1,7 @@
 -- Fields that the configurations of published decoders have in common, checked.
 --
--- A field either decides what is computed, or is checked: a value that would mean another model, or
--- that cannot be what its name says, is E_ARG with the field's name. Nothing is passed over.
+-- A field either changes the computation or is checked: a value of another model, or an invalid
+-- one, is E_ARG with the field's name. No field is ignored.
 
 local canonical = require 'tide.util.canonical'
 local copy = require 'tide.util.copy'
@@ -13,8 +13,8 @@ local config = {}
 
 -- ---- rotary positions ------------------------------------------------------------------------
 
--- Moves what rope_parameters, the name since version 5 of transformers, says of the positions of
--- one kind of layer to the fields of before: theta and scaling name them.
+-- Moves the entries of rope_parameters (transformers 5) for one kind of layer to the older fields,
+-- whose names are theta and scaling.
 local function spread_rope(f, rope, theta, scaling, problems)
    local rest = copy(rope)
    local kind = rest.rope_type or rest.type or 'default'
@@ -39,7 +39,8 @@ local function spread_rope(f, rope, theta, scaling, problems)
    end
 end
 
--- By kind of layer: of a family that has two bases (local_theta, the field of the second) or one.
+-- Does so for each kind of layer, of a family with two bases (local_theta, the field of the second)
+-- or one.
 local function spread_by_kind(f, rope, local_theta, problems)
    local full, sliding = rope.full_attention, rope.sliding_attention
    if type(full) == 'table' then spread_rope(f, full, 'rope_theta', 'rope_scaling', problems) end
@@ -56,7 +57,7 @@ end
 
 local measured = { yarn = true, longrope = true, llama3 = true }
 
--- What a scaling table leaves to other fields of the file, which some kinds need.
+-- Completes a scaling table by other fields of the file, which some kinds need.
 local function complete_scaling(f)
    local s = f.rope_scaling
    local kind = s.rope_type or s.type
@@ -97,7 +98,7 @@ end
 
 -- ---- fields that a family does not have ------------------------------------------------------
 
--- Raises for a field that the family's published files do not have, and that changes nothing there.
+-- Raises for a field that the family's published files lack and that changes nothing there.
 -- without: nil, or field -> { why, written }, where `written` is the value that older files of
 -- tide may have; a file, which says its model_type or architectures, is read without it.
 function config.check_without(f, problems, without)
@@ -130,8 +131,8 @@ function config.check_layer_types(op, c)
    end
 end
 
--- Whether a layer (from 1) has the window of a configuration: as layer_types says, one name a
--- layer, else as rule(c, i) does (nil: each layer has). use_sliding_window = false: no layer has.
+-- Returns whether a layer (from 1) has the window of a configuration: by layer_types, one name a
+-- layer, else by rule(c, i) (nil: each layer has it). use_sliding_window = false: no layer has it.
 function config.has_window(c, i, rule)
    if c.use_sliding_window == false then return false end
    if c.layer_types then return c.layer_types[i] == 'sliding_attention' end
@@ -151,7 +152,7 @@ end
 config.whole_groups = 'where num_attention_heads % num_key_value_heads == 0 -- num_attention_heads '
    .. '({num_attention_heads}) must be a multiple of num_key_value_heads ({num_key_value_heads})'
 
--- The head size that a hidden size says.
+-- Returns the head size that follows from the hidden size.
 function config.head_dim(c)
    err.raise_if(c.hidden_size % c.num_attention_heads ~= 0, 'E_ARG', 'model',
       'hidden_size (%d) must be a multiple of num_attention_heads (%d), or give head_dim',

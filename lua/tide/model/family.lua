@@ -27,7 +27,7 @@ for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2',
       hidden_act = 'silu' }
 end
 
--- What tide calls its own forms of published families.
+-- tide's names for its own forms of published families.
 local own = { TideHybridForCausalLM = 'hybrid', tide_hybrid = 'hybrid',
    TideGPT2LMHeadModel = 'gpt2', tide_gpt2 = 'gpt2' }
 
@@ -35,8 +35,8 @@ local function value_of(row, field)
    return field == 'architectures' and row.architectures[1] or row[field]
 end
 
--- The family whose published files have this value of a field, 'architectures' (the first) or
--- 'model_type'; nil of one that is not known.
+-- Returns the family whose published files have this value of a field, 'architectures' (the first)
+-- or 'model_type'; nil of one that is not known.
 local function find(field, value)
    for name, row in each(published) do
       if value_of(row, field) == value then return name end
@@ -44,7 +44,7 @@ local function find(field, value)
    return own[value]
 end
 
--- The same, or E_UNSUPPORTED with all that are known.
+-- Returns the same; raises E_UNSUPPORTED with the known ones.
 local function found(op, field, value, what)
    local name, list = find(field, value), {}
    if name then return name end
@@ -54,11 +54,11 @@ local function found(op, field, value, what)
       tostring(value), table.concat(list, ', '))
 end
 
--- What a checkpoint keeps beside its tensors.
+-- Returns the plain data that a checkpoint keeps beside its tensors.
 local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table') end
 
--- The name of the family whose class a model is; false of a user's class, since what
--- such a class computes is not known by its configuration.
+-- Returns the name of a model's family; false for a user's class, whose configuration does not
+-- determine what it computes.
 function family.of(model)
    for name in each(published) do
       if package.loaded['tide.model.' .. name] == getmetatable(model) then return name end
@@ -66,7 +66,7 @@ function family.of(model)
    return false
 end
 
--- The configuration to save: defaults of the family that are absent are absent on purpose.
+-- Returns the configuration to save: defaults of the family that are absent are absent on purpose.
 function family.config(model)
    if not model.config then return nil end
    local c, null = {}, require('tide').json.null
@@ -93,10 +93,10 @@ local function config_of(name, config)
    return c
 end
 
--- Fields of a published configuration file that name the family.
+-- Returns the fields of a published configuration file that name the family.
 function family.published(name) return published[name] or {} end
 
--- Fields whose numbers published readers want with a decimal point.
+-- Fields whose numbers published readers require with a decimal point.
 local floats = { 'initializer_range', 'layer_norm_epsilon', 'rms_norm_eps', 'time_step_min',
    'time_step_max', 'time_step_floor', 'attn_logit_softcapping', 'final_logit_softcapping',
    'embedding_multiplier', 'attention_multiplier', 'residual_multiplier', 'logits_scaling' }
@@ -132,13 +132,13 @@ function family.config_file(plain, dtype, transposed)
    return json.encode(c, { nonfinite = 'word' }) .. '\n'
 end
 
--- The family whose published files have this architecture; nil of one that is not known.
+-- Returns the family whose published files have this architecture; nil of one that is not known.
 function family.of_architecture(name) return find('architectures', name) end
 
--- The family whose published files have this model_type; nil of one that is not known.
+-- Returns the family whose published files have this model_type; nil of one that is not known.
 function family.of_type(kind) return find('model_type', kind) end
 
--- The family that a checkpoint names. Older ones call a Llama with windows a Llama.
+-- Returns the family that a checkpoint names. Older ones call a Llama with windows a Llama.
 local function named(plain)
    if plain.family == 'llama' and type(plain.config) == 'table'
       and type(plain.config.sliding_window) == 'number' then
@@ -147,7 +147,7 @@ local function named(plain)
    return plain.family
 end
 
--- The family of what a checkpoint keeps: plain.family if it is there, else by plain.config.
+-- Returns the family of what a checkpoint keeps: plain.family if it is there, else by plain.config.
 function family.saved(op, plain)
    local config = err.type(op, 'config', check_plain(op, plain).config, 'table')
    if plain.family == false then
@@ -177,8 +177,8 @@ local free = {
    time_step_max = true, time_step_floor = true, chunk_size = true,
 }
 
--- Raises E_SHAPE if a saved configuration computes something else than the model, whose parameters
--- may have the same shapes all the same (other heads, other rotary base).
+-- Raises E_SHAPE if a saved configuration computes something else than the model, even if all
+-- shapes are equal (other heads, another rotary base).
 function family.check(op, plain, model)
    check_plain(op, plain)
    signature.check(op, 'model', model, 'module')
@@ -205,7 +205,7 @@ function family.check(op, plain, model)
    end
 end
 
--- A model of a saved configuration. make: see family.saved. opts: as of every module.
+-- Returns a model of a saved configuration. make: see family.saved. opts: as of every module.
 function family.build(op, plain, opts, make)
    check_plain(op, plain)
    if make ~= nil then return err.type(op, 'make', make, 'function')(plain.config, opts) end

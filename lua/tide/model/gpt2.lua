@@ -1,8 +1,8 @@
 -- GPT-2 decoder (Radford et al., 2019): learned positions, LayerNorm, biases, a plain MLP.
 --
 -- Published files keep the weights of projections transposed, and queries, keys and values in one
--- matrix. Here they are those of the other families, so that they are cut over ranks like theirs;
--- `stored` says where each lies in a published file.
+-- matrix. Here they have the form of the other families, so that they are cut over ranks alike;
+-- `stored` maps each to its place in a published file.
 
 local class = require 'tide.class'
 local each = require 'tide.util.each'
@@ -70,7 +70,7 @@ function GPT2.publish(c, transposed)
    if not transposed then c.model_type, c.architectures = 'tide_gpt2', { 'TideGPT2LMHeadModel' } end
 end
 
--- The mixer of each layer.
+-- Returns the mixer of each layer.
 function GPT2._mixers(c, opts)
    local mixers, size = {}, c.hidden_size / c.num_attention_heads
    for i = 1, c.num_hidden_layers do
@@ -85,7 +85,7 @@ end
 -- ---- published files ---------------------------------------------------------------------------
 
 GPT2.family = {
-   -- Old files leave the first part of names out, and have masks.
+   -- Old files omit the first part of names, and have masks.
    rename = function(name)
       if name:find '%.attn%.bias$' or name:find '%.attn%.masked_bias$' then return nil end
       if name:find '^transformer%.' or name:find '^lm_head%.' then return name end
@@ -100,8 +100,8 @@ local parts_of = {
    ['mlp.c_fc'] = { 'mlp.up_proj' }, ['mlp.c_proj'] = { 'mlp.down_proj' },
 }
 
--- The tensors of a published file: a list of { name, shape, transposed, parts }, where parts are
--- { name (of the parameter), shape, first (its first column, or element, from 0) }.
+-- Returns the tensors of a published file: a list of { name, shape, transposed, parts }, where
+-- parts are { name (of the parameter), shape, first (its first column, or element, from 0) }.
 function GPT2:stored()
    local shapes, list = {}, {}
    for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end

@@ -2,7 +2,7 @@
 -- layer, * attention, - an MLP, each with its norm and residual. Field and parameter names are
 -- those of the published checkpoints; see model/backbone.lua for calls.
 --
--- The published model's attention knows no positions. `rope_theta` of a configuration without
+-- The published model's attention uses no positions. `rope_theta` of a configuration without
 -- model_type gives it rotary ones; files of nemotron_h may have the field, without effect.
 
 local class = require 'tide.class'
@@ -63,7 +63,7 @@ local kinds = {
    mamba = 'M', linear_attention = 'M', attention = '*', full_attention = '*', mlp = '-',
 }
 
--- The pattern that a list of kinds means.
+-- Returns the pattern of a list of kinds.
 local function pattern_of(name, list, problems)
    local text = {}
    for i, kind in ipairs(type(list) == 'table' and list or {}) do
@@ -77,7 +77,7 @@ local function pattern_of(name, list, problems)
    return table.concat(text)
 end
 
--- Lists of kinds become the pattern; what the published model reads and does not use goes.
+-- Turns lists of kinds into the pattern; drops fields that the published model reads and ignores.
 local function translate(_, f, problems)
    for _, name in ipairs { 'layers_block_type', 'layer_types' } do
       local list = f[name]
@@ -157,8 +157,8 @@ local Hybrid = class('HybridModel', Backbone)
 Hybrid.op, Hybrid._rows, Hybrid._rules = op, rows, rules
 Hybrid._options = { 'recurrence_dtype' }
 
--- Makes the fields of config.json of c, a complete configuration. What nemotron_h cannot describe
--- has a model type of its own, so that no reader takes it for one.
+-- Makes the fields of config.json of c, a complete configuration. A model that nemotron_h cannot
+-- describe gets a model type of its own, so that readers refuse it.
 function Hybrid.publish(c)
    local limit = c.time_step_limit or { 0, math.huge }
    c.chunk_size, c.time_step_limit = c.chunk_size or 128, limit
@@ -175,7 +175,7 @@ function Hybrid.publish(c)
    c.time_step_max = math.max(c.time_step_max, limit[1])
 end
 
--- The mixer of each layer.
+-- Returns the mixer of each layer.
 function Hybrid._mixers(c, opts)
    local layers = c.hybrid_override_pattern
    local rope = c.rope_theta and nn.rope.new { dim = c.head_dim, theta = c.rope_theta } or nil

@@ -41,8 +41,8 @@ local common = {
    { 'attention_dropout', 0, share },
 }
 
--- The rows of a family: those of all with its own defaults, without those that it does not have,
--- and its own.
+-- Returns the rows of a family: those of all with its own defaults, without those that it does not
+-- have, and its own.
 local function rows_of(family)
    local rows, own = {}, {}
    for _, row in ipairs(family.fields or {}) do own[row[1]] = row end
@@ -71,8 +71,8 @@ local function complete_together(c, family)
    if family.complete then family.complete(c) end
 end
 
--- The complete configuration, and the names of fields that change nothing. Null takes away what the
--- family has by default (defaults, nullable).
+-- Returns the complete configuration, and the names of fields that change nothing. Null takes away
+-- what the family has by default (defaults, nullable).
 local function complete(config, family)
    local null = tide.json.null
    return published.read(family.op, config, rows_of(family), {
@@ -119,8 +119,8 @@ local function layer(c, rope, opts, family, i)
    return (family.Block or nn.Block)(parts), parts.mixer
 end
 
--- The rotary positions of a configuration. The kind dynamic is measured against the length that the
--- model is for.
+-- Returns the rotary positions of a configuration. The kind dynamic is measured against the length
+-- that the model is for.
 local function rope_of(c)
    local scaling = c.rope_scaling
    if scaling and (scaling.rope_type or scaling.type) == 'dynamic' then
@@ -144,10 +144,10 @@ Llama.family = {
       .. 'tide.model.mistral is the same with a window' } },
 }
 
--- The configuration, complete and checked.
+-- Returns the configuration, complete and checked.
 function Llama:_read(config) return complete(config, self.family) end
 
--- The blocks, and the mixer of each.
+-- Returns the blocks, and the mixer of each.
 function Llama:_blocks(c, opts)
    local family, rope, blocks, mixers = self.family, rope_of(c), {}, {}
    for i = 1, c.num_hidden_layers do

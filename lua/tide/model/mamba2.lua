@@ -42,14 +42,14 @@ local Mamba2 = class('Mamba2Model', Backbone)
 Mamba2.op, Mamba2._rows, Mamba2._rules = op, rows, rules
 Mamba2._options = { 'recurrence_dtype' }
 
--- Makes the fields of config.json of c, a complete configuration: what is the library's choice
--- becomes a value that every reader knows.
+-- Makes the fields of config.json of c, a complete configuration: choices of the library become
+-- values that every reader accepts.
 function Mamba2.publish(c)
    c.chunk_size, c.time_step_limit = c.chunk_size or 256, c.time_step_limit or { 0, math.huge }
    c.expand = c.num_heads * c.head_dim / c.hidden_size
 end
 
--- The mixer of each layer.
+-- Returns the mixer of each layer.
 function Mamba2._mixers(c, opts)
    local mixers = {}
    for i = 1, c.num_hidden_layers do

@@ -1,8 +1,8 @@
 -- Reads configurations in the dialects of published checkpoints: fields that change nothing, other
--- names, fields that only one value is supported of, infinite numbers.
+-- names, fields with a single supported value, infinite numbers.
 --
--- No field is passed over by chance: one that would change the numbers and is not supported is
--- refused, all such fields of a file in one message; one that changes nothing is listed.
+-- No field is ignored silently: one that would change the numbers and is not supported is refused,
+-- all such fields of a file in one message; one that changes nothing is listed.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
@@ -22,8 +22,8 @@ local function set(names)
    return s
 end
 
--- Fields of any file that do not change what a given set of weights computes: what the model is
--- called, how its output is shown, how text is generated.
+-- Fields of any file that do not change what a given set of weights computes: names of the model,
+-- the form of its output, how text is generated.
 local free = set [[
    architectures model_type torch_dtype dtype transformers_version _name_or_path auto_map
    use_cache sep_token_id decoder_start_token_id
@@ -49,7 +49,7 @@ local only = {
    quantization_config = false,
 }
 
--- What fields of any file must be all the same, if they are there.
+-- Dtypes that a file may name; they change nothing here.
 local dtypes = { 'auto', 'float32', 'float64', 'bfloat16', 'float16', 'f32', 'f64', 'bf16', 'f16' }
 
 -- A file's dtype is that of its tensors; the model has the one of its options.
@@ -74,7 +74,7 @@ local names_model = { architectures = true, model_type = true }
 
 local words = { Infinity = math.huge, ['-Infinity'] = -math.huge }
 
--- A value without the tags of infinite numbers, in lists too; nil of JSON's null.
+-- Returns a value without the tags of infinite numbers, in lists too; nil of JSON's null.
 local function plain(v)
    if v == tide.json.null then return nil end
    if type(v) ~= 'table' then return v end
@@ -151,7 +151,7 @@ local function check_type(op, fields, problems)
    end
 end
 
--- The default of a row. One that follows from fields with problems is not known.
+-- Returns the default of a row. One that follows from fields with problems is not known.
 local function default_of(self, c, row)
    local default = row[2]
    if type(default) ~= 'function' then return default end

@@ -6,7 +6,7 @@ local copy = require 'tide.util.copy'
 
 local stored = {}
 
--- The box of a stored tensor that a box of one of its parts is: offset and size.
+-- Returns the box of a stored tensor that a box of one of its parts is: offset and size.
 function stored.box(entry, part, offset, size)
    if entry.transposed then return { offset[2], part.first + offset[1] }, { size[2], size[1] } end
    local at, n = { part.first + offset[1] }, { size[1] }
@@ -14,10 +14,10 @@ function stored.box(entry, part, offset, size)
    return at, n
 end
 
--- A box of a part from that of the stored tensor.
+-- Returns a box of a part from that of the stored tensor.
 function stored.part(entry, t) return entry.transposed and t:transpose(1, 2):contiguous() or t end
 
--- The stored tensor of its parts. get(name): the parameter, or a tensor like it.
+-- Returns the stored tensor of its parts. get(name): the parameter, or a tensor like it.
 function stored.whole(entry, get)
    local list = {}
    for i, part in ipairs(entry.parts) do
@@ -28,8 +28,8 @@ function stored.whole(entry, get)
    return tide.cat(list, entry.transposed and 2 or 1)
 end
 
--- The list of model:stored() of a configuration of a family; nil where published files have the
--- parameters themselves. plain: config and family.
+-- Returns the list of model:stored() of a configuration of a family; nil where published files have
+-- the parameters themselves. plain: config and family.
 function stored.entries(op, plain)
    local made = plain.family and tide.model[plain.family]
    if not made or not made.stored then return nil end
@@ -37,8 +37,8 @@ function stored.entries(op, plain)
       { device = 'null' }):stored()
 end
 
--- Tensors by the names of published files, of tensors by the names of parameters. Tensors that no
--- entry has stay. entries: of stored.entries.
+-- Returns the tensors by the names of published files, of tensors by the names of parameters.
+-- Tensors that no entry has stay. entries: of stored.entries.
 function stored.published(entries, tensors)
    local out = copy(tensors)
    for _, entry in ipairs(entries or {}) do

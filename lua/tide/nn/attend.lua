@@ -2,7 +2,7 @@
 --
 -- attend(q, k, v, options) is tide.attention(q, k, v, options) unless options.dropout is given.
 -- Then probabilities are made in full, for a block of queries at a time, and made again in
--- backward: memory is that of one block. Masks come from the generator, which
+-- backward: memory is that of one block. Dropout masks come from the generator, which
 -- recomputation replays.
 -- Legend: B batch, n queries of a block, T keys, H query heads, K key heads, G = H / K, D head
 -- size.
@@ -16,8 +16,8 @@ local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k
 
 local most = 2 ^ 22                     -- probabilities of a block, at most (or one query's)
 
--- Column i (1 document, 2 position) of an index [B or 1, T, 2], as [B or 1, 1, 1, T, 1] or, of
--- keys, [B or 1, 1, 1, 1, T].
+-- Returns column i (1 document, 2 position) of an index [B or 1, T, 2], as [B or 1, 1, 1, T, 1] or,
+-- of keys, [B or 1, 1, 1, 1, T].
 local function column(index, i, keys)
    local c = index:select(3, i)
    local B, T = c:size(1), c:size(2)

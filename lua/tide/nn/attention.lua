@@ -1,9 +1,9 @@
 -- Attention: multi-head and grouped-query self-attention with rotary positions.
 --
--- The methods `attend(q_BTHD, k_BTKD, v_BTKD, options)` and `project(x)` may be wrapped: a plan
--- spreads the sequence over ranks around the one, and joins the products with what brings x around
--- the other. Which token sees which is data: positions and, for packed streams, index tensors of
--- (document, position).
+-- The methods `attend(q_BTHD, k_BTKD, v_BTKD, options)` and `project(x)` may be wrapped: context
+-- parallelism wraps attend to spread the sequence over ranks, tensor parallelism wraps project to
+-- join the products with the gathering of x. Which token sees which is data: positions and, for
+-- packed streams, index tensors of (document, position).
 -- Legend: B batch, T tokens, H query heads, K key heads, D head size, C model width.
 
 local tide = require 'tide'
@@ -73,12 +73,12 @@ function Attention:project(x_BTC)
    return unpack(private.replace(all, all:split({ nq, nk, nk }, -1)))
 end
 
--- The attention itself. options: as of tide.attention, and dropout (of the probabilities).
+-- Returns the attention itself. options: as of tide.attention, and dropout (of the probabilities).
 function Attention:attend(q_BTHD, k_BTKD, v_BTKD, options)
    return attend(q_BTHD, k_BTKD, v_BTKD, options)
 end
 
--- attention.inner = fn is the spelling of 0.1 for a wrap of attend.
+-- attention.inner = fn is the 0.1 spelling of a wrap of attend.
 Attention.inner = attend
 
 function Attention:__newindex(key, value)
@@ -90,7 +90,7 @@ function Attention:__newindex(key, value)
    self:wrap('inner', function(_, _, ...) return value(...) end, { of = 'attend' })
 end
 
--- Whether what project returns is this layer's alone: no code of the user has seen it.
+-- Returns whether the results of project belong to this layer alone: no user code has seen them.
 local function is_own(self)
    if self.project ~= Attention.project then return false end
    for _, name in ipairs(self.qkv_proj and { 'qkv_proj' } or Attention.shared_input) do
@@ -99,8 +99,8 @@ local function is_own(self)
    return true
 end
 
--- q and k [B, T, heads, D] with their positions, which take the place of q and k: of their memory,
--- too, where nothing else needs it.
+-- Returns q and k [B, T, heads, D] rotated by their positions, and gives q and k up; the results
+-- take their memory where nothing else needs it.
 local function rotated(self, q, k, at)
    local rope, positions = self.rope, at.positions
       or tide.arange(q:size(2), { dtype = 'i64', device = q.device }):reshape(1, q:size(2))
@@ -119,13 +119,13 @@ local function rotated(self, q, k, at)
    return private.replace(q, q * rope:factors(q)), k
 end
 
--- The part of an index [B, T, 2] of all tokens that is about the last n, which a cache has kept.
+-- Returns the entries of an index [B, T, 2] of all tokens for the last n, which a cache has kept.
 local function last_of(index, n)
    local T = index and index:size(2) or n
    return T > n and index:narrow(2, T - n + 1, n) or index
 end
 
--- The options of attend, beside its tensors. n: how many keys there are.
+-- Returns the options of attend, beside its tensors. n: how many keys there are.
 function Attention:told(at, q_start, device, n)
    err.type('nn.Attention', 'at', at, 'table')
    local over, whole = context.for_layer('nn.Attention', self, at)
@@ -175,7 +175,7 @@ private.note(Attention.forward)
 private.note(Attention.project)
 private.note(Attention.attend)
 
--- Queries, keys and values are cut by heads, all or none, and the output's columns with them. See
+-- Cuts queries, keys and values by heads, all or none, and the output's columns with them. See
 -- Module.tp.
 function Attention:tp(_, on)
    local into = { 'q_proj', 'k_proj', 'v_proj' }

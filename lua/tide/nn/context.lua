@@ -14,7 +14,8 @@ local function checked(op, c)
    return c
 end
 
--- The context among the options of a model's call with ids [B, T]; nil without one, or for null.
+-- Returns the context among the options of a model's call with ids [B, T]; nil without one, or for
+-- null.
 function context.of(op, opts, ids)
    err.type(op, 'opts', opts, 'table')
    local c = opts.context
@@ -31,16 +32,17 @@ function context.of(op, opts, ids)
    return c
 end
 
--- Labels are shifted before the sequence is cut: the token after a rank's last is on another rank.
+-- Refuses a shift of labels on a part of the sequence: the token after a rank's last is on another
+-- rank.
 function context.check_shift(op, c)
    err.raise_if(c ~= nil and not checked(op, c).null, 'E_UNSUPPORTED', op, "option 'shift': the "
       .. 'next tokens are on other ranks; shift the labels of the whole sequence (nn.loss.shift), '
       .. 'then split it')
 end
 
--- The context for a layer that mixes along the sequence. Only one whose plan has replaced its inner
--- call (takes_context) can have a part of it. Any can have the whole: a context of one rank is made
--- back as the second result, for what it says of documents and mask.
+-- Returns the context for a layer that mixes along the sequence. Only a layer whose plan has
+-- replaced its inner call (takes_context) takes a part of the sequence; for others that is E_STATE.
+-- A context of one rank is then the second result, for its documents and mask.
 function context.for_layer(op, layer, at)
    if at ~= nil and type(at) ~= 'table' then err.arg(op, 'at', 'a table', at) end
    local c = at and at.context

@@ -45,7 +45,7 @@ local function log_softmax(z_nW, at)
    return replace(below, below - total:log())
 end
 
--- Places of ids [n, k] among the rows of this rank, and whether they lie there.
+-- Returns the places of ids [n, k] among the rows of this rank, and whether they lie there.
 local function places(ids, at, W)
    local here = tide.logical_and(ids:ge(at.first), ids:lt(at.first + W))
    return (ids - at.first):clamp(0, W - 1), here:to(at.acc)
@@ -63,7 +63,7 @@ end
 -- the student's logits / temperature.
 local ways = {}
 
--- Of the student from the teacher: it covers all that the teacher says.
+-- The forward divergence, KL(teacher || student): the student covers the teacher's distribution.
 function ways.forward(ls, lt, at)
    local pt, diff, ps = lt:exp(), lt - ls, ls:exp()
    diff = replace(diff, diff * pt)
@@ -74,7 +74,7 @@ function ways.forward(ls, lt, at)
    return value, ps
 end
 
--- Of the teacher from the student: it keeps to what the teacher says most.
+-- The reverse divergence, KL(student || teacher): the student keeps to the teacher's modes.
 function ways.reverse(ls, lt, at)
    local ps, diff = ls:exp(), ls - lt
    local both = ps * diff
@@ -84,8 +84,8 @@ function ways.reverse(ls, lt, at)
    return value, replace(ps, ps * diff)
 end
 
--- The forward way of the K most likely ids of the teacher, whose probabilities are made to add up
--- to 1.
+-- Returns the forward divergence over the K most likely ids of the teacher, whose probabilities are
+-- made to add up to 1.
 local function of_top(ls, ids_nK, logp_nK, at)
    local place, here = places(ids_nK, at, ls:size(2))
    local lq = (logp_nK:to(at.acc) * (1 / at.temperature)):log_softmax(2)
@@ -141,7 +141,7 @@ local function run_chunk(x_nC, w_WC, ids_n, t, first, n, at)
       at.want_w and tide.matmul(dz:t(), x_nC):to(at.acc) or nil
 end
 
--- The loss of all tokens, and the gradients that are wanted. What a chunk has made goes with it.
+-- The loss of all tokens, and the gradients that are wanted. Temporaries of a chunk end with it.
 local loss_fn = chunked.loss('nn.distil', function(x_NC, w_WC, ids_N, t, at)
    local sums = tide.zeros({ 2 }, { dtype = at.acc, device = x_NC.device })
    local dx, dw = chunked.gradients(x_NC:size(1), at.rows, function(first, n)
@@ -164,7 +164,8 @@ local function check_width(op, name, x, w)
       .. 'got %s and %s', name, tostring(x), tostring(w))
 end
 
--- The teacher as rows of N tokens, with this rank's rows of its head. V: the student's vocabulary.
+-- Returns the teacher as rows of N tokens, with this rank's rows of its head. V: the student's
+-- vocabulary.
 local function settled(op, t, n, w, V, part, opts)
    if t.ids then
       err.raise_if(opts.kind == 'reverse', 'E_UNSUPPORTED', op, 'the reverse divergence needs all '
@@ -214,24 +215,26 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
    return sum * (1 / count), { kl = at.kl, ce = at.ce }
 end
 
--- The loss of the tokens whose labels count, summed and divided by opts.count (default: their
--- number): alpha temperature ^ 2 times the divergence of student and teacher, whose logits are
--- divided by temperature, and 1 - alpha times the cross entropy with the labels. x [.., C], w [V,
--- C], labels i64 of the leading shape of x. teacher: { x, w, cap (soft cap of its logits) } of any
--- width, or its most likely ids { ids = i64 [.., K], logp = their log-probabilities }, which are
--- made to add up to 1. x and w get gradients. Returns the loss, and sums over tokens { kl, ce }.
+-- Returns the loss of the tokens whose labels count, summed and divided by opts.count (default:
+-- their number): alpha temperature ^ 2 times the divergence of student and teacher, whose logits
+-- are divided by temperature, and 1 - alpha times the cross entropy with the labels. x [.., C], w
+-- [V, C], labels i64 of the leading shape of x. teacher: { x, w, cap (soft cap of its logits) } of
+-- any width, or its most likely ids { ids = i64 [.., K], logp = their log-probabilities }, which
+-- are made to add up to 1. x and w get gradients. Returns the loss, and sums over tokens { kl, ce
+-- }.
 function distil.loss(x, w, labels, teacher, opts)
    return distil._of_part('nn.distil.loss', x, w, labels, teacher, opts)
 end
 
--- The k largest of each row of log-probabilities [n, V], as ids and values [n, k].
+-- Returns the k largest of each row of log-probabilities [n, V], as ids and values [n, k].
 local function top_of_chunk(x_nC, w_VC, k, cap, acc)
    local values, ids = logits(x_nC, w_VC, cap, acc):log_softmax(-1):topk(k)
    return ids, values
 end
 
--- The k most likely ids of a teacher after each token, { ids = i64 [N, k], logp = f32 [N, k] }, the
--- likeliest first, as a teacher of loss. x [.., C] final hidden states, w [V, C], cap as of loss.
+-- Returns the k most likely ids of a teacher after each token, { ids = i64 [N, k], logp = f32 [N,
+-- k] }, the likeliest first, as a teacher of loss. x [.., C] final hidden states, w [V, C], cap as
+-- of loss.
 function distil.top(x, w, k, opts)
    local op, V = 'nn.distil.top', w:size(1)
    check_width(op, 'x', x, w)
@@ -269,7 +272,7 @@ local function with_teacher(self, batch, at, fn)
    if self.opts.sharded then self.opts.sharded:release() end
 end
 
--- The loss of a batch, for the option `loss` of train.run and train.step. A batch with the
+-- Returns the loss of a batch, for the option `loss` of train.run and train.step. A batch with the
 -- fields teacher_ids and teacher_logp needs no teacher (see train.teacher).
 function Objective:__call(model, batch, opts)
    local at, o = {}, self.opts

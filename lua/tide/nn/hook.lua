@@ -1,4 +1,4 @@
--- Hooks as PyTorch has them, on one wrap around the call of a module.
+-- Hooks as in PyTorch, on one wrap around the call of a module.
 --
 -- Hooks run in the order they were added. Adding or removing while the list runs takes effect at
 -- the next run, so a hook may remove itself. A handle's remove may be called any number of times.
@@ -16,7 +16,7 @@ local hook = {}
 local List = {}
 List.__index = List
 
--- Whether the user has added one.
+-- Returns whether the user has added one.
 function List:is_used()
    for _, entry in ipairs(self.items) do
       if not entry.by then return true end
@@ -24,13 +24,13 @@ function List:is_used()
    return false
 end
 
--- What a hook of the user sees is the user's too.
+-- Keeps the values that a hook of the user sees, since it may store them.
 local function show(entry, values)
    if not entry.by then private.keep(unpack(values, 1, values.n)) end
 end
 
--- The values after a hook that returned `new`: `old`, where it returned nothing. Raises where a
--- number, a text or a flag stands for a tensor.
+-- Returns the values after a hook that returned `new`: `old`, where it returned nothing. Raises
+-- where a number, a text or a flag is in place of a tensor.
 local function replaced(module, old, new)
    if new.n == 0 or new[1] == nil then return old end
    local kind = type(new[1])
@@ -63,7 +63,7 @@ end
 
 local function is_tracked(v) return type(v) == 'cdata' and v.requires_grad end
 
--- Whether one of a packed list of values is v itself.
+-- Returns whether one of a packed list of values is v itself.
 local function has(values, v)
    for i = 1, values.n do
       if rawequal(values[i], v) then return true end
@@ -109,8 +109,8 @@ local function has_tracked(values)
    return false
 end
 
--- What stands for the backward hooks of a module that no gradient leaves (its inputs are ids): they
--- run when the gradients of its outputs are there, with none, as in PyTorch.
+-- Returns hooks that run the backward hooks of a module without gradients of inputs (its inputs are
+-- ids), when the gradients of its outputs exist; they get no gradients, as in PyTorch.
 local function without_inputs(hooks)
    local list = {}
    for _, entry in ipairs(hooks.items) do
@@ -127,7 +127,7 @@ local function without_inputs(hooks)
    end }
 end
 
--- What fn(self, ...) returns, with the hooks of the module around it.
+-- Returns what fn(self, ...) returns, with the hooks of the module around it.
 local function run(fn, self, ...)
    local lists, inputs = self._hooks, pack(...)
    local recording, given, behind = tide.is_grad_enabled(), inputs, nil
@@ -168,8 +168,8 @@ local function total(lists)
 end
 
 -- Adds a hook to a module; returns its handle. kind: 'pre', 'post', 'backward_pre', 'backward'.
--- opts: first (before those that are there), by (the part of the library that adds it; nil: the
--- user), needs_inputs (of a backward hook: only where an input carries a gradient).
+-- opts: first (before the existing ones), by (the part of the library that adds it; nil: the user),
+-- needs_inputs (of a backward hook: only where an input carries a gradient).
 function hook.add(module, kind, op, fn, opts)
    err.type(op, 'fn', fn, 'function')
    opts = err.options(op, opts, { 'first', 'by', 'needs_inputs' })
@@ -190,13 +190,13 @@ function hook.add(module, kind, op, fn, opts)
    end }
 end
 
--- Number of hooks of a kind.
+-- Returns the number of hooks of a kind.
 function hook.count(module, kind)
    local lists = rawget(module, '_hooks')
    return lists and lists[kind] and #lists[kind].items or 0
 end
 
--- Whether a hook of the user is there.
+-- Returns whether the module has a hook of the user.
 function hook.is_used(module)
    for _, list in each(rawget(module, '_hooks') or {}) do
       if list:is_used() then return true end

@@ -8,7 +8,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 
--- Raises, by the name of op, unless every element of ids is in [0, V). what: a format of V and ...
+-- Raises in the name of op unless every element of ids is in [0, V). what: a format of V and ...
 return function(op, ids, V, what, ...)
    if ids.device == 'null' or ids:numel() == 0 then return end
    if ids.device == 'cuda' then

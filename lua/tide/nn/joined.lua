@@ -1,9 +1,9 @@
 -- Linear children that read the same input (field shared_input of a class): one product for all.
 --
 -- Their weights lie one after another in one tensor, and their biases in another, so that
--- tide.linear_joined makes one product of them. Each is a parameter of its own as before. Where a
--- child has got another weight, or its call is more than its product, it has a product of its own.
--- Children in FP8 have a product each, since scales are of each weight, but x is rounded once.
+-- tide.linear_joined makes one product of them. Each is a parameter of its own as before. A child
+-- with a replaced weight, or whose call is more than its product, has a product of its own.
+-- Children in FP8 have a product each, because each weight has its scales, but x is rounded once.
 
 local tide = require 'tide'
 local Linear = require 'tide.nn.linear'
@@ -13,14 +13,14 @@ local joined = {}
 
 local fields = { 'weight', 'bias' }
 
--- Whether two children round alike. A call that is made again in backward is to keep no codes.
+-- Returns whether two children round alike. A call that backward makes again keeps no codes.
 local function same_codes(a, b)
    if not a.fp8 and not b.fp8 then return true end
    return a.fp8 == b.fp8 and a._fp8.keep == b._fp8.keep and b._call == Linear._call
 end
 
--- What the children of m with these names return for x, as a list; nil where one of them is absent,
--- more than a product, or rounds otherwise than the first.
+-- Returns the results for x of the children of m with these names, as a list; nil if one is absent,
+-- is more than a product, or does not round as the first does.
 function joined.call(m, names, x)
    local ws, biases, any, first = {}, {}, false, m[names[1]]
    for i = 1, #names do
@@ -35,8 +35,8 @@ function joined.call(m, names, x)
    return tide.linear_joined(x, ws, any and biases or nil)
 end
 
--- The parameters of one field of the children: a list of { owner =, field =, param = }, empty
--- unless all children that are there have it, each its own.
+-- Returns the parameters of one field of the children: a list of { owner =, field =, param = },
+-- empty unless all children of m have it, each its own.
 local function group_of(m, names, field)
    local list, seen = {}, {}
    for i = 1, #names do
@@ -51,8 +51,8 @@ local function group_of(m, names, field)
    return list
 end
 
--- Where all parameters of a list are going to lie, or nil if that differs or they do not fit side
--- by side.
+-- Returns the common goal of all parameters of a list, or nil if goals differ or the parameters do
+-- not fit side by side.
 local function fits(list, goal)
    local first = list[1].param
    local K, place = first:size(-1), goal(first)
@@ -73,7 +73,7 @@ local function moves(list, place)
    return false
 end
 
--- Memory side by side for the parameters of a list, as views without values.
+-- Allocates the parameters of a list side by side, as views without values.
 local function views(list, place)
    local rows, at, parts = 0, 1, {}
    for _, e in ipairs(list) do rows = rows + e.param:size(1) end
@@ -87,9 +87,9 @@ local function views(list, place)
    return parts
 end
 
--- Memory for the parameters below m that are going to lie elsewhere: a tensor by the id of the
--- parameter. goal(t): { dtype =, device = } of what replaces t. Groups whose goal is device 'null',
--- and those that are where they should be, have none.
+-- Allocates the parameters below m that move: a tensor by the id of the parameter. goal(t): { dtype
+-- =, device = } of what replaces t. Groups whose goal is device 'null', and those that are at their
+-- goal, get none.
 function joined.places(m, goal)
    local into = {}
    m:walk(function(parent)

@@ -3,12 +3,12 @@
 -- A cache is a table of one layer. k and v [B, T, K, D] are views of `room`, buffers that are
 -- longer than T and grow by half; there, the tokens of a head lie one after the other. Tables that
 -- share a room (copies of a cache, as a search over several continuations makes them) may each
--- append: the first writes behind its views, and the others, whose views are no longer the room's
--- last, move to rooms of their own. So does a cache whose k or v the caller replaced.
+-- append: the first writes after its views. The views of the others no longer end the room, so they
+-- move to rooms of their own. So does a cache whose k or v the caller replaced.
 --
 -- A layer with a window keeps the tokens that later queries see, and some more: when a room is
--- full, the last of them move to a new one. `dropped` counts the tokens that are gone in front of k
--- and v, `left` is the distance to the farthest key that a query sees.
+-- full, the last of them move to a new one. `dropped` counts the tokens dropped before k and v,
+-- `left` is the distance to the farthest key that a query sees.
 
 local tide = require 'tide'
 local private = require 'tide.util.private'
@@ -18,7 +18,7 @@ local kv_cache = {}
 local least = 256                      -- tokens that a new room has left
 local reserve = 64                     -- tokens beyond the window, for answers that are taken back
 
--- Whether new [B, n, K, D] can be appended to old in place.
+-- Returns whether new [B, n, K, D] can be appended to old in place.
 local function is_plain(old, new)
    if tide.is_grad_enabled() and (old.requires_grad or new.requires_grad) then return false end
    if old.dtype ~= new.dtype or old.device ~= new.device then return false end
@@ -34,7 +34,7 @@ local function wanted(cache) return cache.left and cache.left + reserve or math.
 -- Tokens that a room of n tokens has left.
 local function spare(n) return math.max(least, math.floor(n / 2)) end
 
--- A buffer for old with tokens to spare, old in it.
+-- Returns a copy of old in a buffer with room for more tokens.
 local function spacious(old, more)
    local B, T, K, D = unpack(old.shape)
    local room = T + more + spare(T)
@@ -53,7 +53,7 @@ local function append(buffer, T, new)
    return buffer:narrow(2, 1, T + new:size(2))
 end
 
--- Whether the cache holds more tokens than it is to.
+-- Returns whether the cache holds more tokens than it should.
 local function is_long(cache)
    local n = wanted(cache)
    return cache.k:size(2) > n + spare(n)
@@ -71,7 +71,7 @@ local function of_kept(cache, make)
    return a, b
 end
 
--- Whether the cache can append n tokens where it is.
+-- Returns whether the cache can append n tokens where it is.
 local function has_room(cache, n)
    local room, T = cache.room, cache.k:size(2)
    return room and rawequal(cache.k, room.last_k) and rawequal(cache.v, room.last_v)
@@ -123,7 +123,8 @@ function kv_cache.extend(cache, k, v, window)
    return k, v, k:size(2) - n
 end
 
--- Whether a cache can go back to its first n tokens: later queries find the keys that they see.
+-- Returns whether a cache can go back to its first n tokens: later queries find the keys that they
+-- see.
 function kv_cache.can_shorten(cache, n)
    local dropped = cache.dropped or 0
    return dropped == 0 or n - cache.left >= dropped

@@ -28,13 +28,13 @@ function Linear:init(nin, nout, opts)
    self:ready(opts)
 end
 
--- The product of this layer, with any operands that fit.
+-- Returns the product of this layer, with any operands that fit.
 function Linear:product(x, weight, bias)
    if self.fp8 then return tide.linear_fp8(x, weight, bias or nil, self._fp8) end
    return tide.linear(x, weight, bias or nil)
 end
 
--- The same with a weight in NF4 (see nn.nf4), or a part of one.
+-- Returns the same with a weight in NF4 (see nn.nf4), or a part of one.
 function Linear:product_nf4(x)
    if self._nf4_boxes then return nf4_part.product(self, x) end
    return tide.linear_nf4(x, self.weight_nf4, self.weight_scale, self.nout, self.bias or nil)
@@ -66,7 +66,7 @@ function Linear:tp(style, on)
    end
    if style.shard == 'rows' then
       local k = style.blocks
-      if self.nout % k ~= 0 then on:refuse('%d rows are no %d equal blocks', self.nout, k) end
+      if self.nout % k ~= 0 then on:refuse('%d rows are not %d equal blocks', self.nout, k) end
       on:check_size('the number of rows', self.nout / k)
       local how = { dim = 1, blocks = given and given.blocks or k }
       return { cut = { weight = self.weight and how, weight_nf4 = codes(how),

@@ -1,8 +1,8 @@
--- Log-probabilities of labels under an output head, one for each token, without logits: what a loss
--- over whole answers is made of.
+-- Log-probabilities of labels under an output head, one for each token, without logits, for losses
+-- over whole answers.
 --
--- The gradient of such a loss differs by token and is known after forward alone, so that logits are
--- made twice, for a chunk of tokens at a time: in forward, which keeps the log-sum-exp of a token,
+-- The gradient of such a loss differs by token and is known only after forward. So logits are made
+-- twice, for a chunk of tokens at a time: in forward, which keeps the log-sum-exp of a token,
 -- and in backward. Where the vocabulary is cut over ranks, forward exchanges three numbers a token
 -- and backward none; the gradient of x is this rank's part (see parallel.linear_cross_entropy).
 --
@@ -20,8 +20,8 @@ local logprob = {}
 
 local column, joined = chunked.column, chunked.joined
 
--- The columns [n, 1] of targets: their place among the rows of this rank, whether they lie there,
--- and whether they count.
+-- Returns the columns [n, 1] of targets: their place among the rows of this rank, whether they lie
+-- there, and whether they count.
 local function places(ids_n, at, W)
    local ids = column(ids_n)
    local counted = ids:ne(at.ignore)
@@ -45,7 +45,8 @@ local function forward_chunk(x_nC, w_WC, ids_n, at)
    return value:reshape { n }, (max + logsum):reshape { n }
 end
 
--- Gradients of a chunk by x and w (nil where not wanted). dy_n: those of the log-probabilities.
+-- Returns the gradients of a chunk by x and w (nil where not wanted). dy_n: those of the
+-- log-probabilities.
 local function backward_chunk(x_nC, w_WC, ids_n, lse_n, dy_n, at)
    local z = chunked.logits(x_nC, w_WC, at.cap, at.acc)
    local place, here, counted = places(ids_n, at, w_WC:size(1))

@@ -4,18 +4,18 @@ local tide = require 'tide'
 
 local low_rank = {}
 
--- The factor of a change: alpha / rank, with rslora alpha / sqrt(rank).
+-- Returns the factor of a change: alpha / rank, with rslora alpha / sqrt(rank).
 function low_rank.scale(adapter)
    return adapter.alpha / (adapter.rslora and math.sqrt(adapter.rank) or adapter.rank)
 end
 
--- Whether a parameter's name is that of an adapter.
+-- Returns whether a parameter's name is that of an adapter.
 function low_rank.is_name(name) return ('.' .. name):find '%.lora_[ABm]$' ~= nil end
 
--- The change of a weight, in f32: scale B A.
+-- Returns the change of a weight, in f32: scale B A.
 function low_rank.change(A, B, scale) return tide.matmul(B:to 'f32', A:to 'f32') * scale end
 
--- The weight of a layer with its change in it, in f32. W: the weight. m: nil, or of DoRA.
+-- Returns the weight of a layer with its change in it, in f32. W: the weight. m: nil, or of DoRA.
 function low_rank.changed(W, A, B, m, scale)
    W = W:to 'f32'
    local changed = W + low_rank.change(A, B, scale)

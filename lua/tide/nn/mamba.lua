@@ -44,7 +44,7 @@ function GatedRMSNorm:detail()
    return ('%d in groups of %d, eps %g'):format(self.dim, self.group, self.eps)
 end
 
-local gate_last = 'gate_last: boolean = false -- the gate stands after the norm, not before it'
+local gate_last = 'gate_last: boolean = false -- the gate comes after the norm, not before it'
 signature.doors('nn.GatedRMSNorm', GatedRMSNorm, {
    init = { 'dim: integer >= 1', opts = {
       'eps: number >= 0 = 1e-5 -- added to the mean of squares',
@@ -136,7 +136,7 @@ end
 -- The two ops of mix.
 Mamba2.conv, Mamba2.scan = private.note(tide.conv1d), private.note(tide.ssd_scan)
 
--- mamba.inner = fn is the spelling of 0.1 for a wrap of mix.
+-- mamba.inner = fn is the 0.1 spelling of a wrap of mix.
 function Mamba2:__newindex(key, value)
    if key ~= 'inner' or type(value) ~= 'function' then
       return Module.__newindex(self, key, value)
@@ -167,14 +167,14 @@ local divide = private.func {
    end,
 }
 
--- The convolution's weight [channels, taps] and bias (nil if it has none).
+-- Returns the convolution's weight [channels, taps] and bias (nil if it has none).
 function Mamba2:filter()
    local weight = self.conv1d.weight
    return weight:reshape(weight:size(1), self.taps), self.conv1d.bias
 end
 
--- The convolution of x, B and C. opts: initial, sequence, return_last, as of tide.conv1d. Works on
--- anything that has filter and conv, for some of the channels too.
+-- Returns the convolution of x, B and C. opts: initial, sequence, return_last, as of tide.conv1d.
+-- Works on anything that has filter and conv, for some of the channels too.
 function Mamba2:convolve(xBC, opts)
    local weight, bias = private.call(self.filter, self)
    return private.call(self.conv, xBC, weight, bias, {
@@ -182,13 +182,13 @@ function Mamba2:convolve(xBC, opts)
       return_last = opts.return_last })
 end
 
--- The rates of decay, in f32 (f64 for f64).
+-- Returns the rates of decay, in f32 (f64 for f64).
 function Mamba2:rates()
    local A_log = self.A_log
    return -(A_log.dtype == 'f64' and A_log or A_log:float()):exp()
 end
 
--- The scan of what convolve gave: y [B, T, I] and the state. opts as of convolve.
+-- Returns the scan of what convolve gave: y [B, T, I] and the state. opts as of convolve.
 function Mamba2:recur(xBC, dt_BTH, opts)
    local B, T = xBC:size(1), xBC:size(2)
    local H, D, G, N, I = self.heads, self.head_dim, self.groups, self.state, self.inner_dim
@@ -206,8 +206,8 @@ function Mamba2:recur(xBC, dt_BTH, opts)
    return private.replace(y_BTHD, y_BTHD:reshape(B, T, I)), last
 end
 
--- What lies between the projections: y and the gate z, both [B, T, I], of the projected tokens.
--- at: { sequence = [B or 1, T], cache = table of this layer or nil }.
+-- Returns what lies between the projections: y and the gate z, both [B, T, I], of the projected
+-- tokens. at: { sequence = [B or 1, T], cache = table of this layer or nil }.
 function Mamba2:mix(projected_BTP, at)
    local z_BTI, xBC, dt_BTH = divide(projected_BTP, { self.inner_dim, self.conv_dim, self.heads })
    local cache, kept = at.cache, at.cache ~= nil
@@ -244,8 +244,8 @@ local function check_call(self, op, x, at)
       .. 'together (as a call left them) or neither', cache.conv and 'conv alone' or 'state alone')
 end
 
--- Numbers of sequences i32 [B, T] from the documents i32 [B, T] of tokens: one more wherever the
--- document changes, so that padding (document -1) is a sequence of its own.
+-- Returns the numbers of sequences i32 [B, T] from the documents i32 [B, T] of tokens: one more
+-- wherever the document changes, so that padding (document -1) is a sequence of its own.
 local function sequence_of(document_BT)
    local n = document_BT:size(2)
    if n == 0 then return document_BT end
@@ -272,7 +272,7 @@ function Mamba2:forward(x_BTM, at)
 end
 private.note_methods(Mamba2)
 
--- Cut by heads as a whole, or not at all. See Module.tp.
+-- Cuts the layer by heads as a whole, or not at all. See Module.tp.
 function Mamba2:tp(_, on)
    local text = 'in_proj must be colwise and out_proj rowwise'
    if not on:all_or_none({ 'in_proj' }, 'out_proj', text) then return nil end

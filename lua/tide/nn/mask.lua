@@ -1,5 +1,5 @@
--- Attention masks [B, T] that number documents: what they say as (document, position) pairs, and
--- whether they agree with pairs that are there already.
+-- Attention masks [B, T] that number documents: their (document, position) pairs, and whether they
+-- agree with given pairs.
 --
 -- A mask has 0 (or false) at padding and numbers documents from 1; a mask of 1 and 0 has one
 -- document a row. Document -1 of a pair is padding.
@@ -9,8 +9,8 @@ local err = require 'tide.util.err'
 
 local mask_ = {}
 
--- A mask in i32. Raises E_ARG where one on the host has a number that i32 does not hold: the cast
--- would make it another document. A mask on a device is not read.
+-- Returns a mask in i32. Raises E_ARG if one on the host has a number that i32 does not hold: the
+-- cast would make it another document. A mask on a device is not read.
 local function numbers(op, name, mask)
    if mask.dtype ~= 'i64' then return mask:to 'i32' end
    if mask.device == 'cpu' and mask:numel() > 0 then
@@ -34,13 +34,13 @@ function mask_.index(op, name, mask)
    return tide.stack({ doc:masked_fill(doc:lt(0), -1), pos:contiguous() }, 3)
 end
 
--- Whether a mask says where padding is and no more.
+-- Returns whether a mask marks padding only: it numbers one document.
 function mask_.is_plain(mask)
    return mask.dtype == 'bool' or mask:numel() == 0 or mask:amax():item() <= 1
 end
 
--- The first place where two lists of document numbers part the tokens otherwise; tokens of document
--- -1 in either are passed over. nil: nowhere.
+-- Returns the first place where two lists of document numbers separate the tokens differently, or
+-- nil. Tokens of document -1 in either are passed over.
 function mask_.parted(a, b)
    local there, back = {}, {}
    for i = 1, #a do
@@ -55,8 +55,8 @@ function mask_.parted(a, b)
    end
 end
 
--- Raises E_ARG unless a mask says what the pairs of the same tokens say: it calls none of their
--- tokens padding, and parts them alike unless it is a mask of 1 and 0.
+-- Raises E_ARG unless a mask agrees with the pairs of the same tokens: it marks none of their
+-- tokens as padding, and a mask that numbers documents separates them alike.
 function mask_.check(op, mask, index)
    local theirs = mask_.index(op, 'attention_mask', mask)
    local docs, own = theirs:select(3, 1), index:select(3, 1)
@@ -73,8 +73,9 @@ function mask_.check(op, mask, index)
       .. 'batch; pass the mask to make_cp_batch_and_ctx')
 end
 
--- The pairs i32 [B, T, 2] that attention_mask [B, T] among the options of a model's call with ids
--- [B, T] gives; nil without one. c: the context of the call, which the mask must agree with.
+-- Returns the pairs i32 [B, T, 2] that attention_mask [B, T] among the options of a model's call
+-- with ids [B, T] gives; nil without one. c: the context of the call, which the mask must agree
+-- with.
 function mask_.of_call(op, opts, ids, c)
    local mask = opts.attention_mask
    if mask == nil then return nil end
@@ -93,8 +94,8 @@ function mask_.of_call(op, opts, ids, c)
    return nil
 end
 
--- The pairs of a mask in the call of a layer, which the model has made already (at.mask_index) or
--- checked against the context.
+-- Returns the pairs of a mask in the call of a layer, which the model has made already
+-- (at.mask_index) or checked against the context.
 function mask_.of_layer(op, at, c)
    local mask = at.attention_mask
    if mask == nil or at.mask_checked then return at.mask_index end

@@ -18,7 +18,7 @@ MLP.mixes = false
 MLP.shared_input = { 'gate_proj', 'up_proj' }
 
 local is_gated = { swiglu = true, geglu_tanh = true }
--- What the product before it can do on the way; relu2 is its square.
+-- The activation that the product before it can apply; relu2 is its square.
 local in_product = { gelu_tanh = 'gelu_tanh', relu = 'relu', relu2 = 'relu' }
 
 -- Makes the layer and its products.
@@ -88,7 +88,7 @@ function MLP:forward(x)
 end
 private.note_methods(MLP)
 
--- Cut by its hidden channels, or whole. See Module.tp.
+-- Cuts the layer by its hidden channels, or keeps it whole. See Module.tp.
 function MLP:tp(_, on)
    local into = { 'gate_proj', 'up_proj', 'gate_up_proj' }
    for _, name in ipairs(into) do

@@ -9,10 +9,10 @@
 -- A tensor that sits at two places in the tree is one parameter, listed at its first name.
 --
 -- Field `mixes` of a class says whether its forward lets tokens of a sequence see each other:
---    false      each token by itself; what its children do is theirs to say
+--    false      each token by itself; children declare their own
 --    'context'  tokens see each other by the context of the call (at.context), over ranks too
 --    true       tokens see each other, and only those of this rank
--- A class with a forward of its own says it anew; parallel.cp.attach refuses one that does not.
+-- A class that overrides forward declares it again; parallel.cp.attach refuses one that does not.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -24,14 +24,15 @@ local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local hook = require 'tide.nn.hook'
 local instead = require 'tide.util.instead'
+local place = require 'tide.nn.place'
 local spread = require 'tide.nn.spread'
 local weight = require 'tide.nn.weight'
 local wrap = require 'tide.nn.wrap'
 
 local Module = class 'Module'
 
--- A method of other libraries is answered with what does its work here. Other fields that are not
--- there are nil, as modules ask for them.
+-- A method of another library raises an error that names its counterpart here. Other absent fields
+-- are nil, because modules test for them.
 local meta = getmetatable(Module)
 setmetatable(Module, { __call = meta.__call, __tostring = meta.__tostring,
    __index = function(_, key)
@@ -109,7 +110,7 @@ function Module:param(name, shape, spec, opts)
    return t
 end
 
--- Takes a parameter or buffer away.
+-- Removes a parameter or buffer.
 function Module:_take_away(name)
    for _, list in ipairs { self._param, self._buffer } do
       for i = #list, 1, -1 do
@@ -120,7 +121,7 @@ function Module:_take_away(name)
    rawset(self, name, nil)
 end
 
--- Declares a tensor that is no parameter. opts.persistent = false keeps it out of the state;
+-- Declares a tensor that is not a parameter. opts.persistent = false keeps it out of the state;
 -- opts.keeps_dtype = true keeps its dtype where that of the module changes.
 function Module:buffer(name, t, opts)
    opts = err.options('nn.Module.buffer', opts, { 'persistent', 'keeps_dtype' })
@@ -132,8 +133,7 @@ function Module:buffer(name, t, opts)
    return t
 end
 
--- Makes module a part of this one under `name`, also the field; returns it. A name that is taken
--- is E_ARG.
+-- Makes module a child under `name` and sets that field; returns it. E_ARG if the name is taken.
 function Module:child(name, module)
    free_name(self, name)
    err.arg_if(not class.is(module, Module), 'nn.Module.child', name, 'a module', module)
@@ -142,8 +142,8 @@ function Module:child(name, module)
    return module
 end
 
--- self.name = module declares a child, as in PyTorch. A field that is there already is replaced
--- without a call of this.
+-- self.name = module declares a child, as in PyTorch. Lua replaces an existing field without
+-- calling this.
 function Module:__newindex(name, value)
    if class.is(value, Module) and type(name) == 'string' and name:sub(1, 1) ~= '_' then
       self:child(name, value)
@@ -152,8 +152,8 @@ function Module:__newindex(name, value)
    end
 end
 
--- Returns the name of the first child with weights that are not filled yet, which init_weights of a
--- module above will do; nil: none has.
+-- Returns the name of the first child whose weights wait for init_weights of a module above, or
+-- nil.
 local function waiting_part(self)
    for _, name in ipairs(self._child) do
       if rawget(self[name], '_waits') then return name end
@@ -174,7 +174,7 @@ local function is_plain(field, v)
       and not getmetatable(v)
 end
 
--- Refuses modules in a plain table that wait for weights: nothing would fill, train or save them.
+-- Refuses a plain table of modules with unfilled weights: nothing would fill, train or save them.
 local function check_lists(self)
    for field, list in each(self) do
       for _, part in each(is_plain(field, list) and list or {}) do
@@ -187,7 +187,7 @@ local function check_lists(self)
    end
 end
 
--- Called when the constructor has returned: weights that were never filled would be any numbers.
+-- Called when the constructor has returned, because weights that were never filled are undefined.
 -- A class that only holds what it is given (holds_parts) leaves filling it to a module above.
 function Module:made()
    check_begun(self)
@@ -212,14 +212,14 @@ end
 -- Calls fn(module, path) for this module and everything below, parents first.
 function Module:walk(fn) visit(self, '', err.func('nn.Module.walk', 'fn', fn)) end
 
--- List of { name=, module= }.
+-- Returns a list of { name=, module= }.
 function Module:named_modules()
    local list = {}
    self:walk(function(m, path) list[#list + 1] = { name = path, module = m } end)
    return list
 end
 
--- List of { name=, param=, owner=, field= }; a shared tensor appears once.
+-- Returns a list of { name=, param=, owner=, field= }; a shared tensor appears once.
 function Module:named_parameters()
    local list, seen = {}, {}
    self:walk(function(m, path)
@@ -235,22 +235,22 @@ function Module:named_parameters()
    return list
 end
 
--- Raises, by the name of op, where the fields do not hold the parameters that are trained.
+-- Raises in the name of op if the fields do not hold the parameters that are trained.
 function Module:check_holds(op)
    if not spread.of(self).inside then return end
    err.raise('E_ARG', op, 'this model is sharded, and its fields hold whole parameters only '
       .. 'temporarily; pass the object that fully_shard returned')
 end
 
--- List of the parameters of this module and all below, a shared one once. An optimiser finds their
--- names by the list.
+-- Returns a list of the parameters of this module and all below, a shared one once. An optimiser
+-- finds their names by the list.
 function Module:parameters()
    local list = setmetatable({}, { parameters_of = self })
    for i, entry in ipairs(self:named_parameters()) do list[i] = entry.param end
    return list
 end
 
--- List of { name=, buffer=, owner=, field=, persistent= } of this module and all below.
+-- Returns a list of { name=, buffer=, owner=, field=, persistent= } of this module and all below.
 function Module:named_buffers()
    local list = {}
    self:walk(function(m, path)
@@ -271,7 +271,7 @@ function Module:apply(fn)
    return self
 end
 
--- The module at a dotted path ('' is this one).
+-- Returns the module at a dotted path ('' is this one).
 function Module:get(path)
    local m = self
    for name in path:gmatch '[^.]+' do
@@ -282,8 +282,7 @@ function Module:get(path)
    return m
 end
 
--- Numbers in the parameters of this module and all below; of a model that is cut, those of this
--- rank.
+-- Returns the number of elements of the parameters of this module and all below, on this rank.
 function Module:num_parameters()
    local n = 0
    for _, entry in ipairs(self:named_parameters()) do n = n + entry.param:numel() end
@@ -301,111 +300,38 @@ end
 -- Ends training mode, as train(false): dropout does nothing.
 function Module:eval() return self:train(false) end
 
--- Whether the parameters get gradients (on: true by default); false freezes them. Returns self.
+-- Sets whether the parameters get gradients (on: true by default); false freezes them. Returns
+-- self.
 function Module:requires_grad_(on)
    for _, entry in ipairs(self:named_parameters()) do entry.param:requires_grad_(on ~= false) end
    return self
 end
 
--- Takes the gradients of all parameters away.
+-- Clears the gradients of all parameters.
 function Module:zero_grad()
    for _, entry in ipairs(self:named_parameters()) do entry.param:zero_grad() end
 end
 
--- What shards hold does not follow what is done to the fields they are gathered into.
-local function check_unsharded(self, op)
-   self:walk(function(m)
-      err.raise_if(spread.of(m).inside, 'E_STATE', op, 'the model is sharded: its shards would '
-         .. 'keep their values and dtype; call it before fully_shard')
-   end)
-end
-
--- Replaces every parameter and buffer by fn(t, is it a parameter, does it keep its dtype, memory
--- for the new one or nil); shared tensors stay shared. goal: of nn.joined.places.
-local function replace(self, op, goal, fn)
-   check_unsharded(self, op)
-   local made, into = {}, require('tide.nn.joined').places(self, goal)
-   self:walk(function(m)
-      for _, field in ipairs(m._param) do
-         local old = m[field]
-         local new = made[old.id] or fn(old, true, nil, into[old.id])
-         made[old.id] = new
-         m[field] = new
-      end
-      for _, field in ipairs(m._buffer) do m[field] = fn(m[field], false, m._fixed[field]) end
-   end)
-   return self
-end
-
-local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
-local places = { 'f32', 'f64', 'bf16', 'f16', 'cpu', 'cuda', 'null', 'ref' }
-
 -- Moves parameters and buffers to a target: a dtype, a device, or { dtype=, device= }. Integer
 -- tensors keep their dtype.
-function Module:to(target)
-   if type(target) == 'string' then
-      target = is_float[target] and { dtype = target } or { device = target }
-      err.choice('nn.Module.to', 'target', target.dtype or target.device, places)
-   elseif type(target) ~= 'table' then
-      err.arg('nn.Module.to', 'target', 'a dtype, a device, or { dtype =, device = }', target)
-   end
-   err.options('nn.Module.to', target, { 'dtype', 'device' })
-   local function goal(t)
-      return { dtype = target.dtype or t.dtype, device = target.device or t.device }
-   end
-   return replace(self, 'nn.Module.to', goal, function(t, is_param, is_fixed, into)
-      local want = { device = target.device,
-         dtype = is_float[t.dtype] and not is_fixed and target.dtype or nil }
-      if next(want) == nil then return t end
-      local new = t:detach():to(want):detach()
-      if into then
-         tide.no_grad(into.copy_, into, new)
-         if not new:same_storage(t) then new:release() end
-         new = into
-      end
-      if is_param and t.requires_grad then new:requires_grad_(true) end
-      return new
-   end)
-end
+function Module:to(target) return place.to(self, target) end
 
--- Gives a module that was built on device 'null' its bytes, and fills them. opts: init (true;
--- false: they have no values yet, and the caller loads them).
-function Module:materialise(device, seed, opts)
-   opts = err.type('nn.Module.materialise', 'opts', opts or {}, 'table')
-   local function goal(t)
-      return { dtype = t.dtype, device = t.device == 'null' and device or t.device }
-   end
-   replace(self, 'nn.Module.materialise', goal, function(t, is_param, _, into)
-      if t.device ~= 'null' then return t end
-      local new = into or tide.empty(t.shape, { dtype = t.dtype, device = device })
-      if is_param and t.requires_grad then new:requires_grad_(true) end
-      return new
-   end)
-   return opts.init == false and self or self:init_weights(seed or 0)
-end
-
--- A parameter that is a part of a whole one (module._layout) gets the numbers of that part.
-local function fill_parameter(entry, seed)
-   local spec, layout = entry.owner._spec[entry.field], rawget(entry.owner, '_layout')
-   local place = layout and layout[entry.field]
-   local parts = place and place:parts(entry.param) or { { view = entry.param } }
-   for _, part in ipairs(parts) do
-      weight.fill(part.view, spec,
-         { seed = seed, path = entry.name, start = part.start, stride = part.stride })
-   end
-end
-
--- Marks the weights of all modules below as filled.
+-- Marks the weights of this module and of all below as filled.
 local function set_filled(self)
    self:walk(function(m) m._waits = nil end)
 end
 
+-- Allocates the tensors of a module that was built on device 'null', and fills them. opts: init
+-- (true; false: they have no values yet, and the caller loads them).
+function Module:materialise(device, seed, opts)
+   opts = err.type('nn.Module.materialise', 'opts', opts or {}, 'table')
+   place.materialise(self, device)
+   return opts.init == false and self or self:init_weights(seed or 0)
+end
+
 -- Fills every parameter by its declared initialiser from (seed, dotted name).
 function Module:init_weights(seed)
-   check_unsharded(self, 'nn.Module.init_weights')
-   tide.no_grad(function()
-      for _, entry in ipairs(self:named_parameters()) do fill_parameter(entry, seed) end
-   end)
+   place.fill(self, seed)
    self._seed = seed                     -- train.step compares it where ranks hold parts
    set_filled(self)
    return self
@@ -413,8 +339,8 @@ end
 
 -- ---- state -------------------------------------------------------------------------------------
 
--- Name -> tensor: the parameters and persistent buffers themselves, without history. Of a sharded
--- model E_STATE where it is not whole.
+-- Returns name -> tensor: the parameters and persistent buffers themselves, without history.
+-- E_STATE if the model is sharded and not gathered.
 function Module:state_dict()
    local sharded = spread.of(self).inside
    if sharded then sharded:check_whole('nn.Module.state_dict', self) end
@@ -438,8 +364,8 @@ end
 
 -- ---- ranks -------------------------------------------------------------------------------------
 
--- How a module is cut over the ranks of a tensor-parallel axis; parallel.parallelize_module asks
--- every module of a model, parents first. style: what the plan gives it (fields shard, input,
+-- Returns how a module is cut over the ranks of a tensor-parallel axis; parallel.parallelize_module
+-- asks every module of a model, parents first. style: what the plan gives it (fields shard, input,
 -- output, blocks), or nil. on: ranks, rank, path, children (name -> style), refuse(text, ...),
 -- check_size(what, n), first(n), all_or_none(into, out, text). nil: not cut. Else a table:
 --    cut     parameter -> dim along which it is cut, or { dim =, blocks = }: the call sees a part;
@@ -454,17 +380,18 @@ end
 --    give    child -> what it finds in on.given
 function Module.tp() return nil end
 
--- The styles of the children with which this module is cut, for the plan of a decoder whose blocks
--- have it: child -> style, its name, or { name, input =, output =, blocks = }. nil: it has no rule.
+-- Returns the styles with which the children of this module are cut, for the plan of a decoder
+-- whose blocks have it: child -> style, its name, or { name, input =, output =, blocks = }. nil:
+-- the class has no rule.
 function Module.tp_plan() return nil end
 
 -- ---- wraps, hooks and the call -----------------------------------------------------------------
 
--- Puts fn(next, self, ...) around the call of this module, or around a method of its class; fn
--- calls next(self, ...) for what stands inside it, and returns what the call returns. Returns a
--- handle with name and remove(). A name stands once around each. opts:
+-- Puts fn(next, self, ...) around the call of this module, or around a method of its class. fn
+-- calls next(self, ...) for the inner call, and returns what the call returns. Returns a handle
+-- with name and remove(). Each call or method takes a name once. opts:
 --    of     'call' (default; of a model also its loss), 'forward', or another method
---    order  0; a larger one stands further outside, equal ones in the order of adding (tensor
+--    order  0; a larger one is further outside, equal ones in the order of adding (tensor
 --           parallelism -20, context parallelism -10, hooks 10, recomputation 20, ranges 30)
 --    by     the part of the library that adds it; nil: the user
 function Module:wrap(name, fn, opts)
@@ -474,7 +401,7 @@ function Module:wrap(name, fn, opts)
    return { name = name, remove = function() wrap.remove(self, entry, of) end }
 end
 
--- The names of what stands around the call, or around a method, innermost first.
+-- Returns the names of the wraps around the call, or around a method, innermost first.
 function Module:wraps(of)
    local names = {}
    for i, entry in ipairs(wrap.list(self, of)) do names[i] = entry.name end
@@ -482,7 +409,7 @@ function Module:wraps(of)
 end
 
 -- Hooks see what calls see: module(...), and of a model also model:loss(...). opts: first (before
--- those that are there), by (the part of the library that adds it; nil: the user).
+-- the existing ones), by (the part of the library that adds it; nil: the user).
 
 -- Calls fn(module, inputs...) before each call; its results replace the inputs (nil: unchanged).
 function Module:hook_pre(fn, opts) return hook.add(self, 'pre', 'nn.Module.hook_pre', fn, opts) end
@@ -507,7 +434,7 @@ function Module:hook_backward(fn, opts)
    return hook.add(self, 'backward', 'nn.Module.hook_backward', fn, opts)
 end
 
--- Whether hooks or wraps of the user stand around a call of this module.
+-- Returns whether the user has put hooks or wraps around a call of this module.
 function Module:has_hooks()
    for _, of in ipairs { 'call', 'forward' } do
       for _, entry in ipairs(wrap.list(self, of)) do
@@ -517,7 +444,7 @@ function Module:has_hooks()
    return hook.is_used(self)
 end
 
--- The chain of a call: of a module without wraps its forward.
+-- The chain of a call; without wraps it is forward.
 function Module:_call(...) return private.call(self.forward, self, ...) end
 private.note(Module._call)
 

@@ -7,8 +7,8 @@
 -- 64, double quantisation): weight_nf4, u8, and weight_scale, f32; 4.13 bits a number. The layer
 -- computes with tide.linear_nf4, which reads the weight a panel at a time. Buffers get no
 -- gradients. Tensor parallelism cuts the codes with the rows or columns of the weight
--- (nf4_part.lua); all else leaves them whole on each rank. model.quantised is the description,
--- which checkpoints keep.
+-- (nf4_part.lua); otherwise each rank has them whole. model.quantised is the description, which
+-- checkpoints keep.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -66,7 +66,7 @@ function nf4.quantise_(model)
    return model
 end
 
--- The weight [out, in] of a layer that is quantised, in f32.
+-- Returns the weight [out, in] of a layer that is quantised, in f32.
 function nf4._weight(m)
    return tide.dequantize_nf4(m.weight_nf4, m.weight_scale, m.nout * m.nin)
       :reshape(m.nout, m.nin)
@@ -99,8 +99,8 @@ function nf4.dequantise_(model)
    return model
 end
 
--- The rows (name -> { shape, dtype }) of a stored model and its reading, with weights in place of
--- the codes that the description names. dtype: of those weights.
+-- Returns the rows (name -> { shape, dtype }) of a stored model and its reading, with weights in
+-- place of the codes that the description names. dtype: of those weights.
 function nf4._read_as_weights(description, rows, read, dtype)
    local list, of = {}, {}
    for name, row in each(rows) do list[name] = row end

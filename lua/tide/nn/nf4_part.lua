@@ -1,13 +1,13 @@
 -- Parts of weights in NF4: what a rank of tensor parallelism keeps of one.
 --
 -- A part is one box [rows, cols] of the weight [out, in], or several where projections are fused.
--- Of each box the codes of its numbers are kept, and those of the magnitudes of all blocks that it
--- has numbers of, as tide.linear_nf4_part reads them. The scale is whole on all ranks: 4 bytes for
--- 16384 numbers of the weight. So a part stands for the very numbers of the whole, wherever blocks
--- of 64 and groups of 256 magnitudes are cut.
+-- A part keeps the codes of the numbers of each box, and those of the magnitudes of all blocks that
+-- the box touches, as tide.linear_nf4_part reads them. The scale is whole on all ranks: 4 bytes for
+-- 16384 numbers of the weight. So a part has exactly the numbers of the whole, wherever blocks of
+-- 64 and groups of 256 magnitudes are cut.
 --
--- module._layout.weight_nf4 says how the weight lies on the axis, module._nf4_boxes which boxes
--- this rank has. A box: rows, cols; first, stride (its row r begins at number first + r * stride of
+-- module._layout.weight_nf4 is the layout of the weight on the axis, module._nf4_boxes the boxes of
+-- this rank. A box: rows, cols; first, stride (its row r begins at number first + r * stride of
 -- the weight); per_row (codes of magnitudes a row; nil where rows follow each other and share
 -- blocks); row (its first row in the part); at, nbyte (where its codes lie in those of the part).
 
@@ -25,7 +25,7 @@ local function block_of(place) return math.floor(place / block_size) end
 
 -- ---- boxes -------------------------------------------------------------------------------------
 
--- A box of a weight whose rows have `stride` numbers.
+-- Returns a box of a weight whose rows have `stride` numbers.
 local function box_of(rows, cols, first, stride)
    local b = { rows = rows, cols = cols, first = first, stride = stride }
    if cols ~= stride then
@@ -39,7 +39,8 @@ local function box_of(rows, cols, first, stride)
    return b
 end
 
--- The boxes that a rank (from 0; nil: this one) has of a weight, by its layout; and their bytes.
+-- Returns the boxes that a rank (from 0; nil: this one) has of a weight, by its layout; and their
+-- bytes.
 local function boxes_of(layout, rank)
    local list, at, row = {}, 0, 0
    for i, box in ipairs(layout:boxes(rank)) do
@@ -50,8 +51,8 @@ local function boxes_of(layout, rank)
    return list, at
 end
 
--- What Module.tp answers for the weight in NF4 of a Linear layer that is cut along dim. on: as
--- there; blocks: equal parts of the rows, or lists of their counts.
+-- Returns the result of Module.tp for the weight in NF4 of a Linear layer that is cut along dim.
+-- on: as there; blocks: equal parts of the rows, or lists of their counts.
 function part.answer(m, on, dim, fused)
    local layout = on:layout({ m.nout, m.nin }, dim, fused)
    for rank = 0, on.ranks - 1 do
@@ -78,7 +79,7 @@ end
 
 -- ---- cutting and joining ------------------------------------------------------------------------
 
--- The pairs of a box in those of a whole weight: a view.
+-- Returns the pairs of a box in those of a whole weight: a view.
 local function pairs_in(codes, n, b)
    if not b.per_row then return codes:narrow(1, b.first / 2 + 1, b.npair) end
    local row, half = math.floor(b.first / b.stride), b.stride / 2
@@ -88,7 +89,7 @@ end
 
 local function count(n, device) return tide.arange(0, n, 1, { dtype = 'f64', device = device }) end
 
--- The codes that a rank (from 0; nil: this one) keeps of those of a whole weight.
+-- Returns the codes that a rank (from 0; nil: this one) keeps of those of a whole weight.
 function part.cut(layout, codes, rank)
    local n = layout.shape[1] * layout.shape[2]
    local magnitudes = codes:narrow(1, pairs_of(n) + 1, blocks(n))
@@ -107,8 +108,8 @@ function part.cut(layout, codes, rank)
    return tide.cat(list, 1)
 end
 
--- The codes of a whole weight from those of all ranks, one after another. A block's magnitude is
--- taken from the box that has its first number.
+-- Returns the codes of a whole weight from those of all ranks, one after another. A block's
+-- magnitude is taken from the box that has its first number.
 local function join(layout, all)
    local rows, cols = layout.shape[1], layout.shape[2]
    local n, device, before = rows * cols, all.device, 0
@@ -144,13 +145,13 @@ local function layout_of(b)
    return all and all[b.field]
 end
 
--- The axis over which a buffer is cut, or nil.
+-- Returns the axis over which a buffer is cut, or nil.
 function part.axis(b)
    local layout = layout_of(b)
    return layout and layout.axis
 end
 
--- The shape of the whole buffer.
+-- Returns the shape of the whole buffer.
 function part.shape(b)
    local layout = layout_of(b)
    if not layout then return b.buffer.shape end
@@ -164,7 +165,7 @@ function part.fill(b, whole)
    b.buffer:copy_(layout and part.cut(layout, whole) or whole)
 end
 
--- A copy of the whole buffer; all ranks of the axis call it, where it is cut.
+-- Returns a copy of the whole buffer; all ranks of the axis call it, where it is cut.
 function part.gather(b)
    local layout, counts = layout_of(b), {}
    if not layout then return b.buffer:detach():clone() end
@@ -179,7 +180,8 @@ end
 
 -- ---- computing ----------------------------------------------------------------------------------
 
--- The product of a layer with its part of the weight. self: the layer, or as a wrap sees it.
+-- Returns the product of a layer with its part of the weight. self: the layer, or as a wrap sees
+-- it.
 function part.product(self, x)
    local list, ys = self._nf4_boxes, {}
    for i, b in ipairs(list) do

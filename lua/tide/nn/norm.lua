@@ -67,10 +67,10 @@ signature.doors('nn.LayerNorm', LayerNorm, {
       Module.common } },
 })
 
--- Whether a value is one of these norms.
+-- Returns whether a value is one of these norms.
 local function is(m) return class.is(m, RMSNorm) or class.is(m, LayerNorm) end
 
--- Whether a call of m is nothing but the forward of one of them, which takes a residual.
+-- Returns whether a call of m is nothing but the forward of one of them, which takes a residual.
 local function takes_addends(m)
    return is(m) and (m.forward == RMSNorm.forward or m.forward == LayerNorm.forward)
       and m._call == Module._call

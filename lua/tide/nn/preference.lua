@@ -37,8 +37,8 @@ end
 -- (d - 1 / (2 beta)) ^ 2.
 function kinds.ipo(d, o) return (d - 1 / (2 * o.beta)):square() end
 
--- The sum over pairs of the loss of d, divided by opts.count (default: the pairs), where d is how
--- much more than the reference the model prefers the chosen answers: (chosen - rejected) -
+-- Returns the sum over pairs of the loss of d, divided by opts.count (default: the pairs), where d
+-- is how much more than the reference the model prefers the chosen answers: (chosen - rejected) -
 -- (ref_chosen - ref_rejected). All are log-probabilities [pairs] of whole answers; of IPO, their
 -- means over the tokens of an answer. The references get no gradient. Returns the loss, and d.
 function preference.dpo(chosen, rejected, ref_chosen, ref_rejected, opts)
@@ -56,7 +56,8 @@ end
 
 -- ---- the loss of a step ------------------------------------------------------------------------
 
--- Sums over the ranks that hold parts of the sequence, whose gradients stay this rank's part.
+-- Returns the sums over the ranks that hold parts of the sequence, whose gradients stay this rank's
+-- part.
 local function over_context(model, sums)
    local handle = spread.of(model).cp
    if not handle or handle.size == 1 then return sums, 1 end
@@ -83,7 +84,7 @@ Objective.__index = Objective
 
 local function new_sums() return { pairs = 0, right = 0, margin = 0, chosen = 0, rejected = 0 } end
 
--- Adds what people look at: by how much the chosen answers are preferred, and how often.
+-- Adds to the metrics: by how much the chosen answers are preferred, and how often.
 local function note(self, model, margin, chosen, rejected)
    local s, beta = self.sums[model.training and 'train' or 'val'], self.opts.beta
    s.pairs, s.right = s.pairs + margin:numel(), s.right + margin:gt(0):sum():item()
@@ -92,7 +93,8 @@ local function note(self, model, margin, chosen, rejected)
    s.rejected = s.rejected + beta * rejected:sum():item()
 end
 
--- The loss of a batch of data.preference, for the option `loss` of train.run and train.step.
+-- Returns the loss of a batch of data.preference, for the option `loss` of train.run and
+-- train.step.
 function Objective:__call(model, batch, opts)
    local o = self.opts
    local sums, labels, parts = preference.answers(model, batch, opts)

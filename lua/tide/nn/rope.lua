@@ -57,8 +57,8 @@ local function check_tensor(op, name, x)
    err.arg_if(not require('tide').is_tensor(x), 'nn.rope.' .. op, name, 'a tensor [B, T, H, D]', x)
 end
 
--- Returns x_BTHD turned by positions [B or 1, T]. length: of the whole sequence, the largest
--- position and one, for frequencies that depend on it.
+-- Returns x_BTHD rotated by positions [B or 1, T]. length: of the whole sequence (the largest
+-- position plus one), for frequencies that depend on it.
 function Rope:apply(x_BTHD, positions, length)
    local tide = require 'tide'
    check_tensor('apply', 'x', x_BTHD)
@@ -67,8 +67,8 @@ function Rope:apply(x_BTHD, positions, length)
 end
 private.note(Rope.apply)
 
--- What apply returns for q and for k of one batch and sequence: one pass, where nothing stands in
--- place of apply. reuse: the results take the memory of q and k.
+-- Returns the results of apply for q and for k of one batch and sequence, in one pass unless apply
+-- was replaced. reuse: the results take the memory of q and k.
 function Rope:apply_both(q, k, positions, length, reuse)
    check_tensor('apply_both', 'q', q)
    local apply = self.apply
@@ -82,8 +82,8 @@ function Rope:apply_both(q, k, positions, length, reuse)
 end
 private.note(Rope.apply_both)
 
--- What queries x [B, T, H, D] are multiplied by, [D], so that their products with keys are as if
--- the rotated channels of both were multiplied by attention_factor.
+-- Returns the factors [D] of queries x [B, T, H, D] that make their products with keys as if the
+-- rotated channels of both were multiplied by attention_factor.
 function Rope:factors(x)
    err.arg_if(not require('tide').is_tensor(x) or x.ndim ~= 4, 'nn.rope.factors', 'x',
       'a tensor [B, T, H, D]', x)
@@ -98,8 +98,8 @@ function Rope:factors(x)
    return factors
 end
 
--- The length of the sequence whose positions these are [B or 1, T], on one rank or those of comm;
--- nil where frequencies do not depend on it. Waits for the device.
+-- Returns the length of the sequence whose positions these are [B or 1, T], on one rank or those of
+-- comm; nil where frequencies do not depend on it. Waits for the device.
 function Rope:length_of(positions, comm)
    if not self.trained_length then return nil end
    local longest = positions:amax():item()

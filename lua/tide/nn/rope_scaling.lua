@@ -27,7 +27,7 @@ for kind, rows in each(keys) do signature.record('rope_' .. kind, 'a table', row
 
 local kinds = { 'default', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
 
--- The kind of a table rope_scaling, whose fields it checks. op: the name that errors carry.
+-- Returns the kind of a table rope_scaling, whose fields it checks. op: the name in errors.
 function scaling.check(op, s)
    err.type(op, 'rope_scaling', s, 'table')
    local kind = s.rope_type
@@ -70,12 +70,12 @@ local of = {}
 
 -- By kind: functions of i, from 0.
 
--- Not scaled.
+-- Unscaled frequencies.
 function of.default(dim, theta)
    return function(i) return theta ^ (-2 * i / dim) end
 end
 
--- All divided.
+-- All frequencies divided.
 function of.linear(dim, theta, s)
    return function(i) return theta ^ (-2 * i / dim) / s.factor end
 end
@@ -90,7 +90,7 @@ function of.dynamic(dim, theta, s, length)
    return of.default(dim, theta * grown)
 end
 
--- Low ones divided, with a ramp to those that are kept.
+-- Low frequencies divided, with a ramp to those that are kept.
 function of.yarn(dim, theta, s)
    local low, high = yarn_range(dim, theta, s)
    return function(i)
@@ -100,7 +100,7 @@ function of.yarn(dim, theta, s)
    end
 end
 
--- Each divided by a number of its own, from one of two lists.
+-- Each frequency divided by a number of its own, from one of two lists.
 function of.longrope(dim, theta, s, length)
    local name = length and length > s.original_max_position_embeddings and 'long_factor'
       or 'short_factor'
@@ -111,13 +111,13 @@ function of.longrope(dim, theta, s, length)
    return function(i) return 1 / (s[name][i + 1] * theta ^ (2 * i / dim)) end
 end
 
--- As Llama 3.1 does it.
+-- The scaling of Llama 3.1.
 function of.llama3(dim, theta, s)
    return function(i) return llama3(theta ^ (-2 * i / dim), s) end
 end
 
--- List of dim/2 frequencies. length: of the sequence, which some kinds depend on; default: no more
--- than the length of training.
+-- Returns a list of dim/2 frequencies. length: of the sequence, which some kinds depend on;
+-- default: no more than the length of training.
 function scaling.frequencies(dim, theta, s, length)
    err.integer('nn.rope', 'dim', dim, 2, 65536)
    if dim % 2 ~= 0 then err.arg('nn.rope', 'dim', 'an even head size', dim) end
@@ -128,10 +128,10 @@ function scaling.frequencies(dim, theta, s, length)
    return list
 end
 
--- What YaRN multiplies rotated queries and keys by, from its factor.
+-- Returns YaRN's multiplier of rotated queries and keys, from its factor.
 local function mscale(factor, m) return factor <= 1 and 1 or 0.1 * m * math.log(factor) + 1 end
 
--- The number that rotated channels of queries, and those of keys, are multiplied by.
+-- Returns the number that rotated channels of queries, and those of keys, are multiplied by.
 function scaling.attention_factor(s)
    local kind = s and (s.rope_type or s.type)
    if kind ~= 'yarn' and kind ~= 'longrope' then return 1 end
@@ -146,7 +146,8 @@ function scaling.attention_factor(s)
    return math.sqrt(1 + math.log(s.factor) / math.log(s.original_max_position_embeddings))
 end
 
--- The length of training of kinds whose frequencies depend on the sequence's length; else nil.
+-- Returns the length of training of kinds whose frequencies depend on the sequence's length; else
+-- nil.
 function scaling.trained_length(s)
    local kind = s and (s.rope_type or s.type)
    if kind == 'dynamic' or kind == 'longrope' then return s.original_max_position_embeddings end

@@ -31,7 +31,7 @@ local function listed(list)
    return table.concat(list, ', ', 1, 8) .. (', ... %d more'):format(#list - 8)
 end
 
--- Raises what differs as one error. kinds: those of the three lists that count.
+-- Raises the differences as one error. kinds: the lists, of the three, that count.
 function state_of.refuse(op, lists, kinds, before)
    local parts = {}
    for _, kind in ipairs(kinds) do
@@ -63,7 +63,7 @@ local function without_frequencies(state, own)
    return out
 end
 
--- What Module:load_state_dict does.
+-- Module:load_state_dict.
 function state_of.load(self, state, opts)
    local op = 'nn.Module.load_state_dict'
    err.type(op, 'state', state, 'table')

@@ -1,6 +1,6 @@
 -- What tiles of packed tokens span (tide.attention_tiles), found once for all layers of a call.
 --
--- Only kernels of a GPU read it, so indices on the host have none.
+-- Only GPU kernels read them, so indices on the host have none.
 
 local tide = require 'tide'
 
@@ -14,8 +14,8 @@ function tiles.of(index)
    return tide.no_grad(tide.attention_tiles, index)
 end
 
--- Tiles of up to two indices, by the id of the index: a layer that attends by another index than
--- the call was given (a hook may replace it) finds none.
+-- Returns the tiles of up to two indices, by the id of the index: a layer that attends by another
+-- index than that of the call (a hook may replace it) finds none.
 function tiles.list(a, b)
    local list = {}
    for _, index in ipairs { a or b, b or a } do

@@ -36,8 +36,8 @@ function fill.log_uniform(t, spec, at)
    t:copy_(t:to('f64'):log())
 end
 
--- What softplus takes to a number whose logarithm is uniform between those of lo and hi, and which
--- is at least least: log(exp(v) - 1).
+-- log(exp(v) - 1), the inverse of softplus, for v at least `least` whose logarithm is uniform
+-- between those of lo and hi.
 function fill.softplus_inverse(t, spec, at)
    t:uniform_(math.log(spec.lo), math.log(spec.hi), at)
    local v = t:to('f64'):exp():clamp(spec.least or 0, nil)

@@ -1,5 +1,5 @@
--- The window of attention, which means one thing everywhere: how far a key may lie from its query,
--- { left, right }, where -1 or nil is any distance and a number stands for both sides.
+-- The window of attention: how far a key may lie from its query, { left, right }, where -1 or nil
+-- is any distance and a single number is both sides.
 --
 -- Configurations give it in tokens, the query's own included: sliding_window = n is { n - 1, -1 }.
 
@@ -9,7 +9,7 @@ local signature = require 'tide.util.signature'
 
 local window = {}
 
--- Returns the window { left, right } that an option called `name` means; nil for nil.
+-- Returns the window { left, right } of an option called `name`; nil for nil.
 function window.check(op, name, w)
    if w == nil then return nil end
    if type(w) == 'number' then
@@ -27,7 +27,7 @@ function window.check(op, name, w)
    return { err.integer(op, name .. '[1]', left, -1), err.integer(op, name .. '[2]', right, -1) }
 end
 
--- The distances to the left and to the right that a window allows; -1 is any.
+-- Returns the distances to the left and to the right that a window allows; -1 is any.
 function window.sides(w)
    if type(w) == 'table' then return w[1] or -1, w[2] or -1 end
    return w or -1, w or -1

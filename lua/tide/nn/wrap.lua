@@ -1,8 +1,8 @@
 -- Functions around the calls of a module: ordered, named, removable.
 --
--- A wrap stands around the call module(...), or around a method of the class. The functions are
--- composed when a wrap is added or removed: a call runs one chain, and a module without wraps pays
--- for a field look-up. The chain of a method is a field of the instance under the method's name, so
+-- A wrap is a function around the call module(...), or around a method of the class. Wraps are
+-- composed when one is added or removed: a call runs one chain, and a module without wraps pays for
+-- a field look-up. The chain of a method is a field of the instance under the method's name, so
 -- self:method(...) runs it. The chain of the call is the field _call.
 
 local err = require 'tide.util.err'
@@ -10,27 +10,27 @@ local private = require 'tide.util.private'
 
 local wrap = {}
 
--- Where the library stands; a user's wrap is at 0. A larger order stands further outside.
+-- The orders of the library's wraps; a user's wrap has 0. A larger order is further outside.
 wrap.order = { lora = -30, tp = -20, cp = -10, hooks = 10, recompute = 20, ranges = 30 }
 
 local no_entries = {}
 
--- The wraps around a method of a module ('call': its call), innermost first: { name, fn, order,
--- by }. The caller must not change the list.
+-- Returns the wraps around a method of a module ('call': its call), innermost first: { name, fn,
+-- order, by }. The caller must not change the list.
 function wrap.list(module, of)
    local all = rawget(module, '_wraps')
    return all and all[of or 'call'] or no_entries
 end
 
--- The entry of a name, or nil.
+-- Returns the entry of a name, or nil.
 function wrap.find(module, name, of)
    for _, entry in ipairs(wrap.list(module, of)) do
       if entry.name == name then return entry end
    end
 end
 
--- fn, or around(inner, ..) of an entry, as a function of the library: what code of the user sees is
--- the user's from then on.
+-- Returns fn as a function of the library: values that user code sees belong to the user from then
+-- on.
 local function sheltered(fn)
    if private.has(fn) then return fn end
    return private.note(function(self, ...) return private.call(fn, self, ...) end)
@@ -65,7 +65,7 @@ local function set(module, of, list, base)
    end
 end
 
--- What the wraps of a method stand around.
+-- Returns the innermost function of a method, which its wraps call.
 function wrap.base(module, of)
    local all = rawget(module, '_wraps')
    local field = of == 'call' and '_call' or of
@@ -102,7 +102,7 @@ function wrap.drop(module, name, of)
    if entry then wrap.remove(module, entry, of) end
 end
 
--- Whether anything but the wraps named `but` stands around a method.
+-- Returns whether a method has wraps other than those named `but`.
 function wrap.is_around(module, of, but)
    for _, entry in ipairs(wrap.list(module, of)) do
       if entry.name ~= but then return true end
@@ -112,7 +112,7 @@ end
 
 local known = { 'of', 'order', 'by' }
 
--- The arguments of Module.wrap, checked. methods: the class that no method may come from.
+-- Returns the arguments of Module.wrap, checked. methods: the class that no method may come from.
 function wrap.check(op, module, name, opts, root)
    err.type(op, 'name', name, 'string')
    opts = err.options(op, opts, known)

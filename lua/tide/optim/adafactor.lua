@@ -1,8 +1,8 @@
--- Adafactor (Shazeer and Stern, arXiv 1804.04235) as PyTorch has it: the second moment of a matrix
--- is kept as one number a row and one a column. Rates are shares of a weight's own size.
+-- Adafactor (Shazeer and Stern, arXiv 1804.04235) as in PyTorch: the second moment of a matrix is
+-- kept as one number a row and one a column. Rates are relative to the size of a weight.
 --
--- Rows, columns and sizes are of whole parameters, so those that lie in parts over ranks are
--- gathered for their update: every mesh makes the update of one rank.
+-- Rows, columns and sizes are those of whole parameters, so sharded ones are gathered for their
+-- update: every mesh makes the update of one rank.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -22,7 +22,7 @@ function Adafactor:init(params, opts)
    Optimizer._begin(self, Whole, 'optim.Adafactor', params, opts)
 end
 
--- Whether a parameter is updated by its whole: all are.
+-- Returns whether the update of a parameter needs its whole: always.
 function Adafactor:is_whole() return true end
 
 local function with(shape, dim)
@@ -31,7 +31,7 @@ local function with(shape, dim)
    return list
 end
 
--- The state of a parameter before its first update. entry: { name =, param = }.
+-- Returns the state of a parameter before its first update. entry: { name =, param = }.
 function Adafactor:new_state(entry)
    local param, shape = entry.param, entry.shape or entry.param.shape
    local state = { step = 0, master = self.master(param) }
@@ -44,7 +44,7 @@ function Adafactor:new_state(entry)
    return state
 end
 
--- The estimate of the second moment, after the state has taken in this gradient.
+-- Returns the estimate of the second moment, after the state has taken in this gradient.
 local function estimate(state, grad, share, eps1)
    local square = grad:square()
    if state.v then return state.v:mul_(1 - share):add_(square, share) end
@@ -69,7 +69,7 @@ function Adafactor:update_whole(p, u)
    self.add_piece_(p, u.weight, change, -1)
 end
 
--- Bytes of state for an element of a parameter.
+-- Returns the bytes of state for an element of a parameter.
 function Adafactor.state_bytes(dtype, entry)
    local shape, bytes = entry.shape, Optimizer.bytes_of(dtype, 0)
    local wide = dtype == 'f64' and 8 or 4

@@ -14,13 +14,13 @@ function AdamW:init(params, opts)
    Optimizer._begin(self, Optimizer, 'optim.AdamW', params, opts)
 end
 
--- The numbers of an update, for tide.update.
+-- Returns the attributes of an update, for tide.update.
 function AdamW._attrs(group, bucket, lr, opts)
    return { lr = lr, beta1 = group.beta1, beta2 = group.beta2, eps = group.eps,
       weight_decay = group.weight_decay, step = bucket.step, grad_scale = opts.scale or 1 }
 end
 
--- One update of a bucket; see Optimizer:update.
+-- Updates a bucket; see Optimizer:update.
 function AdamW:update(group, bucket, lr, opts)
    require('tide').update.adamw_({
       p = bucket.p, g = bucket.g, m = self.column(bucket.states, 'm'),

@@ -1,5 +1,5 @@
--- AdamW with moments of 8 bits (Dettmers et al., arXiv 2110.02861): 2 bytes and 1/32 a weight in
--- place of 8. One fused call a group, which never holds the moments of a parameter in f32.
+-- AdamW with moments of 8 bits (Dettmers et al., arXiv 2110.02861): 2 + 1/32 bytes a weight instead
+-- of 8. One fused call a group, which never holds the moments of a parameter in f32.
 --
 -- Each block of 256 elements of a rank's piece has a scale. Small parameters and f64 ones keep
 -- moments as AdamW does, and so do embeddings if a pattern names them. Saved moments are f32, which
@@ -25,14 +25,14 @@ function AdamW8bit:init(params, opts)
    Optimizer._begin(self, Optimizer, 'optim.AdamW8bit', params, opts)
 end
 
--- Whether the moments of a parameter have 8 bits. shape: of the whole parameter, so all ranks
--- agree.
+-- Returns whether the moments of a parameter have 8 bits. shape: of the whole parameter, so all
+-- ranks agree.
 local function is_coded(name, shape, dtype, min_size, wide)
    return dtype ~= 'f64' and dims.numel(shape) >= min_size
       and not (wide and groups.matches(wide, name))
 end
 
--- The state of a parameter before its first update. entry: { name =, param = }.
+-- Returns the state of a parameter before its first update. entry: { name =, param = }.
 function AdamW8bit:new_state(entry)
    local param = entry.param
    if not is_coded(entry.name, entry.shape or param.shape, param.dtype, self.min_size,
@@ -45,7 +45,7 @@ function AdamW8bit:new_state(entry)
       m_scale = zeros(count, 'f32'), v_scale = zeros(count, 'f32'), master = self.master(param) }
 end
 
--- Moments are saved as the f32 numbers that they stand for.
+-- Returns moments as the f32 numbers that their codes represent.
 function AdamW8bit:read_field(state, field)
    if field == 'master' or not state.m_scale then return state[field] end
    return tide.update.dequantize8(state[field], state[field .. '_scale'], field == 'm')
@@ -60,7 +60,7 @@ function AdamW8bit:write_field(state, field, t)
    state[field], state[field .. '_scale'] = codes, scale
 end
 
--- The part of a bucket whose moments have 8 bits, or the rest.
+-- Returns the part of a bucket whose moments have 8 bits, or the rest.
 local function part(bucket, coded)
    local some = { p = {}, g = {}, states = {}, step = bucket.step, rates = bucket.rates }
    for i, state in ipairs(bucket.states) do
@@ -72,7 +72,7 @@ local function part(bucket, coded)
    return some
 end
 
--- One update of a bucket; see Optimizer:update.
+-- Updates a bucket; see Optimizer:update.
 function AdamW8bit:update(group, bucket, lr, opts)
    AdamW.update(self, group, part(bucket, false), lr, opts)
    local some = part(bucket, true)
@@ -84,7 +84,7 @@ function AdamW8bit:update(group, bucket, lr, opts)
    }, AdamW._attrs(group, some, lr, opts))
 end
 
--- Bytes of state for an element of a parameter.
+-- Returns the bytes of state for an element of a parameter.
 function AdamW8bit.state_bytes(dtype, entry)
    if not is_coded(entry.name, entry.shape, dtype, least) then
       return Optimizer.bytes_of(dtype, 2)

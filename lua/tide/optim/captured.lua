@@ -1,5 +1,5 @@
--- An optimiser step inside a captured one (tide.cuda.graph): recorded once, and counted at each
--- replay with the rate and the step number of that time.
+-- An optimiser step inside a captured step (tide.cuda.graph): recorded once, and counted at each
+-- replay with the rate and the step number of that replay.
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
@@ -10,8 +10,9 @@ local captured = {}
 -- Whether a step is being recorded.
 captured.is_recording = graph.is_capturing
 
--- Where captured steps find lr and step number of their replay: a row for each bucket there may be.
--- Made by a step before, as a replay writes over what is made in a captured one.
+-- Makes the tensor from which captured steps read lr and step number of their replay, a row for
+-- each bucket there may be. An earlier step makes it: a replay writes over what is made while
+-- capturing.
 function captured.prepare(self)
    local entries = self:entries()
    local first = entries[1]
@@ -24,7 +25,7 @@ local function set_rates(self, bucket, row)
    bucket.rates, bucket.lr, bucket.count = rates, rates:select(1, 1), rates:select(1, 2)
 end
 
--- The numbers of the next replay go to the device; nothing is counted yet.
+-- Copies the numbers of the next replay to the device; counts nothing.
 local function write_rates(self, op, state, list)
    err.raise_if(self.state ~= state, 'E_STATE', op, 'the state was loaded after this step was '
       .. 'captured, and the step would update the old state; capture the step again')
@@ -38,7 +39,7 @@ local function write_rates(self, op, state, list)
    end)
 end
 
--- A step inside a captured one: recorded now, counted at each replay.
+-- Records a step inside a captured one; each replay counts it.
 function captured.record(self, op, opts)
    err.raise_if(opts.lr ~= nil, 'E_STATE', op, 'a captured step would repeat this lr; leave it '
       .. 'out: the rate of the optimiser is read before each replay')

@@ -16,7 +16,7 @@ local signature = require 'tide.util.signature'
 
 local groups = {}
 
--- Whether one of the words of a pattern is in a name.
+-- Returns whether one of the words of a pattern is in a name.
 function groups.matches(pattern, name)
    for word in pattern:gmatch '[^|%s]+' do
       local lua = word:gsub('[%^%$%(%)%%%.%[%]%+%-%?]', '%%%0'):gsub('%*', '.*')
@@ -33,7 +33,7 @@ signature.record('pattern_group', 'a table', { 'pattern: patterns', 'lr: number?
    'lr_scale: number? >= 0', 'where lr == nil or lr_scale == nil -- lr and lr_scale exclude each '
       .. 'other' })
 
--- The rate of a group as a share of the optimiser's.
+-- Returns the rate of a group as a share of the optimiser's.
 local function scale_of(op, where, g, lr)
    if g.lr == nil then return g.lr_scale end
    err.raise_if(type(lr) ~= 'number' or lr == 0, 'E_ARG', op, '%s.lr: the rate of the optimiser '
@@ -41,8 +41,8 @@ local function scale_of(op, where, g, lr)
    return g.lr / lr
 end
 
--- Raises unless each key of a group is an option of the rule, whose defaults are given, or one of
--- `own`, a list. where: the group in the message.
+-- Raises unless each key of a group is an option of the rule (the keys of defaults) or one of the
+-- list `own`. where: the group in the message.
 function groups.check_keys(op, where, group, defaults, own)
    local known = copy(defaults)
    for _, name in ipairs(own) do known[name] = true end
@@ -54,7 +54,7 @@ function groups.check_keys(op, where, group, defaults, own)
    end
 end
 
--- A checked copy of what `groups` gives for one pattern: { pattern, own (its options) }.
+-- Returns a checked copy of what `groups` gives for one pattern: { pattern, own (its options) }.
 local function checked(op, i, g, defaults, lr)
    local where, own = ('groups[%d]'):format(i), {}
    signature.check(op, where, g, 'pattern_group')
@@ -70,8 +70,8 @@ local function checked(op, i, g, defaults, lr)
    return { pattern = g.pattern, own = own }
 end
 
--- The checked list of opts.groups: empty without. names: of all parameters, on any rank; a pattern
--- that is in none of them is E_ARG.
+-- Returns the checked list of opts.groups, or an empty one. names: of all parameters, on any rank;
+-- a pattern that matches none of them is E_ARG.
 function groups.check(op, opts, defaults, names)
    local list = {}
    for i, g in ipairs(err.type(op, 'groups', opts.groups or {}, 'table')) do
@@ -91,8 +91,8 @@ local function number_of(patterns, name)
    return 0
 end
 
--- Groups { params =, .. } of entries. Of a rule with decay, matrices decay; norms, biases and other
--- vectors do not, unless their pattern or opts.decay_vectors says so.
+-- Returns the groups { params =, .. } of entries. Of a rule with decay, matrices decay; norms,
+-- biases and other vectors do not, unless their pattern or opts.decay_vectors says so.
 function groups.make(entries, patterns, opts, decays)
    local list, at = by_key(function(own, rest)
       local group = copy(own, { params = {} })

@@ -22,7 +22,7 @@ function Lion:update_parameter(weight, grad, state, group, lr)
    state.m:mul_(group.beta2):add_(grad, 1 - group.beta2)
 end
 
--- Bytes of state for an element of a parameter.
+-- Returns the bytes of state for an element of a parameter.
 function Lion.state_bytes(dtype) return Optimizer.bytes_of(dtype, 1) end
 
 return signature.doors('optim.Lion', Lion, {

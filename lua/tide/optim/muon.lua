@@ -1,8 +1,9 @@
 -- Muon (Jordan et al. 2024): momentum of a matrix, made nearly orthogonal by Newton-Schulz steps.
--- Embeddings, heads, norms and all that is no matrix take AdamW's update in the same optimiser.
+-- Embeddings, heads, norms and other parameters that are not matrices get AdamW's update in the
+-- same optimiser.
 --
--- A matrix that lies in parts over ranks is gathered for its update, so every mesh makes the update
--- of one rank. Newton-Schulz is computed in f32 (f64 of f64) by each rank with a piece.
+-- A sharded matrix is gathered for its update, so every mesh makes the update of one rank. Each
+-- rank with a piece computes Newton-Schulz in f32 (f64 of f64).
 
 local class = require 'tide.class'
 local groups = require 'tide.optim.groups'
@@ -23,12 +24,12 @@ function Muon:init(params, opts)
    Optimizer._begin(self, Whole, 'optim.Muon', params, opts)
 end
 
--- Whether a parameter is a matrix that Newton-Schulz updates.
+-- Returns whether a parameter is a matrix that Newton-Schulz updates.
 function Muon:is_whole(name, shape)
    return #shape == 2 and not groups.matches(self.adamw, name)
 end
 
--- The state of a parameter before its first update. entry: { name =, param = }.
+-- Returns the state of a parameter before its first update. entry: { name =, param = }.
 function Muon:new_state(entry)
    if not self:is_whole(entry.name, entry.shape or entry.param.shape) then
       return Optimizer.new_state(self, entry)
@@ -49,7 +50,7 @@ function Muon.orthogonal(x, steps)
    return tall and x:t() or x
 end
 
--- What the rate of a matrix is multiplied with: as in the paper, or so that updates are as large as
+-- Returns the factor of a matrix's rate: as in the paper, or such that updates are as large as
 -- those of AdamW.
 local function adjusted(kind, shape)
    local rows, cols = shape[1], shape[2]
@@ -73,12 +74,12 @@ function Muon:update_whole(p, u)
    self.add_piece_(p, u.weight, direction, -u.lr * adjusted(u.group.adjust, p.shape))
 end
 
--- One update of a bucket of what is no matrix.
+-- Updates a bucket of parameters that are not matrices.
 function Muon:update(group, bucket, lr, opts)
    AdamW.update(self, group, bucket, lr * group.adamw_lr, opts)
 end
 
--- Bytes of state for an element of a parameter.
+-- Returns the bytes of state for an element of a parameter.
 function Muon.state_bytes(dtype, entry)
    local matrix = #entry.shape == 2 and not groups.matches(not_matrices, entry.name)
    return Optimizer.bytes_of(dtype, matrix and 1 or 2)

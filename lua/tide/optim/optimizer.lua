@@ -1,11 +1,11 @@
 -- Optimizer: parameter groups, state by parameter name, one fused update per group.
 --
 -- State is kept under the dotted parameter name, never under a handle, so it can be saved, loaded
--- on another mesh, and survives the replacement of a parameter's tensor. Parameters that got no
--- gradient are left as they are; each counts its own updates.
+-- on another mesh, and survives the replacement of a parameter's tensor. Parameters without a
+-- gradient stay unchanged; each parameter counts its own updates.
 --
--- A class of optimisers extends this one: `fields` names what it keeps for a parameter, `init`
--- calls Optimizer.init, and update_parameter changes one weight (guide/optimizer.md). AdamW and SGD
+-- A class of optimisers extends this one: `fields` names its state of a parameter, `init` calls
+-- Optimizer.init, and update_parameter changes one weight (guide/optimizer.md). AdamW and SGD
 -- define update instead, which changes a group in one fused call and can be captured.
 
 local tide = require 'tide'
@@ -22,19 +22,19 @@ local Optimizer = class 'Optimizer'
 
 local forms = 'a module, a list of tensors or of { name =, param = }, or of groups { params = }'
 
--- The module whose parameters() a list is; nil of other lists.
+-- Returns the module whose parameters() a list is; nil of other lists.
 local function module_of(list)
    local meta = getmetatable(list)
    return type(meta) == 'table' and rawget(meta, 'parameters_of') or nil
 end
 
--- Whether what was given keeps its parameters elsewhere than in fields of modules. A keeper has
--- named_parameters(), check_finished(op), which raises before a step where gradients are not there
--- yet, and updated(), called after one. Its entries name it in field keeper.
+-- Returns whether v keeps its parameters elsewhere than in fields of modules. A keeper has
+-- named_parameters(), check_finished(op), which raises before a step whose gradients are not
+-- complete, and updated(), called after a step. Its entries name it in field keeper.
 local function is_keeper(v) return type(v.updated) == 'function' end
 
--- A list of { name =, param = } of what was given for a group. count: tensors without a name so
--- far, which are numbered over all groups.
+-- Returns a list of { name =, param = } of what was given for a group. count: tensors without a
+-- name so far, which are numbered over all groups.
 local function entries_of(op, source, count)
    if type(source) ~= 'table' then err.arg(op, 'params', forms, source) end
    source = module_of(source) or source
@@ -56,7 +56,7 @@ local function entries_of(op, source, count)
    return list
 end
 
--- Names of all parameters: of a sharded model also of those that lie on other ranks.
+-- Returns the names of all parameters: of a sharded model also of those that lie on other ranks.
 local function names_of(source, entries)
    local list = {}
    local all = is_keeper(source) and source.entries or entries
@@ -78,7 +78,7 @@ local function check_group(self, op, group, seen, count)
    end
 end
 
--- The keepers of the parameters in a list.
+-- Returns the keepers of the parameters in a list.
 local function keepers_of(entries)
    local list, add = by_key(function(keeper) return keeper end)
    for _, entry in ipairs(entries) do
@@ -89,7 +89,7 @@ end
 
 local function is_group(v) return type(v) == 'table' and v.params ~= nil end
 
--- Raises unless the class of self says what it keeps and how it updates.
+-- Raises unless the class of self has `fields` and an update.
 local function check_class(self, op)
    local name = tostring(self.class_name)
    err.raise_if(type(self.fields) ~= 'table', 'E_ARG', op, "class %s has no list 'fields' that "
@@ -99,7 +99,7 @@ local function check_class(self, op)
       .. 'update_parameter(weight, grad, state, group, lr)', name)
 end
 
--- op: the name that errors carry. params: a module, what parameters() of one gives, a list of
+-- Begins an optimiser. op: the name in errors. params: a module, its parameters(), a list of
 -- tensors (named by their numbers) or of { name =, param = }, or a list of groups { params = (one
 -- of these), weight_decay =, lr_scale =, ... }. defaults: checked hyperparameters. opts.lr: number
 -- or function of the step; opts.groups: options of parameters by patterns of names (groups.lua).
@@ -146,14 +146,14 @@ function Optimizer:_begin(base, op, params, opts)
    base.init(self, op, params, defaults, rest)
 end
 
--- Learning rate of the next step. A function is called each time; `last_lr` is the rate
+-- Returns the learning rate of the next step. A function is called each time; `last_lr` is the rate
 -- of the last step, also of a replayed one.
 function Optimizer:next_lr()
    if type(self.lr) == 'function' then return self.lr(self.steps + 1) end
    return self.lr
 end
 
--- List of { name=, param= } over all groups.
+-- Returns a list of { name=, param= } over all groups.
 function Optimizer:entries()
    local list = {}
    for _, group in ipairs(self.groups) do
@@ -162,7 +162,7 @@ function Optimizer:entries()
    return list
 end
 
--- The gradients that exist, in order.
+-- Returns the gradients that exist, in order.
 function Optimizer:grads()
    local list = {}
    for _, entry in ipairs(self:entries()) do
@@ -172,12 +172,12 @@ function Optimizer:grads()
    return list
 end
 
--- Gradients go, and with them their bytes: handles from earlier calls of grads() answer E_GONE.
+-- Clears the gradients and frees their bytes: handles from earlier calls of grads() raise E_GONE.
 function Optimizer:zero_grad()
    for _, entry in ipairs(self:entries()) do entry.param:drop_grad() end
 end
 
--- Parameters of a group that can share one fused call: same dtype, same number of updates.
+-- Returns the parameters of a group by fused call: same dtype, same number of updates.
 function Optimizer:_buckets(group)
    local list, at = by_key(function(step) return { step = step, p = {}, g = {}, states = {} } end)
    for _, entry in ipairs(group.params) do
@@ -192,7 +192,7 @@ function Optimizer:_buckets(group)
    return list
 end
 
--- Raises where a step would be a silent nothing or of parts.
+-- Raises if a step would silently do nothing, or only a part.
 function Optimizer:_check_ready(op)
    for _, s in ipairs(self.keepers) do s:check_finished(op) end
    err.raise_if(#self.keepers == 0 and #self:grads() == 0, 'E_STATE', op, 'no parameter has a '
@@ -200,7 +200,7 @@ function Optimizer:_check_ready(op)
       .. 'result')
 end
 
--- Counts a step of all that `lists` of states hold.
+-- Adds `by` to the number of steps of each state in `lists`.
 function Optimizer:_add_steps(lists, by)
    for _, states in ipairs(lists) do
       for _, state in ipairs(states) do state.step = state.step + by end
@@ -210,7 +210,7 @@ function Optimizer:_add_steps(lists, by)
 end
 
 -- Updates the parameters of all groups, or of those for which only(group) holds. Returns the lists
--- of states that it has counted a step of.
+-- of states whose step it has counted.
 function Optimizer:_update_all(lr, opts, only)
    local lists = {}
    for _, group in ipairs(self.groups) do
@@ -223,10 +223,10 @@ function Optimizer:_update_all(lr, opts, only)
    return lists
 end
 
--- One update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply every
--- gradient; found_inf (f32 scalar tensor): unless it is 0 nothing changes on the device, which the
--- caller undoes with take_back once it is known. In a captured step (tide.cuda.graph) the update is
--- made and counted at each replay, with the rate and the step number of that time.
+-- Makes one update. opts: lr (overrides), scale (number), factor (f32 scalar tensor): both multiply
+-- every gradient; found_inf (f32 scalar tensor): unless it is 0 nothing changes on the device, and
+-- the caller calls take_back once it knows. In a captured step (tide.cuda.graph) each replay makes
+-- and counts the update, with the rate and the step number of that replay.
 function Optimizer:step(opts)
    opts = err.options(self.op .. '.step', opts, { 'lr', 'scale', 'factor', 'found_inf' })
    if captured.is_recording() then
@@ -244,7 +244,7 @@ function Optimizer:step(opts)
    for _, s in ipairs(self.keepers) do s:updated() end
 end
 
--- The last step is not counted: its found_inf was not 0.
+-- Takes the count of the last step back: its found_inf was not 0.
 function Optimizer:take_back()
    if not self.counted then
       err.raise('E_STATE', self.op .. '.take_back', 'there is no step to take back: none was made '
@@ -267,7 +267,7 @@ function Optimizer:new_state(entry)
    return state
 end
 
--- Returns a gradient in a weight's dtype, times what the step multiplies all with.
+-- Returns a gradient in a weight's dtype, times the factors of the step.
 function Optimizer.scaled(g, dtype, opts)
    g = g:to(dtype)
    if (opts.scale or 1) ~= 1 then g = g * opts.scale end
@@ -294,24 +294,25 @@ function Optimizer:update(group, bucket, lr, opts)
    end
 end
 
--- An exact copy of the weight for parameters of 16 bits, else nil.
+-- Returns an exact copy of the weight for parameters of 16 bits, else nil.
 function Optimizer.master(param)
    if param.dtype == 'bf16' or param.dtype == 'f16' then return param:detach():to 'f32' end
 end
 
--- Zeros for a moment of a parameter: f64 of f64, else f32, on its device.
+-- Returns zeros for a moment of a parameter: f64 of f64, else f32, on its device.
 function Optimizer.zeros_like(param)
    local dtype = param.dtype == 'f64' and 'f64' or 'f32'
    return tide.zeros(param.shape, { dtype = dtype, device = param.device })
 end
 
--- Bytes that fields of a parameter's shape need for an element of it: parallel.plan's price asks.
+-- Returns the bytes that `count` fields of a parameter's shape need for an element, for
+-- parallel.plan's price.
 function Optimizer.bytes_of(dtype, count)
    local wide = dtype == 'f64' and 8 or 4
    return count * wide + ((dtype == 'bf16' or dtype == 'f16') and 4 or 0)
 end
 
--- Column `field` of the states; nil if no state has it (tables with holes never leave Lua).
+-- Returns column `field` of the states; nil if no state has it (tables with holes never leave Lua).
 function Optimizer.column(states, field)
    local list = {}
    for i, state in ipairs(states) do
@@ -345,7 +346,7 @@ function Optimizer:state_dict()
    return tensors, { kind = self.class_name, steps = self.steps, counts = counts }
 end
 
--- What copy_ would spread over the state is not the state.
+-- Raises unless shapes are equal: copy_ would broadcast.
 local function check_fits(op, key, to, from)
    if not tide.is_tensor(from) then err.arg(op, key, 'a tensor', from) end
    local want, got = table.concat(to.shape, ', '), table.concat(from.shape, ', ')
@@ -370,9 +371,9 @@ local function restore(self, op, entry, count, tensors)
    return state
 end
 
--- Takes what state_dict gave, copied. Parameters without a state begin anew. E_ARG for a state
--- of another kind, or with parameters or tensors that are not kept here, E_FORMAT where one is
--- missing, E_SHAPE where one does not fit.
+-- Copies what state_dict gave into the state. Parameters without a state start with a new one.
+-- E_ARG for a state of another class, or with parameters or tensors that are not kept here,
+-- E_FORMAT if one is missing, E_SHAPE if one does not fit.
 function Optimizer:load_state_dict(tensors, meta)
    local op = self.op .. '.load_state_dict'
    local known, state = {}, {}
@@ -400,8 +401,8 @@ signature.record('entry', 'a table { name =, param = }', { 'param: tensor' })
 signature.record('bucket', 'a table { p =, g =, states = }', { 'p: table', 'g: table',
    'states: table' })
 
--- What the methods of a class of optimisers are given: one { name =, param = }; a group, a bucket
--- of it with lists of equal length, the rate and options.
+-- The arguments of the methods of a class: an entry { name =, param = }; a group, a bucket of it
+-- with lists of equal length, the rate and options.
 Optimizer.grouping = {
    'groups: table? -- { { pattern =, lr = | lr_scale =, weight_decay =, .. } }, by names',
    'decay_vectors: boolean = false -- lets norms, biases and other vectors decay, too',

@@ -9,7 +9,7 @@ local signature = require 'tide.util.signature'
 
 local schedule = {}
 
--- A schedule by fn(progress in [0, 1]) after the warm-up.
+-- Returns a schedule by fn(progress in [0, 1]) after the warm-up.
 local function with_warmup(name, o, fn)
    if o.steps and o.warmup >= o.steps then
       err.arg('optim.schedule.' .. name, 'warmup', ('fewer than the %d steps'):format(o.steps),
@@ -23,26 +23,26 @@ local function with_warmup(name, o, fn)
    end
 end
 
--- One rate after the warm-up.
+-- Returns a schedule with one rate after the warm-up.
 function schedule.constant(opts)
    return with_warmup('constant', opts, function() return opts.lr end)
 end
 
--- A straight line down to min_lr at the last step.
+-- Returns a schedule that falls in a straight line to min_lr at the last step.
 function schedule.linear(opts)
    return with_warmup('linear', opts, function(p)
       return opts.lr + (opts.min_lr - opts.lr) * p
    end)
 end
 
--- Half a cosine down to min_lr at the last step.
+-- Returns a schedule that falls along half a cosine to min_lr at the last step.
 function schedule.cosine(opts)
    return with_warmup('cosine', opts, function(p)
       return opts.min_lr + (opts.lr - opts.min_lr) * 0.5 * (1 + math.cos(math.pi * p))
    end)
 end
 
--- Warm up, stay, descend.
+-- Returns a schedule that warms up, stays, and falls (warmup, stable, decay).
 function schedule.wsd(opts)
    local decay = err.integer('optim.schedule.wsd', 'decay',
       opts.decay or math.floor(opts.steps / 5), 0, opts.steps - opts.warmup)
@@ -55,7 +55,7 @@ end
 
 schedule.names = { 'cosine', 'linear', 'wsd', 'constant' }
 
--- By name; opts as above, with what the kind does not use left out.
+-- Returns a schedule by its name; options that the kind does not use are ignored.
 function schedule.make(name, opts)
    local o = { lr = opts.lr, warmup = opts.warmup }
    if name ~= 'constant' then o.steps, o.min_lr = opts.steps, opts.min_lr end

@@ -14,14 +14,14 @@ function SGD:init(params, opts)
    Optimizer._begin(self, Optimizer, 'optim.SGD', params, opts)
 end
 
--- The state of a parameter before its first update. entry: { name =, param = }.
+-- Returns the state of a parameter before its first update. entry: { name =, param = }.
 function SGD:new_state(entry)
    local state = { step = 0, master = self.master(entry.param) }
    if self.defaults.momentum > 0 then state.buf = self.zeros_like(entry.param) end
    return state
 end
 
--- One update of a bucket; see Optimizer:update.
+-- Updates a bucket; see Optimizer:update.
 function SGD:update(group, bucket, lr, opts)
    require('tide').update.sgd_({
       p = bucket.p, g = bucket.g, buf = self.column(bucket.states, 'buf'),

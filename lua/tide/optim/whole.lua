@@ -1,8 +1,8 @@
 -- Whole: an optimiser whose update of a weight needs the whole of its gradient.
 --
--- A rank of a sharded model holds a piece of a parameter. The ranks add up their pieces, zeros
--- elsewhere, so each has the whole with the same bits, and each changes its own piece by it. All
--- ranks go through the parameters in one order, since that is a collective.
+-- A rank of a sharded model holds a piece of a parameter. The ranks add up their pieces, with zeros
+-- elsewhere, so each has the whole with the same bits, and changes its own piece by it. That is a
+-- collective, so all ranks visit the parameters in one order.
 --
 -- A class defines is_whole(name, shape), which must be the same on all ranks, and update_whole.
 
@@ -16,7 +16,7 @@ local Optimizer = require 'tide.optim.optimizer'
 
 local Whole = class('Whole', Optimizer)
 
--- A matrix that tensor parallelism cuts has its whole on no rank unless the model is sharded.
+-- Refuses a matrix cut by tensor parallelism in a model that is not sharded: no rank has its whole.
 local function check_uncut(self, entry)
    local cuts = entry.owner and rawget(entry.owner, '_layout')
    local at = cuts and cuts[entry.field]
@@ -26,7 +26,7 @@ local function check_uncut(self, entry)
       .. 'optimiser from its result', entry.name)
 end
 
--- Adds to list what of a group is whole, or what is not.
+-- Adds to list the entries of a group that are whole, or those that are not.
 local function add_group(self, list, group, whole)
    local own = copy(group)
    own.params, own.whole = {}, whole
@@ -50,8 +50,8 @@ function Whole:init(op, params, defaults, opts)
    self.groups = list
 end
 
--- Every whole parameter of all ranks, in one order: { name, shape, comms, entry and group (where
--- this rank holds a piece) }.
+-- Returns every whole parameter of all ranks, in one order: { name, shape, comms, entry and group
+-- (where this rank holds a piece) }.
 local function parameters(self)
    local here, list, named = {}, {}, {}
    for _, group in ipairs(self.groups) do
@@ -80,7 +80,7 @@ local function parameters(self)
    return list
 end
 
--- Leaves out those that got no gradient on any rank.
+-- Returns the entries that got a gradient on some rank.
 local function with_gradients(self, list)
    local keeper, flags = self.keepers[1], {}
    for i, p in ipairs(list) do flags[i] = p.entry and p.entry.param.grad ~= nil and 1 or 0 end
@@ -92,7 +92,7 @@ local function with_gradients(self, list)
    return some
 end
 
--- The boxes of this rank's piece in the whole.
+-- Returns the boxes of this rank's piece in the whole.
 local function parts_of(p)
    if not p.entry then return {} end
    if p.entry.parts then return p.entry.parts end
@@ -129,7 +129,7 @@ function Whole.add_piece_(p, weight, whole, alpha)
    end
 end
 
--- The state and the f32 weight of this rank's piece, counted as one that a step changes.
+-- Returns the state and the f32 weight of this rank's piece, counted as one that a step changes.
 local function state_of(self, p)
    local name, entry = p.name, p.entry
    self.state[name] = self.state[name] or self:new_state(entry)

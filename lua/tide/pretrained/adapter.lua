@@ -175,7 +175,7 @@ local function write_sharded(op, sharded, dir, o)
    return dir
 end
 
--- Whether the weights of a model hold the changes of its adapters (nn.lora.merge).
+-- Returns whether the weights of a model hold the changes of its adapters (nn.lora.merge).
 local function is_merged(model)
    local of = rawget(model, '_adapter')
    return of ~= nil and of.merged
@@ -363,7 +363,7 @@ function adapter.load(what, dir)
    return what
 end
 
--- Whether a folder holds an adapter.
+-- Returns whether a folder holds an adapter.
 function adapter.is(dir) return fs.exists(fs.join(dir, config_name)) end
 
 signature.kind('weights', 'a model, or what fully_shard returned', function(v)

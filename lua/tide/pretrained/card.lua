@@ -22,7 +22,7 @@ Not described yet: the data, the training, its purpose and its limits.
     model = transformers.AutoModelForCausalLM.from_pretrained("%s")
 ]]
 
--- Returns the README.md for a source of save.lua written to dir.
+-- Returns the text of README.md for a source of save.lua that is written to dir.
 function card.text(source, dir)
    local name = dir:gsub('/+$', ''):match '[^/]+$' or dir
    return text:format(name, source.plain.family, units.count(source.numel), source.dtype, name,

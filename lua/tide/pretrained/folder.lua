@@ -28,7 +28,7 @@ local function missing_weights(op, dir)
    err.raise('E_IO', op, '%s has neither %s nor %s', dir, weights_name, index_name)
 end
 
--- The opened files of weights.
+-- Returns the opened files of weights.
 local function open_weights(op, dir)
    local file, why
    if fs.exists(fs.join(dir, weights_name)) then
@@ -42,8 +42,8 @@ local function open_weights(op, dir)
    return file
 end
 
--- Whether dir is read as a published folder rather than as a checkpoint or a run of tide, whose
--- errors name the checkpoints in it.
+-- Returns whether dir is read as a published folder rather than as a checkpoint or a run of tide,
+-- whose errors name the checkpoints in it.
 function folder.is(dir)
    if not fs.is_dir(dir) then return fs.exists(dir) end
    for _, name in ipairs { 'manifest.json', 'LATEST' } do
@@ -57,7 +57,7 @@ local function check_place(op, dir)
    err.raise('E_IO', op, '%s is a file; give its folder', dir)
 end
 
--- Names of buffers in old files, which models compute instead of reading.
+-- Returns whether a name is that of a buffer in old files, which models compute instead.
 local function is_passed_over(name) return name:find '%f[%w]rotary_emb%.inv_freq$' ~= nil end
 
 -- ---- tensors -----------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ local function count(self, size, dtype)
    self.nbyte = self.nbyte + dims.numel(size) * tide.dtype_size(dtype)
 end
 
--- The same of a tensor as the file has it.
+-- Returns a box of a tensor as the file has it.
 function Weights:box(name, offset, size)
    local row, stored = row_of(self, name), self.sources[name] or self.stored[name]
    local t = tide.empty(size, { dtype = row.dtype, device = 'cpu' })
@@ -239,7 +239,7 @@ function Weights:close() self.file:close() end
 
 -- ---- the folder --------------------------------------------------------------------------------
 
--- Raises unless dir has a configuration. An adapter's folder is told apart.
+-- Raises unless dir has a configuration; the error names the folder of an adapter as such.
 local function check_config(op, dir)
    if fs.exists(fs.join(dir, 'config.json')) then return end
    local adapter = fs.join(dir, 'adapter_config.json')

@@ -86,7 +86,7 @@ local function refuse(where, config)
       .. 'without it', where, table.concat(list, ', '), #list == 1 and 'it' or 'them')
 end
 
--- Fields that are read here, and by `refuse`.
+-- Returns the fields that are read here, and by `refuse`.
 local function unused_of(config)
    local list = {}
    for name, v in each(config) do
@@ -118,7 +118,7 @@ local generation = {}
 -- Returns the options that generation_config.json of a model's folder sets for
 -- train.sample.generate: temperature, top_k, top_p, min_p, repetition_penalty, tokens,
 -- stop_strings, and stop (a list of ids; without that file, or without eos_token_id in it, those
--- of config.json); and what else it says: { do_sample, bos (an id), unused (names of fields that
+-- of config.json); and its other facts: { do_sample, bos (an id), unused (names of fields that
 -- are not read) }, each nil where it is absent. do_sample = false is temperature 0, do_sample =
 -- true without top_k is top_k 50, as in transformers. model: of tide.model.load. E_FORMAT: a field
 -- of another type; E_UNSUPPORTED: fields that would change the text, such as num_beams = 4.

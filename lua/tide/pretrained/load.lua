@@ -49,7 +49,7 @@ local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
    'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head', 'mamba_d_state', 'mamba_n_groups',
    'mamba_d_conv' }
 
--- Fields that no tensor has (an MLP's, of a model without one) may be larger than all tensors.
+-- A field without a tensor (the MLP's, in a model without one) may exceed all tensors up to this.
 local free_size = 2 ^ 20
 
 -- Raises if the configuration has more layers than the files have tensors, or is wider than the
@@ -186,7 +186,7 @@ local function fill_quantised(store, model, dtype)
    end
 end
 
--- Fills what plan:materialise gave. Collective.
+-- Fills the run that plan:materialise returned. Collective.
 local function fill_run(store, run)
    dist.together(run.mesh.comm, op, function()
       tide.no_grad(function()
@@ -239,7 +239,7 @@ local load = {}
 -- nn.nf4) are coded one at a time as they are read.
 -- Returns the model, in eval mode, and what plan:materialise gives { model, params, sharded, comm,
 -- data, mesh .. }, with dir, family, generation (of generation_config.json, or nil) and nbyte (read
--- on this rank). E_IO, E_FORMAT: a file that is not there, is damaged or holds other tensors;
+-- on this rank). E_IO, E_FORMAT: a file that is missing, is damaged or holds other tensors;
 -- E_UNSUPPORTED: another architecture; E_ARG: fields of config.json; E_SHAPE: other tensors.
 function load.model(dir, opts)
    local self, model = opened(dir, opts)

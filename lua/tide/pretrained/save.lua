@@ -1,6 +1,6 @@
 -- tide.model.save: a model, a sharded one or a checkpoint as a published folder, which transformers
--- and tide.model.load read. The folder is written beside its place and renamed: it is complete or
--- not there.
+-- and tide.model.load read. The folder is written beside its place and renamed, so it is complete
+-- or absent.
 
 local tide = require 'tide'
 local adapter = require 'tide.pretrained.adapter'
@@ -160,7 +160,7 @@ end
 
 -- ---- sources -----------------------------------------------------------------------------------
 
--- Rows and reading by the names of published files, of a family that has others.
+-- Returns the rows and reading by the names of published files, of a family that has others.
 local function as_stored(plain, rows, read)
    local entries, list, of = stored.entries(op, plain), {}, {}
    if not entries then return rows, read end
@@ -180,8 +180,8 @@ local function main_dtype(rows)
    end
 end
 
--- A source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on the host,
--- dtype (of most numbers), numel, generation and tokenizer (a folder) or nil.
+-- Returns a source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on
+-- the host, dtype (of most numbers), numel, generation and tokenizer (a folder) or nil.
 local function source_of(plain, rows, read, dtype, is_merged)
    if plain.quantised then
       rows, read = nf4._read_as_weights(plain.quantised, rows, read, dtype or main_dtype(rows))

@@ -12,7 +12,7 @@ local levels = { '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█' }
 
 local function is_finite(v) return v == v and math.abs(v) ~= math.huge end
 
--- At most `columns` numbers: means of equal runs. Runs without a finite number are nan.
+-- Returns at most `columns` numbers: means of equal runs. Runs without a finite number are nan.
 local function thin(values, columns)
    local out = {}
    local n = math.min(#values, columns)
@@ -34,8 +34,8 @@ local function bounds(values)
    return lo, hi
 end
 
--- The chart of a list of numbers: bars from the least to the greatest, which are printed beside
--- them. Numbers that are not finite leave a gap. columns: of the whole (72); rows (8).
+-- Returns the chart of a list of numbers: bars from the least to the greatest, which are printed
+-- beside them. Numbers that are not finite leave a gap. columns: of the whole (72); rows (8).
 function chart.text(values, columns, rows)
    err.type('repl.chart.text', 'values', values, 'table')
    columns, rows = columns or 72, rows or 8

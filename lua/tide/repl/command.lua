@@ -40,7 +40,7 @@ local function time(session, line)
    if ok then session.write(seconds_text(tide().clock() - begin) .. '\n') end
 end
 
--- Tensors of the session by name, largest first: { name, bytes, text }.
+-- Returns the tensors of the session by name, largest first: { name, bytes, text }.
 local function tensors(env)
    local list = {}
    for name, v in each(env) do
@@ -73,7 +73,7 @@ end
 
 -- ---- plots -----------------------------------------------------------------------------------
 
--- The numbers of a list or of a tensor of one dim.
+-- Returns the numbers of a list or of a tensor of one dim.
 local function numbers_of(v)
    if tide().is_tensor(v) and #v.shape == 1 then v = v:tolist() end
    if type(v) ~= 'table' or #v == 0 then return nil end
@@ -238,31 +238,31 @@ local function unknown(name)
    return 'no such command' .. near.hint(name, names, function(known) return ':' .. known end)
 end
 
--- The names of all commands.
+-- Returns the names of all commands.
 function command.names() return { unpack(names) } end
 
--- The same as they are typed: with a blank behind those that need more.
+-- Returns the commands as they are typed, with a blank after those that take arguments.
 function command.beginnings()
    local list = {}
    for i, row in ipairs(rows) do list[i] = names[i] .. (row[1]:find '^%a+ [^%[]' and ' ' or '') end
    return list
 end
 
--- The text of :help.
+-- Returns the text of :help.
 function command.list()
    local out = {}
    for i, row in ipairs(rows) do out[i] = ('   :%-18s %s'):format(row[1], row[2]) end
    return table.concat(out, '\n')
 end
 
--- The line of :help on one command, ':name'.
+-- Returns the line of :help on one command, ':name'.
 function command.about(name)
    err.type('repl.command.about', 'name', name, 'string')
    local row = by_name[name:sub(2)]
    return row and ('   :%s   %s'):format(row[1], row[2]) or name .. ': ' .. unknown(name:sub(2))
 end
 
--- Runs a line `:name rest` in a session. Raises what is wrong with it.
+-- Runs a line `:name rest` in a session. Raises if it is invalid.
 function command.run(session, line)
    err.type('repl.command.run', 'line', line, 'string')
    local name, rest = line:match '^%s*:(%a+)%s*(.-)%s*$'

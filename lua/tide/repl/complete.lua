@@ -1,5 +1,5 @@
--- Completion at a place of a line: names, fields, methods, options of a call, commands, files.
--- Looks, never calls: only fields are followed.
+-- Completion at a place of a line: names, fields, methods, options of a call, commands, files. It
+-- reads fields and calls nothing.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -16,14 +16,14 @@ local function tensor_names()
    return ok and help.names(op) or {}
 end
 
--- Names below a value: table fields, or the methods of a tensor.
+-- Returns the names below a value: table fields, or the methods of a tensor.
 local function names_of(value)
    if type(value) == 'table' then return help.names(value) end
    if type(value) == 'cdata' then return tensor_names() end
    return {}
 end
 
--- The names of a list that begin with stem, each once and sorted, behind `base`.
+-- Returns base .. name for the names of a list that begin with stem, each once and sorted.
 local function beginning(list, stem, base)
    local seen, found = {}, {}
    for _, name in ipairs(list) do
@@ -38,7 +38,7 @@ end
 
 -- ---- files -----------------------------------------------------------------------------------
 
--- What the file name that a text ends with may become; folders end with a slash.
+-- Returns the completions of the file name at the end of a text; folders end with a slash.
 local function files(word)
    local folder, stem = word:match '^(.*/)([^/]*)$'
    folder, stem = folder or '', stem or word
@@ -56,7 +56,7 @@ local function files(word)
    return beginning(named, stem, folder), word
 end
 
--- The text of a quoted string that is open at the end of `before`; nil outside of strings.
+-- Returns the text of a quoted string that is open at the end of `before`; nil outside of strings.
 local function open_string(before)
    local quote, from = nil, nil
    local i = 1
@@ -73,8 +73,8 @@ end
 
 -- ---- options of calls ------------------------------------------------------------------------
 
--- The names of the options that the call around the end of `before` takes: "f { a = 1, b", "f(x, {
--- b"; nil if it is not there.
+-- Returns the names of the options of the call around the end of `before`: "f { a = 1, b",
+-- "f(x, { b"; nil if there is no such call.
 local function options(env, before)
    local name = before:match '([%a_][%w_%.:]*)%s*{[^{}()]*$'
       or before:match '([%a_][%w_%.:]*)%s*%([^()]*{[^{}()]*$'
@@ -104,8 +104,8 @@ local function names(env, word)
    return beginning(list, word, ''), word
 end
 
--- What the end of `before`, a line up to the place, may become: full replacements of its last word,
--- sorted, and that word. Behind a blank there are only options, commands and files.
+-- Returns the completions of the end of `before`, the line up to the place: full replacements of
+-- its last word, sorted, and that word. After a blank they are options, commands and files only.
 function complete.matches(env, before)
    err.type('repl.complete.matches', 'env', env, 'table')
    err.type('repl.complete.matches', 'before', before, 'string')

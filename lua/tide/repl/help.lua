@@ -1,8 +1,8 @@
 -- Help on a name: the comment above the function's definition, its parameters, or a table's names.
 --
--- Doc comments in the sources, and what functions declare (util.signature), are the only places
--- where help is written; without the source file (a library packed into a program) parameters,
--- declarations and place are still shown.
+-- Help comes from doc comments in the sources and from the declarations of functions
+-- (util.signature). Without the source file (a library packed into a program) it shows parameters,
+-- declarations and place.
 
 local each = require 'tide.util.each'
 local edit = require 'tide.ffi.edit'
@@ -21,8 +21,8 @@ local function read_lines(path)
    return lines
 end
 
--- The value of a dotted name below a value, or nil, and what the last part was looked for in. Only
--- fields are followed.
+-- Returns the value of a dotted name below a value, or nil, and the table in which the last part
+-- was looked up. Only fields are followed.
 function help.value_of(value, path)
    local place
    for name in path:gmatch '[^%.:]+' do
@@ -33,7 +33,7 @@ function help.value_of(value, path)
    return value, place
 end
 
--- The comment lines directly above a line, without their dashes.
+-- Returns the comment lines directly above a line, without their dashes.
 function help.comment_above(lines, at)
    local found = {}
    local i = at - 1
@@ -45,7 +45,8 @@ function help.comment_above(lines, at)
    return found
 end
 
--- Names of the parameters, from the debug information, without self; and whether more may follow.
+-- Returns the names of the parameters, from the debug information, without self; and whether more
+-- may follow.
 function help.parameters(fn)
    local info, list = debug.getinfo(fn, 'u'), {}
    for i = 1, info.nparams do
@@ -62,7 +63,8 @@ function help.signature(name, fn)
    return name .. '(' .. table.concat(list, ', ') .. ')'
 end
 
--- The comment above a function (behind its door), and "file:line"; nothing without the source.
+-- Returns the comment above a function (the one that its door calls), and "file:line"; nothing
+-- without the source.
 function help.comment(fn)
    local door = signature.of(fn)
    local info = debug.getinfo(door and door.of or fn, 'S')
@@ -88,7 +90,7 @@ local function about_function(name, fn)
    return table.concat(out, '\n')
 end
 
--- Names of a table, of what it loads lazily, and of the class it belongs to; sorted.
+-- Returns the names of a table, of what it loads lazily, and of the class it belongs to; sorted.
 function help.names(t)
    local seen, list = {}, {}
    local function add(source)
@@ -111,7 +113,8 @@ function help.names(t)
    return list
 end
 
--- What calling a table does: the constructor of a class, the `calls` of a metatable; or nil.
+-- Returns what calling a table does: the constructor of a class, the `calls` of a metatable; or
+-- nil.
 local function called(t)
    local mt = getmetatable(t)
    if rawget(t, 'class_name') and type(t.init) == 'function' then return t.init end
@@ -121,7 +124,7 @@ end
 -- Columns for what the prompt prints.
 help.columns = edit.width
 
--- The names of a table in lines, which fit the terminal.
+-- Returns the names of a table in lines, which fit the terminal.
 function help.listing(t)
    local out, line, most = {}, '  ', math.min(help.columns(), 100) - 1
    for _, k in ipairs(help.names(t)) do
@@ -148,8 +151,8 @@ tide: tensors, gradients, models, training.
    Tab completes names, Ctrl-R searches earlier lines, Ctrl-C stops what runs;
    exit, quit or Ctrl-D leave]]
 
--- name: what followed the question mark; value: what it stands for, nil if nothing; known: the
--- names among which it was looked for.
+-- Returns the help on a name. value: its value or nil; known: the names among which it was looked
+-- up.
 function help.text(name, value, known)
    if name == '' then return help.intro end
    if type(value) == 'function' then return about_function(name, value) end

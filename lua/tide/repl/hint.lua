@@ -1,4 +1,5 @@
--- What a prompt adds to messages of LuaJIT: where a syntax error is, which name was probably meant.
+-- Adds to messages of LuaJIT at a prompt: the place of a syntax error, and the name that was
+-- probably meant.
 
 local err = require 'tide.util.err'
 local help = require 'tide.repl.help'
@@ -12,7 +13,7 @@ local hint = {}
 local three = { ['...'] = true }
 local two = { ['=='] = true, ['~='] = true, ['..'] = true, ['::'] = true }
 
--- The end of a quoted string that begins at `at`.
+-- Returns the end of a quoted string that begins at `at`.
 local function string_end(source, at)
    local quote, i = source:sub(at, at), at + 1
    while i <= #source and source:sub(i, i) ~= quote and source:sub(i, i) ~= '\n' do
@@ -21,7 +22,7 @@ local function string_end(source, at)
    return math.min(i, #source)
 end
 
--- The end of the token that begins at `at`.
+-- Returns the end of the token that begins at `at`.
 local function token_end(source, at)
    local _, stop = source:find('^%-%-[^\n]*', at)
    local level = source:match('^%-?%-?%[(=*)%[', at)
@@ -38,8 +39,8 @@ local function token_end(source, at)
    return two[source:sub(at, at + 1)] and at + 1 or at
 end
 
--- The message of LuaJIT about a source, without its place, and where the token that it does not
--- accept begins; nil if it accepts all or wants more.
+-- Returns LuaJIT's message about a source, without its place, and the start of the token that it
+-- does not accept; nil if it accepts everything or needs more lines.
 local function first_wrong(source)
    local at = source:find '%S'
    while at do
@@ -56,8 +57,8 @@ end
 -- Columns that a text of UTF-8 takes: its characters.
 local function columns(text) return select(2, text:gsub('[^\128-\191]', '')) end
 
--- The message about a source that does not compile: line and column, the line, and a caret below
--- the token that is wrong, as an expression or as a statement, whichever goes further.
+-- Returns the message about a source that does not compile: line and column, the line, and a caret
+-- below the token that is wrong, as an expression or as a statement, whichever goes further.
 function hint.syntax(source, message)
    err.type('repl.hint.syntax', 'source', source, 'string')
    local said, at = first_wrong(source)
@@ -81,8 +82,8 @@ local function nearest(name, value)
    return best ~= name and best or nil
 end
 
--- The name that was probably meant where LuaJIT found nil, for instance "m:forward"; nil without
--- one. source: the line that was run.
+-- Returns the name that was probably meant where LuaJIT found nil, for instance "m:forward"; nil
+-- without one. source: the line that was run.
 function hint.name(message, source, env)
    err.type('repl.hint.name', 'message', message, 'string')
    local kind, name = message:match "attempt to %a+ (%a+) '([%w_]+)' %(a nil value%)"
@@ -98,14 +99,14 @@ function hint.name(message, source, env)
    end
 end
 
--- The name of a table of the session in which the method that LuaJIT did not find was looked for.
+-- Returns the name of the session's table that lacks the method which LuaJIT did not find.
 local function table_without(message, source, env)
    local name = message:match "attempt to call method '([%w_]+)' %(a nil value%)"
    local base = name and source:match('([%a_][%w_%.]*):' .. name .. '%f[^%w_]')
    return base and type(help.value_of(env, base)) == 'table' and base or nil
 end
 
--- A message of a line that failed, with the name that was probably meant.
+-- Returns a message of a line that failed, with the name that was probably meant.
 function hint.error(message, source, env)
    if message:find('size of C type is unknown', 1, true) then
       return message:gsub('size of C type is unknown or too large',

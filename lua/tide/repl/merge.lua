@@ -1,4 +1,4 @@
--- What several ranks print, as one text: what all say once, the rest with the ranks in front.
+-- Merges the output of several ranks: common lines once, the others with their ranks in front.
 --
 --    [r0] 1            [r0,2] ...        [r1-3] ...
 
@@ -21,8 +21,8 @@ function merge.name(ranks)
    return 'r' .. table.concat(parts, ',')
 end
 
--- Groups of ranks with the same text, in the order of their first rank: { text =, ranks = }. Ranks
--- without a text are left out.
+-- Returns the groups of ranks with the same text, in the order of their first rank: { text =, ranks
+-- = }. Ranks without a text are left out.
 local function grouped(texts, ranks)
    local groups, group_of = by_key(function(text) return { text = text, ranks = {} } end)
    for _, rank in ipairs(ranks) do
@@ -83,8 +83,8 @@ local function by_line(texts, groups, ranks)
    return shared > 0 and out or nil
 end
 
--- The text that shows what ranks say. texts: by rank, "" and nil for nothing; ranks: those asked,
--- in ascending order.
+-- Returns the merged text of ranks. texts: by rank, "" or nil if a rank printed nothing; ranks: in
+-- ascending order.
 function merge.text(texts, ranks)
    err.type('repl.merge.text', 'texts', texts, 'table')
    err.type('repl.merge.text', 'ranks', ranks, 'table')
@@ -107,9 +107,9 @@ end
 local Stream = {}
 Stream.__index = Stream
 
--- Collects what ranks print while a line runs. write(text) shows; now() is a clock in seconds. A
--- line that all ranks print alike is shown once, as soon as the last one has; one that is not
--- answered by the others within `patience` seconds is shown with its ranks.
+-- Collects the output of ranks while a line runs. write(text) shows; now() is a clock in seconds. A
+-- line that all ranks print is shown once, when the last rank has printed it. A line that is not
+-- printed by all within `patience` seconds is shown with its ranks.
 function merge.stream(ranks, write, now, patience)
    err.type('repl.merge.stream', 'ranks', ranks, 'table')
    local self = setmetatable({ ranks = ranks, write = write, now = now, rest = {}, lines = {},
@@ -132,7 +132,7 @@ local function show_heads(self)
    self.write(table.concat(out, '\n') .. '\n')
 end
 
--- Whether lines are to be shown now: every rank that may still print has one, or one is old.
+-- Returns whether lines are due: every rank that may still print has one, or one is old.
 local function is_due(self)
    local some, all = false, true
    for _, rank in ipairs(self.ranks) do
@@ -144,7 +144,7 @@ local function is_due(self)
    return some and all
 end
 
--- Shows what is due.
+-- Shows the lines that are due.
 function Stream:flush()
    while is_due(self) do show_heads(self) end
 end

@@ -17,7 +17,7 @@ local ranks = {}
 
 -- ---- on a rank -------------------------------------------------------------------------------
 
--- A stand-in for io.stdout or io.stderr that gives what is written to `write`.
+-- Returns an object in place of io.stdout or io.stderr that passes its output to `write`.
 local function proxy(write)
    local f = setmetatable({}, { __tostring = function() return 'file (of a rank)' end })
    function f:write(...)
@@ -47,7 +47,7 @@ local function redirect(write)
    end
 end
 
--- Forgets what ranks have agreed on in calls before: after a failure not all remember the same.
+-- Clears the record of what ranks have compared: after a failure it may differ between ranks.
 local function forget_agreements()
    for _, comm in ipairs(require('tide.ffi.dist').open()) do rawset(comm, '_agreed', nil) end
 end
@@ -76,7 +76,7 @@ local function answer(self, request)
    return { kind = 'done', list = ok and list or nil, word = ok and word or nil }
 end
 
--- How rank `rank` of a host's ranks pauses and resumes.
+-- Returns how rank `rank` of a host's ranks pauses and resumes.
 local function turns_of(host, rank)
    local group = not host.board.processes and require('tide.ffi.dist').group_at(host.group)
    local world = not group and require('tide.comm').world()
@@ -86,7 +86,7 @@ local function turns_of(host, rank)
    }
 end
 
--- What each rank runs: takes requests from the board until the prompt ends.
+-- Runs on each rank: takes requests from the board until the prompt ends.
 function ranks.serve()
    local host = package.loaded['tide.host']
    local board, tide = host.board, require 'tide'
@@ -115,8 +115,8 @@ end
 local Many = {}
 Many.__index = Many
 
--- Collects the replies of ranks until each of those asked is done: by rank. nil if the ranks have
--- ended. on(rank, text): what they print meanwhile; idle(): called now and then.
+-- Collects the replies of the ranks in `asked`, by rank, until each is done. nil if the ranks have
+-- ended. on(rank, text): their output meanwhile; idle(): called now and then.
 local function collect(self, asked, on, idle)
    local replies, left = {}, #asked
    while left > 0 do
@@ -195,7 +195,7 @@ local function fail(self, text)
    return false
 end
 
--- The ranks that a first line names and the rest of it; all ranks without a name.
+-- Returns the ranks that a first line names and the rest of it; all ranks without a name.
 local function address(self, line)
    local text, rest = line:match '^%s*%%([%d,%-]+)%s+(.*)$'
    if not text then return self.all, line end
@@ -236,14 +236,14 @@ end
 -- Forgets unfinished input.
 function Many:drop() self.pending = nil end
 
--- End of input: what is unfinished is an error.
+-- Ends the input; an unfinished statement is an error.
 function Many:finish()
    if not self.pending then return end
    self.pending = nil
    fail(self, "input: unfinished at the end of the input")
 end
 
--- A session on the ranks of a host's board. opts: write(text), fail(text).
+-- Returns a session on the ranks of a host's board. opts: write(text), fail(text).
 function ranks.session(board, opts)
    opts = err.options('repl.ranks.session', opts, { 'env', 'write', 'fail' })
    local self = setmetatable({ board = board, all = {}, errors = 0,

@@ -1,6 +1,6 @@
 -- The text of lua/guide/reference.md and of the type annotations for editors.
 --
--- Both are made from what `require 'tide'` reaches: names and parameters of functions, the comments
+-- Both cover what `require 'tide'` reaches: names and parameters of functions, the comments
 -- above them, and the signatures that they declare (util.signature). `make reference` writes the
 -- page, and the build writes the annotations into build/types.
 
@@ -17,7 +17,7 @@ local function is_class(t) return rawget(t, 'class_name') ~= nil and type(t.new)
 
 local function is_public(name) return type(name) == 'string' and name:find '^%a' ~= nil end
 
--- Names of a table and of what it loads late, in order.
+-- Returns the names of a table and of what it loads late, in order.
 local function names_of(t)
    local list, seen, mt = {}, {}, getmetatable(t)
    local late = type(mt) == 'table' and type(mt.entries) == 'table' and mt.entries or {}
@@ -55,7 +55,7 @@ local function walk(list, seen, t, path)
    end
 end
 
--- All functions that the library makes public, by name; and methods of tensors.
+-- Returns all functions that the library makes public, by name; and methods of tensors.
 function reference.entries()
    local list, seen = {}, {}
    walk(list, seen, tide, 'tide')
@@ -92,8 +92,8 @@ end
 
 local function count(text, set) return select(2, text:gsub(set, '')) end
 
--- The first sentence of the comment above a function: up to a full stop or a semicolon, which
--- stands in no brackets and is no part of '..', or a colon before an example.
+-- Returns the first sentence of the comment above a function: up to a full stop or a semicolon that
+-- is neither inside brackets nor part of '..', or up to a colon before an example.
 local function meaning(fn)
    local text = table.concat(help.comment(fn), ' ')
    for last in (text .. ' '):gmatch '()[%.;:]%s' do
@@ -127,7 +127,7 @@ its arguments (`.name` is an option; `?` may be left out; `=` has that value the
 writes this page; `?tide.nn.Linear` at the prompt says the same and more.
 ]]
 
--- The text of lua/guide/reference.md.
+-- Returns the text of lua/guide/reference.md.
 function reference.guide()
    local lines, section = { head }, nil
    for _, entry in ipairs(reference.entries()) do
@@ -147,7 +147,7 @@ local function field(row)
    return ('%s%s: %s'):format(row.name, (row.optional or row.shown) and '?' or '', annotation)
 end
 
--- The lines of an entry: ---@param for what it declares, and an empty function.
+-- Returns the lines of an entry: ---@param for what it declares, and an empty function.
 local function annotated(entry)
    local lines, params = {}, parameters(entry)
    local door, by_name = signature.of(entry.fn), {}
@@ -171,7 +171,7 @@ local function annotated(entry)
    return table.concat(lines, '\n')
 end
 
--- The text of the annotations.
+-- Returns the text of the annotations.
 function reference.types()
    local lines = { '---@meta',
       '-- Made from the declarations of the library: lua/tide/repl/reference.lua.', '',

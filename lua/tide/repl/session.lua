@@ -1,8 +1,8 @@
--- A session of a prompt: an environment, and what a line does in it.
+-- A session of a prompt: an environment in which lines run.
 --
 -- Expressions print their values, statements run; unfinished input asks for more; locals of a chunk
--- stay as globals of the session. Errors print and the session goes on: besides the training loop
--- this is the place where they are caught.
+-- stay as globals of the session. Errors print and the session continues: besides the training loop
+-- this is the only place that catches them.
 
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
@@ -16,7 +16,7 @@ local session = {}
 local Session = {}
 Session.__index = Session
 
--- The session environment: globals of the state, with names assigned here kept apart.
+-- Returns the session environment: globals of the state, with names assigned here kept apart.
 local function new_env(extra)
    local env = copy(extra or {})
    local names = setmetatable(env, { __index = _G })
@@ -24,10 +24,10 @@ local function new_env(extra)
    return env
 end
 
--- Writes what a session shows.
+-- Writes the output of a session.
 function session.write(text) io.stdout:write(text) end
 
--- Writes an error behind what was shown before, also in a pipe.
+-- Writes an error after the earlier output, also in a pipe.
 function session.fail(text)
    io.stdout:flush()
    io.stderr:write(text)
@@ -43,17 +43,19 @@ function session.new(opts)
    }, Session)
 end
 
--- Whether more lines may complete a source: not where a quoted string has no end.
+-- Returns whether more lines may complete a source: not where a quoted string has no end.
 local function is_incomplete(source, message)
    local unfinished = message:find 'unfinished string'
    return message:find "near '<eof>'" ~= nil
       and (not unfinished or source:find '\\$' ~= nil)
 end
 
--- What an expression is given: its call keeps the line on the stack, where errors look for it.
+-- Returns its arguments. An expression runs as its argument, so that the line stays on the stack,
+-- where errors look for it.
 local function pass(...) return ... end
 
--- Names of the locals of the chunk that calls this become names of the session. Returns pass.
+-- Returns a function that makes the locals of its calling chunk names of the session and returns
+-- pass.
 local function keeper(env)
    return function()
       local i = 1
@@ -68,7 +70,8 @@ end
 
 local chunk_name = '=input'
 
--- Lines are interpreted, so that Ctrl-C stops their loops; what they call is compiled as ever.
+-- Returns fn, switched to the interpreter so that Ctrl-C stops its loops; functions that it calls
+-- are compiled as usual.
 local function interpreted(fn)
    jit.off(fn, true)
    return fn
@@ -86,9 +89,9 @@ local function with_value(source)
    end
 end
 
--- The chunk as an expression, else as statements that keep their locals, else as it stands.
--- Returns the function and what it is to be given ('pass', 'keep' or ''); or nil and the message of
--- the syntax error, or true if more lines are needed to complete it.
+-- Compiles a chunk as an expression, else as statements that keep their locals, else unchanged.
+-- Returns the function and its argument ('pass', 'keep' or ''); or nil and the message of the
+-- syntax error, or true if more lines are needed to complete it.
 function session.parse(source)
    err.type('repl.session.parse', 'source', source, 'string')
    local fn, as_value = loadstring('return ' .. source, chunk_name)
@@ -131,7 +134,7 @@ local function busy(on)
    if type(host) == 'table' and host.busy then host.busy(on) end
 end
 
--- Forgets an interrupt that no op has answered.
+-- Clears an interrupt that has stopped no op.
 local function clear_interrupt(env)
    local tide = env.tide
    if tide and tide.default then tide.default():interrupted() end
@@ -173,7 +176,7 @@ function Session:execute(fn, given, source)
    return true
 end
 
--- The value of an expression in the session; raises what is wrong with it.
+-- Returns the value of an expression in the session; raises if it does not compile or fails.
 function Session:_value(source)
    local fn, given = session.parse(source)
    if not fn then err.raise('E_ARG', 'input', '%s', given == true and 'unfinished' or given) end
@@ -184,8 +187,8 @@ function Session:_value(source)
    return r[2]
 end
 
--- The value of a dotted name in the session, or of a name of tide or of a tensor method. Without
--- one nil, and the names of the place where it is missing.
+-- Returns the value of a dotted name in the session, or of a name of tide or of a tensor method; or
+-- nil, and the names among which it is missing.
 local function lookup(self, name)
    local value, place = help.value_of(self.env, name)
    if value ~= nil then return value end
@@ -210,7 +213,8 @@ end
 
 local words = { help = true, exit = true, quit = true }
 
--- A line that is one of these words is a command, unless the session has a value of that name.
+-- Runs a line that is one of these words, unless the session has a value of that name. Returns
+-- whether it did.
 local function command(self, line)
    local word = line:match '^%s*(%a+)%s*;?%s*$' or line:match '^%s*(%a+)%s*%(%s*%)%s*$'
    if not words[word] or self.env[word] ~= nil then return false end
@@ -218,13 +222,13 @@ local function command(self, line)
    return true
 end
 
--- The name that a line asks help on: ?name, name?, help(name); nil for other lines.
+-- Returns the name that a line asks help on: ?name, name?, help(name); nil for other lines.
 local function asked_name(line, env)
    return line:match '^%s*%?%s*([%w_%.:]*)%s*$' or line:match '^%s*([%w_%.:]+)%s*%?%s*$'
       or (not env or env.help == nil) and line:match '^%s*help%s*%(%s*([%w_%.:]+)%s*%)%s*$' or nil
 end
 
--- Whether a line is no Lua: help, or a command of repl/command.lua.
+-- Returns whether a line is not Lua: help, or a command of repl/command.lua.
 function session.is_command(line)
    err.type('repl.session.is_command', 'line', line, 'string')
    return line:find '^%s*:%a' ~= nil or asked_name(line) ~= nil
@@ -269,7 +273,7 @@ end
 -- Forgets unfinished input.
 function Session:drop() self.pending = nil end
 
--- End of input: what is unfinished is an error.
+-- Ends the input; an unfinished statement is an error.
 function Session:finish()
    if not self.pending then return end
    local _, message = loadstring(self.pending, chunk_name)

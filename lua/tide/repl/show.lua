@@ -10,8 +10,8 @@ local pretty = require 'tide.util.pretty'
 
 local show = {}
 
--- Rows and leading indices beyond three times this many are cut to the first and last so many, by
--- the number of dims.
+-- Returns how many rows or leading indices are shown at either end, by the number of dims. Up to
+-- three times as many are shown whole.
 local function edge_of(ndim) return ndim <= 3 and 4 or ndim == 4 and 2 or 1 end
 -- Lines of other values beyond this many are cut to `head` and `tail`.
 local most_lines, head, tail = 60, 40, 10
@@ -20,7 +20,7 @@ local most_lines, head, tail = 60, 40, 10
 
 local function is_finite(v) return v == v and math.abs(v) ~= math.huge end
 
--- The largest magnitude of finite numbers, and whether all of them are whole.
+-- Returns the largest magnitude of finite numbers, and whether all of them are whole.
 local function survey(values)
    local top, whole = 0, true
    for _, v in ipairs(values) do
@@ -32,7 +32,7 @@ local function survey(values)
    return top, whole
 end
 
--- A function that writes a number of the tensor, and the scale that all are divided by.
+-- Returns a function that writes a number of the tensor, and the scale that all are divided by.
 local function writer(values)
    local top, whole = survey(values)
    local scale, digits = 1, 4
@@ -48,13 +48,13 @@ end
 
 -- ---- what is read ----------------------------------------------------------------------------
 
--- The first and last k of dim, with what lies between left out.
+-- Returns the first and last k of dim, with what lies between left out.
 local function cut(tide, x, dim, k)
    local n = x.shape[dim]
    return tide.cat({ x:narrow(dim, 1, k), x:narrow(dim, n - k + 1, k) }, dim)
 end
 
--- How many of the last dim fit on a line, at most `columns` wide, beside the dots; or all.
+-- Returns how many of the last dim fit on a line, at most `columns` wide, beside the dots; or all.
 local function fitting(n, width, columns)
    local room = math.max(2, math.floor((columns - 4) / (width + 2)))
    if n <= room then return n end
@@ -122,7 +122,7 @@ local function widest(values, write)
    return width
 end
 
--- The lines below the heading of a tensor, and the scale of its numbers.
+-- Returns the lines below the heading of a tensor, and the scale of its numbers.
 local function body(tide, x, columns)
    local short, gaps = shorten(tide, x)
    local list = short:tolist()
@@ -138,7 +138,7 @@ local function body(tide, x, columns)
    return out, scale
 end
 
--- The text of a tensor. columns: of the terminal (80).
+-- Returns the text of a tensor. columns: of the terminal (80).
 function show.tensor(x, columns)
    local tide = require 'tide'
    local text = tostring(x)
@@ -154,7 +154,7 @@ end
 
 -- ---- other values ----------------------------------------------------------------------------
 
--- A text with the middle of many lines left out.
+-- Returns a text with the middle of many lines left out.
 local function cut_lines(text)
    local lines = {}
    for line in (text .. '\n'):gmatch '(.-)\n' do lines[#lines + 1] = line end
@@ -166,13 +166,13 @@ local function cut_lines(text)
    return table.concat(out, '\n')
 end
 
--- Whether a table loads its entries when they are used (util.lazy).
+-- Returns whether a table loads its entries when they are used (util.lazy).
 local function is_lazy(value)
    local mt = getmetatable(value)
    return type(mt) == 'table' and type(mt.entries) == 'table'
 end
 
--- The text of any value. columns: of the terminal, by default its width.
+-- Returns the text of any value. columns: of the terminal, by default its width.
 function show.text(value, columns)
    if columns ~= nil then err.number('repl.show.text', 'columns', columns, 20) end
    columns = columns or help.columns()

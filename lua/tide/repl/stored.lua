@@ -1,7 +1,7 @@
 -- The values of a session in a file: tensors, and plain values beside them.
 --
 -- The file is safetensors; plain values (numbers, texts, booleans, tables of these) are bytes in
--- hex digits in its metadata. What is neither (functions, models) is not kept, and is named. With
+-- hex digits in its metadata. Other values (functions, models) are named and not kept. With
 -- several ranks each has a file of its own, FILE.r0, FILE.r1, ...
 
 local each = require 'tide.util.each'
@@ -14,7 +14,7 @@ local stored = {}
 -- Names that a session has by itself.
 local given = { tide = true, rank = true, size = true, _G = true, _ = true }
 
--- The path of this rank's file. existing: of a file to read, which all ranks may share.
+-- Returns the path of this rank's file. existing: of a file to read, which all ranks may share.
 function stored.path(path, env, existing)
    err.type('repl.stored.path', 'path', path, 'string')
    if (env.size or 1) == 1 then return path end
@@ -23,7 +23,7 @@ function stored.path(path, env, existing)
    return existing and not fs.exists(own) and path or own
 end
 
--- The bytes of a plain value; nil of any other.
+-- Returns the bytes of a plain value; nil of any other.
 local function bytes_of(v)
    if type(v) == 'table' and getmetatable(v) then return nil end
    local ok, text = pcall(plain.encode, v, ':save')

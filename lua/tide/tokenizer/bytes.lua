@@ -1,8 +1,8 @@
 -- The byte tokenizer: ids 0 to 255 are bytes, 257 ends a document, 256 is free.
 --
--- It has the fields and methods of a tokenizer of tide.tokenizer, so that a program takes either
--- without asking which. It encodes any bytes, UTF-8 or not, and has no special tokens in texts: the
--- options about both change nothing.
+-- It has the fields and methods of a tokenizer of tide.tokenizer, so that a program takes either.
+-- It encodes any bytes, UTF-8 or not, and has no special tokens in texts: the options about both
+-- change nothing.
 
 local old = require 'tide.util.old'
 local options = require 'tide.tokenizer.options'
@@ -101,21 +101,21 @@ signature.doors('data.bytes', Bytes, {
 local bytes = setmetatable({ eos = 257, vocab_size = 258, unit = 'byte', special = {},
    config = {}, added = {}, is_special = {} }, Bytes)
 
--- As Bytes.encode; of a text alone, the spelling of 0.1, ids of two bytes.
+-- Does as Bytes.encode. With a text alone (the 0.1 spelling) it returns ids of two bytes.
 function bytes.encode(self, text, opts)
    if self == bytes then return Bytes.encode(self, text, opts) end
    old('data.bytes.encode(text)', 'data.bytes:encode(text, { width = 2 })')
    return Bytes.encode(bytes, self, { width = 2 })
 end
 
--- As Bytes.decode; of a list alone, the spelling of 0.1.
+-- Does as Bytes.decode, also with a list alone (the 0.1 spelling).
 function bytes.decode(self, ids)
    if self == bytes then return Bytes.decode(self, ids) end
    old('data.bytes.decode(ids)', 'data.bytes:decode(ids)')
    return Bytes.decode(bytes, self)
 end
 
--- The spelling of 0.1: the list of ids of a text.
+-- Returns the list of ids of a text (the 0.1 spelling).
 function bytes.ids(text)
    old('data.bytes.ids(text)', 'data.bytes:encode(text)')
    return Bytes.encode(bytes, text)

@@ -104,7 +104,7 @@ local function broken(text, at)
    if lead < 0xC2 or lead > 0xF4 then return 1, false end
    local low = lead == 0xE0 and 0xA0 or lead == 0xF0 and 0x90 or 0x80
    local high = lead == 0xED and 0x9F or lead == 0xF4 and 0x8F or 0xBF
-   for k = 1, 3 do                                     -- one of these ends it: it is no whole one
+   for k = 1, 3 do                                     -- ends at one of these: it is not whole
       local b = text:byte(at + k)
       if not b then return k, true end
       if b < low or b > high then return k, false end

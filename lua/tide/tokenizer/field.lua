@@ -8,7 +8,7 @@ local field = {}
 
 local op = 'tokenizer.load'
 
--- Whether a value is a list, of JSON or of Lua.
+-- Returns whether a value is a list, of JSON or of Lua.
 local function is_list(v)
    return type(v) == 'table' and (fs.io().json.is_array(v) or v[1] ~= nil)
 end
@@ -18,7 +18,7 @@ local function is_object(v)
    return type(v) == 'table' and v ~= json.null and not is_list(v)
 end
 
--- Whether a value is an integer in the range of ids.
+-- Returns whether a value is an integer in the range of ids.
 function field.is_id(v) return type(v) == 'number' and v >= 0 and v < 2^22 and v % 1 == 0 end
 
 -- Kinds of values: their name in messages, and a predicate.
@@ -104,8 +104,8 @@ function field.node(group, node, name)
    return field.check(group, node, typed[group][name or node.type] or {})
 end
 
--- Whether a value is a node, an object with a type. Raises E_FORMAT if it is neither a node nor
--- absent.
+-- Returns whether a value is a node, an object with a type. Raises E_FORMAT if it is neither a node
+-- nor absent.
 function field.is_node(group, node)
    if node == nil or field.value(group, node, 'object').type == nil then return false end
    field.value(group .. '.type', node.type, 'text')

@@ -87,7 +87,7 @@ local function about(path, fn, ...)
    error(results[2], 0)
 end
 
--- The folder that a path lies in.
+-- Returns the folder that a path lies in.
 local function above(path)
    local folder = path:gsub('/+$', ''):match '^(.*)/[^/]*$'
    return folder == '' and '/' or folder or '.'

@@ -20,7 +20,7 @@ local tokenizer = {}
 local Tokenizer = {}
 Tokenizer.__index = Tokenizer
 
--- What reports call a token of texts; that of bytes is a byte.
+-- The name of a token in reports; that of the byte tokenizer is a byte.
 Tokenizer.unit = 'token'
 
 -- Returns a text; with opts.invalid = 'replace' its invalid UTF-8 becomes U+FFFD.
@@ -53,7 +53,7 @@ local function surround(self, ids, offsets, n, width)
 end
 
 -- Returns the ids of a text and, with offsets, their places: a list of { first, last }, so that
--- text:sub(first, last) is what the id stands for (bytes, from 1; the ids around the text have
+-- text:sub(first, last) is the text of the id (bytes, from 1; the ids around the text have
 -- empty places). opts: add_special_tokens (true: the ids that the file puts around a text),
 -- special (false: text that looks like a special token is text), offsets (false), invalid ('error',
 -- or 'replace': what is not UTF-8 becomes U+FFFD), width (2 or 4: a string of little-endian ids in

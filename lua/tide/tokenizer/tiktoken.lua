@@ -37,7 +37,7 @@ local known = {
    [199998] = { o200k, { [199999] = '<|endoftext|>', [200018] = '<|endofprompt|>' } },
 }
 
--- Special tokens of the files of Llama 3, which tokenizer_config.json repeats where it is there.
+-- Special tokens of the files of Llama 3; tokenizer_config.json, if present, repeats them.
 local function llama3_special(d)
    local names = { '<|begin_of_text|>', '<|end_of_text|>', '<|reserved_special_token_0|>',
       '<|reserved_special_token_1|>', '<|finetune_right_pad_id|>', '<|step_id|>',
@@ -79,7 +79,7 @@ local function read_ranks(text)
    for line in text:gmatch '[^\r\n]+' do
       n = n + 1
       local code, rank = line:match '^(%S+) (%d+)$'
-      -- A published file has the line '= 50256' in the place of a special token.
+      -- A published file has the line '= 50256' in place of a special token.
       local piece = code == '=' and '' or code and visible.base64(code)
       rank = tonumber(rank)
       err.raise_if(not piece or rank >= 2^22, 'E_FORMAT', op, 'line %d is no piece in base64 and '

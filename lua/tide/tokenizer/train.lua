@@ -25,7 +25,7 @@ train.patterns.qwen2 = train.patterns.llama3:gsub('{1,3}', '')
 
 -- ---- words -----------------------------------------------------------------------------------
 
--- A tokenizer that says where words lie and nothing else.
+-- Returns a tokenizer that only splits text into words.
 local function cutter(regex)
    local t = raw.new { model = 'WordLevel', pieces = { '\0' }, unk = 0 }
    t:step('words', { kind = 'split', mode = { Isolated = true }, what = pattern.translate(regex) })
@@ -60,8 +60,8 @@ local function count_words(texts, regex)
    return counts
 end
 
--- Words as lists of ids and how often each is there, in a fixed order. Very long words are left
--- out: nothing is learnt from a line of a thousand dashes.
+-- Returns words as lists of ids and their counts, in a fixed order. Very long words are left out:
+-- nothing is learnt from a line of a thousand dashes.
 local function to_lists(counts, first)
    local names, words, times = {}, {}, {}
    for word in each(counts) do
@@ -80,7 +80,7 @@ end
 
 local SHIFT = 2^24
 
--- A heap of pairs: the most frequent on top. counts is the truth, entries may be stale.
+-- A heap of pairs: the most frequent on top. counts decides; entries may be stale.
 local Heap = {}
 Heap.__index = Heap
 
@@ -122,7 +122,7 @@ local function note_word(where, pair, i)
    if list[#list] ~= i then list[#list + 1] = i end
 end
 
--- counts by pair, and the words that each is in (some no longer).
+-- Returns counts by pair, and the words that contain each (some no longer).
 local function count_pairs(words, times)
    local counts, where = {}, {}
    for i, word in ipairs(words) do
@@ -135,7 +135,7 @@ local function count_pairs(words, times)
    return counts, where
 end
 
--- Joins a, b to id in a word. change(pair, difference) is called for the pairs that come and go.
+-- Joins a, b to id in a word. Calls change(pair, difference) for the pairs that appear or vanish.
 local function join(word, a, b, id, change)
    local n, to, i = #word, 0, 1
    while i <= n do

@@ -1,9 +1,9 @@
--- Bytes as visible characters, as files of byte-level vocabularies have them, and base64. Printable
--- bytes of Latin-1 stand for themselves; the others, in order, are U+0100 and on.
+-- Bytes as visible characters, as in files of byte-level vocabularies, and base64. Printable bytes
+-- of Latin-1 are themselves; the others, in order, are U+0100 and on.
 
 local visible = {}
 
--- A code point below U+0800 as UTF-8.
+-- Returns a code point below U+0800 as UTF-8.
 local function char(c)
    if c < 128 then return string.char(c) end
    return string.char(0xC0 + math.floor(c / 64), 0x80 + c % 64)
@@ -30,7 +30,7 @@ function visible.bytes(piece)
    return good and text or nil
 end
 
--- Bytes as visible characters.
+-- Returns the bytes as visible characters.
 function visible.chars(bytes)
    return (bytes:gsub('.', function(b) return to_char[b:byte()] end))
 end
@@ -42,7 +42,7 @@ local values = {}
 local digits = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
 for i = 1, 64 do values[digits:byte(i)] = i - 1 end
 
--- The bytes of a text in base64, or nil if it is something else.
+-- Returns the bytes of a text in base64, or nil if it is something else.
 function visible.base64(text)
    if #text % 4 ~= 0 then return nil end
    local out = {}

@@ -27,7 +27,7 @@ local options = {
    { 'batch', 8, 'windows at a time on each rank', min = 1, also = { 'batch-size' } },
    { 'tokens', false, 'print the log-probability of every token, or of every choice' },
    { 'device', 'cpu', 'device to compute on', choices = { 'cpu', 'ref', 'cuda' } },
-   { 'threads', 0, 'threads per rank; 0: chosen by the program', min = 0, max = 4096 },
+   { 'threads', 0, 'threads per rank; 0: chosen by the program', min = 0, max = 1024 },
 }
 
 -- The tokenizer of texts. A model without one takes bytes, if it has their vocabulary.

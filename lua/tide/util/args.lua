@@ -4,9 +4,9 @@
 --
 --    { 'name', default, 'help', type =, choices =, min =, max =, also =, list =, fixed = }
 --
--- The type follows from the default; without one it must be given. also: words that people write
--- for it, which messages know; the last part of a nested name is one. list: each time it is given
--- adds a value, and several arrive as a list. Of any other option the last one counts. fixed: a
+-- The type follows from the default; without a default it must be given. also: other words for the
+-- option, which messages suggest; the last part of a nested name is one. list: each occurrence adds
+-- a value, and several arrive as a list. Of any other option the last one counts. fixed: a
 -- resumed run keeps the value that it was begun with (Parser:refuse_fixed). Nested names are
 -- written a.b and arrive as result.a.b. On a command line: --name value, --name=value, --flag,
 -- --flag yes, --no-flag, and --set a.b=value. --config FILE gives options by a file of data
@@ -123,8 +123,8 @@ local function convert(option, value)
    return convert_one(option, value)
 end
 
--- The option of a name; whence: the file that it is from, or nil for the command line.
--- A misspelt one is answered with the nearest, --help among them.
+-- Returns the option of a name. whence: the file that it is from, or nil for the command line. The
+-- error for a misspelt name suggests the nearest one, --help included.
 local function find(self, name, whence)
    local option = self.by_name[key_of(name)]
    if option then return option end
@@ -134,7 +134,7 @@ local function find(self, name, whence)
       near.hint(key_of(name), names, flag_of, self.also))
 end
 
--- Notes a value that was given: in place of an earlier one or, of a list, after it.
+-- Records a given value: in place of an earlier one or, of a list, after it.
 local function give(option, value, values)
    local before, now = values[option.name], convert(option, value)
    if option.list and before ~= nil then
@@ -207,7 +207,7 @@ local function read_option(self, argv, i, values, more)
    return i + 1
 end
 
--- The value at a dotted name of nested tables, or nil.
+-- Returns the value at a dotted name of nested tables, or nil.
 local function value_at(t, name)
    for part in name:gmatch '[^.]+' do
       if type(t) ~= 'table' then return nil end
@@ -216,7 +216,8 @@ local function value_at(t, name)
    return t
 end
 
--- base: options that replace the defaults; what it has beyond the declared ones is left out.
+-- Returns the options of a program. base: options that replace the defaults; undeclared ones in it
+-- are ignored.
 local function finish(self, values, base)
    local result = {}
    for _, option in ipairs(self.list) do
@@ -296,7 +297,8 @@ local function shown(v)
    return type(v) == 'table' and table.concat(v, ', ') or tostring(v)
 end
 
--- Lines "--lr 0.003 in the checkpoint, now 1" for every option that differs between two results.
+-- Returns the lines "--lr 0.003 in the checkpoint, now 1" for every option that differs between two
+-- results.
 function Parser:changes(before, now, whence)
    local list = {}
    for _, option in ipairs(self.list) do
@@ -323,8 +325,8 @@ function Parser:refuse_fixed(before, now, given, name)
    end
 end
 
--- Lines "lr = 0.003 (command line)" of all options of a result, with the source of each. of: as
--- parse gives it; base: what replaced the defaults, or nil.
+-- Returns the lines "lr = 0.003 (command line)" of all options of a result, with the source of
+-- each. of: as parse gives it; base: what replaced the defaults, or nil.
 function Parser:_sources(result, of, base)
    local lines = {}
    for _, option in ipairs(self.list) do
@@ -336,7 +338,7 @@ function Parser:_sources(result, of, base)
    return table.concat(lines, '\n') .. '\n'
 end
 
--- The default of an option as the help shows it; empty for a flag or an option without one.
+-- Returns the default of an option as the help shows it; empty for a flag or an option without one.
 local function default_text(option)
    if option.kind == 'boolean' then return '' end
    if option.default == nil then return option.required and ' [required]' or '' end
@@ -385,11 +387,10 @@ local function print_first(text)
    if type(host) ~= 'table' or (host.rank or 0) == 0 then io.stdout:write(text) end
 end
 
--- The options of a program; prints help or the configuration, and ends the program's run by
--- returning nil.
--- base(options, given), if given, returns options that replace the defaults, or nil; e.g. those of
--- the run that is resumed; and what else the caller wants to know. Results: the options, the
--- parser, those that were given (full name -> value), the second of base.
+-- Returns the options of a program; or prints help or the configuration and returns nil, which ends
+-- the program. base(options, given), if given, returns options that replace the defaults, or nil;
+-- e.g. those of the run that is resumed; and a value for the caller. Results: the options, the
+-- parser, those that were given (full name -> value), the second result of base.
 function args.parse(program, rows, argv, base)
    local parser = args.new(program, rows)
    local options, given, words = parser:parse(argv)
@@ -401,8 +402,8 @@ function args.parse(program, rows, argv, base)
    return options, parser, given, more
 end
 
--- The list of ids in the text of the option --ids of a program: whole numbers below n, at least
--- `least` (1 or 2) of them.
+-- Returns the list of ids in the text of the option --ids of a program: whole numbers below n, at
+-- least `least` (1 or 2) of them.
 function args.ids(program, text, n, least)
    local list = {}
    for word in text:gmatch '[^%s,]+' do
@@ -418,7 +419,7 @@ end
 
 -- Runs a recipe's main function. Under the tide program that prints errors; under plain luajit they
 -- are printed here in the same form, and the process ends: 2 after a mistake on the command line,
--- 128 + signal after a signal that the recipe has heeded.
+-- 128 + signal after a signal that has ended the recipe.
 function args.main(fn, ...)
    if type(package.loaded['tide.host']) == 'table' then return fn(...) end
    local function told(e)

@@ -1,9 +1,9 @@
 -- Plain data as one text: canonical(v).
 --
--- What means the same has the same text, on every rank and after a way through JSON.
--- So keys come sorted, and false, nil and JSON's null are alike ('none'; entries of a table are
--- left out). Objects, functions, tensors and keys that begin with '_' are left out, too: they say
--- what holds them. An object whose class has `constant = true` counts as the data it holds.
+-- Equal meanings have equal texts, on every rank and after a round trip through JSON. So keys are
+-- sorted, and false, nil and JSON's null are alike ('none'; as entries of a table they are left
+-- out). Objects, functions, tensors and keys that begin with '_' are left out, too, because they
+-- are not data. An object whose class has `constant = true` counts as the data it holds.
 
 local each = require 'tide.util.each'
 

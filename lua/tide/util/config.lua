@@ -1,8 +1,8 @@
 -- Files of options: JSON, or Lua that returns a table. Data alone.
 --
--- Lua runs with nothing in reach: no globals, no methods of strings, no bytecode. It is stopped
--- after a million instructions, or when it has taken 1 MiB. What it returns is copied, and holds
--- texts, numbers, booleans and tables of these.
+-- Lua runs in a sandbox: no globals, no methods of strings, no bytecode. It is stopped after a
+-- million instructions, or when it has allocated 1 MiB. Its result is copied, and may hold texts,
+-- numbers, booleans and tables of these.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -12,7 +12,7 @@ local config = {}
 
 local most_instructions, most_kib, most_depth = 1e6, 1024, 16
 
--- Raises inside the file when it takes too much; called at each instruction.
+-- Raises inside the file when it exceeds a limit; called at each instruction.
 local function guard()
    local count, base, over = 0, collectgarbage 'count', false
    local function stop(why)
@@ -40,7 +40,7 @@ local function limited(fn)
    return ok, result
 end
 
--- A copy of plain data. where: what errors call it.
+-- Returns a copy of plain data. where: its name in errors.
 local function plain(op, where, v, depth)
    local kind = type(v)
    if kind == 'string' or kind == 'number' or kind == 'boolean' then return v end
@@ -70,7 +70,7 @@ local function run_lua(op, path)
 end
 
 -- Returns the table that a file holds. op: the program, in errors. E_ARG: another ending than .lua
--- or .json, or no plain data; E_IO, E_FORMAT.
+-- or .json, or data that is not plain; E_IO, E_FORMAT.
 function config.read(op, path)
    local ending = path:match '%.(%w+)$'
    err.usage_if(ending ~= 'lua' and ending ~= 'json', op, '--config %s: expected a file .lua or '

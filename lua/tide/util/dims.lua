@@ -2,10 +2,10 @@
 
 local dims = {}
 
--- A list of its own with the same numbers.
+-- Returns a list of its own with the same numbers.
 function dims.copy(list) return dims.slice(list, 1) end
 
--- The entries first .. last (to the end by default), as a list of their own.
+-- Returns the entries first .. last (to the end by default), as a list of their own.
 function dims.slice(list, first, last)
    local out = {}
    for d = first, last or #list do out[#out + 1] = list[d] end
@@ -26,7 +26,7 @@ function dims.only(n, d, value)
    return list
 end
 
--- The sum of the first `last` numbers; of all by default.
+-- Returns the sum of the first `last` numbers; of all by default.
 function dims.sum(list, last)
    local n = 0
    for d = 1, last or #list do n = n + list[d] end
@@ -40,14 +40,14 @@ function dims.strides(shape)
    return list
 end
 
--- The product: 1 for no dims.
+-- Returns the product: 1 for no dims.
 function dims.numel(shape)
    local n = 1
    for _, size in ipairs(shape) do n = n * size end
    return n
 end
 
--- Whether two lists have the same numbers.
+-- Returns whether two lists have the same numbers.
 function dims.equal(a, b)
    if #a ~= #b then return false end
    for d = 1, #a do
@@ -72,7 +72,7 @@ function dims.view(t, offset, size, from)
    return t
 end
 
--- Whether two boxes of the same tensor have an element in common.
+-- Returns whether two boxes of the same tensor have an element in common.
 function dims.overlap(a, b)
    for d = 1, #a.size do
       local from = math.max(a.offset[d], b.offset[d])

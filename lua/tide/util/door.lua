@@ -2,9 +2,9 @@
 -- tide.util.signature, which reads declarations and has the checks).
 --
 -- A door has the parameters of its function. Its declaration is read, and its check compiled, when
--- it is first called or asked for: most doors that a program loads it never uses.
+-- it is first called or asked for, because a program calls few of the doors that it loads.
 
--- Not compiled, as the checks that they call: see bindings/README.md.
+-- Not compiled, like the checks that they call: see bindings/README.md.
 jit.off(true, true)
 
 local compile = require 'tide.compile'
@@ -12,10 +12,11 @@ local each = require 'tide.util.each'
 
 local M = {}
 
--- Errors are never shown as made in the checks.
+-- Errors never name a place in the checks.
 local chunk = debug.getinfo(1, 'S').source
 
--- The names of the parameters of a function, and these as a text, with '...' if there may be more.
+-- Returns the names of the parameters of a function, and these as a text, with '...' if there may
+-- be more.
 local function parameters(fn)
    local list, info = {}, debug.getinfo(fn, 'u')
    for i = 1, info.nparams do list[i] = debug.getlocal(fn, i) end
@@ -24,13 +25,15 @@ local function parameters(fn)
    return list, text
 end
 
--- _all: the arguments so far, for bounds and defaults that name one; nil where there is no other.
+-- _all: the arguments so far, for bounds and defaults that name one; nil if a single row needs
+-- none.
 local row_code = '%s = _read(_rows[%d], _op, %s, _all)\n'
 local code = 'local _fn, _read, _rows, _op, _options, _hold, _before = ...\nreturn function(%s)\n'
    .. 'local _all = %s\n'
    .. '%sreturn _fn(%s)\nend'
 
--- A function with the parameters of door.of that checks the arguments of rows, and calls it.
+-- Returns a function with the parameters of door.of that checks the arguments of rows, and calls
+-- it.
 local function checked(door, read, hold)
    local names, list = parameters(door.of)
    local related = #door.args.where > 0
@@ -57,7 +60,7 @@ local function checked(door, read, hold)
    return compile(text, chunk)(door.of, read, door.args, door.op, door.read, hold, door.before)
 end
 
--- A maker of functions with these parameters that call the check of a door.
+-- Returns a maker of functions with these parameters that call the check of a door.
 local function maker_of(list)
    local text = 'local _door = ...\nreturn function(%s) return _door.check(%s) end'
    return compile(text:format(list, list), chunk)

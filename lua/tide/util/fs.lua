@@ -1,4 +1,4 @@
--- Files as the library sees them: the one place that names the primitives of tide.ffi.io.
+-- Files for the library: the only place that names the primitives of tide.ffi.io.
 --
 -- Failures are raised in the name of the caller, with the path and the system's reason.
 
@@ -8,15 +8,15 @@ local fs = {}
 
 local backend
 
--- The primitives: read_file, write_file_atomic, fsync_file, fsync_dir, rename, mkdir, listdir,
--- remove, kind, is_link, resolve, xxh64_file, json, safetensors_save, safetensors_open. Loaded at
--- first use.
+-- Returns the primitives: read_file, write_file_atomic, fsync_file, fsync_dir, rename, mkdir,
+-- listdir, remove, kind, is_link, resolve, xxh64_file, json, safetensors_save, safetensors_open.
+-- Loaded at first use.
 function fs.io()
    backend = backend or require 'tide.ffi.io'
    return backend
 end
 
--- Whether a value of JSON is absent or null.
+-- Returns whether a value of JSON is absent or null.
 function fs.is_null(v) return v == nil or v == fs.io().json.null end
 
 -- Replaces the primitives; specs use it to make chosen steps fail. Returns the old ones.
@@ -42,7 +42,7 @@ local function failed(op, what, path, problem)
    err.raise(code, op, '%s%s', what and ('cannot %s %s: '):format(what, path) or '', reason)
 end
 
--- What a primitive that returns nil and a reason gives for a path.
+-- Returns the result of a primitive for a path; raises where it returns nil and a reason.
 local function got(op, what, primitive, path)
    local value, problem = fs.io()[primitive](path)
    if not value then failed(op, what, path, problem) end
@@ -56,23 +56,23 @@ local function done(op, what, primitive, path, ...)
    if not ok then failed(op, what, path, problem) end
 end
 
--- The bytes of a regular file.
+-- Returns the bytes of a regular file.
 function fs.read(op, path) return got(op, 'read', 'read_file', path) end
 
 -- Replaces a file so that a crash leaves the old or the new one; durable on return.
 function fs.write(op, path, text) done(op, 'write', 'write_file_atomic', path, text) end
 
--- The path from the root of the file system; links are not followed.
+-- Returns the path from the root of the file system; links are not followed.
 function fs.absolute(path) return fs.io().absolute(path) end
 
--- The absolute path without links, '.' and '..'; nil when nothing is there.
+-- Returns the absolute path without links, '.' and '..'; nil when nothing is there.
 function fs.resolve(path) return fs.io().resolve(path) end
 
--- Whether anything is at this path; a link counts as what it leads to.
+-- Returns whether anything is at this path; a link counts as what it leads to.
 function fs.exists(path) return fs.io().kind(path) ~= nil end
--- Whether anything is at this path, a link that leads nowhere included.
+-- Returns whether anything is at this path, a link that leads nowhere included.
 function fs.is_present(path) return fs.io().is_link(path) or fs.exists(path) end
--- Whether a folder is at this path, or a link to one.
+-- Returns whether a folder is at this path, or a link to one.
 function fs.is_dir(path) return fs.io().kind(path) == 'dir' end
 
 -- Size in bytes of a regular file; nil without one.
@@ -96,8 +96,8 @@ function fs.open_tensors(op, path)
    return file or err.raise(why.code, op, '%s', why.message)
 end
 
--- Removes a folder with the files in it (one level, as checkpoints are). Of a link it removes the
--- link and leaves what it leads to. Nothing there is fine.
+-- Removes a folder with the files in it (one level, as checkpoints are), if it exists. Of a link it
+-- removes the link and leaves its target.
 function fs.remove_dir(op, path)
    local io_ = fs.io()
    if io_.is_link(path) then
@@ -109,8 +109,8 @@ function fs.remove_dir(op, path)
    io_.remove(path)
 end
 
--- Renames the folder `from` to `path`. What is there steps aside to `aside`, and back if that
--- fails. Returns whether something was there, which the caller removes at `aside`.
+-- Renames the folder `from` to `path`. An existing `path` moves to `aside`, and back if that fails.
+-- Returns whether there was one; the caller removes `aside`.
 function fs.take_place(op, from, path, aside)
    local io_, again = fs.io(), fs.is_present(path)
    if again then

@@ -21,7 +21,7 @@ function hash.fnv32(text)
    return fnv(err.type('util.hash.fnv32', 'text', text, 'string'), 2166136261)
 end
 
--- A number in [0, 2^52) for a name.
+-- Returns a number in [0, 2^52) for a name.
 function hash.stream(text)
    err.type('util.hash.stream', 'text', text, 'string')
    return fnv(text, 2166136261) + (fnv(text, 84696351) % 2^20) * 2^32

@@ -9,7 +9,7 @@ local err = require 'tide.util.err'
 local instead = require 'tide.util.instead'
 local near = require 'tide.util.near'
 
--- The names of a table that are text, sorted.
+-- Returns the names of a table that are text, sorted.
 local function names(t)
    local list = {}
    for k in each(t) do list[#list + 1] = type(k) == 'string' and k or nil end
@@ -17,9 +17,9 @@ local function names(t)
    return list
 end
 
--- Guards the table of functions that a file returns: a name that it does not have is an error, as
--- it is for the namespace above it. A constructor `new` makes the table callable, as a class is:
--- tide.train.step { .. }. Classes and tables with a metatable answer for themselves.
+-- Guards the table of functions that a file returns: an unknown name is an error, as in the
+-- namespace above it. A constructor `new` makes the table callable, as a class is:
+-- tide.train.step { .. }. Classes and tables with a metatable are left as they are.
 local function guard(where, value)
    if type(value) ~= 'table' or getmetatable(value) then return end
    local new, meta = rawget(value, 'new'), {}

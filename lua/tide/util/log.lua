@@ -1,4 +1,4 @@
--- Lines for people: levels, a rank prefix, and lines that only rank 0 writes.
+-- Log lines: levels, a rank prefix, and lines that only rank 0 writes.
 --
 -- A logger is a value, not a global: the program makes one and hands it down. Every line is one
 -- write to the sink, so lines of several ranks do not mix.

@@ -2,12 +2,12 @@
 
 local names = {}
 
--- The Lua pattern of a name in which '*' stands for one part.
+-- Returns the Lua pattern of a name in which '*' stands for one part.
 function names.pattern(text)
    return '^' .. text:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+') .. '$'
 end
 
--- The parts joined by dots; empty ones are left out.
+-- Returns the parts joined by dots; empty ones are left out.
 function names.join(a, b, ...)
    local path = a == '' and b or b == '' and a or a .. '.' .. b
    if select('#', ...) == 0 then return path end

@@ -2,7 +2,7 @@
 
 local said = {}
 
--- old, new: what the caller has written, and what to write in its place.
+-- Warns about a spelling. old, new: the caller's, and the one to use.
 return function(old, new)
    if said[old] then return end
    said[old] = true

@@ -65,7 +65,7 @@ local function bounds(lists)
    return lo, hi
 end
 
--- Values of 1 (2 and 5, below three powers) times a power of ten between lo and hi.
+-- Returns the values of 1 (2 and 5, below three powers) times a power of ten between lo and hi.
 local function log_ticks(lo, hi)
    local list = {}
    for e = math.floor(math.log10(lo)), math.ceil(math.log10(hi)) do
@@ -77,7 +77,7 @@ local function log_ticks(lo, hi)
    return list
 end
 
--- An axis from place a to place b: { at(value), ticks(n) }.
+-- Returns an axis from place a to place b: { at(value), ticks(n) }.
 local function axis(lists, log, a, b)
    local lo, hi = bounds(lists)
    if log and lo <= 0 then lo, hi = math.max(hi, 1e-9) / 2, math.max(hi, 1e-9) end
@@ -178,7 +178,7 @@ end
 
 local marks = { '*', '+', 'o', 'x', '#', '@', '%', '=' }
 
--- The rows of characters of a plot, without axes.
+-- Returns the rows of characters of a plot, without axes.
 local function grid_of(xs, ys, x, y, columns, rows)
    local grid = {}
    for r = 1, rows do
@@ -194,7 +194,7 @@ local function grid_of(xs, ys, x, y, columns, rows)
    return grid
 end
 
--- The line of numbers below the x axis, at most `wide` columns.
+-- Returns the line of numbers below the x axis, at most `wide` columns.
 local function numbers_of(x, wide)
    local line = (' '):rep(wide)
    for _, v in ipairs(x.ticks(5)) do

@@ -17,7 +17,7 @@ local function order(a, b)
    return tostring(a) < tostring(b)
 end
 
--- The keys of a table in a fixed order: numbers first, then by type.
+-- Returns the keys of a table in a fixed order: numbers first, then by type.
 function pretty.sorted_keys(t)
    local keys = {}
    for k in each(err.type('util.pretty.sorted_keys', 't', t, 'table')) do keys[#keys + 1] = k end
@@ -87,7 +87,7 @@ function render(v, state, depth)
    return scalar(v)
 end
 
--- The text of a value.
+-- Returns the text of a value.
 function pretty.format(v, opts)
    opts.seen = {}
    return render(v, opts, 0)

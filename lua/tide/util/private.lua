@@ -1,13 +1,12 @@
 -- Frees temporaries of the library at their last use.
 --
--- The collector runs long after the last use of a handle, and the bytes would stay till then. A
--- module therefore gives up (spend, replace) what it has made for itself: the tape still has what
+-- The collector runs long after the last use of a handle, and the bytes would stay until then. A
+-- module therefore gives up (spend, replace) the temporaries that it has made: the tape keeps what
 -- it saved, and a later use of the handle is E_GONE.
 --
--- A part that another program put in place (a hook, a forward, an inner call, a method of a
--- derived class) may store what it sees: such a value is the user's from then on and stays. The
--- library's own functions, which store nothing, are noted here; every other function is the
--- user's.
+-- User code (a hook, a forward, an inner call, a method of a derived class) may store what it sees:
+-- such a value belongs to the user from then on and stays. The library's own functions, which store
+-- nothing, are noted here; every other function counts as the user's.
 
 local grad = require 'tide.ffi.grad'
 local own = require 'tide.ffi.own'
@@ -34,7 +33,7 @@ function private.note_methods(class)
    return class
 end
 
--- Whether fn was noted.
+-- Returns whether fn was noted.
 function private.has(fn)
    return known[fn] or type(fn) == 'table' and known[getmetatable(fn)] or false
 end
@@ -44,10 +43,10 @@ local function back(outer, ...)
    return ...
 end
 
--- fn(...), run as code that may keep what it makes.
+-- Returns fn(...), run as code that may keep its temporaries.
 function private.apart(fn, ...) return back(own.pause(), fn(...)) end
 
--- fn(...), where its values are the user's unless fn was noted.
+-- Returns fn(...), whose values belong to the user unless fn was noted.
 function private.call(fn, ...)
    if known[fn] or type(fn) == 'table' and known[getmetatable(fn)] then return fn(...) end
    return own.keep(private.apart(fn, own.keep(...)))

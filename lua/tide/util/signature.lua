@@ -1,5 +1,5 @@
--- Signatures as data: one declaration of what an entry point takes, from which come the checks of
--- its arguments, its help, the type annotations and the reference of the guides.
+-- Signatures as data: one declaration of the arguments of a function serves their checks, its help,
+-- the type annotations and the reference of the guides.
 --
 --    signature.doors('data.sampler', sampler, {
 --       permutation = 'n: integer >= 1; seed: integer >= 0; epoch: integer >= 0',
@@ -18,9 +18,9 @@
 --    integer >= 1, integer < 0, number > 0, integer in [2, 4], number in [0, 1)
 --                              a bound may be an expression of arguments before it, and of
 --                              self: integer in [0, self.size - first]
---    tensor [B, T]             a tensor of as many dims; '..' stands for any number of them. Dims
---                              of one name are equal in all arguments, and to an argument of that
---                              name; [B or 1, T] takes two sizes
+--    tensor [B, T]             a tensor of as many dims; '..' is any number of them. Dims of one
+--                              name are equal in all arguments, and to an argument of that name;
+--                              [B or 1, T] takes two sizes
 --    tensor [B, T] or [T] of i64, i32       one of several shapes; one of these dtypes
 --    dim of x                  a dim of the argument x, from 1 or from its end; arrives as from 1
 --    'sum' | 'mean'            one of these words; number >= 0 | function: one of these types
@@ -32,7 +32,8 @@
 --    'where heads % groups == 0 -- heads ({heads}) must be a multiple of groups ({groups})'
 --    'where self.file -- E_STATE: {self.path} is closed'
 --
--- Declarations are read when they are first needed: most of what a program loads it never calls.
+-- Declarations are read when they are first needed, because a program calls little of what it
+-- loads.
 -- A default is a number, true, false, 'a word', or the name of an argument before it. A table of
 -- options arrives as a checked copy with its defaults; an unknown name is E_ARG with the nearest.
 -- Functions that a door does not name are not checked.
@@ -89,13 +90,14 @@ signature.kind('sharded', 'what tide.parallel.fully_shard returned', function(v)
    return type(v) == 'table' and v.is_sharded and true or false
 end, 'tide.Sharded')
 
--- The size of a dim: that of an earlier dim of its name, or an argument of that name.
+-- Returns the size of a dim: that of an earlier dim of its name, or an argument of that name.
 local function size_of(name, values)
    local n = values['[' .. name] or values[name]
    return type(n) == 'number' and n or nil
 end
 
--- What a dim of a shape says now: '2' for a letter whose size is known, 'heads = 2' for a word.
+-- Returns the text of a dim for messages: '2' for a letter whose size is known, 'heads = 2' for a
+-- word.
 local function dim_text(dim, values)
    return (dim:gsub('%a[%w_]*', function(name)
       local n = size_of(name, values)
@@ -110,7 +112,7 @@ local function dim_fits(dim, size, values)
    end
 end
 
--- Whether t has a shape (a list of dims); notes the sizes of names that stand alone.
+-- Returns whether t has a shape (a list of dims); notes the sizes of names that stand alone.
 local function has_shape(t, dims, values)
    local open = dims[#dims] == '..'
    local n = open and #dims - 1 or #dims
@@ -144,7 +146,7 @@ local function tensor_text(shapes, of, values)
    return 'a tensor' .. table.concat(list, ' or') .. (of and ' of ' .. of or '')
 end
 
--- A tensor of one of the shapes and dtypes that a text '[B, T] or [T] of i64, i32' names.
+-- Returns a tensor of one of the shapes and dtypes that a text '[B, T] or [T] of i64, i32' names.
 local function tensor(text)
    local shapes, of = shapes_of(text), text:match '%f[%a]of ([%w, ]+)$'
    return { tensor_text(shapes, of, {}), 'cdata', function(op, name, v, values)
@@ -160,7 +162,7 @@ local function tensor(text)
    end, 'tide.Tensor' }
 end
 
--- A dim of an argument before it that a text 'of x' names, as a number from 1.
+-- Returns a dim of an argument before it that a text 'of x' names, as a number from 1.
 local function dim(text)
    local of = text:match '^of ([%a_][%w_]*)$' or error('signature: no dim: ' .. text)
    return { 'a dim of ' .. of, 'number', function(op, name, v, values)
@@ -178,7 +180,7 @@ local made = { tensor = tensor, dim = dim }
 
 -- ---- types -----------------------------------------------------------------------------------
 
--- The bounds of a range: low or nil, high or nil, and whether a bound itself is out of it.
+-- Returns the bounds of a range: low or nil, high or nil, and whether a bound itself is out of it.
 local function bounds_of(range)
    local low, high, closing = range:match '^in %[([^,]+),%s*([^%]%)]+)([%]%)])$'
    if low then return low, high, closing == ')' end
@@ -192,7 +194,8 @@ local function expression(text)
    return loadstring('return ' .. text) or error('signature: no expression: ' .. text)
 end
 
--- A function of the arguments before it that gives the number a bound says; nil without a bound.
+-- Returns a function of the arguments before it that gives the number a bound says; nil without a
+-- bound.
 local function bound(text)
    local number = tonumber(text)
    if number or not text then return function() return number end end
@@ -200,7 +203,8 @@ local function bound(text)
    return function(values) return setfenv(value, values)() end
 end
 
--- The reader of a kind within a range; values: the arguments before it, which bounds may name.
+-- Returns the reader of a kind within a range; values: the arguments before it, which bounds may
+-- name.
 local function ranged(kind, range)
    local low, high, open = bounds_of(range)
    local least, most = bound(low), bound(high)
@@ -239,7 +243,7 @@ local function alternative(text)
    return list == '' and row or { 'a list', 'table', listed(row[3]), row[4] .. '[]' }
 end
 
--- The same of a type of several alternatives, which differ by their Lua types.
+-- Returns the same of a type of several alternatives, which differ by their Lua types.
 local function union(rows)
    local texts, names, by_type = {}, {}, {}
    for i, row in ipairs(rows) do texts[i], names[i], by_type[row[2]] = row[1], row[4], row end
@@ -271,10 +275,10 @@ end
 -- What conditions may call.
 local library = { math = math, type = type }
 
--- The last entry of a list.
+-- Returns the last entry of a list.
 function library.last(list) return list[#list] end
 
--- Whether a list has each of 0 .. #list - 1 once.
+-- Returns whether a list has each of 0 .. #list - 1 once.
 function library.permutes(list)
    local seen = {}
    for _, k in ipairs(list) do
@@ -318,8 +322,8 @@ end
 
 local constants = { ['true'] = true, ['false'] = false }
 
--- The row of "name: type = default -- meaning". Its type is read at the first call, when all kinds
--- are made.
+-- Returns the row of "name: type = default -- meaning". Its type is read at the first call, when
+-- all kinds are made.
 local function row_of(text)
    local head, meaning = text:match '^(.-)%s+%-%-%s+(.*)$'
    local name, kind = (head or text):match '^%s*([%w_]+):%s*(.-)%s*$'
@@ -334,7 +338,7 @@ local function row_of(text)
    return row
 end
 
--- The checked value of a row; values: the arguments before it.
+-- Returns the checked value of a row; values: the arguments before it.
 local function read(row, op, v, values, name)
    if type(v) == 'nil' then
       if row.optional then return nil end
@@ -378,7 +382,7 @@ local function add_rows(list, texts)
    return list
 end
 
--- Rows of options, or of arguments parted by ';', and their relations as `where`.
+-- Returns the rows of options, or of arguments parted by ';', and their relations as `where`.
 function signature.rows(given)
    local texts = type(given) == 'table' and given or {}
    if type(given) == 'string' then
@@ -406,7 +410,7 @@ function signature.record(name, text, given)
    end, 'table', fields = fields }
 end
 
--- The reader that signature.options describes, and its rows.
+-- Returns the reader that signature.options describes, and its rows.
 local function reader_of(given)
    local rows, names, needed = signature.rows(given), {}, false
    for i, row in ipairs(rows) do
@@ -448,19 +452,19 @@ local door = require('tide.util.door').with(signature.rows, reader_of, read, hol
 -- the first before they are checked. Returns owner.
 function signature.doors(op, owner, given) return door.put(op, owner, given) end
 
--- The door of a function { op, args, opts, of = the function behind it }; nil of others.
+-- Returns the door of a function { op, args, opts, of = the function behind it }; nil of others.
 function signature.of(fn) return door.of(fn) end
 
--- All doors by their names.
+-- Returns all doors by their names.
 function signature.all() return door.all() end
 
--- The rows of a record's kind; nil of others.
+-- Returns the rows of a record's kind; nil of others.
 function signature.fields(name)
    local fields = kinds[name] and kinds[name].fields
    return fields and fields()
 end
 
--- The text of a row's type, and its annotation.
+-- Returns the text of a row's type, and its annotation.
 function signature.type_text(row)
    row.type = row.type or type_of(row.kind)
    return row.kind, row.type[4]

@@ -16,7 +16,7 @@ local function default_clock()
    return os.clock
 end
 
--- A timer that begins now. clock: a function that gives seconds (default above).
+-- Returns a timer that begins now. clock: a function that gives seconds (default above).
 function timer.new(clock)
    clock = err.func('util.timer.new', 'clock', clock or default_clock())
    local now = clock()
@@ -25,10 +25,10 @@ function timer.new(clock)
    return setmetatable({ clock = clock, start = now, mark = now }, Timer)
 end
 
--- Seconds since the timer was made.
+-- Returns the seconds since the timer was made.
 function Timer:total() return self.clock() - self.start end
 
--- Seconds since the last lap.
+-- Returns the seconds since the last lap.
 function Timer:lap()
    local now = self.clock()
    local span = now - self.mark
