@@ -40,8 +40,8 @@ int tide__grad_div(const tide__grad_call *g)
   tide_tensor *q = TIDE__TEMP(&v, tide_div, DY, g->in[1]);
   if (g->need[0]) give(&v, g, 0, q);
   if (g->need[1]) {
-    tide_tensor *t = TIDE__TEMP(&v, tide_mul, q, g->in[0]);
-    t = TIDE__TEMP(&v, tide_div, t, g->in[1]);
+    tide_tensor *t = TIDE__TEMP(&v, tide_div, g->in[0], g->in[1]); /* q a may leave the range */
+    t = TIDE__TEMP(&v, tide_mul, t, q);
     give(&v, g, 1, TIDE__TEMP(&v, tide_neg, t));
   }
   return tide__temps_end(&v);

@@ -47,6 +47,17 @@ describe('the gradient of a power', function()
    end)
 end)
 
+describe('the gradient of a quotient', function()
+   it('stays within the range of f16 where its factors do', function()
+      for _, device in ipairs(devices) do
+         local a, b = leaf({ 60000, 1 }, device, 'f16'), leaf({ 50000, 2 }, device, 'f16')
+         a:div(b):backward(tide.tensor({ 60000, 4 }, { dtype = 'f16', device = device }))
+         same({ 1.2, 2 }, flat(a.grad), device)
+         same({ -1.44, -1 }, flat(b.grad), device)
+      end
+   end)
+end)
+
 describe('the gradient of minimum and maximum', function()
    it('reaches both operands where one is NaN, and halves where they are equal', function()
       each(function(device, dtype, what)
