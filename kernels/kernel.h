@@ -123,8 +123,9 @@ typedef struct k_scalar_attrs { double mul, add; } k_scalar_attrs;
 /* sum mean prod amax amin any all: x -> y. Dispatch has permuted x so that the reduced dims come
  * last: in[0] has nkeep leading kept dims, then the reduced ones; y is [kept...] contiguous.
  * argmax argmin: the same with one reduced dim -> i64.
- * cumsum: x -> y, the dim has been moved last, nkeep = ndim - 1. */
-typedef struct k_reduce_attrs { int32_t nkeep; } k_reduce_attrs;
+ * cumsum: x -> y, the dim has been moved last, nkeep = ndim - 1. from_end (of cumsum only): sums
+ * run from the last element to the first. */
+typedef struct k_reduce_attrs { int32_t nkeep, from_end; } k_reduce_attrs;
 
 /* softmax log_softmax: x -> y;  softmax_bwd log_softmax_bwd: dy, y -> dx. Over the last dim.
  * cat: in[i] are the pieces, in order, -> y; dim below.

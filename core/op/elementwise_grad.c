@@ -47,47 +47,52 @@ int tide__grad_div(const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
-/* d a^b = b a^(b-1) da + a^b log(a) db; the log of a <= 0 is taken as 0 where a^b is 0. */
+/* d a^b = b a^(b-1) da + a^b log(a) db. da is 0 where b is 0, db where a is 0 and b is not
+ * negative, whatever the other factors are; db is NaN where a is negative. */
 int tide__grad_pow(const tide__grad_call *g)
 {
   tide__temps v = {0};
   tide_tensor *a = g->in[0], *b = g->in[1];
+  tide_tensor *zero = tide__temp_number(&v, g, a->dtype, 0);
   if (g->need[0]) {
     tide_tensor *t = TIDE__TEMP(&v, tide_affine, b, 1, -1);
     t = TIDE__TEMP(&v, tide_pow, a, t);
     t = TIDE__TEMP(&v, tide_mul, t, b);
-    give(&v, g, 0, TIDE__TEMP(&v, tide_mul, t, DY));
+    t = TIDE__TEMP(&v, tide_mul, t, DY);
+    tide_tensor *flat = TIDE__TEMP(&v, tide_eq, b, zero);
+    give(&v, g, 0, TIDE__TEMP(&v, tide_where, flat, zero, t));
   }
   if (g->need[1]) {
-    tide_tensor *log = TIDE__TEMP(&v, tide_log, a);
-    tide_tensor *zero = tide__temp_number(&v, g, a->dtype, 0);
-    tide_tensor *t = TIDE__TEMP(&v, tide_gt, a, zero);
-    t = TIDE__TEMP(&v, tide_where, t, log, zero);
+    tide_tensor *t = TIDE__TEMP(&v, tide_log, a);
     t = TIDE__TEMP(&v, tide_mul, t, g->out[0]);
+    tide_tensor *flat = TIDE__TEMP(&v, tide_eq, a, zero);
+    flat = TIDE__TEMP(&v, tide_logical_and, flat, TIDE__TEMP(&v, tide_ge, b, zero));
+    t = TIDE__TEMP(&v, tide_where, flat, zero, t);
     give(&v, g, 1, TIDE__TEMP(&v, tide_mul, t, DY));
   }
   return tide__temps_end(&v);
 }
 
-/* Gives dy to the operand that was chosen; equal elements share it half and half. */
-static int grad_choice(const tide__grad_call *g, int (*better)(tide_tensor **, tide_tensor *,
-                                                               tide_tensor *))
+/* Gives dy to the operand that was chosen; equal elements share it half and half. Where one of
+ * them is NaN, neither is worse and both get dy. */
+static int grad_choice(const tide__grad_call *g, int (*worse)(tide_tensor **, tide_tensor *,
+                                                              tide_tensor *))
 {
   tide__temps v = {0};
   tide_tensor *half = TIDE__TEMP(&v, tide_affine, DY, 0.5, 0);
   tide_tensor *zero = tide__temp_number(&v, g, DY->dtype, 0);
   for (int i = 0; i < 2; i++) {
     if (!g->need[i]) continue;
-    tide_tensor *win = TIDE__TEMP(&v, better, g->in[i], g->in[1 - i]);
+    tide_tensor *lost = TIDE__TEMP(&v, worse, g->in[i], g->in[1 - i]);
     tide_tensor *tie = TIDE__TEMP(&v, tide_eq, g->in[i], g->in[1 - i]);
-    tide_tensor *rest = TIDE__TEMP(&v, tide_where, tie, half, zero);
-    give(&v, g, i, TIDE__TEMP(&v, tide_where, win, DY, rest));
+    tide_tensor *rest = TIDE__TEMP(&v, tide_where, tie, half, DY);
+    give(&v, g, i, TIDE__TEMP(&v, tide_where, lost, zero, rest));
   }
   return tide__temps_end(&v);
 }
 
-int tide__grad_minimum(const tide__grad_call *g) { return grad_choice(g, tide_lt); }
-int tide__grad_maximum(const tide__grad_call *g) { return grad_choice(g, tide_gt); }
+int tide__grad_minimum(const tide__grad_call *g) { return grad_choice(g, tide_gt); }
+int tide__grad_maximum(const tide__grad_call *g) { return grad_choice(g, tide_lt); }
 
 int tide__grad_neg(const tide__grad_call *g) { return tide_neg(&g->gin[0], DY); }
 

@@ -102,10 +102,9 @@ int tide_grouped_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b, tide_t
   if (v.rc < 0) return tide__temps_end(&v);
   bool apart = dst->storage != a->storage && dst->storage != b->storage;
   if (!apart || (dst->stride[2] != 1 && dst->shape[2] > 1)) {
-    a = TIDE__TEMP(&v, tide_cast, a, dst->dtype);
-    b = TIDE__TEMP(&v, tide_cast, b, dst->dtype);
-    tide_tensor *y = TIDE__TEMP(&v, grouped_outer, a, b, offsets, dst->shape[0], dst->dtype);
-    TIDE__DO(&v, tide_axpy_(dst, y, 1));
+    tide_tensor *sum = TIDE__TEMP(&v, tide_clone, dst);
+    TIDE__DO(&v, tide_grouped_addmm_(sum, a, b, offsets));
+    TIDE__DO(&v, tide_copy_(dst, sum));
     return tide__temps_end(&v);
   }
   c.in_[0] = a;

@@ -122,14 +122,13 @@ static bool kernel_takes(const tide_tensor *dst, const tide_tensor *a, const tid
   return apart && (dst->stride[1] == 1 || dst->shape[1] <= 1);
 }
 
-/* Makes the product, in the target's dtype, and adds it. */
-static int add_product(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
+/* Adds the product to a copy of the target and copies the sum back. */
+static int add_by_copy(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
 {
   tide__temps v = {0};
-  a = TIDE__TEMP(&v, tide_cast, a, dst->dtype);
-  b = TIDE__TEMP(&v, tide_cast, b, dst->dtype);
-  tide_tensor *y = TIDE__TEMP(&v, matmul_2d, a, b, dst->dtype);
-  TIDE__DO(&v, tide_axpy_(dst, y, 1));
+  tide_tensor *sum = TIDE__TEMP(&v, tide_clone, dst);
+  TIDE__DO(&v, tide_addmm_(sum, a, b));
+  TIDE__DO(&v, tide_copy_(dst, sum));
   return tide__temps_end(&v);
 }
 
@@ -139,7 +138,7 @@ int tide_addmm_(tide_tensor *dst, tide_tensor *a, tide_tensor *b)
   tide_tensor *m[2] = {NULL, NULL};
   TIDE_TRY(tide__begin(&c, TIDE_OP_ADDMM_, NULL, 3, (tide_tensor *[]){dst, a, b}, 0));
   TIDE_TRY(check_addmm(dst, a, b));
-  if (!kernel_takes(dst, a, b)) return add_product(dst, a, b);
+  if (!kernel_takes(dst, a, b)) return add_by_copy(dst, a, b);
   int rc = tide__matrix_layout(&m[0], a);
   if (rc == TIDE_OK) rc = tide__matrix_layout(&m[1], b);
   c.nin = 2;

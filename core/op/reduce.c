@@ -128,12 +128,17 @@ int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim)
   return over_dims(out, TIDE_OP_ARGMIN, x, 1, (int32_t[]){dim}, keepdim, TIDE_I64);
 }
 
-int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim)
+static int running_sum(tide_tensor **out, tide_tensor *x, int dim, bool from_end)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_CUMSUM, out, 1, &x, 0));
-  c.attrs.reduce.nkeep = x->ndim - 1;
+  c.attrs.reduce = (k_reduce_attrs){ .nkeep = x->ndim - 1, .from_end = from_end };
   return tide__dispatch_along(&c, out, x, dim, accumulator(x->dtype));
+}
+
+int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim)
+{
+  return running_sum(out, x, dim, false);
 }
 
 /* ---- derivatives ----------------------------------------------------------------------------- */
@@ -235,14 +240,8 @@ int tide__grad_prod(const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
-/* The adjoint of a running sum is the running sum from the end: total - cumsum + dy. */
+/* The adjoint of a running sum is the running sum from the end. */
 int tide__grad_cumsum(const tide__grad_call *g)
 {
-  int32_t last = -1;
-  tide__temps v = {0};
-  tide_tensor *total = TIDE__TEMP(&v, tide_sum, g->gout[0], 1, &last, true);
-  tide_tensor *c = TIDE__TEMP(&v, tide_cumsum, g->gout[0], -1);
-  tide_tensor *t = TIDE__TEMP(&v, tide_sub, total, c);
-  TIDE__DO(&v, tide_add(&g->gin[0], t, g->gout[0]));
-  return tide__temps_end(&v);
+  return running_sum(&g->gin[0], g->gout[0], -1, true);
 }

@@ -281,10 +281,22 @@ __global__ void cumsum_kernel(tide_layout keep, int64_t n, int64_t xs, int64_t y
   }
 }
 
+/* Makes a dim run from its last element to its first. */
+void turn(k_tensor *t, int dim)
+{
+  t->data = static_cast<char *>(t->data)
+          + (t->shape[dim] - 1) * t->stride[dim] * tide_dtype_size(t->dtype);
+  t->stride[dim] = -t->stride[dim];
+}
+
 template <class T> int run_cumsum(const k_call *call)
 {
-  const k_tensor &x = call->in[0], &y = call->out[0];
+  k_tensor x = call->in[0], y = call->out[0];
   int last = x.ndim - 1;
+  if (static_cast<const k_reduce_attrs *>(call->attrs)->from_end) {
+    turn(&x, last);
+    turn(&y, last);
+  }
   k_tensor xk = part_of(x, 0, last), yk = part_of(y, 0, last);
   const k_tensor *both[2] = {&xk, &yk};
   tide_layout keep = tide_layout_of(2, both);

@@ -5,7 +5,8 @@
  *
  * attention: s(i, j) = cap(scale * q_i . k_j) + bias(i, j), cap(x) = softcap * tanh(x / softcap)
  * (softcap 0: x itself). The sums below run over the keys that query i sees and whose s is not
- * -inf. A query without such a key has out = 0, lse = -inf and passes no gradient on.
+ * -inf: others have no effect, also where their values are NaN or infinite. A query without such
+ * a key has out = 0, lse = -inf and passes no gradient on.
  *   lse_i = log sum_j e^s(i,j)      p(i, j) = e^(s(i,j) - lse_i)      out_i = sum_j p(i, j) v_j
  *   ds(i, j) = p(i, j) (dout_i . v_j - dout_i . out_i + dlse_i)       dbias = ds
  */
@@ -137,8 +138,8 @@ static double ref_pair(const problem *p, int64_t b, int64_t h, int64_t i, int64_
   *ds = *dqk = 0;
   const double lse = ref_get(p->lse, at3(p->lse, b, h, i));
   if (lse == -INFINITY || !sees(p, b, i, j)) return 0;
-  double slope, w = exp(ref_score(p, b, h, i, j, &slope) - lse), g = 0;
-  if (w == 0) return 0;
+  double slope, s = ref_score(p, b, h, i, j, &slope), w = exp(s - lse), g = 0;
+  if (s == -INFINITY || w == 0) return 0; /* lse may be NaN */
   for (int64_t d = 0; d < p->dv; d++) {
     const double grad = ref_get(p->dout, ref_at4(p->dout, b, i, h, d));
     g += grad *

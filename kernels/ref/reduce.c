@@ -122,10 +122,12 @@ int k_ref_cumsum(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   split s = split_of(call);
+  int from_end = ((const k_reduce_attrs *)call->attrs)->from_end;
   for (ref_walk w = ref_begin(x->shape, s.nkeep); ref_more(&w); ref_step(&w)) {
     int64_t xt = ref_offset(&w, x), yt = ref_offset(&w, y), total = 0;
     double sum = 0;
-    for (int64_t j = 0; j < s.reduce; j++) {
+    for (int64_t i = 0; i < s.reduce; i++) {
+      int64_t j = from_end ? s.reduce - 1 - i : i;
       int64_t at = xt + j * x->stride[s.nkeep], to = yt + j * y->stride[s.nkeep];
       if (ref_is_float(x)) ref_put(y, to, sum += ref_get(x, at));
       else ref_put_int(y, to, total = sum_int(total, ref_get_int(x, at)));

@@ -30,7 +30,7 @@ int k_ref_swiglu_bwd(const k_call *call)
       double d = ref_get(dy, dy_at + i), g = ref_get(gate, gate_at + i);
       double u = ref_get(up, up_at + i), s = ref_sigmoid(g);
       ref_put(dgate, dgate_at + i, d * u * s * (1.0 + g * (1.0 - s)));
-      ref_put(dup, dup_at + i, d * g * s);
+      ref_put(dup, dup_at + i, d * (g * s));
     }
   }
   return TIDE_OK;

@@ -28,7 +28,7 @@ static void reduce(void **state)
     const op_case *op = &ops[k % COUNT(ops)];
     int64_t shape[TIDE_MAX_DIM];
     int ndim = random_shape(shape, 4), dtype = random_dtype(op->mask), sums = k % COUNT(ops) < 3;
-    k_reduce_attrs attrs = { (int)below(ndim + 1) };
+    k_reduce_attrs attrs = { (int)below(ndim + 1), 0 };
     case_begin();
     if (ndim == 2 && below(3) == 0) { /* columns: several blocks of rows, or several pieces */
       int tall = (int)below(2);
@@ -54,12 +54,13 @@ static void extreme_position(void **state)
     int64_t shape[TIDE_MAX_DIM];
     int ndim = random_shape(shape, 3);
     if (ndim == 0) continue;
-    k_reduce_attrs attrs = { ndim - 1 };
+    k_reduce_attrs attrs = { ndim - 1, 0 };
     case_begin();
     k_tensor in = random_tensor(random_dtype(K_ALL), ndim, shape, ANY_LAYOUT);
     k_tensor out = make(TIDE_I64, ndim - 1, shape, PLAIN);
     check_case(k % 2 ? &op_argmax : &op_argmin, 1, &in, &out, &attrs, 0, 1);
     k_tensor sums = make(reduced_dtype("sum", in.dtype), ndim, shape, NO_BROADCAST);
+    attrs.from_end = k % 2;
     check_case(&op_cumsum, 1, &in, &sums, &attrs, 2, 1);
   }
 }

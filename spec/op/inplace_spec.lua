@@ -130,6 +130,26 @@ describe('copy_, fill_, axpy_, scale_', function()
       end
    end
 
+   for _, device in ipairs(devices) do
+      it('round a sum once, whatever the layout of its target, on ' .. device, function()
+         -- 1 + (2^-9 + 2^-9): a product rounded to bf16 beside 1 would give 1
+         local like = { dtype = 'bf16', device = device }
+         local a, b = tide.ones({ 3, 2 }, like), tide.full({ 2, 5 }, 2 ^ -9, like)
+         a:select(2, 2):fill_(1.0078125)
+         local apart = tide.ones({ 3, 5 }, like):addmm_(a, b)
+         local columns = tide.ones({ 5, 3 }, like):t()
+         assert.is_true(columns:addmm_(a, b):equal(apart))
+         local shared = tide.ones({ 6, 5 }, like)      -- rows 1 to 3 the target, 4 and 5 a source
+         shared:slice(1, 4, 5):copy_(b)
+         shared:slice(1, 1, 3):addmm_(a, shared:slice(1, 4, 5))
+         assert.is_true(shared:slice(1, 1, 3):equal(apart))
+         local offsets = tide.to_device(tide.tensor({ 0, 2 }, { dtype = 'i64' }), device)
+         local groups = tide.ones({ 1, 5, 3 }, like):transpose(2, 3)
+         local at = a:t():contiguous()
+         assert.is_true(groups:grouped_addmm_(at, b, offsets):select(1, 1):equal(apart))
+      end)
+   end
+
    it('refuse products that do not fit their target', function()
       local x, w = tide.ones { 2, 3 }, tide.ones({ 2, 2 }, { requires_grad = true })
       local square, wide = tide.ones { 2, 2 }, tide.ones({ 2, 2 }, { dtype = 'f64' })

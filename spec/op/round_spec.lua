@@ -189,6 +189,21 @@ describe('a 16-bit result is a wider one rounded once', function()
    end
 end)
 
+describe('an i64 at the end of its range', function()
+   it('keeps its sign in every float', function()
+      for _, device in ipairs(devices) do
+         for n = 1, 40, 13 do
+            local lowest = tide.full({ n }, -2 ^ 53, { dtype = 'i64', device = device }) * 1024
+            for dtype, want in pairs { f64 = -2 ^ 63, f32 = -2 ^ 63, bf16 = -2 ^ 63, f16 = -inf } do
+               local what = ('%s %s of %d'):format(device, dtype, n)
+               assert.equal(want, lowest:to(dtype):to('f64'):amax():item(), what)
+               assert.equal(-want, lowest:add(1):neg():to(dtype):to('f64'):amin():item(), what)
+            end
+         end
+      end
+   end)
+end)
+
 describe('the reference rounds once', function()
    -- The exact results lie just above a halfway point of bf16.
    local function bf16(t) return tide.tensor(t, { dtype = 'bf16', device = 'ref' }) end

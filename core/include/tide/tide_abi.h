@@ -563,7 +563,9 @@ int tide_dropout(tide_tensor **out, tide_tensor *x, double p);
 /* Which key a query may see is data: query i sees key j iff they carry the same document number,
  * documents are >= 0, and with d = position(i) - position(j): d >= 0 if causal, d <= window_left
  * if window_left >= 0, -d <= window_right if window_right >= 0. Without index tensors every token
- * is of document 0, key j has position j and query i position q_start + i. */
+ * is of document 0, key j has position j and query i position q_start + i. A bias of -inf hides a
+ * key, too. A hidden key has no effect, also where its value is NaN or infinite (on 'cuda' in f16
+ * and bf16 it must be finite). */
 typedef struct tide_attention_attrs {
   uint32_t size;
   int32_t  causal;       /* 0 or 1 */

@@ -343,7 +343,8 @@ TIDE_LEVELS(void, add_row, (float *x, const float *bias, int64_t n), (x, bias, n
   for (int64_t i = 0; i < n; i++) x[i] = (x[i] + bias[i]) * ATTN_LOG2E;
 }
 
-/* Loads bias_T[key][query] of a block: reads rows along the keys, then transposes. */
+/* Loads bias_T[key][query] of a block: reads rows along the keys, then transposes. Behind the last
+ * query it is -inf, so that a value which is not finite meets no score there. */
 static void load_bias(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t kb, int64_t k0,
                       int64_t k1, float *tmp)
 {
@@ -361,7 +362,7 @@ static void load_bias(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t k
     for (int64_t j = k0; j < k1; j++) tmp[j * ATTN_Q + i] = row[j - k0];
   }
   for (int64_t j = k0; j < k1; j++)
-    for (int64_t i = n; i < ATTN_Q; i++) tmp[j * ATTN_Q + i] = 0.0f;
+    for (int64_t i = n; i < ATTN_Q; i++) tmp[j * ATTN_Q + i] = -INFINITY;
 }
 
 void tide__attn_modify(const attn *s, int64_t b, int64_t h, int64_t qb, int64_t kb, int64_t k0,
@@ -452,7 +453,7 @@ static void open_blocks(void *arg, int64_t begin, int64_t end, int thread)
     const int64_t n = i64_min(s->tk - j0, ATTN_K), d = w->t->shape[3];
     float *to = (float *)attn_source_row(w->to, b, h, j0);
     if (w->to->data != w->t->data) tide__attn_rows(to, d, w->t, b, j0, h, n);
-    w->to->nonfinite[i] = attn_has_mask(s) && tide__attn_has_nonfinite(to, n, w->to->row, d);
+    w->to->nonfinite[i] = (uint8_t)tide__attn_search(s, to, n, w->to->row, d);
   }
 }
 

@@ -63,6 +63,9 @@ static inline int attn_has_mask(const attn *s)
   return a->causal || a->window_left >= 0 || a->window_right >= 0 || !k_absent(s->q_index);
 }
 
+/* Whether a weight may be exactly 0: by the mask, or where a bias makes a score -inf. */
+static inline int attn_hides(const attn *s) { return attn_has_mask(s) || !k_absent(s->bias); }
+
 /* Reads shapes of a forward (is_bwd 0) or backward call. */
 void tide__attn_open(attn *s, const k_call *c, int is_bwd);
 /* Returns the bytes of the mask tables (a multiple of 64); fills them. */
@@ -112,7 +115,7 @@ typedef struct attn_at { int64_t b, h, qb, kb; } attn_at;
 typedef struct attn_source {
   const float *data;
   int64_t batch, head, row; /* strides */
-  uint8_t *nonfinite;       /* [B][Hk][nkb]; 0 everywhere without a mask */
+  uint8_t *nonfinite;       /* [B][Hk][nkb]: ATTN_FINITE, .. */
 } attn_source;
 int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t);
 void    tide__attn_source_open(attn_source *r, const attn *s, const k_tensor *t, void *work,
@@ -121,8 +124,10 @@ static inline const float *attn_source_row(const attn_source *r, int64_t b, int6
 {
   return r->data + b * r->batch + h * r->head + j * r->row;
 }
-/* Returns whether the block of keys holds values that are not finite. */
-static inline int attn_source_has_nonfinite(const attn_source *r, const attn *s, const attn_at *at)
+/* Which tiles of a block leave weights of 0 out, if it holds values that are not finite: those that
+ * the mask cuts, or with a bias all of them. */
+enum { ATTN_FINITE, ATTN_OUT_OF_CUT, ATTN_OUT_OF_ALL };
+static inline int attn_source_nonfinite(const attn_source *r, const attn *s, const attn_at *at)
 {
   return r->nonfinite[(at->b * s->nhk + at->h / s->ng) * s->nkb + at->kb];
 }
@@ -158,6 +163,7 @@ typedef struct attn_grad {
   float *dbias;            /* laid out as s, or null: receives dS^T before slope */
   int64_t n;
   const attn_lanes *lanes;
+  int bias;                 /* whether a score may be -inf, which is not visible either */
   const float *lse, *delta; /* [16] lse in log2, +inf for a query that sees nothing */
 } attn_grad;
 
@@ -177,6 +183,8 @@ typedef struct attn_tiles {
 
 /* Returns whether a row of n holds a value that is not finite. ld: distance of the rows. */
 int tide__attn_has_nonfinite(const float *x, int64_t n, int64_t ld, int64_t width);
+/* Returns ATTN_FINITE, .. of a block of such rows. */
+int tide__attn_search(const attn *s, const float *x, int64_t n, int64_t ld, int64_t width);
 /* Returns whether some pair of n query groups and the keys [k0, k1) of a block is masked. */
 int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
 /* C += A B as tiles->gemm with add, but terms of weight 0 are left out: the weights are A
@@ -184,8 +192,7 @@ int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
  * to tiles->gemm bit for bit where all rows are finite. */
 void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_weight);
 /* C += A B where the inner dimension is the keys of a block and the columns are its queries: each
- * group over the keys that it sees. nv, k and add are set here. nonfinite: A has such
- * values. */
+ * group over the keys that it sees. nv, k and add are set here. nonfinite: of A, ATTN_FINITE, .. */
 void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
                           const attn_gemm *g, int nonfinite);
 /* The keys that the groups of part p of ATTN_NG / tiles->together see, joined. */

@@ -203,18 +203,28 @@ TIDE_AVX2 static void rescale(float *ot, int64_t n, const float *alpha)
 
 typedef struct half_stats { __m256 lse, delta; } half_stats;
 
+/* Ones where x is not -inf. */
+TIDE_AVX2_INLINE __m256 above_none(__m256 x)
+{
+  return _mm256_cmp_ps(x, _mm256_set1_ps(-INFINITY), _CMP_NEQ_UQ);
+}
+
 /* n keys from j on. n, m and modified are constants where this is inlined. */
 TIDE_AVX2_INLINE void grad_keys(const attn_grad *t, int64_t j, const int n, int at,
                                 const half_mask *m, const int modified, half_stats x)
 {
   const int64_t from = j * ATTN_Q + at;
   float *s = t->s + from, *dp = t->dp + from;
-  __m256 p[QUAD], ds[QUAD];
+  const int hides = modified && t->bias;
+  __m256 p[QUAD], ds[QUAD], seen[QUAD];
+  if (hides) EACH(n) seen[u] = above_none(_mm256_loadu_ps(s + u * ATTN_Q));
   EACH(n) p[u] = _mm256_sub_ps(_mm256_loadu_ps(s + u * ATTN_Q), x.lse);
   exp2_each(p, n);
   EACH(n) ds[u] = _mm256_mul_ps(p[u], _mm256_sub_ps(_mm256_loadu_ps(dp + u * ATTN_Q), x.delta));
   if (m) EACH(n) p[u] = _mm256_and_ps(p[u], lanes_see(m, j + u));
   if (m) EACH(n) ds[u] = _mm256_and_ps(ds[u], lanes_see(m, j + u));
+  if (hides) EACH(n) p[u] = _mm256_and_ps(p[u], seen[u]);
+  if (hides) EACH(n) ds[u] = _mm256_and_ps(ds[u], seen[u]);
   EACH(n) _mm256_storeu_ps(s + u * ATTN_Q, p[u]);
   if (modified && t->dbias) EACH(n) _mm256_storeu_ps(t->dbias + from + u * ATTN_Q, ds[u]);
   if (modified && t->slope) {
@@ -234,7 +244,7 @@ TIDE_AVX2_INLINE void grad_half(const attn_grad *t, int at, const half_mask *m, 
 
 TIDE_AVX2 static void grad(const attn_grad *t)
 {
-  const int modified = t->dbias || t->slope;
+  const int modified = t->dbias || t->slope || t->bias;
   for (int at = 0; at < L; at += HALF) {
     const half_mask m = t->lanes ? load_mask(t->lanes, at) : (half_mask){ 0 };
     if (t->lanes && modified) grad_half(t, at, &m, 1);

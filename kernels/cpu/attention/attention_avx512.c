@@ -118,14 +118,16 @@ TIDE_AVX512 static void rescale(float *ot, int64_t n, const float *alpha)
 }
 
 TIDE_AVX512_INLINE
-void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, __m512 lse, __m512 delta)
+void grad_row(const attn_grad *t, int64_t j, const lane_mask *m, const int bias, __m512 lse,
+              __m512 delta)
 {
   float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
-  const __m512 x = _mm512_sub_ps(_mm512_loadu_ps(s), lse);
-  const __mmask16 k = m ? lanes_see(m, j) : 0xffff;
+  const __m512 score = _mm512_loadu_ps(s), x = _mm512_sub_ps(score, lse);
+  __mmask16 k = m ? lanes_see(m, j) : 0xffff;
+  if (bias) k &= _mm512_cmp_ps_mask(score, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
   __m512 p = vec_exp2(x), ds = _mm512_sub_ps(_mm512_loadu_ps(dp), delta);
-  if (m) p = _mm512_maskz_mov_ps(k, p);
-  ds = m ? _mm512_maskz_mul_ps(k, p, ds) : _mm512_mul_ps(p, ds);
+  if (m || bias) p = _mm512_maskz_mov_ps(k, p);
+  ds = m || bias ? _mm512_maskz_mul_ps(k, p, ds) : _mm512_mul_ps(p, ds);
   _mm512_storeu_ps(s, p);
   if (t->dbias) _mm512_storeu_ps(t->dbias + j * ATTN_Q, ds);
   if (t->slope) ds = _mm512_maskz_mul_ps(k, ds, _mm512_loadu_ps(t->slope + j * ATTN_Q));
@@ -137,15 +139,19 @@ TIDE_AVX512 static void grad(const attn_grad *t)
   const __m512 lse = _mm512_loadu_ps(t->lse), delta = _mm512_loadu_ps(t->delta);
   if (t->lanes) {
     const lane_mask m = load_mask(t->lanes);
-    for (int64_t j = 0; j < t->n; j++) grad_row(t, j, &m, lse, delta);
+    for (int64_t j = 0; j < t->n; j++) grad_row(t, j, &m, t->bias, lse, delta);
+    return;
+  }
+  if (t->bias) {
+    for (int64_t j = 0; j < t->n; j++) grad_row(t, j, 0, 1, lse, delta);
     return;
   }
   int64_t j = 0;
   for (; j + 4 <= t->n; j += 4) {
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; u++) grad_row(t, j + u, 0, lse, delta);
+    for (int u = 0; u < 4; u++) grad_row(t, j + u, 0, 0, lse, delta);
   }
-  for (; j < t->n; j++) grad_row(t, j, 0, lse, delta);
+  for (; j < t->n; j++) grad_row(t, j, 0, 0, lse, delta);
 }
 
 /* ---- transposition ---- */

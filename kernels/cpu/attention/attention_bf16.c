@@ -75,7 +75,7 @@ static void pack_blocks(void *arg, int64_t begin, int64_t end, int thread)
     const int64_t n = s->tk - j0 < K ? s->tk - j0 : K;
     uint16_t *dst = w->dst + i * size;
     pack(dst, src, t->stride[1], n, d, w->which ? &cols : &rows);
-    if (w->which) dst[size - MARK] = attn_has_mask(s) && clean(dst, size - MARK);
+    if (w->which) dst[size - MARK] = attn_hides(s) && clean(dst, size - MARK);
   }
 }
 

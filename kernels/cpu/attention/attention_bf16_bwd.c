@@ -144,6 +144,7 @@ static void attn_bf16_bwd_grads(const attn_bwd *w, const attn_bwd_scratch *m, co
 {
   const attn *s = &w->s;
   const int cap = s->a->softcap != 0, keep = (want & ATTN_WANT_DQ) && !k_absent(w->dbias);
+  const int bias = !k_absent(s->bias);
   const int32_t nkey = (int32_t)(s->tk - at->kb * K < K ? s->tk - at->kb * K : K);
   if (s->modified) {
     const attn_span all = tide__attn_join(span[0], span[1]);
@@ -155,7 +156,7 @@ static void attn_bf16_bwd_grads(const attn_bwd *w, const attn_bwd_scratch *m, co
     if (span[p].k0 == span[p].k1) continue;
     if (!span[p].full) hide_pair(s, at, p, span[p], m->st);
     if (cap || keep) grad_rows(m, t, p, span[p], factor(s), cap, keep, 1);
-    else if (!span[p].full) grad_rows(m, t, p, span[p], factor(s), 0, 0, 1);
+    else if (!span[p].full || bias) grad_rows(m, t, p, span[p], factor(s), 0, 0, 1);
     else grad_rows(m, t, p, span[p], factor(s), 0, 0, 0);
     for (int c = 2 * p; c < 2 * p + 2 && keep; c++)
       tide__attn_put_dbias(w, m, at, c, span[p].k0, span[p].k1 < nkey ? span[p].k1 : nkey);
@@ -217,11 +218,12 @@ TIDE_AVX512_BF16 static void add_nonfinite_queries(const attn *s, const k_tensor
 }
 
 /* Removes the values that are not finite from this block's query tiles, once, before the first pair
- * that the mask cuts. */
+ * that the mask cuts, or with a bias the first pair. */
 TIDE_AVX512_BF16
 static void clean_queries(const attn *s, const bwd_tiles *t, const attn_span span[2])
 {
-  if (*t->mark != UNSEEN || (span[0].full && span[1].full)) return;
+  const int all_seen = span[0].full && span[1].full && k_absent(s->bias);
+  if (*t->mark != UNSEEN || all_seen) return;
   const int found = clean(t->qb, 2 * i64_ceil_div(s->d, 16) * TILE) |
                     clean(t->dob, 2 * i64_ceil_div(s->dv, 16) * TILE);
   *t->mark = found ? NONFINITE : CLEAN;

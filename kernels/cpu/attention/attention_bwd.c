@@ -114,8 +114,8 @@ static void start_queries(const job *w, const scratch *m, const attn_at *at)
   tide__attn_rows(m->qr, w->wide_d, s->q, at->b, i0, at->h, n);
   w->tiles->transpose(m->qt, Q, m->qr, w->wide_d, n, s->d, mul);
   w->tiles->transpose(m->dot, Q, m->dor, w->wide_dv, n, s->dv, 1.0f);
-  *m->nonfinite = attn_has_mask(s) && (tide__attn_has_nonfinite(m->qr, n, w->wide_d, w->wide_d) ||
-                                       tide__attn_has_nonfinite(m->dor, n, w->wide_dv, w->wide_dv));
+  *m->nonfinite = tide__attn_search(s, m->qr, n, w->wide_d, w->wide_d) |
+                  tide__attn_search(s, m->dor, n, w->wide_dv, w->wide_dv);
 }
 
 static void finish_queries(const job *w, const scratch *m, const attn_at *at)
@@ -191,8 +191,8 @@ static void attn_bwd_gradients(const job *w, const scratch *m, const attn_span *
     const attn_grad t = { .s = m->st + from, .dp = m->dp + from, .n = span[c].k1 - span[c].k0,
                           .slope = s->a->softcap != 0 ? m->slope + from : 0,
                           .dbias = keep ? m->dbias + from : 0,
-                          .lanes = span[c].full ? 0 : &lanes, .lse = m->lse + c * L,
-                          .delta = m->delta + c * L };
+                          .lanes = span[c].full ? 0 : &lanes, .bias = !k_absent(s->bias),
+                          .lse = m->lse + c * L, .delta = m->delta + c * L };
     w->tiles->grad(&t);
     if (keep) tide__attn_put_dbias(w, m, at, c, span[c].k0, span[c].k1);
   }
@@ -204,7 +204,7 @@ static void add_dq(const job *w, const scratch *m, const attn_span *span, const 
   const float *k = attn_source_row(&w->k, at->b, at->h / w->s.ng, at->kb * K);
   const attn_gemm g = { .m = w->s.d, .a = k, .rs = 1, .cs = w->k.row, .b = m->dp, .ldb = Q,
                         .c = m->dqt, .ldc = Q };
-  tide__attn_gemm_keys(w->tiles, span, &g, attn_source_has_nonfinite(&w->k, &w->s, at));
+  tide__attn_gemm_keys(w->tiles, span, &g, attn_source_nonfinite(&w->k, &w->s, at));
 }
 
 /* dv += P^T dO and dk += dS^T Q; row 0 of both is key 0 of the block. */
@@ -212,8 +212,10 @@ static void add_dkv(const job *w, const scratch *m, const attn_span *span, float
 {
   for (int32_t j = 0, end; j < K; j = end) {
     const attn_hull hull = tide__attn_hull(span, j, &end);
-    const int cut = *m->nonfinite && tide__attn_cut(span + hull.g0, hull.g1 - hull.g0, j, end);
     if (hull.g0 == hull.g1) continue;
+    const int cut = *m->nonfinite == ATTN_OUT_OF_ALL ||
+                    (*m->nonfinite &&
+                     tide__attn_cut(span + hull.g0, hull.g1 - hull.g0, j, end));
     attn_gemm g = { .m = end - j, .k = (hull.g1 - hull.g0) * L, .nv = (int)(w->wide_dv / L),
                     .add = 1, .a = m->st + j * Q + hull.g0 * L, .rs = Q, .cs = 1,
                     .b = m->dor + hull.g0 * L * w->wide_dv, .ldb = w->wide_dv,

@@ -90,7 +90,7 @@ static void values(const job *w, const scratch *m, const attn_span *span, const 
                      tide__attn_part(w->tiles, span, c / w->tiles->together));
   const attn_gemm g = { .m = w->s.dv, .a = v, .rs = 1, .cs = w->v.row, .b = m->st, .ldb = Q,
                         .c = m->ot, .ldc = Q };
-  tide__attn_gemm_keys(w->tiles, span, &g, attn_source_has_nonfinite(&w->v, &w->s, at));
+  tide__attn_gemm_keys(w->tiles, span, &g, attn_source_nonfinite(&w->v, &w->s, at));
 }
 
 /* alpha becomes 1 / sum and top the lse; 0 and -inf for a query that saw no key. */

@@ -1,9 +1,9 @@
-/* Values that are not finite, in rows that a mask hides. See attention.h.
+/* Values that are not finite, in rows that a mask or a bias of -inf hides. See attention.h.
  *
- * A masked pair has weight exactly 0, but 0 * NaN and 0 * inf are NaN, so in a product over rows
+ * A hidden pair has weight exactly 0, but 0 * NaN and 0 * inf are NaN, so in a product over rows
  * one document's NaN would reach all that share its tiles. Rows with such values are left out of
- * the product, and their terms are added singly where the weight is not 0. Only tiles that a mask
- * cuts are searched: elsewhere every weight counts.
+ * the product, and their terms are added singly where the weight is not 0. Without a bias only
+ * tiles that a mask cuts are searched: elsewhere every weight counts.
  */
 #include "kernels/cpu/attention/attention.h"
 
@@ -34,6 +34,12 @@ TIDE_LEVELS_GLOBAL(int, tide__attn_has_nonfinite,
   }
   for (int l = 0; l < AT_ONCE; l++) any |= nonfinite[l];
   return any != 0;
+}
+
+int tide__attn_search(const attn *s, const float *x, int64_t n, int64_t ld, int64_t width)
+{
+  if (!attn_hides(s) || !tide__attn_has_nonfinite(x, n, ld, width)) return ATTN_FINITE;
+  return k_absent(s->bias) ? ATTN_OUT_OF_CUT : ATTN_OUT_OF_ALL;
 }
 
 /* Returns the first of rows [i, n) that is not finite, or n. */
@@ -104,7 +110,8 @@ void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG]
     one.a += k0 * g->cs;
     one.b += k0 * g->ldb + p * n * L;
     one.c += p * n * L;
-    if (nonfinite && tide__attn_cut(span + p * n, one.nv, k0, k1))
+    if (nonfinite == ATTN_OUT_OF_ALL ||
+        (nonfinite && tide__attn_cut(span + p * n, one.nv, k0, k1)))
       tide__attn_gemm_cut(tiles, &one, 0);
     else tiles->gemm(&one);
   }

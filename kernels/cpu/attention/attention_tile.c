@@ -148,15 +148,18 @@ static void grad(const attn_grad *t)
 {
   for (int64_t j = 0; j < t->n; j++) {
     float *s = t->s + j * ATTN_Q, *dp = t->dp + j * ATTN_Q;
+    int hidden[L];
+    for (int l = 0; l < L; l++) hidden[l] = t->bias & (s[l] == -INFINITY);
+    if (t->lanes)
+      for (int l = 0; l < L; l++) hidden[l] |= !attn_visible(t->lanes, j, l);
     for (int l = 0; l < L; l++) {
       s[l] = exp2_lane(s[l] - t->lse[l]);
       dp[l] = s[l] * (dp[l] - t->delta[l]);
     }
-    if (t->lanes)
+    if (t->lanes || t->bias)
       for (int l = 0; l < L; l++) {
-        const int hidden = !attn_visible(t->lanes, j, l);
-        s[l] = hidden ? 0.0f : s[l];
-        dp[l] = hidden ? 0.0f : dp[l];
+        s[l] = hidden[l] ? 0.0f : s[l];
+        dp[l] = hidden[l] ? 0.0f : dp[l];
       }
     if (t->dbias)
       for (int l = 0; l < L; l++) t->dbias[j * ATTN_Q + l] = dp[l];

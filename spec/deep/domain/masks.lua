@@ -34,13 +34,12 @@ function masks.make(c)
    if c:chance(0.2) then o.q_start = c:int(-3, 70) end
    o.documents = not o.q_start and c:chance(0.4) and c:pick { 1, 3, 40 } or nil
    o.tiles = o.documents and c:chance(0.3)
-   o.bias = c:chance(0.2) and c:pick { 'whole', 'row', 'infinite' } or nil
+   o.bias = c:chance(0.2) and c:pick { 'whole', 'row', 'infinite', 'hidden keys' } or nil
    o.layout = c:pick { 'whole', 'whole', 'joined', 'heads first' }
    o.wild = c:chance(0.2) and c:pick { 'q', 'k', 'v', 'dy' } or nil
    o.size = c:pick { 0.5, 1, 2 }
-   -- A key whose bias is -inf has weight 0, and so may one of a low score in f32, but not in f64:
-   -- 0 times NaN is NaN, unless that key counts as hidden.
-   if o.wild and o.bias == 'infinite' then o.bias = nil end
+   if o.wild and c:chance(0.3) then o.bias = c:pick { 'infinite', 'hidden keys' } end
+   -- A seen key of a low score may have weight 0 in f32, but not in f64, and 0 times NaN is NaN.
    if o.wild == 'v' then o.scale, o.size = nil, math.min(o.size, 1) end
    return o
 end
@@ -99,9 +98,12 @@ end
 
 local function bias_of(t, o, where)
    if not o.bias then return nil end
-   local b = filled(t, o, 'bias', { o.B, o.H, o.bias == 'row' and 1 or o.Tq, o.Tk }, where)
-   if o.bias == 'infinite' then b = t.where(b:gt(0), b, b * 0 - 1 / 0) end
-   return o.bias == 'row' and b:expand { o.B, o.H, o.Tq, o.Tk } or b
+   local is_row = o.bias == 'row' or o.bias == 'hidden keys'
+   local b = filled(t, o, 'bias', { o.B, o.H, is_row and 1 or o.Tq, o.Tk }, where)
+   if o.bias == 'infinite' or o.bias == 'hidden keys' then
+      b = t.where(b:gt(0), b, b * 0 - 1 / 0)
+   end
+   return is_row and b:expand { o.B, o.H, o.Tq, o.Tk } or b
 end
 
 -- Returns output, lse and gradients by name.

@@ -1,0 +1,99 @@
+-- Gradients where the plain formula of a derivative fails: powers of zero and of negative numbers,
+-- NaN among extremes, running sums of numbers that differ by orders of magnitude.
+
+local tide = require 'tide'
+local fast = require 'spec.support.fast'
+
+local inf, nan = math.huge, 0 / 0
+local devices = { fast, 'ref' }
+local dtypes = { 'f32', 'f64', 'bf16' }
+
+local function leaf(list, device, dtype)
+   return tide.tensor(list, { dtype = dtype, device = device }):requires_grad_()
+end
+
+local function flat(x) return x:to('f64'):reshape(-1):tolist() end
+
+local function same(want, got, what)
+   for i, w in ipairs(want) do
+      local g = got[i]
+      local near = g == w or g ~= g and w ~= w or math.abs(g - w) <= 2e-2 * math.abs(w)
+      if not near then error(('%s, number %d: %g, expected %g'):format(what, i, g, w), 2) end
+   end
+   assert.equal(#want, #got)
+end
+
+local function each(fn)
+   for _, device in ipairs(devices) do
+      for _, dtype in ipairs(dtypes) do fn(device, dtype, device .. ' ' .. dtype) end
+   end
+end
+
+describe('the gradient of a power', function()
+   --            x    y    dx    dy: by x and by y
+   local rows = { { 0, 0, 0, 0 }, { 0, 2, 0, 0 }, { 0, 1, 1, 0 }, { 0, -1, -inf, -inf },
+      { 2, 0, 0, math.log(2) }, { -2, 0, 0, nan }, { -2, 2, -4, nan }, { -2, 3, 12, nan },
+      { -2, 0.5, nan, nan }, { inf, 0, 0, inf }, { 2, 3, 12, 8 * math.log(2) } }
+
+   it('is a number where it exists, NaN by the exponent of a negative number', function()
+      each(function(device, dtype, what)
+         local x, y, dx, dy = {}, {}, {}, {}
+         for i, row in ipairs(rows) do x[i], y[i], dx[i], dy[i] = unpack(row) end
+         local a, b = leaf(x, device, dtype), leaf(y, device, dtype)
+         a:pow(b):sum():backward()
+         same(dx, flat(a.grad), what .. ' by x')
+         same(dy, flat(b.grad), what .. ' by y')
+      end)
+   end)
+end)
+
+describe('the gradient of minimum and maximum', function()
+   it('reaches both operands where one is NaN, and halves where they are equal', function()
+      each(function(device, dtype, what)
+         for op, first in pairs { minimum = { 3, 5, 7, 4.5, 0 }, maximum = { 3, 5, 7, 4.5, 11 } } do
+            local a = leaf({ nan, 1, nan, 2, 6 }, device, dtype)
+            local b = leaf({ 1, nan, nan, 2, -6 }, device, dtype)
+            local dy = tide.tensor({ 3, 5, 7, 9, 11 }, { dtype = dtype, device = device })
+            a[op](a, b):backward(dy)
+            local second = { 3, 5, 7, 4.5, 11 - first[5] }
+            same(first, flat(a.grad), op .. ' ' .. what)
+            same(second, flat(b.grad), op .. ' ' .. what)
+         end
+      end)
+   end)
+end)
+
+describe('the gradient of a running sum', function()
+   it('is the sum of what follows, not a difference of larger sums', function()
+      each(function(device, dtype, what)
+         for _, dim in ipairs { 1, 2 } do
+            local x = leaf({ { 0, 0, 0, 0 } }, device, dtype)
+            local dy = tide.tensor({ { 1e9, 1, 2, 4 } }, { dtype = dtype, device = device })
+            local y = (dim == 2 and x or x:t()):cumsum(dim)
+            y:backward(dim == 2 and dy or dy:t())
+            same({ 1e9, 7, 6, 4 }, flat(x.grad), ('%s, dim %d'):format(what, dim))
+         end
+      end)
+   end)
+
+   it('is infinite or NaN only before what is', function()
+      each(function(device, dtype, what)
+         local x = leaf({ 0, 0, 0, 0, 0 }, device, dtype)
+         x:cumsum(1):backward(tide.tensor({ 1, nan, 1, inf, 2 }, { dtype = dtype,
+            device = device }))
+         same({ nan, nan, inf, inf, 2 }, flat(x.grad), what)
+      end)
+   end)
+
+   it('is exact in rows of any length and step', function()
+      for _, n in ipairs { 1, 2, 63, 64, 255, 257, 1030 } do
+         local x = tide.zeros({ 2, n, 3 }, { device = fast }):requires_grad_()
+         x:slice(3, 1, 3, 2):cumsum(2):sum():backward()
+         for i = 1, 2 do
+            local got = flat(x.grad:select(1, i):select(2, 2 * i - 1))
+            for k = 1, n do assert.equal(n + 1 - k, got[k]) end
+         end
+         assert.equal(0, x.grad:select(3, 2):abs():sum():item())
+      end
+   end)
+end)
