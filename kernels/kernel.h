@@ -127,6 +127,12 @@ typedef struct k_scalar_attrs { double mul, add; } k_scalar_attrs;
  * run from the last element to the first. */
 typedef struct k_reduce_attrs { int32_t nkeep, from_end; } k_reduce_attrs;
 
+/* topk: x -> index, i64 [.., k] and contiguous, the dim has been moved last; k is index's last dim,
+ * at most the size of x's. The positions of the first k elements in the order from the largest down
+ * or, smallest, from the smallest up. NaN counts as larger than every number; of equals the first
+ * comes first. */
+typedef struct k_topk_attrs { int32_t smallest; } k_topk_attrs;
+
 /* softmax log_softmax: x -> y;  softmax_bwd log_softmax_bwd: dy, y -> dx. Over the last dim.
  * cat: in[i] are the pieces, in order, -> y; dim below.
  * gather: x, index -> y.  scatter_add: index, src -> t (in place, t already holds x).

@@ -32,6 +32,7 @@ enum { TIDE__KEY_O0 = -1 };
 typedef union tide__attrs {
   k_scalar_attrs scalar;
   k_reduce_attrs reduce;
+  k_topk_attrs topk;
   k_dim_attrs dim;
   k_pad_attrs pad;
   k_roll_attrs roll;

@@ -24,18 +24,27 @@ static int space_before(const char *s, int32_t at)
   return 0;
 }
 
-static bool is_word(unsigned char c)
+/* Whether \w of Unicode (UTS 18) takes a character: alphabetic, a mark, a decimal digit, connector
+ * punctuation or a joiner. */
+static bool is_word(const tide__unicode_api *api, int32_t c)
 {
-  return c == '_' || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
-         c >= 0x80;
+  if (c < 0x80)
+    return c == '_' || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+  if (c == 0x200C || c == 0x200D) return true;
+  if ((c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) ||
+      (c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189))
+    return true;                                              /* letters in circles and squares */
+  int kind = api->category(c);
+  return (kind >= TIDE__UTF8PROC_LU && kind <= TIDE__UTF8PROC_NL) || kind == TIDE__UTF8PROC_PC;
 }
 
-static bool is_whole_word(const char *text, int32_t n, tide__span s)
+static bool is_whole_word(const tide__unicode_api *api, const char *text, int32_t n, tide__span s)
 {
-  bool before = s.from > 0 && is_word((unsigned char)text[s.from - 1]) &&
-                !space_before(text, s.from);
-  bool behind = s.to < n && is_word((unsigned char)text[s.to]) && !space_at(text + s.to, n - s.to);
-  return !before && !behind;
+  int size;
+  int32_t before = s.from;
+  while (before > 0 && ((unsigned char)text[--before] & 0xC0) == 0x80) {}
+  if (s.from > 0 && is_word(api, tide__char_code(text + before, &size))) return false;
+  return s.to >= n || !is_word(api, tide__char_code(text + s.to, &size));
 }
 
 /* The longest token that begins at `at`; -1: none. */
@@ -55,10 +64,11 @@ static int32_t longest_token(const tide__trie *t, const char *text, int32_t n, i
   return found;
 }
 
-int64_t tide__added_find(const tide__added *a, const char *text, int32_t n, int32_t at,
-                         bool special, tide__span *place)
+int64_t tide__added_find(const tide_tokenizer *tok, int which, const char *text, int32_t n,
+                         bool special, tide__found *found)
 {
-  int32_t first = at, end = 0;
+  const tide__added *a = &tok->added[which];
+  int32_t at = found->next, first = found->place.to, end = 0;
   if (a->n == 0) return -1;
   while (at < n) {
     if (!a->trie.root[(unsigned char)text[at]]) {
@@ -73,16 +83,22 @@ int64_t tide__added_find(const tide__added *a, const char *text, int32_t n, int3
     int32_t flags = a->list[i].flags;
     tide__span s = {at, end};
     if (((flags & TIDE_ADDED_SPECIAL) && !special) ||
-        ((flags & TIDE_ADDED_WORD) && !is_whole_word(text, n, s))) {
+        ((flags & TIDE_ADDED_WORD) && !is_whole_word(tok->unicode, text, n, s))) {
       at = end;
       continue;
     }
-    if (flags & TIDE_ADDED_LSTRIP)
+    if (flags & TIDE_ADDED_LSTRIP) {
       for (int k; s.from > first && (k = space_before(text, s.from)) && s.from - k >= first;)
         s.from -= k;
+      if (s.from < first) s.from = first;
+    }
     if (flags & TIDE_ADDED_RSTRIP)
       for (int k; s.to < n && (k = space_at(text + s.to, n - s.to));) s.to += k;
-    *place = s;
+    if (s.from >= s.to) {                   /* an earlier token has taken it */
+      at = end;
+      continue;
+    }
+    *found = (tide__found){.place = s, .next = end};
     return i;
   }
   return -1;

@@ -240,19 +240,18 @@ static int normalize(tide__work *w, tide__view *v, bool first)
 /* Text between added tokens of the raw text. */
 static int segment(tide__work *w, tide__view v)
 {
-  const tide__added *a = &w->tok->added[1];
   bool special = w->flags & TIDE_ENCODE_SPECIAL, first = v.base == 0;
   if (v.n == 0) return TIDE_OK;
   TIDE_TRY(normalize(w, &v, first));
-  int32_t at = 0;
-  tide__span place;
+  tide__found found = {.next = 0};
   for (;;) {
-    int64_t i = tide__added_find(a, v.p, v.n, at, special, &place);
-    tide__span rest = {at, i < 0 ? v.n : place.from};
-    TIDE_TRY(words(w, v, rest, first && at == 0, emit_sink, NULL));
+    int32_t at = found.place.to;
+    int64_t i = tide__added_find(w->tok, 1, v.p, v.n, special, &found);
+    tide__span rest = {at, i < 0 ? v.n : found.place.from};
+    if (rest.from < rest.to || i < 0)
+      TIDE_TRY(words(w, v, rest, first && at == 0, emit_sink, NULL));
     if (i < 0) return TIDE_OK;
-    TIDE_TRY(tide__emit(w, &v, place.from, place.to, a->list[i].id));
-    at = place.to;
+    TIDE_TRY(tide__emit(w, &v, found.place.from, found.place.to, w->tok->added[1].list[i].id));
   }
 }
 
@@ -266,18 +265,17 @@ static size_t most_of(int32_t n)
 int tide__encode(tide__work *w, const char *text, int32_t n)
 {
   w->most = most_of(n);
-  const tide__added *a = &w->tok->added[0];
   bool special = w->flags & TIDE_ENCODE_SPECIAL;
-  int32_t at = 0;
   tide__view whole = {.p = text, .n = n};
-  tide__span place;
+  tide__found found = {.next = 0};
   for (;;) {
-    int64_t i = tide__added_find(a, text, n, at, special, &place);
-    int32_t end = i < 0 ? n : place.from;
-    TIDE_TRY(segment(w, (tide__view){.p = text + at, .n = end - at, .base = at}));
+    int32_t at = found.place.to;
+    int64_t i = tide__added_find(w->tok, 0, text, n, special, &found);
+    int32_t end = i < 0 ? n : found.place.from;
+    if (at < end) TIDE_TRY(segment(w, (tide__view){.p = text + at, .n = end - at, .base = at}));
     if (i < 0) return TIDE_OK;
-    TIDE_TRY(tide__emit(w, &whole, place.from, place.to, a->list[i].id));
-    at = place.to;
+    TIDE_TRY(tide__emit(w, &whole, found.place.from, found.place.to,
+                        w->tok->added[0].list[i].id));
   }
 }
 

@@ -52,10 +52,11 @@ bool tide__regex_open(tide__regex_api *api, char *why, size_t size)
 bool tide__unicode_open(tide__unicode_api *api, char *why, size_t size)
 {
   static const struct name names[] = {
-    UNICODE(decompose), UNICODE(reencode), UNICODE(tolower), UNICODE(grapheme_break_stateful),
+    UNICODE(decompose), UNICODE(reencode), UNICODE(tolower), UNICODE(category),
+    UNICODE(grapheme_break_stateful),
   };
   static const char *const files[] = {"libutf8proc.so.2", "libutf8proc.so.3", "libutf8proc.so",
                                       NULL};
-  void *lib = open_library(files, "Unicode's normal forms", "libutf8proc2", why, size);
+  void *lib = open_library(files, "Unicode's tables", "libutf8proc2", why, size);
   return lib && fill(lib, names, sizeof names / sizeof *names, api, files[0], why, size);
 }

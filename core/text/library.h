@@ -30,11 +30,15 @@ typedef struct tide__regex_api {
 enum { TIDE__UTF8PROC_STABLE = 2, TIDE__UTF8PROC_COMPAT = 4, TIDE__UTF8PROC_COMPOSE = 8,
        TIDE__UTF8PROC_DECOMPOSE = 16 };
 
+/* Categories of libutf8proc: letters, marks, decimal digits and letter numbers are LU to NL. */
+enum { TIDE__UTF8PROC_LU = 1, TIDE__UTF8PROC_NL = 10, TIDE__UTF8PROC_PC = 12 };
+
 /* Functions of libutf8proc by their names without utf8proc_. */
 typedef struct tide__unicode_api {
   ptrdiff_t (*decompose)(const uint8_t *, ptrdiff_t, int32_t *, ptrdiff_t, int);
   ptrdiff_t (*reencode)(int32_t *, ptrdiff_t, int);
   int32_t   (*tolower)(int32_t);
+  int       (*category)(int32_t);
   bool      (*grapheme_break_stateful)(int32_t, int32_t, int32_t *);
 } tide__unicode_api;
 

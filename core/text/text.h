@@ -162,10 +162,14 @@ typedef int (*tide__sink)(void *user, tide__work *w, const tide__view *view, tid
 /* Cuts a text into words, without regard to added tokens, and gives each to the sink. */
 int tide__each_word(tide__work *w, const char *text, int32_t n, tide__sink sink, void *user);
 
-/* Finds the first added token in text[at, n): its index in list, -1: none. special: special ones
- * count. */
-int64_t tide__added_find(const tide__added *a, const char *text, int32_t n, int32_t at,
-                         bool special, tide__span *place);
+/* The place of an added token with the white space that it takes, and where to look for the next.
+ * White space that a token has taken may be another token, as in Hugging Face's tokenizers. */
+typedef struct tide__found { tide__span place; int32_t next; } tide__found;
+
+/* Finds the first added token of tok->added[which] in text[found->next, n), behind found->place:
+ * its index in the list, -1: none. special: special ones count. */
+int64_t tide__added_find(const tide_tokenizer *tok, int which, const char *text, int32_t n,
+                         bool special, tide__found *found);
 /* Appends a word's tokens to w->ids. */
 int tide__emit_word(tide__work *w, const tide__view *view, tide__span span);
 /* Appends one record: the id and, if wanted, the place of view[from, to) in the source. */
@@ -222,6 +226,8 @@ static inline int tide__char_size(const char *s)
   unsigned char c = (unsigned char)*s;
   return c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
 }
+/* Returns the code point of the character at s, which is valid UTF-8, and its bytes. */
+int32_t tide__char_code(const char *s, int *size);
 
 static inline uint64_t tide__mix(uint64_t h)
 {

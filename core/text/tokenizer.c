@@ -297,6 +297,20 @@ int tide_tokenizer_merge_pieces(tide_tokenizer *tok, const int32_t *ranks)
   return TIDE_OK;
 }
 
+/* ---- libraries ------------------------------------------------------------------------------ */
+
+static int need_library(tide_tokenizer *tok, const char *op, bool regex)
+{
+  char why[300] = "";
+  if (regex ? tok->regex != NULL : tok->unicode != NULL) return TIDE_OK;
+  bool ok = regex ? tide__regex_open(&tok->regex_table, why, sizeof why)
+                  : tide__unicode_open(&tok->unicode_table, why, sizeof why);
+  if (!ok) return tide__fail(tok->object.ctx, TIDE_E_UNSUPPORTED, op, "%s", why);
+  if (regex) tok->regex = &tok->regex_table;
+  else tok->unicode = &tok->unicode_table;
+  return TIDE_OK;
+}
+
 /* ---- added tokens --------------------------------------------------------------------------- */
 
 static int grow_added(tide_ctx *ctx, tide__added *a)
@@ -320,6 +334,7 @@ int tide_tokenizer_add(tide_tokenizer *tok, const char *text, int64_t nbytes, in
   if (!text || nbytes < 1 || nbytes > 1 << 20 || id < 0)
     return tide__fail(ctx, TIDE_E_ARG, op, "expected a text and an id >= 0, got %lld bytes and %d",
                       (long long)nbytes, (int)id);
+  if (flags & TIDE_ADDED_WORD) TIDE_TRY(need_library(tok, op, false));
   tide__added *a = &tok->added[flags & TIDE_ADDED_NORMALIZED ? 1 : 0];
   int rc = a->trie.value ? TIDE_OK : tide__trie_open(ctx, &a->trie);
   if (rc >= 0 && a->n == a->cap) rc = grow_added(ctx, a);
@@ -331,18 +346,6 @@ int tide_tokenizer_add(tide_tokenizer *tok, const char *text, int64_t nbytes, in
 }
 
 /* ---- steps ---------------------------------------------------------------------------------- */
-
-static int need_library(tide_tokenizer *tok, const char *op, bool regex)
-{
-  char why[300] = "";
-  if (regex ? tok->regex != NULL : tok->unicode != NULL) return TIDE_OK;
-  bool ok = regex ? tide__regex_open(&tok->regex_table, why, sizeof why)
-                  : tide__unicode_open(&tok->unicode_table, why, sizeof why);
-  if (!ok) return tide__fail(tok->object.ctx, TIDE_E_UNSUPPORTED, op, "%s", why);
-  if (regex) tok->regex = &tok->regex_table;
-  else tok->unicode = &tok->unicode_table;
-  return TIDE_OK;
-}
 
 static int compile(tide_tokenizer *tok, tide__step *s, const char *what, int64_t n, const char *op)
 {

@@ -1,7 +1,7 @@
 /* Normal forms and lower case by utf8proc, and the tables of sentencepiece's normalizer. */
 #include "core/text/text.h"
 
-static int32_t decode(const char *s, int *size)
+int32_t tide__char_code(const char *s, int *size)
 {
   const unsigned char *u = (const unsigned char *)s;
   *size = tide__char_size(s);
@@ -110,15 +110,15 @@ static int normal_form(tide__work *w, int mode, const tide__view *v, tide__span 
 {
   int32_t at = span.from, kept = span.from, size;
   while (at < span.to) {
-    int32_t start = at, c = decode(v->p + at, &size);
+    int32_t start = at, c = tide__char_code(v->p + at, &size);
     at += size;
     if (stands_alone(c, mode)) {
       if (at == span.to) break;
       int next_size;
-      if (stands_alone(decode(v->p + at, &next_size), mode)) continue;
+      if (stands_alone(tide__char_code(v->p + at, &next_size), mode)) continue;
       at += next_size;
     }
-    while (at < span.to && !stands_alone(decode(v->p + at, &size), mode)) at += size;
+    while (at < span.to && !stands_alone(tide__char_code(v->p + at, &size), mode)) at += size;
     if (!tide__made_copy(w, m, v, kept, start)) return tide__work_nomem(w);
     TIDE_TRY(add_form(w, mode, v, start, at, m));
     kept = at;
@@ -131,7 +131,7 @@ static int lower(tide__work *w, const tide__view *v, tide__span span, tide__made
   int size;
   char out[8];
   for (int32_t at = span.from; at < span.to; at += size) {
-    int32_t c = decode(v->p + at, &size), k;
+    int32_t c = tide__char_code(v->p + at, &size), k;
     if (c < 0x80) {
       out[0] = (char)(c >= 'A' && c <= 'Z' ? c + 32 : c);
       k = 1;
@@ -216,9 +216,9 @@ static int32_t text_size(const struct charsmap *c, const char *s)
 static int32_t cluster(tide__work *w, const char *p, int32_t at, int32_t end)
 {
   int size;
-  int32_t state = 0, c = decode(p + at, &size), i = at + size;
+  int32_t state = 0, c = tide__char_code(p + at, &size), i = at + size;
   while (i < end) {
-    int32_t d = decode(p + i, &size);
+    int32_t d = tide__char_code(p + i, &size);
     if (c < 0x300 && d < 0x300 && !(c == '\r' && d == '\n') && c != 0xAD && d != 0xAD) break;
     if (w->tok->unicode->grapheme_break_stateful(c, d, &state)) break;
     i += size;

@@ -39,16 +39,14 @@ static void cumsum_range(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t i = begin; i < end; i++) cumsum_row(arg, i);
 }
 
-static void cumsum_streams(cpu_stream *keep, cpu_stream *row, const k_tensor *t, int split)
+/* from_end: a row runs from its last element to its first. */
+static void cumsum_streams(cpu_stream *keep, cpu_stream *row, const k_tensor *t, int split,
+                           int from_end)
 {
   k_tensor kept = k_dims(t, 0, split), summed = k_dims(t, split, t->ndim);
   tide__stream_init(keep, &kept);
   tide__stream_init(row, &summed);
-}
-
-/* Makes rows run from the last element to the first. */
-static void cumsum_turn(cpu_stream *keep, cpu_stream *row)
-{
+  if (!from_end) return;
   keep->data += (row->shape[0] - 1) * row->stride[0] * row->size;
   row->stride[0] = -row->stride[0];
   row->flat = 0;
@@ -58,17 +56,13 @@ int k_cpu_cumsum(const k_call *call)
 {
   const k_tensor *x = &call->in[0], *y = &call->out[0];
   const k_reduce_attrs *a = call->attrs;
-  int split = a->nkeep;
+  const int split = a->nkeep;
   k_tensor kept = k_dims(x, 0, split), summed = k_dims(x, split, x->ndim);
   cumsum_job job = { .n = k_numel(&summed) };
   int integer = tide__loop_form(x->dtype) == TIDE_I64 && !ref_is_float(y);
   job.form = integer ? TIDE_I64 : TIDE_F64;
-  cumsum_streams(&job.x_keep, &job.x_row, x, split);
-  cumsum_streams(&job.y_keep, &job.y_row, y, split);
-  if (a->from_end) {
-    cumsum_turn(&job.x_keep, &job.x_row);
-    cumsum_turn(&job.y_keep, &job.y_row);
-  }
+  cumsum_streams(&job.x_keep, &job.x_row, x, split, a->from_end);
+  cumsum_streams(&job.y_keep, &job.y_row, y, split, a->from_end);
   tide__pool_for(call->nthread, k_numel(&kept), loop_grain(job.n), cumsum_range, &job);
   return TIDE_OK;
 }

@@ -192,8 +192,8 @@ function text.sampler(job, opt, corpus, data)
    return job:check(tide.data.packed.new, o)
 end
 
--- Copies the files of --tokenizer, and a chat template beside them, into the folder of the run,
--- where the other recipes look.
+-- Copies the files of --tokenizer, and beside them a chat template and how text is generated, into
+-- the folder of the run, where the other recipes and tide export look.
 function text.keep_tokenizer(job, opt, corpus)
    local from = corpus.tokenizer_path
    if not (from and job.first) then return end
@@ -202,7 +202,8 @@ function text.keep_tokenizer(job, opt, corpus)
    for _, name in ipairs(fs.list(job.name, folder)) do
       local whole = name == from:match '[^/]*$'
       if whole or name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
-         or name == 'tekken.json' or name == 'special_tokens_map.json' then
+         or name == 'tekken.json' or name == 'special_tokens_map.json'
+         or name == 'generation_config.json' then
          local path = fs.join(folder, name)
          local content = fs.size(path) and fs.read(job.name, path)
          if content then fs.write(job.name, fs.join(opt.out, name), content) end

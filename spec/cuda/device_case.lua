@@ -66,6 +66,7 @@ describe('reductions over many elements', function()
             end
             assert.equal(bytes(y:argmax(dim)), bytes(x:argmax(dim)))
             assert.equal(bytes(y:argmin(dim)), bytes(x:argmin(dim)))
+            assert.equal(bytes((select(2, y:topk(3, dim)))), bytes((select(2, x:topk(3, dim)))))
             close(y:cumsum(dim), x:cumsum(dim), 1e-12, 'cumsum')
          end
          close(y:sum(), x:sum(), 1e-12, 'sum')

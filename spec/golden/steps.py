@@ -5,13 +5,14 @@
 #
 # Each row: the node of a tokenizer.json, a text, and what the step makes of it: a text
 # (normalizers) or the list of its pieces (pre-tokenizers); or the node of a decoder, a list of
-# tokens and their text. Made with tokenizers 0.23.3.
+# tokens and their text; or the flags of an added token "ab" or "\n\n", a text and its ids (0: an
+# unknown word, 1: the token). Made with tokenizers 0.23.3.
 
 import itertools
 import json
 import os
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 
 BERT = "Àb\x01\tc中d"
@@ -25,6 +26,8 @@ NORMALIZERS = [
     ({"type": "Prepend", "prepend": "_"}, "ab"),
     ({"type": "Nmt"}, "a\x01b\x0bc\td\u200be\x7ff"),
     ({"type": "ByteLevel"}, "é a"),
+    ({"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+      "lowercase": True}, "a\u0378b\ue000c\u200bd\U0010ffffe\u00adf"),
 ] + [({"type": "BertNormalizer", "clean_text": clean, "handle_chinese_chars": chinese,
        "strip_accents": strip, "lowercase": lower}, BERT)
      for clean, chinese, strip, lower in itertools.product(
@@ -37,6 +40,7 @@ def metaspace(scheme, split):
 
 PRE_TOKENIZERS = [
     ({"type": "Whitespace"}, "a_b, cd!? é"), ({"type": "WhitespaceSplit"}, " a_b,  c "),
+    ({"type": "Whitespace"}, "می\u200cخواهم a\u200d-x² ½ Ⅷ ⓐ \u200b\u0345"),
     ({"type": "CharDelimiterSplit", "delimiter": "-"}, "a-b--c"),
     ({"type": "Digits", "individual_digits": True}, "a12b"),
     ({"type": "Digits", "individual_digits": False}, "a12b"),
@@ -56,7 +60,9 @@ PRE_TOKENIZERS = [
 ] + [({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert}, text)
      for behavior in ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
      for invert in (False, True)
-     for pattern, text in (({"Regex": "[-.]"}, "-a.-b-"), ({"String": "."}, "a..b"))]
+     for pattern, text in (({"Regex": "[-.]"}, "-a.-b-"), ({"String": "."}, "a..b"))] + [
+    ({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+     "x²\u200cy¾ -\u200d_é\u0301٣Ⅷⓐ") for pattern in (r"\w+", r"\W+", r"[\w-]+")]
 
 
 def llama(start, **more):
@@ -86,6 +92,22 @@ DECODERS = [({"type": "Metaspace", "replacement": "▁", "prepend_scheme": schem
 ]
 
 
+NEIGHBOURS = ["", " ", ".", "。", "—", "“", "😀", "\u200b", "²", "½", "_", "é", "世", "\u0301", "٣",
+              "\u200d", "ⓐ", "Ⅷ", "\u203f", "\u0378"]
+ADDED = [({"single_word": True}, "ab", left + "ab" + right) for one in NEIGHBOURS
+         for left, right in ((one, ""), ("", one))] + [
+    ({"lstrip": left, "rstrip": right}, "\n\n", text)
+    for left in (False, True) for right in (False, True)
+    for text in ("x\n\n\n\n\nx", "\n\n \n\n", "x \n\n\n \n\n\nx")]
+
+
+def ids_of(flags, token, text):
+    """The ids of a text where `token` is added to a vocabulary of one word."""
+    t = Tokenizer(WordLevel({"x": 0}, unk_token="x"))
+    t.add_tokens([AddedToken(token, normalized=False, **flags)])
+    return t.encode(text).ids
+
+
 def whole(**fields):
     """The steps of a tokenizer of these fields."""
     file = json.loads(Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str())
@@ -98,7 +120,9 @@ rows = {"normalizer": [[node, text, whole(normalizer=node).normalizer.normalize_
             pre_tokenizer=node).pre_tokenizer.pre_tokenize_str(text)]]
             for node, text in PRE_TOKENIZERS],
         "decoder": [[node, tokens, whole(decoder=node).decoder.decode(tokens)]
-                    for node, tokens in DECODERS]}
+                    for node, tokens in DECODERS],
+        "added": [[flags, token, text, ids_of(flags, token, text)]
+                  for flags, token, text in ADDED]}
 path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "steps.json")
 with open(path, "w") as out:
     out.write("{" + ",\n".join('"%s": [\n%s]' % (name, ",\n".join(json.dumps(r) for r in list_))

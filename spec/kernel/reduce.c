@@ -4,7 +4,7 @@
 #define OP_LIST_REDUCE(X) \
   X(sum, K_ALL) X(mean, K_ALL) X(prod, K_ALL) X(amax, K_ALL) X(amin, K_ALL) X(any, K_ALL) \
   X(all, K_ALL)
-#define OP_LIST_PLACE(X) X(argmax, K_ALL) X(argmin, K_ALL) X(cumsum, K_ALL)
+#define OP_LIST_PLACE(X) X(argmax, K_ALL) X(argmin, K_ALL) X(cumsum, K_ALL) X(topk, K_ALL)
 
 #define ROW_REDUCE(name, mask) { #name, k_ref_##name, k_cpu_##name, NULL, k_cpu_reduce_work, mask },
 
@@ -65,10 +65,29 @@ static void extreme_position(void **state)
   }
 }
 
+/* Some elements are NaN; some are equal: those of integers, and where a stride is 0. */
+static void first_in_order(void **state)
+{
+  (void)state;
+  for (int k = 0; k < 6 * REPEAT; k++) {
+    int64_t shape[TIDE_MAX_DIM];
+    int ndim = random_shape(shape, 3);
+    if (ndim == 0) continue;
+    k_topk_attrs attrs = { (int)below(2) };
+    case_begin();
+    if (below(4) == 0) shape[ndim - 1] = 600 + (int)below(900);
+    k_tensor in = random_tensor(random_dtype(K_ALL), ndim, shape, ANY_LAYOUT);
+    shape[ndim - 1] = shape[ndim - 1] == 0 ? 0 : (int64_t)below((int)shape[ndim - 1] + 1);
+    k_tensor out = make(TIDE_I64, ndim, shape, PLAIN);
+    check_case(&op_topk, 1, &in, &out, &attrs, 0, 1);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(reduce), cmocka_unit_test(extreme_position)
+    cmocka_unit_test(reduce), cmocka_unit_test(extreme_position),
+    cmocka_unit_test(first_in_order)
   };
   return RUN_CASES(tests);
 }

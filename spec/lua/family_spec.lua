@@ -133,12 +133,15 @@ describe('a checkpoint', function()
       end)
    end)
 
-   it('of Phi-3 tells transformers that there is no padding token', function()
-      local model = tide.model.phi3(common, { device = 'null' })
-      assert.equal(null, family.config(model).pad_token_id)
-      assert.equal(null, family.config(model).eos_token_id)
-      model = tide.model.phi3(with { pad_token_id = 3 }, { device = 'null' })
-      assert.equal(3, family.config(model).pad_token_id)
+   it('tells transformers that there is no padding token, whose default is not in reach', function()
+      for _, name in ipairs { 'phi3', 'smollm3', 'olmo2', 'gemma3', 'llama' } do
+         local model = tide.model[name](common, { device = 'null' })
+         for _, id in ipairs { 'bos_token_id', 'eos_token_id', 'pad_token_id' } do
+            assert.equal(null, family.config(model)[id], name)
+         end
+         model = tide.model[name](with { pad_token_id = 3 }, { device = 'null' })
+         assert.equal(3, family.config(model).pad_token_id)
+      end
    end)
 
    it('of a class of its own is made by its own function', function()

@@ -114,6 +114,17 @@ describe('a rule of configurations', function()
       config.check_without({ a = 1 }, {}, nil)
    end)
 
+   it('is about windows of families that have none', function()
+      for _, name in ipairs { 'llama', 'granite', 'olmo2' } do
+         local c = { vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
+            num_attention_heads = 2, sliding_window = 2 }
+         assert.matches("field 'sliding_window': expected nil or null: an? [%w ]+ attends to all "
+            .. 'tokens before', message(tide.model[name], c, { device = 'null' }))
+         c.sliding_window = null
+         assert.is_nil(tide.model[name](c, { device = 'null' }).config.sliding_window)
+      end
+   end)
+
    it('is about kinds of layers', function()
       local function check(list, w)
          return config.check_layer_types('op', { layer_types = list, num_hidden_layers = 2,

@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
+local raised = require 'spec.support.raised'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
 local tmp = require 'spec.support.tmp'
@@ -164,6 +165,31 @@ describe('tide.model.load', function()
          tide.model.export(dir .. '/run', dir .. '/out')
          assert.same(want, tide.model.load(dir .. '/out'):parameters()[1]:tolist())
          assert.truthy(fs.read('spec', dir .. '/out/README.md'):find('llama', 1, true))
+         refused('E_ARG', { 'model.export', '/out is a published folder already' },
+            tide.model.export, dir .. '/out', dir .. '/again')
+      end)
+   end)
+
+   it('exports with a run how its text is generated', function()
+      tmp.with(function(dir)
+         local model, run = model_of(), dir .. '/run'
+         tide.train.checkpoint.save(run, tide.train.state.collect { model = model,
+            optim = tide.optim.SGD(model, { lr = 1 }), step = 1 })
+         local generation = { eos_token_id = { 2, 3 }, temperature = 0.5 }
+         fs.write('spec', run .. '/generation_config.json', tide.json.encode(generation))
+         fs.write('spec', run .. '/tokenizer.json', '{}')
+         tide.model.export(run, dir .. '/out')
+         assert.same(generation, fs.read_json('spec', dir .. '/out/generation_config.json'))
+      end)
+   end)
+
+   it('blames a device for what the device lacks', function()
+      with_folder('1GB', function(dir)
+         if not tide.cuda.is_available() then
+            local e = raised(tide.model.load, dir, { device = 'cuda' })
+            assert.equal('E_DEVICE', e.code)
+            assert.is_nil(e.message:find('config.json', 1, true))
+         end
       end)
    end)
 end)

@@ -1,6 +1,7 @@
 -- Published configurations of mamba2 and nemotron_h: read in the dialects of transformers 4 and 5,
 -- refused as a whole where something does not fit, written so that every reader understands them.
 
+local raised = require 'spec.support.raised'
 local tide = require 'tide'
 local family = require 'tide.model.family'
 local published = require 'tide.model.published'
@@ -172,6 +173,34 @@ describe('config.json', function()
          for _, name in ipairs { 'time_step_limit', 'num_heads', 'mamba_num_heads' } do
             assert.same(model.config[name], again[name])
          end
+      end
+   end)
+
+   it('of nemotron_h has a whole number for expand, of any number of heads', function()
+      for heads, expand in each { [3] = 1, [5] = 2, [1] = 1 } do
+         local _, c = file_of('hybrid', hybrid { mamba_num_heads = heads })
+         assert.equal(expand, c.expand)
+         assert.equal(heads, make('hybrid', c).config.mamba_num_heads)
+      end
+   end)
+
+   it('of bamba says how much of a head turns where transformers reads it', function()
+      local config = { vocab_size = 29, hidden_size = 16, num_hidden_layers = 1, rope_theta = 100,
+         num_attention_heads = 2, mamba_n_heads = 4, attn_layer_indices = { 0 } }
+      for _, turned in ipairs { 0.5, 1 } do
+         config.partial_rotary_factor = turned
+         local _, c = file_of('bamba', config)
+         assert.same({ rope_type = 'default', rope_theta = 100, partial_rotary_factor = turned },
+            c.rope_parameters)
+         assert.is_nil(c.partial_rotary_factor)
+         assert.equal(turned, make('bamba', c).config.partial_rotary_factor)
+         c.rope_parameters = nil
+         assert.equal(0.5, make('bamba', c).config.partial_rotary_factor)
+         c.partial_rotary_factor = 1
+         assert.matches("field 'partial_rotary_factor' (or attn_rotary_emb) says 1, and "
+            .. 'transformers turns 0.5 of each head', raised(make, 'bamba', c).message, 1, true)
+         c.rope_parameters = { partial_rotary_factor = 1 }
+         assert.equal(1, make('bamba', c).config.partial_rotary_factor)
       end
    end)
 

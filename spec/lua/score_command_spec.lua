@@ -54,7 +54,8 @@ describe('tide score', function()
                unpack(row[1])))
             local lines = {}
             for i = 1, #text do
-               lines[i] = ('%-8q %9.4f\n'):format(text:sub(i, i), f.values[i])
+               local quoted = '"' .. text:sub(i, i):gsub('\n', '\\n') .. '"'
+               lines[i] = ('%-8s %9.4f\n'):format(quoted, f.values[i])
             end
             assert.equal(table.concat(lines) .. want, run(model, '--text', text, '--tokens',
                unpack(row[1])))

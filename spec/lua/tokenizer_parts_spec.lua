@@ -70,6 +70,18 @@ describe('a decoder of a tokenizer.json', function()
    end)
 end)
 
+describe('an added token', function()
+   it('stands where tokenizers finds it: between words, and in white space', function()
+      for _, row in ipairs(json.decode(fs.read('spec', 'spec/golden/steps.json')).added) do
+         local flags, token, text, want = unpack(row)
+         flags.content, flags.id, flags.special, flags.normalized = token, 1, false, false
+         local tok = loaded { version = '1.0', added_tokens = { flags },
+            model = { type = 'WordLevel', vocab = { x = 0 }, unk_token = 'x' } }
+         assert.same(want, (tok:encode(text)), json.encode(row))
+      end
+   end)
+end)
+
 describe('repair of UTF-8', function()
    local alphabet = { 0x61, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0,
       0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF }
@@ -177,11 +189,12 @@ end)
 describe('a pattern of a published file', function()
    it('has the classes of Unicode, outside and inside of brackets, and anchors at lines', function()
       local W = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}'
+      local O = W .. '\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}'
       for from, to in each { ['\\s+'] = '\\p{White_Space}+', ['\\S'] = '\\P{White_Space}',
-         ['\\w'] = '[' .. W .. ']', ['\\W'] = '[^' .. W .. ']', ['[\\s\\w]'] = '[\\p{White_Space}'
-         .. W .. ']', ['[a]\\w'] = '[a][' .. W .. ']', ['[[:alpha:]\\w]\\w'] = '[[:alpha:]' .. W
-         .. '][' .. W .. ']', ['[[]\\w'] = '[[][' .. W .. ']', [']\\w'] = '][' .. W .. ']',
-         ['\\]\\w'] = '\\][' .. W .. ']', ['[\\]\\w]'] = '[\\]' .. W .. ']', ['\\d'] = '\\d',
+         ['\\w'] = '[' .. O .. ']', ['\\W'] = '[^' .. O .. ']', ['[\\s\\w]'] = '[\\p{White_Space}'
+         .. W .. ']', ['[a]\\w'] = '[a][' .. O .. ']', ['[[:alpha:]\\w]\\w'] = '[[:alpha:]' .. W
+         .. '][' .. O .. ']', ['[[]\\w'] = '[[][' .. O .. ']', [']\\w'] = '][' .. O .. ']',
+         ['\\]\\w'] = '\\][' .. O .. ']', ['[\\]\\w]'] = '[\\]' .. W .. ']', ['\\d'] = '\\d',
          ['^a'] = '(?m)^a', ['a$'] = '(?m)a$', ['[^a$]'] = '[^a$]', ['\\^\\$'] = '\\^\\$',
          ['[a]$'] = '(?m)[a]$', ['a\\'] = 'a\\', ['[[:^x:]]^'] = '(?m)[[:^x:]]^' } do
          assert.equal(to, pattern.translate(from), from)

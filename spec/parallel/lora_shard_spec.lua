@@ -146,6 +146,16 @@ describe('adapters in a sharded model', function()
       end)
    end
 
+   it('with norms are priced, also where tensor parallelism cuts them', function()
+      local function price(mesh)
+         local model = tide.model.llama(config, { device = 'null' })
+         tide.nn.lora.attach(model, { rank = 2, dora = true })
+         return tide.parallel.plan(model, mesh, { ranks = 2 }):price { batch = 1, seq = 4 }
+      end
+      local cut, whole = price { tp = 2 }, price { dp_shard = 2 }
+      assert.is_true(cut.activations < whole.activations and cut.optimizer > 0)
+   end)
+
    it('are read by a plan of tensor parallelism alone, which does not write its parts', function()
       tmp.with(function(dir)
          write(dir, { rank = 2, dora = true })

@@ -111,6 +111,10 @@ add { op = 'argmax', dtypes = 'number', grad = false, shapes = reduced,
       fn = function(_, x) return x:argmax(2), x:argmax(-1, true) end }
 add { op = 'argmin', dtypes = 'number', grad = false, shapes = reduced,
       fn = function(_, x) return x:argmin(1), x:argmin(3) end }
+add { op = 'topk', dtypes = 'number', shapes = reduced, fn = function(_, x)
+   local most, where = x:topk(math.min(2, x:size(2)), 2)
+   return most, where:to(x.dtype), (x:topk(x:size(-1), -1, true))
+end }
 add { op = 'cumsum', dtypes = 'number', shapes = { { { 2, 5 } }, { { 1, 7 } }, { { 3, 0 } } },
       fn = function(_, x) return x:cumsum(2), x:cumsum(1) end }
 

@@ -2,8 +2,8 @@
 -- names.
 
 local instead = {
-   topk = 'x:amax(dim) and x:argmax(dim) give the largest, table.sort of x:tolist() the order',
-   sort = 'table.sort orders what x:tolist() gives; x:amax(dim) and x:argmax(dim) give the largest',
+   sort = 'x:topk(x:size(dim), dim) gives values and positions, the largest first; with a third '
+      .. 'argument true the smallest first',
    max = 'x:amax(dim), x:argmax(dim), and tide.maximum of two tensors',
    min = 'x:amin(dim), x:argmin(dim), and tide.minimum of two tensors',
    mm = 'tide.matmul', bmm = 'tide.matmul', einsum = 'tide.matmul, x:permute and x:reshape',

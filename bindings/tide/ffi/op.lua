@@ -57,6 +57,10 @@ make 'all(x, dim: dims, keepdim: flag)'
 make 'argmax(x, dim: dim, keepdim: flag)'
 -- 0-based positions (i64) along dim; the first of equals.
 make 'argmin(x, dim: dim, keepdim: flag)'
+-- Returns the k largest elements along dim (-1), or with smallest the k smallest, in order, and
+-- their 0-based positions (i64); k = x:size(dim) sorts. NaN counts as larger than every number; of
+-- equals the first comes first. Values get gradients.
+two 'topk(x, k: int 0, dim: dim = -1, smallest: flag)'
 -- Running sum along dim; same shape.
 make 'cumsum(x, dim: dim)'
 

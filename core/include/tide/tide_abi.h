@@ -390,6 +390,11 @@ int tide_all(tide_tensor **out, tide_tensor *x, int ndim, const int32_t *dims, b
 /* Return positions along one dim, i64, the first of equal elements; NaN is the extreme: */
 int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
+/* Returns the k largest elements along dim (smallest: the k smallest), in order, and their
+ * positions, i64; both have size k along dim. NaN counts as larger than every number; of equal
+ * elements the first comes first. k: 0 to the size of dim. Values get gradients. */
+int tide_topk(tide_tensor **values, tide_tensor **index, tide_tensor *x, int64_t k, int dim,
+              bool smallest);
 /* Computes running sums along dim, in x's shape: out[i] = x[0] + ... + x[i]. Integers and bools
  * give i64. */
 int tide_cumsum(tide_tensor **out, tide_tensor *x, int dim);

@@ -10,6 +10,7 @@
 local tide = require 'tide'
 local CausalLM = require 'tide.model.causal_lm'
 local class = require 'tide.class'
+local rows_ = require 'tide.nn.rows'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
@@ -17,6 +18,7 @@ local private = require 'tide.util.private'
 local mask_ = require 'tide.nn.mask'
 local nn = require 'tide.nn'
 local published = require 'tide.model.published'
+local spread = require 'tide.nn.spread'
 local tiles = require 'tide.nn.tiles'
 local sequence_of = require('tide.nn.mamba').sequence_of
 
@@ -63,12 +65,14 @@ function Body:_positions()
    return name and self[name].weight:size(1)
 end
 
--- ids [B, T] -> final hidden states [B, T, C]. at: where the tokens lie.
+-- ids [B, T] -> final hidden states [B, T, C], of at.last_rows [K] alone [1, K, C]. at: where the
+-- tokens lie.
 function Body:forward(ids_BT, at)
    local x = self[self._form.embed](ids_BT)
    if self._form.positions then x = placed(self, x, ids_BT, at) end
    if self.embed_scale then x = private.replace(x, x * self.embed_scale) end
    x = private.replace(x, self.layers:normed(self[self._form.norm], x, at))
+   if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
    return self.out_scale and private.replace(x, x * self.out_scale) or x
 end
 private.note(Body.forward)
@@ -170,12 +174,27 @@ local function placement(self, opts, ids)
    }
 end
 
--- Final hidden states [B, T, C].
-function Backbone:hidden(ids_BT, opts)
+-- Final hidden states [B, T, C]; with an index rows [K] (see nn.rows) those of these tokens alone,
+-- [1, K, C].
+function Backbone:hidden(ids_BT, opts, rows)
    self:check_ids(ids_BT)
-   return self[self.form.body](ids_BT, placement(self, opts, ids_BT))
+   local at = placement(self, opts, ids_BT)
+   at.last_rows = rows
+   return self[self.form.body](ids_BT, at)
 end
 private.note(Backbone.hidden)
+
+-- Whether hidden may be asked for some rows alone: a hook of the user on what works on them expects
+-- every token, and so does a rank that holds a part of the sequence.
+function Backbone:picks_rows()
+   local body, tp = self[self.form.body], spread.of(self).tp
+   if self.hidden ~= Backbone.hidden or tp and tp.sequence then return false end
+   local seen = body:has_hooks() or body.layers:has_hooks() or body[self.form.norm]:has_hooks()
+      or self.lm_head and self.lm_head:has_hooks()
+   if seen or #body.layers == 0 then return not seen end
+   body.layers[#body.layers]:walk(function(m) seen = seen or m:has_hooks() end)
+   return not seen
+end
 
 -- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal
 -- attention; per token of training.

@@ -52,7 +52,15 @@ local function translate(_, f, problems)
       f.attn_rotary_emb = nil
    end
    if f.mamba_d_head == 'auto' then f.mamba_d_head = nil end
+   local is_file, share_of_file = f.model_type ~= nil, f.partial_rotary_factor
+   f.partial_rotary_factor = not is_file and share_of_file or nil
    config_.translate_rope(f, problems)
+   if is_file and share_of_file ~= nil and share_of_file ~= (f.partial_rotary_factor or 0.5) then
+      problems[#problems + 1] = ("field 'partial_rotary_factor' (or attn_rotary_emb) says %s, and "
+         .. 'transformers turns %s of each head; the field that it reads is '
+         .. "'rope_parameters.partial_rotary_factor'"):format(err.show(share_of_file),
+         err.show(f.partial_rotary_factor or 0.5))
+   end
 end
 
 local function complete(c)
@@ -107,7 +115,12 @@ Bamba.form = {
 }
 
 -- Makes the fields of config.json of c, a complete configuration.
-function Bamba.publish(c) c.time_step_limit = c.time_step_limit or { 0, math.huge } end
+function Bamba.publish(c)
+   c.time_step_limit = c.time_step_limit or { 0, math.huge }
+   c.rope_parameters = { rope_type = 'default', rope_theta = c.rope_theta,
+      partial_rotary_factor = c.partial_rotary_factor }
+   c.partial_rotary_factor = nil
+end
 
 -- Returns the mixer of each layer.
 function Bamba._mixers(c, opts)

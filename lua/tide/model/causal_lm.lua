@@ -1,13 +1,15 @@
 -- CausalLM: what language models have in common around their layers: a head that may be
 -- the embedding, logits, and a loss that never makes them.
 --
--- A family says how ids become final hidden states (`hidden`), which options say
--- where they lie (`at_fields`) and which embedding a tied head is (`embedding`); the rest is here.
+-- A family says how ids become final hidden states (`hidden`), whether it can do so for some tokens
+-- alone (`picks_rows`), which options say where they lie (`at_fields`) and which embedding a tied
+-- head is (`embedding`); the rest is here.
 -- Tensor parallelism wraps `head_logits` and `head_loss`, which keep the vocabulary in parts then.
 
 local tide = require 'tide'
 local chunked = require 'tide.nn.chunked'
 local class = require 'tide.class'
+local rows_ = require 'tide.nn.rows'
 local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
@@ -136,6 +138,15 @@ local function head_loss(self, h, labels, opts)
    return at_head(self, 'head_loss', h, labels, opts)
 end
 
+-- The final hidden states that a loss needs, with their labels: [B, T, C], or [1, K, C] of the rows
+-- whose labels count and the index of these rows (see nn.rows).
+local function states(self, ids_BT, labels_BT, place, ignore)
+   local rows
+   if self.picks_rows and self:picks_rows() then rows = rows_.counted(labels_BT, ignore) end
+   local h = private.call(self.hidden, self, ids_BT, place, rows)
+   return h, rows and rows_.pick_labels(labels_BT, rows) or labels_BT, rows
+end
+
 local function loss(self, ids_BT, labels_BT, opts)
    if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
    local place, rest = {}, copy(err.options(self.op, opts, loss_options(self)))
@@ -147,8 +158,8 @@ local function loss(self, ids_BT, labels_BT, opts)
    rest.shift = nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   local h = private.call(self.hidden, self, ids_BT, place)
-   return private.replace(h, head_loss(self, h, labels_BT, rest))
+   local h, labels = states(self, ids_BT, labels_BT, place, rest.ignore or nn.loss.ignore)
+   return private.replace(h, head_loss(self, h, labels, rest))
 end
 private.note(loss)
 
@@ -171,8 +182,10 @@ local function label_logprobs(self, ids_BT, labels_BT, opts)
    place.ignore, place.chunk = nil, nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   local h = private.call(self.hidden, self, ids_BT, place)
-   return private.replace(h, at_head(self, 'head_logprobs', h, labels_BT, rest))
+   local h, labels, rows = states(self, ids_BT, labels_BT, place, rest.ignore)
+   local values = private.replace(h, at_head(self, 'head_logprobs', h, labels, rest))
+   if not rows then return values end
+   return private.replace(values, rows_.spread(values, rows, labels_BT.shape))
 end
 private.note(label_logprobs)
 

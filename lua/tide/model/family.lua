@@ -75,7 +75,8 @@ function family.config(model)
    for _, row in ipairs(of.fields or {}) do
       if row[2] ~= published_config.optional then c[row[1]] = null end
    end
-   for _, k in ipairs(of.written or {}) do c[k] = null end
+   -- where these are not given, transformers takes ids that a small vocabulary does not have
+   for _, k in ipairs { 'bos_token_id', 'eos_token_id', 'pad_token_id' } do c[k] = null end
    return copy(model.config, c)
 end
 

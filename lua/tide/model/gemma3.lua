@@ -85,6 +85,7 @@ Gemma3.family = {
    },
    defaults = {
       tie_word_embeddings = true, head_dim = 256, rope_theta = 1e6, sliding_window = 4096,
+      max_position_embeddings = 131072,
    },
    alias = { _sliding_window_pattern = 'sliding_window_pattern' },
    only = { attn_logit_softcapping = false, final_logit_softcapping = false,

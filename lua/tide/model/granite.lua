@@ -14,6 +14,7 @@ Granite.family = {
       { 'embedding_multiplier', 1, number }, { 'attention_multiplier', 1, number },
       { 'residual_multiplier', 1, number }, { 'logits_scaling', 1, positive },
    },
+   without = { sliding_window = { why = 'a Granite attends to all tokens before' } },
    layer = function(c, _, mixer) mixer.scale = c.attention_multiplier end,
    embed_scale = function(c) return c.embedding_multiplier end,
    residual = function(c) return c.residual_multiplier end,

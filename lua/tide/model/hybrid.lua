@@ -162,7 +162,8 @@ Hybrid._options = { 'recurrence_dtype' }
 function Hybrid.publish(c)
    local limit = c.time_step_limit or { 0, math.huge }
    c.chunk_size, c.time_step_limit = c.chunk_size or 128, limit
-   c.expand = c.mamba_num_heads * c.mamba_head_dim / c.hidden_size
+   -- no reader computes with it, and transformers takes whole numbers only
+   c.expand = math.max(1, math.floor(c.mamba_num_heads * c.mamba_head_dim / c.hidden_size))
    c.rope_theta = c.rope_theta or nil
    if c.rope_theta or c.attention_bias or c.tie_word_embeddings or c.mlp_hidden_act == 'swiglu'
       or limit[2] < math.huge then

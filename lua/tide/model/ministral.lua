@@ -9,7 +9,7 @@ local Ministral = class('Ministral', Llama)
 Ministral.family = {
    op = 'model.ministral',
    fields = { { 'layer_types', published.optional } },
-   defaults = { sliding_window = 4096 },
+   defaults = { sliding_window = 4096, max_position_embeddings = 131072 },
 }
 
 return Ministral

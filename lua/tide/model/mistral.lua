@@ -5,6 +5,7 @@ local Llama = require 'tide.model.llama'
 
 local Mistral = class('Mistral', Llama)
 
-Mistral.family = { op = 'model.mistral', defaults = { sliding_window = 4096 } }
+Mistral.family = { op = 'model.mistral',
+   defaults = { sliding_window = 4096, max_position_embeddings = 131072 } }
 
 return Mistral

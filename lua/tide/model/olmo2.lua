@@ -10,6 +10,7 @@ local Olmo2 = class('Olmo2', Llama)
 Olmo2.family = {
    op = 'model.olmo2',
    defaults = { rms_norm_eps = 1e-5 },
+   without = { sliding_window = { why = 'an OLMo 2 attends to all tokens before' } },
    layer = function(c, _, mixer)
       mixer.qk_norm, mixer.qk_norm_whole = { eps = c.rms_norm_eps }, true
    end,

@@ -15,11 +15,9 @@ Phi3.family = {
       { 'original_max_position_embeddings', published.optional, count },
       { 'partial_rotary_factor', 1, share },
    },
-   defaults = { rms_norm_eps = 1e-5 },
+   defaults = { rms_norm_eps = 1e-5, max_position_embeddings = 4096 },
    only = { resid_pdrop = 0, embd_pdrop = 0, full_attn_mod = 1, interpolate_factor = 1,
       lm_head_bias = false },
-   -- where it is not given, transformers takes 32000, which a small vocabulary does not have
-   written = { 'eos_token_id', 'pad_token_id' },
    layer = function(_, _, mixer, mlp) mixer.fused, mlp.fused = true, true end,
 }
 

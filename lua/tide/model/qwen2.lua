@@ -29,6 +29,7 @@ Qwen2.family = {
       { 'use_sliding_window', false, flag }, { 'max_window_layers', 28, layers },
       { 'layer_types', published.optional },
    },
+   defaults = { max_position_embeddings = 32768 },
    without = { attention_bias = { written = false,
       why = 'q_proj, k_proj and v_proj of a Qwen2 always have biases, o_proj never' } },
    complete = complete_for 'model.qwen2',

@@ -9,7 +9,7 @@ local Qwen3 = class('Qwen3', Llama)
 
 Qwen3.family = {
    op = 'model.qwen3', fields = qwen2.fields,
-   defaults = { head_dim = 128 },
+   defaults = { head_dim = 128, max_position_embeddings = 32768 },
    complete = qwen2.complete_for 'model.qwen3', window = qwen2.window,
    layer = function(c, _, mixer) mixer.qk_norm = { eps = c.rms_norm_eps } end,
 }

@@ -21,6 +21,7 @@ local Module = require 'tide.nn.module'
 local Linear = require 'tide.nn.linear'
 local RMSNorm = require('tide.nn.norm').RMSNorm
 local old = require 'tide.util.old'
+local rows_ = require 'tide.nn.rows'
 local tiles = require 'tide.nn.tiles'
 local window = require 'tide.nn.window'
 local wrap = require 'tide.nn.wrap'
@@ -144,7 +145,7 @@ end
 -- at: { positions = [B or 1, T], q_index =, k_index =, attention_mask = [B, T] of document numbers
 -- (see nn.mask) in their place, tiles (see nn.tiles) of the indices or nil, is_causal (in place of
 -- the layer's own), cache = table of this layer or nil, context (of a sequence over ranks, see
--- parallel.cp) }.
+-- parallel.cp), rows (index [K] of the tokens that are needed of the result, see nn.rows) }.
 function Attention:forward(x_BTC, at)
    at = at or {}
    local q, k, v = private.call(self.project, self, x_BTC)
@@ -167,6 +168,7 @@ function Attention:forward(x_BTC, at)
       self:told(at, q_start, x_BTC.device, k:size(2)))
    private.spend(q, k, v)
    y = private.replace(y, y:reshape(B, T, self.heads * D))
+   if at.rows then y = private.replace(y, rows_.pick(y, at.rows)) end
    return private.replace(y, self.o_proj(y))
 end
 private.note(Attention.forward)

@@ -5,6 +5,7 @@
 -- can follow the names of published checkpoints.
 
 local class = require 'tide.class'
+local rows_ = require 'tide.nn.rows'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
@@ -41,6 +42,7 @@ function Block:part(name) return self[self._part[name]] end
 -- Two tensors whose sum is the result for an input x [B, T, C], and whether the first is the
 -- caller's to give up; the second always is. With `more` the input is x + more, two such results
 -- of the block before, whose sum norm1 makes on the way: `more` is given up, and x if `owned`.
+-- at.rows: index [K] of the rows of the result that are needed (see nn.rows), which is [1, K, C].
 function Block:addends(x, more, owned, at)
    local part, drop, scale = self._part, self.dropout, self.scale
    local n, made
@@ -56,6 +58,12 @@ function Block:addends(x, more, owned, at)
    if drop then a = private.replace(a, drop(a)) end
    if scale ~= 1 then a = private.replace(a, a * scale) end
    if not part.mlp then return x, a, made ~= nil or owned end
+   if at and at.rows then
+      a = private.replace(a, rows_.pick(a, at.rows))
+      local picked = rows_.pick(x, at.rows)
+      private.spend(made)
+      x, made = picked, picked
+   end
    local m, h = self[part.norm2](a, x)
    private.spend(a, made)
    local y = private.replace(m, self[part.mlp](m))
@@ -74,6 +82,13 @@ function Block:forward(x, at)
 end
 private.note(Block.forward)
 private.note(Block.addends)
+
+-- Whether this block takes at.rows: its MLP then works on these rows alone. Dropout would draw
+-- other numbers for them.
+function Block:picks_rows()
+   return self._part.mlp and not self.dropout and self.forward == Block.forward
+      and self.addends == Block.addends
+end
 
 -- Whether the block before may leave its sum to this one: it is called as it stands, and its first
 -- norm takes two addends.

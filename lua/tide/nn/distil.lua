@@ -20,6 +20,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local nn_loss = require 'tide.nn.loss'
 local private = require 'tide.util.private'
+local rows_ = require 'tide.nn.rows'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 
@@ -186,6 +187,14 @@ local function settled(op, t, n, w, V, part, opts)
    return { x = t.x:detach():reshape(n, t.x:size(-1)), w = head, cap = t.cap }
 end
 
+-- Those rows of a settled teacher that an index names.
+local function picked(t, rows)
+   if t.ids then
+      return { ids = t.ids:index_select(1, rows), logp = t.logp:index_select(1, rows) }
+   end
+   return { x = t.x:index_select(1, rows), w = t.w, cap = t.cap }
+end
+
 -- As loss, of a head whose rows are cut over ranks. part: { comm, first (rows before those of this
 -- rank), size (rows of all ranks) }, or nil. Returns the loss, and sums over tokens { kl, ce }.
 function distil._of_part(op, x, w, labels, teacher, opts, part)
@@ -197,7 +206,12 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
    local at = chunked.way(x, w, opts, part)
    at.alpha, at.temperature, at.kind = opts.alpha, opts.temperature, opts.kind
    local count = opts.count or math.max(1, nn_loss.count(labels, opts.ignore))
-   local sum = loss_fn(x:reshape(n, C), w, labels:reshape(n), t, at)
+   local x_NC, ids_N, rows = x:reshape(n, C), labels:reshape(n), rows_.counted(labels, opts.ignore)
+   if rows then
+      x_NC, ids_N = x_NC:index_select(1, rows), ids_N:index_select(1, rows)
+      t = picked(t, rows)
+   end
+   local sum = loss_fn(x_NC, w, ids_N, t, at)
    return sum * (1 / count), { kl = at.kl, ce = at.ce }
 end
 
@@ -214,17 +228,8 @@ end
 
 -- Returns the k largest of each row of log-probabilities [n, V], as ids and values [n, k].
 local function top_of_chunk(x_nC, w_VC, k, cap, acc)
-   local ls = logits(x_nC, w_VC, cap, acc):log_softmax(-1)
-   local ids, values = {}, {}
-   for i = 1, k do
-      ids[i] = ls:argmax(2, true)
-      values[i] = ls:gather(2, ids[i])
-      if i < k then
-         ls = ls:scatter_add(2, ids[i], tide.full(ids[i].shape, -1e30,
-            { dtype = acc, device = ls.device }))
-      end
-   end
-   return tide.cat(ids, 2), tide.cat(values, 2)
+   local values, ids = logits(x_nC, w_VC, cap, acc):log_softmax(-1):topk(k)
+   return ids, values
 end
 
 -- Returns the k most likely ids of a teacher after each token, { ids = i64 [N, k], logp = f32 [N,

@@ -10,6 +10,7 @@
 
 local tide = require 'tide'
 local chunked = require 'tide.nn.chunked'
+local rows_ = require 'tide.nn.rows'
 local err = require 'tide.util.err'
 local in_range = require 'tide.nn.in_range'
 local private = require 'tide.util.private'
@@ -96,7 +97,13 @@ function logprob._of_part(op, x, w, labels, opts, part)
    in_range(op, tide.where(labels:eq(at.ignore), 0, labels), part and part.size or w:size(1),
       'a label lies outside [0, %d) and is not ignore (%d)', at.ignore)
    if n == 0 then return tide.zeros(labels.shape, { dtype = at.acc, device = x.device }) end
-   return labels_fn(x:reshape(n, C), w, labels:reshape(n), at):reshape(labels.shape)
+   local rows = rows_.counted(labels, at.ignore)
+   if not rows then
+      return labels_fn(x:reshape(n, C), w, labels:reshape(n), at):reshape(labels.shape)
+   end
+   local values = labels_fn(x:reshape(n, C):index_select(1, rows), w,
+      labels:reshape(n):index_select(1, rows), at)
+   return rows_.spread(values, rows, labels.shape)
 end
 
 -- Returns the natural log-probabilities of labels under the logits x w', in the shape of labels: 0

@@ -151,9 +151,13 @@ local function stretched(next, m, self, x, o)
    return self.bias and private.replace(y, y + self.bias) or y
 end
 
-local function add_wrap(m, o)
-   m:wrap('lora', function(next, self, x)
+-- The wrap finds the layer in a field of it: a copy of a model (the rehearsal of a plan) shares the
+-- functions of the model.
+local function add_wrap(layer, o)
+   rawset(layer, '_adapted', { layer })
+   layer:wrap('lora', function(next, self, x)
       if o.merged then return next(self, x) end
+      local m = self._adapted[1]
       return (m.lora_m and stretched or changed)(next, m, self, x, o)
    end, { of = 'forward', order = wrap.order.lora, by = 'lora' })
 end
@@ -344,6 +348,7 @@ function lora.remove(model)
    for _, path in ipairs(adapter.modules) do
       local m = model:get(path)
       wrap.drop(m, 'lora', 'forward')
+      rawset(m, '_adapted', nil)
       for _, field in ipairs(fields) do m:_take_away(field) end
    end
    rawset(model, 'adapter', nil)

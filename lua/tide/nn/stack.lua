@@ -67,10 +67,13 @@ function Stack:slice(first, last)
    return Stack(blocks, names)
 end
 
--- What a block gets as `at`: at.caches[i], if given, is its at.cache.
-local function here(at, i)
-   local caches = at.caches
-   return caches and setmetatable({ cache = caches[i] }, { __index = at }) or at
+-- What a block gets as `at`: at.caches[i] is its at.cache, and at.last_rows is at.rows of the last
+-- block, if that picks rows.
+local function here(self, at, i)
+   local caches, block, rows = at.caches, self[i], nil
+   if i == #self and block.picks_rows and block:picks_rows() then rows = at.last_rows end
+   if not (caches or rows) then return at end
+   return setmetatable({ cache = caches and caches[i], rows = rows }, { __index = at })
 end
 
 -- The sum of a block's addends, which are given up.
@@ -91,12 +94,12 @@ function Stack:addends(x, at)
    for i, block in ipairs(self) do
       if block.takes_addends and block:takes_addends() then
          local given, had = h, owned and not more
-         h, more, owned = block:addends(h, more, owned, here(at, i))
+         h, more, owned = block:addends(h, more, owned, here(self, at, i))
          if had and not rawequal(h, given) then private.spend(given) end
       else
          local sum = added(h, more, owned)
          owned = owned or more ~= nil
-         h, more = block(sum, here(at, i)), nil
+         h, more = block(sum, here(self, at, i)), nil
          if owned then private.spend(sum) end
          owned = true
       end
@@ -106,6 +109,8 @@ end
 private.note(Stack.addends)
 
 -- Calls the blocks in order, each with `at`; at.caches[i], if given, becomes at.cache of block i.
+-- at.last_rows: index [K] of the rows that are needed of the result (see nn.rows), which is then
+-- [1, K, C] if the last block picks rows.
 function Stack:forward(x, at)
    return added(self:addends(x, at))
 end

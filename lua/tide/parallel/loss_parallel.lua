@@ -18,6 +18,7 @@ local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local axis_of = require 'tide.parallel.axis_of'
 local in_range = require 'tide.nn.in_range'
+local rows_ = require 'tide.nn.rows'
 
 local loss_parallel = {}
 
@@ -126,7 +127,8 @@ function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
    -- Targets that are no class are an error on one rank, so they are here.
    in_range(name, tide.where(targets:eq(at.ignore), 0, targets), at.V,
       'a target lies outside [0, %d) and is not ignore_index (%d)', at.ignore)
-   local record = tide.is_grad_enabled()
+   local record, rows = tide.is_grad_enabled(), rows_.counted(targets, at.ignore)
+   if rows then x, targets = x:index_select(1, rows), targets:index_select(1, rows) end
    return loss_fn(x, w, targets, at, record and x.requires_grad, record and w.requires_grad)
 end
 

@@ -71,12 +71,12 @@ local function check_sizes(self)
    end
 end
 
--- Makes a model of the configuration on the null device. Errors name the file.
+-- Makes a model of the configuration. Errors about its fields name the file.
 local function build(self, opts)
    local ok, model = pcall(family.build, op, self.plain, opts, self.make)
    if ok then return model end
    local e = model
-   if not err.is(e) then error(e, 0) end
+   if not err.is(e) or e.code == 'E_DEVICE' or e.code == 'E_NOMEM' then error(e, 0) end
    err.raise(e.code, op, '%s/config.json: %s', self.dir, e.message)
 end
 

@@ -11,6 +11,7 @@ local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
+local folder = require 'tide.pretrained.folder'
 local fs = require 'tide.util.fs'
 local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
@@ -288,11 +289,17 @@ function save.model(model, dir, opts)
 end
 
 -- Writes a checkpoint, or the newest of a run, as a published folder, with the tokenizer of the
--- run. opts: as of save. One rank calls it, and holds the tensors of one file at a time.
+-- run and the generation_config.json beside it. opts: as of save. One rank calls it, and holds the
+-- tensors of one file at a time.
 function save.export(where, dir, opts)
    local o = options_of(dir, opts)
+   err.raise_if(folder.is(where) and fs.exists(fs.join(where, 'config.json')), 'E_ARG',
+      'model.export', '%s is a published folder already; tide.model.save(tide.model.load(DIR), '
+      .. 'OUT, { dtype = .. }) writes it in other files', where)
    local source, store = source_of_checkpoint(where, o.dtype)
    source.tokenizer = o.tokenizer or tokenizer_file.place(where)
+   local generation = source.tokenizer and fs.join(source.tokenizer, 'generation_config.json')
+   if generation and fs.exists(generation) then source.generation = fs.read_json(op, generation) end
    local written = write_folder(source, o)
    store:close()
    return written

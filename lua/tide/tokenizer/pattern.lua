@@ -1,13 +1,16 @@
 -- Translates patterns of published files to PCRE2.
 --
--- The files are written for Oniguruma (Ruby) and Rust's regex. There \s is the property White_Space
--- and \w has letters, marks, digits and connectors; in PCRE2 10.42 both differ in a few characters.
--- ^ and $ match at every line.
+-- The files are written for Oniguruma (Ruby), where \s is the property White_Space and \w has
+-- letters, marks, digits, connectors and, outside of brackets, the numbers of Latin-1; in PCRE2
+-- 10.42 both differ in a few characters. ^ and $ match at every line. Types of pre-tokenizers have
+-- the \w of Rust, with joiners in place of the numbers.
 
 local pattern = {}
 
 pattern.space = '\\p{White_Space}'
-pattern.word = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}'
+local word = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}'
+pattern.word = word .. '\\x{200C}\\x{200D}'
+local ruby_word = word .. '\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}'
 -- ASCII characters in Unicode's symbol categories, and all punctuation.
 pattern.punctuation = '[\\p{P}$+<=>^`|~]'
 -- The pattern of GPT-2.
@@ -19,8 +22,8 @@ function pattern.literal(text)
 end
 
 local outside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}',
-   ['\\w'] = '[' .. pattern.word .. ']', ['\\W'] = '[^' .. pattern.word .. ']' }
-local inside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}', ['\\w'] = pattern.word }
+   ['\\w'] = '[' .. ruby_word .. ']', ['\\W'] = '[^' .. ruby_word .. ']' }
+local inside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}', ['\\w'] = word }
 
 -- Returns a pattern translated to PCRE2.
 function pattern.translate(text)

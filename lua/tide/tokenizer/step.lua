@@ -99,7 +99,7 @@ local ideographs = '[\\x{4E00}-\\x{9FFF}\\x{3400}-\\x{4DBF}\\x{20000}-\\x{2A6DF}
 
 function normal.BertNormalizer(list, node)
    if node.clean_text ~= false then
-      add(list, 'replace', nil, '(?:[\\x{0}\\x{FFFD}]|(?![\\t\\n\\r])\\p{C})+', '')
+      add(list, 'replace', nil, '(?:[\\x{0}\\x{FFFD}]|(?![\\t\\n\\r])[\\p{Cc}\\p{Cf}\\p{Co}])+', '')
       add(list, 'replace', nil, pattern.space, ' ')
    end
    if node.handle_chinese_chars ~= false then

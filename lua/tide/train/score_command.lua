@@ -88,12 +88,21 @@ local function compute(tide, opt)
    return work
 end
 
+-- Returns a text in quotes, on one line.
+local function quoted(text)
+   return '"' .. text:gsub('[%c"\\]', function(c)
+      return ({ ['\n'] = '\\n', ['\t'] = '\\t', ['\r'] = '\\r', ['"'] = '\\"', ['\\'] = '\\\\' })[c]
+         or ('\\%03d'):format(c:byte())
+   end) .. '"'
+end
+
 local function show_tokens(work)
    for i, value in ipairs(work.values) do
       local id, tok = work.ids[i + 1], work.tok
       if not tok then io.stdout:write(('%-8d %9.4f\n'):format(id, value))
       else
-         io.stdout:write(('%-8q %9.4f\n'):format(tok:decode({ id }, { special = true }), value))
+         local text = quoted(tok:decode({ id }, { special = true }))
+         io.stdout:write(('%-8s %9.4f\n'):format(text, value))
       end
    end
 end

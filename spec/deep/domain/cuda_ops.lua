@@ -119,6 +119,11 @@ for _, name in ipairs { 'argmax', 'argmin', 'cumsum' } do
       return { s }, { c:int(1, #s) }
    end, run = function(_, o, x) return x[name](x, o[1]) end })
 end
+add('topk', { dtypes = numbers, make = function(c)
+   local s = shape(c)
+   local d = c:int(1, #s)
+   return { s }, { d, c:int(0, s[d]), c:chance(0.5) }
+end, run = function(_, o, x) return x:topk(o[2], o[1], o[3]) end })
 add('softmax', { make = function(c)
    local s = shape(c)
    return { s }, { c:int(1, #s) }
