@@ -60,14 +60,14 @@ template <int N> TIDE_DEVICE void tide_copy_wait()
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* 2^x to 2 ulp; what is no normal number is 0. */
+/* Returns 2^x to 2 ulp; a result that would be denormal is 0. */
 TIDE_DEVICE float tide_exp2(float x)
 {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
-/* 1 / x to 1 ulp; what is no normal number is 0. */
+/* Returns 1 / x to 1 ulp; a result that would be denormal is 0. */
 TIDE_DEVICE float tide_reciprocal(float x)
 {
   float r;

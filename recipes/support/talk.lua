@@ -87,8 +87,8 @@ end
 -- ---- turn after turn ---------------------------------------------------------------------------
 
 local help = [[
-/reset         begins anew
-/system TEXT   begins anew with another system message; without TEXT with none
+/reset         starts over
+/system TEXT   starts over with another system message; without TEXT with none
 /exit          leaves, as the end of input (Ctrl-D) does
 Ctrl-C stops an answer. Any other line is a message.
 ]]

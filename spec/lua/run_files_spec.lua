@@ -72,8 +72,8 @@ describe('the folder of a run', function()
 
    it('offers another checkpoint for a damaged one', function()
       tmp.with(function(dir)
-         local alone = '; its run has no other checkpoint: restore this one from a copy, or begin '
-            .. 'anew (overwrite = true, or --overwrite)'
+         local alone = '; its run has no other checkpoint: restore this one from a copy, or start '
+            .. 'over (overwrite = true, or --overwrite)'
          local a = put(dir, 1)
          assert.equal(alone, folder.older(op, a))
          assert.equal('', folder.older(op, dir))

@@ -135,7 +135,7 @@ describe('tide score', function()
          files.write(dir .. '/empty', '')
          for said, words in each { ['give one of --text, --file, --choices and --ids'] = {},
             ['give one of --text, --file'] = { '--text', 'a', '--ids', '1 2' },
-            [dir .. '/elf is no text: it is a program'] = { '--file', dir .. '/elf' },
+            [dir .. '/elf is not text: it is a program'] = { '--file', dir .. '/elf' },
             ['there is nothing to score'] = { '--file', dir .. '/empty' } } do
             local e = refused('E_ARG', said, run, model, unpack(words))
             assert.is_true(e.brief)

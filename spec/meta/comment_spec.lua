@@ -44,7 +44,7 @@ local banned = {
    { 'is none', '%f[%a]is none%f[%A]' }, { 'are none', '%f[%a]are none%f[%A]' },
    { 'of then', '%f[%a]of then%f[%A]' }, { 'in vain', '%f[%a]in vain%f[%A]' },
    { 'twice is once', '[Tt]wice is once' }, { 'layer N', '[Ll]ayer %d' },
-   { 'the one idea', '[Tt]he one idea' },
+   { 'the one idea', '[Tt]he one idea' }, { 'anew', '%f[%a]anew%f[%A]' },
 }
 
 -- The first banned phrasing of a comment, or nil. A phrase may go on in the next line.

@@ -87,7 +87,7 @@ describe('generate --chat', function()
       assert.equal(3, count 'Héllo 中文!\r\n', out)
       assert.equal(1, count 'No. 🙂\r\n', out)
       assert.equal(1, count 'HELLO\r\n', out)
-      assert.equal(2, count '/system TEXT   begins anew', out)
+      assert.equal(2, count '/system TEXT   starts over', out)
       assert.matches('tokens, the model reads 160; give a shorter one', out, 1, true)
    end)
 

@@ -102,7 +102,7 @@ describe('a published folder', function()
          assert.matches('1 broken line left out', one, 1, true)
          assert.equal(one, (ok(2, ask .. ' --skip-bad'):gsub('%[r0%] ', '')))
          write(dir .. '/elf', '\127ELF\2\1\1')
-         bad(1, words .. ' --file ' .. dir .. '/elf', '/elf is no text')
+         bad(1, words .. ' --file ' .. dir .. '/elf', '/elf is not text')
       end)
    end)
 

@@ -276,7 +276,7 @@ describe('recipes/pretrain.lua', function()
             local text = read(path)
             write(path, text:sub(1, -8))
             bad(again .. '--resume', 'its run has no other checkpoint: restore this one from a '
-               .. 'copy, or begin anew (overwrite = true, or --overwrite)')
+               .. 'copy, or start over (overwrite = true, or --overwrite)')
             write(path, text)
          end
          ok(again .. '--resume --steps 7')

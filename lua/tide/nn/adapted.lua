@@ -15,7 +15,7 @@ local adapted = {}
 
 local function no_sum() end
 
--- The view of a layer whose parameters are whole.
+-- Returns the view of a layer whose parameters are whole.
 function adapted.whole(m)
    return { m = m, A = m.lora_A, B = m.lora_B, magnitude = m.lora_m, sums = no_sum,
       device = (m.weight or m.weight_nf4).device,
@@ -25,7 +25,8 @@ function adapted.whole(m)
       end }
 end
 
--- The view of a layer of a sharded model (what fully_shard returned). Collective, as is sums.
+-- Returns the view of a layer of a sharded model (what fully_shard returned). Collective, as is
+-- sums.
 function adapted.sharded(m, sharded)
    local whole = {}
    for _, field in ipairs { 'lora_A', 'lora_B', 'lora_m' } do
@@ -49,13 +50,13 @@ end
 
 local function squares(W) return (W * W):sum(2) end
 
--- The weight of rows `row` to row + n with their change, in f32.
+-- Returns the weight of rows `row` to row + n with their change, in f32.
 function adapted.changed(view, W, row, n, scale)
    return W + low_rank.change(view.A, view.B:narrow(1, row + 1, n), scale)
 end
 
--- Norms from the squares of this rank's rows, over the ranks of the shards and over those that the
--- columns are cut over.
+-- Returns norms from the squares of this rank's rows, summed over the ranks of the shards and over
+-- those that the columns are cut over.
 local function norms(view, sums)
    view.sums(sums)
    local places = rawget(view.m, '_layout')
@@ -64,14 +65,15 @@ local function norms(view, sums)
    return sums:sqrt()
 end
 
--- Norms of the rows of the weight, f32 [out].
+-- Returns the norms of the rows of the weight, f32 [out].
 function adapted.norms(view)
    local sums = tide.zeros({ view.m.nout }, { device = view.device })
    view.each(function(W, row, n) sums:narrow(1, row + 1, n):copy_(squares(W)) end)
    return norms(view, sums)
 end
 
--- Norms of the rows of the weight and of the weight with its change: |W| and |W + scale B A|.
+-- Returns the norms of the rows of the weight and of the weight with its change: |W| and
+-- |W + scale B A|.
 function adapted.both_norms(view, scale)
    local like = { device = view.device }
    local before, after = tide.zeros({ view.m.nout }, like), tide.zeros({ view.m.nout }, like)

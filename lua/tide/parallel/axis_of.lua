@@ -20,7 +20,7 @@ local function is_axis(v)
 end
 signature.kind('axis', text, is_axis, 'tide.Comm')
 
--- Whether v may be a mesh, an axis or a communicator; a table of options may not.
+-- Returns whether v may be a mesh, an axis or a communicator; a table of options may not.
 local function is_ranks(v)
    return type(v) == 'table' and (v.size ~= nil or v.find ~= nil or talks(v))
 end

@@ -27,7 +27,8 @@ local function check_gradients(op, list)
    end
 end
 
--- Groups from a Sharded, a list of groups, or a list of tensors (with comm, if they are parts).
+-- Returns the groups from a Sharded, a list of groups, or a list of tensors (with comm, if they are
+-- parts).
 local function groups_of(op, source, comm)
    err.type(op, 'grads', source, 'table')
    if source.norm_groups then
@@ -39,8 +40,8 @@ local function groups_of(op, source, comm)
    return { { grads = source, comms = { comm ~= nil and dist.comm_of(op, comm) or nil } } }
 end
 
--- Where the parts of the norm lie on every rank, also on one that has no gradient of a group: that
--- of the gradients, or of NCCL's communicator; nil: unknown.
+-- Returns where the parts of the norm lie on every rank, also on one that has no gradient of a
+-- group: that of the gradients, or of NCCL's communicator; nil: unknown.
 local function device_of(groups)
    local over_nccl
    for _, group in ipairs(groups) do
@@ -51,7 +52,8 @@ local function device_of(groups)
    return over_nccl and 'cuda' or nil
 end
 
--- The sum of |x|^p of a list (the largest |x| for infinity): f64 where a tensor is, else f32.
+-- Returns the sum of |x|^p of a list (the largest |x| for infinity): f64 where a tensor is, else
+-- f32.
 local function local_part(grads, p, device)
    if #grads == 0 then return tide.zeros({}, { dtype = 'f64', device = device }) end
    if p == math.huge then return update.norm(grads, p) end
@@ -64,9 +66,9 @@ local function local_part(grads, p, device)
    return sum
 end
 
--- The norm as an f64 scalar, the same on every rank, also where a rank holds no part. source: a
--- Sharded, a list of groups, or a list of tensors with comm. norm_type: 2 (default), 1, any p >= 1,
--- math.huge.
+-- Returns the norm as an f64 scalar, the same on every rank, also where a rank holds no part.
+-- source: a Sharded, a list of groups, or a list of tensors with comm. norm_type: 2 (default), 1,
+-- any p >= 1, math.huge.
 function clip.norm(source, norm_type, comm)
    local op, p = 'parallel.clip.norm', norm_type
    if p == nil then p = 2 end

@@ -29,7 +29,7 @@ local collective = {}
 
 -- ---- arguments -------------------------------------------------------------------------------
 
--- A count a rank; total (may be nil): what they must add up to.
+-- Returns a count a rank; total (may be nil): what they must add up to.
 local function check_counts(name, what, counts, comm, total)
    if type(counts) ~= 'table' or #counts ~= comm.size then
       err.arg(name, what, ('a list of %d counts'):format(comm.size), counts)
@@ -55,7 +55,8 @@ local function equal_counts(name, what, size, n)
    return same_counts(n, size / n)
 end
 
--- The sizes that the ranks have along dim, this rank's own among them; nil: all as this rank.
+-- Returns the sizes that the ranks have along dim, this rank's own among them; nil: all as this
+-- rank.
 local function own_count(name, what, x, dim, comm, counts)
    local size = x:size(dim)
    if counts == nil then return same_counts(comm.size, size) end
@@ -84,7 +85,8 @@ local function with_size(x, dim, size)
    return shape
 end
 
--- The parts of a flat tensor, each with the shape of its part of x along dim, and those parts.
+-- Returns the parts of a flat tensor, each with the shape of its part of x along dim, and those
+-- parts.
 local function pieces(flat_parts, x, dim, counts)
    local before, after = extent(x.shape, dim)
    local parts, cut, at = {}, {}, 0
@@ -97,7 +99,7 @@ local function pieces(flat_parts, x, dim, counts)
    return parts, cut
 end
 
--- x cut along dim: part after part in one flat tensor, each row-major in itself.
+-- Returns x cut along dim: part after part in one flat tensor, each row-major in itself.
 local function to_parts(x, dim, counts)
    local shape = x.shape
    local before, after = extent(shape, dim)
@@ -110,7 +112,7 @@ local function to_parts(x, dim, counts)
    return parts
 end
 
--- The inverse; shape: that of the result.
+-- Joins such parts again; shape: that of the result.
 local function from_parts(parts, shape, dim, counts)
    local before, after = extent(shape, dim)
    if before == 1 or #counts == 1 then return parts:reshape(shape) end
@@ -157,7 +159,7 @@ local function reduce_parts(x, comm, dim, counts, reduce)
    return got:reshape(with_size(x, dim, counts[comm.rank + 1]))
 end
 
--- Part r of x along `cut` goes to rank r; what arrives is joined along `join`. equal: all parts of
+-- Sends part r of x along `cut` to rank r and joins what arrives along `join`. equal: all parts of
 -- all ranks are (which a rank cannot see from its own counts alone when cut is join).
 local function exchange(x, comm, cut, join, give, take, equal)
    local parts = to_parts(x, cut, give)
@@ -180,19 +182,19 @@ end
 
 local function reduced(x, comm, reduce) return comm:all_reduce(x:contiguous():clone(), reduce) end
 
--- This rank's part of x along dim.
+-- Returns this rank's part of x along dim.
 local function part_of(x, comm, dim, counts)
    return x:narrow(dim, dims.sum(counts, comm.rank) + 1, counts[comm.rank + 1]):clone()
 end
 
--- Root's x on every rank; what the others gave is used for its shape alone.
+-- Returns root's x on every rank; what the others gave is used for its shape alone.
 local function sent(x, comm, root)
    local y = comm.rank == root and x:contiguous()
       or tide.empty(x.shape, { dtype = x.dtype, device = x.device })
    return comm:broadcast(y, root)
 end
 
--- The reduction on root, zeros elsewhere.
+-- Returns the reduction on root, zeros elsewhere.
 local function collected(x, comm, root, reduce)
    if comm.rank == root then return comm:reduce(x:contiguous():clone(), root, reduce) end
    comm:reduce(x:contiguous(), root, reduce)
@@ -201,7 +203,8 @@ end
 
 -- ---- host functions --------------------------------------------------------------------------
 
--- A derivative by a sum or mean; the others have none here.
+-- Returns the derivative of a sum or mean for the term of each rank; other reductions have none
+-- here.
 local function linear(name, dy, comm, reduce)
    if reduce == 'mean' then return dy * (1 / comm.size) end
    err.raise_if(reduce ~= 'sum', 'E_UNSUPPORTED', 'parallel.' .. name, "'%s' over ranks has no "
@@ -258,34 +261,34 @@ end)
 
 -- ---- the loss is a sum over ranks ------------------------------------------------------------
 
--- All ranks' x, of one shape, joined along dim (1) in rank order.
+-- Returns all ranks' x, of one shape, joined along dim (1) in rank order.
 function collective.all_gather(x, comm, dim)
    return gather_fn(x, comm, dim, same_counts(comm.size, x:size(dim)))
 end
 
--- All ranks' x joined along dim (1), with counts[r + 1] rows from rank r. counts nil: the ranks
--- exchange them.
+-- Returns all ranks' x joined along dim (1), with counts[r + 1] rows from rank r. counts nil: the
+-- ranks exchange them.
 function collective.all_gather_v(x, comm, dim, counts)
    local name = 'parallel.all_gather_v'
    counts = own_count(name, 'counts', x, dim, comm, counts or collective.counts(x:size(dim), comm))
    return gather_fn(x, comm, dim, counts)
 end
 
--- The reduction over ranks (op: 'sum' or 'mean', also min, max, prod without derivative), cut
--- along dim (1) in equal parts, of which each rank gets its own.
+-- Returns the reduction over ranks (op: 'sum' or 'mean', also min, max, prod without derivative),
+-- cut along dim (1) in equal parts, of which each rank gets its own.
 function collective.reduce_scatter(x, comm, dim, op)
    local name = 'parallel.reduce_scatter'
    return reduce_scatter_fn(x, comm, dim, equal_counts(name, 'x', x:size(dim), comm.size), op)
 end
 
--- The reduction over ranks, cut along dim (1) in parts of counts[r + 1] rows.
+-- Returns the reduction over ranks, cut along dim (1) in parts of counts[r + 1] rows.
 function collective.reduce_scatter_v(x, comm, dim, counts, op)
    local name = 'parallel.reduce_scatter_v'
    check_counts(name, 'counts', counts, comm, x:size(dim))
    return reduce_scatter_fn(x, comm, dim, counts, op)
 end
 
--- Part r of x along the dim `cut` (1) goes to rank r; what arrives is joined along the dim `join`
+-- Sends part r of x along the dim `cut` (1) to rank r and joins what arrives along the dim `join`
 -- (cut). Sequence against heads: all_to_all(x_BTHD, comm, 3, 2) has all of T and a part of H.
 -- cut_counts, join_counts: sizes of the parts, and the sizes that the ranks have along join, when
 -- unequal; both the same on every rank.
@@ -304,7 +307,7 @@ function collective.all_to_all(x, comm, cut, join, cut_counts, join_counts)
       is_even(cut_counts) and is_even(join_counts))
 end
 
--- in_counts[r + 1] rows along dim (1) go to rank r, out_counts[r + 1] come from it.
+-- Sends in_counts[r + 1] rows along dim (1) to rank r and takes out_counts[r + 1] from it.
 function collective.all_to_all_v(x, comm, in_counts, out_counts, dim)
    local name = 'parallel.all_to_all_v'
    check_counts(name, 'in_counts', in_counts, comm, x:size(dim))
@@ -318,28 +321,29 @@ function collective.all_to_all_v(x, comm, in_counts, out_counts, dim)
    return exchange_fn(x, comm, dim, dim, in_counts, out_counts, false)
 end
 
--- The reduction on every rank, as a new tensor.
+-- Returns the reduction on every rank, as a new tensor.
 function collective.all_reduce(x, comm, op)
    return all_reduce_fn(x, comm, op)
 end
 
--- Root's (0) x on every rank; all give an x of the same shape.
+-- Returns root's (0) x on every rank; all give an x of the same shape.
 function collective.broadcast(x, comm, root)
    return broadcast_fn(x, comm, root)
 end
 
--- The reduction on root (0), zeros on the others.
+-- Returns the reduction on root (0), zeros on the others.
 function collective.reduce(x, comm, root, op)
    return reduce_fn(x, comm, root, op)
 end
 
--- Ring: x goes `by` (1) ranks up, that of the rank as far below arrives. One shape on all ranks.
+-- Sends x `by` (1) ranks up a ring and returns that of the rank as far below. One shape on all
+-- ranks.
 function collective.shift(x, comm, by)
    if by % comm.size == 0 then return x end
    return shift_fn(x, comm, by)
 end
 
--- Every rank's number, as a list.
+-- Returns every rank's number, as a list.
 function collective.counts(n, comm)
    if comm.size == 1 then return { n } end
    err.raise_if(comm.transport == 'sim', 'E_UNSUPPORTED', 'parallel.counts', 'a simulated rank '
@@ -355,20 +359,20 @@ function collective.copy_to(x, comm)
    return copy_to_fn(x, comm)
 end
 
--- The ranks' partial results added up (op: 'sum' or 'mean'); the gradient is alike on all.
+-- Returns the ranks' partial results added up (op: 'sum' or 'mean'); the gradient is alike on all.
 function collective.reduce_from(x, comm, op)
    return reduce_from_fn(x, comm, op)
 end
 
--- All parts joined along dim (1); each rank keeps its part of the gradient. counts: the ranks'
--- sizes along dim, when unequal.
+-- Returns all parts joined along dim (1); each rank keeps its part of the gradient. counts: the
+-- ranks' sizes along dim, when unequal.
 function collective.gather_from(x, comm, dim, counts)
    local name = 'parallel.gather_from'
    counts = own_count(name, 'counts', x, dim, comm, counts)
    return gather_from_fn(x, comm, dim, counts)
 end
 
--- This rank's part of x along dim (1), which is alike on all; the gradients are joined.
+-- Returns this rank's part of x along dim (1), which is alike on all; the gradients are joined.
 function collective.scatter_to(x, comm, dim, counts)
    local name = 'parallel.scatter_to'
    if counts then

@@ -106,7 +106,7 @@ function dtensor.distribute(t, mesh, placements, opts)
    return new(t, mesh, all_whole(#list), t.shape):redistribute(list)
 end
 
--- The whole shape from what the ranks hold: sizes add up over the axes that cut a dim.
+-- Returns the whole shape from what the ranks hold: sizes add up over the axes that cut a dim.
 local function whole_shape(part, mesh, list)
    local shape = part.shape
    for i = #list, 1, -1 do
@@ -135,12 +135,12 @@ end
 
 -- ---- methods ---------------------------------------------------------------------------------
 
--- The steps that redistribute would take, with their price; see placement.route.
+-- Returns the steps that redistribute would take, with their price; see placement.route.
 function DTensor:plan(placements)
    return placement.route(self.shape, self.part.dtype, self.mesh, self.placements, placements)
 end
 
--- This tensor in other placements, as a new DTensor. Collective when the plan says so.
+-- Returns this tensor in other placements, as a new DTensor. Collective when the plan says so.
 function DTensor:redistribute(placements)
    local list = placement.normalise('parallel.redistribute', placements, self.mesh, #self.shape)
    local plan, part = self:plan(list), self.part
@@ -148,15 +148,15 @@ function DTensor:redistribute(placements)
    return new(part, self.mesh, list, self.shape)
 end
 
--- The whole tensor on every rank.
+-- Returns the whole tensor on every rank.
 function DTensor:full_tensor()
    return self:redistribute(all_whole(#self.placements)).part
 end
 
--- This rank's piece, not a copy.
+-- Returns this rank's piece, not a copy.
 function DTensor:to_local() return self.part end
 
--- How many elements come before this rank's piece, along each dim.
+-- Returns how many elements come before this rank's piece, along each dim.
 function DTensor:offset()
    local _, offset = placement.local_shape(self.shape, self.placements, self.mesh)
    return offset

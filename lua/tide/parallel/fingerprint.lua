@@ -78,8 +78,8 @@ function fingerprint.values(of)
    return table.concat(list, ' ')
 end
 
--- What ranks with the same model have in common: items of comm.agree. among: which ranks those are
--- (default: all that compare).
+-- Returns what ranks with the same model have in common: items of comm.agree. among: which ranks
+-- those are (default: all that compare).
 function fingerprint.model(model, among)
    return {
       { 'parameters', fingerprint.parameters(model), 'lines', among = among },
@@ -90,13 +90,13 @@ end
 
 -- ---- batches ---------------------------------------------------------------------------------
 
--- Shape and contents of a tensor of whole numbers, of any integer dtype.
+-- Returns the shape and contents of a tensor of whole numbers, of any integer dtype.
 local function integers(t)
    return ('%s %s'):format(table.concat(t.shape, 'x'), require('tide.ffi.io').checksum(t:to 'i64'))
 end
 
--- The tensors of a batch, by name: contents of whole numbers and masks, shapes of the others; and
--- its lists of cumulative lengths.
+-- Returns the tensors of a batch, by name: contents of whole numbers and masks, shapes of the
+-- others; and its lists of cumulative lengths.
 function fingerprint.batch(batch)
    local list = {}
    for name, v in each(batch) do
@@ -112,7 +112,7 @@ function fingerprint.batch(batch)
    return table.concat(list, ', ')
 end
 
--- A list of batches: those fields, and how many labels are said to count.
+-- Returns a list of batches: those fields, and how many labels are said to count.
 function fingerprint.batches(batches)
    local list = {}
    for i, batch in ipairs(batches) do
@@ -121,9 +121,9 @@ function fingerprint.batches(batches)
    return table.concat(list, '\n')
 end
 
--- This rank's share of a sum over `size` ranks (this one is `rank`) that is 0 exactly if all have
--- the same text, but for one chance in 2^32: a comparison in a sum that is made anyway. Sums of
--- such sums are 0, too.
+-- Returns this rank's share of a sum over `size` ranks (this one is `rank`) that is 0 exactly if
+-- all have the same text, but for one chance in 2^32: a comparison in a sum that is made anyway.
+-- Sums of such sums are 0, too.
 function fingerprint.share(text, rank, size)
    local n = tonumber(digest(text):sub(1, 8), 16)
    return rank == 0 and (size - 1) * n or -n
@@ -131,7 +131,7 @@ end
 
 -- ---- contexts --------------------------------------------------------------------------------
 
--- A short text for lists of whole numbers.
+-- Returns a short text for lists of whole numbers.
 local function mark(...)
    local list = { ... }
    for i, numbers in ipairs(list) do list[i] = table.concat(numbers, ' ') end
@@ -144,7 +144,7 @@ function fingerprint.documents(cu)
    return ('%d documents (%s)'):format(#cu - 1, mark(cu))
 end
 
--- A plan (parallel.cp_map) in a line, the same on all its ranks.
+-- Returns a plan (parallel.cp_map) in a line, the same on all its ranks.
 function fingerprint.plan(map)
    local text = ('%s, %d tokens padded to %d, %d documents (%s)'):format(map.kind, map.length,
       map.padded, #map.cu_real - 1, mark(map.cu_real, map.cu_slot))
@@ -155,7 +155,7 @@ function fingerprint.plan(map)
    return text
 end
 
--- A context (parallel.cp.context) in a line: plan, or pairs as given, and index.
+-- Returns a context (parallel.cp.context) in a line: plan, or pairs as given, and index.
 function fingerprint.context(context)
    local text
    if context.given then

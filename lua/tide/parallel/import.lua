@@ -5,7 +5,7 @@ local signature = require 'tide.util.signature'
 
 local import = {}
 
--- The field after the last dot of the module before it. Whatever fails is an error.
+-- Returns the field after the last dot of the module before it. Whatever fails is an error.
 function import.import_class_from_path(path)
    local op = 'parallel.import_class_from_path'
    local module, field = path:match '^(.+)%.([^.]+)$'
@@ -22,7 +22,7 @@ function import.import_class_from_path(path)
    return found
 end
 
--- The values at several paths. Returns a list of them and a list of what went wrong.
+-- Imports several paths. Returns a list of their values and a list of what went wrong.
 function import.import_classes_from_paths(paths, opts)
    local found, failed = {}, {}
    for i = 1, table.maxn(paths) do

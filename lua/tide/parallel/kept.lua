@@ -1,7 +1,7 @@
 -- kept(of, key, make, is_gone): caches the result of make() in of.keep until its bytes are freed.
 --
 -- Tensors made in a step scope lose their bytes at its end, and are made again. is_gone(v) finds
--- this out for a value that is no tensor. A nil from make is kept, too.
+-- this out for a value other than a tensor. A nil from make is kept, too.
 
 local function tensor_gone(t) return t:is_gone() end
 

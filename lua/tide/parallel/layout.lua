@@ -26,7 +26,7 @@ local layout = {}
 local Layout = { class_name = 'Layout' }
 Layout.__index = Layout
 
--- n things shared among `parts` ranks: the first n % parts ranks have one more.
+-- Returns how n things are shared among `parts` ranks: the first n % parts ranks have one more.
 function layout.balanced(n, parts)
    local counts, least = {}, math.floor(n / parts)
    for r = 1, parts do counts[r] = least + (r <= n % parts and 1 or 0) end
@@ -48,8 +48,9 @@ local function check_counts(op, entry)
    end
 end
 
--- A checked entry. spec: axis, placement, shape, and for Shard counts (one list, or with `blocks`
--- = k a list of k lists; default: dim d, or each of k equal blocks, shared as evenly as possible).
+-- Returns a checked entry. spec: axis, placement, shape, and for Shard counts (one list, or with
+-- `blocks` = k a list of k lists; default: dim d, or each of k equal blocks, shared as evenly as
+-- possible).
 function layout.new(spec)
    local op = 'parallel.layout'
    local place, k = spec.placement, spec.blocks
@@ -77,9 +78,9 @@ local function box(whole, offset, size, at)
    return { offset = offset, size = size, at = at, start = start, stride = stride }
 end
 
--- The boxes of what a rank (from 0, default this one) of the axis holds, in order along the cut
--- dim: { offset =, size = (both a number for each dim of the whole, from 0), at = where it lies in
--- the local parameter, start =, stride = (the first element and the strides in the whole) }.
+-- Returns the boxes of what a rank (from 0, default this one) of the axis holds, in order along the
+-- cut dim: { offset =, size = (both a number for each dim of the whole, from 0), at = where it lies
+-- in the local parameter, start =, stride = (the first element and the strides in the whole) }.
 function Layout:boxes(rank)
    local n = #self.shape
    if not self.blocks then return { box(self.shape, zeros(n), copy(self.shape), zeros(n)) } end
@@ -95,7 +96,7 @@ function Layout:boxes(rank)
    return list
 end
 
--- Shape of the parameter on a rank.
+-- Returns the shape of the parameter on a rank.
 function Layout:local_shape(rank)
    local shape = copy(self.shape)
    if not self.blocks then return shape end
@@ -115,7 +116,7 @@ function Layout:parts(t)
    return list
 end
 
--- A rank's part of a whole tensor, as a tensor of its own.
+-- Returns a rank's part of a whole tensor, as a tensor of its own.
 function Layout:cut(whole, rank)
    if not self.blocks then return whole:clone() end
    local tide, list, dim = require 'tide', {}, self.placement.dim
@@ -125,7 +126,7 @@ function Layout:cut(whole, rank)
    return #list == 1 and list[1]:clone() or tide.cat(list, dim)
 end
 
--- The whole from this rank's part; every rank of the axis calls it. No history.
+-- Returns the whole from this rank's part; every rank of the axis calls it. No history.
 function Layout:gather(t)
    local tide = require 'tide'
    if not self.blocks or self.axis.size == 1 then return t:detach():clone() end
@@ -154,7 +155,7 @@ function layout.set(module, field, spec)
    return entry
 end
 
--- The entry of a parameter, or nil: it is whole on every rank.
+-- Returns the entry of a parameter, or nil: it is whole on every rank.
 function layout.get(module, field)
    local all = rawget(err.type('parallel.layout.get', 'module', module, 'table'), '_layout')
    return all and all[field] or nil
@@ -166,7 +167,7 @@ local function shape_of(op, module, field)
    return t.shape
 end
 
--- The boxes of a parameter, whether it has an entry or not.
+-- Returns the boxes of a parameter, whether it has an entry or not.
 function layout.boxes(module, field)
    local entry = layout.get(module, field)
    if entry then return entry:boxes() end
@@ -174,7 +175,7 @@ function layout.boxes(module, field)
    return { box(shape, zeros(#shape), copy(shape), zeros(#shape)) }
 end
 
--- Offset and size (lists, counted from 0) of a parameter that is one box of the whole.
+-- Returns the offset and size (lists, counted from 0) of a parameter that is one box of the whole.
 function layout.box(module, field)
    local boxes = layout.boxes(module, field)
    err.raise_if(#boxes > 1, 'E_STATE', 'parallel.layout.box', "'%s' is %d boxes of the whole "
@@ -182,13 +183,13 @@ function layout.box(module, field)
    return boxes[1].offset, boxes[1].size
 end
 
--- Shape of the whole parameter.
+-- Returns the shape of the whole parameter.
 function layout.shape(module, field)
    local entry = layout.get(module, field)
    return entry and copy(entry.shape) or shape_of('parallel.layout.shape', module, field)
 end
 
--- Name -> whole tensor of a module's parameters; every rank calls it, in the order of names.
+-- Gathers a module's parameters: name -> whole tensor; every rank calls it, in the order of names.
 function layout.gathered(module, grads)
    local out = {}
    for _, e in ipairs(module:named_parameters()) do

@@ -1,7 +1,7 @@
 -- Cross entropy over a vocabulary cut over ranks: logits are never gathered.
 --
 -- As in the fused tide.linear_cross_entropy, gradients are made in the forward pass,
--- chunk by chunk over tokens, while a chunk of this rank's logits is there; backward only scales
+-- chunk by chunk over tokens, while this rank's logits of the chunk are held; backward only scales
 -- them. Of a chunk the ranks exchange three numbers a token: the largest logit, and the sum of
 -- exponentials, the logit of the target and (for label smoothing) the sum of logits (Shoeybi et
 -- al., arXiv 1909.08053). The loss is the same on every rank; the gradient of x is this rank's
@@ -27,7 +27,7 @@ local chunk_bytes = 2 ^ 21
 
 local column = chunked.column
 
--- Sums over ranks of the columns given, as a list of columns.
+-- Returns the sums over ranks of the columns given, as a list of columns.
 local function summed(comm, columns)
    local all = tide.cat(columns, 2)
    comm:all_reduce(all)
@@ -124,7 +124,7 @@ function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
    local at = { comm = axis.comm or axis, first = dims.sum(counts, axis.rank),
       V = dims.sum(counts), ignore = opts.ignore_index, smoothing = opts.label_smoothing,
       z_loss = opts.z_loss }
-   -- Targets that are no class are an error on one rank, so they are here.
+   -- Targets outside the vocabulary are an error on one rank, so they are one here.
    in_range(name, tide.where(targets:eq(at.ignore), 0, targets), at.V,
       'a target lies outside [0, %d) and is not ignore_index (%d)', at.ignore)
    local record, rows = tide.is_grad_enabled(), rows_.counted(targets, at.ignore)

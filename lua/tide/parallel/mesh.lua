@@ -43,7 +43,7 @@ end
 -- Axis sizes as text: "dp 2 x cp 4".
 local function product_text(list) return join(list, '%s %d', ' x ') end
 
--- Ranks of all axes of a list { size = .. }.
+-- Returns the ranks of all axes of a list { size = .. }.
 local function product(list)
    local n = 1
    for _, a in ipairs(list) do n = n * a.size end
@@ -90,7 +90,7 @@ local factors_fit = signature.options {
       .. 'data parallelism give dp alone',
 }
 
--- The two factors of a given dp, checked; one of them may be nil or -1.
+-- Returns the two factors of a given dp, checked; one of them may be nil or -1.
 local function split_dp(op, dp, replicate, shard)
    if replicate == -1 then replicate = nil end
    if shard == -1 then shard = nil end
@@ -145,7 +145,7 @@ local function infer(op, list, n, whole)
    return list
 end
 
--- A map that gives dp together with one or both of its factors.
+-- Checks a map that gives dp together with one or both of its factors.
 local function hybrid(op, list, n, whole)
    local at = {}
    for i, a in ipairs(list) do at[a.name] = i end
@@ -174,7 +174,7 @@ local function hybrid(op, list, n, whole)
    return out
 end
 
--- The axes, outermost first, as a list of { name, size } whose product is n.
+-- Returns the axes, outermost first, as a list of { name, size } whose product is n.
 local function sizes_of(op, axes, n, whole)
    err.type(op, 'axes', axes, 'table')
    if next(axes) == nil then err.arg(op, 'axes', 'at least one axis', axes) end
@@ -184,7 +184,7 @@ local function sizes_of(op, axes, n, whole)
    return infer(op, list, n, whole)
 end
 
--- The sizes that mesh.new would take for a run of n ranks: a list of { name, size }.
+-- Returns the sizes that mesh.new would take for a run of n ranks: a list of { name, size }.
 function mesh.sizes(axes, n)
    return sizes_of('parallel.mesh', axes, n, 'the number of ranks')
 end
@@ -199,7 +199,7 @@ local function set_places(list)
    end
 end
 
--- Number of a rank along several parts, row-major, and the rank with those digits 0.
+-- Returns the number of a rank along several parts, row-major, and the rank with those digits 0.
 local function along(rank, parts)
    local index, origin = 0, rank
    for _, p in ipairs(parts) do
@@ -209,7 +209,7 @@ local function along(rank, parts)
    return index, origin
 end
 
--- The ranks of the line through `rank` along parts, in order.
+-- Returns the ranks of the line through `rank` along parts, in order.
 local function line(rank, parts)
    local _, origin = along(rank, parts)
    local list = { origin }
@@ -225,7 +225,8 @@ end
 
 -- ---- communicators ---------------------------------------------------------------------------
 
--- The communicator of the ranks that differ along parts only. Parts of one rank do not count.
+-- Returns the communicator of the ranks that differ along parts only. Parts of one rank do not
+-- count.
 local function comm_for(root, op, parts, name)
    local wide, key = {}, {}
    for _, p in ipairs(parts) do
@@ -260,7 +261,8 @@ local function new_axis(root, op, name, parts)
    }, Axis)
 end
 
--- Ranks of the run (numbers in the outermost mesh) along the axis through this rank, in order.
+-- Returns the ranks of the run (numbers in the outermost mesh) along the axis through this rank, in
+-- order.
 function Axis:ranks()
    local list, outer = line(self.root.rank, self.parts), self.root.outer
    if outer then
@@ -300,7 +302,7 @@ end
 -- the two. One size may be -1: the ranks that are left. Collective.
 function mesh.new(axes, opts) return build('parallel.mesh', axes, opts, 'the number of ranks') end
 
--- The axis of that name, or a flattened one that has been made; nil without one.
+-- Returns the axis of that name, or a flattened one that has been made; nil without one.
 function Mesh:find(name) return self.by_name[name] or self.root.flat[name] end
 
 -- Whether a name stands for axes that this mesh has.
@@ -325,13 +327,13 @@ local function no_axis(self, op, name)
       near.best(tostring(name), have) and near.hint(tostring(name), have) or '')
 end
 
--- The axis of that name; raises without one. Communicates nothing.
+-- Returns the axis of that name; raises without one. Communicates nothing.
 function Mesh:axis(name) return self:find(name) or no_axis(self, 'parallel.mesh.axis', name) end
 
--- The communicator of an axis.
+-- Returns the communicator of an axis.
 function Mesh:comm_of(name) return self:axis(name).comm end
 
--- Number of ranks of the mesh, or of one axis.
+-- Returns the number of ranks of the mesh, or of one axis.
 function Mesh:size(name)
    if name == nil then return product(self.axes) end
    return self:axis(name).size
@@ -349,7 +351,7 @@ function Mesh:coord(rank)
    return at
 end
 
--- The rank of the mesh with these coordinates; axes that are not named: this rank's own.
+-- Returns the rank of the mesh with these coordinates; axes that are not named: this rank's own.
 function Mesh:rank_of(at)
    local op, rank = 'parallel.mesh.rank_of', 0
    for name in each(at) do
@@ -386,9 +388,9 @@ local function check_order(self, op, parts)
    end
 end
 
--- One axis of several, row-major: flatten{'dp', 'cp'} is 'dp_cp' (or `name`). Names of flattened
--- axes may stand in the list, and dp, dp_cp, dp_shard_cp stand for what they are made of. Made at
--- the first call, which every rank must make; later calls return the same.
+-- Returns one axis of several, row-major: flatten{'dp', 'cp'} is 'dp_cp' (or `name`). Names of
+-- flattened axes may be in the list, and dp, dp_cp, dp_shard_cp stand for what they are made of.
+-- Made at the first call, which every rank must make; later calls return the same.
 function Mesh:flatten(names, name)
    local op, parts = 'parallel.mesh.flatten', {}
    if type(names) == 'string' then names = { names } end
@@ -410,8 +412,9 @@ end
 
 -- ---- other views of the same ranks -----------------------------------------------------------
 
--- A mesh of some axes, flattened ones included: mesh:sub{'dp_replicate', 'dp_shard_cp'}. Holds the
--- same communicators. Its comm, for all its ranks, is that of the axes flattened, if they are.
+-- Returns a mesh of some axes, flattened ones included: mesh:sub{'dp_replicate', 'dp_shard_cp'}.
+-- Holds the same communicators. Its comm, for all its ranks, is that of the axes flattened, if they
+-- are.
 function Mesh:sub(names)
    local op = 'parallel.mesh.sub'
    local view = setmetatable({ axes = {}, by_name = {}, root = self.root, rank = 0 }, Mesh)
@@ -431,14 +434,15 @@ function Mesh:sub(names)
    return view
 end
 
--- A mesh of the ranks along one axis: unflatten('cp', {{'ring', 2}, {'ulysses', -1}}). Collective.
+-- Returns a mesh of the ranks along one axis: unflatten('cp', {{'ring', 2}, {'ulysses', -1}}).
+-- Collective.
 function Mesh:unflatten(name, axes)
    local op, axis = 'parallel.mesh.unflatten', self:axis(name)
    return build(op, axes, { comm = axis.comm }, ("the size of '%s'"):format(name), axis:ranks())
 end
 
--- The expert mesh on the same ranks: (pp,) ep_shard, ep, where ep_shard is what is left of all axes
--- but pp. Collective.
+-- Returns the expert mesh on the same ranks: (pp,) ep_shard, ep, where ep_shard is what is left of
+-- all axes but pp. Collective.
 function Mesh:expert(ep)
    local op, root = 'parallel.mesh.expert', self.root
    local pp = root.by_name.pp
@@ -450,8 +454,8 @@ function Mesh:expert(ep)
       root.outer)
 end
 
--- The axes that parameters are sharded over, as a mesh of one axis, or of two when there are
--- replicas: dp_shard (or dp), flattened with cp if cp is larger than 1. Collective.
+-- Returns the axes that parameters are sharded over, as a mesh of one axis, or of two when there
+-- are replicas: dp_shard (or dp), flattened with cp if cp is larger than 1. Collective.
 function Mesh:fsdp_mesh()
    local op = 'parallel.mesh.fsdp_mesh'
    local replicate, cp = self.by_name.dp_replicate, self.by_name.cp

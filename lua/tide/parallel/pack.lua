@@ -14,7 +14,7 @@ local function round_up(n, unit) return math.ceil(n / unit) * unit end
 
 -- ---- choosing what goes together -------------------------------------------------------------
 
--- Indices of lengths that fit a bin, longest first, and of those that do not, in order.
+-- Returns the indices of lengths that fit a bin, longest first, and of those that do not, in order.
 local function longest_first(lengths, size)
    local order, skipped = {}, {}
    for i, n in ipairs(lengths) do
@@ -49,8 +49,8 @@ local function sift_up(heap, used)
    end
 end
 
--- The emptiest bin, the first of equal ones, takes the next document, or a new bin where it does
--- not fit.
+-- Puts each document into the emptiest bin, the first of equal ones, or into a new bin where it
+-- does not fit.
 local function emptiest(lengths, order, size)
    local bins, used, heap = {}, {}, {}
    for _, i in ipairs(order) do
@@ -99,7 +99,7 @@ end
 
 -- ---- building rows ---------------------------------------------------------------------------
 
--- The samples that fit into packs of `size` tokens.
+-- Returns the samples that fit into packs of `size` tokens.
 local function fitting(op, samples, size, drop)
    local kept = {}
    for i, s in ipairs(samples) do
@@ -120,7 +120,7 @@ local function label_of(s, i)
    return s.labels[i]
 end
 
--- The samples of a bin one behind the other, in slots; the last slot takes what is left.
+-- Returns the samples of a bin one behind the other, in slots; the last slot takes what is left.
 -- indexed: number the documents in attention_mask, positions 0 in padding.
 local function build(samples, bin, size, unit, pad, indexed)
    local row = { input_ids = {}, labels = {}, position_ids = {}, seq_lens = {},
@@ -143,7 +143,7 @@ local function build(samples, bin, size, unit, pad, indexed)
    return row
 end
 
--- The rows of the samples that fit, in the bins of choose(lengths, size, unit of a slot).
+-- Returns the rows of the samples that fit, in the bins of choose(lengths, size, unit of a slot).
 local function rows(op, samples, opts, choose, indexed)
    local size, unit, lengths, list = opts.size, opts.cp > 1 and 2 * opts.cp or 1, {}, {}
    local kept = fitting(op, samples, size, opts.drop_long)
@@ -161,8 +161,8 @@ function pack.greedy(samples, opts)
    return rows('parallel.pack.greedy', samples, opts, in_order, false)
 end
 
--- Samples packed tightly, with a mask that numbers documents from 1, 0 for padding, and positions
--- that begin anew in each.
+-- Packs samples tightly, with a mask that numbers documents from 1, 0 for padding, and positions
+-- that count from 0 in each.
 function pack.neat(samples, opts)
    return rows('parallel.pack.neat', samples, opts, function(slots, size, unit)
       for i, n in ipairs(slots) do slots[i] = round_up(n, unit) end
@@ -172,14 +172,15 @@ end
 
 -- ---- ranks -----------------------------------------------------------------------------------
 
--- Ranks that a document of `length` tokens needs, a power of two, for at most `most` on each.
+-- Returns the ranks that a document of `length` tokens needs, a power of two, for at most `most` on
+-- each.
 function pack.cp_degree(length, most)
    local n = 1
    while n * most < length do n = 2 * n end
    return n
 end
 
--- The last document of the last pack that has more than one, as a pack of its own.
+-- Returns the last document of the last pack that has more than one, as a pack of its own.
 local function move_last(packs)
    for p = #packs, 1, -1 do
       local n = #packs[p]

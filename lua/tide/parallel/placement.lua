@@ -37,16 +37,17 @@ end
 local shards, partials = {}, {}
 local replicate = setmetatable({ kind = 'replicate' }, Placement)
 
--- The axis cuts dim, which counts from 1, or from the end if negative.
+-- Returns the placement of an axis that cuts dim, which counts from 1, or from the end if negative.
 function placement.shard(dim)
    shards[dim] = shards[dim] or setmetatable({ kind = 'shard', dim = dim }, Placement)
    return shards[dim]
 end
 
--- The whole on every rank.
+-- Returns the placement of an axis whose ranks all hold the whole.
 function placement.replicate() return replicate end
 
--- Ranks hold terms of a reduction: op is 'sum' (default), 'mean', 'min', 'max' or 'prod'.
+-- Returns the placement of ranks that hold terms of a reduction: op is 'sum' (default), 'mean',
+-- 'min', 'max' or 'prod'.
 function placement.partial(op)
    partials[op] = partials[op] or setmetatable({ kind = 'partial', op = op }, Placement)
    return partials[op]
@@ -57,7 +58,7 @@ placement.is = is_placement
 
 -- ---- one placement an axis -------------------------------------------------------------------
 
--- A list in the order of the axes from a list, a map by axis name, or one placement.
+-- Returns a list in the order of the axes from a list, a map by axis name, or one placement.
 local function aligned(op, given, mesh)
    local list, n = {}, #mesh.axes
    if is_placement(given) and n == 1 then return { given } end
@@ -84,7 +85,7 @@ local function aligned(op, given, mesh)
    return list
 end
 
--- Several Partial ops have one meaning only if they commute.
+-- Refuses several Partial ops that do not commute, which have no one meaning.
 local function check_partials(op, list)
    local first
    for _, p in ipairs(list) do
@@ -97,7 +98,8 @@ local function check_partials(op, list)
    end
 end
 
--- Checked placements for a tensor with ndim dims, as a list in the order of the mesh's axes.
+-- Returns checked placements for a tensor with ndim dims, as a list in the order of the mesh's
+-- axes.
 function placement.normalise(op, given, mesh, ndim)
    signature.check(op, 'mesh', mesh, 'mesh')
    local list = aligned(op, given, mesh)
@@ -115,7 +117,7 @@ function placement.normalise(op, given, mesh, ndim)
    return list
 end
 
--- "dp S(1), tp R"
+-- Returns text: "dp S(1), tp R".
 function placement.text(list, mesh)
    local out = {}
    for i, p in ipairs(list) do out[i] = mesh.axes[i].name .. ' ' .. tostring(p) end
@@ -148,7 +150,7 @@ local function coords_of(mesh, rank)
    return list
 end
 
--- Local shape and offset under the placements of axes 1 to `last`.
+-- Returns the local shape and offset under the placements of axes 1 to `last`.
 local function cut(shape, list, mesh, at, last)
    local sizes, offset = dims.copy(shape), dims.zeros(#shape)
    for i = 1, last do
@@ -161,8 +163,8 @@ local function cut(shape, list, mesh, at, last)
    return sizes, offset
 end
 
--- What a rank of the mesh (default: this one) holds of a tensor of this shape: its shape, and how
--- many elements come before it along each dim.
+-- Returns what a rank of the mesh (default: this one) holds of a tensor of this shape: its shape,
+-- and how many elements come before it along each dim.
 function placement.local_shape(shape, placements, mesh, rank)
    local op = 'parallel.placement.local_shape'
    local list = placement.normalise(op, placements, mesh, #shape)
@@ -171,7 +173,7 @@ end
 
 -- ---- steps -----------------------------------------------------------------------------------
 
--- Are all counts the same?
+-- Returns whether all counts are the same.
 function placement.is_even(counts)
    for i = 2, #counts do
       if counts[i] ~= counts[1] then return false end
@@ -183,7 +185,7 @@ end
 local State = {}
 State.__index = State
 
--- An inner axis cuts the dim, so axis i can neither cut nor join it.
+-- Returns whether an inner axis cuts the dim, so that axis i can neither cut nor join it.
 function State:blocked(i, dim)
    for b = i + 1, #self.cur do
       if self.cur[b].kind == 'shard' and self.cur[b].dim == dim then return true end
@@ -310,7 +312,7 @@ local moves = {
    end,
 }
 
--- One change that can be made now; false if none can.
+-- Makes one change that can be made now; returns false if none can.
 function State:advance()
    for _, move in ipairs(moves) do
       for i = 1, #self.cur do
@@ -325,7 +327,7 @@ function State:advance()
    return false
 end
 
--- Joins the innermost cut that stands in the way of the outermost axis that has to change.
+-- Joins the innermost cut that keeps the outermost axis that has to change from doing so.
 function State:give_way()
    for i = 1, #self.cur do
       local from, to = self.cur[i], self.dst[i]
@@ -345,7 +347,7 @@ end
 local Route = { class_name = 'Route' }
 Route.__index = Route
 
--- Seconds on links of `bandwidth` bytes a second with `latency` seconds a collective.
+-- Returns the seconds on links of `bandwidth` bytes a second with `latency` seconds a collective.
 function Route:seconds(bandwidth, latency)
    return self.bytes / bandwidth + self.collectives * latency
 end
@@ -363,8 +365,8 @@ function Route:__tostring()
    return table.concat(lines, '\n')
 end
 
--- The steps that bring a tensor of this (whole) shape and dtype from one list of placements to
--- another, as a rank of the mesh (default: this one) sees them: { steps, bytes, collectives }.
+-- Returns the steps that bring a tensor of this (whole) shape and dtype from one list of placements
+-- to another, as a rank of the mesh (default: this one) sees them: { steps, bytes, collectives }.
 -- Each step: name (of the axis), from, to, action, before, after (local shapes), bytes.
 function placement.route(shape, dtype, mesh, from, to, rank)
    local op = 'parallel.placement.route'
@@ -387,7 +389,7 @@ function placement.route(shape, dtype, mesh, from, to, rank)
    return route
 end
 
--- The spelling of 0.1.
+-- Calls placement.route, which 0.1 named plan.
 function placement.plan(...)
    old('parallel.placement.plan', 'parallel.placement.route')
    return placement.route(...)

@@ -39,7 +39,7 @@ local op = 'parallel.recompute'
 
 local scopes = { 'language', 'vision', 'audio' }
 
--- Set of scopes from nil, 'auto' or 'all' (all of them), or names joined by '+' or ','.
+-- Returns the set of scopes from nil, 'auto' or 'all' (all of them), or names joined by '+' or ','.
 function recompute.scope(v)
    v = v == nil and 'all' or err.type(op, 'scope', v, 'string')
    if v == 'auto' or v == 'all' then v = table.concat(scopes, ',') end
@@ -62,8 +62,8 @@ end
 
 local mark = 'recompute'
 
--- How long a sequence cut over ranks is, is given from outside a module (see tp/layer.lua); a call
--- made again needs the same length.
+-- Calls next so that backward can make the call again. The length of a sequence cut over ranks is
+-- given from outside a module (see tp/layer.lua); the second call needs the same.
 local function again(next, self, ...)
    if not tide.is_grad_enabled() then return next(self, ...) end
    local env = spread.of(self).tp
@@ -147,7 +147,7 @@ local function by_names(changes, model, names)
    end
 end
 
--- 'mlp' means the MLPs of blocks, whatever their name is.
+-- Changes each module that fits. 'mlp' means the MLPs of blocks, whatever their name is.
 local function each_module(changes, model, fits, change, what)
    local before = #changes
    for _, m in ipairs(model:named_modules()) do
@@ -219,7 +219,7 @@ function recompute.apply(model, policy, opts)
    return model
 end
 
--- The names of what is recomputed now, sorted.
+-- Returns the names of what is recomputed now, sorted.
 function recompute.report(model)
    local list = {}
    for _, m in ipairs(model:named_modules()) do

@@ -7,7 +7,8 @@ local dist = require 'tide.comm'
 
 local subgroup = {}
 
--- How many neighbours along a line of ranks share a host of `host` ranks: the shortest full run.
+-- Returns how many neighbours along a line of ranks share a host of `host` ranks: the shortest full
+-- run.
 function subgroup.neighbours(ranks, host)
    local least, run = #ranks, 0
    for i, r in ipairs(ranks) do
@@ -28,10 +29,10 @@ local function part(comm, first, step, n, name)
    return dist.simulate(n, at, subgroup.neighbours(ranks, comm.host_size))
 end
 
--- The n consecutive ranks around this one. n divides comm.size. Collective.
+-- Returns the n consecutive ranks around this one. n divides comm.size. Collective.
 function subgroup.near(comm, n, name) return part(comm, comm.rank - comm.rank % n, 1, n, name) end
 
--- The ranks with the same place among n consecutive ones. n divides comm.size. Collective.
+-- Returns the ranks with the same place among n consecutive ones. n divides comm.size. Collective.
 function subgroup.far(comm, n, name) return part(comm, comm.rank % n, n, comm.size / n, name) end
 
 return subgroup

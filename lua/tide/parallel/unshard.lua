@@ -21,7 +21,7 @@ local function sharded_of(op, model)
    return sharded
 end
 
--- The units that parameters below `path` lie in, in order.
+-- Returns the units that parameters below `path` lie in, in order.
 local function units_of(sharded, path)
    if (path or '') == '' then return sharded:all_units() end
    local inside, list = {}, {}
@@ -36,7 +36,7 @@ local function units_of(sharded, path)
    return list
 end
 
--- One unit at a time: no gather ahead, every unit dropped after its forward.
+-- Runs fn with one unit at a time: no gather ahead, every unit dropped after its forward.
 local function layerwise(sharded, fn)
    local o, before = sharded.opts, {}
    local depth = o.forward_prefetch
@@ -92,9 +92,9 @@ local function begin(sharded, list, held)
    end
 end
 
--- The results of fn(), in which every parameter of the model (or below `path`) is whole. What fn
--- writes into them in place is kept, the same on every rank, unless fn raises. Scopes may nest;
--- parameters are given back at the end of the outermost, also after an error. Collective.
+-- Returns the results of fn(), in which every parameter of the model (or below `path`) is whole.
+-- What fn writes into them in place is kept, the same on every rank, unless fn raises. Scopes may
+-- nest; parameters are given back at the end of the outermost, also after an error. Collective.
 -- opts.layerwise: for scoring text; fn runs the model without gradients, and instead of all units
 -- only the root and the one that runs are whole; nothing may be written.
 function unshard.unshard_fsdp2_model(model, fn, path, opts)

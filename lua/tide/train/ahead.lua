@@ -2,8 +2,9 @@
 --
 -- The host is free from the moment when a step is enqueued until it reads the loss. What it makes
 -- then travels on a stream of its own. The sampler stays where it was, so a checkpoint between the
--- two steps says the same; a sampler that was moved meanwhile makes its batches anew. Only samplers
--- whose batches are data alone (none of their own `make`, or field `ahead`) are asked early.
+-- two steps says the same; if the sampler was moved meanwhile, the batches are made again. Only
+-- samplers whose batches are data alone (none of their own `make`, or field `ahead`) are asked
+-- early.
 
 local canonical = require 'tide.util.canonical'
 local data_batch = require 'tide.data.batch'
@@ -20,7 +21,7 @@ local function make(o)
    return list
 end
 
--- The batches of the next step.
+-- Returns the batches of the next step.
 function Ahead:take()
    local o, kept = self.opts, self.kept
    self.kept = nil

@@ -7,8 +7,9 @@ local nn_loss = require 'tide.nn.loss'
 
 local batches = {}
 
--- A batch whose index says all that its fields say of documents (see parallel.cp.documents), and
--- whose labels do not train in padding. Raises unless they can be counted.
+-- Returns a batch whose index says all that its fields say of documents (see
+-- parallel.cp.documents), and whose labels do not train in padding. Raises unless they can be
+-- counted.
 function batches.settled(op, name, b)
    err.type(op, name, b, 'table')
    if b.count ~= nil then err.number(op, name .. '.count', b.count, 0) end
@@ -21,7 +22,7 @@ function batches.settled(op, name, b)
    return documents.settled(op, b)
 end
 
--- The same of the list of batches of a step.
+-- Returns the same of the list of batches of a step.
 function batches.settled_list(op, given)
    local list = {}
    err.raise_if(type(given) == 'table' and (given.ids ~= nil or given.labels ~= nil), 'E_ARG', op,
@@ -32,7 +33,7 @@ function batches.settled_list(op, given)
    return list
 end
 
--- The labels of a list of batches that count.
+-- Returns the labels of a list of batches that count.
 function batches.count_of(list)
    local n = 0
    for _, b in ipairs(list) do n = n + (b.count or nn_loss.count(b.labels)) end

@@ -43,14 +43,14 @@ local function unread(self, batches, count)
    return losses, norm
 end
 
--- Why a captured step was not applied. Gradients are known as sums over ranks only.
+-- Returns why a captured step was not applied. Gradients are known as sums over ranks only.
 local function blame_captured(self, loss)
    local named = (self.parallel or self.model):named_parameters()
    if self.comm.size == 1 then return nonfinite.tell(self.comm, nonfinite.find(loss, named)) end
    return nonfinite.tell(self.comm, nonfinite.find(loss, {}), nonfinite.find(0, named))
 end
 
--- The micro-batches as the recorded step takes them.
+-- Returns the micro-batches as the recorded step takes them.
 local function parts_of(self, batches)
    if not self.cp then return batches end
    local list = {}
@@ -58,7 +58,7 @@ local function parts_of(self, batches)
    return list
 end
 
--- A whole step: as train.step's run.
+-- Runs a whole step, as train.step's run does.
 function captured.run(self, batches, meanwhile)
    local among = self.comm.size > 1                    -- ranks: they compare the rate
    local lr = among and self.optim:next_lr() or nil
@@ -90,7 +90,7 @@ local by_device = signature.options {
       .. 'the host look at gradients within the step, which a captured one cannot',
 }
 
--- The step as a captured one (tide.cuda.captured), where it can be.
+-- Makes the step a captured one (tide.cuda.captured), where it can be.
 function captured.set(self, op)
    local sharded, tp = self.parallel, self.tp
    for _, comm in ipairs { self.comm, tp and tp.comm or self.comm,

@@ -25,7 +25,7 @@ local verify = require 'tide.train.verify'
 
 local checkpoint = {}
 
--- The name of the checkpoint of a step in the folder of its run.
+-- Returns the name of the checkpoint of a step in the folder of its run.
 function checkpoint.name(step) return run_folder.name(step) end
 
 -- Returns the dtype that most numbers of a model have. list: entries with dtype and shape.
@@ -47,10 +47,10 @@ local function seal(op, folder, name)
    return { size = fs.size(path), xxh64 = fs.hash(op, path) }
 end
 
--- Names of the published checkpoints below `out`, oldest first.
+-- Returns the names of the published checkpoints below `out`, oldest first.
 function checkpoint.list(out) return run_folder.list('train.checkpoint.list', out) end
 
--- The step of the newest checkpoint of the run in `out`; nil without one.
+-- Returns the step of the newest checkpoint of the run in `out`; nil without one.
 function checkpoint.step_in(out) return run_folder.step_in('train.checkpoint.step_in', out) end
 
 -- Removes what a run has left in `out`: LATEST first, checkpoints, metrics, plot. Others stay.
@@ -60,7 +60,7 @@ function checkpoint.clear(out) run_folder.clear('train.checkpoint.clear', out) e
 
 local published = 'model.safetensors'       -- other libraries read it, and want to know the format
 
--- This rank's files of tensors, written and sealed.
+-- Writes and seals this rank's files of tensors. Returns the seals, by name.
 local function write_tensors(op, staged, files)
    local sealed = {}
    for name, tensors in each(files) do
@@ -71,8 +71,8 @@ local function write_tensors(op, staged, files)
    return sealed
 end
 
--- The files of rank 0 and the publication. job: out, staged, step, plain and config (JSON as text),
--- index (nil: the tensors are whole); lists: what the ranks have sealed.
+-- Writes the files of rank 0 and publishes the checkpoint. job: out, staged, step, plain and config
+-- (JSON as text), index (nil: the tensors are whole); lists: what the ranks have sealed.
 local function complete(op, job, lists)
    local names, sealed = { 'state.json' }, {}
    fs.write(op, fs.join(job.staged, 'state.json'), job.plain)
@@ -93,7 +93,8 @@ local function complete(op, job, lists)
    return folder
 end
 
--- What is to be written, as it is now: files (name -> tensors) of this rank, the rest as text.
+-- Returns what the save writes, as it is now: this rank's files (name -> tensors), and the job with
+-- the rest as text.
 local function prepare(out, saved, opts, comm)
    local files, index
    if saved.pieces then
@@ -133,7 +134,7 @@ local function finish(op, job, comm, lists)
    end)[1]
 end
 
--- What train.state.collect gave.
+-- Checks what train.state.collect gave.
 local function check_saved(op, saved)
    local kind_of = type(saved) == 'table' and saved.pieces and 'written_pieces' or 'written'
    signature.check(op, 'saved', saved, kind_of)
@@ -147,7 +148,7 @@ local function check_saved(op, saved)
    end
 end
 
--- The ranks of a save, this rank's files, and the job; see prepare.
+-- Returns the ranks of a save, this rank's files, and the job; see prepare.
 local function begun(op, out, saved, opts)
    check_saved(op, saved)
    local comm = saved.comm or dist.comm_of(op, opts.comm)
@@ -175,9 +176,10 @@ Pending.__index = Pending
 -- Saves that are not waited for yet, by their staging folder.
 local under_way = setmetatable({}, { __mode = 'v' })
 
--- As save, but returns when the tensors are copied: threads write them. Collective. At most one may
--- be under way in a folder. The result has done() and wait(), which every rank calls alike; wait
--- publishes the checkpoint and returns its folder, or raises what went wrong on any rank.
+-- Saves as save does, but returns when the tensors are copied: threads write them. Collective. At
+-- most one may be under way in a folder. The result has done() and wait(), which every rank calls
+-- alike; wait publishes the checkpoint and returns its folder, or raises what went wrong on any
+-- rank.
 function checkpoint.save_async(out, saved, opts)
    local op = 'train.checkpoint.save'
    local comm, files, job = begun(op, out, saved, opts)
@@ -196,7 +198,7 @@ function checkpoint.save_async(out, saved, opts)
    return self
 end
 
--- Whether all ranks have written their files, so that wait will not wait.
+-- Returns whether all ranks have written their files, so that wait will not wait.
 function Pending:done()
    local open = false
    for _, w in each(self.writing) do open = open or not w:test() end
@@ -233,7 +235,7 @@ end
 
 -- ---- loading -----------------------------------------------------------------------------------
 
--- The folder that `where` stands for: a checkpoint itself, or a run's folder by its LATEST.
+-- Returns the folder that `where` stands for: a checkpoint itself, or a run's folder by its LATEST.
 function checkpoint.find(where) return run_folder.find('train.checkpoint.find', where) end
 
 -- Checks every file of a checkpoint against its manifest, which is returned. sizes_only: hashes
@@ -242,7 +244,7 @@ function checkpoint.verify(folder, sizes_only)
    return verify.files('train.checkpoint.verify', folder, store.index_name, sizes_only)
 end
 
--- All tensors of a safetensors file: name -> tensor.
+-- Returns all tensors of a safetensors file: name -> tensor.
 function checkpoint.tensors(path, device)
    local file, list = fs.open_tensors('train.checkpoint.tensors', path), {}
    for _, name in ipairs(file:names()) do list[name] = file:load(name, { device = device }) end
@@ -250,14 +252,15 @@ function checkpoint.tensors(path, device)
    return list
 end
 
--- The `recipe` table (options of the program) kept with a checkpoint or a run's newest; {} without.
+-- Returns the `recipe` table (options of the program) kept with a checkpoint or a run's newest; {}
+-- without.
 function checkpoint.recipe(where)
    local op = 'train.checkpoint.recipe'
    return verify.plain(op, checkpoint.find(where)).recipe or {}
 end
 
--- The tensors of a verified checkpoint. is_hashed: its files of tensors are compared already; else
--- each is when it is opened.
+-- Returns the tensors of a verified checkpoint. is_hashed: its files of tensors are compared
+-- already; else each is when it is opened.
 local function open_store(op, folder, manifest, is_hashed)
    return store.open(op, folder, manifest, function(name)
       local entry = manifest.files[name]

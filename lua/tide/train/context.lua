@@ -39,7 +39,7 @@ end
 local read_options = signature.options { 'loss_parallel: any?', 'scope: any?', 'captured: boolean?',
    'cp: any?' }
 
--- The options of a step, given in one table or in the order of PyTorch's function.
+-- Returns the options of a step, given in one table or in the order of PyTorch's function.
 local function step_options(first, scope, cp_context)
    local plain = type(first) == 'table' and not getmetatable(first) and not is_scope(first)
    if plain and (scope ~= nil or cp_context ~= nil) then
@@ -50,7 +50,7 @@ local function step_options(first, scope, cp_context)
    return read_options(context_op, first)
 end
 
--- What a call of a step passes to its function.
+-- Returns what a call of a step passes to its function.
 local function env_of(opts)
    local scope = opts.scope or false
    err.arg_if(type(scope) ~= 'boolean' and not is_scope(scope), context_op, 'scope',

@@ -5,7 +5,7 @@
 --
 -- Fields: messages (a list of { role =, content = }), stops (ids that end an answer), context (most
 -- tokens that the model reads). Only the template writes special tokens: their letters in a message
--- are text. Keys, values and states of earlier turns are reused as far as the ids begin alike.
+-- are text. Keys, values and states of earlier turns are reused as far as the ids are the same.
 
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
@@ -20,8 +20,8 @@ Conversation.__index = Conversation
 
 -- ---- text and ids ------------------------------------------------------------------------------
 
--- While the template is rendered, two characters of a private plane of Unicode and a number between
--- them stand in messages for letters that read as a special token.
+-- While the template is rendered, text in messages that reads as a special token is replaced by a
+-- number between two characters of a private plane of Unicode.
 local open, close = '\244\143\191\176', '\244\143\191\177'
 
 local function hide(text, added)
@@ -41,7 +41,7 @@ local function encode(self, text, special)
    return self.tokenizer:encode(text, { special = special, add_special_tokens = false })
 end
 
--- The ids of a rendered text, in which hidden special tokens are text again.
+-- Returns the ids of a rendered text, in which hidden special tokens are text again.
 local function ids_of(self, text)
    local out, at = {}, 1
    local function add(part, special)
@@ -73,7 +73,8 @@ local function hidden(self, messages)
    return list
 end
 
--- The id with which the template ends an answer, or nil: the first special token behind one.
+-- Returns the id with which the template ends an answer, or nil: the first special token behind
+-- one.
 local function turn_end(self)
    local mark = 'an answer of tide'
    local ok, text = pcall(self.template.render, self.template, {

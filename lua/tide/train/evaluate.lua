@@ -13,13 +13,13 @@ local evaluate = {}
 
 -- ---- tokens ------------------------------------------------------------------------------------
 
--- Ids of a text; is_bare: without the ids that a tokenizer puts around a text.
+-- Returns the ids of a text; is_bare: without the ids that a tokenizer puts around a text.
 local function encode(tok, text, is_bare)
    return tok:encode(text, { add_special_tokens = not is_bare })
 end
 
--- The id that stands before a text: bos_token or, without one, eos_token. config: of the model,
--- which is asked where the tokenizer names neither.
+-- Returns the id that stands before a text: bos_token or, without one, eos_token. config: of the
+-- model, which is asked where the tokenizer names neither.
 function evaluate.prefix(tok, config)
    local id = tok.bos or tok.eos or config and (config.bos_token_id or config.eos_token_id)
    if type(id) == 'table' then id = id[1] end
@@ -44,7 +44,7 @@ end
 
 -- ---- perplexity --------------------------------------------------------------------------------
 
--- Number of words as Python's re.split(r'\s+', text) counts parts.
+-- Returns the number of words as Python's re.split(r'\s+', text) counts parts.
 local function count_words(text)
    local n, at = 1, 1
    while true do
@@ -94,7 +94,7 @@ local function requests_of(model, tok, items, opts)
    return requests, cut
 end
 
--- The first of the largest values.
+-- Returns the first of the largest values.
 local function best(values)
    local at = 1
    for i = 2, #values do
@@ -109,14 +109,14 @@ local function over(values, texts, length)
    return out
 end
 
--- Values of an item's choices, with what each rule chooses.
+-- Returns the values of an item's choices, with what each rule chooses.
 local function judge(item, values)
    return { values = values, answer = item.answer, acc = best(values),
       acc_norm = best(over(values, item.choices, utf.length)),
       acc_bytes = best(over(values, item.choices, string.len)) }
 end
 
--- Mean of what is right, and the standard error of it, nil for one item.
+-- Returns the mean of what is right, and the standard error of it, nil for one item.
 local function mean_of(list, rule)
    local n, right = #list, 0
    for _, row in ipairs(list) do right = right + (row[rule] == row.answer and 1 or 0) end
@@ -128,7 +128,7 @@ end
 -- choice is the answer), acc_norm and acc_bytes (after division by the characters or the bytes of a
 -- choice), each with its standard error (acc_stderr ..), count, cut (choices whose question lost
 -- tokens on the left) and items, with the values of the choices and what each rule chooses. opts:
--- those of score.logprob, and delimiter, what stands between question and choice. Collective.
+-- those of score.logprob, and delimiter, the text between question and choice. Collective.
 function evaluate.choices(model, tok, items, opts)
    if #items == 0 then err.arg('train.evaluate.choices', 'items', 'at least one', 'none') end
    local requests, cut = requests_of(model, tok, items, opts)

@@ -33,7 +33,7 @@ end
 
 local crc_table = make_table()
 
--- The CRC-32C (Castagnoli) of a text, in [0, 2^32).
+-- Returns the CRC-32C (Castagnoli) of a text, in [0, 2^32).
 function events.crc32c(text)
    local c = bit.bnot(0)
    for i = 1, #text do
@@ -42,14 +42,14 @@ function events.crc32c(text)
    return bit.bnot(c) % 2 ^ 32
 end
 
--- A checksum as the format keeps it: rotated by 15 bits, plus a constant.
+-- Returns a checksum as the format keeps it: rotated by 15 bits, plus a constant.
 local function masked(text)
    local c = events.crc32c(text)
    return little((math.floor(c / 2 ^ 15) + c % 2 ^ 15 * 2 ^ 17 + 0xa282ead8) % 2 ^ 32, 4)
 end
 
--- Sign, exponent and fraction of a number in a binary format, whole numbers. bits: of the fraction,
--- which may be 2 ^ bits where it was rounded up: added to the exponent it carries.
+-- Returns sign, exponent and fraction of a number in a binary format, whole numbers. bits: of the
+-- fraction, which may be 2 ^ bits where it was rounded up: added to the exponent it carries.
 local function parts(v, bits, bias)
    local sign = (v < 0 or 1 / v < 0) and 1 or 0
    v = math.abs(v)
@@ -65,13 +65,13 @@ local function parts(v, bits, bias)
    return sign, e, f
 end
 
--- The bytes of a number as an f32.
+-- Returns the bytes of a number as an f32.
 function events.f32(v)
    local s, e, f = parts(v, 23, 127)
    return little(s * 2 ^ 31 + e * 2 ^ 23 + f, 4)
 end
 
--- The bytes of a number as an f64.
+-- Returns the bytes of a number as an f64.
 function events.f64(v)
    local s, e, f = parts(v, 52, 1023)
    return little(f % 2 ^ 32, 4) .. little(s * 2 ^ 31 + e * 2 ^ 20 + math.floor(f / 2 ^ 32), 4)
@@ -89,15 +89,15 @@ local function varint(v)
    return table.concat(list)
 end
 
--- A field of bytes: its number, as a tag, and their length before them.
+-- Returns a field of bytes: its number, as a tag, and their length before them.
 local function bytes(field, text) return string.char(field * 8 + 2) .. varint(#text) .. text end
 
--- An Event: wall_time = 1, step = 2; more: its other field.
+-- Returns an Event: wall_time = 1, step = 2; more: its other field.
 local function event(time, step, more)
    return '\9' .. events.f64(time) .. '\16' .. varint(step) .. more
 end
 
--- The record of an Event.
+-- Returns the record of an Event.
 local function framed(text)
    local length = little(#text, 8)
    return length .. masked(length) .. text .. masked(text)
@@ -107,7 +107,7 @@ local prefix = { loss = 'train/', val_loss = 'val/' }
 local names = { val_loss = 'loss' }
 local left_out = { step = true, time = true, last = true, more = true }
 
--- The Event of a step: a Value { tag = 1, simple_value = 2 } for each figure, by name.
+-- Returns the Event of a step: a Value { tag = 1, simple_value = 2 } for each figure, by name.
 local function step_event(record)
    local keys, values = {}, {}
    local function add(t)

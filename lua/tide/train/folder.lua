@@ -18,7 +18,7 @@ local folder = {}
 
 local is_step = '^step%-%d+$'
 
--- The name of the checkpoint of a step.
+-- Returns the name of the checkpoint of a step.
 function folder.name(step) return ('step-%08d'):format(step) end
 
 -- Splits 'runs/a/step-00000040' into 'runs/a' and 'step-00000040'; nil for other paths.
@@ -32,7 +32,7 @@ end
 
 local function has_manifest(path) return fs.exists(fs.join(path, 'manifest.json')) end
 
--- Names of the published checkpoints below `out`, oldest first.
+-- Returns the names of the published checkpoints below `out`, oldest first.
 function folder.list(op, out)
    local list = {}
    if not fs.is_dir(out) then return list end
@@ -42,22 +42,23 @@ function folder.list(op, out)
    return list
 end
 
--- What LATEST says, or nil without it.
+-- Returns what LATEST says, or nil without it.
 function folder.latest(op, out)
    local path = fs.join(out, 'LATEST')
    if not fs.exists(path) then return nil end
    return (fs.read(op, path):gsub('%s+$', ''))
 end
 
--- The step of the newest checkpoint below `out`, by LATEST or, without it, by name; else nil.
+-- Returns the step of the newest checkpoint below `out`, by LATEST or, without it, by name; else
+-- nil.
 function folder.step_in(op, out)
    local list = folder.list(op, out)
    local name = folder.latest(op, out) or list[#list]
    return name and tonumber(name:match '^step%-(%d+)$' or 0) or nil
 end
 
--- Where the checkpoint `name` of `out` lies now, or nil. A process that was killed between the two
--- renames of `publish` has left it under its other name.
+-- Returns where the checkpoint `name` of `out` lies now, or nil. A process that was killed between
+-- the two renames of `publish` has left it under its other name.
 local function place_of(out, name)
    for _, prefix in ipairs { '', '.old-' } do
       local path = fs.join(out, prefix .. name)
@@ -71,7 +72,7 @@ local function listed(op, out)
    return #list > 0 and ('; there are ' .. table.concat(list, ', ', math.max(1, #list - 4))) or ''
 end
 
--- The error of a folder without a checkpoint.
+-- Raises the error of a folder without a checkpoint.
 local function find_failed(op, where)
    local out = split(where)
    if not fs.is_dir(where) then
@@ -84,7 +85,8 @@ local function find_failed(op, where)
    err.raise('E_IO', op, 'no checkpoint in %s (neither manifest.json nor LATEST)', where)
 end
 
--- The folder of the checkpoint that `where` stands for: itself, or a run's newest by LATEST.
+-- Returns the folder of the checkpoint that `where` stands for: itself, or a run's newest by
+-- LATEST.
 function folder.find(op, where)
    local out, name = split(where)
    if has_manifest(where) then return where end
@@ -98,7 +100,7 @@ function folder.find(op, where)
 end
 
 -- Returns what to do about a damaged checkpoint, for the end of the message: to resume from the one
--- before it, else from another of its run, else to begin anew. '' for one that is in no run.
+-- before it, else from another of its run, else to start over. '' for one that is in no run.
 function folder.older(op, path)
    local out, name = split((path:gsub('%.old%-', '')))
    if not out then return '' end
@@ -108,7 +110,7 @@ function folder.older(op, path)
       if item ~= name then other = item end
    end
    if not other then
-      return '; its run has no other checkpoint: restore this one from a copy, or begin anew '
+      return '; its run has no other checkpoint: restore this one from a copy, or start over '
          .. '(overwrite = true, or --overwrite)'
    end
    local place = fs.join(out, before or other)
@@ -149,7 +151,7 @@ function folder.check_out(op, out)
       run and ', which is ' .. run .. ' here' or '')
 end
 
--- An empty folder to write the checkpoint `name` into.
+-- Returns an empty folder to write the checkpoint `name` into.
 function folder.stage(op, out, name)
    local staged = fs.join(out, '.staging-' .. name)
    folder.check_out(op, out)
@@ -228,7 +230,7 @@ function folder.set_aside(op, out, step)
    return final
 end
 
--- Whether `path`, a checkpoint, belongs to the run in `out`.
+-- Returns whether `path`, a checkpoint, belongs to the run in `out`.
 function folder.is_of(path, out)
    local run = split((path:gsub('%.old%-', '')))
    return run ~= nil and fs.resolve(run) == fs.resolve(out)
@@ -236,7 +238,7 @@ end
 
 -- ---- one run at a time -------------------------------------------------------------------------
 
--- What a run that was killed has left. The lock is held, so no other run writes here.
+-- Removes what a run that was killed has left. The lock is held, so no other run writes here.
 local function sweep(op, out)
    folder.repair(op, out)
    for _, name in ipairs(fs.list(op, out)) do

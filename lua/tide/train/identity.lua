@@ -14,7 +14,7 @@ local M = {}
 local op = 'train.identity'
 local head_bytes, piece_bytes, piece_count = 2 ^ 16, 4096, 64
 
--- A hash of what is read of a file of weights.
+-- Returns a hash of what is read of a file of weights.
 local function sampled(path)
    local size, hash = fs.size(path), fs.io().xxh64
    local file = size and io.open(path, 'rb')

@@ -63,8 +63,8 @@ local function explained(words, fn, ...)
    return unpack(r, 2, r.n)
 end
 
--- The results of fn(...), whose arguments follow from the command line: what it raises is told in
--- one line, with the options that the fields of a model come from.
+-- Returns the results of fn(...), whose arguments follow from the command line: what it raises is
+-- printed in one line, with the options that the fields of a model come from.
 function Job:check(fn, ...) return err.people(given_codes, explained, self.words, fn, ...) end
 
 -- ---- the run that it resumes -------------------------------------------------------------------
@@ -72,15 +72,15 @@ function Job:check(fn, ...) return err.people(given_codes, explained, self.words
 -- What belongs to one start of the program and not to the run: never taken from a checkpoint.
 local own = { 'out', 'resume', 'resume_from', 'overwrite', 'threads', 'plan' }
 
--- A checkpoint is complete and stays as it is: no run goes on inside it.
+-- Refuses an --out that is a checkpoint: it is complete, and no run continues inside it.
 local function check_folder(name, out)
    if not fs.exists(fs.join(out, 'manifest.json')) then return end
    err.usage(name, '--out %s is a checkpoint, not the folder of a run; give --resume-from %s to '
       .. 'resume from it', out, out)
 end
 
--- A checkpoint of another run goes on in a folder that holds none: a fork, which leaves that run as
--- it is.
+-- Refuses to continue a checkpoint of another run in a folder that holds checkpoints already. In a
+-- folder without it is a fork, which leaves that run as it is.
 local function check_fork(op, name, out)
    local folder = require 'tide.train.folder'
    if folder.is_of(name, out) then return end
@@ -107,7 +107,7 @@ local function settle_resume(recipe, opt, given)
    opt.resume, opt.resume_from = true, name
 end
 
--- The options kept in a checkpoint, as this program writes them.
+-- Returns the options kept in a checkpoint, as this program writes them.
 local function kept_options(opt)
    local kept = require('tide.train.checkpoint').recipe(opt.resume_from or opt.out)
    for _, k in ipairs(own) do kept[k] = opt[k] end
@@ -123,9 +123,9 @@ local function names_mesh(given)
    return false
 end
 
--- The options that --resume puts in place of the defaults, and { options (those of the checkpoint),
--- other_mesh }. A mesh is one thing: giving one axis gives all of them, and what says how the
--- tensor-parallel axis is used goes with it.
+-- Returns the options that --resume puts in place of the defaults, and { options (those of the
+-- checkpoint), other_mesh }. A mesh is one thing: giving one axis gives all of them, and what says
+-- how the tensor-parallel axis is used goes with it.
 local function options_before(recipe, opt, given)
    settle_resume(recipe, opt, given)
    if not opt.resume then return nil end
@@ -138,13 +138,14 @@ local function options_before(recipe, opt, given)
    return base, resumed
 end
 
--- Another attempt of this very job goes on by itself (tide run --max-restarts).
+-- Returns whether this is another attempt of the same job, which continues by itself (tide run
+-- --max-restarts).
 local function is_restart(opt) return launch.resume_from(opt.out) ~= nil end
 
--- The same of a job that has begun.
+-- Returns the same for a job that has begun.
 function Job:is_restart() return is_restart(self.opt) end
 
--- A run is never written over unless that is asked for.
+-- Refuses to write over a run, unless that is asked for.
 local function check_out(self)
    local opt = self.opt
    err.usage_if(opt.resume and opt.overwrite, self.name, '--resume and --overwrite exclude each '
@@ -205,7 +206,7 @@ end
 local paths = { 'data', 'val_data', 'chat_template', 'tokenizer', 'from', 'adapter', 'export',
    'teacher', 'teacher_cache', 'reference' }
 
--- The paths of an option from the root of the file system.
+-- Returns the paths of an option from the root of the file system.
 local function absolute(data)
    if type(data) ~= 'table' then return data and fs.absolute(data) end
    local list = {}
@@ -213,7 +214,7 @@ local function absolute(data)
    return list
 end
 
--- The ranks of the run; on GPUs, each with its own if there are as many.
+-- Returns the ranks of the run; on GPUs, each with its own if there are as many.
 local function world_of(opt)
    local tide = require 'tide'
    return err.people({ 'E_DEVICE', 'E_UNSUPPORTED', 'E_STATE', 'E_COMM' }, function()
@@ -225,7 +226,7 @@ end
 local function begin(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
    local before = resumed and resumed.options
-   for _, o in ipairs { opt, before } do                    -- any folder goes on
+   for _, o in ipairs { opt, before } do                    -- any folder continues
       for _, name in ipairs(paths) do o[name] = absolute(o[name]) end
    end
    if before then parser:refuse_fixed(before, opt, given, recipe.name) end
@@ -247,14 +248,14 @@ end
 
 -- ---- what a recipe asks for --------------------------------------------------------------------
 
--- Whether this start continues in the folder of the run that it resumes, and is no fork.
+-- Returns whether this start continues in the folder of the run that it resumes, so is not a fork.
 function Job:is_same_run()
    local from = self.opt.resume_from
    if not from then return self.resumed ~= nil end
    return require('tide.train.folder').is_of(from, self.opt.out)
 end
 
--- The mesh and the options of parallel.plan that the command line asks for.
+-- Returns the mesh and the options of parallel.plan that the command line asks for.
 function Job:mesh() return plan_options.read(self.opt, self.world.size, self.opt.plan) end
 
 -- Sets the steps of a recipe with --epochs, each of `rows` rows, unless --steps gives them or the
@@ -295,7 +296,8 @@ local function check_positions(self, corpus, plan)
    self.log:once('%s; it was not trained on longer ones', what)
 end
 
--- How many parameters there are: all, those trained where others are frozen, weights in 4 bits.
+-- Returns how many parameters there are: all, those trained where others are frozen, weights in 4
+-- bits.
 local function parameters_text(plan, dtype)
    local parts = { ('%d parameters (%s)'):format(plan.numel, dtype) }
    local trained, codes = 0, 0
@@ -324,7 +326,7 @@ local function tell(self, corpus, plan)
       kept > 1 and not opt.resume_from and (', the newest of %d checkpoints'):format(kept) or '')
 end
 
--- A run (train.run) in --out, which this start of the program begins or resumes. corpus,
+-- Returns a run (train.run) in --out, which this start of the program begins or resumes. corpus,
 -- plan: named on standard error. opts: those of train.run beside what belongs to the job.
 function Job:run(corpus, plan, opts)
    local opt, o = self.opt, copy(opts)

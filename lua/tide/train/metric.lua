@@ -29,11 +29,11 @@ local order = { 'step', 'loss', 'val_loss', 'grad_norm', 'lr', 'tokens_per_secon
 local own = { last = true, more = true }
 for _, name in ipairs(order) do own[name] = true end
 
--- Whether a name is that of a figure that every step has.
+-- Returns whether a name is that of a figure that every step has.
 function metric.is_own(name) return own[name] == true end
 
--- One line of JSON from a record of numbers: those of every step in a fixed order, then those of
--- the table `more` by name.
+-- Returns a line of JSON from a record of numbers: those of every step in a fixed order, then those
+-- of the table `more` by name.
 function metric.line(record)
    local op, parts = 'train.metric.line', {}
    err.type(op, 'record', record, 'table')
@@ -48,7 +48,7 @@ function metric.line(record)
    return '{' .. table.concat(parts, ',') .. '}'
 end
 
--- The numbers of such a line; nil for a torn last line.
+-- Returns the numbers of such a line; nil for a torn last line.
 function metric.parse(line)
    if not line:match '^{.*}$' then return nil end
    local record = {}
@@ -134,7 +134,7 @@ function Metric:flush()
    return true
 end
 
--- Mean training loss of the last n steps; NaN without one.
+-- Returns the mean training loss of the last n steps; NaN without one.
 function Metric:average(n)
    local y = self.series.loss.y
    local sum, count = 0, 0
@@ -142,7 +142,7 @@ function Metric:average(n)
    return sum / count
 end
 
--- The curves of training and validation loss as the text of an SVG.
+-- Returns the curves of training and validation loss as the text of an SVG.
 function Metric:svg(title)
    return plot.svg({ self.series.loss, self.series.val },
       { title = title or '', xlabel = 'step', ylabel = 'loss (nats per token)' })

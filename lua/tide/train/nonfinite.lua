@@ -8,11 +8,11 @@ local tide = require 'tide'
 
 local nonfinite = {}
 
--- Whether a number is neither infinite nor NaN.
+-- Returns whether a number is neither infinite nor NaN.
 function nonfinite.is_finite(v) return v == v and math.abs(v) ~= math.huge end
 
--- Names of those of a list of { name, param } whose gradient is not finite: the first, and how many
--- more; nil if all are finite.
+-- Returns the names of those of a list of { name, param } whose gradient is not finite: the first,
+-- and how many more; nil if all are finite.
 local function first_bad(named)
    local first, more = nil, 0
    for _, entry in ipairs(named) do
@@ -24,7 +24,7 @@ local function first_bad(named)
    return first, more
 end
 
--- What is not finite here, as text: loss (a number) and the gradients of `named`, a list of
+-- Returns what is not finite here, as text: loss (a number) and the gradients of `named`, a list of
 -- { name, param }; nil if nothing is.
 function nonfinite.find(loss, named)
    local grads, parts = {}, {}
@@ -41,8 +41,9 @@ function nonfinite.find(loss, named)
    return #parts > 0 and table.concat(parts, ', ') or nil
 end
 
--- What the ranks of comm found (text or nil each), in one clause. sum: what this rank found in its
--- part of the sums over ranks, where the gradients of each are not known. Every rank calls it.
+-- Returns what the ranks of comm found (text or nil each), in one clause. sum: what this rank found
+-- in its part of the sums over ranks, where the gradients of each are not known. Every rank calls
+-- it.
 function nonfinite.tell(comm, own, sum)
    local mine, list, summed = { own = own, sum = sum }, {}, nil
    local rows = comm.size > 1 and comm:all_gather_object(mine) or { mine }

@@ -34,7 +34,7 @@ local function bar(done, width)
    return '[' .. ('#'):rep(full) .. ('.'):rep(width - full) .. ']'
 end
 
--- Figures of the caller's own (run:metric) stand behind the norm.
+-- Figures of the caller's own (run:metric) follow the norm.
 -- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 1.2M tokens | 12.3k tok/s | 1.2 GiB"
 function progress.fields(r)
    for _, k in ipairs { 'loss', 'grad_norm', 'lr', 'tokens_per_second', 'memory_bytes' } do
@@ -53,7 +53,7 @@ function progress.fields(r)
    return table.concat(parts, ' | ')
 end
 
--- Seconds that are left after `step`, at the pace so far.
+-- Returns the seconds that are left after `step`, at the pace so far.
 function Progress:eta(step)
    local done = step - self.start
    if done < 1 then return math.huge end
@@ -87,7 +87,7 @@ function Progress:update(r)
    end
 end
 
--- A line of its own, above the bar if there is one.
+-- Prints a line of its own, above the bar if there is one.
 function Progress:note(fmt, ...)
    if self.quiet then return end
    local text = select('#', ...) > 0 and fmt:format(...) or fmt

@@ -33,7 +33,7 @@ function reduce.loss_of(self, batch, count, options)
       'a model whose loss(ids, labels, opts) returns a tensor of one element', loss)
 end
 
--- Forward and backward of one micro-batch; returns its share of the loss.
+-- Runs forward and backward of one micro-batch; returns its share of the loss.
 function reduce.whole_loss(self, batch, count)
    local loss = reduce.loss_of(self, batch, count, self.loss_options)
    loss:backward()
@@ -41,12 +41,12 @@ function reduce.whole_loss(self, batch, count)
    return loss:detach()                    -- handles of gradients would make the next sum a copy
 end
 
--- The same in a scope.
+-- Returns the same, computed in a step scope.
 function reduce.micro_loss(self, batch, count)
    return (tide.scope(function() return reduce.whole_loss(self, batch, count) end))
 end
 
--- Reads the losses of this rank's micro-batches and what stands behind them in the list, at once:
+-- Reads the losses of this rank's micro-batches and the tensors behind them in the list together:
 -- the host waits for the device once. Returns the sum of the losses, and the rest.
 function reduce.read(losses, ...)
    local list, n, sum = { unpack(losses) }, #losses, 0
@@ -59,8 +59,8 @@ function reduce.read(losses, ...)
    return sum, unpack(numbers, n + 1)
 end
 
--- Gradients of the micro-batches, summed over ranks. Returns the losses on the device; with several
--- ranks they are read, and the second result is their sum over all.
+-- Returns the sums the gradients of the micro-batches over ranks. Returns the losses on the device;
+-- with several ranks they are read, and the second result is their sum over all.
 function reduce.micros(self, batches, count)
    local comm, optim, losses = self.comm, self.optim, {}
    optim:zero_grad()
@@ -74,8 +74,8 @@ function reduce.micros(self, batches, count)
    return losses, sums[1]
 end
 
--- run(i, batch) for each micro-batch. Reduction is the sharded model's: after the last, or after
--- each.
+-- Calls run(i, batch) for each micro-batch. Reduction is the sharded model's: after the last, or
+-- after each.
 function reduce.each_sharded(self, batches, run)
    local sharded = self.parallel
    sharded:zero_grad()
@@ -90,7 +90,7 @@ function reduce.each_sharded(self, batches, run)
    end)
 end
 
--- As micros, of a sharded model.
+-- Sums as micros does, for a sharded model.
 function reduce.sharded_micros(self, batches, count)
    local losses = {}
    reduce.each_sharded(self, batches, function(i, batch)
@@ -107,7 +107,7 @@ function reduce.sharded_micros(self, batches, count)
    return losses, sums[1]
 end
 
--- The global norm and the factor that clips it (nil: none).
+-- Returns the global norm and the factor that clips it (nil: none).
 function reduce.norm_of(self)
    if not self.parallel then return clip.by_norm(self.optim:grads(), self.clip) end
    local norm = parallel_clip.norm(self.parallel)
@@ -115,9 +115,9 @@ function reduce.norm_of(self)
    return norm, tide.update.clip_factor(norm, self.clip)
 end
 
--- A step is not applied: what is not finite, and on which rank. Gradients of a sharded model are
--- known as sums over ranks only, unless it checks them before (check_for_nan_in_grad); those of one
--- rank are still what backward left. loss: of one rank.
+-- Returns why a step is not applied: what is not finite, and on which rank. Gradients of a sharded
+-- model are known as sums over ranks only, unless it checks them before (check_for_nan_in_grad);
+-- those of one rank are still what backward left. loss: of one rank.
 function reduce.blame(self, loss)
    if not self.parallel and self.comm.size == 1 then
       self.found = nonfinite.find(loss, self.model:named_parameters())

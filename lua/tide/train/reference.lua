@@ -11,7 +11,7 @@ local spread_ = require 'tide.nn.spread'
 
 local reference = {}
 
--- Sums of the answers of some rows, a list, over the ranks that share them.
+-- Returns the sums of the answers of some rows, a list, over the ranks that share them.
 local function sums_of(model, batch)
    local handle = spread_.of(model).cp
    batch = batches.settled('train.reference.compute', 'batch', batch)
@@ -26,8 +26,8 @@ local function sums_of(model, batch)
    end):tolist()
 end
 
--- Sums by the first token of an answer, of all rows; each rank with data of its own has its share,
--- and all run the model equally often.
+-- Returns the sums by the first token of an answer, of all rows; each rank with data of its own has
+-- its share, and all run the model equally often.
 local function part(run, sampler, source, cu, rows, o)
    local data, list = run.data, {}
    local place = {}

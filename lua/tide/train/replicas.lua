@@ -73,8 +73,8 @@ function replicas.set_groups(self, op)
    end
 end
 
--- What an optimiser does, as text; rates by the step are compared in each. The pieces of a sharded
--- model need not make the same groups.
+-- Returns what an optimiser does, as text; rates by the step are compared in each. The pieces of a
+-- sharded model need not make the same groups.
 local function optim_text(optim, sharded)
    local lr = type(optim.lr) == 'function' and 'by the step' or tostring(optim.lr)
    local list = { canonical(optim.defaults) }
@@ -86,7 +86,7 @@ local function optim_text(optim, sharded)
    return ('%s, lr %s, %s'):format(tostring(optim.class_name), lr, table.concat(list, '; '))
 end
 
--- Names of the parameters that an optimiser changes, by group.
+-- Returns the names of the parameters that an optimiser changes, by group.
 local function optim_names(optim)
    local list = {}
    for i, group in ipairs(optim.groups or {}) do
@@ -160,7 +160,7 @@ function replicas.check_loss(self, loss)
    end
 end
 
--- The labels that count in all batches of the step, and the batches, settled.
+-- Returns the labels that count in all batches of the step, and the batches, settled.
 function replicas.counted(self, batches, lr)
    batches = batches_.settled_list('train.step', batches)
    if lr ~= nil then err.number('train.step', 'lr', lr, 0) end

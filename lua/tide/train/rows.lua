@@ -44,14 +44,15 @@ function rows.check_ids(op, name, ids, vocab)
    end
 end
 
--- Whether the model takes rows of different lengths in one call.
+-- Returns whether the model takes rows of different lengths in one call.
 function rows.takes_ragged(model)
    return class.is(model, causal_lm) and not rows.varying_rope(model)
 end
 
 -- ---- taking up earlier tokens ------------------------------------------------------------------
 
--- Whether all caches can go back to their first n tokens: a state holds all tokens together.
+-- Returns whether all caches can go back to their first n tokens: a state holds all tokens
+-- together.
 local function can_shorten(caches, n)
    for _, cache in ipairs(caches) do
       if cache.state or cache.conv or not kv_cache.can_shorten(cache, n) then return false end
@@ -70,7 +71,7 @@ end
 
 -- ---- calls -------------------------------------------------------------------------------------
 
--- Position i64 [B, T] and (document, column) i32 [B, T, 2] of columns after self.width.
+-- Returns the position i64 [B, T] and (document, column) i32 [B, T, 2] of columns after self.width.
 local function places(self, T)
    local positions, index = {}, {}
    for r, lead in ipairs(self.leads) do
@@ -113,8 +114,8 @@ function Rows:advance(lists)
    return logits:select(2, logits:size(2)):float()
 end
 
--- Whether the next token switches longrope to its long factors, so that all tokens are to be read
--- anew, as transformers does.
+-- Returns whether the next token switches longrope to its long factors, so that all tokens must be
+-- read again, as transformers does.
 function Rows:switches()
    return rope_type(self.rope) == 'longrope' and self.width == self.rope.trained_length
 end

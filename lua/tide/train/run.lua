@@ -94,13 +94,13 @@ function Run:close()
    launch.unwatch()
 end
 
--- A raw Lua error gets the stack trace of where it was raised, once.
+-- Adds to a raw Lua error, once, the stack trace of where it was raised.
 local function traced(e)
    if type(e) ~= 'string' or err.of(e) or e:find('\nstack traceback:', 1, true) then return e end
    return debug.traceback(e, 2)
 end
 
--- The results of fn(self, ...); an error closes the run on its way.
+-- Returns the results of fn(self, ...); an error closes the run on its way.
 local function guarded(self, fn, ...)
    if self.closed then err.raise('E_STATE', self.op, 'the run is closed') end
    local r = pack(xpcall(fn, traced, self, ...))
@@ -111,8 +111,8 @@ end
 
 -- ---- evaluation --------------------------------------------------------------------------------
 
--- What is evaluated, and how a list of that becomes a batch: rows as the sampler makes them, or
--- windows.
+-- Returns what is evaluated, and how a list of that becomes a batch: rows as the sampler makes
+-- them, or windows.
 local function held_out(o)
    local sampler = o.sampler
    if sampler.make then
@@ -165,13 +165,13 @@ function Run:evaluate() return guarded(self, evaluate) end
 
 -- ---- checkpoints -------------------------------------------------------------------------------
 
--- The validation loss of the present step, if it is known and JSON can hold it.
+-- Returns the validation loss of the present step, if it is known and JSON can hold it.
 local function known_loss(self)
    local v = self.val_step == self.step and self.val_loss or nil
    return v and is_finite(v) and v or nil
 end
 
--- What train.state collects and restores of a run.
+-- Returns what train.state collects and restores of a run.
 local function parts_of(o)
    return { model = o.model, optim = o.optim, sampler = o.sampler, ctx = o.ctx, accum = o.accum,
       fingerprint = o.fingerprint, parallel = o.parallel }
@@ -212,7 +212,7 @@ function Run:save() guarded(self, save) end
 
 -- ---- steps -------------------------------------------------------------------------------------
 
--- What to do about a step that was not applied: count it and go on, or stop.
+-- Handles a step that was not applied: counts it and continues, or stops.
 local function handle_skip(self, r)
    local o = self.opts
    self.skips = self.skips + 1
@@ -251,7 +251,7 @@ local function one_step(self, n)
    return self.record
 end
 
--- Whether validation has not improved for as long as the option `patience` allows.
+-- Returns whether validation has not improved for as long as the option `patience` allows.
 local function is_stale(self)
    local limit = self.opts.patience
    return limit > 0 and self.best ~= nil and self.best.since >= limit

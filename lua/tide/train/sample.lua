@@ -28,7 +28,7 @@ end
 -- ---- one group of prompts ----------------------------------------------------------------------
 
 -- Returns the id of the largest logit of each row, found without copying the logits out; nil where
--- the draw needs more than that: it has penalties or a temperature, or NaN is to be refused.
+-- the draw needs more than that: it has penalties or a temperature, or refuses NaN.
 local function best_ids(logits, o)
    if o.temperature ~= 0 or o.repetition_penalty ~= 1 or o.presence_penalty ~= 0
       or o.frequency_penalty ~= 0 then
@@ -40,8 +40,8 @@ local function best_ids(logits, o)
    return logits:argmax(2):tolist()
 end
 
--- Draws the next id of each answer that goes on; the others repeat their last one, so that their
--- rows stay. Returns whether any answer goes on.
+-- Draws the next id of each answer that has not ended; the others repeat their last one, so that
+-- their rows stay. Returns whether any has not ended.
 local function draw_rows(group, logits, i, o)
    local goes_on, best = false, best_ids(logits, o)
    local lists = not best and logits:tolist()
@@ -57,8 +57,8 @@ local function draw_rows(group, logits, i, o)
    return goes_on
 end
 
--- The ids of each answer that a model reads anew: all in its window, or the second half of the
--- context where that is full.
+-- Returns the ids of each answer that a model without keys and values of it must read: all in its
+-- window, or the second half of the context where that is full.
 local function windows(group, context)
    local lists = {}
    for r, answer in ipairs(group) do
@@ -69,7 +69,7 @@ local function windows(group, context)
    return lists
 end
 
--- Whether an answer's window has no room for another token, or holds none yet.
+-- Returns whether an answer's window has no room for another token, or holds none yet.
 local function is_full(group, context)
    for _, answer in ipairs(group) do
       local n = answer.window
@@ -79,7 +79,7 @@ local function is_full(group, context)
 end
 
 -- Continues the answers of a group together. Answers that have ended leave it when the others are
--- read anew.
+-- read again.
 local function run_group(rows, group, o)
    local context, goes_on = rows.context, true
    for i = 1, o.tokens do
@@ -132,7 +132,8 @@ local function settled(op, model, o)
    return o
 end
 
--- The columns for a call: those that opts.cache keeps, if they are of this model, or new ones.
+-- Returns the columns for a call: those that opts.cache keeps, if they are of this model, or new
+-- ones.
 local function columns(model, o)
    local first = model:parameters()[1]
    local fresh = rows_.new(model, o.context, o.device or first and first.device)
@@ -143,7 +144,8 @@ local function columns(model, o)
    return kept
 end
 
--- Groups of answers that run together: all, where the model takes rows of different lengths.
+-- Returns the groups of answers that run together: all, where the model takes rows of different
+-- lengths.
 local function grouped(model, list)
    if rows_.takes_ragged(model) then return { list } end
    local groups, of_length = by_key()
@@ -210,6 +212,6 @@ return signature.doors('train.sample', sample, {
    pick = { 'logits: table; u: number in [0, 1]', opts = { drawing, going_on } },
    generate = { 'model: module; prompt: string | integer[]', opts = { drawing, going_on,
       'cache: table? -- empty at first: keeps keys, values and states; the next call with it reads '
-      .. 'anew only from the first id that differs' } },
+      .. 'only from the first id that differs' } },
    batch = { 'model: module; prompts: table', opts = { drawing, going_on } },
 })

@@ -19,9 +19,9 @@ local state = require 'tide.train.state'
 
 local score = {}
 
--- The model of a checkpoint (or of a run's newest) of any family of tide.model, sharded over the
--- ranks of comm, each of which reads its part only. Collective. Returns the model, the Sharded, and
--- the configuration. E_UNSUPPORTED: another architecture; E_SHAPE: other parameters.
+-- Loads the model of a checkpoint (or of a run's newest) of any family of tide.model, sharded over
+-- the ranks of comm, each of which reads its part only. Collective. Returns the model, the Sharded,
+-- and the configuration. E_UNSUPPORTED: another architecture; E_SHAPE: other parameters.
 function score.load(where, opts)
    local op = 'train.score.load'
    local saved = checkpoint.load(where, { device = opts.device, model_only = true, lazy = true })
@@ -48,8 +48,9 @@ local function check_request(q, r, seq, vocab)
       .. 'seq = %d', name, #q.continuation, seq)
 end
 
--- Rows that the model sees: { ids, parts = { { request, first } } }; `first` is the column, from 0,
--- that predicts the first id of the request's continuation. Requests of equal rows share one.
+-- Returns the rows that the model sees: { ids, parts = { { request, first } } }; `first` is the
+-- column, from 0, that predicts the first id of the request's continuation. Requests of equal rows
+-- share one.
 local function rows_of(requests, seq, vocab)
    local rows, at = by_key(function(ids, r) return { ids = ids, parts = {}, order = r } end)
    for r, q in ipairs(requests) do
@@ -62,7 +63,7 @@ local function rows_of(requests, seq, vocab)
    return rows
 end
 
--- Rows as batches for `size` ranks, the longest first.
+-- Returns the rows as batches for `size` ranks, the longest first.
 local function batches_of(rows, o, size, is_padded)
    table.sort(rows, function(a, b)
       if #a.ids ~= #b.ids then return #a.ids > #b.ids end
@@ -83,7 +84,8 @@ end
 
 -- ---- the model ---------------------------------------------------------------------------------
 
--- Rows padded on the right, the index of each predicting token among all, and the targets.
+-- Returns the rows padded on the right, the index of each predicting token among all, and the
+-- targets.
 local function inputs_of(batch, requests)
    local inputs, index, targets, length = {}, {}, {}, #batch[1].ids
    for b, row in ipairs(batch) do
@@ -100,7 +102,7 @@ local function inputs_of(batch, requests)
    return inputs, index, targets
 end
 
--- Log-probabilities of a batch, one part after the other.
+-- Returns log-probabilities of a batch, one part after the other.
 local function run_batch(model, batch, requests, device)
    return tide.scope(function()
       local at = { dtype = 'i64', device = device }
@@ -133,9 +135,9 @@ local function deal(out, batch, requests, values)
    end
 end
 
--- Log-probabilities (natural) of continuations, each id given those before it: a list for each
--- request { context = ids, continuation = ids }. The last seq + 1 ids of a request are seen. Every
--- rank calls it with the same requests, which are shared out, and gets all.
+-- Returns log-probabilities (natural) of continuations, each id given those before it: a list for
+-- each request { context = ids, continuation = ids }. The last seq + 1 ids of a request are seen.
+-- Every rank calls it with the same requests, which are shared out, and gets all.
 function score.loglikelihood(model, requests, opts)
    local comm = opts.sharded and opts.sharded.comm or dist.solo()
    local rows = rows_of(requests, opts.seq, (model.config or {}).vocab_size)
@@ -170,8 +172,8 @@ function score.windows(ids, seq)
    return list
 end
 
--- Log-probabilities (natural) of the second to the last of a list of ids, each given those before
--- it in its window (see windows). Every rank calls it and gets all.
+-- Returns log-probabilities (natural) of the second to the last of a list of ids, each given those
+-- before it in its window (see windows). Every rank calls it and gets all.
 function score.logprob(model, ids, opts)
    if #ids < 2 then err.arg('train.score.logprob', 'ids', 'at least two ids', ids) end
    local list = {}

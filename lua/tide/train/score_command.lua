@@ -30,7 +30,7 @@ local options = {
    { 'threads', 0, 'threads per rank; 0: chosen by the program', min = 0, max = 1024 },
 }
 
--- The tokenizer of texts. A model without one takes bytes, if it has their vocabulary.
+-- Returns the tokenizer of texts. A model without one takes bytes, if it has their vocabulary.
 local function tokenizer_of(tide, opt, vocab)
    if opt.tokenizer then return tide.tokenizer.load(opt.tokenizer) end
    local tok = tide.tokenizer.find(opt.from, vocab)
@@ -50,20 +50,21 @@ local function read(tide, opt)
    elseif not opt.ids then
       work.text = opt.text or tide.util.fs.read(opt.op, opt.file)
       local what = opt.file and require('tide.data.kind').of(work.text:sub(1, 64))
-      if what then err.usage(opt.op, '--file: %s is no text: %s', opt.file, what) end
+      if what then err.usage(opt.op, '--file: %s is not text: %s', opt.file, what) end
       if work.text == '' then err.usage(opt.op, 'there is nothing to score') end
    end
    return work
 end
 
--- The tokens that a window has: at most as many as the model is for, 2048 where it has no bound.
+-- Returns the tokens that a window has: at most as many as the model is for, 2048 where it has no
+-- bound.
 local function window(opt, config)
    local most = config.max_position_embeddings
    if not most or most >= 2^31 - 1 then most = 2048 end
    return opt.seq > 0 and opt.seq or most
 end
 
--- Scores what is to be scored; returns it with its figures.
+-- Scores what the options name; returns it with its figures.
 local function compute(tide, opt)
    local work = read(tide, opt)
    local ranks = tide.comm.world().size

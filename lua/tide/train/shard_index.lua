@@ -16,7 +16,7 @@ signature.record('stored_box', 'a table', { 'file: string', 'name: string?', 'of
 signature.record('stored_tensor', 'a table', { 'shape: ' .. counts, 'pieces: stored_box[]',
    "dtype: 'f32' | 'f64' | 'bf16' | 'f16' | 'i32' | 'i64' | 'u8' | 'bool'" })
 
--- What is wrong with a box of a tensor of this shape, or nil.
+-- Returns what is wrong with a box of a tensor of this shape, or nil.
 local function wrong_box(p, shape)
    if #p.offset ~= #shape or #p.size ~= #shape then
       return ('a piece of %d dims at %d, where the tensor has %d'):format(#p.size, #p.offset,
@@ -30,8 +30,8 @@ local function wrong_box(p, shape)
    end
 end
 
--- What is wrong with how boxes lie in a tensor, or nil. Boxes go by their first row; each is
--- compared with those before it that reach into its rows.
+-- Returns what is wrong with how boxes lie in a tensor, or nil. Boxes go by their first row; each
+-- is compared with those before it that reach into its rows.
 local function wrong_layout(pieces, shape)
    local sorted, open, sum = {}, {}, 0
    for i, p in ipairs(pieces) do sorted[i], sum = p, sum + dims.numel(p.size) end

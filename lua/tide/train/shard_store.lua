@@ -27,8 +27,8 @@ local function file_of(kind, rank, nrank)
    return ('%s-%05d-of-%05d.safetensors'):format(kind, rank, nrank)
 end
 
--- The boxes of item that none of `held` has, boxes that do not overlap. (Tensor-parallel ranks hold
--- what is not cut at other rows where their cut parts differ in size.)
+-- Returns the boxes of item that none of `held` has, boxes that do not overlap. (Tensor-parallel
+-- ranks hold what is not cut at other rows where their cut parts differ in size.)
 local function rest_of(item, held)
    local rest = { item }
    for _, other in ipairs(held) do
@@ -51,8 +51,8 @@ local function add_piece(row, item, box, file)
    return name
 end
 
--- Index of a kind from what all ranks hold, and what this rank writes: name -> tensor. mine: the
--- items of this rank with their tensors.
+-- Returns the index of a kind from what all ranks hold, and what this rank writes: name -> tensor.
+-- mine: the items of this rank with their tensors.
 local function plan_kind(comm, kind, all, mine)
    local index, file, seen, array = {}, {}, {}, fs.io().json.array
    for rank = 0, comm.size - 1 do
@@ -73,8 +73,8 @@ local function plan_kind(comm, kind, all, mine)
    return index, file
 end
 
--- Collective. pieces: { model = list, optim = list } of { name, t, shape, offset, size }. Returns
--- what this rank writes, file name -> { name = tensor }, and the index of all.
+-- Plans a save. Collective. pieces: { model = list, optim = list } of { name, t, shape, offset,
+-- size }. Returns what this rank writes, file name -> { name = tensor }, and the index of all.
 function store.plan(comm, pieces)
    local mine = {}
    for _, kind in ipairs { 'model', 'optim' } do
@@ -107,7 +107,7 @@ local function open_file(self, name)
    return self.files[name]
 end
 
--- The index of a checkpoint of one rank, from the headers of its files.
+-- Returns the index of a checkpoint of one rank, from the headers of its files.
 local function plain_index(self, manifest)
    local index = { model = {}, optim = {} }
    for _, kind in ipairs { 'model', 'optim' } do
@@ -124,7 +124,7 @@ local function plain_index(self, manifest)
    return index
 end
 
--- manifest: of the folder; check(name) raises if a file of it is damaged.
+-- Opens a checkpoint. manifest: of the folder; check(name) raises if a file of it is damaged.
 function store.open(op, folder, manifest, check)
    local self = setmetatable({ op = op, folder = folder, files = {}, check = check, nbyte = 0 },
       Store)
@@ -137,7 +137,7 @@ function store.open(op, folder, manifest, check)
    return self
 end
 
--- Whole shape of a tensor, or nil. kind: 'model' or 'optim'.
+-- Returns the whole shape of a tensor, or nil. kind: 'model' or 'optim'.
 function Store:shape(kind, name)
    local row = self.index[kind][name]
    return row and row.shape
@@ -149,10 +149,10 @@ function Store:dtype(kind, name)
    return row and row.dtype
 end
 
--- Sorted names of the tensors of a kind.
+-- Returns the sorted names of the tensors of a kind.
 function Store:names(kind) return sorted_keys(self.index[kind]) end
 
--- The common part of a box and a piece: offset and size; nil without one.
+-- Returns the common part of a box and a piece: offset and size; nil without one.
 local function common(offset, size, piece)
    local at, n = {}, {}
    for d = 1, #offset do
@@ -173,7 +173,7 @@ local function check_stored(self, file, row, piece, name)
       row.dtype, dims.text(piece.size))
 end
 
--- The rows of a piece that a box needs, cut to the box.
+-- Returns the rows of a piece that a box needs, cut to the box.
 local function load_part(self, name, row, piece, at, n, device)
    local file, opts = open_file(self, piece.file), { device = device }
    name = piece.name or name
@@ -191,7 +191,7 @@ function Store:touch(kind, name, offset, size)
    end
 end
 
--- A box of a tensor, in its stored dtype. offset counts from 0.
+-- Returns a box of a tensor, in its stored dtype. offset counts from 0.
 function Store:read(kind, name, offset, size, device)
    local row = self.index[kind][name]
    if not row then err.raise('E_FORMAT', self.op, "%s has no '%s'", self.folder, name) end
@@ -208,7 +208,7 @@ function Store:read(kind, name, offset, size, device)
    return out or tide.empty(size, { dtype = row.dtype, device = device })
 end
 
--- All tensors of a kind, whole: name -> tensor.
+-- Returns all tensors of a kind, whole: name -> tensor.
 function Store:all(kind, device)
    local list = {}
    for name, row in each(self.index[kind]) do

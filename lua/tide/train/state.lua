@@ -1,6 +1,6 @@
 -- What a run must save to continue exactly: model, optimiser, sampler, random numbers, step.
 --
--- Tensors go one way, plain data the other: `collect` gives both, `restore` takes both.
+-- Tensors and plain data are kept apart: `collect` gives both, `restore` takes both.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'
@@ -17,7 +17,7 @@ local states = require 'tide.nn.state'
 
 local state = {}
 
--- What the batches of a run depend on; a run resumes only with equal values.
+-- Returns what the batches of a run depend on; a run resumes only with equal values.
 local function data_of(run)
    local s = run.sampler
    return {
@@ -32,8 +32,8 @@ local function add_whole(list, name, t)
       size = t.shape }
 end
 
--- Whether an optimiser keeps the tensor `key`, "<parameter>.<field>", of whole parameters on every
--- rank that has a piece.
+-- Returns whether an optimiser keeps the tensor `key`, "<parameter>.<field>", of whole parameters
+-- on every rank that has a piece.
 local function is_whole(optim, key)
    return optim.whole_fields ~= nil and optim.whole_fields[key:match '[^.]*$'] == true
 end
@@ -67,8 +67,8 @@ local function add_buffers(list, model, wants)
    end)
 end
 
--- What a rank of a sharded model holds: lists of { name, t, shape, offset, size }; see shard_store.
--- wants: of which names; optim: nil for the model alone; kept: of its state_dict.
+-- Returns what a rank of a sharded model holds: lists of { name, t, shape, offset, size }; see
+-- shard_store. wants: of which names; optim: nil for the model alone; kept: of its state_dict.
 local function pieces_of(sharded, wants, optim, kept)
    local model, moments = {}, {}
    for _, p in ipairs(sharded:named_parameters()) do
@@ -88,7 +88,7 @@ end
 
 local function all_names() return true end
 
--- Model and optimiser of a run: whole, or as pieces.
+-- Returns model and optimiser of a run: whole, or as pieces.
 local function tensors_of(run)
    local moments, meta = run.optim:state_dict()
    if not run.parallel then return { model = run.model:state_dict(), optim = moments }, meta end
@@ -98,17 +98,17 @@ local function tensors_of(run)
    return { pieces = pieces_of(run.parallel, all_names, run.optim, moments), comm = comm }, meta
 end
 
--- The random numbers of a run are those of its context, the state's own unless it names one.
+-- Returns the context whose random numbers a run draws: the one it names, else the state's own.
 local function ctx_of(run) return run.ctx or tide.default() end
 
--- Whether the weights of a model hold the changes of its adapters (nn.lora.merge).
+-- Returns whether the weights of a model hold the changes of its adapters (nn.lora.merge).
 local function is_merged(model)
    local of = rawget(model, '_adapter')
    return of ~= nil and of.merged
 end
 
--- What a checkpoint says of a model beside its tensors. Merged weights are those of a model without
--- adapters.
+-- Returns what a checkpoint says of a model beside its tensors. Merged weights are those of a model
+-- without adapters.
 local function description(model)
    return { config = family.config(model), family = family.of(model),
       adapter = not is_merged(model) and rawget(model, 'adapter') or nil,
@@ -140,9 +140,9 @@ end
 
 local function not_of_adapters(name) return not low_rank.is_name(name) end
 
--- The weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no run
--- resumes. wants(name): which of them; nil: all, of a model with merged adapters those that it is
--- without them. Every rank calls it.
+-- Returns the weights of a sharded model alone, to give to checkpoint.save: a checkpoint that no
+-- run resumes. wants(name): which of them; nil: all, of a model with merged adapters those that it
+-- is without them. Every rank calls it.
 function state.weights(sharded, wants)
    wants = wants or is_merged(sharded.model) and not_of_adapters or all_names
    return { pieces = pieces_of(sharded, wants), comm = sharded.comm,
@@ -172,12 +172,12 @@ local function check_rows(op, saved, now)
       .. 'the same value', packed[saved.documents ~= nil], packed[now.documents ~= nil])
 end
 
--- An f32 master is the exact weight of a 16-bit parameter, and a wider parameter needs none: one
--- is restored as the other, with the same bits. (Shards of 16-bit parameters are
--- f32 by default.)
+-- Returns whether an optimiser keeps an f32 master of a parameter. The master is the exact weight
+-- of a 16-bit parameter, and a wider parameter needs none: one is restored as the other, with the
+-- same bits. (Shards of 16-bit parameters are f32 by default.)
 local function keeps_master(param) return param.dtype == 'bf16' or param.dtype == 'f16' end
 
--- The optimiser of a whole model, after the model.
+-- Loads the optimiser of a whole model, after the model.
 local function load_whole_optim(op, optim, saved, meta)
    local tensors = copy(err.type(op, 'saved.optim', saved.optim, 'table'))
    local counts = err.type(op, 'counts', err.type(op, 'saved.plain.optim', meta, 'table').counts,
@@ -197,7 +197,8 @@ end
 
 -- ---- into a sharded model ---------------------------------------------------------------------
 
--- Names and shapes of the stored model against those of this one: one error that lists all.
+-- Compares names and shapes of the stored model with those of this one: one error lists all that
+-- differ. Returns this one's, by name.
 local function check_stored(op, sharded, from)
    local own, stored = {}, {}
    for _, e in ipairs(sharded.entries) do own[e.name] = e.whole end
@@ -229,7 +230,7 @@ local function load_model(sharded, from)
    end)
 end
 
--- Names of the optimiser's tensors of a piece that the checkpoint has.
+-- Returns the names of the optimiser's tensors of a piece that the checkpoint has.
 local function optim_keys(p, optim, from, counts)
    local list = {}
    for _, field in ipairs(counts[p.name] and optim.fields or {}) do
@@ -249,7 +250,7 @@ local function each_part(p, optim, from, keys, fn)
    end
 end
 
--- Everything that can be wrong, before anything changes.
+-- Checks everything that can be wrong, before anything changes.
 local function check_pieces(op, sharded, optim, from, meta)
    local own = check_stored(op, sharded, from)
    for name in each(meta.counts) do
@@ -287,7 +288,7 @@ local function load_optim(sharded, optim, from, meta)
    optim:load_state_dict(tensors, { kind = meta.kind, steps = meta.steps, counts = counts })
 end
 
--- Collective: an error of one rank is one of all.
+-- Loads the pieces. Collective: an error of one rank is one of all.
 local function load_pieces(op, sharded, saved, optim)
    local from, meta = saved.store, saved.plain.optim
    dist.together(sharded.comm, op, function()
@@ -304,7 +305,7 @@ local function load_pieces(op, sharded, saved, optim)
    sharded:updated()
 end
 
--- The parameters alone of a sharded model, from checkpoint.load(where, { lazy = true }).
+-- Loads the parameters alone of a sharded model, from checkpoint.load(where, { lazy = true }).
 -- Collective.
 function state.restore_model(sharded, saved)
    load_pieces('train.state.restore_model', sharded, saved)

@@ -54,9 +54,9 @@ function step.new(opts)
    return self
 end
 
--- A whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied, what
--- is not finite, by rank and name. meanwhile: called when forward and backward are enqueued, before
--- the host waits for their results.
+-- Runs a whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied,
+-- what is not finite, by rank and name. meanwhile: called when forward and backward are enqueued,
+-- before the host waits for their results.
 function Step:run(batches, meanwhile)
    if self.captured then return captured.run(self, batches, meanwhile) end
    local lr = err.number('train.step', 'lr', self.optim:next_lr(), 0)
@@ -80,11 +80,11 @@ function Step:run(batches, meanwhile)
    return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied, cause = cause }
 end
 
--- Counts a step that was left out, so that the schedule goes on.
+-- Counts a step that was left out, so that the schedule continues.
 function Step:skip() self.optim.steps = self.optim.steps + 1 end
 
--- Mean loss per token over windows of a source that begin at `starts`, `batch` of them at a
--- time, shared among the ranks. make(starts) builds a batch.
+-- Returns the mean loss per token over windows of a source that begin at `starts`, `batch` of them
+-- at a time, shared among the ranks. make(starts) builds a batch.
 function Step:evaluate(starts, batch, make)
    local op = 'train.step.evaluate'
    local model = self.model

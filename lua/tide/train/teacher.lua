@@ -20,7 +20,7 @@ local teacher = {}
 
 -- ---- computing -------------------------------------------------------------------------------
 
--- The rows of top of a batch, [T, K] each, on the host.
+-- Returns the rows of top of a batch, [T, K] each, on the host.
 local function run_batch(model, batch, k, chunk)
    local found
    tide.no_grad(function()
@@ -45,7 +45,8 @@ local function put(part, rows, seq, ids, logp)
    end
 end
 
--- top of one source; each rank has its share of the rows, and all run the model equally often.
+-- Returns top of one source; each rank has its share of the rows, and all run the model equally
+-- often.
 local function part_of(run, sampler, source, rows, o)
    local comm, like = run.comm, { source.count, o.k }
    local part = { ids = tide.zeros(like, { dtype = 'i32' }),
@@ -67,7 +68,7 @@ local function part_of(run, sampler, source, rows, o)
    return part
 end
 
--- What top depends on, beside the teacher.
+-- Returns what top depends on, beside the teacher.
 local function conditions(sampler, corpus, vocab)
    return { vocab = vocab, seq = sampler.seq, long = sampler.long,
       train = data_tokens.fingerprint(corpus.train),
@@ -108,8 +109,8 @@ local function refuse(op, path, what, was, is)
       .. 'another one', path, what, tostring(was), tostring(is))
 end
 
--- Reads top from a file that save wrote for this corpus. E_FORMAT: it is no such file; E_ARG: it is
--- of other data or another vocabulary, seq, long or k.
+-- Reads top from a file that save wrote for this corpus. E_FORMAT: it is another kind of file;
+-- E_ARG: it is of other data or another vocabulary, seq, long or k.
 function teacher.load(path, sampler, corpus, opts)
    local op, io_ = 'train.teacher.load', fs.io()
    local file = fs.open_tensors(op, path)
@@ -137,7 +138,7 @@ end
 
 -- ---- batches ---------------------------------------------------------------------------------
 
--- The values of a batch of rows, [1, T, K]; 0 in padding.
+-- Returns the values of a batch of rows, [1, T, K]; 0 in padding.
 local function gathered(values, rows, seq, device)
    local list, K = {}, values:size(2)
    for r, row in ipairs(rows) do

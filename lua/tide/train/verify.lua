@@ -19,7 +19,7 @@ local function damaged(op, path, fmt, ...)
    err.raise('E_FORMAT', op, '%s%s', fmt:format(...), folder.older(op, path))
 end
 
--- The value of a JSON file of the checkpoint at `path`.
+-- Returns the value of a JSON file of the checkpoint at `path`.
 function verify.json(op, path, name)
    local ok, value = pcall(fs.read_json, op, fs.join(path, name))
    if ok then return value end
@@ -101,7 +101,7 @@ signature.record('stored_state', 'a table', { 'step: integer >= 0', 'optim: stor
    'sampler: table?', 'rng: stored_rng?', 'config: table?', 'family: string | false?',
    'data: table?', 'val_loss: any_number?', 'recipe: table?', 'job: string?' })
 
--- What state.json of the checkpoint at `path` holds, with fields that have their types.
+-- Returns what state.json of the checkpoint at `path` holds, with fields that have their types.
 function verify.plain(op, path)
    local plain = verify.json(op, path, 'state.json')
    local wrong = signature.wrong(plain, 'stored_state')

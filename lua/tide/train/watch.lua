@@ -12,7 +12,7 @@ local watch = {}
 
 -- ---- reading -----------------------------------------------------------------------------------
 
--- The records of a run, in order. path: its folder, or the file. E_IO: it has no metrics.
+-- Returns the records of a run, in order. path: its folder, or the file. E_IO: it has no metrics.
 function watch.read(op, path)
    local list, file = {}, path:find '%.jsonl$' and path or fs.join(path, 'metrics.jsonl')
    err.raise_if(not fs.exists(file), 'E_IO', op, '%s holds no run: it has no metrics.jsonl', path)
@@ -22,7 +22,7 @@ function watch.read(op, path)
    return list
 end
 
--- The folders of runs below dir (or dir itself), at most two levels down, sorted.
+-- Returns the folders of runs below dir (or dir itself), at most two levels down, sorted.
 function watch.find(op, dir)
    local found = {}
    local function look(path, depth)
@@ -43,7 +43,7 @@ end
 
 -- ---- tide runs ---------------------------------------------------------------------------------
 
--- The last figures of a run: { run, steps, tokens, loss, val_loss, best, speed, when }.
+-- Returns the last figures of a run: { run, steps, tokens, loss, val_loss, best, speed, when }.
 local function summary(path, records)
    local last = records[#records] or {}
    local s = { run = path, steps = last.step, tokens = last.tokens, loss = last.loss,
@@ -80,7 +80,7 @@ local function print_table(rows)
    end
 end
 
--- The records of a run as CSV, a column for each figure; empty where a step has none.
+-- Returns the records of a run as CSV, a column for each figure; empty where a step has none.
 function watch.csv(records)
    local names, seen, lines = {}, {}, {}
    for _, r in ipairs(records) do
@@ -108,7 +108,7 @@ local function people(fn, ...)
    return err.people({ 'E_ARG', 'E_IO', 'E_FORMAT' }, fn, ...)
 end
 
--- The words in front that are no options, and the rest.
+-- Returns the words before the first option, and the rest.
 local function split(words)
    local places, rest = {}, {}
    for _, word in ipairs(words) do
@@ -139,7 +139,7 @@ end
 
 -- ---- tide plot ---------------------------------------------------------------------------------
 
--- Running means of the last n values.
+-- Returns the running means of the last n values.
 local function smooth(y, n)
    local list, sum = {}, 0
    for i, v in ipairs(y) do
@@ -149,8 +149,8 @@ local function smooth(y, n)
    return list
 end
 
--- The figure `name` of records as a series for util.plot, smoothed over n steps; x: the figure that
--- it is drawn over. Steps without both, and values that are not finite, are left out.
+-- Returns the figure `name` of records as a series for util.plot, smoothed over n steps; x: the
+-- figure that it is drawn over. Steps without both, and values that are not finite, are left out.
 function watch.series(records, label, name, x, n)
    local s = { name = label, x = {}, y = {} }
    for _, r in ipairs(records) do

@@ -36,7 +36,7 @@ local cp_attention = {}
 local Inner = private.note { class_name = 'CpAttention' }
 Inner.__index = Inner
 
--- The communicators of a2a+p2p: neighbours, and the ranks with the same place among theirs.
+-- Returns the communicators of a2a+p2p: neighbours, and the ranks with the same place among theirs.
 -- Collective.
 function cp_attention.split(name, comm, n)
    err.integer(name, 'a2a', n, 1)
@@ -80,7 +80,7 @@ function Inner:with(context, fn)
    return finally(function() self.context = before end, fn)
 end
 
--- The parts of a ring are merged without their probabilities, which dropout would have to see.
+-- Refuses dropout in a ring, whose parts are merged without the probabilities that it would act on.
 function cp_attention.check_dropout(name, method)
    err.raise_if(method == 'ring' or method == 'a2a+p2p', 'E_UNSUPPORTED', name, 'attention dropout '
       .. "and the method '%s': probabilities are never in one place; give method 'allgather' or "
@@ -89,7 +89,8 @@ end
 
 -- ---- the methods -----------------------------------------------------------------------------
 
--- own: the queries are this rank's tokens, else those of all ranks; all: the keys are those of all.
+-- Attends. own: the queries are this rank's tokens, else those of all ranks; all: the keys are
+-- those of all.
 local function attend(q, k, v, mask, context, own, all)
    local device = q.device
    return nn_attend(q, k, v, {
@@ -163,7 +164,7 @@ local function check_call(name, context, q, k, opts)
    end
 end
 
--- The context of a call: its own, or that of `with`.
+-- Returns the context of a call: its own, or that of `with`.
 local function context_for(self, name, opts)
    local context = opts.context or self.context
    err.raise_if(not context, 'E_STATE', name, 'no batch is set; call the model with the context of '
@@ -178,7 +179,7 @@ local function context_for(self, name, opts)
    return context
 end
 
--- A call in a line.
+-- Returns a call in a line.
 local function kind_of(method, mask, q, k, v)
    local left, right = window.sides(mask.window)
    return ('%s, causal %s, window %s %s, softcap %s, scale %s, dropout %s, %s, %d rows, '
@@ -187,8 +188,9 @@ local function kind_of(method, mask, q, k, v)
       q:size(3), q:size(4), k:size(3), v:size(4))
 end
 
--- As tide.attention(q_BTHD, k_BTKD, v_BTKD, opts), of this rank's tokens, with opts.context. Every
--- rank must call. Ranks that differ in plan, documents, mask, method or heads all raise E_COMM.
+-- Computes tide.attention(q_BTHD, k_BTKD, v_BTKD, opts) of this rank's tokens with opts.context.
+-- Every rank must call. Ranks that differ in plan, documents, mask, method or heads all raise
+-- E_COMM.
 function Inner:__call(q, k, v, opts)
    local name = 'parallel.cp.attention'
    opts = err.options(name, opts, known)

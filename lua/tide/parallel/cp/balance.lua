@@ -19,7 +19,7 @@ local floor, min, max, huge = math.floor, math.min, math.max, math.huge
 
 -- ---- pairs -----------------------------------------------------------------------------------
 
--- Sum of min(p, reach) for p = 0 .. n - 1.
+-- Returns the sum of min(p, reach) for p = 0 .. n - 1.
 local function reach_sum(n, reach)
    if n <= reach + 1 then return n * (n - 1) / 2 end
    return reach * (reach + 1) / 2 + (n - reach - 1) * reach
@@ -34,7 +34,7 @@ end
 local read_mask = signature.options { 'causal: boolean = true', 'window: any?',
    'linear: number >= 0 = 0' }
 
--- A mask { causal = true, window = n | { left, right }, linear = 0 } as what the sums need.
+-- Returns a mask { causal = true, window = n | { left, right }, linear = 0 } as what the sums need.
 -- linear: pairs that a token costs beside its attention.
 function balance.mask(op, mask)
    mask = read_mask(op, mask)
@@ -45,7 +45,7 @@ function balance.mask(op, mask)
    return { left = left, right = right, linear = mask.linear }
 end
 
--- Index of the last document whose slot begins at or before position g.
+-- Returns the index of the last document whose slot begins at or before position g.
 function balance.document_at(slot, g)
    local lo, hi = 1, #slot - 1
    while lo < hi do
@@ -55,7 +55,7 @@ function balance.document_at(slot, g)
    return lo
 end
 
--- Work of positions from .. from + n - 1 of a stream of documents.
+-- Returns the work of positions from .. from + n - 1 of a stream of documents.
 function balance.cost_of(slot, real, from, n, mask)
    local sum, stop, d = n * mask.linear, from + n, balance.document_at(slot, from)
    while n > 0 and d < #slot and slot[d] < stop do
@@ -118,7 +118,8 @@ local function deal_class(blocks, first, last, hands, load)
    end
 end
 
--- The exchange of one block of a for one of b, of equal size, that brings their loads nearest.
+-- Returns the exchange of one block of a for one of b, of equal size, that brings their loads
+-- nearest.
 local function best_swap(a, b, gap)
    local found, left, x, y = nil, gap / 2, nil, nil
    for i = 1, #a do
@@ -164,8 +165,9 @@ function balance._add_run(runs, start, length)
    end
 end
 
--- A stream of ranks * per tokens over `ranks` ranks. slot, real: cumulative lengths. want: blocks
--- a rank (default: of 32 tokens or more, at most 64). Returns a list of runs for each rank.
+-- Shares out a stream of ranks * per tokens over `ranks` ranks. slot, real: cumulative lengths.
+-- want: blocks a rank (default: of 32 tokens or more, at most 64). Returns a list of runs for each
+-- rank.
 function balance.assign(slot, real, ranks, per, mask, want)
    local blocks, big = make_blocks(ranks, per, want, function(at, len)
       return balance.cost_of(slot, real, at, len, mask)

@@ -23,7 +23,7 @@ local batch_ = {}
 local primary = { 'input_ids', 'inputs_embeds', 'ids', 'embeds' }
 
 -- dim that counts tokens (from the end: -1 is the last) and the value of padding; 'pad' is
--- padding_token_id, 'next' goes on counting.
+-- padding_token_id, 'next' continues to count.
 batch_.fields = {
    input_ids = { dim = 2, fill = 'pad' }, ids = { dim = 2, fill = 'pad' },
    inputs_embeds = { dim = 2, fill = 0 }, embeds = { dim = 2, fill = 0 },
@@ -41,7 +41,7 @@ local masks = { attention_mask = true }
 -- ---- positions -------------------------------------------------------------------------------
 
 -- Gives a batch without position_ids the positions 0 .. S - 1, i64 [1, S]; one that has them stays
--- untouched, since packed rows count anew in each document. Changes and returns the batch.
+-- untouched, since packed rows count from 0 in each document. Changes and returns the batch.
 function batch_.build_position_ids(batch)
    if batch.position_ids ~= nil then return batch end
    local ids = signature.check('parallel.cp.build_position_ids', 'input_ids', batch.input_ids,
@@ -51,7 +51,7 @@ function batch_.build_position_ids(batch)
    return batch
 end
 
--- The name, tensor, B and S of the tokens.
+-- Returns the name, tensor, B and S of the tokens.
 local function primary_of(op, batch)
    local name
    for _, n in ipairs(primary) do
@@ -80,16 +80,17 @@ local function with_positions(op, out, name, t, B, S)
    out[key] = p
 end
 
--- (document, position) pairs i32 [B, S, 2] of a mask [B, S] that numbers documents from 1 (0 or
--- false: padding). Positions are those in the row, which orders tokens inside a document as well.
+-- Returns (document, position) pairs i32 [B, S, 2] of a mask [B, S] that numbers documents from 1
+-- (0 or false: padding). Positions are those in the row, which orders tokens inside a document as
+-- well.
 function batch_.document_index_of(mask)
    return mask_.index('parallel.cp.document_index_of', 'mask', mask)
 end
 
 -- ---- cutting ---------------------------------------------------------------------------------
 
--- A dim of v that has as many places as a row has tokens. Dims of 1 mean nothing, so rows of one
--- token are known by [B, 1, ..] alone.
+-- Returns a dim of v that has as many places as a row has tokens. Dims of 1 mean nothing, so rows
+-- of one token are known by [B, 1, ..] alone.
 local function token_dim(v, B, S)
    if S == 1 then
       local has = v.ndim >= 2 and v:size(2) == 1 and (v:size(1) == B or v:size(1) == 1)
@@ -100,7 +101,7 @@ local function token_dim(v, B, S)
    end
 end
 
--- How to cut a field; nil: it stays whole.
+-- Returns how to cut a field; nil: it stays whole.
 local function field_of(op, fields, name, v, B, S)
    local row = fields and fields[name]
    if row == false then return nil end
@@ -121,7 +122,7 @@ local function field_of(op, fields, name, v, B, S)
    return row
 end
 
--- Values that go on behind the last one, for padding at the end.
+-- Returns this rank's part of v; padding at the end continues to count from its last value.
 local function counted_on(plan, v, dim)
    local n = plan.padded - plan.length
    if n == 0 or plan.length == 0 or plan.from then return plan:shard(v, dim, 0) end
@@ -138,7 +139,7 @@ local function cut(plan, v, row, pad)
    return plan:shard(v, dim, row.fill == 'pad' and pad or row.fill)
 end
 
--- A new table in which every field with a value a token is this rank's part.
+-- Returns a new table in which every field with a value a token is this rank's part.
 local function cut_all(op, plan, batch, fields, pad, B, S)
    local out = {}
    for name, v in each(batch) do
@@ -150,8 +151,9 @@ local function cut_all(op, plan, batch, fields, pad, B, S)
    return out
 end
 
--- A copy of a batch, checked: labels, loss mask and positions are there and fit; what documents
--- and padding say of other fields is done. Returns the copy, what documents.of says, B and S.
+-- Returns a copy of a batch, checked: labels, loss mask and positions are there and fit; what
+-- documents and padding say of other fields is done. Returns the copy, what documents.of says, B
+-- and S.
 local function begin(op, batch, loss_mask)
    local out = copy(batch)
    local name, t, B, S = primary_of(op, out)
@@ -178,8 +180,8 @@ local function check_fields(op, fields)
    end
 end
 
--- Whether the rows of a batch are whole documents without padding, seen as the layers have it: on
--- one rank there is nothing to do then.
+-- Returns whether the rows of a batch are whole documents without padding, seen as the layers have
+-- it: on one rank there is nothing to do then.
 local function is_plain(batch, opts)
    for _, name in ipairs(documents.fields) do
       if batch[name] ~= nil then return false end
@@ -187,14 +189,13 @@ local function is_plain(batch, opts)
    return opts.loss_mask == nil and opts.window == nil and opts.causal ~= false
 end
 
--- The context of a step and this rank's part of its batch. mesh: a mesh with an axis 'cp', the
--- axis itself, or nil. batch: input_ids [B, S] (or ids) or inputs_embeds [B, S, H] (or embeds),
--- labels, and what else there is for each token; documents as index [B or 1, S, 2],
--- packed_seq_ids [B, S], cu_real and cu_slot (one row), or a mask [B, S] (attention_mask;
--- padding_mask: true at padding).
--- Without context parallelism: the same, with a context of one rank, which models take without
--- being attached; cp.null and the very same batch where each row is one document, seen as the
--- layers have it. A batch with make_cp_batch_fn (or _cp_make_batch_fn) is cut by that function:
+-- Returns the context of a step and this rank's part of its batch. mesh: a mesh with an axis 'cp',
+-- the axis itself, or nil. batch: input_ids [B, S] (or ids) or inputs_embeds [B, S, H] (or embeds),
+-- labels, and what else there is for each token; documents as index [B or 1, S, 2], packed_seq_ids
+-- [B, S], cu_real and cu_slot (one row), or a mask [B, S] (attention_mask; padding_mask: true at
+-- padding). Without context parallelism: the same, with a context of one rank, which models take
+-- without being attached; cp.null and the very same batch where each row is one document, seen as
+-- the layers have it. A batch with make_cp_batch_fn (or _cp_make_batch_fn) is cut by that function:
 -- fn(cp_axis, tp_axis, batch, { loss_mask, padding_token_id }) returns what this does.
 function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
    local op = 'parallel.cp.make_cp_batch_and_ctx'
@@ -236,9 +237,9 @@ local function number_documents(out, said, B, S, device)
    out.packed_seq_ids = doc:expand(B, S):contiguous()
 end
 
--- A make_cp_batch_fn for models that want contiguous shards: padded to W * max(pad_multiple, 2),
--- positions go on counting in padding, documents numbered in packed_seq_ids (made if there are
--- none).
+-- Returns a make_cp_batch_fn for models that want contiguous shards: padded to
+-- W * max(pad_multiple, 2), positions that continue to count in padding, documents numbered in
+-- packed_seq_ids (made where a batch has none).
 function batch_.contiguous_batch(opts)
    local op = 'parallel.cp.contiguous_batch'
    local multiple = math.max(opts.pad_multiple, 2)

@@ -13,7 +13,7 @@ local tide = require 'tide'
 
 local blocks = {}
 
--- The shortest run of rank k's rows that queries of rank q may see: { first =, count = }.
+-- Returns the shortest run of rank k's rows that queries of rank q may see: { first =, count = }.
 local function need(index, q, k, mask)
    local first, count = tide.attention_rows(index[q + 1], index[k + 1], mask)
    return { first = first, count = count }
@@ -38,7 +38,8 @@ function blocks.hops(index, rank, mask)
    return list, need(index, rank, rank, mask).count > 0
 end
 
--- The hops of rank `rank` that move all rows of every rank, whatever the mask hides of them.
+-- Returns the hops of rank `rank` that move all rows of every rank, whatever the mask hides of
+-- them.
 function blocks.whole(index, rank)
    local n, list = #index, {}
    local function all(r) return { first = 1, count = index[r + 1]:size(2) } end

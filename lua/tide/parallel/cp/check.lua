@@ -61,7 +61,7 @@ local function gradients(model)
    return list
 end
 
--- One pass over a batch; with want_grad also backward. Returns outputs, loss, gradients.
+-- Makes one pass over a batch; with want_grad also backward. Returns outputs, loss, gradients.
 local function pass(model, list, batch, count, want_grad)
    local opts = { count = count, positions = batch.positions, index = batch.index,
       context = batch.context }
@@ -87,7 +87,8 @@ local function off_by(got, want)
    return d == d and d or math.huge
 end
 
--- An output [B, t, C] that tensor parallelism may have cut along the tokens, whole along them.
+-- Returns an output [B, t, C] that tensor parallelism may have cut along the tokens, whole along
+-- them.
 local function joined(model, y, tokens)
    local env = spread.of(model).tp
    if not env or y:size(2) == tokens then return y end
@@ -117,7 +118,7 @@ local function compare_gradients(model, comm, whole, part)
    return errors
 end
 
--- The largest over ranks, so that all of them come to one verdict.
+-- Returns the largest over ranks, so that all of them come to one verdict.
 local function largest(comm, errors)
    for _, list in ipairs(comm:all_gather_object(errors)) do
       for i, e in ipairs(list) do errors[i].error = math.max(errors[i].error, e.error) end

@@ -41,7 +41,7 @@ local synonyms = { p2p = 'ring', all_gather = 'allgather', ['all-gather'] = 'all
 
 local context_ = { Context = Context, methods = methods }
 
--- The method of this name, or of one that it has elsewhere; raises for others.
+-- Returns the method of this name, or of one that it has elsewhere; raises for others.
 function context_.method(op, name)
    return err.choice(op, 'method', synonyms[name] or name, methods)
 end
@@ -65,7 +65,7 @@ function context_.check_split(op, inner, outer, size, rank, names)
       names[1], far, m, names[2], near + n * far)
 end
 
--- The ranks: those of a plan, or of the axis given with pairs.
+-- Returns the ranks: those of a plan, or of the axis given with pairs.
 local function ranks_of(op, opts)
    if opts.map == nil then
       local _, size, rank = axis_of(op, 'axis', opts.axis, true)
@@ -106,8 +106,8 @@ end
 
 -- ---- which rank holds what -------------------------------------------------------------------
 
--- The pairs (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is document
--- -1.
+-- Returns the pairs (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is
+-- document -1.
 function Context:k_index(rank, device)
    if self.given then
       local t = self.given[rank + 1]
@@ -121,17 +121,18 @@ function Context:k_index(rank, device)
    end)
 end
 
--- The pairs of this rank's tokens; see k_index.
+-- Returns the pairs of this rank's tokens; see k_index.
 function Context:q_index(device) return self:k_index(self.rank, device) end
 
--- The pairs of every rank's tokens (see k_index), in rank order.
+-- Returns the pairs of every rank's tokens (see k_index), in rank order.
 function Context:pairs(device)
    local list = {}
    for r = 0, self.size - 1 do list[r + 1] = self:k_index(r, device) end
    return list
 end
 
--- The positions of this rank's tokens in their documents, i64 [1 or B, count]; 0 in padding.
+-- Returns the positions of this rank's tokens in their documents, i64 [1 or B, count]; 0 in
+-- padding.
 function Context:positions(device)
    return self:q_index(device):select(3, 2):clamp(0, 2^31 - 1):to 'i64'
 end
@@ -155,7 +156,7 @@ local function join(list)
    return tide.cat(out, 2)
 end
 
--- The pairs of n ranks from rank `first` on, joined: i32 [1 or B, tokens, 2].
+-- Returns the pairs of n ranks from rank `first` on, joined: i32 [1 or B, tokens, 2].
 function Context:joined(device, first, n)
    n = n or self.size
    local key = ('%s %d %d'):format(device, first, n)
@@ -164,14 +165,14 @@ function Context:joined(device, first, n)
    end)
 end
 
--- What tiles of this rank's own tokens span (see nn.tiles); nil on the host.
+-- Returns what tiles of this rank's own tokens span (see nn.tiles); nil on the host.
 function Context:q_tiles(device)
    return kept(self, 'tiles ' .. self.rank .. device, function()
       return tiles.of(self:q_index(device))
    end)
 end
 
--- The same of those that joined(device, first, n) gives.
+-- Returns the same of those that joined(device, first, n) gives.
 function Context:joined_tiles(device, first, n)
    n = n or self.size
    return kept(self, ('tiles %s %d %d'):format(device, first, n), function()
@@ -181,7 +182,7 @@ end
 
 -- ---- which rank needs what -------------------------------------------------------------------
 
--- The pairs of each group of n neighbours.
+-- Returns the pairs of each group of n neighbours.
 function Context:groups(device, n)
    if n == 1 then return self:pairs(device) end
    local list = {}
@@ -189,8 +190,8 @@ function Context:groups(device, n)
    return list
 end
 
--- The hops of group `at` of a ring over groups of n neighbours, under a mask; found once, from
--- numbers on the host (see blocks.lua).
+-- Returns the hops of group `at` of a ring over groups of n neighbours, under a mask; found once,
+-- from numbers on the host (see blocks.lua).
 function Context:hops(n, at, mask)
    local key = ('%d %s %s %s'):format(n, tostring(mask.causal), window.sides(mask.window))
    local found = self.hop_lists[key]
@@ -238,7 +239,7 @@ context_.null = setmetatable({ size = 1, rank = 0, method = 'none', null = true 
    __index = { run = Context.run }, __tostring = function() return 'no context parallelism' end,
 })
 
--- A context as one is expected: with pairs or a plan, or null.
+-- Returns v, which must be a context: one with pairs or a plan, or null.
 function context_.check(op, name, v)
    if v == context_.null or type(v) == 'table' and getmetatable(v) == Context then return v end
    err.arg(op, name, 'a context (parallel.cp.context, or the first result of '

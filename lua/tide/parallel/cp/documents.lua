@@ -28,15 +28,15 @@ documents.fields = { 'index', 'packed_seq_ids', 'attention_mask', 'cu_real', 'cu
 
 -- ---- single fields ---------------------------------------------------------------------------
 
--- The pairs of a mask of document numbers [B, S].
+-- Returns the pairs of a mask of document numbers [B, S].
 local function of_mask(op, name, mask, B, S, device)
    local index = mask_.index(op, name, mask)
    signature.check(op, name, mask, 'tensor [B, S]', { B = B, S = S })
    return index:to(device)
 end
 
--- The pairs given. Raises E_ARG where pairs on the host have a token at a position below 0, which
--- rotary angles do not take. Pairs on a device are not read.
+-- Returns the pairs given. Raises E_ARG where pairs on the host have a token at a position below 0,
+-- which rotary angles do not take. Pairs on a device are not read.
 local function of_index(op, name, index, B, S, device)
    signature.check(op, name, index, 'tensor [B or 1, S, 2] of i32', { B = B, S = S })
    if index.device == 'cpu' and index:numel() > 0 then
@@ -51,7 +51,7 @@ local function of_padding(op, mask, B, S, device)
    return mask:to(device):to 'bool'
 end
 
--- cu_real and cu_slot as lists, nil if the batch has none.
+-- Returns cu_real and cu_slot as lists, nil if the batch has none.
 local function of_cu(op, batch, B, S)
    if batch.cu_real == nil and batch.cu_slot == nil then return nil end
    err.raise_if(B ~= 1, 'E_ARG', op, 'cu_real and cu_slot describe one row, but the batch has %d; '
@@ -64,7 +64,7 @@ local function of_cu(op, batch, B, S)
    return real, slot
 end
 
--- The pairs i32 [1, S, 2] of cumulative lengths (lists), on a device.
+-- Returns the pairs i32 [1, S, 2] of cumulative lengths (lists), on a device.
 function documents.cu_index(real, slot, S, device)
    local host = { dtype = 'i64', device = 'cpu' }
    return tide.slot_index(tide.tensor(slot, host), tide.tensor(real, host), S):to(device)
@@ -74,7 +74,7 @@ end
 
 local function doc_of(index) return index:select(3, 1) end
 
--- Raises unless two fields ({ name, index }) part the tokens that are no padding alike.
+-- Raises unless two fields ({ name, index }) divide the tokens outside padding in the same way.
 local function check_alike(op, one, two, pad)
    local a, b = doc_of(one.index), doc_of(two.index)
    if a:size(1) == b:size(1) and a:equal(b) then return end
@@ -89,7 +89,7 @@ end
 
 local function joined(pad, more) return pad and pad:logical_or(more) or more end
 
--- The tensors of a batch that number documents, in the order of the rule: { name, index }.
+-- Returns the tensors of a batch that number documents, in the order of the rule: { name, index }.
 local function numberings(op, batch, B, S, device)
    local list = {}
    for _, name in ipairs { 'index', 'packed_seq_ids', 'attention_mask' } do
@@ -111,9 +111,9 @@ local function without_plain_mask(list, batch)
    end
 end
 
--- What the fields of a batch of B rows of S tokens say together: { index = i32 [B or 1, S, 2], or
--- nil where cu_real and cu_slot say all or each row is one document; cu_real, cu_slot = lists or
--- nil; pad = bool [B or 1, S], nil: no token is padding }.
+-- Returns what the fields of a batch of B rows of S tokens say together: { index = i32 [B or 1, S,
+-- 2], or nil where cu_real and cu_slot say all or each row is one document; cu_real, cu_slot =
+-- lists or nil; pad = bool [B or 1, S], nil: no token is padding }.
 function documents.of(op, batch, B, S, device)
    local list = numberings(op, batch, B, S, device)
    local real, slot = of_cu(op, batch, B, S)
@@ -142,7 +142,7 @@ end
 
 -- ---- rows with lengths -----------------------------------------------------------------------
 
--- The index of rows of lengths (lists) in slots: i32 [B, S, 2], on the host.
+-- Returns the index of rows of lengths (lists) in slots: i32 [B, S, 2], on the host.
 local function of_lengths(lens, slots, B, S)
    local rows = {}
    for b = 1, B do
@@ -185,8 +185,8 @@ function documents.check_lengths(op, batch, B, S, lens, slots)
    end
 end
 
--- Padding of rows whose documents are unknown, bool [B, S], nil if no field says it. Raises for
--- fields that number documents.
+-- Returns the padding of rows whose documents are unknown, bool [B, S], nil if no field says it.
+-- Raises for fields that number documents.
 function documents.padding(op, batch, B, S, device)
    local list, pad = numberings(op, batch, B, S, device), nil
    for _, e in ipairs(list) do
@@ -235,9 +235,9 @@ function documents.check_rows(op, batch)
    end
 end
 
--- A batch of rows as one rank takes it: index says all that its fields say, labels of padding do
--- not train; its masks are gone. The batch itself if no field says anything. Its tokens are ids
--- [B, S].
+-- Returns a batch of rows as one rank takes it: index says all that its fields say, labels of
+-- padding do not train; its masks are gone. The batch itself if no field says anything. Its tokens
+-- are ids [B, S].
 function documents.settled(op, batch)
    local ids, says = batch.ids, false
    if batch.context == nil then documents.check_rows(op, batch) end

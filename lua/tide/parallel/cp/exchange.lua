@@ -93,7 +93,7 @@ local function piece(list, to, from)
    list.to[n], list.from[n] = to, from
 end
 
--- fn(position in the sequence, place among the tokens of rank r, count) for each of its runs.
+-- Calls fn(position in the sequence, place among the tokens of rank r, count) for each of its runs.
 local function each_run(rows, r, fn)
    local runs, at = rows.runs[r + 1], 0
    for i = 1, #runs, 2 do
@@ -145,8 +145,8 @@ end
 
 -- ---- what travels ----------------------------------------------------------------------------
 
--- A flat buffer like x with a part of shape shape_of(r) for every rank r but this one: { flat,
--- parts (those that hold anything), counts (of elements) }.
+-- Returns a flat buffer like x with a part of shape shape_of(r) for every rank r but this one: {
+-- flat, parts (those that hold anything), counts (of elements) }.
 local function buffer(x, comm, shape_of)
    local parts, counts, n = {}, {}, 0
    for r = 0, comm.size - 1 do
@@ -163,8 +163,8 @@ local function buffer(x, comm, shape_of)
    return { flat = flat, parts = parts, counts = counts }
 end
 
--- Two buffers: of this rank's tokens, the channels of each rank, and of each rank's tokens, this
--- rank's channels. In the first direction the former are sent.
+-- Make two buffers: of this rank's tokens, the channels of each rank, and of each rank's tokens,
+-- this rank's channels. In the first direction the former are sent.
 local function tokens_buffer(x, B, comm, cols, rows)
    return buffer(x, comm, function(r)
       return { B, rows.counts[comm.rank + 1], cols.widths[r + 1] }
@@ -214,7 +214,7 @@ local function to_channels(xs, comm, cols, rows, widths)
    return ys
 end
 
--- The way back, into xs [B, L, ..]; channels that no rank has stay as they are.
+-- Takes the way back, into xs [B, L, ..]; channels that no rank has stay as they are.
 local function to_tokens(xs, ys, comm, cols, rows)
    if rows.flat then
       local _, from = rows:index(xs[1].device)
@@ -315,15 +315,15 @@ function exchange.enter(xs, comm, cols, rows, widths, kept, wide)
       widths = widths or { cols.widths[comm.rank + 1] } }, unpack(xs))
 end
 
--- The way back: y [B, T, w] -> [B, L, P]. cols: every channel on exactly one rank.
+-- Undoes enter: y [B, T, w] -> [B, L, P]. cols: every channel on exactly one rank.
 function exchange.leave(y, comm, cols, rows)
    local op = 'parallel.cp.exchange.leave'
    check(op, { y }, cols.widths[comm.rank + 1], rows.total)
    return leave_fn(y, comm, cols, rows)
 end
 
--- Bytes that a rank sends in one exchange of its n tokens, of elements of `size` bytes; the
--- gradient sends the second number.
+-- Returns the bytes that a rank sends in one exchange of its n tokens, of elements of `size` bytes;
+-- the gradient sends the second number.
 function exchange.bytes(cols, rank, n, size)
    local W, own = #cols.widths, cols.widths[rank + 1]
    return (cols.total - own) * n * size, (W - 1) * own * n * size

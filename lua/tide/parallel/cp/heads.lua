@@ -14,7 +14,7 @@ local replace, spend_list = private.replace, private.spend_list
 
 local heads = {}
 
--- Whole key heads to each rank, their query heads with them.
+-- Gives whole key heads to each rank, their query heads with them.
 local function by_key_head(H, K, W)
    local list, at, g = {}, 0, H / K
    for r, n in ipairs(balanced(K, W)) do
@@ -24,7 +24,7 @@ local function by_key_head(H, K, W)
    return list
 end
 
--- Several ranks to each key head, its query heads split among them.
+-- Gives several ranks to each key head, its query heads split among them.
 local function by_query_head(H, K, W)
    local list, g = {}, H / K
    for k, nrank in ipairs(balanced(W, K)) do
@@ -37,12 +37,13 @@ local function by_query_head(H, K, W)
    return list
 end
 
--- Which heads each of W ranks works on: list of { q =, nq =, k =, nk = }, first ones from 0.
+-- Returns which heads each of W ranks works on: list of { q =, nq =, k =, nk = }, first ones from
+-- 0.
 function heads.split(H, K, W)
    return K >= W and by_key_head(H, K, W) or by_query_head(H, K, W)
 end
 
--- The tokens of all ranks in rank order: tokens[r + 1] of rank r.
+-- Returns the tokens of all ranks in rank order: tokens[r + 1] of rank r.
 local function rows_of(tokens)
    local list, at = {}, 0
    for r, n in ipairs(tokens) do
@@ -77,7 +78,7 @@ function heads.enter(q, k, v, comm, tokens)
       { cols = exchange.columns(back, H * E), rows = rows, heads = H, width = E }
 end
 
--- The way back: o of all tokens and this rank's heads -> of this rank's tokens and all heads.
+-- Undoes enter: o of all tokens and this rank's heads -> of this rank's tokens and all heads.
 function heads.leave(o, comm, way)
    local x = channels(o)
    local y = exchange.leave(x, comm, way.cols, way.rows)

@@ -19,7 +19,8 @@ return function(Map)
 
 -- ---- index tensors ---------------------------------------------------------------------------
 
--- A new table is for each batch: the host does not wait until it is on a GPU.
+-- Copies a table to a device. There is a new one for each batch, so the host does not wait until it
+-- is on a GPU.
 local function place_on(t, device)
    if not device or err.same(device, 'cpu') then return t end
    if not err.same(device, 'cuda') then return t:to(device) end
@@ -50,7 +51,7 @@ local function key_of(...) return table.concat({ ... }, ' ') end
 
 local function device_of(device) return device or tide.default().device end
 
--- Whole positions of a rank's tokens (its own by default).
+-- Returns the whole positions of a rank's tokens (its own by default).
 function Map:index(dtype, device, rank)
    device, rank = device_of(device), rank or self.rank
    return kept(self, key_of('index', dtype, device, rank), function()
@@ -61,7 +62,7 @@ function Map:index(dtype, device, rank)
    end)
 end
 
--- Whole positions of all ranks' tokens, in rank order: place -> whole position.
+-- Returns the whole positions of all ranks' tokens, in rank order: place -> whole position.
 function Map:order(dtype, device)
    device = device_of(device)
    return kept(self, key_of('order', dtype, device), function()
@@ -69,7 +70,7 @@ function Map:order(dtype, device)
    end)
 end
 
--- The inverse: whole position -> place.
+-- Returns the inverse: whole position -> place.
 function Map:restore(dtype, device)
    device = device_of(device)
    return kept(self, key_of('restore', dtype, device), function()
@@ -80,7 +81,7 @@ function Map:restore(dtype, device)
    end)
 end
 
--- Whole position -> source position; padding is `length` and more.
+-- Returns the source position of each whole position; padding is `length` and more.
 local function sources(self)
    return kept(self, 'sources', function()
       local runs, from, to = {}, self.from, self.cu_slot
@@ -96,7 +97,7 @@ local function sources(self)
    end)
 end
 
--- Source position -> place.
+-- Returns the place of each source position.
 local function places(self, device)
    return kept(self, key_of('places', device), function()
       local restore, from, to = self:restore('i64', 'cpu'), self.from, self.cu_slot
@@ -111,7 +112,7 @@ local function places(self, device)
    end)
 end
 
--- Source positions of a rank's tokens, and a mask of its padding (nil: it has none).
+-- Returns the source positions of a rank's tokens, and a mask of its padding (nil: it has none).
 local function source_of(self, rank, device)
    if self.gapless then return self:index('i64', device, rank) end
    local at = kept(self, key_of('source', device, rank), function()
@@ -120,7 +121,7 @@ local function source_of(self, rank, device)
    return at:clamp(0, math.max(0, self.length - 1)), at:ge(self.length)
 end
 
--- (document, position) of every whole position, i32 [1, padded, 2]; padding is document -1.
+-- Returns (document, position) of every whole position, i32 [1, padded, 2]; padding is document -1.
 function Map:documents(device)
    device = device_of(device)
    return kept(self, key_of('documents', device), function()
@@ -128,7 +129,7 @@ function Map:documents(device)
    end)
 end
 
--- The same of a rank's tokens (its own by default), i32 [1, count, 2].
+-- Returns the documents of a rank's tokens (its own by default), i32 [1, count, 2].
 function Map:document_index(device, rank)
    device, rank = device_of(device), rank or self.rank
    return kept(self, key_of('pairs', device, rank), function()
@@ -161,8 +162,8 @@ local function need_fill(self, op, fill)
    return fill == nil and 0 or fill
 end
 
--- The tokens of a rank (its own by default) out of x, whose dim has all `length` tokens. fill:
--- value of padding. Differentiable; a new tensor, x stays as it is.
+-- Returns the tokens of a rank (its own by default) out of x, whose dim has all `length` tokens.
+-- fill: value of padding. Differentiable; a new tensor, x stays as it is.
 function Map:shard(x, dim, fill, rank)
    local op = 'parallel.cp_map.shard'
    fill, rank = need_fill(self, op, fill), rank or self.rank
@@ -177,7 +178,7 @@ function Map:shard(x, dim, fill, rank)
    return pad and filled(op, y, dim, pad, fill) or y
 end
 
--- x with its padding in place: dim has `padded` tokens, in order.
+-- Returns x with its padding in place: dim has `padded` tokens, in order.
 function Map:pad(x, dim, fill)
    local op = 'parallel.cp_map.pad'
    fill = need_fill(self, op, fill)
@@ -191,14 +192,14 @@ function Map:pad(x, dim, fill)
       fill)
 end
 
--- Tensors of all ranks joined in rank order (dim has `padded` tokens) back into the caller's order,
--- without padding.
+-- Returns the tensors of all ranks joined in rank order (dim has `padded` tokens) back into the
+-- caller's order, without padding.
 function Map:unshard(x, dim)
    return x:index_select(dim, places(self, x.device))
 end
 
--- The communicator of an axis, whose ranks have this plan and gather tensors alike; what they have
--- in common is compared at the first call of its kind with the plan.
+-- Returns the communicator of an axis, whose ranks have this plan and gather tensors alike; what
+-- they have in common is compared at the first call of its kind with the plan.
 local function comm_of(self, op, axis, x, dim)
    local comm, size, rank = axis_of(op, 'axis', axis)
    err.raise_if(size ~= self.size or rank ~= self.rank, 'E_ARG', op, "argument 'axis': expected "
@@ -212,9 +213,10 @@ local function comm_of(self, op, axis, x, dim)
    return comm
 end
 
--- Every token again, from each rank's own: the inverse of shard. Collective over the plan's axis
--- and differentiable; the gradient is that of the sum of all ranks' losses, or, with opts.once, of
--- a loss that every rank computes alike. E_COMM where ranks have other plans or shapes.
+-- Returns every token again, from each rank's own: the inverse of shard. Collective over the plan's
+-- axis and differentiable; the gradient is that of the sum of all ranks' losses, or, with
+-- opts.once, of a loss that every rank computes alike. E_COMM where ranks have other plans or
+-- shapes.
 function Map:gather(x, dim, opts)
    local op = 'parallel.cp_map.gather'
    local axis = opts.axis or self.axis
@@ -228,15 +230,15 @@ function Map:gather(x, dim, opts)
    return self:unshard(all, dim)
 end
 
--- Every token's value replaced by that of the token k further on in the sequence (0 beyond its
--- end), for shards x of all ranks. Collective and differentiable.
+-- Returns every token's value replaced by that of the token k further on in the sequence (0 beyond
+-- its end), for shards x of all ranks. Collective and differentiable.
 function Map:shift(x, dim, k, opts)
    local all = self:gather(x, dim, opts)
    local n = all.ndim
    return self:shard(all:pad(dims.only(n, dim, -k), dims.only(n, dim, k)), dim, 0)
 end
 
--- x, whose dim has `count` tokens, of the kind that `what` says.
+-- Returns a row of a signature: x, whose dim has `count` tokens, of the kind that `what` says.
 local function tokens(count, what)
    return ("x: tensor; dim: dim of x; where x:size(dim) == self.%s -- argument 'x': expected "
       .. '{self.%s} tokens in dim {dim}, %s, got {x:size(dim)}'):format(count, count, what)

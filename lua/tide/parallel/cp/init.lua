@@ -20,7 +20,7 @@ local cp = {
    null = context_.null,
 }
 
--- The axis of a mesh that is called `name`, an axis itself, or nil.
+-- Returns the axis of a mesh that is called `name`, an axis itself, or nil.
 function cp.axis_of(op, mesh, name)
    if mesh == nil then return nil end
    if type(mesh) == 'table' and type(mesh.find) == 'function' then return mesh:find(name) end

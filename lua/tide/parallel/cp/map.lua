@@ -31,13 +31,14 @@ Map.__index = Map
 
 -- ---- multiples -------------------------------------------------------------------------------
 
--- The least common multiple.
+-- Returns the least common multiple.
 local function lcm(a, b) return a / gcd(a, b) * b end
 cp_map.lcm = lcm
 
 local function round_up(n, unit) return math.ceil(n / unit) * unit end
 
--- What the length of a sharded sequence must be a multiple of, so that all active rules hold.
+-- Returns what the length of a sharded sequence must be a multiple of, so that all active rules
+-- hold.
 function cp_map.multiple(o) return lcm(o.size * o.tp * lcm(o.halves, o.block), o.multiple) end
 
 -- ---- documents -------------------------------------------------------------------------------
@@ -52,7 +53,8 @@ local function list_of(op, name, v)
    return v
 end
 
--- Cumulative lengths from a list or tensor: from 0, whole, not decreasing. Returns a list.
+-- Returns cumulative lengths, given as a list or tensor, as a list; they begin at 0, are integers
+-- and do not decrease.
 function cp_map.cu(op, name, v)
    local cu = list_of(op, name, v)
    if cu[1] ~= 0 then err.arg(op, name .. '[1]', '0', cu[1]) end
@@ -99,7 +101,8 @@ local function refuse_padding(op, what, n, unit)
       unit)
 end
 
--- Each document in a slot of its own multiple; what is left at the end is a slot without tokens.
+-- Puts each document into a slot of its own multiple; what is left at the end is a slot without
+-- tokens.
 local function pad_documents(self, op, real, slot, unit, whole, may_pad)
    local starts, lengths, to = { 0 }, { 0 }, 0
    for d = 1, #slot - 1 do
@@ -128,7 +131,7 @@ local function ranks_of(op, o)
    return size, rank
 end
 
--- A permutation in rank order as runs of each rank.
+-- Returns a permutation in rank order as runs of each rank.
 local function custom_runs(self, op, index)
    local list = list_of(op, 'index', index)
    err.arg_if(#list ~= self.padded, op, 'index',
@@ -181,7 +184,7 @@ function cp_map.new(opts)
    return self
 end
 
--- The same plan as another rank sees it.
+-- Returns the same plan as another rank sees it.
 function Map:at(rank)
    local other = setmetatable(copy(self), Map)
    other.rank, other.keep, other.agreed = rank, {}, {}
@@ -190,7 +193,7 @@ end
 
 -- ---- runs, closed forms ----------------------------------------------------------------------
 
--- { start, length, start, length, ... }: whole positions of a rank (its own by default).
+-- Returns { start, length, start, length, ... }: whole positions of a rank (its own by default).
 function Map:runs(rank)
    rank = rank or self.rank
    if self.all_runs then return self.all_runs[rank + 1] end
@@ -198,7 +201,7 @@ function Map:runs(rank)
    return zigzag(self.cut, self.size, rank)
 end
 
--- Whole position of token i (from 0) of a rank.
+-- Returns the whole position of token i (from 0) of a rank.
 function Map:position(rank, i)
    if self.kind == 'contiguous' then return rank * self.count + i end
    if self.all_runs then
@@ -215,7 +218,7 @@ function Map:position(rank, i)
    return i - cut[d] / W + cut[d] + half * off
 end
 
--- Rank and place in that rank (from 0) of whole position g.
+-- Returns the rank and place in that rank (from 0) of whole position g.
 function Map:place(g)
    local W = self.size
    if self.kind == 'contiguous' then return math.floor(g / self.count), g % self.count end
@@ -241,7 +244,8 @@ require 'tide.parallel.cp.index' (Map)
 
 -- ---- work ------------------------------------------------------------------------------------
 
--- (query, key) pairs of each rank under a mask ({ causal, window, linear }; the plan's by default).
+-- Returns the (query, key) pairs of each rank under a mask ({ causal, window, linear }; the plan's
+-- by default).
 function Map:cost(mask)
    mask = balance.mask('parallel.cp_map.cost', mask or self.mask)
    local list = {}
@@ -255,7 +259,7 @@ function Map:cost(mask)
    return list
 end
 
--- Largest work of a rank over the mean; 1 is perfect.
+-- Returns the largest work of a rank over the mean; 1 is perfect.
 function Map:imbalance(mask)
    local most, sum = 0, 0
    for _, c in ipairs(self:cost(mask)) do most, sum = math.max(most, c), sum + c end

@@ -5,7 +5,7 @@
 -- blocks.lua finds for any layout; here it is given as numbers of tokens: nothing, a halo from the
 -- left neighbour, or an exchange of exactly the needed parts.
 --
--- ids: the document of each token, from 1; 0 is padding and stands at the end only. All positions
+-- ids: the document of each token, from 1; 0 is padding, which is at the end only. All positions
 -- count from 0.
 
 local tide = require 'tide'
@@ -33,7 +33,7 @@ local function list_of(op, ids)
    return ids
 end
 
--- (document, position) of the tokens from position `first` on, i32 [1, n, 2].
+-- Returns (document, position) of the tokens from position `first` on, i32 [1, n, 2].
 local function pairs_of(ids, first, n)
    if n == 0 then return tide.zeros({ 1, 0, 2 }, { dtype = 'i32', device = 'cpu' }) end
    local list = {}
@@ -43,10 +43,10 @@ end
 
 local function mask_of(window) return { causal = true, window = { window or -1, -1 } } end
 
--- Segments of the n tokens from position `first`: { n_real (tokens that are no padding), s_first
--- and real_end (the keys they see), cu_q, cu_k (cumulative lengths of the pieces of documents,
--- among the tokens and among those keys), back (keys before first) }. window: how far a token
--- sees back.
+-- Returns segments of the n tokens from position `first`: { n_real (tokens without padding),
+-- s_first and real_end (the keys they see), cu_q, cu_k (cumulative lengths of the pieces of
+-- documents, among the tokens and among those keys), back (keys before first) }. window: how far a
+-- token sees back.
 function need.segments(ids, first, n, window)
    local op = 'parallel.cp_need.segments'
    ids = list_of(op, ids)
@@ -69,7 +69,7 @@ function need.segments(ids, first, n, window)
    return seg
 end
 
--- Checks segments against the tokens and the keys that are there: rows of each must add up.
+-- Checks segments against the tokens and keys at hand: rows of each must add up.
 function need.check(seg, slice)
    local op, keys = 'parallel.cp_need.check', seg.cu_k[#seg.cu_k]
    err.raise_if(keys ~= slice, 'E_ARG', op, 'cu_k ends at %d, there are %d keys', keys, slice)

@@ -59,8 +59,8 @@ local says = {
    { 'attention_mask', of_numbers },
 }
 
--- The document of each token, numbered from 0 in each row; -1 is padding: lists of lists. nil if no
--- field of the batch says anything.
+-- Returns the document of each token, numbered from 0 in each row; -1 is padding: lists of lists.
+-- nil if no field of the batch says anything.
 function oracle.documents(probe, B, T)
    local words = {}
    for _, row in ipairs(says) do
@@ -85,7 +85,8 @@ function oracle.documents(probe, B, T)
    return rows
 end
 
--- Positions that order the tokens of a row and measure windows: those of an index, else the places.
+-- Returns the positions that order the tokens of a row and measure windows: those of an index, else
+-- the places.
 local function positions_of(probe, B, T)
    local rows, index = {}, probe.index ~= nil and list(probe.index) or nil
    for b = 1, B do
@@ -97,7 +98,7 @@ end
 
 -- ---- attention -------------------------------------------------------------------------------
 
--- Bytes of a mask: whether query i sees key j, for all of a row.
+-- Returns the bytes of a mask: whether query i sees key j, for all of a row.
 local function seen(docs, at, causal, left, right)
    local T, out = #at, {}
    for i = 1, T do
@@ -117,15 +118,16 @@ local function bounds(window)
    return window or -1, window or -1
 end
 
--- The heads of x [B, T, n, D] as [B, H, T, D], each n repeated for the query heads that read it.
+-- Returns the heads of x [B, T, n, D] as [B, H, T, D], each n repeated for the query heads that
+-- read it.
 local function heads_of(x, H)
    local n, at = x:size(3), {}
    for h = 1, H do at[h] = math.floor((h - 1) * n / H) end
    return x:index_select(3, tide.tensor(at, { dtype = 'i64', device = x.device })):transpose(2, 3)
 end
 
--- A call like tide.attention(q, k, v, { causal, window, softcap, scale }), whose mask is dense and
--- follows from the fields of the probe.
+-- Returns a call like tide.attention(q, k, v, { causal, window, softcap, scale }), whose mask is
+-- dense and follows from the fields of the probe.
 function oracle.attention(probe, B, T)
    local docs, at, masks = oracle.documents(probe, B, T), positions_of(probe, B, T), {}
    local function hidden(o, device)
@@ -152,8 +154,8 @@ end
 
 -- ---- a whole batch ---------------------------------------------------------------------------
 
--- What one rank is given for the probe: { ids, labels (-100 at padding), positions, index (nil: one
--- document a row) }.
+-- Returns what one rank is given for the probe: { ids, labels (-100 at padding), positions, index
+-- (nil: one document a row) }.
 function oracle.batch(probe)
    local B, T = probe.ids:size(1), probe.ids:size(2)
    local docs, device = oracle.documents(probe, B, T), probe.ids.device

@@ -14,8 +14,8 @@ local op = 'train.step'
 local Replayed = {}
 Replayed.__index = Replayed
 
--- What a plan and the context around it say but for the documents of its index: equal texts have
--- equal shapes, and equal numbers where there is no index.
+-- Returns a plan and the context around it as text, without the documents of its index: equal texts
+-- have equal shapes, and equal numbers where there is no index.
 local function text_of(context)
    local map = context.map
    return ('%s plan of %d tokens padded to %d over %d ranks, documents end at %s, slots at %s, %s')
@@ -39,7 +39,7 @@ local function rewrite(kept, context, device)
    end
 end
 
--- This rank's part of micro-batch i, with the context that the recording has.
+-- Returns this rank's part of micro-batch i, with the context that the recording has.
 function Replayed:cut(i, batch)
    local handle = self.handle
    local mine = handle:cut(batch)

@@ -9,9 +9,9 @@
 -- the hops, in f32. So results do not depend on timing.
 --
 -- Memory: keys and values of one block are worked on while those of one more arrive; in backward
--- the gradients of one block are made while those of one more go home and as many rows come. That
--- is all, whatever the number of ranks (with two there is no block more): everything is released
--- when it has served, not when the collector runs.
+-- the gradients of one block are made while those of one more go home and as many rows come. More
+-- is never held, whatever the number of ranks: everything is released after its last use, not when
+-- the collector runs.
 
 local tide = require 'tide'
 local private = require 'tide.util.private'
@@ -24,7 +24,7 @@ local function release(list)
    for _, t in ipairs(list) do t:release() end
 end
 
--- t as another dtype, t itself released if that is another tensor.
+-- Returns t as another dtype, t itself released if that is another tensor.
 local function into(t, dtype)
    if t.dtype == dtype then return t end
    local r = t:to(dtype)
@@ -37,10 +37,10 @@ local function room(like, run)
       { dtype = like.dtype, device = like.device })
 end
 
--- Rows of dim 2, a view.
+-- Returns the rows of dim 2, a view.
 local function view_of(t, run) return t:slice(2, run.first, run.first + run.count - 1) end
 
--- The same of each tensor, dense, and those of them that had to be copied.
+-- Returns the same of each tensor, dense, and those of them that had to be copied.
 local function rows(list, run)
    local out, copies, views = {}, {}, {}
    for i, t in ipairs(list) do
@@ -62,7 +62,7 @@ local function start(self, hop, k, v)
    return { work = work, got = got, copies = copies }
 end
 
--- What each block sees: the options of one attention call.
+-- Returns what each block sees: the options of one attention call.
 local function options(self, hop)
    local o, k_index = {}, self.index[(hop and hop.from or self.comm.rank) + 1]
    for _, name in ipairs { 'causal', 'window', 'softcap', 'scale' } do o[name] = self.mask[name] end

@@ -9,7 +9,8 @@ local err = require 'tide.util.err'
 
 local stack = {}
 
--- The field `name` of all chunks, `other` in its place where a chunk has none; nil if neither is.
+-- Returns the field `name` of all chunks, `other` in its place where a chunk has none; nil if
+-- neither is.
 local function column(chunks, name, other)
    local list = {}
    for i, c in ipairs(chunks) do

@@ -39,7 +39,7 @@ Attached.__index = Attached
 
 -- ---- which layers ----------------------------------------------------------------------------
 
--- The attention layers in order: { name, module }, and whether there are Mamba-2 layers.
+-- Returns the attention layers in order: { name, module }, and whether there are Mamba-2 layers.
 local function layers_of(op, model)
    local list, mamba = {}, false
    for _, e in ipairs(model:named_modules()) do
@@ -54,8 +54,8 @@ local function layers_of(op, model)
    return list, mamba
 end
 
--- What a module says of tokens that see each other (field or method mixes, see nn.Module), nil if
--- the class that its forward is of says nothing.
+-- Returns what a module says of tokens that see each other (field or method mixes, see nn.Module),
+-- nil if the class that its forward is of says nothing.
 local function mixes(m)
    local class_ = m
    while type(class_) == 'table' and class_ ~= nn.Module do
@@ -84,7 +84,7 @@ local function check_mixing(op, model)
    end
 end
 
--- Only recomputation may stand around attend: what another wrap makes of a part of the sequence is
+-- Refuses wraps around attend other than recomputation: what they make of a part of the sequence is
 -- not known.
 local function check_place(op, handle, layer)
    local m = layer.module
@@ -97,7 +97,7 @@ local function check_place(op, handle, layer)
    end
 end
 
--- The layers that a key of opts.layers means: an index from 1, or a name or the end of one.
+-- Returns the layers that a key of opts.layers means: an index from 1, or a name or the end of one.
 local function chosen(op, list, key)
    if type(key) == 'number' then return { list[err.integer(op, 'layers', key, 1, #list)] } end
    err.type(op, 'layers', key, 'string')
@@ -120,12 +120,12 @@ local windows = {
 }
 local read_layer = signature.options { 'method: cp_method?', windows }
 
--- The window that options give, in distances or in tokens.
+-- Returns the window that options give, in distances or in tokens.
 local function window_of(op, o)
    return o.window or nn.window.of_tokens(op, 'sliding_window', o.sliding_window)
 end
 
--- What the table of single layers says, checked: sets method and window of those it means.
+-- Checks the table of single layers and sets method and window of those it names.
 local function choose(op, list, opts)
    for key, v in each(opts.layers or {}) do
       v = read_layer(op, type(v) == 'string' and { method = v } or v)
@@ -151,7 +151,7 @@ end
 
 -- ---- agreement -------------------------------------------------------------------------------
 
--- What handle and layers are set to, in a line.
+-- Returns what handle and layers are set to, in a line.
 local function settings(handle, a2a, mamba)
    local list = { handle.layout, handle.method, a2a and 'a2a ' .. a2a or nil }
    list[#list + 1] = mamba and 'mamba ' .. tostring(mamba) or nil
@@ -167,7 +167,7 @@ end
 
 -- ---- attaching -------------------------------------------------------------------------------
 
--- fn(q, k, v, options) in place of what the layer computes.
+-- Puts fn(q, k, v, options) in place of what the layer computes.
 local function wrap_attend(layer, name, fn)
    return layer.module:wrap(name, function(_, _, ...) return fn(...) end,
       { of = 'attend', order = wrap.order.cp, by = 'cp' })
@@ -218,7 +218,7 @@ function cp_train.attach(model, axis, opts)
    return handle
 end
 
--- The model as it was before attach. May be called again.
+-- Restores the model as it was before attach. May be called again.
 function Attached:restore()
    if spread.of(self.model).cp ~= self then return end
    spread.set(self.model, 'cp', nil)
@@ -232,8 +232,8 @@ function Attached:restore()
    end
 end
 
--- The results of fn(...), in which a call without a context means a whole sequence on this rank: a
--- sample, an evaluation on one rank.
+-- Returns the results of fn(...), in which a call without a context means a whole sequence on this
+-- rank: a sample, an evaluation on one rank.
 function Attached:whole(fn, ...)
    err.func('parallel.cp.whole', 'fn', fn)
    local function be_alone(on)
@@ -246,7 +246,8 @@ function Attached:whole(fn, ...)
    return finally(function() be_alone(nil) end, fn, ...)
 end
 
--- The results of fn(...), in which inner(q, k, v, options) is what the attention layers call.
+-- Returns the results of fn(...), in which inner(q, k, v, options) is what the attention layers
+-- call.
 function Attached:instead(inner, fn, ...)
    local op, handles = 'parallel.cp.instead', {}
    err.func(op, 'inner', inner)
@@ -257,14 +258,14 @@ function Attached:instead(inner, fn, ...)
    end, fn, ...)
 end
 
--- What the layout 'balanced' balances: the mask of the first attention layer.
+-- Returns what the layout 'balanced' balances: the mask of the first attention layer.
 local function mask_of(self)
    if not self.layers[1] then return { causal = true, window = { 0, 0 } } end
    local m = self.layers[1].module
    return { causal = m.causal, window = m.window }
 end
 
--- A batch without labels (inference) with some that count nothing, and whether it had none.
+-- Returns a batch without labels (inference) with some that count nothing, and whether it had none.
 local function labelled(batch)
    local like = batch.ids or batch.input_ids or batch.embeds or batch.inputs_embeds
    if batch.labels ~= nil or not tide.is_tensor(like) or like.ndim < 2 then return batch, false end
@@ -274,11 +275,11 @@ local function labelled(batch)
    return out, true
 end
 
--- This rank's part of a batch that is alike on all ranks of the axis: a new table with the fields
--- cut by the layout (see batch.lua), positions, and context. count, if it is there, stays that of
--- the whole batch. more: further options of make_cp_batch_and_ctx. Ranks compare their batches in
--- the first layer that attends with the context, which communicates anyway.
--- Without labels, for inference, the part has none either.
+-- Returns this rank's part of a batch that is alike on all ranks of the axis: a new table with the
+-- fields cut by the layout (see batch.lua), positions, and context. count, if it is there, stays
+-- that of the whole batch. more: further options of make_cp_batch_and_ctx. Ranks compare their
+-- batches in the first layer that attends with the context, which communicates anyway. Without
+-- labels, for inference, the part has none either.
 function Attached:cut(batch, more)
    err.type('parallel.cp.cut', 'batch', batch, 'table')
    local split = self.method == 'a2a+p2p' and self.size > 1

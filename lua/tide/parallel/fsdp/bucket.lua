@@ -27,8 +27,9 @@ local Bucket = class 'FsdpBucket'
 
 -- ---- making it -------------------------------------------------------------------------------
 
--- The boxes of the whole parameter that rows p hold: { at (within the piece), offset (within the
--- whole), size }, lists a dim. A parameter of a tensor-parallel layer may be several boxes.
+-- Returns the boxes of the whole parameter that rows p hold: { at (within the piece), offset
+-- (within the whole), size }, lists a dim. A parameter of a tensor-parallel layer may be several
+-- boxes.
 local function parts_of(entry, size, p)
    local n, list = #size, {}
    local zeros = dims.zeros(n)
@@ -61,7 +62,7 @@ local function draw(entry, piece, t, seed)
    end
 end
 
--- Initial values of a piece: from the model's tensor, or drawn.
+-- Fills a piece with initial values: from the model's tensor, or drawn.
 local function fill(entry, p, piece, opts)
    local t, dtype = piece.param, entry.param.dtype
    if entry.param.device ~= 'null' then
@@ -93,7 +94,7 @@ local function make_pieces(self, opts)
    end
 end
 
--- The fields of the modules become views of flat.
+-- Makes the fields of the modules views of flat.
 local function bind(self)
    for i, entry in ipairs(self.entries) do
       local item = self.layout.items[i]
@@ -104,7 +105,7 @@ local function bind(self)
    end
 end
 
--- A tensor like the entry's view without bytes.
+-- Returns a tensor like the entry's view without bytes.
 local function hollow_of(e)
    local one = outlive(tide.empty({ 1 }, { dtype = e.view.dtype, device = e.view.device }))
    local t = one:detach()
@@ -127,13 +128,13 @@ local function show(self, on)
    end
 end
 
--- The dtype that holds the numbers of both.
+-- Returns the dtype that holds the numbers of both.
 local function wider(a, b)
    if a == b then return a end
    return (a == 'f64' or b == 'f64') and 'f64' or 'f32'
 end
 
--- The dtype in which gradients of `dtype` add up before they are reduced in another one.
+-- Returns the dtype in which gradients of `dtype` add up before they are reduced in another one.
 local function summed_in(dtype, reduce_dtype)
    local half = dtype == 'bf16' or dtype == 'f16'
    return half and reduce_dtype ~= dtype and 'f32' or dtype
@@ -188,14 +189,14 @@ end
 -- Elements that stay on this rank between forward and backward for the ranks of set_small.
 function Bucket:small_count() return self.small.counts[self.small.comm.rank + 1] end
 
--- Whole shapes of the parameters, in order.
+-- Returns the whole shapes of the parameters, in order.
 function Bucket:shapes()
    local list = {}
    for i, e in ipairs(self.entries) do list[i] = e.shape end
    return list
 end
 
--- What this rank sends, the ranks, their counts, and whether it was made for this.
+-- Returns what this rank sends, the ranks, their counts, and whether it was made for this.
 local function source(self)
    if self.small and self.small.part then
       return self.small.part, self.small.comm, self.small.counts
@@ -272,7 +273,7 @@ end
 -- were written since.
 function Bucket:watch_writes() self.watched = self.flat:version() end
 
--- Whether gathered parameters were written in place since watch_writes().
+-- Returns whether gathered parameters were written in place since watch_writes().
 function Bucket:is_written()
    return self.state == 'present' and not self.is_whole and self.watched ~= nil
       and self.flat:version() ~= self.watched
@@ -332,7 +333,7 @@ function Bucket:whole(i)
    return all:reshape(self.entries[i].shape)
 end
 
--- The shards have changed: what was gathered is out of date.
+-- Drops what was gathered, which is out of date where the shards have changed.
 function Bucket:expire()
    if self.is_whole then return end
    self:wait()
@@ -344,7 +345,7 @@ end
 
 -- ---- gradients -------------------------------------------------------------------------------
 
--- Whether any of its parameters gets a gradient.
+-- Returns whether any of its parameters gets a gradient.
 function Bucket:wants_grad()
    for _, e in ipairs(self.entries) do
       if e.view.requires_grad then return true end
@@ -352,7 +353,7 @@ function Bucket:wants_grad()
    return false
 end
 
--- The first parameter whose gradient on this rank is not finite, or nil.
+-- Returns the first parameter whose gradient on this rank is not finite, or nil.
 local function find_bad(self)
    for _, e in ipairs(self.entries) do
       local g = e.view.grad
@@ -380,7 +381,7 @@ local function collect(self, flat, scale)
    if scale ~= 1 then flat:mul_(scale) end
 end
 
--- Whether the gradients that backward begins stay on this rank for a while: they then have the
+-- Sets whether the gradients that backward begins stay on this rank for a while: they then have the
 -- dtype of the sum from the first product on.
 function Bucket:accumulate(on)
    if self.sum_dtype == self.opts.dtype then return end
@@ -446,7 +447,7 @@ function Bucket:drain()
    end
 end
 
--- After an error: nothing under way, no gradients, no gathered bytes.
+-- Brings the bucket to rest after an error: nothing under way, no gradients, no gathered bytes.
 function Bucket:reset()
    local r = self.reducing
    if r and r.work then pcall(r.work.wait, r.work) end

@@ -45,8 +45,8 @@ local op = 'parallel.fully_shard'
 
 -- ---- ranks -----------------------------------------------------------------------------------
 
--- Communicators: of all ranks of the model, of the shards, of the replicas of a shard, and of all
--- ranks that have data of their own. ranks: a mesh, an axis, a communicator or nil.
+-- Returns the communicators: of all ranks of the model, of the shards, of the replicas of a shard,
+-- and of all ranks that have data of their own. ranks: a mesh, an axis, a communicator or nil.
 local function comms_of(ranks, strategy)
    local all, shard, replicas, data
    if ranks and ranks.fsdp_mesh then
@@ -105,7 +105,7 @@ local function make_units(self, model, list)
    self.entries = entries
 end
 
--- Which units give their bytes back after forward; rank groups of a smaller reshard.
+-- Sets which units give their bytes back after forward, and the rank groups of a smaller reshard.
 local function set_policy(self)
    local o, k = self.opts, self.opts.reshard
    if o.strategy ~= 'optim_grads_params' then return end
@@ -147,7 +147,7 @@ end
 local how_whole = 'read it within parallel.unshard_fsdp2_model(model, fn), or take '
    .. "full_state_dict() of what fully_shard returned (state_dict() of that: this rank's piece)"
 
--- What an error about dropped bytes adds if they are those of a parameter.
+-- Returns what an error about dropped bytes adds if they are those of a parameter.
 local function tell_gone(self, id)
    for _, e in ipairs(self.entries) do
       if e.view.id == id or e.shown.id == id then
@@ -188,7 +188,8 @@ function Sharded:init(model, ranks, opts)
    tide.tell_gone(self, tell_gone)
 end
 
--- The units in order, the root last. What backward leaves over is reduced in the reverse order.
+-- Returns the units in order, the root last. What backward leaves over is reduced in the reverse
+-- order.
 function Sharded:all_units()
    local list = { self.root }
    for _, unit in ipairs(self.units) do list[#list + 1] = unit end
@@ -207,7 +208,7 @@ function Sharded:set_requires_gradient_sync(on)
    return self
 end
 
--- The results of fn(...), in which no gradient is communicated.
+-- Returns the results of fn(...), in which no gradient is communicated.
 function Sharded:no_sync(fn, ...)
    err.type('parallel.fsdp.no_sync', 'fn', fn, 'function')
    local before = self.sync
@@ -241,7 +242,8 @@ function Sharded:check_finished(name)
    end
 end
 
--- The divisor of the sum of the ranks' gradients: 1, or the number of ranks where it is a mean.
+-- Returns the divisor of the sum of the ranks' gradients: 1, or the number of ranks where it is a
+-- mean.
 function Sharded:gradient_divisor()
    return self.opts.calculate_per_token_loss and 1 or self.data_comm.size
 end
@@ -275,8 +277,9 @@ end
 
 Sharded.is_sharded = true
 
--- This rank's pieces: { name, param, shape (of the whole parameter), size (of the piece), parts },
--- parts: boxes { at (within the piece), offset (within the whole), size }; offset: of the only box.
+-- Returns this rank's pieces: { name, param, shape (of the whole parameter), size (of the piece),
+-- parts }, parts: boxes { at (within the piece), offset (within the whole), size }; offset: of the
+-- only box.
 function Sharded:named_parameters()
    local list = {}
    for _, unit in ipairs(self:all_units()) do
@@ -315,8 +318,8 @@ function Sharded:drop_unused(texts)
    end
 end
 
--- Gradients by the communicators over which their distinct parts lie, the same groups in the same
--- order on every rank: a list of { grads =, comms =, device = }.
+-- Returns the gradients by the communicators over which their distinct parts lie, the same groups
+-- in the same order on every rank: a list of { grads =, comms =, device = }.
 function Sharded:norm_groups()
    local device = self.opts.cpu_offload and 'cpu' or self.device
    local groups, at = by_key(function(axis)
@@ -369,7 +372,7 @@ function Sharded:full_state_dict()
    return state
 end
 
--- The bucket of the parameter at a field of a module, and its number there.
+-- Returns the bucket of the parameter at a field of a module, and its number there.
 local function place_of(self, m, field)
    for _, unit in ipairs { self.unit_of[m], self.root } do
       for _, b in ipairs(unit.buckets) do
@@ -399,7 +402,7 @@ function Sharded:whole(m, field)
    return tide.no_grad(bucket.whole, bucket, i)
 end
 
--- The bytes and collectives of a step; see price.lua.
+-- Returns the bytes and collectives of a step; see price.lua.
 function Sharded:price(opts) return require('tide.parallel.fsdp.price').sharded(self, opts) end
 
 -- Removes the hooks; the fields keep their last gathered values only if those are present.

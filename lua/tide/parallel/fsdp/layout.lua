@@ -16,7 +16,8 @@ function layout.measure(shape)
    return rows * width, rows, width
 end
 
--- The row boundary nearest to element `at`; items in order, each with first, rows, width, numel.
+-- Returns the row boundary nearest to element `at`; items in order, each with first, rows, width,
+-- numel.
 local function nearest(items, at)
    local found = 0
    for _, item in ipairs(items) do
@@ -29,7 +30,7 @@ local function nearest(items, at)
    return found
 end
 
--- The runs of rows between elements first and last (exclusive).
+-- Returns the runs of rows between elements first and last (exclusive).
 local function pieces(items, first, last)
    local list = {}
    for i, item in ipairs(items) do

@@ -79,7 +79,7 @@ local read = signature.options(options.rows)
 -- Returns a checked copy with defaults and with what follows from them.
 function options.check(opts) return options.settle(read(op, opts)) end
 
--- What ranks must have in common, as text.
+-- Returns what ranks must have in common, as text.
 function options.text(o)
    local list = { o.strategy }
    for _, k in ipairs { 'param_dtype', 'reduce_dtype', 'output_dtype', 'cast_forward_inputs' } do

@@ -73,11 +73,11 @@ local function with_backward(sharded)
    return set
 end
 
--- The cost of a Sharded. Returns bytes: parameters, gradients (at most: shards, or the whole ones
--- of micro-batches that are reduced at the last), optimizer, kept (the three between steps, each
--- tensor rounded by block), unit (the largest unit gathered), stays (what reshard_after_forward = k
--- keeps from forward to backward); gather and reduce (sent a step) and their sum wire; collectives
--- a step: { gather, reduce, replicas }.
+-- Counts the cost of a Sharded. Returns bytes: parameters, gradients (at most: shards, or the whole
+-- ones of micro-batches that are reduced at the last), optimizer, kept (the three between steps,
+-- each tensor rounded by block), unit (the largest unit gathered), stays (what
+-- reshard_after_forward = k keeps from forward to backward); gather and reduce (sent a step) and
+-- their sum wire; collectives a step: { gather, reduce, replicas }.
 function price.sharded(sharded, opts)
    local op = 'parallel.fsdp.price'
    local o, micro, block = sharded.opts, opts.micro, opts.block or function(n) return n end

@@ -36,7 +36,7 @@ local function prefetch(self, unit, step, depth)
    end
 end
 
--- The fields of the modules must still be the tensors that are gathered and trained.
+-- Checks that the fields of the modules are still the tensors that are gathered and trained.
 local function check_fields(unit)
    for _, e in ipairs(unit.entries) do
       for _, place in ipairs(e.places) do
@@ -47,7 +47,7 @@ local function check_fields(unit)
    end
 end
 
--- `unit` is about to run.
+-- Prepares for a unit that is about to run.
 local function enter(self, unit)
    check_fields(unit)
    local o, fresh = self.opts, not unit:is_present()
@@ -62,7 +62,7 @@ local function enter(self, unit)
    unit:wait()
 end
 
--- The order in which units are expected to run, for gathers ahead.
+-- Sets the order in which units are expected to run, for gathers ahead.
 function schedule.set_order(self, list)
    self.order, self.place = {}, {}
    for i, unit in ipairs(list) do
@@ -73,7 +73,7 @@ end
 
 -- ---- communication: gradients ----------------------------------------------------------------
 
--- The communicators that reduce a buffer know its memory from now on (NCCL's user buffers).
+-- Registers a buffer with the communicators that reduce it (NCCL's user buffers).
 local function register(self, t)
    for _, comm in ipairs { self.shard_comm, self.replicas } do
       if comm.size > 1 and t.device == 'cuda' then comm:register(t) end
@@ -81,7 +81,7 @@ local function register(self, t)
    return t
 end
 
--- Two buffers a dtype that stay, as registered memory does; a bucket waits for its turn.
+-- Makes two buffers a dtype that stay, as registered memory does; a bucket waits for its turn.
 function schedule.make_buffers(self)
    local most = {}
    for _, unit in ipairs(self:all_units()) do
@@ -123,7 +123,7 @@ local function reduce_opts(self, async)
    }
 end
 
--- At most one reduction is under way while another is prepared.
+-- Reduces a unit. At most one reduction is under way while another is prepared.
 function schedule.reduce(self, unit, async)
    if self.reduced[unit] then return end
    self.reduced[unit] = true
@@ -134,7 +134,7 @@ function schedule.reduce(self, unit, async)
    self.pending[#self.pending + 1] = unit
 end
 
--- Every rank learns of a gradient that is not finite on any.
+-- Tells every rank of a gradient that is not finite on any.
 function schedule.report_bad(self)
    local bad = self.bad
    self.bad = nil
@@ -179,7 +179,8 @@ local function hook_out(self, module)
    keep(self, module:hook_post(function(_, _, ...) return cast_all(dtype, ...) end, mine))
 end
 
--- A unit that ran several times is reduced after the backward of its first run.
+-- Begins a unit's forward. A unit that ran several times is reduced after the backward of its first
+-- run.
 local function begin_forward(self, unit)
    if self.phase ~= 'forward' then return end
    unit.calls = unit.calls + 1
@@ -196,7 +197,7 @@ local function end_backward(self, unit)
    unit:reshard(false)
 end
 
--- Whether no backward will go through a module that has just returned these values. What is
+-- Returns whether no backward will go through a module that has just returned these values. What is
 -- computed again in backward runs without recording first; then it is not known, so false.
 local function is_untracked(...)
    if not tide.is_grad_enabled() then return false end
@@ -263,7 +264,7 @@ function schedule.hook_root(self, model)
          if owners[m] or m == model then enter(self, self.root) end
       end, mine))
    end)
-   -- a parameter of the root that stands in a module of a unit
+   -- parameters of the root that lie in a module of a unit
    for _, e in ipairs(self.root.entries) do
       for _, place in ipairs(e.places) do
          if self.unit_of[place.owner] ~= self.root then hook_in(self, place.owner, self.root) end

@@ -30,7 +30,7 @@ function Unit:init(desc, entries, bucket_opts)
    self.reshard_after_forward, self.calls, self.holds = false, 0, 0
 end
 
--- Whether all its parameters are gathered.
+-- Returns whether all its parameters are gathered.
 function Unit:is_present()
    for _, b in ipairs(self.buckets) do
       if b.state ~= 'present' then return false end
@@ -38,7 +38,7 @@ function Unit:is_present()
    return true
 end
 
--- Whether it holds, or is about to hold, gathered bytes that it will give back.
+-- Returns whether it holds, or is about to hold, gathered bytes that it will give back.
 function Unit:is_live()
    for _, b in ipairs(self.buckets) do
       if b.full and not b.is_whole and b.state ~= 'absent' then return true end
@@ -59,7 +59,7 @@ function Unit:reshard(keep)
    for _, b in ipairs(self.buckets) do b:reshard(keep) end
 end
 
--- As reshard, where what was written into gathered parameters is not to be kept.
+-- Reshards without keeping what was written into gathered parameters.
 function Unit:forget_writes()
    if self.holds > 0 then return end
    for _, b in ipairs(self.buckets) do
@@ -73,13 +73,13 @@ function Unit:check_free()
       .. 'parameters are whole; step and load outside unshard_fsdp2_model')
 end
 
--- The shards have changed: what was gathered is out of date.
+-- Drops what was gathered, which is out of date where the shards have changed.
 function Unit:expire()
    self:check_free()
    for _, b in ipairs(self.buckets) do b:expire() end
 end
 
--- The name of a parameter whose gradient is not finite, or nil.
+-- Reduces the gradients. Returns the name of a parameter whose gradient is not finite, or nil.
 function Unit:reduce(opts)
    local bad
    for _, b in ipairs(self.buckets) do bad = b:reduce(opts) or bad end

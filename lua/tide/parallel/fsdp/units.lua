@@ -54,7 +54,7 @@ local function is_one_of(m, wanted)
    end
 end
 
--- The outermost modules of the given classes (names or class tables).
+-- Returns the outermost modules of the given classes (names or class tables).
 local function by_class(model, wanted)
    local list, used = {}, {}
    local function visit(m, path)
@@ -100,8 +100,8 @@ local function owners_of(list)
    return of
 end
 
--- Every parameter with all places where it stands, in the order of the first ones; entry.unit is
--- the unit of all of them, or root.
+-- Returns every parameter with all places where it stands, in the order of the first ones;
+-- entry.unit is the unit of all of them, or root.
 function units.entries(model, list, root)
    local of, entries, by_id = owners_of(list), {}, {}
    model:walk(function(m, path)

@@ -34,7 +34,7 @@ signature.kind('mamba2', 'an nn.Mamba2', is_mamba, 'tide.Mamba2')
 
 -- ---- prices ----------------------------------------------------------------------------------
 
--- Bytes that the busiest rank sends in forward and in backward.
+-- Returns the bytes that the busiest rank sends in forward and in backward.
 local function busiest(size, fn)
    local sum, go, back = 0, 0, 0
    for r = 0, size - 1 do
@@ -44,9 +44,9 @@ local function busiest(size, fn)
    return { forward = go, backward = back, bytes = sum }
 end
 
--- What a layer sends for a batch of `rows` (1) rows under a plan, by each method:
--- { hidden = { forward, backward, bytes }, state = the same or nil, why = text, best = name }, of
--- the busiest rank, or of opts.rank.
+-- Returns what a layer sends for a batch of `rows` (1) rows under a plan, by each method: { hidden
+-- = { forward, backward, bytes }, state = the same or nil, why = text, best = name }, of the
+-- busiest rank, or of opts.rank.
 function attach.price(layer, map, opts)
    local rows, size = opts.rows, tide.dtype_size(opts.dtype)
    local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
@@ -70,7 +70,7 @@ function attach.price(layer, map, opts)
    return out
 end
 
--- The same as text.
+-- Returns the same as text.
 function attach.explain(layer, map, opts)
    local p = attach.price(layer, map, opts)
    local function line(name, c)
@@ -134,8 +134,8 @@ end
 
 -- ---- the batch -------------------------------------------------------------------------------
 
--- Number of the sequence of each token of the whole, padding included: i32 [B or 1, T], or nil:
--- there is one.
+-- Returns the number of the sequence of each token of the whole, padding included: i32 [B or 1, T],
+-- or nil: there is one.
 local function sequence_of(map, index)
    if index then return require('tide.nn.mamba').sequence_of(map:pad(index, 2, -1):select(3, 1)) end
    local cu = dims.copy(map.cu_slot)
@@ -193,13 +193,13 @@ local function check_layers(self, op)
    self.agreed = true
 end
 
--- A call in a line.
+-- Returns a call in a line.
 local function kind_of(layer, projected, method)
    return ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
       projected.dtype, projected:size(1), layer.heads, layer.head_dim, layer.groups, layer.state)
 end
 
--- The context of a call, checked.
+-- Returns the context of a call, checked.
 local function context_for(self, op, projected, at)
    local context = at.context
    err.raise_if(context == nil, 'E_STATE', op, 'no context; call the model with the context of its '
@@ -220,7 +220,8 @@ local function context_for(self, op, projected, at)
    return context
 end
 
--- What is kept for a plan. It must not hold the plan: the key is weak, what it leads to is not.
+-- Returns what is kept for a plan. It must not hold the plan: the key is weak, what it leads to is
+-- not.
 local function batch_of(self, map, index)
    local batch = self.batches[map]
    if not batch or batch.index ~= index then
@@ -230,10 +231,10 @@ local function batch_of(self, map, index)
    return batch
 end
 
--- The mix of a layer: see nn.Mamba2.mix; next: that of the whole sequence. Which documents there
--- are is the context's to say; ranks that differ in it, or in method or layer, all raise E_COMM.
--- Every rank must call. With `alone` set (cp.attach's whole) a call without a context means a whole
--- sequence on this rank, as one with parallel.cp.null always does.
+-- Returns the mix of a layer: see nn.Mamba2.mix; next: that of the whole sequence. Which documents
+-- there are is the context's to say; ranks that differ in it, or in method or layer, all raise
+-- E_COMM. Every rank must call. With `alone` set (cp.attach's whole) a call without a context means
+-- a whole sequence on this rank, as one with parallel.cp.null always does.
 function Attached:call(next, layer, projected, at)
    local op = 'parallel.mamba_cp'
    if at.context == context_.null or self.alone and not at.context then

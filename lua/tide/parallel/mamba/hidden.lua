@@ -15,7 +15,7 @@ local Mamba2 = require('tide.nn.mamba').Mamba2
 
 local hidden = {}
 
--- What stays the same from batch to batch: parts of every rank, channels that travel.
+-- Returns what stays the same from batch to batch: parts of every rank, channels that travel.
 function hidden.prepare(layer, comm)
    local parts = split.heads(layer.heads, layer.groups, comm.size)
    local go, back = {}, {}
@@ -32,14 +32,14 @@ end
 
 -- ---- the smaller layer -----------------------------------------------------------------------
 
--- Rows of t in runs { first, count }.
+-- Returns the rows of t in runs { first, count }.
 local function rows_of(t, runs)
    local list = {}
    for i, run in ipairs(runs) do list[i] = t:narrow(1, run[1] + 1, run[2]) end
    return #list == 1 and list[1] or tide.cat(list, 1)
 end
 
--- A view of `layer` with the heads of a part: what Mamba2.convolve and Mamba2.recur need.
+-- Returns a view of `layer` with the heads of a part: what Mamba2.convolve and Mamba2.recur need.
 local function part_of(layer, part)
    local P, N = layer.head_dim, layer.state
    local runs = split.runs(part, layer, 0)
@@ -60,7 +60,7 @@ local function part_of(layer, part)
    return own
 end
 
--- The groups of B and C as the rule of the scan wants them: some of them several times.
+-- Returns the groups of B and C as the rule of the scan wants them: some of them several times.
 local function spread(xBC, own, part)
    local I = own.inner_dim
    local index = split.channels(part.list, 0, I, part.groups, own.state)
@@ -68,7 +68,7 @@ local function spread(xBC, own, part)
    return tide.cat({ xBC:narrow(3, 1, I), of_groups }, 3)
 end
 
--- A rank without heads: nothing, but attached to all parameters, as a rank with heads is.
+-- Returns a rank without heads: nothing, but attached to all parameters, as a rank with heads is.
 local function nothing(own, mine)
    local y = mine
    for _, t in ipairs { own.D, own.dt_bias, own.A_log, own.filter() } do
@@ -79,8 +79,8 @@ end
 
 -- ---- the call --------------------------------------------------------------------------------
 
--- In place of layer:mix: y and z [B, L, I] of projected [B, L, P]. plan: of prepare;
--- rows: of cp/exchange.lua, rows(); sequence: [B or 1, T] of the whole sequence, or nil.
+-- Computes layer:mix: y and z [B, L, I] of projected [B, L, P]. plan: of prepare; rows: of
+-- cp/exchange.lua, rows(); sequence: [B or 1, T] of the whole sequence, or nil.
 function hidden.inner(layer, projected, comm, plan, rows, sequence)
    local part = plan.part
    local own = part_of(layer, part)
@@ -98,7 +98,7 @@ function hidden.inner(layer, projected, comm, plan, rows, sequence)
    return exchange.leave(y, comm, plan.back, rows), z
 end
 
--- Bytes that this rank sends for a layer: forward and backward.
+-- Returns the bytes that this rank sends for a layer: forward and backward.
 function hidden.bytes(plan, rank, n, size)
    local go, go_back = exchange.bytes(plan.go, rank, n, size)
    local back_grad, back = exchange.bytes(plan.back, rank, n, size)

@@ -12,8 +12,9 @@ local balanced = require('tide.parallel.layout').balanced
 
 local split = {}
 
--- The local groups of heads [h, h + n) where each group has g heads: first group, their count, and
--- a list of them (from 0 among the local ones) as the layer's rule wants it; nil: as they are.
+-- Returns the local groups of heads [h, h + n) where each group has g heads: first group, their
+-- count, and a list of them (from 0 among the local ones) as the layer's rule wants it; nil: as
+-- they are.
 local function groups_of(h, n, g)
    if n == 0 then return 0, 0 end
    local first, last = math.floor(h / g), math.floor((h + n - 1) / g)
@@ -32,8 +33,8 @@ local function groups_of(h, n, g)
    return first, count, list
 end
 
--- A list a rank of { head, heads, group, groups, list }: the first head and group (from 0), how
--- many, and see groups_of.
+-- Returns a list a rank of { head, heads, group, groups, list }: the first head and group (from 0),
+-- how many, and see groups_of.
 function split.heads(heads, groups, size)
    local out, h = {}, 0
    for r, n in ipairs(balanced(heads, size)) do
@@ -58,8 +59,8 @@ function split.runs(part, s, base, after)
    return runs
 end
 
--- The channels (from 0) of B and then of C that groups have, of which the list counts from group
--- `first`; B begins at channel `base` and has G groups of N.
+-- Returns the channels (from 0) of B and then of C that groups have, of which the list counts from
+-- group `first`; B begins at channel `base` and has G groups of N.
 function split.channels(list, first, base, G, N)
    local out = {}
    for half = 0, 1 do

@@ -23,8 +23,8 @@ local state = {}
 
 -- ---- runs of a plan --------------------------------------------------------------------------
 
--- The runs of every rank: { ranks = list of lists of { first, count }, R =, c = }; nil and the
--- reason if the ranks do not all have the same number of runs of the same length.
+-- Returns the runs of every rank: { ranks = list of lists of { first, count }, R =, c = }; nil and
+-- the reason if the ranks do not all have the same number of runs of the same length.
 function state.runs(map)
    if map.kind ~= 'contiguous' and map.kind ~= 'zigzag' then
       return nil, ("a '%s' layout; its runs must be equally many and long on all ranks, as those "
@@ -47,7 +47,8 @@ local function tensor(list, dtype, device)
    return tide.tensor(list, { dtype = dtype, device = device })
 end
 
--- Positions before run `run` that the convolution reads, first to last; false: before the start.
+-- Returns the positions before run `run` that the convolution reads, first to last; false: before
+-- the start.
 local function before(run, K)
    local list = {}
    for k = 1, K - 1 do
@@ -57,7 +58,7 @@ local function before(run, K)
    return list
 end
 
--- Rows that rank `from` gives to rank `to`, as places among from's tokens.
+-- Returns the rows that rank `from` gives to rank `to`, as places among from's tokens.
 local function given(map, runs, from, to, K)
    local list = {}
    for _, run in ipairs(runs.ranks[to + 1]) do
@@ -71,8 +72,8 @@ local function given(map, runs, from, to, K)
    return list
 end
 
--- What this rank sends (index of its rows, counts) and takes (counts), and where each row of each
--- halo lies in what is received; one behind the last is a row of zeros.
+-- Returns what this rank sends (index of its rows, counts) and takes (counts), and where each row
+-- of each halo lies in what is received; one behind the last is a row of zeros.
 local function halo_plan(map, runs, K)
    local send, out, back, at, n = {}, {}, {}, {}, 0
    for r = 0, map.size - 1 do
@@ -146,8 +147,8 @@ local function documents(batch, sequence, map, all, take_positions)
    batch.halo_mask = at(pos):reshape { rows, R, batch.K - 1 }:eq(first)
 end
 
--- All that a batch of this layout needs, made once. sequence: [B or 1, T] numbers of the sequences
--- of the whole stream, or nil; K: taps.
+-- Returns all that a batch of this layout needs, made once. sequence: [B or 1, T] numbers of the
+-- sequences of the whole stream, or nil; K: taps.
 function state.prepare(map, K, sequence, device)
    local op = 'parallel.mamba_cp'
    local runs, why = state.runs(map)
@@ -171,12 +172,12 @@ function state.prepare(map, K, sequence, device)
    return batch
 end
 
--- x where the mask says so, zeros elsewhere; the mask is broadcast.
+-- Returns x where the mask says so, zeros elsewhere; the mask is broadcast.
 local function kept(x, mask) return tide.where(mask, x, 0) end
 
 -- ---- the halo --------------------------------------------------------------------------------
 
--- The K - 1 rows before each run of xBC [B, L, C] -> [B R, K - 1, C].
+-- Returns the K - 1 rows before each run of xBC [B, L, C] -> [B R, K - 1, C].
 local function halo(xBC, comm, batch)
    local B, C, n = xBC:size(1), xBC:size(3), batch.K - 1
    local got = collective.all_to_all_v(xBC:index_select(2, batch.send), comm, batch.out, batch.back,
@@ -201,7 +202,7 @@ local function over_batch(t, rows, B)
       :reshape { rows, unpack(shape, 2) }
 end
 
--- x and B out of xBC [n, c, C] as [n, G, c, ..], in f32 (f64): one matrix a group.
+-- Returns x and B out of xBC [n, c, C] as [n, G, c, ..], in f32 (f64): one matrix a group.
 local function by_group(xBC, G, I, S)
    local n, c = xBC:size(1), xBC:size(2)
    local function group(t, width)
@@ -210,7 +211,7 @@ local function by_group(xBC, G, I, S)
    return group(xBC:narrow(3, 1, I), I), group(xBC:narrow(3, I + 1, S), S)
 end
 
--- weight [n, c, H] for each channel of x as by_group returns it.
+-- Returns weight [n, c, H] for each channel of x as by_group returns it.
 local function spread(weight, G, I)
    local n, c, H = weight:size(1), weight:size(2), weight:size(3)
    return weight:reshape { n, c, H, 1 }:expand { n, c, H, I / H }:reshape { n, c, G, I / G }
@@ -245,8 +246,8 @@ local made_by = private.func {
    end,
 }
 
--- Sums along dim 2 of x [n, c, H] over the tokens before each one. A shifted sum, not cumsum - x:
--- that would lose what is small beside x.
+-- Returns the sums along dim 2 of x [n, c, H] over the tokens before each one. A shifted sum, not
+-- cumsum - x: that would lose what is small beside x.
 local function sums_before(x)
    return x:narrow(2, 1, x:size(2) - 1):pad({ 0, 1, 0 }, { 0, 0, 0 }):cumsum(2)
 end
@@ -283,8 +284,8 @@ local function contributions(layer, xBC, dt, batch, B)
    return made:reshape { n, H, P * N }, sum:reshape { n, H, 1 }
 end
 
--- The sums for documents [B, H, R, width]: of states [B, H, S, width] that feed a run only, decayed
--- by logs [B, H, S] of the runs between; one source after another.
+-- Returns the sums for documents [B, H, R, width]: of states [B, H, S, width] that feed a run only,
+-- decayed by logs [B, H, S] of the runs between; one source after another.
 local function fed(batch, states, logs)
    local B, H, S, width = states:size(1), states:size(2), states:size(3), states:size(4)
    local R, sum = batch.R, nil
@@ -299,8 +300,8 @@ local function fed(batch, states, logs)
    return sum
 end
 
--- The true initial states of this rank's runs [B R, H, P, N], from what every run of every rank
--- contributes.
+-- Returns the true initial states of this rank's runs [B R, H, P, N], from what every run of every
+-- rank contributes.
 local function initial(layer, made, decay, comm, batch, B)
    local H, P, N, R, S = layer.heads, layer.head_dim, layer.state, batch.R, batch.S
    local width, W = P * N, comm.size
@@ -318,7 +319,7 @@ end
 
 -- ---- the call --------------------------------------------------------------------------------
 
--- In place of layer:mix: y and z [B, L, I] of projected [B, L, P]. batch: of prepare.
+-- Computes layer:mix: y and z [B, L, I] of projected [B, L, P]. batch: of prepare.
 function state.inner(layer, projected, comm, batch)
    local B, L = projected:size(1), projected:size(2)
    local R, c = batch.R, batch.c
@@ -334,7 +335,7 @@ function state.inner(layer, projected, comm, batch)
    return y:reshape { B, L, layer.inner_dim }, z
 end
 
--- Bytes that this rank sends for a layer: forward and backward, of `batch` rows.
+-- Returns the bytes that this rank sends for a layer: forward and backward, of `batch` rows.
 function state.bytes(layer, map, rows, size)
    local runs = state.runs(map)
    local pair = layer.heads * (layer.head_dim * layer.state + 1) * (size == 8 and 8 or 4)

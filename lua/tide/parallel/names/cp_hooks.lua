@@ -38,11 +38,11 @@ local function take_mask(_, x, at, ...)
    return x, out, ...
 end
 
--- Explicit masks in the calls of attention layers (modules named '...self_attn', and all
+-- Makes explicit masks in the calls of attention layers (modules named '...self_attn', and all
 -- nn.Attention) become documents: at.attention_mask [B, T], numbered from 1, is taken out and
 -- handed on as (document, position) pairs, or held against the context, and the layer is causal for
 -- that call (at.is_causal). model(ids, { attention_mask = mask }) reaches the hooks. A mask of
--- another kind is refused and not dropped. The hooks stand before those that are there; returns a
+-- another kind is refused and not dropped. The hooks run before the module's other ones; returns a
 -- handle with remove().
 function cp_hooks.attach_context_parallel_hooks(model)
    local op, handles = 'parallel.cp.attach_context_parallel_hooks', {}
@@ -77,10 +77,10 @@ local function target_pass(model, region, names)
    return logits, collected
 end
 
--- A model that only runs forward (a target to learn from) over the ranks of an axis: contiguous
--- shards, keys and values gathered in every layer, results whole on every rank. ids [B, T].
--- Returns the logits [B, T, V] and the list of the outputs of opts.collect. The model is attached
--- for the call if it is not.
+-- Runs a model that only goes forward (a target to learn from) over the ranks of an axis:
+-- contiguous shards, keys and values gathered in every layer, results whole on every rank. ids [B,
+-- T]. Returns the logits [B, T, V] and the list of the outputs of opts.collect. The model is
+-- attached for the call if it is not.
 function cp_hooks.run_target_cp_forward_and_gather(model, axis, ids, opts)
    local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
    local handle

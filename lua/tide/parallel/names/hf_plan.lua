@@ -23,8 +23,8 @@ local function none_declared(op, model)
       .. 'declares none in _tp_plan', model.class_name or 'a table')
 end
 
--- What a decoder of tide.model would declare: the plan of its structure, with a tied embedding
--- whole, as published plans have it.
+-- Returns what a decoder of tide.model would declare: the plan of its structure, with a tied
+-- embedding whole, as published plans have it.
 local function by_structure(model, op)
    local plan = tp_plans.decoder(model) or none_declared(op, model)
    local _, path, names = tp_plans.body(model)
@@ -34,9 +34,9 @@ local function by_structure(model, op)
    return plan
 end
 
--- The declared plan of a model as styles by pattern: that of its class, then of the object, then of
--- the model inside; of a decoder that declares none, that of its structure. An embedding that is
--- not named is cut by rows unless it is also the head.
+-- Returns the declared plan of a model as styles by pattern: that of its class, then of the object,
+-- then of the model inside; of a decoder that declares none, that of its structure. An embedding
+-- that is not named is cut by rows unless it is also the head.
 function hf_plan.get_hf_tp_shard_plan(model)
    local op = 'parallel.get_hf_tp_shard_plan'
    err.type(op, 'model', model, 'table')

@@ -42,7 +42,7 @@ local function same_shape(op, x, axis, cut)
    return comm
 end
 
--- Block j of dim 1 goes to rank j; its own derivative. x has the same shape on every rank.
+-- Sends block j of dim 1 to rank j; its own derivative. x has the same shape on every rank.
 function mamba_cp.all_to_all(x, comm)
    comm = same_shape('parallel.mamba_cp.all_to_all', x, comm, 1)
    return collective.all_to_all(x, comm, 1)
@@ -64,7 +64,7 @@ function mamba_cp.all_to_all_cp2hp(x, comm, batch_size)
    return collective.all_to_all(x, comm, width, tokens)
 end
 
--- The inverse of all_to_all_cp2hp.
+-- Returns the inverse of all_to_all_cp2hp.
 function mamba_cp.all_to_all_hp2cp(x, comm, batch_size)
    local op = 'parallel.mamba_cp.all_to_all_hp2cp'
    local tokens, width = dims_of(op, x, batch_size)
@@ -74,7 +74,7 @@ end
 
 -- ---- orders of tokens ------------------------------------------------------------------------
 
--- The chunks (from 0) of a sequence of 2 W in rank order.
+-- Returns the chunks (from 0) of a sequence of 2 W in rank order.
 function mamba_cp.redo_order(W)
    local list = {}
    for r = 0, W - 1 do
@@ -84,7 +84,7 @@ function mamba_cp.redo_order(W)
    return list
 end
 
--- The places in rank order of the chunks of a sequence of 2 W: the inverse of redo_order.
+-- Returns the places in rank order of the chunks of a sequence of 2 W: the inverse of redo_order.
 function mamba_cp.undo_order(W)
    local list = {}
    for place, k in ipairs(mamba_cp.redo_order(W)) do list[k + 1] = place - 1 end
@@ -99,7 +99,7 @@ end
 
 local function runs_index(runs) return tide.run_index(i64(runs):reshape { #runs / 2, 2 }, 'i64') end
 
--- cu as a list that covers `tokens`.
+-- Returns cu as a list that covers `tokens`.
 local function covered(op, name, cu, tokens)
    cu = cp_map.cu(op, name, cu)
    err.raise_if(cu[#cu] ~= tokens, 'E_ARG', op, "argument '%s' ends at %d, there are %d tokens: "
@@ -107,8 +107,8 @@ local function covered(op, name, cu, tokens)
    return cu
 end
 
--- Every document (the whole dim without cu) in #order equal chunks: chunk order[k] moves to place k
--- (from 0). Dim 2, with cu and x [T, ...] dim 1.
+-- Cuts every document (the whole dim without cu) into #order equal chunks and moves chunk order[k]
+-- to place k (from 0). Dim 2, with cu and x [T, ...] dim 1.
 local function reorder(op, x, order, cu)
    local dim, n, runs = (cu and x.ndim < 3) and 1 or 2, #order, {}
    if x.ndim < dim then err.arg(op, 'x', ('at least %d dims'):format(dim), x) end
@@ -127,8 +127,8 @@ local function reorder(op, x, order, cu)
    return select(x, dim, runs_index(runs))
 end
 
--- x with every document (without cu: the whole dim) in #order equal chunks: chunk order[k], from
--- 0, moves to place k. Dim 2, with cu and x [T, ...] dim 1.
+-- Returns x with every document (without cu: the whole dim) in #order equal chunks: chunk order[k],
+-- from 0, moves to place k. Dim 2, with cu and x [T, ...] dim 1.
 function mamba_cp.reorder_chunks(x, order, cu)
    return reorder('parallel.mamba_cp.reorder_chunks', x, order, cu)
 end
@@ -140,13 +140,13 @@ function mamba_cp.undo_attention_load_balancing(x, W, cu)
    return reorder(op, x, mamba_cp.undo_order(W), cu)
 end
 
--- The way back of undo_attention_load_balancing.
+-- Undoes undo_attention_load_balancing.
 function mamba_cp.redo_attention_load_balancing(x, W, cu)
    local op = 'parallel.mamba_cp.redo_attention_load_balancing'
    return reorder(op, x, mamba_cp.redo_order(W), cu)
 end
 
--- The index [rows] of deinterleave_packed_seqs; cu_local in tokens of one rank.
+-- Returns the index [rows] of deinterleave_packed_seqs; cu_local in tokens of one rank.
 function mamba_cp.deinterleave_index(cu_local, W, rows)
    local op, each, runs = 'parallel.mamba_cp.deinterleave_packed_seqs', rows / W, {}
    local cu = covered(op, 'cu_local', cu_local, each)
@@ -168,15 +168,15 @@ function mamba_cp.deinterleave_packed_seqs(x, cu_local, W)
    return select(x, dim, mamba_cp.deinterleave_index(cu_local, W, x:size(dim)))
 end
 
--- The way back of deinterleave_packed_seqs.
+-- Undoes deinterleave_packed_seqs.
 function mamba_cp.reinterleave_packed_seqs(x, cu_local, W)
    local dim = tokens_dim(x)
    return select(x, dim, tide.inverse_index(mamba_cp.deinterleave_index(cu_local, W,
       x:size(dim))))
 end
 
--- The place in rank order of each token of the sequence, which undoes chunks and documents at once.
--- cu in tokens of all ranks.
+-- Returns the place in rank order of each token of the sequence, which undoes chunks and documents
+-- at once. cu in tokens of all ranks.
 function mamba_cp.pre_index(cu, W) return tide.zigzag_places(i64(cu), W, 'i64') end
 
 -- ---- MambaContextParallel --------------------------------------------------------------------
@@ -209,7 +209,7 @@ function MambaContextParallel:init(cp_group, num_heads, head_dim, n_groups, d_st
    self.go, self.back = exchange.columns(go, self.width), exchange.columns(back, self.d_inner)
 end
 
--- The runs of every rank where each document is a zigzag of its own.
+-- Returns the runs of every rank where each document is a zigzag of its own.
 local function zigzag_runs(op, cu, W)
    local list = {}
    for d = 1, #cu - 1 do
@@ -221,14 +221,14 @@ local function zigzag_runs(op, cu, W)
    return list
 end
 
--- Whether what is kept was made for cumulative lengths `cu` and is still there (its index may have
--- been made in a step scope).
+-- Returns whether what is kept was made for cumulative lengths `cu` and is still there (its index
+-- may have been made in a step scope).
 local function holds(kept, cu)
    return kept and dims.equal(kept.cu, cu) and not (kept.rows.order and kept.rows.order:is_gone())
 end
 
--- Where the tokens of all ranks lie, kept for calls with equal lengths. They are compared by value:
--- the caller may write the next batch into the same list.
+-- Returns where the tokens of all ranks lie, kept for calls with equal lengths. They are compared
+-- by value: the caller may write the next batch into the same list.
 local function rows_for(self, op, cu, tokens)
    local list = cu and covered(op, 'cu', cu, tokens) or { 0, tokens }
    if holds(self.rows, list) then return self.rows.rows end
@@ -239,7 +239,7 @@ local function rows_for(self, op, cu, tokens)
    return rows
 end
 
--- x, argument `what`, as [B, T, width], and whether it was [T, width].
+-- Returns x, argument `what`, as [B, T, width], and whether it was [T, width].
 local function batched(op, what, x, width)
    signature.check(op, what, x, ('tensor [batch, tokens, %d] or [tokens, %d]'):format(width, width))
    return x.ndim == 2 and x:reshape { 1, x:size(1), x:size(2) } or x, x.ndim == 2
@@ -256,8 +256,8 @@ end
 
 local function as_given(y, flat) return flat and y:reshape { y:size(2), y:size(3) } or y end
 
--- projected [B, L, P] of z, x, B, C, dt for this rank's tokens -> [B, T, P'] for this rank's heads
--- and all tokens in the order of the sequence. cu in tokens of all ranks: packed, [L, P] or
+-- Takes projected [B, L, P] of z, x, B, C, dt for this rank's tokens -> [B, T, P'] for this rank's
+-- heads and all tokens in the order of the sequence. cu in tokens of all ranks: packed, [L, P] or
 -- [1, L, P]; every document a multiple of 2 W.
 function MambaContextParallel:pre_conv_ssm(projected, cu)
    local op = name .. '.pre_conv_ssm'
@@ -268,7 +268,7 @@ function MambaContextParallel:pre_conv_ssm(projected, cu)
    return as_given(exchange.enter(x, self.comm, self.go, rows), flat)
 end
 
--- The way back of pre_conv_ssm for y [B, T, d_inner / W].
+-- Undoes pre_conv_ssm for y [B, T, d_inner / W].
 function MambaContextParallel:post_conv_ssm(y, cu)
    local op = name .. '.post_conv_ssm'
    local x, flat = batched(op, 'y', y, self.d_inner_local)
@@ -280,14 +280,14 @@ end
 
 -- ---- its parameters --------------------------------------------------------------------------
 
--- What the mixer has under a name.
+-- Returns what the mixer has under a name.
 local function of_mixer(self, field)
    local v = type(self.mixer) == 'table' and self.mixer[field] or nil
    err.raise_if(v == nil, 'E_ARG', name, "argument 'mixer': expected a layer with '%s'", field)
    return v
 end
 
--- This rank's channels of a parameter of the convolution, dim 1: a copy.
+-- Returns this rank's channels of a parameter of the convolution, dim 1: a copy.
 function MambaContextParallel:slice_conv_param(p)
    local list, channels = {}, self.d_inner + 2 * self.n_groups * self.d_state
    signature.check(name .. '.slice_conv_param', 'p', p, 'tensor [channels, ..]',
@@ -296,7 +296,7 @@ function MambaContextParallel:slice_conv_param(p)
    return tide.cat(list, 1)
 end
 
--- The part of a vector for this rank's heads: a view.
+-- Returns the part of a vector for this rank's heads: a view.
 function MambaContextParallel:slice_vector_param(p)
    signature.check(name .. '.slice_vector_param', 'p', p, 'tensor [heads] or [channels]',
       { heads = self.num_heads, channels = self.d_inner })
@@ -304,13 +304,13 @@ function MambaContextParallel:slice_vector_param(p)
    return p:narrow(1, self.cp_rank * n + 1, n)
 end
 
--- [channels of this rank, K] of the weight [channels, 1, K].
+-- Returns [channels of this rank, K] of the weight [channels, 1, K].
 function MambaContextParallel:get_conv1d_weight()
    local w = self:slice_conv_param(of_mixer(self, 'conv1d').weight)
    return w:reshape { w:size(1), w:size(w.ndim) }
 end
 
--- This rank's part of the convolution's bias, or nil without one.
+-- Returns this rank's part of the convolution's bias, or nil without one.
 function MambaContextParallel:get_conv1d_bias()
    local bias = of_mixer(self, 'conv1d').bias
    return bias and self:slice_conv_param(bias)

@@ -25,7 +25,7 @@ local multimodal = {}
 
 local solo = { size = 1, rank = 0 }
 
--- The axis; nil is one rank.
+-- Returns the axis; nil is one rank.
 local function or_solo(op, axis)
    if axis == nil then return solo end
    axis_of(op, 'axis', axis, true)
@@ -47,7 +47,7 @@ local function check_alike(op, axis, x, free, more)
    return axis
 end
 
--- FP8 block of a recipe.
+-- Returns the FP8 block of a recipe.
 local function block_of(opts)
    if not opts.fp8_enabled then return 1 end
    return opts.fp8_recipe == 'mxfp8' and 32 or 16
@@ -71,9 +71,9 @@ end
 
 local function i32(list) return tide.tensor(list, { dtype = 'i32' }) end
 
--- Packed parameters of rows that all have the same number of tokens. tokens: a tensor [B, S];
--- img_seq_len more tokens in each row; padding_needed of the sum are padding; packed (false): 'thd'
--- without padding, too, where there are several ranks.
+-- Returns packed parameters of rows that all have the same number of tokens. tokens: a tensor [B,
+-- S]; img_seq_len more tokens in each row; padding_needed of the sum are padding; packed (false):
+-- 'thd' without padding, too, where there are several ranks.
 function multimodal.get_packed_seq_params(tokens, img_seq_len, padding_needed, cp_size,
    use_packed_sequence)
    local B, whole = tokens:size(1), tokens:size(2) + img_seq_len
@@ -91,8 +91,8 @@ end
 
 -- ---- even parts ------------------------------------------------------------------------------
 
--- Rows of x over the ranks, ceil(N / W) each; what is missing at the end is pad_value (0). Returns
--- this rank's rows and the number of padding rows over all ranks.
+-- Shares out the rows of x over the ranks, ceil(N / W) each; what is missing at the end is
+-- pad_value (0). Returns this rank's rows and the number of padding rows over all ranks.
 function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
    local op = 'parallel.multimodal.split_to_context_parallel_ranks'
    axis = or_solo(op, axis)
@@ -101,22 +101,23 @@ function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
    return plan:shard(x, 1, pad_value or 0), plan.padded - plan.length
 end
 
--- Every rank's x joined along dim 2; the gradients of all are summed and each rank gets its own.
+-- Returns every rank's x joined along dim 2; the gradients of all are summed and each rank gets its
+-- own.
 function multimodal.gather_along_second_dim(x, axis)
    local op = 'parallel.multimodal.gather_along_second_dim'
    axis = check_alike(op, axis, x)
    return axis.size == 1 and x or collective.all_gather(x, axis, 2)
 end
 
--- The sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
+-- Returns the sum over ranks, cut along dim 2 in equal parts: the adjoint of the gather.
 function multimodal.reduce_scatter_along_second_dim(x, axis)
    local op = 'parallel.multimodal.reduce_scatter_along_second_dim'
    axis = check_alike(op, axis, x)
    return axis.size == 1 and x or collective.reduce_scatter(x, axis, 2)
 end
 
--- What split_to_context_parallel_ranks has cut (rows now lie along dim 2), joined, without its
--- global_pad rows of padding. A loss that every rank computes alike gives W times its gradient.
+-- Returns what split_to_context_parallel_ranks has cut (rows now lie along dim 2), joined, without
+-- its global_pad rows of padding. A loss that every rank computes alike gives W times its gradient.
 function multimodal.gather_from_context_parallel_ranks(x, global_pad, axis)
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks'
    axis = or_solo(op, axis)
@@ -136,7 +137,7 @@ signature.reader('counts', 'a list or a tensor of counts', function(op, name, v)
    return signature.check(op, name, tide.is_tensor(v) and v:tolist() or v, 'integer[] >= 0')
 end)
 
--- Bounds by frames, and how many empty frames stand behind the last.
+-- Returns the bounds by frames, and how many empty frames follow the last.
 local function bounds_of(opts, frames, T, cu, W)
    local n = #cu - 1
    if opts.partition == 'compatible' then
@@ -156,9 +157,9 @@ local function bounds_of(opts, frames, T, cu, W)
    return split.balanced(frames or singles, T, W, costs), 0
 end
 
--- Which rank has which frames. cu: cumulative tokens of the frames (a list). Returns the plan that
--- split and gather share: bounds (frames), tokens (real ones of each rank), empty (flags), and for
--- each rank the number of its empty frames.
+-- Decides which rank has which frames. cu: cumulative tokens of the frames (a list). Returns the
+-- plan that split and gather share: bounds (frames), tokens (real ones of each rank), empty
+-- (flags), and for each rank the number of its empty frames.
 local function plan_of(opts, frames, T, cu, W)
    local n = #cu - 1
    local bounds, added = bounds_of(opts, frames, T, cu, W)
@@ -201,7 +202,7 @@ local function packed_of(lens)
       max_seqlen_kv = most, index = tide.document_index(t, cu[#cu]) }
 end
 
--- Local counts of frames of each video; an empty rank's frames are videos of their own.
+-- Returns the local counts of frames of each video; an empty rank's frames are videos of their own.
 local function local_frames(plan, rank, frames)
    if not frames then return nil end
    if plan.empty[rank + 1] then
@@ -212,11 +213,10 @@ local function local_frames(plan, rank, frames)
    return split.clip(frames, plan.bounds[rank + 1], plan.bounds[rank + 2])
 end
 
--- This rank's images or frames. x: patches [1, tokens, 3 * patch_dim^2]; sizes: (height, width) in
--- pixels of each image or frame, a list or tensor [N, 2]; cu: cumulative tokens [N + 1].
+-- Returns this rank's images or frames. x: patches [1, tokens, 3 * patch_dim^2]; sizes: (height,
+-- width) in pixels of each image or frame, a list or tensor [N, 2]; cu: cumulative tokens [N + 1].
 -- The partition 'compatible' falls back to 'balanced' where its own rule would lose or cut
--- something.
--- Returns { tokens, sizes (i64 [n, 2]), packed (cu_seqlens_q, max_seqlen_q, ..., index),
+-- something. Returns { tokens, sizes (i64 [n, 2]), packed (cu_seqlens_q, max_seqlen_q, ..., index),
 -- has_padding, num_padded_ranks, num_frames (a list or nil), plan }. A rank without frames has a
 -- token of zeros, so that its tower runs with the others; plan.empty says so, and the gather leaves
 -- it out.

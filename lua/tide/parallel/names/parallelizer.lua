@@ -51,7 +51,7 @@ local function one_name(op, mesh, role, given)
    end
 end
 
--- The mesh with the names of a plan.
+-- Returns the mesh with the names of a plan.
 local function named(op, mesh, opts)
    if getmetatable(mesh) ~= mesh_of.Mesh then err.arg(op, 'mesh', 'a mesh', mesh) end
    mesh = mesh.root

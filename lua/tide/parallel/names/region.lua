@@ -18,7 +18,7 @@ local rotation = {
    allgather = 'allgather', alltoall = 'ring', ring = 'ring', a2a = 'a2a', ['a2a+p2p'] = 'a2a+p2p',
 }
 
--- Which buffers (by their places) stay cut.
+-- Returns which buffers (by their places) stay cut.
 local function staying(op, buffers, no_restore)
    local stays = {}
    for i, t in ipairs(no_restore or {}) do
@@ -32,7 +32,7 @@ local function staying(op, buffers, no_restore)
    return stays
 end
 
--- Length of the sequence: that of every buffer along its dim.
+-- Returns the length of the sequence: that of every buffer along its dim.
 local function common_length(op, buffers, dims)
    local length
    for i, t in ipairs(buffers) do
@@ -44,10 +44,10 @@ local function common_length(op, buffers, dims)
    return length
 end
 
--- A region over buffers whose dims (one each) are cut over the ranks of axis. no_restore: those of
--- the buffers that stay cut afterwards. rotate_method: 'allgather' (default), 'alltoall' (a ring),
--- or a method of contexts. opts: kind of layout ('zigzag'), fills (a value for the padding of each
--- buffer; without them the length must fit the layout), and those of cp.context.
+-- Returns a region over buffers whose dims (one each) are cut over the ranks of axis. no_restore:
+-- those of the buffers that stay cut afterwards. rotate_method: 'allgather' (default), 'alltoall'
+-- (a ring), or a method of contexts. opts: kind of layout ('zigzag'), fills (a value for the
+-- padding of each buffer; without them the length must fit the layout), and those of cp.context.
 -- region:run(fn, ...) calls fn(shards, context, ...). The buffers themselves are never changed:
 -- gradients of the shards reach them.
 function regions.create_context_parallel_ctx(axis, buffers, dims, no_restore, rotate_method, opts)
@@ -61,7 +61,7 @@ function regions.create_context_parallel_ctx(axis, buffers, dims, no_restore, ro
       fills = opts.fills, stays = stays }, Region)
 end
 
--- This rank's part of each buffer, in order: new tensors with a history.
+-- Returns this rank's part of each buffer, in order: new tensors with a history.
 function Region:shards()
    local list = {}
    for i, t in ipairs(self.buffers) do
@@ -73,7 +73,7 @@ end
 -- Returns fn(shards, context, ...).
 function Region:run(fn, ...) return fn(self:shards(), self.context, ...) end
 
--- The buffers as they are after the region: those of no_restore cut, the others whole.
+-- Returns the buffers as they are after the region: those of no_restore cut, the others whole.
 function Region:after()
    local shards, list = self:shards(), {}
    for i, t in ipairs(self.buffers) do list[i] = self.stays[i] and shards[i] or t end
@@ -107,8 +107,8 @@ function regions.make_target_cp_ctx(axis, ids, positions)
    return region, buffers[1], buffers[2], T
 end
 
--- The plan of tensors of `count` tokens a rank: that of a region or context, or, over an axis,
--- contiguous with orig_len tokens and padding behind them.
+-- Returns the plan of tensors of `count` tokens a rank: that of a region or context, or, over an
+-- axis, contiguous with orig_len tokens and padding behind them.
 local function plan_of(op, map, axis, count, orig_len)
    if map then
       err.arg_if(orig_len and orig_len ~= map.length, op, 'orig_len',
@@ -121,9 +121,9 @@ local function plan_of(op, map, axis, count, orig_len)
       length = orig_len > 0 and orig_len or total }
 end
 
--- Every token of each tensor again, without padding and without gradients. where: the region or
--- context whose layout the tensors have, or an axis (contiguous; then with orig_len). Collective;
--- E_COMM where ranks have other layouts, lengths or shapes.
+-- Returns every token of each tensor again, without padding and without gradients. where: the
+-- region or context whose layout the tensors have, or an axis (contiguous; then with orig_len).
+-- Collective; E_COMM where ranks have other layouts, lengths or shapes.
 function regions.gather_cp_seq(where, tensors, dim, orig_len)
    local op = 'parallel.cp.gather_cp_seq'
    local map = type(where) == 'table' and where.map

@@ -1,7 +1,7 @@
 -- Packed streams over ranks: rows with several documents as one stream, cut document by document;
 -- the entry points that use TransformerEngine's names.
 --
--- Slots are padded inside the plan where they are no multiple of 2 W. What the stream says of its
+-- Slots are padded inside the plan to a multiple of 2 W. What the stream says of its
 -- documents follows the rule of documents.lua, as for rows.
 --
 -- Legend: T tokens of a stream, W ranks.
@@ -23,7 +23,7 @@ local stream = {}
 local fills = {
    input_ids = 'pad', labels = -100, position_ids = 0, loss_mask = 0, packed_seq_ids = 0,
 }
--- Fields that say how the stream lies: the plan says it anew for a rank's part.
+-- Fields that say how the stream lies: those of a rank's part come from the plan.
 local layout = {
    cu_seqlens_padded = true, cu_seqlens = true, cu_real = true, cu_slot = true, index = true,
    gapless = true, max_seqlen = true, padding_mask = true, attention_mask = true, order = true,
@@ -31,7 +31,7 @@ local layout = {
 
 -- ---- documents of a stream -------------------------------------------------------------------
 
--- Cumulative lengths without sentinels.
+-- Returns cumulative lengths without sentinels.
 local function lengths_of(op, name, v, sentinel)
    if tide.is_tensor(v) then v = v:tolist() end
    if type(v) ~= 'table' then err.arg(op, name, 'a list of numbers or a tensor of one dim', v) end
@@ -48,13 +48,13 @@ local function lists_of(op, batch, sentinel)
    return list, lengths_of(op, slot, batch[slot], sentinel)
 end
 
--- A field [T, ..] or [1, T, ..] as one row; nil if it is missing.
+-- Returns a field [T, ..] or [1, T, ..] as one row; nil if it is missing.
 local function as_row(t, ndim)
    return tide.is_tensor(t) and t.ndim == ndim and t:unsqueeze(1) or t
 end
 
--- What the fields of a stream say of its T tokens; see documents.of. own: thd made the stream, so
--- its masks say what its lengths say.
+-- Returns what the fields of a stream say of its T tokens; see documents.of. own: thd made the
+-- stream, so its masks say what its lengths say.
 local function documents_of(op, batch, T, opts, own)
    local real, slot = lists_of(op, batch, opts.seq_lens_padding_value)
    local fields = { cu_real = real, cu_slot = slot }
@@ -90,7 +90,7 @@ local function tokens_of(op, batch)
    return ids:size(1)
 end
 
--- Value of padding of a field; nil: the field stays whole.
+-- Returns the value of padding of a field; nil: the field stays whole.
 local function fill_of(op, name, v, T, opts)
    local row = opts.fields and opts.fields[name]
    if not tide.is_tensor(v) or row == false then return nil end
@@ -125,9 +125,9 @@ local function shard(op, batch, axis, opts, own)
    return out
 end
 
--- This rank's part of a packed stream (a result of process_input_for_thd), every document cut
--- head-tail. axis: of a mesh, the mesh, a communicator, or nil for one rank. (The order of 0.1,
--- batch before axis, is taken, too.) Returns a new table: the tokens, labels (-100 in padding),
+-- Cuts a packed stream (a result of process_input_for_thd), every document head-tail. axis: of a
+-- mesh, the mesh, a communicator, or nil for one rank. (The order of 0.1, batch before axis, is
+-- taken, too.) Returns this rank's part as a new table: the tokens, labels (-100 in padding),
 -- positions, cu_seqlens = cu_slot (slots, all ranks' tokens), cu_real, cu_local (this rank's),
 -- max_seqlen (longest slot), padding_mask and index, cp_size, cp_rank, qkv_format, order (of the
 -- whole stream, if it has one), and the context.
@@ -150,11 +150,11 @@ local function keep_whole(op, batch, opts)
          cu_slot = said.cu_slot } }
 end
 
--- Rows with several documents (see process_input_for_thd) as a packed stream, this rank's part of
--- it. axis: of a mesh, or the mesh; nil or of one rank: the whole stream. num_chunks > 1: groups of
--- rows as streams of their own, in `chunks`; their tensors are stacked where they are of one size,
--- lists of cumulative lengths always (filled up with the sentinel), max_seqlen is a list.
--- Each stream has its context. Options as shard_thd_chunk.
+-- Returns the rows with several documents (see process_input_for_thd) as a packed stream, this
+-- rank's part of it. axis: of a mesh, or the mesh; nil or of one rank: the whole stream. num_chunks
+-- > 1: groups of rows as streams of their own, in `chunks`; their tensors are stacked where they
+-- are of one size, lists of cumulative lengths always (filled up with the sentinel), max_seqlen is
+-- a list. Each stream has its context. Options as shard_thd_chunk.
 function stream.make_cp_batch_for_te(axis, batch, opts)
    local op = 'parallel.cp.make_cp_batch_for_te'
    axis = cp.axis_of(op, axis, 'cp')

@@ -107,7 +107,8 @@ signature.record('rows_batch', 'a table { input_ids =, labels =, .. }', {
       .. 'seq_lens, too',
 })
 
--- Padding where no lengths are known: tokens equal to the pad id, if they only end rows.
+-- Returns the padding where no lengths are known: tokens equal to the pad id, if they only end
+-- rows.
 local function guess_mask(op, ids_BS, pad)
    if ids_BS.ndim ~= 2 then return nil end
    local S = ids_BS:size(2)
@@ -125,8 +126,8 @@ end
 
 local function i32(list, device) return tide.tensor(list, { dtype = 'i32', device = device }) end
 
--- cu_seqlens and cu_seqlens_padded (nil when the same) as attention libraries take them. may:
--- padding behind the last document alone is given to it.
+-- Returns cu_seqlens and cu_seqlens_padded (nil when the same) as attention libraries take them.
+-- may: padding behind the last document alone is given to it.
 local function absorb(real, slot, T, may)
    local n = #real
    if may and n > 1 then
@@ -144,7 +145,7 @@ local function absorb(real, slot, T, may)
    return real, nil
 end
 
--- True where a token of the stream belongs to no document, bool [n].
+-- Returns true where a token of the stream belongs to no document, bool [n].
 function thd.padding_mask(cu_real, cu_slot, n)
    local host = { dtype = 'i64', device = 'cpu' }
    local index = tide.slot_index(tide.tensor(cu_slot, host), tide.tensor(cu_real, host), n)
@@ -175,7 +176,7 @@ local function lengths_of(op, batch, B, S, sentinel)
    return lens, slots or lens, slots ~= nil
 end
 
--- The fields of a batch in the order of the stream.
+-- Returns the fields of a batch in the order of the stream.
 local function flatten(batch, B, S, order)
    local out = {}
    for name, v in each(batch) do
@@ -207,23 +208,23 @@ local function process(op, batch, o)
    return out
 end
 
--- Rows that hold several documents as one stream. batch: input_ids [B, S] or embeddings [B, S, H],
--- labels [B, S], position_ids ([B or 1, S], [n, B, S] or false), seq_lens and seq_lens_padded ([B,
--- P] or lists; false if unknown); further tensors [B, S, ...] become [T, ...], the rest passes.
--- attention_mask is left out, and padding_mask and index are made anew: what masks and index say
--- must agree with the lengths (E_ARG). Without lengths a mask says where padding is; without either
--- the tokens equal to padding_token_id are padding, if they only end rows. Returns
--- a new table: input_ids [T, ...], labels
--- [T], position_ids, padding_mask bool [T], cu_seqlens, cu_seqlens_padded (if it differs), cu_real,
--- cu_slot (i32), max_seqlen (a number), gapless, index i32 [1, T, 2] of (document, position). Where
--- a row is not full, what is left of it lies at the end of the stream, and order, i64 [T], says
--- which token of the rows (row * S + place, from 0) each place has; thd.to_rows puts values back.
+-- Joins rows that hold several documents into one stream. batch: input_ids [B, S] or embeddings [B,
+-- S, H], labels [B, S], position_ids ([B or 1, S], [n, B, S] or false), seq_lens and
+-- seq_lens_padded ([B, P] or lists; false if unknown); further tensors [B, S, ...] become [T, ...],
+-- the rest passes. attention_mask is left out, and padding_mask and index are replaced: what masks
+-- and index say must agree with the lengths (E_ARG). Without lengths a mask says where padding is;
+-- without either the tokens equal to padding_token_id are padding, if they only end rows. Returns a
+-- new table: input_ids [T, ...], labels [T], position_ids, padding_mask bool [T], cu_seqlens,
+-- cu_seqlens_padded (if it differs), cu_real, cu_slot (i32), max_seqlen (a number), gapless, index
+-- i32 [1, T, 2] of (document, position). Where a row is not full, what is left of it lies at the
+-- end of the stream, and order, i64 [T], says which token of the rows (row * S + place, from 0)
+-- each place has; thd.to_rows puts values back.
 function thd.process_input_for_thd(batch, opts)
    return process('parallel.thd.process_input_for_thd', batch, opts)
 end
 
--- Values of the tokens of a stream, [T, ...], as rows [B, S, ...] again. stream: the result of
--- process_input_for_thd that has them; B: its rows.
+-- Returns the values of the tokens of a stream, [T, ...], as rows [B, S, ...] again. stream: the
+-- result of process_input_for_thd that has them; B: its rows.
 function thd.to_rows(x, stream, B)
    local T, order = x:size(1), stream.order
    if order then x = x:index_select(1, tide.inverse_index(order)) end
@@ -232,7 +233,7 @@ end
 
 -- ---- chunks of rows --------------------------------------------------------------------------
 
--- Rows first .. first + n - 1 of everything that has B rows.
+-- Returns the rows first .. first + n - 1 of everything that has B rows.
 local function rows_from(batch, first, n, B, S)
    local part = {}
    for name, v in each(batch) do
@@ -285,8 +286,9 @@ end
 
 -- ---- companions ------------------------------------------------------------------------------
 
--- Number of the document each token belongs to, i32 [1, n]: how many entries of cu after the first
--- are at or below it. n: tokens (default: the last entry); those beyond count as one document more.
+-- Returns the number of the document each token belongs to, i32 [1, n]: how many entries of cu
+-- after the first are at or below it. n: tokens (default: the last entry); those beyond count as
+-- one document more.
 function thd.sequence_index(cu, n)
    local op = 'parallel.thd.sequence_index'
    local list = cp_map.cu(op, 'cu', cu)
@@ -297,7 +299,7 @@ function thd.sequence_index(cu, n)
    return doc:masked_fill(doc:lt(0), #list - 1)
 end
 
--- v with `value` where mask is set, in its own dtype.
+-- Returns v with `value` where mask is set, in its own dtype.
 local function filled(op, name, v, mask, value)
    if v.dtype == 'bool' and type(value) == 'number' then value = value ~= 0 end
    local y = v:masked_fill(mask, value)
@@ -307,7 +309,7 @@ local function filled(op, name, v, mask, value)
    return y
 end
 
--- Values of padding made harmless: tokens 0, labels and loss mask 0, positions 0 (or `fill` of
+-- Makes values of padding harmless: tokens 0, labels and loss mask 0, positions 0 (or `fill` of
 -- that name). fields: a table of tensors; mask: bool of their shape. Returns a new table.
 function thd.sanitize(fields, mask, fill)
    local op, out = 'parallel.thd.sanitize', {}
@@ -326,7 +328,7 @@ local function padded_to(list, n, value)
    return out
 end
 
--- A row that was not packed: one document in a slot of n tokens.
+-- Returns a row that was not packed: one document in a slot of n tokens.
 local function as_packed(row, n, pad)
    local len = #row.input_ids
    if row.attention_mask then len = dims.sum(row.attention_mask) end
@@ -338,9 +340,9 @@ local function as_packed(row, n, pad)
    }
 end
 
--- Rows (tables of lists: input_ids, labels; when packed also position_ids, seq_lens and
--- seq_lens_padded; else attention_mask or nothing) as a batch of tensors for
--- process_input_for_thd. No rows: an empty table.
+-- Returns the rows (tables of lists: input_ids, labels; when packed also position_ids, seq_lens and
+-- seq_lens_padded; else attention_mask or nothing) as a batch of tensors for process_input_for_thd.
+-- No rows: an empty table.
 function thd.collate(rows, opts)
    if #rows == 0 then return {} end
    local packed, n, most = rows[1].seq_lens ~= nil, 0, 0
@@ -389,7 +391,7 @@ return signature.doors('parallel.thd', thd, {
    padding_mask = 'cu_real: cu; cu_slot: cu; n: integer >= 0',
    process_input_for_thd = { 'batch: rows_batch', opts = options },
    to_rows = { { 'x: tensor [T, ..]', 'stream: table', 'B: integer >= 1',
-      'where x:size(1) % B == 0 -- {x:size(1)} tokens of the stream are no {B} rows',
+      'where x:size(1) % B == 0 -- {x:size(1)} tokens of the stream do not make {B} rows',
       'where not stream.order or stream.order:size(1) == x:size(1) -- expected the '
          .. '{stream.order:size(1)} tokens of the stream, got {x:size(1)}' } },
    split_batch_into_thd_chunks = { { 'batch: rows_batch', 'num_chunks: integer = 1',

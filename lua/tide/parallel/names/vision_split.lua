@@ -46,7 +46,7 @@ local function prefix(costs)
    return sum
 end
 
--- Last position b with sum[b] - sum[a] <= limit.
+-- Returns the last position b with sum[b] - sum[a] <= limit.
 local function reach(sum, a, limit)
    local lo, hi = a, #sum
    while lo < hi do
@@ -62,8 +62,8 @@ local function fits(sum, parts, limit)
    return at == #sum
 end
 
--- The least size of the largest of `parts` parts, found exactly: halving ends where no number lies
--- between the two. lo: a size that none is below.
+-- Returns the least size of the largest of `parts` parts, found exactly: halving ends where no
+-- number lies between the two. lo: a size that none is below.
 local function least(sum, parts, lo)
    local hi = sum[#sum]
    if fits(sum, parts, lo) then return lo end
@@ -74,7 +74,8 @@ local function least(sum, parts, lo)
    end
 end
 
--- First position of each part if parts are filled from the end: no cut may come before it.
+-- Returns the first position of each part if parts are filled from the end: no cut may come before
+-- it.
 local function earliest(sum, parts, limit)
    local first, at = {}, #sum
    for r = parts, 1, -1 do
@@ -131,7 +132,7 @@ end
 
 -- ---- the rule of published code --------------------------------------------------------------
 
--- (t - a) / T rounded, halves to even.
+-- Returns (t - a) / T rounded, halves to even.
 local function nearest(d, T)
    local k = floor(d / T)
    local rest = 2 * (d - k * T)
@@ -139,7 +140,7 @@ local function nearest(d, T)
    return k
 end
 
--- The edge of a tubelet that is nearest to frame t, inside the video if it has one there.
+-- Returns the edge of a tubelet that is nearest to frame t, inside the video if it has one there.
 local function snap(num_frames, T, t)
    local a = 0
    for _, n in ipairs(num_frames) do
@@ -164,7 +165,7 @@ function split.points(num_frames, T, parts)
    return bounds
 end
 
--- Whether every cut before `total` lies between units, and no part is empty.
+-- Returns whether every cut before `total` lies between units, and no part is empty.
 local function sound(bounds, num_frames, T, total)
    local edge, at = { [0] = true }, 0
    for _, n in ipairs(split.units(num_frames, T)) do
@@ -178,8 +179,9 @@ local function sound(bounds, num_frames, T, total)
    return true
 end
 
--- The bounds that published code takes, with so many empty frames appended that no part is empty,
--- and their number. nil where that rule would lose a frame, cut a tubelet or leave a part empty.
+-- Returns the bounds that published code takes, with so many empty frames appended that no part is
+-- empty, and their number. nil where that rule would lose a frame, cut a tubelet or leave a part
+-- empty.
 function split.compatible(num_frames, T, parts)
    local total = sum_of(num_frames)
    local frames, added = dims.copy(num_frames), 0
@@ -203,8 +205,8 @@ function split.compatible(num_frames, T, parts)
    return bounds, bounds[parts + 1] - total
 end
 
--- Even counts of images, the last part taking what is left; with empty ones appended up to one
--- for each part. Returns bounds and how many were appended.
+-- Shares out images in even counts, the last part taking what is left; with empty ones appended up
+-- to one for each part. Returns bounds and how many were appended.
 function split.even(n, parts)
    local added = max(0, parts - n)
    local each, bounds = floor((n + added) / parts), {}
@@ -214,8 +216,8 @@ end
 
 -- ---- a proportional rule ---------------------------------------------------------------------
 
--- Cut r lies before the first element whose running cost exceeds r / parts of the whole, moved so
--- that every part has one; nil with fewer elements than parts.
+-- Cuts in proportion: cut r lies before the first element whose running cost exceeds r / parts of
+-- the whole, moved so that every part has one; nil with fewer elements than parts.
 function split.proportional(costs, parts)
    local sum, n = prefix(costs), #costs
    if n < parts then return nil end
@@ -228,10 +230,11 @@ function split.proportional(costs, parts)
    return bounds
 end
 
--- Work of a frame of `patches` patches that attend to one another: patches * (patches + alpha).
+-- Returns the work of a frame of `patches` patches that attend to one another: patches * (patches +
+-- alpha).
 function split.frame_cost(patches, alpha) return patches * (patches + alpha) end
 
--- Empty frames to add so that a rank has at least `least` rows of patches.
+-- Returns the number of empty frames to add so that a rank has at least `least` rows of patches.
 function split.pad_frames(rows, rows_per_frame, least_rows)
    if rows_per_frame == 0 then return 0 end
    return math.ceil(max(0, least_rows - rows) / rows_per_frame)

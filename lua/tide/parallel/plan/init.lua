@@ -72,7 +72,7 @@ local function read_mesh(self, mesh, ranks)
       .. 'ranks; a plan knows dp, dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
 end
 
--- A description { family =, config =, dtype = }, a function, or a module.
+-- Reads the model: a description { family =, config =, dtype = }, a function, or a module.
 local function read_model(self, model)
    if type(model) == 'table' and not class.is(model, nn.Module) then
       err.options(op, model, { 'family', 'config', 'dtype' })
@@ -94,7 +94,7 @@ end
 
 -- ---- sections --------------------------------------------------------------------------------
 
--- The result of fn(model, axis, options) of a section; nil if its axis is one rank.
+-- Returns the result of fn(model, axis, options) of a section; nil if its axis is one rank.
 local function over_axis(self, run, name, fn)
    local o = copy(self[name])
    local axis = run.mesh:find(o.axis)
@@ -124,14 +124,14 @@ local sections = {
    end },
 }
 
--- The options of a section's function, and the axis that the plan gives it.
+-- Returns the options of a section's function, and the axis that the plan gives it.
 local function names_of(fn)
    local list = { 'axis' }
    for _, row in ipairs(signature.of(fn).opts) do list[#list + 1] = row.name end
    return list
 end
 
--- The options of the sections with what the mesh implies.
+-- Reads the options of the sections, with what the mesh implies.
 local function read_sections(self, opts)
    for _, k in ipairs(own_options) do self[k] = opts[k] end
    self.own = {}
@@ -203,7 +203,7 @@ function Plan:init(model, mesh, opts)
    self.rehearsal = plan_text.of(rehearse(self, 0))
 end
 
--- What a rank keeps and sends in a step.
+-- Counts what a rank keeps and sends in a step.
 -- Returns bytes: parameters (with buffers), gradients, optimizer, their sum state; activations
 -- (kept from forward to backward), unit (largest gathered unit), stays (what
 -- reshard_after_forward = k keeps of gathered units until backward), peak (everything, at its
@@ -219,7 +219,7 @@ function Plan:price(opts)
    return setmetatable(sum, plan_text.price_meta)
 end
 
--- All ranks must have the same plan for the same model: all that the parts would compare.
+-- Checks that all ranks have the same plan for the same model: all that the parts would compare.
 local function check_agreed(self, comm, device, seed)
    local model, given = self.model, {}
    for _, k in ipairs { 'own', unpack(own_options) } do given[k] = self[k] end
@@ -273,13 +273,13 @@ end
 
 Plan.__tostring = plan_text.show
 
--- The axes as text: "dp_shard=2 x tp=2".
+-- Returns the axes as text: "dp_shard=2 x tp=2".
 function Plan:axes_text() return plan_text.axes(self) end
 
--- The place { rank, size } of rank 0 among the ranks with data of their own.
+-- Returns the place { rank, size } of rank 0 among the ranks with data of their own.
 function Plan:data() return { rank = 0, size = self.rehearsal.data } end
 
--- The plan as a plain table, for JSON; see plan.from_table.
+-- Returns the plan as a plain table, for JSON; see plan.from_table.
 function Plan:to_table() return plan_text.to_table(self) end
 
 signature.doors('parallel.plan', Plan, {
@@ -292,7 +292,7 @@ signature.doors('parallel.plan', Plan, {
       'host_size: any? -- ranks that share a host',
       "state_bytes: number >= 0 | function? -- of the optimiser for an element, a number or the "
          .. "state_bytes of its class; AdamW's by default",
-      'forward: any? -- makes a loss of a model that is no language model' } },
+      'forward: any? -- makes a loss of a model other than a language model' } },
    materialise = { opts = {
       "device: string = 'cpu' -- of a model on the null device", 'seed: integer >= 0 = 0',
       'init: boolean? -- false: parameters have no values yet, and the caller loads them' } },
@@ -325,8 +325,8 @@ function plan.unregister(name)
    return false
 end
 
--- The results of fn() with the model of `run`, which materialise gave, whole where it is sharded,
--- and whole sequences on each rank. Collective.
+-- Returns the results of fn() with the model of `run`, which materialise gave, whole where it is
+-- sharded, and whole sequences on each rank. Collective.
 function plan.whole(run, fn)
    local inner, context = fn, run.context
    if context then fn = function() return context:whole(inner) end end
@@ -334,8 +334,8 @@ function plan.whole(run, fn)
    return tide.parallel.unshard_fsdp2_model(run.sharded, fn)
 end
 
--- The plan that to_table has described. model: the model; default: of the family and configuration
--- in the table.
+-- Returns the plan that to_table has described. model: the model; default: of the family and
+-- configuration in the table.
 function plan.from_table(t, model)
    local name = 'parallel.plan.from_table'
    local parts = plan_text.from_table(name, t)

@@ -2,7 +2,7 @@
 -- that they make.
 --
 -- A program adds options.rows to its own (see util.args) and gives options.read to parallel.plan.
--- Mistakes are told in terms of the command line. Nothing of tide is loaded before that.
+-- Errors name the options of the command line. Nothing else of tide is loaded before they are read.
 
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
@@ -43,7 +43,7 @@ options.rows = {
    { 'offload', false, 'keep shards and optimiser state in host memory' },
 }
 
--- What args.parse made of these options, or a table like it: the mesh, with its defaults.
+-- Returns what args.parse made of these options, or a table like it: the mesh, with its defaults.
 local function checked(fn, opt)
    err.type(fn, 'opt', opt, 'table')
    local m = copy(err.type(fn, 'opt.mesh', opt.mesh or {}, 'table'))
@@ -58,7 +58,7 @@ end
 
 local axis_names = { 'dp', 'dp_replicate', 'dp_shard', 'cp', 'tp' }
 
--- The sizes that are given, as for parallel.mesh, and the ranks they need.
+-- Returns the sizes that are given, as for parallel.mesh, and the ranks they need.
 local function given_axes(m)
    local axes, n, words = {}, 1, {}
    for _, name in ipairs(axis_names) do
@@ -131,7 +131,8 @@ local fits = signature.options {
       .. 'a2a+p2p, and that needs it',
 }
 
--- The mesh and the options of parallel.plan over the `n` ranks of a run. simulate: see axes.
+-- Returns the mesh and the options of parallel.plan over the `n` ranks of a run. simulate: see
+-- axes.
 function options.read(opt, n, simulate)
    local fn = 'parallel.plan.options.read'
    local mesh = checked(fn, opt)

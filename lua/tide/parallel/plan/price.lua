@@ -17,8 +17,8 @@ local price = {}
 
 -- ---- the same model without bytes ------------------------------------------------------------
 
--- A copy of a module in which every tensor is one on the null device. Functions and classes are
--- shared, and what stood at two places does so again.
+-- Returns a copy of a module in which every tensor is one on the null device. Functions and classes
+-- are shared, and what two places shared is shared again.
 function price.null_copy(model)
    local made = {}
    local copy
@@ -84,7 +84,7 @@ function Meter:read()
    return r
 end
 
--- a + k (b - c), all of them readings.
+-- Adds k (b - c) to a, all of them readings.
 local function add(a, k, b, c)
    for name, n in each(b.calls) do
       a.calls[name] = (a.calls[name] or 0) + k * (n - (c.calls[name] or 0))
@@ -95,8 +95,9 @@ end
 
 -- ---- memory ----------------------------------------------------------------------------------
 
--- Bytes that the optimiser keeps for an element of a parameter. given: a number, or a function of
--- dtype and { name, shape (of the whole) }; else AdamW's: two moments, and an f32 copy of 16 bits.
+-- Returns the bytes that the optimiser keeps for an element of a parameter. given: a number, or a
+-- function of dtype and { name, shape (of the whole) }; else AdamW's: two moments, and an f32 copy
+-- of 16 bits.
 local function state_bytes(given, dtype, entry)
    if type(given) == 'function' then
       return err.number('parallel.plan.price', 'state_bytes(..)', given(dtype, entry), 0)
@@ -130,7 +131,7 @@ local function kept(run, micro, given)
       unit = p.unit, stays = p.stays > 0 and p.stays or nil }
 end
 
--- The sum of bytes(bucket, bytes of an element) over the buckets of all units.
+-- Returns the sum of bytes(bucket, bytes of an element) over the buckets of all units.
 local function bucket_bytes(sharded, bytes)
    local n = 0
    for _, unit in ipairs(sharded and sharded:all_units() or {}) do
@@ -139,7 +140,7 @@ local function bucket_bytes(sharded, bytes)
    return n
 end
 
--- Bytes of units that are gathered for a while, and of what stays of them.
+-- Returns the bytes of units that are gathered for a while, and of what stays of them.
 local function gathered(sharded)
    return bucket_bytes(sharded, function(b, size)
       local whole = b.full and not b.is_whole and b.state ~= 'absent'
@@ -148,7 +149,7 @@ local function gathered(sharded)
    end)
 end
 
--- Bytes of `parameters` that the first step makes: gathered units that then stay.
+-- Returns the bytes of `parameters` that the first step makes: gathered units that then stay.
 local function unmade(sharded)
    return bucket_bytes(sharded, function(b, size)
       return not b.full and b.flat:is_gone() and b.layout.total * size or 0
@@ -193,7 +194,7 @@ end
 
 local function since() return tide.default():stats().since end
 
--- One micro-batch; returns what forward has kept for backward.
+-- Runs one micro-batch; returns what forward has kept for backward.
 local function micro(run, forward, last)
    local before, activations = since(), nil
    local function backward()
@@ -210,7 +211,7 @@ local function micro(run, forward, last)
    return math.max(0, activations)
 end
 
--- A step of `accum` micro-batches: first, those between counted from one, last.
+-- Runs a step of `accum` micro-batches: the first, one of those between for all of them, the last.
 local function step(run, o, count)
    local forward, readings, activations = forward_of(run, o), {}, 0
    local passes = math.min(o.accum, 3)

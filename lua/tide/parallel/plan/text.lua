@@ -17,7 +17,8 @@ local text = {}
 
 -- ---- what the rehearsal has shown ------------------------------------------------------------
 
--- The different texts of a list, each once; fmt adds how often it is there, if that is not once.
+-- Returns the different texts of a list, each once; fmt adds how often it occurs, if more than
+-- once.
 local function counted(texts, fmt)
    local list, count = {}, {}
    for _, text_ in ipairs(texts) do
@@ -36,7 +37,7 @@ local function grouped(names)
    return counted(list, '%s (%d)')
 end
 
--- "weight rows / 2" of everything that is cut.
+-- Returns "weight rows / 2" of everything that is cut.
 local function cut_modules(model)
    local names = {}
    local function add(name, entry)
@@ -53,7 +54,7 @@ local function cut_modules(model)
    return counted(names, '%s  x %d')
 end
 
--- What of a rehearsed run the text needs.
+-- Returns what of a rehearsed run the text needs.
 function text.of(run)
    local sharded, cut = run.sharded, spread.of(run.model).tp
    local names = {}
@@ -68,7 +69,7 @@ end
 
 -- ---- text ------------------------------------------------------------------------------------
 
--- "dp_shard=2 x tp=2"
+-- Returns text: "dp_shard=2 x tp=2".
 function text.axes(plan)
    local out = {}
    for i, a in ipairs(plan.axes) do out[i] = ('%s=%d'):format(a.name, a.size) end
@@ -87,7 +88,7 @@ function show_value(v)
    return '{' .. table.concat(out, ', ') .. '}'
 end
 
--- "; async_tp true; ..." of the options that are given and not `usual`.
+-- Returns "; async_tp true; ..." of the options that are given and not `usual`.
 local function options_text(options, usual)
    local out = {}
    for _, k in ipairs(sorted_keys(options)) do
@@ -104,7 +105,7 @@ local function add_list(lines, list)
    for _, item in ipairs(list) do lines[#lines + 1] = '      ' .. item end
 end
 
--- Ranks of an axis of the plan, 1 where it has none of this name.
+-- Returns the ranks of an axis of the plan, 1 where it has none of this name.
 function text.axis_size(plan, name)
    for _, a in ipairs(plan.axes) do
       if a.name == name then return a.size end
@@ -123,7 +124,7 @@ local function sharding_line(plan, r)
       replicas, options_text(plan.fsdp, usual))
 end
 
--- What print(plan) shows.
+-- Returns what print(plan) shows.
 function text.show(plan)
    local r, model = plan.rehearsal, plan.model
    local tp, cp = text.axis_size(plan, plan.tp.axis), text.axis_size(plan, plan.cp.axis)
@@ -204,7 +205,7 @@ local function model_of(plan)
    return { family = family, config = plain(model.config, 'config'), dtype = first.dtype }
 end
 
--- The section tp as data: styles given by a function, or by a dotted path, are written out.
+-- Returns the section tp as data: styles given by a function, or by a dotted path, are written out.
 local function tp_table(tp)
    if type(tp) ~= 'table' or type(tp.plan) ~= 'function' and type(tp.plan) ~= 'string' then
       return plain(tp, 'tp')
@@ -214,7 +215,7 @@ local function tp_table(tp)
    return plain(out, 'tp')
 end
 
--- What plan:to_table returns.
+-- Returns what plan:to_table returns.
 function text.to_table(plan)
    local t = { version = 1, axes = {}, model = model_of(plan), scope = plan.scope }
    for i, a in ipairs(plan.axes) do t.axes[i] = { name = a.name, size = a.size } end
@@ -245,7 +246,7 @@ local function read_styles(op, tp)
    return out
 end
 
--- The arguments of a plan: { mesh =, opts = }.
+-- Returns the arguments of a plan: { mesh =, opts = }.
 function text.from_table(op, t)
    err.options(op, t, { 'version', 'axes', 'model', 'tp', 'cp', 'recompute', 'scope', 'fsdp',
       'own' })

@@ -34,8 +34,8 @@ local function pass(comm, out, rows, fn)
    return coming
 end
 
--- fn(block, r) for the block of each rank r (from 0), this one's first. What is on its way may be
--- read, so a block is sent on while it is multiplied.
+-- Calls fn(block, r) for the block of each rank r (from 0), this one's first. What is on its way
+-- may be read, so a block is sent on while it is multiplied.
 local function ring_gather(comm, x_BtC, counts, fn)
    local n, block = comm.size, x_BtC:contiguous()
    for s = 0, n - 1 do
@@ -45,7 +45,7 @@ local function ring_gather(comm, x_BtC, counts, fn)
    end
 end
 
--- This rank's block of the sum over ranks of partial(r).
+-- Returns this rank's block of the sum over ranks of partial(r).
 local function ring_reduce(comm, counts, partial)
    local n = comm.size
    local sum = partial((comm.rank + 1) % n):contiguous()
@@ -59,14 +59,14 @@ end
 
 -- ---- blocks ----------------------------------------------------------------------------------
 
--- Block r of a whole sequence.
+-- Returns block r of a whole sequence.
 local function block_of(y_BTN, counts, r)
    return y_BTN:narrow(2, dims.sum(counts, r) + 1, counts[r + 1])
 end
 
 local function rows(t) return t:reshape { -1, t:size(-1) } end
 
--- sum += a' b over all rows; sum may be nil.
+-- Adds a' b over all rows to sum, which may be nil.
 local function add_outer(sum, a, b)
    local part = tide.matmul(rows(a):t(), rows(b))
    return sum and sum:add_(part) or part
@@ -169,7 +169,7 @@ function tp_async.share_input(module, env)
    end, { of = 'project' })
 end
 
--- A row-cut Linear whose product and reduce-scatter overlap; after answered() of layer.lua.
+-- Returns a row-cut Linear whose product and reduce-scatter overlap; after answered() of layer.lua.
 function tp_async.row(module, env, style)
    layer.around(module, function(next, self, h)
       local at = ring_for(env, h:size(2))

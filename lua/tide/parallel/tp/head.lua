@@ -12,7 +12,7 @@ local head = {}
 
 local op = 'parallel.parallelize_module'
 
--- The module whose rows are the output projection, with its path.
+-- Returns the module whose rows are the output projection, with its path.
 function head.of(model)
    if not model.head_loss then return end
    local weight = model:head()
@@ -21,8 +21,8 @@ function head.of(model)
    end
 end
 
--- What the methods of a model compute of final states where each rank has some of the V rows of the
--- head: by name, fn(model, states, ..).
+-- Returns what the methods of a model compute of final states where each rank has some of the V
+-- rows of the head: by name, fn(model, states, ..).
 function head.of_part(env, V, gather)
    local counts = layout.balanced(V, env.axis.size)
    local part = { comm = env.axis.comm or env.axis, first = dims.sum(counts, env.axis.rank),

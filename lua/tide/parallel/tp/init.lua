@@ -66,7 +66,7 @@ local function no_match(entry, modules)
       near_name and ("; did you mean '%s'?"):format(near_name) or '')
 end
 
--- Path -> style of every module that the plan names.
+-- Returns path -> style of every module that the plan names.
 local function expand(model, plan)
    local modules, styles = model:named_modules(), {}
    for _, entry in ipairs(entries(plan)) do
@@ -122,7 +122,7 @@ function Run:answered(path, m, style, answer)
    end)
 end
 
--- A module without an answer for its style is whole on every rank.
+-- Leaves a module without an answer for its style whole on every rank.
 function Run:whole(path, m, style)
    local env = self.env
    if style.shard then
@@ -154,7 +154,7 @@ function Run:ask(path, m)
    end)
 end
 
--- Children with one input whose rows are cut take it in one collective, done by the parent.
+-- Lets children with one input whose rows are cut take it in one collective, done by the parent.
 function Run:share_input(path, m)
    local first, all
    for _, name in ipairs(m.shared_input or {}) do
@@ -205,7 +205,7 @@ end
 
 -- ---- all of it -------------------------------------------------------------------------------
 
--- Parameters that stand at several places cannot be cut at one of them.
+-- Refuses to cut parameters that modules share in one of them only.
 local function check_shared(run, model)
    local at = {}
    model:walk(function(m, path)
@@ -219,8 +219,8 @@ local function check_shared(run, model)
    end)
 end
 
--- The residual stream of a decoder is cut along the sequence from the embedding on, through every
--- norm of a block, or not at all.
+-- Checks that the residual stream of a decoder is cut along the sequence from the embedding on,
+-- through every norm of a block, or not at all.
 local function check_sequence(run, model)
    local body, path, names = tp_plans.body(model)
    if not body then return end
@@ -263,13 +263,13 @@ local function prepare(run, model, opts)
    run:head(model, opts)
 end
 
--- A model is cut once, and before it is sharded.
+-- Refuses a model that is cut or sharded already.
 local function check_whole(model)
    spread.check_whole(op, model, 'tensor parallelism comes once, before fully_shard',
       { inside = true, tp = true })
 end
 
--- Whether the numbers of attention heads in a configuration are of no layer.
+-- Returns whether the numbers of attention heads in a configuration are of no layer.
 local function is_attention_free(model)
    local mamba, attention = false, false
    model:walk(function(m)
@@ -305,7 +305,7 @@ function tp.parallelize_module(model, axis, plan, opts)
    return model
 end
 
--- A model cut over an axis by the plan that fits it.
+-- Returns a model cut over an axis by the plan that fits it.
 function tp.tensor_parallel(model, axis, opts)
    axis_of('parallel.tensor_parallel', 'axis', axis)
    check_whole(model)

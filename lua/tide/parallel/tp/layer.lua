@@ -29,7 +29,7 @@ end
 
 -- ---- changes of layout -----------------------------------------------------------------------
 
--- Into products with parts of a weight: each rank's gradient is a part, and they are added.
+-- Takes x into products with parts of a weight: each rank's gradient is a part, and they are added.
 function tp_layer.into_parts(env, x, from)
    if from == 'S(1)' then
       return collective.all_gather_v(sequence_of(x), env.axis, 2, tokens(env, env.length))
@@ -37,13 +37,13 @@ function tp_layer.into_parts(env, x, from)
    return collective.copy_to(x, env.axis)
 end
 
--- Into a computation that is alike on every rank.
+-- Takes x into a computation that is alike on every rank.
 function tp_layer.into_whole(env, x, from)
    if from ~= 'S(1)' then return x end
    return collective.gather_from(sequence_of(x), env.axis, 2, tokens(env, env.length))
 end
 
--- Out of products with parts along what was summed.
+-- Takes y out of products with parts along what was summed.
 function tp_layer.sum_parts(env, y, to)
    if to == 'S(1)' then
       return collective.reduce_scatter_v(sequence_of(y), env.axis, 2, tokens(env, y:size(2)))
@@ -51,7 +51,7 @@ function tp_layer.sum_parts(env, y, to)
    return collective.reduce_from(y, env.axis)
 end
 
--- Out of products with parts of the rows of a weight.
+-- Takes y out of products with parts of the rows of a weight.
 function tp_layer.join_parts(env, y, to, counts)
    if to == 'S(-1)' then return y end
    local all = collective.gather_from(y, env.axis, -1, counts)
@@ -63,8 +63,8 @@ end
 
 -- ---- parameters ------------------------------------------------------------------------------
 
--- How a tensor of that shape lies on the axis. dim: which is cut; nil: none. blocks: the number of
--- equal blocks of dim that are cut one by one, or a list of counts a rank for each.
+-- Returns how a tensor of that shape lies on the axis. dim: which is cut; nil: none. blocks: the
+-- number of equal blocks of dim that are cut one by one, or a list of counts a rank for each.
 function tp_layer.layout(env, shape, dim, blocks)
    local counts
    if type(blocks) == 'table' then counts, blocks = #blocks > 1 and blocks or blocks[1], #blocks end
@@ -74,7 +74,7 @@ function tp_layer.layout(env, shape, dim, blocks)
    }
 end
 
--- The local part of a parameter in place of the whole one.
+-- Puts the local part of a parameter in place of the whole one.
 function tp_layer.place(module, field, env, dim, blocks)
    local whole = module[field]
    local entry = layout.set(module, field, tp_layer.layout(env, whole.shape, dim, blocks))
@@ -98,7 +98,7 @@ local function finish(x, made, ...)
    return ...
 end
 
--- next(self, made, ...), where made is x in another layout, which is freed afterwards.
+-- Returns next(self, made, ...), where made is x in another layout, which is freed afterwards.
 function tp_layer.through(next, self, x, made, ...)
    return finish(x, made, next(self, made, ...))
 end
@@ -113,7 +113,8 @@ end
 
 local around = tp_layer.around
 
--- The module with parameters whose gradients are parts of the sum over ranks.
+-- Returns a view of the module whose named parameters get gradients that are parts of a sum over
+-- ranks.
 local function summing(env, self, names)
    local fields = {}
    for _, name in ipairs(names) do fields[name] = collective.copy_to(self[name], env.axis) end
@@ -182,21 +183,21 @@ local function cut_fields(m, env, answer)
    return rest, counts
 end
 
--- x, which has the layout `from`, in the layout that the module takes.
+-- Returns x, which has the layout `from`, in the layout that the module takes.
 local function enter(env, x, from, takes, counts)
    if takes == 'R' then return tp_layer.into_parts(env, x, from) end
    if from == takes or takes == 'S(1)' then return x end
    return collective.scatter_to(x, env.axis, -1, counts)
 end
 
--- y, which has the layout `gives`, in the layout `to` of the style.
+-- Returns y, which has the layout `gives`, in the layout `to` of the style.
 local function leave(env, y, gives, to, counts)
    if gives == 'P' then return tp_layer.sum_parts(env, y, to) end
    if gives == 'S(-1)' then return tp_layer.join_parts(env, y, to, counts) end
    return y
 end
 
--- y and the parameter `name`, which is whole and added once, to the sum of all ranks.
+-- Adds the parameter `name`, which is whole, once to y, in the sum of all ranks.
 function tp_layer.add_late(env, style, self, y, name)
    local bias = name and self[name]
    if not bias then return y end

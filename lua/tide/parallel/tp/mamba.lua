@@ -26,9 +26,9 @@ local function counts_of(parts, field, factor)
    return list
 end
 
--- Which rank holds what: parts (see mamba/split.lua), and counts a rank for each block of rows of
--- in_proj, of channels of the convolution, of inner channels and of heads. gathered: counts of [B |
--- C].
+-- Returns which rank holds what: parts (see mamba/split.lua), and counts a rank for each block of
+-- rows of in_proj, of channels of the convolution, of inner channels and of heads. gathered: counts
+-- of [B | C].
 function tp_mamba.plan(m, n)
    local P, N, G = m.head_dim, m.state, m.groups
    local parts = split.heads(m.heads, G, n)
@@ -48,7 +48,8 @@ end
 
 -- ---- B and C of the own groups ---------------------------------------------------------------
 
--- Which of the gathered channels (from 0) a rank's heads read, in the order of the layer; nil: all.
+-- Returns which of the gathered channels (from 0) a rank's heads read, in the order of the layer;
+-- nil: all.
 local function wanted(m, part)
    local own = part.list
    if not own then
@@ -68,7 +69,8 @@ end
 
 -- ---- the norm --------------------------------------------------------------------------------
 
--- The pieces { group, first, count } of this rank's channels that lie in one group of the norm.
+-- Returns the pieces { group, first, count } of this rank's channels that lie in one group of the
+-- norm.
 local function pieces_of(first, count, group)
    local list, at = {}, 0
    while at < count do
@@ -84,7 +86,7 @@ local function wide(t) return t.dtype == 'f64' and t or t:float() end
 
 local function joined(list) return #list == 1 and list[1] or tide.cat(list, -1) end
 
--- 1 / rms of each own piece, [B, T, 1]; u [B, T, own channels].
+-- Returns 1 / rms of each own piece, [B, T, 1]; u [B, T, own channels].
 local function rates(norm, env, pieces, u, groups)
    local sums, at = {}, {}
    for i, p in ipairs(pieces) do at[p.group + 1] = i end
@@ -101,7 +103,8 @@ local function rates(norm, env, pieces, u, groups)
    return out
 end
 
--- A norm with groups that lie over ranks. Statistics are f32 (f64), as in the fused one.
+-- Replaces the forward of a norm whose groups lie over ranks. Statistics are f32 (f64), as in the
+-- fused one.
 local function spread_norm(norm, env, plan)
    local first = sum(plan.inner, env.axis.rank)
    local groups = sum(plan.inner) / plan.norm_group
@@ -120,7 +123,8 @@ end
 
 -- ---- the layer -------------------------------------------------------------------------------
 
--- What in_proj's rows of this rank give -> what the layer with fewer heads expects; nil: as it is.
+-- Returns a function that makes what a layer with fewer heads expects of what this rank's rows of
+-- in_proj give; nil: they are the same.
 function tp_mamba.after(m, env, plan)
    if not plan.gathered then return nil end
    local take = wanted(m, plan.parts[env.axis.rank + 1])
@@ -148,7 +152,7 @@ function tp_mamba.apply(m, env, plan)
    layer.place(m.norm, 'weight', env, 1, { plan.inner })
    if plan.gathered then
       spread_norm(m.norm, env, plan)
-      -- The rows of x, then the gathered ones.
+      -- Returns the rows of x, then the gathered ones.
       local function whole(t)
          local n = plan.gathered[rank]
          return tide.cat({ t:narrow(1, 1, width), gather(env, plan, take,

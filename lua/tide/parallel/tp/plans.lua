@@ -38,8 +38,8 @@ local function child_at(model, path)
    return m
 end
 
--- The module that holds an embedding and a stack of layers, its path and the names of its embedding
--- and of its last norm; nil without one.
+-- Returns the module that holds an embedding and a stack of layers, its path and the names of its
+-- embedding and of its last norm; nil without one.
 function tp_plans.body(model)
    for _, row in ipairs(bodies) do
       local path, names = row[1], row[2]
@@ -52,7 +52,7 @@ function tp_plans.body(model)
    end
 end
 
--- Child -> style of what a module says of itself; nil: nothing.
+-- Returns child -> style of what a module says of itself; nil: nothing.
 local function own_plan(m)
    local said = m:tp_plan()
    if said == nil then return nil end
@@ -63,9 +63,9 @@ local function own_plan(m)
    return out
 end
 
--- The plan of a decoder: embedding by vocabulary rows, attention and Mamba-2 by heads, MLP by its
--- hidden size, head by vocabulary rows with its output left cut. The head of a model whose loss
--- does not go by head_loss stays whole: that loss would take the rows of a rank for all.
+-- Returns the plan of a decoder: embedding by vocabulary rows, attention and Mamba-2 by heads, MLP
+-- by its hidden size, head by vocabulary rows with its output left cut. The head of a model whose
+-- loss does not go by head_loss stays whole: that loss would take the rows of a rank for all.
 function tp_plans.decoder(model)
    local body, path, names = tp_plans.body(model)
    if not body then return nil end
@@ -134,7 +134,7 @@ local function spelt(plan, model)
    return out
 end
 
--- Whether a style of a plan, or one of its names, cuts the sequence.
+-- Returns whether a style of a plan, or one of its names, cuts the sequence.
 function tp_plans.cuts_sequence(plan)
    for _, v in each(err.type('parallel.tp_plans.cuts_sequence', 'plan', plan, 'table')) do
       local style = tp_style.read(v)
@@ -149,7 +149,7 @@ function tp_plans.with_sequence(plan, model)
    if not class.is(model, nn.Module) then err.arg(op, 'model', 'a module', model) end
    err.type(op, 'plan', plan, 'table')
    local body, path, names = tp_plans.body(model)
-   if not body then refuse_sequence 'the model is no decoder of a known form' end
+   if not body then refuse_sequence 'the model is not a decoder of a known form' end
    plan = spelt(plan, model)
    local embed = join(path, names.embed)
    if not plan[embed] then refuse_sequence("'%s' is whole", embed) end
@@ -200,7 +200,7 @@ function tp_plans.custom(plan)
       .. '(%s)', type(plan) == 'string' and plan or err.show(plan), err.text(value))
 end
 
--- What the class of a model declares as its plan, or nil.
+-- Returns what the class of a model declares as its plan, or nil.
 function tp_plans.class_plan(model)
    local mt = getmetatable(model)
    local index = type(mt) == 'table' and mt.__index
@@ -211,18 +211,18 @@ local function has_declared(model)
    return tp_plans.class_plan(model) ~= nil or rawget(model, '_tp_plan') ~= nil
 end
 
--- Refuses a model that is no decoder, where it declares no plan.
+-- Refuses a model that neither is a decoder nor declares a plan.
 local function check_known(model)
    if not class.is(model, nn.Module) or has_declared(model) then return end
-   err.raise('E_ARG', 'parallel.tensor_parallel', 'no plan is known for %s, which is no decoder of '
-      .. "a known form; give plan = { pattern = style }, as { ['layers.*.mlp.up'] = 'colwise', "
+   err.raise('E_ARG', 'parallel.tensor_parallel', 'no plan is known for %s, which is not a decoder '
+      .. "of a known form; give plan = { pattern = style }, as { ['layers.*.mlp.up'] = 'colwise', "
       .. "['layers.*.mlp.down'] = 'rowwise' }, or parallel.tp_plans.register(class, fn)",
       model.class_name)
 end
 
--- The plan for a model. opts: plan (given by the caller), sequence_parallel (false; a given plan
--- that cuts the sequence itself is left as it is), declared (false; true: the model's own _tp_plan
--- goes before what its structure implies).
+-- Returns the plan for a model. opts: plan (given by the caller), sequence_parallel (false; a given
+-- plan that cuts the sequence itself is left as it is), declared (false; true: the model's own
+-- _tp_plan goes before what its structure implies).
 function tp_plans.plan_for(model, opts)
    local op = 'parallel.plan_for'
    opts = err.options(op, opts, { 'plan', 'sequence_parallel', 'declared' })
@@ -238,7 +238,7 @@ function tp_plans.plan_for(model, opts)
    if not opts.declared then plan = tp_plans.decoder(model) end
    if not plan then
       err.raise_if(sequence and not tp_plans.body(model) and has_declared(model), 'E_ARG', op,
-         'sequence_parallel is not supported in HF tp plan of a model that is no decoder of a '
+         'sequence_parallel is not supported in HF tp plan of a model that is not a decoder of a '
          .. 'known form')
       if not opts.declared then check_known(model) end
       plan = tide.parallel.get_hf_tp_shard_plan(model)

@@ -38,11 +38,11 @@ function Question:check_size(what, size)
    end
 end
 
--- How a tensor of that shape lies on the axis where dim is cut; blocks as in Module.tp, or a list
--- of counts a rank for each.
+-- Returns how a tensor of that shape lies on the axis where dim is cut; blocks as in Module.tp, or
+-- a list of counts a rank for each.
 function Question:layout(shape, dim, blocks) return layer.layout(self.env, shape, dim, blocks) end
 
--- Number of things (from 0) before those of this rank, of n that are shared out evenly.
+-- Returns the number of things (from 0) before those of this rank, of n that are shared out evenly.
 function Question:first(n) return dims.sum(layout.balanced(n, self.ranks), self.rank) end
 
 -- Refuses all but: the children `into` leave their result cut along the last dim and `out` takes
@@ -65,7 +65,7 @@ function Question:check_heads(heads, kv_heads)
    question.check_heads({ num_key_value_heads = kv_heads, num_attention_heads = heads }, self.ranks)
 end
 
--- The answer of a Mamba-2 layer that is cut by heads.
+-- Returns the answer of a Mamba-2 layer that is cut by heads.
 function Question:by_heads()
    local m, env = self.module, self.env
    local plan = tp_mamba.plan(m, self.ranks)

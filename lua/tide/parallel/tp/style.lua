@@ -53,7 +53,7 @@ local function make(record)
    return made[key]
 end
 
--- The style with these fields: input, output, blocks.
+-- Returns the style with these fields: input, output, blocks.
 function methods.with(s, changes)
    return make(copy(read_changes('parallel.style.with', changes), copy(data[s])))
 end
@@ -69,10 +69,10 @@ for i, row in ipairs {
    styles[name] = make { name = name, shard = shard, input = input, output = output, blocks = 1 }
 end
 
--- Whether v is a style.
+-- Returns whether v is a style.
 function tp_style.is(v) return type(v) == 'table' and data[v] ~= nil end
 
--- The style of a name.
+-- Returns the style of a name.
 function tp_style.translate_to_parallel_style(name)
    local op = 'parallel.translate_to_parallel_style'
    if type(name) ~= 'string' then err.arg(op, 'style', 'a string', name) end
@@ -82,8 +82,8 @@ function tp_style.translate_to_parallel_style(name)
    return styles[name]
 end
 
--- The style that v means: a style, its name, or { name, input =, output =, blocks = }; nil for
--- other values.
+-- Returns the style that v means: a style, its name, or { name, input =, output =, blocks = }; nil
+-- for other values.
 function tp_style.read(v)
    if tp_style.is(v) then return v end
    if type(v) == 'string' then return tp_style.translate_to_parallel_style(v) end
