@@ -1,5 +1,6 @@
 -- fully_shard against one rank: losses, norms and weights after steps with AdamW and clipping.
 
+local case = require 'spec.parallel.fsdp_case'
 local compare = require 'spec.parallel.fsdp_compare'
 local ranks = require 'spec.support.ranks'
 
@@ -55,4 +56,43 @@ describe('a sharded model', function()
          { { dp_shard = 3 }, { units = 5000 } },
          { { dp_shard = 3 }, { disable_bucketing = true } } })
    end)
+
+   it('adds up all backwards of a step, also around evaluations that free what is gathered',
+      function()
+         -- F: forward of the loss, L: of logits, B: its backward, E: evaluation that frees
+         local function grads(rank, n, list, tied, strategy)
+            local t = require 'tide'
+            local here = require 'spec.parallel.fsdp_case'
+            local model, sharded = here.model { dtype = 'f64', config = {
+               tie_word_embeddings = tied } }, nil
+            if strategy then
+               sharded = t.parallel.fully_shard(model, { seed = 3, strategy = strategy })
+            else
+               model:materialise('cpu', 3)
+            end
+            local loss
+            for k = 1, #list do
+               local op, b = list:sub(k, k), here.batch(k, rank, n, 6)
+               if op == 'F' then loss = model:loss(b.ids, b.labels, { count = 42 })
+               elseif op == 'L' then loss = (model(b.ids) * 0.01):sum()
+               elseif op == 'B' then loss:backward()
+               else
+                  t.no_grad(model.loss, model, b.ids, b.labels, { count = 42 })
+                  if sharded then sharded:release() end
+               end
+            end
+            if sharded then sharded:finish() end
+            t.optim.SGD(sharded or model, { lr = 1 }):step()
+            return here.numbers(sharded and sharded:full_state_dict() or model:state_dict())
+         end
+         for _, list in ipairs { 'FBFB', 'FBEFB', 'FEBFEB', 'LEBLB' } do
+            for _, tied in ipairs { false, true } do
+               local want = ranks.run(1, grads, list, tied)[1]
+               for _, strategy in ipairs { 'optim_grads_params', 'optim' } do
+                  local got = ranks.run(2, grads, list, tied, strategy)[2]
+                  assert.is_true(case.distance(got, want) < 1e-9, list .. ' ' .. strategy)
+               end
+            end
+         end
+      end)
 end)

@@ -248,10 +248,11 @@ function Sharded:gradient_divisor()
    return self.opts.calculate_per_token_loss and 1 or self.data_comm.size
 end
 
--- Frees the gathered bytes (after an evaluation); the next forward gathers them again.
+-- Frees the gathered bytes (after an evaluation); the next forward gathers them again. Gradients of
+-- a backward after it come on top of those that are reduced.
 function Sharded:release()
    if #self.seen == #self.units and #self.units > 0 then schedule.set_order(self, self.seen) end
-   self.phase, self.seen = 'forward', {}
+   self.phase, self.seen, self.reduced = 'forward', {}, {}
    for _, unit in ipairs(self:all_units()) do
       unit:reshard(false)
       unit.calls = 0

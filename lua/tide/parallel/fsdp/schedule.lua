@@ -260,7 +260,8 @@ function schedule.hook_root(self, model)
       if m == model then hook_out(self, m) end
       keep(self, m:hook_backward_pre(function()
          self.phase = 'backward'
-         if owners[m] then enter(self, self.root) end    -- an evaluation between may have ended it
+         -- an evaluation between may have ended it; a tied head is a product of the model itself
+         if owners[m] or m == model then enter(self, self.root) end
       end, mine))
    end)
    -- parameters of the root that lie in a module of a unit
