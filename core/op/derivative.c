@@ -67,3 +67,9 @@ int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m)
   TIDE__DO(&v, tide_cast(out, x, m->dtype));
   return tide__temps_end(&v);
 }
+
+/* Adding -0 changes no number; adding 0 would make -0 a 0. */
+int tide__times(tide_tensor **out, tide_tensor *x, double factor)
+{
+  return tide_affine(out, x, factor, -0.0);
+}

@@ -89,3 +89,6 @@ int tide__grad_launch_into(const tide__grad_call *g, int op, int n, tide_tensor 
                            uint32_t optional, int nresult, int always, tide_tensor **into);
 /* Sums x down to a broadcast shape: the adjoint of broadcasting. Owned result. */
 int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m);
+
+/* Computes x * factor. */
+int tide__times(tide_tensor **out, tide_tensor *x, double factor);

@@ -40,8 +40,8 @@ int tide__grad_div(const tide__grad_call *g)
   tide_tensor *q = TIDE__TEMP(&v, tide_div, DY, g->in[1]);
   if (g->need[0]) give(&v, g, 0, q);
   if (g->need[1]) {
-    tide_tensor *t = TIDE__TEMP(&v, tide_mul, q, g->in[0]);
-    t = TIDE__TEMP(&v, tide_div, t, g->in[1]);
+    tide_tensor *t = TIDE__TEMP(&v, tide_div, g->in[0], g->in[1]); /* q a may leave the range */
+    t = TIDE__TEMP(&v, tide_mul, t, q);
     give(&v, g, 1, TIDE__TEMP(&v, tide_neg, t));
   }
   return tide__temps_end(&v);
@@ -79,7 +79,7 @@ static int grad_choice(const tide__grad_call *g, int (*worse)(tide_tensor **, ti
                                                               tide_tensor *))
 {
   tide__temps v = {0};
-  tide_tensor *half = TIDE__TEMP(&v, tide_affine, DY, 0.5, 0);
+  tide_tensor *half = TIDE__TEMP(&v, tide__times, DY, 0.5);
   tide_tensor *zero = tide__temp_number(&v, g, DY->dtype, 0);
   for (int i = 0; i < 2; i++) {
     if (!g->need[i]) continue;
@@ -109,7 +109,7 @@ int tide__grad_log(const tide__grad_call *g) { return tide_div(&g->gin[0], DY, g
 static int scaled_product(tide__temps *v, const tide__grad_call *g, double scale, tide_tensor *a,
                           tide_tensor *b)
 {
-  tide_tensor *t = TIDE__TEMP(v, tide_affine, DY, scale, 0);
+  tide_tensor *t = TIDE__TEMP(v, tide__times, DY, scale);
   if (b) t = TIDE__TEMP(v, tide_mul, t, a);
   TIDE__DO(v, tide_mul(&g->gin[0], t, b ? b : a));
   return tide__temps_end(v);
@@ -126,7 +126,7 @@ int tide__grad_abs(const tide__grad_call *g)
 int tide__grad_sqrt(const tide__grad_call *g)
 {
   tide__temps v = {0};
-  tide_tensor *t = TIDE__TEMP(&v, tide_affine, DY, 0.5, 0);
+  tide_tensor *t = TIDE__TEMP(&v, tide__times, DY, 0.5);
   TIDE__DO(&v, tide_div(&g->gin[0], t, g->out[0]));
   return tide__temps_end(&v);
 }
@@ -183,7 +183,7 @@ int tide__grad_fused(const tide__grad_call *g)
 
 int tide__grad_affine(const tide__grad_call *g)
 {
-  return tide_affine(&g->gin[0], DY, g->attrs->scalar.mul, 0);
+  return tide__times(&g->gin[0], DY, g->attrs->scalar.mul);
 }
 
 int tide__grad_pow_scalar(const tide__grad_call *g)

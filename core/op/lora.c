@@ -31,7 +31,7 @@ static bool copies_weight(const tide_tensor *x, const tide_tensor *w)
 static int changed_weight(tide_tensor **out, tide_tensor *const *in, double scale)
 {
   tide__temps v = {0};
-  tide_tensor *b = TIDE__TEMP(&v, tide_affine, in[B], scale, 0);
+  tide_tensor *b = TIDE__TEMP(&v, tide__times, in[B], scale);
   tide_tensor *w = TIDE__TEMP(&v, tide_clone, in[W]);
   TIDE__DO(&v, tide_addmm_(w, b, in[A]));
   if (v.rc == TIDE_OK) tide_tensor_retain(*out = w);

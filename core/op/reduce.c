@@ -178,7 +178,7 @@ int tide__grad_mean(const tide__grad_call *g)
   tide__temps v = {0};
   for (int d = 0; d < g->meta[0].ndim; d++)
     if (g->attrs->dims.mask >> d & 1) n *= (double)g->meta[0].shape[d];
-  tide_tensor *t = TIDE__TEMP(&v, tide_affine, g->gout[0], n > 0 ? 1 / n : 0, 0);
+  tide_tensor *t = TIDE__TEMP(&v, tide__times, g->gout[0], n > 0 ? 1 / n : 0);
   TIDE__DO(&v, spread(&g->gin[0], g, t));
   return tide__temps_end(&v);
 }

@@ -47,6 +47,17 @@ describe('the gradient of a power', function()
    end)
 end)
 
+describe('the gradient of a quotient', function()
+   it('stays within the range of f16 where its factors do', function()
+      for _, device in ipairs(devices) do
+         local a, b = leaf({ 60000, 1 }, device, 'f16'), leaf({ 50000, 2 }, device, 'f16')
+         a:div(b):backward(tide.tensor({ 60000, 4 }, { dtype = 'f16', device = device }))
+         same({ 1.2, 2 }, flat(a.grad), device)
+         same({ -1.44, -1 }, flat(b.grad), device)
+      end
+   end)
+end)
+
 describe('the gradient of minimum and maximum', function()
    it('reaches both operands where one is NaN, and halves where they are equal', function()
       each(function(device, dtype, what)
@@ -94,6 +105,56 @@ describe('the gradient of a running sum', function()
             for k = 1, n do assert.equal(n + 1 - k, got[k]) end
          end
          assert.equal(0, x.grad:select(3, 2):abs():sum():item())
+      end
+   end)
+end)
+
+describe('the length of a vector', function()
+   it('has gradient 0 where it is 0', function()
+      each(function(device, dtype, what)
+         local x = leaf({ { 3, 4 }, { 0, 0 } }, device, dtype)
+         local y = x:norm(2)
+         same({ 5, 0 }, flat(y), what)
+         y:sum():backward()
+         same({ 0.6, 0.8, 0, 0 }, flat(x.grad), what)
+      end)
+   end)
+
+   it('is found where squares leave the range of f16', function()
+      for _, device in ipairs(devices) do
+         local x = leaf({ 300, 400 }, device, 'f16')
+         local y = x:norm()
+         y:backward()
+         assert.equal(500, y:item())
+         assert.equal('f16', y.dtype)
+         same({ 0.6, 0.8 }, flat(x.grad), device)
+      end
+   end)
+end)
+
+describe('a number beside a tensor', function()
+   it('keeps the sign of zero in products and quotients, and in their gradients', function()
+      each(function(device, dtype, what)
+         local x = leaf({ -0.0, 0, 1 }, device, dtype)
+         for sign, y in pairs { [1] = x * 3, [2] = 3 * x, [3] = x / 4, [4] = x / 3 } do
+            local got = flat(y)
+            assert.equal(-inf, 1 / got[1], sign .. ' ' .. what)
+            assert.equal(inf, 1 / got[2], sign .. ' ' .. what)
+         end
+         (x * 3):backward(tide.tensor({ -0.0, 0, 1 }, { dtype = dtype, device = device }))
+         assert.equal(-inf, 1 / flat(x.grad)[1], what)
+      end)
+   end)
+
+   it('divides bf16 and f16 without being rounded to 16 bits', function()
+      for _, device in ipairs(devices) do
+         for _, dtype in ipairs { 'bf16', 'f16' } do
+            local x = tide.arange(1, 255, 1, { dtype = 'f64', device = device })
+            for _, n in ipairs { 3.3, 3, -0.7, 10, 255 } do
+               local want = (x / n):to(dtype)
+               assert.is_true((x:to(dtype) / n):equal(want), ('%s %s %g'):format(device, dtype, n))
+            end
+         end
       end
    end)
 end)

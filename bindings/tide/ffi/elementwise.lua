@@ -38,12 +38,17 @@ local function plain(x, y)
       and C.tide_tensor_dtype(x) <= C.TIDE_F16
 end
 
+-- The number that leaves the other as it is when added: adding 0 would make -0 a 0.
+local none = -0.0
+
 local new_bits = ffi.typeof 'union { double d; uint32_t w[2]; }'
--- Returns whether 1 / n is exact (a power of two of moderate size), so that x / n == x * (1 / n).
-local function has_inverse(n)
+-- Returns whether x / n is x * (1 / n) for a number n of moderate size: 1 / n is exact, a power of two, or
+-- x has 16 bits, while the product is rounded to f32 first. (As a divisor n would have 16 bits.)
+local function has_inverse(x, n)
+   if not (n >= 2^-100 and n <= 2^100 or n <= -2^-100 and n >= -2^100) then return false end
    local bits = new_bits(n)
    return bits.w[0] == 0 and bit.band(bits.w[1], 0xfffff) == 0
-      and ((n >= 2^-100 and n <= 2^100) or (n <= -2^-100 and n >= -2^100))
+      or C.tide_tensor_dtype(x) >= C.TIDE_BF16
 end
 
 -- ---- two operands ------------------------------------------------------------------------------
@@ -66,14 +71,14 @@ end
 
 -- x y, element by element with broadcasting; x or y may be a number.
 function M.mul(x, y)
-   if plain(x, y) then return affine(x, y, 0) end
-   if plain(y, x) then return affine(y, x, 0) end
+   if plain(x, y) then return affine(x, y, none) end
+   if plain(y, x) then return affine(y, x, none) end
    return raw.mul(pair('mul', x, y))
 end
 
 -- x / y, element by element with broadcasting; x or y may be a number.
 function M.div(x, y)
-   if plain(x, y) and has_inverse(y) then return affine(x, 1 / y, 0) end
+   if plain(x, y) and has_inverse(x, y) then return affine(x, 1 / y, none) end
    return raw.div(pair('div', x, y))
 end
 

@@ -64,10 +64,17 @@ two 'topk(x, k: int 0, dim: dim = -1, smallest: flag)'
 -- Running sum along dim; same shape.
 make 'cumsum(x, dim: dim)'
 
--- Euclidean length over all elements or over dim; differentiable.
+-- Euclidean length over all elements or over dim; differentiable, with gradient 0 where it is 0.
+-- 16-bit types are computed in f32.
 function M.norm(x, dim, keepdim)
    tensor('norm', 'x', x)
-   return M.sqrt(M.sum(M.square(x), dim, keepdim))
+   local dtype = C.tide_tensor_dtype(x)
+   if dtype == C.TIDE_F16 or dtype == C.TIDE_BF16 then
+      return M.cast(M.norm(M.cast(x, 'f32'), dim, keepdim), arg.dtype_name[dtype])
+   end
+   local sum = M.sum(M.square(x), dim, keepdim)
+   local none = M.eq(sum, 0)                 -- there the root has no slope, and 1 is rooted instead
+   return M.where(none, sum, M.sqrt(M.add(sum, M.cast(none, 'f32'))))
 end
 
 -- ---- products --------------------------------------------------------------------------------

@@ -16,12 +16,18 @@ function dict.get(_, v, args, kwargs)
    return default == nil and value.none or default
 end
 
-function dict.keys(_, v) return value.list(value.copied(v.keys)) end
+-- Marks a list as a view of a dict, which Python prints with its name.
+local function as_view(list_, name)
+   list_.view = name
+   return list_
+end
+
+function dict.keys(_, v) return as_view(value.list(value.copied(v.keys)), 'dict_keys') end
 
 function dict.values(_, v)
    local out = value.list()
    for i, key in ipairs(v.keys) do out[i] = v:get(key) end
-   return out
+   return as_view(out, 'dict_values')
 end
 
 -- Returns the entries of a dict as a list of tuples.
@@ -31,7 +37,7 @@ function methods.items(v)
    return out
 end
 
-function dict.items(_, v) return methods.items(v) end
+function dict.items(_, v) return as_view(methods.items(v), 'dict_items') end
 
 function dict.copy(_, v)
    local out = value.dict()

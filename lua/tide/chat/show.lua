@@ -71,7 +71,11 @@ end
 local by_class = {
    [value.Float] = function(v) return show.float(v.v) end,
    [value.Big] = function(v) return v.text end,
-   [value.List] = function(v, depth) return '[' .. joined(v, depth) .. ']' end,
+   [value.List] = function(v, depth)
+      local text = '[' .. joined(v, depth) .. ']'
+      return v.view and ('%s(%s)'):format(v.view, text) or text
+   end,
+   [value.Namespace] = function(v, depth) return '<Namespace ' .. repr(v.fields, depth) .. '>' end,
    [value.Tuple] = function(v, depth)
       return '(' .. joined(v, depth) .. (#v == 1 and ',)' or ')')
    end,

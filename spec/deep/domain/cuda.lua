@@ -1,13 +1,13 @@
 -- Random cases: an op on a device (TIDE_SPEC_DEVICE, cuda) against the same op on the CPU, over
 -- dtypes, sizes and layouts of its operands, with gradients. The CPU gets contiguous copies of the
--- device's views. spec/deep/cuda_spec.lua runs these cases on emulated threads.
+-- device's views. spec/deep/cuda_spec.lua runs these cases on emulated threads; domain/ops.lua
+-- compares the CPU with the reference in the same way.
 
 local ops = require 'spec.deep.domain.cuda_ops'
 local values = require 'spec.deep.fuzz.values'
 
 local cuda = { limit = 60 }
 
-local device = os.getenv 'TIDE_SPEC_DEVICE' or 'cuda'
 local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
 -- Of the largest element: sums are taken in other orders.
 local rounding = { f32 = 2e-5, f64 = 1e-12, bf16 = 1.6e-2, f16 = 2e-3 }
@@ -127,7 +127,7 @@ local function flat(y) return values.flat { y:to('cpu'):to('f64'):reshape(-1):to
 -- least, since those may cancel.
 local function compare(got, want, room, least)
    if table.concat(got.shape, ' ') ~= table.concat(want.shape, ' ') then
-      return ('shape [%s], the CPU says [%s]'):format(table.concat(got.shape, ' '),
+      return ('shape [%s], the peer says [%s]'):format(table.concat(got.shape, ' '),
          table.concat(want.shape, ' '))
    end
    if got.dtype ~= want.dtype then return ('dtype %s, %s'):format(got.dtype, want.dtype) end
@@ -140,15 +140,15 @@ local function compare(got, want, room, least)
       local same = a[i] == b[i] or a[i] ~= a[i] and b[i] ~= b[i]
       local near = same or math.abs(a[i] - b[i]) <= room * most      -- false where one is NaN
       if not near then
-         return ('element %d is %.9g, the CPU says %.9g'):format(i, a[i], b[i])
+         return ('element %d is %.9g, the peer says %.9g'):format(i, a[i], b[i])
       end
    end
 end
 
-function cuda.check(o)
+local function check(o, device, peer)
    local t = require 'tide'
    local op = ops.list[o.op]
-   local want, nresult = run(t, o, 'cpu', true)
+   local want, nresult = run(t, o, peer, true)
    local got = run(t, o, device)
    if #want ~= #got then return ('%s: %d results, not %d'):format(o.op, #got, #want) end
    local room = rounding[o.dtype] and rounding[o.dtype] * (op.room or 1) or 0
@@ -164,10 +164,18 @@ function cuda.check(o)
    return nil, o.grad and 'with gradients' or ''
 end
 
+function cuda.check(o) return check(o, os.getenv 'TIDE_SPEC_DEVICE' or 'cuda', 'cpu') end
+
 function cuda.trait(o)
    local words = { o.dtype }
    for _, input in ipairs(o.inputs) do words[#words + 1] = input.layout and 'view' or 'whole' end
    return table.concat(words, ' ')
+end
+
+-- The same domain of another device, with views, and a peer, with copies of them.
+function cuda.of(device, peer)
+   return { limit = cuda.limit, make = cuda.make, trait = cuda.trait,
+      check = function(o) return check(o, device, peer) end }
 end
 
 return cuda
