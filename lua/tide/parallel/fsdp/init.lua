@@ -373,7 +373,7 @@ function Sharded:full_state_dict()
 end
 
 -- Returns the bucket of the parameter at a field of a module, and its number there.
-local function place_of(self, op, m, field)
+local function place_of(self, name, m, field)
    for _, unit in ipairs { self.unit_of[m], self.root } do
       for _, b in ipairs(unit.buckets) do
          for i, e in ipairs(b.entries) do
@@ -383,7 +383,7 @@ local function place_of(self, op, m, field)
          end
       end
    end
-   err.arg(op, 'field', 'the field of a parameter of this model', field)
+   err.arg(name, 'field', 'the field of a parameter of this model', field)
 end
 
 -- Returns this rank's pieces of the parameter at a field of a module; at.row and at.rows of a piece
