@@ -62,7 +62,9 @@ describe('rope_parameters', function()
                full_attention = { rope_theta = 3 }, sliding_attention = { rope_theta = 4 } } } },
          ["field 'rope_parameters.sliding_attention.rope_type' is \"linear\"; supported is "
             .. '"default"'] = { { rope_parameters = { sliding_attention = { rope_type = 'linear',
-               factor = 2 } } }, 'near' } } do
+               factor = 2 } } }, 'near' },
+         ["field 'rope_parameters.sliding_attention.alpha' is 2; supported is none"] = { {
+            rope_parameters = { sliding_attention = { alpha = 2 } } }, 'near' } } do
          local _, problems = translated(unpack(row))
          assert.equal(words, problems)
       end
@@ -123,6 +125,36 @@ describe('a rule of configurations', function()
          c.sliding_window = null
          assert.is_nil(tide.model[name](c, { device = 'null' }).config.sliding_window)
       end
+   end)
+
+   it('is about windows that one field gives and another takes away', function()
+      local c = { vocab_size = 9, hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2,
+         sliding_window = 2, head_dim = 4, layer_types = { 'sliding_attention' } }
+      for _, name in ipairs { 'qwen2', 'qwen3', 'smollm3' } do
+         assert.matches("field 'layer_types[1]': expected 'full_attention' where "
+            .. 'use_sliding_window is false, got "sliding_attention"',
+            message(tide.model[name], c, { device = 'null' }), 1, true)
+      end
+   end)
+
+   it('is about rotary positions: whole heads, and fields of another type', function()
+      local function made(rope)
+         return tide.model.llama({ vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
+            num_attention_heads = 2, rope_parameters = rope }, { device = 'null' })
+      end
+      local yarn = { rope_type = 'yarn', factor = 2, original_max_position_embeddings = 8 }
+      yarn.partial_rotary_factor, yarn.finetuned = 1, true
+      assert.is_nil(made(yarn).config.partial_rotary_factor)
+      yarn.alpha = 2
+      assert.matches("field 'rope_scaling.alpha': not a field of the type yarn, which has factor",
+         message(made, yarn), 1, true)
+      assert.matches("field 'rope_scaling.factor': not a field of the type default, which has none",
+         message(made, { factor = 2 }), 1, true)
+      local long = tide.model.phi3({ vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2, original_max_position_embeddings = 16, rope_scaling = {
+            type = 'longrope', short_factor = { 1, 1 }, long_factor = { 2, 2 } } },
+         { device = 'null' }).config
+      assert.same({ 4096, 256 }, { long.max_position_embeddings, long.rope_scaling.factor })
    end)
 
    it('is about kinds of layers', function()

@@ -188,8 +188,8 @@ describe('nn.rope', function()
       bad('rope_type', nn.rope.frequencies, 8, 10000, { rope_type = 'ntk' })
       bad("'rope_scaling.type'", nn.rope.frequencies, 8, 10000, { rope_type = 'default',
          type = 'linear' })
-      bad("unknown option 'attention_factor'", nn.rope.frequencies, 8, 10000, { type = 'linear',
-         factor = 2, attention_factor = 1 })
+      bad("'rope_scaling.attention_factor': not a field of the type linear, which has factor",
+         nn.rope.frequencies, 8, 10000, { type = 'linear', factor = 2, attention_factor = 1 })
       bad("'rope_scaling.high_freq_factor'", nn.rope.frequencies, 8, 10000, { type = 'llama3',
          factor = 2, low_freq_factor = 4, high_freq_factor = 4,
          original_max_position_embeddings = 8 })

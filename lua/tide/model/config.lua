@@ -8,6 +8,7 @@ local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local Module = require 'tide.nn.module'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local config = {}
 
@@ -30,12 +31,13 @@ local function spread_rope(f, rope, theta, scaling, problems)
    end
    if kind == 'default' then rest.rope_type, rest.type = nil, nil end
    if next(rest) == nil then return end
-   rest.rope_type, rest.type = kind, nil
    if scaling then
+      rest.rope_type, rest.type = kind, nil
       f[scaling] = rest
    else
-      problems[#problems + 1] = ("field 'rope_parameters.sliding_attention.rope_type' is %s; "
-         .. 'supported is "default"'):format(err.show(kind))
+      local name = kind == 'default' and sorted_keys(rest)[1] or 'rope_type'
+      problems[#problems + 1] = ("field 'rope_parameters.sliding_attention.%s' is %s; supported is "
+         .. '%s'):format(name, err.show(rest[name]), kind == 'default' and 'none' or '"default"')
    end
 end
 

@@ -26,6 +26,9 @@ local function default_hidden(c) return math.ceil(c.hidden_size * 8 / 3 / 32) * 
 local count, number, flag = 'integer >= 1', 'number >= 0', 'boolean'
 local base, share = 'number >= 1', 'number in [0, 1)'
 
+-- Tokens that a model is for, where neither configuration nor family says it.
+local context = 2048
+
 -- Fields of all families of this form: name, default, check (see published.read).
 local common = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
@@ -37,7 +40,7 @@ local common = {
    { 'rope_scaling', optional, function(op, _, v) nn.rope.check_scaling(op, v) end },
    { 'tie_word_embeddings', false, flag }, { 'attention_bias', false, flag },
    { 'mlp_bias', false, flag }, { 'sliding_window', optional, count },
-   { 'max_position_embeddings', 2048, count }, { 'initializer_range', 0.02, number },
+   { 'max_position_embeddings', context, count }, { 'initializer_range', 0.02, number },
    { 'attention_dropout', 0, share },
 }
 
@@ -83,7 +86,11 @@ local function complete(config, family)
          for _, name in ipairs(family.nullable or {}) do
             if config[name] == null then f[name] = optional end
          end
+         if f.max_position_embeddings == nil then       -- rope_scaling may leave a factor to it
+            f.max_position_embeddings = (family.defaults or {}).max_position_embeddings or context
+         end
          config_.translate_rope(f, problems, family.local_theta)
+         if f.partial_rotary_factor == 1 then f.partial_rotary_factor = nil end    -- whole heads
          config_.check_without(f, problems, family.without)
          if family.translate then family.translate(op, f, problems) end
       end,

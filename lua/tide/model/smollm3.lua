@@ -5,6 +5,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local Llama = require 'tide.model.llama'
+local qwen2 = require('tide.model.qwen2').family
 local published = require 'tide.model.published'
 
 local SmolLM3 = class('SmolLM3', Llama)
@@ -37,8 +38,8 @@ SmolLM3.family = {
    where = signature.options {
       "where #no_rope_layers == num_hidden_layers -- argument 'no_rope_layers': expected "
          .. '{num_hidden_layers} numbers, one for each layer, got {#no_rope_layers}',
-      "where sliding_window or not use_sliding_window -- argument 'sliding_window': expected "
-         .. 'tokens that a layer sees, with use_sliding_window, got nil' },
+   },
+   complete = qwen2.complete_for(op),
    window = function(c, i) return c.no_rope_layers[i] == 0 end,
    layer = function(c, i, mixer)
       if c.no_rope_layers[i] == 0 then mixer.rope = nil end

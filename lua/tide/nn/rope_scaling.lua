@@ -4,6 +4,7 @@
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local scaling = {}
 
@@ -27,7 +28,8 @@ for kind, rows in each(keys) do signature.record('rope_' .. kind, 'a table', row
 
 local kinds = { 'default', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
 
--- Returns the kind of a table rope_scaling, whose fields it checks. op: the name in errors.
+-- Returns the kind of a table rope_scaling, whose fields it checks (`finetuned` of published files
+-- says nothing of the numbers). op: the name in errors.
 function scaling.check(op, s)
    err.type(op, 'rope_scaling', s, 'table')
    local kind = s.rope_type
@@ -35,9 +37,15 @@ function scaling.check(op, s)
    err.choice(op, 'rope_scaling.rope_type', kind, kinds)
    if s.type ~= nil then err.choice(op, 'rope_scaling.type', s.type, { kind }) end
    signature.check(op, 'rope_scaling', s, 'rope_' .. kind)
-   local names = { 'rope_type', 'type' }
-   for _, row in ipairs(signature.fields('rope_' .. kind)) do names[#names + 1] = row.name end
-   err.options(op .. ': rope_scaling', s, names)
+   local names, known = {}, { rope_type = true, type = true, finetuned = true }
+   for i, row in ipairs(signature.fields('rope_' .. kind)) do
+      names[i], known[row.name] = row.name, true
+   end
+   for _, k in ipairs(sorted_keys(s)) do
+      err.raise_if(not known[k], 'E_ARG', op, "argument 'rope_scaling.%s': not a field of the type "
+         .. '%s, which has %s', tostring(k), kind, #names > 0 and table.concat(names, ', ')
+         or 'none')
+   end
    err.arg_if(kind == 'llama3' and s.high_freq_factor <= s.low_freq_factor, op,
       'rope_scaling.high_freq_factor', 'more than low_freq_factor', s.high_freq_factor)
    return kind

@@ -25,6 +25,10 @@ local function missing_weights(op, dir)
       err.raise_if(fs.exists(fs.join(dir, name)), 'E_UNSUPPORTED', op,
          '%s holds %s and no %s; save it as safetensors first', dir, name, weights_name)
    end
+   for _, name in ipairs(fs.list(op, dir)) do
+      err.raise_if(name:find '%-of%-%d+%.safetensors$', 'E_IO', op, '%s holds %s, but not %s, '
+         .. 'which says what is in which file; copy that, too', dir, name, index_name)
+   end
    err.raise('E_IO', op, '%s has neither %s nor %s', dir, weights_name, index_name)
 end
 

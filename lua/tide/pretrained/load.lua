@@ -22,11 +22,20 @@ local op = 'model.load'
 
 -- ---- sources -----------------------------------------------------------------------------------
 
+-- Returns fn(...). Errors about the fields of a configuration name the file.
+local function told_by(self, fn, ...)
+   local ok, result = pcall(fn, ...)
+   if ok then return result end
+   local e = result
+   if not err.is(e) or e.code == 'E_DEVICE' or e.code == 'E_NOMEM' then error(e, 0) end
+   err.raise(e.code, op, '%s/config.json: %s', self.dir, e.message)
+end
+
 -- Opens a folder of transformers: returns { dir, plain (config and family), generation, store }.
 local function open_published(dir)
    local self = folder.open(op, dir)
    self.plain = { config = self.config }
-   self.plain.family = family.saved(op, self.plain)
+   self.plain.family = told_by(self, family.saved, op, self.plain)
    local made = tide.model[self.plain.family]
    local rename = type(made.family) == 'table' and made.family.rename
    self.store = folder.weights(op, dir, rename)
@@ -71,13 +80,9 @@ local function check_sizes(self)
    end
 end
 
--- Makes a model of the configuration. Errors about its fields name the file.
+-- Makes a model of the configuration.
 local function build(self, opts)
-   local ok, model = pcall(family.build, op, self.plain, opts, self.make)
-   if ok then return model end
-   local e = model
-   if not err.is(e) or e.code == 'E_DEVICE' or e.code == 'E_NOMEM' then error(e, 0) end
-   err.raise(e.code, op, '%s/config.json: %s', self.dir, e.message)
+   return told_by(self, family.build, op, self.plain, opts, self.make)
 end
 
 -- Returns the dtype of the parameters. auto: that of most elements of the file, f32 for f16.
