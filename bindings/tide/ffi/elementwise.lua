@@ -42,8 +42,9 @@ end
 local none = -0.0
 
 local new_bits = ffi.typeof 'union { double d; uint32_t w[2]; }'
--- Returns whether x / n is x * (1 / n) for a number n of moderate size: 1 / n is exact, a power of two, or
--- x has 16 bits, while the product is rounded to f32 first. (As a divisor n would have 16 bits.)
+-- Returns whether x / n is x * (1 / n) for a number n of moderate size: 1 / n is exact, a power of
+-- two, or x has 16 bits, while the product is rounded to f32 first. (As a divisor n would have 16
+-- bits.)
 local function has_inverse(x, n)
    if not (n >= 2^-100 and n <= 2^100 or n <= -2^-100 and n >= -2^100) then return false end
    local bits = new_bits(n)
