@@ -39,14 +39,14 @@ end
 
 local function is_picture(path) return path:match '%.svg$' or path:match '%.png$' end
 
--- Where the site has a file of the tree.
+-- Returns where the site has a file of the tree.
 local function place(path)
    if is_picture(path) then return path end
    local folder = path:match '^(.-)README%.md$'
    return folder and folder .. 'index.html' or (path:gsub('%.md$', '') .. '.html')
 end
 
--- The path from the file `from` of the site to the file `to`.
+-- Returns the path from the file `from` of the site to the file `to`.
 local function relative(from, to)
    local ups = select(2, from:gsub('/', ''))
    return ('../'):rep(ups) .. to
@@ -61,7 +61,7 @@ local function plain(html)
       ['&gt;'] = '>', ['&quot;'] = '"' }))
 end
 
--- The anchor that source hosts give a heading.
+-- Returns the anchor that source hosts give a heading.
 local function slug(text)
    return (text:lower():gsub('[^%w%s_%-\128-\255]', ''):gsub('%s', '-'))
 end
@@ -159,7 +159,8 @@ img { max-width: 100%; background: #fff }
 [aria-current] { font-weight: 600 }
 ]]
 
--- The list of pages beside the text, with the page `path` marked. groups: { title, path... }.
+-- Returns the list of pages beside the text, with the page `path` marked. groups: { title, path...
+-- }.
 local function menu(groups, pages, path)
    local out = {}
    for _, g in ipairs(groups) do

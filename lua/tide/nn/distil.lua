@@ -63,7 +63,8 @@ end
 -- the student's logits / temperature.
 local ways = {}
 
--- The forward divergence, KL(teacher || student): the student covers the teacher's distribution.
+-- Returns the forward divergence, KL(teacher || student): the student covers the teacher's
+-- distribution.
 function ways.forward(ls, lt, at)
    local pt, diff, ps = lt:exp(), lt - ls, ls:exp()
    diff = replace(diff, diff * pt)
@@ -74,7 +75,7 @@ function ways.forward(ls, lt, at)
    return value, ps
 end
 
--- The reverse divergence, KL(student || teacher): the student keeps to the teacher's modes.
+-- Returns the reverse divergence, KL(student || teacher): the student keeps to the teacher's modes.
 function ways.reverse(ls, lt, at)
    local ps, diff = ls:exp(), ls - lt
    local both = ps * diff
@@ -187,7 +188,7 @@ local function settled(op, t, n, w, V, part, opts)
    return { x = t.x:detach():reshape(n, t.x:size(-1)), w = head, cap = t.cap }
 end
 
--- Those rows of a settled teacher that an index names.
+-- Returns those rows of a settled teacher that an index names.
 local function picked(t, rows)
    if t.ids then
       return { ids = t.ids:index_select(1, rows), logp = t.logp:index_select(1, rows) }

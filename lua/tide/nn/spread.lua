@@ -15,7 +15,8 @@ local spread = {}
 
 local whole = {}
 
--- The four fields above, nil where nothing was done; to be read alone. v: a module, or any value.
+-- Returns the four fields above, nil where nothing was done; to be read alone. v: a module, or any
+-- value.
 function spread.of(v) return type(v) == 'table' and rawget(v, '_spread') or whole end
 
 -- Sets one of them; nil takes it away.

@@ -66,8 +66,8 @@ end
 
 -- ---- merged weights ----------------------------------------------------------------------------
 
--- The rows (name -> { shape, dtype }) of a stored model and its reading without adapters, whose
--- changes are in the weights. is_merged: they are there already.
+-- Returns the rows (name -> { shape, dtype }) of a stored model and its reading without adapters,
+-- whose changes are in the weights. is_merged: they are there already.
 function adapter.merged(description, rows, read, is_merged)
    local plain, changed, scale = {}, {}, low_rank.scale(description)
    for name, row in each(rows) do
@@ -261,7 +261,7 @@ local function check_base(op, dir, model, c, modules)
       missing[1])
 end
 
--- What a folder's configuration says of the change that its numbers make, in the words of
+-- Returns what a folder's configuration says of the change that its numbers make, in the words of
 -- nn.lora.attach.
 local function change_of(c)
    return { rank = c.r, alpha = c.lora_alpha, rslora = c.use_rslora == true,

@@ -374,7 +374,7 @@ function Sharded:full_state_dict()
 end
 
 -- Returns the bucket of the parameter at a field of a module, and its number there.
-local function place_of(self, m, field)
+local function place_of(self, name, m, field)
    for _, unit in ipairs { self.unit_of[m], self.root } do
       for _, b in ipairs(unit.buckets) do
          for i, e in ipairs(b.entries) do
@@ -384,12 +384,13 @@ local function place_of(self, m, field)
          end
       end
    end
+   err.arg(name, 'field', 'the field of a parameter of this model', field)
 end
 
 -- Returns this rank's pieces of the parameter at a field of a module; at.row and at.rows of a piece
 -- count rows of what tensor parallelism has left of the parameter.
 function Sharded:pieces(m, field)
-   local list, bucket, i = {}, place_of(self, m, field)
+   local list, bucket, i = {}, place_of(self, 'parallel.Sharded.pieces', m, field)
    for _, p in ipairs(bucket.pieces) do
       if p.at.index == i then list[#list + 1] = p end
    end
@@ -399,7 +400,7 @@ end
 -- Returns a copy of the parameter at a field of a module, whole but for tensor parallelism, in the
 -- dtype of its shards. Collective.
 function Sharded:whole(m, field)
-   local bucket, i = place_of(self, m, field)
+   local bucket, i = place_of(self, 'parallel.Sharded.whole', m, field)
    return tide.no_grad(bucket.whole, bucket, i)
 end
 
@@ -445,7 +446,8 @@ function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_p
 end
 
 signature.doors('parallel.Sharded', Sharded, {
-   init = 'model: module; ranks: ranks?; opts: table' })
+   init = 'model: module; ranks: ranks?; opts: table', drop_unused = 'texts: string[]',
+   pieces = 'm: module; field: string', whole = 'm: module; field: string' })
 return signature.doors('parallel', fsdp, {
    fully_shard = { 'model: module; ranks: ranks?', opts = options.rows,
       before = axis_of.in_options { 'mesh', 'comm' } },
