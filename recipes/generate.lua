@@ -22,6 +22,7 @@ local function table_of_options()
         .. 'published folder (config.json, model.safetensors)' },
       { 'prompt', nil, "text to continue; default: '-- '; with --chat: the one message",
         type = 'string' },
+      { 'special', false, 'read special tokens in --prompt as tokens; without it they are text' },
       { 'ids', nil, 'token ids to continue, instead of --prompt; ids are printed',
         type = 'string' },
    }
@@ -54,10 +55,21 @@ local function tokenizer_of(tide, opt, model)
       .. 'folder with a tokenizer; give --ids', opt.from, n, tide.data.bytes.vocab_size)
 end
 
+-- Says that letters of a special token are read as text: other programs take them for the token.
+local function note_special(tokenizer, text)
+   for _, token in ipairs(tokenizer:special_texts()) do
+      if text:find(token, 1, true) then
+         io.stderr:write(('[%s in --prompt is read as text; --special reads it as the token]\n')
+            :format(token))
+      end
+   end
+end
+
 -- The ids of --prompt; a text without ids is the token that begins texts.
 local function encode(opt, tokenizer, bos)
    local text = opt.prompt or '-- '
-   local ids = tokenizer:encode(text)
+   if not opt.special then note_special(tokenizer, text) end
+   local ids = tokenizer:encode(text, { special = opt.special or nil })
    if #ids == 0 then ids = { bos or tokenizer.bos } end
    if #ids == 0 then err.usage('generate', '--prompt: expected at least one character') end
    return ids
@@ -85,6 +97,9 @@ end
 
 local function check(opt)
    if opt.chat and opt.ids then err.usage('generate', '--chat does not go with --ids') end
+   if opt.special and (opt.chat or opt.ids) then
+      err.usage('generate', '--special is about --prompt without --chat')
+   end
    for _, name in ipairs { 'system', 'messages', 'chat_template', 'template_name' } do
       if opt[name] and not opt.chat then
          err.usage('generate', '--%s is about --chat', (name:gsub('_', '-')))

@@ -88,12 +88,14 @@ TIDE_FLOAT_FN uint16_t tide__f64_to_f16(double v)
   return tide__f32_to_f16(tide__f64_to_f32_odd(v));
 }
 
-/* Returns v itself within 2^53; beyond, v rounded to odd at its last 11 bits: down, and the bit
- * above them set if one of them was. */
+/* Returns v itself below 2^53; beyond, v truncated to at most 53 bits, the last of them set if a
+ * non-zero part was dropped. */
 TIDE_FLOAT_FN double tide__i64_to_f64_odd(int64_t v)
 {
-  int64_t low = v & 0x7ff, odd = (v - low) | (int64_t)(low != 0) << 11;
-  return (double)(((uint64_t)v + (1ull << 53)) >> 54 ? odd : v);
+  uint64_t u = v < 0 ? 0 - (uint64_t)v : (uint64_t)v, low = u & 0x7ffu;
+  u = u >> 53 ? (u - low) | (uint64_t)(low != 0) << 11 : u;
+  double size = __builtin_fabs((double)(int64_t)u); /* 2^63 is negative as an int64_t */
+  return v < 0 ? -size : size;
 }
 
 TIDE_FLOAT_FN uint16_t tide__i64_to_bf16(int64_t v)

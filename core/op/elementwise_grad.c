@@ -47,8 +47,9 @@ int tide__grad_div(const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
-/* d a^b = b a^(b-1) da + a^b log(a) db. da is 0 where b is 0, db where a is 0 and b is not
- * negative, whatever the other factors are; db is NaN where a is negative. */
+/* d a^b = b a^(b-1) da + a^b log(a) db. The first is 0 where b is 0, whatever the power; the log of
+ * 0 is taken as 0, so that the second is 0 where a^b is a number, and NaN where that is infinite or
+ * a negative. */
 int tide__grad_pow(const tide__grad_call *g)
 {
   tide__temps v = {0};
@@ -63,11 +64,10 @@ int tide__grad_pow(const tide__grad_call *g)
     give(&v, g, 0, TIDE__TEMP(&v, tide_where, flat, zero, t));
   }
   if (g->need[1]) {
-    tide_tensor *t = TIDE__TEMP(&v, tide_log, a);
-    t = TIDE__TEMP(&v, tide_mul, t, g->out[0]);
+    tide_tensor *log = TIDE__TEMP(&v, tide_log, a);
     tide_tensor *flat = TIDE__TEMP(&v, tide_eq, a, zero);
-    flat = TIDE__TEMP(&v, tide_logical_and, flat, TIDE__TEMP(&v, tide_ge, b, zero));
-    t = TIDE__TEMP(&v, tide_where, flat, zero, t);
+    tide_tensor *t = TIDE__TEMP(&v, tide_where, flat, zero, log);
+    t = TIDE__TEMP(&v, tide_mul, t, g->out[0]);
     give(&v, g, 1, TIDE__TEMP(&v, tide_mul, t, DY));
   }
   return tide__temps_end(&v);

@@ -75,9 +75,10 @@ static void first_in_order(void **state)
     if (ndim == 0) continue;
     k_topk_attrs attrs = { (int)below(2) };
     case_begin();
-    if (ndim == 1 && below(2) == 0) shape[0] = 500 + (int)below(600);
     k_tensor in = random_tensor(random_dtype(K_ALL), ndim, shape, ANY_LAYOUT);
-    shape[ndim - 1] = shape[ndim - 1] == 0 ? 0 : (int64_t)below((int)shape[ndim - 1] + 1);
+    /* The reference takes k passes over a row. */
+    int64_t n = shape[ndim - 1], most = n < 100 ? n : 12;
+    shape[ndim - 1] = (int64_t)below((int)most + 1);
     k_tensor out = make(TIDE_I64, ndim, shape, PLAIN);
     check_case(&op_topk, 1, &in, &out, &attrs, 0, 1);
   }

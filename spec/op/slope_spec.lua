@@ -31,11 +31,11 @@ end
 
 describe('the gradient of a power', function()
    --            x    y    dx    dy: by x and by y
-   local rows = { { 0, 0, 0, 0 }, { 0, 2, 0, 0 }, { 0, 1, 1, 0 }, { 0, -1, -inf, -inf },
+   local rows = { { 0, 0, 0, 0 }, { 0, 2, 0, 0 }, { 0, 1, 1, 0 }, { 0, -1, -inf, nan },
       { 2, 0, 0, math.log(2) }, { -2, 0, 0, nan }, { -2, 2, -4, nan }, { -2, 3, 12, nan },
       { -2, 0.5, nan, nan }, { inf, 0, 0, inf }, { 2, 3, 12, 8 * math.log(2) } }
 
-   it('is a number where it exists, NaN by the exponent of a negative number', function()
+   it('is a number where it exists; by the exponent of a negative number it is NaN', function()
       each(function(device, dtype, what)
          local x, y, dx, dy = {}, {}, {}, {}
          for i, row in ipairs(rows) do x[i], y[i], dx[i], dy[i] = unpack(row) end

@@ -70,6 +70,34 @@ describe('a parameter', function()
       assert.same({ true, false, 3 }, r[1])
    end)
 
+   it('that is frozen after sharding stays as it is beside trained ones of its bucket', function()
+      local r = on(2, [[
+         local model = case.model()
+         local sharded = tide.parallel.fully_shard(model, { seed = 3 })
+         local optim = tide.optim.AdamW(sharded, { lr = 1e-2, weight_decay = 0.5 })
+         local first, name = model.model.layers:at(1), 'model.layers.0.self_attn.q_proj.weight'
+         local norm = 'model.layers.0.mlp.up_proj.weight'
+         local function step(seed, evaluates)
+            for i = 1, 2 do
+               local b = case.batch(seed + i, world.rank, 2, 12)
+               model:loss(b.ids, b.labels, { count = 84 }):backward()
+               if evaluates then sharded:release() else sharded:finish() end
+            end
+            optim:step()
+            optim:zero_grad()
+         end
+         step(1)
+         first.self_attn.q_proj:requires_grad_(false)
+         local before = sharded:full_state_dict()
+         step(3)
+         local after, ok, e = sharded:full_state_dict(), pcall(step, 5, true)
+         local function same(key) return before[key]:equal(after[key]) end
+         return { same(name), same(norm), ok, tostring(e) }
+      ]])[2]
+      assert.same({ true, false, false }, { r[1], r[2], r[3] })
+      assert.matches('the gradients of this backward are not all reduced', r[4])
+   end)
+
    it('that is tied is one, in the root unit', function()
       local body = [[
          local r = case.train { config = { tie_word_embeddings = true }, rows = 24, plain = %s }

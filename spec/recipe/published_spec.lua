@@ -106,6 +106,25 @@ describe('a published folder', function()
       end)
    end)
 
+   it('with a tokenizer continues a prompt: special tokens are text, or tokens', function()
+      local value = tide.json.decode(tide.util.fs.read('spec', 'spec/golden/tokenizer/gpt2.json'))
+      with_folder(420, function(_, folder)
+         write(folder .. '/tokenizer.json', tide.json.encode(value.tokenizer))
+         local words = 'generate.lua --from ' .. folder .. ' --temperature 0 --tokens 6 '
+            .. "--prompt 'the <|endoftext|>quick'"
+         local out = ok(1, words)
+         assert.matches('[<|endoftext|> in --prompt is read as text; --special reads it', out, 1,
+            true)
+         out = ok(1, words .. ' --special')
+         assert.is_nil(out:find('is read as text', 1, true))
+         local tok, model = tide.tokenizer.load(folder), tide.model.load(folder)
+         local _, want = tide.train.sample.generate(model, tok:encode('the <|endoftext|>quick',
+            { special = true }), { tokenizer = tok, temperature = 0, tokens = 6 })
+         assert.equal('the <|endoftext|>quick' .. want.text .. '\n', out)
+         bad(1, words .. ' --special --chat', '--special is about --prompt without --chat')
+      end)
+   end)
+
    it('of more ids than bytes is learnt on from by bytes, and its sample is ids', function()
       with_folder(300, function(dir, folder)
          write(dir .. '/text.txt', ('alpha, beta. gamma '):rep(300))

@@ -28,8 +28,8 @@ for kind, rows in each(keys) do signature.record('rope_' .. kind, 'a table', row
 
 local kinds = { 'default', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
 
--- Returns the kind of a table rope_scaling, whose fields it checks (`finetuned` of published files
--- says nothing of the numbers). op: the name in errors.
+-- Returns the kind of a table rope_scaling, whose fields it checks. `finetuned` of published files
+-- does not change the numbers. op: the name in errors.
 function scaling.check(op, s)
    err.type(op, 'rope_scaling', s, 'table')
    local kind = s.rope_type

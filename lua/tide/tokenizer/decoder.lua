@@ -140,7 +140,7 @@ Stream.__index = Stream
 -- Makes a stream of a tokenizer's ids. opts: special (true: special tokens give text).
 function decoder.stream(tok, opts)
    return setmetatable({ tok = tok, d = tok.description.decoder, special = opts.special,
-      n = 0, pending = '', strip = tok.description.decoder.strip and
+      n = 0, pending = '', run = {}, strip = tok.description.decoder.strip and
       tok.description.decoder.strip[2] or 0 }, Stream)
 end
 
@@ -159,10 +159,12 @@ local function begin(self, text)
    return text
 end
 
--- Returns the text of a run of byte tokens, or one U+FFFD for each byte if they are not UTF-8.
-local function run_of(bytes)
-   if bytes == '' or not build.bad_utf8(bytes) then return bytes end
-   return replacement:rep(#bytes)
+-- Ends the run of byte tokens. Returns its text, or one U+FFFD for each byte if it is not UTF-8.
+local function end_run(self)
+   if #self.run == 0 then return '' end
+   local bytes = table.concat(self.run)
+   self.run = {}
+   return build.bad_utf8(bytes) and replacement:rep(#bytes) or bytes
 end
 
 -- Applies the rules to a token.
@@ -178,10 +180,10 @@ function Stream:push(id)
    local tok, d = self.tok, self.d
    local name = tok:token(id)
    if not name or tok.is_special[id] and not self.special then return '' end
-   local byte = d.fallback and #name == 6 and name:match '^<0x(%x%x)>$'
+   local byte = d.fallback and not d.bytes and #name == 6 and name:match '^<0x(%x%x)>$'
    if byte then
       self.n = self.n + 1
-      self.pending = self.pending .. string.char(tonumber(byte, 16))
+      self.run[#self.run + 1] = string.char(tonumber(byte, 16))
       return ''
    end
    if d.bytes then
@@ -189,14 +191,13 @@ function Stream:push(id)
       text, self.pending = decoder.repair(self.pending .. apply(self, name), true)
       return begin(self, text)
    end
-   local text = run_of(self.pending) .. apply(self, name)
-   self.pending = ''
+   local text = end_run(self) .. apply(self, name)
    return begin(self, text)
 end
 
 -- Returns the text held back, and resets the stream for reuse.
 function Stream:finish()
-   local text = self.d.bytes and decoder.repair(self.pending) or run_of(self.pending)
+   local text = self.d.bytes and decoder.repair(self.pending) or end_run(self)
    self.pending = ''
    return begin(self, text)
 end

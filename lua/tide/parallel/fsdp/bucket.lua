@@ -398,8 +398,8 @@ function Bucket:reduce(opts)
    local o, bad = self.opts, opts.check and find_bad(self) or nil
    self.gshard = self.gshard or outlive(tide.empty(self.shard.shape, { dtype = self.grad_dtype,
       device = self.shard.device }))
-   local gshard, first = self.gshard, self.pieces[1]
-   local begun = first ~= nil and first.param.grad ~= nil        -- gshard holds some of this step
+   local gshard, begun = self.gshard, false                      -- it holds some of this step
+   for _, p in ipairs(self.pieces) do begun = begun or p.param.grad ~= nil end
    local direct = not begun and o.reduce_dtype == gshard.dtype and not o.offload
    local r = { op = opts.op, begun = begun }
    tide.no_grad(function()
@@ -422,7 +422,8 @@ function Bucket:reduce(opts)
    return bad
 end
 
--- Ends what reduce began: over replicas too, into gshard, and the pieces get their gradients.
+-- Ends what reduce began: over replicas too, into gshard, and the pieces get their gradients, but
+-- for those of parameters that are frozen by now.
 function Bucket:drain()
    local r = self.reducing
    if not r then return end
@@ -441,7 +442,7 @@ function Bucket:drain()
    end)
    self.reducing = nil
    for _, p in ipairs(self.pieces) do
-      if p.param.grad == nil then
+      if p.param.grad == nil and p.entry.view.requires_grad then
          p.param:set_grad(self.gshard:narrow(1, p.at.offset + 1, p.at.numel):reshape(p.size))
       end
    end

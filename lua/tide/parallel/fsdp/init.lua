@@ -226,6 +226,7 @@ function Sharded:finish()
       for _, unit in ipairs(self.pending) do unit:drain() end
    end
    self.pending, self.reduced, self.unsynced = {}, {}, not self.sync
+   self.unfinished = false
    self:release()
    if self.sync then schedule.report_bad(self) end
 end
@@ -233,7 +234,7 @@ end
 -- Raises unless the gradients are ready for a norm or an update of the shards.
 function Sharded:check_finished(name)
    for _, unit in ipairs(self:all_units()) do unit:check_free() end
-   if self.phase == 'backward' or #self.pending > 0 then
+   if self.unfinished or #self.pending > 0 then
       err.raise('E_STATE', name, 'the gradients of this backward are not all reduced; every rank '
          .. 'calls finish() of the sharded model after backward')
    elseif self.unsynced then
@@ -270,7 +271,7 @@ end
 function Sharded:reset()
    for _, unit in ipairs(self:all_units()) do unit:reset() end
    self.pending, self.reduced, self.seen, self.phase, self.bad = {}, {}, {}, 'forward', nil
-   self.unsynced = false
+   self.unsynced, self.unfinished = false, false
 end
 
 -- ---- what an optimiser and a checkpoint see --------------------------------------------------

@@ -5,7 +5,8 @@
 -- nothing. At most one reduction is under way while the next is prepared.
 --
 -- The functions work on a Sharded (init.lua), whose fields they share: order and place (of units in
--- the last forward), seen (units of this one), reduced, pending, bad, buffers, handles.
+-- the last forward), seen (units of this one), unfinished (a backward has begun), reduced, pending,
+-- bad, buffers, handles.
 
 local tide = require 'tide'
 local dist = require 'tide.comm'
@@ -229,7 +230,7 @@ function schedule.hook_unit(self, unit)
       if i == 1 then keep(self, module:hook_pre(function() begin_forward(self, unit) end, mine)) end
       hook_in(self, module, unit)
       keep(self, module:hook_backward_pre(function()
-         self.phase = 'backward'
+         self.phase, self.unfinished = 'backward', true
          enter(self, unit)
       end, mine))
       if i == #list then
@@ -259,7 +260,7 @@ function schedule.hook_root(self, model)
       if owners[m] or m == model then hook_in(self, m, self.root) end
       if m == model then hook_out(self, m) end
       keep(self, m:hook_backward_pre(function()
-         self.phase = 'backward'
+         self.phase, self.unfinished = 'backward', true
          -- an evaluation between may have ended it; a tied head is a product of the model itself
          if owners[m] or m == model then enter(self, self.root) end
       end, mine))
