@@ -78,4 +78,36 @@ describe('data parallelism of a whole model', function()
       assert.equal(2 * 3, same)        -- counts, losses and marks, gradients
       assert.is_true(ranks.run(2, trained, { 'ab', 'a' }, 2)[1].calls > same)
    end)
+
+   it('leaves it alone in a loop of one\'s own over a sharded model', function()
+      for _, row in ipairs(ranks.run(2, function(rank)
+         local tide = require 'tide'
+         local Parts = require 'tide.class'('Parts', tide.nn.Module)
+         function Parts:init()
+            tide.nn.Module.init(self)
+            for i = 1, 3 do self:child('part' .. i, tide.nn.Linear(3, 2, { seed = i })) end
+            self:ready {}
+         end
+         function Parts:forward(x)                        -- rank 1 uses two parts, rank 0 one
+            local y = self.part1(x)
+            return rank == 1 and y + self.part2(x) or y
+         end
+         local model = Parts()
+         local sharded = tide.parallel.fully_shard(model, tide.comm.world(), {})
+         local optim = tide.optim.AdamW(sharded, { lr = 0.1, weight_decay = 0.5 })
+         local before = sharded:full_state_dict()
+         model(tide.ones { 1, 3 }):sum():backward()
+         sharded:finish()
+         sharded:drop_unused()
+         optim:step()
+         local after, moved = sharded:full_state_dict(), {}
+         for i = 1, 3 do
+            local name = ('part%d.weight'):format(i)
+            moved[i] = (before[name] - after[name]):abs():sum():item() > 0
+         end
+         return moved
+      end)) do
+         assert.same({ true, true, false }, row)
+      end
+   end)
 end)

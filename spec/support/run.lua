@@ -77,14 +77,26 @@ local function environment()
    return ('%s TIDE_LUAJIT="env%s luajit"%s'):format(env, preload:gsub('"', "'"), preload)
 end
 
--- Builds the C specs and the emulated CUDA libraries, which plain `make` leaves out. A folder that
--- CMake did not make is taken as it is.
-local function build_programs()
+-- What specs need and plain `make` leaves out, as targets of CMake: their own programs and, for
+-- spec/cuda and spec/deep, the emulated CUDA libraries.
+local function targets_of(programs, files)
+   if #targets == 0 then return { 'specs' } end
+   local list, emulated = {}, false
+   for i, program in ipairs(programs) do list[i] = program:match '[^/]+$' end
+   for _, file in ipairs(files) do
+      emulated = emulated or file:find '^%.?/?spec/cuda/' or file:find '^%.?/?spec/deep/'
+   end
+   if emulated then list[#list + 1] = 'emulated' end
+   return list
+end
+
+-- Builds targets. A folder that CMake did not make is taken as it is.
+local function build(list)
    local cache = io.open(opt.build .. '/CMakeCache.txt')
-   if not cache then return end
+   if not cache or #list == 0 then return end
    cache:close()
-   local out, status = capture(('cmake --build %s --target specs -j %s'):format(quote(opt.build),
-      opt.jobs))
+   local out, status = capture(('cmake --build %s --target %s -j %s'):format(quote(opt.build),
+      table.concat(list, ' '), opt.jobs))
    if status == 0 then return end
    io.write(out)
    say('build of the C specs', 0, 1)
@@ -232,9 +244,9 @@ for i, t in ipairs(targets) do where[i] = quote(t) end
 local files = lines('find '
    .. (#where > 0 and table.concat(where, ' ') or 'spec -path spec/deep -prune -o')
    .. " -name '*_spec.lua' -print | sort")
-build_programs()
-if #targets == 0 and not opt.sanitize then luacheck() end
 local programs = wanted_programs()
+build(targets_of(programs, files))
+if #targets == 0 and not opt.sanitize then luacheck() end
 if #targets > 0 and #files + #programs == 0 then
    io.write('no spec files in ', table.concat(targets, ' '), '\n')
    failed = failed + 1

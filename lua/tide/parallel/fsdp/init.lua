@@ -306,9 +306,11 @@ function Sharded:used()
 end
 
 -- Takes the zeros away that reducing gave as gradients to parameters that no rank used. texts: what
--- used() returns on all ranks of data_comm, or one text where they are equal.
+-- used() returns on all ranks of data_comm, or one text where they are equal; nil: asks the ranks,
+-- which all call.
 function Sharded:drop_unused(texts)
    local unused = {}
+   texts = texts or self.data_comm:all_gather_object(self:used())
    for i, e in ipairs(self.entries) do
       local none = true
       for _, text in ipairs(texts) do none = none and text:sub(i, i) == '0' end
@@ -446,7 +448,7 @@ function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_p
 end
 
 signature.doors('parallel.Sharded', Sharded, {
-   init = 'model: module; ranks: ranks?; opts: table', drop_unused = 'texts: string[]',
+   init = 'model: module; ranks: ranks?; opts: table', drop_unused = 'texts: string[]?',
    pieces = 'm: module; field: string', whole = 'm: module; field: string' })
 return signature.doors('parallel', fsdp, {
    fully_shard = { 'model: module; ranks: ranks?', opts = options.rows,
