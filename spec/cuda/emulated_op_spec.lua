@@ -19,7 +19,8 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/op/update_8bit_spec.lua', 'spec/op/nf4_spec.lua',
                            'spec/op/nf4_part_spec.lua',
                            'spec/op/conv1d_spec.lua', 'spec/op/scan_spec.lua',
-                           'spec/op/layout_spec.lua', 'spec/op/round_spec.lua' } do
+                           'spec/op/layout_spec.lua', 'spec/op/round_spec.lua',
+                           'spec/op/slope_spec.lua' } do
       it('pass ' .. file, function() emulated.run(file, nil, without[file]) end)
    end
 
