@@ -42,7 +42,7 @@ end
 -- The weight of the output projection, tied or not.
 function CausalLM:head() return self.lm_head and self.lm_head.weight or self:embedding().weight end
 
--- Refuses what is no tensor [batch, tokens].
+-- Refuses anything but a tensor [batch, tokens].
 function CausalLM:check_ids(ids)
    err.arg_if(not tide.is_tensor(ids) or ids.ndim ~= 2, self.op, 'ids', 'a tensor [batch, tokens]',
       ids)
