@@ -273,7 +273,7 @@ promise['lua/guide/loop.md'] = {
       'leaves alone what no rank uses' },
    { 'A parameter that no rank used stays', 'parallel/unused', 'leaves alone what no rank uses' },
    { 'In your own loop over a sharded model', 'parallel/unused',
-      "leaves it alone in a loop of one's own over a sharded model" },
+      'leaves it alone in a loop by hand over a sharded model' },
    { 'A plot or a line of metrics', 'lua/train',
       'does not end for a plot or for metrics that cannot be written', 'lua/metric',
       'writes lines that found no room when there is some, each once' },

@@ -79,7 +79,7 @@ describe('data parallelism of a whole model', function()
       assert.is_true(ranks.run(2, trained, { 'ab', 'a' }, 2)[1].calls > same)
    end)
 
-   it('leaves it alone in a loop of one\'s own over a sharded model', function()
+   it('leaves it alone in a loop by hand over a sharded model', function()
       for _, row in ipairs(ranks.run(2, function(rank)
          local tide = require 'tide'
          local Parts = require 'tide.class'('Parts', tide.nn.Module)
