@@ -98,7 +98,7 @@ end
 local function check(opt)
    if opt.chat and opt.ids then err.usage('generate', '--chat does not go with --ids') end
    if opt.special and (opt.chat or opt.ids) then
-      err.usage('generate', '--special is about --prompt without --chat')
+      err.usage('generate', '--special needs --prompt without --chat or --ids')
    end
    for _, name in ipairs { 'system', 'messages', 'chat_template', 'template_name' } do
       if opt[name] and not opt.chat then

@@ -268,7 +268,7 @@ promise['lua/guide/loop.md'] = {
    { 'A step whose loss or gradient', 'lua/train',
       'leaves parameters untouched by a step that is not finite', 'lua/policy',
       'end the run at the max_skips-th in a row, and not before' },
-   { 'A rank that did not use a parameter', 'parallel/unused',
+   { 'With train step a rank that did not use a parameter', 'parallel/unused',
       'adds zeros for parameters that a rank does not use', 'parallel/unused',
       'leaves alone what no rank uses' },
    { 'A parameter that no rank used stays', 'parallel/unused', 'leaves alone what no rank uses' },

@@ -88,26 +88,30 @@ describe('data parallelism of a whole model', function()
             for i = 1, 3 do self:child('part' .. i, tide.nn.Linear(3, 2, { seed = i })) end
             self:ready {}
          end
-         function Parts:forward(x)                        -- rank 1 uses two parts, rank 0 one
+         function Parts:forward(x, more)                  -- rank 1 may use two parts, rank 0 one
             local y = self.part1(x)
-            return rank == 1 and y + self.part2(x) or y
+            return rank == 1 and more and y + self.part2(x) or y
          end
          local model = Parts()
          local sharded = tide.parallel.fully_shard(model, tide.comm.world(), {})
          local optim = tide.optim.AdamW(sharded, { lr = 0.1, weight_decay = 0.5 })
-         local before = sharded:full_state_dict()
-         model(tide.ones { 1, 3 }):sum():backward()
-         sharded:finish()
-         sharded:drop_unused()
-         optim:step()
-         local after, moved = sharded:full_state_dict(), {}
-         for i = 1, 3 do
-            local name = ('part%d.weight'):format(i)
-            moved[i] = (before[name] - after[name]):abs():sum():item() > 0
+         local moved = {}
+         for _, more in ipairs { true, false } do
+            local before = sharded:full_state_dict()
+            model(tide.ones { 1, 3 }, more):sum():backward()
+            sharded:finish()
+            sharded:drop_unused()
+            optim:step()
+            optim:zero_grad()
+            local after = sharded:full_state_dict()
+            for i = 1, 3 do
+               local name = ('part%d.weight'):format(i)
+               moved[#moved + 1] = (before[name] - after[name]):abs():sum():item() > 0
+            end
          end
          return moved
       end)) do
-         assert.same({ true, true, false }, row)
+         assert.same({ true, true, false, true, false, false }, row)
       end
    end)
 end)

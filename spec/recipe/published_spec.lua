@@ -121,7 +121,7 @@ describe('a published folder', function()
          local _, want = tide.train.sample.generate(model, tok:encode('the <|endoftext|>quick',
             { special = true }), { tokenizer = tok, temperature = 0, tokens = 6 })
          assert.equal('the <|endoftext|>quick' .. want.text .. '\n', out)
-         bad(1, words .. ' --special --chat', '--special is about --prompt without --chat')
+         bad(1, words .. ' --special --chat', '--special needs --prompt without --chat or --ids')
       end)
    end)
 

@@ -16,6 +16,7 @@ local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local mask_ = require 'tide.nn.mask'
+local mixing = require 'tide.nn.mixing'
 local nn = require 'tide.nn'
 local published = require 'tide.model.published'
 local spread = require 'tide.nn.spread'
@@ -184,16 +185,31 @@ function Backbone:hidden(ids_BT, opts, rows)
 end
 private.note(Backbone.hidden)
 
--- Whether hidden may be asked for some rows alone: a hook of the user on what works on them expects
--- every token, and so does a rank that holds a part of the sequence.
+-- Whether a module computes each token by itself, the same whatever other tokens there are, and
+-- shows none to a hook of the user. mixer: a part of it that need not, or nil.
+local function is_by_token(module, mixer)
+   local is = true
+   module:walk(function(m)
+      local draws = class.is(m, nn.Dropout) and m.training and m.p > 0
+      is = is and not draws and not m:has_hooks() and (m == mixer or mixing(m) == false)
+   end)
+   return is
+end
+
+-- Whether hidden may be asked for some rows alone. With tensor parallelism the ranks would have to
+-- agree on that; the head picks rows by itself there.
 function Backbone:picks_rows()
-   local body, tp = self[self.form.body], spread.of(self).tp
-   if self.hidden ~= Backbone.hidden or tp and tp.sequence then return false end
-   local seen = body:has_hooks() or body.layers:has_hooks() or body[self.form.norm]:has_hooks()
-      or self.lm_head and self.lm_head:has_hooks()
-   if seen or #body.layers == 0 then return not seen end
-   body.layers[#body.layers]:walk(function(m) seen = seen or m:has_hooks() end)
-   return not seen
+   local body, adapter = self[self.form.body], rawget(self, '_adapter')
+   if self.hidden ~= Backbone.hidden or body.forward ~= Body.forward or spread.of(self).tp
+      or body:has_hooks() or body.layers:has_hooks()
+      or adapter and adapter.dropout > 0 and self.training then
+      return false
+   end
+   local last = body.layers[#body.layers]
+   local is_block = last and last.picks_rows and last:picks_rows()
+   return is_by_token(body[self.form.norm])
+      and (not self.lm_head or is_by_token(self.lm_head))
+      and (not is_block or is_by_token(last, last:part 'mixer'))
 end
 
 -- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal

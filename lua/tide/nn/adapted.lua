@@ -30,7 +30,7 @@ end
 function adapted.sharded(m, sharded)
    local whole = {}
    for _, field in ipairs { 'lora_A', 'lora_B', 'lora_m' } do
-      whole[field] = m[field] and sharded:whole(m, field)
+      whole[field] = m[field] and sharded:unsharded(m, field)
    end
    return { m = m, A = whole.lora_A, B = whole.lora_B, magnitude = whole.lora_m,
       device = whole.lora_A.device,

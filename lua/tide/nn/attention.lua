@@ -73,7 +73,8 @@ function Attention:project(x_BTC)
    return unpack(private.replace(all, all:split({ nq, nk, nk }, -1)))
 end
 
--- Returns the attention itself. options: as of tide.attention, and dropout (of the probabilities).
+-- Returns softmax(scale q k' + mask) v. options: as of tide.attention, and dropout (of the
+-- probabilities).
 function Attention:attend(q_BTHD, k_BTKD, v_BTKD, options)
    return attend(q_BTHD, k_BTKD, v_BTKD, options)
 end

@@ -83,8 +83,7 @@ end
 private.note(Block.forward)
 private.note(Block.addends)
 
--- Whether this block takes at.rows: its MLP then works on these rows alone. Dropout would draw
--- other numbers for them.
+-- Whether this block takes at.rows: its MLP then works on these rows alone.
 function Block:picks_rows()
    return self._part.mlp and not self.dropout and self.forward == Block.forward
       and self.addends == Block.addends

@@ -156,7 +156,7 @@ end
 local function add_wrap(layer, o)
    rawset(layer, '_adapted', { layer })
    layer:wrap('lora', function(next, self, x)
-      if o.merged then return next(self, x) end
+      if o.merged or o.off then return next(self, x) end
       local m = self._adapted[1]
       return (m.lora_m and stretched or changed)(next, m, self, x, o)
    end, { of = 'forward', order = wrap.order.lora, by = 'lora' })
@@ -334,8 +334,9 @@ function lora.without(model, fn)
    err.raise_if(not o, 'E_STATE', 'nn.lora.without', 'the model has no adapters')
    if o.merged then err.raise('E_STATE', 'nn.lora.without', 'the adapters are merged') end
    err.func('nn.lora.without', 'fn', fn)
-   o.merged = true
-   return finally(function() o.merged = false end, fn)
+   local before = o.off
+   o.off = true
+   return finally(function() o.off = before end, fn)
 end
 
 -- Removes the adapters: the parameters, the wraps and model.adapter; merged changes stay in the

@@ -173,8 +173,12 @@ function Optimizer:grads()
 end
 
 -- Clears the gradients and frees their bytes: handles from earlier calls of grads() raise E_GONE.
+-- What a sharded model notes of this step goes with them.
 function Optimizer:zero_grad()
    for _, entry in ipairs(self:entries()) do entry.param:drop_grad() end
+   for _, s in ipairs(self.keepers) do
+      if s.zero_grad then s:zero_grad() end
+   end
 end
 
 -- Returns the parameters of a group by fused call: same dtype, same number of updates.

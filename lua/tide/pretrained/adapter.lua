@@ -146,14 +146,16 @@ local function write_checkpoint(op, where, dir, o, magnitudes)
       local shape = store:shape('model', name)
       return store:read('model', name, dims.zeros(#shape), shape, 'cpu')
    end
-   local weight, _ = read, nil
-   if saved.plain.quantised then
-      _, weight = nf4._read_as_weights(saved.plain.quantised, {}, read, 'f32')
-   end
-   local ok, result = pcall(write, op, dir, saved.plain, read, function(path)
-      return magnitudes and magnitudes[path]
-         or norms_of(weight(path .. '.weight')) + read(path .. '.lora_m'):to 'f32'
-   end, o)
+   local ok, result = pcall(function()
+      local weight, _ = read, nil
+      if saved.plain.quantised then
+         _, weight = nf4._read_as_weights(saved.plain.quantised, {}, read, 'f32')
+      end
+      return write(op, dir, saved.plain, read, function(path)
+         return magnitudes and magnitudes[path]
+            or norms_of(weight(path .. '.weight')) + read(path .. '.lora_m'):to 'f32'
+      end, o)
+   end)
    store:close()
    if not ok then error(result, 0) end
    return result

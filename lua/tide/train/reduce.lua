@@ -59,8 +59,8 @@ function reduce.read(losses, ...)
    return sum, unpack(numbers, n + 1)
 end
 
--- Returns the sums the gradients of the micro-batches over ranks. Returns the losses on the device;
--- with several ranks they are read, and the second result is their sum over all.
+-- Sums the gradients of the micro-batches over ranks. Returns the losses on the device; with
+-- several ranks they are read, and the second result is their sum over all.
 function reduce.micros(self, batches, count)
    local comm, optim, losses = self.comm, self.optim, {}
    optim:zero_grad()

@@ -20,6 +20,7 @@ local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
+local mixing = require 'tide.nn.mixing'
 local nn = require 'tide.nn'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
@@ -54,25 +55,11 @@ local function layers_of(op, model)
    return list, mamba
 end
 
--- Returns what a module says of tokens that see each other (field or method mixes, see nn.Module),
--- nil if the class that its forward is of says nothing.
-local function mixes(m)
-   local class_ = m
-   while type(class_) == 'table' and class_ ~= nn.Module do
-      local said = rawget(class_, 'mixes')
-      if type(said) == 'function' then return m:mixes() end
-      if said ~= nil then return said end
-      if class_ ~= m and (rawget(class_, 'forward') or rawget(class_, 'hidden')) then return nil end
-      class_ = class_ == m and getmetatable(m) or rawget(class_, 'super')
-   end
-   return false
-end
-
 -- Refuses modules that let tokens see each other and know nothing of other ranks, and those that do
 -- not say whether they do.
 local function check_mixing(op, model)
    for _, e in ipairs(model:named_modules()) do
-      local said, name = mixes(e.module), e.module.class_name
+      local said, name = mixing(e.module), e.module.class_name
       local where = e.name == '' and 'the model' or ("module '%s'"):format(e.name)
       err.raise_if(said == nil, 'E_ARG', op, "%s (%s) does not say whether its tokens see "
          .. "each other; set %s.mixes = false (each token by itself), 'context' (they do, by "

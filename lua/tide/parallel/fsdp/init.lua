@@ -377,7 +377,7 @@ end
 
 -- Returns the bucket of the parameter at a field of a module, and its number there.
 local function place_of(self, name, m, field)
-   for _, unit in ipairs { self.unit_of[m], self.root } do
+   for _, unit in ipairs { self.unit_of[m] or self.root, self.root } do
       for _, b in ipairs(unit.buckets) do
          for i, e in ipairs(b.entries) do
             for _, place in ipairs(e.places) do
@@ -401,8 +401,8 @@ end
 
 -- Returns a copy of the parameter at a field of a module, whole but for tensor parallelism, in the
 -- dtype of its shards. Collective.
-function Sharded:whole(m, field)
-   local bucket, i = place_of(self, 'parallel.Sharded.whole', m, field)
+function Sharded:unsharded(m, field)
+   local bucket, i = place_of(self, 'parallel.Sharded.unsharded', m, field)
    return tide.no_grad(bucket.whole, bucket, i)
 end
 
@@ -449,7 +449,7 @@ end
 
 signature.doors('parallel.Sharded', Sharded, {
    init = 'model: module; ranks: ranks?; opts: table', drop_unused = 'texts: string[]?',
-   pieces = 'm: module; field: string', whole = 'm: module; field: string' })
+   pieces = 'm: module; field: string', unsharded = 'm: module; field: string' })
 return signature.doors('parallel', fsdp, {
    fully_shard = { 'model: module; ranks: ranks?', opts = options.rows,
       before = axis_of.in_options { 'mesh', 'comm' } },
