@@ -240,7 +240,13 @@ local function wanted_programs()
 end
 
 local where = {}
-for i, t in ipairs(targets) do where[i] = quote(t) end
+for i, t in ipairs(targets) do
+   where[i] = quote(t)
+   if os.execute('test -e ' .. where[i]) ~= 0 then
+      io.write('no spec file or folder ', t, '\n')
+      os.exit(2)
+   end
+end
 local files = lines('find '
    .. (#where > 0 and table.concat(where, ' ') or 'spec -path spec/deep -prune -o')
    .. " -name '*_spec.lua' -print | sort")
