@@ -51,8 +51,10 @@ if(TARGET tide_cli AND NOT CMAKE_CROSSCOMPILING)
   set(maker ${CMAKE_CURRENT_LIST_DIR}/types.lua)
   tide_pack_files(${PROJECT_SOURCE_DIR} declared)
   list(TRANSFORM declared PREPEND ${PROJECT_SOURCE_DIR}/)
+  # A package's program has no path to the build folder.
   add_custom_command(OUTPUT ${types} DEPENDS ${maker} ${declared}
-                     COMMAND $<TARGET_FILE:tide_cli> run ${maker} ${types}
+                     COMMAND ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}
+                             $<TARGET_FILE:tide_cli> run ${maker} ${types}
                      COMMENT "Writing type annotations" VERBATIM)
   add_custom_target(tide_types ALL DEPENDS ${types})
   add_dependencies(tide_types tide_cli) # which runs the maker; a new program is no new declaration
