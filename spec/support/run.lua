@@ -242,10 +242,12 @@ end
 local where = {}
 for i, t in ipairs(targets) do
    where[i] = quote(t)
-   if os.execute('test -e ' .. where[i]) ~= 0 then
+   local there = io.open(t)
+   if not there then
       io.write('no spec file or folder ', t, '\n')
       os.exit(2)
    end
+   there:close()
 end
 local files = lines('find '
    .. (#where > 0 and table.concat(where, ' ') or 'spec -path spec/deep -prune -o')
