@@ -1,13 +1,13 @@
 /* Fast topk, as defined in kernels/ref/topk.c.
  *
  * One pass over a row keeps the first k elements seen so far as a heap, in the row of the result;
- * its root is the last of them. An element that does not stand before the root is skipped, 16 at a
+ * its root is the last of them. An element that does not precede the root is skipped, 16 at a
  * time: of a random row of n elements about k ln(n / k) reach the heap. The heap is then sorted in
  * place. No scratch; n log k operations at most.
  *
- * An entry of the heap is a number that is larger the earlier the element comes: its value, mapped
- * to 32 ordered bits, above its position, inverted. An element of 64 bits, or of a row of 2^32 and
- * more, has its position as entry, and entries are compared by reading the elements.
+ * An entry of the heap is a number that is larger the earlier the element is in the order: its
+ * value, mapped to 32 ordered bits, above its position, inverted. An element of 64 bits, or of a
+ * row of 2^32 and more, has its position as entry; entries are compared by reading the elements.
  */
 #include "kernels/cpu/loop.h"
 #include "kernels/ref/order.h"
@@ -50,27 +50,27 @@ TIDE_INLINE int64_t position_of(uint64_t entry, int wide)
   return wide ? (int64_t)entry : (int64_t)(UINT32_MAX - (uint32_t)entry);
 }
 
-TIDE_INLINE int comes_before(const topk_row *r, uint64_t a, uint64_t b, int wide)
+TIDE_INLINE int precedes(const topk_row *r, uint64_t a, uint64_t b, int wide)
 {
   const topk_job *job = r->job;
   if (!wide) return a > b;
-  return ref_comes_before(job->x, r->base, job->step, (int64_t)a, (int64_t)b, job->smallest);
+  return ref_precedes(job->x, r->base, job->step, (int64_t)a, (int64_t)b, job->smallest);
 }
 
-/* Moves an entry from `at` down to where no child stands behind it. */
+/* Moves an entry from `at` down to where no child follows it. */
 TIDE_INLINE void sift_down(const topk_row *r, int64_t at, int64_t size, int wide)
 {
   uint64_t *heap = r->heap, moved = heap[at];
   for (int64_t child = 2 * at + 1; child < size; child = 2 * at + 1) {
-    if (child + 1 < size && comes_before(r, heap[child], heap[child + 1], wide)) child++;
-    if (!comes_before(r, moved, heap[child], wide)) break;
+    if (child + 1 < size && precedes(r, heap[child], heap[child + 1], wide)) child++;
+    if (!precedes(r, moved, heap[child], wide)) break;
     heap[at] = heap[child];
     at = child;
   }
   heap[at] = moved;
 }
 
-/* Returns the first position from `from` on that may stand before `bound`, or n. NaN on either side
+/* Returns the first position from `from` on that may precede `bound`, or n. NaN on either side
  * may. */
 #define TOPK_SKIP(name, T) \
   TIDE_LEVELS(int64_t, name, (const void *xv, int64_t from, int64_t n, T bound, int smallest), \
@@ -107,7 +107,7 @@ TIDE_INLINE void offer(const topk_row *r, const void *x, int64_t at, int64_t n, 
 {
   for (int64_t i = next_offer(r, x, 0, n); i < n; i = next_offer(r, x, i + 1, n)) {
     const uint64_t entry = entry_of(r, at + i, wide);
-    if (!comes_before(r, entry, r->heap[0], wide)) continue;
+    if (!precedes(r, entry, r->heap[0], wide)) continue;
     r->heap[0] = entry;
     sift_down(r, 0, r->job->k, wide);
   }

@@ -7,7 +7,7 @@
  *
  * Meaning: kernels/ref/reduce.c.
  */
-#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/first.cuh"
 
 namespace {
 
@@ -181,8 +181,6 @@ int not_empty(const k_call *call)
 
 /* ---- argmax, argmin -------------------------------------------------------------------------- */
 
-template <class T> struct best { T value; int64_t at; };
-
 /* NaN is beyond every number; of equals the first. */
 template <class T> struct beyond {
   int sign;
@@ -191,7 +189,7 @@ template <class T> struct beyond {
     if (a != a || b != b) return a != a && b == b;
     return sign > 0 ? a > b : a < b;
   }
-  TIDE_DEVICE bool wins(const best<T> &a, const best<T> &b) const
+  TIDE_DEVICE bool before(const tide_element<T> &a, const tide_element<T> &b) const
   {
     if (b.at < 0 || a.at < 0) return a.at >= 0;
     if (over(a.value, b.value)) return true;
@@ -204,21 +202,14 @@ template <class T> __global__ void arg_kernel(plan p, tide_array x, tide_array y
   TIDE_ROW_LOOP(i, p.keep.numel) {
     int64_t base, at;
     tide_offsets<1>(p.keep, i, &base);
-    best<T> mine = {(T)0, -1};
+    tide_element<T> mine = {(T)0, -1};
     TIDE_LANE_LOOP(j, p.reduce.numel) {
       tide_offsets<1>(p.reduce, j, &at);
-      best<T> other = {tide_at<T>(x, base + at), j};
-      if (f.wins(other, mine)) mine = other;
+      tide_element<T> other = {tide_at<T>(x, base + at), j};
+      if (f.before(other, mine)) mine = other;
     }
-    __shared__ best<T> all[THREADS];
-    __syncthreads();
-    all[threadIdx.x] = mine;
-    for (int by = (int)blockDim.x / 2; by > 0; by /= 2) {
-      __syncthreads();
-      if ((int)threadIdx.x < by && f.wins(all[threadIdx.x + by], all[threadIdx.x]))
-        all[threadIdx.x] = all[threadIdx.x + by];
-    }
-    if (threadIdx.x == 0) tide_put<int64_t>(y, i, all[0].at);
+    mine = tide_block_first<THREADS>(mine, f);
+    if (threadIdx.x == 0) tide_put<int64_t>(y, i, mine.at);
   }
 }
 

@@ -5,18 +5,16 @@
  *
  * Meaning: kernels/ref/topk.c.
  */
-#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/first.cuh"
 
 namespace {
 
 enum { THREADS = 256 };
 
-template <class T> struct element { T value; int64_t at; };
-
 template <class T> struct order {
   bool smallest;
-  /* Whether a stands before b, another; an element at -1 stands behind all. */
-  TIDE_DEVICE bool before(const element<T> &a, const element<T> &b) const
+  /* Whether a precedes b, another; an element at -1 follows all others. */
+  TIDE_DEVICE bool before(const tide_element<T> &a, const tide_element<T> &b) const
   {
     if (a.at < 0 || b.at < 0) return a.at >= 0;
     bool larger = a.value > b.value || (a.value != a.value && b.value == b.value);
@@ -33,24 +31,15 @@ __global__ void topk_kernel(tide_layout rows, int64_t n, int64_t step, int64_t k
   TIDE_ROW_LOOP(i, rows.numel) {
     int64_t base;
     tide_offsets<1>(rows, i, &base);
-    element<T> last = {(T)0, -1};
+    tide_element<T> last = {(T)0, -1};
     for (int64_t c = 0; c < k; c++) {
-      element<T> mine = {(T)0, -1};
+      tide_element<T> mine = {(T)0, -1};
       TIDE_LANE_LOOP(j, n) {
-        element<T> other = {tide_at<T>(x, base + j * step), j};
+        tide_element<T> other = {tide_at<T>(x, base + j * step), j};
         if (last.at >= 0 && !f.before(last, other)) continue;
         if (f.before(other, mine)) mine = other;
       }
-      __shared__ element<T> all[THREADS];
-      __syncthreads();
-      all[threadIdx.x] = mine;
-      for (int by = (int)blockDim.x / 2; by > 0; by /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.x < by && f.before(all[threadIdx.x + by], all[threadIdx.x]))
-          all[threadIdx.x] = all[threadIdx.x + by];
-      }
-      __syncthreads();
-      last = all[0];
+      last = tide_block_first<THREADS>(mine, f);
       if (threadIdx.x == 0) tide_put<int64_t>(y, i * k + c, last.at);
     }
   }

@@ -3,10 +3,10 @@
 
 #include "kernels/ref/load.h"
 
-/* Returns whether the element at a stands before the one at b, another: it is larger (smallest:
+/* Returns whether the element at a precedes the one at b, another: it is larger (smallest:
  * smaller), or equal and at a lower position. NaN is larger than every number. */
-static inline int ref_comes_before(const k_tensor *x, int64_t base, int64_t step, int64_t a,
-                                   int64_t b, int smallest)
+static inline int ref_precedes(const k_tensor *x, int64_t base, int64_t step, int64_t a,
+                               int64_t b, int smallest)
 {
   int larger, smaller;
   if (ref_is_float(x)) {

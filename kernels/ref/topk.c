@@ -1,7 +1,7 @@
 /* Defines topk: positions of the first k elements of each row in an order.
  *
  * Largest first, or smallest first; NaN is larger than every number. Equal elements follow their
- * positions. Each position is found by a pass over the row for the first element behind the one
+ * positions. Each position is found by a pass over the row for the first element after the one
  * before.
  */
 #include "kernels/ref/order.h"
@@ -16,8 +16,8 @@ int k_ref_topk(const k_call *call)
     for (int64_t i = 0; i < k; i++) {
       int64_t best = -1;
       for (int64_t j = 0; j < n; j++) {
-        if (before >= 0 && !ref_comes_before(x, base, step, before, j, smallest)) continue;
-        if (best < 0 || ref_comes_before(x, base, step, j, best, smallest)) best = j;
+        if (before >= 0 && !ref_precedes(x, base, step, before, j, smallest)) continue;
+        if (best < 0 || ref_precedes(x, base, step, j, best, smallest)) best = j;
       }
       ref_put_int(y, w.i * k + i, before = best);
     }

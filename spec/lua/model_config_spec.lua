@@ -63,7 +63,8 @@ describe('rope_parameters', function()
          ["field 'rope_parameters.sliding_attention.rope_type' is \"linear\"; supported is "
             .. '"default"'] = { { rope_parameters = { sliding_attention = { rope_type = 'linear',
                factor = 2 } } }, 'near' },
-         ["field 'rope_parameters.sliding_attention.alpha' is 2; supported is none"] = { {
+         ["field 'rope_parameters.sliding_attention.alpha' is 2, which is not supported; leave it "
+            .. 'out'] = { {
             rope_parameters = { sliding_attention = { alpha = 2 } } }, 'near' } } do
          local _, problems = translated(unpack(row))
          assert.equal(words, problems)

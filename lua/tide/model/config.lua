@@ -36,8 +36,9 @@ local function spread_rope(f, rope, theta, scaling, problems)
       f[scaling] = rest
    else
       local name = kind == 'default' and sorted_keys(rest)[1] or 'rope_type'
-      problems[#problems + 1] = ("field 'rope_parameters.sliding_attention.%s' is %s; supported is "
-         .. '%s'):format(name, err.show(rest[name]), kind == 'default' and 'none' or '"default"')
+      problems[#problems + 1] = ("field 'rope_parameters.sliding_attention.%s' is %s%s"):format(
+         name, err.show(rest[name]), kind == 'default'
+            and ', which is not supported; leave it out' or '; supported is "default"')
    end
 end
 

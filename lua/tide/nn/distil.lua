@@ -207,12 +207,8 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
    local at = chunked.way(x, w, opts, part)
    at.alpha, at.temperature, at.kind = opts.alpha, opts.temperature, opts.kind
    local count = opts.count or math.max(1, nn_loss.count(labels, opts.ignore))
-   local x_NC, ids_N, rows = x:reshape(n, C), labels:reshape(n), rows_.counted(labels, opts.ignore)
-   if rows then
-      x_NC, ids_N = x_NC:index_select(1, rows), ids_N:index_select(1, rows)
-      t = picked(t, rows)
-   end
-   local sum = loss_fn(x_NC, w, ids_N, t, at)
+   local x_KC, ids_K, rows = rows_.only(x:reshape(n, C), labels:reshape(n), opts.ignore)
+   local sum = loss_fn(x_KC, w, ids_K, rows and picked(t, rows) or t, at)
    return sum * (1 / count), { kl = at.kl, ce = at.ce }
 end
 

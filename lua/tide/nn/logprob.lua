@@ -97,13 +97,9 @@ function logprob._of_part(op, x, w, labels, opts, part)
    in_range(op, tide.where(labels:eq(at.ignore), 0, labels), part and part.size or w:size(1),
       'a label lies outside [0, %d) and is not ignore (%d)', at.ignore)
    if n == 0 then return tide.zeros(labels.shape, { dtype = at.acc, device = x.device }) end
-   local rows = rows_.counted(labels, at.ignore)
-   if not rows then
-      return labels_fn(x:reshape(n, C), w, labels:reshape(n), at):reshape(labels.shape)
-   end
-   local values = labels_fn(x:reshape(n, C):index_select(1, rows), w,
-      labels:reshape(n):index_select(1, rows), at)
-   return rows_.spread(values, rows, labels.shape)
+   local x_KC, ids_K, rows = rows_.only(x:reshape(n, C), labels:reshape(n), at.ignore)
+   local values = labels_fn(x_KC, w, ids_K, at)
+   return rows and rows_.spread(values, rows, labels.shape) or values:reshape(labels.shape)
 end
 
 -- Returns the natural log-probabilities of labels under the logits x w', in the shape of labels: 0

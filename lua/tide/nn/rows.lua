@@ -28,6 +28,14 @@ function rows_.counted(labels, ignore)
    return tide.tensor(list, { dtype = 'i64' })
 end
 
+-- Returns the rows of x [N, C] whose labels [N] count, these labels, and the index that counted
+-- gives; or x, labels and nil where rows should not be picked.
+function rows_.only(x_NC, labels_N, ignore)
+   local rows = rows_.counted(labels_N, ignore)
+   if not rows then return x_NC, labels_N, nil end
+   return x_NC:index_select(1, rows), labels_N:index_select(1, rows), rows
+end
+
 -- Returns the rows of x [B, T, C] that an index [K] names, [1, K, C]; x itself where a part of the
 -- model has picked them already: K is less than B T.
 function rows_.pick(x, rows)

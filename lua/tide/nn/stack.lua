@@ -70,8 +70,9 @@ end
 -- What a block gets as `at`: at.caches[i] is its at.cache, and at.last_rows is at.rows of the last
 -- block, if that picks rows.
 local function here(self, at, i)
-   local caches, block, rows = at.caches, self[i], nil
-   if i == #self and block.picks_rows and block:picks_rows() then rows = at.last_rows end
+   local caches, block = at.caches, self[i]
+   local rows = i == #self and at.last_rows or nil
+   if rows and not (block.picks_rows and block:picks_rows()) then rows = nil end
    if not (caches or rows) then return at end
    return setmetatable({ cache = caches and caches[i], rows = rows }, { __index = at })
 end

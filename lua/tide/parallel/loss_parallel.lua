@@ -127,8 +127,8 @@ function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
    -- Targets outside the vocabulary are an error on one rank, so they are one here.
    in_range(name, tide.where(targets:eq(at.ignore), 0, targets), at.V,
       'a target lies outside [0, %d) and is not ignore_index (%d)', at.ignore)
-   local record, rows = tide.is_grad_enabled(), rows_.counted(targets, at.ignore)
-   if rows then x, targets = x:index_select(1, rows), targets:index_select(1, rows) end
+   local record = tide.is_grad_enabled()
+   x, targets = rows_.only(x, targets, at.ignore)
    return loss_fn(x, w, targets, at, record and x.requires_grad, record and w.requires_grad)
 end
 
