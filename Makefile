@@ -9,6 +9,7 @@
 #                   the run is in runs/train, and the next one takes its place (ARGS: --out, --resume)
 #   make test       everything a change must pass; the last line is "N passed, N failed"
 #   make test-deep  the same under sanitizers, and wide sweeps (spec/deep); long
+#   make test-levels  specs of kernels with AVX-512 and AMX as loops: needs AVX2 alone
 #   make test-arm64 specs of ops, gradients, ranks and recipes as AArch64 code on an emulator; an hour
 #   make fuzz       random cases against oracles alone, ten minutes (TIDE_MINUTES=60 an hour)
 #   make bench      benchmarks against PyTorch and oneDNN, ten minutes; bench-full: all, an hour
@@ -43,7 +44,7 @@ MAKEFLAGS += --no-print-directory
 export LUA_PATH := bindings/?.lua;lua/?.lua;lua/?/init.lua;;
 
 .PHONY: all cuda gpu-pack deps deps-build deps-deb train test test-asan test-tsan test-sweep \
-	test-arm64 test-deep fuzz bench \
+	test-levels test-arm64 test-deep fuzz bench \
 	bench-full bench-comm bench-scale sizes reference deb dist test-deb docs install uninstall clean help
 
 # CMake runs again by itself when its files change; here when it is asked for something else than
@@ -109,6 +110,12 @@ test-tsan: deps
 	@cmake --preset tsan $(CMAKE_ARGS) >/dev/null && cmake --build $(BUILD)/tsan -j $(JOBS)
 	@$(LUAJIT) spec/support/run.lua --build $(BUILD)/tsan --sanitize thread --jobs $(JOBS) $(SPEC)
 
+# The specs of kernels at every level of x86, on a processor with AVX2: loops replace AVX-512 and AMX.
+test-levels: deps
+	@cmake --preset emulate $(CMAKE_ARGS) >/dev/null && cmake --build $(BUILD)/emulate -j $(JOBS)
+	@$(LUAJIT) spec/support/run.lua --build $(BUILD)/emulate --jobs $(JOBS) \
+	  $(or $(SPEC),spec/kernel spec/op spec/grad)
+
 # Wide sweeps: every combination of what the quick specs try singly, and random cases.
 test-sweep: deps
 	@$(MAKE) all
@@ -123,7 +130,7 @@ test-arm64: deps
 fuzz: all
 	@TIDE_BUILD=$(BUILD) $(LUAJIT) spec/deep/fuzz/run.lua $(ARGS)
 
-test-deep: test test-sweep test-asan test-tsan test-arm64 test-deb
+test-deep: test test-sweep test-levels test-asan test-tsan test-arm64 test-deb
 
 bench: all
 	@cmake --build $(BUILD) --target bench -j $(JOBS)

@@ -52,6 +52,9 @@ static int detect(void)
   uint64_t os = xcr0();
   if ((os & YMM) != YMM || !(b & AVX2) || !(c1 & FMA) || !(c1 & F16C)) return isa;
   isa |= CPU_ISA_AVX2;
+#ifdef TIDE_EMULATE
+  return isa | CPU_ISA_AVX512 | CPU_ISA_BF16 | CPU_ISA_AMX;
+#endif
   if ((os & ZMM) != ZMM || !(b & F) || !(b & DQ) || !(b & BW) || !(b & vl)) return isa;
   isa |= CPU_ISA_AVX512;
   int has_amx = (os & TILE) == TILE && (d & amx) == amx;

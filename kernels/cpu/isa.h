@@ -21,9 +21,14 @@ enum {
  * bit. The _INLINE forms are for its parts. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define TIDE_AVX2 __attribute__((target("avx2,fma,f16c")))
+#ifdef TIDE_EMULATE /* AVX-512 and AMX are loops: see emulated/ */
+#define TIDE_AVX512 TIDE_AVX2
+#define TIDE_AVX512_BF16 TIDE_AVX2
+#else
 #define TIDE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #define TIDE_AVX512_BF16 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
+#endif
 #define TIDE_AVX2_INLINE static inline __attribute__((always_inline)) TIDE_AVX2
 #define TIDE_AVX512_INLINE static inline __attribute__((always_inline)) TIDE_AVX512
 #define TIDE_AVX512_BF16_INLINE static inline __attribute__((always_inline)) TIDE_AVX512_BF16

@@ -1,15 +1,16 @@
 /* Transposes 16 x 16 words of 32 bits in sixteen AVX-512 registers: 64 moves and no memory.
  *
  * First pairs and quadruples of rows within 128-bit lanes, then the lanes. The words may be floats
- * or pairs of 16 bits. For functions that are compiled for avx512f or more.
+ * or pairs of 16 bits.
  */
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include <immintrin.h>
+#include "kernels/cpu/intrinsics.h"
+#include "kernels/cpu/isa.h"
 
-static inline __attribute__((always_inline, target("avx512f"))) void transpose16(__m512i r[16])
+TIDE_AVX512_INLINE void transpose16(__m512i r[16])
 {
   __m512i t[16];
 #pragma GCC unroll 16
@@ -35,7 +36,7 @@ static inline __attribute__((always_inline, target("avx512f"))) void transpose16
   }
 }
 
-static inline __attribute__((always_inline, target("avx512f"))) void transpose16_f32(__m512 r[16])
+TIDE_AVX512_INLINE void transpose16_f32(__m512 r[16])
 {
   __m512i words[16];
 #pragma GCC unroll 16

@@ -20,12 +20,9 @@
 #include <float.h>
 #include <math.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "core/base/float.h"
 #include "kernels/cpu/integer.h"
+#include "kernels/cpu/intrinsics.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/kernel.h"

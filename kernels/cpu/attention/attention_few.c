@@ -5,11 +5,8 @@
  * It walks the blocks of keys in ascending order with a running maximum and sum for each query, all
  * in f32. See attention.h for the mask.
  */
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#endif
-
 #include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/intrinsics.h"
 #include "kernels/cpu/row.h"
 
 /* At most ATTN_LANE queries: they are one group of the mask. */

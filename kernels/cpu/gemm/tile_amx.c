@@ -19,12 +19,19 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include <immintrin.h>
-
 enum { SIDE = 32, PART = 16, STEP = 32, TILE_BYTES = 1024, DEPTH = 2048,
        TOGETHER = 256, NEAR = 1 << 20, WHOLE = 3 << 19 };
 
 /* ---- state ---- */
+
+#ifdef TIDE_EMULATE
+
+_Thread_local emulated_tile tide__emulated_tile[8];
+
+void tide__tile_amx_begin(void) {}
+void tide__tile_amx_end(void) {}
+
+#else
 
 /* The layout that the processor prescribes: palette 1, eight tiles of 16 rows of 64 bytes. */
 typedef struct tile_config {
@@ -41,6 +48,8 @@ void tide__tile_amx_begin(void)
 }
 
 void tide__tile_amx_end(void) { __asm__ volatile("tilerelease" ::: "memory"); }
+
+#endif
 
 /* ---- the tile ---- */
 

@@ -10,6 +10,9 @@
 
 #include <stdint.h>
 
+#ifdef TIDE_EMULATE
+#include "kernels/cpu/emulated/amx.h"
+#else
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TILE_LOAD(t, p, stride) \
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((int64_t)(stride)) : "memory")
@@ -20,6 +23,7 @@
   __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(stride)) : "memory")
 /* c += a * b: rows of 32 bf16 in a, rows of 16 pairs in b, f32 in c. */
 #define TILE_DOT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+#endif
 
 /* Configures this thread's eight tiles as 16 rows of 64 bytes; releases them. */
 void tide__tile_amx_begin(void);

@@ -30,18 +30,6 @@ enum { ZMM_ROWS = 14, ZMM_COLS = 32, ZMM_TOGETHER = 1024, ZMM_AHEAD = 8, ZMM_AHE
 
 /* ---- the tile ---- */
 
-/* acc + b * *a, the word read by the multiply-add itself: one instruction less, one load more than
- * from a register where the word has a second use. */
-ZMM_INLINE __m512 zmm_madd_from(__m512 acc, __m512 b, const float *a)
-{
-#if ZMM_K == 2
-  __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(b), "m"(*a));
-#else
-  __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(b), "m"(*a));
-#endif
-  return acc;
-}
-
 ZMM_INLINE __m512 zmm_madd(__m512 acc, __m512 b, __m512 a)
 {
 #if ZMM_K == 2
@@ -49,6 +37,20 @@ ZMM_INLINE __m512 zmm_madd(__m512 acc, __m512 b, __m512 a)
 #else
   return _mm512_fmadd_ps(a, b, acc);
 #endif
+}
+
+/* acc + b * *a, the word read by the multiply-add itself: one instruction less, one load more than
+ * from a register where the word has a second use. */
+ZMM_INLINE __m512 zmm_madd_from(__m512 acc, __m512 b, const float *a)
+{
+#ifdef TIDE_EMULATE
+  return zmm_madd(acc, b, _mm512_set1_ps(*a));
+#elif ZMM_K == 2
+  __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(b), "m"(*a));
+#else
+  __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(b), "m"(*a));
+#endif
+  return acc;
 }
 
 /* One word of k. */
