@@ -116,6 +116,26 @@ describe('the folder of a run', function()
       end
    end)
 
+   it('keeps a checkpoint that holds a folder of the user', function()
+      tmp.with(function(dir)
+         for i = 1, 4 do put(dir, i) end
+         latest(dir, folder.name(4))
+         write(put(dir, 9, '.gone-') .. '/x', 'x')
+         for _, name in ipairs { 'step-00000001/model', '.gone-step-00000009/.ipynb_checkpoints' } do
+            fs.mkdirs(op, dir .. '/' .. name)
+            write(dir .. '/' .. name .. '/mine', 'x')
+         end
+         folder.retain(op, dir, 1)
+         folder.repair(op, dir)
+         assert.same({ 'step-00000001', 'step-00000004' }, folder.list(op, dir))
+         assert.is_true(fs.exists(dir .. '/.gone-step-00000009/.ipynb_checkpoints/mine'))
+         refused('E_ARG', 'step-00000009 holds the folder .ipynb_checkpoints, which would be '
+            .. 'removed with it; move the folder away', folder.clear, op, dir)
+         assert.same({ 'step-00000001', 'step-00000004' }, folder.list(op, dir))
+         assert.is_true(fs.exists(dir .. '/step-00000001/model/mine'))
+      end)
+   end)
+
    it('is cleared of what a run writes, and of nothing else', function()
       tmp.with(function(dir)
          put(dir, 1)
