@@ -4,9 +4,10 @@
 --    local mix = tide.data.mixture { parts = parts, seq = 512, batch = 8, seed = 1 }
 --    run { train = mix.source, sampler = mix, ... }
 --
--- Item k of the endless order comes from the part that lags most behind its share of k, so after
--- any number of items each part is within one item of its weight. A part that is used up begins
--- again, in another order. The global batch does not depend on the number of ranks.
+-- Item k of the endless order comes from the part that lags most behind its share of k, as in
+-- Megatron. No part is ever a whole item ahead of its share; one of several may lag by little more
+-- than an item. A part that is used up begins again, in another order. The global batch does not
+-- depend on the number of ranks.
 
 local err = require 'tide.util.err'
 local packed = require 'tide.data.packed'
