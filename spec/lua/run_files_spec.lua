@@ -213,7 +213,7 @@ describe('the folder of a run', function()
          local e = refused('E_ARG', dir .. ' is a checkpoint', folder.check_out, op, dir)
          assert.is_nil(e.message:find('here', 1, true))
          os.remove(dir .. '/manifest.json')
-         for _, name in ipairs { 'LATEST.tmp-1', 'loss.svg.tmp-2', 'mine' } do
+         for _, name in ipairs { 'LATEST.tmp-1', 'loss.svg.tmp-2', 'metrics.jsonl.tmp-3', 'mine' } do
             write(dir .. '/' .. name, 'x')
          end
          fs.mkdirs(op, dir .. '/.staging-step-00000004')
@@ -298,6 +298,10 @@ describe('a checkpoint', function()
          check()
          write(dir .. '/manifest.json', '[1')
          refused('E_FORMAT', 'manifest.json', check)
+         local damaged = put(dir, 2)
+         local before = put(dir, 1)
+         refused('E_FORMAT', { damaged .. '/state.json', 'the checkpoint before it is ' .. before },
+            verify.plain, op, damaged)
          refused('E_IO', 'manifest.json', verify.files, op, dir .. '/none', 'shards.json')
       end)
    end)

@@ -30,6 +30,8 @@ local function part_sampler(o, i, part)
       return packed.new(opts)
    end
    opts.count = part.source.count
+   err.raise_if(opts.count <= o.seq, 'E_ARG', op, "argument 'parts[%d]': a window needs %d tokens, "
+      .. 'its source has %d; give it more, or a smaller seq', i, o.seq + 1, opts.count)
    return sampler.new(opts)
 end
 

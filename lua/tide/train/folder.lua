@@ -265,6 +265,9 @@ end
 
 -- ---- one run at a time -------------------------------------------------------------------------
 
+-- Files that a run replaces; the new one is written beside the old.
+local written = { LATEST = true, ['loss.svg'] = true, ['metrics.jsonl'] = true }
+
 -- Removes what a run that was killed has left. The lock is held, so no other run writes here.
 local function sweep(op, out)
    folder.repair(op, out)
@@ -272,7 +275,7 @@ local function sweep(op, out)
       local path = fs.join(out, name)
       if name:match '^%.staging%-step%-%d+$' then
          fs.remove_dir(op, path)
-      elseif name:match '^LATEST%.tmp%-' or name:match '^loss%.svg%.tmp%-' then
+      elseif written[name:match '^(.-)%.tmp%-' or ''] then
          fs.io().remove(path)
       end
    end
