@@ -17,9 +17,10 @@ struct tide_saving {
   atomic_int done;
   bool running;               /* created and not joined */
   int rc;
-  int64_t n;
+  int64_t n, nmeta;
   tide_tensor **copies;       /* n, in own */
   char **names;               /* n, then the path */
+  char **meta;                /* nmeta keys, then their values; null for none */
   char digits[17];
 };
 
@@ -28,8 +29,9 @@ static void *saving_run(void *arg)
   tide_saving *s = arg;
   const char *path = s->names[s->n];
   tide_ctx_attach(s->own);
-  s->rc = tide_file_save(s->own, path, s->n, (const char *const *)s->names, s->copies, 0, NULL,
-                         NULL);
+  const char *const *keys = (const char *const *)s->meta;
+  s->rc = tide_file_save(s->own, path, s->n, (const char *const *)s->names, s->copies, s->nmeta,
+                         keys, keys ? keys + s->nmeta : NULL);
   if (s->rc == TIDE_OK) s->rc = tide_path_hash(s->own, path, s->digits);
   atomic_store_explicit(&s->done, 1, memory_order_release);
   return NULL;
@@ -43,6 +45,14 @@ static void saving_join(tide_saving *s)
   tide_ctx_attach(s->own);
 }
 
+static void free_texts(tide_ctx *ctx, char **list, int64_t n)
+{
+  if (!list) return;
+  for (int64_t i = 0; i < n; i++)
+    if (list[i]) tide__free(ctx, list[i], strlen(list[i]) + 1);
+  tide__free(ctx, list, (size_t)n * sizeof *list);
+}
+
 static void saving_destroy(tide__object *o, int n)
 {
   tide_saving *s = (tide_saving *)o;
@@ -50,10 +60,9 @@ static void saving_destroy(tide__object *o, int n)
   (void)n;
   saving_join(s);
   for (int64_t i = 0; s->copies && i < s->n; i++) tide_tensor_release(s->copies[i]);
-  for (int64_t i = 0; s->names && i <= s->n; i++)
-    if (s->names[i]) tide__free(ctx, s->names[i], strlen(s->names[i]) + 1);
   if (s->copies) tide__free(ctx, s->copies, (size_t)(s->n + 1) * sizeof *s->copies);
-  if (s->names) tide__free(ctx, s->names, (size_t)(s->n + 1) * sizeof *s->names);
+  free_texts(ctx, s->names, s->n + 1);
+  free_texts(ctx, s->meta, 2 * s->nmeta);
   if (s->own) tide_ctx_release(s->own);
   tide__object_free(o);
 }
@@ -116,21 +125,45 @@ static int saving_fill(tide_saving *s, const char *path, const char *const *name
   return TIDE_OK;
 }
 
+/* Copies the pairs of metadata. */
+static int saving_fill_meta(tide_saving *s, const char *const *keys, const char *const *values)
+{
+  if (s->nmeta == 0) return TIDE_OK;
+  s->meta = tide__alloc(s->ctx, (size_t)(2 * s->nmeta) * sizeof *s->meta);
+  if (!s->meta)
+    return tide__fail(s->ctx, TIDE_E_NOMEM, "saving", "no host memory for %lld metadata entries",
+                      (long long)s->nmeta);
+  for (int64_t i = 0; i < s->nmeta; i++) {
+    if (!keys[i] || !values[i])
+      return tide__fail(s->ctx, TIDE_E_ARG, "saving", "argument '%s': entry %lld is null",
+                        keys[i] ? "values" : "keys", (long long)i + 1);
+    TIDE_TRY(copy_text(s->ctx, &s->meta[i], keys[i]));
+    TIDE_TRY(copy_text(s->ctx, &s->meta[s->nmeta + i], values[i]));
+  }
+  return TIDE_OK;
+}
+
 int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
-                      const char *const *names, tide_tensor *const *tensors)
+                      const char *const *names, tide_tensor *const *tensors, int64_t nmeta,
+                      const char *const *keys, const char *const *values)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   if (!path || n < 0 || n > INT32_MAX || (n && (!names || !tensors)))
     return tide__fail(ctx, TIDE_E_ARG, "saving_begin", "expected a path and n >= 0 "
                       "names and tensors, got %s and n = %lld", path ? "a path" : "null",
                       (long long)n);
+  if (nmeta < 0 || nmeta > INT32_MAX || (nmeta && (!keys || !values)))
+    return tide__fail(ctx, TIDE_E_ARG, "saving_begin", "expected nmeta >= 0 keys and values, got "
+                      "nmeta = %lld", (long long)nmeta);
   TIDE_TRY(tide__check_tensors(ctx, "saving_begin", "tensors", n, tensors));
   tide__objects_settle(ctx);
   tide_saving *s = tide__object_new(ctx, TIDE__KIND_SAVING, sizeof *s, saving_destroy);
   if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "saving", "no host memory");
   s->ctx = ctx;
   s->n = n;
+  s->nmeta = nmeta;
   int rc = saving_fill(s, path, names, tensors);
+  if (rc == TIDE_OK) rc = saving_fill_meta(s, keys, values);
   if (rc == TIDE_OK && pthread_create(&s->thread, NULL, saving_run, s))
     rc = tide__fail(ctx, TIDE_E_NOMEM, "saving", "the system refused a thread");
   s->running = rc == TIDE_OK;

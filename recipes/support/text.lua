@@ -136,6 +136,12 @@ local function mixed(job, tide, opt, corpora, weights)
    return all
 end
 
+-- Refuses data without a window. what: the option that names it.
+local function check_window(job, opt, what, count)
+   err.usage_if(not opt.packed and count <= opt.seq, job.name, '--seq %d: a window needs %d '
+      .. 'tokens, the training part of %s has %d', opt.seq, opt.seq + 1, what, count)
+end
+
 -- The data of --data, with its vocabulary.
 function text.corpus(job, opt)
    local paths = text.listed(opt.data) or own_sources(job.name)
@@ -147,7 +153,10 @@ function text.corpus(job, opt)
          opt.data and #paths or 0, #weights)
    end
    local corpora = {}
-   for i, path in ipairs(paths) do corpora[i] = read(job, opt, { path }) end
+   for i, path in ipairs(paths) do
+      corpora[i] = read(job, opt, { path })
+      check_window(job, opt, '--data ' .. path, corpora[i].train.count)
+   end
    return mixed(job, require 'tide', opt, corpora, weights)
 end
 
@@ -182,10 +191,7 @@ function text.sampler(job, opt, corpus, data)
       return job:check(tide.data.mixture.new, o)
    elseif not opt.packed then
       o.count = corpus.train.count
-      if o.count <= opt.seq then
-         err.usage(job.name, '--seq %d: a window needs %d tokens, the training part of --data '
-            .. 'has %d', opt.seq, opt.seq + 1, o.count)
-      end
+      check_window(job, opt, '--data', o.count)
       return job:check(tide.data.sampler.new, o)
    end
    o.cu = corpus.cu or tide.data.packed.boundaries(corpus.train, opt.eos)

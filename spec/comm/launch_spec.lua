@@ -206,6 +206,30 @@ describe('--max-restarts', function()
          end)
    end
 
+   it('goes on from its own checkpoint where it began from a given one', function()
+      with_data(function(dir, recipe)
+         write(dir .. '/failing.lua', failing)
+         local words = options_of(recipe) .. '--save-every 2 --keep 9 '
+         local function run(text)
+            local out, status = mpi.shell(('%s run --max-restarts 1 %s'):format(mpi.program, text))
+            assert.equal(0, status, out)
+            return out
+         end
+         run('recipes/pretrain.lua' .. words .. '--steps 8 --out ' .. dir .. '/run')
+         local want = losses(dir .. '/run')
+         for _, out in ipairs { dir .. '/run', dir .. '/fork' } do
+            os.remove(dir .. '/failed')
+            local text = run(('%s/failing.lua %s --resume-from %s/run/step-00000002 --steps 8 '
+               .. '--out %s'):format(dir, dir, dir, out))
+            assert.matches('step 7/8', text:match 'starting again.*', 1, true)
+            assert.is_nil(io.open(out .. '/aside-2/LATEST'))
+         end
+         assert.same(want, losses(dir .. '/run'))
+         assert.equal(read(dir .. '/run/step-00000008/model.safetensors'),
+            read(dir .. '/fork/step-00000008/model.safetensors'))
+      end)
+   end)
+
    it('ends with the failure after the last attempt', function()
       tmp.with(function(dir)
          write(dir .. '/bad.lua', "error 'always'")

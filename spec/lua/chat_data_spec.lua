@@ -317,6 +317,17 @@ describe('data.chat', function()
             assert.same({ 0, 4 }, corpus.val_cu)
          end)
    end)
+
+   it('reads of a folder the files named .json and .jsonl, else all of text', function()
+      local function texts_of(set)
+         return with_files(set, function(dir)
+            return shown(chat.load(dir, { tokenizer = bytes, val = 0 }).train)
+         end)
+      end
+      assert.equal('[abc$xyz$]', texts_of { ['README.md'] = '# Texts',
+         ['a.jsonl'] = '{"text": "abc"}', ['b.json'] = '[{"text": "xyz"}]' })
+      assert.equal('[abc$]', texts_of { ['a.txt'] = '{"text": "abc"}' })
+   end)
 end)
 
 describe('masks of token sources', function()
@@ -460,5 +471,7 @@ describe('data.mixture', function()
       assert.equal('E_ARG', raised(made, { { source = parts[1].source, weight = -1 } }).code)
       assert.equal('E_ARG', raised(made, { parts[1], { source = parts[2].source, weight = 1,
          cu = { 0, 90 } } }).code)
+      assert.matches("argument 'parts[2]': a window needs 9 tokens, its source has 8",
+         raised(made, { parts[1], { source = source('c', 8), weight = 1 } }).message, 1, true)
    end)
 end)

@@ -166,6 +166,10 @@ describe('data.text', function()
    it('says what is wrong with the data', function()
       tmp.with(function(dir)
          assert.equal('E_IO', raised(text.load, dir .. '/none').code)
+         write(dir .. '/corpus.bin', 'x')                       -- Megatron names data without it
+         assert.matches('no such file or folder; give ' .. dir .. '/corpus.bin',
+            raised(text.load, dir .. '/corpus').message, 1, true)
+         os.remove(dir .. '/corpus.bin')
          assert.matches('no text', raised(text.load, dir).message, 1, true)
          write(dir .. '/empty.txt', '')
          assert.equal('E_FORMAT', raised(text.load, dir .. '/empty.txt').code)

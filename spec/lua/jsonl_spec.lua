@@ -47,6 +47,12 @@ describe('a file of JSON Lines', function()
       end
    end)
 
+   it('may begin with a byte order mark', function()
+      assert.same({ { 'line 1', 'a{"a":1}', false }, { 'line 2', 'b{"b":2}', false } },
+         read '\239\187\191{"a":1}\r\n{"b":2}\r\n')
+      assert.same({ { 'record 1', 'a{"a":1}', false } }, read '\239\187\191[{"a":1}]')
+   end)
+
    it('may be one list, whose records have numbers', function()
       assert.same({ { 'record 1', 'z a{"a":2,"z":1}', false }, { 'record 2', false, object },
          { 'record 3', false, object }, { 'record 4', false, object },
@@ -149,6 +155,7 @@ describe('a data set of Megatron', function()
          end
          assert.matches('sequence 1 begins at byte 8, not behind the one before it (6)',
             with(47 + 8, 8, 8), 1, true)
+         assert.matches('document 0 begins with sequence 2, expected 0', with(71, 8, 2), 1, true)
          assert.matches('document 1 ends with sequence 9 of 3', with(71 + 16, 8, 9), 1, true)
          assert.matches('document 2 ends with sequence 4 of 3', with(71 + 24, 8, 4), 1, true)
          assert.matches('document 1 ends with sequence 0 of 3', with(71 + 16, 8, 0), 1, true)

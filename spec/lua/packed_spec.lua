@@ -126,6 +126,16 @@ describe('data.packed', function()
       assert.are_not.equal(text_of(new({ seed = 1 }):next()), text_of(new({ seed = 2 }):next()))
    end)
 
+   it('lays the rows of an epoch once, also where it goes back within it', function()
+      local s = new { batch = 1 }
+      local before = s:state()
+      local first = text_of(s:next())
+      local rows = s.rows
+      s:restore(before)
+      assert.equal(first, text_of(s:next()))
+      assert.equal(rows, s.rows)
+   end)
+
    it('makes streams that say where each document is', function()
       local source = tokens.memory('abc;DEFGHIJ;x', 1)
       local rows = { { { 0, 4, false, 4 }, { 12, 1, false, 4 } }, { { 4, 6, true, 8 } } }

@@ -116,6 +116,26 @@ describe('the folder of a run', function()
       end
    end)
 
+   it('keeps a checkpoint that holds a folder of the user', function()
+      tmp.with(function(dir)
+         for i = 1, 4 do put(dir, i) end
+         latest(dir, folder.name(4))
+         write(put(dir, 9, '.gone-') .. '/x', 'x')
+         for _, name in ipairs { 'step-00000001/model', '.gone-step-00000009/.ipynb_checkpoints' } do
+            fs.mkdirs(op, dir .. '/' .. name)
+            write(dir .. '/' .. name .. '/mine', 'x')
+         end
+         folder.retain(op, dir, 1)
+         folder.repair(op, dir)
+         assert.same({ 'step-00000001', 'step-00000004' }, folder.list(op, dir))
+         assert.is_true(fs.exists(dir .. '/.gone-step-00000009/.ipynb_checkpoints/mine'))
+         refused('E_ARG', 'step-00000009 holds the folder .ipynb_checkpoints, which would be '
+            .. 'removed with it; move the folder away', folder.clear, op, dir)
+         assert.same({ 'step-00000001', 'step-00000004' }, folder.list(op, dir))
+         assert.is_true(fs.exists(dir .. '/step-00000001/model/mine'))
+      end)
+   end)
+
    it('is cleared of what a run writes, and of nothing else', function()
       tmp.with(function(dir)
          put(dir, 1)
@@ -193,7 +213,7 @@ describe('the folder of a run', function()
          local e = refused('E_ARG', dir .. ' is a checkpoint', folder.check_out, op, dir)
          assert.is_nil(e.message:find('here', 1, true))
          os.remove(dir .. '/manifest.json')
-         for _, name in ipairs { 'LATEST.tmp-1', 'loss.svg.tmp-2', 'mine' } do
+         for _, name in ipairs { 'LATEST.tmp-1', 'loss.svg.tmp-2', 'metrics.jsonl.tmp-3', 'mine' } do
             write(dir .. '/' .. name, 'x')
          end
          fs.mkdirs(op, dir .. '/.staging-step-00000004')
@@ -278,6 +298,10 @@ describe('a checkpoint', function()
          check()
          write(dir .. '/manifest.json', '[1')
          refused('E_FORMAT', 'manifest.json', check)
+         local damaged = put(dir, 2)
+         local before = put(dir, 1)
+         refused('E_FORMAT', { damaged .. '/state.json', 'the checkpoint before it is ' .. before },
+            verify.plain, op, damaged)
          refused('E_IO', 'manifest.json', verify.files, op, dir .. '/none', 'shards.json')
       end)
    end)

@@ -341,8 +341,8 @@ describe('a save in the background', function()
             local optim = t.optim.AdamW(sharded, { lr = 1 })
             local real = fs.io()
             if rank == 1 then
-               fs.use(setmetatable({ safetensors_save_async = function(path, tensors)
-                  return real.safetensors_save_async(path .. '/no/such/folder', tensors)
+               fs.use(setmetatable({ safetensors_save_async = function(path, ...)
+                  return real.safetensors_save_async(path .. '/no/such/folder', ...)
                end }, { __index = real }))
             end
             local pending = t.train.checkpoint.save_async(to, t.train.state.collect {
@@ -380,6 +380,10 @@ describe('a save in the background', function()
          for step = 1, 3 do
             local name = '/step-0000000' .. step
             same_checkpoints(dir .. '/a' .. name, dir .. '/b' .. name)
+            local file = tide.util.fs.open_tensors('spec', dir .. '/b' .. name
+               .. '/model.safetensors')
+            assert.same({ format = 'pt' }, file.metadata)        -- transformers asks for it
+            file:close()
          end
       end)
    end)

@@ -49,6 +49,11 @@ describe('recipes/pretrain.lua', function()
          assert.matches('1 broken record left out; %S+/a.jsonl, line 81: messages: ', out)
          assert.matches('validation loss %d', out)
          assert.matches('2 files', out, 1, true)
+         write(dir .. '/short.txt', 'x')
+         assert.matches(('--seq 64: a window needs 65 tokens, the training part of --data %s'
+            .. '/short.txt has 2'):format(dir), refused(('pretrain.lua --overwrite --out %s/run '
+            .. '--data %s/a.jsonl --data %s/short.txt --data-weight 1 --data-weight 2')
+               :format(dir, dir, dir) .. small), 1, true)
          out = ok('pretrain.lua --resume --steps 8 --out ' .. dir .. '/run')
          assert.matches('step 8/8', out, 1, true)
          out = refused(('pretrain.lua --resume --steps 9 --out %s/run --data-weight 1 '

@@ -103,12 +103,13 @@ lib.state.Saving = lib.state.Saving or {}
 local Saving = lib.state.Saving
 Saving.__index = Saving
 
--- As save without meta, in the background: the tensors are copied now, a thread writes them.
--- Returns a Saving.
-function M.save_async(path, tensors)
+-- As save, in the background: the tensors are copied now, a thread writes them. Returns a Saving.
+function M.save_async(path, tensors, meta)
    local names, handles, ctx = tensor_lists('safetensors_save_async', path, tensors)
+   local keys, values = meta_lists('safetensors_save_async', meta or {})
    local box = new_saving_box()
-   own.check(ctx, C.tide_saving_begin(box, ctx, path, #names, c_strings(names), handles))
+   own.check(ctx, C.tide_saving_begin(box, ctx, path, #names, c_strings(names), handles, #keys,
+      c_strings(keys), c_strings(values)))
    local handle = own.handle(box[0], C.tide_saving_release)
    return own.adopt(setmetatable({ handle = handle, ctx = ctx, path = path }, Saving))
 end

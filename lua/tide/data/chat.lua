@@ -222,6 +222,16 @@ local function settled(op, opts)
    return o
 end
 
+-- Returns the files of records at or below a path: those named .jsonl or .json, if there are any.
+-- Beside them a folder often has a README.
+local function record_files(path)
+   local list, json = text_files.files(path), {}
+   for _, file in ipairs(list) do
+      if file:find '%.jsonl?$' then json[#json + 1] = file end
+   end
+   return #json > 0 and json or list
+end
+
 -- Does what load does, for another kind of records. op: the name in errors; read(t, o): the
 -- documents of a record (see data.jsonl).
 function chat._load(op, paths, opts, read)
@@ -230,7 +240,7 @@ function chat._load(op, paths, opts, read)
    local bad, files, names = { count = 0 }, {}, {}
    if type(paths) == 'string' then paths = { paths } end
    for _, path in ipairs(err.type(op, 'paths', paths, 'table')) do
-      for _, file in ipairs(text_files.files(path)) do
+      for _, file in ipairs(record_files(path)) do
          files[#files + 1] = jsonl._records(op, file, o.skip_bad, bad, docs_of)
          names[#names + 1] = file
       end
@@ -247,7 +257,8 @@ end
 -- For functions read of other kinds: makes a document of a text and its ranges; checks roles.
 chat._tokenized, chat._check_roles = tokenized, check_roles
 
--- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them.
+-- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them. Of a folder the
+-- .jsonl and .json files are read or, if it has none, every text file.
 -- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, held_out,
 -- vocab_size, bad }: token sources with masks, cumulative lengths of documents for data.packed,
 -- numbers of labels, of records and of those held out, and bad = { count, the first messages }.

@@ -1,6 +1,7 @@
 -- JSON Lines: one record a line. Errors name file and line.
 --
 -- A file that begins with '[' is one JSON list of records; its errors have the record's number.
+-- The byte order mark of UTF-8, which some editors write, is skipped.
 -- A reader of records calls `_broken` or `_wrong` for an invalid one; `_try` returns the reason.
 
 local err = require 'tide.util.err'
@@ -59,7 +60,9 @@ end
 
 -- ---- files -------------------------------------------------------------------------------------
 
--- Returns an open file; raises unless it is text.
+local mark = '\239\187\191'
+
+-- Returns an open file behind its byte order mark, and its first bytes; raises unless it is text.
 local function open(path)
    if not fs.size(path) then
       err.raise('E_IO', op, 'cannot read %s: %s', path,
@@ -73,8 +76,9 @@ local function open(path)
       file:close()
       err.raise('E_FORMAT', op, '%s is no JSON Lines: %s', path, what)
    end
-   file:seek('set', 0)
-   return file, head
+   local skipped = head:sub(1, #mark) == mark and #mark or 0
+   file:seek('set', skipped)
+   return file, head:sub(skipped + 1)
 end
 
 -- Returns a value that is a record, or nil and what is wrong with it.
@@ -123,8 +127,8 @@ end
 
 -- Calls fn for the records of a list.
 local function each_of_list(path, fn)
-   local ok, list = pcall(fs.io().json.decode, fs.read(op, path),
-      { lossless = true, nonfinite = true })
+   local text = fs.read(op, path):gsub('^' .. mark, '')
+   local ok, list = pcall(fs.io().json.decode, text, { lossless = true, nonfinite = true })
    if not ok then err.raise('E_FORMAT', op, '%s: %s', path, list.message or tostring(list)) end
    for i, v in ipairs(list) do
       local record, problem = as_record(v)

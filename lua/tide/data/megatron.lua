@@ -34,6 +34,9 @@ end
 -- Returns the cumulative lengths of the documents.
 local function documents_of(op, path, text, ends, sequences, entries)
    local cu, at = { 0 }, 35 + 12 * sequences
+   local first = entries > 0 and number_at(text, at, 8) or 0
+   err.raise_if(first ~= 0, 'E_FORMAT', op, '%s: document 0 begins with sequence %.0f, expected 0',
+      path, first)
    for i = 2, entries do
       local last = number_at(text, at + 8 * (i - 1), 8)
       err.raise_if(not ends[last + 1] or ends[last + 1] < cu[#cu], 'E_FORMAT', op,

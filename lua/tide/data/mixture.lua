@@ -4,9 +4,10 @@
 --    local mix = tide.data.mixture { parts = parts, seq = 512, batch = 8, seed = 1 }
 --    run { train = mix.source, sampler = mix, ... }
 --
--- Item k of the endless order comes from the part that lags most behind its share of k, so after
--- any number of items each part is within one item of its weight. A part that is used up begins
--- again, in another order. The global batch does not depend on the number of ranks.
+-- Item k of the endless order comes from the part that lags most behind its share of k, as in
+-- Megatron. No part is ever a whole item ahead of its share; one of several may lag by little more
+-- than an item. A part that is used up begins again, in another order. The global batch does not
+-- depend on the number of ranks.
 
 local err = require 'tide.util.err'
 local packed = require 'tide.data.packed'
@@ -29,6 +30,8 @@ local function part_sampler(o, i, part)
       return packed.new(opts)
    end
    opts.count = part.source.count
+   err.raise_if(opts.count <= o.seq, 'E_ARG', op, "argument 'parts[%d]': a window needs %d tokens, "
+      .. 'its source has %d; give it more, or a smaller seq', i, o.seq + 1, opts.count)
    return sampler.new(opts)
 end
 

@@ -303,7 +303,7 @@ function Packed:restore(state)
    sampler._check_state(op, { 'seed', 'seq', 'unit', 'documents', 'tokens', 'fit', 'long', 'masked',
       'together' }, state, self:state(), before)
    local epoch = err.integer(op, 'epoch', state.epoch, 0)
-   local rows = rows_of(self, epoch)
+   local rows = self.rows_epoch == epoch and self.rows or rows_of(self, epoch)
    self.row = err.integer(op, 'row', state.row, 0, #rows - 1)
    self.epoch, self.rows, self.rows_epoch = epoch, rows, epoch
 end

@@ -46,8 +46,9 @@ end
 function text.files(path)
    if not fs.is_dir(path) then
       if not fs.size(path) then
-         err.raise('E_IO', op, 'cannot read %s: %s', path,
-            fs.exists(path) and 'it is not a regular file' or 'there is no such file or folder')
+         err.raise('E_IO', op, 'cannot read %s: %s%s', path,
+            fs.exists(path) and 'it is not a regular file' or 'there is no such file or folder',
+            fs.size(path .. '.bin') and ('; give %s.bin'):format(path) or '')
       end
       return { path }
    end

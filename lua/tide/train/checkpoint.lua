@@ -58,14 +58,15 @@ function checkpoint.clear(out) run_folder.clear('train.checkpoint.clear', out) e
 
 -- ---- saving ------------------------------------------------------------------------------------
 
-local published = 'model.safetensors'       -- other libraries read it, and want to know the format
+-- Returns the metadata of a file of tensors. Other libraries read model.safetensors, and want the
+-- format.
+local function meta_of(name) return name == 'model.safetensors' and { format = 'pt' } or {} end
 
 -- Writes and seals this rank's files of tensors. Returns the seals, by name.
 local function write_tensors(op, staged, files)
    local sealed = {}
    for name, tensors in each(files) do
-      fs.io().safetensors_save(fs.join(staged, name), tensors,
-         name == published and { format = 'pt' } or {})
+      fs.io().safetensors_save(fs.join(staged, name), tensors, meta_of(name))
       sealed[name] = seal(op, staged, name)
    end
    return sealed
@@ -100,7 +101,7 @@ local function prepare(out, saved, opts, comm)
    if saved.pieces then
       files, index = store.plan(comm, saved.pieces)
    else
-      files = comm.rank == 0 and { [published] = saved.model,
+      files = comm.rank == 0 and { ['model.safetensors'] = saved.model,
          ['optim.safetensors'] = saved.optim } or {}
    end
    local config = saved.plain.config
@@ -190,7 +191,8 @@ function checkpoint.save_async(out, saved, opts)
       begin(op, job, comm)
       dist.together(comm, op, function()
          for name, tensors in each(files) do
-            self.writing[name] = fs.io().safetensors_save_async(fs.join(job.staged, name), tensors)
+            self.writing[name] = fs.io().safetensors_save_async(fs.join(job.staged, name), tensors,
+               meta_of(name))
          end
       end)
    end)

@@ -10,6 +10,8 @@
 --
 -- Every change is one rename, so a process that is killed leaves complete checkpoints. `repair`
 -- ends what it left half done. A symbolic link is removed as a link; its target is never touched.
+-- A checkpoint with a folder inside is not removed: tide writes files alone, so the folder is the
+-- user's.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -120,10 +122,20 @@ end
 
 -- ---- writing -----------------------------------------------------------------------------------
 
--- Removes a checkpoint so that a killed process leaves no part of it under its name.
+-- Returns the name of a folder inside a checkpoint; nil without one.
+local function folder_in(op, path)
+   local is_link = fs.io().is_link
+   for _, name in ipairs(not is_link(path) and fs.is_dir(path) and fs.list(op, path) or {}) do
+      local inner = fs.join(path, name)
+      if fs.is_dir(inner) and not is_link(inner) then return name end
+   end
+end
+
+-- Removes a checkpoint so that a killed process leaves no part of it under its name. One with a
+-- folder inside stays.
 local function discard(op, out, name)
    local path, gone = fs.join(out, name), fs.join(out, '.gone-' .. name:gsub('^%.', ''))
-   if not fs.is_present(path) then return end
+   if not fs.is_present(path) or folder_in(op, path) then return end
    fs.remove_dir(op, gone)
    fs.io().rename(path, gone)
    fs.remove_dir(op, gone)
@@ -137,7 +149,7 @@ function folder.repair(op, out)
       local path, final = fs.join(out, name), name:match '^%.old%-(step%-%d+)$'
       if final and has_manifest(path) and not fs.is_present(fs.join(out, final)) then
          fs.io().rename(path, fs.join(out, final))
-      elseif final or name:match '^%.gone%-' then
+      elseif (final or name:match '^%.gone%-') and not folder_in(op, path) then
          fs.remove_dir(op, path)
       end
    end
@@ -173,21 +185,36 @@ function folder.publish(op, out, staged, name)
    return final
 end
 
--- Removes the oldest checkpoints beyond `keep`, never the one that LATEST names, nor that of the
--- step `spare`, which is counted apart.
+-- Removes the oldest checkpoints beyond `keep`, never the one that LATEST names. That of the step
+-- `spare` and those with a folder inside stay and are not counted.
 function folder.retain(op, out, keep, spare)
    local list, latest = {}, folder.latest(op, out)
    for _, name in ipairs(folder.list(op, out)) do
-      if not spare or name ~= folder.name(spare) or name == latest then list[#list + 1] = name end
+      local stays = spare and name == folder.name(spare) or folder_in(op, fs.join(out, name))
+      if not stays or name == latest then list[#list + 1] = name end
    end
    for i = 1, #list - keep do
       if list[i] ~= latest then discard(op, out, list[i]) end
    end
 end
 
+-- Refuses to remove a run whose checkpoints hold a folder of the user.
+local function check_clear(op, out)
+   for _, name in ipairs(fs.list(op, out)) do
+      local path = fs.join(out, name)
+      local goes = name:match(is_step) or name:match '^%.%a+%-step%-%d+$'
+      local inner = goes and folder_in(op, path)
+      err.raise_if(inner, 'E_ARG', op, "argument 'out': the checkpoint %s holds the folder %s, "
+         .. 'which would be removed with it; move the folder away, or give another out', path,
+         inner)
+   end
+end
+
 -- Removes what a run has left in `out`: LATEST first, checkpoints, metrics, plot. Others stay.
+-- E_ARG: a checkpoint holds a folder; nothing is removed.
 function folder.clear(op, out)
    if not fs.is_dir(out) then return end
+   check_clear(op, out)
    fs.io().remove(fs.join(out, 'LATEST'))
    for _, name in ipairs(fs.list(op, out)) do
       if name:match(is_step) then
@@ -238,6 +265,9 @@ end
 
 -- ---- one run at a time -------------------------------------------------------------------------
 
+-- Files that a run replaces; the new one is written beside the old.
+local written = { LATEST = true, ['loss.svg'] = true, ['metrics.jsonl'] = true }
+
 -- Removes what a run that was killed has left. The lock is held, so no other run writes here.
 local function sweep(op, out)
    folder.repair(op, out)
@@ -245,7 +275,7 @@ local function sweep(op, out)
       local path = fs.join(out, name)
       if name:match '^%.staging%-step%-%d+$' then
          fs.remove_dir(op, path)
-      elseif name:match '^LATEST%.tmp%-' or name:match '^loss%.svg%.tmp%-' then
+      elseif written[name:match '^(.-)%.tmp%-' or ''] then
          fs.io().remove(path)
       end
    end

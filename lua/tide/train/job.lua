@@ -90,7 +90,8 @@ local function check_fork(op, name, out)
       .. 'checkpoint, leave out --out', name, out, step)
 end
 
--- Makes the path of the checkpoint that --resume-from names, and its run --out.
+-- Makes the path of the checkpoint that --resume-from names, and its run --out. Another attempt of
+-- the same job (tide run --max-restarts) resumes from what the one before has written there.
 local function settle_resume(recipe, opt, given)
    if not opt.resume_from then
       if opt.resume then check_folder(recipe.name, opt.out) end
@@ -103,8 +104,10 @@ local function settle_resume(recipe, opt, given)
    elseif not given.out then
       opt.out = name:gsub('/+[^/]*/*$', '')
    end
+   opt.resume, opt.resume_from = true, nil
+   if launch.resume_from(opt.out) then return end
    check_fork(recipe.name, name, opt.out)
-   opt.resume, opt.resume_from = true, name
+   opt.resume_from = name
 end
 
 -- Returns the options kept in a checkpoint, as this program writes them.

@@ -54,11 +54,11 @@ local function check_ids(op, o)
    end
 end
 
--- Sets the checkpoint to resume: the caller's, or that of an earlier attempt of this job.
+-- Sets the checkpoint to resume: that of an earlier attempt of this job, or the caller's.
 local function settle_resume(op, o)
    local before = launch.resume_from(o.out)
    if before then
-      o.resume, o.overwrite = o.resume or before, false
+      o.resume, o.overwrite = before, false
    elseif o.overwrite and o.resume and o.out
       and folder.is_of(folder.find(op, o.resume), o.out) then
       err.raise('E_ARG', op, 'overwrite and resume exclude each other in one folder (%s)', o.out)

@@ -24,7 +24,9 @@ function verify.json(op, path, name)
    local ok, value = pcall(fs.read_json, op, fs.join(path, name))
    if ok then return value end
    local e = err.of(value)
-   if e and e.code == 'E_FORMAT' then damaged(op, path, '%s', e.message) end
+   local is_gone = not fs.exists(fs.join(path, name))
+      and fs.exists(fs.join(path, 'manifest.json'))
+   if e and (e.code == 'E_FORMAT' or is_gone) then damaged(op, path, '%s', e.message) end
    error(value, 0)
 end
 
