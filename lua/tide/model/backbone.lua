@@ -158,7 +158,8 @@ local function placement(self, opts, ids)
    if not sequence and self.mixing[1] > 0 and (index or of_mask) then
       sequence = sequence_of((index or of_mask):select(3, 1))
    end
-   local positions, T = opts.positions or context and context:positions(ids.device), ids:size(2)
+   local positions, T = opts.positions or context and context:positions(ids.device)
+      or index and nn.context.in_documents(index), ids:size(2)
    local rope, length = self[self.form.body].rope, nil
    if rope then
       length = positions and rope:length_of(positions, context and context.comm) or T

@@ -33,6 +33,10 @@ function context.of(op, opts, ids)
    return c
 end
 
+-- Returns the positions, i64 [B or 1, T], that an index (document, position) [B or 1, T, 2] gives,
+-- at least 0 in padding too.
+function context.in_documents(index) return index:select(3, 2):to 'i64':clamp(0, 2^31 - 1) end
+
 -- Returns the positions of the T tokens of a call, i64 [B or 1, T]: those given, else those of the
 -- context, which knows where this rank's tokens lie, else 0 .. T - 1.
 function context.positions(at, T, device)

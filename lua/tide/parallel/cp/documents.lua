@@ -113,7 +113,8 @@ end
 
 -- Returns what the fields of a batch of B rows of S tokens say together: { index = i32 [B or 1, S,
 -- 2], or nil where cu_real and cu_slot say all or each row is one document; cu_real, cu_slot =
--- lists or nil; pad = bool [B or 1, S], nil: no token is padding }.
+-- lists or nil; pad = bool [B or 1, S], nil: no token is padding; restarts = whether positions are
+-- those of an index or of cu_real, and not places in the row }.
 function documents.of(op, batch, B, S, device)
    local list = numberings(op, batch, B, S, device)
    local real, slot = of_cu(op, batch, B, S)
@@ -132,6 +133,8 @@ function documents.of(op, batch, B, S, device)
    end
    if pad then index = index:masked_fill(pad:unsqueeze(3), -1) end
    local out = { index = index, cu_real = real, cu_slot = slot }
+   local first = list[1] and list[1].name or real and 'cu_real'
+   out.restarts = first == 'index' or first == 'cu_real'
    if index then
       out.pad = doc_of(index):lt(0)
    elseif real and real[#real] < S then                     -- places without a token
