@@ -297,6 +297,10 @@ describe('images of any size', function()
          { patch_dim = 2, temporal_patch_size = 2 })
       bad('E_ARG', 'num_frames', x, sizes, cu, { patch_dim = 2, num_frames = { 3 } })
       bad('E_ARG', 'sizes', x, { { 2, 8 } }, cu, { patch_dim = 2 })
+      for _, size in ipairs { 4, { 2 }, { 2, 8, 1 }, { 2, 6 }, { 8, 4 }, { 1, 16 }, { 2, 'x' } } do
+         bad('E_ARG', 'sizes[2]', x, { { 2, 8 }, size }, cu, { patch_dim = 2 })
+      end
+      bad('E_ARG', 'sizes[1]', x, tide.tensor { 2, 8 }, cu, { patch_dim = 2 })
       bad('E_ARG', 'x has 8', x, sizes, { 0, 4, 7 }, { patch_dim = 2 })
       bad('E_ARG', 'partition', x, sizes, cu, { patch_dim = 2, partition = 'best' })
    end)

@@ -75,12 +75,12 @@ local function grid_of(name, s, patch)
 end
 
 -- Returns the row and the column of every patch of images of these sizes (a list or tensor [N, 2]),
--- two tensors f32 [T], and the cumulative patches of the images.
-local function coordinates(sizes, patch, device)
+-- two tensors [T] like opts, and the cumulative patches of the images.
+local function coordinates(sizes, patch, opts)
    if tide.is_tensor(sizes) then sizes = sizes:tolist() end
    err.arg_if(type(sizes) ~= 'table' or #sizes == 0, op, 'sizes', 'the sizes of at least one '
       .. 'image, a list or tensor [N, 2]', sizes)
-   local rows, columns, cu, opts = {}, {}, { 0 }, { device = device }
+   local rows, columns, cu = {}, {}, { 0 }
    for i, s in ipairs(sizes) do
       local h, w = grid_of(('sizes[%d]'):format(i), s, patch)
       rows[i] = tide.arange(h, opts):reshape { h, 1 }:expand(h, w):reshape { h * w }
@@ -98,10 +98,10 @@ local function index_of(cu, device)
 end
 
 -- Returns [T, C] of sines and cosines.
-local function position_signal(c, rows, columns, device)
+local function position_signal(c, rows, columns, opts)
    local n, list = c.hidden_size / 4, {}
    for i = 1, n do list[i] = c.position_base ^ (-(i - 1) / n) end
-   local f = tide.tensor(list, { device = device }):reshape { 1, n }
+   local f = tide.tensor(list, opts):reshape { 1, n }
    local r, q = rows:unsqueeze(2) * f, columns:unsqueeze(2) * f
    return tide.cat({ r:sin(), r:cos(), q:sin(), q:cos() }, 2)
 end
@@ -111,11 +111,12 @@ end
 -- [T, O].
 function Vision:forward(patches, at)
    local c, device = self.config, patches.device
-   local rows, columns, cu = coordinates(at.sizes, c.patch_dim, device)
+   local opts = { device = device, dtype = patches.dtype == 'f64' and 'f64' or 'f32' }
+   local rows, columns, cu = coordinates(at.sizes, c.patch_dim, opts)
    err.raise_if(cu[#cu] ~= patches:size(2), 'E_SHAPE', op, 'the sizes give %d patches, but '
       .. 'there are %d', cu[#cu], patches:size(2))
    local index = at.index or index_of(cu, device)
-   local signal = position_signal(c, rows, columns, device)
+   local signal = position_signal(c, rows, columns, opts)
    local x = self.patch_embed(patches) + signal:to(patches.dtype):unsqueeze(1)
    local h = self.blocks(x, { q_index = index, k_index = index, tiles = tiles.list(index) })
    local y = self.down(self.up(self.norm(h)):gelu())
