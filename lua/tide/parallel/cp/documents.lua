@@ -87,6 +87,12 @@ local function check_alike(op, one, two, pad)
    end
 end
 
+-- Returns an index whose tokens in pad [B or 1, S] are padding; positions stay.
+local function with_padding(index, pad)
+   local doc, at = doc_of(index):masked_fill(pad, -1), index:select(3, 2)
+   return tide.stack({ doc, at:expand(doc:size(1), doc:size(2)):contiguous() }, 3)
+end
+
 local function joined(pad, more) return pad and pad:logical_or(more) or more end
 
 -- Returns the tensors of a batch that number documents, in the order of the rule: { name, index }.
@@ -113,8 +119,7 @@ end
 
 -- Returns what the fields of a batch of B rows of S tokens say together: { index = i32 [B or 1, S,
 -- 2], or nil where cu_real and cu_slot say all or each row is one document; cu_real, cu_slot =
--- lists or nil; pad = bool [B or 1, S], nil: no token is padding; restarts = whether positions are
--- those of an index or of cu_real, and not places in the row }.
+-- lists or nil; pad = bool [B or 1, S], nil: no token is padding }.
 function documents.of(op, batch, B, S, device)
    local list = numberings(op, batch, B, S, device)
    local real, slot = of_cu(op, batch, B, S)
@@ -131,10 +136,8 @@ function documents.of(op, batch, B, S, device)
       index = mask_.index(op, 'padding_mask',
          tide.ones({ B, S }, { dtype = 'i32', device = device }))
    end
-   if pad then index = index:masked_fill(pad:unsqueeze(3), -1) end
+   if pad then index = with_padding(index, pad) end
    local out = { index = index, cu_real = real, cu_slot = slot }
-   local first = list[1] and list[1].name or real and 'cu_real'
-   out.restarts = first == 'index' or first == 'cu_real'
    if index then
       out.pad = doc_of(index):lt(0)
    elseif real and real[#real] < S then                     -- places without a token
