@@ -66,6 +66,24 @@ describe('a batch over ranks', function()
       assert.same({ 1, 6 }, b.input_ids.shape)
    end)
 
+   it('counts positions in documents, however those are given', function()
+      local pairs_ = { { 0, 0 }, { 0, 1 }, { 1, 0 }, { 1, 1 }, { 1, 2 }, { -1, 0 } }
+      local index = tide.tensor({ pairs_ }, { dtype = 'i32' })
+      local model = tide.model.gpt2({ vocab_size = 9, n_embd = 8, n_layer = 1, n_head = 2,
+         n_positions = 8, initializer_range = 0.5 }, { seed = 1 })
+      model:eval()
+      local ids = six().input_ids
+      local given = { 0, 1, 0, 1, 2, 0 }
+      local want = model(ids, { index = index, positions = ints { given } }):narrow(2, 1, 5)
+      for _, says in ipairs { { index = index }, { cu_real = { 0, 2, 5 }, cu_slot = { 0, 2, 6 } },
+         { cu_real = { 0, 2, 5 } } } do
+         assert.same({ { 0, 1, 0, 1, 2, 0, 0, 0 } }, whole(six(says), 'position_ids'))
+         local c = cp.make_cp_batch_and_ctx(nil, six(says))
+         assert.is_true(model(ids, { context = c }):narrow(2, 1, 5):equal(want))
+      end
+      assert.is_true(model(ids, { index = index }):narrow(2, 1, 5):equal(want))
+   end)
+
    it('goes over the ranks head and tail', function()
       local b = { input_ids = ints { { 1, 2, 3, 4, 5, 6, 7, 8 } },
          labels = ints { { 10, 20, 30, 40, 50, 60, 70, 80 } } }

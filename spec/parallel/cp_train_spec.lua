@@ -208,6 +208,44 @@ describe('attaching', function()
       for r = 1, 2 do assert.same({ true, true, { 1, 4, 9 } }, rows[r]) end
    end)
 
+   it('gives layers their positions, where a call has none', function()
+      local rows = ranks.run(3, function()
+         local t = require 'tide'
+         local cp_, nn = t.parallel.cp, t.nn
+         local ids = t.tensor({ { 1, 2, 3, 4, 5, 6, 7, 8, 0, 2, 4 } }, { dtype = 'i64' })
+         local worst = {}
+         local function compare(module, run, method)
+            local want = t.no_grad(run, ids, {})
+            local handle = cp_.attach(module, t.comm.world(), { method = method })
+            local mine = handle:cut { ids = ids }
+            local got = t.no_grad(run, mine.ids, { context = mine.context })
+            handle:restore()
+            worst[#worst + 1] = (mine.context.map:gather(got, 2) - want):abs():amax():item()
+         end
+         local table_ = t.empty({ 9, 8 }):normal_(0, 1, { seed = 4 })
+         local layer = nn.Attention({ dim = 8, heads = 2, rope = nn.rope { dim = 4 }, seed = 3 })
+         local llama = t.model.llama({ vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
+            num_attention_heads = 2, initializer_range = 0.5 }, { seed = 1 })
+         local gpt2 = t.model.gpt2({ vocab_size = 9, n_embd = 8, n_layer = 1, n_head = 2,
+            n_positions = 16, attn_pdrop = 0, initializer_range = 0.5 }, { seed = 1 })
+         gpt2:eval()
+         for _, method in ipairs { 'ring', 'a2a' } do
+            compare(layer, function(at_ids, at)
+               local x = table_:index_select(1, at_ids:flatten(1, 2))
+               return layer(x:reshape { 1, at_ids:size(2), 8 }, at)
+            end, method)
+            for _, model in ipairs { llama, gpt2 } do
+               compare(model, function(...) return model.model(...) end, method)
+            end
+         end
+         return worst
+      end)
+      for _, worst in ipairs(rows) do
+         assert.equal(6, #worst)
+         for _, off in ipairs(worst) do assert.is_true(off < 1e-5) end
+      end
+   end)
+
    it('changes nothing on an axis of one rank', function()
       local model, ids = llama(), ints { { 1, 2, 3 } }
       local handle = cp.attach(model, tide.comm.solo())

@@ -297,6 +297,10 @@ describe('images of any size', function()
          { patch_dim = 2, temporal_patch_size = 2 })
       bad('E_ARG', 'num_frames', x, sizes, cu, { patch_dim = 2, num_frames = { 3 } })
       bad('E_ARG', 'sizes', x, { { 2, 8 } }, cu, { patch_dim = 2 })
+      for _, size in ipairs { 4, { 2 }, { 2, 8, 1 }, { 2, 6 }, { 8, 4 }, { 1, 16 }, { 2, 'x' } } do
+         bad('E_ARG', 'sizes[2]', x, { { 2, 8 }, size }, cu, { patch_dim = 2 })
+      end
+      bad('E_ARG', 'sizes[1]', x, tide.tensor { 2, 8 }, cu, { patch_dim = 2 })
       bad('E_ARG', 'x has 8', x, sizes, { 0, 4, 7 }, { patch_dim = 2 })
       bad('E_ARG', 'partition', x, sizes, cu, { patch_dim = 2, partition = 'best' })
    end)
@@ -404,9 +408,35 @@ describe('a tower over ranks', function()
       end)
    end
 
+   local function small()
+      return tide.model.vision({ patch_dim = 2, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2 }, { seed = 2 })
+   end
+
+   it('keeps images apart without an index', function()
+      local net, sizes = small(), { { 2, 4 }, { 6, 2 }, { 4, 4 } }
+      local x = (tide.arange(9 * 12) * 0.37):sin():reshape { 1, 9, 12 }
+      local parts = { net(x:narrow(2, 1, 2), { sizes = { sizes[1] } }),
+         net(x:narrow(2, 3, 3), { sizes = { sizes[2] } }),
+         net(x:narrow(2, 6, 4), { sizes = { sizes[3] } }) }
+      local want = tide.cat(parts, 1):tolist()
+      close(net(x, { sizes = sizes }):tolist(), want, { rel = 1e-5, abs = 1e-6 })
+      close(net(x, { sizes = tide.tensor(sizes, { dtype = 'i64' }) }):tolist(), want,
+         { rel = 1e-5, abs = 1e-6 })
+      local one = tide.document_index(tide.tensor({ 0, 9 }, { dtype = 'i64' }), 9)
+      local joined = net(x, { sizes = sizes, index = one }):tolist()
+      assert.is_true(math.abs(joined[1][1] - want[1][1]) > 1e-4)
+   end)
+
    it('refuses sizes that do not tell of its patches', function()
-      local net = tide.model.vision { patch_dim = 2, hidden_size = 8, num_hidden_layers = 1,
-         num_attention_heads = 2 }
+      local net = small()
+      for _, sizes in ipairs { {}, 7, tide.zeros { 0, 2 } } do
+         refused('E_ARG', 'at least one image', net, tide.zeros { 1, 1, 12 }, { sizes = sizes })
+      end
+      for _, size in ipairs { { 2 }, { 2, 2, 2 }, 4, { 2, 'x' }, { 2, -2 } } do
+         refused('E_ARG', 'sizes[2]', net, tide.zeros { 1, 2, 12 }, { sizes = { { 2, 2 }, size } })
+      end
+      refused('E_ARG', 'index', net, tide.zeros { 1, 1, 12 }, { sizes = { { 2, 2 } }, index = 3 })
       refused('E_SHAPE', '4 patches', net, tide.zeros { 1, 3, 12 }, { sizes = { { 4, 4 } } })
       refused('E_ARG', 'sizes[1]', net, tide.zeros { 1, 3, 12 }, { sizes = { { 3, 4 } } })
       refused('E_ARG', 'hidden_size', tide.model.vision, { patch_dim = 2, hidden_size = 6,

@@ -346,6 +346,37 @@ describe('companions', function()
       refused('E_ARG', 'fill.ids', thd.sanitize, { ids = ints { 1, 2 } }, one, { ids = 0.5 })
    end)
 
+   it('fill whole tokens, in tensors that have a value for each', function()
+      local mask = tide.tensor { true, false }
+      local out = thd.sanitize({ embeds = tide.ones { 2, 2 }, three = tide.ones { 3, 2 } }, mask)
+      assert.same({ { 0, 0 }, { 1, 1 } }, list(out.embeds))
+      assert.same({ { 0, 1 }, { 0, 1 }, { 0, 1 } }, list(out.three))
+      refused('E_SHAPE', 'fields.cu', thd.sanitize, { cu = ints { 0, 2, 4 } }, mask)
+   end)
+
+   it('refuse rows whose mask does not begin with their tokens', function()
+      local function one(mask)
+         return thd.collate { { input_ids = { 5, 6, 7 }, labels = { 6, 7, 8 },
+            attention_mask = mask } }
+      end
+      assert.same({ { 0 } }, list(one({ 0, 0, 0 }).seq_lens))
+      assert.same({ { 2 } }, list(one({ true, true, false }).seq_lens))
+      refused('E_ARG', 'token 1 counts behind padding', one, { 0, 1, 1 })
+      refused('E_ARG', 'token 2 counts behind padding', one, { 1, 0, 1 })
+      refused('E_ARG', 'attention_mask[3]', one, { 1, 1, 2 })
+      refused('E_ARG', '3 entries', one, { 1, 1 })
+   end)
+
+   it('refuse packed rows of which one has positions', function()
+      local function row(positions)
+         return { input_ids = { 1, 2 }, labels = { 1, 2 }, seq_lens = { 2 },
+            position_ids = positions }
+      end
+      assert.is_false(thd.collate({ row(), row() }).position_ids)
+      refused('E_ARG', 'position_ids', thd.collate, { row { 0, 1 }, row() })
+      refused('E_ARG', 'position_ids', thd.collate, { row(), row { 0, 1 } })
+   end)
+
    it('collate rows', function()
       assert.same({}, thd.collate {})
       local b = thd.collate { { input_ids = { 5, 6, 7 }, labels = { 6, 7, 8 } },

@@ -50,8 +50,7 @@ end
 
 -- Adds learned positions to the embeddings x of ids, which must hold the same tokens.
 local function placed(self, x, ids_BT, at)
-   local positions = at.positions
-      or tide.arange(x:size(2), { dtype = 'i64', device = x.device }):reshape(1, x:size(2))
+   local positions = nn.context.positions(at, x:size(2), x.device)
    err.raise_if(x:size(2) ~= ids_BT:size(2), 'E_UNSUPPORTED', 'model',
       'sequence_parallel is not supported of a model with learned positions; leave it out')
    local p = self[self._form.positions](positions)
@@ -159,7 +158,8 @@ local function placement(self, opts, ids)
    if not sequence and self.mixing[1] > 0 and (index or of_mask) then
       sequence = sequence_of((index or of_mask):select(3, 1))
    end
-   local positions, T = opts.positions or context and context:positions(ids.device), ids:size(2)
+   local positions, T = opts.positions or context and context:positions(ids.device)
+      or index and nn.context.in_documents(index), ids:size(2)
    local rope, length = self[self.form.body].rope, nil
    if rope then
       length = positions and rope:length_of(positions, context and context.comm) or T

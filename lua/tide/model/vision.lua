@@ -64,41 +64,61 @@ function Vision:init(config, opts)
    self:ready(opts)
 end
 
--- Row and column of every patch of images of these sizes ((height, width) in pixels, a list or
--- tensor [N, 2]): two tensors f32 [T].
-local function coordinates(sizes, patch, device)
-   if tide.is_tensor(sizes) then sizes = sizes:tolist() end
-   local rows, columns = {}, {}
-   for i, s in ipairs(sizes) do
-      local h, w = s[1] / patch, s[2] / patch
-      err.arg_if(h % 1 ~= 0 or w % 1 ~= 0, op, ('sizes[%d]'):format(i),
-         ('multiples of the patch (%d)'):format(patch), ('%g x %g'):format(s[1], s[2]))
-      local opts = { device = device }
-      rows[i] = tide.arange(h, opts):reshape { h, 1 }:expand(h, w):reshape { h * w }
-      columns[i] = tide.arange(w, opts):reshape { 1, w }:expand(h, w):reshape { h * w }
-   end
-   return tide.cat(rows, 1), tide.cat(columns, 1)
+-- Returns the rows and columns of patches of an image of size s, (height, width) in pixels.
+local function grid_of(name, s, patch)
+   err.integers(op, name, s, 0)
+   err.arg_if(#s ~= 2, op, name, 'two numbers, height and width in pixels', s)
+   local h, w = s[1] / patch, s[2] / patch
+   err.arg_if(h % 1 ~= 0 or w % 1 ~= 0, op, name, ('multiples of the patch (%d)'):format(patch),
+      ('%d x %d'):format(s[1], s[2]))
+   return h, w
 end
 
--- [T, C] of sines and cosines.
-local function position_signal(c, sizes, device)
-   local rows, columns = coordinates(sizes, c.patch_dim, device)
+-- Returns the row and the column of every patch of images of these sizes (a list or tensor [N, 2]),
+-- two tensors [T] like opts, and the cumulative patches of the images.
+local function coordinates(sizes, patch, opts)
+   if tide.is_tensor(sizes) then sizes = sizes:tolist() end
+   err.arg_if(type(sizes) ~= 'table' or #sizes == 0, op, 'sizes', 'the sizes of at least one '
+      .. 'image, a list or tensor [N, 2]', sizes)
+   local rows, columns, cu = {}, {}, { 0 }
+   for i, s in ipairs(sizes) do
+      local h, w = grid_of(('sizes[%d]'):format(i), s, patch)
+      rows[i] = tide.arange(h, opts):reshape { h, 1 }:expand(h, w):reshape { h * w }
+      columns[i] = tide.arange(w, opts):reshape { 1, w }:expand(h, w):reshape { h * w }
+      cu[i + 1] = cu[i] + h * w
+   end
+   return tide.cat(rows, 1), tide.cat(columns, 1), cu
+end
+
+-- Returns the pairs (image, patch) of images of these cumulative patches; nil of one image.
+local function index_of(cu, device)
+   if #cu == 2 then return nil end
+   return tide.document_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), cu[#cu])
+      :to(device)
+end
+
+-- Returns [T, C] of sines and cosines.
+local function position_signal(c, rows, columns, opts)
    local n, list = c.hidden_size / 4, {}
    for i = 1, n do list[i] = c.position_base ^ (-(i - 1) / n) end
-   local f = tide.tensor(list, { device = device }):reshape { 1, n }
+   local f = tide.tensor(list, opts):reshape { 1, n }
    local r, q = rows:unsqueeze(2) * f, columns:unsqueeze(2) * f
    return tide.cat({ r:sin(), r:cos(), q:sin(), q:cos() }, 2)
 end
 
 -- patches [1, T, P]; at: sizes (of the images, [N, 2] in pixels), index (i32 [1, T, 2] of (image,
--- patch); nil: one image). Returns features [T, O].
+-- patch), which says whose patches see each other; by default those of one image). Returns features
+-- [T, O].
 function Vision:forward(patches, at)
-   local signal = position_signal(self.config, at.sizes, patches.device)
-   err.raise_if(signal:size(1) ~= patches:size(2), 'E_SHAPE', op, 'the sizes give %d patches, but '
-      .. 'there are %d', signal:size(1), patches:size(2))
+   local c, device = self.config, patches.device
+   local opts = { device = device, dtype = patches.dtype == 'f64' and 'f64' or 'f32' }
+   local rows, columns, cu = coordinates(at.sizes, c.patch_dim, opts)
+   err.raise_if(cu[#cu] ~= patches:size(2), 'E_SHAPE', op, 'the sizes give %d patches, but '
+      .. 'there are %d', cu[#cu], patches:size(2))
+   local index = at.index or index_of(cu, device)
+   local signal = position_signal(c, rows, columns, opts)
    local x = self.patch_embed(patches) + signal:to(patches.dtype):unsqueeze(1)
-   local h = self.blocks(x, { q_index = at.index, k_index = at.index,
-      tiles = tiles.list(at.index) })
+   local h = self.blocks(x, { q_index = index, k_index = index, tiles = tiles.list(index) })
    local y = self.down(self.up(self.norm(h)):gelu())
    return y:reshape { y:size(2), y:size(3) }
 end
@@ -106,5 +126,6 @@ end
 return signature.doors(op, Vision, {
    forward = { 'patches: tensor [1, T, P]', op = op, opts = {
       'sizes: any -- sizes of the images [N, 2], in pixels',
-      'index: any? -- pairs (image, patch)' } },
+      'index: tensor? [1, T, 2] of i32 -- pairs (image, patch) of what sees each other; by default '
+         .. 'each image sees itself' } },
 })

@@ -6,7 +6,6 @@
 -- packed streams, index tensors of (document, position).
 -- Legend: B batch, T tokens, H query heads, K key heads, D head size, C model width.
 
-local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
@@ -103,8 +102,7 @@ end
 -- Returns q and k [B, T, heads, D] rotated by their positions, and gives q and k up; the results
 -- take their memory where nothing else needs it.
 local function rotated(self, q, k, at)
-   local rope, positions = self.rope, at.positions
-      or tide.arange(q:size(2), { dtype = 'i64', device = q.device }):reshape(1, q:size(2))
+   local rope, positions = self.rope, context.positions(at, q:size(2), q.device)
    local length = at.rope_length
       or rope:length_of(positions, at.context and at.context.comm or nil)
    local turned_q, turned_k

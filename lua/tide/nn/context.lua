@@ -4,6 +4,7 @@
 -- A context has size, tokens(), positions(device) and, of one rank, q_index(device), which gives
 -- its documents, causal and window; or it is null: the whole sequence is here, and is one document.
 
+local tide = require 'tide'
 local err = require 'tide.util.err'
 
 local context = {}
@@ -30,6 +31,19 @@ function context.of(op, opts, ids)
          ids:size(2))
    end
    return c
+end
+
+-- Returns the positions, i64 [B or 1, T], that an index (document, position) [B or 1, T, 2] gives,
+-- at least 0 in padding too.
+function context.in_documents(index) return index:select(3, 2):to 'i64':clamp(0, 2^31 - 1) end
+
+-- Returns the positions of the T tokens of a call, i64 [B or 1, T]: those given, else those of the
+-- context, which knows where this rank's tokens lie, else 0 .. T - 1.
+function context.positions(at, T, device)
+   local c = at.context
+   if at.positions ~= nil then return at.positions end
+   if c ~= nil and not c.null then return c:positions(device) end
+   return tide.arange(T, { dtype = 'i64', device = device }):reshape(1, T)
 end
 
 -- Refuses a shift of labels on a part of the sequence: the token after a rank's last is on another

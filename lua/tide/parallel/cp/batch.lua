@@ -15,6 +15,7 @@ local signature = require 'tide.util.signature'
 local cp = require 'tide.parallel.cp'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
+local in_documents = require('tide.nn.context').in_documents
 local mask_ = require 'tide.nn.mask'
 
 local batch_ = {}
@@ -68,13 +69,23 @@ local function primary_of(op, batch)
    return name, t, t:size(1), t:size(2)
 end
 
--- Positions for every row: given ones spread over the rows, three-row ones as they are, else 0 ...
-local function with_positions(op, out, name, t, B, S)
+-- Returns the positions of a batch that gives none, i64 [B or 1, S]: those that order its documents,
+-- which the context gives, too; else the places in the row.
+local function default_positions(said, S, device)
+   if not said.index and not said.cu_real then
+      return tide.arange(S, { dtype = 'i64', device = device }):reshape { 1, S }
+   end
+   return in_documents(said.index or documents.cu_index(said.cu_real, said.cu_slot, S, device))
+end
+
+-- Positions for every row: given ones spread over the rows, three-row ones as they are, else the
+-- default ones.
+local function with_positions(op, out, said, name, t, B, S)
    local key = (name == 'ids' or name == 'embeds') and 'positions' or 'position_ids'
    if out.positions ~= nil then key = 'positions' end
    if out.position_ids ~= nil then key = 'position_ids' end
    local p = out[key]
-   if p == nil then p = tide.arange(S, { dtype = 'i64', device = t.device }):reshape { 1, S } end
+   if p == nil then p = default_positions(said, S, t.device) end
    signature.check(op, key, p, 'tensor [B or 1, S] or [n, B or 1, S]', { B = B, S = S })
    if p.ndim == 2 and p:size(1) == 1 then p = p:expand(B, S):contiguous() end
    out[key] = p
@@ -164,7 +175,7 @@ local function begin(op, batch, loss_mask)
    local said = documents.of(op, out, B, S, t.device)
    documents.settle(said, out)
    out.cu_real, out.cu_slot = nil, nil
-   with_positions(op, out, name, t, B, S)
+   with_positions(op, out, said, name, t, B, S)
    return out, said, B, S
 end
 

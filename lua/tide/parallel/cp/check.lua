@@ -7,6 +7,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local names = require 'tide.util.names'
@@ -81,8 +82,11 @@ end
 
 -- ---- comparing -------------------------------------------------------------------------------
 
-local function off_by(got, want)
-   local scale = math.max(want:to 'f64':abs():amax():item(), 1e-30)
+local function largest_of(t) return t:to 'f64':abs():amax():item() end
+
+-- Returns the largest difference over the largest number of `want`, which counts as at least least.
+local function off_by(got, want, least)
+   local scale = math.max(largest_of(want), least or 0, 1e-30)
    local d = (got:to 'f64' - want:to 'f64'):abs():amax():item() / scale
    return d == d and d or math.huge
 end
@@ -95,24 +99,32 @@ local function joined(model, y, tokens)
    return collective.gather_from(y, env.axis, 2, layout.balanced(tokens, env.axis.size))
 end
 
-local function compare_layers(model, context, whole, part)
-   local errors = {}
+-- Returns y [B, T, C] with 0 at padding, whose outputs mean nothing and differ by method.
+local function without_padding(y, pad) return pad and y:masked_fill(pad, 0) or y end
+
+-- index: (document, position) of the tokens of the whole batch, or nil.
+local function compare_layers(model, context, whole, part, index)
+   local errors, pad = {}, index and index:select(3, 1):lt(0):unsqueeze(3)
    for i, w in ipairs(whole) do
       local mine = joined(model, part[i].y, context.map.count)
       local all = joined(model, w.y, context.map.length)
-      errors[i] = { name = w.name, error = off_by(context.map:gather(mine, 2), all) }
+      errors[i] = { name = w.name, error = off_by(
+         without_padding(context.map:gather(mine, 2), pad), without_padding(all, pad)) }
    end
    return errors
 end
 
+-- A gradient that is zero but for rounding, as that of the bias of keys without rotary positions,
+-- is measured against the others: by a thousandth of the largest.
 local function compare_gradients(model, comm, whole, part)
-   local errors = {}
+   local errors, least = {}, 0
+   for _, want in each(whole) do least = math.max(least, largest_of(want) * 1e-3) end
    for _, e in ipairs(model:named_parameters()) do
       local want, got = whole[e.name], part[e.name]
       if want ~= nil then
          got = got or want:new_zeros(want.shape)
          comm:all_reduce(got)
-         errors[#errors + 1] = { name = e.name, error = off_by(got, want) }
+         errors[#errors + 1] = { name = e.name, error = off_by(got, want, least) }
       end
    end
    return errors
@@ -148,7 +160,7 @@ local function both(handle, model, probe, want_grad)
    local dense = oracle.attention(probe, probe.ids:size(1), probe.ids:size(2))
    local a = { handle:instead(dense, pass, model, list, whole, count, want_grad) }
    local b = { pass(model, list, mine, count, want_grad) }
-   return mine.context, a, b
+   return mine.context, a, b, whole.index
 end
 
 local function verdict(errors, tolerance, what, more)
@@ -180,12 +192,12 @@ return function(model, probe, opts)
    if handle.size == 1 then return { layers = {}, gradients = {} } end
    local training = model.training
    model:eval()
-   local context, a, b = finally(function()
+   local context, a, b, index = finally(function()
       model:train(training)
       if spread.of(model).sharded then spread.of(model).sharded:release() end
    end, both, handle, model, probe, want_grad)
    local comm = handle.comm
-   local layers = largest(comm, compare_layers(model, context, a[1], b[1]))
+   local layers = largest(comm, compare_layers(model, context, a[1], b[1], index))
    verdict(layers, tolerance, 'layer', '; layout, positions, mask or method there are wrong')
    local sum = require('tide.comm').sum(comm, { b[2] })[1]
    local off = math.abs(sum - a[2]) / math.max(math.abs(a[2]), 1e-30)

@@ -23,6 +23,7 @@
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
+local in_documents = require('tide.nn.context').in_documents
 local axis_of = require 'tide.parallel.axis_of'
 local blocks = require 'tide.parallel.cp.blocks'
 local fingerprint = require 'tide.parallel.fingerprint'
@@ -131,11 +132,8 @@ function Context:pairs(device)
    return list
 end
 
--- Returns the positions of this rank's tokens in their documents, i64 [1 or B, count]; 0 in
--- padding.
-function Context:positions(device)
-   return self:q_index(device):select(3, 2):clamp(0, 2^31 - 1):to 'i64'
-end
+-- Returns the positions of this rank's tokens in their documents, i64 [1 or B, count].
+function Context:positions(device) return in_documents(self:q_index(device)) end
 
 -- Tokens that each rank has.
 function Context:tokens()

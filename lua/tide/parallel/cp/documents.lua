@@ -87,6 +87,12 @@ local function check_alike(op, one, two, pad)
    end
 end
 
+-- Returns an index whose tokens in pad [B or 1, S] are padding; positions stay.
+local function with_padding(index, pad)
+   local doc, at = doc_of(index):masked_fill(pad, -1), index:select(3, 2)
+   return tide.stack({ doc, at:expand(doc:size(1), doc:size(2)):contiguous() }, 3)
+end
+
 local function joined(pad, more) return pad and pad:logical_or(more) or more end
 
 -- Returns the tensors of a batch that number documents, in the order of the rule: { name, index }.
@@ -130,7 +136,7 @@ function documents.of(op, batch, B, S, device)
       index = mask_.index(op, 'padding_mask',
          tide.ones({ B, S }, { dtype = 'i32', device = device }))
    end
-   if pad then index = index:masked_fill(pad:unsqueeze(3), -1) end
+   if pad then index = with_padding(index, pad) end
    local out = { index = index, cu_real = real, cu_slot = slot }
    if index then
       out.pad = doc_of(index):lt(0)

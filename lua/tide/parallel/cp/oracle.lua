@@ -85,13 +85,34 @@ function oracle.documents(probe, B, T)
    return rows
 end
 
+-- Returns whether a mask numbers documents from 1, and does not only mark padding.
+local function numbers_documents(mask)
+   for _, row in ipairs(mask ~= nil and list(mask) or {}) do
+      for _, n in ipairs(row) do
+         if type(n) == 'number' and n > 1 then return true end
+      end
+   end
+   return false
+end
+
+-- Returns where the document that holds place t (from 0) begins, by cumulative lengths of slots.
+local function start_of(slot, t)
+   local first = 0
+   for _, at in ipairs(slot) do first = at <= t and at or first end
+   return first
+end
+
 -- Returns the positions that order the tokens of a row and measure windows: those of an index, else
--- the places.
+-- the places, which count from the start of each document where cu_real alone gives documents.
 local function positions_of(probe, B, T)
    local rows, index = {}, probe.index ~= nil and list(probe.index) or nil
+   local slot = list(probe.cu_slot ~= nil and probe.cu_slot or probe.cu_real)
+   if probe.packed_seq_ids ~= nil or numbers_documents(probe.attention_mask) then slot = nil end
    for b = 1, B do
       rows[b] = {}
-      for t = 1, T do rows[b][t] = index and (index[b] or index[1])[t][2] or t - 1 end
+      for t = 1, T do
+         rows[b][t] = index and (index[b] or index[1])[t][2] or t - 1 - start_of(slot or {}, t - 1)
+      end
    end
    return rows
 end

@@ -178,6 +178,20 @@ end
 
 -- ---- images and videos of any size: split ----------------------------------------------------
 
+-- Raises unless each size is (height, width) in whole patches, as many as its image has tokens: the
+-- tower would place patches of one image in another.
+local function check_sizes(op, sizes, cu, patch)
+   for i, s in ipairs(sizes) do
+      local name = ('sizes[%d]'):format(i)
+      err.integers(op, name, s, 0)
+      err.arg_if(#s ~= 2, op, name, 'two numbers, height and width in pixels', s)
+      local n, tokens = s[1] / patch * (s[2] / patch), cu[i + 1] - cu[i]
+      err.arg_if(s[1] % patch ~= 0 or s[2] % patch ~= 0 or n ~= tokens, op, name, ('a size of the '
+         .. '%d tokens that cu gives, in patches of %d'):format(tokens, patch), ('%d x %d'):format(
+         s[1], s[2]))
+   end
+end
+
 local function zeros_like(x, n)
    return tide.zeros({ 1, n, x:size(3) }, { dtype = x.dtype, device = x.device })
 end
@@ -224,6 +238,7 @@ function multimodal.split_to_context_parallel_ranks_dynamic_res(x, sizes, cu, op
    local op = 'parallel.multimodal.split_to_context_parallel_ranks_dynamic_res'
    local patch, frames, T = opts.patch_dim, opts.num_frames, opts.temporal_patch_size
    local axis = or_solo(op, opts.axis)
+   check_sizes(op, sizes, cu, patch)
    local plan = plan_of(opts, frames, T, cu, axis.size)
    local rank, padded = axis.rank, 0
    local lens, mine = local_rows(plan, rank, sizes, cu, patch)

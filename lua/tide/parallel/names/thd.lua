@@ -299,10 +299,28 @@ function thd.sequence_index(cu, n)
    return doc:masked_fill(doc:lt(0), #list - 1)
 end
 
+-- Returns mask as it fits v, whose first dims are those of the mask, as of embeddings, or its last,
+-- as of positions [n, B, S]. Raises E_SHAPE for another tensor, which broadcasting might fill
+-- elsewhere.
+local function mask_for(op, name, v, mask)
+   local shape, n, more = v.shape, mask.ndim, v.ndim - mask.ndim
+   local function fits(from)
+      local ok = more >= 0
+      for d, size in ipairs(mask.shape) do ok = ok and shape[from + d] == size end
+      return ok
+   end
+   err.raise_if(not fits(0) and not fits(more), 'E_SHAPE', op, 'fields.%s: expected a value for '
+      .. 'each token of the mask [%s], got [%s]', name, table.concat(mask.shape, ', '),
+      table.concat(shape, ', '))
+   if not fits(0) then return mask end
+   for d = n + 1, v.ndim do shape[d] = 1 end
+   return mask:reshape(shape)
+end
+
 -- Returns v with `value` where mask is set, in its own dtype.
 local function filled(op, name, v, mask, value)
    if v.dtype == 'bool' and type(value) == 'number' then value = value ~= 0 end
-   local y = v:masked_fill(mask, value)
+   local y = v:masked_fill(mask_for(op, name, v, mask), value)
    if y.dtype ~= v.dtype then
       err.arg(op, 'fill.' .. name, 'a value that ' .. v.dtype .. ' holds', value)
    end
@@ -328,10 +346,30 @@ local function padded_to(list, n, value)
    return out
 end
 
--- Returns a row that was not packed: one document in a slot of n tokens.
-local function as_packed(row, n, pad)
-   local len = #row.input_ids
-   if row.attention_mask then len = dims.sum(row.attention_mask) end
+-- Returns the tokens of row b that its attention_mask marks, which must be its first ones: padding
+-- on the left would make others the document.
+local function marked(row, b)
+   local mask, n, len = row.attention_mask, #row.input_ids, 0
+   if not mask then return n end
+   local op, name = 'parallel.thd.collate', ('rows[%d].attention_mask'):format(b)
+   err.type(op, name, mask, 'table')
+   err.arg_if(#mask ~= n, op, name, ('%d entries, one for each token'):format(n), #mask)
+   for i, v in ipairs(mask) do
+      local is_token = v == 1 or v == true
+      err.arg_if(not is_token and v ~= 0 and v ~= false, op, ('%s[%d]'):format(name, i),
+         '0 or 1 (rows that number documents have seq_lens)', v)
+      if is_token then
+         err.raise_if(len ~= i - 1, 'E_ARG', op, "argument '%s': token %d counts behind padding; "
+            .. 'put the padding behind the tokens, or give packed rows (seq_lens)', name, i - 1)
+         len = i
+      end
+   end
+   return len
+end
+
+-- Returns row b, which was not packed: one document in a slot of n tokens.
+local function as_packed(row, b, n, pad)
+   local len = marked(row, b)
    local positions = {}
    for i = 1, n do positions[i] = i - 1 end
    return {
@@ -354,7 +392,7 @@ function thd.collate(rows, opts)
    local fields = { input_ids = {}, labels = {}, position_ids = {}, seq_lens = {},
       seq_lens_padded = {} }
    for b, row in ipairs(rows) do
-      if not packed then row = as_packed(row, n, opts.padding_token_id) end
+      if not packed then row = as_packed(row, b, n, opts.padding_token_id) end
       for name, list in each(fields) do list[b] = row[name] end
       most = math.max(most, #row.seq_lens, #(row.seq_lens_padded or row.seq_lens))
    end
@@ -384,6 +422,8 @@ signature.record('alike_rows', 'rows', {
    'row: table', 'first: table',
    'where (row.seq_lens == nil) == (first.seq_lens == nil) -- one of it and row 1 is packed (has '
       .. 'seq_lens), the other is not',
+   'where not row.seq_lens or (row.position_ids == nil) == (first.position_ids == nil) -- one of '
+      .. 'it and row 1 has position_ids, the other has none',
    'where not row.seq_lens or #row.input_ids == #first.input_ids -- packed rows must be of one '
       .. 'length: row 1 has {#first.input_ids} tokens, this one {#row.input_ids}',
 })
@@ -398,5 +438,5 @@ return signature.doors('parallel.thd', thd, {
       'where num_chunks <= 1 or batch.input_ids:size(1) % num_chunks == 0 -- '
          .. '{batch.input_ids:size(1)} rows cannot be split into {num_chunks} chunks' },
       opts = options },
-   sanitize = 'fields: table', collate = { 'rows: list_row[]', opts = options },
+   sanitize = 'fields: table; mask: tensor', collate = { 'rows: list_row[]', opts = options },
 })
