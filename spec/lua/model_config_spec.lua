@@ -58,10 +58,10 @@ describe('rope_parameters', function()
             rope_parameters = { rope_theta = 4 } } },
          ["field 'rope_parameters' is 5; expected a table"] = { { rope_parameters = 5 } },
          ["field 'rope_parameters' says different things of full_attention and sliding_attention; "
-            .. 'supported is the same for both'] = { { rope_parameters = {
+            .. 'they must be the same'] = { { rope_parameters = {
                full_attention = { rope_theta = 3 }, sliding_attention = { rope_theta = 4 } } } },
-         ["field 'rope_parameters.sliding_attention.rope_type' is \"linear\"; supported is "
-            .. '"default"'] = { { rope_parameters = { sliding_attention = { rope_type = 'linear',
+         ["field 'rope_parameters.sliding_attention.rope_type' is \"linear\"; only "
+            .. '"default" is supported'] = { { rope_parameters = { sliding_attention = { rope_type = 'linear',
                factor = 2 } } }, 'near' },
          ["field 'rope_parameters.sliding_attention.alpha' is 2, which is not supported; leave it "
             .. 'out'] = { {
@@ -223,16 +223,16 @@ describe('a configuration', function()
          ["field 'size' is 5, but 'n', which means the same, is 4"] = { { size = 5, n = 4 },
             { alias = { n = 'size' } } },
          ["unknown field 'siz'; did you mean 'size'?"] = { { size = 4, siz = 4 } },
-         ["field 'own' is 4; supported is 3"] = { { size = 4, own = 4 }, { only = { own = 3 } } },
+         ["field 'own' is 4; only 3 is supported"] = { { size = 4, own = 4 }, { only = { own = 3 } } },
          ["field 'own' is 4, which is not supported"] = { { size = 4, own = 4 },
             { only = { own = false } } },
          ["field 'is_decoder' is true, which is not supported"] = { { size = 4,
             is_decoder = true } },
-         ["field 'model_type' is \"gpt2\"; supported is \"llama\""] = { { size = 4,
+         ["field 'model_type' is \"gpt2\"; only \"llama\" is supported"] = { { size = 4,
             model_type = 'gpt2' } },
-         ["field 'architectures[1]' is \"GPT2LMHeadModel\"; supported is \"LlamaForCausalLM\" (or "
-            .. 'none)'] = { { size = 4, architectures = { 'GPT2LMHeadModel' } } },
-         ["field 'architectures[1]' is 5; supported is"] = { { size = 4, architectures = { 5 } } },
+         ["field 'architectures[1]' is \"GPT2LMHeadModel\"; only \"LlamaForCausalLM\" or "
+            .. 'none is supported'] = { { size = 4, architectures = { 'GPT2LMHeadModel' } } },
+         ["field 'architectures[1]' is 5; only"] = { { size = 4, architectures = { 5 } } },
          ["field 'size'"] = { { half = 4 } },
          ["field 'use_cache'"] = { { size = 4, use_cache = 5 } },
          ["field 'torch_dtype'"] = { { size = 4, torch_dtype = 'int8' } },

@@ -100,12 +100,12 @@ describe('a published configuration', function()
       c.attention_dropout, c.sliding_window, c.mamba_hidden_act = 0.1, 64, 'gelu'
       c.num_nextn_predict_layers, c.mamba_proj_bias, c.hidden_sise = 1, true, 3
       c.rms_norm_eps, c.layers_block_type[2] = 1e-6, 'moe'
-      local want = "field 'attention_dropout' is 0.1; supported is 0; "
-         .. 'field \'layers_block_type[2]\' is "moe"; supported are linear_attention (mamba), '
+      local want = "field 'attention_dropout' is 0.1; only 0 is supported; "
+         .. 'field \'layers_block_type[2]\' is "moe"; supported kinds are linear_attention (mamba), '
          .. 'full_attention (attention) and mlp; '
-         .. 'field \'mamba_hidden_act\' is "gelu"; supported is "silu"; '
+         .. 'field \'mamba_hidden_act\' is "gelu"; only "silu" is supported; '
          .. "field 'mamba_proj_bias' is true, which is not supported; "
-         .. "field 'num_nextn_predict_layers' is 1; supported is 0; "
+         .. "field 'num_nextn_predict_layers' is 1; only 0 is supported; "
          .. "field 'rms_norm_eps' is 1e-06, but 'layer_norm_epsilon', which means the same, is "
          .. "1e-05; field 'sliding_window' is 64, which is not supported; "
          .. "unknown field 'hidden_sise'; did you mean 'hidden_size'?"
@@ -122,10 +122,10 @@ describe('a published configuration', function()
          c.time_step_limit = limit
          refused('E_ARG', "'time_step_limit'", make, 'mamba2', c)
       end
-      refused('E_ARG', 'field \'model_type\' is "mamba2"; supported is "nemotron_h"', make,
+      refused('E_ARG', 'field \'model_type\' is "mamba2"; only "nemotron_h" is supported', make,
          'hybrid', { vocab_size = 9, hidden_size = 16, hybrid_override_pattern = 'M',
             mamba_head_dim = 8, model_type = 'mamba2' })
-      refused('E_ARG', 'field \'model_type\' is "llama"; supported is "mamba2"', make, 'mamba2',
+      refused('E_ARG', 'field \'model_type\' is "llama"; only "mamba2" is supported', make, 'mamba2',
          { vocab_size = 9, hidden_size = 16, num_hidden_layers = 1, head_dim = 8,
             model_type = 'llama' })
       c.time_step_limit, c.rms_norm = nil, false

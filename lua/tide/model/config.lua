@@ -38,7 +38,7 @@ local function spread_rope(f, rope, theta, scaling, problems)
       local name = kind == 'default' and sorted_keys(rest)[1] or 'rope_type'
       problems[#problems + 1] = ("field 'rope_parameters.sliding_attention.%s' is %s%s"):format(
          name, err.show(rest[name]), kind == 'default'
-            and ', which is not supported; leave it out' or '; supported is "default"')
+            and ', which is not supported; leave it out' or '; only "default" is supported')
    end
 end
 
@@ -54,7 +54,7 @@ local function spread_by_kind(f, rope, local_theta, problems)
       spread_rope(f, sliding, 'rope_theta', 'rope_scaling', problems)
    elseif canonical(full) ~= canonical(sliding) then
       problems[#problems + 1] = "field 'rope_parameters' says different things of full_attention "
-         .. 'and sliding_attention; supported is the same for both'
+         .. 'and sliding_attention; they must be the same'
    end
 end
 

@@ -69,8 +69,9 @@ local function pattern_of(name, list, problems)
    for i, kind in ipairs(type(list) == 'table' and list or {}) do
       text[i] = kinds[kind]
       if not text[i] then
-         problems[#problems + 1] = ("field '%s[%d]' is %s; supported are linear_attention (mamba), "
-            .. 'full_attention (attention) and mlp'):format(name, i, err.show(kind))
+         problems[#problems + 1] = ("field '%s[%d]' is %s; supported kinds are "
+            .. 'linear_attention (mamba), full_attention (attention) and mlp'):format(name, i,
+            err.show(kind))
          text[i] = '-'                          -- refused by now
       end
    end

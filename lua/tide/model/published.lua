@@ -121,7 +121,8 @@ local function read_field(self, c, from, key, v)
    if want ~= nil then
       if v ~= want and v ~= false then
          self.problems[#self.problems + 1] = ("field '%s' is %s%s"):format(key, err.show(v),
-            want == false and ', which is not supported' or '; supported is ' .. err.show(want))
+            want == false and ', which is not supported'
+               or ('; only %s is supported'):format(err.show(want)))
       end
    elseif free[key] or rules.free[key] then
       if checked[key] then try(self.problems, read_as, checked[key], self.op, key, v) end
@@ -139,13 +140,13 @@ local function check_type(op, fields, problems)
    local name = op:match '^model%.(.*)$'
    local own = family.published(name)
    if kind ~= nil and family.of_type(kind) ~= name then
-      problems[#problems + 1] = ("field 'model_type' is %s; supported is %s"):format(
+      problems[#problems + 1] = ("field 'model_type' is %s; only %s is supported"):format(
          err.show(kind), err.show(own.model_type))
    end
    for i, v in ipairs(type(fields.architectures) == 'table' and fields.architectures or {}) do
       local other = family.of_architecture(v)
       if type(v) ~= 'string' or other and other ~= name then
-         problems[#problems + 1] = ("field 'architectures[%d]' is %s; supported is %s (or none)")
+         problems[#problems + 1] = ("field 'architectures[%d]' is %s; only %s or none is supported")
             :format(i, err.show(v), err.show(own.architectures and own.architectures[1]))
       end
    end
