@@ -61,8 +61,8 @@ describe('rope_parameters', function()
             .. 'they must be the same'] = { { rope_parameters = {
                full_attention = { rope_theta = 3 }, sliding_attention = { rope_theta = 4 } } } },
          ["field 'rope_parameters.sliding_attention.rope_type' is \"linear\"; only "
-            .. '"default" is supported'] = { { rope_parameters = { sliding_attention = { rope_type = 'linear',
-               factor = 2 } } }, 'near' },
+            .. '"default" is supported'] = { { rope_parameters = { sliding_attention = {
+               rope_type = 'linear', factor = 2 } } }, 'near' },
          ["field 'rope_parameters.sliding_attention.alpha' is 2, which is not supported; leave it "
             .. 'out'] = { {
             rope_parameters = { sliding_attention = { alpha = 2 } } }, 'near' } } do
@@ -223,7 +223,8 @@ describe('a configuration', function()
          ["field 'size' is 5, but 'n', which means the same, is 4"] = { { size = 5, n = 4 },
             { alias = { n = 'size' } } },
          ["unknown field 'siz'; did you mean 'size'?"] = { { size = 4, siz = 4 } },
-         ["field 'own' is 4; only 3 is supported"] = { { size = 4, own = 4 }, { only = { own = 3 } } },
+         ["field 'own' is 4; only 3 is supported"] = { { size = 4, own = 4 },
+            { only = { own = 3 } } },
          ["field 'own' is 4, which is not supported"] = { { size = 4, own = 4 },
             { only = { own = false } } },
          ["field 'is_decoder' is true, which is not supported"] = { { size = 4,

@@ -101,8 +101,8 @@ describe('a published configuration', function()
       c.num_nextn_predict_layers, c.mamba_proj_bias, c.hidden_sise = 1, true, 3
       c.rms_norm_eps, c.layers_block_type[2] = 1e-6, 'moe'
       local want = "field 'attention_dropout' is 0.1; only 0 is supported; "
-         .. 'field \'layers_block_type[2]\' is "moe"; supported kinds are linear_attention (mamba), '
-         .. 'full_attention (attention) and mlp; '
+         .. 'field \'layers_block_type[2]\' is "moe"; supported kinds are '
+         .. 'linear_attention (mamba), full_attention (attention) and mlp; '
          .. 'field \'mamba_hidden_act\' is "gelu"; only "silu" is supported; '
          .. "field 'mamba_proj_bias' is true, which is not supported; "
          .. "field 'num_nextn_predict_layers' is 1; only 0 is supported; "
@@ -125,8 +125,8 @@ describe('a published configuration', function()
       refused('E_ARG', 'field \'model_type\' is "mamba2"; only "nemotron_h" is supported', make,
          'hybrid', { vocab_size = 9, hidden_size = 16, hybrid_override_pattern = 'M',
             mamba_head_dim = 8, model_type = 'mamba2' })
-      refused('E_ARG', 'field \'model_type\' is "llama"; only "mamba2" is supported', make, 'mamba2',
-         { vocab_size = 9, hidden_size = 16, num_hidden_layers = 1, head_dim = 8,
+      refused('E_ARG', 'field \'model_type\' is "llama"; only "mamba2" is supported', make,
+         'mamba2', { vocab_size = 9, hidden_size = 16, num_hidden_layers = 1, head_dim = 8,
             model_type = 'llama' })
       c.time_step_limit, c.rms_norm = nil, false
       refused('E_ARG', "'rms_norm'", make, 'mamba2', c)

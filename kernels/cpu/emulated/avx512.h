@@ -1,8 +1,8 @@
 /* The AVX-512 and AVX512-BF16 instructions that the kernels use, as loops over lanes.
  *
  * A build with TIDE_EMULATE includes this after the header of the compiler and keeps its types.
- * Each loop replaces the intrinsic of the same name, so that the kernels of these levels run, slowly,
- * on a processor with AVX2. An intrinsic without a loop here does not compile: add it.
+ * Each loop replaces the intrinsic of the same name, so that the kernels of these levels run,
+ * slowly, on a processor with AVX2. An intrinsic without a loop here does not compile: add it.
  *
  * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
  */
