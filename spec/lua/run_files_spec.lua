@@ -122,7 +122,8 @@ describe('the folder of a run', function()
          for i = 1, 4 do put(dir, i) end
          latest(dir, folder.name(4))
          write(put(dir, 9, '.gone-') .. '/x', 'x')
-         for _, name in ipairs { 'step-00000001/model', '.gone-step-00000009/.ipynb_checkpoints' } do
+         for _, name in ipairs { 'step-00000001/model',
+                                 '.gone-step-00000009/.ipynb_checkpoints' } do
             fs.mkdirs(op, dir .. '/' .. name)
             write(dir .. '/' .. name .. '/mine', 'x')
          end
@@ -222,7 +223,8 @@ describe('the folder of a run', function()
          local e = refused('E_ARG', dir .. ' is a checkpoint', folder.check_out, op, dir)
          assert.is_nil(e.message:find('here', 1, true))
          os.remove(dir .. '/manifest.json')
-         for _, name in ipairs { 'LATEST.tmp-1', 'loss.svg.tmp-2', 'metrics.jsonl.tmp-3', 'mine' } do
+         for _, name in ipairs { 'LATEST.tmp-1', 'loss.svg.tmp-2', 'metrics.jsonl.tmp-3',
+                                 'mine' } do
             write(dir .. '/' .. name, 'x')
          end
          fs.mkdirs(op, dir .. '/.staging-step-00000004')
