@@ -178,8 +178,8 @@ static int run_command(int argc, char **argv)
   return EXIT_USAGE;
 }
 
-/* Raises the soft limit of open files, often 1024: each rank opens every .bin file of its data. Kept
- * below what other programs, started from here, close one by one. */
+/* Raises the soft limit of open files, often 1024: each rank opens every .bin file of its data. It
+ * stays moderate, as some programs that are started from here close all numbers one by one. */
 static void raise_open_files(void)
 {
   enum { MOST_FILES = 65536 };
