@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <luajit.h>
@@ -177,8 +178,20 @@ static int run_command(int argc, char **argv)
   return EXIT_USAGE;
 }
 
+/* Raises the soft limit of open files, often 1024: each rank opens every .bin file of its data. It
+ * stays moderate, as some programs that are started from here close all numbers one by one. */
+static void raise_open_files(void)
+{
+  enum { MOST_FILES = 65536 };
+  struct rlimit r;
+  if (getrlimit(RLIMIT_NOFILE, &r) < 0 || r.rlim_cur >= MOST_FILES) return;
+  r.rlim_cur = r.rlim_max < MOST_FILES ? r.rlim_max : MOST_FILES;
+  setrlimit(RLIMIT_NOFILE, &r); /* a refusal leaves the limit as it is */
+}
+
 int main(int argc, char **argv)
 {
+  raise_open_files();
   bound_spinning(argv);
   return cli_end_output(run_command(argc, argv));
 }

@@ -54,6 +54,19 @@ describe('one recipe', function()
       assert.matches('start the job again with --resume', out, 1, true)
    end)
 
+   it('opens as many files as the system allows', function()
+      tmp.with(function(dir)
+         write(dir .. '/many.lua', [[
+            local list = {}
+            for i = 1, 200 do list[i] = assert(io.open(arg[0])) end
+            print 'opened']])
+         local out, status = mpi.shell(('ulimit -Sn 100; %s run %s/many.lua'):format(mpi.program,
+            dir))
+         assert.equal(0, status, out)
+         assert.matches('opened', out, 1, true)
+      end)
+   end)
+
    it('says what is wrong with the environment', function()
       local out, status = mpi.shell('env RANK=2 WORLD_SIZE=2 ' .. mpi.program
          .. ' run spec/comm/mpi_case.lua threads')

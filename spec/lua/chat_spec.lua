@@ -275,6 +275,9 @@ describe('chat.load', function()
          assert.equal('cannot read {{ x }}: there is no such file or folder; give a file that '
             .. 'holds the template', raised(tide.chat.find, '{{ x }}').message)
          assert.equal(dir .. '/no is not a folder', raised(tide.chat.load, dir .. '/no').message)
+         write(dir .. '/t.jinja', 'x')
+         assert.equal(dir .. '/t.jinja is not a folder; tide.chat.find reads a template from a '
+            .. 'file', raised(tide.chat.load, dir .. '/t.jinja').message)
          assert.matches('neither chat_template.jinja, nor chat_template.json, nor the field',
             raised(tide.chat.load, '/').message, 1, true)
       end)

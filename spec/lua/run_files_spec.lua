@@ -60,7 +60,8 @@ describe('the folder of a run', function()
          assert.equal(paths[4], folder.find(op, dir))
          assert.equal(paths[2], folder.find(op, paths[2]))
          latest(dir, 'nonsense')
-         fails('E_FORMAT', dir .. '/LATEST does not name a checkpoint: "nonsense"', dir)
+         fails('E_FORMAT', dir .. '/LATEST does not name a checkpoint: "nonsense"; there are '
+            .. last, dir)
          latest(dir, 'step-00000009')
          fails('E_FORMAT', { dir .. '/LATEST names step-00000009, which has no manifest.json'
             .. '; the checkpoint before it is ' .. paths[7] }, dir)
@@ -122,7 +123,7 @@ describe('the folder of a run', function()
          latest(dir, folder.name(4))
          write(put(dir, 9, '.gone-') .. '/x', 'x')
          for _, name in ipairs { 'step-00000001/model',
-            '.gone-step-00000009/.ipynb_checkpoints' } do
+                                 '.gone-step-00000009/.ipynb_checkpoints' } do
             fs.mkdirs(op, dir .. '/' .. name)
             write(dir .. '/' .. name .. '/mine', 'x')
          end
@@ -178,6 +179,14 @@ describe('the folder of a run', function()
          assert.equal(dir .. '/aside-3', folder.set_aside(op, dir, 2))
          assert.same({ 'LATEST', 'step-00000004', 'step-00000009' }, fs.list(op,
             dir .. '/aside-3'))
+         put(dir, 2)
+         fs.mkdirs(op, dir .. '/store')
+         put(dir .. '/store', 3)
+         fs.io().symlink('store/step-00000003', dir .. '/step-00000003')
+         latest(dir, 'step-00000003')
+         assert.equal(dir .. '/aside-4', folder.set_aside(op, dir, 2))
+         assert.same({ 'step-00000003' }, folder.list(op, dir .. '/aside-4'))
+         assert.same({ 'step-00000003' }, folder.list(op, dir .. '/store'))
       end)
    end)
 
@@ -215,7 +224,7 @@ describe('the folder of a run', function()
          assert.is_nil(e.message:find('here', 1, true))
          os.remove(dir .. '/manifest.json')
          for _, name in ipairs { 'LATEST.tmp-1', 'loss.svg.tmp-2', 'metrics.jsonl.tmp-3',
-            'mine' } do
+                                 'mine' } do
             write(dir .. '/' .. name, 'x')
          end
          fs.mkdirs(op, dir .. '/.staging-step-00000004')

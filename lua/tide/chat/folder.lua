@@ -34,7 +34,10 @@ local function read_optional(path) return fs.size(path) and fs.read_json(op, pat
 -- Returns the templates of a folder by name, and the special tokens that they can use.
 function folder.templates(dir)
    err.type(op, 'dir', dir, 'string')
-   if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is not a folder', dir) end
+   if not fs.is_dir(dir) then
+      err.raise('E_IO', op, '%s is not a folder%s', dir, fs.size(dir)
+         and '; tide.chat.find reads a template from a file' or '')
+   end
    local found, path = {}, fs.join(dir, 'tokenizer_config.json')
    local config = read_optional(path)
    if config.chat_template ~= fs.io().json.null then collect(found, path, config.chat_template) end

@@ -129,7 +129,10 @@ function tokens.file(path, opts)
       err.raise('E_FORMAT', op, '%s is not a regular file', path)
    end
    local f, why = io.open(path, 'rb')
-   if not f then err.raise('E_IO', op, 'cannot read %s', why) end
+   if not f then
+      err.raise('E_IO', op, 'cannot read %s%s', why, why:find('Too many open files', 1, true)
+         and '; raise the limit (ulimit -n), or join the files into fewer' or '')
+   end
    local self = setmetatable({ file = f, path = path }, File)
    self.offset, self.width, self.count = layout(op, path, f, width)
    if self.count == 0 then

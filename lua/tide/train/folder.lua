@@ -94,8 +94,8 @@ function folder.find(op, where)
    if has_manifest(where) then return where end
    if out then return place_of(out, name) or find_failed(op, where) end
    name = folder.latest(op, where) or find_failed(op, where)
-   err.raise_if(not name:match(is_step), 'E_FORMAT', op, '%s/LATEST does not name a checkpoint: %s',
-      where, err.show(name))
+   err.raise_if(not name:match(is_step), 'E_FORMAT', op, '%s/LATEST does not name a checkpoint: '
+      .. '%s%s', where, err.show(name), listed(op, where))
    return place_of(where, name) or err.raise('E_FORMAT', op,
       '%s/LATEST names %s, which has no manifest.json%s', where, name,
       folder.older(op, fs.join(where, name)))
@@ -229,6 +229,14 @@ end
 
 -- ---- resuming from an earlier checkpoint -------------------------------------------------------
 
+-- Moves a checkpoint to another folder. A link may be relative to the folder that it is in.
+local function move(path, to)
+   local io_ = fs.io()
+   if not io_.is_link(path) then return io_.rename(path, to) end
+   io_.symlink(fs.resolve(path), to)
+   io_.remove(path)
+end
+
 -- Prepares the run in `out` to resume from `step`: moves its later checkpoints, with a copy of the
 -- metrics, into a run folder of their own. Returns that folder; nil if there are no later ones, or
 -- if `step` is what LATEST names. After a kill in between, the next call completes it.
@@ -243,7 +251,7 @@ function folder.set_aside(op, out, step)
    fs.mkdirs(op, aside)
    if fs.exists(metrics) and not fs.exists(copy) then fs.write(op, copy, fs.read(op, metrics)) end
    fs.write(op, fs.join(out, 'LATEST'), folder.name(step) .. '\n')
-   for _, name in ipairs(later) do fs.io().rename(fs.join(out, name), fs.join(aside, name)) end
+   for _, name in ipairs(later) do move(fs.join(out, name), fs.join(aside, name)) end
    later = folder.list(op, aside)
    if #later == 0 then
       fs.remove_dir(op, aside)
