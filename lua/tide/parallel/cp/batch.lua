@@ -69,8 +69,8 @@ local function primary_of(op, batch)
    return name, t, t:size(1), t:size(2)
 end
 
--- Returns the positions of a batch that gives none, i64 [B or 1, S]: those that order its documents,
--- which the context gives, too; else the places in the row.
+-- Returns the positions of a batch that gives none, i64 [B or 1, S]: those that order its
+-- documents, which the context gives, too; else the places in the row.
 local function default_positions(said, S, device)
    if not said.index and not said.cu_real then
       return tide.arange(S, { dtype = 'i64', device = device }):reshape { 1, S }
