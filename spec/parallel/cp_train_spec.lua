@@ -459,6 +459,7 @@ describe('dropout of attention probabilities over ranks', function()
       local want = ranks.run(1, train, config, { dp = 1 }, {}, 0)[1]
       for _, c in ipairs { { { cp = 2 }, { cp = { method = 'allgather' } } },
          { { cp = 3 }, { cp = { method = 'a2a' }, recompute = 'full' } },
+         { { cp = 7 }, { cp = { method = 'a2a' } } },                -- a rank without heads
          { { tp = 3 }, { tp = { sequence_parallel = true } } },
          { { dp_shard = 2 }, { fsdp = {}, recompute = { ops = { 'attention' } } } } } do
          local n = (c[1].cp or c[1].tp or c[1].dp_shard)
