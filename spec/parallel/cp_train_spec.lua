@@ -157,6 +157,9 @@ describe('attaching', function()
       for _, said in ipairs { false, 'context' } do
          cp.attach(wrapped(wrap('Shift', said)), { axis = axis2 })
       end
+      local both = nn.Stack { llama().model.layers:at(1), tide.model.vision { patch_dim = 2,
+         hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2 } }
+      refused('E_UNSUPPORTED', 'Vision.mixes = true', cp.attach, both, axis2)
       -- a class made from one that says it says it anew for a forward of its own
       local Heir = class('Heir', wrap('Shift', false))
       cp.attach(wrapped(Heir), axis2)
@@ -224,17 +227,17 @@ describe('attaching', function()
          end
          local table_ = t.empty({ 9, 8 }):normal_(0, 1, { seed = 4 })
          local layer = nn.Attention({ dim = 8, heads = 2, rope = nn.rope { dim = 4 }, seed = 3 })
-         local llama = t.model.llama({ vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
+         local rotary = t.model.llama({ vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
             num_attention_heads = 2, initializer_range = 0.5 }, { seed = 1 })
-         local gpt2 = t.model.gpt2({ vocab_size = 9, n_embd = 8, n_layer = 1, n_head = 2,
+         local learned = t.model.gpt2({ vocab_size = 9, n_embd = 8, n_layer = 1, n_head = 2,
             n_positions = 16, attn_pdrop = 0, initializer_range = 0.5 }, { seed = 1 })
-         gpt2:eval()
+         learned:eval()
          for _, method in ipairs { 'ring', 'a2a' } do
             compare(layer, function(at_ids, at)
                local x = table_:index_select(1, at_ids:flatten(1, 2))
                return layer(x:reshape { 1, at_ids:size(2), 8 }, at)
             end, method)
-            for _, model in ipairs { llama, gpt2 } do
+            for _, model in ipairs { rotary, learned } do
                compare(model, function(...) return model.model(...) end, method)
             end
          end
@@ -456,6 +459,7 @@ describe('dropout of attention probabilities over ranks', function()
       local want = ranks.run(1, train, config, { dp = 1 }, {}, 0)[1]
       for _, c in ipairs { { { cp = 2 }, { cp = { method = 'allgather' } } },
          { { cp = 3 }, { cp = { method = 'a2a' }, recompute = 'full' } },
+         { { cp = 7 }, { cp = { method = 'a2a' } } },                -- a rank without heads
          { { tp = 3 }, { tp = { sequence_parallel = true } } },
          { { dp_shard = 2 }, { fsdp = {}, recompute = { ops = { 'attention' } } } } } do
          local n = (c[1].cp or c[1].tp or c[1].dp_shard)

@@ -43,6 +43,7 @@ local function block(c, opts)
 end
 
 local Vision = class('Vision', Module)
+Vision.mixes = true              -- images lie whole on a rank: parallel.multimodal shares them out
 
 -- Makes a vision tower. config: patch_dim (pixels of a side), hidden_size, num_hidden_layers,
 -- num_attention_heads; optional channels (3), intermediate_size (4 hidden), out_size (hidden),

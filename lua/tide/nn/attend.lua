@@ -8,6 +8,7 @@
 -- size.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 
@@ -98,5 +99,8 @@ return function(q, k, v, options)
    local op = 'nn.attend'
    err.options(op, options, known)
    err.number(op, 'dropout', dropout, 0, 1)
-   return dropped(q, k, v, options)
+   if q:numel() > 0 and k:numel() > 0 then return dropped(q, k, v, options) end
+   local rest = copy(options)                -- no probability to drop, as on a rank without heads
+   rest.dropout, rest.context = nil, nil
+   return tide.attention(q, k, v, rest)
 end
