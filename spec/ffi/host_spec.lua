@@ -132,6 +132,18 @@ describe('os.exit', function()
 end)
 
 describe('plain data', function()
+   it('of a damaged file are numbers, no values of other types', function()
+      local one = 'd' .. ('\0'):rep(6) .. '\240?'
+      for _, bytes in ipairs { ('\255'):rep(8), '\1\2\3\4\5\128\251\255', '\1\0\0\0\0\0\240\127' } do
+         local v = host.decode('{2:' .. one .. 'd' .. bytes .. 's1:n' .. one)
+         assert.equal('number', type(v))
+         assert.is_true(v ~= v)
+         local ok, e = pcall(host.decode, '{2:d' .. bytes .. 'ts1:n' .. one)
+         assert.is_false(ok)
+         assert.equal('E_FORMAT', e.code)
+      end
+   end)
+
    it('survives encoding', function()
       local values = { 'a\0b\n"\\', 0 / 0, 1 / 0, -1 / 0, 2^53, 0.1, true, false,
          { 1, x = { y = 'z' } } }
