@@ -7,7 +7,7 @@
 int tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                const int64_t *shape)
 {
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   tide__tensor_drain(ctx);
   return tide__tensor_new(out, ctx, device, dtype, ndim, shape, "empty");
 }
@@ -34,7 +34,7 @@ int tide__created(tide_tensor **out, int rc)
 int tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
               const int64_t *shape, double value)
 {
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   tide__attrs attrs = {.scalar = {0, value}};
   tide__tensor_drain(ctx);
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "full"));

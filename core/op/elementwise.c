@@ -104,7 +104,7 @@ static bool whole(double v) { return v == floor(v) && fabs(v) < 9.2e18; }
 
 int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   if (!tide__dtype_is_float(x->dtype) && !(whole(mul) && whole(add)))
     return tide__fail(x->ctx, TIDE_E_DTYPE, "affine", "a tensor of %s takes whole numbers, got mul "
                       "%g and add %g; cast it first", tide_dtype_name(x->dtype), mul, add);
@@ -164,7 +164,7 @@ int tide_clone(tide_tensor **out, tide_tensor *x)
 
 int tide_contiguous(tide_tensor **out, tide_tensor *x)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   if (!tide_tensor_is_contiguous(x)) return tide_clone(out, x);
   return tide_tensor_retain(*out = x);
 }
