@@ -154,6 +154,31 @@ static void memory_of_the_host(void **state)
   assert_int_equal(h.bytes, 0);
 }
 
+/* Memory that is lent twice: an in-place op reads what was there before it wrote. */
+static void memory_lent_twice(void **state)
+{
+  enum { N = 5000, BY = 3 };
+  (void)state;
+  float data[N + BY];
+  lender l = {0};
+  tide_ctx *ctx = open_ctx(NULL);
+  for (int way = -1; way <= 1; way += 2) {
+    tide_tensor *to, *from;
+    for (int i = 0; i < N + BY; i++) data[i] = (float)i;
+    assert_int_equal(lend(ctx, &to, data + (way > 0 ? BY : 0), N, &l), TIDE_OK);
+    assert_int_equal(lend(ctx, &from, data + (way > 0 ? 0 : BY), N, &l), TIDE_OK);
+    OK(ctx, tide_copy_(to, from));
+    const float *got = tide_tensor_data(to);
+    for (int i = 0; i < N; i++) assert_true(got[i] == (float)(way > 0 ? i : i + BY));
+    for (int i = 0; i < N + BY; i++) data[i] = (float)i;
+    OK(ctx, tide_axpy_(to, from, 1));
+    for (int i = 0; i < N; i++) assert_true(got[i] == (float)(2 * i + BY));
+    tide_tensor_release(to);
+    tide_tensor_release(from);
+  }
+  close_ctx(ctx);
+}
+
 /* Dropped bytes are the host's again; a scope drops them; restored bytes are the context's. */
 static void memory_given_back(void **state)
 {
@@ -386,6 +411,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(memory_of_the_host),
     cmocka_unit_test(memory_given_back),
+    cmocka_unit_test(memory_lent_twice),
     cmocka_unit_test(memory_refused),
     cmocka_unit_test(two_contexts), cmocka_unit_test(order_of_release),
     cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
