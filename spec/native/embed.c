@@ -244,6 +244,23 @@ static void order_of_release(void **state)
   assert_int_equal(h.bytes, 0);
 }
 
+/* A host that releases a context twice releases no reference of the tensors. */
+static void second_release(void **state)
+{
+  host h = {0};
+  (void)state;
+  tide_ctx *ctx = open_host(&h, NULL);
+  tide_tensor *t = vector_f32(ctx, 2, (float[]){1, 2});
+  tide_ctx_release(ctx);
+  tide_ctx_release(ctx);
+  assert_true(h.bytes > 0);
+  double values[2];
+  assert_int_equal(tide_to_doubles(t, values, 2), TIDE_OK);
+  assert_true(values[1] == 2);
+  tide_tensor_release(t);
+  assert_int_equal(h.bytes, 0);
+}
+
 /* One context's failure is not another's, and the record holds what the caller needs. */
 static void errors_apart(void **state)
 {
@@ -414,6 +431,7 @@ int main(void)
     cmocka_unit_test(memory_lent_twice),
     cmocka_unit_test(memory_refused),
     cmocka_unit_test(two_contexts), cmocka_unit_test(order_of_release),
+    cmocka_unit_test(second_release),
     cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
     cmocka_unit_test(manners),      cmocka_unit_test(many_contexts),
     cmocka_unit_test(lines),        cmocka_unit_test(memory_line),
