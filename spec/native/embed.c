@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -244,6 +245,34 @@ static void order_of_release(void **state)
   assert_int_equal(h.bytes, 0);
 }
 
+static int made(tide_ctx *ctx, int dtype, double value)
+{
+  tide_tensor *t;
+  const int64_t n = 2;
+  int full = tide_full(&t, ctx, TIDE_DEV_CPU, dtype, 1, &n, value);
+  tide_tensor_release(t);
+  int arange = tide_arange(&t, ctx, TIDE_DEV_CPU, dtype, n, value < 0 ? value + 1 : value - 1,
+                           value < 0 ? -1 : 1);
+  tide_tensor_release(t);
+  assert_int_equal(full, full == TIDE_OK ? TIDE_OK : TIDE_E_DTYPE);
+  assert_int_equal(arange, full == TIDE_OK || !isfinite(value) ? arange : TIDE_E_ARG);
+  return full == TIDE_OK && arange == TIDE_OK;
+}
+
+/* Numbers that an integer dtype does not have are refused, not clamped or wrapped. */
+static void numbers_out_of_range(void **state)
+{
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  assert_true(made(ctx, TIDE_U8, 255) && !made(ctx, TIDE_U8, 256) && !made(ctx, TIDE_U8, -1));
+  assert_true(made(ctx, TIDE_I32, 2147483647.0) && !made(ctx, TIDE_I32, 2147483648.0));
+  assert_true(made(ctx, TIDE_I32, -2147483648.0) && !made(ctx, TIDE_I32, -2147483649.0));
+  assert_true(made(ctx, TIDE_I64, 0x1p62) && !made(ctx, TIDE_I64, 0x1p63));
+  assert_true(!made(ctx, TIDE_I64, INFINITY) && !made(ctx, TIDE_U8, NAN));
+  assert_true(made(ctx, TIDE_BOOL, 2) && made(ctx, TIDE_F16, 1e30));
+  close_ctx(ctx);
+}
+
 /* A host that releases a context twice releases no reference of the tensors. */
 static void second_release(void **state)
 {
@@ -432,6 +461,7 @@ int main(void)
     cmocka_unit_test(memory_refused),
     cmocka_unit_test(two_contexts), cmocka_unit_test(order_of_release),
     cmocka_unit_test(second_release),
+    cmocka_unit_test(numbers_out_of_range),
     cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
     cmocka_unit_test(manners),      cmocka_unit_test(many_contexts),
     cmocka_unit_test(lines),        cmocka_unit_test(memory_line),

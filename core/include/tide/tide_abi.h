@@ -197,10 +197,11 @@ int tide_device_count(tide_ctx *ctx, int device);
 int  tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                 const int64_t *shape);
 /* Makes a tensor with every element set to value. E_DTYPE: an integer dtype and a value that is not
- * an integer. */
+ * an integer of its range. */
 int  tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                const int64_t *shape, double value);
-/* Makes a 1-D tensor of the n values start, start + step, ... */
+/* Makes a 1-D tensor of the n values start, start + step, ... E_ARG: one outside the range of an
+ * integer dtype. */
 int  tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t n, double start,
                  double step);
 /* Makes a tensor from a copy of nbytes of row-major data, exactly the tensor's size. */
