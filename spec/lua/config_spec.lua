@@ -77,6 +77,8 @@ describe('a config file', function()
          'local t = {} for i = 1, 1e5 do t[i] = { i } end return t')
       refused('it is bytecode', 'a.lua', string.dump(function() return {} end))
       refused('lie deeper than', 'a.lua', 'local t = {} t.a = t return t')
+      refused('holds more than 100000 values', 'a.lua',
+         'local t = { 1 } for i = 1, 15 do t = { t, t, t, t, t, t, t, t } end return t')
       assert.equal('xx', ('x'):rep(2))                          -- strings have their methods again
       assert.is_nil((debug.gethook()))
    end)
