@@ -128,7 +128,8 @@ int tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg)
 
 void tide_ctx_release(tide_ctx *ctx)
 {
-  if (!tide__alive(ctx, TIDE__KIND_CTX)) return;
+  if (!tide__alive(ctx, TIDE__KIND_CTX) || ctx->closed) return;
+  ctx->closed = true;
   tide__tensor_drain(ctx);
   tide__ctx_drop(ctx);
 }

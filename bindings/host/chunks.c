@@ -79,6 +79,7 @@ void tide_host_chunks_free(tide_host_chunks *c)
 
 int tide_host_chunks_compiled(tide_host_chunks *c)
 {
+  if (!c) return 0;
   pthread_mutex_lock(&c->lock);
   int count = c->count;
   pthread_mutex_unlock(&c->lock);

@@ -78,7 +78,7 @@ static void end_contexts(tide_host_ranks *r)
 
 void tide_host_ranks_interrupt(tide_host_ranks *r)
 {
-  for (int i = 0; !atomic_load(&r->over) && i < r->nrank; i++)
+  for (int i = 0; r && !atomic_load(&r->over) && i < r->nrank; i++)
     if (r->rows[i].ctx) tide_interrupt(r->rows[i].ctx);
 }
 

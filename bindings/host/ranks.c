@@ -153,16 +153,19 @@ int tide_host_ranks_chunks(tide_host_ranks *r, tide_host_chunks *chunks)
 
 void tide_host_ranks_set_hooks(tide_host_ranks *r, const tide_host_ranks_hooks *hooks)
 {
-  r->hooks = hooks ? *hooks : (tide_host_ranks_hooks){0};
+  if (r) r->hooks = hooks ? *hooks : (tide_host_ranks_hooks){0};
 }
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-int tide_host_ranks_first(const tide_host_ranks *r) { return atomic_load(&r->first); }
+int tide_host_ranks_first(const tide_host_ranks *r)
+{
+  return r ? atomic_load(&r->first) : -1;
+}
 
 static const rank_row *ranks_row_of(const tide_host_ranks *r, int rank)
 {
-  return rank >= 0 && rank < r->nrank ? &r->rows[rank] : NULL;
+  return r && rank >= 0 && rank < r->nrank ? &r->rows[rank] : NULL;
 }
 
 int tide_host_ranks_status(const tide_host_ranks *r, int rank)
@@ -174,7 +177,7 @@ int tide_host_ranks_status(const tide_host_ranks *r, int rank)
 int tide_host_ranks_running(const tide_host_ranks *r)
 {
   int n = 0;
-  for (int i = 0; i < r->nrank; i++) n += r->rows[i].abandoned;
+  for (int i = 0; r && i < r->nrank; i++) n += r->rows[i].abandoned;
   return n;
 }
 

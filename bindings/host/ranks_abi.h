@@ -28,7 +28,8 @@ int tide_host_ranks_chunks(tide_host_ranks *r, tide_host_chunks *chunks);
  * its status is E_TIMEOUT, and its thread keeps its Lua state and context until it ends or the
  * process does. */
 int tide_host_ranks_run(tide_host_ranks *r);
-/* After the run. first returns the rank that failed first, -1 if all succeeded. */
+/* After the run. A null job has no ranks: E_ARG, 0, "" or NULL. first returns the rank that failed
+ * first, -1 if all succeeded. */
 int tide_host_ranks_first(const tide_host_ranks *r);
 /* Returns the number of abandoned ranks. */
 int tide_host_ranks_running(const tide_host_ranks *r);

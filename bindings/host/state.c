@@ -132,10 +132,20 @@ static void describe_host(lua_State *L, const open_job *job)
   lua_pop(L, 2);
 }
 
+const char host_collect_key[] = "tide.host.collect";
+
+static int collect_all(lua_State *L)
+{
+  lua_gc(L, LUA_GCCOLLECT, 0);
+  return 0;
+}
+
 static int open_protected(lua_State *L)
 {
   const open_job *job = lua_touserdata(L, 1);
   luaL_openlibs(L);
+  lua_pushcfunction(L, collect_all);
+  lua_setfield(L, LUA_REGISTRYINDEX, host_collect_key);
   describe_host(L, job);
   chunks_install(L, job->chunks);
   if (job->root) prepend_path(L, job->root);
@@ -165,6 +175,9 @@ int host_state_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_
   if (!out) return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'out' is null");
   *out = NULL;
   if (!ctx) return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'ctx' is null");
+  if (!tide_ctx_stats(ctx))
+    return refuse(TIDE_E_ARG, msg, n, "tide_lua_open: argument 'ctx': expected a context of "
+                  "tide_ctx_new, got another object");
   char found[PATH_MAX];
   if (root && !is_root(root))
     return refuse(TIDE_E_IO, msg, n, "tide_lua_open: 'root' holds no lua/tide/init.lua");

@@ -21,7 +21,6 @@ typedef struct run_job {
   int narg;
   const char *const *args;
   int status;               /* set by the message handler */
-  bool loaded;              /* false: errors have a position in their text only */
 } run_job;
 
 static int status_of_name(const char *name)
@@ -31,7 +30,9 @@ static int status_of_name(const char *name)
   return TIDE_E_HOST;
 }
 
-/* Returns the status of an error value: that of a structured error, else E_HOST. 1: a quiet end. */
+enum { QUIET = 1 }; /* the status of an error that is a quiet end */
+
+/* Returns the status of an error value: that of a structured error, E_HOST, or QUIET. */
 static int status_of(lua_State *L, int index)
 {
   int status = TIDE_E_HOST;
@@ -43,7 +44,7 @@ static int status_of(lua_State *L, int index)
   lua_rawget(L, index);
   if (lua_type(L, -1) == LUA_TSTRING) status = status_of_name(lua_tostring(L, -1));
   lua_pop(L, 2);
-  return quiet ? 1 : status;
+  return quiet ? QUIET : status;
 }
 
 /* Returns whether an error is printed in one line: a table whose field `brief` is set. */
@@ -119,23 +120,25 @@ static int explain(lua_State *L)
   job->status = status_of(L, 1);
   push_text(L);
   add_colon(L);
-  if (is_brief(L, 1) || !job->loaded) return 1;
+  if (is_brief(L, 1)) return 1;
   luaL_traceback(L, L, lua_tostring(L, -1), 1);
   return 1;
 }
 
-static void load_chunk(lua_State *L, run_job *job)
+/* Stores the value on top of the stack, or nil, under key in the registry and pops it. */
+static void keep(lua_State *L, const char *key) { lua_setfield(L, LUA_REGISTRYINDEX, key); }
+
+static void forget_last(lua_State *L)
 {
-  int rc = job->path ? chunks_load_file(L, job->path)
-                     : luaL_loadbuffer(L, job->code, job->ncode, job->name);
-  if (rc) lua_error(L);
-  job->loaded = true;
+  lua_pushnil(L);
+  keep(L, message_key);
+  lua_pushnil(L);
+  keep(L, result_key);
 }
 
-static int run_protected(lua_State *L)
+/* Sets the global `arg`. */
+static void set_arg(lua_State *L, const run_job *job)
 {
-  run_job *job = lua_touserdata(L, 1);
-  luaL_checkstack(L, job->narg + 8, "too many arguments");
   lua_createtable(L, job->narg, 1);
   lua_pushstring(L, job->path ? job->path : job->name);
   lua_rawseti(L, -2, 0);
@@ -144,63 +147,61 @@ static int run_protected(lua_State *L)
     lua_rawseti(L, -2, i + 1);
   }
   lua_setglobal(L, "arg");
-  load_chunk(L, job);
-  for (int i = 0; i < job->narg; i++) lua_pushstring(L, job->args[i]);
-  lua_call(L, job->narg, 1);
-  return 1;
 }
 
-static int forget_protected(lua_State *L)
+/* Loads and calls the chunk. Returns a status of lua_pcall, and pushes the value or the error. */
+static int call_chunk(lua_State *L, run_job *job)
 {
-  lua_pushnil(L);
-  lua_setfield(L, LUA_REGISTRYINDEX, message_key);
-  lua_pushnil(L);
-  lua_setfield(L, LUA_REGISTRYINDEX, result_key);
-  return 0;
-}
-
-/* Stores the value at index 1 under the key given as light userdata at index 2. */
-static int keep_protected(lua_State *L)
-{
-  const char *key = lua_touserdata(L, 2);
-  lua_pushvalue(L, 1);
-  lua_setfield(L, LUA_REGISTRYINDEX, key);
-  return 0;
-}
-
-/* Stores the value on top of the stack under key and pops it. */
-static void keep(lua_State *L, const char *key)
-{
-  lua_pushcfunction(L, keep_protected);
-  lua_insert(L, -2);
-  lua_pushlightuserdata(L, (void *)key);
-  if (lua_pcall(L, 2, 0, 0)) lua_pop(L, 1);
-}
-
-static int host_run(lua_State *L, run_job *job)
-{
-  if (lua_cpcall(L, forget_protected, NULL)) {
-    lua_pop(L, 1);
-    return TIDE_E_NOMEM;
-  }
-  int top = lua_gettop(L);
-  if (!lua_checkstack(L, 8)) return TIDE_E_NOMEM;
   lua_pushlightuserdata(L, job);
   lua_pushcclosure(L, explain, 1);
-  lua_pushcfunction(L, run_protected);
-  lua_pushlightuserdata(L, job);
-  job->status = TIDE_E_HOST;
-  int rc = lua_pcall(L, 1, 1, top + 1);
-  int status = TIDE_OK;
-  if (rc == 0) {
-    int type = lua_type(L, -1);
-    if (type == LUA_TSTRING || type == LUA_TNUMBER) keep(L, result_key);
-  } else if (job->status != 1) {
-    status = rc == LUA_ERRMEM ? TIDE_E_NOMEM : job->status;
-    if (lua_type(L, -1) == LUA_TSTRING) keep(L, message_key);
+  int handler = lua_gettop(L);
+  int rc = job->path ? chunks_load_file(L, job->path)
+                     : luaL_loadbuffer(L, job->code, job->ncode, job->name);
+  if (rc) return rc;
+  for (int i = 0; i < job->narg; i++) lua_pushstring(L, job->args[i]);
+  return lua_pcall(L, job->narg, 1, handler);
+}
+
+/* Runs the job, a light userdata at index 1; keeps its status, and its message or result. */
+static int run_protected(lua_State *L)
+{
+  run_job *job = lua_touserdata(L, 1);
+  forget_last(L);
+  if (!lua_checkstack(L, job->narg + 8)) {
+    lua_pushfstring(L, "%d arguments are too many", job->narg);
+    keep(L, message_key);
+    return 0;
   }
-  lua_settop(L, top);
-  return status;
+  set_arg(L, job);
+  int rc = call_chunk(L, job), type = lua_type(L, -1);
+  if (rc == LUA_ERRMEM) {
+    job->status = TIDE_E_NOMEM;
+    lua_gc(L, LUA_GCCOLLECT, 0); /* keep allocates */
+  }
+  if (rc == 0 || job->status == QUIET) job->status = TIDE_OK;
+  if (rc && job->status < 0 && type == LUA_TSTRING) keep(L, message_key);
+  if (rc == 0 && lua_tostring(L, -1)) keep(L, result_key); /* a number is a text from here on */
+  return 0;
+}
+
+/* LuaJIT does not collect before it raises "not enough memory": what a chunk has left would keep
+ * the state out of memory. The function was made when the state was opened, since without memory
+ * none can be made. */
+static void collect_garbage(lua_State *L)
+{
+  lua_getfield(L, LUA_REGISTRYINDEX, host_collect_key);
+  if (!lua_isfunction(L, -1) || lua_pcall(L, 0, 0, 0)) lua_pop(L, 1);
+}
+
+/* Everything that may raise is below lua_cpcall: an error outside of it would end the process. */
+static int host_run(lua_State *L, run_job *job)
+{
+  job->status = TIDE_E_HOST;
+  int rc = lua_cpcall(L, run_protected, job);
+  if (rc) lua_pop(L, 1);
+  if (rc) job->status = rc == LUA_ERRMEM ? TIDE_E_NOMEM : TIDE_E_HOST;
+  if (job->status == TIDE_E_NOMEM) collect_garbage(L);
+  return job->status;
 }
 
 int tide_lua_run_file(lua_State *L, const char *path, int narg, const char *const *args)
@@ -231,8 +232,13 @@ static const char *kept(lua_State *L, const char *key, size_t *n)
 
 const char *tide_lua_message(lua_State *L)
 {
-  const char *text = kept(L, message_key, NULL);
+  const char *text = L ? kept(L, message_key, NULL) : NULL;
   return text ? text : "";
 }
 
-const char *tide_lua_result(lua_State *L, size_t *n) { return kept(L, result_key, n); }
+const char *tide_lua_result(lua_State *L, size_t *n)
+{
+  if (L) return kept(L, result_key, n);
+  if (n) *n = 0;
+  return NULL;
+}

@@ -46,6 +46,7 @@ struct tide_ctx {
   int nthread;
   pthread_t owner;
   const uint32_t *fork_mark;        /* 1; 0 in a child forked after the context was made */
+  bool closed;                      /* the host has released the handle; objects keep the rest */
 
   uint64_t rng_seed, rng_stream, rng_offset;
   int64_t nalloc;                   /* allocations so far while fail_alloc is set */

@@ -28,7 +28,7 @@ int tide_is_leaf(const tide_tensor *t) { return TIDE_IS(TENSOR, t) ? t->node == 
 
 int tide_grad(tide_tensor **out, tide_tensor *t)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, t));
   *out = t->grad;
   return *out ? tide_tensor_retain(*out) : TIDE_OK;
 }
@@ -87,7 +87,7 @@ int tide_drop_grad(tide_tensor *t)
 
 int tide_detach(tide_tensor **out, tide_tensor *t)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, t));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, t));
   return tide__tensor_alias(out, t);
 }
 
@@ -127,9 +127,9 @@ static int make_outs(tide_tensor **outs, int nout, tide_tensor *const *ys)
 int tide_host_function(tide_tensor **outs, tide_ctx *ctx, double tag, int nin,
                        tide_tensor *const *xs, int nout, tide_tensor *const *ys, bool save)
 {
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   tide__node *n;
   for (int i = 0; i < nout; i++) outs[i] = NULL;
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
   if (nin < 0 || nout < 1 || nout > 64)
     return tide__fail(ctx, TIDE_E_ARG, "host_function", "nin and nout: expected nin >= 0 and nout "
                       "in [1, 64], got %d and %d", nin, nout);

@@ -89,6 +89,12 @@ static bool has_zero_byte(const tide__json_reader *r)
   return memchr(r->str, 0, (size_t)r->nstr) != NULL;
 }
 
+/* Returns whether the string is this text. */
+static bool reads(const tide__json_reader *r, const char *text)
+{
+  return strcmp(r->str, text) == 0 && !has_zero_byte(r);
+}
+
 static int read_meta(tide_file *f, tide__json_reader *r)
 {
   int token = tide__json_next(r);
@@ -101,6 +107,7 @@ static int read_meta(tide_file *f, tide__json_reader *r)
       return read_nomem(f);
     const char *key = r->str;
     TIDE_TRY(expect(f, r, TIDE_JSON_STRING, "metadata values must be strings"));
+    if (has_zero_byte(r)) return broken_at(f, r, "zero byte in a metadata value");
     f->metas[f->nmeta++] = (pair){key, r->str};
   }
   return token == TIDE__JSON_CLOSE ? TIDE_OK : broken_at(f, r, r->error);
@@ -137,7 +144,7 @@ static int read_offsets(const tide_file *f, tide__json_reader *r, entry *e)
 static int read_dtype(const tide_file *f, tide__json_reader *r, entry *e)
 {
   TIDE_TRY(expect(f, r, TIDE_JSON_STRING, "dtype must be a string"));
-  e->dtype = dtype_find(r->str);
+  e->dtype = has_zero_byte(r) ? NULL : dtype_find(r->str);
   return e->dtype ? TIDE_OK : broken_at(f, r, "unknown dtype");
 }
 
@@ -146,7 +153,7 @@ static int read_member(const tide_file *f, tide__json_reader *r, entry *e, int *
 {
   static const char *const members[] = {"dtype", "shape", "data_offsets"};
   int which = 0;
-  while (which < 3 && strcmp(r->str, members[which]) != 0) which++;
+  while (which < 3 && !reads(r, members[which])) which++;
   if (which == 3)
     return tide__json_skip(r, tide__json_next(r)) ? TIDE_OK : broken_at(f, r, r->error);
   if (*seen & 1 << which) return broken_at(f, r, "a member of a tensor's entry appears twice");
@@ -186,7 +193,7 @@ static int read_header(tide_file *f)
   tide__json_begin(&r, f->header, f->nheader);
   TIDE_TRY(expect(f, &r, TIDE_JSON_OBJECT, "the header is not an object"));
   while ((token = tide__json_next(&r)) == TIDE__JSON_KEY) {
-    if (strcmp(r.str, "__metadata__") != 0) {
+    if (!reads(&r, "__metadata__")) {
       TIDE_TRY(read_entry(f, &r));
     } else {
       if (meta) return broken_at(f, &r, "__metadata__ appears twice");

@@ -104,7 +104,7 @@ static bool whole(double v) { return v == floor(v) && fabs(v) < 9.2e18; }
 
 int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   if (!tide__dtype_is_float(x->dtype) && !(whole(mul) && whole(add)))
     return tide__fail(x->ctx, TIDE_E_DTYPE, "affine", "a tensor of %s takes whole numbers, got mul "
                       "%g and add %g; cast it first", tide_dtype_name(x->dtype), mul, add);
@@ -164,7 +164,7 @@ int tide_clone(tide_tensor **out, tide_tensor *x)
 
 int tide_contiguous(tide_tensor **out, tide_tensor *x)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   if (!tide_tensor_is_contiguous(x)) return tide_clone(out, x);
   return tide_tensor_retain(*out = x);
 }
@@ -227,15 +227,31 @@ static int elementwise_in_place(int op, tide_tensor *dst, tide_tensor *src, doub
   return rc;
 }
 
+/* Returns whether a and b may share bytes: they are views of one storage, or one of them lies over
+ * memory of the host, which may be lent twice. */
+static bool may_share(const tide_tensor *a, const tide_tensor *b)
+{
+  const tide__storage *s = a->storage, *t = b->storage;
+  if (s == t || (!s->lent.data && !t->lent.data)) return s == t;
+  uintptr_t p = (uintptr_t)s->data, q = (uintptr_t)t->data;
+  return p < q + t->size && q < p + s->size;
+}
+
+/* Returns whether both have the same elements, one by one. */
+static bool same_elements(tide_tensor *a, tide_tensor *b)
+{
+  bool same = tide__tensor_ptr(a) == tide__tensor_ptr(b) && a->dtype == b->dtype &&
+              a->ndim == b->ndim;
+  for (int d = 0; same && d < a->ndim; d++)
+    same = a->stride[d] == b->stride[d] && a->shape[d] == b->shape[d];
+  return same;
+}
+
 /* Copies src if it shares bytes with dst in another order; else it would read what was just
  * written. */
 static int overlap_safe(tide_tensor **tmp, tide_tensor *dst, tide_tensor *src)
 {
-  bool same = src->storage == dst->storage &&
-              (src->offset != dst->offset || src->ndim != dst->ndim);
-  for (int d = 0; !same && src->storage == dst->storage && d < src->ndim; d++)
-    same = src->stride[d] != dst->stride[d] || src->shape[d] != dst->shape[d];
-  if (same) return tide_clone(tmp, src);
+  if (may_share(dst, src) && !same_elements(dst, src)) return tide_clone(tmp, src);
   *tmp = src;
   return tide_tensor_retain(src);
 }

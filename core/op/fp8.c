@@ -183,10 +183,9 @@ int tide_linear_fp8_scaled(tide_tensor **out, tide_tensor *x, tide_tensor *w, ti
 int tide_linear_fp8_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *const *ws,
                            tide_tensor *const *biases, int scaling, bool keep_weight)
 {
-  outs[0] = NULL;
+  tide__no_results(outs, n);
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   TIDE_TRY(tide__check_joined(x->ctx, "linear_fp8_joined", "ws", n, ws));
-  for (int i = 0; i < n; i++) outs[i] = NULL;
   int rc = each_fp8(outs, x, n, ws, biases, scaling, keep_weight);
   return tide__relabel(x->ctx, rc, "linear_fp8_joined");
 }

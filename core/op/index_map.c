@@ -129,13 +129,13 @@ static int zigzag(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank
 
 int tide_zigzag_index(tide_tensor **out, tide_tensor *cu, int64_t size, int64_t rank, int dtype)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, cu));
   return zigzag(out, cu, size, rank, dtype, false, "zigzag_index");
 }
 
 int tide_zigzag_places(tide_tensor **out, tide_tensor *cu, int64_t size, int dtype)
 {
-  TIDE_DOOR(TIDE_OBJECT(TENSOR, cu));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, cu));
   return zigzag(out, cu, size, -1, dtype, true, "zigzag_places");
 }
 

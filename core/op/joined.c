@@ -101,6 +101,12 @@ void tide__release_all(int n, tide_tensor **xs)
   }
 }
 
+void tide__no_results(tide_tensor **outs, int n)
+{
+  outs[0] = NULL;
+  for (int i = 1; i < n && i < TIDE_MAX_JOINED; i++) outs[i] = NULL;
+}
+
 int tide__check_joined(tide_ctx *ctx, const char *op, const char *arg, int n,
                        tide_tensor *const *list)
 {
@@ -161,12 +167,11 @@ int tide_linear_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *c
 {
   tide__call c;
   tide_tensor *in[BIAS + TIDE_MAX_JOINED] = {x}, *w, *b;
-  outs[0] = NULL;
+  tide__no_results(outs, n);
   TIDE_DOOR(TIDE_OBJECT(TENSOR, x));
   TIDE_TRY(tide__check_joined(x->ctx, "linear_joined", "ws", n, ws));
   bool any = false;
   for (int i = 0; i < n; i++) {
-    outs[i] = NULL;
     in[WEIGHT + i] = ws[i];
     in[BIAS + i] = biases ? biases[i] : NULL;
     any = any || in[BIAS + i];

@@ -12,6 +12,8 @@ int tide__narrow(tide_tensor **out, tide_tensor *x, int dim, int64_t at, int64_t
 int tide__cut(tide_tensor **parts, tide_tensor *x, int dim, int n, const int64_t *sizes);
 /* Releases n tensors and sets them to null. */
 void tide__release_all(int n, tide_tensor **xs);
+/* Sets the results of a call over n operands to null, at most TIDE_MAX_JOINED and at least one. */
+void tide__no_results(tide_tensor **outs, int n);
 /* Fails unless a list has 1 to TIDE_MAX_JOINED tensors. */
 int tide__check_joined(tide_ctx *ctx, const char *op, const char *arg, int n,
                        tide_tensor *const *list);

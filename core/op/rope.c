@@ -93,13 +93,10 @@ int tide_rope_joined(tide_tensor **outs, int n, tide_tensor *const *xs, tide_ten
   tide__call c;
   tide_tensor *in[TIDE__TURNED + TIDE_MAX_JOINED] = {positions, inv_freq};
   tide_tensor *none[TIDE_MAX_JOINED] = {NULL};
-  outs[0] = NULL;
+  tide__no_results(outs, n);
   TIDE_DOOR(TIDE_OBJECT(TENSOR, positions));
   TIDE_TRY(tide__check_joined(positions->ctx, "rope_joined", "xs", n, xs));
-  for (int i = 0; i < n; i++) {
-    outs[i] = NULL;
-    in[TIDE__TURNED + i] = xs[i];
-  }
+  for (int i = 0; i < n; i++) in[TIDE__TURNED + i] = xs[i];
   TIDE_TRY(tide__begin(&c, TIDE_OP_ROPE_JOINED, NULL, TIDE__TURNED + n, in, 0));
   for (int i = 0; i < n; i++) TIDE_TRY(check_rope(&c, xs[i], "xs", positions, inv_freq));
   for (int i = 0; i < n && reuse; i++) TIDE_TRY(check_reuse(&c, xs[i]));

@@ -91,7 +91,7 @@ int tide_from_memory(tide_tensor **out, tide_ctx *ctx, int device, int dtype, in
 int tide_from_bytes(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                     const int64_t *shape, const void *data, size_t nbytes)
 {
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   tide__tensor_drain(ctx);
   TIDE_TRY(tide__tensor_new(out, ctx, device, dtype, ndim, shape, "from_bytes"));
   if ((int64_t)nbytes != byte_size(*out) || (nbytes && !data))

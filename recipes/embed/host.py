@@ -62,6 +62,8 @@ class Context:
         """A tensor over the bytes of a row-major array, which lives as long as they are used."""
         if not array.flags.c_contiguous or array.dtype not in CODES:
             raise Error(f"tensor: expected a row-major array of numbers, got {array.dtype}")
+        if not array.flags.writeable:
+            raise Error("tensor: expected an array that may be written, as ops in place do")
         if array.size and array.ctypes.data in self.lent:
             raise Error("tensor: there is a tensor over this array")
         shape, out = (ctypes.c_int64 * 8)(*array.shape), POINTER()
@@ -102,6 +104,8 @@ class Tensor:
 
     def array(self):
         """The elements as an array over the tensor's own bytes; it keeps the tensor."""
+        if LIB.tide_tensor_is_gone(self.handle) != 0:
+            raise Error("array: the bytes of the tensor were dropped")
         ndim = LIB.tide_tensor_ndim(self.handle)
         shape = tuple(LIB.tide_tensor_dim(self.handle, d) for d in range(ndim))
         dtype = numpy.dtype(DTYPES[LIB.tide_tensor_dtype(self.handle)])

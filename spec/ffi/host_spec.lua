@@ -6,6 +6,7 @@ local ranks = require 'spec.support.ranks'
 local files = require 'spec.support.files'
 local tmp = require 'spec.support.tmp'
 local lib = require 'tide.ffi.lib'
+local child = require 'spec.support.child'
 
 describe('ranks', function()
    it('run the same function with their own state and context', function()
@@ -131,7 +132,83 @@ describe('os.exit', function()
    end)
 end)
 
+describe('a host that lost its handle', function()
+   it('gets a refusal, and an end without text', function()
+      local ffi = require 'ffi'
+      host.run(1, 'return 1')                               -- declares the functions
+      local H, C = lib.state.host, lib.C
+      local job, n = H.tide_host_ranks_new(0, nil), ffi.new('size_t[1]', 7)
+      assert.is_true(job == nil)
+      assert.equal(C.TIDE_E_ARG, H.tide_host_ranks_run(job))
+      assert.equal(-1, H.tide_host_ranks_first(job))
+      assert.equal(0, H.tide_host_ranks_running(job))
+      assert.equal(C.TIDE_E_ARG, H.tide_host_ranks_status(job, 0))
+      assert.equal('', ffi.string(H.tide_host_ranks_message(job, 0)))
+      assert.is_true(H.tide_host_ranks_result(job, 0, n) == nil)
+      assert.equal(0, tonumber(n[0]))
+      H.tide_host_ranks_interrupt(job)
+      H.tide_host_ranks_free(job)
+      assert.equal(0, H.tide_host_chunks_compiled(nil))
+   end)
+
+   it('gets no Lua state on what is no context', function()
+      local ffi = require 'ffi'
+      ffi.cdef [[
+         int tide_lua_open(void **out, void *ctx, const char *root, char *msg, size_t n);
+         const char *tide_lua_message(void *L);
+         const char *tide_lua_result(void *L, size_t *n);
+      ]]
+      host.run(1, 'return 1')
+      local H, out, msg = lib.state.host, ffi.new 'void *[1]', ffi.new 'char[200]'
+      local t, n = tide.ones { 1 }, ffi.new('size_t[1]', 7)
+      assert.equal(lib.C.TIDE_E_ARG, H.tide_lua_open(out, t, nil, msg, 200))
+      assert.matches("argument 'ctx': expected a context", ffi.string(msg), 1, true)
+      assert.is_true(out[0] == nil)
+      assert.equal('', ffi.string(H.tide_lua_message(out[0])))
+      assert.is_true(H.tide_lua_result(out[0], n) == nil)
+      assert.equal(0, tonumber(n[0]))
+   end)
+end)
+
+-- Sanitizers cannot bear a limit of the address space.
+local limited = tide.build_info():find('sanitizers: none', 1, true) and it or pending
+
+describe('a state without memory', function()
+   limited('works again after the chunk that took all', function()
+      local out, status = child([[
+         local ffi, lib = require 'ffi', require 'tide.ffi.lib'
+         local tide = require 'tide'
+         ffi.cdef 'int tide_lua_open(void **, void *, const char *, char *, size_t);'
+         ffi.cdef 'int tide_lua_run_string(void *, const char *, size_t, void *, int, void *);'
+         ffi.cdef 'const char *tide_lua_result(void *, size_t *);'
+         local H, out, box = lib.load 'tide_host', ffi.new 'void *[1]', ffi.new 'tide_ctx *[1]'
+         assert(lib.C.tide_ctx_new(box, nil, nil, 0) == 0)
+         assert(H.tide_lua_open(out, box[0], nil, nil, 0) == 0)
+         local function run(code) return H.tide_lua_run_string(out[0], code, #code, nil, 0, nil) end
+         for _ = 1, 2 do
+            print(run 'local t = {} for i = 1, 1e9 do t[i] = { i } end')
+            print(run 'return 6 * 7', H.tide_lua_result(out[0], nil) ~= nil)
+         end
+      ]], { env = 'ulimit -v 800000;' })
+      assert.equal('-5\n0\ttrue\n-5\n0\ttrue\n', out)
+      assert.equal(0, status)
+   end)
+end)
+
 describe('plain data', function()
+   it('of a damaged file are numbers, no values of other types', function()
+      local one = 'd' .. ('\0'):rep(6) .. '\240?'
+      for _, bytes in ipairs { ('\255'):rep(8), '\1\2\3\4\5\128\251\255',
+         '\1\0\0\0\0\0\240\127' } do
+         local v = host.decode('{2:' .. one .. 'd' .. bytes .. 's1:n' .. one)
+         assert.equal('number', type(v))
+         assert.is_true(v ~= v)
+         local ok, e = pcall(host.decode, '{2:d' .. bytes .. 'ts1:n' .. one)
+         assert.is_false(ok)
+         assert.equal('E_FORMAT', e.code)
+      end
+   end)
+
    it('survives encoding', function()
       local values = { 'a\0b\n"\\', 0 / 0, 1 / 0, -1 / 0, 2^53, 0.1, true, false,
          { 1, x = { y = 'z' } } }

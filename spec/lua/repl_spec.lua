@@ -103,6 +103,19 @@ describe('a session', function()
       assert.equal('M', hint.syntax('f(', 'M'))
    end)
 
+   it('answers to a long line that is wrong at once', function()
+      local s, _, bad = new()
+      local began = os.clock()
+      s:feed('x = {' .. ('1, '):rep(8000) .. '} = y')
+      s:feed(('x = 1; '):rep(4000) .. ')')
+      assert.is_true(s:feed('x = {' .. ('1, '):rep(8000)))
+      s:feed '} )'
+      assert.is_true(os.clock() - began < 2)
+      assert.matches('^input:1:24008: ', bad[1])
+      assert.matches('^input:1:28001: ', bad[2])
+      assert.matches('^input:2:3: ', bad[3])
+   end)
+
    it('reports errors and goes on', function()
       local s, out, bad = new()
       s:feed 'error "broken"'

@@ -89,6 +89,10 @@ describe('tide plot', function()
          { step = 4, loss = 0 / 0 }, { step = 5, loss = 9 } }
       assert.same({ name = 'r', x = { 1, 2, 5 }, y = { 4, 3, 5.5 } },
          watch.series(records, 'r', 'loss', 'step', 2))
+      local spike = {}
+      for s = 1, 12 do spike[s] = { step = s, loss = s == 4 and 1e20 or s == 8 and 1 / 0 or s } end
+      assert.same({ 1, 1.5, 2, 1e20 / 3, 1e20 / 3, 1e20 / 3, 6, 22 / 3, 26 / 3, 10, 11 },
+         watch.series(spike, 'r', 'loss', 'step', 3).y)
       local text = plot.text({ { name = 'r', x = { 0, 1, 10 }, y = { 1, 1, 10 } } },
          { logx = true, columns = 40, rows = 5 })
       local _, marks = text:gsub('%*', '')

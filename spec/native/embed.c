@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -154,6 +155,31 @@ static void memory_of_the_host(void **state)
   assert_int_equal(h.bytes, 0);
 }
 
+/* Memory that is lent twice: an in-place op reads what was there before it wrote. */
+static void memory_lent_twice(void **state)
+{
+  enum { N = 5000, BY = 3 };
+  (void)state;
+  float data[N + BY];
+  lender l = {0};
+  tide_ctx *ctx = open_ctx(NULL);
+  for (int way = -1; way <= 1; way += 2) {
+    tide_tensor *to, *from;
+    for (int i = 0; i < N + BY; i++) data[i] = (float)i;
+    assert_int_equal(lend(ctx, &to, data + (way > 0 ? BY : 0), N, &l), TIDE_OK);
+    assert_int_equal(lend(ctx, &from, data + (way > 0 ? 0 : BY), N, &l), TIDE_OK);
+    OK(ctx, tide_copy_(to, from));
+    const float *got = tide_tensor_data(to);
+    for (int i = 0; i < N; i++) assert_true(got[i] == (float)(way > 0 ? i : i + BY));
+    for (int i = 0; i < N + BY; i++) data[i] = (float)i;
+    OK(ctx, tide_axpy_(to, from, 1));
+    for (int i = 0; i < N; i++) assert_true(got[i] == (float)(2 * i + BY));
+    tide_tensor_release(to);
+    tide_tensor_release(from);
+  }
+  close_ctx(ctx);
+}
+
 /* Dropped bytes are the host's again; a scope drops them; restored bytes are the context's. */
 static void memory_given_back(void **state)
 {
@@ -210,6 +236,51 @@ static void order_of_release(void **state)
   (void)state;
   tide_ctx *ctx = open_host(&h, NULL);
   tide_tensor *t = vector_f32(ctx, 2, (float[]){1, 2});
+  tide_ctx_release(ctx);
+  assert_true(h.bytes > 0);
+  double values[2];
+  assert_int_equal(tide_to_doubles(t, values, 2), TIDE_OK);
+  assert_true(values[1] == 2);
+  tide_tensor_release(t);
+  assert_int_equal(h.bytes, 0);
+}
+
+static int made(tide_ctx *ctx, int dtype, double value)
+{
+  tide_tensor *t;
+  const int64_t n = 2;
+  int full = tide_full(&t, ctx, TIDE_DEV_CPU, dtype, 1, &n, value);
+  tide_tensor_release(t);
+  int arange = tide_arange(&t, ctx, TIDE_DEV_CPU, dtype, n, value < 0 ? value + 1 : value - 1,
+                           value < 0 ? -1 : 1);
+  tide_tensor_release(t);
+  assert_int_equal(full, full == TIDE_OK ? TIDE_OK : TIDE_E_DTYPE);
+  assert_int_equal(arange, full == TIDE_OK || !isfinite(value) ? arange : TIDE_E_ARG);
+  return full == TIDE_OK && arange == TIDE_OK;
+}
+
+/* Numbers that an integer dtype does not have are refused, not clamped or wrapped. */
+static void numbers_out_of_range(void **state)
+{
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  assert_true(made(ctx, TIDE_U8, 255) && !made(ctx, TIDE_U8, 256) && !made(ctx, TIDE_U8, -1));
+  assert_true(made(ctx, TIDE_I32, 2147483647.0) && !made(ctx, TIDE_I32, 2147483648.0));
+  assert_true(made(ctx, TIDE_I32, -2147483648.0) && !made(ctx, TIDE_I32, -2147483649.0));
+  assert_true(made(ctx, TIDE_I64, 0x1p62) && !made(ctx, TIDE_I64, 0x1p63));
+  assert_true(!made(ctx, TIDE_I64, INFINITY) && !made(ctx, TIDE_U8, NAN));
+  assert_true(made(ctx, TIDE_BOOL, 2) && made(ctx, TIDE_F16, 1e30));
+  close_ctx(ctx);
+}
+
+/* A host that releases a context twice releases no reference of the tensors. */
+static void second_release(void **state)
+{
+  host h = {0};
+  (void)state;
+  tide_ctx *ctx = open_host(&h, NULL);
+  tide_tensor *t = vector_f32(ctx, 2, (float[]){1, 2});
+  tide_ctx_release(ctx);
   tide_ctx_release(ctx);
   assert_true(h.bytes > 0);
   double values[2];
@@ -386,8 +457,11 @@ int main(void)
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(memory_of_the_host),
     cmocka_unit_test(memory_given_back),
+    cmocka_unit_test(memory_lent_twice),
     cmocka_unit_test(memory_refused),
     cmocka_unit_test(two_contexts), cmocka_unit_test(order_of_release),
+    cmocka_unit_test(second_release),
+    cmocka_unit_test(numbers_out_of_range),
     cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
     cmocka_unit_test(manners),      cmocka_unit_test(many_contexts),
     cmocka_unit_test(lines),        cmocka_unit_test(memory_line),

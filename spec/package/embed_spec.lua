@@ -101,6 +101,19 @@ describe('a host', function()
       local out = run(('%s recipes/embed/host.py %s/libtide.so'):format(python, quote(build)))
       assert.matches('^largest difference from the true weights: %de%-0[5-9]\n'
          .. 'refused: matmul: [^\n]*%(E_SHAPE%)\n$', out)
+      out = run(([[PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=recipes/embed %s -c '
+import numpy, host
+ctx = host.Context()
+dropped = ctx.tensor(numpy.ones(2, numpy.float32))
+host.LIB.tide_tensor_drop(dropped.handle)
+frozen = numpy.frombuffer(bytes(8), numpy.float32)
+for call in dropped.array, lambda: ctx.tensor(frozen):
+    try:
+        print(call())
+    except host.Error as e:
+        print(e)' %s/libtide.so]]):format(python, quote(build)))
+      assert.equal('array: the bytes of the tensor were dropped\n'
+         .. 'tensor: expected an array that may be written, as ops in place do\n', out)
    end)
 
    it_if(plain and there 'nvim --version', 'no nvim')('in Neovim completes the line', function()

@@ -90,4 +90,13 @@ describe('tide run', function()
             out, 1, true)
       end)
    end)
+
+   it('names the option whose path is empty, as a variable that is not set makes it', function()
+      for _, name in ipairs { 'data', 'out', 'from' } do
+         local out, status = recipe.ranks(1, ('pretrain.lua --steps 1 --%s='):format(name))
+         assert.equal(2, status, out)
+         assert.matches(('--%s: expected a path, got an empty text'):format(name), out, 1, true)
+         one_line(out)
+      end
+   end)
 end)

@@ -56,6 +56,7 @@ local cases = {
      '--mesh.dp-shard 2 --fsdp.strategy optim --accum 3 --batch 24' },
    { 'ZeRO-3 with micro-batches', 2,
      '--mesh.dp-shard 2 --fsdp.strategy optim_grads_params --accum 3 --batch 24', quick = true },
+   { 'shards on the host', 2, '--mesh.dp-shard 2 --offload', quick = true },
    { 'tensor parallelism', 2, '--mesh.tp 2' },
    { 'tensor and sequence parallelism', 2, '--mesh.tp 2 --sequence-parallel' },
    { 'context parallelism by a ring', 2, '--mesh.cp 2' },

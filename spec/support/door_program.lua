@@ -25,6 +25,8 @@ local optional = {
    tide_comm_join = 'group', tide_comm_gather = 'out', tide_comm_scatter = 'in',
    tide_comm_send_recv = 'outs ins',
 }
+-- Functions that read their out-parameter first: null makes an object, else it is that one.
+local takes_box = { tide_device_event_record = true }
 -- Functions that take tensors of any context.
 local any_context = { tide_tensor_same_storage = true }
 
@@ -102,15 +104,19 @@ local wrong = {
 
 local keep = {}                             -- arrays of one call
 
-local function value(arg)
+local poison = ffi.cast('void *', 64)
+
+local function value(f, arg)
    if arg.object then return good[arg.object] end
    if arg.list then
       keep[#keep + 1] = ffi.new(('tide_%s *[4]'):format(arg.list), good[arg.list])
       return keep[#keep]
    end
    if arg.out then
-      keep[#keep + 1] = ffi.new(('tide_%s *[4]'):format(arg.out))
-      return keep[#keep]
+      local box = ffi.new(('tide_%s *[4]'):format(arg.out))
+      if not takes_box[f.name] then box[0] = ffi.cast(('tide_%s *'):format(arg.out), poison) end
+      keep[#keep + 1] = box
+      return box
    end
    if arg.type:find 'tide_%w+_attrs' or arg.type:find 'tide_%w+_opts' then return nil end
    if arg.type:find '^const char %*const %*' then return ffi.new('const char *[4]', { text }) end
@@ -134,7 +140,7 @@ local refusal = { int = -1, int64_t = -1, double = -1, bool = false }
 local function try(f, at, handle, what)
    local args, arg = {}, f.args[at]
    keep = {}
-   for i = 1, #f.args do args[i] = value(f.args[i]) end
+   for i = 1, #f.args do args[i] = value(f, f.args[i]) end
    if arg.object then
       args[at] = handle == nil and nil or ffi.cast(('tide_%s *'):format(arg.object), handle)
    else
@@ -145,6 +151,11 @@ local function try(f, at, handle, what)
    local before = ffi.string(C.tide_error(good.ctx).message)
    local got = C[f.name](unpack(args, 1, #f.args))
    if f.name:find '_release$' or f.returns == 'void' then return end
+   for i, a in ipairs(f.args) do
+      if a.out and args[i][0] == poison then
+         complain('WRONG', f.name, arg.name, what, 'leaves', a.name, 'as it was')
+      end
+   end
    if f.returns:find '%*' then
       if f.name ~= 'tide_error' and got ~= nil
          and not (f.name == 'tide_tensor_ctx' and what == 'released') then

@@ -62,6 +62,18 @@ local function count_at(text, at)
    return tonumber(digits), colon
 end
 
+-- Returns the number whose 8 bytes begin at `at`. A NaN is always the plain one: LuaJIT keeps types
+-- in the bits of NaNs, and would take the bytes of a damaged file for a value of another type.
+local function get_number(text, at)
+   local low, high = text:sub(at, at + 5), { text:byte(at + 6, at + 7) }
+   if high[2] % 128 == 127 and (high[1] > 240 or high[1] == 240 and low:find '[^%z]') then
+      return 0 / 0
+   end
+   local number = new_number()
+   ffi.copy(number, text:sub(at, at + 7), 8)
+   return number[0]
+end
+
 local get
 
 local function get_table(text, at)
@@ -71,7 +83,7 @@ local function get_table(text, at)
       local key, value
       key, at = get(text, at)
       value, at = get(text, at)
-      if key == nil then malformed() end
+      if key == nil or key ~= key then malformed() end
       t[key] = value
    end
    return t, at
@@ -83,9 +95,7 @@ function get(text, at)
    if kind == 't' then return true, at + 1 end
    if kind == 'f' then return false, at + 1 end
    if kind == 'd' and #text >= at + 8 then
-      local number = new_number()
-      ffi.copy(number, text:sub(at + 1, at + 8), 8)
-      return number[0], at + 9
+      return get_number(text, at + 1), at + 9
    end
    if kind == 's' then
       local n, from = count_at(text, at)

@@ -124,8 +124,9 @@ void tide_opts_init(tide_opts *opts);
 /* Makes a context, owned by the calling thread. opts may be null. On failure msg (may be null)
  * receives up to nmsg bytes of text, which tide_error(NULL) returns, too. */
 int  tide_ctx_new(tide_ctx **out, const tide_opts *opts, char *msg, size_t nmsg);
-/* Releases the handle; the context ends when the last object made from it is released. The owner's
- * thread only (see tide_ctx_attach). */
+/* Releases the handle; the context ends when the last object made from it is released. A second
+ * release does nothing while such an object lives. The owner's thread only (see
+ * tide_ctx_attach). */
 void tide_ctx_release(tide_ctx *ctx);
 /* Makes the calling thread the owner of a context. The previous owner must not call it meanwhile.
  * Completes the releases of other threads. */
@@ -196,10 +197,11 @@ int tide_device_count(tide_ctx *ctx, int device);
 int  tide_empty(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                 const int64_t *shape);
 /* Makes a tensor with every element set to value. E_DTYPE: an integer dtype and a value that is not
- * an integer. */
+ * an integer of its range. */
 int  tide_full(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int ndim,
                const int64_t *shape, double value);
-/* Makes a 1-D tensor of the n values start, start + step, ... */
+/* Makes a 1-D tensor of the n values start, start + step, ... E_ARG: one outside the range of an
+ * integer dtype. */
 int  tide_arange(tide_tensor **out, tide_ctx *ctx, int device, int dtype, int64_t n, double start,
                  double step);
 /* Makes a tensor from a copy of nbytes of row-major data, exactly the tensor's size. */

@@ -39,19 +39,31 @@ local function token_end(source, at)
    return two[source:sub(at, at + 1)] and at + 1 or at
 end
 
+-- Returns LuaJIT's message about a source that is wrong; nil if it is right or needs more.
+local function wrong(source)
+   local fn, message = loadstring(source, '=input')
+   local wants = not fn and message:find "near '<eof>'"
+   if fn or wants and not message:find 'unfinished string' then return nil end
+   return message:match '^input:%d+: (.*)$' or message
+end
+
 -- Returns LuaJIT's message about a source, without its place, and the start of the token that it
--- does not accept; nil if it accepts everything or needs more lines.
+-- does not accept; nil if it accepts everything or needs more lines. A beginning that is wrong
+-- stays so however it goes on, so the token is found by halving.
 local function first_wrong(source)
-   local at = source:find '%S'
+   local starts, stops, at = {}, {}, source:find '%S'
    while at do
       local stop = token_end(source, at)
-      local fn, message = loadstring(source:sub(1, stop), '=input')
-      local wants = not fn and message:find "near '<eof>'"
-      if not fn and (not wants or message:find 'unfinished string') then
-         return message:match '^input:%d+: (.*)$' or message, at
-      end
+      starts[#starts + 1], stops[#stops + 1] = at, stop
       at = source:find('%S', stop + 1)
    end
+   local right, left = #starts, 0                    -- the first `left` tokens are right
+   if right == 0 or not wrong(source:sub(1, stops[right])) then return nil end
+   while right - left > 1 do
+      local middle = math.floor((left + right) / 2)
+      if wrong(source:sub(1, stops[middle])) then right = middle else left = middle end
+   end
+   return wrong(source:sub(1, stops[right])), starts[right]
 end
 
 -- Columns that a text of UTF-8 takes: its characters.
@@ -67,7 +79,7 @@ function hint.syntax(source, message)
    if not at then return message end
    local before = source:sub(1, at - 1)
    local _, line = before:gsub('\n', '')
-   local start = #before:match '^.-([^\n]*)$'
+   local start = #before - #(before:match '^.*\n' or '')
    local text = source:sub(at - start):match '^[^\n]*'
    local column = columns(text:sub(1, start)) + 1
    return ('input:%d:%d: %s\n   %s\n   %s^'):format(line + 1, column, said, text,

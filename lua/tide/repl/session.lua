@@ -77,11 +77,16 @@ local function interpreted(fn)
    return fn
 end
 
+local most_semicolons = 20 -- that an expression at the end of a line may contain
+
 -- Statements with an expression behind the last semicolon, whose value is that of the line: "x = 1;
 -- x". Lua alone would wait for the rest of a statement.
 local function with_value(source)
+   local seen = 0
    for at = #source, 1, -1 do
+      if seen > most_semicolons then return nil end
       if source:byte(at) == 59 then
+         seen = seen + 1
          local fn = loadstring(('local __keep = ... %s return __keep()(%s\n)'):format(
             source:sub(1, at), source:sub(at + 1)), chunk_name)
          if fn then return fn end

@@ -209,11 +209,18 @@ end
 local paths = { 'data', 'val_data', 'chat_template', 'tokenizer', 'from', 'adapter', 'export',
    'teacher', 'teacher_cache', 'reference' }
 
+-- Refuses an empty text where an option wants a path, as a variable that is not set gives it.
+local function check_path(program, name, path)
+   err.usage_if(path == '', program, '--%s: expected a path, got an empty text',
+      (name:gsub('_', '-')))
+end
+
 -- Returns the paths of an option from the root of the file system.
-local function absolute(data)
+local function absolute(program, name, data)
+   check_path(program, name, data)
    if type(data) ~= 'table' then return data and fs.absolute(data) end
    local list = {}
-   for i, path in ipairs(data) do list[i] = fs.absolute(path) end
+   for i, path in ipairs(data) do list[i] = absolute(program, name, path) end
    return list
 end
 
@@ -229,8 +236,9 @@ end
 local function begin(recipe, opt, parser, given, resumed)
    local tide = require 'tide'
    local before = resumed and resumed.options
+   check_path(recipe.name, 'out', opt.out)
    for _, o in ipairs { opt, before } do                    -- any folder continues
-      for _, name in ipairs(paths) do o[name] = absolute(o[name]) end
+      for _, name in ipairs(paths) do o[name] = absolute(recipe.name, name, o[name]) end
    end
    if before then parser:refuse_fixed(before, opt, given, recipe.name) end
    local world = world_of(opt)

@@ -139,12 +139,18 @@ end
 
 -- ---- tide plot ---------------------------------------------------------------------------------
 
--- Returns the running means of the last n values.
+-- Returns the running means of the last n values. Such a run is the end of one block of n values
+-- and the beginning of the next: sums of both need no subtraction, so a large value leaves no
+-- rounding error in later means.
 local function smooth(y, n)
-   local list, sum = {}, 0
+   local list, rest, sum = {}, {}, 0
    for i, v in ipairs(y) do
-      sum = sum + v - (y[i - n] or 0)
-      list[i] = sum / math.min(i, n)
+      if (i - 1) % n == 0 then
+         rest, sum = { [i] = 0 }, 0
+         for k = i - 1, math.max(1, i - n), -1 do rest[k] = rest[k + 1] + y[k] end
+      end
+      sum = sum + v
+      list[i] = (sum + (rest[math.max(1, i - n + 1)] or 0)) / math.min(i, n)
    end
    return list
 end
@@ -155,7 +161,8 @@ function watch.series(records, label, name, x, n)
    local s = { name = label, x = {}, y = {} }
    for _, r in ipairs(records) do
       local at, v = r[x], r[name]
-      if at and v and v == v then s.x[#s.x + 1], s.y[#s.y + 1] = at, v end
+      local finite = v and math.abs(v) < math.huge
+      if at and finite then s.x[#s.x + 1], s.y[#s.y + 1] = at, v end
    end
    s.y = smooth(s.y, n)
    return s

@@ -181,6 +181,8 @@ local function read_common(self, name, value, argv, i, values, more)
       give(find(self, set), to, values)
    else
       err.usage_if(value == nil, 'args', 'option --config: expected a file .lua or .json')
+      err.usage_if(more.config, 'args', 'option --config: expected one file, got %s and %s; put '
+         .. 'the options into one of them', more.config, value)
       more.config = value
    end
    return i + 1
@@ -245,6 +247,8 @@ local function flatten(self, t, whence)
             walk(v, name .. '.')
          else
             local option = find(self, name, whence)
+            err.usage_if(values[option.name] ~= nil, 'args', "option '%s' is given twice%s, once "
+               .. 'with another spelling; leave one out', name, whence and ' in ' .. whence or '')
             values[option.name] = convert(option, v)
          end
       end
@@ -280,7 +284,8 @@ function Parser:parse(argv, base)
    if not more then return nil, self:help() end
    for name in each(values) do of[name] = 'command line' end
    if more.config then
-      local file = require('tide.util.config').read('args', more.config)
+      local read = require('tide.util.config').read
+      local file = err.people({ 'E_IO', 'E_FORMAT' }, read, 'args', more.config)
       for name, v in each(flatten(self, file, more.config)) do
          if values[name] == nil then values[name], of[name] = v, more.config end
       end

@@ -2,7 +2,7 @@
 --
 -- Lua runs in a sandbox: no globals, no methods of strings, no bytecode. It is stopped after a
 -- million instructions, or when it has allocated 1 MiB. Its result is copied, and may hold texts,
--- numbers, booleans and tables of these.
+-- numbers, booleans and tables of these, at most 100000 in all.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -10,7 +10,7 @@ local fs = require 'tide.util.fs'
 
 local config = {}
 
-local most_instructions, most_kib, most_depth = 1e6, 1024, 16
+local most_instructions, most_kib, most_depth, most_values = 1e6, 1024, 16, 1e5
 
 -- Raises inside the file when it exceeds a limit; called at each instruction.
 local function guard()
@@ -40,8 +40,12 @@ local function limited(fn)
    return ok, result
 end
 
--- Returns a copy of plain data. where: its name in errors.
-local function plain(op, where, v, depth)
+-- Returns a copy of plain data. where: its name in errors; count: { n }, the values so far. A table
+-- that several places hold is copied for each, so few lines can describe any number of values.
+local function plain(op, where, v, depth, count)
+   count.n = count.n + 1
+   err.usage_if(count.n > most_values, op, '%s: the file holds more than %d values', where,
+      most_values)
    local kind = type(v)
    if kind == 'string' or kind == 'number' or kind == 'boolean' then return v end
    if kind ~= 'table' or v == fs.io().json.null then
@@ -53,7 +57,7 @@ local function plain(op, where, v, depth)
    for k, item in each(v) do
       err.usage_if(type(k) ~= 'string' and type(k) ~= 'number', op, '%s: a key is a %s, expected '
          .. 'the name of an option', where, type(k))
-      copy[k] = plain(op, where .. '.' .. tostring(k), item, depth + 1)
+      copy[k] = plain(op, where .. '.' .. tostring(k), item, depth + 1, count)
    end
    return copy
 end
@@ -78,7 +82,7 @@ function config.read(op, path)
    local t = ending == 'lua' and run_lua(op, path) or ending == 'json' and fs.read_json(op, path)
    err.usage_if(type(t) ~= 'table', op, '--config %s: expected a table of options, got %s', path,
       err.show(t))
-   return plain(op, '--config ' .. path, t, 0)
+   return plain(op, '--config ' .. path, t, 0, { n = 0 })
 end
 
 return config

@@ -160,7 +160,7 @@ function Bucket:init(entries, opts)
    if self.apart then                       -- bytes of flat first, so that both are never there
       self.flat:release()
       self.shard = outlive(tide.empty({ count }, { dtype = opts.shard_dtype,
-         device = opts.offload and 'cpu' or opts.device }))
+         device = opts.offload and opts.device ~= 'null' and 'cpu' or opts.device }))
    else
       self.shard = self.flat:narrow(1, at + 1, count)
    end

@@ -324,7 +324,8 @@ end
 -- Returns the gradients by the communicators over which their distinct parts lie, the same groups
 -- in the same order on every rank: a list of { grads =, comms =, device = }.
 function Sharded:norm_groups()
-   local device = self.opts.cpu_offload and 'cpu' or self.device
+   local offload = self.opts.cpu_offload and self.device ~= 'null'     -- a rehearsal has no host
+   local device = offload and 'cpu' or self.device
    local groups, at = by_key(function(axis)
       return { grads = {}, comms = { self.shard_comm, axis and axis.comm }, device = device }
    end)
