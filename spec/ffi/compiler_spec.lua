@@ -101,31 +101,29 @@ describe('a compiler', function()
    end)
 
    it('waits for hotter loops in states that tide made, and in no other', function()
+      -- Eight loops: counters of loops are shared, so one may be hot sooner by what ran before.
       local function patient()
-         local function loop(n)
-            local sum = 0
-            for i = 1, n do sum = sum + i end
-            return sum
+         local loops = {}
+         for i = 1, 8 do
+            loops[i] = loadstring 'local n, sum = ..., 0 for i = 1, n do sum = sum + i end'
          end
-         local function traces()
-            local n = 0
-            while require 'jit.util'.traceinfo(n + 1) do n = n + 1 end
-            return n
+         local function traces(n)
+            for _, loop in ipairs(loops) do loop(n) end
+            local found = 0
+            while require 'jit.util'.traceinfo(found + 1) do found = found + 1 end
+            return found
          end
          jit.flush()
-         loop(300)
-         local before = traces()
-         loop(3000)
-         return before .. ' ' .. traces()
+         return (traces(300) < 4 and 'few' or 'most') .. ' ' .. (traces(3000) < 8 and 'few' or 'all')
       end
       if compiler.fault(jit.arch, jit.version) == 'all' then return end
-      assert.same({ '0 1', '0 1' }, ranks.run(2, patient))
+      assert.same({ 'few all', 'few all' }, ranks.run(2, patient))
       local text, status = child(([[
          require 'tide'
          io.write(loadstring(%q)())
       ]]):format(string.dump(patient)))
       assert.equal(0, status, text)
-      assert.matches('^1 ', text)
+      assert.matches('^most ', text)
    end)
 end)
 
