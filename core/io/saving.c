@@ -9,6 +9,8 @@
  */
 #include "core/tensor/tensor.h"
 
+static const char op[] = "file_save_async";
+
 struct tide_saving {
   tide__object object;
   tide_ctx *ctx;              /* of the caller, held */
@@ -73,7 +75,7 @@ static int copy_text(tide_ctx *ctx, char **out, const char *text)
 {
   size_t n = strlen(text) + 1;
   *out = tide__alloc(ctx, n);
-  if (!*out) return tide__fail(ctx, TIDE_E_NOMEM, "saving", "no host memory for names");
+  if (!*out) return tide__fail(ctx, TIDE_E_NOMEM, op, "no host memory for names");
   memcpy(*out, text, n);
   return TIDE_OK;
 }
@@ -83,11 +85,10 @@ static int copy_tensor(tide_saving *s, int64_t i, tide_tensor *t)
   tide_tensor *c = NULL;
   int rc = tide_empty(&c, s->own, TIDE_DEV_CPU, t->dtype, t->ndim, t->shape);
   if (rc < 0)
-    return tide__fail(s->ctx, rc, "saving", "no host memory for a copy of '%.200s'", s->names[i]);
+    return tide__fail(s->ctx, rc, op, "no host memory for a copy of '%.200s'", s->names[i]);
   s->copies[i] = c;
   size_t bytes = (size_t)tide_tensor_numel(t) * (size_t)tide_dtype_size(t->dtype);
-  return bytes ? tide__relabel(s->ctx, tide_to_bytes(t, tide_tensor_data(c), bytes), "saving")
-               : TIDE_OK;
+  return bytes ? tide__relabel(s->ctx, tide_to_bytes(t, tide_tensor_data(c), bytes), op) : TIDE_OK;
 }
 
 /* Makes the thread's context. Its tensors are allocated and freed by the caller's thread, so a host
@@ -101,7 +102,7 @@ static int saving_open(tide_saving *s)
   opts.tensor_free = s->ctx->hooks.tensor_free;
   opts.user = s->ctx->hooks.user;
   int rc = tide_ctx_new(&s->own, &opts, msg, sizeof msg);
-  return rc < 0 ? tide__fail(s->ctx, rc, "saving", "%s", msg) : TIDE_OK;
+  return rc < 0 ? tide__fail(s->ctx, rc, op, "%s", msg) : TIDE_OK;
 }
 
 static int saving_fill(tide_saving *s, const char *path, const char *const *names,
@@ -111,13 +112,13 @@ static int saving_fill(tide_saving *s, const char *path, const char *const *name
   s->names = tide__alloc(s->ctx, count * sizeof *s->names);
   s->copies = tide__alloc(s->ctx, count * sizeof *s->copies);
   if (!s->names || !s->copies)
-    return tide__fail(s->ctx, TIDE_E_NOMEM, "saving", "no host memory for %lld names",
+    return tide__fail(s->ctx, TIDE_E_NOMEM, op, "no host memory for %lld names",
                       (long long)s->n);
   TIDE_TRY(copy_text(s->ctx, &s->names[s->n], path));
   TIDE_TRY(saving_open(s));
   for (int64_t i = 0; i < s->n; i++) {
     if (!names[i] || !tensors[i])
-      return tide__fail(s->ctx, TIDE_E_ARG, "saving", "name or tensor %lld is null",
+      return tide__fail(s->ctx, TIDE_E_ARG, op, "name or tensor %lld is null",
                         (long long)i + 1);
     TIDE_TRY(copy_text(s->ctx, &s->names[i], names[i]));
     TIDE_TRY(copy_tensor(s, i, tensors[i]));
@@ -131,11 +132,11 @@ static int saving_fill_meta(tide_saving *s, const char *const *keys, const char 
   if (s->nmeta == 0) return TIDE_OK;
   s->meta = tide__alloc(s->ctx, (size_t)(2 * s->nmeta) * sizeof *s->meta);
   if (!s->meta)
-    return tide__fail(s->ctx, TIDE_E_NOMEM, "saving", "no host memory for %lld metadata entries",
+    return tide__fail(s->ctx, TIDE_E_NOMEM, op, "no host memory for %lld metadata entries",
                       (long long)s->nmeta);
   for (int64_t i = 0; i < s->nmeta; i++) {
     if (!keys[i] || !values[i])
-      return tide__fail(s->ctx, TIDE_E_ARG, "saving", "argument '%s': entry %lld is null",
+      return tide__fail(s->ctx, TIDE_E_ARG, op, "argument '%s': entry %lld is null",
                         keys[i] ? "values" : "keys", (long long)i + 1);
     TIDE_TRY(copy_text(s->ctx, &s->meta[i], keys[i]));
     TIDE_TRY(copy_text(s->ctx, &s->meta[s->nmeta + i], values[i]));
@@ -143,33 +144,41 @@ static int saving_fill_meta(tide_saving *s, const char *const *keys, const char 
   return TIDE_OK;
 }
 
-int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
-                      const char *const *names, tide_tensor *const *tensors, int64_t nmeta,
-                      const char *const *keys, const char *const *values)
+int tide_file_save_async(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
+                         const char *const *names, tide_tensor *const *tensors, int64_t nmeta,
+                         const char *const *keys, const char *const *values)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
   if (!path || n < 0 || n > INT32_MAX || (n && (!names || !tensors)))
-    return tide__fail(ctx, TIDE_E_ARG, "saving_begin", "expected a path and n >= 0 "
+    return tide__fail(ctx, TIDE_E_ARG, op, "expected a path and n >= 0 "
                       "names and tensors, got %s and n = %lld", path ? "a path" : "null",
                       (long long)n);
   if (nmeta < 0 || nmeta > INT32_MAX || (nmeta && (!keys || !values)))
-    return tide__fail(ctx, TIDE_E_ARG, "saving_begin", "expected nmeta >= 0 keys and values, got "
+    return tide__fail(ctx, TIDE_E_ARG, op, "expected nmeta >= 0 keys and values, got "
                       "nmeta = %lld", (long long)nmeta);
-  TIDE_TRY(tide__check_tensors(ctx, "saving_begin", "tensors", n, tensors));
+  TIDE_TRY(tide__check_tensors(ctx, op, "tensors", n, tensors));
   tide__objects_settle(ctx);
   tide_saving *s = tide__object_new(ctx, TIDE__KIND_SAVING, sizeof *s, saving_destroy);
-  if (!s) return tide__fail(ctx, TIDE_E_NOMEM, "saving", "no host memory");
+  if (!s) return tide__fail(ctx, TIDE_E_NOMEM, op, "no host memory");
   s->ctx = ctx;
   s->n = n;
   s->nmeta = nmeta;
   int rc = saving_fill(s, path, names, tensors);
   if (rc == TIDE_OK) rc = saving_fill_meta(s, keys, values);
   if (rc == TIDE_OK && pthread_create(&s->thread, NULL, saving_run, s))
-    rc = tide__fail(ctx, TIDE_E_NOMEM, "saving", "the system refused a thread");
+    rc = tide__fail(ctx, TIDE_E_NOMEM, op, "the system refused a thread");
   s->running = rc == TIDE_OK;
   if (rc < 0) tide_saving_release(s);
   else *out = s;
   return rc;
+}
+
+int tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
+                      const char *const *names, tide_tensor *const *tensors)
+{
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(CTX, ctx));
+  int rc = tide_file_save_async(out, ctx, path, n, names, tensors, 0, NULL, NULL);
+  return tide__relabel(ctx, rc, "saving_begin");
 }
 
 int tide_saving_test(const tide_saving *s)

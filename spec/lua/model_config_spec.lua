@@ -231,9 +231,9 @@ describe('a configuration', function()
             is_decoder = true } },
          ["field 'model_type' is \"gpt2\"; only \"llama\" is supported"] = { { size = 4,
             model_type = 'gpt2' } },
-         ["field 'architectures[1]' is \"GPT2LMHeadModel\"; only \"LlamaForCausalLM\" or "
-            .. 'none is supported'] = { { size = 4, architectures = { 'GPT2LMHeadModel' } } },
-         ["field 'architectures[1]' is 5; only"] = { { size = 4, architectures = { 5 } } },
+         ["field 'architectures[1]' is \"GPT2LMHeadModel\"; expected \"LlamaForCausalLM\", "
+            .. 'or leave the field out'] = { { size = 4, architectures = { 'GPT2LMHeadModel' } } },
+         ["field 'architectures[1]' is 5; expected"] = { { size = 4, architectures = { 5 } } },
          ["field 'size'"] = { { half = 4 } },
          ["field 'use_cache'"] = { { size = 4, use_cache = 5 } },
          ["field 'torch_dtype'"] = { { size = 4, torch_dtype = 'int8' } },

@@ -117,24 +117,49 @@ describe('the folder of a run', function()
       end
    end)
 
-   it('keeps a checkpoint that holds a folder of the user', function()
+   -- Puts a file into a folder of a checkpoint.
+   local function mine(path, text)
+      fs.mkdirs(op, path)
+      write(path .. '/mine', text or 'x')
+   end
+
+   it('keeps a folder of the user when its checkpoint goes', function()
       tmp.with(function(dir)
          for i = 1, 4 do put(dir, i) end
          latest(dir, folder.name(4))
          write(put(dir, 9, '.gone-') .. '/x', 'x')
-         for _, name in ipairs { 'step-00000001/model',
-                                 '.gone-step-00000009/.ipynb_checkpoints' } do
-            fs.mkdirs(op, dir .. '/' .. name)
-            write(dir .. '/' .. name .. '/mine', 'x')
-         end
+         mine(dir .. '/step-00000001/model')
+         mine(dir .. '/.gone-step-00000009/eval')
+         fs.mkdirs(op, dir .. '/step-00000002/.ipynb_checkpoints')
          folder.retain(op, dir, 1)
          folder.repair(op, dir)
-         assert.same({ 'step-00000001', 'step-00000004' }, folder.list(op, dir))
-         assert.is_true(fs.exists(dir .. '/.gone-step-00000009/.ipynb_checkpoints/mine'))
-         refused('E_ARG', 'step-00000009 holds the folder .ipynb_checkpoints, which would be '
-            .. 'removed with it; move the folder away', folder.clear, op, dir)
-         assert.same({ 'step-00000001', 'step-00000004' }, folder.list(op, dir))
-         assert.is_true(fs.exists(dir .. '/step-00000001/model/mine'))
+         assert.same({ 'LATEST', 'kept-step-00000001', 'kept-step-00000009', 'step-00000004' },
+            fs.list(op, dir))
+         mine(dir .. '/step-00000004/eval', 'y')
+         folder.clear(op, dir)
+         assert.same({ 'kept-step-00000001', 'kept-step-00000004', 'kept-step-00000009' },
+            fs.list(op, dir))
+         assert.same({ 'x', 'y', 'x' }, { fs.read(op, dir .. '/kept-step-00000001/model/mine'),
+            fs.read(op, dir .. '/kept-step-00000004/eval/mine'),
+            fs.read(op, dir .. '/kept-step-00000009/eval/mine') })
+      end)
+   end)
+
+   it('takes the newer version of a step whose older one held a folder of the user', function()
+      tmp.with(function(dir)
+         for version = 1, 3 do
+            local staged = folder.stage(op, dir, folder.name(4))
+            write(staged .. '/manifest.json', '{}')
+            write(staged .. '/version', tostring(version))
+            folder.publish(op, dir, staged, folder.name(4))
+            mine(dir .. '/step-00000004/eval', tostring(version))
+         end
+         assert.same({ 'LATEST', 'kept-step-00000004', 'kept-step-00000004-2', 'step-00000004' },
+            fs.list(op, dir))
+         assert.equal('3', fs.read(op, dir .. '/step-00000004/version'))
+         for i, name in ipairs { 'kept-step-00000004', 'kept-step-00000004-2', 'step-00000004' } do
+            assert.equal(tostring(i), fs.read(op, dir .. '/' .. name .. '/eval/mine'))
+         end
       end)
    end)
 

@@ -240,7 +240,7 @@ static void other_threads(void **state)
   tide_work_release(work);
   tide_comm_release(comm);
   int64_t calls = o.calls;
-  OK(ctx, tide_saving_begin(&s, ctx, path, 1, &name, &t, 0, NULL, NULL));
+  OK(ctx, tide_file_save_async(&s, ctx, path, 1, &name, &t, 0, NULL, NULL));
   assert_true(o.calls > calls);
   OK(ctx, tide_saving_wait(s, digits));
   tide_saving_release(s);

@@ -267,7 +267,7 @@ static void *make_saving(tide_ctx *ctx)
   char to[300];
   tide_saving *saving = NULL;
   snprintf(to, sizeof to, "%s.saved", path);
-  OK(ctx, tide_saving_begin(&saving, ctx, to, 0, NULL, NULL, 0, NULL, NULL));
+  OK(ctx, tide_saving_begin(&saving, ctx, to, 0, NULL, NULL));
   return saving;
 }
 

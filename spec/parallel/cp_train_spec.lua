@@ -249,6 +249,19 @@ describe('attaching', function()
       end
    end)
 
+   it('counts positions in the documents that an index gives, also in a body', function()
+      local model = tide.model.gpt2({ vocab_size = 9, n_embd = 8, n_layer = 1, n_head = 2,
+         n_positions = 8, attn_pdrop = 0, initializer_range = 0.5 }, { seed = 1 })
+      model:eval()
+      local ids, docs = ints { { 1, 2, 3, 4, 5, 6 } }, tide.tensor({ { { 0, 0 }, { 0, 1 }, { 0, 2 },
+         { 1, 0 }, { 1, 1 }, { 1, 2 } } }, { dtype = 'i32' })
+      local want = model:hidden(ids, { index = docs })
+      local got = model.model(ids, { q_index = docs, k_index = docs })
+      assert.is_true((got - want):abs():amax():item() < 1e-6)
+      local rest = model:hidden(ids:narrow(2, 4, 3), {})
+      assert.is_true((got:narrow(2, 4, 3) - rest):abs():amax():item() < 1e-5)
+   end)
+
    it('changes nothing on an axis of one rank', function()
       local model, ids = llama(), ints { { 1, 2, 3 } }
       local handle = cp.attach(model, tide.comm.solo())

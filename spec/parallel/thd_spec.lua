@@ -351,6 +351,13 @@ describe('companions', function()
       local out = thd.sanitize({ embeds = tide.ones { 2, 2 }, three = tide.ones { 3, 2 } }, mask)
       assert.same({ { 0, 0 }, { 1, 1 } }, list(out.embeds))
       assert.same({ { 0, 1 }, { 0, 1 }, { 0, 1 } }, list(out.three))
+      local rows = tide.tensor { { true, false }, { false, false } }
+      local few = thd.sanitize({ positions = ints { { 1, 2 } },
+         position_ids = tide.ones { 2, 2, 2 } }, rows)
+      assert.same({ { 0, 2 }, { 1, 2 } }, list(few.positions))
+      assert.same({ { { 0, 1 }, { 1, 1 } }, { { 0, 1 }, { 1, 1 } } }, list(few.position_ids))
+      local all = thd.sanitize({ embeds = tide.ones { 2, 2, 1 } }, mask:reshape { 1, 2 })
+      assert.same({ { { 0 }, { 1 } }, { { 0 }, { 1 } } }, list(all.embeds))
       refused('E_SHAPE', 'fields.cu', thd.sanitize, { cu = ints { 0, 2, 4 } }, mask)
    end)
 

@@ -77,7 +77,7 @@ local function objects()
    make('tokenizer', 'tide_tokenizer_new', ctx, C.TIDE_TOKENIZER_BPE, 0, -1, 1, 'x', one, nil)
    make('device_event', 'tide_device_event_record', ctx, C.TIDE_DEV_CPU)
    make('lock', 'tide_path_lock', ctx, path .. (tostring(ctx):match '%w+$') .. '.lock')
-   make('saving', 'tide_saving_begin', ctx, path .. '.2', 1, names, box, 0, nil, nil)
+   make('saving', 'tide_file_save_async', ctx, path .. '.2', 1, names, box, 0, nil, nil)
    return o
 end
 

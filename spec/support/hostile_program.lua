@@ -145,8 +145,8 @@ end
 function makers.saving()
    local box, names = box_of 'saving', kept(ffi.new('const char *[1]', { 'x' }))
    local list = kept(ffi.new('tide_tensor *[1]', tensor 'f32 4'))
-   return made(C.tide_saving_begin(box, ctx, path .. '.saving', 1, names, list, 0, nil, nil), box,
-      'a saving')
+   return made(C.tide_file_save_async(box, ctx, path .. '.saving', 1, names, list, 0, nil, nil),
+      box, 'a saving')
 end
 
 local function object(kind)

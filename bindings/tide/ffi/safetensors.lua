@@ -108,7 +108,7 @@ function M.save_async(path, tensors, meta)
    local names, handles, ctx = tensor_lists('safetensors_save_async', path, tensors)
    local keys, values = meta_lists('safetensors_save_async', meta or {})
    local box = new_saving_box()
-   own.check(ctx, C.tide_saving_begin(box, ctx, path, #names, c_strings(names), handles, #keys,
+   own.check(ctx, C.tide_file_save_async(box, ctx, path, #names, c_strings(names), handles, #keys,
       c_strings(keys), c_strings(values)))
    local handle = own.handle(box[0], C.tide_saving_release)
    return own.adopt(setmetatable({ handle = handle, ctx = ctx, path = path }, Saving))

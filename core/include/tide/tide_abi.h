@@ -1036,9 +1036,12 @@ int  tide_file_save(tide_ctx *ctx, const char *path, int64_t n, const char *cons
                     const char *const *values);
 /* Saves as tide_file_save in the background: tensors are copied to the host now, a thread writes
  * and hashes the file. They may change as soon as this returns. */
+int  tide_file_save_async(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
+                          const char *const *names, tide_tensor *const *tensors, int64_t nmeta,
+                          const char *const *keys, const char *const *values);
 int  tide_saving_begin(tide_saving **out, tide_ctx *ctx, const char *path, int64_t n,
-                       const char *const *names, tide_tensor *const *tensors, int64_t nmeta,
-                       const char *const *keys, const char *const *values);
+                       const char *const *names,
+                       tide_tensor *const *tensors); /* deprecated: the same without metadata */
 int  tide_saving_test(const tide_saving *s);              /* 1: finished, with success or failure */
 /* Blocks until the file is written; returns 16 hex digits and a zero (tide_path_hash) in digits, or
  * the error. */

@@ -222,14 +222,16 @@ local function settled(op, opts)
    return o
 end
 
--- Returns the files of records at or below a path: those named .jsonl or .json, if there are any.
--- Beside them a folder often has a README.
+-- Returns the files of records at or below a path. The texts about them that a folder often has,
+-- README, LICENSE and Markdown, are left out.
 local function record_files(path)
-   local list, json = text_files.files(path), {}
-   for _, file in ipairs(list) do
-      if file:find '%.jsonl?$' then json[#json + 1] = file end
+   local list = {}
+   for _, file in ipairs(text_files.files(path)) do
+      local name = file:match('[^/]*$'):lower()
+      local about = name:find '%.md$' or name:find '^readme' or name:find '^license'
+      if file == path or not about then list[#list + 1] = file end
    end
-   return #json > 0 and json or list
+   return list
 end
 
 -- Does what load does, for another kind of records. op: the name in errors; read(t, o): the
@@ -257,8 +259,8 @@ end
 -- For functions read of other kinds: makes a document of a text and its ranges; checks roles.
 chat._tokenized, chat._check_roles = tokenized, check_roles
 
--- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them. Of a folder the
--- .jsonl and .json files are read or, if it has none, every text file.
+-- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them. Of a folder
+-- every text file is read but README, LICENSE and Markdown.
 -- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, held_out,
 -- vocab_size, bad }: token sources with masks, cumulative lengths of documents for data.packed,
 -- numbers of labels, of records and of those held out, and bad = { count, the first messages }.

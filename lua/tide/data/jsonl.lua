@@ -127,7 +127,8 @@ end
 
 -- Calls fn for the records of a list.
 local function each_of_list(path, fn)
-   local text = fs.read(op, path):gsub('^' .. mark, '')
+   local text = fs.read(op, path)
+   if text:sub(1, #mark) == mark then text = text:sub(#mark + 1) end
    local ok, list = pcall(fs.io().json.decode, text, { lossless = true, nonfinite = true })
    if not ok then err.raise('E_FORMAT', op, '%s: %s', path, list.message or tostring(list)) end
    for i, v in ipairs(list) do

@@ -146,8 +146,9 @@ local function check_type(op, fields, problems)
    for i, v in ipairs(type(fields.architectures) == 'table' and fields.architectures or {}) do
       local other = family.of_architecture(v)
       if type(v) ~= 'string' or other and other ~= name then
-         problems[#problems + 1] = ("field 'architectures[%d]' is %s; only %s or none is supported")
-            :format(i, err.show(v), err.show(own.architectures and own.architectures[1]))
+         problems[#problems + 1] = ("field 'architectures[%d]' is %s; expected %s, or leave the "
+            .. 'field out'):format(i, err.show(v),
+            err.show(own.architectures and own.architectures[1]))
       end
    end
 end

@@ -67,7 +67,7 @@ end
 
 -- Returns the rows and columns of patches of an image of size s, (height, width) in pixels.
 local function grid_of(name, s, patch)
-   err.integers(op, name, s, 0)
+   err.integers(op, name, s, 1)
    err.arg_if(#s ~= 2, op, name, 'two numbers, height and width in pixels', s)
    local h, w = s[1] / patch, s[2] / patch
    err.arg_if(h % 1 ~= 0 or w % 1 ~= 0, op, name, ('multiples of the patch (%d)'):format(patch),

@@ -10,8 +10,7 @@
 --
 -- Every change is one rename, so a process that is killed leaves complete checkpoints. `repair`
 -- ends what it left half done. A symbolic link is removed as a link; its target is never touched.
--- A checkpoint with a folder inside is not removed: tide writes files alone, so the folder is the
--- user's.
+-- A folder that the user has put into a checkpoint moves to kept-step-N when the checkpoint goes.
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
@@ -122,23 +121,39 @@ end
 
 -- ---- writing -----------------------------------------------------------------------------------
 
--- Returns the name of a folder inside a checkpoint; nil without one.
-local function folder_in(op, path)
-   local is_link = fs.io().is_link
-   for _, name in ipairs(not is_link(path) and fs.is_dir(path) and fs.list(op, path) or {}) do
-      local inner = fs.join(path, name)
-      if fs.is_dir(inner) and not is_link(inner) then return name end
+-- Returns a new folder for what the user has put into the checkpoint that was at `path`.
+local function new_kept(op, out, path)
+   local name, n = 'kept-' .. path:match 'step%-%d+$', 1
+   local kept = fs.join(out, name)
+   while fs.is_present(kept) do
+      n = n + 1
+      kept = fs.join(out, ('%s-%d'):format(name, n))
    end
+   fs.mkdirs(op, kept)
+   return kept
 end
 
--- Removes a checkpoint so that a killed process leaves no part of it under its name. One with a
--- folder inside stays.
+-- Removes a folder of a checkpoint, which no longer has its name. Folders inside that hold
+-- something are the user's, since tide writes files alone: they move to kept-step-N.
+local function remove(op, out, path)
+   local io_, kept = fs.io(), nil
+   for _, name in ipairs(not io_.is_link(path) and fs.is_dir(path) and fs.list(op, path) or {}) do
+      local inner = fs.join(path, name)
+      if fs.is_dir(inner) and not io_.is_link(inner) and #fs.list(op, inner) > 0 then
+         kept = kept or new_kept(op, out, path)
+         io_.rename(inner, fs.join(kept, name))
+      end
+   end
+   fs.remove_dir(op, path)
+end
+
+-- Removes a checkpoint so that a killed process leaves no part of it under its name.
 local function discard(op, out, name)
    local path, gone = fs.join(out, name), fs.join(out, '.gone-' .. name:gsub('^%.', ''))
-   if not fs.is_present(path) or folder_in(op, path) then return end
-   fs.remove_dir(op, gone)
+   if not fs.is_present(path) then return end
+   remove(op, out, gone)
    fs.io().rename(path, gone)
-   fs.remove_dir(op, gone)
+   remove(op, out, gone)
 end
 
 -- Ends what a killed process has left half done: a checkpoint whose new version did not take its
@@ -149,8 +164,8 @@ function folder.repair(op, out)
       local path, final = fs.join(out, name), name:match '^%.old%-(step%-%d+)$'
       if final and has_manifest(path) and not fs.is_present(fs.join(out, final)) then
          fs.io().rename(path, fs.join(out, final))
-      elseif (final or name:match '^%.gone%-') and not folder_in(op, path) then
-         fs.remove_dir(op, path)
+      elseif final or name:match '^%.gone%-.*step%-%d+$' then
+         remove(op, out, path)
       end
    end
 end
@@ -177,50 +192,36 @@ end
 -- Gives the staged folder its name and points LATEST at it. An earlier checkpoint of the same step
 -- steps aside for the time of one rename.
 function folder.publish(op, out, staged, name)
-   local final = fs.join(out, name)
-   local again = fs.take_place(op, staged, final, fs.join(out, '.old-' .. name))
+   local final, old = fs.join(out, name), fs.join(out, '.old-' .. name)
+   remove(op, out, old)
+   local again = fs.take_place(op, staged, final, old)
    fs.io().fsync_dir(out)
    fs.write(op, fs.join(out, 'LATEST'), name .. '\n')
    if again then discard(op, out, '.old-' .. name) end
    return final
 end
 
--- Removes the oldest checkpoints beyond `keep`, never the one that LATEST names. That of the step
--- `spare` and those with a folder inside stay and are not counted.
+-- Removes the oldest checkpoints beyond `keep`, never the one that LATEST names, nor that of the
+-- step `spare`, which is counted apart.
 function folder.retain(op, out, keep, spare)
    local list, latest = {}, folder.latest(op, out)
    for _, name in ipairs(folder.list(op, out)) do
-      local stays = spare and name == folder.name(spare) or folder_in(op, fs.join(out, name))
-      if not stays or name == latest then list[#list + 1] = name end
+      if not spare or name ~= folder.name(spare) or name == latest then list[#list + 1] = name end
    end
    for i = 1, #list - keep do
       if list[i] ~= latest then discard(op, out, list[i]) end
    end
 end
 
--- Refuses to remove a run whose checkpoints hold a folder of the user.
-local function check_clear(op, out)
-   for _, name in ipairs(fs.list(op, out)) do
-      local path = fs.join(out, name)
-      local goes = name:match(is_step) or name:match '^%.%a+%-step%-%d+$'
-      local inner = goes and folder_in(op, path)
-      err.raise_if(inner, 'E_ARG', op, "argument 'out': the checkpoint %s holds the folder %s, "
-         .. 'which would be removed with it; move the folder away, or give another out', path,
-         inner)
-   end
-end
-
 -- Removes what a run has left in `out`: LATEST first, checkpoints, metrics, plot. Others stay.
--- E_ARG: a checkpoint holds a folder; nothing is removed.
 function folder.clear(op, out)
    if not fs.is_dir(out) then return end
-   check_clear(op, out)
    fs.io().remove(fs.join(out, 'LATEST'))
    for _, name in ipairs(fs.list(op, out)) do
       if name:match(is_step) then
          discard(op, out, name)
-      elseif name:match '^%.%a+%-step%-%d+$' then
-         fs.remove_dir(op, fs.join(out, name))
+      elseif name:match '^%.%a+%-.*step%-%d+$' then
+         remove(op, out, fs.join(out, name))
       elseif name == 'metrics.jsonl' or name == 'loss.svg' then
          fs.io().remove(fs.join(out, name))
       end
@@ -282,7 +283,7 @@ local function sweep(op, out)
    for _, name in ipairs(fs.list(op, out)) do
       local path = fs.join(out, name)
       if name:match '^%.staging%-step%-%d+$' then
-         fs.remove_dir(op, path)
+         remove(op, out, path)
       elseif written[name:match '^(.-)%.tmp%-' or ''] then
          fs.io().remove(path)
       end

@@ -191,6 +191,8 @@ function oracle.batch(probe)
       end
    end
    out.index = tide.tensor(index, { dtype = 'i32', device = device })
+   out.positions = out.positions or tide.tensor(at, { dtype = 'i64', device = device }):clamp(0,
+      2^31 - 1)
    out.labels = tide.tensor(labels, { dtype = probe.labels.dtype, device = device })
    return out
 end

@@ -299,22 +299,27 @@ function thd.sequence_index(cu, n)
    return doc:masked_fill(doc:lt(0), #list - 1)
 end
 
+local of_tokens = { positions = true, position_ids = true } -- their last dims are those of tokens
+
 -- Returns mask as it fits v, whose first dims are those of the mask, as of embeddings, or its last,
--- as of positions [n, B, S]. Raises E_SHAPE for another tensor, which broadcasting might fill
--- elsewhere.
+-- as of positions [n, B, S]. A size of 1 fits any. Raises E_SHAPE for another tensor, which
+-- broadcasting might fill elsewhere.
 local function mask_for(op, name, v, mask)
    local shape, n, more = v.shape, mask.ndim, v.ndim - mask.ndim
    local function fits(from)
       local ok = more >= 0
-      for d, size in ipairs(mask.shape) do ok = ok and shape[from + d] == size end
+      for d, size in ipairs(mask.shape) do
+         ok = ok and (shape[from + d] == size or shape[from + d] == 1 or size == 1)
+      end
       return ok
    end
    err.raise_if(not fits(0) and not fits(more), 'E_SHAPE', op, 'fields.%s: expected a value for '
       .. 'each token of the mask [%s], got [%s]', name, table.concat(mask.shape, ', '),
       table.concat(shape, ', '))
-   if not fits(0) then return mask end
-   for d = n + 1, v.ndim do shape[d] = 1 end
-   return mask:reshape(shape)
+   if not fits(0) or of_tokens[name] and fits(more) then return mask end
+   local wide = mask.shape
+   for d = n + 1, v.ndim do wide[d] = 1 end
+   return mask:reshape(wide)
 end
 
 -- Returns v with `value` where mask is set, in its own dtype.
