@@ -50,7 +50,7 @@ end
 
 -- Adds learned positions to the embeddings x of ids, which must hold the same tokens.
 local function placed(self, x, ids_BT, at)
-   local positions = nn.context.positions(at, x:size(2), x.device)
+   local positions = nn.context._positions(at, x:size(2), x.device)
    err.raise_if(x:size(2) ~= ids_BT:size(2), 'E_UNSUPPORTED', 'model',
       'sequence_parallel is not supported of a model with learned positions; leave it out')
    local p = self[self._form.positions](positions)
@@ -159,7 +159,7 @@ local function placement(self, opts, ids)
       sequence = sequence_of((index or of_mask):select(3, 1))
    end
    local positions, T = opts.positions or context and context:positions(ids.device)
-      or index and nn.context.in_documents(index), ids:size(2)
+      or index and nn.context._in_documents(index), ids:size(2)
    local rope, length = self[self.form.body].rope, nil
    if rope then
       length = positions and rope:length_of(positions, context and context.comm) or T

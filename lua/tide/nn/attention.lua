@@ -102,7 +102,7 @@ end
 -- Returns q and k [B, T, heads, D] rotated by their positions, and gives q and k up; the results
 -- take their memory where nothing else needs it.
 local function rotated(self, q, k, at)
-   local rope, positions = self.rope, context.positions(at, q:size(2), q.device)
+   local rope, positions = self.rope, context._positions(at, q:size(2), q.device)
    local length = at.rope_length
       or rope:length_of(positions, at.context and at.context.comm or nil)
    local turned_q, turned_k

@@ -35,15 +35,15 @@ end
 
 -- Returns the positions, i64 [B or 1, T], that an index (document, position) [B or 1, T, 2] gives,
 -- at least 0 in padding too.
-function context.in_documents(index) return index:select(3, 2):to 'i64':clamp(0, 2^31 - 1) end
+function context._in_documents(index) return index:select(3, 2):to 'i64':clamp(0, 2^31 - 1) end
 
 -- Returns the positions of the T tokens of a call, i64 [B or 1, T]: those given, else those of the
 -- context, which knows where this rank's tokens lie, else those of q_index, else 0 .. T - 1.
-function context.positions(at, T, device)
+function context._positions(at, T, device)
    local c = at.context
    if at.positions ~= nil then return at.positions end
    if c ~= nil and not c.null then return c:positions(device) end
-   if at.q_index ~= nil then return context.in_documents(at.q_index) end
+   if at.q_index ~= nil then return context._in_documents(at.q_index) end
    return tide.arange(T, { dtype = 'i64', device = device }):reshape(1, T)
 end
 

@@ -15,7 +15,7 @@ local signature = require 'tide.util.signature'
 local cp = require 'tide.parallel.cp'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
-local in_documents = require('tide.nn.context').in_documents
+local in_documents = require('tide.nn.context')._in_documents
 local mask_ = require 'tide.nn.mask'
 
 local batch_ = {}

@@ -23,7 +23,7 @@
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
 local err = require 'tide.util.err'
-local in_documents = require('tide.nn.context').in_documents
+local in_documents = require('tide.nn.context')._in_documents
 local axis_of = require 'tide.parallel.axis_of'
 local blocks = require 'tide.parallel.cp.blocks'
 local fingerprint = require 'tide.parallel.fingerprint'
