@@ -179,7 +179,7 @@ static int run_command(int argc, char **argv)
 }
 
 /* Raises the soft limit of open files, often 1024: each rank opens every .bin file of its data. It
- * stays moderate, as some programs that are started from here close all numbers one by one. */
+ * stays moderate, as some programs that it starts close every number one by one. */
 static void raise_open_files(void)
 {
   enum { MOST_FILES = 65536 };

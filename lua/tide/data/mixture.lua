@@ -4,7 +4,7 @@
 --    local mix = tide.data.mixture { parts = parts, seq = 512, batch = 8, seed = 1 }
 --    run { train = mix.source, sampler = mix, ... }
 --
--- Item k of the endless order comes from the part that lags most behind its share of k, as in
+-- Item k of the endless order is taken from the part that lags most behind its share of k, as in
 -- Megatron. No part is ever a whole item ahead of its share; one of several may lag by little more
 -- than an item. A part that is used up begins again, in another order. The global batch does not
 -- depend on the number of ranks.
