@@ -142,8 +142,8 @@ end
 
 -- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks of
 -- the shards), replicas (ranks that hold the same shard), full (bytes are freed between uses),
--- shard_dtype, dtype (of the computation), reduce_dtype, device, offload, seed, init (false: no
--- values).
+-- shard_dtype, dtype (of the computation), reduce_dtype, device, shard_device, offload, seed, init
+-- (false: no values).
 function Bucket:init(entries, opts)
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
    self.full = opts.full
@@ -160,7 +160,7 @@ function Bucket:init(entries, opts)
    if self.apart then                       -- bytes of flat first, so that both are never there
       self.flat:release()
       self.shard = outlive(tide.empty({ count }, { dtype = opts.shard_dtype,
-         device = opts.offload and opts.device ~= 'null' and 'cpu' or opts.device }))
+         device = opts.shard_device }))
    else
       self.shard = self.flat:narrow(1, at + 1, count)
    end

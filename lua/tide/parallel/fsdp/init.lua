@@ -64,6 +64,11 @@ end
 
 local is_half = { bf16 = true, f16 = true }
 
+-- Returns where shards and their gradients lie. A rehearsal, on the null device, has no host.
+local function shard_device(self)
+   return self.opts.cpu_offload and self.device ~= 'null' and 'cpu' or self.device
+end
+
 -- Returns a function that gives the options of a bucket of parameters stored as `dtype`. Frozen
 -- ones need no copy in f32.
 local function bucket_opts(self)
@@ -76,8 +81,8 @@ local function bucket_opts(self)
       return {
          comm = self.shard_comm, replicas = self.replicas, dtype = compute, shard_dtype = shard,
          reduce_dtype = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute,
-         device = self.device, offload = o.cpu_offload, seed = o.seed,
-         init = o.init,
+         device = self.device, shard_device = shard_device(self), offload = o.cpu_offload,
+         seed = o.seed, init = o.init,
          pin = o.cpu_offload and o.pin_memory and self.device == 'cuda',
          full = o.strategy == 'optim_grads_params',
       }
@@ -324,8 +329,7 @@ end
 -- Returns the gradients by the communicators over which their distinct parts lie, the same groups
 -- in the same order on every rank: a list of { grads =, comms =, device = }.
 function Sharded:norm_groups()
-   local offload = self.opts.cpu_offload and self.device ~= 'null'     -- a rehearsal has no host
-   local device = offload and 'cpu' or self.device
+   local device = shard_device(self)
    local groups, at = by_key(function(axis)
       return { grads = {}, comms = { self.shard_comm, axis and axis.comm }, device = device }
    end)
