@@ -202,10 +202,12 @@ describe('ssd_scan', function()
             local want = with(chunk)
             for k = 1, #cu - 1 do
                local first, last = cu[k] + 1, cu[k + 1]
-               -- Emulated threads are slow: there each sequence has one of the five, which
-               -- differs from dtype to dtype.
+               -- Emulated threads are slow: there every second sequence has one of the five,
+               -- which differs from dtype to dtype.
                for n, name in ipairs(names) do
-                  if fast == 'cuda' and (n + k + d) % 5 ~= 0 then goto continue end
+                  if fast == 'cuda' and ((n + k + d) % 5 ~= 0 or (k + d) % 2 ~= 0) then
+                     goto continue
+                  end
                   local value = k % 2 == 0 and math.huge or 0 / 0
                   local got = with(chunk, name, math.floor((first + last) / 2), value)
                   for field in pairs(want) do
