@@ -41,7 +41,7 @@ F.trim = over_text(function(_, s, args, kwargs)
    return utf.strip(s, text.dropped(chars), true, true)
 end)
 
--- Words end at white space and at one of -({[<.
+-- Returns a text in title case. Words end at white space and at one of -({[<.
 function F.title(_, v)
    local out, inside = {}, false
    for i, c in ipairs(utf.chars(show.str(v))) do

@@ -65,7 +65,7 @@ local function check_pair(rank, rank_name, size, size_name)
       .. '(tide run -n N starts ranks as threads)', have, value, lack)
 end
 
--- Entry `node` (from 0) of Slurm's "2(x3),1": tasks of each node.
+-- Returns the number of tasks on node `node` (from 0) of a text of Slurm such as "2(x3),1".
 local function tasks_of(text, node)
    for item in (text or ''):gmatch '[^,]+' do
       local n, times = item:match '^(%d+)%(x(%d+)%)$'

@@ -26,8 +26,8 @@ local packed = {}
 
 -- ---- documents of a source -------------------------------------------------------------------
 
--- Cumulative lengths of the documents of a token source that end with the token `eos` (which
--- belongs to the document it ends).
+-- Returns cumulative lengths of the documents of a token source. Each document ends with the token
+-- `eos`, which belongs to it.
 function packed.boundaries(source, eos)
    local cu, at, width = { 0 }, 0, source.width
    while at < source.count do

@@ -97,7 +97,8 @@ local function raw_width(op, path, f, size, given)
    return 2
 end
 
--- Offset, width and count of a file; the header, if there is one, wins over the width given.
+-- Returns offset, width and count of a file. If the file has a header, its width replaces the given
+-- one.
 local function layout(op, path, f, given)
    local size = f:seek 'end'
    f:seek('set', 0)

@@ -42,7 +42,8 @@ local function calls_of(comm)
    return list
 end
 
--- Which run this is, the same on all ranks: the launcher's name for its job where there is one.
+-- Returns a name of this run, the same on all ranks: the launcher's name for its job, if it has
+-- one.
 local function run_id()
    local launch, id = require 'tide.comm.launch', os.getenv 'TIDE_TRACE_RUN'
    return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
@@ -141,7 +142,7 @@ function trace.read(folder)
    return list
 end
 
--- By id of a communicator: { name, rows = { { rank, calls by seq, last } } }.
+-- Returns the communicators of all ranks by id: { name, rows = { { rank, calls by seq, last } } }.
 local function communicators(docs)
    local order, entry = by_key(function(c) return { name = c.name, size = c.size, rows = {} } end)
    for _, doc in ipairs(docs) do
@@ -196,7 +197,8 @@ end
 
 local function at(call) return call.site ~= '' and call.site or '?' end
 
--- { kind = 'differs', seq, calls = { { ranks, call } } } or nil.
+-- Returns how call seq differs between ranks, { kind = 'differs', seq, calls = { { ranks, call } }
+-- }, or nil.
 local function difference(c, seq)
    local groups, group_of = by_key(function(call) return { ranks = {}, call = call } end)
    for _, row in ipairs(c.rows) do
@@ -337,7 +339,7 @@ function trace.merge(folder, docs)
    return path
 end
 
--- `tide trace FOLDER`: merges and returns the report as text.
+-- Merges the files of a folder and returns the report as text, for `tide trace FOLDER`.
 function trace.show(folder)
    local docs = trace.read(folder)
    local lines = trace.report(docs)

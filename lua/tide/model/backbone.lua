@@ -29,8 +29,9 @@ local Body = class('BackboneModel', Module)
 Body.mixes = false
 Body.holds_parts = true
 
--- c: the complete configuration; blocks: a list; opts: as of every module; form: of the class;
--- own: nil, or fields of the body: rope (that of its layers), embed_scale, out_scale, norm_offset.
+-- Makes the body. c: the complete configuration; blocks: a list; opts: those of every module; form:
+-- that of the class; own: nil, or fields of the body: rope (that of its layers), embed_scale,
+-- out_scale, norm_offset.
 function Body:init(c, blocks, opts, form, own)
    Module.init(self)
    self._form, self.class_name = form, form.name           -- nil: of the class Body
@@ -65,8 +66,8 @@ function Body:_positions()
    return name and self[name].weight:size(1)
 end
 
--- ids [B, T] -> final hidden states [B, T, C], of at.last_rows [K] alone [1, K, C]. at: where the
--- tokens lie.
+-- Returns the final hidden states [B, T, C] of ids [B, T]. With at.last_rows [K] it returns those
+-- of these tokens alone, [1, K, C]. at: where the tokens lie.
 function Body:forward(ids_BT, at)
    local x = self[self._form.embed](ids_BT)
    if self._form.positions then x = placed(self, x, ids_BT, at) end
@@ -127,7 +128,7 @@ function Backbone:init(config, opts)
    self:ready(opts)
 end
 
--- The table that a tied head shares.
+-- Returns the embedding, whose weight a tied head shares.
 function Backbone:embedding() return self[self.form.body][self.form.embed] end
 
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
@@ -143,10 +144,11 @@ local beside = {
 Backbone._read_without_sequence = signature.options(beside)
 Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 
--- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
--- and, for attention, q_index and k_index; attention_mask [B, T], 1 and 0 or documents numbered
--- from 1, in place of an index; positions; caches, one table a layer, for generation; context, of a
--- sequence of which ids are this rank's part (parallel.cp).
+-- Returns `at` of a call, from the options that describe where the tokens lie. opts: index [B or 1,
+-- T, 2] of (document, position) for packed streams, or sequence [B or 1, T] and, for attention,
+-- q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or documents numbered
+-- from 1; positions; caches, one table a layer, for generation; context, if ids are this rank's
+-- part of a sequence (parallel.cp).
 local function placement(self, opts, ids)
    local op = self.op
    opts = self._read_place(op, opts)
@@ -175,8 +177,8 @@ local function placement(self, opts, ids)
    }
 end
 
--- Final hidden states [B, T, C]; with an index rows [K] (see nn.rows) those of these tokens alone,
--- [1, K, C].
+-- Returns the final hidden states [B, T, C]. With an index rows [K] (see nn.rows) it returns those
+-- of these tokens alone, [1, K, C].
 function Backbone:hidden(ids_BT, opts, rows)
    self:check_ids(ids_BT)
    local at = placement(self, opts, ids_BT)
@@ -185,8 +187,8 @@ function Backbone:hidden(ids_BT, opts, rows)
 end
 private.note(Backbone.hidden)
 
--- Whether a module computes each token by itself, the same whatever other tokens there are, and
--- shows none to a hook of the user. mixer: a part of it that need not, or nil.
+-- Returns whether a module computes each token by itself, the same whatever the other tokens are,
+-- and has no hook of the user that sees tokens. mixer: a part of it that is exempt, or nil.
 local function is_by_token(module, mixer)
    local is = true
    module:walk(function(m)
@@ -196,8 +198,8 @@ local function is_by_token(module, mixer)
    return is
 end
 
--- Whether hidden may be asked for some rows alone. With tensor parallelism the ranks would have to
--- agree on that; the head picks rows by itself there.
+-- Returns whether hidden can compute some rows alone. With tensor parallelism it cannot: the ranks
+-- would have to agree on the rows, and the head picks rows by itself there.
 function Backbone:picks_rows()
    local body, adapter = self[self.form.body], rawget(self, '_adapter')
    if self.hidden ~= Backbone.hidden or body.forward ~= Body.forward or spread.of(self).tp

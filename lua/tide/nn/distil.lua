@@ -96,7 +96,8 @@ local function of_top(ls, ids_nK, logp_nK, at)
    return (q * lq):sum(2, true) - cross, replace(slope, slope:scatter_add(2, place, -(q * here)))
 end
 
--- Divergence of a chunk and its derivative by the student's logits, both times temperature ^ 2.
+-- Returns the divergence of a chunk and its derivative by the student's logits, both times
+-- temperature ^ 2.
 local function divergence(z, ls1, t, first, n, at)
    local T, value, dz = at.temperature
    local function softened(y)
@@ -116,8 +117,8 @@ local function divergence(z, ls1, t, first, n, at)
    return value * (T * T), replace(dz, dz * T)
 end
 
--- Of the tokens first .. first + n - 1: the sums of loss, divergence and cross entropy [3], and the
--- gradients of x and w that are wanted (else nil).
+-- Computes the tokens first .. first + n - 1. Returns the sums of loss, divergence and cross
+-- entropy [3], and the gradients of x and w that are wanted (else nil).
 local function run_chunk(x_nC, w_WC, ids_n, t, first, n, at)
    local z, a = logits(x_nC, w_WC, at.cap, at.acc), at.alpha
    local counted = column(ids_n:ne(at.ignore)):to(at.acc)
@@ -196,8 +197,9 @@ local function picked(t, rows)
    return { x = t.x:index_select(1, rows), w = t.w, cap = t.cap }
 end
 
--- As loss, of a head whose rows are cut over ranks. part: { comm, first (rows before those of this
--- rank), size (rows of all ranks) }, or nil. Returns the loss, and sums over tokens { kl, ce }.
+-- Returns the loss, as distil.loss does, of a head whose rows are cut over ranks, and sums over
+-- tokens { kl, ce }. part: { comm, first (rows before those of this rank), size (rows of all ranks)
+-- }, or nil.
 function distil._of_part(op, x, w, labels, teacher, opts, part)
    local C = x:size(-1)
    local n = x:numel() / C

@@ -40,7 +40,7 @@ function Linear:product_nf4(x)
    return tide.linear_nf4(x, self.weight_nf4, self.weight_scale, self.nout, self.bias or nil)
 end
 
--- x [.., nin] -> [.., nout].
+-- Returns the product [.., nout] of x [.., nin].
 function Linear:forward(x)
    if self.weight_nf4 then return private.call(self.product_nf4, self, x) end
    return private.call(self.product, self, x, self.weight, self.bias)
@@ -57,7 +57,7 @@ function Linear:keep_weight()
    return { remove = function() if how then how.keep = nil end end }
 end
 
--- See Module.tp.
+-- Returns how the weight is cut, see Module.tp.
 function Linear:tp(style, on)
    if not style then return nil end
    local given = on.given
@@ -83,7 +83,7 @@ function Linear:tp(style, on)
    on:refuse('a Linear cannot be %s', tostring(style))
 end
 
--- Sizes, for the text of a model.
+-- Returns the sizes, for the text of a model.
 function Linear:detail()
    return ('%d -> %d%s%s%s'):format(self.nin, self.nout, self.bias and ', bias' or '',
       self.weight_nf4 and ', nf4' or self.fp8 and ', fp8' or '',

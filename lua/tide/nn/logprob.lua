@@ -85,8 +85,8 @@ local labels_fn = private.func {
    end,
 }
 
--- As of_labels, of a head whose rows are cut over ranks. part: { comm, first (rows before those of
--- this rank), size (rows of all ranks) }, or nil.
+-- Returns the log-probabilities, as of_labels does, of a head whose rows are cut over ranks. part:
+-- { comm, first (rows before those of this rank), size (rows of all ranks) }, or nil.
 function logprob._of_part(op, x, w, labels, opts, part)
    local C = x:size(-1)
    local n = x:numel() / C

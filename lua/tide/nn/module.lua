@@ -69,7 +69,7 @@ function Module.options(op, opts, known)
    return opts
 end
 
--- Options to hand to a child: same dtype, device and fp8, filled later by the root.
+-- Returns options for a child: the same dtype, device and fp8. The root fills its weights later.
 function Module.inner(opts, extra)
    local t = { dtype = opts.dtype, device = opts.device, fp8 = opts.fp8, init = false }
    return copy(extra or {}, t)
@@ -142,7 +142,7 @@ function Module:child(name, module)
    return module
 end
 
--- self.name = module declares a child, as in PyTorch. Lua replaces an existing field without
+-- Declares a child for self.name = module, as PyTorch does. Lua replaces an existing field without
 -- calling this.
 function Module:__newindex(name, value)
    if class.is(value, Module) and type(name) == 'string' and name:sub(1, 1) ~= '_' then
@@ -187,8 +187,9 @@ local function check_lists(self)
    end
 end
 
--- Called when the constructor has returned, because weights that were never filled are undefined.
--- A class that only holds what it is given (holds_parts) leaves filling it to a module above.
+-- Checks, when the constructor has returned, that it filled the weights: unfilled ones are
+-- undefined. A class that only holds what it is given (holds_parts) leaves filling it to a module
+-- above.
 function Module:made()
    check_begun(self)
    check_lists(self)
@@ -444,7 +445,7 @@ function Module:has_hooks()
    return hook.is_used(self)
 end
 
--- The chain of a call; without wraps it is forward.
+-- Calls forward. Wraps of the call replace this method in the instance.
 function Module:_call(...) return private.call(self.forward, self, ...) end
 private.note(Module._call)
 

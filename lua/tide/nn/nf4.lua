@@ -72,7 +72,7 @@ function nf4._weight(m)
       :reshape(m.nout, m.nin)
 end
 
--- Codes W, which is whole, into a quantised layer or this rank's part of one.
+-- Quantises a whole weight W into a quantised layer, or into this rank's part of one.
 function nf4._fill(m, W)
    local codes, scale = tide.quantize_nf4(W)
    part.fill({ owner = m, field = 'weight_nf4', buffer = m.weight_nf4 }, codes)

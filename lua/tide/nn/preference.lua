@@ -26,15 +26,15 @@ end
 
 local kinds = {}
 
--- -log sigmoid(beta d); with label_smoothing e, -(1 - e) log sigmoid(beta d) - e log sigmoid(-beta
--- d).
+-- Returns -log sigmoid(beta d), or with label_smoothing e -(1 - e) log sigmoid(beta d) - e log
+-- sigmoid(-beta d).
 function kinds.sigmoid(d, o)
    local right = (d * -o.beta):softplus()
    if o.label_smoothing == 0 then return right end
    return right * (1 - o.label_smoothing) + (d * o.beta):softplus() * o.label_smoothing
 end
 
--- (d - 1 / (2 beta)) ^ 2.
+-- Returns (d - 1 / (2 beta)) ^ 2.
 function kinds.ipo(d, o) return (d - 1 / (2 * o.beta)):square() end
 
 -- Returns the sum over pairs of the loss of d, divided by opts.count (default: the pairs), where d

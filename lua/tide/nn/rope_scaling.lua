@@ -62,7 +62,8 @@ local function llama3(f, s)
    return (1 - ramp) * f / s.factor + ramp * f
 end
 
--- Between which of the dim/2 frequencies YaRN (arXiv 2309.00071) goes from kept to divided.
+-- Returns the two of the dim/2 frequencies between which YaRN (arXiv 2309.00071) passes from
+-- unscaled to scaled ones.
 local function yarn_range(dim, theta, s)
    local function at(rotations)
       return dim * math.log(s.original_max_position_embeddings / (rotations * 2 * math.pi))
@@ -78,17 +79,17 @@ local of = {}
 
 -- By kind: functions of i, from 0.
 
--- Unscaled frequencies.
+-- Returns fn(i), the unscaled frequency i.
 function of.default(dim, theta)
    return function(i) return theta ^ (-2 * i / dim) end
 end
 
--- All frequencies divided.
+-- Returns fn(i), frequency i divided by the factor.
 function of.linear(dim, theta, s)
    return function(i) return theta ^ (-2 * i / dim) / s.factor end
 end
 
--- The base grows with the sequence beyond the length of training.
+-- Returns fn(i), frequency i of a base that grows with the sequence beyond the length of training.
 function of.dynamic(dim, theta, s, length)
    local trained = s.original_max_position_embeddings
    err.arg_if(trained == nil, 'nn.rope', 'rope_scaling.original_max_position_embeddings',
@@ -98,7 +99,7 @@ function of.dynamic(dim, theta, s, length)
    return of.default(dim, theta * grown)
 end
 
--- Low frequencies divided, with a ramp to those that are kept.
+-- Returns fn(i), frequency i: low ones are divided, with a ramp to the high ones, which are not.
 function of.yarn(dim, theta, s)
    local low, high = yarn_range(dim, theta, s)
    return function(i)
@@ -108,7 +109,7 @@ function of.yarn(dim, theta, s)
    end
 end
 
--- Each frequency divided by a number of its own, from one of two lists.
+-- Returns fn(i), frequency i divided by a number of its own, from one of two lists.
 function of.longrope(dim, theta, s, length)
    local name = length and length > s.original_max_position_embeddings and 'long_factor'
       or 'short_factor'
@@ -119,7 +120,7 @@ function of.longrope(dim, theta, s, length)
    return function(i) return 1 / (s[name][i + 1] * theta ^ (2 * i / dim)) end
 end
 
--- The scaling of Llama 3.1.
+-- Returns fn(i), frequency i of Llama 3.1.
 function of.llama3(dim, theta, s)
    return function(i) return llama3(theta ^ (-2 * i / dim), s) end
 end

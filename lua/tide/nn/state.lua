@@ -54,7 +54,7 @@ local function shapes(op, tensors)
    return list
 end
 
--- Rotary frequencies that old files of Llama keep: computed here, so they are passed over.
+-- Returns a state without the rotary frequencies that old files of Llama hold; tide computes them.
 local function without_frequencies(state, own)
    local out = {}
    for name, t in each(state) do
@@ -63,7 +63,7 @@ local function without_frequencies(state, own)
    return out
 end
 
--- Module:load_state_dict.
+-- Does what Module:load_state_dict describes.
 function state_of.load(self, state, opts)
    local op = 'nn.Module.load_state_dict'
    err.type(op, 'state', state, 'table')

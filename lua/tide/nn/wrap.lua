@@ -42,7 +42,7 @@ local function wrapped(entry, inner)
    return function(self, ...) return private.call(around, inner, self, ...) end
 end
 
--- fn(self, ...) inside the wraps of a list.
+-- Returns a function that calls fn(self, ...) inside the wraps of a list.
 function wrap.compose(list, fn)
    if #list == 0 then return fn end
    fn = sheltered(fn)

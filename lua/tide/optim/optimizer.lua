@@ -130,7 +130,7 @@ function Optimizer:init(op, params, defaults, opts)
    self.keepers = is_keeper(params) and { params } or keepers_of(self:entries())
 end
 
--- Called when the constructor of a class has returned.
+-- Checks, when the constructor of a class has returned, that it called init.
 function Optimizer:made()
    err.raise_if(not rawget(self, 'groups'), 'E_STATE', 'optim.' .. tostring(self.class_name), 'its '
       .. 'init ends without tide.optim.Optimizer.init(self, name, params, defaults, { lr = .. })')

@@ -91,7 +91,7 @@ function clip.norm(source, norm_type, comm)
    end)
 end
 
--- Scales gradients in place so that their global norm is at most max_norm; returns the norm before.
+-- Scales gradients in place so that their global norm is at most max_norm. Returns the norm before.
 -- opts: norm_type, comm.
 function clip.clip_grad_norm_(source, max_norm, opts)
    local op = 'parallel.clip_grad_norm_'

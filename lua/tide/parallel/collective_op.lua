@@ -126,7 +126,7 @@ local function from_parts(parts, shape, dim, counts)
    return x
 end
 
--- Elements of each part.
+-- Returns the number of elements of each part.
 local function elements(x, dim, counts)
    local before, after = extent(x.shape, dim)
    local list = {}

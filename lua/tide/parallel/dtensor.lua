@@ -33,7 +33,7 @@ end
 
 local zeros_beside = private.func {
    name = 'parallel.keep_first',
-   -- the first rank of the axis keeps x, the others hold what changes nothing
+   -- Keeps x on the first rank of the axis; the other ranks hold a value that changes nothing.
    forward = function(_, x, rank, neutral)
       if rank == 0 then return x end
       return tide.full(x.shape, neutral, { dtype = x.dtype, device = x.device })
@@ -81,7 +81,7 @@ run.all_to_all_v = run.all_to_all
 
 -- ---- making them -----------------------------------------------------------------------------
 
--- n placements: the whole on each rank.
+-- Returns n placements that replicate.
 local function all_whole(n)
    local list = {}
    for i = 1, n do list[i] = placement.replicate() end

@@ -126,14 +126,14 @@ end
 
 -- ---- pieces ----------------------------------------------------------------------------------
 
--- Elements before piece `rank` (from 0) of n pieces of a dim, and in it.
+-- Returns the number of elements before piece `rank` (from 0) of n pieces of a dim, and its size.
 function placement.piece(size, n, rank)
    local most = math.ceil(size / n)
    local at = math.min(rank * most, size)
    return at, math.min(most, size - at)
 end
 
--- Sizes of all n pieces.
+-- Returns the sizes of all n pieces.
 function placement.pieces(size, n)
    local list = {}
    for r = 0, n - 1 do
@@ -234,7 +234,7 @@ local function add_price(self, step, n)
    step.bytes = fn(step, n, dims.numel(step.before) * unit, dims.numel(step.after) * unit, row)
 end
 
--- Sizes of the pieces that axis i makes of dim.
+-- Returns the sizes of the pieces that axis i makes of dim.
 function State:pieces(i, dim)
    local before = cut(self.shape, self.cur, self.mesh, self.at, i - 1)
    return placement.pieces(before[dim], self.mesh.axes[i].size)

@@ -138,7 +138,8 @@ local function write(op, dir, plain, read, magnitude, o)
    return dir
 end
 
--- magnitudes: of the layers, by path; nil: from the weights in the checkpoint.
+-- Writes the adapters of a checkpoint. magnitudes: those of the layers, by path; nil: computed from
+-- the weights in the checkpoint.
 local function write_checkpoint(op, where, dir, o, magnitudes)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
    local store = saved.store

@@ -140,7 +140,8 @@ local function fill(store, name, offset, size, t)
    end)
 end
 
--- Adapters of a model keep their first values where the files have none.
+-- Returns whether a parameter is of an adapter that the files do not have: it keeps its first
+-- values.
 local function is_new(store, name)
    return low_rank.is_name(name) and not store:shape('model', name)
 end

@@ -81,7 +81,7 @@ local function numbers_of(v)
    return v
 end
 
--- Named series of what was given: one, or a table of several.
+-- Returns the named series of an argument: one series, or a table of several.
 local function series_of(name, v)
    local one = numbers_of(v)
    if one then return { { name = name, y = one } } end

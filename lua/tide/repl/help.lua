@@ -56,7 +56,7 @@ function help.parameters(fn)
    return list, info.isvararg
 end
 
--- "name(a, b, ...)"
+-- Returns "name(a, b, ...)".
 function help.signature(name, fn)
    local list, more = help.parameters(fn)
    if more then list[#list + 1] = '...' end

@@ -79,7 +79,7 @@ function reference.entries()
    return list
 end
 
--- Parameters of an entry; the first of a tensor's method is the tensor itself.
+-- Returns the parameters of an entry. The first one of a tensor's method is the tensor itself.
 local function parameters(entry)
    local list, more = {}, true
    if entry.fn then list, more = help.parameters(entry.fn) end

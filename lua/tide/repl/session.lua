@@ -145,7 +145,7 @@ local function clear_interrupt(env)
    if tide and tide.default then tide.default():interrupted() end
 end
 
--- xpcall of fn(gift) as a line of the prompt.
+-- Runs fn(gift) as a line of the prompt, and returns what xpcall returns, as a list.
 local function run_line(fn, gift)
    return pack(xpcall(function()
       busy(true)

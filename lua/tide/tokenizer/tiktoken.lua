@@ -37,7 +37,7 @@ local known = {
    [199998] = { o200k, { [199999] = '<|endoftext|>', [200018] = '<|endofprompt|>' } },
 }
 
--- Special tokens of the files of Llama 3; tokenizer_config.json, if present, repeats them.
+-- Adds the special tokens of the files of Llama 3. tokenizer_config.json, if present, repeats them.
 local function llama3_special(d)
    local names = { '<|begin_of_text|>', '<|end_of_text|>', '<|reserved_special_token_0|>',
       '<|reserved_special_token_1|>', '<|finetune_right_pad_id|>', '<|step_id|>',

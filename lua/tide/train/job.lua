@@ -283,7 +283,7 @@ function Job:print(fmt, ...)
    if self.first then io.stdout:write(select('#', ...) > 0 and fmt:format(...) or fmt, '\n') end
 end
 
--- Tokens of the longest document. cu: the cumulative lengths, or nil.
+-- Returns the tokens of the longest document. cu: the cumulative lengths, or nil.
 local function longest_of(cu)
    local most = 0
    for i = 2, cu and #cu or 0 do most = math.max(most, cu[i] - cu[i - 1]) end

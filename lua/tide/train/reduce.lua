@@ -59,8 +59,8 @@ function reduce.read(losses, ...)
    return sum, unpack(numbers, n + 1)
 end
 
--- Sums the gradients of the micro-batches over ranks. Returns the losses on the device; with
--- several ranks they are read, and the second result is their sum over all.
+-- Runs the micro-batches and sums their gradients over ranks. Returns the losses on the device.
+-- With several ranks it reads them, and the second result is their sum over all ranks.
 function reduce.micros(self, batches, count)
    local comm, optim, losses = self.comm, self.optim, {}
    optim:zero_grad()
@@ -90,7 +90,7 @@ function reduce.each_sharded(self, batches, run)
    end)
 end
 
--- Sums as micros does, for a sharded model.
+-- Does what micros does, for a sharded model.
 function reduce.sharded_micros(self, batches, count)
    local losses = {}
    reduce.each_sharded(self, batches, function(i, batch)

@@ -45,7 +45,8 @@ options.rows = {
    'on_save: function? -- called with (run, folder)',
 }
 
--- Ids that the model does not have would end the run at the step that meets one.
+-- Refuses data with ids that the model does not have, which would end the run at the step that
+-- reads one.
 local function check_ids(op, o)
    local config = type(o.model.config) == 'table' and o.model.config or {}
    if type(config.vocab_size) ~= 'number' then return end
@@ -65,8 +66,8 @@ local function settle_resume(op, o)
    end
 end
 
--- Ranks that draw from other orders of the data would train on some windows twice and on others
--- never. size and rank are those of the ranks with data of their own.
+-- Refuses ranks that draw from other orders of the data: they would train on some windows twice and
+-- never on others. size and rank are those of the ranks with data of their own.
 function options.check_sampler(op, o, groups)
    local s, list = o.sampler, {}
    for _, name in ipairs { 'count', 'seq', 'batch', 'seed', 'size' } do

@@ -159,8 +159,9 @@ end
 
 -- ---- windows -----------------------------------------------------------------------------------
 
--- Windows of a list of ids as requests, as lm-evaluation-harness rolls them: each predicts the seq
--- ids after those before, from one id of context; the last one has as much context as fits.
+-- Returns the windows of a list of ids as requests, by the rule of lm-evaluation-harness: each
+-- window predicts the next seq ids from one id of context. The last one has as much context as
+-- fits.
 function score.windows(ids, seq)
    local list = {}
    for first = 2, #ids, seq do

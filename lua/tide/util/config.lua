@@ -27,7 +27,7 @@ local function guard()
    end
 end
 
--- pcall(fn) with the limits. Methods of strings are out of reach meanwhile.
+-- Returns the results of pcall(fn) under the limits. Methods of strings are out of reach meanwhile.
 local function limited(fn)
    local strings = getmetatable ''
    local methods, hook, mask, n = strings.__index, debug.gethook()

@@ -228,7 +228,7 @@ local function listed(read)
    end
 end
 
--- { text, Lua type, read(op, name, v, values), annotation } of one alternative of a type.
+-- Returns one alternative of a type as { text, Lua type, read(op, name, v, values), annotation }.
 local function alternative(text)
    local base, list, rest = text:match '^([%w_]+)(%[?%]?)%s*(.-)%s*$'
    local kind = made[base] and made[base](rest) or kinds[base]

@@ -78,8 +78,8 @@ local function default_positions(said, S, device)
    return in_documents(said.index or documents.cu_index(said.cu_real, said.cu_slot, S, device))
 end
 
--- Positions for every row: given ones spread over the rows, three-row ones as they are, else the
--- default ones.
+-- Adds positions for every row: one given row repeats for all, three-row ones stay as they are, and
+-- the default ones are used if there are no others.
 local function with_positions(op, out, said, name, t, B, S)
    local key = (name == 'ids' or name == 'embeds') and 'positions' or 'position_ids'
    if out.positions ~= nil then key = 'positions' end

@@ -135,7 +135,7 @@ end
 -- Returns the positions of this rank's tokens in their documents, i64 [1 or B, count].
 function Context:positions(device) return in_documents(self:q_index(device)) end
 
--- Tokens that each rank has.
+-- Returns the number of tokens of each rank.
 function Context:tokens()
    local list = {}
    for r = 0, self.size - 1 do

@@ -86,7 +86,7 @@ function cp_map.check_slots(op, real, slot)
    end
 end
 
--- Documents of the source stream: real and slot lists, and its length.
+-- Returns the documents of the source stream: lists of real lengths and slots, and its length.
 local function documents(op, o)
    local real, slot = o.cu or o.cu_real, o.cu or o.cu_slot
    if not slot then return { 0, o.length }, { 0, o.length }, o.length, false end

@@ -167,9 +167,9 @@ local attend = private.func {
    end,
 }
 
--- plan: { comm =, index = pairs of every rank's tokens, tiles = of this rank's or nil, mask =
--- { causal, window, softcap, scale }, hops = of blocks.lua for this rank }. q, k, v: this rank's
--- tokens.
+-- Returns attention by a ring of blocks. q, k, v: this rank's tokens. plan: { comm =, index = pairs
+-- of every rank's tokens, tiles = those of this rank or nil, mask = { causal, window, softcap,
+-- scale }, hops = of blocks.lua for this rank }.
 function ring.attention(q, k, v, plan) return attend(q, k, v, plan) end
 
 return ring

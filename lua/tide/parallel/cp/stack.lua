@@ -36,7 +36,7 @@ function stack.tensors(out, chunks, names)
    end
 end
 
--- i32 [chunks, longest], rows filled up with the sentinel.
+-- Returns the tensors as rows of one i32 [chunks, longest], filled up with the sentinel.
 local function rectangle(tensors, sentinel)
    local lists, most = {}, 0
    for i, t in ipairs(tensors) do

@@ -140,10 +140,10 @@ local function summed_in(dtype, reduce_dtype)
    return half and reduce_dtype ~= dtype and 'f32' or dtype
 end
 
--- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks of
--- the shards), replicas (ranks that hold the same shard), full (bytes are freed between uses),
--- shard_dtype, dtype (of the computation), reduce_dtype, device, shard_device, offload, seed, init
--- (false: no values).
+-- Makes a bucket. entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts:
+-- comm (ranks of the shards), replicas (ranks that hold the same shard), full (bytes are freed
+-- between uses), shard_dtype, dtype (of the computation), reduce_dtype, device, shard_device,
+-- offload, seed, init (false: no values).
 function Bucket:init(entries, opts)
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
    self.full = opts.full
@@ -181,12 +181,13 @@ end
 
 -- ---- bytes of the parameters -----------------------------------------------------------------
 
--- Ranks that keep a part of flat between forward and backward: comm of k of them.
+-- Sets the ranks that keep a part of flat between forward and backward: comm of k of them.
 function Bucket:set_small(comm)
    self.small = { comm = comm, counts = layout.new(self:shapes(), comm.size).counts }
 end
 
--- Elements that stay on this rank between forward and backward for the ranks of set_small.
+-- Returns how many elements this rank keeps between forward and backward for the ranks of
+-- set_small.
 function Bucket:small_count() return self.small.counts[self.small.comm.rank + 1] end
 
 -- Returns the whole shapes of the parameters, in order.

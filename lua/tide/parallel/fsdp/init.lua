@@ -134,9 +134,9 @@ local function set_policy(self)
    end
 end
 
--- Ranks with data of their own must shard the same model in the same way: a difference would be
--- replicas that drift apart, or collectives that do not fit. Ranks that hold other parts of the
--- parameters must have the same options and configuration.
+-- Refuses ranks that shard different models or shard them differently: replicas would drift apart,
+-- or collectives would not match. Ranks that hold other parts of the parameters must have the same
+-- options and configuration.
 local function check_agreed(self, model, list)
    local o, part, names = self.opts, self.data_comm.id, {}
    for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
@@ -426,17 +426,17 @@ end
 
 local fsdp = { Sharded = Sharded }
 
--- Shards a model over ranks: the data axes of a mesh (dp_shard or dp, flattened with cp;
--- dp_replicate holds replicas), an axis or a communicator (default: all ranks).
--- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
+-- Shards a model over ranks and returns the Sharded, for an optimiser and train.step. ranks: a
+-- mesh, an axis or a communicator (default: all ranks). The data axes of a mesh are dp_shard or dp,
+-- flattened with cp; dp_replicate holds replicas. Collective: every rank calls it.
 function fsdp.fully_shard(model, ranks, opts)
    return Sharded(model, ranks, opts)
 end
 
--- Elements of the outermost layer lists of a module, each of which becomes a unit: a list of
--- { path, module, reshard_after_forward }; the last of a list keeps its parameters after forward,
--- since its backward follows at once. Lists within a list, and what is outside of lists, are not in
--- it.
+-- Returns the elements of the outermost layer lists of a module, each of which becomes a unit: a
+-- list of { path, module, reshard_after_forward }. The last element of a list keeps its parameters
+-- after forward, since its backward follows at once. Lists within a list, and modules outside of
+-- lists, are left out.
 function fsdp.layer_units(module)
    local list = {}
    units.each_layer(module, function(m, path, i, n)
@@ -445,7 +445,7 @@ function fsdp.layer_units(module)
    return list
 end
 
--- Shards every layer of a module and the rest as the root unit, with the parameters as shards.
+-- Shards every layer of a module, and the rest as the root unit, with the parameters as shards.
 -- mp_policy: as in fully_shard; offload_policy: nil or { cpu = true }. Returns the Sharded.
 function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_policy)
    return fsdp.fully_shard(module, mesh, { mp_policy = mp_policy,

@@ -248,8 +248,9 @@ function schedule.hook_unit(self, unit)
    end
 end
 
--- Modules outside units: those that own parameters gather the root unit, all mark where backward
--- begins, so that a forward that is run again inside it is distinguished from a new one.
+-- Hooks the modules outside units. Those that own parameters gather the root unit. All of them mark
+-- where backward begins, which distinguishes a forward that is recomputed in backward from a new
+-- one.
 function schedule.hook_root(self, model)
    local owners = {}
    for _, e in ipairs(self.entries) do

@@ -10,7 +10,7 @@ local Bucket = require 'tide.parallel.fsdp.bucket'
 
 local Unit = class 'FsdpUnit'
 
--- Entries by (dtype, trained or not), in order of their first.
+-- Returns entries grouped by (dtype, trained or not), in order of their first entry.
 local function split(entries)
    local list, at = by_key()
    for _, e in ipairs(entries) do
@@ -19,7 +19,7 @@ local function split(entries)
    return list
 end
 
--- desc: name, modules, is_last. bucket_opts(dtype, trained): options of a bucket.
+-- Makes a unit. desc: name, modules, is_last. bucket_opts(dtype, trained): options of a bucket.
 function Unit:init(desc, entries, bucket_opts)
    self.name, self.modules, self.is_last = desc.name, desc.modules, desc.is_last
    self.entries, self.buckets, self.numel = entries, {}, 0

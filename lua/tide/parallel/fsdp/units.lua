@@ -77,7 +77,8 @@ local function by_class(model, wanted)
    return list
 end
 
--- how: nil (layer lists), a list of class names or classes, or a least number of parameters.
+-- Returns the units of a model. how: nil (layer lists), a list of class names or classes, or a
+-- least number of parameters.
 function units.choose(model, how)
    if how == nil then return by_size(model, 0) end
    if type(how) == 'number' then return by_size(model, err.integer(op, 'units', how, 1)) end

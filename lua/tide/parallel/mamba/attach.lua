@@ -123,7 +123,7 @@ function attach.attach(model, axis, opts)
    return self
 end
 
--- The layers as they were. May be called again.
+-- Detaches the layers. A second call does nothing.
 function Attached:restore()
    for layer, handle in each(self.wraps) do
       handle.remove()

@@ -108,7 +108,8 @@ local function all_runs(runs)
    return list
 end
 
--- between[S][R S]: 1 where a run lies between a source run and an own one; before[R][S].
+-- Returns all runs; between[S][R S], 1 where a run lies between a source run and an own one; and
+-- feeds[R][S], 1 where a source run lies before an own one.
 local function feeding(runs, rank)
    local all, between, feeds = all_runs(runs), {}, {}
    for k = 1, #all do between[k] = {} end
@@ -128,9 +129,10 @@ local function feeding(runs, rank)
    return all, between, feeds
 end
 
--- sequence [B', T] -> of the runs of this rank [B' R, c], and the masks that documents make: halo
--- [B', R, K - 1], feeds [B', 1, R, S] and last [B' R, c, 1] (tokens of the last document). What
--- they leave out is replaced by zeros, not multiplied with them: it may be NaN.
+-- Sets the parts of a batch that documents need. sequence [B', T]: numbers of the sequences.
+-- batch.sequence [B' R, c] is that of the runs of this rank. The masks are halo_mask [B', R, K -
+-- 1], feeds [B', 1, R, S] and last [B' R, c, 1] (tokens of the last document). Values outside a
+-- mask may be NaN, so zeros replace them; they are not multiplied by 0.
 local function documents(batch, sequence, map, all, take_positions)
    local rows, R, c = sequence:size(1), batch.R, batch.c
    local own = sequence:index_select(2, map:index('i64', sequence.device))
@@ -177,7 +179,7 @@ local function kept(x, mask) return tide.where(mask, x, 0) end
 
 -- ---- the halo --------------------------------------------------------------------------------
 
--- Returns the K - 1 rows before each run of xBC [B, L, C] -> [B R, K - 1, C].
+-- Returns the K - 1 rows before each run, [B R, K - 1, C], of xBC [B, L, C].
 local function halo(xBC, comm, batch)
    local B, C, n = xBC:size(1), xBC:size(3), batch.K - 1
    local got = collective.all_to_all_v(xBC:index_select(2, batch.send), comm, batch.out, batch.back,
@@ -268,8 +270,8 @@ local sums_after = private.func {
    end,
 }
 
--- Of each run: the state that it makes from zero [B R, H, P N] and the logarithm of its total decay
--- [B R, H, 1]. xBC after the convolution.
+-- Returns, for each run, the state [B R, H, P N] that it makes from zero, and the logarithm of its
+-- total decay [B R, H, 1]. xBC is the output of the convolution.
 local function contributions(layer, xBC, dt, batch, B)
    local n, H, P = xBC:size(1), layer.heads, layer.head_dim
    local G, N, I = layer.groups, layer.state, layer.inner_dim

@@ -55,8 +55,8 @@ local function dims_of(op, x, batch_size)
    return x.ndim - 1, x.ndim
 end
 
--- [B, L, H] -> [B, W L, H / W]: all tokens, rank after rank, of a part of the width. x has the same
--- shape on every rank.
+-- Exchanges tokens for width: returns [B, W L, H / W] of x [B, L, H]. The result has the tokens of
+-- all ranks, rank after rank, and a part of the width. x has the same shape on every rank.
 function mamba_cp.all_to_all_cp2hp(x, comm, batch_size)
    local op = 'parallel.mamba_cp.all_to_all_cp2hp'
    local tokens, width = dims_of(op, x, batch_size)
@@ -133,8 +133,8 @@ function mamba_cp.reorder_chunks(x, order, cu)
    return reorder('parallel.mamba_cp.reorder_chunks', x, order, cu)
 end
 
--- Tokens (of every document) in rank order, as the balanced layout of attention leaves them, into
--- the order of the sequence; and back.
+-- Moves tokens (of every document) from rank order, in which the balanced layout of attention
+-- leaves them, into the order of the sequence.
 function mamba_cp.undo_attention_load_balancing(x, W, cu)
    local op = 'parallel.mamba_cp.undo_attention_load_balancing'
    return reorder(op, x, mamba_cp.undo_order(W), cu)
@@ -161,8 +161,8 @@ end
 
 local function tokens_dim(x) return x.ndim < 3 and 1 or 2 end
 
--- Rank after rank, each with its parts of all documents -> document after document, each with the
--- parts of all ranks; and back.
+-- Moves the parts of documents from rank order (each rank with its parts of all documents) into
+-- document order (each document with the parts of all ranks).
 function mamba_cp.deinterleave_packed_seqs(x, cu_local, W)
    local dim = tokens_dim(x)
    return select(x, dim, mamba_cp.deinterleave_index(cu_local, W, x:size(dim)))
@@ -323,7 +323,8 @@ for _, field in ipairs { 'dt_bias', 'A_log', 'D' } do
    end
 end
 
--- [.., g n] -> [.., g repeats n]: each group several times, one behind the other.
+-- Returns s [.., g n] with each group repeated, [.., g repeats n]: the copies of a group follow
+-- each other.
 function MambaContextParallel:repeat_group_state(s)
    if not tide.is_tensor(s) or s.ndim < 1 or s:size(s.ndim) % self.n_groups ~= 0 then
       err.arg(name .. '.repeat_group_state', 's', ('a tensor whose last dim holds %d groups')

@@ -55,7 +55,7 @@ end
 
 -- ---- padding ---------------------------------------------------------------------------------
 
--- Tokens to add to a sequence of seq_len.
+-- Returns the number of tokens to add to a sequence of seq_len.
 function multimodal.get_padding(seq_len, opts)
    local cp, tp = opts.cp_size, opts.tp_size
    if opts.has_sp and opts.decoder_tp_comm_overlap then return opts.decoder_seq_len - seq_len end
@@ -196,7 +196,7 @@ local function zeros_like(x, n)
    return tide.zeros({ 1, n, x:size(3) }, { dtype = x.dtype, device = x.device })
 end
 
--- Lengths and sizes of a rank's frames, empty ones included.
+-- Returns the lengths and sizes of a rank's frames, with the dummies of an empty rank.
 local function local_rows(plan, rank, sizes, cu, patch)
    local lens, local_sizes = {}, {}
    for i = plan.bounds[rank + 1] + 1, plan.bounds[rank + 2] do

@@ -79,7 +79,7 @@ end
 
 -- ---- the common part -------------------------------------------------------------------------
 
--- true: the MLPs, if the model has some.
+-- Returns a policy of recomputation. true means the MLPs, if the model has any.
 local function recompute_of(v, model)
    if v ~= true then return v or nil end
    local found = false
@@ -87,8 +87,8 @@ local function recompute_of(v, model)
    return found and 'mlp' or nil
 end
 
--- dp_cp_mesh_name: an axis of the mesh that is its data and context ranks together, as sharding
--- makes them in any case.
+-- Checks dp_cp_mesh_name: it must name an axis that joins the data and context ranks of the mesh.
+-- Sharding joins them in any case.
 local function check_dp_cp(op, mesh, o)
    if o.dp_cp_mesh_name == nil then return end
    local axis = mesh:axis(o.dp_cp_mesh_name)

@@ -140,7 +140,8 @@ end
 
 -- ---- rows ------------------------------------------------------------------------------------
 
--- A stream that one rank has whole gets its context; labels of padding do not train.
+-- Adds the context to a stream that one rank has whole, and takes labels of padding out of
+-- training.
 local function keep_whole(op, batch, opts)
    local T = tokens_of(op, batch)
    local said = documents_of(op, batch, T, opts, true)

@@ -27,7 +27,7 @@ local consumed = {
 
 -- ---- lengths ---------------------------------------------------------------------------------
 
--- Lengths of each row without the sentinels; nil if the batch says false.
+-- Returns the lengths of each row without the sentinels, or nil if the batch says false.
 local function rows_of(op, batch, name, B, sentinel)
    local v, rows = batch[name], {}
    if not v then return nil end
@@ -78,7 +78,7 @@ end
 
 -- ---- tensors ---------------------------------------------------------------------------------
 
--- [B, S, ...] as [T, ...] in the order of the stream.
+-- Returns x [B, S, ...] as [T, ...] in the order of the stream.
 local function flat(x, order)
    local y = x:flatten(1, 2)
    return order and y:index_select(1, order:to(x.device)) or y
@@ -166,7 +166,7 @@ local function put_lengths(out, B, S, lens, slots, o, device)
    out.padding_mask = out.index:select(3, 1):select(1, 1):lt(0)
 end
 
--- Lengths and slots of each row, checked; nil if they are unknown. The third result: whether slots
+-- Returns the checked lengths and slots of each row (nil if they are unknown), and whether slots
 -- were given.
 local function lengths_of(op, batch, B, S, sentinel)
    local lens = rows_of(op, batch, 'seq_lens', B, sentinel)

@@ -18,7 +18,7 @@ local sum_of = dims.sum
 
 -- ---- units -----------------------------------------------------------------------------------
 
--- Frames of each tubelet of T frames; the last of a video may have fewer.
+-- Returns the number of frames of each tubelet: T, or fewer for the last one of a video.
 function split.units(num_frames, T)
    local list = {}
    for _, n in ipairs(num_frames) do
@@ -27,7 +27,8 @@ function split.units(num_frames, T)
    return list
 end
 
--- Frames of each video that lie in [lb, ub); videos without any are left out.
+-- Returns the number of frames of each video that lie in [lb, ub), without videos that have none
+-- there.
 function split.clip(num_frames, lb, ub)
    local out, at = {}, 0
    for _, n in ipairs(num_frames) do
@@ -90,9 +91,9 @@ local function earliest(sum, parts, limit)
    return first
 end
 
--- Bounds of `parts` parts of a list of positive costs in order: the largest sum is least, every
--- part has an element if there are enough (else the first ones have one each), and within that
--- each cut is as near as possible to an even share.
+-- Splits a list of positive costs, in order, into `parts` parts, and returns their bounds. The
+-- largest sum is the least possible. Every part has an element if there are enough; else the first
+-- parts have one each. Among such splits, each cut is as near as possible to an even share.
 function split.partition(costs, parts)
    local sum, n = prefix(costs), #costs
    local used, bounds = min(parts, n), { 0 }
@@ -115,7 +116,8 @@ function split.partition(costs, parts)
    return bounds
 end
 
--- Bounds by frames: tubelets as units, a frame's cost being costs[i] (1 each by default).
+-- Returns the bounds, in frames, of a partition of whole tubelets. Frame i costs costs[i] (1 by
+-- default).
 function split.balanced(num_frames, T, parts, costs)
    local units = split.units(num_frames, T)
    local sums, ends, at = {}, { 0 }, 0
@@ -156,7 +158,8 @@ local function snap(num_frames, T, t)
    return a
 end
 
--- Bounds at even frame counts moved to the nearest edge of a tubelet; parts may be empty.
+-- Returns bounds at equal numbers of frames, each moved to the nearest edge of a tubelet. Parts may
+-- be empty.
 function split.points(num_frames, T, parts)
    local total, bounds = sum_of(num_frames), { 0 }
    for r = 1, parts do

@@ -54,7 +54,7 @@ local function with_data(list)
    return out
 end
 
--- Sizes from a mesh or from axes as parallel.mesh takes them.
+-- Reads the sizes of the axes from a mesh, or from axes as parallel.mesh takes them.
 local function read_mesh(self, mesh, ranks)
    err.type(op, 'mesh', mesh, 'table')
    local list

@@ -247,8 +247,8 @@ local function comms_of(run)
    return list
 end
 
--- run: { model, sharded, mesh, data } as materialise gives, on the null device. o: batch, seq,
--- accum, device, forward, state_bytes. See Plan:price.
+-- Returns the price of a step. run: { model, sharded, mesh, data } as materialise gives, on the
+-- null device. o: batch, seq, accum, device, forward, state_bytes. See Plan:price.
 function price.of(run, o)
    local ctx = tide.default()
    local sum = kept(run, o.accum, o.state_bytes)

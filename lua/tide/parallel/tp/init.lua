@@ -103,7 +103,7 @@ function Run:question(path, m)
       env = self.env }
 end
 
--- Products of nn.Linear that overlap with the reduce-scatter behind them.
+-- Returns whether the product of an nn.Linear overlaps with the reduce-scatter after it.
 function Run:overlapped(path, m, style)
    if not self.async or not class.is(m, nn.Linear) then return false end
    if m.fp8 or m.weight_nf4 then

@@ -60,7 +60,7 @@ local function wanted(m, part)
    return split.channels(own, part.group, 0, m.groups, m.state), #own
 end
 
--- [.., channels of this rank, ..] -> those of the rank's groups, along dim.
+-- Gathers t [.., channels of this rank, ..] along dim into the channels of the rank's groups.
 local function gather(env, plan, take, t, dim)
    t = collective.all_gather_v(t, env.axis, dim, plan.gathered)
    if not take then return t end

@@ -90,8 +90,8 @@ local function refuse_sequence(text, ...)
       .. 'plan: ' .. text, ...)
 end
 
--- The children that read the stream gather it, and the one that ends the module leaves its sum cut
--- along it. own: what the module says of itself.
+-- Cuts a module along the sequence: children that read the stream gather it, and the last child
+-- leaves its sum cut. own: the plan of the module's own tp_plan.
 local function cut_stream(plan, path, m, own)
    local ends = false
    for child, style in each(own) do
