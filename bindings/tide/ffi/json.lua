@@ -182,7 +182,7 @@ local function encode_float(v, path, how)
    return text:find '^%-?%d+$' and text .. '.0' or text
 end
 
--- Length of a list, or nil and a reason if t is not one.
+-- Returns the length of a list, or nil and a reason if t is not a list.
 local function list_length(t)
    local n = 0
    for key in each(t) do

@@ -27,7 +27,7 @@ end
 
 local M = { state = state }
 
--- Folder of this file with a final slash, or nil when it was loaded from memory.
+-- Returns the folder of this file with a final slash, or nil when it was loaded from memory.
 local function own_folder()
    local source = debug.getinfo(1, 'S').source
    return source:match('^@(.*/)[^/]*$') or (source:sub(1, 1) == '@' and './') or nil
@@ -49,7 +49,7 @@ local lib_folders = { 'lib/', 'lib64/' }
 local triplet = ({ x64 = 'x86_64', arm64 = 'aarch64' })[jit.arch]
 if triplet then lib_folders[3] = 'lib/' .. triplet .. '-linux-gnu/' end
 
--- Candidate paths of a shared library called `name` ("tide"), best first.
+-- Returns candidate paths of a shared library called `name` ("tide"), best first.
 local function candidates(name)
    local file, list = 'lib' .. name .. '.so', {}
    local host = package.loaded['tide.host']

@@ -75,7 +75,7 @@ function fs.is_present(path) return fs.io().is_link(path) or fs.exists(path) end
 -- Returns whether a folder is at this path, or a link to one.
 function fs.is_dir(path) return fs.io().kind(path) == 'dir' end
 
--- Returns the size in bytes of a regular file, or nil if there is none.
+-- Returns the size in bytes of a regular file, or nil if the path is no regular file.
 function fs.size(path)
    local kind, size = fs.io().kind(path)
    return kind == 'file' and size or nil
