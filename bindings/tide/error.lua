@@ -179,7 +179,7 @@ function err.of(caught)
    end
 end
 
--- Raises such an error; fmt is a format if there are values for it.
+-- Raises an error object with a code; fmt is a format if there are values for it.
 function err.raise(code, op, fmt, ...)
    err.throw(err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt))
 end

@@ -162,8 +162,8 @@ int tide__storage_restore(tide__storage *s)
 {
   if (!s->gone) return TIDE_OK;
   if (s->hollow)
-    return tide__fail(s->ctx, TIDE_E_GONE, "tensor_restore", "the bytes went at their last use "
-                      "(tide_tensor_spend) and cannot come back");
+    return tide__fail(s->ctx, TIDE_E_GONE, "tensor_restore", "the bytes were freed at their "
+                      "last use (tide_tensor_spend) and cannot be restored");
   TIDE_TRY(storage_take(s));
   s->version++;
   s->refill = true;

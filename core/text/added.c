@@ -1,4 +1,4 @@
-/* Added tokens: texts that are one token wherever they stand, before anything else is done. */
+/* Added tokens: texts that are one token at any place, found before all other steps. */
 #include "core/text/text.h"
 
 /* Returns the bytes of the white space at s, 0: none there. left > 0. */

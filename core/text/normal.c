@@ -1,5 +1,5 @@
 /* Changes text: replacements, insertions, normal forms. Each output byte knows the place in the
- * source that it stands for, if the caller wants offsets. */
+ * source that it replaces, if the caller wants offsets. */
 #include "core/text/text.h"
 
 bool tide__align(const tide__work *w) { return w->flags & TIDE_ENCODE_OFFSETS; }
@@ -38,8 +38,8 @@ bool tide__made_copy(tide__work *w, tide__made *m, const tide__view *v, int32_t 
   return true;
 }
 
-/* The source that view[from, to) stands for; inserted text (an empty range) stands for the
- * character behind it. */
+/* Sets a and b to the source that view[from, to) replaces. The source of inserted text (an empty
+ * range) is the character after it. */
 static void source(const tide__view *v, int32_t from, int32_t to, int32_t *a, int32_t *b)
 {
   if (from == to && from < v->n) to += tide__char_size(v->p + from);
@@ -99,7 +99,7 @@ static int prepend(tide__work *w, const tide__step *step, const tide__view *v, t
   return ok && tide__made_copy(w, m, v, span.from, span.to) ? TIDE_OK : tide__work_nomem(w);
 }
 
-/* Writes the character that stands for a byte in vocabularies of bytes: a printable byte's own, for
+/* Writes the character that represents a byte in vocabularies of bytes: a printable byte's own, for
  * the others, in order, U+0100 and on. Returns its size. */
 static int visible(unsigned char b, char *out)
 {

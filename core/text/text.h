@@ -7,7 +7,7 @@
  *
  * Memory: the tables belong to the tokenizer and go through the context's hook. Working memory of a
  * text is a tide__work, one for each thread. Other threads must not call the hook, so its blocks
- * come from malloc.
+ * are allocated by malloc.
  */
 #pragma once
 
@@ -187,7 +187,7 @@ int tide__find(tide__work *w, const tide__step *step, const char *text, int32_t 
 
 bool tide__align(const tide__work *w);
 bool tide__made_copy(tide__work *w, tide__made *m, const tide__view *v, int32_t from, int32_t to);
-/* Adds text that stands for view[from, to). */
+/* Adds text that replaces view[from, to). */
 bool tide__made_put(tide__work *w, tide__made *m, const tide__view *v, int32_t from, int32_t to,
                     const char *text, size_t n);
 void tide__made_clear(tide__made *m);

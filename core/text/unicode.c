@@ -156,7 +156,7 @@ int tide__unicode(tide__work *w, const tide__step *step, const tide__view *view,
 /* ---- the tables of sentencepiece -------------------------------------------------------------
  *
  * A double array of 32-bit units, then the texts that its values are offsets of. The size of the
- * array in bytes stands first.
+ * array in bytes is first.
  */
 
 struct charsmap { const unsigned char *units; uint32_t nunit; const char *text; int64_t ntext; };

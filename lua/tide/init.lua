@@ -1,6 +1,6 @@
 -- The module `tide`: what a recipe, a host or the prompt sees.
 --
--- It gathers names and defines nothing of its own. Ops come from the binding; creation functions
+-- It gathers names and defines nothing of its own. Ops are those of the binding; creation functions
 -- exist here for the default context (opened at first use) and as methods of every context; parts
 -- of the library (tide.nn, tide.optim, ...) are loaded when first named.
 
@@ -77,9 +77,9 @@ end
 
 -- Restarts the generator of random numbers with a seed.
 function tide.seed(n) return default():seed(n) end
--- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
--- ntensor, nnode, nop, nhost; forced (collections of the Lua heap that the parameter debt has
--- caused).
+-- Returns counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned
+-- (bytes), ntensor, nnode, nop, nhost; forced (collections of the Lua heap that the parameter debt
+-- has caused).
 function tide.stats() return default():stats() end
 -- Returns the state of the generator, which set_rng_state takes.
 function tide.rng_state() return default():rng_state() end

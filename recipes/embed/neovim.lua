@@ -135,6 +135,6 @@ local function complete()
    end)
 end
 
--- Without questions to come the thread ends.
+-- The thread ends when no question is left.
 vim.api.nvim_create_autocmd('VimLeavePre', { callback = state.stop })
 vim.api.nvim_create_user_command('TideComplete', complete, {})

@@ -302,7 +302,7 @@ describe('the tide program', function()
          if comm.rank == 1 then while true do end end
          comm:barrier()]])
       assert.equal(1, code)
-      local _, n = err:gsub('rank 1 has not come', '')
+      local _, n = err:gsub('rank 1 has not arrived', '')
       assert.equal(1, n, err)
       assert.matches('tide: rank 1 has not stopped 1 s after rank [02] failed\n', err)
    end)

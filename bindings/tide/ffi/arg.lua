@@ -135,8 +135,9 @@ local function entry(op, name, lo, v)
    return v
 end
 
--- Returns the same from separate numbers: x:reshape(2, 3). The first may be a list instead. Without
--- a loop: one of few turns that becomes hot by itself keeps a caller's loop from being compiled.
+-- Returns integers given as separate numbers as ints does: x:reshape(2, 3). The first may be a list
+-- instead. It has no loop: one of few turns that becomes hot by itself keeps a caller's loop from
+-- being compiled.
 function M.ints_of(op, name, lo, a, b, c, d, e, f, g, h)
    if type(a) == 'table' then
       if b ~= nil then bad(op, name, 'one list, or numbers', b) end

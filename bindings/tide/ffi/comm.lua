@@ -388,7 +388,7 @@ end
 
 -- ---- byte strings and plain data ------------------------------------------------------------
 
--- Root's (0) string on every rank.
+-- Returns the string of root (0) on every rank.
 function Comm:broadcast_bytes(text, root)
    local handle = begin(self, 'broadcast_bytes')
    root = rank_of(self, 'broadcast_bytes', 'root', root)
@@ -445,7 +445,7 @@ function Comm:split(color, key, name)
    return M.wrap(box, ('%s/%d.%d'):format(self.id, self:traffic().ncall, color))
 end
 
--- Seconds that a call waits for the other ranks.
+-- Sets how many seconds a call waits for the other ranks.
 function Comm:set_timeout(seconds)
    local handle = begin(self, 'set_timeout')
    arg.finite('set_timeout', 'seconds', seconds, 1e-3, 1e8)

@@ -153,9 +153,9 @@ end
 local counters = { 'live', 'peak', 'cached', 'debt', 'ntensor', 'nnode', 'nop', 'nhost', 'nref',
    'since', 'since_peak', 'planned' }
 
--- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
--- ntensor, nnode, nop, nhost, nref; forced (collections of the Lua heap that the parameter debt has
--- caused). Tensors of the null device count in planned, since and since_peak.
+-- Returns counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned
+-- (bytes), ntensor, nnode, nop, nhost, nref; forced (collections of the Lua heap that the parameter
+-- debt has caused). Tensors of the null device count in planned, since and since_peak.
 function Context:stats()
    local s, list = C.tide_ctx_stats(handle_of(self, 'stats')), { forced = own.forced(self.handle) }
    for _, name in ipairs(counters) do list[name] = tonumber(s[name]) end

@@ -292,12 +292,12 @@ end
 -- argument of forward. Both run without recording. Call the result like a function.
 function M.func(def) return make_function(def, false, false) end
 
--- Returns the same for functions of the library that keep only the tensors they save: all other
--- tensors that they make are freed at their last use.
+-- Returns a differentiable function as func does, for functions of the library that keep only the
+-- tensors they save: all other tensors that they make are freed at their last use.
 function M.private_func(def) return make_function(def, true, true) end
 
--- Returns the same for functions whose backward runs other code of the library, which may keep its
--- tensors: only arguments and results are freed at their last use.
+-- Returns a differentiable function as func does, for functions whose backward runs other code of
+-- the library, which may keep its tensors: only arguments and results are freed at their last use.
 function M.relay_func(def) return make_function(def, true, false) end
 
 -- ---- the walk --------------------------------------------------------------------------------
@@ -499,8 +499,8 @@ end
 -- alone.
 function M.checkpoint(fn, ...) return checkpoint(false, arg.func('checkpoint', 'fn', fn), ...) end
 
--- Returns the same for calls of the library's own modules: recomputed tensors and arguments are
--- freed at their last use.
+-- Returns the results of checkpoint for calls of the library's own modules: recomputed tensors and
+-- arguments are freed at their last use.
 function M.private_checkpoint(fn, ...)
    return checkpoint(true, arg.func('checkpoint', 'fn', fn), ...)
 end

@@ -3,7 +3,7 @@
 -- An array becomes a list with the metatable json.array (so that an empty one stays an array), an
 -- object a plain table, null the value json.null. Integers are Lua numbers up to 2^53 and boxed
 -- 64-bit integers (int64_t) beyond, so no digit is ever lost; other numbers are doubles.
--- encode(decode(text)) has the same values as text; keys come sorted.
+-- encode(decode(text)) has the same values as text; keys are sorted.
 --
 -- JSON has no infinite numbers and no NaN. Both ways of writing them that published configurations
 -- use are an option, `nonfinite`: the bare words of Python, and { "__float__": "Infinity" }.

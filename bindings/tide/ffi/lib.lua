@@ -134,7 +134,7 @@ local function declare(C)
       error('tide: another version of libtide is already declared in this Lua state', 0)
    end
    if C.TIDE_ABI ~= 1 then
-      error(('tide: these Lua files speak ABI 1, %s speaks ABI %d; take both from one build')
+      error(('tide: these Lua files need ABI 1, %s has ABI %d; take both from one build')
          :format(state.path, C.TIDE_ABI), 0)
    end
 end

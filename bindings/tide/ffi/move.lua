@@ -56,7 +56,8 @@ function M.expand(x, a, b, c, d, e, f, g, h, more)
    return raw.expand(x, n, shape)
 end
 
--- Returns the order of all dims: x:permute(2, 1, 3) or a list.
+-- Returns a view with the dims in another order, which names all of them: x:permute(2, 1, 3) or a
+-- list.
 function M.permute(x, a, b, c, d, e, f, g, h)
    tensor('permute', 'x', x)
    local ndim, dims = ndim_of(x), new_dims()

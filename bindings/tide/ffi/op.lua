@@ -62,7 +62,7 @@ make 'argmax(x, dim: dim, keepdim: flag)'
 make 'argmin(x, dim: dim, keepdim: flag)'
 -- Returns the k largest elements along dim (-1), or with smallest the k smallest, in order, and
 -- their 0-based positions (i64); k = x:size(dim) sorts. NaN counts as larger than every number; of
--- equals the first comes first. Values get gradients.
+-- equal elements the first is first. Values get gradients.
 two 'topk(x, k: int 0, dim: dim = -1, smallest: flag)'
 -- Returns the running sum along dim, in the shape of x.
 make 'cumsum(x, dim: dim)'
@@ -134,9 +134,9 @@ function M.linear_joined(x, ws, biases)
    return take_all(boxes, n)
 end
 
--- Rows of x [rows, K] in groups, each with a weight of its own, w [groups, N, K]: y[r] = x[r] w[g]'
--- for offsets[g] <= r < offsets[g + 1]. Offsets count rows from 0: i64 or i32 [groups + 1], on x's
--- device. A group may be empty; a row in no group has y = 0.
+-- Returns the products of rows of x [rows, K] in groups, each with a weight of its own, w [groups,
+-- N, K]: y[r] = x[r] w[g]' for offsets[g] <= r < offsets[g + 1]. Offsets count rows from 0: i64 or
+-- i32 [groups + 1], on x's device. A group may be empty; a row in no group has y = 0.
 make 'grouped_linear(x, w, offsets)'
 
 local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }

@@ -266,7 +266,8 @@ function M.check(at, rc)
    return rc
 end
 
--- Finalizers of the other handle types. finish(h, release) releases now instead of later.
+-- Registers the finalizer of a handle of another type. finish(h, release) releases now instead of
+-- later.
 function M.handle(h, release)
    if ending.late then ending.late[#ending.late + 1] = { handle = h, release = release } end
    return ffi.gc(h, release)

@@ -398,10 +398,10 @@ lib.state.meta = {
    pow = op.pow, unm = op.neg, concat = no_text, ipairs = no_loop,
 }
 
--- Operators are not compiled. When a trace holds two arithmetic metamethod calls in a row (x * 3 +
--- 2), the recorder of LuaJIT builds of 2022 finds stale references in the second one's frame and
--- crashes. Loops that must be one trace use the methods (x:mul(3):add(2)), which are looked up
--- differently.
+-- Returns an operator as a function that is not compiled. When a trace holds two arithmetic
+-- metamethod calls in a row (x * 3 + 2), the recorder of LuaJIT builds of 2022 finds stale
+-- references in the second one's frame and crashes. Loops that must be one trace use the methods
+-- (x:mul(3):add(2)), which are looked up differently.
 local function operator(name)
    local state = lib.state
    local function call(x, y) return state.meta[name](x, y) end

@@ -142,7 +142,8 @@ function Tokenizer:encode(text, opts)
    return ids, offsets
 end
 
--- Returns the same for a list of texts: a list of results and, with offsets, a list of those.
+-- Encodes a list of texts: returns a list of what encode returns for each and, with offsets, a list
+-- of their offsets.
 function Tokenizer:encode_batch(texts, opts, nthread)
    local n = #texts
    local list, sizes = texts_of(math.max(n, 1)), i64s(math.max(n, 1))

@@ -266,7 +266,7 @@ static void exchange_name_missing(tide__mpi_comm *s, const tide__coll *c, tide__
     if (q == s->rank || !missing(s, q) || n++ >= 8) continue;
     if (last->seq >= c->seq) tide__add(t, "\n  rank %d came but does not move its data", q);
     else if (s->check || last->seq > 0) tide__add_missing(t, q, last);
-    else tide__add(t, "\n  rank %d has not come", q);
+    else tide__add(t, "\n  rank %d has not arrived", q);
   }
   if (n > 8) tide__add(t, "\n  and %d more", n - 8);
 }

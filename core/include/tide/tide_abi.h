@@ -394,7 +394,7 @@ int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 /* Returns the k largest elements along dim (smallest: the k smallest), in order, and their
  * positions, i64; both have size k along dim. NaN counts as larger than every number; of equal
- * elements the first comes first. k: 0 to the size of dim. Values get gradients. */
+ * elements the first is first. k: 0 to the size of dim. Values get gradients. */
 int tide_topk(tide_tensor **values, tide_tensor **index, tide_tensor *x, int64_t k, int dim,
               bool smallest);
 /* Computes running sums along dim, in x's shape: out[i] = x[0] + ... + x[i]. Integers and bools
@@ -510,7 +510,7 @@ int tide_linear_fp8_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tenso
  * n elements, codes: u8 [ceil(n / 2) + ceil(n / 64)]; scale: f32 [1 + ceil(n / 16384)]. Not
  * recorded. A NaN or infinite number makes all of them NaN. E_DTYPE; E_UNSUPPORTED on a GPU. */
 int tide_quantize_nf4(tide_tensor **codes, tide_tensor **scale, tide_tensor *x);
-/* Returns the n numbers that codes and scale stand for, f32 [n]. Not recorded. */
+/* Returns the n numbers that codes and scale represent, f32 [n]. Not recorded. */
 int tide_dequantize_nf4(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, int64_t n);
 /* As tide_linear, with a weight [n, K] that tide_quantize_nf4 has rounded. It is read a part at a
  * time, in x's dtype (f32, bf16, f16). x and bias (may be null) get gradients. E_SHAPE, E_DTYPE. */
@@ -786,7 +786,7 @@ int tide_adamw8_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *c
  * 0, and with is_signed off numbers above 0 stay above 0. Blocks below 2^-103 are 0. Rounding the
  * result of tide_dequantize8 again gives the same codes and scales. */
 int tide_quantize8(tide_tensor **codes, tide_tensor **scale, tide_tensor *x, bool is_signed);
-/* Returns the numbers that codes and scale stand for, f32. Not recorded. */
+/* Returns the numbers that codes and scale represent, f32. Not recorded. */
 int tide_dequantize8(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, bool is_signed);
 typedef struct tide_sgd_attrs {
   uint32_t size;
@@ -884,8 +884,8 @@ int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
  * into the tensors that the step read; results appear in those that it made. Memory of the step
  * belongs to the graph; tensors that it made live on as long as they are held. Collectives over
  * NCCL are part of the step: every rank of the communicator captures the same ones and replays as
- * often. Each replay is a call of the communicator ("replay" in its history, where the calls of the
- * capture stand at its beginning), with its timeout. The graph holds the communicators; when one
+ * often. Each replay is a call of the communicator ("replay" in its history, which begins with the
+ * calls of the capture), with its timeout. The graph holds the communicators; when one
  * fails, replays fail with its status. While a step is captured these fail with E_STATE and change
  * nothing: reading a tensor, copies from the host, other collectives, barrier and split, waiting
  * for earlier work, ops on other devices; and what a replay would repeat: random numbers of the

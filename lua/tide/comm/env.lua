@@ -92,8 +92,7 @@ local function local_part(row, get, size)
 end
 
 -- Returns nil for one process without a launcher, else { rank, size, local_rank, local_size (either
--- may be nil), launcher, rank_name, size_name }. get: os.getenv, or a function that stands in for
--- it.
+-- may be nil), launcher, rank_name, size_name }. get: os.getenv, or a function in its place.
 function env.detect(get)
    get = get or os.getenv
    for _, row in ipairs(rows) do

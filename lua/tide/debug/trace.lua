@@ -49,9 +49,9 @@ local function run_id()
    return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
 end
 
--- Returns those that ranks of this run meet on: no imagined ranks (a plan is rehearsed on them),
--- and of those with one id the first: others are of this rank alone, and all such are called
--- 'world'.
+-- Returns the communicators that ranks of this run share. Simulated ones (a plan is rehearsed on
+-- them) are left out. Of several with one id only the first is kept: the others belong to this rank
+-- alone, and all of those are called 'world'.
 local function shared(comms)
    local list, seen = {}, {}
    for _, comm in ipairs(comms) do

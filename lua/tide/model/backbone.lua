@@ -92,8 +92,8 @@ Backbone.form = {
    end,
 }
 
--- Operations of a token of training that are not of weights: { fixed, for each token of the
--- sequence }, of the whole model.
+-- Returns the operations of a token of training, of the whole model, that do not read weights: {
+-- fixed, for each token of the sequence }.
 local function mixing_of(mixers)
    local sum = { 0, 0 }
    for _, m in ipairs(mixers) do
@@ -134,7 +134,7 @@ function Backbone:embedding() return self[self.form.body][self.form.embed] end
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
    'caches', 'context' }
 
--- What may stand beside ids in a call of a model without Mamba-2 layers.
+-- Options beside ids in a call of a model without Mamba-2 layers.
 local beside = {
    'positions: tensor? -- [batch or 1, tokens]', 'caches: table?',
    'index: tensor? [batch or 1, tokens, 2] of i32, i64',

@@ -58,7 +58,7 @@ local function check_labels(op, ids, labels)
    end
 end
 
--- Logits of final hidden states.
+-- Returns the logits of final hidden states.
 function CausalLM:head_logits(h)
    if self.lm_head then return self.lm_head:forward(h) end
    return self:embedding():as_output(h)
@@ -79,7 +79,7 @@ function CausalLM:head_distil(h, labels, teacher, opts)
    return nn.distil.loss(h, self:head(), labels, teacher, opts)
 end
 
--- Logits under the soft cap of the configuration, if it has one.
+-- Returns logits under the soft cap of the configuration, if it has one.
 local function capped(self, y) return chunked.capped(y, self.config.final_logit_softcapping) end
 
 -- Calls a method head_* with final hidden states h, as a call of lm_head if there is one, and
@@ -99,8 +99,9 @@ local function last_token(x)
    return n > 1 and private.replace(x, x:slice(2, n, n):contiguous()) or x
 end
 
--- Logits [B, T, V]; with opts.last_only those of the last token, [B, 1, V], which generation needs.
--- Before the head, unless this rank has a part of the sequence there.
+-- Returns the logits [B, T, V], or with opts.last_only those of the last token, [B, 1, V], which
+-- generation needs. They are cut before the head, unless this rank has a part of the sequence
+-- there.
 function CausalLM:forward(ids_BT, opts)
    local last_only = type(opts) == 'table' and opts.last_only
    if last_only then

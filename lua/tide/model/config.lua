@@ -42,8 +42,8 @@ local function spread_rope(f, rope, theta, scaling, problems)
    end
 end
 
--- Does so for each kind of layer, of a family with two bases (local_theta, the field of the second)
--- or one.
+-- Copies rope_parameters of each kind of layer into the fields of the configuration, of a family
+-- with two bases (local_theta is the field of the second) or one.
 local function spread_by_kind(f, rope, local_theta, problems)
    local full, sliding = rope.full_attention, rope.sliding_attention
    if type(full) == 'table' then spread_rope(f, full, 'rope_theta', 'rope_scaling', problems) end

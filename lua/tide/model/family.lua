@@ -44,7 +44,8 @@ local function find(field, value)
    return own[value]
 end
 
--- Returns the same; raises E_UNSUPPORTED with the known ones.
+-- Returns the family that find returns; raises E_UNSUPPORTED with the known values if no family has
+-- this value.
 local function found(op, field, value, what)
    local name, list = find(field, value), {}
    if name then return name end

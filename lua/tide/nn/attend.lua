@@ -2,7 +2,7 @@
 --
 -- attend(q, k, v, options) is tide.attention(q, k, v, options) unless options.dropout is given.
 -- Then probabilities are made in full, for a block of queries at a time, and made again in
--- backward: memory is that of one block. Dropout masks come from the generator, which
+-- backward: memory is that of one block. The generator draws the dropout masks, which
 -- recomputation replays.
 -- Legend: B batch, n queries of a block, T keys, H query heads, K key heads, G = H / K, D head
 -- size.

@@ -19,7 +19,7 @@ function chunked.capped(z, cap)
    return private.replace(z, z * cap)
 end
 
--- Logits [n, W] of a chunk in dtype acc, under the soft cap if there is one.
+-- Returns the logits [n, W] of a chunk in dtype acc, under the soft cap if there is one.
 function chunked.logits(x_nC, w_WC, cap, acc)
    return chunked.capped(tide.linear(x_nC, w_WC):to(acc), cap)
 end

@@ -51,7 +51,8 @@ local function places(ids, at, W)
    return (ids - at.first):clamp(0, W - 1), here:to(at.acc)
 end
 
--- Cross entropy [n, 1] with the labels, and its derivative by the logits. ls: log-probabilities.
+-- Returns the cross entropy [n, 1] with the labels, and its derivative by the logits. ls:
+-- log-probabilities.
 local function entropy(ls, ids_n, at)
    local place, here = places(column(ids_n), at, ls:size(2))
    local value = -summed(ls:gather(2, place) * here, at)
@@ -189,7 +190,7 @@ local function settled(op, t, n, w, V, part, opts)
    return { x = t.x:detach():reshape(n, t.x:size(-1)), w = head, cap = t.cap }
 end
 
--- Returns those rows of a settled teacher that an index names.
+-- Returns the rows of a settled teacher that an index names.
 local function picked(t, rows)
    if t.ids then
       return { ids = t.ids:index_select(1, rows), logp = t.logp:index_select(1, rows) }

@@ -31,8 +31,8 @@ function Embedding:as_output(x)
    return tide.linear(x, self.weight)
 end
 
--- Vectors of a part of the table, rows from `first`; zeros for ids of other ranks. Every rank
--- raises for an id beyond the whole table of V rows.
+-- Returns vectors from a part of the table, rows from `first` on; zeros for ids of other ranks.
+-- Every rank raises for an id beyond the whole table of V rows.
 local function part_of(self, ids, first, V)
    in_range('nn.Embedding', ids, V, 'a token id lies outside [0, %d)')
    local n = self.weight:size(1)

@@ -10,7 +10,7 @@
 -- its columns (Linear:tp), and sharding gathers frozen parameters and reduces the others. Attach
 -- before any of these. model.adapter is the description, which checkpoints keep.
 --
--- The wrap stands inside that of tensor parallelism, and so sees this rank's parts.
+-- The wrap is inside that of tensor parallelism, so it gets this rank's parts.
 --
 -- DoRA scales each output besides, by (|W| + m) / |W + scale B A| of the rows, where m (the
 -- parameter lora_m) starts at zero. PEFT keeps |W| + m as the magnitude; as a difference it needs
@@ -201,9 +201,10 @@ end
 
 -- ---- doors -------------------------------------------------------------------------------------
 
--- Gives the Linear layers that `targets` names adapters, and freezes everything else. Returns
+-- Adds adapters to the Linear layers that `targets` names, and freezes everything else. Returns
 -- model.adapter: { rank, alpha, dropout, rslora, dora, modules (their paths) }. E_STATE: the model
--- has adapters, or is spread over ranks already. E_UNSUPPORTED: two of the layers share a weight.
+-- has adapters, or is distributed over ranks already. E_UNSUPPORTED: two of the layers share a
+-- weight.
 function lora.attach(model, opts)
    err.raise_if(rawget(model, 'adapter'), 'E_STATE', op, 'the model has adapters already; merge '
       .. 'and remove them first, or continue with them')

@@ -28,7 +28,7 @@ end
 -- Options of a loss of hidden states and labels.
 loss.known = { 'count', 'ignore', 'label_smoothing', 'z_loss' }
 
--- Splits the options of such a loss into those of the op and the count to divide by.
+-- Splits the options of a loss into those of the op and the count to divide by.
 function loss.options(op, opts)
    opts = err.options(op, opts, loss.known)
    return {

@@ -44,7 +44,7 @@ function GatedRMSNorm:detail()
    return ('%d in groups of %d, eps %g'):format(self.dim, self.group, self.eps)
 end
 
-local gate_last = 'gate_last: boolean = false -- the gate comes after the norm, not before it'
+local gate_last = 'gate_last: boolean = false -- applies the gate after the norm, not before it'
 signature.doors('nn.GatedRMSNorm', GatedRMSNorm, {
    init = { 'dim: integer >= 1', opts = {
       'eps: number >= 0 = 1e-5 -- added to the mean of squares',

@@ -457,7 +457,7 @@ function Module:as_call(fn, ...)
    return private.call(wrap.compose(wrap.list(self), fn), self, ...)
 end
 
--- Computes module(...); every class defines its own.
+-- Computes the results of a call, module(...). Every class defines its own.
 function Module:forward()
    err.raise('E_STATE', 'nn.' .. self.class_name, 'this module has no forward')
 end

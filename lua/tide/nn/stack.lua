@@ -88,7 +88,7 @@ end
 
 -- Runs the blocks. Returns what is to be added up: h and more (nil: h is the result), and whether h
 -- is the caller's to give up. A sum between two blocks is made by the norm of the second one where
--- nothing stands between them.
+-- no hook or wrap is between them.
 function Stack:addends(x, at)
    local h, more, owned = x, nil, false
    at = err.type('nn.Stack', 'at', at or {}, 'table')

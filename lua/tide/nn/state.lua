@@ -8,7 +8,8 @@ local spread = require 'tide.nn.spread'
 
 local state_of = {}
 
--- Shapes by name, of a model and of a state for it: three sorted lists of what differs.
+-- Compares shapes by name, of a model and of a state for it. Returns three sorted lists: missing,
+-- unexpected, shape.
 function state_of.differences(own, given)
    local lists = { missing = {}, unexpected = {}, shape = {} }
    for name, shape in each(own) do

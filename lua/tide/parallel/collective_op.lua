@@ -14,7 +14,7 @@
 --      scatter_to: own part <-> gather
 --
 -- comm is a communicator or an axis of a mesh. Every rank must call, and every rank's loss must
--- depend on its result, or backward waits for ranks that do not come. With one rank each of them
+-- depend on its result, or backward waits for ranks that never call. With one rank each of them
 -- is the identity. Results own their memory unless they are x itself.
 
 local tide = require 'tide'

@@ -88,9 +88,9 @@ local function all_whole(n)
    return list
 end
 
--- Lays out a tensor on the mesh that every rank holds whole: each rank keeps a copy of its piece.
--- With opts.root, that rank of the mesh has the values and the others' t only gives shape and
--- dtype; without, nothing is communicated.
+-- Distributes a tensor that every rank holds whole: each rank keeps a copy of its piece. With
+-- opts.root, that rank of the mesh has the values, and t on the other ranks only gives shape and
+-- dtype. Without it, nothing is communicated.
 function dtensor.distribute(t, mesh, placements, opts)
    local name = 'parallel.distribute'
    signature.check(name, 't', t, 'tensor')
@@ -156,7 +156,7 @@ end
 -- Returns this rank's piece, not a copy.
 function DTensor:to_local() return self.part end
 
--- Returns how many elements come before this rank's piece, along each dim.
+-- Returns how many elements lie before this rank's piece, along each dim.
 function DTensor:offset()
    local _, offset = placement.local_shape(self.shape, self.placements, self.mesh)
    return offset

@@ -69,7 +69,7 @@ function fingerprint.parameters(model)
    return table.concat(list, '\n')
 end
 
--- Checksums of parameters that have bytes: reads all of them. of: a list of parameters.
+-- Returns checksums of parameters that have bytes; it reads all of them. of: a list of parameters.
 function fingerprint.values(of)
    local list = {}
    for i, p in ipairs(of) do

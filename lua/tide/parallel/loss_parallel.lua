@@ -36,8 +36,8 @@ local function summed(comm, columns)
    return list
 end
 
--- Loss of each token, and its derivative by the logits, scaled for a mean over nothing: 0 for
--- tokens that do not count.
+-- Returns the sum of the losses of a chunk and its derivative by the logits; tokens that do not
+-- count give 0.
 local function chunk_loss(z_nW, ids_n, at, want)
    local comm, W = at.comm, z_nW:size(2)
    local counted = column(ids_n:ne(at.ignore)):to(z_nW.dtype)

@@ -158,7 +158,7 @@ local function rows(op, samples, opts, choose, indexed)
    return list
 end
 
--- Samples ({ input_ids =, labels =, loss_mask = } of lists) packed in order. Returns rows for
+-- Packs samples ({ input_ids =, labels =, loss_mask = } of lists) in order. Returns rows for
 -- thd.collate.
 function pack.greedy(samples, opts)
    return rows('parallel.pack.greedy', samples, opts, in_order, false)

@@ -143,7 +143,7 @@ function placement.pieces(size, n)
    return list
 end
 
--- Coordinates of a rank of the mesh (nil: this one) as a list.
+-- Returns the coordinates of a rank of the mesh (nil: this one) as a list.
 local function coords_of(mesh, rank)
    local at, list = mesh:coord(rank), {}
    for i, axis in ipairs(mesh.axes) do list[i] = at[axis.name] end
@@ -164,7 +164,7 @@ local function cut(shape, list, mesh, at, last)
 end
 
 -- Returns what a rank of the mesh (default: this one) holds of a tensor of this shape: its shape,
--- and how many elements come before it along each dim.
+-- and how many elements lie before it along each dim.
 function placement.local_shape(shape, placements, mesh, rank)
    local op = 'parallel.placement.local_shape'
    local list = placement.normalise(op, placements, mesh, #shape)
@@ -195,7 +195,8 @@ end
 
 local function cuts(p, dim) return p.kind == 'shard' and p.dim == dim end
 
--- Axis i may cut dim: no inner axis does, and whether the outer ones do will not change.
+-- Returns whether axis i may cut dim now: no inner axis cuts it, and no outer axis will start or
+-- stop cutting it.
 function State:ready(i, dim)
    for a = 1, i - 1 do
       if cuts(self.cur[a], dim) ~= cuts(self.dst[a], dim) then return false end

@@ -53,7 +53,7 @@ end
 
 -- ---- what is written inside ------------------------------------------------------------------
 
--- Buckets of units that this scope was the outermost of, and that were written in it.
+-- Returns the buckets that fn wrote to, of the units that no outer scope holds.
 local function written_of(list)
    local written = {}
    for _, unit in ipairs(list) do

@@ -142,7 +142,8 @@ end
 
 -- ---- traces ----------------------------------------------------------------------------------
 
--- Spans of the ring that began after `since` (microseconds): { name, count, total } by total.
+-- Returns the spans of the ring that began after `since` (microseconds): { name, count, total },
+-- sorted by total.
 local function spans(path, since)
    local list, at = by_key(function(name) return { name = name, count = 0, total = 0 } end)
    for _, e in ipairs(fs.read_json(':trace', path).traceEvents) do

@@ -1,6 +1,6 @@
 -- Help on a name: the comment above the function's definition, its parameters, or a table's names.
 --
--- Help comes from doc comments in the sources and from the declarations of functions
+-- Help is taken from doc comments in the sources and from the declarations of functions
 -- (util.signature). Without the source file (a library packed into a program) it shows parameters,
 -- declarations and place.
 

@@ -79,8 +79,8 @@ end
 
 local most_semicolons = 20 -- that an expression at the end of a line may contain
 
--- Statements with an expression behind the last semicolon, whose value is that of the line: "x = 1;
--- x". Lua alone would wait for the rest of a statement.
+-- Compiles a line that ends with an expression after a semicolon, as in "x = 1; x", so that its
+-- value is that of the line; nil for other lines. Lua alone would wait for the rest of a statement.
 local function with_value(source)
    local seen = 0
    for at = #source, 1, -1 do
@@ -133,7 +133,7 @@ local function traceback(e)
    return #kept > 4 and table.concat(kept, '\n') or e
 end
 
--- Informs the host of the state whether a line runs, which Ctrl-C then stops.
+-- Sets, for the host of the state, whether a line runs, which Ctrl-C then stops.
 local function busy(on)
    local host = package.loaded['tide.host']
    if type(host) == 'table' and host.busy then host.busy(on) end

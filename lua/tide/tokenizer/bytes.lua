@@ -89,7 +89,7 @@ function Stream:finish()
    return text
 end
 
--- Returns a decoder of ids that come one by one: push(id), finish().
+-- Returns a decoder that takes ids one by one: push(id), finish().
 function Bytes:stream() return setmetatable({ held = '' }, Stream) end
 
 signature.doors('data.bytes', Bytes, {

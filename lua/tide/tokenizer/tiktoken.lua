@@ -133,7 +133,7 @@ function tiktoken.describe(text, path, config)
 end
 
 -- Returns the description of the value of a tekken.json, and the special tokens by name. Special
--- tokens come first: the rank of a piece is its id less their number.
+-- tokens are first: the rank of a piece is its id less their number.
 function tiktoken.tekken(value)
    local config = field.check('config', value.config, { pattern = 'text',
       default_vocab_size = 'id', default_num_special_tokens = 'id' })

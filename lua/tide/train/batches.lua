@@ -22,7 +22,7 @@ function batches.settled(op, name, b)
    return documents.settled(op, b)
 end
 
--- Returns the same of the list of batches of a step.
+-- Returns the batches of a step, each as batches.settled returns it.
 function batches.settled_list(op, given)
    local list = {}
    err.raise_if(type(given) == 'table' and (given.ids ~= nil or given.labels ~= nil), 'E_ARG', op,

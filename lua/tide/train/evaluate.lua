@@ -18,7 +18,7 @@ local function encode(tok, text, is_bare)
    return tok:encode(text, { add_special_tokens = not is_bare })
 end
 
--- Returns the id that stands before a text: bos_token or, without one, eos_token. config: of the
+-- Returns the id before a text: bos_token or, without one, eos_token. config: of the
 -- model, which is asked where the tokenizer names neither.
 function evaluate.prefix(tok, config)
    local id = tok.bos or tok.eos or config and (config.bos_token_id or config.eos_token_id)
@@ -29,7 +29,7 @@ end
 
 -- Returns the ids of a context and of its continuation. White space at the end of the context goes
 -- to the continuation; both are encoded as one text, which is cut behind as many ids as the context
--- alone has. The prefix stands for an empty context.
+-- alone has. The prefix replaces an empty context.
 function evaluate.pair(tok, context, continuation, opts)
    local kept = utf.strip(context, utf.is_space, false, true)
    if kept == '' then
@@ -75,7 +75,7 @@ end
 
 -- ---- choices -----------------------------------------------------------------------------------
 
--- Requests of all choices of all items, in order. Returns them, and how many contexts lose ids.
+-- Returns the requests of all choices of all items, in order, and how many contexts lose ids.
 local function requests_of(model, tok, items, opts)
    local requests, cut = {}, 0
    for n, item in ipairs(items) do

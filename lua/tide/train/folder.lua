@@ -86,7 +86,7 @@ local function find_failed(op, where)
    err.raise('E_IO', op, 'no checkpoint in %s (neither manifest.json nor LATEST)', where)
 end
 
--- Returns the folder of the checkpoint that `where` stands for: itself, or a run's newest by
+-- Returns the folder of the checkpoint that `where` means: itself, or a run's newest by
 -- LATEST.
 function folder.find(op, where)
    local out, name = split(where)

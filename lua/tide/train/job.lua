@@ -29,7 +29,7 @@ local outside = { 'E_IO', 'E_FORMAT', 'E_DEVICE', 'E_NOMEM', 'E_UNSUPPORTED', 'E
 local given_codes = { 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED', 'E_DEVICE',
    'E_NOMEM' }
 
--- Adds to an error about fields of a configuration which options they come from. A field that
+-- Adds to an error about fields of a configuration the options that set them. A field that
 -- follows from options cannot be given, so an advice to give it is left out. An option that the
 -- error names already is not added. `field`: a name that is a usual word, too, and counts before a
 -- colon alone.
@@ -64,7 +64,7 @@ local function explained(words, fn, ...)
 end
 
 -- Returns the results of fn(...), whose arguments follow from the command line: what it raises is
--- printed in one line, with the options that the fields of a model come from.
+-- printed in one line, with the options that set the fields of a model.
 function Job:check(fn, ...) return err.people(given_codes, explained, self.words, fn, ...) end
 
 -- ---- the run that it resumes -------------------------------------------------------------------
@@ -145,7 +145,7 @@ end
 -- --max-restarts).
 local function is_restart(opt) return launch.resume_from(opt.out) ~= nil end
 
--- Returns the same for a job that has begun.
+-- Returns whether this job is another attempt of the same run.
 function Job:is_restart() return is_restart(self.opt) end
 
 -- Refuses to write over a run, unless that is asked for.

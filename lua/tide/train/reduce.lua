@@ -41,7 +41,7 @@ function reduce.whole_loss(self, batch, count)
    return loss:detach()                    -- handles of gradients would make the next sum a copy
 end
 
--- Returns the same, computed in a step scope.
+-- Returns whole_loss, computed in a step scope.
 function reduce.micro_loss(self, batch, count)
    return (tide.scope(function() return reduce.whole_loss(self, batch, count) end))
 end

@@ -53,9 +53,9 @@ local function part(run, sampler, source, cu, rows, o)
    return known
 end
 
--- Computes the sums for the sampler of data.preference.sampler, which keeps them. run: what
--- plan:materialise gave, or { model, data = a communicator }. corpus: of data.preference.load.
--- Collective.
+-- Computes the log-probabilities of all answers under the reference model, and stores them in a
+-- sampler of data.preference.sampler. run: what plan:materialise gave, or { model, data = a
+-- communicator }. corpus: of data.preference.load. Collective.
 function reference.compute(run, sampler, corpus, opts)
    local model = run.model
    local was_training = model.training

@@ -136,7 +136,7 @@ local function curve(out, frame, xs, ys, colour, with_points)
    end
 end
 
--- Points of all series, thinned: lists of x and of y.
+-- Returns the points of all series, thinned: lists of x and of y.
 local function points_of(series, opts)
    local xs, ys = {}, {}
    for i, s in ipairs(series) do xs[i], ys[i] = thin(s, 1000, opts) end

@@ -112,7 +112,7 @@ local function dim_fits(dim, size, values)
    end
 end
 
--- Returns whether t has a shape (a list of dims); notes the sizes of names that stand alone.
+-- Returns whether t has a shape (a list of dims); notes the sizes of names without an operator.
 local function has_shape(t, dims, values)
    local open = dims[#dims] == '..'
    local n = open and #dims - 1 or #dims
@@ -243,7 +243,8 @@ local function alternative(text)
    return list == '' and row or { 'a list', 'table', listed(row[3]), row[4] .. '[]' }
 end
 
--- Returns the same of a type of several alternatives, which differ by their Lua types.
+-- Returns a type of several alternatives, which differ by their Lua types, as one row like that of
+-- alternative.
 local function union(rows)
    local texts, names, by_type = {}, {}, {}
    for i, row in ipairs(rows) do texts[i], names[i], by_type[row[2]] = row[1], row[4], row end

@@ -167,7 +167,7 @@ function balance._add_run(runs, start, length)
    end
 end
 
--- Shares out a stream of ranks * per tokens over `ranks` ranks. slot, real: cumulative lengths.
+-- Distributes a stream of ranks * per tokens over `ranks` ranks. slot, real: cumulative lengths.
 -- want: blocks a rank (default: of 32 tokens or more, at most 64). Returns a list of runs for each
 -- rank.
 function balance.assign(slot, real, ranks, per, mask, want)

@@ -20,7 +20,7 @@ local mask_ = require 'tide.nn.mask'
 
 local batch_ = {}
 
--- Names that stand for the tokens themselves; a batch has exactly one.
+-- Names of the tokens themselves; a batch has exactly one of them.
 local primary = { 'input_ids', 'inputs_embeds', 'ids', 'embeds' }
 
 -- dim that counts tokens (from the end: -1 is the last) and the value of padding; 'pad' is

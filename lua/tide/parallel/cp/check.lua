@@ -40,7 +40,7 @@ local function watched(model)
    return list
 end
 
--- Outputs of a forward pass in the order of the calls: { name, y }.
+-- Runs fn and records the outputs of a forward pass, { name, y }, in the order of the calls.
 local function record(list, fn)
    local seen, handles = {}, {}
    for i, e in ipairs(list) do
@@ -136,7 +136,7 @@ local function compare_gradients(model, comm, whole, part)
    return errors
 end
 
--- Returns the largest over ranks, so that all of them come to one verdict.
+-- Returns the largest difference over ranks, so that all ranks reach the same verdict.
 local function largest(comm, errors)
    for _, list in ipairs(comm:all_gather_object(errors)) do
       for i, e in ipairs(list) do errors[i].error = math.max(errors[i].error, e.error) end

@@ -10,7 +10,7 @@
 --    axis     axis of a mesh (or communicator) along which the sequence is cut
 --    comm     its communicator
 --    size, rank
---    method   'ring', 'allgather', 'a2a' or 'a2a+p2p': how queries and keys come together
+--    method   'ring', 'allgather', 'a2a' or 'a2a+p2p': how queries meet keys
 --    inner    a2a+p2p: the axis of the all-to-all inside; the ring runs along `outer`
 --    window, causal   mask of calls that name none
 --    batch    a line for the batch that the context is of, compared among the ranks
@@ -170,7 +170,7 @@ function Context:q_tiles(device)
    end)
 end
 
--- Returns the same of those that joined(device, first, n) gives.
+-- Returns the spans of tiles (see nn.tiles) of the pairs that joined(device, first, n) returns.
 function Context:joined_tiles(device, first, n)
    n = n or self.size
    return kept(self, ('tiles %s %d %d'):format(device, first, n), function()
@@ -257,7 +257,7 @@ return signature.doors('parallel.cp.context', context_, {
    new = { op = 'parallel.cp.context', opts = {
       'map: plan? -- a plan (parallel.cp_map)',
       'axis: any? -- the ranks; those of the plan by default',
-      "method: cp_method = 'ring' -- how queries and keys come together: ring, allgather, a2a, "
+      "method: cp_method = 'ring' -- how queries meet keys: ring, allgather, a2a, "
          .. 'a2a+p2p',
       'inner: any? -- for a2a+p2p: the axis of neighbours',
       'outer: any? -- for a2a+p2p: the axis of ranks with the same place among neighbours',

@@ -85,7 +85,7 @@ end
 
 local function like(x, shape) return tide.empty(shape, { dtype = x.dtype, device = x.device }) end
 
--- Views to be copied between: Pieces[i] of `from` into that of `to`.
+-- Returns an empty list of copies: element i of `from` will be copied to element i of `to`.
 local function pieces() return { to = {}, from = {} } end
 
 local function piece(list, to, from)

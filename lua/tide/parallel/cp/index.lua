@@ -29,7 +29,7 @@ end
 
 local function host(list) return tide.tensor(list, { dtype = 'i64', device = 'cpu' }) end
 
--- Runs as an index tensor.
+-- Returns runs as an index tensor.
 local function written(runs, dtype)
    return tide.run_index(host(runs):reshape { #runs / 2, 2 }, dtype)
 end

@@ -48,7 +48,7 @@ function Replayed:cut(i, batch)
    local text = text_of(context)
    if not kept then
       self.contexts[i], self.texts[i] = context, text
-      -- exchanges of a fixed size serve whatever documents come later
+      -- exchanges of a fixed size serve all later documents
       context.whole_hops = context.index ~= nil
       return mine
    end

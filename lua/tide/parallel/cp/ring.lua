@@ -1,4 +1,4 @@
--- Ring attention: keys and values come by block, queries stay.
+-- Ring attention: blocks of keys and values travel around the ranks, queries stay.
 --
 -- Attend to one block at a time and merge by log-sum-exp (Liu et al., arXiv
 -- 2310.01889). The next block travels while the present one is worked on. A block travels straight
@@ -40,7 +40,7 @@ end
 -- Returns the rows of dim 2, a view.
 local function view_of(t, run) return t:slice(2, run.first, run.first + run.count - 1) end
 
--- Returns the same of each tensor, dense, and those of them that had to be copied.
+-- Returns the rows of a run of each tensor, contiguous, and those that had to be copied for it.
 local function rows(list, run)
    local out, copies, views = {}, {}, {}
    for i, t in ipairs(list) do

@@ -49,7 +49,7 @@ local function rectangle(tensors, sentinel)
    return tide.tensor(lists, { dtype = 'i32', device = tensors[1].device })
 end
 
--- Returns the entries of a list that stand before its sentinels.
+-- Returns the entries of a list before its sentinels.
 function stack.before(op, name, list, sentinel)
    local out, ended = {}, false
    for i, n in ipairs(err.type(op, name, list, 'table')) do

@@ -292,7 +292,7 @@ end
 
 return signature.doors('parallel.cp', cp_train, {
    attach = { 'model: module; axis: ranks', before = axis_of.in_options { 'axis' }, opts = {
-      "method: cp_method = 'ring' -- how queries and keys come together: ring, allgather, a2a, "
+      "method: cp_method = 'ring' -- how queries meet keys: ring, allgather, a2a, "
          .. 'a2a+p2p',
       "layout: 'zigzag' | 'contiguous' | 'document' | 'balanced' = 'zigzag' -- which tokens each "
          .. 'rank holds',

@@ -255,7 +255,7 @@ function Sharded:gradient_divisor()
 end
 
 -- Frees the gathered bytes (after an evaluation); the next forward gathers them again. Gradients of
--- a backward after it come on top of those that are reduced.
+-- a backward after it are added to those that are reduced.
 function Sharded:release()
    if #self.seen == #self.units and #self.units > 0 then schedule.set_order(self, self.seen) end
    self.phase, self.seen, self.reduced = 'forward', {}, {}

@@ -53,7 +53,7 @@ for _, name in ipairs { 'gather', 'wait', 'accumulate', 'drain', 'zero_grad', 'r
    end
 end
 
--- Does nothing while a call needs it whole.
+-- Reshards all buckets. It does nothing while a call needs the unit whole.
 function Unit:reshard(keep)
    if self.holds > 0 then return end
    for _, b in ipairs(self.buckets) do b:reshard(keep) end

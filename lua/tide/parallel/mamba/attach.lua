@@ -70,7 +70,7 @@ function attach.price(layer, map, opts)
    return out
 end
 
--- Returns the same as text.
+-- Returns the result of price as text.
 function attach.explain(layer, map, opts)
    local p = attach.price(layer, map, opts)
    local function line(name, c)

@@ -317,7 +317,7 @@ function MambaContextParallel:get_conv1d_bias()
 end
 
 for _, field in ipairs { 'dt_bias', 'A_log', 'D' } do
-   -- This rank's part of the parameter of that name, or of p.
+   -- Returns this rank's part of the parameter of that name, or of p.
    MambaContextParallel['get_' .. field] = function(self, p)
       return self:slice_vector_param(p or of_mixer(self, field))
    end
@@ -340,7 +340,8 @@ function MambaContextParallel:repeat_group_state(s)
 end
 
 for _, field in ipairs { 'attach', 'price', 'explain' } do
-   -- Described where it is written: m = require 'tide.parallel.mamba.attach', then ?m.NAME.
+   -- Calls the function of this name in tide.parallel.mamba.attach, whose comment describes it: m =
+   -- require 'tide.parallel.mamba.attach', then ?m.NAME.
    mamba_cp[field] = function(...) return require('tide.parallel.mamba.attach')[field](...) end
 end
 

@@ -91,8 +91,8 @@ end
 
 -- ---- even parts ------------------------------------------------------------------------------
 
--- Shares out the rows of x over the ranks, ceil(N / W) each; what is missing at the end is
--- pad_value (0). Returns this rank's rows and the number of padding rows over all ranks.
+-- Distributes the rows of x over the ranks, ceil(N / W) each; missing rows at the end are pad_value
+-- (0). Returns this rank's rows and the number of padding rows over all ranks.
 function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
    local op = 'parallel.multimodal.split_to_context_parallel_ranks'
    axis = or_solo(op, axis)
@@ -268,10 +268,10 @@ end
 
 -- ---- images and videos of any size: gather ---------------------------------------------------
 
--- Features of all ranks along dim 1, in order. what: the plan of the split (rows of empty ranks and
--- of padding are left out), or the number of last ranks whose rows are left out (0). opts: merge
--- (1: tokens that the tower joins to one feature). Every rank gets the sum of all ranks' gradients
--- for its own rows.
+-- Returns the features of all ranks along dim 1, in order. what: the plan of the split (rows of
+-- empty ranks and of padding are left out), or the number of last ranks whose rows are left out
+-- (0). opts: merge (1: tokens that the tower joins to one feature). Every rank gets the sum of all
+-- ranks' gradients for its own rows.
 function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis, opts)
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res'
    axis = or_solo(op, axis)

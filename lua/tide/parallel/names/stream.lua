@@ -23,7 +23,7 @@ local stream = {}
 local fills = {
    input_ids = 'pad', labels = -100, position_ids = 0, loss_mask = 0, packed_seq_ids = 0,
 }
--- Fields that say how the stream lies: those of a rank's part come from the plan.
+-- Fields that say how the stream lies: those of a rank's part are taken from the plan.
 local layout = {
    cu_seqlens_padded = true, cu_seqlens = true, cu_real = true, cu_slot = true, index = true,
    gapless = true, max_seqlen = true, padding_mask = true, attention_mask = true, order = true,

@@ -60,8 +60,8 @@ local function cumulate(rows)
    return cu
 end
 
--- Slots lie one behind the other in the stream. Where a row is not full, what is left of it moves
--- to the end of the stream; nil: nothing has to move.
+-- Returns the order in which slots follow each other in the stream, or nil if nothing has to move.
+-- The unused rest of a row moves to the end of the stream.
 local function order_of(slots, S)
    local runs, tail, gap, moves = {}, {}, false, false
    for b, row in ipairs(slots) do

@@ -75,7 +75,7 @@ local function least(sum, parts, lo)
    end
 end
 
--- Returns the first position of each part if parts are filled from the end: no cut may come before
+-- Returns the first position of each part if parts are filled from the end: no cut may lie before
 -- it.
 local function earliest(sum, parts, limit)
    local first, at = {}, #sum
@@ -208,8 +208,8 @@ function split.compatible(num_frames, T, parts)
    return bounds, bounds[parts + 1] - total
 end
 
--- Shares out images in even counts, the last part taking what is left; with empty ones appended up
--- to one for each part. Returns bounds and how many were appended.
+-- Splits images into equal counts; the last part takes the rest. Empty images are appended up to
+-- one for each part. Returns bounds and the number of appended images.
 function split.even(n, parts)
    local added = max(0, parts - n)
    local each, bounds = floor((n + added) / parts), {}

@@ -40,7 +40,7 @@ local not_fsdp = { mesh = true, comm = true, device = true, seed = true, init = 
 
 local size_of = plan_text.axis_size
 
--- Axes as a list; a data axis of one rank is added where it is missing, before cp and tp.
+-- Returns axes as a list. If they lack a data axis, it adds dp_shard of one rank before cp and tp.
 local function with_data(list)
    local out, has = {}, false
    for _, a in ipairs(list) do has = has or a.name == 'dp' or a.name == 'dp_shard' end

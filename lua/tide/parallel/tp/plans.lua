@@ -118,7 +118,8 @@ local function block_sequence(plan, at, name, m)
    end
 end
 
--- Patterns of a plan spelt out for each layer in place of layers.*, so that keys can be found.
+-- Returns a plan with a key for each module in place of patterns such as layers.*, so that keys can
+-- be looked up.
 local function spelt(plan, model)
    local out = {}
    for pattern, style in each(plan) do
