@@ -17,11 +17,11 @@ promise['lua/guide/generate.md'] = {
 }
 
 promise['lua/guide/embed.md'] = {
-   { 'What holds for all of them', 'native/embed.c', 'two_contexts', 'native/thread.c',
+   { 'These rules hold for every host', 'native/embed.c', 'two_contexts', 'native/thread.c',
       'contexts_in_parallel', 'native/embed.c', 'manners' },
    { 'tide_from_memory makes a tensor', 'native/embed.c', 'memory_of_the_host', 'package/embed',
       'in Python shares arrays with numpy' },
-   { 'The lender keeps the memory', 'native/embed.c', 'memory_given_back' },
+   { 'Keep the memory until tide calls give', 'native/embed.c', 'memory_given_back' },
 }
 
 promise['lua/guide/prompt.md'] = {
@@ -319,7 +319,7 @@ promise['lua/guide/published.md'] = {
 promise['lua/guide/ranks.md'] = {
    { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
    { 'Every call is compared', 'comm/mismatch', 'is tried in at least 150 ways' },
-   { 'ZeRO each rank keeps', 'parallel/fsdp_memory',
+   { 'With ZeRO each rank keeps', 'parallel/fsdp_memory',
       'and collectives and bytes sent are those of the price' },
    { 'The fields of a sharded model', 'parallel/fsdp_misuse',
       'that is not whole is named by what reads it' },
@@ -365,7 +365,7 @@ promise['lua/guide/models.md'] = {
 }
 
 promise['lua/guide/parallel.md'] = {
-   { 'With one rank nothing is', 'parallel/parallelizer',
+   { 'With one rank nothing changes', 'parallel/parallelizer',
       'shards the model it is given and leaves tensor parallelism alone on one rank' },
    { 'Every rank of the axis gets', 'parallel/tp_train',
       'is refused where ranks have other models, seeds or batches' },

@@ -137,7 +137,8 @@ local function plan(session, rest)
    end
    session.env.plan = tide().parallel.plan(session:_value(rest), made)
    session.write(tostring(session.env.plan) .. '\n')
-   session.write('plan:price() says what a step costs, plan:materialise() spreads the model\n')
+   session.write('plan:price() computes the cost of a step, plan:materialise() distributes the '
+      .. 'model\n')
 end
 
 -- ---- traces ----------------------------------------------------------------------------------
