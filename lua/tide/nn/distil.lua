@@ -23,6 +23,7 @@ local private = require 'tide.util.private'
 local rows_ = require 'tide.nn.rows'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
+local tally = require 'tide.nn.tally'
 
 local distil = {}
 
@@ -255,8 +256,6 @@ end
 local Objective = { class_name = 'Objective' }
 Objective.__index = Objective
 
-local function new_sums() return { kl = 0, ce = 0, labels = 0 } end
-
 -- Calls fn({ x, w, cap }) while the head of the teacher is there.
 local function with_teacher(self, batch, at, fn)
    if batch.teacher_ids then
@@ -283,9 +282,7 @@ function Objective:__call(model, batch, opts)
       with_teacher(self, batch, at, fn)
    end, at, rest)
    if batch.spare then return loss end
-   local s = self.sums[model.training and 'train' or 'val']
-   s.kl, s.ce = s.kl + sums.kl, s.ce + sums.ce
-   s.labels = s.labels + nn_loss.count(batch.labels)
+   self.figures:add(model, { nn_loss.count(batch.labels), sums.kl, sums.ce })
    return loss
 end
 
@@ -293,12 +290,10 @@ end
 -- divergence (times temperature ^ 2) and of the cross entropy, of the parts that the loss has. Nil
 -- without tokens. which: 'train', or 'val' of evaluations. Collective.
 function Objective:take(comm, which)
-   local s = self.sums[which]
-   self.sums[which] = new_sums()
-   local all = require('tide.comm').sum(comm, { s.labels, s.kl, s.ce })
-   if all[1] == 0 then return nil end
-   return { kl = self.opts.alpha > 0 and all[2] / all[1] or nil,
-      ce = self.opts.alpha < 1 and all[3] / all[1] or nil }
+   local means = self.figures:take(comm, which)
+   if not means then return nil end
+   local alpha = self.opts.alpha
+   return { kl = alpha > 0 and means.kl or nil, ce = alpha < 1 and means.ce or nil }
 end
 
 -- Makes the loss of a step, which is called as objective(model, batch, { count = labels }).
@@ -308,7 +303,7 @@ function distil.objective(opts)
       .. 'tide.model')
    err.raise_if(t and spread.of(t).tp, 'E_UNSUPPORTED', op, 'the teacher is cut over ranks (tp); '
       .. 'shard it with fully_shard over all of them')
-   return setmetatable({ opts = opts, sums = { train = new_sums(), val = new_sums() } }, Objective)
+   return setmetatable({ opts = opts, figures = tally { 'labels', 'kl', 'ce' } }, Objective)
 end
 
 local common = {
