@@ -67,7 +67,7 @@ describe('mesh sizes', function()
       { { dp_shared = 2 }, 2, "did you mean 'dp_shard'?" },
       { {}, 1, 'at least one axis' },
       { 'dp', 1, 'table' },
-      { { { 'dp', 2 }, cp = 2 }, 4, "got a list that also has the key 'cp'" },
+      { { { 'dp', 2 }, cp = 2 }, 4, "got a list with the key 'cp'" },
       { { { 'dp' } }, 1, 'a name and a size' },
       { { { 'd p', 1 } }, 1, 'names made of' },
       { { { 3, 1 } }, 1, 'names made of' },

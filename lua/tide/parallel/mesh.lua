@@ -69,9 +69,8 @@ end
 local function from_list(op, axes)
    local list, seen = {}, {}
    for key in each(axes) do
-      err.raise_if(type(key) ~= 'number', 'E_ARG', op, "argument 'axes': expected a list or a map, "
-         .. "got a list that also has the key '%s'; write either {{'dp', 2}, {'cp', 2}} or "
-         .. '{dp = 2, cp = 2}', tostring(key))
+      err.raise_if(type(key) ~= 'number', 'E_ARG', op, "argument 'axes': got a list with the key "
+         .. "'%s'; write either {{'dp', 2}, {'cp', 2}} or {dp = 2, cp = 2}", tostring(key))
    end
    for i, pair in ipairs(axes) do
       err.arg_if(type(pair) ~= 'table' or #pair ~= 2, op, ('axes[%d]'):format(i), 'a name and a '
