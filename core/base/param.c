@@ -58,7 +58,7 @@ static int parse(const struct row *row, const char *text, int64_t *value)
   return 1;
 }
 
-/* label: the source of the value, for messages. */
+/* Sets a parameter from text. label: the source of the value, for messages. */
 static int assign(tide_ctx *ctx, const struct row *row, const char *label, const char *value)
 {
   int64_t v;

@@ -140,7 +140,7 @@ static void storage_give(tide__storage *s)
   if (lent.give) lent.give(lent.user, lent.data);
 }
 
-/* An asynchronous copy may hold the last reference to s. */
+/* Drops the bytes of a storage. An asynchronous copy may hold the last reference to s. */
 void tide__storage_drop(tide__storage *s)
 {
   if (s->gone) return;

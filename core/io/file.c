@@ -11,7 +11,7 @@ enum { MOST = 1 << 30 }; /* of one read or write call; the system's own limit is
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-/* O_NONBLOCK: opening a pipe without a writer must not block. */
+/* Opens a regular file for reading. O_NONBLOCK: opening a pipe without a writer must not block. */
 int tide__fd_open(int *fd, int64_t *size, tide_ctx *ctx, const char *path, const char *op)
 {
   *fd = -1;
@@ -140,7 +140,7 @@ int tide__writer_put(tide__writer *w, const void *data, size_t n)
   return TIDE_OK;
 }
 
-/* A file system that cannot synchronise a folder returns EINVAL, which is ignored. */
+/* Synchronises a folder. A file system that cannot do so returns EINVAL, which is ignored. */
 static int sync_dir(tide_ctx *ctx, const char *dir, const char *op)
 {
   int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -165,7 +165,8 @@ static int sync_parent(tide_ctx *ctx, const char *path, const char *op)
   return sync_dir(ctx, !slash ? "." : n == 0 ? "/" : dir, op);
 }
 
-/* A failed fsync may have lost the bytes for good, so it is never retried. */
+/* Writes the file through to the disk and renames it. A failed fsync may have lost the bytes for
+ * good, so it is never retried. */
 int tide__writer_commit(tide__writer *w)
 {
   TIDE_TRY(flush(w));

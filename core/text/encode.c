@@ -165,7 +165,7 @@ static int emit_sink(void *user, tide__work *w, const tide__view *v, tide__span 
 
 /* ---- steps ---------------------------------------------------------------------------------- */
 
-/* The view of what was made. */
+/* Returns the view of a text that steps have made. */
 static tide__view view_of(const tide__work *w, const tide__made *m)
 {
   bool align = tide__align(w);
@@ -237,7 +237,7 @@ static int normalize(tide__work *w, tide__view *v, bool first)
   return run_stage(w, TIDE_STAGE_NORMAL, v, (tide__span){0, v->n}, first, &spans);
 }
 
-/* Text between added tokens of the raw text. */
+/* Encodes text between added tokens of the raw text. */
 static int segment(tide__work *w, tide__view v)
 {
   bool special = w->flags & TIDE_ENCODE_SPECIAL, first = v.base == 0;
@@ -255,7 +255,8 @@ static int segment(tide__work *w, tide__view v)
   }
 }
 
-/* What a text of n bytes may become: published normalizers make at most 18 bytes of one. */
+/* Returns how many bytes a text of n bytes may become: published normalizers make at most 18 bytes
+ * of one. */
 static size_t most_of(int32_t n)
 {
   int64_t most = 64 * (int64_t)n + (1 << 20);

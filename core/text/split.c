@@ -62,7 +62,7 @@ static bool put_with_next(struct joiner *j, int32_t from, int32_t to, bool match
   return ok;
 }
 
-/* One part of the text: a match of the pattern, or what lies between two. */
+/* Adds one part of the text: a match of the pattern, or the text between two matches. */
 static bool add_part(struct joiner *j, int32_t from, int32_t to, bool match)
 {
   bool before = j->matched, ok = true;

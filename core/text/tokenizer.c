@@ -82,7 +82,7 @@ static uint32_t slots_for(int64_t n)
   return k;
 }
 
-/* Of equal pieces the last keeps the text, as in a JSON object or a dictionary. */
+/* Stores a piece. Of equal pieces the last keeps the text, as in a JSON object or a dictionary. */
 static void put_piece(tide_tokenizer *tok, int32_t id)
 {
   int64_t n, size;
@@ -211,7 +211,7 @@ int tide_tokenizer_affix(tide_tokenizer *tok, const char *prefix, const char *su
 
 /* ---- merges --------------------------------------------------------------------------------- */
 
-/* Of equal pairs the last counts. */
+/* Stores a merge. Of equal pairs the last counts. */
 static void put_merge(tide_tokenizer *tok, int32_t a, int32_t b, uint32_t rank, int32_t id)
 {
   uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b;

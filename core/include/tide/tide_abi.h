@@ -113,12 +113,12 @@ typedef struct tide_error_record {
 
 /* ---- library and context ------------------------------------------------------------------ */
 
-/* The text of this file, null-terminated. Static. */
+/* Returns the text of this file, null-terminated. Static. */
 const char *tide_abi_text(void);
-/* "0.1.0". Static. */
+/* Returns the version, "0.1.0". Static. */
 const char *tide_version(void);
-/* A few lines on this build, fixed at build time: version, compiler, devices, libraries that it
- * opens at run time. Static. */
+/* Returns a few lines on this build, fixed at build time: version, compiler, devices, libraries
+ * that it opens at run time. Static. */
 const char *tide_build_info(void);
 void tide_opts_init(tide_opts *opts);
 /* Makes a context, owned by the calling thread. opts may be null. On failure msg (may be null)
@@ -260,8 +260,8 @@ int  tide_tensor_device(const tide_tensor *t);         /* TIDE_DEV_CPU, ... */
 /* Returns 1 if the debt of t's context has reached this many bytes, else 0: one call for hosts that
  * ask after each op. */
 int  tide_tensor_debt_reaches(const tide_tensor *t, int64_t bytes);
-/* Unique in the context; use as a key. A whole number below 2^53, as a double: LuaJIT boxes 64-bit
- * integers, and a box cannot be the key of a table. */
+/* Returns a number that is unique in the context; use it as a key. It is a whole number below 2^53,
+ * as a double: LuaJIT boxes 64-bit integers, and a box cannot be the key of a table. */
 double tide_tensor_id(const tide_tensor *t);
 int  tide_tensor_is_contiguous(const tide_tensor *t);  /* 1: row-major without gaps */
 int  tide_tensor_is_gone(const tide_tensor *t);        /* 1: the bytes were dropped */
@@ -1235,7 +1235,7 @@ tide_ctx *tide_comm_ctx(const tide_comm *comm);    /* of this rank, borrowed */
 int  tide_comm_rank(const tide_comm *comm);        /* this rank's number, 0 to size - 1 */
 int  tide_comm_size(const tide_comm *comm);        /* number of ranks */
 const char *tide_comm_name(const tide_comm *comm); /* "world", or that given to split. Borrowed. */
-/* "self", "local", "mpi", "nccl" or "sim". Static. */
+/* Returns "self", "local", "mpi", "nccl" or "sim". Static. */
 const char *tide_comm_transport(const tide_comm *comm);
 /* Sets how long this rank's later calls wait for the others: more than 0, less than 1e9, else
  * E_ARG. A communicator that is split off inherits it. */
