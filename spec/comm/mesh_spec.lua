@@ -57,7 +57,7 @@ describe('mesh sizes', function()
       { { dp = 2^31 + 1 }, 4, 'expected a positive integer' },
       { { dp = 2^31 }, 4, 'the product of the axes' },
       { { dp = -1, cp = 3, tp = 2 }, 4, 'must be divisible by cp 3 x tp 2 = 6' },
-      { { { 'dp', 2 }, { 'dp', 2 } }, 4, "the name 'dp' is there twice" },
+      { { { 'dp', 2 }, { 'dp', 2 } }, 4, "the name 'dp' is given twice" },
       { { dp = 0 }, 4, "argument 'dp': expected a positive integer, or -1" },
       { { dp = -2 }, 4, 'expected a positive integer' },
       { { dp = 1.5 }, 4, 'expected a positive integer' },

@@ -25,7 +25,7 @@ local function ends_of(op, path, text, width, sequences)
    for i = 1, sequences do
       local at = number_at(text, pointers + 8 * (i - 1), 8)
       err.raise_if(at ~= ends[i] * width, 'E_UNSUPPORTED', op, '%s: sequence %d begins at byte '
-         .. '%.0f, not behind the one before it (%.0f)', path, i - 1, at, ends[i] * width)
+         .. '%.0f, not after the one before it (%.0f)', path, i - 1, at, ends[i] * width)
       ends[i + 1] = ends[i] + number_at(text, 35 + 4 * (i - 1), 4)
    end
    return ends

@@ -241,7 +241,7 @@ end
 -- Returns the rows of the documents held out (val_cu), in their order: at most `limit`, evenly
 -- spaced.
 function Packed:held_out(limit)
-   err.raise_if(not self.val_cu, 'E_STATE', 'data.packed.held_out', 'the sampler knows no '
+   err.raise_if(not self.val_cu, 'E_STATE', 'data.packed.held_out', 'the sampler has no '
       .. 'documents of the validation data; give it val_cu, their cumulative lengths')
    local rows, list = self:all(true), {}
    local take = math.min(#rows, limit)

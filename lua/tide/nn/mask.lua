@@ -100,7 +100,7 @@ function mask_.of_layer(op, at, c)
    local mask = at.attention_mask
    if mask == nil or at.mask_checked then return at.mask_index end
    err.arg_if(at.q_index ~= nil or at.k_index ~= nil, op, 'attention_mask',
-      'nil beside q_index and k_index', mask)
+      'nil with q_index and k_index', mask)
    if not c or c.null then return mask_.index(op, 'attention_mask', mask) end
    mask_.check(op, mask, c:q_index(mask.device))
    return nil

@@ -76,7 +76,7 @@ local function from_list(op, axes)
       err.arg_if(type(pair) ~= 'table' or #pair ~= 2, op, ('axes[%d]'):format(i), 'a name and a '
          .. "size, as {'dp', 2}", pair)
       local name = check_name(op, pair[1])
-      err.raise_if(seen[name], 'E_ARG', op, "argument 'axes': the name '%s' is there twice", name)
+      err.raise_if(seen[name], 'E_ARG', op, "argument 'axes': the name '%s' is given twice", name)
       seen[name] = true
       list[i] = { name = name, size = check_size(op, name, pair[2]) }
    end
@@ -296,9 +296,9 @@ local function build(op, axes, opts, whole, outer)
    return self
 end
 
--- Arranges the ranks of comm along axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and with
--- any names, the last one fastest, or a map { dp = 2, cp = 2 } of the known names in the order pp,
--- dp_replicate, dp_shard, dp, cp, tp, where `dp` beside dp_replicate or dp_shard is the product of
+-- Arranges the ranks of comm along axes. axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and
+-- with any names, the last one fastest, or a map { dp = 2, cp = 2 } of the known names in the order
+-- pp, dp_replicate, dp_shard, dp, cp, tp. `dp` beside dp_replicate or dp_shard is the product of
 -- the two. One size may be -1: the ranks that are left. Collective.
 function mesh.new(axes, opts) return build('parallel.mesh', axes, opts, 'the number of ranks') end
 

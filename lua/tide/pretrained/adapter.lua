@@ -211,7 +211,7 @@ local neutral = { bias = 'none', fan_in_fan_out = false, lora_bias = false,
    megatron_config = nothing }
 
 local function check_config(op, path, c)
-   err.raise_if(c.peft_type ~= 'LORA', 'E_UNSUPPORTED', op, "%s: peft_type is '%s', known is "
+   err.raise_if(c.peft_type ~= 'LORA', 'E_UNSUPPORTED', op, "%s: peft_type is '%s', expected "
       .. "'LORA'", path, tostring(c.peft_type))
    for name, value in each(neutral) do
       local v = c[name]
@@ -294,7 +294,7 @@ local function check_names(op, dir, c, whole, tensors)
 end
 
 -- Makes m, what DoRA trains, of the magnitudes that PEFT keeps. Collective where the model is
--- spread over ranks.
+-- distributed over ranks.
 local function less_norms(model, tensors)
    lora._each_norms(model, function(path, norms)
       local name = path .. '.lora_m'

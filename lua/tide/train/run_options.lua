@@ -82,7 +82,7 @@ end
 -- Completes the options of a run.
 function options.settle(op, o)
    err.arg_if(o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu, op, 'sampler',
-      'one that knows the documents of val (val_cu), or no val', o.sampler)
+      'one with the documents of val (val_cu), or no val', o.sampler)
    o.comm, o.ctx = o.comm or dist.world(), o.ctx or tide.default()
    err.arg_if(o.patience > 0 and not (o.val and o.val.count > 0), op, 'val',
       'data to evaluate on, which patience needs', o.val and 'no tokens')
@@ -92,7 +92,7 @@ function options.settle(op, o)
    return o
 end
 
--- Refuses to write over a run unless that was asked for. Rank 0 looks, all agree.
+-- Refuses to write over a run without the option for it. Rank 0 looks, all agree.
 function options.check_out(op, o)
    if not o.out or o.overwrite then return end
    dist.on_first(o.comm, op, function() folder.check_free(op, o.out, o.resume) end)

@@ -125,7 +125,7 @@ local function settled(op, model, o)
    if stop ~= nil and type(stop) ~= 'table' then stop = { stop } end
    for _, id in ipairs(stop and err.integers(op, 'stop', stop, 0) or {}) do o.stops[id] = true end
    err.arg_if((o.stop_strings[1] or o.on_text) and not o.tokenizer, op, 'tokenizer',
-      'one, as stop_strings and on_text are about text', nil)
+      'a tokenizer, which stop_strings and on_text need', nil)
    for i, text in ipairs(o.stop_strings) do
       err.arg_if(text == '', op, ('stop_strings[%d]'):format(i), 'at least one character', text)
    end

@@ -27,7 +27,7 @@ local function list_of(op, ids)
       if d == 0 then
          ended = true
       elseif ended then
-         err.raise('E_ARG', op, 'token %d belongs to document %d, behind padding', i - 1, d)
+         err.raise('E_ARG', op, 'token %d belongs to document %d, after padding', i - 1, d)
       end
    end
    return ids

@@ -56,7 +56,7 @@ function Replayed:cut(i, batch)
       .. 'plan than the step was captured with (%s, now %s); such a step has fixed lengths and, in '
       .. "a layout that follows documents, fixed documents", i, self.texts[i], text)
    err.raise_if(context.index and handle.mamba, 'E_UNSUPPORTED', op, 'captured: Mamba-2 layers '
-      .. 'over ranks hand states on by the documents of the recording; do without capturing where '
+      .. 'over ranks pass states on by the documents of the recording; do not capture steps whose '
       .. 'rows hold documents')
    if context.index then rewrite(kept, context, self.device) end
    mine.context = kept

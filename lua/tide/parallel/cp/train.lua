@@ -6,9 +6,9 @@
 --    handle:restore()
 --
 -- Only attention and Mamba-2 layers look along the sequence, so their `attend` and `mix` are all
--- that is wrapped (the latter by mamba_cp). The rest works on this rank's tokens as they are, and
--- says so (field mixes of nn.Module). The context goes with the call, so what is computed again in
--- backward does the same; a model that is not attached refuses it.
+-- that is wrapped (the latter by mamba_cp). All other modules work on this rank's tokens as they
+-- are, and declare so (field mixes of nn.Module). The context is an argument of the call, so
+-- recomputation in backward uses the same one; a model that is not attached refuses it.
 --
 -- Losses are this rank's sum over the count of all ranks, so gradients add up over the data and
 -- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
@@ -77,7 +77,7 @@ local function check_place(op, handle, layer)
    local m = layer.module
    err.raise_if(wrap.base(m, 'attend') ~= nn.Attention.attend
       or wrap.is_around(m, 'attend', 'recompute'), 'E_UNSUPPORTED', op, "layer '%s' has an "
-      .. 'attention call of its own (its attend is replaced or wrapped), which knows nothing of '
+      .. 'attention call of its own (its attend is replaced or wrapped), which does not use '
       .. 'other ranks; wrap it after attach', layer.name)
    if handle.size > 1 and layer.module.dropout > 0 then
       cp_attention.check_dropout(op, layer.method or handle.method)
@@ -170,9 +170,9 @@ local function put(handle, layer)
    if layer.window then layer.module.window = layer.window end
 end
 
--- Puts a model over the ranks of an axis (of a mesh, a mesh with an axis 'cp', or a communicator).
--- Nothing changes on an axis of one rank. Collective. Returns the handle: cut(batch), whole(fn,
--- ...), restore().
+-- Attaches a model to the ranks of an axis, which then share the sequence of each call. axis: of a
+-- mesh, a mesh with an axis 'cp', or a communicator. Nothing changes on an axis of one rank.
+-- Collective. Returns the handle: cut(batch), whole(fn, ...), restore().
 function cp_train.attach(model, axis, opts)
    local op = 'parallel.cp.attach'
    if axis.find then axis = cp.axis_of(op, axis, 'cp') end

@@ -73,7 +73,7 @@ local function given(map, runs, from, to, K)
 end
 
 -- Returns what this rank sends (index of its rows, counts) and takes (counts), and where each row
--- of each halo lies in what is received; one behind the last is a row of zeros.
+-- of each halo lies in what is received; the place after the last is a row of zeros.
 local function halo_plan(map, runs, K)
    local send, out, back, at, n = {}, {}, {}, {}, 0
    for r = 0, map.size - 1 do
@@ -154,7 +154,7 @@ end
 function state.prepare(map, K, sequence, device)
    local op = 'parallel.mamba_cp'
    local runs, why = state.runs(map)
-   err.raise_if(not runs, 'E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden' "
+   err.raise_if(not runs, 'E_UNSUPPORTED', op, "method 'state' does not support %s; use 'hidden' "
       .. '(any layout)', why)
    local all, between, feeds = feeding(runs, map.rank)
    local h = halo_plan(map, runs, K)
@@ -254,7 +254,7 @@ local function sums_before(x)
    return x:narrow(2, 1, x:size(2) - 1):pad({ 0, 1, 0 }, { 0, 0, 0 }):cumsum(2)
 end
 
--- Returns for each token of x [n, c, H] the sum over the tokens behind it, and the sum over all
+-- Returns for each token of x [n, c, H] the sum over the tokens after it, and the sum over all
 -- [n, 1, H]. reversed: the numbers c - 1 .. 0. It has its own derivative, since that of cumsum
 -- subtracts, which loses accuracy and carries NaN from one document to another.
 local sums_after = private.func {

@@ -4,10 +4,10 @@
 --    model:loss(ids, labels, { context = context, count = count }):backward()
 --    mamba:restore()
 --
--- Two methods give what one rank would compute. `hidden` trades tokens for heads in
--- the mixer (one exchange there, one back); `state` leaves the tokens where they are and hands over
--- the state of the recurrence. Bytes of the first grow with the tokens, of the second they do not,
--- so the plan can choose; see attach and price.
+-- Two methods give what one rank would compute. `hidden` trades tokens for heads in the mixer (one
+-- exchange there, one back); `state` leaves the tokens where they are and passes the state of the
+-- recurrence. The bytes of `hidden` grow with the tokens, those of `state` do not, so the plan can
+-- choose; see attach and price.
 --
 -- This file has the pieces of the first method under the names they have elsewhere, each by
 -- itself, and MambaContextParallel, which makes one exchange with one index of them. All have
@@ -103,7 +103,7 @@ local function runs_index(runs) return tide.run_index(i64(runs):reshape { #runs 
 local function covered(op, name, cu, tokens)
    cu = cp_map.cu(op, name, cu)
    err.raise_if(cu[#cu] ~= tokens, 'E_ARG', op, "argument '%s' ends at %d, there are %d tokens: "
-      .. 'give those behind the last document a document of their own', name, cu[#cu], tokens)
+      .. 'give those after the last document a document of their own', name, cu[#cu], tokens)
    return cu
 end
 
@@ -256,9 +256,9 @@ end
 
 local function as_given(y, flat) return flat and y:reshape { y:size(2), y:size(3) } or y end
 
--- Takes projected [B, L, P] of z, x, B, C, dt for this rank's tokens -> [B, T, P'] for this rank's
--- heads and all tokens in the order of the sequence. cu in tokens of all ranks: packed, [L, P] or
--- [1, L, P]; every document a multiple of 2 W.
+-- Returns z, x, B, C, dt of this rank's heads and all tokens, [B, T, P'], in the order of the
+-- sequence. projected [B, L, P]: those of this rank's tokens. cu in tokens of all ranks: packed,
+-- [L, P] or [1, L, P]; every document a multiple of 2 W.
 function MambaContextParallel:pre_conv_ssm(projected, cu)
    local op = name .. '.pre_conv_ssm'
    local x, flat = batched(op, 'projected', projected, self.width)
