@@ -253,7 +253,7 @@ promise['lua/guide/context.md'] = {
       'are told so at once, each with its call' },
    { 'make cp batch and ctx drops', definition = 'what the original does' },
    { 'one rank always a null context', definition = 'what the original does' },
-   { 'padding behind the last document', 'parallel/thd',
+   { 'padding after the last document', 'parallel/thd',
       'gives padding to the last document only where slots are given' },
 }
 

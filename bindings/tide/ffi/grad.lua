@@ -376,8 +376,8 @@ local function walk_back(root, grad, retain, private)
    if not ok then error(err, 0) end
 end
 
--- Adds to the .grad of every leaf behind root. grad: gradient of root, nil for one element.
--- opts.retain keeps saved tensors for a second walk.
+-- Adds the gradients of root to the .grad of every leaf that root depends on. grad: gradient of
+-- root, nil for one element. opts.retain keeps saved tensors for a second walk.
 function M.backward(root, grad, opts)
    arg.tensor('backward', 'x', root)
    arg.tensor_or_nil('backward', 'grad', grad)

@@ -303,7 +303,8 @@ once 'set_grad: zero_grad(x) -> x, nil'
 -- last one.
 once 'drop_grad(x)'
 
--- Returns the gradients of x with respect to the leaves behind it. opts: retain.
+-- Adds the gradients of x to the .grad of every leaf that x depends on. opts: retain (see
+-- tide.backward).
 function methods.backward(x, grad, opts) return require('tide.ffi.grad').backward(x, grad, opts) end
 
 -- ---- life ------------------------------------------------------------------------------------

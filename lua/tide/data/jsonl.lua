@@ -62,7 +62,8 @@ end
 
 local mark = '\239\187\191'
 
--- Returns an open file behind its byte order mark, and its first bytes; raises unless it is text.
+-- Returns an open file, read past its byte order mark, and its first bytes; raises unless it is
+-- text.
 local function open(path)
    if not fs.size(path) then
       err.raise('E_IO', op, 'cannot read %s: %s', path,

@@ -214,8 +214,8 @@ function Backbone:picks_rows()
       and (not is_block or is_by_token(last, last:part 'mixer'))
 end
 
--- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal
--- attention; per token of training.
+-- Returns the operations of a token of training: 6 N for the weights, the state products of each
+-- Mamba layer, causal attention. A multiply-add counts as two.
 function Backbone:flops_per_token(seq)
    err.number(self.op, 'seq', seq, 0)
    return 6 * self:multiplying() + self.mixing[1] + self.mixing[2] * seq

@@ -245,7 +245,8 @@ end
 -- Most elements of logits that logprobs makes at a time.
 local most = 2^24
 
--- Log-probabilities of targets_K after rows index_K of hidden states [N, C], by blocks of rows.
+-- Returns log-probabilities of targets_K after rows index_K of hidden states [N, C], by blocks of
+-- rows.
 local function logprobs_of(self, h_NC, index_K, targets_K)
    local n, list = index_K:size(1), {}
    local rows = math.max(1, math.floor(most / self.config.vocab_size))
@@ -271,8 +272,8 @@ local function logprobs(self, ids_BT, index_K, targets_K)
 end
 private.note(logprobs)
 
--- Log-probabilities [K] of targets_K, i64, each after the token index_K, i64, which counts the
--- tokens of ids from 0, row after row. Logits are made of these tokens alone, a block at a time.
+-- Returns log-probabilities [K] of targets_K, i64, each after the token index_K, i64, which counts
+-- the tokens of ids from 0, row after row. Logits exist for these tokens alone, a block at a time.
 -- For scoring, without gradients; not with tensor parallelism.
 function CausalLM:logprobs(ids_BT, index_K, targets_K)
    err.raise_if(spread.of(self).tp, 'E_UNSUPPORTED', self.op, 'logprobs needs whole hidden states, '

@@ -1,4 +1,4 @@
--- Whole models, each loaded at first use, and the doors to published folders.
+-- Whole models, each loaded at first use, and the functions for published folders.
 
 return require 'tide.util.lazy' ('model', {
    llama = 'llama', qwen2 = 'qwen2', qwen3 = 'qwen3', mistral = 'mistral', phi3 = 'phi3',

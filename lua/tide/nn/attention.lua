@@ -1,10 +1,10 @@
 -- Attention: multi-head and grouped-query self-attention with rotary positions.
 --
 -- The methods `attend(q_BTHD, k_BTKD, v_BTKD, options)` and `project(x)` may be wrapped: context
--- parallelism wraps attend to spread the sequence over ranks, tensor parallelism wraps project to
+-- parallelism wraps attend to split the sequence over ranks, tensor parallelism wraps project to
 -- join the products with the gathering of x. Which token sees which is data: positions and, for
--- packed streams, index tensors of (document, position).
--- Legend: B batch, T tokens, H query heads, K key heads, D head size, C model width.
+-- packed streams, index tensors of (document, position). Legend: B batch, T tokens, H query heads,
+-- K key heads, D head size, C model width.
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'

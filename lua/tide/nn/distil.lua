@@ -7,9 +7,9 @@
 --
 -- x are final hidden states and w the rows of the output head. As in tide.linear_cross_entropy,
 -- gradients are made in forward, while the logits of a chunk of tokens are there; the logits of all
--- tokens exist neither of student nor of teacher, and backward only scales. Where the vocabulary is
--- cut over ranks, these exchange a few numbers a token, and each takes its rows of the teacher's
--- head. The loss is a sum divided by a count, as with nn.loss.
+-- tokens never exist, neither those of the student nor those of the teacher, and backward only
+-- scales. Where the vocabulary is cut over ranks, these exchange a few numbers a token, and each
+-- takes its rows of the teacher's head. The loss is a sum divided by a count, as with nn.loss.
 --
 -- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank, K most likely
 -- ids.
@@ -35,7 +35,7 @@ local function summed(t, at)
    return t
 end
 
--- Log-probabilities of logits over the vocabulary of all ranks.
+-- Returns log-probabilities of logits over the vocabulary of all ranks.
 local function log_softmax(z_nW, at)
    local max = z_nW:amax(2, true)
    if at.comm then at.comm:all_reduce(max, 'max') end
@@ -217,12 +217,12 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
 end
 
 -- Returns the loss of the tokens whose labels count, summed and divided by opts.count (default:
--- their number): alpha temperature ^ 2 times the divergence of student and teacher, whose logits
--- are divided by temperature, and 1 - alpha times the cross entropy with the labels. x [.., C], w
--- [V, C], labels i64 of the leading shape of x. teacher: { x, w, cap (soft cap of its logits) } of
--- any width, or its most likely ids { ids = i64 [.., K], logp = their log-probabilities }, which
--- are made to add up to 1. x and w get gradients. Returns the loss, and sums over tokens { kl, ce
--- }.
+-- their number). It is alpha temperature ^ 2 times the divergence of student and teacher, whose
+-- logits are divided by temperature, plus 1 - alpha times the cross entropy with the labels. x [..,
+-- C], w [V, C], labels i64 of the leading shape of x. teacher: { x, w, cap (soft cap of its logits)
+-- } of any width, or its most likely ids { ids = i64 [.., K], logp = their log-probabilities },
+-- which are made to add up to 1. x and w get gradients. Returns the loss, and sums over tokens {
+-- kl, ce }.
 function distil.loss(x, w, labels, teacher, opts)
    return distil._of_part('nn.distil.loss', x, w, labels, teacher, opts)
 end

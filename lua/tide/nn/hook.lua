@@ -2,7 +2,7 @@
 --
 -- Hooks run in the order they were added. Adding or removing while the list runs takes effect at
 -- the next run, so a hook may remove itself. A handle's remove may be called any number of times.
--- Backward hooks ride on identity functions whose backward runs them.
+-- Backward hooks run in the backward of identity functions.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'

@@ -29,7 +29,7 @@ local function places(ids_n, at, W)
    return (ids - at.first):clamp(0, W - 1), here:to(at.acc), counted:to(at.acc)
 end
 
--- Log-probabilities and log-sum-exp of a chunk, [n] each.
+-- Returns log-probabilities and log-sum-exp of a chunk, [n] each.
 local function forward_chunk(x_nC, w_WC, ids_n, at)
    local n, W = x_nC:size(1), w_WC:size(1)
    local z = chunked.logits(x_nC, w_WC, at.cap, at.acc)

@@ -12,7 +12,7 @@
 --
 -- The wrap is inside that of tensor parallelism, so it gets this rank's parts.
 --
--- DoRA scales each output besides, by (|W| + m) / |W + scale B A| of the rows, where m (the
+-- DoRA also scales each output by (|W| + m) / |W + scale B A| of the rows, where m (the
 -- parameter lora_m) starts at zero. PEFT keeps |W| + m as the magnitude; as a difference it needs
 -- no weights to start with, and takes the same steps. No gradient goes through the norms, as in
 -- the paper.
@@ -262,8 +262,8 @@ local function rewrite(name, model, adapter, fn)
    if sharded then sharded:updated() end
 end
 
--- Adds the changes to the weights (in f32, rounded once); the layers then compute with these alone.
--- Idempotent. Collective where the model is spread over ranks. Returns model.
+-- Adds the low-rank changes to the weights (in f32, rounded once); the layers then compute with the
+-- weights alone. Idempotent. Collective where the model is distributed over ranks. Returns model.
 function lora.merge(model)
    local name = 'nn.lora.merge'
    local adapter, o = adapters_of(name, model)
@@ -286,8 +286,8 @@ function lora.merge(model)
    return model
 end
 
--- Takes the changes from the weights again: up to rounding they are those before merge. Idempotent.
--- Collective where the model is spread over ranks. Returns model.
+-- Subtracts the low-rank changes from the weights, which are then those before merge, up to
+-- rounding. Idempotent. Collective where the model is distributed over ranks. Returns model.
 function lora.unmerge(model)
    local name = 'nn.lora.unmerge'
    local adapter, o = adapters_of(name, model)
@@ -310,7 +310,7 @@ local function over_outputs(m, t)
 end
 
 -- Calls fn(path, m, norms): the norms of the rows of each adapted weight, f32 [out], whole.
--- Collective where the model is spread over ranks.
+-- Collective where the model is distributed over ranks.
 function lora._each_norms(model, fn)
    each_layer(model, rawget(model, 'adapter'), function(view, path)
       fn(path, over_outputs(view.m, adapted.norms(view)))

@@ -1,10 +1,10 @@
 -- Module: a named tree of parameters, buffers and child modules around one `forward`.
 --
--- Values live in plain fields (self.weight, self.q_proj); the module keeps the ordered list of
--- which fields are what. So model code reads like arithmetic, and everything that walks the tree
--- (state, optimiser, sharding) sees stable dotted names in declaration order. A module that is
--- assigned to a new field becomes a child of that name, unless the name begins with '_'. A module
--- may be built on device 'null' (shapes only) and materialised later.
+-- Values live in plain fields (self.weight, self.q_proj); the module keeps the ordered lists of
+-- their names. So model code reads like arithmetic, and everything that walks the tree (state,
+-- optimiser, sharding) sees stable dotted names in declaration order. A module that is assigned to
+-- a new field becomes a child of that name, unless the name begins with '_'. A module may be built
+-- on device 'null' (shapes only) and materialised later.
 --
 -- A tensor that sits at two places in the tree is one parameter, listed at its first name.
 --
@@ -58,7 +58,7 @@ local scaling_text = "true, false, 'tensor', 'block' or 'block_f32'"
 signature.kind('fp8', scaling_text, function(v) return scalings[v] end,
    "boolean|'tensor'|'block'|'block_f32'")
 
--- Checks the options of a constructor: its own names and those every module knows.
+-- Checks the options of a constructor: its own names and those of every module.
 function Module.options(op, opts, known)
    local all = {}
    for _, k in ipairs(known) do all[#all + 1] = k end

@@ -44,9 +44,9 @@ local function check_layer(op, path, m)
       "'%s' has wraps around its forward; quantise first", path)
 end
 
--- Puts the weights of all Linear layers but the output head into NF4, in place; a model without
+-- Rounds the weights of all Linear layers but the output head to NF4, in place; a model without
 -- bytes (device 'null') gets the shapes. Returns model. E_STATE: it is quantised, has adapters, or
--- is spread over ranks; E_DTYPE: f64.
+-- is distributed over ranks; E_DTYPE: f64.
 function nf4.quantise_(model)
    local op = 'nn.nf4.quantise_'
    err.raise_if(rawget(model, 'quantised'), 'E_STATE', op, 'the model is quantised already')
@@ -79,8 +79,8 @@ function nf4._fill(m, W)
    m.weight_scale:copy_(scale)
 end
 
--- Puts weights of the other parameters' dtype in place of those in NF4: the numbers that the layers
--- compute with. They are frozen where the model has adapters. Returns model.
+-- Replaces weights in NF4 by plain weights of the other parameters' dtype, with the numbers that
+-- the layers compute with. They are frozen where the model has adapters. Returns model.
 function nf4.dequantise_(model)
    local op, q = 'nn.nf4.dequantise_', rawget(model, 'quantised')
    err.raise_if(not q, 'E_STATE', op, 'the model is not quantised')

@@ -38,9 +38,9 @@ end
 -- Returns (d - 1 / (2 beta)) ^ 2.
 function kinds.ipo(d, o) return (d - 1 / (2 * o.beta)):square() end
 
--- Returns the sum over pairs of the loss of d, divided by opts.count (default: the pairs), where d
--- is how much more than the reference the model prefers the chosen answers: (chosen - rejected) -
--- (ref_chosen - ref_rejected). All are log-probabilities [pairs] of whole answers; of IPO, their
+-- Returns the sum over pairs of the loss of d, divided by opts.count (default: the pairs). d =
+-- (chosen - rejected) - (ref_chosen - ref_rejected) says how much more than the reference the model
+-- prefers the chosen answers. All are log-probabilities [pairs] of whole answers; of IPO, their
 -- means over the tokens of an answer. The references get no gradient. Returns the loss, and d.
 function preference.dpo(chosen, rejected, ref_chosen, ref_rejected, opts)
    local op, n = 'nn.preference.dpo', chosen:numel()

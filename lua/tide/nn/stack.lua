@@ -86,9 +86,9 @@ local function added(h, more, owned)
    return sum
 end
 
--- Runs the blocks. Returns what is to be added up: h and more (nil: h is the result), and whether h
--- is the caller's to give up. A sum between two blocks is made by the norm of the second one where
--- no hook or wrap is between them.
+-- Runs the blocks. Returns two addends of the result, h and more (nil: h is the result), and
+-- whether the caller may overwrite h. Where no hook or wrap is between two blocks, the norm of the
+-- second one computes the sum between them.
 function Stack:addends(x, at)
    local h, more, owned = x, nil, false
    at = err.type('nn.Stack', 'at', at or {}, 'table')

@@ -1,4 +1,4 @@
--- axis_of(op, name, v, plain): the ranks that argument `name` of op says.
+-- axis_of(op, name, v, plain): the ranks that argument `name` of op means.
 --
 -- v is an axis of a mesh or a communicator. Returns the communicator, the number of ranks and this
 -- one's among them, from 0. plain: the caller communicates nothing, so that size and rank alone

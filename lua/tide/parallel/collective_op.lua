@@ -213,7 +213,7 @@ local function linear(name, dy, comm, reduce)
 end
 
 -- Returns a host function of forward(x, comm, ...), the identity over one rank; backward(dy, comm,
--- ...) takes the same arguments behind the gradient.
+-- ...) takes the same arguments after the gradient.
 local function adjoint(name, forward, backward)
    local fn = private.func {
       name = 'parallel.' .. name,

@@ -2,7 +2,7 @@
 --
 --    local w = tide.parallel.distribute(t, mesh, { tp = Shard(1) })
 --    w.part, w.shape, w.placements            -- this rank's piece, the whole shape
---    w:redistribute { tp = Replicate() }      -- prints first: print(w:plan { tp = Replicate() })
+--    w:redistribute { tp = Replicate() }      -- its steps: print(w:plan { tp = Replicate() })
 --
 -- A DTensor is a record. It computes nothing by itself and overloads no operator;
 -- redistribute runs a plan (placement.lua) with differentiable collectives. Gradients follow the

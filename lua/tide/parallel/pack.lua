@@ -1,4 +1,4 @@
--- Packing documents into rows of one size, and spreading packs and long documents over ranks.
+-- Packing documents into rows of one size, and distributing packs and long documents over ranks.
 --
 -- Packers work on lengths and give lists of indices (from 1); building the rows is a
 -- separate step, so any packer can feed any row format. Slots are rounded up to what head-tail
@@ -123,7 +123,7 @@ local function label_of(s, i)
    return s.labels[i]
 end
 
--- Returns the samples of a bin one behind the other, in slots; the last slot takes what is left.
+-- Returns the samples of a bin one after the other, in slots; the last slot takes the rest.
 -- indexed: number the documents in attention_mask, positions 0 in padding.
 local function build(samples, bin, size, unit, pad, indexed)
    local row = { input_ids = {}, labels = {}, position_ids = {}, seq_lens = {},

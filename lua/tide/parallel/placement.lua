@@ -8,11 +8,11 @@
 -- inner ones cut its pieces. Pieces are ceil(n / k) long until n is used up, so the last ones may
 -- be shorter or empty.
 --
--- A change of placements is a list of steps, each on one axis and each the cheapest
--- collective for its pair, found before anything runs. A dim is cut from outer to inner axis and
--- joined from inner to outer, so an axis must sometimes give its cut back for a while. What shrinks
--- the data is done first, what grows it last. plan.bytes is what this rank sends with the
--- algorithms that communicators count (rings; direct exchange).
+-- A change of placements is a list of steps, each on one axis and each the cheapest collective for
+-- its pair, found before anything runs. A dim is cut from outer to inner axis and joined from inner
+-- to outer, so an axis must sometimes gather its cut for a while. Steps that shrink the data run
+-- first, steps that grow it last. plan.bytes is what this rank sends with the algorithms that
+-- communicators count (rings; direct exchange).
 --
 -- Placements are values, one object each: compare with ==.
 
@@ -53,6 +53,7 @@ function placement.partial(op)
    return partials[op]
 end
 
+-- Returns whether p is a placement.
 local function is_placement(p) return getmetatable(p) == Placement end
 placement.is = is_placement
 
@@ -366,9 +367,10 @@ function Route:__tostring()
    return table.concat(lines, '\n')
 end
 
--- Returns the steps that bring a tensor of this (whole) shape and dtype from one list of placements
--- to another, as a rank of the mesh (default: this one) sees them: { steps, bytes, collectives }.
--- Each step: name (of the axis), from, to, action, before, after (local shapes), bytes.
+-- Returns the steps from one list of placements to another, { steps, bytes, collectives }. shape
+-- (of the whole) and dtype are those of the tensor; the sizes are those on a rank of the mesh
+-- (default: this one). Each step: name (of the axis), from, to, action, before, after (local
+-- shapes), bytes.
 function placement.route(shape, dtype, mesh, from, to, rank)
    local op = 'parallel.placement.route'
    shape = dims.copy(shape)

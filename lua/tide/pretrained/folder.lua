@@ -141,7 +141,7 @@ function Weights:drop(name) self.stored[name] = nil end
 -- stored tensor: first and at count from 0, in the tensor and in the box.
 local function each_run(shape, offset, size, fn)
    local d = #shape
-   while d > 1 and size[d] == shape[d] do d = d - 1 end      -- dims behind d are whole
+   while d > 1 and size[d] == shape[d] do d = d - 1 end      -- dims after d are whole
    local stride, run = dims.strides(shape), 1
    for k = math.max(d, 1), #shape do run = run * size[k] end
    local at, total = {}, dims.numel(size)

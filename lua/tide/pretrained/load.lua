@@ -1,6 +1,6 @@
 -- tide.model.load: a model from a published folder, or from a checkpoint of tide, on one rank or
--- spread over a mesh. Each rank reads only the bytes that it keeps, except weights in NF4, which
--- are read whole, one after another.
+-- distributed over a mesh. Each rank reads only the bytes that it keeps, except weights in NF4,
+-- which are read whole, one after another.
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
@@ -241,7 +241,7 @@ local load = {}
 
 -- Reads a model from `dir`: a published folder (config.json and model.safetensors, or its index
 -- with shards), a checkpoint of tide, or the folder of a run (its newest).
--- With a mesh the model is spread over its ranks, and all of them call. Weights in 4 bits (see
+-- With a mesh the model is distributed over its ranks, and all of them call. Weights in 4 bits (see
 -- nn.nf4) are coded one at a time as they are read.
 -- Returns the model, in eval mode, and what plan:materialise gives { model, params, sharded, comm,
 -- data, mesh .. }, with dir, family, generation (of generation_config.json, or nil) and nbyte (read

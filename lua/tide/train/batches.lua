@@ -1,4 +1,4 @@
--- The batches of a step: what they say of documents, and how many labels count.
+-- The batches of a step: their documents, and how many of their labels count.
 
 local tide = require 'tide'
 local documents = require 'tide.parallel.cp.documents'

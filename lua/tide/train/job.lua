@@ -148,7 +148,7 @@ local function is_restart(opt) return launch.resume_from(opt.out) ~= nil end
 -- Returns whether this job is another attempt of the same run.
 function Job:is_restart() return is_restart(self.opt) end
 
--- Refuses to write over a run, unless that is asked for.
+-- Refuses to write over a run without the option for it.
 local function check_out(self)
    local opt = self.opt
    err.usage_if(opt.resume and opt.overwrite, self.name, '--resume and --overwrite exclude each '

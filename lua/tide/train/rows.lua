@@ -101,7 +101,7 @@ local function place(self, n, T)
    return at
 end
 
--- Reads one list of ids per row, all of one length, after those before. Returns the logits behind
+-- Reads one list of ids per row, all of one length, after those before. Returns the logits after
 -- each row: f32 [rows, vocabulary].
 function Rows:advance(lists)
    local fed, T = self.fed, #lists[1]

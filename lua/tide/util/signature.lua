@@ -8,8 +8,9 @@
 --          'seed: integer >= 0 = 0 -- decides the order' } },
 --    })
 --
--- puts a check in front of sampler.permutation and sampler.new; a function that takes both writes
--- { 'nin: integer >= 1', opts = { ... } }. A row reads "name: type = default -- meaning":
+-- puts a check, a door, in front of sampler.permutation and sampler.new; a function that takes both
+-- arguments and options has { 'nin: integer >= 1', opts = { ... } }. A row is
+-- "name: type = default -- meaning":
 --
 --    integer, number, boolean, string, table, function, any, float (a floating dtype), tensor,
 --    ranks, comm, sharded, or what signature.kind made
@@ -449,7 +450,7 @@ local door = require('tide.util.door').with(signature.rows, reader_of, read, hol
 
 -- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
 -- arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name of
--- owner. A constructor `init` has that name itself. before(op, ...) may change the arguments behind
+-- owner. A constructor `init` has that name itself. before(op, ...) may change the arguments after
 -- the first before they are checked. Returns owner.
 function signature.doors(op, owner, given) return door.put(op, owner, given) end
 

@@ -12,8 +12,8 @@
 --    a2a         heads against sequence, one exchange each way
 --    a2a+p2p     a2a among `a2a` neighbouring ranks, the ring across their groups
 --
--- The object says how, the context what. It is an option of the call, or holds for the time
--- of one function (`with`); a call without is an error. Losses are sums over ranks.
+-- The object has the method, the context the data. A context is an option of the call, or holds
+-- during one function (`with`); a call without one is an error. Losses are sums over ranks.
 
 local agree = require 'tide.comm.agree'
 local copy = require 'tide.util.copy'

@@ -1,10 +1,10 @@
 -- Work of attention over documents, and blocks of a packed stream dealt to ranks so that all have
 -- as many tokens and (nearly) as much work.
 --
--- Work is a count of (query, key) pairs, a closed form for any stretch of a document;
--- a stream cut into equal blocks is dealt from the costliest down, to and fro over the ranks
--- (process-time round-robin), and then improved by exchanging blocks of one size. Equal blocks
--- keep the token counts equal whatever the costs are.
+-- Work is a count of (query, key) pairs, a closed form for any stretch of a document; a stream cut
+-- into equal blocks is dealt from the costliest block down, back and forth over the ranks, and then
+-- improved by exchanging blocks of one size. Equal blocks keep the token counts equal whatever the
+-- costs are.
 --
 -- Legend: a document has `real` tokens in a slot; l, r reach of a query to the left and right.
 

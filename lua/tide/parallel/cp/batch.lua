@@ -248,7 +248,7 @@ local function number_documents(out, said, B, S, device)
    out.packed_seq_ids = doc:expand(B, S):contiguous()
 end
 
--- Returns a make_cp_batch_fn for models that want contiguous shards: padded to
+-- Returns a make_cp_batch_fn for models that need contiguous shards. Batches are padded to
 -- W * max(pad_multiple, 2), positions that continue to count in padding, documents numbered in
 -- packed_seq_ids (made where a batch has none).
 function batch_.contiguous_batch(opts)

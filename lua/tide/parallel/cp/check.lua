@@ -1,9 +1,9 @@
 -- The sharded model against the whole one: cp.self_check(model, probe).
 --
--- Every rank runs the probe batch whole and then its part of it, and looks at the output of each
--- layer on the way; gathered, the two must be equal but for rounding. So a wrong layout, mask,
--- position or layer is found where it begins, and not as a loss that is a little off. The whole
--- batch is seen by attention with a dense mask (oracle.lua), which shares no code with contexts.
+-- Every rank runs the probe batch whole and then its part of it, and records the output of each
+-- layer; the gathered outputs must be equal but for rounding. So a wrong layout, mask, position or
+-- layer is found where it begins, and not as a loss that is a little off. On the whole batch,
+-- attention uses a dense mask (oracle.lua), which shares no code with contexts.
 
 local tide = require 'tide'
 local class = require 'tide.class'

@@ -1,8 +1,7 @@
--- The context: what attention over ranks must know of one batch.
+-- The context: what attention over ranks needs of one batch.
 --
--- It is an argument. Whatever attends gets it (model:loss(ids, labels, { context =
--- context })), so a layer that is computed again in backward sees the same, and nothing is
--- process-global.
+-- It is an argument of every call that attends (model:loss(ids, labels, { context = context })), so
+-- a layer that is computed again in backward sees the same, and nothing is process-global.
 --
 -- Fields
 --    map      the cp_map plan: which rank holds what; map:shard, map:gather (nil if `pairs` was
@@ -203,11 +202,11 @@ end
 
 -- ---- agreement -------------------------------------------------------------------------------
 
--- Raises E_COMM on all ranks of comm unless they mean the same sequence and call: what a rank
--- computes follows from its own copy of plan, documents and mask, and if one copy differs, some
--- methods would still run and give numbers of no sequence at all. The batch that the context was
--- made for (field batch, a line) is compared with them. what: a plural; kind: the call in a line.
--- Collective at the first call of its kind with a context, not in each layer.
+-- Raises E_COMM on all ranks of comm unless they have the same sequence and call. Each rank
+-- computes from its own copy of plan, documents and mask; if one copy differs, some methods would
+-- still run and give wrong numbers. The batch that the context was made for (field batch, a line)
+-- is compared with them. what: a plural; kind: the call in a line. Collective at the first call of
+-- its kind with a context, not in each layer.
 function Context:check_agreed(op, comm, what, kind)
    err.type('parallel.cp.context', 'kind', kind, 'string')
    if self.agreed[kind] then return end

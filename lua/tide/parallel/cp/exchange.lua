@@ -1,14 +1,14 @@
--- The exchange of context parallelism: all channels of some tokens against all tokens of some
--- channels. Of Mamba layers the channels travel, of attention the heads, D channels each.
+-- The exchange of context parallelism: from all channels of some tokens to all tokens of some
+-- channels. Channels are those of a Mamba layer, or the heads of attention with D channels each.
 --
--- Channels and tokens are cut by two small tables made once, columns (which runs of
--- channels each rank works on) and rows (which runs of the sequence each rank has). What a rank
--- keeps is copied once, from its place to its place. What travels is packed, sent, and put where it
--- belongs, which undoes rank order, packed documents and load balancing at once. Each way is the
--- derivative of the other. Packing is one foreach_copy_, putting in place is another.
+-- Channels and tokens are cut by two small tables made once, columns (which runs of channels each
+-- rank works on) and rows (which runs of the sequence each rank has). The part that a rank keeps is
+-- copied once. The other parts are packed, sent and unpacked into their places, which undoes rank
+-- order, packed documents and load balancing in one step. Each direction is the derivative of the
+-- other. Packing is one foreach_copy_, unpacking another.
 --
--- A run of channels that several ranks ask for goes to each of them; what returns is added up.
--- Legend: B batch, L tokens of this rank, T of all, w channels of a rank, P of all.
+-- A run of channels that several ranks work on is sent to each of them; their gradients are added
+-- up. Legend: B batch, L tokens of this rank, T of all, w channels of a rank, P of all.
 
 local tide = require 'tide'
 local err = require 'tide.util.err'

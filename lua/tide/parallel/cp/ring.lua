@@ -1,17 +1,17 @@
 -- Ring attention: blocks of keys and values travel around the ranks, queries stay.
 --
--- Attend to one block at a time and merge by log-sum-exp (Liu et al., arXiv
+-- A rank attends to one block at a time and merges the results by log-sum-exp (Liu et al., arXiv
 -- 2310.01889). The next block travels while the present one is worked on. A block travels straight
 -- from its owner and only with the rows that are needed (blocks.lua).
 --
 -- Backward walks the same hops: each block's gradients, made from the output and log-sum-exp over
--- all blocks, go straight back to the owner, one hop behind, and are added there in the order of
--- the hops, in f32. So results do not depend on timing.
+-- all blocks, are sent straight back to the owner, one hop later, and are added there in the order
+-- of the hops, in f32. So results do not depend on timing.
 --
 -- Memory: keys and values of one block are worked on while those of one more arrive; in backward
--- the gradients of one block are made while those of one more go home and as many rows come. More
--- is never held, whatever the number of ranks: everything is released after its last use, not when
--- the collector runs.
+-- the gradients of one block are made while those of one more are sent back and as many rows
+-- arrive. More is never held, whatever the number of ranks: everything is released after its last
+-- use, not when the collector runs.
 
 local tide = require 'tide'
 local private = require 'tide.util.private'

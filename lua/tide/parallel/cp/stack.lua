@@ -1,7 +1,7 @@
 -- Streams of several chunks as one table: their tensors on a new leading dim.
 --
 -- Tensors are stacked where all chunks have one and all are of one size; lists of cumulative
--- lengths are filled up with a sentinel, so they always are.
+-- lengths are filled up with a sentinel, so they are always stacked.
 
 local tide = require 'tide'
 local dims = require 'tide.util.dims'

@@ -296,7 +296,7 @@ function Sharded:named_parameters()
    return list
 end
 
--- Takes the gradients of the shards and of the parameters away, also those not yet reduced.
+-- Clears the gradients of the shards and of the parameters, also those not yet reduced.
 function Sharded:zero_grad()
    self.unsynced = false
    for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
@@ -310,9 +310,9 @@ function Sharded:used()
    return table.concat(list)
 end
 
--- Takes the zeros away that reducing gave as gradients to parameters that no rank used. texts: what
--- used() returns on all ranks of data_comm, or one text where they are equal; nil: asks the ranks,
--- which all call.
+-- Clears the gradients of parameters that no rank used, which reducing has set to zeros. texts:
+-- what used() returns on all ranks of data_comm, or one text where they are equal; nil: asks the
+-- ranks, which all call.
 function Sharded:drop_unused(texts)
    local unused = {}
    texts = texts or self.data_comm:all_gather_object(self:used())
@@ -365,10 +365,10 @@ function Sharded:state_dict()
    return state
 end
 
--- Returns copies of the whole parameters and persistent buffers by name, with the values and the
--- dtype of the shards (f32 where only the computation is bf16), also of what tensor parallelism has
--- cut. Within a scope of unshard_fsdp2_model, what the scope has written counts. Gathers one bucket
--- at a time. Collective.
+-- Returns copies of the whole parameters and persistent buffers by name, also of those that tensor
+-- parallelism has cut. Values and dtype are those of the shards (f32 where only the computation is
+-- bf16). Within a scope of unshard_fsdp2_model, what the scope has written counts. Gathers one
+-- bucket at a time. Collective.
 function Sharded:full_state_dict()
    local state = {}
    for _, unit in ipairs(self:all_units()) do

@@ -108,7 +108,7 @@ function regions.make_target_cp_ctx(axis, ids, positions)
 end
 
 -- Returns the plan of tensors of `count` tokens a rank: that of a region or context, or, over an
--- axis, contiguous with orig_len tokens and padding behind them.
+-- axis, contiguous with orig_len tokens and padding after them.
 local function plan_of(op, map, axis, count, orig_len)
    if map then
       err.arg_if(orig_len and orig_len ~= map.length, op, 'orig_len',

@@ -1,4 +1,4 @@
--- How a command line spreads a model over ranks: the options, and the arguments of parallel.plan
+-- Options of a command line that distribute a model over ranks, and the arguments of parallel.plan
 -- that they make.
 --
 -- A program adds options.rows to its own (see util.args) and gives options.read to parallel.plan.

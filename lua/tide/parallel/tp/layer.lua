@@ -1,4 +1,4 @@
--- What a style makes of a module: the collectives around it.
+-- How a style changes a module: the collectives around it.
 --
 -- A module answers how a style cuts it (see Module.tp), and gets a wrap that runs its forward on
 -- parts of the parameters between two changes of layout. Each change is a collective whose
