@@ -59,7 +59,7 @@ promise['README.md'] = {
    { 'When one rank fails', 'comm/fault', 'ends ', 'ffi/host',
       'ends although a rank loops for ever, and shows the cause once' },
    { 'tide run trace DIR records every rank', 'comm/trace', 'leaves a file a rank',
-      'comm/trace_read', 'names who came last, by how much, and where' },
+      'comm/trace_read', 'names the rank that arrived last, by how much, and where' },
    { 'Without plan the same options train', 'recipe/parallel',
       'equals one rank: 30 steps on two axes, the sequence cut' },
    { 'tensor parallel column row vocabulary', 'parallel/logits', 'are never whole' },
@@ -328,8 +328,8 @@ promise['lua/guide/ranks.md'] = {
    { 'On the command line the same plan', 'recipe/parallel',
       'prints a plan for ranks that are not there, and runs nothing' },
    { 'It rehearses them on a copy', 'parallel/plan_misuse', 'changes nothing' },
-   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never came',
-      'comm/trace_read', 'names who came last, by how much, and where' },
+   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never arrived',
+      'comm/trace_read', 'names the rank that arrived last, by how much, and where' },
    { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 

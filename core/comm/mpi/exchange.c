@@ -266,7 +266,7 @@ static void exchange_name_missing(tide__mpi_comm *s, const tide__coll *c, tide__
   for (int q = 0; q < s->nrank; q++) {
     const tide__comm_call *last = &s->peer[q].last;
     if (q == s->rank || !missing(s, q) || n++ >= 8) continue;
-    if (last->seq >= c->seq) tide__add(t, "\n  rank %d came but does not move its data", q);
+    if (last->seq >= c->seq) tide__add(t, "\n  rank %d arrived but does not move its data", q);
     else if (s->check || last->seq > 0) tide__add_missing(t, q, last);
     else tide__add(t, "\n  rank %d has not arrived", q);
   }

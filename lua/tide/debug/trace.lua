@@ -279,8 +279,8 @@ local function say_parted(f, add)
       return
    end
    for _, r in ipairs(f.ranks) do
-      add("rank %d never came to #%d %s on '%s' (%s); %s", r.rank, f.seq, text_of(f.call), f.comm,
-         at(f.call), r.last and ('its last call there was #%d %s at %s'):format(r.last.seq,
+      add("rank %d never arrived at #%d %s on '%s' (%s); %s", r.rank, f.seq, text_of(f.call),
+         f.comm, at(f.call), r.last and ('its last call there was #%d %s at %s'):format(r.last.seq,
             text_of(r.last), at(r.last)) or 'it made no call there')
    end
 end
@@ -315,8 +315,8 @@ function trace.report(docs, worst)
    end
    if slow then
       local w = found.waits[slow]
-      add('rank %d came last in %d of %d collectives; the others waited %s for it', slow, w.count,
-         #found.late, seconds(w.seconds))
+      add('rank %d was last in %d of %d collectives; the others waited %s for it', slow,
+         w.count, #found.late, seconds(w.seconds))
    end
    return lines
 end
