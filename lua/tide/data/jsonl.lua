@@ -19,7 +19,7 @@ local Problem = {}
 -- Ends the reading of a record.
 function jsonl._broken(fmt, ...) error(setmetatable({ text = fmt:format(...) }, Problem), 0) end
 
--- Returns what a value is, in words.
+-- Returns the type of a value, in words.
 local function shown(v)
    if v == nil then return 'nothing' end
    if fs.is_null(v) then return 'null' end

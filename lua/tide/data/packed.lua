@@ -287,7 +287,7 @@ function Packed:epochs()
    return self.epoch + self.row / #self.rows
 end
 
--- Returns what restore needs to continue from here: plain data.
+-- Returns the state that restore needs to continue from here: plain data.
 function Packed:state()
    return { seed = self.seed, epoch = self.epoch, row = self.row, seq = self.seq, unit = self.unit,
       documents = #self.cu - 1, tokens = self.cu[#self.cu], fit = self.fit, long = self.long,

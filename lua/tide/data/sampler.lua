@@ -76,7 +76,7 @@ end
 -- Returns the passes through the data so far.
 function Sampler:epochs() return self.position / self.windows end
 
--- Returns what restore needs to continue from here: plain data.
+-- Returns the state that restore needs to continue from here: plain data.
 function Sampler:state()
    return {
       seed = self.seed, position = self.position, seq = self.seq, count = self.count,

@@ -207,8 +207,8 @@ function Mamba2:recur(xBC, dt_BTH, opts)
    return private.replace(y_BTHD, y_BTHD:reshape(B, T, I)), last
 end
 
--- Returns what lies between the projections: y and the gate z, both [B, T, I], of the projected
--- tokens. at: { sequence = [B or 1, T], cache = table of this layer or nil }.
+-- Computes the part between the projections: returns y and the gate z, both [B, T, I], of the
+-- projected tokens. at: { sequence = [B or 1, T], cache = table of this layer or nil }.
 function Mamba2:mix(projected_BTP, at)
    local z_BTI, xBC, dt_BTH = divide(projected_BTP, { self.inner_dim, self.conv_dim, self.heads })
    local cache, kept = at.cache, at.cache ~= nil

@@ -388,7 +388,7 @@ function Module.tp_plan() return nil end
 
 -- ---- wraps, hooks and the call -----------------------------------------------------------------
 
--- Puts fn(next, self, ...) around the call of this module, or around a method of its class. fn
+-- Wraps the call of this module, or a method of its class, in fn(next, self, ...). fn
 -- calls next(self, ...) for the inner call, and returns what the call returns. Returns a handle
 -- with name and remove(). Each call or method takes a name once. opts:
 --    of     'call' (default; of a model also its loss), 'forward', or another method

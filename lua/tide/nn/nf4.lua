@@ -21,7 +21,7 @@ local spread = require 'tide.nn.spread'
 
 local nf4 = {}
 
--- Puts codes of W, or on the null device their shapes, in place of a layer's weight.
+-- Replaces a layer's weight by codes of W, or on the null device by their shapes.
 local function quantise_layer(m, W)
    local codes, scale
    if W.device == 'null' then

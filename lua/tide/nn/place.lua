@@ -65,7 +65,7 @@ function place.to(self, target)
    end)
 end
 
--- Gives the tensors on device 'null' bytes on `device`, contents undefined.
+-- Allocates the tensors on device 'null' on `device`, contents undefined.
 function place.materialise(self, device)
    local function goal(t)
       return { dtype = t.dtype, device = t.device == 'null' and device or t.device }

@@ -25,7 +25,7 @@ function tiles.list(a, b)
    return list
 end
 
--- Puts those of its indices into the options of an attention call.
+-- Adds the tiles of its indices to the options of an attention call.
 function tiles.put(options, list)
    local q, k = options.q_index, options.k_index
    options.q_tiles, options.k_tiles = q and list[q.id], k and list[k.id]

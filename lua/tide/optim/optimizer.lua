@@ -248,7 +248,7 @@ function Optimizer:step(opts)
    for _, s in ipairs(self.keepers) do s:updated() end
 end
 
--- Takes the count of the last step back: its found_inf was not 0.
+-- Undoes the count of the last step, whose found_inf was not 0.
 function Optimizer:take_back()
    if not self.counted then
       err.raise('E_STATE', self.op .. '.take_back', 'there is no step to take back: none was made '

@@ -119,7 +119,7 @@ local function from_map(op, axes)
    return list
 end
 
--- Puts the one size that is -1 to what is left of n ranks; the product must be n.
+-- Sets the one size that is -1 to the rest of n ranks; the product must be n.
 local function infer(op, list, n, whole)
    local open, rest = nil, {}
    for _, a in ipairs(list) do

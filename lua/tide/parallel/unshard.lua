@@ -64,8 +64,8 @@ local function written_of(list)
    return written
 end
 
--- Takes what every rank has written in a scope over into the shards. Each of them must have written
--- the same: a rank keeps its own rows only. failed: fn has raised here.
+-- Copies what every rank has written in a scope to the shards. All ranks must have written the
+-- same: a rank keeps its own rows only. failed: fn has raised here.
 local function keep_writes(op, sharded, list, failed)
    local written, flats = failed and {} or written_of(list), {}
    for i, b in ipairs(written) do flats[i] = b.flat end

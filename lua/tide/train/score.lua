@@ -124,7 +124,7 @@ local function scoring(sharded, fn)
    return tide.parallel.unshard_fsdp2_model(sharded, fn, nil, { layerwise = true })
 end
 
--- Takes the values of a batch apart.
+-- Splits the values of a batch.
 local function deal(out, batch, requests, values)
    local at = 0
    for _, row in ipairs(batch) do

@@ -237,8 +237,8 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
    return context, cut_all(op, plan, out, opts.fields, pad, B, S)
 end
 
--- Puts packed_seq_ids [B, S], i64, into a batch without them: the documents it says, numbered from
--- 1; 0 is padding.
+-- Adds packed_seq_ids [B, S], i64, to a batch without them: its documents, numbered from 1; 0 is
+-- padding.
 local function number_documents(out, said, B, S, device)
    if out.packed_seq_ids ~= nil then return end
    local index = said.index or said.cu_real

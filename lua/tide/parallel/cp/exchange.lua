@@ -218,7 +218,7 @@ local function to_channels(xs, comm, cols, rows, widths)
    return ys
 end
 
--- Takes the way back, into xs [B, L, ..]; channels that no rank has stay as they are.
+-- Exchanges in the other direction, into xs [B, L, ..]; channels that no rank has stay unchanged.
 local function to_tokens(xs, ys, comm, cols, rows)
    if rows.flat then
       local _, from = rows:index(xs[1].device)

@@ -14,7 +14,7 @@ local replace, spend_list = private.replace, private.spend_list
 
 local heads = {}
 
--- Gives whole key heads to each rank, their query heads with them.
+-- Assigns whole key heads to each rank, with their query heads.
 local function by_key_head(H, K, W)
    local list, at, g = {}, 0, H / K
    for r, n in ipairs(balanced(K, W)) do
@@ -24,7 +24,7 @@ local function by_key_head(H, K, W)
    return list
 end
 
--- Gives several ranks to each key head, its query heads split among them.
+-- Assigns several ranks to each key head, and splits its query heads among them.
 local function by_query_head(H, K, W)
    local list, g = {}, H / K
    for k, nrank in ipairs(balanced(W, K)) do

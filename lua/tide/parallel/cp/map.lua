@@ -101,7 +101,7 @@ local function refuse_padding(op, what, n, unit)
       unit)
 end
 
--- Puts each document into a slot of its own multiple; what is left at the end is a slot without
+-- Assigns each document a slot, rounded up to a multiple; the rest at the end is a slot without
 -- tokens.
 local function pad_documents(self, op, real, slot, unit, whole, may_pad)
    local starts, lengths, to = { 0 }, { 0 }, 0

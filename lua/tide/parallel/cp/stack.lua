@@ -28,7 +28,7 @@ local function is_even(list)
    return true
 end
 
--- Puts the stacked tensors of these names into out.
+-- Adds the stacked tensors of these names to out.
 function stack.tensors(out, chunks, names)
    for _, name in ipairs(names) do
       local list = column(chunks, name)
@@ -64,7 +64,7 @@ function stack.before(op, name, list, sentinel)
    return out
 end
 
--- Puts the cumulative lengths of all chunks into out, and max_seqlen as a list.
+-- Adds the cumulative lengths of all chunks to out, and max_seqlen as a list.
 function stack.lengths(out, chunks, sentinel)
    local padded
    for _, c in ipairs(chunks) do padded = padded or c.cu_seqlens_padded end
@@ -76,7 +76,7 @@ function stack.lengths(out, chunks, sentinel)
    out.max_seqlen = column(chunks, 'max_seqlen')
 end
 
--- Puts the order of the streams into out, i64 [chunks, T]; nil where none has moved tokens.
+-- Adds the order of the streams to out, i64 [chunks, T]; nil if no stream has moved tokens.
 function stack.orders(out, chunks)
    local moved
    for _, c in ipairs(chunks) do moved = moved or c.order end

@@ -138,7 +138,7 @@ end
 
 -- ---- agreement -------------------------------------------------------------------------------
 
--- Returns what handle and layers are set to, in a line.
+-- Returns the settings of handle and layers, in a line.
 local function settings(handle, a2a, mamba)
    local list = { handle.layout, handle.method, a2a and 'a2a ' .. a2a or nil }
    list[#list + 1] = mamba and 'mamba ' .. tostring(mamba) or nil
@@ -154,7 +154,7 @@ end
 
 -- ---- attaching -------------------------------------------------------------------------------
 
--- Puts fn(q, k, v, options) in place of what the layer computes.
+-- Replaces the computation of the layer by fn(q, k, v, options).
 local function wrap_attend(layer, name, fn)
    return layer.module:wrap(name, function(_, _, ...) return fn(...) end,
       { of = 'attend', order = wrap.order.cp, by = 'cp' })

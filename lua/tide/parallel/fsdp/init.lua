@@ -110,7 +110,7 @@ local function make_units(self, model, list)
    self.entries = entries
 end
 
--- Sets which units give their bytes back after forward, and the rank groups of a smaller reshard.
+-- Sets which units free their bytes after forward, and the rank groups of a smaller reshard.
 local function set_policy(self)
    local o, k = self.opts, self.opts.reshard
    if o.strategy ~= 'optim_grads_params' then return end

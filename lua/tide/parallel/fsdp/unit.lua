@@ -30,7 +30,7 @@ function Unit:init(desc, entries, bucket_opts)
    self.reshard_after_forward, self.calls, self.holds = false, 0, 0
 end
 
--- Returns whether all its parameters are gathered.
+-- Returns whether all parameters of the unit are gathered.
 function Unit:is_present()
    for _, b in ipairs(self.buckets) do
       if b.state ~= 'present' then return false end
@@ -38,7 +38,7 @@ function Unit:is_present()
    return true
 end
 
--- Returns whether it holds, or is about to hold, gathered bytes that it will give back.
+-- Returns whether the unit holds, or is about to hold, gathered bytes that it will free.
 function Unit:is_live()
    for _, b in ipairs(self.buckets) do
       if b.full and not b.is_whole and b.state ~= 'absent' then return true end
@@ -67,7 +67,7 @@ function Unit:forget_writes()
    end
 end
 
--- Raises while a call needs it whole.
+-- Raises while a call needs the unit whole.
 function Unit:check_free()
    err.raise_if(self.holds > 0, 'E_STATE', 'parallel.fsdp.updated', 'the shards change while '
       .. 'parameters are whole; step and load outside unshard_fsdp2_model')

@@ -74,7 +74,7 @@ end
 
 -- ---- orders of tokens ------------------------------------------------------------------------
 
--- Returns the chunks (from 0) of a sequence of 2 W in rank order.
+-- Returns the numbers (from 0) of the 2 W chunks of a sequence, in rank order.
 function mamba_cp.redo_order(W)
    local list = {}
    for r = 0, W - 1 do
@@ -84,7 +84,7 @@ function mamba_cp.redo_order(W)
    return list
 end
 
--- Returns the places in rank order of the chunks of a sequence of 2 W: the inverse of redo_order.
+-- Returns the places in rank order of the 2 W chunks of a sequence: the inverse of redo_order.
 function mamba_cp.undo_order(W)
    local list = {}
    for place, k in ipairs(mamba_cp.redo_order(W)) do list[k + 1] = place - 1 end
@@ -280,7 +280,7 @@ end
 
 -- ---- its parameters --------------------------------------------------------------------------
 
--- Returns what the mixer has under a name.
+-- Returns the field of the mixer under a name.
 local function of_mixer(self, field)
    local v = type(self.mixer) == 'table' and self.mixer[field] or nil
    err.raise_if(v == nil, 'E_ARG', name, "argument 'mixer': expected a layer with '%s'", field)

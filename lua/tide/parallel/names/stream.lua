@@ -54,7 +54,7 @@ local function as_row(t, ndim)
 end
 
 -- Returns what the fields of a stream say of its T tokens; see documents.of. own: thd made the
--- stream, so its masks say what its lengths say.
+-- stream, so its masks and lengths agree.
 local function documents_of(op, batch, T, opts, own)
    local real, slot = lists_of(op, batch, opts.seq_lens_padding_value)
    local fields = { cu_real = real, cu_slot = slot }

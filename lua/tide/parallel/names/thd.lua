@@ -301,9 +301,9 @@ end
 
 local of_tokens = { positions = true, position_ids = true } -- their last dims are those of tokens
 
--- Returns mask as it fits v, whose first dims are those of the mask, as of embeddings, or its last,
--- as of positions [n, B, S]. A size of 1 fits any. Raises E_SHAPE for another tensor, which
--- broadcasting might fill elsewhere.
+-- Returns mask in a shape that broadcasts to v. The dims of the mask are the first dims of v, as
+-- for embeddings, or its last dims, as for positions [n, B, S]. A size of 1 fits any. Raises
+-- E_SHAPE for another tensor, which broadcasting might fill elsewhere.
 local function mask_for(op, name, v, mask)
    local shape, n, more = v.shape, mask.ndim, v.ndim - mask.ndim
    local function fits(from)

@@ -239,7 +239,7 @@ local function real_mesh(self)
    return mesh_of(axes_list(self), { comm = comm })
 end
 
--- Gives buffers without bytes theirs; shards are of parameters alone.
+-- Allocates buffers without bytes; shards hold parameters only.
 local function give_buffers(model, device)
    for _, e in ipairs(model:named_buffers()) do
       if e.buffer.device == 'null' and device ~= 'null' then
