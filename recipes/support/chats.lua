@@ -62,7 +62,7 @@ chats.rows = {
      .. 'one that exists; default: model in --out, or none with adapters', type = 'string' },
 }
 
--- Puts the base into NF4, where that is asked for.
+-- Rounds the base to NF4, if the options say so.
 local function quantise(tide, job, model)
    local opt = job.opt
    if not opt.lora.quantise or rawget(model, 'quantised') then return end
@@ -91,7 +91,7 @@ local function check_adapters(job, model)
    end
 end
 
--- Gives the model, which has no bytes yet, the adapters that are asked for.
+-- Adds the adapters of the options to the model, which has no bytes yet.
 local function adapt(tide, job, model)
    local opt, o = job.opt, job.opt.lora
    if rawget(model, 'adapter') and (o.rank > 0 or opt.adapter) then
@@ -204,7 +204,7 @@ function chats.sampler(job, opt, corpus, data, new)
       fit = fits[opt.pack], long = opt.long })
 end
 
--- Puts tokenizer and template into the folder of the run, which is resumed and sampled with them.
+-- Copies tokenizer and template into the folder of the run, which is resumed and sampled with them.
 function chats.keep(job, opt, corpus)
    if not job.first then return end
    text.keep_tokenizer(job, opt, corpus)

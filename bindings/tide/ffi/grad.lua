@@ -210,7 +210,7 @@ local function spread(name, inputs, grads)
    return list
 end
 
--- Gives up list[1 .. n] but for what is in kept, a packed list.
+-- Spends list[1 .. n] except the tensors in kept, a packed list.
 local function spend_others(list, n, kept)
    for i = 1, n do
       local mine = is_tensor(list[i])

@@ -133,7 +133,7 @@ lib.once('ending', function()
    ending.clock = proxy(tick)
 end)
 
--- Gives the handle of a context back if nothing else keeps the context. row: of ending.held.
+-- Releases the handle of a context if nothing else keeps the context. row: of ending.held.
 -- Returns whether it needs no further look.
 local function let_go(row)
    if row.gone or ending.late then return true end
@@ -299,7 +299,7 @@ local function spend_one(t)
    if C.tide_tensor_spend(t) == 0 then ffi.gc(t, C.tide_tensor_release_spent) end
 end
 
--- Gives up tensors that the caller has made and that only the tape still needs: the bytes are freed
+-- Spends tensors that the caller has made and that only the tape still needs: the bytes are freed
 -- with the last other reference, and a later use is E_GONE. Tensors that user code has seen (keep)
 -- stay; values that are not tensors are ignored. Idempotent.
 function M.spend(a, b, c, d)
@@ -309,7 +309,7 @@ function M.spend(a, b, c, d)
    if d ~= nil then spend_one(d) end
 end
 
--- Gives up every tensor in a list that may have holes; n: its length.
+-- Spends every tensor in a list that may have holes; n: its length.
 function M.spend_list(list, n)
    for i = 1, n or #list do spend_one(list[i]) end
 end

@@ -53,7 +53,7 @@ function props.id(x) return C.tide_tensor_id(x) end
 function props.requires_grad(x) return C.tide_needs_grad(x) == 1 end
 -- Returns the dtype of its gradient, or of the one that backward would begin (see set_grad_dtype).
 function props.grad_dtype(x) return arg.dtype_name[C.tide_grad_dtype(x)] end
--- Returns whether it is not the result of a recorded op.
+-- Returns whether the tensor is a leaf, not the result of a recorded op.
 function props.is_leaf(x) return C.tide_is_leaf(x) == 1 end
 -- Returns the gradient, or nil.
 function props.grad(x)
@@ -259,7 +259,8 @@ end
 -- Returns x in pinned host memory, for asynchronous copies to the GPU, or x itself if it is pinned.
 make 'pin_memory(x)'
 
--- Returns whether its memory is page-locked, so that copies to a GPU run beside the host.
+-- Returns whether the memory of the tensor is page-locked, so that copies to a GPU run beside the
+-- host.
 function methods.is_pinned(x) return C.tide_is_pinned(tensor('is_pinned', 'x', x)) == 1 end
 
 -- Returns x as f32.

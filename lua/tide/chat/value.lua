@@ -69,7 +69,7 @@ function value.callable(name, fn) return setmetatable({ name = name, fn = fn }, 
 
 local plain = { string = 'str', boolean = 'bool', number = 'int' }
 
--- Returns what Python calls the type of a value.
+-- Returns the name of the type of a value in Python.
 function value.type_name(v)
    if v == none then return 'NoneType' end
    return plain[type(v)] or getmetatable(v).type_name

@@ -95,8 +95,8 @@ end
 -- GPUs.
 function dist.nccl(over, opts) return require('tide.ffi.dist').nccl(over, opts) end
 
--- Gives every rank of comm a GPU and returns the communicator between them; see comm/gpus.lua. A
--- program of several ranks calls it first: tide.comm.set_world(tide.comm.gpus()).
+-- Assigns a GPU to every rank of comm and returns the communicator between them; see comm/gpus.lua.
+-- A program of several ranks calls it first: tide.comm.set_world(tide.comm.gpus()).
 function dist.gpus(comm, opts) return require 'tide.comm.gpus'(comm, opts) end
 
 -- Makes the group through which N threads of this process communicate; see tide.ffi.dist.

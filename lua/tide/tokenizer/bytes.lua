@@ -74,7 +74,7 @@ local function open_bytes(text)
    return 0
 end
 
--- Takes in an id; returns the text that is certain now, never half a character.
+-- Takes an id and returns the text that is complete, never half a character.
 function Stream:push(id)
    local text = self.held .. text_of { id }
    local n = open_bytes(text)

@@ -144,7 +144,7 @@ local function give(option, value, values)
    values[option.name] = now
 end
 
--- Puts a value under its nested name.
+-- Stores a value under its nested name.
 local function place(result, name, value)
    local t = result
    for part in name:gmatch '([^.]+)%.' do

@@ -82,7 +82,7 @@ function dims.overlap(a, b)
    return true
 end
 
--- Returns what box a has outside of b, as boxes that do not overlap.
+-- Returns the part of box a outside of b, as boxes that do not overlap.
 function dims.minus(a, b)
    if not dims.overlap(a, b) then return { a } end
    local rest, offset, size = {}, { unpack(a.offset) }, { unpack(a.size) }

@@ -448,10 +448,10 @@ end
 
 local door = require('tide.util.door').with(signature.rows, reader_of, read, hold)
 
--- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
--- arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name of
--- owner. A constructor `init` has that name itself. before(op, ...) may change the arguments after
--- the first before they are checked. Returns owner.
+-- Adds checks in front of functions of `owner` (a table or a class), and records them. given: name
+-- -> arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name
+-- of owner. A constructor `init` has that name itself. before(op, ...) may change the arguments
+-- after the first before they are checked. Returns owner.
 function signature.doors(op, owner, given) return door.put(op, owner, given) end
 
 -- Returns the door of a function { op, args, opts, of = the function behind it }; nil of others.
