@@ -3,6 +3,8 @@
 
 #include <stdarg.h>
 
+#include "kernels/format.h"
+
 enum { CACHE = 1 << 15 };
 
 tide__work *tide__work_new(const tide_tokenizer *tok)
@@ -49,7 +51,7 @@ int tide__work_fail(tide__work *w, int status, const char *fmt, ...)
 {
   va_list args;
   va_start(args, fmt);
-  vsnprintf(w->message, sizeof w->message, fmt, args);
+  k_format(w->message, sizeof w->message, fmt, args);
   va_end(args);
   return w->status = status;
 }
