@@ -14,13 +14,12 @@
 #ifndef TIDE_LUA_H
 #define TIDE_LUA_H
 
-#include <lua.h>
-
 #include "tide/tide.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+#include <lua.h> /* has no C linkage of its own */
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
 #endif
