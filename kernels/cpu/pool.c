@@ -4,10 +4,14 @@
  * nthread and the number of processors) takes them. One thread, one piece, or a call from inside
  * another loop runs inline and never enters OpenMP.
  *
+ * libgomp ends the process if it cannot start a thread. So plain threads try first whether a team
+ * can be larger than those before it.
+ *
  * Each thread sets flush-to-zero for its body and restores its state.
  */
 #include "kernels/cpu/pool.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -86,16 +90,54 @@ static void run_inline(int64_t n, tide__pool_fn fn, void *arg)
 
 #ifdef _OPENMP
 
+/* The largest team of the calling thread, as libgomp has a pool for each thread that starts teams. */
+static _Thread_local struct {
+  int size;     /* with the caller; 0 before the first */
+  bool is_full; /* the system has refused a thread */
+} largest;
+
+static void *wait_for_release(void *gate)
+{
+  pthread_mutex_lock(gate);
+  pthread_mutex_unlock(gate);
+  return NULL;
+}
+
+/* Returns how many of n threads, at most 2048, the system starts side by side. */
+static int startable(int n)
+{
+  pthread_t thread[2048];
+  pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+  int started = 0;
+  pthread_mutex_lock(&gate);
+  while (started < n && !pthread_create(&thread[started], NULL, wait_for_release, &gate)) started++;
+  pthread_mutex_unlock(&gate);
+  for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
+  return started;
+}
+
+/* Returns the size of a team that is to have n threads. There must be room for twice as many: what
+ * has ended counts for some time, here and where libgomp ends threads that a smaller team leaves
+ * over. */
+static int allowed(int n)
+{
+  if (n > largest.size && !largest.is_full) {
+    int had = largest.size > 1 ? largest.size : 1, room = startable(2 * (n - had));
+    largest.is_full = room < 2 * (n - had);
+    largest.size = had + room / 2;
+  }
+  return n < largest.size ? n : largest.size;
+}
+
 /* Returns the number of threads for `piece` pieces of work; 1 means inline. */
 static int team_size(int nthread, int64_t piece)
 {
   if (nthread <= 1 || piece <= 1 || omp_in_parallel()) return 1;
   int nproc = omp_get_num_procs();
-  int64_t n = piece < nthread ? piece : nthread;
-  if (n > nproc) n = nproc;
+  int most = nthread < nproc ? nthread : nproc, n = allowed(piece < most ? (int)piece : most);
   if (n > 1 && !atomic_load_explicit(&pool_owner, memory_order_relaxed))
     atomic_store_explicit(&pool_owner, getpid(), memory_order_relaxed);
-  return (int)n;
+  return n;
 }
 
 #endif
