@@ -150,11 +150,11 @@ end
 -- error that a hook raises again is raised here.
 local function run_line(fn, gift)
    return pack(as_line(function()
-      local r = pack(xpcall(function()
+      local ran = pack(xpcall(function()
          local r = pack(fn(gift))
          return unpack(r, 1, r.n)
       end, traceback))
-      return unpack(r, 1, r.n)
+      return unpack(ran, 1, ran.n)
    end))
 end
 
