@@ -66,7 +66,7 @@ static bool is_repeat(void)
 
 /* Ends the prompt as the signal does by default. A program in the background that sets the terminal
  * would be stopped. */
-static void end_prompt(int sig)
+static void end_as_default(int sig)
 {
   static const char no_paste[] = "\033[?2004l\r\n";
   if (has_terminal && tcgetpgrp(STDIN_FILENO) == getpgrp()) {
@@ -81,7 +81,7 @@ static void end_prompt(int sig)
 static void act_on(int sig)
 {
   if (at_prompt && sig == SIGTERM && placed_rank < 0) {
-    end_prompt(sig);
+    end_as_default(sig);
     return;
   }
   if (at_prompt && (sig == SIGINT || sig == SIGUSR1)) {

@@ -90,7 +90,7 @@ static void run_inline(int64_t n, tide__pool_fn fn, void *arg)
 
 #ifdef _OPENMP
 
-/* The largest team of the calling thread, as libgomp has a pool for each thread that starts teams. */
+/* The largest team of the calling thread: libgomp has a pool for each thread that starts teams. */
 static _Thread_local struct {
   int size;     /* with the caller; 0 before the first */
   bool is_full; /* the system has refused a thread */

@@ -8,7 +8,7 @@
 /* Does what vsnprintf does in the locale "C". That locale exists always: newlocale does not
  * allocate it. uselocale changes the calling thread only. */
 __attribute__((format(printf, 3, 0)))
-static inline int k_format(char *buf, size_t n, const char *format, va_list args)
+static inline int tide__format(char *buf, size_t n, const char *format, va_list args)
 {
   locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
   locale_t before = uselocale(c);
