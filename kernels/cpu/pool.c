@@ -13,6 +13,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "kernels/flush.h"
@@ -103,16 +104,18 @@ static void *wait_for_release(void *gate)
   return NULL;
 }
 
-/* Returns how many of n threads, at most 2048, the system starts side by side. */
+/* Returns how many of n threads the system starts side by side. */
 static int startable(int n)
 {
-  pthread_t thread[2048];
   pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+  pthread_t *thread = malloc((size_t)n * sizeof *thread);
   int started = 0;
+  if (!thread) return 0;
   pthread_mutex_lock(&gate);
   while (started < n && !pthread_create(&thread[started], NULL, wait_for_release, &gate)) started++;
   pthread_mutex_unlock(&gate);
   for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
+  free(thread);
   return started;
 }
 
