@@ -461,6 +461,19 @@ describe('the tide program', function()
       assert.equal(1, times)
    end)
 
+   it('reads a pipe once, for one rank', function()
+      local code, out = run('run /dev/stdin <<E\nprint(7)\nE', '')
+      assert.equal('7\n', out)
+      assert.equal(0, code)
+      for _, options in ipairs { '-n 2', '--max-restarts 1' } do
+         local err
+         code, out, err = run(('run %s /dev/stdin </dev/null'):format(options), '')
+         assert.equal('', out)
+         assert.equal(2, code)
+         assert.matches("^tide: run: '/dev/stdin' is no regular file, [^\n]*\n$", err)
+      end
+   end)
+
    it('explains itself', function()
       for _, command in ipairs { 'help', 'help run', 'help repl', 'help errors', 'help ops',
          'version', 'params' } do
