@@ -206,8 +206,8 @@ static int check_read_once(const run_options *o, mode_t mode)
 {
   bool often = o->nrank > 1 || o->nproc > 0 || o->max_restarts > 0 || cli_is_placed();
   if (!often || S_ISREG(mode)) return 0;
-  fprintf(stderr, "tide: run: '%s' is no regular file, and several ranks or attempts would read it; "
-          "write the recipe to a file\n", o->recipe);
+  fprintf(stderr, "tide: run: '%s' is no regular file, and several ranks or attempts would read "
+          "it; write the recipe to a file\n", o->recipe);
   return EXIT_USAGE;
 }
 
