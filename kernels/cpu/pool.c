@@ -7,7 +7,8 @@
  * libgomp ends the process if it cannot start a thread. So plain threads try first whether a team
  * can be larger than those before it.
  *
- * Each thread sets flush-to-zero for its body and restores its state.
+ * Each thread sets its floating-point state for its body and restores the caller's: denormals are
+ * flushed, rounding is to nearest, nothing traps. A host may have set another state.
  */
 #include "kernels/cpu/pool.h"
 
@@ -25,16 +26,16 @@
 #include <immintrin.h>
 #endif
 
-/* ---- denormals ---- */
+/* ---- floating-point state ---- */
 
 #if defined(__x86_64__)
 
-enum { FLUSH = 0x8040 }; /* FTZ and DAZ */
+enum { FLUSH = 0x8040, QUIET = 0x1f80, ROUND = 0x6000 }; /* FTZ and DAZ; masks; rounding mode */
 
 static unsigned flush_begin(void)
 {
-  unsigned old = _mm_getcsr();
-  if ((old & FLUSH) != FLUSH) _mm_setcsr(old | FLUSH);
+  unsigned old = _mm_getcsr(), own = (old & ~(unsigned)ROUND) | FLUSH | QUIET;
+  if (own != old) _mm_setcsr(own);
   return old;
 }
 
@@ -46,11 +47,14 @@ static void flush_end(unsigned old)
 
 #elif defined(__aarch64__)
 
+/* FZ; the traps; the rounding mode */
+enum { FLUSH = 1 << 24, TRAPS = 0x9f00, ROUND = 3 << 22 };
+
 static unsigned flush_begin(void)
 {
-  uint64_t old;
+  uint64_t old, kept = ~(uint64_t)(TRAPS | ROUND);
   __asm__ volatile("mrs %0, fpcr" : "=r"(old));
-  __asm__ volatile("msr fpcr, %0" : : "r"(old | (1u << 24)));
+  __asm__ volatile("msr fpcr, %0" : : "r"((old & kept) | FLUSH));
   return (unsigned)old;
 }
 
