@@ -1,7 +1,6 @@
 /* The way of a text through the steps. */
 #include "core/text/text.h"
-
-#include <stdarg.h>
+#include "core/base/format.h"
 
 enum { CACHE = 1 << 15 };
 
@@ -49,7 +48,7 @@ int tide__work_fail(tide__work *w, int status, const char *fmt, ...)
 {
   va_list args;
   va_start(args, fmt);
-  vsnprintf(w->message, sizeof w->message, fmt, args);
+  tide__format(w->message, sizeof w->message, fmt, args);
   va_end(args);
   return w->status = status;
 }

@@ -13,9 +13,9 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
 
 #include "core/base/dtype.h"
+#include "core/base/format.h"
 #include "kernels/kernel.h"
 
 static inline double ref_get(const k_tensor *t, int64_t at)
@@ -160,7 +160,7 @@ static inline int ref_fail(const k_call *call, int status, const char *format, .
   va_list args;
   if (!call->msg) return status;
   va_start(args, format);
-  vsnprintf(call->msg, K_MSG, format, args);
+  tide__format(call->msg, K_MSG, format, args);
   va_end(args);
   return status;
 }

@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <fenv.h>
 #include <math.h>
 #include <signal.h>
 #include <unistd.h>
@@ -436,6 +437,45 @@ static void memory_line(void **state)
   assert_true(told > 0);
 }
 
+/* Numbers of ops that divide by 0 and round, over several threads. */
+static void numbers(tide_ctx *ctx, float *out, int64_t n)
+{
+  tide_tensor *x, *zero, *y, *bad;
+  OK(ctx, tide_full(&x, ctx, TIDE_DEV_CPU, TIDE_F32, 1, &n, 0.1));
+  OK(ctx, tide_full(&zero, ctx, TIDE_DEV_CPU, TIDE_F32, 1, &n, 0));
+  OK(ctx, tide_exp(&y, x));
+  OK(ctx, tide_mul(&bad, y, x));
+  OK(ctx, tide_to_bytes(bad, out, (size_t)n * sizeof *out));
+  tide_tensor_release(bad);
+  OK(ctx, tide_div(&bad, zero, zero));
+  tide_tensor *const all[] = {x, zero, y, bad};
+  for (size_t i = 0; i < LENGTH(all); i++) tide_tensor_release(all[i]);
+}
+
+/* A host that rounds upwards or traps gets the same numbers, and keeps its state. */
+static void floating_point_of_the_host(void **state)
+{
+  enum { N = 1 << 17 };
+  static float want[N], got[N];
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  numbers(ctx, want, N);
+  assert_int_equal(fesetround(FE_UPWARD), 0);
+  numbers(ctx, got, N);
+  assert_int_equal(fegetround(), FE_UPWARD);
+  fesetround(FE_TONEAREST);
+  assert_memory_equal(got, want, sizeof want);
+#ifdef __GLIBC__
+  feclearexcept(FE_ALL_EXCEPT);
+  feenableexcept(FE_DIVBYZERO | FE_INVALID);
+  numbers(ctx, got, N);
+  assert_int_equal(fegetexcept(), FE_DIVBYZERO | FE_INVALID);
+  fedisableexcept(FE_ALL_EXCEPT);
+  assert_memory_equal(got, want, sizeof want);
+#endif
+  close_ctx(ctx);
+}
+
 static void many_contexts(void **state)
 {
   (void)state;
@@ -459,6 +499,7 @@ int main(void)
     cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
     cmocka_unit_test(manners),      cmocka_unit_test(many_contexts),
     cmocka_unit_test(lines),        cmocka_unit_test(memory_line),
+    cmocka_unit_test(floating_point_of_the_host),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -61,7 +61,8 @@ enum { TIDE_DEV_REF = 0, TIDE_DEV_CPU = 1, TIDE_DEV_CUDA = 2, TIDE_DEV_NULL = 3,
 
 enum { TIDE_LOG_ERROR = 0, TIDE_LOG_WARN = 1, TIDE_LOG_INFO = 2, TIDE_LOG_DEBUG = 3 };
 
-/* Host options. Fill with tide_opts_init; null members mean the default. */
+/* Host options. Fill with tide_opts_init; null members mean the default. A hook returns: a C++
+ * exception or a longjmp that leaves one is undefined behaviour, here and in tide_give. */
 typedef struct tide_opts {
   uint32_t size;
   int32_t  nthread;   /* threads for kernels, 1 to 1024; 0: every core that the process may use */

@@ -133,10 +133,11 @@ local function traceback(e)
    return #kept > 4 and table.concat(kept, '\n') or e
 end
 
--- Sets, for the host of the state, whether a line runs, which Ctrl-C then stops.
-local function busy(on)
+-- Calls fn, an xpcall, as a line that Ctrl-C stops, where the host of the state knows of it.
+local function as_line(fn)
    local host = package.loaded['tide.host']
-   if type(host) == 'table' and host.busy then host.busy(on) end
+   if type(host) == 'table' and host.line then return host.line(fn) end
+   return fn()
 end
 
 -- Clears an interrupt that has stopped no op.
@@ -145,16 +146,15 @@ local function clear_interrupt(env)
    if tide and tide.default then tide.default():interrupted() end
 end
 
--- Runs fn(gift) as a line of the prompt, and returns what xpcall returns, as a list.
+-- xpcall of fn(gift) as a line of the prompt. No tail calls: a traceback ends at this file, and an
+-- error that a hook raises again is raised here.
 local function run_line(fn, gift)
-   return pack(xpcall(function()
-      busy(true)
-      local r = pack(fn(gift))
-      busy(false)
-      return unpack(r, 1, r.n)
-   end, function(e)
-      busy(false)
-      return traceback(e)
+   return pack(as_line(function()
+      local ran = pack(xpcall(function()
+         local r = pack(fn(gift))
+         return unpack(r, 1, r.n)
+      end, traceback))
+      return unpack(ran, 1, ran.n)
    end))
 end
 
