@@ -244,8 +244,8 @@ local function export_adapters(job, opt, folder)
    end
 end
 
--- Writes the checkpoint as a published folder, or the adapters of it, on one rank. Where PEFT has no
--- names for the adapters of a family, the published folder has them merged.
+-- Writes the checkpoint as a published folder, or the adapters of it, on one rank. Where PEFT has
+-- no names for the adapters of a family, the published folder has them merged.
 function chats.export(job, opt, folder, model)
    if not job.first then return end
    local tide = require 'tide'
