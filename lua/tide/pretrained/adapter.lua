@@ -121,8 +121,8 @@ local function write(op, dir, plain, read, magnitude, o)
    local description = plain.adapter
    if not description then err.raise('E_STATE', op, 'the model has no adapters') end
    err.raise_if(not adapter._has_names(plain.family), 'E_UNSUPPORTED', op, 'published files of '
-      .. 'GPT-2 keep several layers in one tensor, so adapters of single layers have no name there; '
-      .. 'write the merged model with tide.model.save or export')
+      .. 'GPT-2 keep several layers in one tensor, so adapters of single layers have no name '
+      .. 'there; write the merged model with tide.model.save or export')
    local all = plain.family and paths_of(op, plain) or description.modules
    fs.mkdirs(op, dir)
    tide.scope(function()
