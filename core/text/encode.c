@@ -172,8 +172,9 @@ static tide__view view_of(const tide__work *w, const tide__made *m)
                       .from = align ? m->from.p : NULL, .to = align ? m->to.p : NULL};
 }
 
-/* Applies a step that changes text to every span. */
-static int change(tide__work *w, const tide__step *step, tide__view *v, bool first, tide__made *m,
+/* Applies a step that changes text to every span. *first: the first span begins the text; cleared
+ * where nothing is left of it. */
+static int change(tide__work *w, const tide__step *step, tide__view *v, bool *first, tide__made *m,
                   const tide__vec *in, tide__vec *out)
 {
   const tide__span *spans = in->p;
@@ -182,11 +183,24 @@ static int change(tide__work *w, const tide__step *step, tide__view *v, bool fir
   out->n = 0;
   for (size_t i = 0; i < n; i++) {
     tide__span s = {(int32_t)m->text.n, 0};
-    TIDE_TRY(tide__transform(w, step, v, spans[i], first && i == 0, m));
+    TIDE_TRY(tide__transform(w, step, v, spans[i], *first && i == 0, m));
     s.to = (int32_t)m->text.n;
+    if (i == 0 && s.to == s.from) *first = false;
     if (s.to > s.from && !tide__vec_add(out, &s, sizeof s)) return tide__work_nomem(w);
   }
   *v = view_of(w, m);
+  return TIDE_OK;
+}
+
+/* Cuts every span. *first as in change. */
+static int cut_spans(tide__work *w, const tide__step *step, const tide__view *v, bool *first,
+                     const tide__vec *in, tide__vec *out)
+{
+  const tide__span *spans = in->p;
+  size_t n = in->n / sizeof *spans;
+  out->n = 0;
+  for (size_t i = 0; i < n; i++) TIDE_TRY(tide__split(w, step, v, spans[i], out));
+  if (out->n && ((tide__span *)out->p)->from != spans->from) *first = false;
   return TIDE_OK;
 }
 
@@ -202,12 +216,9 @@ static int run_stage(tide__work *w, int stage, tide__view *v, tide__span span, b
   for (int i = 0; i < tok->nstep[stage]; i++) {
     const tide__step *step = &tok->steps[stage][i];
     if (step->kind == TIDE_STEP_SPLIT) {
-      out->n = 0;
-      size_t n = in->n / sizeof(tide__span);
-      for (size_t j = 0; j < n; j++)
-        TIDE_TRY(tide__split(w, step, v, ((tide__span *)in->p)[j], out));
+      TIDE_TRY(cut_spans(w, step, v, &first, in, out));
     } else {
-      TIDE_TRY(change(w, step, v, first, &w->made[2 * stage + turn], in, out));
+      TIDE_TRY(change(w, step, v, &first, &w->made[2 * stage + turn], in, out));
       turn = !turn;
     }
     tide__vec *t = in;

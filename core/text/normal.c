@@ -68,20 +68,17 @@ static int replace(tide__work *w, const tide__step *step, const tide__view *v, t
                    tide__made *m)
 {
   const char *text = v->p + span.from;
-  int32_t n = span.to - span.from, at = 0, last = 0, base = span.from;
+  int32_t n = span.to - span.from, last = 0, ended = -1, base = span.from;
   bool around = step->mode & TIDE_REPLACE_SURROUND, ok = true;
-  while (ok && at <= n) {
-    tide__span f;
-    int rc = tide__find(w, step, text, n, at, &f);
+  tide__span f;
+  for (int rc; ok && (rc = tide__find_next(w, step, text, n, last, ended, &f));) {
     if (rc < 0) return rc;
-    if (rc == 0) break;
-    ok = ok && tide__made_copy(w, m, v, base + last, base + f.from) &&
+    ok = tide__made_copy(w, m, v, base + last, base + f.from) &&
          tide__made_put(w, m, v, base + f.from, base + f.to, step->with, (size_t)step->nwith);
     if (around)
       ok = ok && tide__made_copy(w, m, v, base + f.from, base + f.to) &&
            tide__made_put(w, m, v, base + f.to, base + f.to, step->with, (size_t)step->nwith);
-    last = f.to;
-    at = f.to > f.from ? f.to : f.to < n ? f.to + tide__char_size(text + f.to) : n + 1;
+    last = ended = f.to;
   }
   return ok && tide__made_copy(w, m, v, base + last, span.to) ? TIDE_OK : tide__work_nomem(w);
 }

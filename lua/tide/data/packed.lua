@@ -226,7 +226,7 @@ local function rows_of(self, epoch)
    local rows = lay_rows(self, self.cu, order, self.source)
    if #rows > 0 then return rows end
    err.raise('E_ARG', 'data.packed', 'no label of the documents counts within seq (%d tokens); '
-      .. "give a larger seq, or long = 'split'", self.seq)
+      .. 'give a larger seq%s', self.seq, self.together == 1 and ", or long = 'split'" or '')
 end
 
 -- Returns all rows of the documents in their order, of those that are held out with is_val: each

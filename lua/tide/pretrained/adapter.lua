@@ -113,13 +113,16 @@ local function norms_of(W)
    return (W * W):sum(2):sqrt()
 end
 
+-- Returns whether published files of a family have a name for each layer with adapters.
+function adapter._has_names(name) return name ~= 'gpt2' end
+
 -- Writes the adapters that read(name) gives. magnitude(path): of DoRA, as PEFT keeps it.
 local function write(op, dir, plain, read, magnitude, o)
    local description = plain.adapter
    if not description then err.raise('E_STATE', op, 'the model has no adapters') end
-   err.raise_if(plain.family == 'gpt2', 'E_UNSUPPORTED', op, 'published files of GPT-2 keep '
-      .. 'several layers in one tensor, so adapters of single layers have no name there; write the '
-      .. 'merged model with tide.model.save or export')
+   err.raise_if(not adapter._has_names(plain.family), 'E_UNSUPPORTED', op, 'published files of '
+      .. 'GPT-2 keep several layers in one tensor, so adapters of single layers have no name '
+      .. 'there; write the merged model with tide.model.save or export')
    local all = plain.family and paths_of(op, plain) or description.modules
    fs.mkdirs(op, dir)
    tide.scope(function()

@@ -62,7 +62,8 @@ end
 local function description(pieces, ranks, regex)
    return { model = 'BPE', pieces = pieces, ranks = ranks, normal = {}, added = {},
       flags = { bytes = true, ignore_merges = true }, before = {}, after = {},
-      words = { { kind = 'split', mode = { Isolated = true }, what = pattern.translate(regex) } },
+      words = { { kind = 'split', mode = { Isolated = true },
+         what = pattern.translate(regex, true) } },
       decoder = decoder.compile { type = 'ByteLevel' } }
 end
 

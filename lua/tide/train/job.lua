@@ -269,11 +269,12 @@ end
 -- Returns the mesh and the options of parallel.plan that the command line asks for.
 function Job:mesh() return plan_options.read(self.opt, self.world.size, self.opt.plan) end
 
--- Sets the steps of a recipe with --epochs, each of `rows` rows, unless --steps gives them or the
--- run is resumed.
+-- Sets the steps of a recipe with --epochs, each of `rows` rows, unless --steps gives them (0 does
+-- not) or the run is resumed.
 function Job:settle_epochs(rows)
    local opt, given = self.opt, self.given
-   if given.steps or self.resumed and not given.epochs then return end
+   local asked = given.epochs or given.steps and opt.steps == 0
+   if given.steps and opt.steps > 0 or self.resumed and not asked then return end
    opt.steps = math.max(1, math.ceil(opt.epochs * rows / opt.batch))
    settle_schedule(self)
 end
