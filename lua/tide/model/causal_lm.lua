@@ -1,9 +1,9 @@
 -- CausalLM: what language models have in common around their layers: a head that may be
 -- the embedding, logits, and a loss that never makes them.
 --
--- A family says how ids become final hidden states (`hidden`), whether it can do so for some tokens
--- alone (`picks_rows`), which options say where they lie (`at_fields`) and which embedding a tied
--- head is (`embedding`); the rest is here.
+-- A family says how ids, or embeddings in their place, become final hidden states (`hidden`),
+-- whether it can do so for some tokens alone (`picks_rows`), which options say where they lie
+-- (`at_fields`) and which embedding a tied head is (`embedding`); the rest is here.
 -- Tensor parallelism wraps `head_logits` and `head_loss`, which keep the vocabulary in parts then.
 
 local tide = require 'tide'
@@ -20,7 +20,10 @@ local spread = require 'tide.nn.spread'
 local Module = nn.Module
 
 local CausalLM = class('CausalLM', Module)
+
 CausalLM.mixes = false
+
+local floats = { f32 = true, f64 = true, bf16 = true, f16 = true }
 
 -- op: the name that errors carry; c: the complete configuration; unused: names of fields of the
 -- file that change nothing.
@@ -42,10 +45,14 @@ end
 -- The weight of the output projection, tied or not.
 function CausalLM:head() return self.lm_head and self.lm_head.weight or self:embedding().weight end
 
--- Refuses anything but a tensor [batch, tokens].
+-- Refuses anything but ids, a tensor [batch, tokens], or embeddings of the width of the model in
+-- their place, a tensor [batch, tokens, hidden_size].
 function CausalLM:check_ids(ids)
-   err.arg_if(not tide.is_tensor(ids) or ids.ndim ~= 2, self.op, 'ids', 'a tensor [batch, tokens]',
-      ids)
+   local C = self.config.hidden_size
+   local fits = tide.is_tensor(ids) and (ids.ndim == 2
+      or ids.ndim == 3 and ids:size(3) == C and floats[ids.dtype])
+   err.arg_if(not fits, self.op, 'ids', ('a tensor [batch, tokens], or embeddings [batch, tokens, '
+      .. '%d]'):format(C), ids)
 end
 
 -- Labels of other rows and columns have as many numbers when they are transposed; one dim is a
@@ -97,8 +104,10 @@ local function last_token(x)
    return n > 1 and private.replace(x, x:slice(2, n, n):contiguous()) or x
 end
 
--- Logits [B, T, V]; with opts.last_only those of the last token, [B, 1, V], which generation needs.
--- Before the head, unless this rank has a part of the sequence there.
+-- Logits [B, T, V] of ids [B, T], or of embeddings [B, T, C] in their place, which get gradients
+-- and pass by the embedding and its scale (Granite's multiplier counts); with opts.last_only those
+-- of the last token, [B, 1, V], which generation needs. Before the head, unless this rank has a
+-- part of the sequence there.
 function CausalLM:forward(ids_BT, opts)
    local last_only = type(opts) == 'table' and opts.last_only
    if last_only then
@@ -295,6 +304,8 @@ local function whole_numel(model)
    end
    return n
 end
+
+CausalLM._whole_numel = whole_numel
 
 -- Those of them that multiply something for each token.
 function CausalLM:multiplying()
