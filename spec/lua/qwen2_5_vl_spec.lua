@@ -155,6 +155,55 @@ describe('qwen2_5_vl', function()
       end
    end)
 
+   it('writes adapters under the names of modules in transformers, and reads them', function()
+      local model = case.model 'image'
+      tide.nn.lora.attach(model, { rank = 2, seed = 3,
+         targets = 'visual.blocks.*.attn.proj|v_proj' })
+      tide.no_grad(function()
+         for i, e in ipairs(model:named_parameters()) do
+            if e.name:find 'lora_B' then e.param:fill_(0.1 * i) end
+         end
+      end)
+      tmp.with(function(dir)
+         tide.model.save_adapter(model, dir)
+         local config = fs.read_json('spec', dir .. '/adapter_config.json')
+         assert.same({ 'model.visual.blocks.0.attn.proj', 'model.visual.blocks.1.attn.proj',
+            'model.language_model.layers.0.self_attn.v_proj',
+            'model.language_model.layers.1.self_attn.v_proj' }, config.target_modules)
+         local tensors = tide.train.checkpoint.tensors(dir .. '/adapter_model.safetensors')
+         for _, name in ipairs { 'language_model.layers.1.self_attn.v_proj.lora_B',
+            'visual.blocks.1.attn.proj.lora_A' } do
+            assert.is_not_nil(tensors['base_model.model.model.' .. name .. '.weight'])
+         end
+         local again, n = case.model 'image', case.numbers 'image'
+         tide.model.load_adapter(again, dir)
+         local o = call_of('image', n)
+         assert.equal(0, far(again(n.ids, o), model(n.ids, o)))
+      end)
+   end)
+
+   it('refuses a file of more layers, or wider ones, than its weights have', function()
+      tmp.with(function(dir)
+         tide.model.save(case.model 'image', dir .. '/out')
+         for words, change in each {
+            ["field 'vision_config.depth' says 100000 layers, the weights have"] = function(c)
+               c.vision_config.depth = 1e5
+            end,
+            ["field 'text_config.num_hidden_layers' says 100000 layers"] = function(c)
+               c.text_config.num_hidden_layers = 1e5
+            end,
+            ["field 'vision_config.hidden_size' is 1e+15"] = function(c)
+               c.vision_config.hidden_size = 1e15
+            end,
+         } do
+            local config = case.config 'image'
+            change(config)
+            fs.write('spec', dir .. '/out/config.json', tide.json.encode(config))
+            assert.matches(words, raised(tide.model.load, dir .. '/out').message, 1, true)
+         end
+      end)
+   end)
+
    it('says what does not fit, and what to do', function()
       local model, n = case.model 'image', case.numbers 'image'
       local o = case.images 'image'

@@ -74,9 +74,12 @@ VL.family = copy(Qwen2.family)
 copy({
    op = op, fields = fields, complete = complete,
    defaults = { max_position_embeddings = 32768, rope_theta = 1e6, rms_norm_eps = 1e-5 },
-   -- names of files of transformers 5 in memory
+   -- names of modules in transformers: the reverse of peft
    rename = function(name)
       return (name:gsub('^model%.visual%.', 'visual.'):gsub('^model%.language_model%.', 'model.'))
+   end,
+   peft = function(name)
+      return (name:gsub('^model%.', 'model.language_model.'):gsub('^visual%.', 'model.visual.'))
    end,
 }, VL.family)
 
