@@ -106,4 +106,18 @@ describe('qwen2_5_vl over ranks', function()
          end)
       end)
    end
+
+   it('needs the places of images that whole rows show, where tokens are cut', function()
+      ranks.fail(2, function()
+         local t = require 'tide'
+         local case_ = require 'spec.lua.vlm_case'
+         local copy = require 'tide.util.copy'
+         local model = case_.model 'image'
+         local handle = t.parallel.cp.attach(model, require('tide.comm').world())
+         local n, o = case_.numbers 'image', case_.images 'image'
+         local mine = handle:cut { ids = n.ids }
+         model(mine.ids, copy({ context = mine.context, positions = mine.positions }, o))
+      end, "argument 'feature_rows': expected this rank's part of those of whole rows, beside a "
+         .. 'context: cut a batch that model:placed(batch) completed (handle:cut does so)')
+   end)
 end)

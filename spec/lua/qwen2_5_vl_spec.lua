@@ -132,6 +132,11 @@ describe('qwen2_5_vl', function()
       end
       local y = model(tide.tensor({ packed }, { dtype = 'i64' }), copy(o, {
          attention_mask = tide.tensor({ docs }, { dtype = 'i64' }) }))
+      local context, batch = tide.parallel.cp.make_cp_batch_and_ctx(nil, {
+         ids = tide.tensor({ packed }, { dtype = 'i64' }),
+         labels = tide.tensor({ packed }, { dtype = 'i64' }),
+         packed_seq_ids = tide.tensor({ docs }, { dtype = 'i64' }) })
+      assert.equal(0, far(y, model(batch.ids, copy(o, { context = context }))))
       local each_ = model(n.ids, copy(o, { attention_mask = n.mask }))
       local T = n.ids:size(2)
       for b, part in ipairs(parts) do
@@ -234,6 +239,12 @@ describe('qwen2_5_vl', function()
             message(n.ids, { second_per_grid_ts = { 1 } }),
          ['feature_rows: expected [1, 13] as ids, got [1, 3]'] = message(n.ids, {
             feature_rows = text }),
+         ["argument 'attention_mask': expected an integer or bool tensor [B, T]"] = message(n.ids,
+            { attention_mask = { 1 } }),
+         ["argument 'context': expected a context of parallel.cp, got 3"] = message(n.ids,
+            { context = 3 }),
+         ["argument 'pixel_values': expected a tensor [N, P] of f32"] = message(n.ids,
+            { pixel_values = o.pixel_values:to 'i64' }),
       } do
          assert.matches(words, said, 1, true)
       end

@@ -162,9 +162,8 @@ Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 -- from 1, in place of an index; positions (three rows of them where rope_scaling has an
 -- mrope_section); caches, one table a layer, for generation; context, of a
 -- sequence of which ids are this rank's part (parallel.cp).
-local function placement(self, opts, ids)
+local function placement(self, opts, ids, context)
    local op = self.op
-   local context = nn.context.of(op, opts, ids)
    local sequence = opts.sequence
    local of_mask = mask_.of_call(op, opts, ids, context)
    local index = opts.q_index or opts.index
@@ -191,8 +190,8 @@ end
 
 -- Returns what the body reads of ids, or of given embeddings: the same. A family that replaces some
 -- embeddings by features of images does it here. opts: those of the call, read, which this may
--- complete.
-function Backbone:_inputs(ids, _) return ids end
+-- complete; context: theirs, nil without one or for null.
+function Backbone:_inputs(ids, _, _) return ids end
 private.note(Backbone._inputs)
 
 -- Refuses embeddings of whole rows where layers have a part of them.
@@ -210,9 +209,10 @@ function Backbone:hidden(ids, opts, rows)
    err.arg_if(rows ~= nil and not tide.is_tensor(rows), self.op, 'rows', 'an index tensor [K]',
       rows)
    opts = self._read_place(self.op, opts)
-   local x = self:_inputs(ids, opts)
+   local context = nn.context.of(self.op, opts, ids)
+   local x = self:_inputs(ids, opts, context)
    check_parts(self, x)
-   local at = placement(self, opts, ids)
+   local at = placement(self, opts, ids, context)
    at.last_rows = rows
    return self[self.form.body](x, at)
 end

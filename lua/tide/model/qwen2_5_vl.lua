@@ -16,6 +16,7 @@ local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local grid_ = require 'tide.model.vision_grid'
+local mask_ = require 'tide.nn.mask'
 local private = require 'tide.util.private'
 local published = require 'tide.model.published'
 local signature = require 'tide.util.signature'
@@ -141,9 +142,10 @@ function VL:multiplying() return CausalLM.multiplying(self) - CausalLM._whole_nu
 -- ---- images of a call --------------------------------------------------------------------------
 
 local of_images = {
-   'pixel_values: tensor? [N, P] -- patches of all images, as image processors make them',
+   'pixel_values: tensor? [N, P] of f32, f64, bf16, f16 -- patches of all images, as image '
+      .. 'processors make them',
    'image_grid_thw: any? -- frames, rows and columns of patches of each image, [images, 3]',
-   'pixel_values_videos: tensor? [M, P] -- those of all videos',
+   'pixel_values_videos: tensor? [M, P] of f32, f64, bf16, f16 -- those of all videos',
    'video_grid_thw: any? -- frames, rows and columns of patches of each video, [videos, 3]',
    'second_per_grid_ts: any? -- seconds from frame to frame of each video; 1 by default',
    'where (pixel_values ~= nil) == (image_grid_thw ~= nil) -- pixel_values and image_grid_thw: '
@@ -181,9 +183,11 @@ end
 
 -- Returns the document numbers [B or 1, T] of a call, as lists; nil without any.
 local function documents_of(o)
-   local mask, index = o.attention_mask, o.q_index or o.index
-   if mask == nil and index then mask = index:select(3, 1):to 'i64' + 1 end
-   return mask ~= nil and mask:to('i64'):tolist() or nil
+   local index = o.q_index or o.index
+   if o.attention_mask ~= nil then
+      index = mask_.index(op, 'attention_mask', o.attention_mask)
+   end
+   return index and (index:select(3, 1):to 'i64' + 1):tolist() or nil
 end
 
 -- Returns what ids [B, T] and the grids of a call say, for vision_grid.
@@ -287,9 +291,8 @@ end
 
 -- Returns the features [F, C] of a call; nil without images. A model that is sharded runs the tower
 -- in every call, on nothing where there is nothing, since its ranks gather weights together.
-local function features_of(self, o)
+local function features_of(self, o, context)
    local patches, grids = patches_of(self, o)
-   local context = o.context
    if patches and context and context.size > 1 then return shared(self, patches, grids, context) end
    if patches then return self.visual(patches, grids) end
    if not spread.of(self).inside then return nil end
@@ -300,11 +303,7 @@ end
 -- Returns the rows of the features that tokens stand for, i64 [B, T], checked.
 local function rows_of(self, ids, o)
    local rows = o.feature_rows
-   if rows == nil then
-      err.arg_if(o.context and not o.context.null and o.context.size > 1, op, 'feature_rows',
-         "this rank's part of those that model:feature_rows gives, beside a context", nil)
-      return features_index(self, ids, o)
-   end
+   if rows == nil then return features_index(self, ids, o) end
    err.raise_if(rows:size(1) ~= ids:size(1) or rows:size(2) ~= ids:size(2), 'E_SHAPE', op,
       'feature_rows: expected [%d, %d] as ids, got [%d, %d]', ids:size(1), ids:size(2),
       rows:size(1), rows:size(2))
@@ -335,21 +334,31 @@ local function joined(self, ids, rows, features)
    return all:index_select(1, from):reshape(B, T, C)
 end
 
+-- Refuses images beside what shows no place for them: embeddings, and a part of a row without the
+-- numbers that the whole row gives.
+local function check_images(ids, o, context)
+   err.arg_if(ids.ndim ~= 2, op, 'ids', 'ids beside images: embeddings have their features already',
+      ids)
+   for _, name in ipairs(context and context.size > 1 and { 'positions', 'feature_rows' } or {}) do
+      err.arg_if(o[name] == nil, op, name, "this rank's part of those of whole rows, beside a "
+         .. 'context: cut a batch that model:placed(batch) completed (handle:cut does so)', nil)
+   end
+end
+
 -- See Backbone._inputs. Completes the positions.
-function VL:_inputs(ids, o)
+function VL:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
-   local features = features_of(self, o)
-   err.arg_if(has and ids.ndim ~= 2, op, 'ids', 'ids beside images: embeddings have their features '
-      .. 'already', ids)
-   if not has then check_text(self, ids, o) end
+   if has then check_images(ids, o, context) else check_text(self, ids, o) end
+   local features = features_of(self, o, context)
    if not features then return ids end
    if ids.ndim == 3 then return ids + features:narrow(1, 1, 0):sum():to(ids.dtype) end
-   local rows = has and rows_of(self, ids, o) or nil
-   if has and o.positions == nil then
-      err.arg_if(o.context and not o.context.null and o.context.size > 1, op, 'positions',
-         "this rank's part of those that model:rope_index gives, beside a context", nil)
-      o.positions = positions_of(self, ids, o)
+   local where = o
+   if context and context.size == 1 then
+      where = copy({ index = context:q_index(ids.device) }, copy(o))
+      where.attention_mask = nil
    end
+   local rows = has and rows_of(self, ids, where) or nil
+   if has and o.positions == nil then o.positions = positions_of(self, ids, where) end
    return joined(self, ids, rows, features)
 end
 private.note(VL._inputs)
