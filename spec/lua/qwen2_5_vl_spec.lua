@@ -146,7 +146,15 @@ describe('qwen2_5_vl', function()
       end
    end)
 
-   it('takes features by LoRA of chosen parts', function()
+   it('multiplies in FP8 in the text alone', function()
+      for _, e in ipairs(case.model('image', { fp8 = true }):named_modules()) do
+         if e.module.nin and e.name ~= 'lm_head' then
+            assert.equal(e.name:find '^model%.' ~= nil, e.module.fp8, e.name)
+         end
+      end
+   end)
+
+   it('has LoRA of chosen parts', function()
       local model = case.model 'image'
       tide.nn.lora.attach(model, { rank = 2, targets = 'visual.blocks.*.attn.qkv|'
          .. 'model.layers.*.self_attn.q_proj' })
