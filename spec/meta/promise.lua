@@ -345,6 +345,13 @@ promise['lua/README.md'] = {
 }
 
 promise['lua/guide/models.md'] = {
+   { 'They belong to all rows of `ids`', 'lua/qwen2_5_vl', 'has the numbers of transformers' },
+   { 'Every rank gets all patches', 'lua/qwen2_5_vl_ranks', 'computes and learns what one rank' },
+   { 'Tensor parallelism cuts the text', 'lua/qwen2_5_vl_ranks',
+      'computes and learns what one rank' },
+   { 'A sharded model runs its tower', 'lua/qwen2_5_vl_ranks',
+      'computes and learns what one rank' },
+   { 'The tower has no products in FP8', 'lua/qwen2_5_vl', 'multiplies in FP8 in the text alone' },
    { 'fp8 true', 'lua/llama', 'multiplies in FP8 in every Linear but the head' },
    { 'Queries, keys and values share them', 'op/fp8_codes', 'round it once' },
    { 'Each micro-batch rounds the weights again', 'op/fp8_codes',

@@ -29,8 +29,8 @@ local Body = class('BackboneModel', Module)
 Body.mixes = false
 Body.holds_parts = true
 
--- Makes the body. c: the complete configuration; blocks: a list; opts: those of every module; form:
--- that of the class; own: nil, or fields of the body: rope (that of its layers), embed_scale,
+-- c: the complete configuration; blocks: a list; opts: as of every module; form: of the class;
+-- own: nil, or fields of the body: rope (that of its layers), embed_scale, scales_given,
 -- out_scale, norm_offset.
 function Body:init(c, blocks, opts, form, own)
    Module.init(self)
@@ -49,34 +49,46 @@ function Body:init(c, blocks, opts, form, own)
    if dropout then self:child('dropout', dropout) end
 end
 
--- Adds learned positions to the embeddings x of ids, which must hold the same tokens.
-local function placed(self, x, ids_BT, at)
+-- Adds learned positions to the embeddings x of a call with n tokens. is_own: x is given up.
+local function placed(self, x, n, at, is_own)
    local positions = nn.context._positions(at, x:size(2), x.device)
-   err.raise_if(x:size(2) ~= ids_BT:size(2), 'E_UNSUPPORTED', 'model',
+   err.raise_if(x:size(2) ~= n, 'E_UNSUPPORTED', 'model',
       'sequence_parallel is not supported of a model with learned positions; leave it out')
    local p = self[self._form.positions](positions)
-   x = private.replace(x, x + p)
-   private.spend(p)
-   return self.dropout and private.replace(x, self.dropout(x)) or x
+   local y = x + p
+   private.spend(p, is_own and x or nil)
+   return self.dropout and private.replace(y, self.dropout(y)) or y
 end
+
+-- Returns what the first block reads of ids or of given embeddings, and whether it may be given up:
+-- the caller's may not. scales_given: embed_scale counts for given embeddings, too.
+local function embedded(self, x, at)
+   local is_own, n, scale = x.ndim == 2, x:size(2), self.embed_scale
+   if not is_own and not self.scales_given then scale = nil end
+   if is_own then x = self[self._form.embed](x) end
+   if self._form.positions then x, is_own = placed(self, x, n, at, is_own), true end
+   if not scale then return x, is_own end
+   local y = x * scale
+   private.spend(is_own and x or nil)
+   return y, true
+end
+
+-- ids [B, T], or their embeddings [B, T, C], -> final hidden states [B, T, C], of at.last_rows [K]
+-- alone [1, K, C]. at: where the tokens lie.
+function Body:forward(ids, at)
+   local x, is_own = embedded(self, ids, at)
+   local y = self.layers:normed(self[self._form.norm], x, at)
+   x = is_own and private.replace(x, y) or y
+   if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
+   return self.out_scale and private.replace(x, x * self.out_scale) or x
+end
+private.note(Body.forward)
 
 -- Returns the number of learned positions, beyond which no token can lie; nil without a table.
 function Body:_positions()
    local name = self._form.positions
    return name and self[name].weight:size(1)
 end
-
--- Returns the final hidden states [B, T, C] of ids [B, T]. With at.last_rows [K] it returns those
--- of these tokens alone, [1, K, C]. at: where the tokens lie.
-function Body:forward(ids_BT, at)
-   local x = self[self._form.embed](ids_BT)
-   if self._form.positions then x = placed(self, x, ids_BT, at) end
-   if self.embed_scale then x = private.replace(x, x * self.embed_scale) end
-   x = private.replace(x, self.layers:normed(self[self._form.norm], x, at))
-   if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
-   return self.out_scale and private.replace(x, x * self.out_scale) or x
-end
-private.note(Body.forward)
 
 local Backbone = class('Backbone', CausalLM)
 Backbone.mixes = false
@@ -136,7 +148,8 @@ Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_ma
 
 -- Options beside ids in a call of a model without Mamba-2 layers.
 local beside = {
-   'positions: tensor? -- [batch or 1, tokens]', 'caches: table?',
+   'positions: tensor? -- [batch or 1, tokens], or [3, batch or 1, tokens] with mrope_section',
+   'caches: table?',
    'index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'q_index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'k_index: tensor? [batch or 1, keys, 2] of i32, i64', 'attention_mask: any?', 'context: any?',
@@ -144,15 +157,13 @@ local beside = {
 Backbone._read_without_sequence = signature.options(beside)
 Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 
--- Returns `at` of a call, from the options that describe where the tokens lie. opts: index [B or 1,
--- T, 2] of (document, position) for packed streams, or sequence [B or 1, T] and, for attention,
--- q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or documents numbered
--- from 1; positions; caches, one table a layer, for generation; context, if ids are this rank's
--- part of a sequence (parallel.cp).
-local function placement(self, opts, ids)
+-- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
+-- and, for attention, q_index and k_index; attention_mask [B, T], 1 and 0 or documents numbered
+-- from 1, in place of an index; positions (three rows of them where rope_scaling has an
+-- mrope_section); caches, one table a layer, for generation; context, of a
+-- sequence of which ids are this rank's part (parallel.cp).
+local function placement(self, opts, ids, context)
    local op = self.op
-   opts = self._read_place(op, opts)
-   local context = nn.context.of(op, opts, ids)
    local sequence = opts.sequence
    local of_mask = mask_.of_call(op, opts, ids, context)
    local index = opts.q_index or opts.index
@@ -177,13 +188,33 @@ local function placement(self, opts, ids)
    }
 end
 
--- Returns the final hidden states [B, T, C]. With an index rows [K] (see nn.rows) it returns those
--- of these tokens alone, [1, K, C].
-function Backbone:hidden(ids_BT, opts, rows)
-   self:check_ids(ids_BT)
-   local at = placement(self, opts, ids_BT)
+-- Returns what the body reads of ids, or of given embeddings: the same. A family that replaces some
+-- embeddings by features of images does it here. opts: those of the call, read, which this may
+-- complete; context: theirs, nil without one or for null.
+function Backbone:_inputs(ids, _, _) return ids end
+private.note(Backbone._inputs)
+
+-- Refuses embeddings of whole rows where layers have a part of them.
+local function check_parts(self, x)
+   local tp = spread.of(self).tp
+   err.raise_if(x.ndim == 3 and tp and tp.sequence, 'E_UNSUPPORTED', self.op, 'embeddings in place '
+      .. 'of ids are whole rows, but sequence_parallel cuts the tokens between layers; leave '
+      .. 'sequence_parallel out')
+end
+
+-- Final hidden states [B, T, C] of ids [B, T] or of embeddings [B, T, C]; with an index rows [K]
+-- (see nn.rows) those of these tokens alone, [1, K, C].
+function Backbone:hidden(ids, opts, rows)
+   self:check_ids(ids)
+   err.arg_if(rows ~= nil and not tide.is_tensor(rows), self.op, 'rows', 'an index tensor [K]',
+      rows)
+   opts = self._read_place(self.op, opts)
+   local context = nn.context.of(self.op, opts, ids)
+   local x = self:_inputs(ids, opts, context)
+   check_parts(self, x)
+   local at = placement(self, opts, ids, context)
    at.last_rows = rows
-   return self[self.form.body](ids_BT, at)
+   return self[self.form.body](x, at)
 end
 private.note(Backbone.hidden)
 

@@ -1,9 +1,9 @@
 -- CausalLM: what language models have in common around their layers: a head that may be
 -- the embedding, logits, and a loss that never makes them.
 --
--- A family says how ids become final hidden states (`hidden`), whether it can do so for some tokens
--- alone (`picks_rows`), which options say where they lie (`at_fields`) and which embedding a tied
--- head is (`embedding`); the rest is here.
+-- A family says how ids, or embeddings in their place, become final hidden states (`hidden`),
+-- whether it can do so for some tokens alone (`picks_rows`), which options say where they lie
+-- (`at_fields`) and which embedding a tied head is (`embedding`); the rest is here.
 -- Tensor parallelism wraps `head_logits` and `head_loss`, which keep the vocabulary in parts then.
 
 local tide = require 'tide'
@@ -20,10 +20,13 @@ local spread = require 'tide.nn.spread'
 local Module = nn.Module
 
 local CausalLM = class('CausalLM', Module)
+
 CausalLM.mixes = false
 
--- Begins a model. op: the name in its errors; c: the complete configuration; unused: names of
--- fields of the file that change nothing.
+local floats = { f32 = true, f64 = true, bf16 = true, f16 = true }
+
+-- op: the name that errors carry; c: the complete configuration; unused: names of fields of the
+-- file that change nothing.
 function CausalLM:init(op, c, unused)
    Module.init(self)
    self.op, self.config, self.unused_fields = op, c, unused or {}
@@ -42,10 +45,14 @@ end
 -- Returns the weight of the output projection, tied or not.
 function CausalLM:head() return self.lm_head and self.lm_head.weight or self:embedding().weight end
 
--- Refuses anything but a tensor [batch, tokens].
+-- Refuses anything but ids, a tensor [batch, tokens], or embeddings of the width of the model in
+-- their place, a tensor [batch, tokens, hidden_size].
 function CausalLM:check_ids(ids)
-   err.arg_if(not tide.is_tensor(ids) or ids.ndim ~= 2, self.op, 'ids', 'a tensor [batch, tokens]',
-      ids)
+   local C = self.config.hidden_size
+   local fits = tide.is_tensor(ids) and (ids.ndim == 2
+      or ids.ndim == 3 and ids:size(3) == C and floats[ids.dtype])
+   err.arg_if(not fits, self.op, 'ids', ('a tensor [batch, tokens], or embeddings [batch, tokens, '
+      .. '%d]'):format(C), ids)
 end
 
 -- Refuses labels of another shape than ids, such as transposed ones, which have as many elements.
@@ -99,9 +106,10 @@ local function last_token(x)
    return n > 1 and private.replace(x, x:slice(2, n, n):contiguous()) or x
 end
 
--- Returns the logits [B, T, V], or with opts.last_only those of the last token, [B, 1, V], which
--- generation needs. They are cut before the head, unless this rank has a part of the sequence
--- there.
+-- Logits [B, T, V] of ids [B, T], or of embeddings [B, T, C] in their place, which get gradients
+-- and pass by the embedding and its scale (Granite's multiplier counts); with opts.last_only those
+-- of the last token, [B, 1, V], which generation needs. Before the head, unless this rank has a
+-- part of the sequence there.
 function CausalLM:forward(ids_BT, opts)
    local last_only = type(opts) == 'table' and opts.last_only
    if last_only then
@@ -302,7 +310,9 @@ local function whole_numel(model)
    return n
 end
 
--- Returns the number of parameters that multiply something for each token.
+CausalLM._whole_numel = whole_numel
+
+-- Those of them that multiply something for each token.
 function CausalLM:multiplying()
    local c, n = self.config, whole_numel(self)
    return c.tie_word_embeddings and n or n - c.vocab_size * c.hidden_size

@@ -162,6 +162,7 @@ function Llama:_blocks(c, opts)
    end
    return blocks, mixers, { rope = rope, norm_offset = family.norm_offset,
       embed_scale = family.embed_scale and family.embed_scale(c),
+      scales_given = family.scales_given,
       out_scale = family.out_scale and family.out_scale(c) }
 end
 

@@ -14,6 +14,7 @@ local most = 'original_max_position_embeddings'
 -- Keys by kind, as fields of a record (see util.signature).
 local keys = {
    default = {},
+   mrope = {},
    linear = { 'factor' .. positive },
    dynamic = { 'factor' .. positive, most .. ': integer? >= 1' },
    yarn = { 'factor' .. positive, most .. count, 'attention_factor: number? >= 1e-9',
@@ -24,9 +25,12 @@ local keys = {
    llama3 = { 'factor' .. positive, 'low_freq_factor' .. positive, 'high_freq_factor' .. positive,
       most .. positive },
 }
-for kind, rows in each(keys) do signature.record('rope_' .. kind, 'a table', rows) end
+for kind, rows in each(keys) do
+   rows[#rows + 1] = 'mrope_section: integer[]? >= 0'
+   signature.record('rope_' .. kind, 'a table', rows)
+end
 
-local kinds = { 'default', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
+local kinds = { 'default', 'mrope', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
 
 -- Returns the kind of a table rope_scaling, whose fields it checks. `finetuned` of published files
 -- does not change the numbers. op: the name in errors.
@@ -84,7 +88,10 @@ function of.default(dim, theta)
    return function(i) return theta ^ (-2 * i / dim) end
 end
 
--- Returns fn(i), frequency i divided by the factor.
+-- The same; the name says that there is an mrope_section.
+of.mrope = of.default
+
+-- All frequencies divided.
 function of.linear(dim, theta, s)
    return function(i) return theta ^ (-2 * i / dim) / s.factor end
 end
@@ -123,6 +130,19 @@ end
 -- Returns fn(i), frequency i of Llama 3.1.
 function of.llama3(dim, theta, s)
    return function(i) return llama3(theta ^ (-2 * i / dim), s) end
+end
+
+-- Returns how many of the dim/2 frequencies turn by each row of positions, in order, of a table
+-- with mrope_section; nil without one.
+function scaling.sections(dim, s)
+   local list = s and s.mrope_section
+   if not list then return nil end
+   local sum = 0
+   for _, n in ipairs(list) do sum = sum + n end
+   err.arg_if(#list ~= 3 or sum ~= dim / 2, 'nn.rope', 'rope_scaling.mrope_section',
+      ('three counts (time, height, width) that add up to %d, half of the channels that rotate')
+         :format(dim / 2), '{ ' .. table.concat(list, ', ') .. ' }')
+   return list
 end
 
 -- Returns a list of dim/2 frequencies. length: of the sequence, which some kinds depend on;

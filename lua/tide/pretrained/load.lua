@@ -51,15 +51,31 @@ local function open_checkpoint(where)
 end
 
 -- Fields that count tensors, and fields that are a factor of the size of a tensor.
-local counts = { 'num_hidden_layers', 'n_layer' }
+local counts = { 'num_hidden_layers', 'n_layer', 'depth' }
 local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
    'num_attention_heads', 'num_key_value_heads', 'n_embd', 'n_inner', 'n_positions', 'n_head',
    'num_heads', 'n_groups', 'state_size', 'ssm_state_size', 'conv_kernel', 'mamba_num_heads',
    'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head', 'mamba_d_state', 'mamba_n_groups',
-   'mamba_d_conv' }
+   'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans' }
 
 -- A field without a tensor (the MLP's, in a model without one) may exceed all tensors up to this.
 local free_size = 2 ^ 20
+
+-- Raises if a field of a configuration counts more layers than the files have tensors, or is more
+-- than `most`. at: what comes before its fields in messages.
+local function check_fields(self, config, at, tensors, most)
+   for _, key in ipairs(counts) do
+      local v = config[key]
+      err.raise_if(type(v) == 'number' and v > tensors, 'E_FORMAT', op, "%s/config.json: field "
+         .. "'%s%s' says %.14g layers, the weights have %d tensors", self.dir, at, key, v, tensors)
+   end
+   for _, key in ipairs(factors) do
+      local v = config[key]
+      err.raise_if(type(v) == 'number' and v > most, 'E_FORMAT', op, "%s/config.json: field '%s%s' "
+         .. 'is %.14g, no tensor of the weights has more than %d numbers', self.dir, at, key, v,
+         most)
+   end
+end
 
 -- Raises if the configuration has more layers than the files have tensors, or is wider than the
 -- largest tensor, before anything of that size is allocated.
@@ -68,15 +84,11 @@ local function check_sizes(self)
    for _, name in ipairs(names) do
       most = math.max(most, dims.numel(self.store:shape('model', name)))
    end
-   for _, key in ipairs(counts) do
-      local v = config[key]
-      err.raise_if(type(v) == 'number' and v > #names, 'E_FORMAT', op, "%s/config.json: field '%s' "
-         .. 'says %.14g layers, the weights have %d tensors', self.dir, key, v, #names)
-   end
-   for _, key in ipairs(factors) do
-      local v = config[key]
-      err.raise_if(type(v) == 'number' and v > most, 'E_FORMAT', op, "%s/config.json: field '%s' "
-         .. 'is %.14g, no tensor of the weights has more than %d numbers', self.dir, key, v, most)
+   check_fields(self, config, '', #names, most)
+   for _, part in ipairs { 'text_config', 'vision_config' } do
+      if type(config[part]) == 'table' then
+         check_fields(self, config[part], part .. '.', #names, most)
+      end
    end
 end
 

@@ -33,6 +33,18 @@ function batches.settled_list(op, given)
    return list
 end
 
+local place = { 'positions', 'index', 'q_index', 'k_index', 'context' }
+
+-- Returns what a call of a model gets of a batch beside ids and labels: where the tokens lie, and
+-- what the model says that it takes (input_fields).
+function batches.place_of(model, batch)
+   local at = {}
+   for _, list in ipairs { place, model.input_fields or {} } do
+      for _, k in ipairs(list) do at[k] = batch[k] end
+   end
+   return at
+end
+
 -- Returns the labels of a list of batches that count.
 function batches.count_of(list)
    local n = 0

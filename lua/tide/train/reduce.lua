@@ -1,6 +1,7 @@
 -- Losses and gradients of the micro-batches of a step, summed over its ranks, and their norm.
 
 local tide = require 'tide'
+local batches_ = require 'tide.train.batches'
 local clip = require 'tide.optim.clip'
 local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
@@ -18,10 +19,7 @@ local reduce = {}
 -- than one number as a tensor.
 function reduce.loss_of(self, batch, count, options)
    local mine = self.cp and not batch.context and self.cp:cut(batch) or batch
-   local opts = copy(options or {}, { count = count })
-   for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
-      opts[k] = mine[k]
-   end
+   local opts = copy(batches_.place_of(self.model, mine), copy(options or {}, { count = count }))
    local loss
    if self.loss then
       loss = self.loss(self.model, mine, opts)

@@ -15,10 +15,8 @@ local reference = {}
 local function sums_of(model, batch)
    local handle = spread_.of(model).cp
    batch = batches.settled('train.reference.compute', 'batch', batch)
-   local mine, at = handle and handle:cut(batch) or batch, {}
-   for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
-      at[k] = mine[k]
-   end
+   local mine = handle and handle:cut(batch) or batch
+   local at = batches.place_of(model, mine)
    return tide.no_grad(function()
       return tide.scope(function()
          return (nn.preference.answers(model, mine, at)):to 'cpu'

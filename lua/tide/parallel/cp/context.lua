@@ -25,8 +25,10 @@ local err = require 'tide.util.err'
 local in_documents = require('tide.nn.context')._in_documents
 local axis_of = require 'tide.parallel.axis_of'
 local blocks = require 'tide.parallel.cp.blocks'
+local collective = require 'tide.parallel.collective_op'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
+local partition = require 'tide.util.partition'
 local signature = require 'tide.util.signature'
 local tiles = require 'tide.nn.tiles'
 local window = require 'tide.nn.window'
@@ -221,6 +223,21 @@ function Context:check_agreed(op, comm, what, kind)
    self.agreed[kind] = true
 end
 
+-- ---- what belongs to the sequence and is not cut with it ---------------------------------------
+
+-- Returns how the ranks share pieces of these costs (a list of positive numbers, in order): the
+-- pieces of rank r, from 0, are those behind list[r + 1] up to list[r + 2].
+function Context:share(costs) return partition(costs, self.size) end
+
+-- Returns the rows of all ranks, in rank order, of which rank r has counts[r + 1]: x [rows, ..] of
+-- this one. Every rank gets the sum of all ranks' gradients for its own rows. Collective; the ranks
+-- compare their counts at the first call with a context.
+function Context:all_rows(x, counts)
+   self:check_agreed('parallel.cp.context', self.comm, 'images',
+      'rows ' .. table.concat(counts, ' '))
+   return collective.all_gather_v(x, self.axis, 1, counts)
+end
+
 -- ---- the rest --------------------------------------------------------------------------------
 
 -- Returns fn(context, ...). The context is a plain argument; nothing is entered or left.
@@ -250,6 +267,8 @@ signature.doors('parallel.cp.context', Context, {
    q_tiles = 'device: string',
    joined_tiles = 'device: string; first: integer in [0, self.size) = 0; '
       .. 'n: integer? in [1, self.size - first]',
+   share = 'costs: number[] > 0',
+   all_rows = { 'x: tensor [rows, ..]; counts: integer[] >= 0' },
    groups = 'n: integer in [1, self.size]', hops = 'n: integer in [1, self.size]; mask: table',
 })
 return signature.doors('parallel.cp.context', context_, {

@@ -30,6 +30,7 @@ local context_ = require 'tide.parallel.cp.context'
 local cp = require 'tide.parallel.cp'
 local cp_attention = require 'tide.parallel.cp.attention'
 local cp_batch = require 'tide.parallel.cp.batch'
+local documents = require 'tide.parallel.cp.documents'
 local fingerprint = require 'tide.parallel.fingerprint'
 local mamba_attach = require 'tide.parallel.mamba.attach'
 
@@ -262,6 +263,15 @@ local function labelled(batch)
    return out, true
 end
 
+-- Returns a batch with what a model reads off whole rows, which parts do not show: where the images
+-- of a text lie.
+local function placed(self, batch)
+   local model = self.model
+   if not model.placed then return batch end
+   local whole = copy({ ids = batch.ids or batch.input_ids }, copy(batch))
+   return model:placed(batch, documents.settled('parallel.cp.cut', whole).index)
+end
+
 -- Returns this rank's part of a batch that is alike on all ranks of the axis: a new table with the
 -- fields cut by the layout (see batch.lua), positions, and context. count, if it is there, stays
 -- that of the whole batch. more: further options of make_cp_batch_and_ctx. Ranks compare their
@@ -274,7 +284,7 @@ function Attached:cut(batch, more)
       inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
    copy(err.type('parallel.cp.cut', 'more', more or {}, 'table'), opts)
-   local whole, bare = labelled(batch)
+   local whole, bare = labelled(placed(self, batch))
    local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, whole, opts)
    if context.null then return batch end
    if self.size > 1 and self.comm.transport ~= 'sim' then
