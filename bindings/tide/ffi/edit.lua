@@ -307,10 +307,10 @@ local function write_out(text)
    io.stdout:flush()
 end
 
--- opts: history (path of a file), complete(before): full replacements of the last word of the text
--- before the place, and that word; accepts(text): whether Enter ends it (default: always).
--- byte, write, columns and raw replace the terminal. Returns nil without a terminal, or with one
--- that cannot move its cursor (TERM=dumb).
+-- Makes a line editor. opts: history (path of a file); complete(before): full replacements of the
+-- last word of the text before the place, and that word; accepts(text): whether Enter ends it
+-- (default: always). byte, write, columns and raw replace the terminal. Returns nil without a
+-- terminal, or with one that cannot move its cursor (TERM=dumb).
 function edit.open(opts)
    local dumb = os.getenv 'TERM' == 'dumb'
    if not opts.byte and (dumb or not (edit.isatty(0) and edit.isatty(1))) then return nil end

@@ -29,9 +29,9 @@ local Body = class('BackboneModel', Module)
 Body.mixes = false
 Body.holds_parts = true
 
--- c: the complete configuration; blocks: a list; opts: as of every module; form: of the class;
--- own: nil, or fields of the body: rope (that of its layers), embed_scale, scales_given,
--- out_scale, norm_offset.
+-- Makes the body. c: the complete configuration; blocks: a list; opts: those of every module; form:
+-- that of the class; own: nil, or fields of the body: rope (that of its layers), embed_scale,
+-- scales_given, out_scale, norm_offset.
 function Body:init(c, blocks, opts, form, own)
    Module.init(self)
    self._form, self.class_name = form, form.name           -- nil: of the class Body
@@ -73,8 +73,8 @@ local function embedded(self, x, at)
    return y, true
 end
 
--- ids [B, T], or their embeddings [B, T, C], -> final hidden states [B, T, C], of at.last_rows [K]
--- alone [1, K, C]. at: where the tokens lie.
+-- Returns the final hidden states [B, T, C] of ids [B, T], or of their embeddings [B, T, C]. With
+-- at.last_rows [K] it returns those of these tokens alone, [1, K, C]. at: where the tokens lie.
 function Body:forward(ids, at)
    local x, is_own = embedded(self, ids, at)
    local y = self.layers:normed(self[self._form.norm], x, at)
@@ -157,11 +157,11 @@ local beside = {
 Backbone._read_without_sequence = signature.options(beside)
 Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 
--- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
--- and, for attention, q_index and k_index; attention_mask [B, T], 1 and 0 or documents numbered
--- from 1, in place of an index; positions (three rows of them where rope_scaling has an
--- mrope_section); caches, one table a layer, for generation; context, of a
--- sequence of which ids are this rank's part (parallel.cp).
+-- Returns `at` of a call, from the options that describe where the tokens lie. opts: index [B or 1,
+-- T, 2] of (document, position) for packed streams, or sequence [B or 1, T] and, for attention,
+-- q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or documents numbered
+-- from 1; positions (three rows of them where rope_scaling has an mrope_section); caches, one table
+-- a layer, for generation; context, if ids are this rank's part of a sequence (parallel.cp).
 local function placement(self, opts, ids, context)
    local op = self.op
    local sequence = opts.sequence
@@ -202,8 +202,8 @@ local function check_parts(self, x)
       .. 'sequence_parallel out')
 end
 
--- Final hidden states [B, T, C] of ids [B, T] or of embeddings [B, T, C]; with an index rows [K]
--- (see nn.rows) those of these tokens alone, [1, K, C].
+-- Returns the final hidden states [B, T, C] of ids [B, T] or of embeddings [B, T, C]. With an index
+-- rows [K] (see nn.rows) it returns those of these tokens alone, [1, K, C].
 function Backbone:hidden(ids, opts, rows)
    self:check_ids(ids)
    err.arg_if(rows ~= nil and not tide.is_tensor(rows), self.op, 'rows', 'an index tensor [K]',

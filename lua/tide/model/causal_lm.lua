@@ -25,8 +25,8 @@ CausalLM.mixes = false
 
 local floats = { f32 = true, f64 = true, bf16 = true, f16 = true }
 
--- op: the name that errors carry; c: the complete configuration; unused: names of fields of the
--- file that change nothing.
+-- Begins a model. op: the name in its errors; c: the complete configuration; unused: names of
+-- fields of the file that change nothing.
 function CausalLM:init(op, c, unused)
    Module.init(self)
    self.op, self.config, self.unused_fields = op, c, unused or {}
@@ -312,7 +312,7 @@ end
 
 CausalLM._whole_numel = whole_numel
 
--- Those of them that multiply something for each token.
+-- Returns the number of parameters that multiply something for each token.
 function CausalLM:multiplying()
    local c, n = self.config, whole_numel(self)
    return c.tie_word_embeddings and n or n - c.vocab_size * c.hidden_size

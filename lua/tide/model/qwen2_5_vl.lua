@@ -136,7 +136,7 @@ function VL:_blocks(c, opts)
    return Llama._blocks(self, c, opts)
 end
 
--- Numbers that multiply something for each token: those of the text.
+-- Returns the number of parameters that multiply something for each token: those of the text.
 function VL:multiplying() return CausalLM.multiplying(self) - CausalLM._whole_numel(self.visual) end
 
 -- ---- images of a call --------------------------------------------------------------------------
@@ -345,7 +345,7 @@ local function check_images(ids, o, context)
    end
 end
 
--- See Backbone._inputs. Completes the positions.
+-- Completes the positions of a call, see Backbone._inputs.
 function VL:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
    if has then check_images(ids, o, context) else check_text(self, ids, o) end

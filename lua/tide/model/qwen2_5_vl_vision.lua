@@ -37,7 +37,8 @@ local rows = {
    { 'rope_theta', 10000, 'number >= 1' },
 }
 
--- transformers 5 has the base of the positions, which never differs, in a table.
+-- Takes the base of the positions, which never differs, out of the table in which transformers 5
+-- has it.
 local function translate(_, f, problems)
    local rope = f.rope_parameters
    f.rope_parameters = nil
@@ -98,7 +99,7 @@ function Patches:init(c, opts)
    self:ready(opts)
 end
 
--- x [N, P] -> [N, C].
+-- Returns the embeddings [N, C] of patches x [N, P].
 function Patches:forward(x)
    x = x:to(self.weight.dtype)
    return tide.linear(x, self.weight:reshape(self.weight:size(1), x:size(2)))
@@ -108,7 +109,7 @@ end
 local Group = class('Qwen2_5_VisionGroup', Module)
 Group.mixes, Group.holds_parts = false, true
 
--- parts: a list of { name, module }.
+-- Makes a group. parts: a list of { name, module }.
 function Group:init(parts)
    Module.init(self)
    for _, part in ipairs(parts) do self:child(part[1], part[2]) end
@@ -118,7 +119,7 @@ local Attention = class('Qwen2_5_VisionAttention', Module)
 -- Patches see each other, and no tokens of a text: a rank of a context axis has its frames whole.
 Attention.mixes, Attention.holds_parts = false, true
 
--- whole: the layer attends within frames, not within windows.
+-- Makes the layer. whole: it attends within frames, not within windows.
 function Attention:init(c, opts, rope, whole)
    Module.init(self)
    local C = c.hidden_size
@@ -127,8 +128,8 @@ function Attention:init(c, opts, rope, whole)
    self:child('proj', nn.Linear(C, C, Module.inner(opts, { std = c.initializer_range })))
 end
 
--- x [1, N, C] -> the same shape. at: positions [2, 1, N], frames and windows (index tensors, nil
--- where all see all), tiles.
+-- Returns the output [1, N, C] of x of the same shape. at: positions [2, 1, N], frames and windows
+-- (index tensors, nil where all see all), tiles.
 function Attention:forward(x, at)
    local H, D, n, C = self.heads, self.head_dim, x:size(2), x:size(3)
    local all = self.qkv(x)
@@ -175,7 +176,7 @@ function Merger:init(c, opts)
    self:child('mlp', Group { { '0', linear(self.width) }, { '2', linear(c.out_hidden_size) } })
 end
 
--- x [1, N, C] -> [N / m m, O].
+-- Returns the features [N / m m, O] of x [1, N, C].
 function Merger:forward(x)
    local n = self.ln_q(x)
    local h = private.replace(n, n:reshape(x:size(2) * x:size(3) / self.width, self.width))

@@ -91,7 +91,7 @@ end
 -- The same; the name says that there is an mrope_section.
 of.mrope = of.default
 
--- All frequencies divided.
+-- Returns fn(i), frequency i divided by the factor.
 function of.linear(dim, theta, s)
    return function(i) return theta ^ (-2 * i / dim) / s.factor end
 end

@@ -146,8 +146,8 @@ local function clear_interrupt(env)
    if tide and tide.default then tide.default():interrupted() end
 end
 
--- xpcall of fn(gift) as a line of the prompt. No tail calls: a traceback ends at this file, and an
--- error that a hook raises again is raised here.
+-- Runs fn(gift) as a line of the prompt, and returns what xpcall returns. No tail calls: a
+-- traceback ends at this file, and an error that a hook raises again is raised here.
 local function run_line(fn, gift)
    return pack(as_line(function()
       local ran = pack(xpcall(function()

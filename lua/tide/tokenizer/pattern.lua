@@ -39,7 +39,7 @@ end
 -- Escapes outside of brackets that PCRE2 reads otherwise. Each returns the place behind it.
 local escapes = {}
 
--- \p{name}; to Oniguruma \p is a letter where no brace follows.
+-- Reads \p{name}; to Oniguruma \p is a letter where no brace follows.
 function escapes.p(self, text, at, rust)
    local kind, caret, name = text:match('^([pP]){(%^?)([^}]*)}', at)
    if name then
@@ -52,14 +52,14 @@ function escapes.p(self, text, at, rust)
 end
 escapes.P = escapes.p
 
--- A character by its number, which PCRE2 writes with x.
+-- Reads a character by its number, which PCRE2 writes with x.
 function escapes.u(self, text, at)
    local hex = text:match('^u(%x%x%x%x)', at)
    put_atom(self, hex and ('\\x{%s}'):format(hex) or '\\u')
    return at + (hex and 5 or 1)
 end
 
--- The end of a word, or the lack of one: \b and \B of PCRE2 do not count marks.
+-- Reads the end of a word, or its absence: \b and \B of PCRE2 do not count marks.
 function escapes.b(self, text, at, rust)
    put_atom(self, edge(rust, text:sub(at, at) == 'B'))
    return at + 1
