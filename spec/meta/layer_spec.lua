@@ -192,6 +192,7 @@ describe('layers', function()
          ['lua/tide/debug/trace.lua'] = 'dist', ['lua/tide/comm/launch.lua'] = 'signal',
          ['lua/tide/util/args.lua'] = 'signal', ['lua/tide/util/fs.lua'] = 'io',
          ['lua/tide/tokenizer/build.lua'] = 'tokenizer',
+         ['lua/tide/tokenizer/bytes.lua'] = 'widen',
          ['lua/tide/tokenizer/train.lua'] = 'tokenizer',
          ['lua/tide/comm/agree.lua'] = 'io',
          ['lua/tide/parallel/fingerprint.lua'] = 'io', ['lua/tide/data/tokens.lua'] = 'io',

@@ -5,6 +5,7 @@
 local tide = require 'tide'
 local fast = require 'spec.support.fast'
 local refused = require 'spec.support.refused'
+local wide = require 'spec.support.wide'
 
 local folder = 'spec/golden/attention/'
 local golden = dofile(folder .. 'index.lua')
@@ -155,10 +156,13 @@ describe('attention', function()
          -- 16 bits on a GPU: kernels/cuda/STATUS.md
          local dtypes = device == 'cuda' and { 'f32', 'f64' } or { 'f32', 'f64', 'bf16', 'f16' }
          for _, dtype in ipairs(dtypes) do
-            for _, T in ipairs { 3, 70, 150 } do
+            -- emulated threads are slow: there each dtype has one of the values
+            local few = device == 'cuda' and not wide
+            for _, T in ipairs(few and { 3, 70 } or { 3, 70, 150 }) do
                local what = ('%s %s %d'):format(device, dtype, T)
                local plain = half_hidden(device, dtype, T, true)
-               for _, wild in ipairs { 0 / 0, math.huge } do
+               for _, wild in ipairs(few and { dtype == 'f32' and 0 / 0 or math.huge }
+                  or { 0 / 0, math.huge }) do
                   local got = half_hidden(device, dtype, T, true, wild)
                   assert.is_true(plain.out:equal(got.out), what)
                   for _, name in ipairs { 'dk', 'dv' } do

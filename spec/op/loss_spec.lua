@@ -381,7 +381,8 @@ describe("linear_cross_entropy of many rows and classes", function()
       return loss:item(), t[1].grad, t[2].grad, t[3].grad
    end
 
-   for _, n in ipairs { 450, 1100 } do
+   -- emulated threads are slow: there one block of rows
+   for _, n in ipairs(fast == 'cuda' and not wide and { 450 } or { 450, 1100 }) do
       it(("is that of the reference in bf16, %d rows"):format(n), function()
          local want, got = { run(n, 'ref', 'f64') }, { run(n, fast, 'bf16') }
          near(want[1], got[1], 1e-6 * want[1], 'loss')

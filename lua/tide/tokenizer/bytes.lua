@@ -7,12 +7,13 @@
 local old = require 'tide.util.old'
 local options = require 'tide.tokenizer.options'
 local signature = require 'tide.util.signature'
+local widen = require 'tide.ffi.widen'
 
 local Bytes = {}
 Bytes.__index = Bytes
 
 local function encoded(text, opts)
-   if opts.width then return (text:gsub('.', '%0' .. ('\0'):rep(opts.width - 1))) end
+   if opts.width then return widen(text, opts.width) end
    local ids, places = {}, opts.offsets and {} or nil
    for i = 1, #text do
       ids[i] = text:byte(i)
