@@ -108,7 +108,7 @@ static void on_signal(int sig)
   errno = saved;
 }
 
-/* Programs that the recipe starts have the default again, which they had not of an ignored signal. */
+/* Programs that the recipe starts get the default again; an ignored signal stays ignored there. */
 static void on_limit(int sig) { (void)sig; }
 
 void cli_watch_signals(void)
