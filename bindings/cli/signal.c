@@ -3,7 +3,8 @@
  * The first SIGINT or SIGTERM requests a stop of the running contexts (tide_interrupt; a loop that
  * calls tide.interrupted() ends its step and saves), the second makes the next op raise
  * E_INTERRUPT, the third exits at once. At the prompt SIGINT stops the running line, on all ranks,
- * and never exits; SIGTERM ends the program, with the terminal as it was.
+ * and never exits; SIGTERM ends the program, with the terminal as it was. A limit on the size of
+ * files (SIGXFSZ) is an error of the write, EFBIG, for what Lua writes, too.
  *
  * The mutable statics are the state of the signal handler; there is one program.
  */
@@ -107,12 +108,17 @@ static void on_signal(int sig)
   errno = saved;
 }
 
+/* Programs that the recipe starts get the default again; an ignored signal stays ignored there. */
+static void on_limit(int sig) { (void)sig; }
+
 void cli_watch_signals(void)
 {
   struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
+  action.sa_handler = on_limit;
+  sigaction(SIGXFSZ, &action, NULL);
 }
 
 void cli_watch_launcher(void)

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -73,10 +74,27 @@ int tide_path_read(tide_blob **out, tide_ctx *ctx, const char *path, int64_t lim
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
+/* Does what write does. A limit on the size of files (ulimit -f) is the error EFBIG: its signal,
+ * which the kernel sends to this thread, would end the host, and is taken here. */
+static ssize_t write_some(int fd, const char *data, size_t n)
+{
+  const struct timespec now = {0};
+  sigset_t limit, before;
+  sigemptyset(&limit);
+  sigaddset(&limit, SIGXFSZ);
+  pthread_sigmask(SIG_BLOCK, &limit, &before);
+  ssize_t put = write(fd, data, n);
+  int saved = errno;
+  if (put < 0 && saved == EFBIG) sigtimedwait(&limit, NULL, &now);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  errno = saved;
+  return put;
+}
+
 static int write_all(tide__writer *w, const char *data, size_t n)
 {
   while (n > 0) {
-    ssize_t put = write(w->fd, data, n < MOST ? n : MOST);
+    ssize_t put = write_some(w->fd, data, n < MOST ? n : MOST);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return tide__io_fail(w->ctx, w->op, "write", w->path);
     data += put;

@@ -178,6 +178,23 @@ describe('a data set of Megatron', function()
             { width = 3 })
       end)
    end)
+
+   it('is not ended where bytes of it were lost, whatever the writes have said', function()
+      tmp.with(function(dir)
+         local w = tide.data.megatron.writer(dir .. '/s', { width = 2 })
+         local file = w.file
+         w.file = {
+            write = function(_, text) return file:write(text:sub(1, 2)) end,
+            seek = function(_, where) return file:seek(where) end,
+            close = function() return file:close() end,
+         }
+         w:add { 1, 2 }
+         refused('E_IO', { 's.bin.part has 2 of 4 bytes' }, w.finish, w)
+         for _, ending in ipairs { '.bin', '.idx' } do
+            assert.is_nil(io.open(dir .. '/s' .. ending))
+         end
+      end)
+   end)
 end)
 
 describe('the encoder of a tokenizer', function()

@@ -127,6 +127,11 @@ describe('tide repl at a terminal that cannot move its cursor', function()
       p:wait '   .. '
       p:send 'print(i) end\n'
       assert.is_nil(p:wait('2\r\ntide> '):find('\27', 1, true))
+      p:send '\3'
+      p:wait '^C'
+      os.execute 'sleep 0.1'
+      p:send '(tide.ones { 2 } + 5):sum():item()\n'
+      p:wait '12\r\ntide> '
       p:send '\4'
       assert.equal(0, p:finish())
    end)

@@ -112,9 +112,13 @@ end
 function Writer:finish()
    local op = 'data.megatron.finish'
    if not self.file then err.raise('E_STATE', op, '%s is finished', self.prefix) end
+   local size = self.file:seek 'end'
    local ok, why = self.file:close()
    self.file = nil
    if not ok then err.raise('E_IO', op, 'cannot write %s: %s', self.part, why) end
+   -- A compiled write tries again after a failure, and may report success for bytes that are lost.
+   err.raise_if(size ~= self.count * self.width, 'E_IO', op, '%s has %s of %d bytes: the disk was '
+      .. 'full for a time; write it again', self.part, size, self.count * self.width)
    fs.write(op, self.prefix .. '.idx', index_of(self))
    fs.io().rename(self.part, self.prefix .. '.bin')
    return #self.lengths, self.count

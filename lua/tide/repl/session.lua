@@ -165,6 +165,7 @@ function Session:execute(fn, given, source)
    err.type('repl.session.execute', 'fn', fn, 'function')
    err.type('repl.session.execute', 'source', source, 'string')
    setfenv(fn, self.env)
+   clear_interrupt(self.env)                -- Ctrl-C before the line stops nothing of it
    local r = run_line(fn, given == 'keep' and keeper(self.env) or given == 'pass' and pass or nil)
    self.env.__keep = nil
    clear_interrupt(self.env)
