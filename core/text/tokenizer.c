@@ -109,6 +109,15 @@ static void fill_bytes(tide_tokenizer *tok)
   }
 }
 
+/* Whether a piece matches text: of sentencepiece, those of bytes do not. */
+static bool matches_text(const tide_tokenizer *tok, int64_t i)
+{
+  if (!(tok->flags & TIDE_TOKENIZER_F32_SCORES)) return true;
+  for (int b = 0; b < 256; b++)
+    if (tok->byte_id[b] == i) return false;
+  return true;
+}
+
 static int fill_trie(tide_ctx *ctx, tide_tokenizer *tok)
 {
   int rc = tide__trie_open(ctx, &tok->trie);
@@ -117,7 +126,8 @@ static int fill_trie(tide_ctx *ctx, tide_tokenizer *tok)
     int64_t n;
     const char *p = piece_text(tok, i, &n);
     if (tok->scores[i] < tok->min_score || i == 0) tok->min_score = tok->scores[i];
-    if (n > 0) rc = tide__trie_put(ctx, &tok->trie, p, n, (int32_t)i);
+    if (n > 0 && (n != 6 || matches_text(tok, i)))
+      rc = tide__trie_put(ctx, &tok->trie, p, n, (int32_t)i);
   }
   return rc;
 }

@@ -1060,8 +1060,8 @@ enum { TIDE_TOKENIZER_BPE = 0, TIDE_TOKENIZER_UNIGRAM = 1, TIDE_TOKENIZER_WORDPI
 /* Flags. BYTES: BPE begins with bytes, else with characters. BYTE_FALLBACK: text that is not a
  * piece becomes pieces <0x00> to <0xFF>. FUSE_UNK: neighbouring unknown characters are one token.
  * IGNORE_MERGES: a word that is a piece is one token. F32_SCORES: a path's sum of scores is kept in
- * f32, as in sentencepiece, else in f64, as in tokenizers; of equal sums the first path found
- * wins. */
+ * f32, and the pieces of bytes match no text, as in sentencepiece; else the sum is in f64, and they
+ * match their names, as in tokenizers. Of equal sums the first path found wins. */
 enum { TIDE_TOKENIZER_BYTES = 1, TIDE_TOKENIZER_BYTE_FALLBACK = 2, TIDE_TOKENIZER_FUSE_UNK = 4,
        TIDE_TOKENIZER_IGNORE_MERGES = 8, TIDE_TOKENIZER_F32_SCORES = 16 };
 /* Makes a tokenizer of n pieces: piece i, whose id is i, is bytes[ends[i - 1], ends[i]); an empty
