@@ -110,6 +110,19 @@ describe('qwen2_5_vl', function()
       end)
    end)
 
+   it('rounds the times of frames as transformers does', function()
+      local model = case.model 'video'
+      local ids = tide.full({ 1, 11 }, 37, { dtype = 'i64' })
+      for seconds, want in each { [0.7] = { 0, 1, 2, 4, 5, 7, 8, 9, 11, 12, 14 },
+         [0.15] = { 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3 } } do
+         local positions = model:rope_index(ids, { video_grid_thw = { { 11, 2, 2 } },
+            second_per_grid_ts = tide.tensor({ seconds }, { dtype = 'f32' }) })
+         local got = positions:tolist()[1][1]
+         for t, p in ipairs(got) do got[t] = tonumber(p) end
+         assert.same(want, got)
+      end
+   end)
+
    it('has default sections in the proportion of published models', function()
       local config = case.config 'image'
       config.text_config.rope_parameters.mrope_section = nil
