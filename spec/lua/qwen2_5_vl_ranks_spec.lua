@@ -58,7 +58,9 @@ local function on_rank(rank, _, dir, mesh, out, how)
    local step = t.train.step.new { model = model:train(), parallel = run.sharded, comm = run.comm,
       optim = t.optim.SGD(run.params, { lr = 1 }) }
    local loss = step:run(mine).loss
-   t.model.save(run.sharded or model, out, { dtype = 'f64' })
+   if run.sharded or rank == 0 then
+      t.model.save(run.sharded or model, out, { dtype = 'f64' })
+   end
    return loss
 end
 
@@ -80,6 +82,7 @@ local cases = {
    { 'dp_shard 2', 2, { dp_shard = 2 }, { case = 'mixed', rows = true } },
    { 'dp_shard 2, one without images', 2, { dp_shard = 2 },
       { case = 'mixed', rows = true, text = true } },
+   { 'dp 2, one without images', 2, { dp = 2 }, { case = 'mixed', rows = true, text = true } },
    { 'dp_shard 2 x cp 2', 4, { dp_shard = 2, cp = 2 }, { case = 'mixed', rows = true } },
    { 'tp 2', 2, { tp = 2 }, { case = 'mixed' } },
    { 'dp_shard 2 x tp 2, one without images', 4, { dp_shard = 2, tp = 2 },

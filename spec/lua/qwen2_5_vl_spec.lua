@@ -110,6 +110,26 @@ describe('qwen2_5_vl', function()
       end)
    end)
 
+   it('has as many parameters as a published model', function()
+      local model = tide.model.qwen2_5_vl({
+         architectures = { 'Qwen2_5_VLForConditionalGeneration' }, model_type = 'qwen2_5_vl',
+         vocab_size = 151936, hidden_size = 2048, torch_dtype = 'bfloat16',
+         intermediate_size = 11008, num_hidden_layers = 36, num_attention_heads = 16,
+         num_key_value_heads = 2, tie_word_embeddings = true, hidden_act = 'silu',
+         max_position_embeddings = 128000, max_window_layers = 70, sliding_window = 32768,
+         use_sliding_window = false, rope_theta = 1e6, rms_norm_eps = 1e-6,
+         vision_token_id = 151654,
+         rope_scaling = { type = 'mrope', mrope_section = { 16, 24, 24 } },
+         vision_config = { depth = 32, hidden_act = 'silu', hidden_size = 1280, num_heads = 16,
+            intermediate_size = 3420, in_chans = 3, out_hidden_size = 2048, patch_size = 14,
+            spatial_merge_size = 2, spatial_patch_size = 14, window_size = 112,
+            fullatt_block_indexes = { 7, 15, 23, 31 }, tokens_per_second = 2,
+            temporal_patch_size = 2 },
+      }, { device = 'null' })
+      assert.equal(3754622976, model:num_parameters())
+      assert.same({ 'torch_dtype', 'vision_config.spatial_patch_size' }, model.unused_fields)
+   end)
+
    it('rounds the times of frames as transformers does', function()
       local model = case.model 'video'
       local ids = tide.full({ 1, 11 }, 37, { dtype = 'i64' })

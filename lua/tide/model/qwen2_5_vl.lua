@@ -341,8 +341,12 @@ local function joined(self, ids, rows, features)
       .. 'images; leave it out')
    local text = tide.arange(n, { dtype = 'i64', device = ids.device })
    local from = tide.where(rows:ge(0), rows + n, text:reshape(B, T)):reshape(n)
-   local all = tide.cat({ x:reshape(n, C), features:to(x.dtype) }, 1)
-   return all:index_select(1, from):reshape(B, T, C)
+   features = private.replace(features, features:to(x.dtype))
+   x = private.replace(x, x:reshape(n, C))
+   local all = tide.cat({ x, features }, 1)
+   private.spend(x, features)
+   local y = private.replace(all, all:index_select(1, from))
+   return private.replace(y, y:reshape(B, T, C))
 end
 
 -- Refuses images beside what shows no place for them: embeddings, and a part of a row without the
@@ -359,8 +363,11 @@ end
 -- Returns ids or given embeddings as embeddings on which features hang that stand for no token, so
 -- that backward reaches the tower.
 local function beside(self, x, features)
-   if x.ndim == 2 then x = self[self.form.body][self.form.embed](x) end
-   return x + features:narrow(1, 1, 0):sum():to(x.dtype)
+   local made = x.ndim == 2 and self[self.form.body][self.form.embed](x) or nil
+   x = made or x
+   local y = x + features:narrow(1, 1, 0):sum():to(x.dtype)
+   private.spend(made, features)
+   return y
 end
 
 -- See Backbone._inputs. Completes the positions.
