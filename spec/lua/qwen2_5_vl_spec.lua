@@ -270,6 +270,12 @@ describe('qwen2_5_vl', function()
             message(tide.cat({ n.ids, n.ids }, 2)),
          ['pixel_values: the grids have 28 patches of 24 numbers'] = message(n.ids, {
             image_grid_thw = grid }),
+         ['pixel_values: expected patches of at least one image, got none; leave images out'] =
+            message(n.ids, { image_grid_thw = {}, pixel_values = tide.zeros { 0, 24 } }),
+         ['patches: the grids have 24 patches of 24 numbers'] = raised(model.visual,
+            tide.zeros { 3, 24 }, { { 1, 4, 6 } }).message,
+         ["argument 'grids[1]': expected { frames, rows, columns }"] = raised(model.visual,
+            tide.zeros { 3, 24 }, { { 1, 4 } }).message,
          ['pixel_values and image_grid_thw: give both of them or none'] =
             raised(model, n.ids, { pixel_values = o.pixel_values }).message,
          ["argument 'image_grid_thw[1]': expected { frames, rows, columns } of patches, rows and "
@@ -315,7 +321,7 @@ describe('qwen2_5_vl', function()
          ["vision_config.model_type': expected one of"] = function(_, _, v)
             v.model_type = 'siglip'
          end,
-         ["unknown field 'deepstack_visual_indexes'"] = function(_, _, v)
+         ["vision_config: unknown field 'deepstack_visual_indexes'"] = function(_, _, v)
             v.deepstack_visual_indexes = { 1 }
          end,
          ["argument 'vision_config': expected a table, got nil"] = function(c)

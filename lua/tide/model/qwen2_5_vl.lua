@@ -251,14 +251,6 @@ end
 
 -- ---- features ----------------------------------------------------------------------------------
 
--- Raises unless patches [N, P] are those of the grids.
-local function check_patches(self, name, patches, grids)
-   local n, P = grid_.patches(grids), self.visual:patch_numel()
-   err.raise_if(patches:size(1) ~= n or patches:size(2) ~= P, 'E_SHAPE', op, '%s: the grids have '
-      .. '%d patches of %d numbers (in_channels temporal_patch_size patch_size^2), got [%d, %d]',
-      name, n, P, patches:size(1), patches:size(2))
-end
-
 -- Returns the patches of a call, images before videos, and their grids; nil without any.
 local function patches_of(self, o)
    local m, list, grids = self.config.vision_config.spatial_merge_size, {}, {}
@@ -267,7 +259,7 @@ local function patches_of(self, o)
       local patches = o[names[1]]
       if patches then
          local read = grid_.read(op, names[2], o[names[2]], m)
-         check_patches(self, names[1], patches, read)
+         self.visual:check_patches(names[1], patches, read)
          list[#list + 1] = patches
          for _, g in ipairs(read) do grids[#grids + 1] = g end
       end
