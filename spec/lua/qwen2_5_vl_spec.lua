@@ -274,6 +274,8 @@ describe('qwen2_5_vl', function()
             message(n.ids, { image_grid_thw = {}, pixel_values = tide.zeros { 0, 24 } }),
          ['patches: the grids have 24 patches of 24 numbers'] = raised(model.visual,
             tide.zeros { 3, 24 }, { { 1, 4, 6 } }).message,
+         ["argument 'patches': expected a tensor [N, P], got nil"] = raised(model.visual, nil,
+            { { 1, 4, 6 } }).message,
          ["argument 'grids[1]': expected { frames, rows, columns }"] = raised(model.visual,
             tide.zeros { 3, 24 }, { { 1, 4 } }).message,
          ['pixel_values and image_grid_thw: give both of them or none'] =

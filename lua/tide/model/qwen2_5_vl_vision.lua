@@ -105,6 +105,8 @@ function Patches:forward(x)
    return tide.linear(x, self.weight:reshape(self.weight:size(1), x:size(2)))
 end
 
+private.note(Patches.forward)
+
 -- A module that only holds others.
 local Group = class('Qwen2_5_VisionGroup', Module)
 Group.mixes, Group.holds_parts = false, true
@@ -222,6 +224,7 @@ end
 -- Raises unless patches [N, P] are those of the grids. name: of the argument.
 function Vision:check_patches(name, patches, grids)
    local n, P = grid_.patches(grids), self:patch_numel()
+   err.arg_if(not tide.is_tensor(patches), op, name, 'a tensor [N, P]', patches)
    err.raise_if(n == 0, 'E_ARG', op, '%s: expected patches of at least one image, got none; leave '
       .. 'images out of a call without any', name)
    err.raise_if(patches.ndim ~= 2 or patches:size(1) ~= n or patches:size(2) ~= P, 'E_SHAPE', op,
@@ -249,9 +252,10 @@ end
 -- Returns features [N / m m, O] of patches [N, P] of images and videos. grids: { t, h, w } in
 -- patches, N together, as a list or a tensor [images, 3].
 function Vision:forward(patches, grids)
-   local c, device = self.config, patches.device
+   local c = self.config
    grids = grid_.read(op, 'grids', grids, c.spatial_merge_size)
    self:check_patches('patches', patches, grids)
+   local device = patches.device
    local unit = c.spatial_merge_size ^ 2
    local side = math.floor(math.floor(c.window_size / c.spatial_merge_size) / c.patch_size)
    local lay = grid_.layout(grids, c.spatial_merge_size, side)
@@ -272,4 +276,4 @@ function Vision:forward(patches, grids)
 end
 private.note(Vision.forward)
 
-return signature.doors(op, Vision, { forward = { 'patches: tensor [N, P]; grids: any', op = op } })
+return Vision
