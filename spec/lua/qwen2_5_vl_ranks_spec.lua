@@ -58,7 +58,9 @@ local function on_rank(rank, _, dir, mesh, out, how)
    local step = t.train.step.new { model = model:train(), parallel = run.sharded, comm = run.comm,
       optim = t.optim.SGD(run.params, { lr = 1 }) }
    local loss = step:run(mine).loss
-   t.model.save(run.sharded or model, out, { dtype = 'f64' })
+   if run.sharded or rank == 0 then
+      t.model.save(run.sharded or model, out, { dtype = 'f64' })
+   end
    return loss
 end
 
@@ -80,8 +82,11 @@ local cases = {
    { 'dp_shard 2', 2, { dp_shard = 2 }, { case = 'mixed', rows = true } },
    { 'dp_shard 2, one without images', 2, { dp_shard = 2 },
       { case = 'mixed', rows = true, text = true } },
+   { 'dp 2, one without images', 2, { dp = 2 }, { case = 'mixed', rows = true, text = true } },
    { 'dp_shard 2 x cp 2', 4, { dp_shard = 2, cp = 2 }, { case = 'mixed', rows = true } },
    { 'tp 2', 2, { tp = 2 }, { case = 'mixed' } },
+   { 'dp_shard 2 x tp 2, one without images', 4, { dp_shard = 2, tp = 2 },
+      { case = 'mixed', rows = true, text = true } },
 }
 
 describe('qwen2_5_vl over ranks', function()
@@ -106,6 +111,30 @@ describe('qwen2_5_vl over ranks', function()
          end)
       end)
    end
+
+   it('reads texts with sequence_parallel, and refuses images there', function()
+      local function on(_, _, mesh, options, has)
+         local t = require 'tide'
+         local case_ = require 'spec.lua.vlm_case'
+         local copy = require 'tide.util.copy'
+         local what = { family = 'qwen2_5_vl', config = case_.config 'mixed' }
+         local run = t.parallel.plan(what, mesh, options):materialise { seed = 1 }
+         local n, o = case_.numbers 'mixed', case_.images 'mixed'
+         if has then return run.model(n.ids, copy({ attention_mask = n.mask }, o)) end
+         local ids = t.tensor({ { 3, 4, 5, 6, 7, 8 } }, { dtype = 'i64' })
+         run.model:loss(ids, ids, { count = 6 }):backward()
+         if run.sharded then run.sharded:finish() end
+         return t.no_grad(function() return run.model:loss(ids, ids, { count = 6 }):item() end)
+      end
+      local want = ranks.run(1, on, { dp_shard = 1 }, {})[1]
+      local parts = { tp = { sequence_parallel = true } }
+      for _, loss in ipairs(ranks.run(4, on, { dp_shard = 2, tp = 2 }, parts)) do
+         assert.near(want, loss, 1e-5)
+      end
+      local said = ranks.try(2, on, { tp = 2 }, parts, true)[1]
+      assert.matches('sequence_parallel is not supported with images; leave it out',
+         said.message, 1, true)
+   end)
 
    it('needs the places of images that whole rows show, where tokens are cut', function()
       ranks.fail(2, function()

@@ -110,6 +110,39 @@ describe('qwen2_5_vl', function()
       end)
    end)
 
+   it('has as many parameters as a published model', function()
+      local model = tide.model.qwen2_5_vl({
+         architectures = { 'Qwen2_5_VLForConditionalGeneration' }, model_type = 'qwen2_5_vl',
+         vocab_size = 151936, hidden_size = 2048, torch_dtype = 'bfloat16',
+         intermediate_size = 11008, num_hidden_layers = 36, num_attention_heads = 16,
+         num_key_value_heads = 2, tie_word_embeddings = true, hidden_act = 'silu',
+         max_position_embeddings = 128000, max_window_layers = 70, sliding_window = 32768,
+         use_sliding_window = false, rope_theta = 1e6, rms_norm_eps = 1e-6,
+         vision_token_id = 151654,
+         rope_scaling = { type = 'mrope', mrope_section = { 16, 24, 24 } },
+         vision_config = { depth = 32, hidden_act = 'silu', hidden_size = 1280, num_heads = 16,
+            intermediate_size = 3420, in_chans = 3, out_hidden_size = 2048, patch_size = 14,
+            spatial_merge_size = 2, spatial_patch_size = 14, window_size = 112,
+            fullatt_block_indexes = { 7, 15, 23, 31 }, tokens_per_second = 2,
+            temporal_patch_size = 2 },
+      }, { device = 'null' })
+      assert.equal(3754622976, model:num_parameters())
+      assert.same({ 'torch_dtype', 'vision_config.spatial_patch_size' }, model.unused_fields)
+   end)
+
+   it('rounds the times of frames as transformers does', function()
+      local model = case.model 'video'
+      local ids = tide.full({ 1, 11 }, 37, { dtype = 'i64' })
+      for seconds, want in each { [0.7] = { 0, 1, 2, 4, 5, 7, 8, 9, 11, 12, 14 },
+         [0.15] = { 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3 } } do
+         local positions = model:rope_index(ids, { video_grid_thw = { { 11, 2, 2 } },
+            second_per_grid_ts = tide.tensor({ seconds }, { dtype = 'f32' }) })
+         local got = positions:tolist()[1][1]
+         for t, p in ipairs(got) do got[t] = tonumber(p) end
+         assert.same(want, got)
+      end
+   end)
+
    it('has default sections in the proportion of published models', function()
       local config = case.config 'image'
       config.text_config.rope_parameters.mrope_section = nil
@@ -237,6 +270,14 @@ describe('qwen2_5_vl', function()
             message(tide.cat({ n.ids, n.ids }, 2)),
          ['pixel_values: the grids have 28 patches of 24 numbers'] = message(n.ids, {
             image_grid_thw = grid }),
+         ['pixel_values: expected patches of at least one image, got none; leave images out'] =
+            message(n.ids, { image_grid_thw = {}, pixel_values = tide.zeros { 0, 24 } }),
+         ['patches: the grids have 24 patches of 24 numbers'] = raised(model.visual,
+            tide.zeros { 3, 24 }, { { 1, 4, 6 } }).message,
+         ["argument 'patches': expected a tensor [N, P], got nil"] = raised(model.visual, nil,
+            { { 1, 4, 6 } }).message,
+         ["argument 'grids[1]': expected { frames, rows, columns }"] = raised(model.visual,
+            tide.zeros { 3, 24 }, { { 1, 4 } }).message,
          ['pixel_values and image_grid_thw: give both of them or none'] =
             raised(model, n.ids, { pixel_values = o.pixel_values }).message,
          ["argument 'image_grid_thw[1]': expected { frames, rows, columns } of patches, rows and "
@@ -282,7 +323,7 @@ describe('qwen2_5_vl', function()
          ["vision_config.model_type': expected one of"] = function(_, _, v)
             v.model_type = 'siglip'
          end,
-         ["unknown field 'deepstack_visual_indexes'"] = function(_, _, v)
+         ["vision_config: unknown field 'deepstack_visual_indexes'"] = function(_, _, v)
             v.deepstack_visual_indexes = { 1 }
          end,
          ["argument 'vision_config': expected a table, got nil"] = function(c)

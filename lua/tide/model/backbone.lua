@@ -61,11 +61,13 @@ local function placed(self, x, n, at, is_own)
 end
 
 -- Returns what the first block reads of ids or of given embeddings, and whether it may be given up:
--- the caller's may not. scales_given: embed_scale counts for given embeddings, too.
+-- the caller's may not (at.is_made: the model has made them). scales_given: embed_scale counts for
+-- given embeddings, too.
 local function embedded(self, x, at)
-   local is_own, n, scale = x.ndim == 2, x:size(2), self.embed_scale
-   if not is_own and not self.scales_given then scale = nil end
-   if is_own then x = self[self._form.embed](x) end
+   local is_ids, n, scale = x.ndim == 2, x:size(2), self.embed_scale
+   local is_own = is_ids or at.is_made
+   if not is_ids and not self.scales_given then scale = nil end
+   if is_ids then x = self[self._form.embed](x) end
    if self._form.positions then x, is_own = placed(self, x, n, at, is_own), true end
    if not scale then return x, is_own end
    local y = x * scale
@@ -210,10 +212,10 @@ function Backbone:hidden(ids, opts, rows)
       rows)
    opts = self._read_place(self.op, opts)
    local context = nn.context.of(self.op, opts, ids)
+   check_parts(self, ids)
    local x = self:_inputs(ids, opts, context)
-   check_parts(self, x)
    local at = placement(self, opts, ids, context)
-   at.last_rows = rows
+   at.last_rows, at.is_made = rows, not rawequal(x, ids)
    return self[self.form.body](x, at)
 end
 private.note(Backbone.hidden)

@@ -2,8 +2,9 @@
 --
 -- A vision tower makes a feature for each token of image_token_id or video_token_id, which takes
 -- the place of its embedding. Rotary positions have three rows (M-RoPE: time, height and width).
--- Parameters have the names of published files: visual.*, and those of Qwen2. Legend: B batch, T
--- tokens, C model width, N patches, P numbers of a patch, F features.
+-- Parameters have the names of published files: visual.*, and those of Qwen2.
+--
+-- Legend: B batch, T tokens, C model width, N patches, P numbers of a patch, F features.
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
@@ -136,7 +137,7 @@ function VL:_blocks(c, opts)
    return Llama._blocks(self, c, opts)
 end
 
--- Returns the number of parameters that multiply something for each token: those of the text.
+-- Returns how many numbers multiply something for each token: those of the text.
 function VL:multiplying() return CausalLM.multiplying(self) - CausalLM._whole_numel(self.visual) end
 
 -- ---- images of a call --------------------------------------------------------------------------
@@ -190,6 +191,17 @@ local function documents_of(o)
    return index and (index:select(3, 1):to 'i64' + 1):tolist() or nil
 end
 
+-- Returns the first position of each frame of videos, from 0: lists of whole numbers, of products
+-- in f32 as transformers makes them.
+local function times_of(self, o, grids)
+   local times, rate = {}, self.config.vision_config.tokens_per_second
+   for i, s in ipairs(seconds_of(o.second_per_grid_ts, #grids)) do
+      local step = tide.tensor({ s }, { dtype = 'f32' }) * rate
+      times[i] = (tide.arange(grids[i][1], { dtype = 'f32' }) * step):floor():tolist()
+   end
+   return times
+end
+
 -- Returns what ids [B, T] and the grids of a call say, for vision_grid.
 local function said_of(self, ids, o)
    local c = self.config
@@ -198,8 +210,7 @@ local function said_of(self, ids, o)
       video = grid_.read(op, 'video_grid_thw', o.video_grid_thw, merge) }
    return { op = op, rows = ids:tolist(), docs = documents_of(o), grids = grids, merge = merge,
       ids = { image = c.image_token_id, video = c.video_token_id },
-      seconds = seconds_of(o.second_per_grid_ts, #grids.video),
-      tokens_per_second = c.vision_config.tokens_per_second }
+      times = times_of(self, o, grids.video) }
 end
 
 local function i64(list, device) return tide.tensor(list, { dtype = 'i64', device = device }) end
@@ -240,14 +251,6 @@ end
 
 -- ---- features ----------------------------------------------------------------------------------
 
--- Raises unless patches [N, P] are those of the grids.
-local function check_patches(self, name, patches, grids)
-   local n, P = grid_.patches(grids), self.visual:patch_numel()
-   err.raise_if(patches:size(1) ~= n or patches:size(2) ~= P, 'E_SHAPE', op, '%s: the grids have '
-      .. '%d patches of %d numbers (in_channels temporal_patch_size patch_size^2), got [%d, %d]',
-      name, n, P, patches:size(1), patches:size(2))
-end
-
 -- Returns the patches of a call, images before videos, and their grids; nil without any.
 local function patches_of(self, o)
    local m, list, grids = self.config.vision_config.spatial_merge_size, {}, {}
@@ -256,7 +259,7 @@ local function patches_of(self, o)
       local patches = o[names[1]]
       if patches then
          local read = grid_.read(op, names[2], o[names[2]], m)
-         check_patches(self, names[1], patches, read)
+         self.visual:check_patches(names[1], patches, read)
          list[#list + 1] = patches
          for _, g in ipairs(read) do grids[#grids + 1] = g end
       end
@@ -329,9 +332,13 @@ local function joined(self, ids, rows, features)
    err.raise_if(T ~= ids:size(2), 'E_UNSUPPORTED', op, 'sequence_parallel is not supported with '
       .. 'images; leave it out')
    local text = tide.arange(n, { dtype = 'i64', device = ids.device })
-   local from = rows and tide.where(rows:ge(0), rows + n, text:reshape(B, T)):reshape(n) or text
-   local all = tide.cat({ x:reshape(n, C), features:to(x.dtype) }, 1)
-   return all:index_select(1, from):reshape(B, T, C)
+   local from = tide.where(rows:ge(0), rows + n, text:reshape(B, T)):reshape(n)
+   features = private.replace(features, features:to(x.dtype))
+   x = private.replace(x, x:reshape(n, C))
+   local all = tide.cat({ x, features }, 1)
+   private.spend(x, features)
+   local y = private.replace(all, all:index_select(1, from))
+   return private.replace(y, y:reshape(B, T, C))
 end
 
 -- Refuses images beside what shows no place for them: embeddings, and a part of a row without the
@@ -345,20 +352,30 @@ local function check_images(ids, o, context)
    end
 end
 
--- Completes the positions of a call, see Backbone._inputs.
+-- Returns ids or given embeddings as embeddings on which features hang that stand for no token, so
+-- that backward reaches the tower.
+local function beside(self, x, features)
+   local made = x.ndim == 2 and self[self.form.body][self.form.embed](x) or nil
+   x = made or x
+   local y = x + features:narrow(1, 1, 0):sum():to(x.dtype)
+   private.spend(made, features)
+   return y
+end
+
+-- See Backbone._inputs. Completes the positions.
 function VL:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
    if has then check_images(ids, o, context) else check_text(self, ids, o) end
    local features = features_of(self, o, context)
    if not features then return ids end
-   if ids.ndim == 3 then return ids + features:narrow(1, 1, 0):sum():to(ids.dtype) end
+   if not has then return beside(self, ids, features) end
    local where = o
    if context and context.size == 1 then
       where = copy({ index = context:q_index(ids.device) }, copy(o))
       where.attention_mask = nil
    end
-   local rows = has and rows_of(self, ids, where) or nil
-   if has and o.positions == nil then o.positions = positions_of(self, ids, where) end
+   local rows = rows_of(self, ids, where)
+   if o.positions == nil then o.positions = positions_of(self, ids, where) end
    return joined(self, ids, rows, features)
 end
 private.note(VL._inputs)

@@ -55,10 +55,10 @@ local rules = {
       num_attention_heads = 'num_heads' },
    free = 'spatial_patch_size', translate = translate,
    where = signature.options {
-      'where hidden_size % (4 * num_heads) == 0 -- vision_config: hidden_size ({hidden_size}) must '
-         .. 'be a multiple of {4 * num_heads}: heads of pairs of channels for rows and columns',
-      'where window_size >= patch_size * spatial_merge_size -- vision_config: window_size '
-         .. '({window_size}) must hold a block of {patch_size * spatial_merge_size} pixels' },
+      'where hidden_size % (4 * num_heads) == 0 -- hidden_size ({hidden_size}) must be a multiple '
+         .. 'of {4 * num_heads}: heads of pairs of channels for rows and columns',
+      'where window_size >= patch_size * spatial_merge_size -- window_size ({window_size}) must '
+         .. 'hold a block of {patch_size * spatial_merge_size} pixels' },
 }
 
 local types = { 'qwen2_5_vl', 'qwen2_5_vl_vision' }
@@ -76,7 +76,8 @@ function Vision.read(config, width)
    end
    c.model_type, c.architectures = nil, nil
    local unused
-   c, unused = published.read(op, c, rows, rules)
+   local problem = err.problem(function() c, unused = published.read(op, c, rows, rules) end)
+   err.raise_if(problem, 'E_ARG', op, 'vision_config: %s', tostring(problem))
    c.out_hidden_size = c.out_hidden_size or width
    err.raise_if(c.out_hidden_size ~= width, 'E_ARG', op, 'vision_config.out_hidden_size (%d) must '
       .. 'be the hidden_size of the text model (%s)', c.out_hidden_size, tostring(width))
@@ -104,6 +105,8 @@ function Patches:forward(x)
    x = x:to(self.weight.dtype)
    return tide.linear(x, self.weight:reshape(self.weight:size(1), x:size(2)))
 end
+
+private.note(Patches.forward)
 
 -- A module that only holds others.
 local Group = class('Qwen2_5_VisionGroup', Module)
@@ -219,6 +222,17 @@ function Vision:patch_numel()
    return c.in_channels * c.temporal_patch_size * c.patch_size ^ 2
 end
 
+-- Raises unless patches [N, P] are those of the grids. name: of the argument.
+function Vision:check_patches(name, patches, grids)
+   local n, P = grid_.patches(grids), self:patch_numel()
+   err.arg_if(not tide.is_tensor(patches), op, name, 'a tensor [N, P]', patches)
+   err.raise_if(n == 0, 'E_ARG', op, '%s: expected patches of at least one image, got none; leave '
+      .. 'images out of a call without any', name)
+   err.raise_if(patches.ndim ~= 2 or patches:size(1) ~= n or patches:size(2) ~= P, 'E_SHAPE', op,
+      '%s: the grids have %d patches of %d numbers (in_channels temporal_patch_size patch_size^2), '
+      .. 'got [%s]', name, n, P, table.concat(patches.shape, ', '))
+end
+
 -- Returns the work of a frame of a grid, in products of a patch with a channel: the layers take 4 C
 -- + 3 F a patch, of which an MLP has F inner ones, and whole attention as much as there are
 -- patches.
@@ -236,10 +250,13 @@ function Vision:blank(like)
       { { 1, m, m } }
 end
 
--- Returns features [N / m m, O] of patches [N, P] of images and videos. grids: a list of { t, h, w
--- } in patches, which are N together.
+-- Returns features [N / m m, O] of patches [N, P] of images and videos. grids: { t, h, w } in
+-- patches, N together, as a list or a tensor [images, 3].
 function Vision:forward(patches, grids)
-   local c, device = self.config, patches.device
+   local c = self.config
+   grids = grid_.read(op, 'grids', grids, c.spatial_merge_size)
+   self:check_patches('patches', patches, grids)
+   local device = patches.device
    local unit = c.spatial_merge_size ^ 2
    local side = math.floor(math.floor(c.window_size / c.spatial_merge_size) / c.patch_size)
    local lay = grid_.layout(grids, c.spatial_merge_size, side)

@@ -11,7 +11,7 @@ local err = require 'tide.util.err'
 
 local grid_ = {}
 
-local floor, max, min = math.floor, math.max, math.min
+local max, min = math.max, math.min
 
 -- Returns a list of grids { t, h, w } from a tensor [N, 3] or such a list; an empty one for nil.
 -- name: of the argument; merge: what rows and columns must be multiples of.
@@ -127,7 +127,8 @@ local function each_run(o, fn)
          return u <= #row and kind_of(row[u]) == id and (not docs or docs[u] == doc)
       end
       while t <= #row do
-         local kind, doc, last = kind_of(row[t]), docs and docs[t], t
+         local doc, last = docs and docs[t], t
+         local kind = doc ~= 0 and kind_of(row[t])
          if kind then
             local i = used[kind] + 1
             local g = o.grids[kind][i]
@@ -152,11 +153,11 @@ local function each_run(o, fn)
 end
 
 -- Puts the three positions of the tokens of a grid from column `first` on, `at` being the position
--- behind the text before. step: of the first position, from frame to frame.
-local function put_grid(rows, first, at, g, merge, step)
+-- behind the text before. times: how much later than that the frames are; nil: an image.
+local function put_grid(rows, first, at, g, merge, times)
    local high, wide, t = g[2] / merge, g[3] / merge, first
    for frame = 0, g[1] - 1 do
-      local time = at + floor(frame * step)
+      local time = at + (times and times[frame + 1] or frame)
       for y = 0, high - 1 do
          for x = 0, wide - 1 do
             rows[1][t], rows[2][t], rows[3][t] = time, at + y, at + x
@@ -168,7 +169,7 @@ end
 
 -- Returns the positions of tokens, three lists (time, height, width) of rows, and how much the
 -- largest position of each row exceeds that of its last token in a plain text. o: as of each_run,
--- and seconds (a number for each video), tokens_per_second.
+-- and times (of the frames of each video).
 function grid_.positions(o)
    local lists, deltas, at, doc_of, most, n = { {}, {}, {} }, {}, {}, {}, {}, {}
    for b, row in ipairs(o.rows) do
@@ -187,8 +188,7 @@ function grid_.positions(o)
       n[b] = n[b] + last - first + 1
       if kind then
          local g = o.grids[kind][i]
-         put_grid(rows, first, at[b], g, o.merge,
-            kind == 'video' and o.seconds[i] * o.tokens_per_second or 1)
+         put_grid(rows, first, at[b], g, o.merge, kind == 'video' and o.times[i] or nil)
          at[b] = at[b] + max(g[2], g[3]) / o.merge
       else
          for t = first, last do
