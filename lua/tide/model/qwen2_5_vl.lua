@@ -362,7 +362,7 @@ local function beside(self, x, features)
    return y
 end
 
--- See Backbone._inputs. Completes the positions.
+-- Completes the positions of a call, see Backbone._inputs.
 function VL:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
    if has then check_images(ids, o, context) else check_text(self, ids, o) end
