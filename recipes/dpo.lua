@@ -73,7 +73,7 @@ local function train(self, opt)
    -- The result.
    if result.val_loss then self:print('validation loss %.4f per pair', result.val_loss) end
    self:print('the run is in %s', opt.out)
-   chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
+   chats.export(self, opt, chats.chosen(opt, run, result), model)
 end
 
 return job.main({ name = 'dpo', title = 'train a model on preferred answers (DPO, IPO)',

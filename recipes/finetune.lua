@@ -65,7 +65,7 @@ local function train(self, opt)
 
    -- The result.
    text.summary(self, opt, corpus, result)
-   chats.export(self, opt, chats.chosen(opt, run, result), model.adapter ~= nil)
+   chats.export(self, opt, chats.chosen(opt, run, result), model)
 end
 
 return job.main({ name = 'finetune', title = 'fine-tune a model on chats',

@@ -6,7 +6,7 @@
 --    tide run recipes/generate.lua --from models/llama --ids "1 450 4996"
 --
 -- The folder's tokenizer turns text into ids. Without one, a model whose vocabulary is not bytes
--- continues --ids and prints ids. Options that are not given come from the folder's
+-- continues --ids and prints ids. Options that are not given are those of the folder's
 -- generation_config.json. With --chat each line of standard input is a message.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit

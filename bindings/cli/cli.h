@@ -46,7 +46,8 @@ typedef struct run_options {
 void cli_watch_signals(void);
 /* Sets what a signal interrupts: one context, several ranks, or (both null) nothing. */
 void cli_set_running(tide_ctx *ctx, tide_host_ranks *ranks);
-void cli_set_prompt(void);  /* makes SIGINT stop only the running line */
+/* Makes SIGINT stop only the running line, and SIGTERM end the program. */
+void cli_set_prompt(void);
 /* Sets the ranks of a prompt, which SIGINT stops; null: none. */
 typedef struct cli_board cli_board;
 void cli_set_ranks(tide_host_ranks *ranks, cli_board *board);
@@ -192,8 +193,8 @@ const cli_rank_end *cli_board_first_end(const cli_board *b);
 
 /* Whether a line of a rank runs, and on which thread. */
 typedef struct cli_busy { pthread_t thread; atomic_bool on, over; } cli_busy;
-/* Puts busy(on) into package.loaded['tide.host'], which declares that a line runs. b null: on the
- * main thread. Returns 0, or a status of Lua. */
+/* Puts line(fn) into package.loaded['tide.host'], which calls fn as a line. b null: on the main
+ * thread. Returns 0, or a status of Lua. */
 int  cli_busy_watch(lua_State *L, cli_busy *b);
 /* Ends the watch before the state closes, perhaps in a line; on its thread. */
 void cli_busy_end(cli_busy *b);

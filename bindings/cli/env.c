@@ -31,13 +31,20 @@ static int distance(const char *a, const char *b)
   return row[nb];
 }
 
+static bool is_upper(const char *name)
+{
+  for (; *name; name++)
+    if (islower((unsigned char)*name)) return false;
+  return true;
+}
+
 /* Returns the parameter that a name probably means; NULL if it is one, or close to none. */
 static const char *meant(const char *name)
 {
   const char *near = NULL;
   for (int i = 0; i < tide_param_count(); i++) {
     int d = distance(name, tide_param_name(i));
-    if (d == 0) return NULL;
+    if (d == 0) return is_upper(name) ? NULL : tide_param_name(i);
     if (d <= (strlen(name) > 4 ? 2 : 1)) near = tide_param_name(i);
   }
   return near;

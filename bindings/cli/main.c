@@ -8,6 +8,7 @@
  * after a signal.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,8 +190,18 @@ static void raise_open_files(void)
   setrlimit(RLIMIT_NOFILE, &r); /* a refusal leaves the limit as it is */
 }
 
+/* Keeps the numbers of standard files that are closed: a file of the recipe would get one, and then
+ * what is printed. Reading and writing there fail as before. */
+static void hold_standard_files(void)
+{
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+      return; /* no more files: the recipe cannot open one either */
+}
+
 int main(int argc, char **argv)
 {
+  hold_standard_files();
   raise_open_files();
   bound_spinning(argv);
   return cli_end_output(run_command(argc, argv));

@@ -201,10 +201,22 @@ static int parse_run(const char *command, int argc, char **argv, run_options *o)
   return 0;
 }
 
-static int check_recipe(const char *path)
+/* A pipe is empty for the second rank or attempt that reads it. */
+static int check_read_once(const run_options *o, mode_t mode)
+{
+  bool often = o->nrank > 1 || o->nproc > 0 || o->max_restarts > 0 || cli_is_placed();
+  if (!often || S_ISREG(mode)) return 0;
+  fprintf(stderr, "tide: run: '%s' is no regular file, and several ranks or attempts would read "
+          "it; write the recipe to a file\n", o->recipe);
+  return EXIT_USAGE;
+}
+
+static int check_recipe(const run_options *o)
 {
   struct stat what;
-  if (stat(path, &what) == 0 && access(path, R_OK) == 0 && !S_ISDIR(what.st_mode)) return 0;
+  const char *path = o->recipe;
+  if (stat(path, &what) == 0 && access(path, R_OK) == 0 && !S_ISDIR(what.st_mode))
+    return check_read_once(o, what.st_mode);
   bool is_there = access(path, F_OK) == 0, readable = access(path, R_OK) == 0;
   fprintf(stderr, "tide: run: cannot read '%s'%s", path, readable ? ": it is a folder" : "");
   if (!is_there) cli_suggest_recipe(path);
@@ -295,7 +307,7 @@ int cli_run(const char *command, const char *code, int argc, char **argv)
   snprintf(name, sizeof name, "=%s", command);
   run_options o = {.nrank = 1, .grace = -1, .code = code, .recipe = name};
   int rc = parse_run(command, argc, argv, &o);
-  if (!rc && !code) rc = check_recipe(o.recipe);
+  if (!rc && !code) rc = check_recipe(&o);
   if (rc) return rc;
   const char *world = o.nrank > 1 ? getenv("OMPI_COMM_WORLD_SIZE") : NULL;
   if (world && atoi(world) > 1) {

@@ -3,13 +3,16 @@
  * The first SIGINT or SIGTERM requests a stop of the running contexts (tide_interrupt; a loop that
  * calls tide.interrupted() ends its step and saves), the second makes the next op raise
  * E_INTERRUPT, the third exits at once. At the prompt SIGINT stops the running line, on all ranks,
- * and never exits.
+ * and never exits; SIGTERM ends the program, with the terminal as it was. A limit on the size of
+ * files (SIGXFSZ) is an error of the write, EFBIG, for what Lua writes, too.
  *
  * The mutable statics are the state of the signal handler; there is one program.
  */
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,7 +22,8 @@ static tide_ctx *volatile running_ctx;          /* one rank, or the prompt */
 static tide_host_ranks *volatile running_ranks; /* several */
 static cli_board *volatile running_board;       /* of a prompt's ranks */
 static volatile sig_atomic_t seen_signal, seen_count, at_prompt;
-static volatile sig_atomic_t placed_rank = -1, quiet_launcher;
+static volatile sig_atomic_t placed_rank = -1, quiet_launcher, has_terminal;
+static struct termios terminal; /* as it was when the prompt began */
 
 static void interrupt_all(void)
 {
@@ -61,8 +65,26 @@ static bool is_repeat(void)
   return since < 0.3;
 }
 
-static void on_signal(int sig)
+/* Ends the prompt as the signal does by default. A program in the background that sets the terminal
+ * would be stopped. */
+static void end_as_default(int sig)
 {
+  static const char no_paste[] = "\033[?2004l\r\n";
+  if (has_terminal && tcgetpgrp(STDIN_FILENO) == getpgrp()) {
+    tcsetattr(STDIN_FILENO, TCSANOW, &terminal);
+    ssize_t n = write(STDIN_FILENO, no_paste, sizeof no_paste - 1);
+    (void)n;
+  }
+  signal(sig, SIG_DFL);
+  raise(sig);
+}
+
+static void act_on(int sig)
+{
+  if (at_prompt && sig == SIGTERM && placed_rank < 0) {
+    end_as_default(sig);
+    return;
+  }
   if (at_prompt && (sig == SIGINT || sig == SIGUSR1)) {
     cli_interrupt_line();
     return;
@@ -78,12 +100,25 @@ static void on_signal(int sig)
   interrupt_all();
 }
 
+/* The interrupted call still reads its errno. */
+static void on_signal(int sig)
+{
+  int saved = errno;
+  act_on(sig);
+  errno = saved;
+}
+
+/* Programs that the recipe starts get the default again; an ignored signal stays ignored there. */
+static void on_limit(int sig) { (void)sig; }
+
 void cli_watch_signals(void)
 {
   struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
+  action.sa_handler = on_limit;
+  sigaction(SIGXFSZ, &action, NULL);
 }
 
 void cli_watch_launcher(void)
@@ -105,7 +140,12 @@ void cli_set_ranks(tide_host_ranks *ranks, cli_board *board)
   running_board = board;
 }
 
-void cli_set_prompt(void) { at_prompt = 1; }
+void cli_set_prompt(void)
+{
+  has_terminal = tcgetattr(STDIN_FILENO, &terminal) == 0;
+  at_prompt = 1;
+}
+
 void cli_set_placed(int rank)
 {
   quiet_launcher = getenv("OMPI_MCA_orte_execute_quiet") != NULL; /* mpirun --quiet */

@@ -294,7 +294,8 @@ static void start_threads(tide_host_ranks *r)
   pthread_attr_setstacksize(&attr, STACK_BYTES);
   for (int i = 0; i < r->nrank; i++) {
     if (start_thread(&r->rows[i], &attr)) continue;
-    rank_fail(&r->rows[i], TIDE_E_NOMEM, "the system refused a thread for this rank");
+    rank_fail(&r->rows[i], TIDE_E_NOMEM, "the system refused a thread for this rank; "
+              "start fewer ranks, or raise ulimit -u or the pids.max of the cgroup");
     break;
   }
   pthread_attr_destroy(&attr);

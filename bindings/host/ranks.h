@@ -12,13 +12,12 @@
 #ifndef TIDE_RANKS_H
 #define TIDE_RANKS_H
 
-#include <lua.h>
-
 #include "tide/tide.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+#include <lua.h> /* has no C linkage of its own */
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
 #endif

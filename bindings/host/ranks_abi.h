@@ -8,7 +8,8 @@ typedef struct tide_host_chunks tide_host_chunks;
 /* Makes a job. nrank in [1, 1024]. root as in tide_lua_open. NULL: out of memory or a wrong
  * nrank. */
 tide_host_ranks *tide_host_ranks_new(int nrank, const char *root);
-/* Sets what every rank runs: a chunk (source or bytecode, copied) or a file. 0, E_ARG, E_NOMEM. */
+/* Sets what every rank runs: a chunk (source or bytecode, copied) or a regular file. 0, E_ARG,
+ * E_NOMEM. */
 int tide_host_ranks_code(tide_host_ranks *r, const char *code, size_t n, const char *name);
 int tide_host_ranks_file(tide_host_ranks *r, const char *path);
 /* Appends a string argument. */

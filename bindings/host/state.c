@@ -162,6 +162,26 @@ static int refuse(int status, char *msg, size_t n, const char *text)
   return status;
 }
 
+/* Returns whether the program has brought a Lua of its own whose functions hide those of LuaJIT
+ * from this library: luaL_newstate lies where lua_callk does, which LuaJIT has not. */
+static bool is_hidden(Dl_info *other)
+{
+  Dl_info found;
+  void *later = dlsym(RTLD_DEFAULT, "lua_callk"); /* Lua 5.2 and later; 5.1 opens, and lacks ffi */
+  return later && dladdr(later, other) &&
+         dladdr(address_of((void (*)(void))luaL_newstate), &found) &&
+         found.dli_fbase == other->dli_fbase;
+}
+
+static int refuse_other_lua(char *msg, size_t n, const Dl_info *other)
+{
+  if (msg && n)
+    snprintf(msg, n, "tide_lua_open: the Lua in '%s' hides LuaJIT, which tide needs; link the "
+             "program to LuaJIT, or do not export its own Lua (no -rdynamic, RTLD_LOCAL)",
+             other->dli_fname);
+  return TIDE_E_HOST;
+}
+
 int host_error_text(lua_State *L)
 {
   if (luaL_callmeta(L, 1, "__tostring")) return 1;
@@ -185,6 +205,8 @@ int host_state_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_
   if (!root && !tide__pack)
     return refuse(TIDE_E_IO, msg, n, "tide_lua_open: the Lua files of tide were not found next to "
                   "the library; give their folder as 'root'");
+  Dl_info other;
+  if (is_hidden(&other)) return refuse_other_lua(msg, n, &other);
   lua_State *L = luaL_newstate();
   if (!L) return refuse(TIDE_E_NOMEM, msg, n, "tide_lua_open: no memory for a Lua state");
   open_job job = {ctx, root, chunks};

@@ -9,7 +9,8 @@ local function help(topic)
    return text
 end
 
--- Text as roff prints it: no macros at the start of a line, minus signs that can be copied.
+-- Returns a text as roff prints it: no macros at the start of a line, minus signs that can be
+-- copied.
 local function roff(text)
    return (text:gsub('\\', '\\e'):gsub('%-', '\\-'):gsub('%f[^\n%z]([.\'])', '\\&%1'))
 end

@@ -77,7 +77,7 @@ local function is_inside(source)
    return false
 end
 
--- "file:line" of the innermost frame that belongs to the caller of the library, or nil.
+-- Returns "file:line" of the innermost frame that belongs to the caller of the library, or nil.
 function err.where()
    for level = 2, 200 do
       local info = debug.getinfo(level, 'Sl')
@@ -179,7 +179,7 @@ function err.of(caught)
    end
 end
 
--- Raises such an error; fmt is a format if there are values for it.
+-- Raises an error object with a code; fmt is a format if there are values for it.
 function err.raise(code, op, fmt, ...)
    err.throw(err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt))
 end
@@ -210,7 +210,7 @@ function err.usage(op, fmt, ...)
    err.throw(shorten(e))
 end
 
--- The same if `failed` is true.
+-- Refuses an argument as err.usage does, if `failed` is true.
 function err.usage_if(failed, op, fmt, ...)
    if failed then err.usage(op, fmt, ...) end
 end
@@ -263,7 +263,7 @@ function err.arg(op, name, expected, got)
    err.raise('E_ARG', op, "argument '%s': expected %s, got %s", name, expected, err.show(got))
 end
 
--- The same if `failed` is true.
+-- Raises E_ARG as err.arg does, if `failed` is true.
 function err.arg_if(failed, op, name, expected, got)
    if failed then err.arg(op, name, expected, got) end
 end

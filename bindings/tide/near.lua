@@ -6,12 +6,13 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 
 local near = {}
 
--- tide.error requires this file, so this function requires it late.
+-- Checks an argument. tide.error requires this file, so this function requires tide.error late.
 local function check(op, name, v, kind)
    if type(v) ~= kind then require 'tide.error'.type('util.near.' .. op, name, v, kind) end
 end
 
--- Returns the least number of such changes that turn a into b.
+-- Returns the least number of inserted, deleted, replaced and swapped characters that turn a into
+-- b.
 function near.distance(a, b)
    check('distance', 'a', a, 'string')
    check('distance', 'b', b, 'string')
@@ -52,8 +53,8 @@ function near.best(name, list, also)
    if found and best <= most then return found end
 end
 
--- "; did you mean 'x'?" or the whole list when it is short. spell(name): how a name is shown. also:
--- see best.
+-- Returns a hint that follows a message, "; did you mean 'x'?", or the whole list when it is short.
+-- spell(name): how a name is shown. also: see best.
 function near.hint(name, list, spell, also)
    check('hint', 'name', name, 'string')
    check('hint', 'list', list, 'table')

@@ -90,7 +90,8 @@ static void machine_groups(const char *root, const char *path, const hierarchy *
   }
 }
 
-/* The rows of /proc/self/cgroup are "number:controllers:path"; version 2 names no controllers. */
+/* Reads the limits of the cgroups of this process. The rows of /proc/self/cgroup are
+ * "number:controllers:path"; version 2 names no controllers. */
 static void machine_cgroups(const char *root, tide__memory *m)
 {
   char line[LINE_SIZE], path[PATH_SIZE];

@@ -40,7 +40,7 @@ void tide__objects_close(tide_ctx *ctx)
     }
 }
 
-/* The first release puts the object on the stack, further ones only count. */
+/* Puts the object on the stack at its first release; further releases only count. */
 static void push(tide_ctx *ctx, tide__object *o)
 {
   if (atomic_fetch_add_explicit(&o->count, 1, memory_order_acq_rel) > 0) return;

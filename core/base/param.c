@@ -58,6 +58,9 @@ static int parse(const struct row *row, const char *text, int64_t *value)
   return 1;
 }
 
+/* Returns a letter in upper case: toupper of a Turkish locale leaves the i as it is. */
+static char upper(char c) { return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c; }
+
 /* label: the source of the value, for messages. */
 static int assign(tide_ctx *ctx, const struct row *row, const char *label, const char *value)
 {
@@ -119,7 +122,7 @@ int tide__params_env(tide_ctx *ctx)
   for (int i = 0; i < NPARAM; i++) {
     char key[NAME_MAX_ + 8] = "TIDE_";
     for (size_t j = 0; j <= strlen(table[i].name); j++)
-      key[5 + j] = (char)toupper((unsigned char)table[i].name[j]);
+      key[5 + j] = upper(table[i].name[j]);
     const char *value = getenv(key);
     if (value) TIDE_TRY(assign(ctx, &table[i], key, value));
   }

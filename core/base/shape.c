@@ -20,7 +20,8 @@ bool tide__same_shape(int na, const int64_t *a, int nb, const int64_t *b)
   return na == nb && memcmp(a, b, (size_t)na * sizeof *a) == 0;
 }
 
-/* The strides of a shape without elements are unused: its sizes may overflow. */
+/* Writes the strides of a contiguous tensor. Those of a shape without elements are unused: its
+ * sizes may overflow. */
 void tide__strides_contiguous(int ndim, const int64_t *shape, int64_t *stride)
 {
   uint64_t s = 1;

@@ -1,9 +1,9 @@
 /* Statuses: the table of names and texts, the function that writes an error record, log lines. */
 #include "core/base/status.h"
 #include "core/base/base.h"
+#include "core/base/format.h"
 
 #include <errno.h>
-#include <stdarg.h>
 
 static const struct { int code; const char *name, *text; } table[] = {
 #define TIDE_STATUS(code, text) {TIDE_##code, #code, text},
@@ -37,7 +37,7 @@ int tide__fail(tide_ctx *ctx, int status, const char *op, const char *fmt, ...)
   char *message = ctx ? ctx->message : thread_message;
   va_list args;
   va_start(args, fmt);
-  vsnprintf(message, TIDE__MESSAGE, fmt, args);
+  tide__format(message, TIDE__MESSAGE, fmt, args);
   va_end(args);
   *(ctx ? &ctx->error : &thread_error) =
     (tide_error_record){status, tide_status_name(status), op, message};
@@ -50,7 +50,7 @@ void tide__log(tide_ctx *ctx, int level, const char *fmt, ...)
   char text[TIDE__MESSAGE];
   va_list args;
   va_start(args, fmt);
-  vsnprintf(text, sizeof text, fmt, args);
+  tide__format(text, sizeof text, fmt, args);
   va_end(args);
   ctx->hooks.log(ctx->hooks.user, level, text);
 }
@@ -66,7 +66,7 @@ void tide__add(tide__text *t, const char *fmt, ...)
   va_list args;
   if (t->at + 1 >= t->n) return;
   va_start(args, fmt);
-  int k = vsnprintf(t->buf + t->at, t->n - t->at, fmt, args);
+  int k = tide__format(t->buf + t->at, t->n - t->at, fmt, args);
   va_end(args);
   t->at += k < 0 ? 0 : (size_t)k;
   if (t->at >= t->n) t->at = t->n - 1;
@@ -83,7 +83,7 @@ int tide__refuse_new(const char *op, char *msg, size_t n, int status, const char
 {
   va_list args;
   va_start(args, fmt);
-  vsnprintf(thread_message, TIDE__MESSAGE, fmt, args);
+  tide__format(thread_message, TIDE__MESSAGE, fmt, args);
   va_end(args);
   if (msg && n) snprintf(msg, n, "%s", thread_message);
   thread_error = (tide_error_record){status, tide_status_name(status), op, thread_message};

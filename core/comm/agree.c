@@ -6,7 +6,7 @@ typedef tide__call_ref ref;
 
 static const char *place_name(int device) { return device < 0 ? "the host" : "a device"; }
 
-/* all_to_all_v: compares what rank a sends to rank b with what b expects of a. */
+/* Compares what rank a sends to rank b with what b expects of a, for all_to_all_v. */
 static void compare_counts(const ref *calls, int nrank, int a, int b, tide__text *why)
 {
   int64_t sent = calls[a].list[b];
@@ -32,8 +32,8 @@ static void name_tensor(const ref *calls, int nrank, int a, int b, tide__text *w
   tide__add(why, "rank %d sends tensors of other counts or dtypes than rank %d expects", a, b);
 }
 
-/* send_recv: rank a sends to rank b exactly if b receives from a, and both name the same
- * tensors. */
+/* Checks, for send_recv, that rank a sends to rank b exactly if b receives from a, and that both
+ * name the same tensors. */
 static void compare_tensors(const ref *calls, int nrank, int a, int b, tide__text *why)
 {
   const tide__comm_call *from = calls[a].call, *to = calls[b].call;

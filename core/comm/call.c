@@ -92,7 +92,7 @@ void tide__add_where(tide__text *t, const tide__comm_call *call, const char *nam
 
 void tide__add_missing(tide__text *t, int rank, const tide__comm_call *last)
 {
-  tide__add(t, "\n  rank %d has not come", rank);
+  tide__add(t, "\n  rank %d has not arrived", rank);
   if (last->seq <= 0) {
     tide__add(t, "; it has made no call here yet");
     return;

@@ -225,8 +225,8 @@ void tide__coll_set_error(const tide__coll *c, int status);
 void tide__coll_copy(tide__coll *c, void *dst, const void *src, size_t n);
 void tide__coll_reduce(tide__coll *c, void *const *dst, int ndst, const void *const *src, int nsrc,
                        int64_t n, int dtype, int reduce);
-/* A transport may return from run with c->event before the call is complete. Returns 1 if it is, 0
- * if not, or a status. */
+/* Returns 1 if the call is complete, 0 if not, or a status. A transport may return from run with
+ * c->event before that. */
 int  tide__coll_poll(const tide__coll *c);
 /* Makes compute wait for the event. Returns a status. */
 int  tide__coll_order(const tide__coll *c);
@@ -272,18 +272,19 @@ typedef struct tide__part {
   size_t nin, nout;
 } tide__part;
 
-/* How many parts a pair of ranks exchanges: the tensors of a list, or 1; 0 for reductions. */
+/* Returns how many parts a pair of ranks exchanges: the tensors of a list, or 1; 0 for
+ * reductions. */
 int64_t tide__move_count(const tide__coll *c);
-/* Part i of the call c of `rank`, with rank q, which may be itself. */
+/* Returns part i of the call c of `rank`, with rank q, which may be itself. */
 tide__part tide__move_part(const tide__coll *c, int rank, int q, int64_t i);
-/* Whether the call c of a rank reads or writes memory of rank q (not of its own). */
+/* Returns whether the call c of a rank reads or writes memory of rank q (not of its own). */
 bool tide__move_touches(const tide__coll *c, int q);
 
 /* Elements [at, at + n). */
 typedef struct tide__slice { int64_t at, n; } tide__slice;
-/* The slice of each rank's `count` elements that rank r combines. all_reduce and reduce: r's share
- * of the work, whole cache lines of elements of `size` bytes; all ranks or root get the result.
- * reduce_scatter: the elements that r gets. */
+/* Returns the slice of each rank's `count` elements that rank r combines. all_reduce and reduce:
+ * r's share of the work, whole cache lines of elements of `size` bytes; all ranks or root get the
+ * result. reduce_scatter: the elements that r gets. */
 tide__slice tide__move_share(const tide__coll *c, int64_t count, size_t size, int r, int nrank);
 
 /* Lists the ranks of rank me's color in order of (key, rank) and returns how many; none if its

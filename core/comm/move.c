@@ -125,8 +125,9 @@ static int64_t move_seg_bytes(const tide__coll *c)
   return n;
 }
 
-/* The ring's link leads to the next rank. Every part but one crosses it: in all_gather the part
- * that the next rank has, in reduce_scatter the part that this rank keeps. */
+/* Adds what a rank sends along the ring's link, which leads to the next rank. Every part but one
+ * crosses it: in all_gather the part that the next rank has, in reduce_scatter the part that this
+ * rank keeps. */
 static void add_ring(tide_comm_stats *s, const tide__coll *c, int rank, int n, int host_size)
 {
   int next = (rank + 1) % n;

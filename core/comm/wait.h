@@ -16,7 +16,7 @@ typedef struct tide__wait {
   tide__patience patience;
   double start, timeout;       /* start: 0 until spinning is over; seconds */
   int    npoll;
-  int   *shared;               /* waits to come without yields; null: yields are always tried */
+  int   *shared;               /* later waits without yields; null: yields are always tried */
   void (*sleep)(void *arg, long ns); /* null: nanosleep */
   void  *arg;
 } tide__wait;

@@ -44,7 +44,7 @@ static inline void tide__range(const tide_ctx *ctx, const char *name)
  * searches. NULL for a device without one; NULL and a sentence in why if the library is missing or
  * of another version. The library stays open until the process ends. */
 const tide__plugin *tide__plugin_find(int device, char *why, size_t size);
-/* tide__plugin_find for a context: records E_DEVICE under op. */
+/* Finds a plugin as tide__plugin_find does, for a context: records E_DEVICE under op. */
 const tide__plugin *tide__plugin_open(tide_ctx *ctx, int device, const char *op);
 
 /* ---- memory.c -------------------------------------------------------------------------------- */
@@ -59,7 +59,7 @@ enum { TIDE__ALIGN = 64 };    /* of every segment, and so of every block */
 bool tide__memory_is_hooked(const tide_ctx *ctx, const tide__backend *backend);
 /* Returns memory, contents undefined, or NULL: out of memory, or the hook's is not aligned. */
 void *tide__memory_alloc(tide_ctx *ctx, const tide__backend *backend, void *state, size_t size);
-/* size: as allocated. */
+/* Frees memory. size: as allocated. */
 void tide__memory_free(tide_ctx *ctx, const tide__backend *backend, void *state, void *ptr,
                        size_t size);
 /* Declares contents as no longer needed. Returns whether whole pages went back to the device. */

@@ -140,7 +140,7 @@ static void storage_give(tide__storage *s)
   if (lent.give) lent.give(lent.user, lent.data);
 }
 
-/* An asynchronous copy may hold the last reference to s. */
+/* Drops the bytes of a storage. An asynchronous copy may hold the last reference to s. */
 void tide__storage_drop(tide__storage *s)
 {
   if (s->gone) return;
@@ -162,8 +162,8 @@ int tide__storage_restore(tide__storage *s)
 {
   if (!s->gone) return TIDE_OK;
   if (s->hollow)
-    return tide__fail(s->ctx, TIDE_E_GONE, "tensor_restore", "the bytes went at their last use "
-                      "(tide_tensor_spend) and cannot come back");
+    return tide__fail(s->ctx, TIDE_E_GONE, "tensor_restore", "the bytes were freed at their "
+                      "last use (tide_tensor_spend) and cannot be restored");
   TIDE_TRY(storage_take(s));
   s->version++;
   s->refill = true;

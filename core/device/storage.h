@@ -98,7 +98,7 @@ int  tide__async_copy_wait(tide__storage *s);
 bool tide__async_copy_detach(tide__storage *s);
 /* Records the failure of tide__async_copy_wait and returns its status. */
 int  tide__async_copy_failed(const tide__storage *s, const char *op);
-/* reap removes completed copies; finish waits for all and removes them. */
+/* Remove copies: reap those that are complete, finish all, after waiting for them. */
 void tide__async_copies_reap(tide__device *d);
 void tide__async_copies_finish(tide__device *d);
 /* Orders compute after all copies; the host does not wait. Returns a status. */

@@ -12,7 +12,8 @@
  */
 #include "core/grad/tape.h"
 
-/* A plan on the null device does what the device that it rehearses does. */
+/* Returns whether results are recomputed on a device. A plan on the null device does what the
+ * device that it rehearses does. */
 static bool recomputes_on(const tide_ctx *ctx, int device)
 {
   const tide__backend *b = ctx->devices->device[device].backend;

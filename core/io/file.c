@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -11,7 +12,7 @@ enum { MOST = 1 << 30 }; /* of one read or write call; the system's own limit is
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-/* O_NONBLOCK: opening a pipe without a writer must not block. */
+/* Opens a regular file for reading. O_NONBLOCK: opening a pipe without a writer must not block. */
 int tide__fd_open(int *fd, int64_t *size, tide_ctx *ctx, const char *path, const char *op)
 {
   *fd = -1;
@@ -73,10 +74,27 @@ int tide_path_read(tide_blob **out, tide_ctx *ctx, const char *path, int64_t lim
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
+/* Does what write does. A limit on the size of files (ulimit -f) is the error EFBIG: its signal,
+ * which the kernel sends to this thread, would end the host, and is taken here. */
+static ssize_t write_some(int fd, const char *data, size_t n)
+{
+  const struct timespec now = {0};
+  sigset_t limit, before;
+  sigemptyset(&limit);
+  sigaddset(&limit, SIGXFSZ);
+  pthread_sigmask(SIG_BLOCK, &limit, &before);
+  ssize_t put = write(fd, data, n);
+  int saved = errno;
+  if (put < 0 && saved == EFBIG) sigtimedwait(&limit, NULL, &now);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  errno = saved;
+  return put;
+}
+
 static int write_all(tide__writer *w, const char *data, size_t n)
 {
   while (n > 0) {
-    ssize_t put = write(w->fd, data, n < MOST ? n : MOST);
+    ssize_t put = write_some(w->fd, data, n < MOST ? n : MOST);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return tide__io_fail(w->ctx, w->op, "write", w->path);
     data += put;
@@ -140,7 +158,7 @@ int tide__writer_put(tide__writer *w, const void *data, size_t n)
   return TIDE_OK;
 }
 
-/* A file system that cannot synchronise a folder returns EINVAL, which is ignored. */
+/* Synchronises a folder. A file system that cannot do so returns EINVAL, which is ignored. */
 static int sync_dir(tide_ctx *ctx, const char *dir, const char *op)
 {
   int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -165,7 +183,8 @@ static int sync_parent(tide_ctx *ctx, const char *path, const char *op)
   return sync_dir(ctx, !slash ? "." : n == 0 ? "/" : dir, op);
 }
 
-/* A failed fsync may have lost the bytes for good, so it is never retried. */
+/* Writes the file through to the disk and renames it. A failed fsync may have lost the bytes for
+ * good, so it is never retried. */
 int tide__writer_commit(tide__writer *w)
 {
   TIDE_TRY(flush(w));

@@ -77,7 +77,8 @@ typedef struct tide__json_reader {
   const char *error;      /* BAD: the error at pos */
 } tide__json_reader;
 
-/* text must be valid UTF-8 (tide_utf8_check) and text[size] a zero byte. */
+/* Begins to read a text, which must be valid UTF-8 (tide_utf8_check) and have a zero byte at
+ * text[size]. */
 void tide__json_begin(tide__json_reader *r, char *text, int64_t size);
 /* Returns the next token. Do not call again after BAD or END. */
 int tide__json_next(tide__json_reader *r);

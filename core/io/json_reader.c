@@ -157,7 +157,8 @@ static bool to_integer(const char *s, const char *end, int64_t *value)
   return true;
 }
 
-/* The host may have set a locale with a decimal comma; newlocale("C") costs nothing. */
+/* Returns the number of a text. The host may have set a locale with a decimal comma; newlocale("C")
+ * costs nothing. */
 static double to_double(const char *s)
 {
   locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);

@@ -166,7 +166,8 @@ int tide_file_save_async(tide_saving **out, tide_ctx *ctx, const char *path, int
   int rc = saving_fill(s, path, names, tensors);
   if (rc == TIDE_OK) rc = saving_fill_meta(s, keys, values);
   if (rc == TIDE_OK && pthread_create(&s->thread, NULL, saving_run, s))
-    rc = tide__fail(ctx, TIDE_E_NOMEM, op, "the system refused a thread");
+    rc = tide__fail(ctx, TIDE_E_NOMEM, op, "the system refused a thread; raise ulimit -u or "
+                    "the pids.max of the cgroup, or save without one");
   s->running = rc == TIDE_OK;
   if (rc < 0) tide_saving_release(s);
   else *out = s;

@@ -117,7 +117,8 @@ static int launch_unchecked(tide__call *c, tide_tensor **twin)
   return rc;
 }
 
-/* ref and cpu share host memory, so the reference kernel can read the same operands. */
+/* Runs the kernel and, if parameter check is set, the reference beside it. ref and cpu share host
+ * memory, so the reference kernel can read the same operands. */
 int tide__launch_checked(tide__call *c)
 {
   if (!c->ctx->params.check || c->device != TIDE_DEV_CPU) return tide__launch(c);

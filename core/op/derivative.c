@@ -68,7 +68,7 @@ int tide__sum_to(tide_tensor **out, tide_tensor *x, const tide__meta *m)
   return tide__temps_end(&v);
 }
 
-/* Adding -0 changes no number; adding 0 would make -0 a 0. */
+/* Computes x * factor. Adding -0 changes no number; adding 0 would make -0 a 0. */
 int tide__times(tide_tensor **out, tide_tensor *x, double factor)
 {
   return tide_affine(out, x, factor, -0.0);

@@ -84,7 +84,8 @@ int tide__temps_end(tide__temps *v);
  * inputs and for others that need one. */
 int tide__grad_launch(const tide__grad_call *g, int op, int n, tide_tensor *const *x,
                       uint32_t optional, int nresult, int always);
-/* The same; result i goes into into[i] where that is not null. */
+/* Runs a derivative as tide__grad_launch does; result i goes into the tensor into[i] where that is
+ * not null. */
 int tide__grad_launch_into(const tide__grad_call *g, int op, int n, tide_tensor *const *x,
                            uint32_t optional, int nresult, int always, tide_tensor **into);
 /* Sums x down to a broadcast shape: the adjoint of broadcasting. Owned result. */

@@ -47,9 +47,9 @@ int tide__grad_div(const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
-/* d a^b = b a^(b-1) da + a^b log(a) db. The first is 0 where b is 0, whatever the power; the log of
- * 0 is taken as 0, so that the second is 0 where a^b is a number, and NaN where that is infinite or
- * a negative. */
+/* Computes d a^b = b a^(b-1) da + a^b log(a) db. The first term is 0 where b is 0, whatever the
+ * power. The log of 0 is taken as 0, so that the second term is 0 where a^b is a number, and NaN
+ * where that is infinite or a negative. */
 int tide__grad_pow(const tide__grad_call *g)
 {
   tide__temps v = {0};
@@ -147,7 +147,7 @@ int tide__grad_reciprocal(const tide__grad_call *g)
   return scaled_product(&(tide__temps){0}, g, -1, g->out[0], g->out[0]);
 }
 
-/* d erf(x) = 2 / sqrt(pi) exp(-x^2) dx */
+/* Computes d erf(x) = 2 / sqrt(pi) exp(-x^2) dx. */
 int tide__grad_erf(const tide__grad_call *g)
 {
   tide__temps v = {0};
@@ -168,7 +168,8 @@ int tide__grad_cos(const tide__grad_call *g)
   return scaled_product(&v, g, -1, TIDE__TEMP(&v, tide_sin, g->in[0]), NULL);
 }
 
-/* The rule of ops whose derivative is one kernel of dy and what op.def says to save. */
+/* Computes the gradients of ops whose derivative is one kernel of dy and the saved tensors that
+ * op.def lists. */
 int tide__grad_fused(const tide__grad_call *g)
 {
 #define FUSED(ID) [TIDE_OP_##ID] = TIDE_OP_##ID##_BWD

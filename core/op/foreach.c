@@ -49,7 +49,7 @@ static bool search(boxes *x, int k, int64_t by)
   return false;
 }
 
-/* a and b: of one storage, not empty. */
+/* Returns whether a and b, which lie in one storage and are not empty, may share an element. */
 static bool touch_in_grid(const tide_tensor *a, const tide_tensor *b)
 {
   boxes x = {a, b, {0}, STEPS};

@@ -239,7 +239,7 @@ static int grad_product_fp8(const tide__grad_call *g, int i, const fp8_product *
   return tide__temps_end(&v);
 }
 
-/* dx = dy w. The tape holds codes of w^T, or w itself. */
+/* Computes dx = dy w. The tape holds codes of w^T, or w itself. */
 static int grad_x_fp8(const tide__grad_call *g, const coded *dy, bool dy_e5m2)
 {
   tide__temps v = {0};
@@ -253,7 +253,7 @@ static int grad_x_fp8(const tide__grad_call *g, const coded *dy, bool dy_e5m2)
   return tide__temps_end(&v);
 }
 
-/* dw = dy^T x. */
+/* Computes dw = dy^T x. */
 static int grad_w_fp8(const tide__grad_call *g, const coded *dy, bool dy_e5m2)
 {
   const k_fp8_product_attrs *y = &g->attrs->fp8_product;

@@ -38,7 +38,7 @@ static int check_grouped(tide__call *c, const tide_tensor *x, const tide_tensor 
   return tide__check_float(x, TIDE__NAME(c), "x");
 }
 
-/* dtype: of the result, or -1: x's. */
+/* Computes grouped_linear. dtype: that of the result, or -1: that of x. */
 static int grouped_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *offsets,
                           int dtype)
 {

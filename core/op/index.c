@@ -36,7 +36,7 @@ int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
   return tide__dispatch_one(&c, out, x->dtype, index->ndim, index->shape);
 }
 
-/* The adjoint of picking elements of x adds to zeros. */
+/* Adds dy to zeros at the indices: the adjoint of picking elements of x. */
 static int add_to_zeros(const tide__grad_call *g,
                         int (*add)(tide_tensor **, tide_tensor *, int, tide_tensor *,
                                    tide_tensor *))
@@ -85,7 +85,7 @@ int tide_scatter_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *in
   return add_into_copy(&c, out, x, index, src);
 }
 
-/* The adjoint of adding src picks from dy; x gets dy itself. */
+/* Picks the gradient of src from dy: the adjoint of adding src. x gets dy itself. */
 static int pick_from_dy(const tide__grad_call *g,
                         int (*pick)(tide_tensor **, tide_tensor *, int, tide_tensor *))
 {

@@ -246,7 +246,8 @@ static void put_pairs(int32_t *p, int64_t at, int64_t n, int64_t document)
   }
 }
 
-/* slot and real are checked already, each by itself; slot ends within ntoken. */
+/* Writes the pairs of documents in slots. slot and real are checked already, each by itself; slot
+ * ends within ntoken. */
 static int fill_slots(const tide_tensor *cu, const int64_t *slot, const int64_t *real, int64_t n,
                       int64_t ntoken, int32_t *p)
 {
@@ -262,7 +263,7 @@ static int fill_slots(const tide_tensor *cu, const int64_t *slot, const int64_t 
   return TIDE_OK;
 }
 
-/* slot, real: results of open_cu, of one length. */
+/* Makes the tensor of pairs. slot, real: results of open_cu, of one length. */
 static int pairs(tide_tensor **out, tide_tensor *cu, tide_tensor *slot, tide_tensor *real,
                  int64_t ntoken)
 {

@@ -138,7 +138,7 @@ static int join_operands(tide_tensor **w, tide_tensor **b, int n, tide_tensor *c
   return rc;
 }
 
-/* One product, whose result is cut into the outs. */
+/* Computes one product and cuts its result into the outs. */
 static int product_joined(tide__call *c, tide_tensor **outs, int n, tide_tensor *w, tide_tensor *b)
 {
   tide_tensor *y;
@@ -209,7 +209,7 @@ static int gather_parts(tide_tensor **out, const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
-/* Each gradient by itself, last one first. */
+/* Computes each gradient by itself, last one first. */
 static int grad_of_each(const tide__grad_call *g)
 {
   tide__temps v = {0};
@@ -261,7 +261,7 @@ static int hand_out(const tide__grad_call *g, int first, tide_tensor *all)
   return TIDE_OK;
 }
 
-/* dy_i: the columns of dy that are about weight i. */
+/* Computes the gradients of the weights in one product. Columns dy_i of dy belong to weight i. */
 static int grad_of_weights(const tide__grad_call *g, tide_tensor *dy, tide_tensor *x)
 {
   tide__temps v = {0};

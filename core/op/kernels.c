@@ -89,7 +89,7 @@ const tide__kernel *tide__kernel_find(tide_ctx *ctx, int op, int device, int dty
   return i <= NROW ? &rows[i - 1] : &index->added[i - 1 - NROW];
 }
 
-/* Queries the plugin without opening the device. */
+/* Returns whether the plugin has the kernel, without opening the device. */
 static int plugin_supports(int op, int device, int dtype)
 {
   char why[TIDE__OPEN_MSG];

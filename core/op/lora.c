@@ -38,7 +38,7 @@ static int changed_weight(tide_tensor **out, tide_tensor *const *in, double scal
   return tide__temps_end(&v);
 }
 
-/* scale p q, of matrices. */
+/* Computes scale p q, of matrices. */
 static int low_rank_product(tide_tensor **out, tide_tensor *p, tide_tensor *q, double scale)
 {
   TIDE_TRY(tide__product(out, p, q, p->dtype));
@@ -53,7 +53,7 @@ static int product_with_copy(tide_tensor **y, tide_tensor *const *in, double sca
   return tide__temps_end(&v);
 }
 
-/* x meets a and b; *h is kept for backward. */
+/* Computes the products of x with a and then b; *h is kept for backward. */
 static int products_in_turn(tide_tensor **y, tide_tensor **h, tide_tensor *const *in, double scale)
 {
   tide__temps v = {0};
@@ -114,7 +114,7 @@ int tide_linear_lora(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_ten
 
 /* ---- derivative ------------------------------------------------------------------------------ */
 
-/* dx = dy w + g a; g null: dy times the changed weight. */
+/* Computes dx = dy w + g a, or with g null dy times the changed weight. */
 static int grad_of_x(const tide__grad_call *g, tide_tensor *dy, tide_tensor *gs)
 {
   tide__temps v = {0};

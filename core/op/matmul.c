@@ -182,7 +182,7 @@ int tide_linear(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *
   return tide__dispatch(&c, out, 1);
 }
 
-/* The derivative of relu reads y, that of gelu its argument. */
+/* Computes act(x w^T + bias). The derivative of relu reads y, that of gelu its argument. */
 int tide_linear_act(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                     int activation)
 {
@@ -228,7 +228,7 @@ int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b)
   return tide__temps_end(&v);
 }
 
-/* gout: the gradient of x w^T + bias. */
+/* Computes the gradients of linear. gout: the gradient of x w^T + bias. */
 static int grad_linear(const tide__grad_call *g, tide_tensor *gout)
 {
   int32_t first = 0;
@@ -243,7 +243,8 @@ static int grad_linear(const tide__grad_call *g, tide_tensor *gout)
   return tide__temps_end(&v);
 }
 
-/* A matrix b takes all rows of a at once: its gradient is one product, whatever batch a has. */
+/* Computes the gradients of a matmul with a matrix b in one product, whatever batch a has: b takes
+ * all rows of a at once. */
 static int grad_matmul_rows(const tide__grad_call *g)
 {
   tide__temps v = {0};

@@ -291,7 +291,7 @@ int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
   return tide__dispatch_one(&c, out, x->dtype, ndim, shape);
 }
 
-/* The adjoint of padding is cropping, that of cropping is padding with zeros. */
+/* Crops or pads dy: the adjoint of padding is cropping, that of cropping is padding with zeros. */
 int tide__grad_pad(const tide__grad_call *g)
 {
   int64_t before[TIDE_MAX_DIM], after[TIDE_MAX_DIM];

@@ -32,7 +32,7 @@ int tide_quantize_nf4(tide_tensor **codes, tide_tensor **scale, tide_tensor *x)
 
 static const int64_t most_numbers = (int64_t)1 << 46; /* of a weight: no size overflows */
 
-/* Checks what stands for all n numbers. */
+/* Checks codes and scales of all n numbers. */
 static int check_nf4(tide__call *c, const tide_tensor *codes, const tide_tensor *scale, int64_t n)
 {
   int64_t nbyte = nf4_code_bytes(n), nscale = nf4_scale_size(n);
@@ -52,7 +52,7 @@ static k_nf4_attrs whole_nf4(int64_t rows, int64_t cols)
   return (k_nf4_attrs){.rows = rows, .cols = cols, .stride = cols};
 }
 
-/* Checks what stands for a part of a weight, and completes its attributes. */
+/* Checks codes and scales of a part of a weight, and completes its attributes. */
 static int check_nf4_part(tide__call *c, const tide_tensor *codes, const tide_tensor *scale,
                           k_nf4_attrs *a)
 {

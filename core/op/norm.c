@@ -82,7 +82,8 @@ int tide_add_rms_norm(tide_tensor **out, tide_tensor **sum, tide_tensor *x, tide
   return TIDE_OK;
 }
 
-/* Both addends get the gradient of the sum, dx of rms_norm of it: one tensor, two handles. */
+/* Computes the gradients of add_rms_norm. Both addends get the gradient of the sum, dx of rms_norm
+ * of it: one tensor, two handles. */
 int tide__grad_add_rms_norm(const tide__grad_call *g)
 {
   tide_tensor *made[2] = {NULL, NULL};

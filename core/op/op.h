@@ -111,13 +111,14 @@ void tide__result(tide__call *c, int i, int dtype, int ndim, const int64_t *shap
 /* Allocates the results, runs the kernel, records, and returns the first nuser results in out[0..];
  * the others (statistics for the derivative) live only as long as the tape keeps them. */
 int tide__dispatch(tide__call *c, tide_tensor **out, int nuser);
-/* tide__dispatch of a call with one result. */
+/* Dispatches a call with one result, as tide__dispatch. */
 int tide__dispatch_one(tide__call *c, tide_tensor **out, int dtype, int ndim, const int64_t *shape);
 /* Runs a call whose kernel works along the last dim, on dim `dim` of x. dtype: of the result. */
 int tide__dispatch_along(tide__call *c, tide_tensor **out, tide_tensor *x, int dim, int dtype);
 /* Runs the kernel on c's operands. Allocates no results and records nothing. */
 int tide__launch(tide__call *c);
-/* tide__launch, with the reference beside it if parameter check is set. Ops use this one. */
+/* Runs the kernel as tide__launch does, with the reference beside it if parameter check is set. Ops
+ * use this one. */
 int tide__launch_checked(tide__call *c);
 /* Records op on c's inputs as the history of *out (a fresh view), if recording needs it. */
 int tide__record(tide__call *c);

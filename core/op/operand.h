@@ -22,7 +22,8 @@ int tide__check_idle(const tide_tensor *t, const char *op);
 /* Fails unless every element of a target has its own address (no dim repeats by stride 0) and no
  * collective uses it. */
 int tide__check_distinct(const tide_tensor *t, const char *op);
-/* tide__check_distinct, and writing the target now changes no gradient: for in-place ops. */
+/* Fails as tide__check_distinct does, and if writing the target now would change a gradient: for
+ * in-place ops. */
 int tide__check_target(tide_tensor *t, const char *op);
 
 /* Returns t itself, or a contiguous copy, without history; owned. */
@@ -31,5 +32,6 @@ int tide__dense(tide_tensor **out, tide_tensor *t, const char *op);
 int tide__created(tide_tensor **out, int rc);
 /* Returns the dtype of a norm's statistics: f32 (f64 for f64). */
 int tide__stat_dtype(const tide_tensor *x);
-/* dst += factor * src, of one shape. factor: one number, f32 (f64 for f64), of their device. */
+/* Computes dst += factor * src, of one shape. factor: one number, f32 (f64 for f64), of their
+ * device. */
 int tide__axpy_by_(tide_tensor *dst, tide_tensor *src, tide_tensor *factor);

@@ -20,5 +20,5 @@ int tide__product(tide_tensor **out, tide_tensor *a, tide_tensor *b, int dtype);
  * makes *out in the dtype of that sum. */
 int tide__grad_product(tide_tensor **out, const tide__grad_call *g, int i, tide_tensor *a,
                        tide_tensor *b);
-/* The same for input 0, of whose rows a is a matrix: fills g's gin[0], in the input's shape. */
+/* Computes a b for input 0, of whose rows a is a matrix: fills g's gin[0], in the input's shape. */
 int tide__grad_of_rows(const tide__grad_call *g, tide_tensor *a, tide_tensor *b);

@@ -94,7 +94,7 @@ static int random_advance(const tide_tensor *t, const tide_random_attrs *a)
   return TIDE_OK;
 }
 
-/* k: the attributes of the op, without a counter. */
+/* Fills a tensor with random numbers. k: the attributes of the op, without a counter. */
 static int random_fill(tide_tensor *t, int op, const tide_random_attrs *attrs, k_random_attrs k)
 {
   tide__call c;

@@ -183,7 +183,7 @@ int tide__grad_mean(const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
-/* Equal extrema share the gradient evenly. */
+/* Computes the gradient of amax and amin. Equal extrema share it evenly. */
 int tide__grad_extremum(const tide__grad_call *g)
 {
   int32_t dims[TIDE_MAX_DIM];
@@ -240,7 +240,7 @@ int tide__grad_prod(const tide__grad_call *g)
   return tide__temps_end(&v);
 }
 
-/* The adjoint of a running sum is the running sum from the end. */
+/* Computes the running sum of dy from the end, the adjoint of a running sum. */
 int tide__grad_cumsum(const tide__grad_call *g)
 {
   return running_sum(&g->gin[0], g->gout[0], -1, true);

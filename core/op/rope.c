@@ -5,7 +5,7 @@
 #include "core/op/op.h"
 #include "core/op/operand.h"
 
-/* arg: the name of x. */
+/* Checks the operands. arg: the name of x. */
 static int check_rope(tide__call *c, const tide_tensor *x, const char *arg, const tide_tensor *p,
                       const tide_tensor *f)
 {
@@ -110,7 +110,7 @@ int tide_rope_joined(tide_tensor **outs, int n, tide_tensor *const *xs, tide_ten
   return rc;
 }
 
-/* A gradient may be absent. */
+/* Computes the gradients of rope_joined. A gradient may be absent. */
 int tide__grad_rope_joined(const tide__grad_call *g)
 {
   tide__temps v = {0};

@@ -113,7 +113,8 @@ int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_te
   return TIDE_OK;
 }
 
-/* The kernel always computes the first five gradients: they depend on one another. */
+/* Computes the gradients of the scan. The kernel always computes the first five: they depend on one
+ * another. */
 int tide__grad_ssd_scan(const tide__grad_call *g)
 {
   tide_tensor *const *in = g->in;

@@ -171,8 +171,9 @@ int tide_item(tide_tensor *t, double *value)
   return to_doubles(t, value, 1, "item");
 }
 
-/* ref and cpu share host memory, so moving between them is one copy; to and from a device is one
- * upload or download. There is one device that is not the host. */
+/* Copies a tensor to another device. ref and cpu share host memory, so moving between them is
+ * one copy; to and from a device is one upload or download. There is one device that is not the
+ * host. */
 int tide_to_device(tide_tensor **out, tide_tensor *t, int device)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, t));

@@ -32,7 +32,7 @@ static tide_tensor *handle(tide_ctx *ctx)
   return t;
 }
 
-/* Bytes and history go; spent references keep the handle. */
+/* Takes the bytes and the history from a tensor; spent references keep the handle. */
 static void make_hollow(tide_tensor *t)
 {
   tide__storage *none = t->ctx->tensors->hollow[t->storage->device], *s = t->storage;
@@ -65,7 +65,7 @@ void tide__tensor_give_up(tide_tensor *t)
   }
 }
 
-/* t, a part, is about to let go of its storage. */
+/* Takes t, a part, out of the counts of its storage, before t releases it. */
 static void leave_parts(tide_tensor *t)
 {
   tide__storage *s = t->storage;

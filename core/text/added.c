@@ -1,4 +1,4 @@
-/* Added tokens: texts that are one token wherever they stand, before anything else is done. */
+/* Added tokens: texts that are one token at any place, found before all other steps. */
 #include "core/text/text.h"
 
 /* Returns the bytes of the white space at s, 0: none there. left > 0. */
@@ -16,7 +16,7 @@ static int space_at(const char *s, int32_t left)
   return yes ? 3 : 0;
 }
 
-/* Bytes of the white space that ends at s[at), 0: none. */
+/* Returns the bytes of the white space that ends at s[at), or 0. */
 static int space_before(const char *s, int32_t at)
 {
   for (int k = 1; k <= 3 && k <= at; k++)
@@ -24,8 +24,8 @@ static int space_before(const char *s, int32_t at)
   return 0;
 }
 
-/* Whether \w of Unicode (UTS 18) takes a character: alphabetic, a mark, a decimal digit, connector
- * punctuation or a joiner. */
+/* Returns whether \w of Unicode (UTS 18) matches a character: alphabetic, a mark, a decimal digit,
+ * connector punctuation or a joiner. */
 static bool is_word(const tide__unicode_api *api, int32_t c)
 {
   if (c < 0x80)
@@ -47,7 +47,7 @@ static bool is_whole_word(const tide__unicode_api *api, const char *text, int32_
   return s.to >= n || !is_word(api, tide__char_code(text + s.to, &size));
 }
 
-/* The longest token that begins at `at`; -1: none. */
+/* Returns the longest token that begins at `at`, or -1. */
 static int32_t longest_token(const tide__trie *t, const char *text, int32_t n, int32_t at,
                              int32_t *end)
 {

@@ -1,7 +1,6 @@
 /* The way of a text through the steps. */
 #include "core/text/text.h"
-
-#include <stdarg.h>
+#include "core/base/format.h"
 
 enum { CACHE = 1 << 15 };
 
@@ -49,7 +48,7 @@ int tide__work_fail(tide__work *w, int status, const char *fmt, ...)
 {
   va_list args;
   va_start(args, fmt);
-  vsnprintf(w->message, sizeof w->message, fmt, args);
+  tide__format(w->message, sizeof w->message, fmt, args);
   va_end(args);
   return w->status = status;
 }
@@ -165,7 +164,7 @@ static int emit_sink(void *user, tide__work *w, const tide__view *v, tide__span 
 
 /* ---- steps ---------------------------------------------------------------------------------- */
 
-/* The view of what was made. */
+/* Returns the view of a text that steps have made. */
 static tide__view view_of(const tide__work *w, const tide__made *m)
 {
   bool align = tide__align(w);
@@ -173,8 +172,9 @@ static tide__view view_of(const tide__work *w, const tide__made *m)
                       .from = align ? m->from.p : NULL, .to = align ? m->to.p : NULL};
 }
 
-/* Applies a step that changes text to every span. */
-static int change(tide__work *w, const tide__step *step, tide__view *v, bool first, tide__made *m,
+/* Applies a step that changes text to every span. *first: the first span begins the text; cleared
+ * where nothing is left of it. */
+static int change(tide__work *w, const tide__step *step, tide__view *v, bool *first, tide__made *m,
                   const tide__vec *in, tide__vec *out)
 {
   const tide__span *spans = in->p;
@@ -183,11 +183,24 @@ static int change(tide__work *w, const tide__step *step, tide__view *v, bool fir
   out->n = 0;
   for (size_t i = 0; i < n; i++) {
     tide__span s = {(int32_t)m->text.n, 0};
-    TIDE_TRY(tide__transform(w, step, v, spans[i], first && i == 0, m));
+    TIDE_TRY(tide__transform(w, step, v, spans[i], *first && i == 0, m));
     s.to = (int32_t)m->text.n;
+    if (i == 0 && s.to == s.from) *first = false;
     if (s.to > s.from && !tide__vec_add(out, &s, sizeof s)) return tide__work_nomem(w);
   }
   *v = view_of(w, m);
+  return TIDE_OK;
+}
+
+/* Cuts every span. *first as in change. */
+static int cut_spans(tide__work *w, const tide__step *step, const tide__view *v, bool *first,
+                     const tide__vec *in, tide__vec *out)
+{
+  const tide__span *spans = in->p;
+  size_t n = in->n / sizeof *spans;
+  out->n = 0;
+  for (size_t i = 0; i < n; i++) TIDE_TRY(tide__split(w, step, v, spans[i], out));
+  if (out->n && ((tide__span *)out->p)->from != spans->from) *first = false;
   return TIDE_OK;
 }
 
@@ -203,12 +216,9 @@ static int run_stage(tide__work *w, int stage, tide__view *v, tide__span span, b
   for (int i = 0; i < tok->nstep[stage]; i++) {
     const tide__step *step = &tok->steps[stage][i];
     if (step->kind == TIDE_STEP_SPLIT) {
-      out->n = 0;
-      size_t n = in->n / sizeof(tide__span);
-      for (size_t j = 0; j < n; j++)
-        TIDE_TRY(tide__split(w, step, v, ((tide__span *)in->p)[j], out));
+      TIDE_TRY(cut_spans(w, step, v, &first, in, out));
     } else {
-      TIDE_TRY(change(w, step, v, first, &w->made[2 * stage + turn], in, out));
+      TIDE_TRY(change(w, step, v, &first, &w->made[2 * stage + turn], in, out));
       turn = !turn;
     }
     tide__vec *t = in;
@@ -237,7 +247,7 @@ static int normalize(tide__work *w, tide__view *v, bool first)
   return run_stage(w, TIDE_STAGE_NORMAL, v, (tide__span){0, v->n}, first, &spans);
 }
 
-/* Text between added tokens of the raw text. */
+/* Encodes text between added tokens of the raw text. */
 static int segment(tide__work *w, tide__view v)
 {
   bool special = w->flags & TIDE_ENCODE_SPECIAL, first = v.base == 0;
@@ -255,7 +265,8 @@ static int segment(tide__work *w, tide__view v)
   }
 }
 
-/* What a text of n bytes may become: published normalizers make at most 18 bytes of one. */
+/* Returns how many bytes a text of n bytes may become: published normalizers make at most 18 bytes
+ * of one. */
 static size_t most_of(int32_t n)
 {
   int64_t most = 64 * (int64_t)n + (1 << 20);

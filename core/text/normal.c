@@ -1,5 +1,5 @@
 /* Changes text: replacements, insertions, normal forms. Each output byte knows the place in the
- * source that it stands for, if the caller wants offsets. */
+ * source that it replaces, if the caller wants offsets. */
 #include "core/text/text.h"
 
 bool tide__align(const tide__work *w) { return w->flags & TIDE_ENCODE_OFFSETS; }
@@ -38,8 +38,8 @@ bool tide__made_copy(tide__work *w, tide__made *m, const tide__view *v, int32_t 
   return true;
 }
 
-/* The source that view[from, to) stands for; inserted text (an empty range) stands for the
- * character behind it. */
+/* Sets a and b to the source that view[from, to) replaces. The source of inserted text (an empty
+ * range) is the character after it. */
 static void source(const tide__view *v, int32_t from, int32_t to, int32_t *a, int32_t *b)
 {
   if (from == to && from < v->n) to += tide__char_size(v->p + from);
@@ -68,20 +68,17 @@ static int replace(tide__work *w, const tide__step *step, const tide__view *v, t
                    tide__made *m)
 {
   const char *text = v->p + span.from;
-  int32_t n = span.to - span.from, at = 0, last = 0, base = span.from;
+  int32_t n = span.to - span.from, last = 0, ended = -1, base = span.from;
   bool around = step->mode & TIDE_REPLACE_SURROUND, ok = true;
-  while (ok && at <= n) {
-    tide__span f;
-    int rc = tide__find(w, step, text, n, at, &f);
+  tide__span f;
+  for (int rc; ok && (rc = tide__find_next(w, step, text, n, last, ended, &f));) {
     if (rc < 0) return rc;
-    if (rc == 0) break;
-    ok = ok && tide__made_copy(w, m, v, base + last, base + f.from) &&
+    ok = tide__made_copy(w, m, v, base + last, base + f.from) &&
          tide__made_put(w, m, v, base + f.from, base + f.to, step->with, (size_t)step->nwith);
     if (around)
       ok = ok && tide__made_copy(w, m, v, base + f.from, base + f.to) &&
            tide__made_put(w, m, v, base + f.to, base + f.to, step->with, (size_t)step->nwith);
-    last = f.to;
-    at = f.to > f.from ? f.to : f.to < n ? f.to + tide__char_size(text + f.to) : n + 1;
+    last = ended = f.to;
   }
   return ok && tide__made_copy(w, m, v, base + last, span.to) ? TIDE_OK : tide__work_nomem(w);
 }
@@ -99,7 +96,7 @@ static int prepend(tide__work *w, const tide__step *step, const tide__view *v, t
   return ok && tide__made_copy(w, m, v, span.from, span.to) ? TIDE_OK : tide__work_nomem(w);
 }
 
-/* Writes the character that stands for a byte in vocabularies of bytes: a printable byte's own, for
+/* Writes the character that represents a byte in vocabularies of bytes: a printable byte's own, for
  * the others, in order, U+0100 and on. Returns its size. */
 static int visible(unsigned char b, char *out)
 {

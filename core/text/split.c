@@ -38,7 +38,7 @@ struct joiner {
 static bool put_span(struct joiner *j, int32_t from, int32_t to)
 {
   tide__span s = {from, to};
-  return from == to || tide__vec_add(j->out, &s, sizeof s);
+  return tide__vec_add(j->out, &s, sizeof s);
 }
 
 static bool join_last(struct joiner *j, int32_t from, int32_t to)
@@ -62,11 +62,10 @@ static bool put_with_next(struct joiner *j, int32_t from, int32_t to, bool match
   return ok;
 }
 
-/* One part of the text: a match of the pattern, or what lies between two. */
+/* One part of the text: a match of the pattern, which may be empty, or what lies between two. */
 static bool add_part(struct joiner *j, int32_t from, int32_t to, bool match)
 {
   bool before = j->matched, ok = true;
-  if (from == to) return true;
   switch (j->mode & TIDE_SPLIT_MODE) {
   case TIDE_SPLIT_REMOVED: ok = match || put_span(j, from, to); break;
   case TIDE_SPLIT_ISOLATED: ok = put_span(j, from, to); break;
@@ -82,32 +81,51 @@ static bool add_part(struct joiner *j, int32_t from, int32_t to, bool match)
   return ok;
 }
 
+/* Adds what lies before a match, unless that is empty, and the match. */
+static bool add_match(struct joiner *j, int32_t from, tide__span m)
+{
+  bool invert = j->mode & TIDE_SPLIT_INVERT;
+  return (from == m.from || add_part(j, from, m.from, invert)) &&
+         add_part(j, m.from, m.to, !invert);
+}
+
+/* Drops the empty spans that were added. */
+static void drop_empty(struct joiner *j)
+{
+  tide__span *s = (tide__span *)((char *)j->out->p + j->first);
+  size_t n = (j->out->n - j->first) / sizeof *s, kept = 0;
+  for (size_t i = 0; i < n; i++)
+    if (s[i].from < s[i].to) s[kept++] = s[i];
+  j->out->n = j->first + kept * sizeof *s;
+}
+
+int tide__find_next(tide__work *w, const tide__step *step, const char *text, int32_t n, int32_t at,
+                    int32_t ended, tide__span *place)
+{
+  while (at <= n) {
+    int rc = tide__find(w, step, text, n, at, place);
+    if (rc <= 0) return rc;
+    if (place->from < place->to || place->from != ended) return 1;
+    at = place->to < n ? place->to + tide__char_size(text + place->to) : n + 1;
+  }
+  return 0;
+}
+
 int tide__split(tide__work *w, const tide__step *step, const tide__view *view, tide__span span,
                 tide__vec *out)
 {
   struct joiner j = {.out = out, .mode = step->mode, .first = out->n};
   const char *text = view->p + span.from;
-  int32_t n = span.to - span.from, at = 0, last = 0, base = span.from;
-  bool invert = step->mode & TIDE_SPLIT_INVERT, plain = step->mode == TIDE_SPLIT_ISOLATED;
-  while (at < n) {
-    tide__span m;
-    int rc = tide__find(w, step, text, n, at, &m);
+  int32_t n = span.to - span.from, at = 0, ended = -1, base = span.from;
+  tide__span m;
+  bool ok = true;
+  for (int rc; ok && (rc = tide__find_next(w, step, text, n, at, ended, &m)); at = ended = m.to) {
     if (rc < 0) return rc;
-    if (rc == 0) break;
-    if (m.to == m.from) {               /* an empty match cuts nothing */
-      at = m.to < n ? m.to + tide__char_size(text + m.to) : n;
-      continue;
-    }
-    if (plain) {
-      if (!put_span(&j, base + last, base + m.from) || !put_span(&j, base + m.from, base + m.to))
-        return tide__work_nomem(w);
-    } else if (!add_part(&j, base + last, base + m.from, invert) ||
-               !add_part(&j, base + m.from, base + m.to, !invert)) {
-      return tide__work_nomem(w);
-    }
-    at = last = m.to;
+    ok = add_match(&j, base + at, (tide__span){base + m.from, base + m.to});
   }
-  if (!add_part(&j, base + last, base + n, invert)) return tide__work_nomem(w);
-  if (j.pending && !put_span(&j, j.wait.from, j.wait.to)) return tide__work_nomem(w);
+  if (ok && at < n) ok = add_part(&j, base + at, base + n, step->mode & TIDE_SPLIT_INVERT);
+  if (ok && j.pending) ok = put_span(&j, j.wait.from, j.wait.to);
+  if (!ok) return tide__work_nomem(w);
+  if (out->n > j.first) drop_empty(&j);
   return TIDE_OK;
 }

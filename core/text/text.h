@@ -7,7 +7,7 @@
  *
  * Memory: the tables belong to the tokenizer and go through the context's hook. Working memory of a
  * text is a tide__work, one for each thread. Other threads must not call the hook, so its blocks
- * come from malloc.
+ * are allocated by malloc.
  */
 #pragma once
 
@@ -184,10 +184,14 @@ int tide__split(tide__work *w, const tide__step *step, const tide__view *view, t
 /* Finds the pattern in text[at, n). Returns 1 and its place, 0 or a status. */
 int tide__find(tide__work *w, const tide__step *step, const char *text, int32_t n, int32_t at,
                tide__span *place);
+/* Finds the next match from `at` on, which may lie at n: an empty one at `ended`, where the match
+ * before it ended (-1: none), is passed over. Returns 1 and its place, 0 or a status. */
+int tide__find_next(tide__work *w, const tide__step *step, const char *text, int32_t n, int32_t at,
+                    int32_t ended, tide__span *place);
 
 bool tide__align(const tide__work *w);
 bool tide__made_copy(tide__work *w, tide__made *m, const tide__view *v, int32_t from, int32_t to);
-/* Adds text that stands for view[from, to). */
+/* Adds text that replaces view[from, to). */
 bool tide__made_put(tide__work *w, tide__made *m, const tide__view *v, int32_t from, int32_t to,
                     const char *text, size_t n);
 void tide__made_clear(tide__made *m);

@@ -82,7 +82,7 @@ static uint32_t slots_for(int64_t n)
   return k;
 }
 
-/* Of equal pieces the last keeps the text, as in a JSON object or a dictionary. */
+/* Stores a piece. Of equal pieces the last keeps the text, as in a JSON object or a dictionary. */
 static void put_piece(tide_tokenizer *tok, int32_t id)
 {
   int64_t n, size;
@@ -109,6 +109,15 @@ static void fill_bytes(tide_tokenizer *tok)
   }
 }
 
+/* Whether a piece matches text: of sentencepiece, those of bytes do not. */
+static bool matches_text(const tide_tokenizer *tok, int64_t i)
+{
+  if (!(tok->flags & TIDE_TOKENIZER_F32_SCORES)) return true;
+  for (int b = 0; b < 256; b++)
+    if (tok->byte_id[b] == i) return false;
+  return true;
+}
+
 static int fill_trie(tide_ctx *ctx, tide_tokenizer *tok)
 {
   int rc = tide__trie_open(ctx, &tok->trie);
@@ -117,7 +126,8 @@ static int fill_trie(tide_ctx *ctx, tide_tokenizer *tok)
     int64_t n;
     const char *p = piece_text(tok, i, &n);
     if (tok->scores[i] < tok->min_score || i == 0) tok->min_score = tok->scores[i];
-    if (n > 0) rc = tide__trie_put(ctx, &tok->trie, p, n, (int32_t)i);
+    if (n > 0 && (n != 6 || matches_text(tok, i)))
+      rc = tide__trie_put(ctx, &tok->trie, p, n, (int32_t)i);
   }
   return rc;
 }
@@ -211,7 +221,7 @@ int tide_tokenizer_affix(tide_tokenizer *tok, const char *prefix, const char *su
 
 /* ---- merges --------------------------------------------------------------------------------- */
 
-/* Of equal pairs the last counts. */
+/* Stores a merge. Of equal pairs the last counts. */
 static void put_merge(tide_tokenizer *tok, int32_t a, int32_t b, uint32_t rank, int32_t id)
 {
   uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b;

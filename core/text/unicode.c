@@ -37,8 +37,8 @@ static int encode(int32_t c, char *out)
   return 4;
 }
 
-/* Whether a character is unchanged in form `mode` and never joins the one before it. Says no where
- * it does not know. */
+/* Returns whether a character is surely unchanged in form `mode` and never joins the one before
+ * it. */
 static bool stands_alone(int32_t c, int mode)
 {
   if (c < 0x80) return true;
@@ -156,7 +156,7 @@ int tide__unicode(tide__work *w, const tide__step *step, const tide__view *view,
 /* ---- the tables of sentencepiece -------------------------------------------------------------
  *
  * A double array of 32-bit units, then the texts that its values are offsets of. The size of the
- * array in bytes stands first.
+ * array in bytes is first.
  */
 
 struct charsmap { const unsigned char *units; uint32_t nunit; const char *text; int64_t ntext; };
@@ -212,7 +212,7 @@ static int32_t text_size(const struct charsmap *c, const char *s)
   return (int32_t)((end ? end : c->text + c->ntext) - s);
 }
 
-/* Bytes of the grapheme cluster at `at`. */
+/* Returns the bytes of the grapheme cluster at `at`. */
 static int32_t cluster(tide__work *w, const char *p, int32_t at, int32_t end)
 {
   int size;
@@ -233,8 +233,8 @@ static bool put_mapped(tide__work *w, const struct charsmap *c, const tide__view
   return tide__made_put(w, m, v, at, at + n, to, (size_t)text_size(c, to));
 }
 
-/* The rule of tokenizer.json: a short cluster as a whole, else character by character; each is
- * replaced if any prefix of it is in the table. */
+/* Adds a cluster by the rule of tokenizer.json: a short cluster as a whole, else character by
+ * character. Each is replaced if any prefix of it is in the table. */
 static bool add_cluster(tide__work *w, const struct charsmap *c, const tide__view *v, int32_t at,
                         int32_t n, tide__made *m)
 {

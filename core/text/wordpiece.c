@@ -1,5 +1,5 @@
 /* WordPiece: the longest piece from the left, then the longest with the prefix, and so on; a word
- * that does not come out is one unknown token. Whole words: a piece or the unknown token. */
+ * that cannot be split is one unknown token. Whole words: a piece or the unknown token. */
 #include "core/text/text.h"
 
 static int32_t count_chars(const char *s, int32_t n)

@@ -41,18 +41,19 @@ void bench_run(const bench_case *c, bench_result *r);
  * first-level cache, on nthread threads at once. */
 double bench_calibrate(int kind, int nthread);
 
-/* Bytes read and written per second by a copy with stores that go past the cache, 32 MiB at once:
- * far: the next piece of arrays larger than any cache; else the same 16 MiB again. */
+/* Returns the bytes read and written per second by a copy with stores that bypass the cache, 32 MiB
+ * at once. far: the next piece of arrays larger than any cache; else the same 16 MiB again. */
 double bench_copy(int far, int nthread);
 
-/* Bytes read per second by sums over the next 64 MiB of an array larger than any cache. */
+/* Returns the bytes read per second by sums over the next 64 MiB of an array larger than any
+ * cache. */
 double bench_read(int nthread);
 
 double  bench_now(void); /* seconds */
 double  bench_quantile(double *v, int n, double q); /* sorts v */
 int64_t bench_steal(void);
 
-/* 64-aligned memory on huge pages where the system grants them, filled with uniform values in
- * [-1, 1) of the dtype (TIDE_F32, TIDE_BF16, TIDE_F64 or TIDE_F16). Ends the program if it
- * gets no memory. Free with free. */
+/* Returns 64-aligned memory on huge pages where the system grants them, filled with uniform values
+ * in [-1, 1) of the dtype (TIDE_F32, TIDE_BF16, TIDE_F64 or TIDE_F16). Ends the program if it gets
+ * no memory. Free it with free. */
 void *bench_array(int64_t n, int dtype);

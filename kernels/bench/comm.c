@@ -302,7 +302,7 @@ static double theirs(peer *p, job j)
 
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
-/* Bytes that all ranks together must read and write. */
+/* Returns the bytes that all ranks together must read and write. */
 static double must_move(const row *r, int n)
 {
   double s = (double)r->bytes;

@@ -166,7 +166,7 @@ static double value(const void *p, int64_t i, int dtype)
   return dtype == TIDE_F32 ? ((const float *)p)[i] : tide__bf16_to_f32(((const uint16_t *)p)[i]);
 }
 
-/* Largest difference between the two results, in units of sqrt(k). */
+/* Returns the largest difference between the two results, in units of sqrt(k). */
 static double difference(const product *p)
 {
   double worst = 0;

@@ -139,7 +139,7 @@ TIDE_INLINE void forward_row(float *restrict y, const taps *p, int64_t n, const 
   }
 }
 
-/* d = dy * act'(a); d may be dy. */
+/* Computes d = dy * act'(a); d may be dy. */
 TIDE_INLINE void slope_row(float *d, const float *dy, const taps *p, int64_t n, const int k)
 {
   taps q = *p;

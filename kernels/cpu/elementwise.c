@@ -94,7 +94,8 @@ COMPARISON(ge, a >= b)
 COMPARISON(logical_and, (a != 0) & (b != 0))
 COMPARISON(logical_or, (a != 0) | (b != 0))
 
-/* libm tests the bits of a denormal, where loops that flush compare it equal to zero. */
+/* Returns x with denormals as zeros. libm tests the bits of a denormal, where loops that flush
+ * compare it equal to zero. */
 TIDE_INLINE float flushed_f32(float x) { return x == 0 ? copysignf(0, x) : x; }
 TIDE_INLINE double flushed_d(double x) { return x == 0 ? copysign(0, x) : x; }
 
@@ -127,7 +128,7 @@ int k_cpu_pow(const k_call *call)
 #define SQRT_HALF_PI_INV 0.79788456080286535588 /* sqrt(2 / pi) */
 #define GELU_CUBIC 0.044715
 
-/* log(1 + u) for u in [0, 1]: the quotient compensates the rounding of 1 + u. */
+/* Returns log(1 + u) for u in [0, 1]: the quotient compensates the rounding of 1 + u. */
 TIDE_INLINE float log1p_f32(float u)
 {
   float w = 1.0f + u, d = w - 1.0f;
@@ -315,7 +316,7 @@ int k_cpu_pow_scalar(const k_call *call)
   return map(call, 1, &any, 0, &e);
 }
 
-/* max first, then min; NaN stays. */
+/* Applies max first, then min; NaN stays. */
 TIDE_INLINE float clamp_value(float v, float lo, float hi)
 {
   v = v < lo ? lo : v;

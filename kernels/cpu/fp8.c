@@ -128,8 +128,8 @@ static void read_codes(void *arg, int64_t begin, int64_t end, int thread)
 
 /* ---- the product ----------------------------------------------------------------------------- */
 
-/* y = sum * both scales + bias, or y += that, for rows [begin, end). In f64, as a sum over one
- * scale alone may exceed f32. */
+/* Computes y = sum * both scales + bias, or y += that, for rows [begin, end). In f64, as a sum over
+ * one scale alone may exceed f32. */
 static void finish_rows(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *j = arg;

@@ -123,7 +123,7 @@ static void write_across(const codes_job *j, const fp8_tile *t, int64_t r0, int6
   }
 }
 
-/* One scale for the tile, the same in both directions. */
+/* Returns one scale for the tile, the same in both directions. */
 static float square_scale(const codes_job *j, const fp8_tile *t, int64_t i, int64_t k)
 {
   float most = 0, s;

@@ -100,7 +100,7 @@ static void run_grouped(const grouped *p)
   for (int64_t i = 0; i < groups; i++) run_group(p, i, p->call->nthread, p->call->work);
 }
 
-/* Rows [begin, end) of y are in no group. */
+/* Clears rows [begin, end) of y, which are in no group. */
 static void clear_rows(const k_tensor *y, int64_t begin, int64_t end)
 {
   int64_t row = y->stride[0] * vec_size(y->dtype);

@@ -19,7 +19,7 @@ TIDE_LEVELS(int, any_outside, (const int64_t *v, int64_t n, uint64_t limit), (v,
   return found;
 }
 
-/* The reference writes the message of a failure. */
+/* Checks an index. On a failure the reference writes the message. */
 static int index_check(const k_call *call, const k_tensor *index, int64_t limit)
 {
   _Alignas(64) cpu_chunk buf;

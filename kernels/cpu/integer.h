@@ -5,7 +5,7 @@
 
 static inline int64_t i64_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t i64_max(int64_t a, int64_t b) { return a > b ? a : b; }
-/* n >= 0, by > 0. */
+/* Returns n / by, rounded up, for n >= 0 and by > 0. */
 static inline int64_t i64_ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 static inline int64_t i64_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 /* Returns the i < n with first[i] <= k < first[i + 1]. first ascends. */

@@ -121,7 +121,7 @@ static void ll_multiply(const ll_plan *p, cpu_gemm g)
   tide__cpu_gemm(&g, p->call->nthread, p->gemm);
 }
 
-/* dbias32 of columns [begin, end) of the part: adds the rows of gradients in order. */
+/* Adds the rows of gradients, in order, to dbias32 of columns [begin, end) of the part. */
 static void add_columns(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *j = arg;

@@ -72,7 +72,7 @@ static inline int64_t loop_grain(int64_t item_size)
 /* A loop body: n elements of contiguous operands. s: the op's scalars. */
 typedef void (*cpu_body)(void *y, const void *const *x, int64_t n, const double *s);
 
-/* y = a + b of a form; y may be a or b. */
+/* Computes y = a + b of a form; y may be a or b. */
 void tide__loop_add(int form, void *y, const void *a, const void *b, int64_t n);
 
 enum { LOOP_MAX_IN = 3 };

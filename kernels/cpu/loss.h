@@ -42,7 +42,8 @@ loss_slope tide__loss_slope(loss_norm norm, double scale, int64_t nclass,
  * prefetch meanwhile, whose maximum is computed next, or null. */
 void tide__loss_grad(void *grad, int grad_dtype, const void *z, int dtype, int64_t n,
                      int64_t target, loss_slope slope, int stream, const void *next);
-/* The same from what tide__loss_sum_exp left, without another exponential. grad may be e. */
+/* Computes the gradient from what tide__loss_sum_exp left, without another exponential. grad may be
+ * e. */
 void tide__loss_grad_of_exp(void *grad, int grad_dtype, const float *e, const float *bases,
                             int64_t n, int64_t target, loss_slope slope);
 void tide__loss_stream_end(int stream);

@@ -44,8 +44,8 @@ static void merge_dims(batch *b)
   b->ndim = n;
 }
 
-/* If B is shared by the innermost batch dim and rows of A and C continue evenly into it, turns the
- * batch into more rows. */
+/* Turns the innermost batch dim into more rows, if B is shared by it and rows of A and C continue
+ * evenly into it. */
 static void fold_rows(batch *b)
 {
   cpu_gemm *g = &b->g;

@@ -16,8 +16,8 @@ enum {
 /* ---- reading ---- */
 
 #if defined(__x86_64__) && defined(__GNUC__)
-/* The numbers of 32 pairs: a lane of 64 bits takes a pair, and of[] is looked up by the low 4 bits
- * of each half. */
+/* Writes the numbers of 32 pairs: a lane of 64 bits takes a pair, and of[] is looked up by the low
+ * 4 bits of each half. */
 TIDE_AVX512 static void read_pairs_avx512(float *to, const uint8_t *pair, const float *of)
 {
   const __m512 table = _mm512_loadu_ps(of);
@@ -30,7 +30,7 @@ TIDE_AVX512 static void read_pairs_avx512(float *to, const uint8_t *pair, const 
 }
 #endif
 
-/* The same of `n` pairs, on any processor. */
+/* Writes the numbers of `n` pairs, on any processor. */
 static void read_pairs(float *to, const uint8_t *pair, const float *of, int64_t n)
 {
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -186,7 +186,7 @@ int64_t k_cpu_linear_nf4_work(const k_call *call)
   return p.panel_bytes + (work > more ? work : more);
 }
 
-/* Rows of the panel: as many as results forward, all rows of the weight backward. */
+/* Expands rows of the panel: as many as results in forward, all rows of the weight in backward. */
 static void read_panel(void *arg, int64_t begin, int64_t end, int thread)
 {
   const nf4_product *p = arg;

@@ -32,7 +32,7 @@ TIDE_INLINE float magnitude_at(const nf4 *w, int64_t r, int64_t b)
   return nf4_magnitude(w, r, nf4_row_start(w, r) / NF4_BLOCK + b);
 }
 
-/* The 16 numbers of a block of that magnitude, as a weight of `dtype` holds them. */
+/* Writes the 16 numbers of a block of that magnitude, as a weight of `dtype` holds them. */
 TIDE_INLINE void block_table(float *of, float most, int dtype)
 {
   double narrow[16]; /* room for any dtype */
@@ -43,7 +43,7 @@ TIDE_INLINE void block_table(float *of, float most, int dtype)
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-/* block_table in a register. */
+/* Returns block_table in a register. */
 TIDE_AVX512_INLINE __m512 table_avx512(float most, int dtype)
 {
   const __m512i half = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1);
@@ -58,7 +58,8 @@ TIDE_AVX512_INLINE __m512 table_avx512(float most, int dtype)
   return _mm512_mask_mov_ps(v, number, _mm512_castsi512_ps(up));
 }
 
-/* sum[i] = row r of the weight times row i of x, i < m. m is a constant where this is inlined. */
+/* Computes sum[i] = row r of the weight times row i of x, i < m. m is a constant where this is
+ * inlined. */
 TIDE_AVX512_INLINE void dots_avx512(float *sum, const nf4_few *p, int64_t r, const float *x, int m)
 {
   __m512 first[AT_ONCE], second[AT_ONCE];
@@ -81,7 +82,7 @@ TIDE_AVX512_INLINE void dots_avx512(float *sum, const nf4_few *p, int64_t r, con
   for (int i = 0; i < m; i++) sum[i] = _mm512_reduce_add_ps(_mm512_add_ps(first[i], second[i]));
 }
 
-/* Half of block_table: 8 numbers, of the shares from `from` on. */
+/* Returns half of block_table: 8 numbers, of the shares from `from` on. */
 TIDE_AVX2_INLINE __m256 table_avx2(float most, int from, int dtype)
 {
   const __m256i half = _mm256_set1_epi32(0x7fff), one = _mm256_set1_epi32(1);
@@ -134,7 +135,7 @@ TIDE_AVX2_INLINE void dots_avx2(float *sum, const nf4_few *p, int64_t r, const f
 }
 #endif
 
-/* The same on any processor: a block's numbers are written out, in the order of x. */
+/* Computes the sums on any processor: a block's numbers are written out, in the order of x. */
 TIDE_INLINE void dots_base(float *sum, const nf4_few *p, int64_t r, const float *x, int m)
 {
   float of[16], w[NF4_BLOCK], acc[AT_ONCE][16] = {{0}};
@@ -190,7 +191,7 @@ static dots_fn *dots_of_this(void)
 
 /* ---- all rows ---- */
 
-/* Rows [begin, end) of x as f32, first numbers of pairs before second ones. */
+/* Writes rows [begin, end) of x as f32, first numbers of pairs before second ones. */
 static void few_split(void *arg, int64_t begin, int64_t end, int thread)
 {
   const nf4_few *p = arg;

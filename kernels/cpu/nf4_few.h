@@ -18,5 +18,5 @@ int tide__nf4_few_fits(int64_t m, const k_nf4_attrs *a);
 
 int64_t tide__nf4_few_work(int64_t m, int64_t cols);
 
-/* The same bits on any number of threads. */
+/* Computes the product, with the same bits on any number of threads. */
 void tide__nf4_few(nf4_few *p, int nthread);

@@ -139,7 +139,7 @@ static void norm_fwd_rows(void *arg, int64_t begin, int64_t end, int thread)
   }
 }
 
-/* Scratch: gain, bias, then two rows per thread. */
+/* Returns the bytes of scratch: gain, bias, then two rows per thread. */
 int64_t k_cpu_norm_work(const k_call *call)
 {
   int64_t rows = 2 + 2 * (int64_t)call->nthread;
@@ -247,7 +247,7 @@ static void combine_columns(void *arg, int64_t begin, int64_t end, int thread)
   if (b->dbias) combine(b, b->dbias, b->dbias_part, begin, end);
 }
 
-/* Scratch: gain, three rows per thread, two rows per block (one at least). */
+/* Returns the bytes of scratch: gain, three rows per thread, two rows per block (one at least). */
 int64_t k_cpu_norm_bwd_work(const k_call *call)
 {
   int64_t nblock = i64_max(1, block_count(k_row_count(&call->in[1])));

@@ -2,8 +2,8 @@
  *
  * Work is cut by index, never by thread, so a kernel's result does not depend on the number of
  * threads. Below the grain, and with one thread, the loop runs inline at no cost. Inside a loop
- * body denormals are flushed to zero on every thread; the caller's floating-point state is restored
- * on return.
+ * body denormals are flushed to zero on every thread, rounding is to nearest and nothing traps; the
+ * caller's floating-point state is restored on return.
  */
 #pragma once
 

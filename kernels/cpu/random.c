@@ -69,7 +69,7 @@ static void words_of_chunk(const random_job *job, uint32_t *out, int64_t at, int
   }
 }
 
-/* place: the number of the input that holds it. */
+/* Prepares a job. place: the number of the input that holds the place of the generator. */
 static void random_job_init(random_job *job, const k_call *call, int place)
 {
   k_tensor index = call->out[0];

@@ -95,7 +95,8 @@ static void reduce_rows(reduce_job *job, int nthread)
 
 /* ---- the kernels --------------------------------------------------------------------------- */
 
-/* Enough for both methods: blocks of rows, and blocks of a long row. */
+/* Returns bytes of scratch that are enough for both methods: blocks of rows, and blocks of a long
+ * row. */
 int64_t k_cpu_reduce_work(const k_call *call)
 {
   reduce_job job;

@@ -98,7 +98,7 @@ TIDE_LEVELS(void, add_totals,
   else for (int64_t j = 0; j < n; j++) acc[j].i += more->i64[j];
 }
 
-/* rows[0..m) point at elements [at, at + n) of rows first, first + 1, ... */
+/* Reads rows[0..m), which point at elements [at, at + n) of rows first, first + 1, ... */
 static void read_rows(const column_job *job, const void **rows, cpu_chunk *buf, const char *base,
                       int64_t first, int m, int64_t n)
 {

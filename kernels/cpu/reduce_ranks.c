@@ -51,7 +51,7 @@ FOLD(i32_max, int32_t, MORE)
 
 typedef void (*fold_fn)(void *acc, const void *src, int64_t n);
 
-/* By the dtype of the accumulator and the operation. */
+/* Returns the function for the dtype of the accumulator and the operation. */
 static fold_fn fold_of(int form, int op)
 {
   static const fold_fn f32[] = {f32_add, f32_add, f32_min, f32_max, f32_mul};

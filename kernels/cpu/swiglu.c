@@ -9,7 +9,7 @@
 
 enum { PIECE = 1024, GRAIN = 8 }; /* elements of a piece; pieces per thread at least */
 
-/* 3 ulp, 0 below -87. */
+/* Returns 1 / (1 + exp(-x)), to 3 ulp, 0 below -87. */
 TIDE_INLINE float sigmoid(float x) { return 1.0f / (1.0f + vec_exp(-x)); }
 
 TIDE_LEVELS(void, swiglu,

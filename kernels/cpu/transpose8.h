@@ -5,7 +5,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/* r[i], the i-th row, becomes the i-th column. */
+/* Transposes 8 x 8: r[i], the i-th row, becomes the i-th column. */
 TIDE_AVX2_INLINE void transpose8_f32(__m256 r[8])
 {
   __m256 t[8];

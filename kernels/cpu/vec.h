@@ -54,7 +54,7 @@
 
 /* ---- functions of f32 -----------------------------------------------------------------------*/
 
-/* 1 ulp. exp(-inf) = 0, exp(inf) = inf, NaN stays NaN. */
+/* Returns e^x to 1 ulp. exp(-inf) = 0, exp(inf) = inf, NaN stays NaN. */
 TIDE_INLINE float tide__expf(float x)
 {
   const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
@@ -99,7 +99,8 @@ TIDE_INLINE float vec_exp(float x)
   return x >= -87.0f ? y : low;
 }
 
-/* 1 ulp. log(0) = -inf, log(x < 0) = NaN, log(inf) = inf. Denormals count as zero when flushed. */
+/* Returns log(x) to 1 ulp. log(0) = -inf, log(x < 0) = NaN, log(inf) = inf. Denormals count as zero
+ * when flushed. */
 TIDE_INLINE float tide__logf(float x)
 {
   float tiny = x < 1.17549435e-38f ? 1.0f : 0.0f;
@@ -126,7 +127,7 @@ TIDE_INLINE float tide__logf(float x)
   return x < INFINITY ? y : x + x; /* inf and NaN: themselves */
 }
 
-/* 2 ulp. */
+/* Returns tanh(x) to 2 ulp. */
 TIDE_INLINE float tide__tanhf(float x)
 {
   float a = fabsf(x), u = x * x;
@@ -141,10 +142,10 @@ TIDE_INLINE float tide__tanhf(float x)
   return copysignf(y, x);
 }
 
-/* 3 ulp; 0 below about -88. */
+/* Returns 1 / (1 + e^-x) to 3 ulp; 0 below about -88. */
 TIDE_INLINE float tide__sigmoidf(float x) { return 1.0f / (1.0f + tide__expf(-x)); }
 
-/* 3 ulp. */
+/* Returns erf(x) to 3 ulp. */
 TIDE_INLINE float tide__erff(float x)
 {
   float a = fabsf(x), u = x * x;
@@ -185,7 +186,7 @@ TIDE_INLINE float tide__max_f32_n(const float *x, int64_t n, float start)
 
 /* ---- elements of a dtype --------------------------------------------------------------------*/
 
-/* Bytes of an element of a floating dtype. */
+/* Returns the bytes of an element of a floating dtype. */
 TIDE_INLINE int64_t vec_size(int dtype)
 {
   return dtype == TIDE_F64 ? 8 : dtype == TIDE_F32 ? 4 : 2;
@@ -213,7 +214,7 @@ TIDE_INLINE void vec_put(void *dst, int64_t i, int dtype, float v)
   }
 }
 
-/* n elements of src as f32. */
+/* Writes n elements of src as f32. */
 TIDE_INLINE void vec_widen(float *dst, const void *src, int dtype, int64_t n)
 {
   const uint16_t *half = src;
@@ -229,7 +230,8 @@ TIDE_INLINE void vec_widen(float *dst, const void *src, int dtype, int64_t n)
   }
 }
 
-/* n numbers of src, each rounded once to dtype. dst and src do not overlap unless dtype is f32. */
+/* Writes n numbers of src, each rounded once to dtype. dst and src do not overlap unless dtype is
+ * f32. */
 TIDE_INLINE void vec_narrow(void *dst, const float *src, int dtype, int64_t n)
 {
   uint16_t *half = dst;
@@ -250,7 +252,7 @@ TIDE_INLINE void vec_narrow(void *dst, const float *src, int dtype, int64_t n)
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/* 8 elements from src[at] as f32. */
+/* Returns 8 elements from src[at] on as f32. */
 TIDE_AVX2_INLINE __m256 vec_load8(const void *src, int64_t at, int dtype)
 {
   if (dtype == TIDE_F32) return _mm256_loadu_ps((const float *)src + at);
@@ -265,7 +267,7 @@ TIDE_AVX512_INLINE __mmask16 vec_lanes(int64_t n)
   return n >= 16 ? (__mmask16)0xffff : n <= 0 ? (__mmask16)0 : (__mmask16)((1u << n) - 1);
 }
 
-/* 16 elements from src[at], those of the mask, as f32; the others zero. */
+/* Returns 16 elements from src[at] on, those of the mask, as f32; the others are zero. */
 TIDE_AVX512_INLINE __m512 vec_load16(const void *src, int64_t at, int dtype, __mmask16 mask)
 {
   if (dtype == TIDE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)src + at);
@@ -274,7 +276,8 @@ TIDE_AVX512_INLINE __m512 vec_load16(const void *src, int64_t at, int dtype, __m
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-/* 2^x to 1e-7; exactly 0 below -1000, NaN stays NaN (max returns its second operand then). */
+/* Returns 2^x to 1e-7; exactly 0 below -1000, NaN stays NaN (max returns its second operand
+ * then). */
 TIDE_AVX512_INLINE __m512 vec_exp2(__m512 x)
 {
   x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);
@@ -289,7 +292,7 @@ TIDE_AVX512_INLINE __m512 vec_exp2(__m512 x)
   return _mm512_scalef_ps(p, n);
 }
 
-/* 2^x to 3e-6; exactly 0 below -1000; NaN stays NaN. */
+/* Returns 2^x to 3e-6; exactly 0 below -1000; NaN stays NaN. */
 TIDE_AVX512_INLINE __m512 vec_exp2_short(__m512 x)
 {
   x = _mm512_max_ps(_mm512_set1_ps(-1000.0f), x);

@@ -4,5 +4,5 @@
 #include <math.h>
 
 static inline double ref_sigmoid(double x) { return 1 / (1 + exp(-x)); }
-/* log(1 + e^x), for any x. */
+/* Returns log(1 + e^x), for any x. */
 static inline double ref_softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }

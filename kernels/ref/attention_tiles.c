@@ -1,7 +1,7 @@
 /* Defines attention_tiles: what documents and positions each K_TILE tokens of an index span. */
 #include "kernels/ref/load.h"
 
-/* A token's document and position join the extents of its tile. */
+/* Widens the extents of a tile by a token's document and position. */
 static void ref_widen(int64_t x[4], int64_t document, int64_t position)
 {
   if (document < x[0]) x[0] = document;

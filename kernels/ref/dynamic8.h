@@ -20,7 +20,7 @@ enum { DYN8_BLOCK = 256 };
 #define DYN8_LEAST 0x1p-103f
 
 typedef struct dyn8 {
-  float of[256];      /* the share that a code stands for */
+  float of[256];      /* the share that a code represents */
   float mid[256];     /* between magnitudes q and q + 1; infinity behind the last */
   int32_t top, zero;  /* the largest magnitude; the code of 0 */
 } dyn8;

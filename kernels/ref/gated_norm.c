@@ -34,7 +34,7 @@ int k_ref_gated_rms_norm(const k_call *call)
   return TIDE_OK;
 }
 
-/* One group: du = rstd (v - u rstd^2 mean(v u)) with v the gradient of norm(u). */
+/* Computes one group: du = rstd (v - u rstd^2 mean(v u)) with v the gradient of norm(u). */
 static void bwd_group(const k_call *call, int64_t i)
 {
   const k_gated_norm_attrs *attrs = call->attrs;

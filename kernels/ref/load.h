@@ -13,9 +13,9 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
 
 #include "core/base/dtype.h"
+#include "core/base/format.h"
 #include "kernels/kernel.h"
 
 static inline double ref_get(const k_tensor *t, int64_t at)
@@ -84,7 +84,7 @@ static inline void ref_put_int(const k_tensor *t, int64_t at, int64_t v)
   }
 }
 
-/* NaN propagates from either side. */
+/* Returns the smaller number; NaN propagates from either side. */
 static inline double ref_min(double a, double b) { return a != a || a < b ? a : b; }
 static inline double ref_max(double a, double b) { return a != a || a > b ? a : b; }
 
@@ -145,7 +145,7 @@ static inline int64_t ref_offset(const ref_walk *w, const k_tensor *t)
   return ref_offset_from(w, t, 0);
 }
 
-/* y = x, converted; both have the same shape. */
+/* Computes y = x, converted; both have the same shape. */
 static inline void ref_copy_all(const k_tensor *y, const k_tensor *x)
 {
   for (ref_walk w = ref_begin(y->shape, y->ndim); ref_more(&w); ref_step(&w))
@@ -160,7 +160,7 @@ static inline int ref_fail(const k_call *call, int status, const char *format, .
   va_list args;
   if (!call->msg) return status;
   va_start(args, format);
-  vsnprintf(call->msg, K_MSG, format, args);
+  tide__format(call->msg, K_MSG, format, args);
   va_end(args);
   return status;
 }

@@ -52,7 +52,7 @@ int k_ref_roll(const k_call *call)
 
 static int is_whole(double v) { return v == floor(v) && fabs(v) < 0x1p62; }
 
-/* start + i * step. Integer outputs are exact when both are integers, else truncated. */
+/* Writes start + i * step. Integer outputs are exact when both are integers, else truncated. */
 int k_ref_arange(const k_call *call)
 {
   const k_tensor *y = &call->out[0];

@@ -23,7 +23,7 @@ static double row_mean(const k_tensor *x, int64_t base, int64_t dim)
   return dim > 0 ? sum / (double)dim : 0;
 }
 
-/* 1 / sqrt(mean((x - mean)^2) + eps) */
+/* Returns 1 / sqrt(mean((x - mean)^2) + eps). */
 static double row_rstd(const k_tensor *x, int64_t base, int64_t dim, double mean, double eps)
 {
   double sum = 0;
@@ -64,7 +64,8 @@ typedef struct bwd {
 
 static double bwd_mean(const bwd *b, int64_t i) { return b->mean ? ref_get(b->mean, i) : 0; }
 
-/* dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * gain; rms_norm lacks mean(g). */
+/* Computes dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * gain; rms_norm lacks
+ * mean(g). */
 static void bwd_row(const bwd *b, int64_t i)
 {
   int64_t base = i * b->r.dim;

@@ -165,7 +165,7 @@ static double dy_at(const back *k, int64_t b, int64_t t, int64_t h, int64_t p)
   return ref_scan_at4(k->dy, b, t, h, p);
 }
 
-/* Token t: y = h C + D x. Adds the output's share to dstate, dC and dD. */
+/* Goes back through y = h C + D x of token t. Adds the output's share to dstate, dC and dD. */
 static void back_output(back *k, int64_t b, int64_t t, int64_t h)
 {
   const scan *s = &k->s;
@@ -181,7 +181,8 @@ static void back_output(back *k, int64_t b, int64_t t, int64_t h)
   }
 }
 
-/* Token t: h = keep h_before + step x B'. Replaces dstate by the gradient of the state before. */
+/* Goes back through h = keep h_before + step x B' of token t. Replaces dstate by the gradient of
+ * the state before. */
 static void back_advance(back *k, const k_call *call, int64_t b, int64_t t, int64_t h)
 {
   const scan *s = &k->s;

@@ -18,7 +18,7 @@ static void softmax_row(const k_call *c, int64_t r, int is_log)
   }
 }
 
-/* softmax: dx = y (dy - sum dy y).  log_softmax: dx = dy - e^y sum dy. */
+/* Computes dx = y (dy - sum dy y) of softmax, dx = dy - e^y sum dy of log_softmax. */
 static void softmax_bwd_row(const k_call *c, int64_t r, int is_log)
 {
   const k_tensor *dy = &c->in[0], *y = &c->in[1], *dx = &c->out[0];

@@ -24,7 +24,7 @@ end
 
 -- ---- names ----
 
--- `path` relative to the file `from`, without . and ..; nil if it leads out of the tree.
+-- Returns `path` relative to the file `from`, without . and ..; nil if it leads out of the tree.
 local function resolve(from, path)
    local parts = {}
    for part in ((from:match '^(.*)/' or '') .. '/' .. path):gmatch '[^/]+' do

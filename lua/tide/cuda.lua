@@ -43,7 +43,7 @@ function cuda.range(name, fn, ...)
    return event.range('cuda', name, arg.func('range', 'fn', fn), ...)
 end
 
--- Puts a range around each call of the modules of a model, named by path and class; returns a
+-- Adds a range around each call of the modules of a model, named by path and class; returns a
 -- function that removes them.
 function cuda.range_modules(model)
    err.arg_if(type(model) ~= 'table' or type(model.named_modules) ~= 'function',

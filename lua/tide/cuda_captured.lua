@@ -63,7 +63,7 @@ local function check_given(list)
    end
 end
 
--- Returns the same value with copies of its tensors.
+-- Returns a copy of a value, with copies of its tensors.
 local function twin(value)
    if tide.is_tensor(value) then return value:clone() end
    if not is_plain(value) then return value end

@@ -1,6 +1,6 @@
 -- The module `tide`: what a recipe, a host or the prompt sees.
 --
--- It gathers names and defines nothing of its own. Ops come from the binding; creation functions
+-- It gathers names and defines nothing of its own. Ops are those of the binding; creation functions
 -- exist here for the default context (opened at first use) and as methods of every context; parts
 -- of the library (tide.nn, tide.optim, ...) are loaded when first named.
 
@@ -43,25 +43,27 @@ local default, Context = ctx.default, ctx.Context
 
 -- Returns a tensor with no values set; shape is a list. opts: dtype, device, requires_grad.
 function tide.empty(shape, opts) return Context.empty(default(), shape, opts) end
--- Zeros; shape is a list. opts: dtype, device, requires_grad.
+-- Returns a tensor of zeros. shape is a list. opts: dtype, device, requires_grad.
 function tide.zeros(shape, opts) return Context.zeros(default(), shape, opts) end
--- Ones; shape is a list. opts: dtype, device, requires_grad.
+-- Returns a tensor of ones. shape is a list. opts: dtype, device, requires_grad.
 function tide.ones(shape, opts) return Context.ones(default(), shape, opts) end
--- value everywhere; shape is a list. opts: dtype, device, requires_grad.
-function tide.full(shape, value, opts) return Context.full(default(), shape, value, opts) end
--- Uniform in [0, 1), from the generator of tide.seed; shape is a list. opts: dtype, device,
+-- Returns a tensor with every element set to value. shape is a list. opts: dtype, device,
 -- requires_grad.
+function tide.full(shape, value, opts) return Context.full(default(), shape, value, opts) end
+-- Returns a tensor of uniform numbers in [0, 1), from the generator of tide.seed. shape is a list.
+-- opts: dtype, device, requires_grad.
 function tide.rand(shape, opts) return Context.rand(default(), shape, opts) end
--- Normal with mean 0 and deviation 1, from the generator of tide.seed; shape is a list. opts:
--- dtype, device, requires_grad.
+-- Returns a tensor of normal numbers of mean 0 and standard deviation 1, from the generator of
+-- tide.seed. shape is a list. opts: dtype, device, requires_grad.
 function tide.randn(shape, opts) return Context.randn(default(), shape, opts) end
 -- Returns the n x n identity. opts: dtype, device, requires_grad.
 function tide.eye(n, opts) return Context.eye(default(), n, opts) end
 -- Returns a tensor from a number, boolean or nested list: f32, or bool if all are booleans, unless
 -- opts.dtype says otherwise. opts: dtype, device, requires_grad.
 function tide.tensor(list, opts) return Context.tensor(default(), list, opts) end
--- arange(n): 0 to n - 1. arange(start, stop, step): start, start + step, ... before stop.
--- Options come last in both forms. opts: dtype, device, requires_grad.
+-- Returns the numbers 0 to n - 1 for arange(n), or start, start + step, ... before stop for
+-- arange(start, stop, step). Options are the last argument in both forms. opts: dtype, device,
+-- requires_grad.
 function tide.arange(start, stop, step, opts)
    return Context.arange(default(), start, stop, step, opts)
 end
@@ -75,11 +77,11 @@ end
 
 -- Restarts the generator of random numbers with a seed.
 function tide.seed(n) return default():seed(n) end
--- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
--- ntensor, nnode, nop, nhost; forced (collections of the Lua heap that the parameter debt has
--- caused).
+-- Returns counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned
+-- (bytes), ntensor, nnode, nop, nhost; forced (collections of the Lua heap that the parameter debt
+-- has caused).
 function tide.stats() return default():stats() end
--- State of the generator, to give to set_rng_state.
+-- Returns the state of the generator, which set_rng_state takes.
 function tide.rng_state() return default():rng_state() end
 -- Sets the state of the generator that rng_state gave.
 function tide.set_rng_state(state) return default():set_rng_state(state) end

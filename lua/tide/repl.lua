@@ -10,10 +10,15 @@ local repl = { session = session.new }
 local prompt, more_prompt = 'tide> ', '   .. '
 
 local function from_pipe(target)
-   for line in io.lines() do
+   local line, why = io.read()
+   while line and not target.ended do
       target:feed(line)
       io.stdout:flush()
-      if target.ended then break end
+      if not target.ended then line, why = io.read() end
+   end
+   if why then
+      session.fail(('tide: repl: cannot read the standard input: %s\n'):format(why))
+      return 1
    end
    target:finish()
    return target.status or target.errors > 0 and 1 or 0

@@ -53,7 +53,7 @@ local function reply(status, value)
    ngx.say(tide.json.encode(value))
 end
 
--- Gives the worker's other connections their turn, now and then. Call it between two tokens.
+-- Lets the worker serve its other connections from time to time. Call it between two tokens.
 local function pauses()
    local began = tide.clock()
    return function()

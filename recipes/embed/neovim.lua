@@ -3,7 +3,7 @@
 --   :let g:tide_model = 'runs/mine'
 --   :luafile /usr/share/tide/recipes/embed/neovim.lua
 --   :inoremap <C-x><C-t> <Cmd>TideComplete<CR>
---   :TideComplete                         continues the line behind the cursor
+--   :TideComplete                         continues the line after the cursor
 --
 -- The model lives on one thread, which reads requests from a pipe and answers through another; the
 -- editor never waits. A request is a line "number length" and the text before the cursor.
@@ -111,7 +111,7 @@ local function ask(before, done)
    state.to:write(('%d %d\n%s'):format(state.number, #before, before))
 end
 
--- Bytes of a line before the place to write at: the cursor's while one inserts, else behind the
+-- Bytes of a line before the place to write at: the cursor's while one inserts, else after the
 -- character under it.
 local function place_in(line, column)
    if vim.api.nvim_get_mode().mode:find '^[iR]' or column >= #line then return column end
@@ -135,6 +135,6 @@ local function complete()
    end)
 end
 
--- Without questions to come the thread ends.
+-- The thread ends when no question is left.
 vim.api.nvim_create_autocmd('VimLeavePre', { callback = state.stop })
 vim.api.nvim_create_user_command('TideComplete', complete, {})

@@ -6,7 +6,7 @@
 --   while task:step(5) do other_work() end        -- about 5 ms of the task, then of the program
 --
 -- The work calls pause() at its seams: after a token, a training step, a batch. A step returns at
--- the first seam behind its time, so it lasts `ms` and at most one piece more.
+-- the first pause after its time, so it lasts `ms` and at most one piece more.
 
 local tide = require 'tide'
 

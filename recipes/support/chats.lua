@@ -62,7 +62,7 @@ chats.rows = {
      .. 'one that exists; default: model in --out, or none with adapters', type = 'string' },
 }
 
--- Puts the base into NF4, where that is asked for.
+-- Rounds the base to NF4, if the options say so.
 local function quantise(tide, job, model)
    local opt = job.opt
    if not opt.lora.quantise or rawget(model, 'quantised') then return end
@@ -91,7 +91,7 @@ local function check_adapters(job, model)
    end
 end
 
--- Gives the model, which has no bytes yet, the adapters that are asked for.
+-- Adds the adapters of the options to the model, which has no bytes yet.
 local function adapt(tide, job, model)
    local opt, o = job.opt, job.opt.lora
    if rawget(model, 'adapter') and (o.rank > 0 or opt.adapter) then
@@ -204,7 +204,7 @@ function chats.sampler(job, opt, corpus, data, new)
       fit = fits[opt.pack], long = opt.long })
 end
 
--- Puts tokenizer and template into the folder of the run, which is resumed and sampled with them.
+-- Copies tokenizer and template into the folder of the run, which is resumed and sampled with them.
 function chats.keep(job, opt, corpus)
    if not job.first then return end
    text.keep_tokenizer(job, opt, corpus)
@@ -234,18 +234,28 @@ local function base_of(of)
    return base_of(require('tide.train.checkpoint').recipe(of.from))
 end
 
--- Writes the checkpoint as a published folder, or the adapters of it, on one rank.
-function chats.export(job, opt, folder, is_adapted)
+-- Writes the adapters of a checkpoint as a folder for PEFT.
+local function export_adapters(job, opt, folder)
+   local dir, base = fs.join(opt.out, 'adapter'), base_of(opt)
+   job:check(require('tide').model.save_adapter, folder, dir, { dtype = opt.dtype, base = base })
+   job:print('the adapters of %s are written as %s', folder, dir)
+   if base and fs.is_dir(base) and not fs.exists(fs.join(base, 'config.json')) then
+      job:print('PEFT needs their base as a folder of transformers: tide export %s DIR', base)
+   end
+end
+
+-- Writes the checkpoint as a published folder, or the adapters of it, on one rank. Where PEFT has
+-- no names for the adapters of a family, the published folder has them merged.
+function chats.export(job, opt, folder, model)
    if not job.first then return end
    local tide = require 'tide'
-   if is_adapted then
-      local dir, base = fs.join(opt.out, 'adapter'), base_of(opt)
-      job:check(tide.model.save_adapter, folder, dir, { dtype = opt.dtype, base = base })
-      job:print('the adapters of %s are written as %s', folder, dir)
-      if base and fs.is_dir(base) and not fs.exists(fs.join(base, 'config.json')) then
-         job:print('PEFT needs their base as a folder of transformers: tide export %s DIR', base)
-      end
+   local has_names = require('tide.pretrained.adapter')._has_names(
+      require('tide.model.family').of(model))
+   if model.adapter and has_names then
+      export_adapters(job, opt, folder)
       if not opt.export then return end
+   elseif model.adapter then
+      job:print('PEFT has no names for adapters of this family; they are merged into the weights')
    end
    local dir = opt.export or fs.join(opt.out, 'model')
    job:check(tide.model.export, folder, dir, { dtype = opt.dtype, overwrite = true,

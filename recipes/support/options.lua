@@ -83,8 +83,8 @@ local after_model = {
    { 'sample', 200, 'tokens to generate as a sample at the end; 0: none', min = 0 },
    { 'temperature', 0.8, 'sampling temperature of the sample', type = 'number', min = 0 },
    { 'async-save', false, 'write checkpoints in the background' },
-   { 'plan', false, 'print how the model is spread over ranks, its memory and its traffic; train '
-     .. 'nothing' },
+   { 'plan', false, 'print how the model is distributed over ranks, its memory and its traffic; '
+     .. 'train nothing' },
    { 'device', 'cpu', 'device to compute on', choices = { 'cpu', 'ref', 'cuda' } },
    { 'captured', false, 'record one step and replay it as a CUDA graph; needs --device cuda, '
      .. 'windows (no --packed), and one rank or NCCL' },

@@ -149,7 +149,7 @@ describe('an endless loop on one rank', function()
          assert.equal('E_TIMEOUT', row.status)
          assert.is_truthy(row.message:find('waited 2 s in #3 all_reduce(sum, f32, 3 elements)', 1,
             true), row.message)
-         assert.is_truthy(row.message:find('rank 2 has not come; its last call here was #2 '
+         assert.is_truthy(row.message:find('rank 2 has not arrived; its last call here was #2 '
             .. 'barrier%(%) at [^\n]-fault_spec.lua:%d+'), row.message)
       end
    end)
@@ -170,8 +170,8 @@ describe('an endless loop on one rank', function()
       end)
       local text = rows[1].message
       assert.equal('E_TIMEOUT', rows[1].status)
-      assert.is_truthy(text:find("rank 1 has not come; its last call here was #2 barrier() at", 1,
-         true), text)
+      assert.is_truthy(text:find('rank 1 has not arrived; its last call here was #2 '
+         .. 'barrier() at', 1, true), text)
       assert.is_truthy(text:find("it is in #2 barrier() on 'other' at", 1, true), text)
    end)
 end)

@@ -65,7 +65,7 @@ end)
 
 describe('R2: a rank that hangs', function()
    local function named(out, text)
-      assert.is_true(count(out, 'rank 2 has not come') > 0, out)
+      assert.is_true(count(out, 'rank 2 has not arrived') > 0, out)
       assert.is_true(count(out, text) > 0, out)
       assert.is_truthy(out:find 'fault_case.lua:%d+')
    end

@@ -190,7 +190,7 @@ function case.caught()
    else
       local ok, e = pcall(comm.all_reduce, comm, tide.ones { 4 })
       assert(not ok and e.code == 'E_TIMEOUT', tostring(e))
-      assert(e.message:find('rank 1 has not come', 1, true), e.message)
+      assert(e.message:find('rank 1 has not arrived', 1, true), e.message)
       assert(comm:failure().code == 'E_TIMEOUT')
       over:barrier()
    end

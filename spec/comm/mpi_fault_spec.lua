@@ -78,10 +78,10 @@ describe('a rank that', function()
    it_mpi('is stopped is named after the timeout, with its last call', function()
       local out = fails 'stop'
       assert.is_true(count(out, 'waited 2 s in #2 all_reduce') > 0, out)
-      assert.is_true(count(out, 'rank 1 has not come; its last call here was #1') > 0, out)
+      assert.is_true(count(out, 'rank 1 has not arrived; its last call here was #1') > 0, out)
    end)
 
    it_mpi('loops for ever is named too', function()
-      assert.is_true(count(fails 'loop', 'rank 1 has not come') > 0)
+      assert.is_true(count(fails 'loop', 'rank 1 has not arrived') > 0)
    end)
 end)

@@ -5,6 +5,33 @@ local ranks = require 'spec.support.ranks'
 
 local M = {}
 
+-- Returns the message of the error that fn(...) must raise.
+function M.refused(fn, ...)
+   local ok, e = pcall(fn, ...)
+   assert(not ok, 'nothing was raised')
+   assert(type(e) == 'table' and e.code ~= nil, tostring(e))
+   return tostring(e)
+end
+
+-- Returns a mesh of simulated ranks with these axes, as `rank` (0) of it.
+function M.simulated(axes, rank)
+   local tide, n = require 'tide', 1
+   for _, a in ipairs(axes) do n = n * a[2] end
+   return tide.parallel.mesh(axes, { comm = tide.comm.simulate(n, rank or 0) })
+end
+
+-- Returns pair k (from 0) of two lists of n placements, taken from `kinds`.
+function M.pair(kinds, n, k)
+   local lists, code = { {}, {} }, k
+   for _, list in ipairs(lists) do
+      for i = 1, n do
+         list[i] = kinds[code % #kinds + 1]
+         code = math.floor(code / #kinds)
+      end
+   end
+   return lists[1], lists[2]
+end
+
 -- On one rank: every pair of placements (each `every`-th, from `first`), for each shape; values,
 -- shapes and gradients. Returns nil or what was wrong.
 local function pairs_of(_, _, axes, shapes, kind, every)
@@ -70,18 +97,10 @@ local function pairs_of(_, _, axes, shapes, kind, every)
       if not leaf.grad or (leaf.grad - want):abs():sum():item() > 1e-9 then return 'gradient' end
    end
 
-   local total = (#kinds) ^ n
+   local pair = require('spec.comm.placement_case').pair
    for s, shape in ipairs(shapes) do
-      for k = s % every, total * total - 1, every do
-         local from, to, code = {}, {}, k
-         for i = 1, n do
-            from[i] = kinds[code % #kinds + 1]
-            code = math.floor(code / #kinds)
-         end
-         for i = 1, n do
-            to[i] = kinds[code % #kinds + 1]
-            code = math.floor(code / #kinds)
-         end
+      for k = s % every, (#kinds) ^ (2 * n) - 1, every do
+         local from, to = pair(kinds, n, k)
          local wrong = one(shape, from, to)
          if wrong then
             return ('[%s] %s -> %s: %s'):format(table.concat(shape, ', '), place.text(from, m),

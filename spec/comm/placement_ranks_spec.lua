@@ -7,18 +7,7 @@ local ranks = require 'spec.support.ranks'
 
 local S, R, P = placement.shard, placement.replicate(), placement.partial
 
-local function refused(fn, ...)
-   local ok, e = pcall(fn, ...)
-   assert.is_false(ok, 'nothing was raised')
-   assert.is_true(type(e) == 'table' and e.code ~= nil, tostring(e))
-   return tostring(e)
-end
-
-local function simulated(axes, rank)
-   local n = 1
-   for _, a in ipairs(axes) do n = n * a[2] end
-   return tide.parallel.mesh(axes, { comm = tide.comm.simulate(n, rank or 0) })
-end
+local refused, simulated = case.refused, case.simulated
 
 describe('tensors on meshes of threads', function()
    -- More pairs: spec/deep/placement_spec.lua.

@@ -1,22 +1,12 @@
 -- Placements: pieces, plans and their price.
 
+local case = require 'spec.comm.placement_case'
 local tide = require 'tide'
 local placement = require 'tide.parallel.placement'
 
 local S, R, P = placement.shard, placement.replicate(), placement.partial
 
-local function refused(fn, ...)
-   local ok, e = pcall(fn, ...)
-   assert.is_false(ok, 'nothing was raised')
-   assert.is_true(type(e) == 'table' and e.code ~= nil, tostring(e))
-   return tostring(e)
-end
-
-local function simulated(axes, rank)
-   local n = 1
-   for _, a in ipairs(axes) do n = n * a[2] end
-   return tide.parallel.mesh(axes, { comm = tide.comm.simulate(n, rank or 0) })
-end
+local refused, simulated = case.refused, case.simulated
 
 describe('pieces', function()
    it('follow ceil(n / k) until n is used up', function()
@@ -107,9 +97,9 @@ describe('placements', function()
          { "argument 'dtype'", placement.route, { 4 }, 'f31', m, { R, R }, { R, R } },
          { "argument 'rank'", placement.local_shape, { 4 }, { R, R }, m, 4 },
       }
-      for _, case in ipairs(bad) do
-         local text = refused(unpack(case, 2, 7))
-         assert.is_truthy(text:find(case[1], 1, true), text)
+      for _, row in ipairs(bad) do
+         local text = refused(unpack(row, 2, 7))
+         assert.is_truthy(text:find(row[1], 1, true), text)
       end
       assert.same({ 4, 2 }, { unpack(shape { P 'sum', P 'mean' }, 1, 1),
          unpack(shape { a = S(-1) }, 2, 2) })
@@ -175,18 +165,10 @@ redistribute [8, 6] f32: dp S(1), tp P(sum) -> dp R, tp R
       for _, axes in ipairs { { { 'a', 3 } }, { { 'a', 2 }, { 'b', 3 } },
          { { 'a', 2 }, { 'b', 2 }, { 'c', 2 } } } do
          local n = #axes
-         local total, every = (#kinds) ^ n, n == 3 and 7 or 1
+         local total, every = (#kinds) ^ (2 * n), n == 3 and 7 or 1
          for rank = 0, n == 3 and 1 or 2 do
-            for k = rank, total * total - 1, every do
-               local from, to, code = {}, {}, k
-               for i = 1, n do
-                  from[i] = kinds[code % #kinds + 1]
-                  code = math.floor(code / #kinds)
-               end
-               for i = 1, n do
-                  to[i] = kinds[code % #kinds + 1]
-                  code = math.floor(code / #kinds)
-               end
+            for k = rank, total - 1, every do
+               local from, to = case.pair(kinds, n, k)
                local m = simulated(axes, rank)
                local shape = k % 2 == 0 and { 12, 24 } or { 5, 7 }
                local part = tide.empty(placement.local_shape(shape, from, m), { device = 'null' })

@@ -75,7 +75,7 @@ describe("a rank's file", function()
 end)
 
 describe('the reader of traces', function()
-   it('names who came last, by how much, and where', function()
+   it('names the rank that arrived last, by how much, and where', function()
       local docs = {}
       for r = 0, 2 do
          docs[r + 1] = doc(r, { call(1, 'all_reduce', r == 2 and 1 or 0.01 * r, 1.5),
@@ -84,7 +84,7 @@ describe('the reader of traces', function()
       local text = report(docs)
       has(text, 'rank 2 arrived 3.1 s after the others at barrier #2 (train/step.lua:55)')
       has(text, 'rank 2 arrived 990.0 ms after the others at all_reduce #1 (a.lua:1)')
-      has(text, 'rank 2 came last in 2 of 2 collectives; the others waited 4.1 s for it')
+      has(text, 'rank 2 was last in 2 of 2 collectives; the others waited 4.1 s for it')
    end)
 
    it('names the first of the ranks that others waited for equally long', function()
@@ -93,7 +93,7 @@ describe('the reader of traces', function()
          docs[r + 1] = doc(r, { call(1, 'barrier', r == 1 and 1 or 0, 2),
             call(2, 'barrier', r == 2 and 4 or 3, 5) })
       end
-      has(report(docs), 'rank 1 came last in 1 of 2 collectives; the others waited 1.0 s for it')
+      has(report(docs), 'rank 1 was last in 1 of 2 collectives; the others waited 1.0 s for it')
    end)
 
    it('shows the first call that differs, and nothing after it', function()
@@ -109,14 +109,14 @@ describe('the reader of traces', function()
       assert.is_nil(text:find '#9')
    end)
 
-   it('names a rank that never came', function()
+   it('names a rank that never arrived', function()
       local docs = { doc(0, { call(1, 'barrier', 0, 1), call(2, 'all_reduce', 1, 2) }),
          doc(1, { call(1, 'barrier', 0, 1) }), doc(2, {}) }
       local text = report(docs)
-      has(text, 'rank 2 never came to #1 barrier')
+      has(text, 'rank 2 never arrived at #1 barrier')
       has(text, 'it made no call there')
       docs[3] = docs[1]
-      has(report(docs), "rank 1 never came to #2 all_reduce(sum, f32, 4 elements) on 'world' "
+      has(report(docs), "rank 1 never arrived at #2 all_reduce(sum, f32, 4 elements) on 'world' "
          .. '(a.lua:2); its last call there was #1 barrier')
    end)
 
@@ -278,7 +278,7 @@ describe('the reader of traces', function()
          parted, late = parted + #want.parted, late + #want.late
          local first = trace.report(docs, 2)[1] or ''
          assert.equal(#want.parted > 0, first:find '^the ranks part' ~= nil
-            or first:find 'never came' ~= nil)
+            or first:find 'never arrived' ~= nil)
       end
       assert.is_true(parted > 20 and late > 100)
    end)
@@ -297,7 +297,7 @@ describe('the reader of traces', function()
       has(two({ op = 'barrier' }, {}), 'rank 1: broadcast(sum')
       local bare = call(1, 'barrier', 0, 1)
       bare.reduce, bare.dtype = nil, nil
-      has(report { doc(0, { bare }), doc(1, {}) }, 'rank 1 never came to #1 barrier() on')
+      has(report { doc(0, { bare }), doc(1, {}) }, 'rank 1 never arrived at #1 barrier() on')
       assert.is_nil(two({ op = 'send_recv', count = 1 }, { op = 'send_recv', dtype = 'f64' })
          :find('part at', 1, true))
       for at, text in pairs { [1] = '1.0 s', [0.5] = '500.0 ms', [1e-3] = '1.0 ms',

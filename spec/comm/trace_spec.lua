@@ -52,7 +52,7 @@ describe('a trace of a run that planned', function()
          pipe:close()
          has(text, 'status=0')
          has(text, '2 ranks in')
-         assert.is_nil(text:find('never came', 1, true), text)
+         assert.is_nil(text:find('never arrived', 1, true), text)
          local docs = trace.read(dir .. '/t')
          for _, d in ipairs(docs) do assert.equal(1, #d.comms) end
       end)
@@ -72,7 +72,7 @@ describe('tide run --trace', function()
             if row[1] == 'MPI' then                 -- the abort ends a rank that loops
                has(text, 'rank 2 left no file here')
             else
-               has(text, "rank 2 never came to #9 all_reduce(sum, f32, 7 elements) on 'world'")
+               has(text, "rank 2 never arrived at #9 all_reduce(sum, f32, 7 elements) on 'world'")
                has(text, 'its last call there was #8 all_to_all')
             end
             local merged = require('tide.util.fs').read_json('spec', dir .. '/t/trace.json')

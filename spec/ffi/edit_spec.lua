@@ -185,6 +185,8 @@ describe('an editor', function()
       assert.equal('x = 1', (type_in(up .. up .. '\r', { history = path })))
       assert.equal('x = 1\nlast\nx = 1\n', files.read(path))
       os.remove(path)
-      assert.equal('a', (type_in('a\r', { history = '/no/such/folder/file' })))
+      for _, file in ipairs { '/no/such/folder/file', '/' } do
+         assert.equal('a', (type_in('a\r', { history = file })))
+      end
    end)
 end)

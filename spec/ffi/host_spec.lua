@@ -302,7 +302,7 @@ describe('the tide program', function()
          if comm.rank == 1 then while true do end end
          comm:barrier()]])
       assert.equal(1, code)
-      local _, n = err:gsub('rank 1 has not come', '')
+      local _, n = err:gsub('rank 1 has not arrived', '')
       assert.equal(1, n, err)
       assert.matches('tide: rank 1 has not stopped 1 s after rank [02] failed\n', err)
    end)
@@ -314,6 +314,25 @@ describe('the tide program', function()
          local code, _, err = run(row[1] .. ' >/dev/full', row[2])
          assert.equal(1, code, row[1])
          assert.matches('cannot write to the standard output', err, 1, true)
+      end
+   end)
+
+   it('writes what it prints to no file of the recipe where a standard file is closed', function()
+      for _, how in ipairs { 'run RECIPE', 'run -n 2 RECIPE' } do
+         for closed, want in pairs { ['>&-'] = 1, ['<&- >&- 2>&-'] = 1, ['2>&-'] = 0 } do
+            tmp.with(function(dir)
+               local code = run(how .. ' ' .. closed, ([[
+                  if (package.loaded['tide.host'].rank or 0) > 0 then return end
+                  local f = io.open('%s/data', 'w')
+                  f:write 'data'
+                  print 'printed'
+                  io.stdout:flush()
+                  io.stderr:write 'shown'
+                  f:close()]]):format(dir))
+               assert.equal('data', files.read(dir .. '/data'))
+               assert.equal(want, code, how .. closed)
+            end)
+         end
       end
    end)
 
@@ -440,6 +459,19 @@ describe('the tide program', function()
       local _, out = run 'version'
       local _, times = out:gsub('tide ' .. tide.version:gsub('%.', '%%.'), '')
       assert.equal(1, times)
+   end)
+
+   it('reads a pipe once, for one rank', function()
+      local code, out = run('run /dev/stdin <<E\nprint(7)\nE', '')
+      assert.equal('7\n', out)
+      assert.equal(0, code)
+      for _, options in ipairs { '-n 2', '--max-restarts 1' } do
+         local err
+         code, out, err = run(('run %s /dev/stdin </dev/null'):format(options), '')
+         assert.equal('', out)
+         assert.equal(2, code)
+         assert.matches("^tide: run: '/dev/stdin' is no regular file, [^\n]*\n$", err)
+      end
    end)
 
    it('explains itself', function()

@@ -319,7 +319,7 @@ local faults = [==[
 {% macro f() %}{% endmacro %}{% call f() %}{% endcall %}
    E_ARG 39: macro 'f' takes no keyword argument 'caller'
 {% break %}
-   E_FORMAT 4: 'break' stands outside of a loop
+   E_FORMAT 4: 'break' is outside of a loop
 {% nosuch %}
    E_FORMAT 4: unknown tag 'nosuch'
 {% include 'a' %}
@@ -411,7 +411,7 @@ local faults = [==[
 {{ '\N{DOT}' }}
    E_FORMAT 4: names of characters (\N{..}) are not supported
 {{ '\é' }}
-   E_FORMAT 4: a backslash stands before a letter beyond ASCII
+   E_FORMAT 4: a backslash precedes a letter beyond ASCII
 {% filter nosuch %}{% endfilter %}
    E_UNSUPPORTED 11: there is no filter 'nosuch'
 {{ loop.x.y }}

@@ -103,7 +103,7 @@ describe('figures of a model', function()
    it('need tokens to predict, ids of the model, and a token before a text', function()
       local model = tide.model.llama({ vocab_size = 258, hidden_size = 8, num_hidden_layers = 1,
          num_attention_heads = 1 }):eval()
-      refused('E_FORMAT', 'items[1]: choices[2]: expected 1 to 4 tokens behind the question, got 6',
+      refused('E_FORMAT', 'items[1]: choices[2]: expected 1 to 4 tokens after the question, got 6',
          evaluate.choices, model, bytes, { { question = 'a', choices = { 'b', 'ccccc' },
          answer = 1 } }, { seq = 4 })
       refused('E_ARG', 'the model has 258 ids, got 300; is this its tokenizer?',

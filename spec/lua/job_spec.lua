@@ -97,6 +97,9 @@ describe('a start of a recipe', function()
          self.given = { epochs = 1 }
          self:settle_epochs(91)
          assert.equal(46, opt.steps)
+         self.given, opt.steps = { steps = 0 }, 0          -- --steps 0 asks for epochs
+         self:settle_epochs(9)
+         assert.equal(5, opt.steps)
       end, '--out', '/nowhere/x', '--batch', '2')
       changes.default = { steps = 0 }
       start(function(self, opt)

@@ -153,7 +153,7 @@ describe('a data set of Megatron', function()
                .. index:sub(at + n, size or -1))
             return raised(tide.data.megatron.open, dir .. '/s').message
          end
-         assert.matches('sequence 1 begins at byte 8, not behind the one before it (6)',
+         assert.matches('sequence 1 begins at byte 8, not after the one before it (6)',
             with(47 + 8, 8, 8), 1, true)
          assert.matches('document 0 begins with sequence 2, expected 0', with(71, 8, 2), 1, true)
          assert.matches('document 1 ends with sequence 9 of 3', with(71 + 16, 8, 9), 1, true)
@@ -176,6 +176,23 @@ describe('a data set of Megatron', function()
          end
          refused('E_ARG', { 'width', '2 or 4' }, tide.data.megatron.writer, dir .. '/u',
             { width = 3 })
+      end)
+   end)
+
+   it('is not ended where bytes of it were lost, whatever the writes have said', function()
+      tmp.with(function(dir)
+         local w = tide.data.megatron.writer(dir .. '/s', { width = 2 })
+         local file = w.file
+         w.file = {
+            write = function(_, text) return file:write(text:sub(1, 2)) end,
+            seek = function(_, where) return file:seek(where) end,
+            close = function() return file:close() end,
+         }
+         w:add { 1, 2 }
+         refused('E_IO', { 's.bin.part has 2 of 4 bytes' }, w.finish, w)
+         for _, ending in ipairs { '.bin', '.idx' } do
+            assert.is_nil(io.open(dir .. '/s' .. ending))
+         end
       end)
    end)
 end)
@@ -211,7 +228,7 @@ describe('the encoder of a tokenizer', function()
          assert.equal(2, calls)
          tok.vocab_size = 65537
          assert.same({ 4, '\3\0\0\0' }, { encoder.of(tok).width, encoder.of(tok).eos })
-         refused('E_FORMAT', 'the tokenizer names no eos_token', encoder.of, { vocab_size = 5 })
+         refused('E_FORMAT', 'the tokenizer has no eos_token', encoder.of, { vocab_size = 5 })
       end)
    end)
 end)

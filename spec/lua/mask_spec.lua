@@ -84,7 +84,7 @@ describe('nn.mask', function()
       assert.same(index(rows):tolist(), of({ attention_mask = ints(rows) }, { null = true })
          :tolist())
       for _, name in ipairs { 'q_index', 'k_index' } do
-         assert.matches('nil beside q_index and k_index', raised(of, {
+         assert.matches('nil with q_index and k_index', raised(of, {
             attention_mask = ints(rows), [name] = index(rows) }).message, 1, true)
       end
       local context = { q_index = function() return index(rows) end }

@@ -149,7 +149,8 @@ describe('a rule of configurations', function()
       yarn.alpha = 2
       assert.matches("field 'rope_scaling.alpha': not a field of the type yarn, which has factor",
          message(made, yarn), 1, true)
-      assert.matches("field 'rope_scaling.factor': not a field of the type default, which has none",
+      assert.matches("field 'rope_scaling.factor': not a field of the type default, which has "
+         .. 'mrope_section',
          message(made, { factor = 2 }), 1, true)
       local long = tide.model.phi3({ vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
          num_attention_heads = 2, original_max_position_embeddings = 16, rope_scaling = {

@@ -62,7 +62,7 @@ describe('a context', function()
             message(context.of, 'op', { context = bad }, ids), 1, true)
       end
       for _, name in ipairs { 'index', 'q_index', 'k_index', 'sequence', 'caches' } do
-         assert.matches(("'%s': expected nil beside a context"):format(name),
+         assert.matches(("'%s': expected nil with a context"):format(name),
             message(context.of, 'op', { context = c, [name] = false }, ids), 1, true)
       end
    end)

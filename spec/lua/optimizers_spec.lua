@@ -101,6 +101,40 @@ describe('groups by patterns', function()
          { pattern = '*b*', weight_decay = 0.2 } } }).b)
    end)
 
+   it('have momentum of their own', function()
+      local function after(groups, opts)
+         local list = { tide.ones { 2 }:requires_grad_(true), tide.ones { 2 }:requires_grad_(true) }
+         for i, group in ipairs(groups) do group.params = { list[i] } end
+         local o = optim.SGD(groups, opts)
+         for _ = 1, 3 do
+            o:zero_grad()
+            ;(list[1]:sum() + list[2]:sum()):backward()
+            o:step()
+         end
+         return { list[1]:at(1), list[2]:at(1) }
+      end
+      close({ 0.439, 0.7 }, after({ { momentum = 0.9 }, {} }, { lr = 0.1 }), 1e-6)
+      close({ 0.7, 0.439 }, after({ { momentum = 0 }, {} }, { lr = 0.1, momentum = 0.9 }), 1e-6)
+   end)
+
+   it('are checked as options of the optimiser are, in lists of groups, too', function()
+      local function refused(text, class, own)
+         own.params = params()
+         assert.matches(text, raised(optim[class], { own }, { lr = 0.1 }).message, 1, true)
+         own.params, own.pattern = nil, 'w'
+         assert.matches(text:gsub('^params', 'groups'), raised(optim[class], params(), { lr = 0.1,
+            groups = { own } }).message, 1, true)
+      end
+      refused("params[1].weight_decay': expected a finite number >= 0, got -1", 'AdamW',
+         { weight_decay = -1 })
+      refused("params[1].beta1': expected a number in [0, 1), got 1", 'Lion', { beta1 = 1 })
+      refused("params[1].adjust': expected one of original", 'Muon', { adjust = 'other' })
+      refused("params[1].ns_steps': expected an integer", 'Muon', { ns_steps = 1.5 })
+      local o = optim.Adafactor(params(), { lr = 0.1, groups = { { pattern = 'w',
+         beta2_decay = -0.5 } } })
+      assert.equal(-0.5, o.groups[1].beta2_decay)
+   end)
+
    it('are refused where they are wrong', function()
       local function refused(text, group, lr)
          local e = raised(optim.AdamW, params(), { lr = lr or 0.1, groups = { group } })

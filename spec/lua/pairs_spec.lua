@@ -87,7 +87,10 @@ describe('a pair', function()
          { { prompt = { u 'p' }, chosen = 'c', rejected = 'd' }, 'the record has messages, and '
             .. 'there is no template' },
          { { prompt = 'p', chosen = 5, rejected = 'd' }, 'chosen: expected a text, got 5' },
-         { { chosen = 'c', rejected = { a 'd' } }, 'rejected: expected a text, got a list' } } do
+         { { chosen = 'c', rejected = { a 'd' } }, 'rejected: expected a text, got a list' },
+         { { chosen = { u 'p', a 'c' }, rejected = { u 'q', a 'c' } },
+            'expected lists that begin with the same messages' },
+         { { chosen = { a 'c' }, rejected = { a 'd' } }, 'they differ from the first one on' } } do
          refused('E_FORMAT', { 'a.jsonl, line 1: ', row[2] }, load, { row[1] })
       end
       local odd = { marks_generation = template.marks_generation,

@@ -192,7 +192,13 @@ describe('a session', function()
 
    it('shows where a line failed, and reports to the host while one runs', function()
       local told = {}
-      with(package.loaded, 'tide.host', { busy = function(on) told[#told + 1] = on end },
+      local function as_line(fn)
+         told[#told + 1] = true
+         local r = { fn() }
+         told[#told + 1] = false
+         return unpack(r)
+      end
+      with(package.loaded, 'tide.host', { line = as_line },
          function()
             local _, say = new()
             for _, line in ipairs { 'function f() error "deep" end', 'function g() f(); x = 1 end',

@@ -81,5 +81,58 @@ for _, options in ipairs { {}, { '-n', '3' } } do
          p:send 'quit\r'
          assert.equal(0, p:finish())
       end)
+
+      it('ends a line that catches the first Ctrl-C at the second one', function()
+         local p = start(unpack(options))
+         for _, line in ipairs {
+            'while true do pcall(function() while true do end end) end',
+            'while true do xpcall(function() while true do end end, print) end',
+            'local function f() while true do end end '
+               .. 'while true do coroutine.wrap(function() pcall(f) end)() end',
+         } do
+            p:send('print "begun" ' .. line .. '\r')
+            p:wait(done .. 'begun')
+            p:send '\3'
+            p:wait '^C'
+            os.execute 'sleep 0.2' -- a signal that is pending takes up the next
+            p:send '\3'
+            p:wait 'interrupted'
+            p:wait(ready)
+         end
+         p:send 'pcall(function() kept = 5 end); kept * 6\r'
+         p:wait(done .. '30\r\n')
+         p:wait(ready)
+         p:send '\4'
+         assert.equal(0, p:finish())
+      end)
+
+      it('ends at SIGTERM, with the terminal as it was', function()
+         local p = start(unpack(options))
+         p:signal(15)
+         assert.equal(128 + 15, p:finish())
+         p = start(unpack(options))
+         p:send 'while true do end\r'
+         p:wait(done)
+         p:signal(15)
+         assert.equal(128 + 15, p:finish())
+      end)
    end)
 end
+
+describe('tide repl at a terminal that cannot move its cursor', function()
+   it('writes its prompts only', function()
+      local p = pty.start({ program, 'repl' }, { HOME = home, TERM = 'dumb' })
+      p:wait 'tide> '
+      p:send 'for i = 1, 2 do\n'
+      p:wait '   .. '
+      p:send 'print(i) end\n'
+      assert.is_nil(p:wait('2\r\ntide> '):find('\27', 1, true))
+      p:send '\3'
+      p:wait '^C'
+      os.execute 'sleep 0.1'
+      p:send '(tide.ones { 2 } + 5):sum():item()\n'
+      p:wait '12\r\ntide> '
+      p:send '\4'
+      assert.equal(0, p:finish())
+   end)
+end)

@@ -355,6 +355,13 @@ describe('input from a pipe', function()
       assert.matches('3\n$', out)
    end)
 
+   it('that is closed is an error of one line', function()
+      local out, status = feed('', 'sh -c "' .. (os.getenv 'TIDE_BUILD' or 'build')
+         .. '/tide repl <&-"')
+      assert.equal('tide: repl: cannot read the standard input: Bad file descriptor\n', out)
+      assert.equal(1, status)
+   end)
+
    it('has its status as exit code of the program', function()
       local repl_of = (os.getenv 'TIDE_BUILD' or 'build') .. '/tide repl'
       local out, status = feed("'1 + 1' 'error \"two\"' '3'", repl_of)

@@ -2,6 +2,7 @@
 
 local tide = require 'tide'
 local nn = require 'tide.nn'
+local raised = require 'spec.support.raised'
 
 local scalings = {
    default = false,
@@ -80,6 +81,121 @@ describe('nn.rope', function()
          end)
       end
    end
+end)
+
+-- Angles of one token written out: frequency i turns by the row of its section.
+local function of_rows(x, list, sections, rows, sign)
+   local half, out = #list, {}
+   local row_of = {}
+   for row, n in ipairs(sections) do
+      for _ = 1, n do row_of[#row_of + 1] = row end
+   end
+   for b = 1, #x do
+      out[b] = {}
+      for t, heads in ipairs(x[b]) do
+         out[b][t] = {}
+         for h, v in ipairs(heads) do
+            local y = {}
+            for d, number in ipairs(v) do y[d] = number end
+            for i, f in ipairs(list) do
+               local angle = (rows[row_of[i]][b] or rows[row_of[i]][1])[t] * f
+               local co, si = math.cos(angle), sign * math.sin(angle)
+               y[i], y[i + half] = v[i] * co - v[i + half] * si, v[i + half] * co + v[i] * si
+            end
+            out[b][t][h] = y
+         end
+      end
+   end
+   return out
+end
+
+describe('positions of several rows', function()
+   local sections = { 1, 2, 1 }
+   local rows = { { { 0, 5, 5, 9 }, { 3, 3, 3, 4 } }, { { 0, 5, 6, 9 }, { 3, 4, 5, 4 } },
+      { { 0, 6, 5, 9 }, { 3, 5, 4, 90 } } }
+   local at_rows = tide.tensor(rows, { dtype = 'i64' })
+
+   local function values(heads, seed)
+      return tide.empty({ 2, 4, heads, 10 }, { dtype = 'f64' })
+         :normal_(0, 1, { seed = seed, stream = 1, offset = 0 })
+   end
+
+   local function far(a, b) return (a:to 'f64' - b:to 'f64'):abs():amax():item() end
+
+   local cases = {
+      mrope = { dim = 8, theta = 500, scaling = { type = 'mrope', mrope_section = sections } },
+      default = { dim = 8, theta = 500, scaling = { rope_type = 'default',
+         mrope_section = sections } },
+      yarn = { dim = 8, theta = 500, scaling = { rope_type = 'yarn', factor = 4,
+         original_max_position_embeddings = 64, mrope_section = sections } },
+   }
+   for name, opts in pairs(cases) do
+      it('turn each section of the frequencies by its row, with gradients: ' .. name, function()
+         local rope, list = nn.rope.new(opts), nn.rope.frequencies(8, 500, opts.scaling)
+         local x, dy = values(2, 1):requires_grad_(true), values(2, 2)
+         local y = rope:apply(x, at_rows)
+         y:backward(dy)
+         assert.is_true(far(tide.tensor(of_rows(x:tolist(), list, sections, rows, 1),
+            { dtype = 'f64' }), y) <= 1e-12)
+         assert.is_true(far(tide.tensor(of_rows(dy:tolist(), list, sections, rows, -1),
+            { dtype = 'f64' }), x.grad) <= 1e-12)
+      end)
+   end
+
+   it('turn queries and keys alike, in their own memory or not, and get gradients', function()
+      local rope = nn.rope.new(cases.mrope)
+      for _, reuse in ipairs { false, true } do
+         local leaf, key = values(2, 1):requires_grad_(true), values(1, 2):requires_grad_(true)
+         local q, k = rope:apply_both(leaf * 1, key * 1, at_rows, nil, reuse)
+         assert.equal(0, far(rope:apply(leaf, at_rows), q))
+         assert.equal(0, far(rope:apply(key, at_rows), k));
+         ((q * q):sum() + (k * 3):sum()):backward()
+         assert.is_true(far(leaf.grad, leaf * 2) <= 1e-12)
+         local other = key:detach():requires_grad_(true);
+         (rope:apply(other, at_rows) * 3):sum():backward()
+         assert.equal(0, far(key.grad, other.grad))
+      end
+   end)
+
+   it('that are equal are those of one row, bit by bit in every dtype', function()
+      local rope = nn.rope.new(cases.mrope)
+      local one = tide.tensor({ { 0, 5, 6, 4000 } }, { dtype = 'i64' })
+      local three = one:reshape(1, 1, 4):expand(3, 1, 4):contiguous()
+      for _, dtype in ipairs { 'f64', 'f32', 'bf16', 'f16' } do
+         local x = values(2, 3):to(dtype)
+         assert.same(rope:apply(x, one):tolist(), rope:apply(x, three):tolist())
+      end
+   end)
+
+   it('turn shares of the channels from the same frequencies with axes', function()
+      local rope = nn.rope.new { dim = 8, theta = 500, axes = 2 }
+      local share, two = nn.rope.frequencies(4, 500), { rows[1], rows[3] }
+      local list = { share[1], share[2], share[1], share[2] }
+      local x = values(2, 4)
+      assert.is_true(far(tide.tensor(of_rows(x:tolist(), list, { 2, 2 }, two, 1),
+         { dtype = 'f64' }), rope:apply(x, tide.tensor(two, { dtype = 'i64' }))) <= 1e-12)
+   end)
+
+   it('must be as many as there are sections, which add up to half of the channels', function()
+      local x = values(2, 1)
+      local function message(fn, ...) return raised(fn, ...).message end
+      assert.equal('positions: expected [B or 1, T] or [3, B or 1, T], got [2, 2, 4]',
+         message(function()
+            nn.rope.new(cases.mrope):apply(x, at_rows:narrow(1, 1, 2))
+         end))
+      assert.equal('positions: expected [B or 1, T] (mrope_section of rope_scaling gives three '
+         .. 'rows), got [3, 2, 4]', message(function()
+            nn.rope.new({ dim = 8 }):apply_both(x, x, at_rows)
+         end))
+      for _, wrong in ipairs { { 1, 2, 2 }, { 2, 2 }, { 1, 1, 1, 1 } } do
+         assert.equal("argument 'rope_scaling.mrope_section': expected three counts (time, height, "
+            .. 'width) that add up to 4, half of the channels that rotate, got "{ '
+            .. table.concat(wrong, ', ') .. ' }"', message(nn.rope.new,
+               { dim = 8, scaling = { type = 'mrope', mrope_section = wrong } }))
+      end
+      assert.matches('dim %(6%) must be a multiple of 4',
+         message(nn.rope.new, { dim = 6, axes = 2 }))
+   end)
 end)
 
 describe('tide.rope', function()

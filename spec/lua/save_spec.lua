@@ -284,7 +284,7 @@ describe('a folder of an adapter', function()
             ['fan_in_fan_out = true is not known here'] = { fan_in_fan_out = true },
             ['rank_pattern = '] = { rank_pattern = { a = 4 } },
             ['use_qalora = '] = { use_qalora = {} },
-            ["peft_type is 'LOHA', known is 'LORA'"] = { peft_type = 'LOHA' },
+            ["peft_type is 'LOHA', expected 'LORA'"] = { peft_type = 'LOHA' },
             [': lora_alpha'] = { lora_alpha = 'x' } } do
             local e = raised(read, dir, function(c) for k, v in each(fields) do c[k] = v end end)
             assert.matches(words, e.message, 1, true)

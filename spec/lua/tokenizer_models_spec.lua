@@ -152,6 +152,57 @@ describe('a message of sentencepiece', function()
    end)
 end)
 
+describe('a tokenizer.model of sentencepiece', function()
+   -- A map of one rule, the mark to a blank, as nmt_nfkc has it: a double array, then the blank.
+   local function mark_to_blank()
+      local units, at = ffi.new 'uint32_t[769]', 0
+      -- the child of a unit lies at `behind` xor its byte, its value at `behind`
+      local function unit(label, behind)
+         units[at] = label + bit.bxor(at, behind) * 1024
+         return behind
+      end
+      local behind = unit(0, 1)
+      for i, label in ipairs { 0xE2, 0x96, 0x81 } do
+         at = bit.bxor(behind, label)
+         behind = unit(label + (i == 3 and 256 or 0), 256 * i)
+      end
+      units[behind] = 0x80000000
+      local size = ffi.sizeof(units)
+      return string.char(size % 256, math.floor(size / 256), 0, 0) .. ffi.string(units, size)
+         .. ' \0'
+   end
+
+   -- Returns the names of the tokens of a text.
+   local function tokens(rows, kind, normalizer, said)
+      local names = {}
+      tmp.with(function(dir)
+         fs.write('spec', dir .. '/tokenizer.model', model_of(with_special(rows), number(3, kind)
+            .. number(35, 1), normalizer))
+         local tok = tide.tokenizer.load(dir)
+         for i, id in ipairs((tok:encode(said, { add_special_tokens = false }))) do
+            names[i] = tok:token(id)
+         end
+      end)
+      return table.concat(names, '|')
+   end
+
+   it('takes the name of a byte as text, not as that byte', function()
+      local rows = { { '<0x41>', 0, 6 } }
+      for c in ('<0x41>'):gmatch '.' do rows[#rows + 1] = { c, -2 } end
+      local plain = number(3, 0)                           -- no dummy prefix
+      assert.equal('<|0|x|4|1|>|<0x41>', tokens(rows, 1, plain, '<0x41>A'))
+   end)
+
+   it('finds a symbol of the user that holds blanks whose mark is changed', function()
+      local rows = { { '▁▁', 0, 4 }, { '▁', -1 }, { 'a', -1 } }
+      local map = mark_to_blank()
+      for kind = 1, 2 do
+         local keeps = text(2, map) .. number(4, 0)        -- blanks; one is put in front
+         assert.equal('▁▁|a|▁▁|a', tokens(rows, kind, keeps, ' a  a'))
+      end
+   end)
+end)
+
 -- ---- tiktoken and tekken -----------------------------------------------------------------------
 
 local digits = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'

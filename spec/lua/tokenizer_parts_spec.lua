@@ -9,6 +9,7 @@ local field = require 'tide.tokenizer.field'
 local fs = require 'tide.util.fs'
 local pattern = require 'tide.tokenizer.pattern'
 local raised = require 'spec.support.raised'
+local step = require 'tide.tokenizer.step'
 local visible = require 'tide.tokenizer.visible'
 
 local json = fs.io().json
@@ -60,7 +61,22 @@ describe('a decoder of a tokenizer.json', function()
       assert.equal('a b', text(nil, { 'a', 'b' }))
       assert.equal('_a', text({ type = 'Sequence', decoders = { { type = 'Fuse' },
          { type = 'Strip', content = '_' } } }, { '_', 'a' }))
+      local function after(first, node) return { type = 'Sequence', decoders = { first, node } } end
+      local bytes, fuse = { type = 'ByteFallback' }, { type = 'Fuse' }
+      local function replace(from, to)
+         return { type = 'Replace', pattern = { String = from }, content = to }
+      end
+      -- as tokenizers 0.23: the bytes become a token before the rule behind them
+      assert.equal('xEE', text(after(bytes, replace('e', 'E')), { 'x', '<0x65>', 'e' }))
+      assert.equal('aa', text(after(bytes, { type = 'Metaspace' }), { '<0xE2>', '<0x96>', '<0x81>',
+         'aa' }))
+      assert.equal('_x_', text(after(fuse, replace('▁', '_')), { '▁x', '▁' }))
+      assert.equal('a  ', text({ type = 'BPEDecoder' }, { 'a</w>', ' ' }))   -- a blank of its own
       for words, node in each {
+         ['Replace of several characters after Fuse'] = after(fuse, replace('ab', '')),
+         ['Replace of several characters after ByteLevel'] = after({ type = 'ByteLevel' },
+            replace('é', '')),
+         ['decoder Metaspace after Fuse'] = after(fuse, { type = 'Metaspace' }),
          ['Strip with stop > 0'] = { type = 'Strip', content = '', stop = 1 },
          ['Strip before Fuse'] = { type = 'Strip', content = '', stop = 0 },
          ['Replace with a Regex'] = { type = 'Replace', pattern = { Regex = 'a' }, content = '' },
@@ -192,15 +208,85 @@ describe('a pattern of a published file', function()
       local O = W .. '\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}'
       for from, to in each { ['\\s+'] = '\\p{White_Space}+', ['\\S'] = '\\P{White_Space}',
          ['\\w'] = '[' .. O .. ']', ['\\W'] = '[^' .. O .. ']', ['[\\s\\w]'] = '[\\p{White_Space}'
-         .. W .. ']', ['[a]\\w'] = '[a][' .. O .. ']', ['[[:alpha:]\\w]\\w'] = '[[:alpha:]' .. W
-         .. '][' .. O .. ']', ['[[]\\w'] = '[[][' .. O .. ']', [']\\w'] = '][' .. O .. ']',
+         .. W .. ']', ['[a]\\w'] = '[a][' .. O .. ']', ['[[:digit:]\\w]\\w'] = '[\\p{Nd}' .. W
+         .. '][' .. O .. ']', [']\\w'] = '][' .. O .. ']',
          ['\\]\\w'] = '\\][' .. O .. ']', ['[\\]\\w]'] = '[\\]' .. W .. ']', ['\\d'] = '\\d',
          ['^a'] = '(?m)^a', ['a$'] = '(?m)a$', ['[^a$]'] = '[^a$]', ['\\^\\$'] = '\\^\\$',
-         ['[a]$'] = '(?m)[a]$', ['a\\'] = 'a\\', ['[[:^x:]]^'] = '(?m)[[:^x:]]^' } do
+         ['[a]$'] = '(?m)[a]$', ['a\\'] = 'a\\', ['[[:^digit:]]^'] = '(?m)\\P{Nd}^',
+         ['[]a]'] = '[\\]a]', ['\\p{Han}'] = '\\p{sc:Han}',
+         ['\\p{^greek}'] = '\\P{sc:greek}', ['\\P{^L}'] = '\\p{L}', ['\\p{Punct}'] = '\\p{P}',
+         ['[^\\p{Letter}]'] = '\\P{L}', ['\\h\\H'] = '[0-9A-Fa-f][^0-9A-Fa-f]',
+         ['\\v'] = '[\\x{B}]', ['\\pL'] = 'pL', ['[\\pL]'] = '[pL]', ['\\u00e9[\\u4e00-\\u9fff]'] =
+         '\\x{00e9}[\\x{4e00}-\\x{9fff}]',
+         ['(?m:.)(?i-m)a'] = '(?s:.)(?i-s)a', ['a{,2}'] = 'a{0,2}',
+         ['(a|b){1,2}+'] = '(?:(a|b){1,2})+', ['[ab]{2}?c{1,2}?'] = '(?:[ab]{2})?c{1,2}?',
+         ['a{}{,}'] = 'a{}{,}' } do
          assert.equal(to, pattern.translate(from), from)
       end
+      assert.equal('\\p{Han}{1,3}+$\\pL', (pattern.translate('\\p{Han}{1,3}+$\\pL', true)
+         :gsub('sc:', '')))
       assert.equal('\\^\\$\\(\\)\\.\\[\\]\\*\\+\\-\\?\\{\\}\\|\\\\\\#%a',
          (pattern.literal('^$().[]*+-?{}|\\#%a'):gsub('\\%%', '%%')))
+   end)
+end)
+
+describe('a pattern of a tokenizer.json', function()
+   -- Returns what a normalizer makes of a text by writing '+' for each match.
+   local function marked(regex, text)
+      return build.normalizer { normal = step.normal { type = 'Replace', content = '+',
+         pattern = { Regex = regex } } }(text)
+   end
+
+   it('has the characters that Oniguruma gives to its sets', function()
+      -- { pattern, text, text with '+' for each match }, from the tokenizers package 0.23.
+      for _, row in ipairs {
+         { '[\\W_]', 'a_ é\204\129²', 'a++é\204\129+' }, { '[^\\W\\d_]', 'a1_é\204\129', '+1_++' },
+         { '[[:alpha:]]', 'aⅧ1-', '++1-' }, { '[[:punct:]]', '$.a😀', '++a+' },
+         { '\\p{Punct}', '$.a😀', '$+a😀' }, { '[[:upper:]]', 'AaⅧ', '+a+' },
+         { '[[:^space:]]', 'a b', '+ +' }, { '[a-z&&[^aeiou]]', 'abc]e', 'a++]e' },
+         { '[^a[b]]', 'abc', 'ab+' }, { '[a[^b]]', 'abc', '+b+' }, { '[^a&&[^b]]', 'abc', 'a++' },
+         { '[^(\\s|[.,])]', 'a(.x', '+(.+' }, { '\\p{Han}', '漢、ー', '+、ー' },
+         { '\\b', 'a\204\129 b', '+a\204\129+ +b+' }, { '\\Bb', 'ab b\204\129b', 'a+ b\204\129+' },
+         { 'x*', 'axb', '+a+b+' }, { '\\d{1,2}+', '123a', '+a' }, { '[]a]', 'a]b', '++b' },
+      } do assert.equal(row[3], marked(row[1], row[2]), row[1]) end
+   end)
+
+   it('is refused with a set that Rust has and Oniguruma has not', function()
+      assert.matches('[:foo:] is not supported', raised(marked, '[[:foo:]]', 'a').message, 1, true)
+      assert.matches('[:alpha:] is not', raised(pattern.translate, '[[:alpha:]]', true).message, 1,
+         true)
+      assert.matches('missing terminating ]', raised(marked, '[a', 'a').message, 1, true)
+   end)
+
+   it('cuts a text where it matches nothing, too', function()
+      local vocab = { '?', 'ab', 'Cd x', 'Ef', '1', '234', '567', ' x', ' ', 'xE', 'x', 'E' }
+      local ids = {}
+      for i, text in ipairs(vocab) do ids[text] = i - 1 end
+      local function words(regex, behavior, text, invert)
+         local tok, out = loaded { model = { type = 'WordLevel', vocab = ids, unk_token = '?' },
+            pre_tokenizer = { type = 'Split', pattern = { Regex = regex }, behavior = behavior,
+               invert = invert } }, {}
+         for i, id in ipairs(tok:encode(text)) do out[i] = tok:token(id) end
+         return table.concat(out, '|')
+      end
+      for _, behavior in ipairs { 'Isolated', 'Removed', 'MergedWithPrevious', 'MergedWithNext',
+         'Contiguous' } do
+         assert.equal('ab|Cd x|Ef', words('(?=[A-Z])', behavior, 'abCd xEf'))
+         assert.equal('1|234|567', words('(?=(\\d{3})+(?!\\d))', behavior, '1234567'))
+      end
+      assert.equal('', words('(?=[A-Z])', 'Removed', 'abCd', true))
+      assert.equal(' x|E', words('x*', 'MergedWithPrevious', ' xE'))
+      assert.equal(' |xE', words('x*', 'MergedWithNext', ' xE'))
+      assert.equal(' |x|E', words('x*', 'Contiguous', ' xE'))
+   end)
+
+   it('leaves the beginning of a text without a mark where white space goes', function()
+      local tok = loaded { model = { type = 'WordLevel', unk_token = '?',
+         vocab = { ['?'] = 0, a = 1, ['▁a'] = 2 } }, pre_tokenizer = { type = 'Sequence',
+         pretokenizers = { { type = 'WhitespaceSplit' },
+            { type = 'Metaspace', replacement = '▁', prepend_scheme = 'first' } } } }
+      assert.same({ 2, 1 }, (tok:encode 'a a'))
+      assert.same({ 1, 1 }, (tok:encode ' a a'))
    end)
 end)
 

@@ -84,6 +84,16 @@ describe('tide plot', function()
       end)
    end)
 
+   it('names the figures of a run that has not what is asked for', function()
+      tmp.with(function(dir)
+         write_run(dir, 'a', 8)
+         local out, status = program(('plot %s/a --metric nothing'):format(dir))
+         assert.equal(2, status)
+         assert.matches("a has no 'nothing' over 'step'; its figures: step, loss, time, tokens, "
+            .. 'tokens_per_second, val_loss (E_ARG)\n', out, 1, true)
+      end)
+   end)
+
    it('smooths by a running mean, and leaves out what cannot be drawn', function()
       local records = { { step = 1, loss = 4 }, { step = 2, loss = 2 }, { step = 3 },
          { step = 4, loss = 0 / 0 }, { step = 5, loss = 9 } }

@@ -136,7 +136,7 @@ describe('a wrap', function()
       bad("'order'", 'a', fn, { order = 'last' })
       bad("'ordr'", 'a', fn, { ordr = 1 })
       m:wrap('a', fn)
-      bad("'a' stands around this call already", 'a', fn)
+      bad("'a' is around this call already", 'a', fn)
       m:wrap('a', fn, { of = 'inside' })
    end)
 

@@ -116,6 +116,23 @@ describe('comments', function()
       assert.same({}, found)
    end)
 
+   it('of Lua functions begin with a verb: "Returns", "Blocks until"', function()
+      local found = {}
+      for _, path in ipairs(lua_files) do
+         local first, n = nil, 0          -- the first line of the comment above
+         for line in read(path):gmatch '([^\n]*)\n' do
+            n = n + 1
+            local text = line:match '^%s*%-%- ?(.*)'
+            local is_function = line:find '^%s*function ' or line:find '^%s*local function '
+            if first and is_function and not first:find '^%u%l+s%f[^%w]' then
+               found[#found + 1] = ('%s:%d: %s'):format(path, n, first)
+            end
+            first = text and (first or text) or nil
+         end
+      end
+      assert.same({}, found)
+   end)
+
    it('use none of the banned phrasings', function()
       local found = {}
       local function look(path, each)

@@ -17,11 +17,11 @@ promise['lua/guide/generate.md'] = {
 }
 
 promise['lua/guide/embed.md'] = {
-   { 'What holds for all of them', 'native/embed.c', 'two_contexts', 'native/thread.c',
+   { 'These rules hold for every host', 'native/embed.c', 'two_contexts', 'native/thread.c',
       'contexts_in_parallel', 'native/embed.c', 'manners' },
    { 'tide_from_memory makes a tensor', 'native/embed.c', 'memory_of_the_host', 'package/embed',
       'in Python shares arrays with numpy' },
-   { 'The lender keeps the memory', 'native/embed.c', 'memory_given_back' },
+   { 'Keep the memory until tide calls give', 'native/embed.c', 'memory_given_back' },
 }
 
 promise['lua/guide/prompt.md'] = {
@@ -59,7 +59,7 @@ promise['README.md'] = {
    { 'When one rank fails', 'comm/fault', 'ends ', 'ffi/host',
       'ends although a rank loops for ever, and shows the cause once' },
    { 'tide run trace DIR records every rank', 'comm/trace', 'leaves a file a rank',
-      'comm/trace_read', 'names who came last, by how much, and where' },
+      'comm/trace_read', 'names the rank that arrived last, by how much, and where' },
    { 'Without plan the same options train', 'recipe/parallel',
       'equals one rank: 30 steps on two axes, the sequence cut' },
    { 'tensor parallel column row vocabulary', 'parallel/logits', 'are never whole' },
@@ -253,7 +253,7 @@ promise['lua/guide/context.md'] = {
       'are told so at once, each with its call' },
    { 'make cp batch and ctx drops', definition = 'what the original does' },
    { 'one rank always a null context', definition = 'what the original does' },
-   { 'padding behind the last document', 'parallel/thd',
+   { 'padding after the last document', 'parallel/thd',
       'gives padding to the last document only where slots are given' },
 }
 
@@ -319,7 +319,7 @@ promise['lua/guide/published.md'] = {
 promise['lua/guide/ranks.md'] = {
    { 'Every way prints the same loss', 'recipe/guide', 'the guide' },
    { 'Every call is compared', 'comm/mismatch', 'is tried in at least 150 ways' },
-   { 'ZeRO each rank keeps', 'parallel/fsdp_memory',
+   { 'With ZeRO each rank keeps', 'parallel/fsdp_memory',
       'and collectives and bytes sent are those of the price' },
    { 'The fields of a sharded model', 'parallel/fsdp_misuse',
       'that is not whole is named by what reads it' },
@@ -328,8 +328,8 @@ promise['lua/guide/ranks.md'] = {
    { 'On the command line the same plan', 'recipe/parallel',
       'prints a plan for ranks that are not there, and runs nothing' },
    { 'It rehearses them on a copy', 'parallel/plan_misuse', 'changes nothing' },
-   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never came',
-      'comm/trace_read', 'names who came last, by how much, and where' },
+   { 'tide trace FOLDER merges', 'comm/trace_read', 'names a rank that never arrived',
+      'comm/trace_read', 'names the rank that arrived last, by how much, and where' },
    { 'While training', 'comm/matrix', 'is named within 20 steps, with ratio and section' },
 }
 
@@ -345,6 +345,13 @@ promise['lua/README.md'] = {
 }
 
 promise['lua/guide/models.md'] = {
+   { 'They belong to all rows of `ids`', 'lua/qwen2_5_vl', 'has the numbers of transformers' },
+   { 'Every rank gets all patches', 'lua/qwen2_5_vl_ranks', 'computes and learns what one rank' },
+   { 'Tensor parallelism cuts the text', 'lua/qwen2_5_vl_ranks',
+      'computes and learns what one rank' },
+   { 'A sharded model runs its tower', 'lua/qwen2_5_vl_ranks',
+      'computes and learns what one rank' },
+   { 'The tower has no products in FP8', 'lua/qwen2_5_vl', 'multiplies in FP8 in the text alone' },
    { 'fp8 true', 'lua/llama', 'multiplies in FP8 in every Linear but the head' },
    { 'Queries, keys and values share them', 'op/fp8_codes', 'round it once' },
    { 'Each micro-batch rounds the weights again', 'op/fp8_codes',
@@ -365,7 +372,7 @@ promise['lua/guide/models.md'] = {
 }
 
 promise['lua/guide/parallel.md'] = {
-   { 'With one rank nothing is', 'parallel/parallelizer',
+   { 'With one rank nothing changes', 'parallel/parallelizer',
       'shards the model it is given and leaves tensor parallelism alone on one rank' },
    { 'Every rank of the axis gets', 'parallel/tp_train',
       'is refused where ranks have other models, seeds or batches' },

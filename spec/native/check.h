@@ -22,15 +22,21 @@
     if (ok_rc_ < 0) fail_msg("%s: %s", #call, tide_error(ctx)->message);         \
   } while (0)
 
+/* Opens a context; the spec fails with its message if that fails. */
+static inline tide_ctx *open_with(const tide_opts *opts)
+{
+  char msg[256] = "";
+  tide_ctx *ctx = NULL;
+  if (tide_ctx_new(&ctx, opts, msg, sizeof msg) < 0) fail_msg("tide_ctx_new: %s", msg);
+  return ctx;
+}
+
 static inline tide_ctx *open_ctx(const char *params)
 {
   tide_opts opts;
-  char msg[256] = "";
-  tide_ctx *ctx = NULL;
   tide_opts_init(&opts);
   opts.params = params;
-  if (tide_ctx_new(&ctx, &opts, msg, sizeof msg) < 0) fail_msg("tide_ctx_new: %s", msg);
-  return ctx;
+  return open_with(&opts);
 }
 
 /* Everything the spec made must be gone. */

@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <fenv.h>
 #include <math.h>
 #include <signal.h>
 #include <unistd.h>
@@ -42,16 +43,13 @@ static void host_log(void *user, int32_t level, const char *text)
 static tide_ctx *open_host(host *h, const char *params)
 {
   tide_opts opts;
-  char msg[256] = "";
-  tide_ctx *ctx = NULL;
   tide_opts_init(&opts);
   opts.resize = host_resize;
   opts.log = host_log;
   opts.user = h;
   opts.nthread = 2;
   opts.params = params;
-  if (tide_ctx_new(&ctx, &opts, msg, sizeof msg) < 0) fail_msg("tide_ctx_new: %s", msg);
-  return ctx;
+  return open_with(&opts);
 }
 
 /* loss = sum((x w)^2), its gradient, one optimiser step. Returns the loss. */
@@ -229,20 +227,27 @@ static void memory_refused(void **state)
   close_ctx(ctx);
 }
 
-/* A context lives until the last tensor made on it is gone. */
-static void order_of_release(void **state)
+/* Releases a context `times` times while it has a tensor, which must stay readable until its own
+ * release. */
+static void release_before_tensor(int times)
 {
   host h = {0};
-  (void)state;
   tide_ctx *ctx = open_host(&h, NULL);
   tide_tensor *t = vector_f32(ctx, 2, (float[]){1, 2});
-  tide_ctx_release(ctx);
+  for (int i = 0; i < times; i++) tide_ctx_release(ctx);
   assert_true(h.bytes > 0);
   double values[2];
   assert_int_equal(tide_to_doubles(t, values, 2), TIDE_OK);
   assert_true(values[1] == 2);
   tide_tensor_release(t);
   assert_int_equal(h.bytes, 0);
+}
+
+/* A context lives until the last tensor made on it is gone. */
+static void order_of_release(void **state)
+{
+  (void)state;
+  release_before_tensor(1);
 }
 
 static int made(tide_ctx *ctx, int dtype, double value)
@@ -276,18 +281,8 @@ static void numbers_out_of_range(void **state)
 /* A host that releases a context twice releases no reference of the tensors. */
 static void second_release(void **state)
 {
-  host h = {0};
   (void)state;
-  tide_ctx *ctx = open_host(&h, NULL);
-  tide_tensor *t = vector_f32(ctx, 2, (float[]){1, 2});
-  tide_ctx_release(ctx);
-  tide_ctx_release(ctx);
-  assert_true(h.bytes > 0);
-  double values[2];
-  assert_int_equal(tide_to_doubles(t, values, 2), TIDE_OK);
-  assert_true(values[1] == 2);
-  tide_tensor_release(t);
-  assert_int_equal(h.bytes, 0);
+  release_before_tensor(2);
 }
 
 /* One context's failure is not another's, and the record holds what the caller needs. */
@@ -442,6 +437,45 @@ static void memory_line(void **state)
   assert_true(told > 0);
 }
 
+/* Numbers of ops that divide by 0 and round, over several threads. */
+static void numbers(tide_ctx *ctx, float *out, int64_t n)
+{
+  tide_tensor *x, *zero, *y, *bad;
+  OK(ctx, tide_full(&x, ctx, TIDE_DEV_CPU, TIDE_F32, 1, &n, 0.1));
+  OK(ctx, tide_full(&zero, ctx, TIDE_DEV_CPU, TIDE_F32, 1, &n, 0));
+  OK(ctx, tide_exp(&y, x));
+  OK(ctx, tide_mul(&bad, y, x));
+  OK(ctx, tide_to_bytes(bad, out, (size_t)n * sizeof *out));
+  tide_tensor_release(bad);
+  OK(ctx, tide_div(&bad, zero, zero));
+  tide_tensor *const all[] = {x, zero, y, bad};
+  for (size_t i = 0; i < LENGTH(all); i++) tide_tensor_release(all[i]);
+}
+
+/* A host that rounds upwards or traps gets the same numbers, and keeps its state. */
+static void floating_point_of_the_host(void **state)
+{
+  enum { N = 1 << 17 };
+  static float want[N], got[N];
+  (void)state;
+  tide_ctx *ctx = open_ctx(NULL);
+  numbers(ctx, want, N);
+  assert_int_equal(fesetround(FE_UPWARD), 0);
+  numbers(ctx, got, N);
+  assert_int_equal(fegetround(), FE_UPWARD);
+  fesetround(FE_TONEAREST);
+  assert_memory_equal(got, want, sizeof want);
+#ifdef __GLIBC__
+  feclearexcept(FE_ALL_EXCEPT);
+  feenableexcept(FE_DIVBYZERO | FE_INVALID);
+  numbers(ctx, got, N);
+  assert_int_equal(fegetexcept(), FE_DIVBYZERO | FE_INVALID);
+  fedisableexcept(FE_ALL_EXCEPT);
+  assert_memory_equal(got, want, sizeof want);
+#endif
+  close_ctx(ctx);
+}
+
 static void many_contexts(void **state)
 {
   (void)state;
@@ -465,6 +499,7 @@ int main(void)
     cmocka_unit_test(errors_apart), cmocka_unit_test(bad_options),
     cmocka_unit_test(manners),      cmocka_unit_test(many_contexts),
     cmocka_unit_test(lines),        cmocka_unit_test(memory_line),
+    cmocka_unit_test(floating_point_of_the_host),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,8 +62,6 @@ static void host_free(void *user, void *ptr, size_t size, int32_t device)
 static tide_ctx *open_owner(owner *o, const char *params)
 {
   tide_opts opts;
-  char msg[256] = "";
-  tide_ctx *ctx = NULL;
   tide_opts_init(&opts);
   opts.resize = host_resize;
   opts.tensor_alloc = host_alloc;
@@ -72,8 +70,7 @@ static tide_ctx *open_owner(owner *o, const char *params)
   opts.nthread = 2;
   opts.params = params;
   o->thread = pthread_self();
-  if (tide_ctx_new(&ctx, &opts, msg, sizeof msg) < 0) fail_msg("tide_ctx_new: %s", msg);
-  return ctx;
+  return open_with(&opts);
 }
 
 static void close_owner(owner *o, tide_ctx *ctx)

@@ -37,6 +37,17 @@ local scripted = [[
 #include <stdio.h>
 #include <string.h>
 #include <tide/tide_lua.h>
+#include <tide/ranks.h>
+static int run_ranks(void)
+{
+  const char *code = "assert(require 'tide'.comm.world().size == 2)";
+  tide_host_ranks *ranks = tide_host_ranks_new(2, NULL);
+  tide_host_ranks_code(ranks, code, strlen(code), "=ranks");
+  int rc = tide_host_ranks_run(ranks);
+  if (rc) puts(tide_host_ranks_message(ranks, 0));
+  tide_host_ranks_free(ranks);
+  return rc;
+}
 int main(void)
 {
   const char *code = "print(require 'tide'.ones({ 3 }):sum():item())";
@@ -45,7 +56,8 @@ int main(void)
   char msg[512];
   if (tide_ctx_new(&ctx, NULL, msg, sizeof msg) < 0) return puts(msg), 1;
   if (tide_lua_open(&L, ctx, NULL, msg, sizeof msg) < 0) return puts(msg), 1;
-  return tide_lua_run_string(L, code, strlen(code), "job", 0, NULL) ? puts(tide_lua_message(L)) : 0;
+  if (tide_lua_run_string(L, code, strlen(code), "job", 0, NULL)) return puts(tide_lua_message(L));
+  return run_ranks();
 }
 ]]
 

@@ -44,7 +44,7 @@ describe('segments', function()
       bad('more queries', { n_real = 6, cu_q = { 0, 2, 6 }, cu_k = { 0, 6, 9 } }, 9)
       local seg = need.segments(ids_of '1x6 2x5 0x1', 4, 4)
       assert.equal(seg, need.check(seg, seg.real_end - seg.s_first))
-      refused('E_ARG', 'token 2 belongs to document 2, behind padding', need.segments,
+      refused('E_ARG', 'token 2 belongs to document 2, after padding', need.segments,
          { 1, 0, 2 }, 0, 3)
       refused('E_ARG', 'local_batch_size=1', need.segments, require('tide').ones { 2, 3 }, 0, 3)
       refused('E_ARG', 'multiple', need.plan, { 1, 1, 1 }, 2)

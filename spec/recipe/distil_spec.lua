@@ -4,22 +4,9 @@
 local tide = require 'tide'
 local case = require 'spec.recipe.finetune_case'
 local fs = require 'tide.util.fs'
-local recipe = require 'spec.support.recipe'
 
+local ok, bad = case.runs 'distil.lua'
 local losses, same_losses = case.losses, case.same_losses
-
-local function ok(n, words)
-   local out, status = recipe.ranks(n, 'distil.lua ' .. words)
-   assert(status == 0, out)
-   return out
-end
-
-local function bad(words, text)
-   local out, status = recipe.ranks(1, 'distil.lua ' .. words)
-   assert(status == 1 or status == 2, status .. ': ' .. out)
-   assert(not out:find('stack traceback', 1, true), out)
-   assert(out:find(text, 1, true), ("'%s' is not in: %s"):format(text, out))
-end
 
 local function decoder(vocab, width)
    return tide.model.llama({ vocab_size = vocab, hidden_size = width, num_hidden_layers = 3,

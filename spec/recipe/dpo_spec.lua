@@ -4,24 +4,11 @@
 local tide = require 'tide'
 local case = require 'spec.recipe.finetune_case'
 local fs = require 'tide.util.fs'
-local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 
+local ok, bad = case.runs 'dpo.lua'
 local losses, same_losses = case.losses, case.same_losses
-
-local function ok(n, words)
-   local out, status = recipe.ranks(n, 'dpo.lua ' .. words)
-   assert(status == 0, out)
-   return out
-end
-
-local function bad(words, text)
-   local out, status = recipe.ranks(1, 'dpo.lua ' .. words)
-   assert(status == 1 or status == 2, status .. ': ' .. out)
-   assert(not out:find('stack traceback', 1, true), out)
-   assert(out:find(text, 1, true), ("'%s' is not in: %s"):format(text, out))
-end
 
 -- n pairs of different lengths, as JSON Lines.
 local function pairs_of(n)

@@ -11,20 +11,24 @@ local case = {}
 -- Raises, in the name of the caller of the caller, unless v.
 local function check(v, text) if not v then error(text, 3) end end
 
--- Runs the recipe on n ranks; returns what it printed.
-function case.ok(n, words)
-   local out, status = recipe.ranks(n, 'finetune.lua ' .. words)
-   check(status == 0, out)
-   return out
+-- Returns two functions that run a recipe. ok(n, words) runs it on n ranks and returns its output.
+-- bad(words, text) runs it on one rank, where it must end with one message that has `text`.
+function case.runs(name)
+   local function ok(n, words)
+      local out, status = recipe.ranks(n, name .. ' ' .. words)
+      check(status == 0, out)
+      return out
+   end
+   local function bad(words, text)
+      local out, status = recipe.ranks(1, name .. ' ' .. words)
+      check(status == 1 or status == 2, status .. ': ' .. out)
+      check(not out:find('stack traceback', 1, true), out)
+      check(out:find(text, 1, true), ("'%s' is not in: %s"):format(text, out))
+   end
+   return ok, bad
 end
 
--- A start that must end with one message that says `text`.
-function case.bad(words, text)
-   local out, status = recipe.ranks(1, 'finetune.lua ' .. words)
-   check(status == 1 or status == 2, status .. ': ' .. out)
-   check(not out:find('stack traceback', 1, true), out)
-   check(out:find(text, 1, true), ("'%s' is not in: %s"):format(text, out))
-end
+case.ok, case.bad = case.runs 'finetune.lua'
 
 local template = '{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}'
    .. '{% if add_generation_prompt %}<assistant>{% endif %}'

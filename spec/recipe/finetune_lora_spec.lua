@@ -70,6 +70,19 @@ describe('adapters in recipes/finetune.lua', function()
       end)
    end)
 
+   it('of GPT-2, which have no names in a folder for PEFT, are merged into one', function()
+      case.with_data(function(dir, words)
+         case.save(dir .. '/g', tide.model.gpt2({ vocab_size = 258, n_positions = 96, n_embd = 8,
+            n_layer = 1, n_head = 2 }, { seed = 3 }))
+         local out = ok(1, ('%s--from %s/g --lora.rank 2 --steps 2 --lr 0.1 --out %s/run'):format(
+            words, dir, dir))
+         assert.matches('PEFT has no names for adapters of this family', out, 1, true)
+         local base, run = tide.model.load(dir .. '/g'), tide.model.load(dir .. '/run')
+         assert.is_true(off(base, run) > 1e-4)
+         assert.is_true(off(tide.model.load(dir .. '/run/model'), run) < 1e-5)
+      end)
+   end)
+
    it('go on bit for bit, and from a folder of adapters', function()
       case.with_data(function(dir, words)
          local base = words .. '--lr 3e-2 '

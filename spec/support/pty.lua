@@ -40,6 +40,8 @@ end
 
 function Pty:send(text) C.write(self.fd, text, #text) end
 
+function Pty:signal(number) C.kill(self.pid, number) end
+
 local chunk = ffi.new 'char[4096]'
 
 -- Reads once; false at the end of output, or if nothing is written for `ms`.

@@ -46,7 +46,7 @@ function M.no_alpha(op, alpha)
    if alpha ~= nil then bad(op, 'alpha', 'nothing (multiply the second operand by it)', alpha) end
 end
 
--- Any number, NaN and infinity included.
+-- Returns any number, NaN and infinity included.
 function M.number(op, name, v)
    if type(v) ~= 'number' then bad(op, name, 'a number', v) end
    return v
@@ -93,7 +93,7 @@ end
 
 -- Returns the number of dims.
 function M.ndim(x) return C.tide_tensor_ndim(x) end
--- Size of a dim given 0-based.
+-- Returns the size of a dim given 0-based.
 function M.size(x, dim) return tonumber(C.tide_tensor_dim(x, dim)) end
 
 -- ---- lists of integers -----------------------------------------------------------------------
@@ -135,8 +135,9 @@ local function entry(op, name, lo, v)
    return v
 end
 
--- Returns the same from separate numbers: x:reshape(2, 3). The first may be a list instead. Without
--- a loop: one of few turns that becomes hot by itself keeps a caller's loop from being compiled.
+-- Returns integers given as separate numbers as ints does: x:reshape(2, 3). The first may be a list
+-- instead. It has no loop: one of few turns that becomes hot by itself keeps a caller's loop from
+-- being compiled.
 function M.ints_of(op, name, lo, a, b, c, d, e, f, g, h)
    if type(a) == 'table' then
       if b ~= nil then bad(op, name, 'one list, or numbers', b) end
@@ -154,8 +155,8 @@ function M.ints_of(op, name, lo, a, b, c, d, e, f, g, h)
    return 8, buf
 end
 
--- Dims of x for a reduction as (count, buffer): nil is every dim (count 0), a number one, a list
--- several.
+-- Returns dims of x for a reduction as (count, buffer): nil is every dim (count 0), a number one
+-- dim, a list several.
 function M.dims(op, x, dim)
    if dim == nil then return 0, nil end
    local ndim, buf = C.tide_tensor_ndim(x), new_dims()
@@ -241,8 +242,8 @@ function M.is_float(dtype) return dtype <= C.TIDE_F16 end
 
 local none = {}
 
--- As errors.options, for calls that are made often: nil is one empty table, which is read only.
--- allowed: a set.
+-- Checks options as errors.options does, for calls that are made often: nil gives one shared empty
+-- table, which is read only. allowed: a set.
 function M.opts(op, opts, allowed)
    if opts == nil then return none end
    return errors.options(op, opts, allowed)
@@ -276,8 +277,8 @@ function M.element(op, name, v, dtype)
    return v
 end
 
--- Dtype of the number v as an operand beside a tensor of this dtype: the tensor's own if it can
--- hold v, else i64 for integers and f32 for the rest.
+-- Returns the dtype of the number v as an operand beside a tensor of this dtype: the tensor's own
+-- if it can hold v, else i64 for integers and f32 for other numbers.
 local function scalar_dtype(dtype, v)
    if dtype <= C.TIDE_F16 then return dtype end
    if v ~= floor(v) or abs(v) > M.exact then return C.TIDE_F32 end
@@ -316,7 +317,7 @@ function M.operand(op, name, x, y)
    return scalar_like(op, name, x, y)
 end
 
--- Both operands of a binary op as tensors; one of them may be a number.
+-- Returns both operands of a binary op as tensors; one of them may be a number.
 function M.pair(op, x, y)
    if istype(tensor_t, x) then
       if istype(tensor_t, y) then return x, y end

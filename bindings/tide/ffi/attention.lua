@@ -24,7 +24,7 @@ local attention_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_star
    'k_index', 'q_tiles', 'k_tiles', 'bias', 'return_lse' }
 local new_attrs = ffi.typeof 'tide_attention_attrs'
 
--- window: {left, right} with nil for no limit, or one number for both sides.
+-- Writes the window of a call: {left, right} with nil for no limit, or one number for both sides.
 local function fill_window(a, window)
    if window == nil then return end
    if type(window) == 'number' then
@@ -71,12 +71,12 @@ local function fill_attention(opts)
    return a, flag('attention', 'opts.return_lse', opts.return_lse)
 end
 
--- out_BTHD of q_BTHD, k and v [B, Tk, Hk, D]; with return_lse also lse [B, H, Tq]. opts: causal
--- (false), window (how far a key may lie from its query: a number for both sides, or { left,
--- right }, -1 or nil: any), scale (1 / sqrt(D); not 0), softcap, q_start (position of the first
--- query), q_index and k_index (i32 [B or 1, T, 2] of (document, position): each query sees its
--- document only; tide.document_index makes them), q_tiles and k_tiles (tide.attention_tiles of the
--- two, made once for all calls with them), bias, return_lse.
+-- Returns attention out [B, T, H, D] of q [B, T, H, D] over k and v [B, Tk, Hk, D]; with return_lse
+-- also lse [B, H, Tq]. opts: causal (false); window (how far a key may lie from its query: a number
+-- for both sides, or { left, right }, -1 or nil for any); scale (1 / sqrt(D); not 0); softcap;
+-- q_start (position of the first query); q_index and k_index (i32 [B or 1, T, 2] of (document,
+-- position): each query sees its document only; tide.document_index makes them); q_tiles and
+-- k_tiles (tide.attention_tiles of the two, made once for all calls with them); bias; return_lse.
 function M.attention(q, k, v, opts)
    tensor('attention', 'q', q)
    tensor('attention', 'k', k)
@@ -127,13 +127,14 @@ function M.attention_rows(q_index, k_index, opts)
    return tonumber(run[0]) + 1, tonumber(run[1])
 end
 
--- The span of each 64 tokens of an index [B or 1, T, 2], i32 [B or 1, ceil(T / 64), 4]: least and
--- greatest document (the least complemented where some token has none), least and greatest
--- position. GPU kernels skip tiles by it.
+-- Returns the span of each 64 tokens of an index [B or 1, T, 2], as i32 [B or 1, ceil(T / 64), 4]:
+-- least and greatest document (the least complemented if a token has no document), least and
+-- greatest position. GPU kernels skip tiles by it.
 make 'attention_tiles(index)'
 
--- (document, position) pairs, i32 [1, ntoken, 2], of a packed stream from cumulative lengths cu, an
--- i32 or i64 tensor {0, ..., ntoken}; tokens beyond its last get document -1.
+-- Returns (document, position) pairs, i32 [1, ntoken, 2], of a packed stream from cumulative
+-- lengths cu, an i32 or i64 tensor {0, ..., ntoken}. Tokens after the last document get document
+-- -1.
 make 'document_index(cu, ntoken: int 0)'
 
 return M

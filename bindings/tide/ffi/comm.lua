@@ -132,7 +132,7 @@ end
 -- Returns whether wait would return at once.
 function Work:test() return C.tide_work_test(work_of(self, 'work_test')) == 1 end
 
--- When it began and ended, in seconds of tide.clock; nil while it runs.
+-- Returns when the collective began and ended, in seconds of tide.clock; nil while it runs.
 function Work:times()
    if C.tide_work_test(work_of(self, 'work_times')) ~= 1 then return nil end
    local times = ffi.new 'double[2]'
@@ -170,7 +170,7 @@ local function list_of(op, name, t)
    return one, 1
 end
 
--- Shape of t with dim 1 of `rows` as (ndim, buffer); a scalar counts as one row.
+-- Returns the shape of t with dim 1 of `rows` as (ndim, buffer); a scalar counts as one row.
 local function shape_with(t, rows)
    local ndim, buf = C.tide_tensor_ndim(t), arg.new_shape()
    for d = 1, ndim - 1 do buf[d] = C.tide_tensor_dim(t, d) end
@@ -215,7 +215,8 @@ end
 
 -- ---- collectives ----------------------------------------------------------------------------
 
--- In place over a tensor or a list of tensors; returns it. op: sum (default), mean, min, max, prod.
+-- Reduces a tensor or a list of tensors over the ranks, in place, and returns it. op: sum
+-- (default), mean, min, max, prod.
 function Comm:all_reduce(t, op, opts)
    local handle = begin(self, 'all_reduce')
    local list, n = list_of('all_reduce', 't', t)
@@ -223,7 +224,7 @@ function Comm:all_reduce(t, op, opts)
    return finish(self, C.tide_comm_all_reduce(box, handle, n, list, code), box, t)
 end
 
--- As all_reduce, but only the tensors of root (0) change.
+-- Reduces as all_reduce does, but only the tensors of root (0) change.
 function Comm:reduce(t, root, op, opts)
    local handle = begin(self, 'reduce')
    local list, n = list_of('reduce', 't', t)
@@ -248,7 +249,8 @@ function Comm:all_gather(t, opts)
    return self:all_gather_into(like(t, rows_of(t) * self.size), t, opts)
 end
 
--- all_gather into a tensor of size times as many elements; t may be this rank's part of it.
+-- Gathers as all_gather does, into a tensor of size times as many elements. t may be the part of
+-- `out` that belongs to this rank.
 function Comm:all_gather_into(out, t, opts)
    local handle = begin(self, 'all_gather')
    arg.tensor('all_gather', 'out', out)
@@ -257,7 +259,8 @@ function Comm:all_gather_into(out, t, opts)
    return finish(self, C.tide_comm_all_gather(box, handle, out, t), box, out)
 end
 
--- As all_gather with counts[rank + 1] rows from each rank. out: a tensor for the result, or nil.
+-- Gathers as all_gather does, with counts[rank + 1] rows from each rank. out: a tensor for the
+-- result, or nil.
 function Comm:all_gather_v(t, counts, out, opts)
    local handle = begin(self, 'all_gather_v')
    arg.tensor('all_gather_v', 't', t)
@@ -274,7 +277,8 @@ function Comm:reduce_scatter(t, op, opts)
    return self:reduce_scatter_into(like(t, share(self, 'reduce_scatter', t)), t, op, opts)
 end
 
--- reduce_scatter into a tensor; out may be this rank's part of t.
+-- Reduces and scatters as reduce_scatter does, into a tensor; out may be the part of t that belongs
+-- to this rank.
 function Comm:reduce_scatter_into(out, t, op, opts)
    local handle = begin(self, 'reduce_scatter')
    arg.tensor('reduce_scatter', 'out', out)
@@ -283,7 +287,7 @@ function Comm:reduce_scatter_into(out, t, op, opts)
    return finish(self, C.tide_comm_reduce_scatter(box, handle, out, t, code), box, out)
 end
 
--- As reduce_scatter with counts[rank + 1] rows for each rank.
+-- Reduces and scatters as reduce_scatter does, with counts[rank + 1] rows for each rank.
 function Comm:reduce_scatter_v(t, counts, op, out, opts)
    local handle = begin(self, 'reduce_scatter_v')
    arg.tensor('reduce_scatter_v', 't', t)
@@ -301,8 +305,8 @@ function Comm:all_to_all(t, opts)
    return self:all_to_all_into(like(t, rows_of(t)), t, opts)
 end
 
--- all_to_all into out, which has the shape and dtype of t and other memory. opts: async. Returns
--- out, or the work.
+-- Exchanges as all_to_all does, into out, which has the shape and dtype of t and other memory.
+-- opts: async. Returns out, or the work.
 function Comm:all_to_all_into(out, t, opts)
    local handle = begin(self, 'all_to_all')
    arg.tensor('all_to_all', 'out', out)
@@ -359,8 +363,8 @@ function Comm:send_recv(out, from, t, to, opts)
    return finish(self, C.tide_comm_send_recv(box, handle, n, outs, from, ins, to), box, out)
 end
 
--- Ring shift: sends t (or list) to the rank `by` (1) above; returns that of the rank `by` below as
--- new.
+-- Sends t (or a list) to the rank `by` (1) above, around a ring. Returns the tensors of the rank
+-- `by` below, as new ones.
 function Comm:shift(t, by, opts)
    begin(self, 'send_recv')
    by = arg.int('shift', 'by', by or 1)
@@ -384,7 +388,7 @@ end
 
 -- ---- byte strings and plain data ------------------------------------------------------------
 
--- Root's (0) string on every rank.
+-- Returns the string of root (0) on every rank.
 function Comm:broadcast_bytes(text, root)
    local handle = begin(self, 'broadcast_bytes')
    root = rank_of(self, 'broadcast_bytes', 'root', root)
@@ -410,7 +414,7 @@ function Comm:all_gather_bytes(text)
    return list
 end
 
--- Plain data (see plain.lua) of root (0) on every rank.
+-- Returns the plain data (see plain.lua) of root (0) on every rank.
 function Comm:broadcast_object(value, root)
    begin(self, 'broadcast_object')
    root = rank_of(self, 'broadcast_object', 'root', root)
@@ -441,7 +445,7 @@ function Comm:split(color, key, name)
    return M.wrap(box, ('%s/%d.%d'):format(self.id, self:traffic().ncall, color))
 end
 
--- Seconds that a call waits for the other ranks.
+-- Sets how many seconds a call waits for the other ranks.
 function Comm:set_timeout(seconds)
    local handle = begin(self, 'set_timeout')
    arg.finite('set_timeout', 'seconds', seconds, 1e-3, 1e8)
@@ -466,7 +470,7 @@ function Comm:pause() own.check(self.ctx, C.tide_comm_pause(begin(self, 'pause')
 -- Begins a turn of this rank.
 function Comm:resume() own.check(self.ctx, C.tide_comm_resume(begin(self, 'resume'))) end
 
--- nil, or the error that every call now raises.
+-- Returns the error that every call now raises, or nil.
 function Comm:failure()
    local rc = C.tide_comm_status(begin(self, 'failure'))
    if rc == 0 then return nil end

@@ -29,16 +29,18 @@ local function like(name, x, value, opts)
    return create.full(ctx, device, dtype, n, shape, value)
 end
 
--- Zeros of the shape, dtype and device of x. opts: dtype, device.
+-- Returns zeros of the shape, dtype and device of x. opts: dtype, device.
 function op.zeros_like(x, opts) return like('zeros_like', x, 0, opts) end
--- Ones of the shape, dtype and device of x. opts: dtype, device.
+-- Returns ones of the shape, dtype and device of x. opts: dtype, device.
 function op.ones_like(x, opts) return like('ones_like', x, 1, opts) end
--- value everywhere, with the shape, dtype and device of x. opts: dtype, device.
+-- Returns a tensor of the shape, dtype and device of x, with every element set to value. opts:
+-- dtype, device.
 function op.full_like(x, value, opts) return like('full_like', x, value, opts) end
 
 -- ---- triangles -------------------------------------------------------------------------------
 
--- bool [rows, columns] on the device of x: column - row against a diagonal, both from 0.
+-- Returns bool [rows, columns] on the device of x, which compares column - row with a diagonal;
+-- both count from 0.
 local function side(name, x, diagonal, compare)
    local n = C.tide_tensor_ndim(tensor(name, 'x', x))
    if n < 2 then status.raise(C.TIDE_E_SHAPE, name, 'x: expected two dims or more, got %d', n) end
@@ -80,8 +82,8 @@ local function has_elements(x)
    return true
 end
 
--- log(sum(exp(x))) over dim (an integer, a list, or nil for all), without overflow; -inf over
--- nothing. keepdim (false): dims stay with size 1. 16-bit types are computed in f32.
+-- Returns log(sum(exp(x))) over dim (an integer, a list, or nil for all), without overflow; -inf
+-- over no element. keepdim (false): dims stay with size 1. 16-bit types are computed in f32.
 function op.logsumexp(x, dim, keepdim)
    tensor('logsumexp', 'x', x)
    arg.dims('logsumexp', x, dim)

@@ -153,9 +153,9 @@ end
 local counters = { 'live', 'peak', 'cached', 'debt', 'ntensor', 'nnode', 'nop', 'nhost', 'nref',
    'since', 'since_peak', 'planned' }
 
--- Counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned (bytes),
--- ntensor, nnode, nop, nhost, nref; forced (collections of the Lua heap that the parameter debt has
--- caused). Tensors of the null device count in planned, since and since_peak.
+-- Returns counters as a table of numbers: live, peak, cached, debt, since, since_peak, planned
+-- (bytes), ntensor, nnode, nop, nhost, nref; forced (collections of the Lua heap that the parameter
+-- debt has caused). Tensors of the null device count in planned, since and since_peak.
 function Context:stats()
    local s, list = C.tide_ctx_stats(handle_of(self, 'stats')), { forced = own.forced(self.handle) }
    for _, name in ipairs(counters) do list[name] = tonumber(s[name]) end
@@ -195,7 +195,7 @@ function Context:seed(n)
    own.check(handle, C.tide_rng_set(handle, n, 0, 0))
 end
 
--- {seed =, stream =, offset =}, numbers that can be stored and given to set_rng_state.
+-- Returns {seed =, stream =, offset =}, numbers that can be stored and given to set_rng_state.
 function Context:rng_state()
    local handle = generator_of(self, 'rng_state')
    local now = ffi.new 'uint64_t[3]'
@@ -244,7 +244,7 @@ function Context:param(name, value)
    return ffi.string(text)
 end
 
--- True, or false and the reason.
+-- Returns true, or false and the reason.
 function Context:device_available(device)
    local handle = handle_of(self, 'device_available')
    local code = arg.device('device_available', 'device', device)
@@ -260,7 +260,7 @@ function Context:device_count(device)
    return 0, ffi.string(C.tide_error(handle).message)
 end
 
--- True once after tide_interrupt (a signal, another thread); reading clears it.
+-- Returns true once after tide_interrupt (a signal, another thread); reading clears it.
 function Context:interrupted() return C.tide_interrupted(handle_of(self, 'interrupted')) == 1 end
 -- Requests an end: the first call sets interrupted(), a second before that is read makes the next
 -- op raise E_INTERRUPT.
@@ -272,7 +272,7 @@ function Context:trace_dump(path)
    own.check(handle, C.tide_trace_dump(handle, arg.string('trace_dump', 'path', path)))
 end
 
--- A span of the host in the trace. t0 and t1 are tide.clock() values.
+-- Adds a span of the host to the trace. t0 and t1 are tide.clock() values.
 function Context:trace_span(name, t0, t1)
    local handle = handle_of(self, 'trace_span')
    arg.string('trace_span', 'name', name)
@@ -312,7 +312,7 @@ local function shape_of(name, shape)
    return arg.ints(name, 'shape', shape, 0)
 end
 
--- Undefined contents.
+-- Returns a tensor with undefined contents.
 function Context:empty(shape, opts)
    local handle, device, dtype, wants = place(self, 'empty', opts)
    local n, sizes = shape_of('empty', shape)
@@ -326,11 +326,12 @@ local function filled(self, name, shape, value, opts)
    return marked(create.full(handle, device, dtype, n, sizes, value), wants)
 end
 
--- Zeros; shape is a list. opts: dtype, device, requires_grad.
+-- Returns zeros; shape is a list. opts: dtype, device, requires_grad.
 function Context:zeros(shape, opts) return filled(self, 'zeros', shape, 0, opts) end
--- Ones; shape is a list. opts: dtype, device, requires_grad.
+-- Returns ones; shape is a list. opts: dtype, device, requires_grad.
 function Context:ones(shape, opts) return filled(self, 'ones', shape, 1, opts) end
--- value everywhere; shape is a list. opts: dtype, device, requires_grad.
+-- Returns a tensor with every element set to value; shape is a list. opts: dtype, device,
+-- requires_grad.
 function Context:full(shape, value, opts) return filled(self, 'full', shape, value, opts) end
 
 -- Returns a tensor that draw fills from 0 and 1.
@@ -341,14 +342,14 @@ local function random(self, name, shape, opts, draw)
    return marked(draw(x, 0, 1), wants)
 end
 
--- Uniform in [0, 1), from the context's generator.
+-- Returns uniform numbers in [0, 1), from the context's generator.
 function Context:rand(shape, opts) return random(self, 'rand', shape, opts, op.uniform_) end
 
--- Normal with mean 0 and deviation 1.
+-- Returns normal numbers of mean 0 and standard deviation 1, from the context's generator.
 function Context:randn(shape, opts) return random(self, 'randn', shape, opts, op.normal_) end
 
--- arange(n): 0 to n - 1. arange(start, stop, step): start, start + step, ... before stop.
--- Options come last in both forms.
+-- Returns 0 to n - 1 for arange(n), or start, start + step, ... before stop for arange(start, stop,
+-- step). Options are the last argument in both forms.
 function Context:arange(start, stop, step, opts)
    local name = 'arange'
    if stop == nil or type(stop) == 'table' then
@@ -380,7 +381,7 @@ function Context:eye(n, opts)
    return marked(op.cast(same, opts.dtype or 'f32'), wants)
 end
 
--- Row-major raw bytes, exactly as many as the shape and dtype need.
+-- Makes a tensor from row-major raw bytes, exactly as many as shape and dtype need.
 function Context:from_string(bytes, shape, opts)
    arg.string('from_string', 'bytes', bytes)
    local handle, device, dtype, wants = place(self, 'from_string', opts)
@@ -390,7 +391,7 @@ end
 
 -- ---- tensors from Lua lists ------------------------------------------------------------------
 
--- Shape of nested lists, read along the first elements.
+-- Returns the shape of nested lists, read along the first elements.
 local function shape_of_list(list)
    local shape, level = {}, list
    while type(level) == 'table' do

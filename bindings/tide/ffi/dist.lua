@@ -137,7 +137,7 @@ function M.nccl(over, opts)
    return comm.wrap(box, 'nccl/' .. over.id)
 end
 
--- One rank of a simulated n; see tide_comm_simulate.
+-- Returns one rank of a simulated n; see tide_comm_simulate.
 function M.simulate(n, rank, host_size)
    local handle = ctx_of.default().handle
    arg.int('comm.simulate', 'n', n, 1, 2^31 - 1)

@@ -17,7 +17,8 @@ Editor.__index = Editor
 
 -- ---- drawing ---------------------------------------------------------------------------------
 
--- Columns of a character: 0 of combining marks, 2 of East Asian and picture characters.
+-- Returns the columns of a character: 0 for combining marks, 2 for East Asian and picture
+-- characters.
 local function width(c)
    local a, b, d, e = c:byte(1, 4)
    if a < 0x80 then return 1 end
@@ -306,11 +307,13 @@ local function write_out(text)
    io.stdout:flush()
 end
 
--- opts: history (path of a file), complete(before): full replacements of the last word of the text
--- before the place, and that word; accepts(text): whether Enter ends it (default: always).
--- byte, write, columns and raw replace the terminal. Returns nil without a terminal.
+-- Makes a line editor. opts: history (path of a file); complete(before): full replacements of the
+-- last word of the text before the place, and that word; accepts(text): whether Enter ends it
+-- (default: always). byte, write, columns and raw replace the terminal. Returns nil without a
+-- terminal, or with one that cannot move its cursor (TERM=dumb).
 function edit.open(opts)
-   if not opts.byte and not (edit.isatty(0) and edit.isatty(1)) then return nil end
+   local dumb = os.getenv 'TERM' == 'dumb'
+   if not opts.byte and (dumb or not (edit.isatty(0) and edit.isatty(1))) then return nil end
    return setmetatable({
       history = history.open(opts.history), complete = opts.complete or function() end,
       accepts = opts.accepts or function() return true end,

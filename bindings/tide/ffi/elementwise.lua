@@ -54,7 +54,7 @@ end
 
 -- ---- two operands ------------------------------------------------------------------------------
 
--- x + y, element by element with broadcasting; x or y may be a number.
+-- Returns x + y, element by element with broadcasting; x or y may be a number.
 function M.add(x, y, alpha)
    arg.no_alpha('add', alpha)
    if plain(x, y) then return affine(x, 1, y) end
@@ -62,7 +62,7 @@ function M.add(x, y, alpha)
    return raw.add(pair('add', x, y))
 end
 
--- x - y, element by element with broadcasting; x or y may be a number.
+-- Returns x - y, element by element with broadcasting; x or y may be a number.
 function M.sub(x, y, alpha)
    arg.no_alpha('sub', alpha)
    if plain(x, y) then return affine(x, 1, -y) end
@@ -70,102 +70,104 @@ function M.sub(x, y, alpha)
    return raw.sub(pair('sub', x, y))
 end
 
--- x y, element by element with broadcasting; x or y may be a number.
+-- Returns x y, element by element with broadcasting; x or y may be a number.
 function M.mul(x, y)
    if plain(x, y) then return affine(x, y, none) end
    if plain(y, x) then return affine(y, x, none) end
    return raw.mul(pair('mul', x, y))
 end
 
--- x / y, element by element with broadcasting; x or y may be a number.
+-- Returns x / y, element by element with broadcasting; x or y may be a number.
 function M.div(x, y)
    if plain(x, y) and has_inverse(x, y) then return affine(x, 1 / y, none) end
    return raw.div(pair('div', x, y))
 end
 
--- x to the power of y, element by element with broadcasting; x or y may be a number.
+-- Returns x to the power of y, element by element with broadcasting; x or y may be a number.
 function M.pow(x, y)
    if plain(x, y) then return raw.pow_scalar(x, y) end
    return raw.pow(pair('pow', x, y))
 end
 
--- The smaller of x and y, element by element with broadcasting; x or y may be a number.
+-- Returns the smaller of x and y, element by element with broadcasting; x or y may be a number.
 make 'minimum(x, y: pair)'
--- The larger of x and y, element by element with broadcasting; x or y may be a number.
+-- Returns the larger of x and y, element by element with broadcasting; x or y may be a number.
 make 'maximum(x, y: pair)'
--- x == y as bool, element by element with broadcasting; x or y may be a number.
+-- Returns x == y as bool, element by element with broadcasting; x or y may be a number.
 make 'eq(x, y: pair)'
--- x ~= y as bool, element by element with broadcasting; x or y may be a number.
+-- Returns x ~= y as bool, element by element with broadcasting; x or y may be a number.
 make 'ne(x, y: pair)'
--- x < y as bool, element by element with broadcasting; x or y may be a number.
+-- Returns x < y as bool, element by element with broadcasting; x or y may be a number.
 make 'lt(x, y: pair)'
--- x <= y as bool, element by element with broadcasting; x or y may be a number.
+-- Returns x <= y as bool, element by element with broadcasting; x or y may be a number.
 make 'le(x, y: pair)'
--- x > y as bool, element by element with broadcasting; x or y may be a number.
+-- Returns x > y as bool, element by element with broadcasting; x or y may be a number.
 make 'gt(x, y: pair)'
--- x >= y as bool, element by element with broadcasting; x or y may be a number.
+-- Returns x >= y as bool, element by element with broadcasting; x or y may be a number.
 make 'ge(x, y: pair)'
--- x and y as bool, with broadcasting; an element is true if it is not 0.
+-- Returns x and y as bool, with broadcasting; an element is true if it is not 0.
 make 'logical_and(x, y: pair)'
--- x or y as bool, with broadcasting; an element is true if it is not 0.
+-- Returns x or y as bool, with broadcasting; an element is true if it is not 0.
 make 'logical_or(x, y: pair)'
 
 -- ---- one operand -------------------------------------------------------------------------------
 
--- -x, element by element.
+-- Returns -x, element by element.
 make 'neg(x)'
--- |x|, element by element.
+-- Returns |x|, element by element.
 make 'abs(x)'
--- -1, 0 or 1, element by element.
+-- Returns -1, 0 or 1, the sign of x, element by element.
 make 'sign(x)'
--- The largest integer not above x, element by element.
+-- Returns the largest integer not above x, element by element.
 make 'floor(x)'
--- e to the power of x, element by element.
+-- Returns e to the power of x, element by element.
 make 'exp(x)'
--- Natural logarithm of x, element by element.
+-- Returns the natural logarithm of x, element by element.
 make 'log(x)'
--- Square root of x, element by element.
+-- Returns the square root of x, element by element.
 make 'sqrt(x)'
--- 1 / sqrt(x), element by element.
+-- Returns 1 / sqrt(x), element by element.
 make 'rsqrt(x)'
--- x x, element by element.
+-- Returns x x, element by element.
 make 'square(x)'
--- 1 / x, element by element.
+-- Returns 1 / x, element by element.
 make 'reciprocal(x)'
--- Sine of x (radians), element by element.
+-- Returns the sine of x (radians), element by element.
 make 'sin(x)'
--- Cosine of x (radians), element by element.
+-- Returns the cosine of x (radians), element by element.
 make 'cos(x)'
--- Hyperbolic tangent of x, element by element.
+-- Returns the hyperbolic tangent of x, element by element.
 make 'tanh(x)'
--- 1 / (1 + exp(-x)), element by element.
+-- Returns 1 / (1 + exp(-x)), element by element.
 make 'sigmoid(x)'
--- The error function, element by element: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x.
+-- Returns the error function of x, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x,
+-- element by element.
 make 'erf(x)'
--- x sigmoid(x), element by element.
+-- Returns x sigmoid(x), element by element.
 make 'silu(x)'
--- x Phi(x), Phi the normal distribution (the exact form), element by element.
+-- Returns x Phi(x), the exact gelu, where Phi is the normal distribution function, element by
+-- element.
 make 'gelu(x)'
--- gelu by its tanh approximation, element by element.
+-- Returns gelu by its tanh approximation, element by element.
 make 'gelu_tanh(x)'
--- max(x, 0), element by element.
+-- Returns max(x, 0), element by element.
 make 'relu(x)'
--- log(1 + exp(x)), element by element.
+-- Returns log(1 + exp(x)), element by element.
 make 'softplus(x)'
--- bool: true where x is 0.
+-- Returns bool, true where x is 0.
 make 'logical_not(x)'
--- bool: true where x is neither infinite nor NaN.
+-- Returns bool, true where x is neither infinite nor NaN.
 make 'isfinite(x)'
 
 -- ---- others ------------------------------------------------------------------------------------
 
--- x * mul + add; an integer x needs whole numbers.
+-- Returns x * mul + add; an integer x needs whole numbers.
 function M.affine(x, mul, add)
    tensor('affine', 'x', x)
    return affine(x, number('affine', 'mul', mul), number('affine', 'add', add))
 end
 
--- Either bound may be nil.
+-- Returns x limited to [lo, hi]. Either bound may be nil.
 function M.clamp(x, lo, hi)
    tensor('clamp', 'x', x)
    lo = number('clamp', 'lo', lo == nil and -math.huge or lo)
@@ -173,7 +175,7 @@ function M.clamp(x, lo, hi)
    return raw.clamp(x, lo, hi)
 end
 
--- cond ? a : b; a or b may be a number.
+-- Returns a where cond is true, else b; a or b may be a number.
 function M.where(cond, a, b)
    tensor('where', 'cond', cond)
    if arg.is_tensor(a) then
@@ -187,14 +189,14 @@ function M.where(cond, a, b)
    return raw.where(cond, a, b)
 end
 
--- x with value (a number or a 0-dim tensor) where mask is true.
+-- Returns x with value (a number or a 0-dim tensor) where mask is true.
 function M.masked_fill(x, mask, value)
    tensor('masked_fill', 'x', x)
    tensor('masked_fill', 'mask', mask)
    return M.where(mask, operand('masked_fill', 'value', x, value), x)
 end
 
--- x in another dtype ('bf16'); x itself if it has it already.
+-- Returns x in another dtype ('bf16'), or x itself if it has that dtype.
 function M.cast(x, dtype)
    tensor('cast', 'x', x)
    local code = arg.dtype('cast', 'dtype', dtype)

@@ -78,7 +78,7 @@ function M.is_grad_enabled() return C.tide_recording(contexts.default().handle) 
 
 -- ---- step scopes -----------------------------------------------------------------------------
 
--- Every tensor in a value: itself, or in (nested) plain tables.
+-- Collects every tensor of a value: the value itself, or those in (nested) plain tables.
 local function collect(value, list, seen)
    if is_tensor(value) then
       list[#list + 1] = value
@@ -110,7 +110,7 @@ end
 -- others made inside are freed at the end, on an error those of all.
 function M.scope(fn, ...) return scope_on(contexts.default().handle, fn, ...) end
 
--- tide.scope on this context.
+-- Does what tide.scope does, on this context.
 function contexts.Context:scope(fn, ...)
    if not self.handle then status.raise(C.TIDE_E_STATE, 'scope', 'the context is closed') end
    return scope_on(self.handle, fn, ...)
@@ -172,7 +172,7 @@ function Call:saved()
    return unpack(list, 1, list.n)
 end
 
--- Results of a function with those that are tensors replaced by the recorded ones.
+-- Returns the results of a function, with recorded tensors in place of its own.
 local function with_history(results, outs)
    local k = 0
    for i = 1, results.n do
@@ -210,7 +210,7 @@ local function spread(name, inputs, grads)
    return list
 end
 
--- Gives up list[1 .. n] but for what is in kept, a packed list.
+-- Spends list[1 .. n] except the tensors in kept, a packed list.
 local function spend_others(list, n, kept)
    for i = 1, n do
       local mine = is_tensor(list[i])
@@ -219,8 +219,8 @@ local function spend_others(list, n, kept)
    end
 end
 
--- Results of fn(...) without recording, and a list of the tensors that it has made if it is a
--- function of the library that says so (def.made).
+-- Returns the results of fn(...) without recording. The second result lists the tensors that it has
+-- made, if it is a function of the library that sets def.made.
 local function run_quietly(def, fn, ...)
    if not def.made then return pack(M.no_grad(fn, ...)), nil end
    local outer = own.enter()
@@ -292,12 +292,12 @@ end
 -- argument of forward. Both run without recording. Call the result like a function.
 function M.func(def) return make_function(def, false, false) end
 
--- Returns the same for functions of the library that keep only the tensors they save: all other
--- tensors that they make are freed at their last use.
+-- Returns a differentiable function as func does, for functions of the library that keep only the
+-- tensors they save: all other tensors that they make are freed at their last use.
 function M.private_func(def) return make_function(def, true, true) end
 
--- Returns the same for functions whose backward runs other code of the library, which may keep its
--- tensors: only arguments and results are freed at their last use.
+-- Returns a differentiable function as func does, for functions whose backward runs other code of
+-- the library, which may keep its tensors: only arguments and results are freed at their last use.
 function M.relay_func(def) return make_function(def, true, false) end
 
 -- ---- the walk --------------------------------------------------------------------------------
@@ -376,8 +376,8 @@ local function walk_back(root, grad, retain, private)
    if not ok then error(err, 0) end
 end
 
--- Adds to the .grad of every leaf behind root. grad: gradient of root, nil for one element.
--- opts.retain keeps saved tensors for a second walk.
+-- Adds the gradients of root to the .grad of every leaf that root depends on. grad: gradient of
+-- root, nil for one element. opts.retain keeps saved tensors for a second walk.
 function M.backward(root, grad, opts)
    arg.tensor('backward', 'x', root)
    arg.tensor_or_nil('backward', 'grad', grad)
@@ -431,7 +431,7 @@ local function replay(ctx, record, walk, dys)
    return leaves
 end
 
--- replay with the generator as it was in forward, restored afterwards.
+-- Replays with the state that the generator had in forward, and restores its state afterwards.
 local function replay_seeded(ctx, record, walk, dys)
    local now = ffi.new 'uint64_t[3]'
    rng_get(ctx, now)
@@ -499,8 +499,8 @@ end
 -- alone.
 function M.checkpoint(fn, ...) return checkpoint(false, arg.func('checkpoint', 'fn', fn), ...) end
 
--- Returns the same for calls of the library's own modules: recomputed tensors and arguments are
--- freed at their last use.
+-- Returns the results of checkpoint for calls of the library's own modules: recomputed tensors and
+-- arguments are freed at their last use.
 function M.private_checkpoint(fn, ...)
    return checkpoint(true, arg.func('checkpoint', 'fn', fn), ...)
 end

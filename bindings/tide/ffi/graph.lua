@@ -42,8 +42,8 @@ M.Graph = Graph
 -- Returns whether a step is being recorded on the default context.
 function M.is_capturing() return ctx_of.default().capturing ~= nil end
 
--- While a step is recorded: before() is called ahead of each of its replays, after() when it has
--- been enqueued.
+-- Registers two functions while a step is captured: before() runs ahead of each of its replays,
+-- after() when a replay has been enqueued.
 function M.on_replay(before, after)
    local recording = ctx_of.default().capturing
    if not recording then status.raise(C.TIDE_E_STATE, 'on_replay', 'no step is being captured') end

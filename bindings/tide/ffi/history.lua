@@ -17,9 +17,10 @@ local old_mark = '_HiStOrY_V2_'
 local function read_lines(path)
    local f, list, old = io.open(path, 'rb'), {}, false
    if not f then return list, old end
-   for line in f:lines() do
+   local text = f:read '*a' or ''                      -- nil: a folder
+   for line in text:gmatch '[^\n]+' do
       if line == old_mark then old = true
-      elseif line ~= '' then
+      else
          list[#list + 1] = old and line:gsub('\\(%d%d%d)', function(octal)
             return string.char(tonumber(octal, 8) % 256)
          end) or unescape(line)

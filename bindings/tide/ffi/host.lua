@@ -47,7 +47,7 @@ end
 -- Arguments of a rank are texts without zero bytes: bytes travel as hex digits.
 local hex, unhex = plain.hex, plain.unhex
 
--- Any number of plain values as one string, and back.
+-- Returns any number of plain values as one string; decode undoes it.
 function M.encode(...) return plain.encode({ n = select('#', ...), ... }, 'ranks') end
 -- Returns the values in a text that encode made.
 function M.decode(text)
@@ -152,7 +152,8 @@ function M.try(n, opts, fn, ...)
    return ranks
 end
 
--- As try, but raises when a rank failed, and returns a list of the first value of each rank.
+-- Runs fn on n ranks as try does, but raises when a rank failed. Returns a list of the first value
+-- of each rank.
 function M.run(n, fn, ...)
    local ranks = M.try(n, nil, fn, ...)
    if ranks.first >= 0 then

@@ -51,7 +51,7 @@ end
 
 -- Blocks until the contents of this file are on the disk.
 function M.fsync_file(path) on_path('fsync_file', C.tide_path_sync, path) end
--- fsync_file for the names in a folder.
+-- Blocks until the names in a folder are on the disk.
 function M.fsync_dir(path) on_path('fsync_dir', C.tide_path_sync, path) end
 
 -- Renames a file or folder; replaces an existing file.
@@ -67,7 +67,7 @@ function M.mkdir(path) return on_path('mkdir', C.tide_path_mkdir, path, true) ==
 -- Makes one folder in an existing parent. True if made, false if it existed already.
 function M.mkdir_one(path) return on_path('mkdir_one', C.tide_path_mkdir, path, false) == 0 end
 
--- Sorted names in a folder. nil, err on failure.
+-- Returns the sorted names in a folder; nil, err on failure.
 function M.listdir(path)
    local ctx = handle()
    local box = new_blob_box()
@@ -92,7 +92,7 @@ end
 local kinds = { [C.TIDE_PATH_FILE] = 'file', [C.TIDE_PATH_DIR] = 'dir',
    [C.TIDE_PATH_OTHER] = 'other' }
 
--- 'file' and its size in bytes, 'dir', 'other', or nil when nothing is there.
+-- Returns 'file' and its size in bytes, 'dir', 'other', or nil when nothing is there.
 function M.kind(path)
    local size = ffi.new 'int64_t[1]'
    local rc = on_path('kind', C.tide_path_kind, path, size)
@@ -160,7 +160,7 @@ end
 
 -- ---- hashes ------------------------------------------------------------------------------------
 
--- XXH64 of a file's bytes, 16 hex digits. nil, err on failure.
+-- Returns the XXH64 of a file's bytes, 16 hex digits; nil, err on failure.
 function M.xxh64_file(path)
    local ctx, digits = handle(), ffi.new 'char[17]'
    local rc = C.tide_path_hash(ctx, path_of('xxh64_file', 'path', path), digits)
@@ -170,7 +170,7 @@ end
 
 local function hex(h) return ('%08x%08x'):format(tonumber(h / 2^32), tonumber(h % 2^32)) end
 
--- XXH64 of a string, 16 hex digits.
+-- Returns the XXH64 of a string, 16 hex digits.
 function M.xxh64(text) return hex(C.tide_hash(str('xxh64', 'text', text), #text, 0)) end
 
 -- Returns a checksum of all bytes of a tensor, row by row, 16 hex digits: XXH64 of one MiB after

@@ -3,7 +3,7 @@
 -- An array becomes a list with the metatable json.array (so that an empty one stays an array), an
 -- object a plain table, null the value json.null. Integers are Lua numbers up to 2^53 and boxed
 -- 64-bit integers (int64_t) beyond, so no digit is ever lost; other numbers are doubles.
--- encode(decode(text)) has the same values as text; keys come sorted.
+-- encode(decode(text)) has the same values as text; keys are sorted.
 --
 -- JSON has no infinite numbers and no NaN. Both ways of writing them that published configurations
 -- use are an option, `nonfinite`: the bare words of Python, and { "__float__": "Infinity" }.
@@ -182,7 +182,7 @@ local function encode_float(v, path, how)
    return text:find '^%-?%d+$' and text .. '.0' or text
 end
 
--- Length of a list, or nil and a reason if t is not one.
+-- Returns the length of a list, or nil and a reason if t is not a list.
 local function list_length(t)
    local n = 0
    for key in each(t) do

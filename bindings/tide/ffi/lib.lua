@@ -27,7 +27,7 @@ end
 
 local M = { state = state }
 
--- Folder of this file with a final slash, or nil when it was loaded from memory.
+-- Returns the folder of this file with a final slash, or nil when it was loaded from memory.
 local function own_folder()
    local source = debug.getinfo(1, 'S').source
    return source:match('^@(.*/)[^/]*$') or (source:sub(1, 1) == '@' and './') or nil
@@ -49,7 +49,7 @@ local lib_folders = { 'lib/', 'lib64/' }
 local triplet = ({ x64 = 'x86_64', arm64 = 'aarch64' })[jit.arch]
 if triplet then lib_folders[3] = 'lib/' .. triplet .. '-linux-gnu/' end
 
--- Candidate paths of a shared library called `name` ("tide"), best first.
+-- Returns candidate paths of a shared library called `name` ("tide"), best first.
 local function candidates(name)
    local file, list = 'lib' .. name .. '.so', {}
    local host = package.loaded['tide.host']
@@ -134,7 +134,7 @@ local function declare(C)
       error('tide: another version of libtide is already declared in this Lua state', 0)
    end
    if C.TIDE_ABI ~= 1 then
-      error(('tide: these Lua files speak ABI 1, %s speaks ABI %d; take both from one build')
+      error(('tide: these Lua files need ABI 1, %s has ABI %d; take both from one build')
          :format(state.path, C.TIDE_ABI), 0)
    end
 end

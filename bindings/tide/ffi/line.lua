@@ -49,7 +49,7 @@ local function remove(self, first, last)
    elseif self.at > first then self.at = first end
 end
 
--- The same, kept for ctrl-y.
+-- Removes characters as remove does, and keeps them for ctrl-y.
 local function kill(self, first, last)
    if last <= first then return end
    self.killed = table.concat(self.chars, '', first, last - 1)

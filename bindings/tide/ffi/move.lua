@@ -35,13 +35,13 @@ local function sizes_of(op, x, a, b, c, d, e, f, g, h, more)
    return arg.ints_of(op, 'shape', -1, a, b, c, d, e, f, g, h)
 end
 
--- x:reshape{2, -1} or x:reshape(2, -1); one size may be -1.
+-- Returns x in another shape: x:reshape{2, -1} or x:reshape(2, -1); one size may be -1.
 function M.reshape(x, a, b, c, d, e, f, g, h, more)
    return raw.reshape(x, sizes_of('reshape', x, a, b, c, d, e, f, g, h, more))
 end
 M.view = M.reshape
 
--- Sizes of 1 (and new leading dims) repeat without a copy; -1 keeps a size.
+-- Returns a view in which dims of size 1, and new leading dims, repeat; -1 keeps a size.
 function M.expand(x, a, b, c, d, e, f, g, h, more)
    local n, shape = sizes_of('expand', x, a, b, c, d, e, f, g, h, more)
    local lead = n - ndim_of(x)
@@ -56,7 +56,8 @@ function M.expand(x, a, b, c, d, e, f, g, h, more)
    return raw.expand(x, n, shape)
 end
 
--- Returns the order of all dims: x:permute(2, 1, 3) or a list.
+-- Returns a view with the dims in another order, which names all of them: x:permute(2, 1, 3) or a
+-- list.
 function M.permute(x, a, b, c, d, e, f, g, h)
    tensor('permute', 'x', x)
    local ndim, dims = ndim_of(x), new_dims()
@@ -65,7 +66,7 @@ function M.permute(x, a, b, c, d, e, f, g, h)
    return raw.permute(x, n, dims)
 end
 
--- A view with two dims (from 1) exchanged.
+-- Returns a view with two dims (from 1) exchanged.
 make 'transpose(x, dim0: dim, dim1: dim)'
 
 -- Swaps the last two dims; a vector or scalar stays as it is.
@@ -76,7 +77,7 @@ function M.t(x)
    return M.transpose(x, ndim - 1, ndim)
 end
 
--- A new dim of size 1 at position dim of the result.
+-- Returns x with a new dim of size 1 at position dim of the result.
 make 'unsqueeze(x, dim: newdim)'
 
 -- Removes the dim, whose size must be 1. Without an argument: every dim of size 1.
@@ -98,7 +99,7 @@ function M.squeeze(x, dim)
    return raw.squeeze(x, dim)
 end
 
--- Dims d1 to d2 as one; all of them by default.
+-- Returns x with dims d1 to d2 as one; all dims by default.
 function M.flatten(x, d1, d2)
    tensor('flatten', 'x', x)
    local ndim, shape = ndim_of(x), new_shape()
@@ -122,8 +123,8 @@ end
 
 -- ---- parts -----------------------------------------------------------------------------------
 
--- Elements first, first + step, ... not beyond last (inclusive, as in Lua); negative positions
--- count from the end; first == last + 1 gives none. Defaults: 1, -1, 1.
+-- Returns the elements first, first + step, ... not beyond last (inclusive, as in Lua). Negative
+-- positions count from the end; first == last + 1 gives no element. Defaults: 1, -1, 1.
 function M.slice(x, dim, first, last, step)
    tensor('slice', 'x', x)
    dim = dim_of('slice', 'dim', dim, ndim_of(x))
@@ -144,7 +145,7 @@ function M.slice(x, dim, first, last, step)
    return raw.slice(x, dim, from - 1, to, step)
 end
 
--- n elements from position first.
+-- Returns n elements from position first on.
 function M.narrow(x, dim, first, n)
    tensor('narrow', 'x', x)
    dim = dim_of('narrow', 'dim', dim, ndim_of(x))
@@ -194,7 +195,7 @@ function M.split(x, sizes, dim)
    return parts
 end
 
--- n parts of equal size; the dim must divide.
+-- Returns n parts of equal size; n must divide the size of the dim.
 function M.chunk(x, n, dim)
    tensor('chunk', 'x', x)
    local d = dim_of('chunk', 'dim', dim == nil and 1 or dim, ndim_of(x))
@@ -229,7 +230,7 @@ function M.stack(list, dim)
    return M.cat(rows, dim)
 end
 
--- Each element n times in a row along dim.
+-- Returns x with each element repeated n times in a row along dim.
 function M.repeat_interleave(x, n, dim)
    tensor('repeat_interleave', 'x', x)
    int('repeat_interleave', 'n', n, 0, 2^31)
@@ -248,7 +249,8 @@ function M.repeat_interleave(x, n, dim)
    return M.reshape(M.expand(M.unsqueeze(x, d + 2), wide), shape)
 end
 
--- before and after: a count for each dim (negative crops), filled with value (0).
+-- Returns x padded with value (0) by a count for each dim, before and after it; a negative count
+-- crops.
 function M.pad(x, before, after, value)
    tensor('pad', 'x', x)
    value = arg.element('pad', 'value', value == nil and 0 or value, C.tide_tensor_dtype(x))
@@ -265,20 +267,22 @@ make 'roll(x, shift: int, dim: dim) -> x, dim, shift'
 
 -- ---- index tensors (0-based values) ----------------------------------------------------------
 
--- out[i, j] = x[i, index[i, j]] for dim 2; the same for other dims. index has as many dims as x.
+-- Returns the elements of x that index names along dim: out[i, j] = x[i, index[i, j]] for dim 2.
+-- index has as many dims as x.
 make 'gather(x, dim: dim, index)'
--- A copy of x with src added where index says along dim (the reverse of gather).
+-- Returns a copy of x with src added where index says along dim (the reverse of gather).
 make 'scatter_add(x, dim: dim, index, src)'
--- The slices of x along dim that index [n] names.
+-- Returns the slices of x along dim that index [n] names.
 make 'index_select(x, dim: dim, index)'
--- A copy of x with the slices of src added at index [n] along dim.
+-- Returns a copy of x with the slices of src added at index [n] along dim.
 make 'index_add(x, dim: dim, index, src)'
--- out[..., C] = weight_VC[ids[...]]; ids from 0.
+-- Returns the rows of weight [V, C] that ids name, [..., C]; ids count from 0.
 make 'embedding(weight, ids)'
 
 local one_hot_opts = arg.set { 'dtype' }
 
--- [..., n] with 1 where ids [...] (from 0) point, else 0; i64 unless opts.dtype says otherwise.
+-- Returns [..., n] with 1 where ids [...] (from 0) point, else 0; i64 unless opts.dtype names
+-- another dtype.
 function M.one_hot(ids, n, opts)
    tensor('one_hot', 'ids', ids)
    int('one_hot', 'n', n, 0)

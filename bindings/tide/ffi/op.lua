@@ -35,37 +35,40 @@ end
 
 -- ---- reductions: dim is an integer, a list, or nil for all -----------------------------------
 
--- Sum over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
-make 'sum(x, dim: dims, keepdim: flag)'
--- Mean over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
-make 'mean(x, dim: dims, keepdim: flag)'
--- Product over dim (an integer, a list, or nil for all). keepdim (false): dims stay with size 1.
-make 'prod(x, dim: dims, keepdim: flag)'
--- Largest element over dim (an integer, a list, or nil for all). keepdim (false): dims stay with
+-- Returns the sum over dim (an integer, a list, or nil for all). keepdim (false): dims stay with
 -- size 1.
-make 'amax(x, dim: dims, keepdim: flag)'
--- Smallest element over dim (an integer, a list, or nil for all). keepdim (false): dims stay
+make 'sum(x, dim: dims, keepdim: flag)'
+-- Returns the mean over dim (an integer, a list, or nil for all). keepdim (false): dims stay with
+-- size 1.
+make 'mean(x, dim: dims, keepdim: flag)'
+-- Returns the product over dim (an integer, a list, or nil for all). keepdim (false): dims stay
 -- with size 1.
+make 'prod(x, dim: dims, keepdim: flag)'
+-- Returns the largest element over dim (an integer, a list, or nil for all). keepdim (false): dims
+-- stay with size 1.
+make 'amax(x, dim: dims, keepdim: flag)'
+-- Returns the smallest element over dim (an integer, a list, or nil for all). keepdim (false): dims
+-- stay with size 1.
 make 'amin(x, dim: dims, keepdim: flag)'
--- bool: whether any element is not 0, over dim (an integer, a list, or nil for all). keepdim
--- (false): dims stay with size 1.
+-- Returns bool: whether any element is not 0, over dim (an integer, a list, or nil for all).
+-- keepdim (false): dims stay with size 1.
 make 'any(x, dim: dims, keepdim: flag)'
--- bool: whether no element is 0, over dim (an integer, a list, or nil for all). keepdim (false):
--- dims stay with size 1.
+-- Returns bool: whether no element is 0, over dim (an integer, a list, or nil for all). keepdim
+-- (false): dims stay with size 1.
 make 'all(x, dim: dims, keepdim: flag)'
--- 0-based positions (i64) along dim; the first of equals.
+-- Returns the 0-based positions (i64) of the largest elements along dim; the first of equals.
 make 'argmax(x, dim: dim, keepdim: flag)'
--- 0-based positions (i64) along dim; the first of equals.
+-- Returns the 0-based positions (i64) of the smallest elements along dim; the first of equals.
 make 'argmin(x, dim: dim, keepdim: flag)'
 -- Returns the k largest elements along dim (-1), or with smallest the k smallest, in order, and
 -- their 0-based positions (i64); k = x:size(dim) sorts. NaN counts as larger than every number; of
--- equals the first comes first. Values get gradients.
+-- equal elements the first is first. Values get gradients.
 two 'topk(x, k: int 0, dim: dim = -1, smallest: flag)'
--- Running sum along dim; same shape.
+-- Returns the running sum along dim, in the shape of x.
 make 'cumsum(x, dim: dim)'
 
--- Euclidean length over all elements or over dim; differentiable, with gradient 0 where it is 0.
--- 16-bit types are computed in f32.
+-- Returns the Euclidean length over all elements or over dim. Its gradient is 0 where the length is
+-- 0. 16-bit types are computed in f32.
 function M.norm(x, dim, keepdim)
    tensor('norm', 'x', x)
    local dtype = C.tide_tensor_dtype(x)
@@ -79,14 +82,15 @@ end
 
 -- ---- products --------------------------------------------------------------------------------
 
--- c[..., M, N] = a[..., M, K] b[..., K, N]; leading dims broadcast.
+-- Returns the matrix product [..., M, N] of a [..., M, K] and b [..., K, N]; leading dims
+-- broadcast.
 make 'matmul(a, b)'
 
--- y[..., N] = x[..., K] w_NK^T (+ bias_N)
+-- Returns x w^T + bias, [..., N], of x [..., K] and a weight w [N, K]; bias [N] may be nil.
 make 'linear(x, w, bias: maybe)'
 
--- y[..., N] = x[..., K] (w + scale b a)_NK^T (+ bias_N): linear with a change of low rank R, of a
--- [R, K] and b [N, R] (LoRA). scale (1).
+-- Returns x (w + scale b a)^T + bias: linear with a low-rank update (LoRA) of a [R, K] and b [N,
+-- R]. scale (1); bias may be nil.
 make 'linear_lora(x, w, a, b, scale: finite = 1, bias: maybe) -> x, w, bias, a, b, scale'
 
 local new_boxes = require('tide.ffi.buffer').of 'tide_tensor *'
@@ -118,9 +122,10 @@ local function joined_operands(op, x, ws, biases)
    return n, w, b
 end
 
--- linear(x, w, bias) for each of 1 to 6 weights, as a list. Weights that follow each other in
--- memory, as slices of one weight do, are one product, whose columns the results are; so are their
--- gradients. biases: a list with false for what has no bias, or nil.
+-- Returns linear(x, w, bias) for each of 1 to 6 weights, as a list. If the weights follow each
+-- other in memory, as slices of one weight do, one product computes all results, which are its
+-- columns; the same holds for the gradients. biases: nil, or a list with false for a weight without
+-- bias.
 function M.linear_joined(x, ws, biases)
    local n, w, b = joined_operands('linear_joined', x, ws, biases)
    local boxes = new_boxes(n)
@@ -129,9 +134,9 @@ function M.linear_joined(x, ws, biases)
    return take_all(boxes, n)
 end
 
--- Rows of x [rows, K] in groups, each with a weight of its own, w [groups, N, K]: y[r] = x[r] w[g]'
--- for offsets[g] <= r < offsets[g + 1]. Offsets count rows from 0: i64 or i32 [groups + 1], on x's
--- device. A group may be empty; a row in no group has y = 0.
+-- Returns the products of rows of x [rows, K] in groups, each with a weight of its own, w [groups,
+-- N, K]: y[r] = x[r] w[g]' for offsets[g] <= r < offsets[g + 1]. Offsets count rows from 0: i64 or
+-- i32 [groups + 1], on x's device. A group may be empty; a row in no group has y = 0.
 make 'grouped_linear(x, w, offsets)'
 
 local activations = { relu = C.TIDE_ACT_RELU, gelu_tanh = C.TIDE_ACT_GELU_TANH }
@@ -163,12 +168,13 @@ local function fp8_how(op, opts)
    return fp8_scalings[scaling], fp8_kept[keep]
 end
 
--- linear of x and w rounded to FP8 (e4m3). f32, bf16 or f16, which y has too; sums in f32. The tape
--- keeps codes, a byte an element, in place of x and w. opts.scaling: 'tensor' (default), by the
--- largest magnitude of each operand, and backward rounds the gradient of y to e5m2; 'block', by
--- that of 128 neighbours of x and of the gradient and of 128 x 128 of w, all e4m3, scales powers of
--- two; 'block_f32', scales any f32. opts.keep: 'codes' of w (default), or 'weight', which backward
--- rounds again. A GPU needs compute capability 8.9, for blocks 9.0 and cuBLAS 12.9.
+-- Returns linear of x and w rounded to FP8 (e4m3). x is f32, bf16 or f16, and y has its dtype; sums
+-- are in f32. In place of x and w the tape keeps codes, a byte an element. opts.scaling: 'tensor'
+-- (default) scales by the largest magnitude of each operand, and backward rounds the gradient of y
+-- to e5m2; 'block' scales by that of 128 neighbours of x and of the gradient and of 128 x 128 of w,
+-- all in e4m3, with powers of two as scales; 'block_f32' is the same with any f32 as scale.
+-- opts.keep: 'codes' of w (default), or 'weight', which backward rounds again. A GPU needs compute
+-- capability 8.9, for blocks 9.0 and cuBLAS 12.9.
 function M.linear_fp8(x, w, bias, opts)
    tensor('linear_fp8', 'x', x)
    tensor('linear_fp8', 'w', w)
@@ -177,8 +183,8 @@ function M.linear_fp8(x, w, bias, opts)
    return raw.linear_fp8_scaled(x, w, bias, fp8_how('linear_fp8', opts))
 end
 
--- linear_fp8(x, w, bias, opts) for each of 1 to 6 weights, as a list: x is rounded once for all of
--- them. biases: a list with false for what has no bias, or nil.
+-- Returns linear_fp8(x, w, bias, opts) for each of 1 to 6 weights, as a list; x is rounded once for
+-- all of them. biases: nil, or a list with false for a weight without bias.
 function M.linear_fp8_joined(x, ws, biases, opts)
    local op = 'linear_fp8_joined'
    local n, w, b = joined_operands(op, x, ws, biases)
@@ -195,33 +201,35 @@ end
 -- scale (f32), 4.13 bits an element.
 two 'quantize_nf4(x)'
 
--- The n numbers (f32 [n]) that codes and scale of quantize_nf4 represent.
+-- Returns the n numbers (f32 [n]) that codes and scale of quantize_nf4 represent.
 make 'dequantize_nf4(codes, scale, n: int 0)'
 
--- linear with a weight [n, K] that quantize_nf4 has rounded, which is read a part at a time, in the
--- dtype of x (f32, bf16 or f16). x and bias get gradients.
+-- Returns linear with a weight [n, K] that quantize_nf4 has rounded. The weight is read a part at a
+-- time, in the dtype of x (f32, bf16 or f16). x and bias get gradients.
 make 'linear_nf4(x, codes, scale, n: int 0, bias: maybe) -> x, codes, scale, bias, n'
 
--- linear_nf4 of a part of a weight: row r has the numbers from first + r * stride on (both even) of
--- the weight, counted from 0. codes are those of the part (tide_abi.h says in which order), scale
--- of the whole weight.
+-- Returns linear_nf4 with a part of a weight. Row r of the part has the numbers of the weight from
+-- first + r * stride on (both even), counted from 0. codes are those of the part (tide_abi.h
+-- defines their order); scale is that of the whole weight.
 make 'linear_nf4_part(x, codes, scale, bias: maybe, n: int 0, first: int 0, stride: int 0)'
 
--- The numbers of such a part, f32 [rows, cols].
+-- Returns the numbers of a part of a weight in NF4 (see linear_nf4_part), f32 [rows, cols].
 make 'dequantize_nf4_part(codes, scale, rows: int 0, cols: int 0, first: int 0, stride: int 0)'
 
 -- ---- normalisation, activations --------------------------------------------------------------
 
--- exp(x) over its sum along dim.
+-- Returns exp(x) divided by its sum along dim.
 make 'softmax(x, dim: dim)'
--- Logarithm of softmax along dim.
+-- Returns the logarithm of softmax along dim.
 make 'log_softmax(x, dim: dim)'
--- Over the last dim. weight and bias may be nil; eps is 1e-5 by default.
+-- Returns x normalised to mean 0 and variance 1 over the last dim, times weight, plus bias. weight
+-- and bias may be nil; eps is 1e-5 by default.
 make 'layer_norm(x, weight: maybe, bias: maybe, eps: finite 0 = 1e-5)'
--- offset is added to the weight (1 for Gemma). eps is 1e-6 by default.
+-- Returns x divided by its root mean square over the last dim, times weight + offset. weight may be
+-- nil; offset is 1 for Gemma; eps is 1e-6 by default.
 make 'rms_norm(x, weight: maybe, eps: finite 0 = 1e-6, offset: finite = 0)'
 
--- rms_norm(x + residual) and x + residual, in one pass.
+-- Returns rms_norm(x + residual) and x + residual, in one pass.
 two 'add_rms_norm(x, residual, weight: maybe, eps: finite 0 = 1e-6, offset: finite = 0)'
 
 local rope_opts = arg.set { 'interleaved', 'inverse' }
@@ -238,9 +246,9 @@ function M.rope(x, positions, inv_freq, opts)
    return raw.rope(x, positions, inv_freq, inter, inverse)
 end
 
--- rope(x, positions, inv_freq) for each of 1 to 6 tensors of one batch and sequence, as a list: one
--- pass where their heads follow each other in memory. opts: interleaved, inverse, and reuse: the
--- results take the memory of the list, which must not be read afterwards.
+-- Returns rope(x, positions, inv_freq) for each of 1 to 6 tensors of one batch and sequence, as a
+-- list, in one pass if their heads follow each other in memory. opts: interleaved; inverse; reuse:
+-- the results take the memory of the list, which must not be read afterwards.
 function M.rope_joined(list, positions, inv_freq, opts)
    local op = 'rope_joined'
    local xs, n = few_tensors(op, 'list', list)
@@ -254,7 +262,7 @@ function M.rope_joined(list, positions, inv_freq, opts)
    return take_all(boxes, n)
 end
 
--- silu(gate) * up
+-- Returns silu(gate) * up.
 make 'swiglu(gate, up)'
 -- Zeroes with probability p, scales the rest by 1 / (1 - p); mask from the context's generator.
 make 'dropout(x, p: finite 0 1)'
@@ -281,8 +289,8 @@ end
 
 local reductions = arg.set { 'none', 'sum', 'mean' }
 
--- logits_NV against targets_N. reduction: 'mean' over the counted targets (default; 0 without any),
--- 'sum', or 'none' for one loss per token.
+-- Returns the cross entropy of logits [N, V] against targets [N]. reduction: 'mean' over the
+-- counted targets (default; 0 without any), 'sum', or 'none' for one loss per token.
 function M.cross_entropy(logits, targets, opts)
    tensor('cross_entropy', 'logits', logits)
    tensor('cross_entropy', 'targets', targets)
@@ -299,7 +307,8 @@ function M.cross_entropy(logits, targets, opts)
    return M.div(total, M.cast(M.clamp(M.sum(M.ne(targets, ignore)), 1, nil), 'f32'))
 end
 
--- Sum over tokens of the cross entropy of x_ND w_VD^T (+ bias_V), without the whole logits.
+-- Returns the sum over tokens of the cross entropy of x w^T (+ bias), without the whole logits. x
+-- [N, D], w [V, D], bias [V] or nil.
 function M.linear_cross_entropy(x, w, bias, targets, opts)
    tensor('linear_cross_entropy', 'x', x)
    tensor('linear_cross_entropy', 'w', w)
@@ -311,18 +320,19 @@ end
 
 -- ---- copies ----------------------------------------------------------------------------------
 
--- x itself if it is contiguous, else a contiguous copy.
+-- Returns x itself if it is contiguous, else a contiguous copy.
 function M.contiguous(x)
    tensor('contiguous', 'x', x)
    if C.tide_tensor_is_contiguous(x) == 1 then return x end
    return raw.contiguous(x)
 end
 
--- A copy of its own, recorded for backward.
+-- Returns a copy with memory of its own, recorded for backward.
 make 'clone(x)'
 
--- x on another device ('cpu'); x itself if it is there. Not recorded. non_blocking: returns before
--- the copy is complete, and the next use waits; to a GPU x must be pinned (see pin_memory).
+-- Returns x on another device ('cpu'), or x itself if it is there. Not recorded. non_blocking:
+-- returns before the copy is complete, and the next use waits; to a GPU x must be pinned (see
+-- pin_memory).
 function M.to_device(x, device, non_blocking)
    tensor('to_device', 'x', x)
    local code = arg.device('to_device', 'device', device)
@@ -335,36 +345,37 @@ end
 -- They allocate (a copy of an overlapping source) before they write, so that a second try after a
 -- lack of memory starts from the same x.
 
--- src, broadcast and converted, into x.
+-- Copies src, broadcast and converted, into x.
 place 'copy_(x, src)'
 
--- x with every element set to value, in place.
+-- Sets every element of x to value, in place.
 function M.fill_(x, value)
    tensor('fill_', 'x', x)
    value = arg.element('fill_', 'value', value, C.tide_tensor_dtype(x))
    return raw.fill_(x, value)
 end
 
--- x with every element set to 0, in place.
+-- Sets every element of x to 0, in place.
 function M.zero_(x)
    tensor('zero_', 'x', x)
    return raw.fill_(x, 0)
 end
 
--- x += alpha * src; src may be a number.
+-- Adds alpha * src to x, in place; src may be a number.
 place 'axpy_: add_(x, src: operand, alpha: number = 1)'
--- x += a b for matrices x [M, N], a [M, K], b [K, N]; each element is rounded once. x may be f32
--- where a and b have 16 bits.
+-- Adds the product a b to x, in place, for matrices x [M, N], a [M, K], b [K, N]; each element is
+-- rounded once. x may be f32 where a and b have 16 bits.
 place 'addmm_(x, a, b)'
--- x[g] += a_g' b_g of the rows of each group (see grouped_linear), for x [groups, M, N], a [rows,
--- M], b [rows, N]; each element is rounded once. x may be f32 where a and b have 16 bits.
+-- Adds a_g' b_g, the product of the rows of each group (see grouped_linear), to x[g], in place, for
+-- x [groups, M, N], a [rows, M], b [rows, N]; each element is rounded once. x may be f32 where a
+-- and b have 16 bits.
 place 'grouped_addmm_(x, a, b, offsets)'
--- x times a number, in place.
+-- Multiplies x by a number, in place.
 place 'scale_: mul_(x, factor: number)'
 
 -- ---- in place over lists ---------------------------------------------------------------------
 
--- Two lists of equally many tensors as buffers, and their length.
+-- Returns two lists of equally many tensors as buffers, and their length.
 local function two_lists(op, dsts, srcs)
    local to, n = arg.tensors(op, 'dsts', dsts)
    local from, m = arg.tensors(op, 'srcs', srcs)
@@ -372,16 +383,17 @@ local function two_lists(op, dsts, srcs)
    return to, from, n
 end
 
--- dsts[i] = srcs[i], pair after pair as by copy_, in one launch where the targets lie apart. Each
--- source has the shape of its target (use expand) and memory that no target has; dtypes may differ.
+-- Copies srcs[i] into dsts[i], pair after pair as copy_ does, in one launch where the targets lie
+-- apart. Each source has the shape of its target (use expand) and shares no memory with any target;
+-- dtypes may differ.
 function M.foreach_copy_(dsts, srcs)
    local to, from, n = two_lists('foreach_copy_', dsts, srcs)
    if n == 0 then return end
    raw.foreach_copy_(C.tide_tensor_ctx(to[0]), n, to, from)
 end
 
--- dsts[i] += srcs[i], pair after pair: a target that is listed several times gets its sources in
--- the order of the list. Floating targets take any source, integers take integers.
+-- Adds srcs[i] to dsts[i], pair after pair: a target that is listed several times gets its sources
+-- in the order of the list. Floating targets take any source, integers take integers.
 function M.foreach_add_(dsts, srcs, alpha)
    arg.no_alpha('foreach_add_', alpha)
    local to, from, n = two_lists('foreach_add_', dsts, srcs)
@@ -397,9 +409,9 @@ end
 local random_opts = arg.set { 'seed', 'stream', 'offset', 'start', 'stride' }
 local new_random_attrs = ffi.typeof 'tide_random_attrs'
 
--- Without opts the numbers are drawn from the context's generator, which advances. With seed,
--- element i is a function of (seed, stream, offset + i) alone; start and stride place a shard in
--- its whole.
+-- Reads the options of a random fill. Without opts the numbers are drawn from the context's
+-- generator, which advances. With seed, element i is a function of (seed, stream, offset + i)
+-- alone; start and stride place a shard in its whole.
 local function fill_random(op, opts, x)
    local a = new_random_attrs()
    C.tide_random_attrs_init(a)
@@ -429,11 +441,12 @@ end
 
 local _, _, draw = require('tide.ffi.row').adders(M, nil, fill_random)
 
--- Uniform in [lo, hi), by default [0, 1).
+-- Fills x in place with uniform numbers in [lo, hi), by default [0, 1).
 draw 'uniform_(x, lo: finite = 0, hi: finite lo = 1, opts: fill)'
 -- Fills x in place with normal numbers of mean (0) and std (1).
 draw 'normal_(x, mean: finite = 0, std: finite 0 = 1, opts: fill)'
--- Normal cut to [mean + std * lo, mean + std * hi]; lo and hi are -2 and 2 by default.
+-- Fills x in place with normal numbers cut to [mean + std * lo, mean + std * hi]; lo and hi are -2
+-- and 2 by default.
 draw 'trunc_normal_(x, mean: finite=0, std: finite 0=1, lo: finite=-2, hi: finite lo=2, opts: fill)'
 
 return M

@@ -102,7 +102,7 @@ local function proxy(fn)
    return p
 end
 
--- The first finalizer of a closing state that is tide's own.
+-- Runs as the first finalizer of tide when the Lua state closes.
 function ending.begin()
    ending.late, noting = {}, true
    for w in each(ending.wrappers) do w.handle = nil end
@@ -115,7 +115,7 @@ function ending.begin()
    end
 end
 
--- Once in each round.
+-- Runs once in each round.
 local function tick()
    ending.round = ending.round + 1
    if ending.round < last_round then
@@ -133,7 +133,7 @@ lib.once('ending', function()
    ending.clock = proxy(tick)
 end)
 
--- Gives the handle of a context back if nothing else keeps the context. row: of ending.held.
+-- Releases the handle of a context if nothing else keeps the context. row: of ending.held.
 -- Returns whether it needs no further look.
 local function let_go(row)
    if row.gone or ending.late then return true end
@@ -219,7 +219,7 @@ local function take(box)
 end
 M.take = take
 
--- As take, but a null in the box is nil.
+-- Returns the tensor in a box as take does, or nil for a null.
 function M.take_or_nil(box)
    if box[0] == nil then return nil end
    return take(box)
@@ -248,9 +248,9 @@ local function fail(at, rc)
 end
 M.fail = fail
 
--- After a failed call on a context, or a tensor of it: returns true if a second try makes sense
--- (memory ran out and the heap has been collected since), else raises. Use:
--- if rc ~= 0 and again(ctx, rc) then check(ctx, f()) end
+-- Returns true if a failed call on a context, or a tensor of it, makes sense a second time (memory
+-- ran out and the heap has been collected since), else raises. Use: if rc ~= 0 and again(ctx, rc)
+-- then check(ctx, f()) end
 function M.again(at, rc)
    if rc ~= C.TIDE_E_NOMEM then fail(at, rc) end
    collectgarbage()
@@ -266,7 +266,8 @@ function M.check(at, rc)
    return rc
 end
 
--- Finalizers of the other handle types. finish(h, release) releases now instead of later.
+-- Registers the finalizer of a handle of another type. finish(h, release) releases now instead of
+-- later.
 function M.handle(h, release)
    if ending.late then ending.late[#ending.late + 1] = { handle = h, release = release } end
    return ffi.gc(h, release)
@@ -292,13 +293,13 @@ end
 
 -- ---- temporaries of the library ----------------------------------------------------------------
 
--- While a state closes nothing is spent: `late` holds what is made then.
+-- Spends one tensor. While a state closes it does nothing: `late` holds what is made then.
 local function spend_one(t)
    if t == nil or ending.late or not ffi.istype(tensor_type, t) then return end
    if C.tide_tensor_spend(t) == 0 then ffi.gc(t, C.tide_tensor_release_spent) end
 end
 
--- Gives up tensors that the caller has made and that only the tape still needs: the bytes are freed
+-- Spends tensors that the caller has made and that only the tape still needs: the bytes are freed
 -- with the last other reference, and a later use is E_GONE. Tensors that user code has seen (keep)
 -- stay; values that are not tensors are ignored. Idempotent.
 function M.spend(a, b, c, d)
@@ -308,7 +309,7 @@ function M.spend(a, b, c, d)
    if d ~= nil then spend_one(d) end
 end
 
--- Gives up every tensor in a list that may have holes; n: its length.
+-- Spends every tensor in a list that may have holes; n: its length.
 function M.spend_list(list, n)
    for i = 1, n or #list do spend_one(list[i]) end
 end
@@ -371,16 +372,15 @@ function M.keep(...)
    return ...
 end
 
--- Creation sites: on costs a stack walk for each tensor. sites() lists those of tensors that are
--- reachable or not yet collected, largest first: {site=, count=, bytes=}.
+-- Switches the recording of creation sites on or off; it costs a stack walk for each tensor.
 function M.track(on)
    tracking = on and true or false
    noting = tracking or ending.late ~= nil
    sites = setmetatable({}, { __mode = 'k' })
 end
 
--- Creation sites of tensors since track(true), largest first: a list of { site =, count =, bytes
--- = }.
+-- Returns the creation sites, since track(true), of tensors that are reachable or not yet
+-- collected, largest first: a list of { site =, count =, bytes = }.
 function M.sites()
    local by_site, list = {}, {}
    for t, site in each(sites) do

@@ -46,7 +46,7 @@ setmetatable(put, { __index = function(_, kind)
    end
 end })
 
--- op names the caller in errors.
+-- Returns a value as a string. op: the function in errors.
 function M.encode(value, op)
    local out = {}
    put[type(value)](value, out, 0, op or 'encode')

@@ -68,7 +68,8 @@ for _, kind in ipairs { 'flag', 'int', 'finite', 'number', 'dtype' } do
    checks[kind] = function(op, n, v, range) return code:format(n, op, n, v, range) end
 end
 
--- One argument of a row: { name =, kind =, range =, value = }. usual: the kind of one without.
+-- Reads one argument of a row: { name =, kind =, range =, value = }. usual: the kind where the row
+-- names no kind.
 local function argument(text, usual)
    local front, default = text:match '^%s*([^=]-)%s*=%s*(.-)%s*$'
    local name, kind, range = (front or text):match '^%s*([%w_]+):?%s*(%a*)%s*(.-)%s*$'
@@ -79,7 +80,8 @@ local function argument(text, usual)
    }
 end
 
--- Arguments of a row as a list; those of C as a text, in another order if one is given.
+-- Returns the arguments of a row as a list, and those of the C function as a text, in another order
+-- if one is given.
 local function arguments(list, order, usual)
    local args, passed = {}, {}
    for text in list:gmatch '[^,]+' do

@@ -103,7 +103,8 @@ lib.state.Saving = lib.state.Saving or {}
 local Saving = lib.state.Saving
 Saving.__index = Saving
 
--- As save, in the background: the tensors are copied now, a thread writes them. Returns a Saving.
+-- Saves as save does, in the background: it copies the tensors now, and a thread writes them.
+-- Returns a Saving.
 function M.save_async(path, tensors, meta)
    local names, handles, ctx = tensor_lists('safetensors_save_async', path, tensors)
    local keys, values = meta_lists('safetensors_save_async', meta or {})
@@ -174,7 +175,7 @@ end
 -- Closes the file; tensors loaded from it stay. Idempotent.
 function File:close() own.close(self, C.tide_file_release) end
 
--- Sorted names.
+-- Returns the sorted names.
 function File:names()
    local h, names = open_handle(self, 'names'), {}
    for i = 0, tonumber(C.tide_file_count(h)) - 1 do
@@ -191,7 +192,7 @@ end
 -- Returns whether the file has a tensor of this name.
 function File:has(name) return find(open_handle(self, 'has'), str('has', 'name', name)) >= 0 end
 
--- Index of a name; raises E_ARG if the file does not have it.
+-- Returns the index of a name; raises E_ARG if the file does not have it.
 local function index_of(self, op, name)
    local h = open_handle(self, op)
    local i = find(h, str(op, 'name', name))
@@ -202,7 +203,7 @@ local function index_of(self, op, name)
    return h, i
 end
 
--- {dtype = 'f32' (nil if unsupported), stored = 'F32', shape = {...}, nbytes = n}.
+-- Returns {dtype = 'f32' (nil if unsupported), stored = 'F32', shape = {...}, nbytes = n}.
 function File:info(name)
    local h, i = index_of(self, 'info', name)
    local shape = {}
@@ -359,11 +360,11 @@ local function shard_of(self, op, name)
    return self.files[file]
 end
 
--- info of the file that has it; E_ARG without one.
+-- Returns info of the file that has the tensor; E_ARG without one.
 function Shards:info(name) return shard_of(self, 'info', name):info(name) end
--- load of the file that has it; E_ARG without one.
+-- Returns load of the file that has the tensor; E_ARG without one.
 function Shards:load(name, opts) return shard_of(self, 'load', name):load(name, opts) end
--- read of the file that has it; E_ARG without one.
+-- Returns read of the file that has the tensor; E_ARG without one.
 function Shards:read(name, t, first) return shard_of(self, 'read', name):read(name, t, first) end
 -- Closes every file; tensors that were loaded stay.
 function Shards:close()

@@ -79,7 +79,7 @@ local function arm()
    ffi.C.sigaction(SIGINT, new, nil)
 end
 
--- True once after a SIGINT.
+-- Returns true once after a SIGINT.
 function Interrupts.came()
    local now = action_of(SIGINT)
    if not now or now.handler ~= default then return false end

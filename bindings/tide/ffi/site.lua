@@ -22,8 +22,8 @@ local function is_inside(source)
    return v
 end
 
--- "file:line" of that frame, or ''. For use one call below a method: frames of the first three
--- levels are skipped.
+-- Returns "file:line" of the frame that called a method, or ''. It skips the first three levels, so
+-- call it one call below the method.
 function M.place()
    for level = 4, 24 do
       local info = getinfo(level, 'Sl')

@@ -22,8 +22,8 @@ local make = require('tide.ffi.row').adders(M)
 local tensor, tensor_or_nil, flag, int = arg.tensor, arg.tensor_or_nil, arg.flag, arg.int
 local finite, bad = arg.finite, status.bad_arg
 
--- The number of the sequence of each token of a packed stream, i32 [1, ntoken], from cumulative
--- lengths {0, ..., ntoken}.
+-- Returns the number of the sequence of each token of a packed stream, i32 [1, ntoken], from
+-- cumulative lengths {0, ..., ntoken}.
 make 'sequence_index(cu, ntoken: int 0)'
 
 -- ---- convolution -----------------------------------------------------------------------------
@@ -31,8 +31,9 @@ make 'sequence_index(cu, ntoken: int 0)'
 local conv_opts = arg.set { 'silu', 'initial', 'sequence', 'return_last' }
 local new_conv_attrs = ffi.typeof 'tide_conv1d_attrs'
 
--- y_BTC[t] = bias + sum_k w_CK[k] x_BTC[t - (K-1) + k], for each channel. opts: silu, initial [B,
--- K-1, C], sequence [B or 1, T], return_last (then also the initial rows of the next call).
+-- Returns the causal convolution of each channel: y_BTC[t] = bias + sum_k w_CK[k] x_BTC[t - (K-1) +
+-- k]. opts: silu, initial [B, K-1, C], sequence [B or 1, T], return_last (then also the initial
+-- rows of the next call).
 function M.conv1d(x, w, bias, opts)
    tensor('conv1d', 'x', x)
    tensor('conv1d', 'w', w)
@@ -49,7 +50,8 @@ end
 
 local step_opts = arg.set { 'silu' }
 
--- One token: y_BC and the state for the next, of x_BC and the state [B, K-1, C] (nil: zeros).
+-- Returns one token y_BC of conv1d and the state for the next, from x_BC and the state [B, K-1, C]
+-- (nil: zeros).
 function M.conv1d_step(x, w, bias, state, opts)
    tensor('conv1d_step', 'x', x)
    if arg.ndim(x) ~= 2 then bad('conv1d_step', 'x', 'a tensor [B, C]', x) end
@@ -65,7 +67,7 @@ local scan_opts = arg.set { 'D', 'dt_bias', 'z', 'initial', 'sequence', 'softplu
    'dt_limit', 'return_last' }
 local new_scan_attrs = ffi.typeof 'tide_ssd_attrs'
 
--- {least, most}; most may be math.huge.
+-- Writes the limits {least, most} of a call; most may be math.huge.
 local function fill_limit(a, limit)
    if limit == nil then return end
    if type(limit) ~= 'table' then
@@ -94,10 +96,10 @@ local function fill_scan(opts)
    return a, flag('ssd_scan', 'opts.return_last', opts.return_last)
 end
 
--- y_BTHP of x_BTHP, dt_BTH, A_H, B_BTGN and C_BTGN: h = exp(dt A) h + dt x B', y = h C + D x.
--- opts: D [H] or [H, P], dt_bias_H, softplus (of dt + bias), dt_limit {least, most}, z_BTHP (y
--- times silu(z)), initial [B, H, P, N], sequence [B or 1, T], chunk, return_last (then also the
--- state).
+-- Returns y_BTHP of the scan h = exp(dt A) h + dt x B', y = h C + D x, for x_BTHP, dt_BTH, A_H,
+-- B_BTGN and C_BTGN. opts: D [H] or [H, P], dt_bias_H, softplus (of dt + bias), dt_limit {least,
+-- most}, z_BTHP (y times silu(z)), initial [B, H, P, N], sequence [B or 1, T], chunk, return_last
+-- (then also the state).
 function M.ssd_scan(x, dt, A, B, Cs, opts)
    tensor('ssd_scan', 'x', x)
    tensor('ssd_scan', 'dt', dt)
@@ -110,8 +112,8 @@ end
 
 local ssd_step_opts = arg.set { 'D', 'dt_bias', 'z', 'softplus', 'dt_limit' }
 
--- One token: y_BHP and the next state, of x_BHP, dt_BH, A_H, B_BGN, C_BGN and the state
--- [B, H, P, N] (nil: zeros). opts: those of ssd_scan that concern a token.
+-- Returns one token y_BHP of ssd_scan and the next state, from x_BHP, dt_BH, A_H, B_BGN, C_BGN and
+-- the state [B, H, P, N] (nil: zeros). opts: those of ssd_scan that concern a token.
 function M.ssd_step(x, dt, A, B, Cs, state, opts)
    tensor('ssd_step', 'x', x)
    tensor('ssd_step', 'dt', dt)
@@ -133,8 +135,8 @@ end
 
 local norm_opts = arg.set { 'eps', 'group', 'gate_last' }
 
--- norm(x silu(z)) weight over groups of opts.group channels (default: the whole last dim); with
--- opts.gate_last norm(x) weight silu(z). weight may be nil. opts.eps is 1e-5 by default.
+-- Returns norm(x silu(z)) weight over groups of opts.group channels (default: the whole last dim),
+-- or with opts.gate_last norm(x) weight silu(z). weight may be nil. opts.eps is 1e-5 by default.
 function M.gated_rms_norm(x, z, weight, opts)
    tensor('gated_rms_norm', 'x', x)
    tensor('gated_rms_norm', 'z', z)

@@ -35,7 +35,7 @@ local make, _, once = require('tide.ffi.row').adders(methods)
 
 -- ---- properties ------------------------------------------------------------------------------
 
--- Sizes of the dims: a list of its own, which may be changed.
+-- Returns the sizes of the dims, as a new list, which may be changed.
 function props.shape(x)
    local list = {}
    for i = 1, C.tide_tensor_ndim(x) do list[i] = tonumber(C.tide_tensor_dim(x, i - 1)) end
@@ -53,7 +53,7 @@ function props.id(x) return C.tide_tensor_id(x) end
 function props.requires_grad(x) return C.tide_needs_grad(x) == 1 end
 -- Returns the dtype of its gradient, or of the one that backward would begin (see set_grad_dtype).
 function props.grad_dtype(x) return arg.dtype_name[C.tide_grad_dtype(x)] end
--- Returns whether it is not the result of a recorded op.
+-- Returns whether the tensor is a leaf, not the result of a recorded op.
 function props.is_leaf(x) return C.tide_is_leaf(x) == 1 end
 -- Returns the gradient, or nil.
 function props.grad(x)
@@ -77,13 +77,13 @@ end
 
 -- ---- shape and layout ------------------------------------------------------------------------
 
--- Size of a dim (from 1, negative from the end).
+-- Returns the size of a dim (from 1, negative from the end).
 function methods.size(x, dim)
    tensor('size', 'x', x)
    return arg.size(x, dim_of('size', 'dim', dim, C.tide_tensor_ndim(x)))
 end
 
--- Elements from one index of a dim to the next.
+-- Returns the number of elements from one index of a dim to the next.
 function methods.stride(x, dim)
    tensor('stride', 'x', x)
    return tonumber(C.tide_tensor_stride(x, dim_of('stride', 'dim', dim, C.tide_tensor_ndim(x))))
@@ -169,7 +169,7 @@ end
 local new_integers, new_doubles = buffer.of 'int64_t', buffer.of 'double'
 local new_bytes = buffer.of 'uint8_t'
 
--- Nested lists of numbers (booleans for bool); a number for a 0-dim tensor.
+-- Returns nested lists of numbers (booleans for bool), or a number for a 0-dim tensor.
 function methods.tolist(x)
    tensor('tolist', 'x', x)
    local n, dtype = tonumber(C.tide_tensor_numel(x)), C.tide_tensor_dtype(x)
@@ -198,7 +198,7 @@ end
 
 local new_text = ffi.typeof 'char[4096]'
 
--- Shape, dtype, device, head and tail of the data.
+-- Returns shape, dtype, device, head and tail of the data as text.
 function methods.tostring(x)
    if ffi.istype('tide_tensor *', x) and C.tide_tensor_ndim(x) < 0 then
       return x == nil and 'null tensor' or 'released tensor'
@@ -227,8 +227,9 @@ end
 
 local to_opts = arg.set { 'dtype', 'device', 'non_blocking' }
 
--- x:to 'bf16', x:to 'cpu', x:to{dtype =, device =, non_blocking =}, x:to('cuda', {non_blocking =
--- true}); x itself if nothing changes. non_blocking concerns the device: see tide.to_device.
+-- Returns x in another dtype or on another device, or x itself if nothing changes: x:to 'bf16',
+-- x:to 'cpu', x:to{dtype =, device =, non_blocking =}, x:to('cuda', {non_blocking = true}).
+-- non_blocking concerns the device: see tide.to_device.
 function methods.to(x, what, opts)
    tensor('to', 'x', x)
    if opts ~= nil then
@@ -255,26 +256,27 @@ function methods.to(x, what, opts)
    return x
 end
 
--- x in pinned host memory, for asynchronous copies to the GPU; x itself if it is pinned.
+-- Returns x in pinned host memory, for asynchronous copies to the GPU, or x itself if it is pinned.
 make 'pin_memory(x)'
 
--- Returns whether its memory is page-locked, so that copies to a GPU run beside the host.
+-- Returns whether the memory of the tensor is page-locked, so that copies to a GPU run beside the
+-- host.
 function methods.is_pinned(x) return C.tide_is_pinned(tensor('is_pinned', 'x', x)) == 1 end
 
--- As f32.
+-- Returns x as f32.
 function methods.float(x) return op.cast(x, 'f32') end
--- As f64.
+-- Returns x as f64.
 function methods.double(x) return op.cast(x, 'f64') end
--- As f16.
+-- Returns x as f16.
 function methods.half(x) return op.cast(x, 'f16') end
--- As bf16.
+-- Returns x as bf16.
 function methods.bf16(x) return op.cast(x, 'bf16') end
--- As i64.
+-- Returns x as i64.
 function methods.long(x) return op.cast(x, 'i64') end
 
 -- ---- gradients -------------------------------------------------------------------------------
 
--- Same bytes, no history.
+-- Returns a tensor on the same bytes, without history.
 make 'detach(x)'
 
 -- Marks a leaf as needing a gradient (on, default) or not. Returns x.
@@ -290,18 +292,20 @@ end
 -- f32: backward then adds up in f32.
 once 'set_grad(x, grad: maybe)'
 
--- The dtype in which backward begins the gradient of a leaf: its own, or 'f32' of a bf16 or f16
--- one. Products then write f32 sums, without rounding between micro-batches. Returns x.
+-- Sets the dtype in which backward begins the gradient of a leaf: its own, or 'f32' for a bf16 or
+-- f16 leaf. Products then write f32 sums, without rounding between micro-batches. Returns x.
 once 'set_grad_dtype(x, dtype: dtype)'
 
 -- Clears the gradient: x.grad is nil. Returns x.
 once 'set_grad: zero_grad(x) -> x, nil'
 
--- zero_grad that also frees the gradient's bytes now; remaining handles raise E_GONE. Bytes that
--- another tensor shares stay; gradients of one buffer (linear_joined) are freed with the last one.
+-- Clears the gradient as zero_grad does, and frees its bytes now; remaining handles raise E_GONE.
+-- Bytes that another tensor shares stay; gradients of one buffer (linear_joined) are freed with the
+-- last one.
 once 'drop_grad(x)'
 
--- Returns the gradients of x with respect to the leaves behind it. opts: retain.
+-- Adds the gradients of x to the .grad of every leaf that x depends on. opts: retain (see
+-- tide.backward).
 function methods.backward(x, grad, opts) return require('tide.ffi.grad').backward(x, grad, opts) end
 
 -- ---- life ------------------------------------------------------------------------------------
@@ -313,7 +317,7 @@ function methods.release(x)
    check(x, C.tide_tensor_drop(x))
 end
 
--- release for bytes that will be filled again (a sharded parameter between its uses).
+-- Frees bytes that restore_bytes will allocate again, as for a sharded parameter between its uses.
 once 'tensor_drop: drop_bytes(x)'
 
 -- Allocates the bytes again, contents undefined, for every view and every tensor saved by the tape.
@@ -325,7 +329,7 @@ once 'tensor_refilled: refilled(x)'
 
 -- ---- the metatype ----------------------------------------------------------------------------
 
--- "; did you mean 'reshape'?" for a name that is close to one of a tensor's.
+-- Returns "; did you mean 'reshape'?" for a name that is close to one of a tensor's.
 local function nearest(name)
    local list = {}
    for _, known in ipairs { methods, props } do
@@ -396,10 +400,10 @@ lib.state.meta = {
    pow = op.pow, unm = op.neg, concat = no_text, ipairs = no_loop,
 }
 
--- Operators are not compiled. When a trace holds two arithmetic metamethod calls in a row (x * 3 +
--- 2), the recorder of LuaJIT builds of 2022 finds stale references in the second one's frame and
--- crashes. Loops that must be one trace use the methods (x:mul(3):add(2)), which are looked up
--- differently.
+-- Returns an operator as a function that is not compiled. When a trace holds two arithmetic
+-- metamethod calls in a row (x * 3 + 2), the recorder of LuaJIT builds of 2022 finds stale
+-- references in the second one's frame and crashes. Loops that must be one trace use the methods
+-- (x:mul(3):add(2)), which are looked up differently.
 local function operator(name)
    local state = lib.state
    local function call(x, y) return state.meta[name](x, y) end

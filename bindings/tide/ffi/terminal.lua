@@ -45,7 +45,7 @@ function terminal.launcher_isatty()
    return is
 end
 
--- Width of the terminal; 80 if unknown.
+-- Returns the width of the terminal; 80 if unknown.
 function terminal.columns()
    local size = ffi.new 'struct tide_winsize'
    for fd = 2, 0, -1 do
@@ -56,7 +56,7 @@ function terminal.columns()
    return 80
 end
 
--- Columns for what is printed: those of the terminal, 80 where the output goes elsewhere.
+-- Returns the columns for printed text: those of the terminal, or 80 if the output goes elsewhere.
 function terminal.width() return terminal.isatty(1) and terminal.columns() or 80 end
 
 -- Sends keys as they are typed, Ctrl-C among them, and does not echo them, until the returned

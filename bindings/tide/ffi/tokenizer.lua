@@ -76,27 +76,28 @@ function M.new(t)
    return own.adopt(setmetatable({ handle = handle, ctx = ctx }, Tokenizer))
 end
 
--- Prefix and suffix (or nil), most characters of a word (0: any).
+-- Sets prefix and suffix (or nil) and the most characters of a word (0: any).
 function Tokenizer:affix(prefix, suffix, most)
    check(self, C.tide_tokenizer_affix(self.handle, prefix, suffix, most or 0))
 end
 
--- merges: left id, right id, id of the result, and so on in one list.
+-- Sets the merges: left id, right id, id of the result, and so on in one list.
 function Tokenizer:merges(list)
    check(self, C.tide_tokenizer_merges(self.handle, #list / 3, numbers(i32s, list)))
 end
 
--- ranks: of piece i at i + 1; -1 for pieces that no merge makes.
+-- Sets the rank of each piece, that of piece i at i + 1; -1 for pieces that no merge makes.
 function Tokenizer:merge_pieces(ranks)
    check(self, C.tide_tokenizer_merge_pieces(self.handle, numbers(i32s, ranks)))
 end
 
--- set: names of M.added.
+-- Adds a token. set: names of M.added.
 function Tokenizer:add(text, id, set)
    check(self, C.tide_tokenizer_add(self.handle, text, #text, id, bits(M.added, set)))
 end
 
--- stage: a name of M.stages; step: kind, mode (names of M.modes, true each), what, with.
+-- Adds a step to a stage. stage: a name of M.stages; step: kind, mode (names of M.modes, true
+-- each), what, with.
 function Tokenizer:step(stage, step)
    local what, with = step.what or '', step.with or ''
    check(self, C.tide_tokenizer_step(self.handle, M.stages[stage], M.kinds[step.kind],
@@ -129,7 +130,8 @@ end
 
 local function width_of(opts) return opts.offsets and 12 or opts.width or 4 end
 
--- opts: special, offsets, width (2 or 4: the ids as a string of little-endian integers).
+-- Returns the ids of a text. opts: special, offsets, width (2 or 4: the ids as a string of
+-- little-endian integers).
 function Tokenizer:encode(text, opts)
    local box = new_blob_box()
    check(self, C.tide_tokenizer_encode(box, self.handle, text, #text, flags_of(opts)))
@@ -140,7 +142,8 @@ function Tokenizer:encode(text, opts)
    return ids, offsets
 end
 
--- Returns the same for a list of texts: a list of results and, with offsets, a list of those.
+-- Encodes a list of texts: returns a list of what encode returns for each and, with offsets, a list
+-- of their offsets.
 function Tokenizer:encode_batch(texts, opts, nthread)
    local n = #texts
    local list, sizes = texts_of(math.max(n, 1)), i64s(math.max(n, 1))
@@ -170,7 +173,7 @@ function M.ids(text, width)
    return ids
 end
 
--- Offset (from 1) of the first byte that is not UTF-8, or nil.
+-- Returns the offset (from 1) of the first byte that is not UTF-8, or nil.
 function M.bad_utf8(text)
    local at = tonumber(C.tide_utf8_check(arg.string('tokenizer', 'text', text), #text))
    return at >= 0 and at + 1 or nil

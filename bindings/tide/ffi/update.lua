@@ -68,11 +68,11 @@ local function adamw_lists_of(op, lists)
       (list_of(op, lists, 'v', n, true)), (list_of(op, lists, 'master', n))
 end
 
--- lists: p, g, m, v (tensors, equally many), master (tensors or false; may be absent), g_scale (one
--- f32 scalar tensor; may be absent), rates (f64 tensor { lr, step } instead of those of attrs; may
--- be absent), found_inf (f32 scalar tensor: unless it is 0 nothing changes; may be absent). attrs:
--- lr, beta1, beta2, eps, weight_decay, step, grad_scale, maximize; absent ones have the default of
--- the contract. Tensors change in place.
+-- Makes one AdamW update in place. lists: p, g, m, v (tensors, equally many), master (tensors or
+-- false; may be absent), g_scale (one f32 scalar tensor; may be absent), rates (f64 tensor { lr,
+-- step } instead of those of attrs; may be absent), found_inf (f32 scalar tensor: unless it is 0
+-- nothing changes; may be absent). attrs: lr, beta1, beta2, eps, weight_decay, step, grad_scale,
+-- maximize; defaults are those of the contract.
 function M.adamw_(lists, attrs)
    check_keys('adamw_', 'lists', lists, adamw_lists)
    local n, p, g, m, v, master = adamw_lists_of('adamw_', lists)
@@ -86,8 +86,8 @@ end
 local adamw8_lists = arg.set { 'p', 'g', 'm', 'v', 'm_scale', 'v_scale', 'master', 'g_scale',
    'rates', 'found_inf' }
 
--- adamw_ with moments of 8 bits, as quantize8 makes them: m and v are u8 of p's shape, m_scale and
--- v_scale f32 [ceil(numel / 256)]. p: f32, bf16 or f16.
+-- Makes one AdamW update as adamw_ does, with moments of 8 bits as quantize8 makes them: m and v
+-- are u8 of p's shape, m_scale and v_scale f32 [ceil(numel / 256)]. p: f32, bf16 or f16.
 function M.adamw8_(lists, attrs)
    check_keys('adamw8_', 'lists', lists, adamw8_lists)
    local n, p, g, m, v, master = adamw_lists_of('adamw8_', lists)
@@ -106,7 +106,7 @@ end
 -- with is_signed false (true), for numbers of at least 0, by 0.45 / 128.
 two 'quantize8(x, is_signed: flag = true)'
 
--- The numbers (f32) of codes and scale. Rounding them again gives the same codes and scale.
+-- Returns the numbers (f32) of codes and scale. Rounding them again gives the same codes and scale.
 make 'dequantize8(codes, scale, is_signed: flag = true)'
 
 local sgd_lists = arg.set { 'p', 'g', 'buf', 'master', 'g_scale', 'rates', 'found_inf' }
@@ -115,8 +115,8 @@ local sgd_keys = arg.set { 'lr', 'momentum', 'dampening', 'weight_decay', 'neste
 local sgd_flags = arg.set { 'nesterov', 'maximize', 'first' }
 local new_sgd_attrs = ffi.typeof 'tide_sgd_attrs'
 
--- lists: p, g, buf (momentum; may be absent when momentum is 0), master, g_scale, rates, found_inf
--- as above; with rates the step is the first where its number is 1.
+-- Makes one SGD update in place. lists: p, g, buf (momentum; may be absent when momentum is 0),
+-- master, g_scale, rates, found_inf as for adamw_. With rates, a step of number 1 is the first.
 function M.sgd_(lists, attrs)
    check_keys('sgd_', 'lists', lists, sgd_lists)
    check_keys('sgd_', 'attrs', attrs, sgd_keys)
@@ -144,9 +144,9 @@ end
 
 local function default_ctx() return require('tide.ffi.ctx').default().handle end
 
--- Norm of all tensors together as a scalar tensor, f64 where one of them is and else f32. p: 2
--- (default), 1 or math.huge.
--- squared: the sum of |x|^p without the root, which can be added over ranks.
+-- Returns the norm of all tensors together as a scalar tensor, f64 if one of them is, else f32. p:
+-- 2 (default), 1 or math.huge. squared: the sum of |x|^p without the root, which can be added over
+-- ranks.
 function M.norm(list, p, squared)
    local buf, n = arg.tensors('norm', 'list', list)
    p = arg.number('norm', 'p', p == nil and 2 or p)
@@ -154,10 +154,10 @@ function M.norm(list, p, squared)
    return raw.norm(n > 0 and C.tide_tensor_ctx(buf[0]) or default_ctx(), n, buf, p, squared)
 end
 
--- min(1, max_norm / (norm + 1e-6)) as a scalar tensor of norm's dtype.
+-- Returns min(1, max_norm / (norm + 1e-6)) as a scalar tensor of norm's dtype.
 make 'clip_factor(norm, max_norm: finite 0)'
 
--- Every tensor of the list times factor (a scalar tensor, f32 or f64), in place.
+-- Multiplies every tensor of the list by factor (a scalar tensor, f32 or f64), in place.
 function M.scale_all_(list, factor)
    local buf, n = arg.tensors('scale_all_', 'list', list)
    arg.tensor('scale_all_', 'factor', factor)

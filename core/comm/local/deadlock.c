@@ -5,7 +5,7 @@
  * own thread makes the call; that thread may itself wait for a call of another communicator. A
  * cycle of such waits never ends. The search follows them from one waiting rank.
  *
- * Nothing stands still for the search, so a cycle counts only if two searches, some time apart,
+ * Ranks continue during the search, so a cycle counts only if two searches, some time apart,
  * find it with the same call numbers. These only grow: each rank of the cycle was in its call, and
  * missing in the other's, for the whole time between.
  */

@@ -205,7 +205,7 @@ static void local_name_missing(local *s, const tide__coll *c, tide__text *t)
     tide__group_whereabouts(s->group, s, s->member[q], t);
   }
   if (named > 8) tide__add(t, "\n  and %d more", named - 8);
-  if (named == 0) tide__add(t, "\n  the last rank came as the time ran out");
+  if (named == 0) tide__add(t, "\n  the last rank arrived as the time ran out");
 }
 
 /* Ends the wait of this rank with a failure. Returns PASSED if the others have arrived meanwhile:

@@ -123,7 +123,8 @@ struct tide_group {
   tide__owner *owner;          /* by rank */
 };
 
-/* Null: out of memory. refs 1. member is copied. */
+/* Makes the shared state of a communicator, with refs 1, or returns NULL: out of memory. member is
+ * copied. */
 tide__local_comm *tide__local_new(tide_group *group, int nrank, const int *member,
                                   const char *name);
 void tide__local_hold(tide__local_comm *s);

@@ -41,7 +41,7 @@ int  tide__mpi_level(const tide__mpi *m);
 /* Returns whether the calling thread may make MPI calls. */
 bool tide__mpi_my_thread(tide__mpi *m);
 int  tide__mpi_max_tag(const tide__mpi *m);
-/* The next number of a communicator: the least that this process has not seen in use. */
+/* Returns the next number of a communicator: the least that this process has not seen in use. */
 int  tide__mpi_next_id(const tide__mpi *m);
 void tide__mpi_raise_id(tide__mpi *m, int next);
 /* Counts a packet that will arrive after its communicator is closed; it is received when MPI

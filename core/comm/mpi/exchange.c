@@ -171,7 +171,8 @@ static int exchange_failed(tide__mpi_comm *s, tide__coll *c)
   return tide__failure_get(&s->failure, s->rank, c->message, sizeof c->message);
 }
 
-/* Every rank finds a mismatch by itself, so it is not sent. */
+/* Records a failure of the call and sends it to the other ranks. Every rank finds a mismatch by
+ * itself, so a mismatch is not sent. */
 int tide__mpi_fail(tide__mpi_comm *s, tide__coll *c, int status, const char *text)
 {
   if (status == TIDE_E_COMM && !tide__failed(&s->failure)) atomic_store(&s->told, 1);
@@ -189,7 +190,8 @@ void tide__mpi_abort(void *state, int rank, int status, const char *text)
   pthread_mutex_unlock(&s->busy);
 }
 
-/* While a call is in progress, it is made to fail, and tide__mpi_comm_free sends the farewell. */
+/* Sends the farewell to the other ranks. While a call is in progress, it makes the call fail
+ * instead, and tide__mpi_comm_free sends the farewell. */
 void tide__mpi_leave(tide__mpi_comm *s, const char *text)
 {
   if (s->left || s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) return;
@@ -264,9 +266,9 @@ static void exchange_name_missing(tide__mpi_comm *s, const tide__coll *c, tide__
   for (int q = 0; q < s->nrank; q++) {
     const tide__comm_call *last = &s->peer[q].last;
     if (q == s->rank || !missing(s, q) || n++ >= 8) continue;
-    if (last->seq >= c->seq) tide__add(t, "\n  rank %d came but does not move its data", q);
+    if (last->seq >= c->seq) tide__add(t, "\n  rank %d arrived but does not move its data", q);
     else if (s->check || last->seq > 0) tide__add_missing(t, q, last);
-    else tide__add(t, "\n  rank %d has not come", q);
+    else tide__add(t, "\n  rank %d has not arrived", q);
   }
   if (n > 8) tide__add(t, "\n  and %d more", n - 8);
 }

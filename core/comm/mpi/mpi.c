@@ -72,8 +72,8 @@ static int long_move(tide__mpi_comm *s, tide__coll *c, double began)
   return rc;
 }
 
-/* In a program of turns, an interrupt ends a call before it is announced or while it waits, not
- * while data move. */
+/* Fails the call if an interrupt was requested in a program of turns: it ends a call before it is
+ * announced or while it waits, not while data move. */
 static int stopped(tide__mpi_comm *s, tide__coll *c)
 {
   char buf[TIDE__COMM_TEXT];

@@ -73,8 +73,8 @@ typedef struct tide__nccl {
   int (*comm_deregister)(const void *comm, void *handle);
 } tide__nccl;
 
-/* library: a file name, or null for the usual one. TIDE_E_UNSUPPORTED with one sentence in msg. The
- * library stays in the process: it has threads of its own. */
+/* Opens NCCL. library: a file name, or null for the usual one. TIDE_E_UNSUPPORTED with one sentence
+ * in msg. The library stays in the process: it has threads of its own. */
 int  tide__nccl_open(tide__nccl *l, const char *library, char *msg, size_t n);
 void tide__nccl_close(tide__nccl *l);
 
@@ -139,8 +139,8 @@ static inline bool tide__nccl_going(int rc)
 /* Prepares the failure of s, which ends NCCL's communicator. */
 void tide__nccl_failure_init(tide__nccl_comm *s);
 int  tide__nccl_poll(void *state, tide__coll *c); /* of the transport */
-/* Around every use of s->comm by a call. False: the communicator has failed, with c->message. leave
- * returns rc. */
+/* Begin and end every use of s->comm by a call. enter returns false if the communicator has failed,
+ * with c->message. leave returns rc. */
 bool tide__nccl_enter(tide__nccl_comm *s, tide__coll *c);
 int  tide__nccl_leave(tide__nccl_comm *s, int rc);
 /* Set the failure: with this text (c->message or another), with what NCCL says, with what the
@@ -161,7 +161,7 @@ tide__nccl_order *tide__nccl_order_new(tide_ctx *ctx);
 void tide__nccl_order_drop(tide__nccl_shared *all);
 bool tide__nccl_orders_itself(const tide__nccl *l);
 int64_t tide__nccl_draw(void *state); /* of the transport */
-/* Around each call. A turn of 0 has no place in the order. */
+/* Wait for the turn of a call, and end it. A turn of 0 has no place in the order. */
 void tide__nccl_await_turn(tide__nccl_order *o, int64_t turn);
 void tide__nccl_pass_turn(tide__nccl_order *o, int64_t turn);
 /* Owner's thread. Blocks until all turns that were drawn have ended. */
@@ -169,7 +169,8 @@ void tide__nccl_await_all(tide__nccl_order *o);
 /* Orders a stream of s behind the rank's last call on the device, and makes a call on s->stream the
  * last. In the call's turn. */
 int  tide__nccl_behind_last(tide__nccl_comm *s, void *stream, bool captured);
-/* The stream of s closes; the capture of a graph begins; that graph is released. */
+/* Take note that the stream of s closes, that the capture of a graph begins, and that this graph is
+ * released. */
 void tide__nccl_order_forget(tide__nccl_comm *s);
 void tide__nccl_order_capture(tide__nccl_order *o, const tide_graph *graph);
 void tide__nccl_order_uncapture(tide__nccl_order *o, const tide_graph *graph);

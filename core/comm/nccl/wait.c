@@ -92,7 +92,7 @@ static int look_around(tide__nccl_comm *s, tide__coll *c, int error, tide__wait 
   if (why == TIDE_OK) return TIDE_OK;
   if (why == TIDE_E_PEER) return known_failure(s, c);
   tide__add_ended(&t, why, s->rank, c, s->name);
-  if (why == TIDE_E_TIMEOUT) tide__add(&t, "; NCCL does not tell for whom (tide trace does)");
+  if (why == TIDE_E_TIMEOUT) tide__add(&t, "; NCCL does not report the rank (tide trace does)");
   return tide__nccl_fail(s, c, why, c->message);
 }
 

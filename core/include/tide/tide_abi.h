@@ -61,7 +61,8 @@ enum { TIDE_DEV_REF = 0, TIDE_DEV_CPU = 1, TIDE_DEV_CUDA = 2, TIDE_DEV_NULL = 3,
 
 enum { TIDE_LOG_ERROR = 0, TIDE_LOG_WARN = 1, TIDE_LOG_INFO = 2, TIDE_LOG_DEBUG = 3 };
 
-/* Host options. Fill with tide_opts_init; null members mean the default. */
+/* Host options. Fill with tide_opts_init; null members mean the default. A hook returns: a C++
+ * exception or a longjmp that leaves one is undefined behaviour, here and in tide_give. */
 typedef struct tide_opts {
   uint32_t size;
   int32_t  nthread;   /* threads for kernels, 1 to 1024; 0: every core that the process may use */
@@ -113,12 +114,12 @@ typedef struct tide_error_record {
 
 /* ---- library and context ------------------------------------------------------------------ */
 
-/* The text of this file, null-terminated. Static. */
+/* Returns the text of this file, null-terminated. Static. */
 const char *tide_abi_text(void);
-/* "0.1.0". Static. */
+/* Returns the version, "0.1.0". Static. */
 const char *tide_version(void);
-/* A few lines on this build, fixed at build time: version, compiler, devices, libraries that it
- * opens at run time. Static. */
+/* Returns a few lines on this build, fixed at build time: version, compiler, devices, libraries
+ * that it opens at run time. Static. */
 const char *tide_build_info(void);
 void tide_opts_init(tide_opts *opts);
 /* Makes a context, owned by the calling thread. opts may be null. On failure msg (may be null)
@@ -260,8 +261,8 @@ int  tide_tensor_device(const tide_tensor *t);         /* TIDE_DEV_CPU, ... */
 /* Returns 1 if the debt of t's context has reached this many bytes, else 0: one call for hosts that
  * ask after each op. */
 int  tide_tensor_debt_reaches(const tide_tensor *t, int64_t bytes);
-/* Unique in the context; use as a key. A whole number below 2^53, as a double: LuaJIT boxes 64-bit
- * integers, and a box cannot be the key of a table. */
+/* Returns a number that is unique in the context; use it as a key. It is a whole number below 2^53,
+ * as a double: LuaJIT boxes 64-bit integers, and a box cannot be the key of a table. */
 double tide_tensor_id(const tide_tensor *t);
 int  tide_tensor_is_contiguous(const tide_tensor *t);  /* 1: row-major without gaps */
 int  tide_tensor_is_gone(const tide_tensor *t);        /* 1: the bytes were dropped */
@@ -394,7 +395,7 @@ int tide_argmax(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 int tide_argmin(tide_tensor **out, tide_tensor *x, int dim, bool keepdim);
 /* Returns the k largest elements along dim (smallest: the k smallest), in order, and their
  * positions, i64; both have size k along dim. NaN counts as larger than every number; of equal
- * elements the first comes first. k: 0 to the size of dim. Values get gradients. */
+ * elements the first is first. k: 0 to the size of dim. Values get gradients. */
 int tide_topk(tide_tensor **values, tide_tensor **index, tide_tensor *x, int64_t k, int dim,
               bool smallest);
 /* Computes running sums along dim, in x's shape: out[i] = x[0] + ... + x[i]. Integers and bools
@@ -510,7 +511,7 @@ int tide_linear_fp8_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tenso
  * n elements, codes: u8 [ceil(n / 2) + ceil(n / 64)]; scale: f32 [1 + ceil(n / 16384)]. Not
  * recorded. A NaN or infinite number makes all of them NaN. E_DTYPE; E_UNSUPPORTED on a GPU. */
 int tide_quantize_nf4(tide_tensor **codes, tide_tensor **scale, tide_tensor *x);
-/* Returns the n numbers that codes and scale stand for, f32 [n]. Not recorded. */
+/* Returns the n numbers that codes and scale represent, f32 [n]. Not recorded. */
 int tide_dequantize_nf4(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, int64_t n);
 /* As tide_linear, with a weight [n, K] that tide_quantize_nf4 has rounded. It is read a part at a
  * time, in x's dtype (f32, bf16, f16). x and bias (may be null) get gradients. E_SHAPE, E_DTYPE. */
@@ -786,7 +787,7 @@ int tide_adamw8_(tide_ctx *ctx, int64_t n, tide_tensor *const *p, tide_tensor *c
  * 0, and with is_signed off numbers above 0 stay above 0. Blocks below 2^-103 are 0. Rounding the
  * result of tide_dequantize8 again gives the same codes and scales. */
 int tide_quantize8(tide_tensor **codes, tide_tensor **scale, tide_tensor *x, bool is_signed);
-/* Returns the numbers that codes and scale stand for, f32. Not recorded. */
+/* Returns the numbers that codes and scale represent, f32. Not recorded. */
 int tide_dequantize8(tide_tensor **out, tide_tensor *codes, tide_tensor *scale, bool is_signed);
 typedef struct tide_sgd_attrs {
   uint32_t size;
@@ -884,8 +885,8 @@ int  tide_host_dropped(tide_ctx *ctx, double *tags, int n);
  * into the tensors that the step read; results appear in those that it made. Memory of the step
  * belongs to the graph; tensors that it made live on as long as they are held. Collectives over
  * NCCL are part of the step: every rank of the communicator captures the same ones and replays as
- * often. Each replay is a call of the communicator ("replay" in its history, where the calls of the
- * capture stand at its beginning), with its timeout. The graph holds the communicators; when one
+ * often. Each replay is a call of the communicator ("replay" in its history, which begins with the
+ * calls of the capture), with its timeout. The graph holds the communicators; when one
  * fails, replays fail with its status. While a step is captured these fail with E_STATE and change
  * nothing: reading a tensor, copies from the host, other collectives, barrier and split, waiting
  * for earlier work, ops on other devices; and what a replay would repeat: random numbers of the
@@ -1059,8 +1060,8 @@ enum { TIDE_TOKENIZER_BPE = 0, TIDE_TOKENIZER_UNIGRAM = 1, TIDE_TOKENIZER_WORDPI
 /* Flags. BYTES: BPE begins with bytes, else with characters. BYTE_FALLBACK: text that is not a
  * piece becomes pieces <0x00> to <0xFF>. FUSE_UNK: neighbouring unknown characters are one token.
  * IGNORE_MERGES: a word that is a piece is one token. F32_SCORES: a path's sum of scores is kept in
- * f32, as in sentencepiece, else in f64, as in tokenizers; of equal sums the first path found
- * wins. */
+ * f32, and the pieces of bytes match no text, as in sentencepiece; else the sum is in f64, and they
+ * match their names, as in tokenizers. Of equal sums the first path found wins. */
 enum { TIDE_TOKENIZER_BYTES = 1, TIDE_TOKENIZER_BYTE_FALLBACK = 2, TIDE_TOKENIZER_FUSE_UNK = 4,
        TIDE_TOKENIZER_IGNORE_MERGES = 8, TIDE_TOKENIZER_F32_SCORES = 16 };
 /* Makes a tokenizer of n pieces: piece i, whose id is i, is bytes[ends[i - 1], ends[i]); an empty
@@ -1235,7 +1236,7 @@ tide_ctx *tide_comm_ctx(const tide_comm *comm);    /* of this rank, borrowed */
 int  tide_comm_rank(const tide_comm *comm);        /* this rank's number, 0 to size - 1 */
 int  tide_comm_size(const tide_comm *comm);        /* number of ranks */
 const char *tide_comm_name(const tide_comm *comm); /* "world", or that given to split. Borrowed. */
-/* "self", "local", "mpi", "nccl" or "sim". Static. */
+/* Returns "self", "local", "mpi", "nccl" or "sim". Static. */
 const char *tide_comm_transport(const tide_comm *comm);
 /* Sets how long this rank's later calls wait for the others: more than 0, less than 1e9, else
  * E_ARG. A communicator that is split off inherits it. */

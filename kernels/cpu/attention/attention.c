@@ -428,7 +428,7 @@ static int attn_in_place(const attn *s, const k_tensor *t)
   return s->nqb * s->ng < 8 || t->stride[1] <= t->shape[3] + L;
 }
 
-/* Bytes of the copy; the table of non-finite blocks lies behind it. */
+/* Returns the bytes of the copy; the table of non-finite blocks follows it. */
 static int64_t copy_bytes(const attn *s, const k_tensor *t)
 {
   if (attn_in_place(s, t)) return 0;
@@ -442,7 +442,8 @@ int64_t tide__attn_source_bytes(const attn *s, const k_tensor *t)
 
 typedef struct open_job { const attn *s; const k_tensor *t; const attn_source *to; } open_job;
 
-/* Blocks of keys, each copied unless it is read in place, and searched while it is in the cache. */
+/* Prepares blocks of keys: copies each unless it is read in place, and searches it for non-finite
+ * values while it is in the cache. */
 static void open_blocks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const open_job *w = arg;

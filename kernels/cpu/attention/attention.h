@@ -63,7 +63,7 @@ static inline int attn_has_mask(const attn *s)
   return a->causal || a->window_left >= 0 || a->window_right >= 0 || !k_absent(s->q_index);
 }
 
-/* Whether a weight may be exactly 0: by the mask, or where a bias makes a score -inf. */
+/* Returns whether a weight may be exactly 0: by the mask, or where a bias makes a score -inf. */
 static inline int attn_hides(const attn *s) { return attn_has_mask(s) || !k_absent(s->bias); }
 
 /* Reads shapes of a forward (is_bwd 0) or backward call. */
@@ -79,7 +79,7 @@ int tide__attn_spans(const attn *s, int64_t b, int64_t qb, int64_t kb, int step,
 /* Operands of the masked lanes of one group: its 16 queries and the keys of the block. */
 typedef struct attn_lanes { const int32_t *qdoc, *qlo, *qhi, *kdoc, *kpos; } attn_lanes;
 attn_lanes tide__attn_lanes(const attn *s, int64_t b, int64_t qb, int64_t kb, int group);
-/* Whether lane l sees key j. */
+/* Returns whether lane l sees key j. */
 TIDE_INLINE int attn_visible(const attn_lanes *m, int64_t j, int l)
 {
   return (m->kdoc[j] == m->qdoc[l]) & (m->kpos[j] >= m->qlo[l]) & (m->kpos[j] <= m->qhi[l]);
@@ -191,8 +191,9 @@ int tide__attn_cut(const attn_span *span, int n, int32_t k0, int32_t k1);
  * (a_is_weight; the rows of B may be NaN or infinite) or B (then those of A, whose rs is 1). Equal
  * to tiles->gemm bit for bit where all rows are finite. */
 void tide__attn_gemm_cut(const attn_tiles *tiles, const attn_gemm *g, int a_is_weight);
-/* C += A B where the inner dimension is the keys of a block and the columns are its queries: each
- * group over the keys that it sees. nv, k and add are set here. nonfinite: of A, ATTN_FINITE, .. */
+/* Computes C += A B where the inner dimension is the keys of a block and the columns are its
+ * queries: each group over the keys that it sees. nv, k and add are set here. nonfinite: of A,
+ * ATTN_FINITE, .. */
 void tide__attn_gemm_keys(const attn_tiles *tiles, const attn_span span[ATTN_NG],
                           const attn_gemm *g, int nonfinite);
 /* The keys that the groups of part p of ATTN_NG / tiles->together see, joined. */
@@ -278,8 +279,8 @@ void tide__attn_put_dbias(const attn_bwd *w, const attn_bwd_scratch *m, const at
 attn_unit tide__attn_unit(int dtype, int isa);
 void    tide__attn_unit_begin(attn_unit unit);
 void    tide__attn_unit_end(attn_unit unit);
-/* Size of a block of keys of one head as tiles: which 0: rows (A of K Q^T), 1: columns (A of V^T
- * P^T). */
+/* Returns the size of a block of keys of one head as tiles: which 0: rows (A of K Q^T), 1: columns
+ * (A of V^T P^T). */
 int64_t tide__attn_bf16_tiles_size(int64_t d, int which);
 void    tide__attn_bf16_pack(const attn *s, const k_tensor *t, int which, uint16_t *dst,
                              int nthread);

@@ -17,8 +17,8 @@ enum { L = ATTN_LANE, HALF = 8, ROWS = 6, FEW_ROWS = 3 };
 
 /* ---- product ---- */
 
-/* Rows [i0, i0 + n) of `wide` vectors of C from column j on. n and wide are constants where this is
- * inlined. */
+/* Computes rows [i0, i0 + n) of `wide` vectors of C from column j on. n and wide are constants
+ * where this is inlined. */
 TIDE_AVX2_INLINE void kernel(const int n, const int wide, const attn_gemm *g, int64_t i0, int64_t j)
 {
   const float *a = g->a + i0 * g->rs, *b = g->b + j;
@@ -99,7 +99,7 @@ TIDE_AVX2_INLINE void exp2_each(__m256 *x, const int n)
 /* The mask of 8 queries. */
 typedef struct half_mask { __m256i doc, lo, hi; const int32_t *kdoc, *kpos; } half_mask;
 
-/* at: the first of the 8 lanes. */
+/* Loads the mask of 8 lanes. at: the first of them. */
 TIDE_AVX2_INLINE half_mask load_mask(const attn_lanes *m, int at)
 {
   const half_mask r = { _mm256_loadu_si256((const __m256i *)(m->qdoc + at)),
@@ -108,7 +108,7 @@ TIDE_AVX2_INLINE half_mask load_mask(const attn_lanes *m, int at)
   return r;
 }
 
-/* All bits of the lanes that see key j. */
+/* Returns all bits set in the lanes that see key j. */
 TIDE_AVX2_INLINE __m256 lanes_see(const half_mask *m, int64_t j)
 {
   const __m256i pos = _mm256_set1_epi32(m->kpos[j]);
@@ -156,7 +156,8 @@ TIDE_AVX2_INLINE __m256 raise_top(const attn_soft *t, int at, __m256 seen, int *
   return base;
 }
 
-/* n keys become P^T; n is a constant where this is inlined. Returns sum with them. */
+/* Turns the scores of n keys into P^T; n is a constant where this is inlined. Returns sum with them
+ * added. */
 TIDE_AVX2_INLINE __m256 soft_keys(float *s, const int n, __m256 base, __m256 sum)
 {
   __m256 p[QUAD];
@@ -209,7 +210,8 @@ TIDE_AVX2_INLINE __m256 above_none(__m256 x)
   return _mm256_cmp_ps(x, _mm256_set1_ps(-INFINITY), _CMP_NEQ_UQ);
 }
 
-/* n keys from j on. n, m and modified are constants where this is inlined. */
+/* Computes the gradients of n keys from j on. n, m and modified are constants where this is
+ * inlined. */
 TIDE_AVX2_INLINE void grad_keys(const attn_grad *t, int64_t j, const int n, int at,
                                 const half_mask *m, const int modified, half_stats x)
 {

@@ -141,7 +141,7 @@ static int attn_bf16_soft(const attn_fwd_scratch *m, int c, const float *st, int
   return grew;
 }
 
-/* Softmax of pair p and its term of O^T. tile: P^T of the block; v: the block of V. */
+/* Computes the softmax of pair p and its term of O^T. tile: P^T of the block; v: the block of V. */
 TIDE_AVX512_BF16 static void weigh(const attn_fwd *w, const attn_fwd_scratch *m, const attn_at *at,
                                    attn_span span, int p, uint16_t *tile, const uint16_t *v)
 {

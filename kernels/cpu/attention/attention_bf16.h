@@ -247,7 +247,8 @@ TIDE_AVX512_BF16 static void add_nonfinite_keys(const attn *s, const k_tensor *t
 
 /* ---- visibility of pairs of groups ---- */
 
-/* Like tide__attn_spans; k0 and k1 are multiples of STEP (the mask hides the tail). */
+/* Finds the spans as tide__attn_spans does; k0 and k1 are multiples of STEP (the mask hides the
+ * tail). */
 static int pair_spans(const attn *s, const attn_at *at, attn_span pair[2])
 {
   attn_span g[ATTN_NG];
@@ -288,7 +289,7 @@ __m512i to_bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a);
 
 static float factor(const attn *s) { return s->modified ? 1.0f : s->a->scale * ATTN_LOG2E; }
 
-/* S^T = K Q^T of one pair of groups. */
+/* Computes S^T = K Q^T of one pair of groups. */
 static void scores(attn_unit unit, const uint16_t *k, const uint16_t *q, float *st, int64_t d,
                    attn_span span, int p)
 {

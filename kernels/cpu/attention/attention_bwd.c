@@ -135,7 +135,7 @@ static void finish_queries(const job *w, const scratch *m, const attn_at *at)
 
 /* ---- one pair of blocks ---- */
 
-/* S^T = K Q^T and dP^T = V dO^T for the keys that some query group sees. */
+/* Computes S^T = K Q^T and dP^T = V dO^T for the keys that some query group sees. */
 static void attn_bwd_scores(const job *w, const scratch *m, const attn_span *span,
                             const attn_at *at)
 {
@@ -171,7 +171,7 @@ void tide__attn_put_dbias(const job *w, const scratch *m, const attn_at *at, int
   }
 }
 
-/* P^T and dS^T, both zero in `all` where a group sees nothing. */
+/* Computes P^T and dS^T, both zero in `all` where a group sees nothing. */
 static void attn_bwd_gradients(const job *w, const scratch *m, const attn_span *span, attn_span all,
                                const attn_at *at, int want)
 {
@@ -198,7 +198,7 @@ static void attn_bwd_gradients(const job *w, const scratch *m, const attn_span *
   }
 }
 
-/* dq^T += K^T dS^T. */
+/* Computes dq^T += K^T dS^T. */
 static void add_dq(const job *w, const scratch *m, const attn_span *span, const attn_at *at)
 {
   const float *k = attn_source_row(&w->k, at->b, at->h / w->s.ng, at->kb * K);
@@ -207,7 +207,7 @@ static void add_dq(const job *w, const scratch *m, const attn_span *span, const 
   tide__attn_gemm_keys(w->tiles, span, &g, attn_source_nonfinite(&w->k, &w->s, at));
 }
 
-/* dv += P^T dO and dk += dS^T Q; row 0 of both is key 0 of the block. */
+/* Computes dv += P^T dO and dk += dS^T Q; row 0 of both is key 0 of the block. */
 static void add_dkv(const job *w, const scratch *m, const attn_span *span, float *dk, float *dv)
 {
   for (int32_t j = 0, end; j < K; j = end) {
@@ -232,7 +232,7 @@ static void add_dkv(const job *w, const scratch *m, const attn_span *span, float
   }
 }
 
-/* dk, dv: of this key block, or null. */
+/* Computes the gradients of one pair of blocks. dk, dv: of this key block, or null. */
 static void attn_bwd_run_pair(const job *w, const scratch *m, const attn_at *at, int want,
                               float *dk, float *dv)
 {

@@ -233,7 +233,7 @@ static void few_start(const few *w, const few_scratch *m, int64_t b, int64_t hk)
   memset(m->o, 0, (size_t)(w->rows * s->dv) * sizeof(float));
 }
 
-/* One block of keys. */
+/* Computes one block of keys. */
 static void few_block(const few *w, const few_scratch *m, int64_t b, int64_t hk, int64_t kb)
 {
   const attn *s = &w->s;

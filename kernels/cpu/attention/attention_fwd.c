@@ -52,7 +52,7 @@ static void attn_fwd_start(const job *w, const scratch *m, const attn_at *at)
   }
 }
 
-/* S^T = K Q^T for the keys that some query group sees. */
+/* Computes S^T = K Q^T for the keys that some query group sees. */
 static void attn_fwd_scores(const job *w, const scratch *m, const attn_span *span, const float *k)
 {
   const attn *s = &w->s;
@@ -81,7 +81,7 @@ static void softmax(const job *w, const scratch *m, const attn_span *span, const
   }
 }
 
-/* O^T += V^T P^T. */
+/* Computes O^T += V^T P^T. */
 static void values(const job *w, const scratch *m, const attn_span *span, const attn_at *at)
 {
   const float *v = attn_source_row(&w->v, at->b, at->h / w->s.ng, at->kb * ATTN_K);
@@ -124,7 +124,7 @@ static void attn_fwd_finish(const job *w, const scratch *m, const attn_at *at)
   tide__attn_put_rows(w->out, at->b, i0, at->h, n, m->rows, s->dv, 1.0f);
 }
 
-/* One pair of blocks, f32 tiles. */
+/* Computes one pair of blocks, with f32 tiles. */
 static void attn_fwd_run_pair(const job *w, const scratch *m, const attn_at *at)
 {
   const attn *s = &w->s;

@@ -23,7 +23,7 @@ TIDE_LEVELS(void, take, (float *out, const float *part, int64_t n), (out, part, 
   for (int64_t i = 0; i < n; i++) out[i] = part[i];
 }
 
-/* out = w_out * out + w_part * part; with w_out 0 the old out is not read. */
+/* Computes out = w_out * out + w_part * part; with w_out 0 the old out is not read. */
 static void attn_merge_row(float *out, const k_tensor *part, int64_t at, float w_out, float w_part,
                            int64_t n)
 {

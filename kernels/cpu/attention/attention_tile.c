@@ -20,7 +20,8 @@ enum { ROWS = 6, WIDE = L / 2, VECS = WIDE / 4 };
 enum { ROWS = 5, WIDE = L, VECS = WIDE / 4 };
 #endif
 
-/* Rows [i0, i0 + n) of C, columns [j0, j0 + WIDE); n is a constant where this is inlined. */
+/* Computes rows [i0, i0 + n) of C, columns [j0, j0 + WIDE); n is a constant where this is
+ * inlined. */
 TIDE_INLINE void gemm_rows(const attn_gemm *g, int64_t i0, int64_t j0, const int n)
 {
   const float *a = g->a + i0 * g->rs, *b = g->b + j0;
@@ -67,7 +68,7 @@ static void gemm(const attn_gemm *g)
 
 /* ---- softmax ---- */
 
-/* 2^x to 1e-7; 0 below -126.5, infinite above 128, NaN stays NaN. */
+/* Returns 2^x to 1e-7; 0 below -126.5, infinite above 128, NaN stays NaN. */
 TIDE_INLINE float exp2_lane(float x)
 {
   const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */

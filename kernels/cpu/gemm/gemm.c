@@ -280,7 +280,7 @@ static void run_tiles(const plan *planned, const cpu_gemm *g, void *work)
   }
 }
 
-/* k = 0: C = bias or 0, or C + bias. */
+/* Writes C for k = 0: C = bias or 0, or C + bias. */
 static void empty_sum(const cpu_gemm *g)
 {
   int64_t size = vec_size(g->c_dtype);

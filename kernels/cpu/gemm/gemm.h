@@ -56,6 +56,6 @@ void tide__cpu_gemm_plan(cpu_gemm_plan *p, const cpu_gemm *g, int nthread);
 void tide__cpu_gemm_run(const cpu_gemm_plan *p, const cpu_gemm *g, void *work);
 /* Plan and run in one: bytes of scratch, and the product. */
 int64_t tide__cpu_gemm_work(const cpu_gemm *g, int nthread);
-/* Bytes of scratch that suffice for any m up to g->m and any k up to g->k. */
+/* Returns the bytes of scratch that suffice for any m up to g->m and any k up to g->k. */
 int64_t tide__cpu_gemm_most(const cpu_gemm *g, int nthread);
 void    tide__cpu_gemm(const cpu_gemm *g, int nthread, void *work);

@@ -82,7 +82,8 @@ static void plan_tiles(plan *p, const cpu_gemm *g)
   p->bytes = gemm_thread_bytes(p) * p->nthread + (p->own ? 0 : p->b_bytes);
 }
 
-/* Below this many operations a second thread costs more than it saves. */
+/* Returns how many threads are worth their cost: below this many operations a second one costs more
+ * than it saves. */
 static int useful_threads(const cpu_gemm *g, int nthread)
 {
   double flop = 2.0 * (double)g->m * (double)g->n * (double)g->k;
@@ -110,8 +111,9 @@ static int plan_thin(plan *p, const cpu_gemm *g)
   return turned || direct;
 }
 
-/* Packing all of B costs more than a few rows gain. With the operands exchanged, B' is streamed a
- * panel at a time and only the small A' is packed. The sums are the same. */
+/* Returns whether to exchange the operands. Packing all of B costs more than a few rows gain. With
+ * the operands exchanged, B' is streamed a panel at a time and only the small A' is packed. The
+ * sums are the same. */
 static int is_transposed(const cpu_gemm *g)
 {
   if (g->ab_dtype == TIDE_F64 || g->b_rs != 1) return 0;

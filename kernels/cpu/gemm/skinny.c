@@ -18,7 +18,7 @@
 
 enum { NARROW = 1024, LEAST_K = 32, LEAST_N = 64, THIN_ALONG = 12, THIN_ACROSS = 4 };
 
-/* Bytes of A: rows as f32, or one tile column of pairs; k padded to 32. */
+/* Returns the bytes of A: rows as f32, or one tile column of pairs; k padded to 32. */
 static int64_t a_bytes(const cpu_gemm *g) { return TILE_SKINNY_M * i64_round_up(g->k, 32) * 4; }
 static int64_t stage_bytes(void) { return (int64_t)TILE_SKINNY_M * SKINNY_CHUNK * 4; }
 

@@ -68,8 +68,8 @@ TIDE_AVX512_BF16 static void pair_rows(const skinny *s, float *stage, int64_t j0
 
 enum { SPAN = 32, AHEAD = 1024, TILE_BYTES = 1024 };
 
-/* out[i][r] = sum over k of column j + i of B with row r of A. The tail of k is read from a
- * copy. */
+/* Computes out[i][r] = sum over k of column j + i of B with row r of A. The tail of k is read from
+ * a copy. */
 TIDE_AVX512 static void span(const skinny *s, float out[SPAN][16], int64_t j)
 {
   const cpu_gemm *g = s->g;

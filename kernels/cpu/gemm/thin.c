@@ -46,7 +46,7 @@ int tide__thin_takes(const cpu_gemm *g, int isa)
   return g->a_rs == 1 && (g->n <= WIDE_ACROSS || g->k <= DEEP_ACROSS);
 }
 
-/* B lies as if it were packed. */
+/* Returns whether B lies as if it were packed. */
 static int is_packed(const cpu_gemm *g, int width)
 {
   return g->b_cs == 1 && g->n == width && g->b_rs == g->n;

@@ -27,7 +27,8 @@ typedef struct thin_job {
 typedef void (*thin_fn)(const thin_job *job);
 thin_fn tide__thin_avx2(int width, int is_along);
 
-/* Whether the product is thin, for its A as the large operand, and this level has tiles for it. */
+/* Returns whether the product is thin, with its A as the large operand, and this level has tiles
+ * for it. */
 int  tide__thin_takes(const cpu_gemm *g, int isa);
 /* Plans and runs such a product; p->isa and p->nthread are set. */
 void tide__thin_plan(cpu_gemm_plan *p, const cpu_gemm *g);

@@ -151,7 +151,8 @@ TIDE_AVX512_BF16 static void to_half(const tile_half *job)
 
 /* ---- packing ---- */
 
-/* r[i] = 32 of k of row i, from a source that runs along k. Prefetches the 16 rows after it. */
+/* Loads r[i] = 32 of k of row i, from a source that runs along k. Prefetches the 16 rows after
+ * it. */
 TIDE_AVX512_BF16_INLINE void load_rows(__m512i r[16], const tile_strip *s, int64_t i0, int64_t p)
 {
   const uint16_t *src = (const uint16_t *)s->src + i0 * s->is + p;

@@ -12,7 +12,7 @@ enum { ROWS = 6, F32_COLS = 16, F64_COLS = 8, STEPS = 16, AHEAD = 16, AHEAD_ROWS
 
 /* ---- packing ---- */
 
-/* Whole panels of a source that runs along the rows, several at a time, so that a page of the
+/* Packs whole panels of a source that runs along the rows, several at a time, so that a page of the
  * source is visited once for all of them. width and dtype are constants where this is inlined. */
 TIDE_INLINE void pack_across(float *to, const tile_strip *s, int64_t npanel, const int width,
                              const int dtype)
@@ -38,7 +38,8 @@ TIDE_LEVELS(void, pack_panels, (float *to, const tile_strip *s, int64_t npanel),
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-/* Steps of 8 of k of up to 8 rows of a source that runs along k. Returns how many of k are done. */
+/* Packs steps of 8 of k of up to 8 rows of a source that runs along k. Returns how many of k are
+ * done. */
 TIDE_AVX2_INLINE int64_t pack_rows_along(float *to, const tile_strip *s, int64_t i0, int64_t rows,
                                          const int dtype)
 {
@@ -68,8 +69,8 @@ TIDE_AVX2 static int64_t pack_along(float *to, const tile_strip *s, int64_t i0, 
   return pack_rows_along(to, s, i0, rows, TIDE_F16);
 }
 
-/* One panel of a source that runs along k, 8 rows at a time. Returns how many of k are done: none
- * of a panel whose width is neither that of this tile's A nor a multiple of 8. */
+/* Packs one panel of a source that runs along k, 8 rows at a time. Returns how many of k are done:
+ * 0 for a panel whose width is neither that of this tile's A nor a multiple of 8. */
 static int64_t pack_panel_along(float *to, const tile_strip *s, int64_t i0, int64_t rows)
 {
   if (!(tide__cpu_isa() & CPU_ISA_AVX2) || s->ps != 1) return 0;
@@ -99,7 +100,7 @@ TIDE_LEVELS(void, pack_rest, (float *to, const tile_strip *s, int64_t i0, int64_
       to[p * s->width + i] = vec_get(s->src, (i0 + i) * s->is + p * s->ps, s->dtype);
 }
 
-/* Panel-major, then k, then width. */
+/* Packs operands panel by panel, in a panel by k, then by width. */
 void tide__tile_pack_f32(void *dst, const tile_strip *s)
 {
   enum { TOGETHER = 16 }; /* panels */

@@ -195,7 +195,7 @@ ZMM_INLINE __m512 zmm_load_across(const tile_strip *s, int64_t i, int64_t p, __m
   return _mm512_castsi512_ps(_mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
 }
 
-/* A source of any strides, element by element. */
+/* Packs a source of any strides, element by element. */
 static void zmm_pack_any(void *dst, const tile_strip *s)
 {
   uint16_t *to = dst;

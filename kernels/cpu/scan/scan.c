@@ -114,7 +114,7 @@ void *tide__ssd_take_b(ssd_arena *r, const ssd *s, int64_t n, int64_t k)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* log(1 + e^v) without loss for very negative v: the error of 1 + e is divided out. */
+/* Returns log(1 + e^v) without loss for very negative v: the error of 1 + e is divided out. */
 TIDE_INLINE float softplus(float v)
 {
   float e = tide__expf(-fabsf(v)), w = 1.0f + e;

@@ -135,5 +135,5 @@ static inline void ssd_set(const k_tensor *t, int64_t i, float v)
 void tide__ssd_scale(float *y, const float *x, float a, int64_t n); /* y = a x; 0 if a is 0 */
 /* Writes D of head h for each of its P channels; zeros without D. */
 void  tide__ssd_skip(const ssd *s, int64_t h, float *row);
-/* out[t] = cb[t] exp(cum_t - cum_s) for s <= t < n */
+/* Computes out[t] = cb[t] exp(cum_t - cum_s) for s <= t < n. */
 void  tide__ssd_decay_row(float *out, const float *cb, const ssd_steps *st, int64_t s, int64_t n);

@@ -38,7 +38,7 @@ static void early_rows(const ssd_back *w, const ssd_at *at, int64_t h, ssd_back_
   }
 }
 
-/* before <- whole dstate + (in g)' C; with dstate null the first term is 0. */
+/* Computes before <- whole dstate + (in g)' C; with dstate null the first term is 0. */
 static void pass_on(const ssd *s, const ssd_at *at, const float *dstate, float *before,
                     ssd_back_scratch *r)
 {
@@ -92,7 +92,7 @@ static void scan_bwd_run_chunk(const ssd_back *w, ssd_at *at, ssd_back_scratch *
   }
 }
 
-/* Task i is (batch, group, chunk of the window). */
+/* Runs tasks: task i is (batch, group, chunk of the window). */
 static void chunk_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const ssd_back *w = arg;
@@ -200,7 +200,7 @@ static int64_t window(const ssd *s, int nthread)
   return K;
 }
 
-/* Scratch: [scratch of each thread][part][sum][dstate]. */
+/* Lays out the scratch: [scratch of each thread][part][sum][dstate]. */
 static int64_t lay_out_all(ssd_back *w, int nthread)
 {
   const ssd *s = &w->s;

@@ -78,7 +78,7 @@ void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_scratch *r)
               C->dtype, s->N);
 }
 
-/* dB += d(CB')' C and dC += d(CB') B, which completes both; dcb has row s, column t. */
+/* Computes dB += d(CB')' C and dC += d(CB') B, which completes both; dcb has row s, column t. */
 void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_scratch *r)
 {
   const ssd *s = &w->s;
@@ -203,8 +203,8 @@ TIDE_LEVELS(float, scale_dot, (float *du, const float *u, float out, int64_t n),
   return sum;
 }
 
-/* The state after the piece: du = out * (B dstate'), dB += (out u) dstate, and what the decays
- * gain: left[i] of the tokens before i, `edge` of the state before the piece. */
+/* Adds what the state after the piece gives: du = out * (B dstate'), dB += (out u) dstate, and what
+ * the decays gain: left[i] of the tokens before i, `edge` of the state before the piece. */
 static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_scratch *r)
 {
   int64_t n = at->n;
@@ -238,7 +238,8 @@ TIDE_LEVELS(float, add_dot, (float *sum, const float *v, const float *c, int64_t
   return dot;
 }
 
-/* The state before the piece: dC += (in g) state, and entered[i], what the decays up to i gain. */
+/* Adds what the state before the piece gives: dC += (in g) state, and entered[i], what the decays
+ * up to i gain. */
 static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_scratch *r)
 {
   int64_t n = at->n;

@@ -73,7 +73,7 @@ TIDE_LEVELS(void, token_row,
   }
 }
 
-/* y = in * (C state) + D x, and u with its decayed form as operands. */
+/* Computes y = in * (C state) + D x, and u with its decayed form as operands. */
 static void scan_fwd_rows_of_head(const ssd *s, const ssd_at *at, int64_t h, scratch *r)
 {
   const k_tensor *x = s->x;
@@ -92,7 +92,7 @@ static void scan_fwd_rows_of_head(const ssd *s, const ssd_at *at, int64_t h, scr
   }
 }
 
-/* y += S u, S made row by row (of its transpose) and packed. */
+/* Computes y += S u, with S made row by row (of its transpose) and packed. */
 static void scan_fwd_within(const ssd *s, const ssd_at *at, scratch *r)
 {
   int64_t size = s->half ? 2 : 4;
@@ -107,7 +107,7 @@ static void scan_fwd_within(const ssd *s, const ssd_at *at, scratch *r)
   tide__ssd_mm_lower(s, (ssd_mm){r->a_tri, r->b_u, r->y, s->P, at->n, s->P, at->n, 1});
 }
 
-/* y = in C state, by the state before the piece. */
+/* Computes y = in C state, by the state before the piece. */
 static void scan_fwd_entering(const ssd *s, const ssd_at *at, const float *state, scratch *r)
 {
   const void *src = state;
@@ -116,7 +116,7 @@ static void scan_fwd_entering(const ssd *s, const ssd_at *at, const float *state
   tide__ssd_mm(s, (ssd_mm){r->a_C, r->b_state, r->y, s->P, at->n, s->P, s->N, 0});
 }
 
-/* state <- whole state + late' B */
+/* Computes state <- whole state + late' B. */
 static void scan_fwd_leaving(const ssd *s, const ssd_at *at, float *state, scratch *r)
 {
   if (at->seen) tide__ssd_scale(state, state, r->st.whole, s->P * s->N);

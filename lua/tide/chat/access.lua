@@ -7,7 +7,7 @@ local value = require 'tide.chat.value'
 
 local access = {}
 
--- Returns what Jinja calls a value in messages of missing attributes.
+-- Returns the name of a value in Jinja's messages about missing attributes.
 local function object_name(v)
    if v == value.none then return 'None' end
    return value.type_name(v) .. ' object'

@@ -18,7 +18,7 @@ local function one(s, i)
    if octal then return utf.char(tonumber(octal, 8)), i + #octal end
    local n = widths[c]
    if c == 'N' then return nil, 'names of characters (\\N{..}) are not supported' end
-   if c:find '[\128-\255]' then return nil, 'a backslash stands before a letter beyond ASCII' end
+   if c:find '[\128-\255]' then return nil, 'a backslash precedes a letter beyond ASCII' end
    if not n then return '\\' .. c, i + 1 end
    local hex = s:match('^%x+', i + 1) or ''
    local code = #hex >= n and tonumber(hex:sub(1, n), 16)

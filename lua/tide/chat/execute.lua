@@ -25,7 +25,7 @@ end
 
 local function inner(scope) return { vars = {}, parent = scope } end
 
--- Returns what a body writes.
+-- Returns the text that a body writes.
 local function captured(rt, body, scope)
    local before = rt.out
    rt.out = { size = 0 }

@@ -41,7 +41,7 @@ F.trim = over_text(function(_, s, args, kwargs)
    return utf.strip(s, text.dropped(chars), true, true)
 end)
 
--- Words end at white space and at one of -({[<.
+-- Returns a text in title case. Words end at white space and at one of -({[<.
 function F.title(_, v)
    local out, inside = {}, false
    for i, c in ipairs(utf.chars(show.str(v))) do
@@ -216,7 +216,7 @@ local function check_finite(n)
    if n - n ~= 0 then fault.raise 'cannot convert float infinity to integer' end
 end
 
--- Python's round(v, precision): without a precision (None) the result is an int.
+-- Returns round(v, precision) as Python does: without a precision (None) the result is an int.
 local function round_common(v, precision)
    local n, is_float = value.number(v)
    if not n then

@@ -85,7 +85,7 @@ function Lexer:raw(open)
    if right == '-' then body = utf.skip_space(self.text, body) end
    local stop, left, close, last = self.text:match('(){%%([-+]?)%s*endraw%s*([-+]?)%%}()', body)
    if not stop then self:fail(open, 'the raw block has no endraw') end
-   self.at, self.line_starts = body, false              -- behind the tag, or behind all blanks
+   self.at, self.line_starts = body, false              -- after the tag, or after all blanks
    self:data(stop, left)
    self:after(last - 1, close)
    return true

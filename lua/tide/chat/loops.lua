@@ -48,7 +48,7 @@ end
 -- Returns an attribute of a loop, or nil.
 function Loop.attribute(v, name) return A[name] and A[name](v) end
 
--- Python's len(loop).
+-- Returns len(loop) as Python does.
 function Loop.length(v) return #v.items end
 
 -- Runs a recursive loop over other items: loop(items).

@@ -18,14 +18,14 @@ local function int(v)
 end
 number.int = int
 
--- Python's a % b of numbers.
+-- Returns a % b of numbers as Python does.
 local function modulo(a, b)
    local r = math.fmod(a, b)
    if r == 0 then return 0 / b end                     -- a zero with the sign of b
    return (r < 0) == (b < 0) and r or r + b
 end
 
--- Python's a // b of floats.
+-- Returns a // b of floats as Python does.
 local function floor_float(a, b)
    local r = math.fmod(a, b)
    local q = (a - r) / b                               -- whole but for rounding

@@ -238,7 +238,7 @@ end
 
 local function jump(kind)
    return function(self, token)
-      if not self.in_loop then self:fail(token, "'%s' stands outside of a loop", kind) end
+      if not self.in_loop then self:fail(token, "'%s' is outside of a loop", kind) end
       return { kind = kind, at = token.at }
    end
 end

@@ -61,7 +61,7 @@ function split.left(s, sep, most)
    return cut(s, sep, list)
 end
 
--- Returns the same; cuts are counted from the right.
+-- Returns the parts of s as split.left does; cuts are counted from the right.
 function split.right(s, sep, most)
    if most < 0 then return split.left(s, sep, most) end
    if not sep then

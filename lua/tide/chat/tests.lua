@@ -63,7 +63,7 @@ function T.callable(_, v)
    return class == value.Callable or class ~= nil and class.call ~= nil or class == value.Undefined
 end
 
--- As in Python: values with len() and [..], so dicts and texts, too.
+-- Returns whether v has len() and [..], as in Python; so dicts and texts are sequences, too.
 function T.sequence(_, v) return value.length(v) ~= nil and value.class(v) ~= value.Namespace end
 
 function T.escaped(_, v) return value.class(v) == value.Markup end

@@ -69,7 +69,7 @@ function value.callable(name, fn) return setmetatable({ name = name, fn = fn }, 
 
 local plain = { string = 'str', boolean = 'bool', number = 'int' }
 
--- Returns what Python calls the type of a value.
+-- Returns the name of the type of a value in Python.
 function value.type_name(v)
    if v == none then return 'NoneType' end
    return plain[type(v)] or getmetatable(v).type_name
@@ -107,7 +107,7 @@ end
 local sequence = { [List] = true, [Tuple] = true, [Range] = true, [Group] = true }
 value.sequence = sequence
 
--- Python's bool(v).
+-- Returns bool(v) as Python does.
 function value.truth(v)
    local t = type(v)
    if t == 'boolean' then return v end
@@ -180,7 +180,7 @@ function value.members(v)
    return nil
 end
 
--- Returns the same, but raises Python's error for values that are not iterable.
+-- Returns value.members(v), but raises Python's error for values that are not iterable.
 function value.iterate(v)
    local items = value.members(v)
    if not items then fault.raise("'%s' object is not iterable", value.type_name(v)) end
@@ -232,7 +232,7 @@ local function equal_dicts(a, b)
    return true
 end
 
--- Python's a == b.
+-- Returns a == b as Python does.
 function equal(a, b)
    if rawequal(a, b) then return not (value.class(a) == Float and a.v ~= a.v) end
    local x, y = value.number(a), value.number(b)
@@ -257,7 +257,7 @@ local function less_lists(a, b)
    return #a < #b
 end
 
--- Python's a < b; sign is the operator of the message.
+-- Returns a < b as Python does; sign is the operator of the message.
 function less(a, b, sign)
    local x, y = value.number(a), value.number(b)
    if x and y then return x < y end

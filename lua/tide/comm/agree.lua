@@ -15,7 +15,7 @@ local agree = {}
 
 local most_named = 16
 
--- "rank 3", "ranks 0, 2".
+-- Returns ranks as text: "rank 3" for one, "ranks 0, 2" for several.
 function agree.ranks_text(list)
    local more = #list - most_named
    return (#list == 1 and 'rank ' or 'ranks ')
@@ -176,9 +176,9 @@ end
 
 local most_remembered = 256
 
--- As check with one shown item of these words, but only the first time that op gives this text on
--- comm: for calls that repeat. A rank that gives a new text while others repeat an old one is in
--- another call than they are, which the communicator refuses.
+-- Compares one item as check does, but only at the first call in which op passes this text on comm:
+-- for calls that repeat. A rank that passes a new text while others repeat an old one makes another
+-- call than they do, which the communicator refuses.
 function agree.once(comm, op, what, text)
    local seen = rawget(comm, '_agreed')
    if not seen or seen.count >= most_remembered then

@@ -65,7 +65,7 @@ local function check_pair(rank, rank_name, size, size_name)
       .. '(tide run -n N starts ranks as threads)', have, value, lack)
 end
 
--- Entry `node` (from 0) of Slurm's "2(x3),1": tasks of each node.
+-- Returns the number of tasks on node `node` (from 0) of a text of Slurm such as "2(x3),1".
 local function tasks_of(text, node)
    for item in (text or ''):gmatch '[^,]+' do
       local n, times = item:match '^(%d+)%(x(%d+)%)$'
@@ -92,8 +92,7 @@ local function local_part(row, get, size)
 end
 
 -- Returns nil for one process without a launcher, else { rank, size, local_rank, local_size (either
--- may be nil), launcher, rank_name, size_name }. get: os.getenv, or a function that stands in for
--- it.
+-- may be nil), launcher, rank_name, size_name }. get: os.getenv, or a function in its place.
 function env.detect(get)
    get = get or os.getenv
    for _, row in ipairs(rows) do

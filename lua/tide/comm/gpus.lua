@@ -10,7 +10,7 @@ local err = require 'tide.util.err'
 
 local op = 'comm.gpus'
 
--- Threads of one process, or the machine that this process runs on.
+-- Returns the name of the machine that this process runs on, or 'process' if the ranks are threads.
 local function place_of(comm)
    if comm.transport == 'local' then return 'process' end
    local file = io.open '/proc/sys/kernel/hostname'

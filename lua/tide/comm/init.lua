@@ -35,7 +35,7 @@ local function join(opts)
    return require('tide.ffi.dist').join(opts.ctx, nil, 0)
 end
 
--- What was given to a later call and cannot hold any more.
+-- Refuses options that only the first call can apply.
 local function check_joined(opts)
    local late = opts.transport ~= nil and opts.transport ~= world.transport and 'transport'
    for _, name in ipairs { 'ctx', 'check', 'library' } do
@@ -95,8 +95,8 @@ end
 -- GPUs.
 function dist.nccl(over, opts) return require('tide.ffi.dist').nccl(over, opts) end
 
--- Gives every rank of comm a GPU and returns the communicator between them; see comm/gpus.lua. A
--- program of several ranks calls it first: tide.comm.set_world(tide.comm.gpus()).
+-- Assigns a GPU to every rank of comm and returns the communicator between them; see comm/gpus.lua.
+-- A program of several ranks calls it first: tide.comm.set_world(tide.comm.gpus()).
 function dist.gpus(comm, opts) return require 'tide.comm.gpus'(comm, opts) end
 
 -- Makes the group through which N threads of this process communicate; see tide.ffi.dist.
@@ -107,7 +107,7 @@ function dist.simulate(n, rank, host_size)
    return require('tide.ffi.dist').simulate(n, rank, host_size)
 end
 
--- Sums a list of numbers over ranks; returns the list of sums. Collective.
+-- Returns the element-wise sums of a list of numbers over ranks. Collective.
 function dist.sum(comm, numbers)
    if comm.size == 1 then return numbers end
    local tide = require 'tide'

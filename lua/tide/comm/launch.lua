@@ -30,8 +30,8 @@ function launch.resume_from(out)
    return fs.read_json(op, path).job == launch.job() and out or nil
 end
 
--- Plain luajit: notes the first SIGINT or SIGTERM, which `signal` returns, until `unwatch`. Under a
--- host it does nothing: the host has handlers of its own, which interrupt the context.
+-- Notes the first SIGINT or SIGTERM, which `signal` returns, until `unwatch`. Under a host it does
+-- nothing: the host has handlers of its own, which interrupt the context.
 function launch.watch()
    if type(package.loaded['tide.host']) ~= 'table' then require('tide.ffi.signal').watch() end
 end
@@ -61,7 +61,7 @@ function launch.job_of_launcher(get)
    return job and ('%s.%s'):format(job, step or '') or 'job'
 end
 
--- One line for the program: "rank size local_size", or nil for one process.
+-- Returns "rank size local_size" for the program `tide`, or nil for one process.
 function launch.describe()
    local here = require('tide.comm.env').detect()
    if not here or here.size == 1 then return nil end

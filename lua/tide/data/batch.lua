@@ -13,7 +13,7 @@ local function tensor_of(raw, shape, dtype, device)
    end, device)
 end
 
--- i64 tensor [B, n] from the concatenated bytes of B windows of n tokens.
+-- Returns an i64 tensor [B, n] of the concatenated bytes of B windows of n tokens.
 local function ids_of(raw, B, n, width, device)
    if width == 1 then return tensor_of(raw, { B, n }, 'u8', device):to 'i64' end
    if width == 4 then return tensor_of(raw, { B, n }, 'i32', device):to 'i64' end
@@ -21,7 +21,8 @@ local function ids_of(raw, B, n, width, device)
    return pairs_BT2:select(3, 1) + pairs_BT2:select(3, 2) * 256
 end
 
--- Labels with -100 where the mask of a source says that a token does not count, and how many do.
+-- Returns the labels with -100 where the mask of a source says that a token does not count, and the
+-- number of labels that count.
 local function masked(source, starts, seq, labels, device)
    local pieces, count = {}, 0
    for i, start in ipairs(starts) do

@@ -24,8 +24,8 @@ end
 -- Returns the encoder of a tokenizer. cache: a folder for ids, made if absent; nil: none is kept.
 function encoder.of(tok, cache)
    local width = tok.vocab_size <= 65536 and 2 or 4
-   err.raise_if(not tok.eos, 'E_FORMAT', op, 'the tokenizer names no eos_token, which ends a '
-      .. 'document; tokenizer_config.json does')
+   err.raise_if(not tok.eos, 'E_FORMAT', op, 'the tokenizer has no eos_token, which ends a '
+      .. 'document; name it in tokenizer_config.json')
    local function make(path, text)
       local bad = tok:first_invalid(text)
       if bad then err.raise('E_FORMAT', op, '%s: byte %d is not UTF-8', path, bad) end

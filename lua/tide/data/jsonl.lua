@@ -19,7 +19,7 @@ local Problem = {}
 -- Ends the reading of a record.
 function jsonl._broken(fmt, ...) error(setmetatable({ text = fmt:format(...) }, Problem), 0) end
 
--- Returns what a value is, in words.
+-- Returns the type of a value, in words.
 local function shown(v)
    if v == nil then return 'nothing' end
    if fs.is_null(v) then return 'null' end
@@ -62,7 +62,8 @@ end
 
 local mark = '\239\187\191'
 
--- Returns an open file behind its byte order mark, and its first bytes; raises unless it is text.
+-- Returns an open file, read past its byte order mark, and its first bytes; raises unless it is
+-- text.
 local function open(path)
    if not fs.size(path) then
       err.raise('E_IO', op, 'cannot read %s: %s', path,

@@ -16,7 +16,7 @@ local heads = {
    { '\254\255', 'it is UTF-16; convert it to UTF-8' },
 }
 
--- Returns what a file is whose first bytes are known, or nil. least: how many bytes must agree (2).
+-- Returns the kind of a file with known first bytes, or nil. least: how many bytes must agree (2).
 function kind.of(bytes, least)
    for _, row in ipairs(heads) do
       local head = row[1]

@@ -25,7 +25,7 @@ local function ends_of(op, path, text, width, sequences)
    for i = 1, sequences do
       local at = number_at(text, pointers + 8 * (i - 1), 8)
       err.raise_if(at ~= ends[i] * width, 'E_UNSUPPORTED', op, '%s: sequence %d begins at byte '
-         .. '%.0f, not behind the one before it (%.0f)', path, i - 1, at, ends[i] * width)
+         .. '%.0f, not after the one before it (%.0f)', path, i - 1, at, ends[i] * width)
       ends[i + 1] = ends[i] + number_at(text, 35 + 4 * (i - 1), 4)
    end
    return ends
@@ -112,9 +112,13 @@ end
 function Writer:finish()
    local op = 'data.megatron.finish'
    if not self.file then err.raise('E_STATE', op, '%s is finished', self.prefix) end
+   local size = self.file:seek 'end'
    local ok, why = self.file:close()
    self.file = nil
    if not ok then err.raise('E_IO', op, 'cannot write %s: %s', self.part, why) end
+   -- A compiled write tries again after a failure, and may report success for bytes that are lost.
+   err.raise_if(size ~= self.count * self.width, 'E_IO', op, '%s has %s of %d bytes: the disk was '
+      .. 'full for a time; write it again', self.part, size, self.count * self.width)
    fs.write(op, self.prefix .. '.idx', index_of(self))
    fs.io().rename(self.part, self.prefix .. '.bin')
    return #self.lengths, self.count

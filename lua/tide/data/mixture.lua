@@ -107,7 +107,7 @@ function Mixture:epochs()
    return most
 end
 
--- Returns what restore needs to continue from here: plain data.
+-- Returns the state that restore needs to continue from here: plain data.
 function Mixture:state()
    local parts = {}
    for i, part in ipairs(self.samplers) do

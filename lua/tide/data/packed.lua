@@ -26,8 +26,8 @@ local packed = {}
 
 -- ---- documents of a source -------------------------------------------------------------------
 
--- Cumulative lengths of the documents of a token source that end with the token `eos` (which
--- belongs to the document it ends).
+-- Returns cumulative lengths of the documents of a token source. Each document ends with the token
+-- `eos`, which belongs to it.
 function packed.boundaries(source, eos)
    local cu, at, width = { 0 }, 0, source.width
    while at < source.count do
@@ -226,7 +226,7 @@ local function rows_of(self, epoch)
    local rows = lay_rows(self, self.cu, order, self.source)
    if #rows > 0 then return rows end
    err.raise('E_ARG', 'data.packed', 'no label of the documents counts within seq (%d tokens); '
-      .. "give a larger seq, or long = 'split'", self.seq)
+      .. 'give a larger seq%s', self.seq, self.together == 1 and ", or long = 'split'" or '')
 end
 
 -- Returns all rows of the documents in their order, of those that are held out with is_val: each
@@ -241,7 +241,7 @@ end
 -- Returns the rows of the documents held out (val_cu), in their order: at most `limit`, evenly
 -- spaced.
 function Packed:held_out(limit)
-   err.raise_if(not self.val_cu, 'E_STATE', 'data.packed.held_out', 'the sampler knows no '
+   err.raise_if(not self.val_cu, 'E_STATE', 'data.packed.held_out', 'the sampler has no '
       .. 'documents of the validation data; give it val_cu, their cumulative lengths')
    local rows, list = self:all(true), {}
    local take = math.min(#rows, limit)
@@ -287,7 +287,7 @@ function Packed:epochs()
    return self.epoch + self.row / #self.rows
 end
 
--- Returns what restore needs to continue from here: plain data.
+-- Returns the state that restore needs to continue from here: plain data.
 function Packed:state()
    return { seed = self.seed, epoch = self.epoch, row = self.row, seq = self.seq, unit = self.unit,
       documents = #self.cu - 1, tokens = self.cu[#self.cu], fit = self.fit, long = self.long,

@@ -46,6 +46,10 @@ local function split(a, b)
    local n = alike(a, b)
    if type(a) ~= 'string' then
       n = math.min(n, #a - 1, #b - 1)
+      if n < 1 then
+         jsonl._broken('chosen, rejected: expected lists that begin with the same messages, the '
+            .. 'prompt, where the record has none of its own; they differ from the first one on')
+      end
       return { unpack(a, 1, n) }, { unpack(a, n + 1) }, { unpack(b, n + 1) }
    end
    while n > 0 and (continues(a, n + 1) or continues(b, n + 1)) do n = n - 1 end

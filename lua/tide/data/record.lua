@@ -169,7 +169,7 @@ local function form_of(t)
       #names == 0 and 'no field' or 'the fields ' .. table.concat(names, ', '))
 end
 
--- As read, for what reads the records of a file (see data.jsonl).
+-- Reads a record as read does, without checks: for readers of files (see data.jsonl).
 function record._of(t, form) return forms[form or form_of(t)](t) end
 
 -- Returns a record of a form (nil: by its fields) as one of the three kinds at the head of this

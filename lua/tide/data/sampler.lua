@@ -14,7 +14,7 @@ local signature = require 'tide.util.signature'
 
 local sampler = {}
 
--- Permutation of 0 .. n-1 under a key: fn(i).
+-- Returns a permutation of 0 .. n-1 under a key, as a function fn(i).
 function sampler.permutation(n, seed, epoch)
    local half = 1
    while 4 ^ half < n do half = half + 1 end
@@ -60,7 +60,7 @@ local function start_of(self, place)
    return offset + order(place % self.windows) * self.seq
 end
 
--- First token of the window at a place of the endless order.
+-- Returns the first token of the window at a place of the endless order.
 function Sampler:start_of(place) return start_of(self, place) end
 
 -- Starts of this rank's windows of the next global batch.
@@ -76,7 +76,7 @@ end
 -- Returns the passes through the data so far.
 function Sampler:epochs() return self.position / self.windows end
 
--- Returns what restore needs to continue from here: plain data.
+-- Returns the state that restore needs to continue from here: plain data.
 function Sampler:state()
    return {
       seed = self.seed, position = self.position, seq = self.seq, count = self.count,

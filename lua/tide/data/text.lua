@@ -1,4 +1,4 @@
--- From files to token sources: one file, or every text (or .bin) file below a folder.
+-- Token sources from files: one file, or every text (or .bin) file below a folder.
 --
 -- Each file gives its last part to validation and the rest to training, so that both see every
 -- file. Files are taken in the order of their sorted paths; names that begin with a dot are left

@@ -54,7 +54,8 @@ end
 local File = {}
 File.__index = File
 
--- Returns the same, read from the file; raises E_IO if it has become shorter.
+-- Returns the bytes of n tokens from `start` on, read from the file; raises E_IO if it has become
+-- shorter.
 function File:raw(start, n)
    local op = 'data.tokens.raw'
    check_range(op, self, start, n)
@@ -97,7 +98,8 @@ local function raw_width(op, path, f, size, given)
    return 2
 end
 
--- Offset, width and count of a file; the header, if there is one, wins over the width given.
+-- Returns offset, width and count of a file. If the file has a header, its width replaces the given
+-- one.
 local function layout(op, path, f, given)
    local size = f:seek 'end'
    f:seek('set', 0)
@@ -145,7 +147,7 @@ end
 local Slice = {}
 Slice.__index = Slice
 
--- Returns the same, counted from the first token of the slice.
+-- Returns the bytes of n tokens from `start` on, counted from the first token of the slice.
 function Slice:raw(start, n)
    check_range('data.tokens.raw', self, start, n)
    return self.source:raw(self.first + start, n)
@@ -167,7 +169,8 @@ end
 -- The pieces of a fingerprint: a whole source up to 64 MiB, else so many spread evenly over it.
 local piece, whole, samples = 2^20, 2^26, 64
 
--- Calls fn(first token, bytes) for these pieces.
+-- Calls fn(first token, bytes) for each piece of a source that its fingerprint covers: the whole
+-- source up to 64 MiB, else 64 samples of 1 MiB.
 function tokens.each_piece(source, fn)
    local n = math.floor(piece / source.width)
    local pieces = math.ceil(source.count / n)
@@ -206,7 +209,7 @@ local function over_parts(op, self, start, n, read)
    return table.concat(pieces)
 end
 
--- Returns the same, over the ends of the parts.
+-- Returns the bytes of n tokens from `start` on, which may lie in several parts.
 function Joined:raw(start, n)
    return over_parts('data.tokens.raw', self, start, n, function(source, from, count)
       return source:raw(from, count)

@@ -1,4 +1,4 @@
--- Handles and bytes that a function left behind, after full collections.
+-- Handles and bytes that a function leaves, after full collections.
 
 local signature = require 'tide.util.signature'
 

@@ -42,15 +42,16 @@ local function calls_of(comm)
    return list
 end
 
--- Which run this is, the same on all ranks: the launcher's name for its job where there is one.
+-- Returns a name of this run, the same on all ranks: the launcher's name for its job, if it has
+-- one.
 local function run_id()
    local launch, id = require 'tide.comm.launch', os.getenv 'TIDE_TRACE_RUN'
    return ('%s/%d'):format(launch.job_of_launcher() or id or '?', launch.restarts())
 end
 
--- Returns those that ranks of this run meet on: no imagined ranks (a plan is rehearsed on them),
--- and of those with one id the first: others are of this rank alone, and all such are called
--- 'world'.
+-- Returns the communicators that ranks of this run share. Simulated ones (a plan is rehearsed on
+-- them) are left out. Of several with one id only the first is kept: the others belong to this rank
+-- alone, and all of those are called 'world'.
 local function shared(comms)
    local list, seen = {}, {}
    for _, comm in ipairs(comms) do
@@ -141,7 +142,7 @@ function trace.read(folder)
    return list
 end
 
--- By id of a communicator: { name, rows = { { rank, calls by seq, last } } }.
+-- Returns the communicators of all ranks by id: { name, rows = { { rank, calls by seq, last } } }.
 local function communicators(docs)
    local order, entry = by_key(function(c) return { name = c.name, size = c.size, rows = {} } end)
    for _, doc in ipairs(docs) do
@@ -196,7 +197,8 @@ end
 
 local function at(call) return call.site ~= '' and call.site or '?' end
 
--- { kind = 'differs', seq, calls = { { ranks, call } } } or nil.
+-- Returns how call seq differs between ranks, { kind = 'differs', seq, calls = { { ranks, call } }
+-- }, or nil.
 local function difference(c, seq)
    local groups, group_of = by_key(function(call) return { ranks = {}, call = call } end)
    for _, row in ipairs(c.rows) do
@@ -277,8 +279,8 @@ local function say_parted(f, add)
       return
    end
    for _, r in ipairs(f.ranks) do
-      add("rank %d never came to #%d %s on '%s' (%s); %s", r.rank, f.seq, text_of(f.call), f.comm,
-         at(f.call), r.last and ('its last call there was #%d %s at %s'):format(r.last.seq,
+      add("rank %d never arrived at #%d %s on '%s' (%s); %s", r.rank, f.seq, text_of(f.call),
+         f.comm, at(f.call), r.last and ('its last call there was #%d %s at %s'):format(r.last.seq,
             text_of(r.last), at(r.last)) or 'it made no call there')
    end
 end
@@ -313,8 +315,8 @@ function trace.report(docs, worst)
    end
    if slow then
       local w = found.waits[slow]
-      add('rank %d came last in %d of %d collectives; the others waited %s for it', slow, w.count,
-         #found.late, seconds(w.seconds))
+      add('rank %d was last in %d of %d collectives; the others waited %s for it', slow,
+         w.count, #found.late, seconds(w.seconds))
    end
    return lines
 end
@@ -337,7 +339,7 @@ function trace.merge(folder, docs)
    return path
 end
 
--- `tide trace FOLDER`: merges and returns the report as text.
+-- Merges the files of a folder and returns the report as text, for `tide trace FOLDER`.
 function trace.show(folder)
    local docs = trace.read(folder)
    local lines = trace.report(docs)

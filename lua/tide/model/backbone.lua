@@ -29,8 +29,9 @@ local Body = class('BackboneModel', Module)
 Body.mixes = false
 Body.holds_parts = true
 
--- c: the complete configuration; blocks: a list; opts: as of every module; form: of the class;
--- own: nil, or fields of the body: rope (that of its layers), embed_scale, out_scale, norm_offset.
+-- Makes the body. c: the complete configuration; blocks: a list; opts: those of every module; form:
+-- that of the class; own: nil, or fields of the body: rope (that of its layers), embed_scale,
+-- scales_given, out_scale, norm_offset.
 function Body:init(c, blocks, opts, form, own)
    Module.init(self)
    self._form, self.class_name = form, form.name           -- nil: of the class Body
@@ -48,34 +49,48 @@ function Body:init(c, blocks, opts, form, own)
    if dropout then self:child('dropout', dropout) end
 end
 
--- Adds learned positions to the embeddings x of ids, which must hold the same tokens.
-local function placed(self, x, ids_BT, at)
+-- Adds learned positions to the embeddings x of a call with n tokens. is_own: x is given up.
+local function placed(self, x, n, at, is_own)
    local positions = nn.context._positions(at, x:size(2), x.device)
-   err.raise_if(x:size(2) ~= ids_BT:size(2), 'E_UNSUPPORTED', 'model',
+   err.raise_if(x:size(2) ~= n, 'E_UNSUPPORTED', 'model',
       'sequence_parallel is not supported of a model with learned positions; leave it out')
    local p = self[self._form.positions](positions)
-   x = private.replace(x, x + p)
-   private.spend(p)
-   return self.dropout and private.replace(x, self.dropout(x)) or x
+   local y = x + p
+   private.spend(p, is_own and x or nil)
+   return self.dropout and private.replace(y, self.dropout(y)) or y
 end
+
+-- Returns what the first block reads of ids or of given embeddings, and whether it may be given up:
+-- the caller's may not (at.is_made: the model has made them). scales_given: embed_scale counts for
+-- given embeddings, too.
+local function embedded(self, x, at)
+   local is_ids, n, scale = x.ndim == 2, x:size(2), self.embed_scale
+   local is_own = is_ids or at.is_made
+   if not is_ids and not self.scales_given then scale = nil end
+   if is_ids then x = self[self._form.embed](x) end
+   if self._form.positions then x, is_own = placed(self, x, n, at, is_own), true end
+   if not scale then return x, is_own end
+   local y = x * scale
+   private.spend(is_own and x or nil)
+   return y, true
+end
+
+-- Returns the final hidden states [B, T, C] of ids [B, T], or of their embeddings [B, T, C]. With
+-- at.last_rows [K] it returns those of these tokens alone, [1, K, C]. at: where the tokens lie.
+function Body:forward(ids, at)
+   local x, is_own = embedded(self, ids, at)
+   local y = self.layers:normed(self[self._form.norm], x, at)
+   x = is_own and private.replace(x, y) or y
+   if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
+   return self.out_scale and private.replace(x, x * self.out_scale) or x
+end
+private.note(Body.forward)
 
 -- Returns the number of learned positions, beyond which no token can lie; nil without a table.
 function Body:_positions()
    local name = self._form.positions
    return name and self[name].weight:size(1)
 end
-
--- ids [B, T] -> final hidden states [B, T, C], of at.last_rows [K] alone [1, K, C]. at: where the
--- tokens lie.
-function Body:forward(ids_BT, at)
-   local x = self[self._form.embed](ids_BT)
-   if self._form.positions then x = placed(self, x, ids_BT, at) end
-   if self.embed_scale then x = private.replace(x, x * self.embed_scale) end
-   x = private.replace(x, self.layers:normed(self[self._form.norm], x, at))
-   if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
-   return self.out_scale and private.replace(x, x * self.out_scale) or x
-end
-private.note(Body.forward)
 
 local Backbone = class('Backbone', CausalLM)
 Backbone.mixes = false
@@ -91,8 +106,8 @@ Backbone.form = {
    end,
 }
 
--- Operations of a token of training that are not of weights: { fixed, for each token of the
--- sequence }, of the whole model.
+-- Returns the operations of a token of training, of the whole model, that do not read weights: {
+-- fixed, for each token of the sequence }.
 local function mixing_of(mixers)
    local sum = { 0, 0 }
    for _, m in ipairs(mixers) do
@@ -127,15 +142,16 @@ function Backbone:init(config, opts)
    self:ready(opts)
 end
 
--- The table that a tied head shares.
+-- Returns the embedding, whose weight a tied head shares.
 function Backbone:embedding() return self[self.form.body][self.form.embed] end
 
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
    'caches', 'context' }
 
--- What may stand beside ids in a call of a model without Mamba-2 layers.
+-- Options beside ids in a call of a model without Mamba-2 layers.
 local beside = {
-   'positions: tensor? -- [batch or 1, tokens]', 'caches: table?',
+   'positions: tensor? -- [batch or 1, tokens], or [3, batch or 1, tokens] with mrope_section',
+   'caches: table?',
    'index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'q_index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'k_index: tensor? [batch or 1, keys, 2] of i32, i64', 'attention_mask: any?', 'context: any?',
@@ -143,14 +159,13 @@ local beside = {
 Backbone._read_without_sequence = signature.options(beside)
 Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 
--- opts: index [B or 1, T, 2] of (document, position) for packed streams, or sequence [B or 1, T]
--- and, for attention, q_index and k_index; attention_mask [B, T], 1 and 0 or documents numbered
--- from 1, in place of an index; positions; caches, one table a layer, for generation; context, of a
--- sequence of which ids are this rank's part (parallel.cp).
-local function placement(self, opts, ids)
+-- Returns `at` of a call, from the options that describe where the tokens lie. opts: index [B or 1,
+-- T, 2] of (document, position) for packed streams, or sequence [B or 1, T] and, for attention,
+-- q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or documents numbered
+-- from 1; positions (three rows of them where rope_scaling has an mrope_section); caches, one table
+-- a layer, for generation; context, if ids are this rank's part of a sequence (parallel.cp).
+local function placement(self, opts, ids, context)
    local op = self.op
-   opts = self._read_place(op, opts)
-   local context = nn.context.of(op, opts, ids)
    local sequence = opts.sequence
    local of_mask = mask_.of_call(op, opts, ids, context)
    local index = opts.q_index or opts.index
@@ -175,18 +190,38 @@ local function placement(self, opts, ids)
    }
 end
 
--- Final hidden states [B, T, C]; with an index rows [K] (see nn.rows) those of these tokens alone,
--- [1, K, C].
-function Backbone:hidden(ids_BT, opts, rows)
-   self:check_ids(ids_BT)
-   local at = placement(self, opts, ids_BT)
-   at.last_rows = rows
-   return self[self.form.body](ids_BT, at)
+-- Returns what the body reads of ids, or of given embeddings: the same. A family that replaces some
+-- embeddings by features of images does it here. opts: those of the call, read, which this may
+-- complete; context: theirs, nil without one or for null.
+function Backbone:_inputs(ids, _, _) return ids end
+private.note(Backbone._inputs)
+
+-- Refuses embeddings of whole rows where layers have a part of them.
+local function check_parts(self, x)
+   local tp = spread.of(self).tp
+   err.raise_if(x.ndim == 3 and tp and tp.sequence, 'E_UNSUPPORTED', self.op, 'embeddings in place '
+      .. 'of ids are whole rows, but sequence_parallel cuts the tokens between layers; leave '
+      .. 'sequence_parallel out')
+end
+
+-- Returns the final hidden states [B, T, C] of ids [B, T] or of embeddings [B, T, C]. With an index
+-- rows [K] (see nn.rows) it returns those of these tokens alone, [1, K, C].
+function Backbone:hidden(ids, opts, rows)
+   self:check_ids(ids)
+   err.arg_if(rows ~= nil and not tide.is_tensor(rows), self.op, 'rows', 'an index tensor [K]',
+      rows)
+   opts = self._read_place(self.op, opts)
+   local context = nn.context.of(self.op, opts, ids)
+   check_parts(self, ids)
+   local x = self:_inputs(ids, opts, context)
+   local at = placement(self, opts, ids, context)
+   at.last_rows, at.is_made = rows, not rawequal(x, ids)
+   return self[self.form.body](x, at)
 end
 private.note(Backbone.hidden)
 
--- Whether a module computes each token by itself, the same whatever other tokens there are, and
--- shows none to a hook of the user. mixer: a part of it that need not, or nil.
+-- Returns whether a module computes each token by itself, the same whatever the other tokens are,
+-- and has no hook of the user that sees tokens. mixer: a part of it that is exempt, or nil.
 local function is_by_token(module, mixer)
    local is = true
    module:walk(function(m)
@@ -196,8 +231,8 @@ local function is_by_token(module, mixer)
    return is
 end
 
--- Whether hidden may be asked for some rows alone. With tensor parallelism the ranks would have to
--- agree on that; the head picks rows by itself there.
+-- Returns whether hidden can compute some rows alone. With tensor parallelism it cannot: the ranks
+-- would have to agree on the rows, and the head picks rows by itself there.
 function Backbone:picks_rows()
    local body, adapter = self[self.form.body], rawget(self, '_adapter')
    if self.hidden ~= Backbone.hidden or body.forward ~= Body.forward or spread.of(self).tp
@@ -212,8 +247,8 @@ function Backbone:picks_rows()
       and (not is_block or is_by_token(last, last:part 'mixer'))
 end
 
--- Multiply-adds count two: 6 N for the weights, the state products of each Mamba layer, causal
--- attention; per token of training.
+-- Returns the operations of a token of training: 6 N for the weights, the state products of each
+-- Mamba layer, causal attention. A multiply-add counts as two.
 function Backbone:flops_per_token(seq)
    err.number(self.op, 'seq', seq, 0)
    return 6 * self:multiplying() + self.mixing[1] + self.mixing[2] * seq

@@ -1,9 +1,9 @@
 -- CausalLM: what language models have in common around their layers: a head that may be
 -- the embedding, logits, and a loss that never makes them.
 --
--- A family says how ids become final hidden states (`hidden`), whether it can do so for some tokens
--- alone (`picks_rows`), which options say where they lie (`at_fields`) and which embedding a tied
--- head is (`embedding`); the rest is here.
+-- A family says how ids, or embeddings in their place, become final hidden states (`hidden`),
+-- whether it can do so for some tokens alone (`picks_rows`), which options say where they lie
+-- (`at_fields`) and which embedding a tied head is (`embedding`); the rest is here.
 -- Tensor parallelism wraps `head_logits` and `head_loss`, which keep the vocabulary in parts then.
 
 local tide = require 'tide'
@@ -20,17 +20,20 @@ local spread = require 'tide.nn.spread'
 local Module = nn.Module
 
 local CausalLM = class('CausalLM', Module)
+
 CausalLM.mixes = false
 
--- op: the name that errors carry; c: the complete configuration; unused: names of fields of the
--- file that change nothing.
+local floats = { f32 = true, f64 = true, bf16 = true, f16 = true }
+
+-- Begins a model. op: the name in its errors; c: the complete configuration; unused: names of
+-- fields of the file that change nothing.
 function CausalLM:init(op, c, unused)
    Module.init(self)
    self.op, self.config, self.unused_fields = op, c, unused or {}
 end
 
--- The output projection, unless it is the embedding; never in FP8, as the loss multiplies by its
--- weight itself. opts: as of every module.
+-- Makes the output projection, unless it is the embedding. It is never in FP8, as the loss
+-- multiplies by its weight itself. opts: those of every module.
 function CausalLM:make_head(opts)
    local c = self.config
    err.type(self.op, 'opts', opts, 'table')
@@ -39,17 +42,21 @@ function CausalLM:make_head(opts)
       Module.inner(opts, { bias = false, fp8 = false, std = c.initializer_range })))
 end
 
--- The weight of the output projection, tied or not.
+-- Returns the weight of the output projection, tied or not.
 function CausalLM:head() return self.lm_head and self.lm_head.weight or self:embedding().weight end
 
--- Refuses anything but a tensor [batch, tokens].
+-- Refuses anything but ids, a tensor [batch, tokens], or embeddings of the width of the model in
+-- their place, a tensor [batch, tokens, hidden_size].
 function CausalLM:check_ids(ids)
-   err.arg_if(not tide.is_tensor(ids) or ids.ndim ~= 2, self.op, 'ids', 'a tensor [batch, tokens]',
-      ids)
+   local C = self.config.hidden_size
+   local fits = tide.is_tensor(ids) and (ids.ndim == 2
+      or ids.ndim == 3 and ids:size(3) == C and floats[ids.dtype])
+   err.arg_if(not fits, self.op, 'ids', ('a tensor [batch, tokens], or embeddings [batch, tokens, '
+      .. '%d]'):format(C), ids)
 end
 
--- Labels of other rows and columns have as many numbers when they are transposed; one dim is a
--- stream.
+-- Refuses labels of another shape than ids, such as transposed ones, which have as many elements.
+-- Labels of one dim are a stream.
 local function check_labels(op, ids, labels)
    if not tide.is_tensor(labels) then err.arg(op, 'labels', 'a tensor like ids', labels) end
    if labels.ndim == 2 and (labels:size(1) ~= ids:size(1) or labels:size(2) ~= ids:size(2)) then
@@ -58,30 +65,32 @@ local function check_labels(op, ids, labels)
    end
 end
 
--- Logits of final hidden states.
+-- Returns the logits of final hidden states.
 function CausalLM:head_logits(h)
    if self.lm_head then return self.lm_head:forward(h) end
    return self:embedding():as_output(h)
 end
 
--- The loss of final hidden states, without logits. opts: of nn.loss.linear.
+-- Returns the loss of final hidden states, without making logits. opts: those of nn.loss.linear.
 function CausalLM:head_loss(h, labels, opts) return nn.loss.linear(h, self:head(), labels, opts) end
 
--- The log-probabilities of labels after final hidden states, without logits. opts: of
--- nn.logprob.of_labels.
+-- Returns the log-probabilities of labels after final hidden states, without making logits. opts:
+-- those of nn.logprob.of_labels.
 function CausalLM:head_logprobs(h, labels, opts)
    return nn.logprob.of_labels(h, self:head(), labels, opts)
 end
 
--- The loss of final hidden states beside a teacher, and its parts. opts: of nn.distil.loss.
+-- Returns the loss of final hidden states against a teacher, and its parts. opts: those of
+-- nn.distil.loss.
 function CausalLM:head_distil(h, labels, teacher, opts)
    return nn.distil.loss(h, self:head(), labels, teacher, opts)
 end
 
--- Logits under the soft cap of the configuration, if it has one.
+-- Returns logits under the soft cap of the configuration, if it has one.
 local function capped(self, y) return chunked.capped(y, self.config.final_logit_softcapping) end
 
--- What a method head_* gives for final hidden states h: as a call of lm_head, if there is one.
+-- Calls a method head_* with final hidden states h, as a call of lm_head if there is one, and
+-- returns its results.
 local function at_head(self, method, h, ...)
    local head, a, b = self.lm_head, ...
    if not head then return private.call(self[method], self, h, a, b) end
@@ -97,8 +106,10 @@ local function last_token(x)
    return n > 1 and private.replace(x, x:slice(2, n, n):contiguous()) or x
 end
 
--- Logits [B, T, V]; with opts.last_only those of the last token, [B, 1, V], which generation needs.
--- Before the head, unless this rank has a part of the sequence there.
+-- Logits [B, T, V] of ids [B, T], or of embeddings [B, T, C] in their place, which get gradients
+-- and pass by the embedding and its scale (Granite's multiplier counts); with opts.last_only those
+-- of the last token, [B, 1, V], which generation needs. Before the head, unless this rank has a
+-- part of the sequence there.
 function CausalLM:forward(ids_BT, opts)
    local last_only = type(opts) == 'table' and opts.last_only
    if last_only then
@@ -116,7 +127,7 @@ private.note(CausalLM.head_loss)
 private.note(CausalLM.head_logprobs)
 private.note(CausalLM.head_distil)
 
--- Names of all options of a call of loss.
+-- Returns the names of all options of a call of loss.
 local function loss_options(self)
    local names = { 'shift' }
    for _, list in ipairs { nn.loss.known, self.at_fields } do
@@ -125,8 +136,8 @@ local function loss_options(self)
    return names
 end
 
--- The loss of final hidden states. Hooks of the user on the head see logits, as with PyTorch, and a
--- soft cap bounds them; otherwise logits are never made.
+-- Returns the loss of final hidden states. If the user has put a hook on the head, logits are made,
+-- as in PyTorch, and the hook sees them (with their soft cap). Otherwise logits are never made.
 local function head_loss(self, h, labels, opts)
    local head, cap = self.lm_head, self.config.final_logit_softcapping
    if cap or head and head:has_hooks() then
@@ -138,8 +149,8 @@ local function head_loss(self, h, labels, opts)
    return at_head(self, 'head_loss', h, labels, opts)
 end
 
--- The final hidden states that a loss needs, with their labels: [B, T, C], or [1, K, C] of the rows
--- whose labels count and the index of these rows (see nn.rows).
+-- Returns the final hidden states that a loss needs, and their labels. The states are [B, T, C], or
+-- [1, K, C] of the rows whose labels count, with the index of these rows (see nn.rows).
 local function states(self, ids_BT, labels_BT, place, ignore)
    local rows
    if self.picks_rows and self:picks_rows() then rows = rows_.counted(labels_BT, ignore) end
@@ -163,10 +174,10 @@ local function loss(self, ids_BT, labels_BT, opts)
 end
 private.note(loss)
 
--- Sum of the token losses divided by opts.count (default: the labels counted in this call).
--- labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes the
--- labels from labels_BT = ids. Further: ignore, label_smoothing, z_loss, and forward's options. A
--- call of the model: its hooks see these arguments and the loss.
+-- Returns the sum of the token losses divided by opts.count (default: the labels counted in this
+-- call). labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes
+-- the labels from labels_BT = ids. Further options: ignore, label_smoothing, z_loss, and those of
+-- forward. It is a call of the model: its hooks see these arguments and the loss.
 function CausalLM:loss(ids_BT, labels_BT, opts)
    err.arg_if(type(self) ~= 'table', 'model.loss', 'self', 'a model: call model:loss(ids, labels), '
       .. 'with a colon', self)
@@ -214,8 +225,8 @@ function CausalLM:with_head(ids_BT, opts, fn)
    end)
 end
 
--- The loss of nn.distil and its parts. provide(fn) calls fn(teacher), once; place: forward's
--- options; rest: those of nn.distil.loss. A call of the model, as loss is.
+-- Returns the loss of nn.distil and its parts. provide(fn) calls fn(teacher), once; place: options
+-- of forward; rest: those of nn.distil.loss. It is a call of the model, as loss is.
 function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
    local sums
    err.func(self.op, 'provide', provide)
@@ -242,7 +253,8 @@ end
 -- Most elements of logits that logprobs makes at a time.
 local most = 2^24
 
--- Log-probabilities of targets_K after rows index_K of hidden states [N, C], by blocks of rows.
+-- Returns log-probabilities of targets_K after rows index_K of hidden states [N, C], by blocks of
+-- rows.
 local function logprobs_of(self, h_NC, index_K, targets_K)
    local n, list = index_K:size(1), {}
    local rows = math.max(1, math.floor(most / self.config.vocab_size))
@@ -268,8 +280,8 @@ local function logprobs(self, ids_BT, index_K, targets_K)
 end
 private.note(logprobs)
 
--- Log-probabilities [K] of targets_K, i64, each after the token index_K, i64, which counts the
--- tokens of ids from 0, row after row. Logits are made of these tokens alone, a block at a time.
+-- Returns log-probabilities [K] of targets_K, i64, each after the token index_K, i64, which counts
+-- the tokens of ids from 0, row after row. Logits exist for these tokens alone, a block at a time.
 -- For scoring, without gradients; not with tensor parallelism.
 function CausalLM:logprobs(ids_BT, index_K, targets_K)
    err.raise_if(spread.of(self).tp, 'E_UNSUPPORTED', self.op, 'logprobs needs whole hidden states, '
@@ -277,7 +289,8 @@ function CausalLM:logprobs(ids_BT, index_K, targets_K)
    return self:as_call(logprobs, ids_BT, index_K, targets_K)
 end
 
--- Published files of tied models may carry the head all the same; it is left out then.
+-- Loads a state. Published files of tied models may hold the weight of the head, too; it is
+-- ignored.
 function CausalLM:load_state_dict(state, opts)
    if self.config.tie_word_embeddings and type(state) == 'table' and state['lm_head.weight'] then
       state = copy(state)
@@ -286,7 +299,8 @@ function CausalLM:load_state_dict(state, opts)
    return Module.load_state_dict(self, state, opts)
 end
 
--- Numbers of the whole model, of which this rank may hold a part (parallel.layout says which).
+-- Returns the number of elements of the whole model, of which this rank may hold a part
+-- (parallel.layout says which).
 local function whole_numel(model)
    local n = 0
    for _, e in ipairs(model:named_parameters()) do
@@ -296,7 +310,9 @@ local function whole_numel(model)
    return n
 end
 
--- Those of them that multiply something for each token.
+CausalLM._whole_numel = whole_numel
+
+-- Returns the number of parameters that multiply something for each token.
 function CausalLM:multiplying()
    local c, n = self.config, whole_numel(self)
    return c.tie_word_embeddings and n or n - c.vocab_size * c.hidden_size

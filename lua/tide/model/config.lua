@@ -42,8 +42,8 @@ local function spread_rope(f, rope, theta, scaling, problems)
    end
 end
 
--- Does so for each kind of layer, of a family with two bases (local_theta, the field of the second)
--- or one.
+-- Copies rope_parameters of each kind of layer into the fields of the configuration, of a family
+-- with two bases (local_theta is the field of the second) or one.
 local function spread_by_kind(f, rope, local_theta, problems)
    local full, sliding = rope.full_attention, rope.sliding_attention
    if type(full) == 'table' then spread_rope(f, full, 'rope_theta', 'rope_scaling', problems) end
@@ -119,7 +119,7 @@ end
 
 local kinds = { 'full_attention', 'sliding_attention' }
 
--- layer_types: nil, or the kind of every layer. Windows need sliding_window.
+-- Checks layer_types: nil, or the kind of every layer. Windows need sliding_window.
 function config.check_layer_types(op, c)
    local list = c.layer_types
    if list == nil then return end
@@ -142,9 +142,10 @@ function config.has_window(c, i, rule)
    return not rule or rule(c, i)
 end
 
--- Options of a part of a model: of its dtype and device, as wide as its residual stream. The
--- projections into the stream start smaller by sqrt(branches), the number of parts that add to it,
--- which keeps the variance of the stream independent of depth (Radford et al., 2019).
+-- Returns the options of a part of a model: its dtype and device, and the width of its residual
+-- stream. The initial weights of projections into the stream are smaller by sqrt(branches), where
+-- branches is the number of parts that add to it. So the variance of the stream does not depend on
+-- depth (Radford et al., 2019).
 function config.part(c, opts, branches, extra)
    extra.dim, extra.std = c.hidden_size, c.initializer_range
    extra.out_std = c.initializer_range / math.sqrt(branches)

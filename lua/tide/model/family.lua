@@ -18,6 +18,8 @@ local published = {
    gemma2 = { architectures = { 'Gemma2ForCausalLM' }, model_type = 'gemma2' },
    gpt2 = { architectures = { 'GPT2LMHeadModel' }, model_type = 'gpt2' },
    gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
+   qwen2_5_vl = { architectures = { 'Qwen2_5_VLForConditionalGeneration' },
+      model_type = 'qwen2_5_vl', hidden_act = 'silu' },
    hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
 }
 for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2', qwen3 = 'Qwen3',
@@ -44,7 +46,8 @@ local function find(field, value)
    return own[value]
 end
 
--- Returns the same; raises E_UNSUPPORTED with the known ones.
+-- Returns the family that find returns; raises E_UNSUPPORTED with the known values if no family has
+-- this value.
 local function found(op, field, value, what)
    local name, list = find(field, value), {}
    if name then return name end

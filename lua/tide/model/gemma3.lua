@@ -21,8 +21,8 @@ local Block = class('Gemma3Block', nn.Module)
 Block.mixes = false
 Block.holds_parts = true
 
--- parts: mixer, mlp, and norm1_out and norm2_out, which come after them; norm1 and norm2, which
--- come before them, or neither of the two.
+-- Makes a block. parts: mixer and mlp; norm1_out and norm2_out, which follow them; norm1 and norm2,
+-- which precede them, or neither of these two.
 function Block:init(parts)
    nn.Module.init(self)
    for _, part in ipairs { 'mixer', 'mlp', 'norm1', 'norm1_out', 'norm2', 'norm2_out' } do
@@ -30,7 +30,7 @@ function Block:init(parts)
    end
 end
 
--- x [B, T, C] -> the same shape. at: as of nn.Block.
+-- Returns the output [B, T, C] of an input x of the same shape. at: as for nn.Block.
 function Block:forward(x, at)
    local n = self.input_layernorm and self.input_layernorm(x)
    local a = self.self_attn(n or x, at)

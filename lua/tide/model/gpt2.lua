@@ -85,7 +85,7 @@ end
 -- ---- published files ---------------------------------------------------------------------------
 
 GPT2.family = {
-   -- Old files omit the first part of names, and have masks.
+   -- Adds the first part of names, which old files omit, and drops their masks.
    rename = function(name)
       if name:find '%.attn%.bias$' or name:find '%.attn%.masked_bias$' then return nil end
       if name:find '^transformer%.' or name:find '^lm_head%.' then return name end

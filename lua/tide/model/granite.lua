@@ -16,7 +16,7 @@ Granite.family = {
    },
    without = { sliding_window = { why = 'a Granite attends to all tokens before' } },
    layer = function(c, _, mixer) mixer.scale = c.attention_multiplier end,
-   embed_scale = function(c) return c.embedding_multiplier end,
+   embed_scale = function(c) return c.embedding_multiplier end, scales_given = true,
    residual = function(c) return c.residual_multiplier end,
    out_scale = function(c) return 1 / c.logits_scaling end,
 }

@@ -1,9 +1,9 @@
--- Whole models, each loaded at first use, and the doors to published folders.
+-- Whole models, each loaded at first use, and the functions for published folders.
 
 return require 'tide.util.lazy' ('model', {
-   llama = 'llama', qwen2 = 'qwen2', qwen3 = 'qwen3', mistral = 'mistral', phi3 = 'phi3',
-   ministral = 'ministral', granite = 'granite', smollm3 = 'smollm3', olmo2 = 'olmo2',
-   gemma2 = 'gemma2', gemma3 = 'gemma3', mamba2 = 'mamba2',
+   llama = 'llama', qwen2 = 'qwen2', qwen2_5_vl = 'qwen2_5_vl', qwen3 = 'qwen3',
+   mistral = 'mistral', phi3 = 'phi3', ministral = 'ministral', granite = 'granite',
+   smollm3 = 'smollm3', olmo2 = 'olmo2', gemma2 = 'gemma2', gemma3 = 'gemma3', mamba2 = 'mamba2',
    hybrid = 'hybrid', bamba = 'bamba', gpt2 = 'gpt2', vision = 'vision',
    load = { 'tide.pretrained.load', 'model' }, fill = { 'tide.pretrained.load', 'fill' },
    generation = { 'tide.pretrained.generation', 'options' },

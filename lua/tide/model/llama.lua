@@ -20,7 +20,7 @@ local Module = nn.Module
 
 local optional = published.optional
 
--- Usual hidden size of a gated MLP: 8/3 of the width, up to a multiple of 32.
+-- Returns the usual hidden size of a gated MLP: 8/3 of the width, up to a multiple of 32.
 local function default_hidden(c) return math.ceil(c.hidden_size * 8 / 3 / 32) * 32 end
 
 local count, number, flag = 'integer >= 1', 'number >= 0', 'boolean'
@@ -65,7 +65,7 @@ local heads_fit = signature.options { config_.whole_groups,
    'where head_dim % 2 == 0 -- head_dim ({head_dim}) must be even for rotary positions',
 }
 
--- Fields with each other.
+-- Checks fields against each other, and fills in those that depend on others.
 local function complete_together(c, family)
    c.head_dim = c.head_dim or config_.head_dim(c)
    heads_fit(family.op, {}, c)
@@ -162,6 +162,7 @@ function Llama:_blocks(c, opts)
    end
    return blocks, mixers, { rope = rope, norm_offset = family.norm_offset,
       embed_scale = family.embed_scale and family.embed_scale(c),
+      scales_given = family.scales_given,
       out_scale = family.out_scale and family.out_scale(c) }
 end
 

@@ -1,4 +1,4 @@
--- OLMo 2 decoder: Llama whose norms come after each branch, x + norm(mixer(x)), and an RMSNorm over
+-- OLMo 2 decoder: Llama whose norms follow each branch, x + norm(mixer(x)), and an RMSNorm over
 -- all heads together of the queries, and of the keys.
 
 local class = require 'tide.class'

@@ -52,7 +52,7 @@ local only = {
 -- Dtypes that a file may name; they change nothing here.
 local dtypes = { 'auto', 'float32', 'float64', 'bfloat16', 'float16', 'f32', 'f64', 'bf16', 'f16' }
 
--- A file's dtype is that of its tensors; the model has the one of its options.
+-- Checks the dtype of a file, which is that of its tensors; the model has the dtype of its options.
 local function dtype(op, name, v)
    err.choice(op, name, type(v) == 'string' and v:gsub('^torch%.', '') or v, dtypes)
 end
@@ -89,7 +89,7 @@ local function same(a, b)
    return canonical(a) == canonical(b)
 end
 
--- A field under its own name or another.
+-- Stores a field under its name here, and reports a second spelling with another value.
 local function take(c, from, name, key, v, problems)
    if c[name] ~= nil and not same(c[name], v) then
       problems[#problems + 1] = ("field '%s' is %s, but '%s', which means the same, is %s"):format(
@@ -112,7 +112,7 @@ local function read_as(kind, op, name, v)
    return signature.check(op, name, v, kind)
 end
 
--- One field of the file.
+-- Reads one field of the file into the configuration, or reports it.
 local function read_field(self, c, from, key, v)
    local name, rules = self.rules.alias[key] or key, self.rules
    if self.known[name] then return take(c, from, name, key, v, self.problems) end
@@ -133,8 +133,8 @@ local function read_field(self, c, from, key, v)
    end
 end
 
--- A file of another model: its fields may have the same names and mean other things. A head of
--- another kind (classification, reward) has the same layers; another family does not.
+-- Reports a file of another family: its fields may have the same names and mean other things. A
+-- head of another kind (classification, reward) has the same layers, so it is accepted.
 local function check_type(op, fields, problems)
    local kind, family = fields.model_type, require 'tide.model.family'
    local name = op:match '^model%.(.*)$'

@@ -14,7 +14,7 @@ local op = 'model.smollm3'
 
 local flag, count = 'boolean', 'integer >= 1'
 
--- A number for each layer: 1 with rotary positions, 0 without.
+-- Reads a list with a number for each layer: 1 with rotary positions, 0 without.
 local function layers(o, name, v)
    for i, has in ipairs(err.type(o, name, v, 'table')) do
       err.choice(o, ('%s[%d]'):format(name, i), has, { 0, 1 })

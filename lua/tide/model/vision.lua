@@ -107,9 +107,9 @@ local function position_signal(c, rows, columns, opts)
    return tide.cat({ r:sin(), r:cos(), q:sin(), q:cos() }, 2)
 end
 
--- patches [1, T, P]; at: sizes (of the images, [N, 2] in pixels), index (i32 [1, T, 2] of (image,
--- patch), which says whose patches see each other; by default those of one image). Returns features
--- [T, O].
+-- Returns the features [T, O] of patches [1, T, P]. at: sizes (of the images, [N, 2] in pixels),
+-- index (i32 [1, T, 2] of (image, patch), which says whose patches see each other; by default the
+-- patches of an image do).
 function Vision:forward(patches, at)
    local c, device = self.config, patches.device
    local opts = { device = device, dtype = patches.dtype == 'f64' and 'f64' or 'f32' }

@@ -2,7 +2,7 @@
 --
 -- attend(q, k, v, options) is tide.attention(q, k, v, options) unless options.dropout is given.
 -- Then probabilities are made in full, for a block of queries at a time, and made again in
--- backward: memory is that of one block. Dropout masks come from the generator, which
+-- backward: memory is that of one block. The generator draws the dropout masks, which
 -- recomputation replays.
 -- Legend: B batch, n queries of a block, T keys, H query heads, K key heads, G = H / K, D head
 -- size.
@@ -30,8 +30,8 @@ local function range(first, n, t, keys)
    return keys and p:reshape(1, 1, 1, 1, n) or p:reshape(1, 1, 1, n, 1)
 end
 
--- Which of n queries from `first` (0-based) on see which of T keys: bool, to be broadcast to
--- [B, K, G, n, T]; nil: all see all.
+-- Returns which of n queries, from `first` (0-based) on, see which of T keys, as bool that
+-- broadcasts to [B, K, G, n, T]. It returns nil if every query sees every key.
 local function seen_by(o, first, n, T, q)
    local window = type(o.window) == 'number' and { o.window, o.window } or o.window or {}
    local left, right = window[1] or -1, o.causal and 0 or window[2] or -1
@@ -52,7 +52,8 @@ local function seen_by(o, first, n, T, q)
    return seen
 end
 
--- [B, n, H, D] -> [B, K, G n, D], or of keys [B, T, K, D] -> [B, K, T, D]; f32, f64 of f64.
+-- Returns x [B, n, H, D] as [B, K, G n, D], so keys [B, T, K, D] as [B, K, T, D]; in f32, or in f64
+-- if x is f64.
 local function by_head(x, K)
    local B, n, H, D = unpack(x.shape)
    if x.dtype ~= 'f64' then x = x:to 'f32' end

@@ -1,10 +1,10 @@
 -- Attention: multi-head and grouped-query self-attention with rotary positions.
 --
 -- The methods `attend(q_BTHD, k_BTKD, v_BTKD, options)` and `project(x)` may be wrapped: context
--- parallelism wraps attend to spread the sequence over ranks, tensor parallelism wraps project to
+-- parallelism wraps attend to split the sequence over ranks, tensor parallelism wraps project to
 -- join the products with the gathering of x. Which token sees which is data: positions and, for
--- packed streams, index tensors of (document, position).
--- Legend: B batch, T tokens, H query heads, K key heads, D head size, C model width.
+-- packed streams, index tensors of (document, position). Legend: B batch, T tokens, H query heads,
+-- K key heads, D head size, C model width.
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
@@ -60,7 +60,7 @@ function Attention:init(opts)
    self:ready(opts)
 end
 
--- Queries, keys and values of x, heads still joined: [B, T, heads D].
+-- Returns queries, keys and values of x, with their heads still joined: [B, T, heads D].
 function Attention:project(x_BTC)
    if not self.qkv_proj then
       local list = joined.call(self, Attention.shared_input, x_BTC)
@@ -141,10 +141,11 @@ function Attention:told(at, q_start, device, n)
    return at.tiles and tiles.put(o, at.tiles) or o
 end
 
--- at: { positions = [B or 1, T], q_index =, k_index =, attention_mask = [B, T] of document numbers
--- (see nn.mask) in their place, tiles (see nn.tiles) of the indices or nil, is_causal (in place of
--- the layer's own), cache = table of this layer or nil, context (of a sequence over ranks, see
--- parallel.cp), rows (index [K] of the tokens that are needed of the result, see nn.rows) }.
+-- Returns the output [B, T, C] of x. Fields of at: positions [B or 1, T]; q_index and k_index, or
+-- in their place attention_mask [B, T] of document numbers (see nn.mask); tiles (see nn.tiles) of
+-- the indices or nil; is_causal, in place of the layer's own; cache, a table of this layer, or nil;
+-- context, of a sequence over ranks (see parallel.cp); rows, an index [K] of the tokens whose
+-- result is needed (see nn.rows).
 function Attention:forward(x_BTC, at)
    at = at or {}
    local q, k, v = private.call(self.project, self, x_BTC)
@@ -188,9 +189,9 @@ function Attention:tp(_, on)
    end }
 end
 
--- See Module.tp_plan. Fused queries, keys and values cannot be cut by heads, nor can those that a
--- norm over all heads reads, so that attention is
--- whole on every rank and only its weights are shared out.
+-- Returns the styles of the projections, see Module.tp_plan. Fused queries, keys and values cannot
+-- be cut by heads, nor can those that a norm over all heads reads. In both cases every rank
+-- computes the whole attention, and only its weights are sharded.
 function Attention:tp_plan()
    if self.norms_whole then
       return { q_proj = 'rowwise_rep', k_proj = 'rowwise_rep', v_proj = 'rowwise_rep',
@@ -200,7 +201,7 @@ function Attention:tp_plan()
    return { q_proj = 'colwise', k_proj = 'colwise', v_proj = 'colwise', o_proj = 'rowwise' }
 end
 
--- Sizes, for the text of a model.
+-- Returns the sizes, for the text of a model.
 function Attention:detail()
    return ('%d heads of %d, %d for keys%s'):format(self.heads, self.head_dim, self.kv_heads,
       self.dropout > 0 and (', dropout %g'):format(self.dropout) or '')

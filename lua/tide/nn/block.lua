@@ -36,13 +36,14 @@ function Block:init(parts)
    self.scale = parts.scale
 end
 
--- The child that plays a part: 'norm1', 'mixer', 'norm2' or 'mlp'.
+-- Returns the child that plays a part: 'norm1', 'mixer', 'norm2' or 'mlp'.
 function Block:part(name) return self[self._part[name]] end
 
--- Two tensors whose sum is the result for an input x [B, T, C], and whether the first is the
--- caller's to give up; the second always is. With `more` the input is x + more, two such results
--- of the block before, whose sum norm1 makes on the way: `more` is given up, and x if `owned`.
--- at.rows: index [K] of the rows of the result that are needed (see nn.rows), which is [1, K, C].
+-- Returns two tensors whose sum is the result for an input x [B, T, C], and whether the caller may
+-- overwrite the first; it may always overwrite the second. With `more` the input is x + more, two
+-- such results of the block before, and norm1 computes their sum. `more` is then overwritten, and x
+-- if `owned`. at.rows: index [K] of the rows of the result that are needed (see nn.rows); the
+-- result is then [1, K, C].
 function Block:addends(x, more, owned, at)
    local part, drop, scale = self._part, self.dropout, self.scale
    local n, made
@@ -72,7 +73,8 @@ function Block:addends(x, more, owned, at)
    return h, y, true
 end
 
--- x [B, T, C] -> the same shape. at: where the tokens lie; handed to the mixer.
+-- Returns the output [B, T, C] of an input x of the same shape. at: where the tokens lie; the mixer
+-- gets it.
 function Block:forward(x, at)
    local h, y, owned = self:addends(x, nil, false, at)
    local sum = h + y
@@ -83,14 +85,14 @@ end
 private.note(Block.forward)
 private.note(Block.addends)
 
--- Whether this block takes at.rows: its MLP then works on these rows alone.
+-- Returns whether this block takes at.rows: its MLP then computes these rows alone.
 function Block:picks_rows()
    return self._part.mlp and not self.dropout and self.forward == Block.forward
       and self.addends == Block.addends
 end
 
--- Whether the block before may leave its sum to this one: it is called as it stands, and its first
--- norm takes two addends.
+-- Returns whether the block before may leave its last sum to this one: this block has no hooks or
+-- wraps, and its first norm takes two addends.
 function Block:takes_addends()
    return self.forward == Block.forward and self.addends == Block.addends
       and self._call == Module._call and norm.takes_addends(self[self._part.norm1])

@@ -8,7 +8,7 @@ local private = require 'tide.util.private'
 
 local chunked = {}
 
--- t as one column [n, 1].
+-- Returns t as one column [n, 1].
 function chunked.column(t) return t:reshape { t:numel(), 1 } end
 
 -- Returns logits under a soft cap, if there is one; gives z up.
@@ -19,7 +19,7 @@ function chunked.capped(z, cap)
    return private.replace(z, z * cap)
 end
 
--- Logits [n, W] of a chunk in dtype acc, under the soft cap if there is one.
+-- Returns the logits [n, W] of a chunk in dtype acc, under the soft cap if there is one.
 function chunked.logits(x_nC, w_WC, cap, acc)
    return chunked.capped(tide.linear(x_nC, w_WC):to(acc), cap)
 end
@@ -41,12 +41,13 @@ function chunked.way(x, w, opts, part)
       want_x = record and x.requires_grad, want_w = record and w.requires_grad }
 end
 
--- Tokens of a chunk whose logits take at most `bytes` (16 MiB) where a logit takes `size` (4).
+-- Returns how many tokens a chunk has, so that its logits take at most `bytes` (16 MiB), with
+-- `size` (4) bytes a logit.
 function chunked.rows(W, bytes, size)
    return math.max(1, math.floor((bytes or 2 ^ 24) / ((size or 4) * math.max(1, W))))
 end
 
--- One tensor of what chunks have given.
+-- Returns the results of all chunks as one tensor.
 function chunked.joined(list) return #list == 1 and list[1] or tide.cat(list, 1) end
 
 -- Calls fn(first, n) for chunks of N tokens.
@@ -54,7 +55,8 @@ function chunked.each(N, rows, fn)
    for first = 1, N, rows do fn(first, math.min(rows, N - first + 1)) end
 end
 
--- The gradients of x and w, of which fn(first, n) gives those of a chunk; nil where it gives none.
+-- Returns the gradients of x and w from those of chunks, which fn(first, n) returns. A gradient
+-- that fn returns as nil is nil.
 function chunked.gradients(N, rows, fn)
    local dx, dw = {}, nil
    chunked.each(N, rows, function(first, n)

@@ -22,8 +22,8 @@ function context.of(op, opts, ids)
    local c = opts.context
    if c == nil or checked(op, c).null then return nil end
    for _, name in ipairs { 'index', 'q_index', 'k_index', 'sequence', 'caches' } do
-      err.arg_if(opts[name] ~= nil, op, name, 'nil beside a context, which gives documents and '
-         .. 'knows no caches', opts[name])
+      err.arg_if(opts[name] ~= nil, op, name, 'nil with a context, which gives the documents and '
+         .. 'takes no caches', opts[name])
    end
    local n = c:tokens()[c.rank + 1]
    if ids:size(2) ~= n then
@@ -38,7 +38,7 @@ end
 function context._in_documents(index) return index:select(3, 2):to 'i64':clamp(0, 2^31 - 1) end
 
 -- Returns the positions of the T tokens of a call, i64 [B or 1, T]: those given, else those of the
--- context, which knows where this rank's tokens lie, else those of q_index, else 0 .. T - 1.
+-- context, which records where this rank's tokens lie, else those of q_index, else 0 .. T - 1.
 function context._positions(at, T, device)
    local c = at.context
    if at.positions ~= nil then return at.positions end

@@ -7,9 +7,9 @@
 --
 -- x are final hidden states and w the rows of the output head. As in tide.linear_cross_entropy,
 -- gradients are made in forward, while the logits of a chunk of tokens are there; the logits of all
--- tokens exist neither of student nor of teacher, and backward only scales. Where the vocabulary is
--- cut over ranks, these exchange a few numbers a token, and each takes its rows of the teacher's
--- head. The loss is a sum divided by a count, as with nn.loss.
+-- tokens never exist, neither those of the student nor those of the teacher, and backward only
+-- scales. Where the vocabulary is cut over ranks, these exchange a few numbers a token, and each
+-- takes its rows of the teacher's head. The loss is a sum divided by a count, as with nn.loss.
 --
 -- Legend: N tokens, n tokens of a chunk, C width, W vocabulary rows of this rank, K most likely
 -- ids.
@@ -23,6 +23,7 @@ local private = require 'tide.util.private'
 local rows_ = require 'tide.nn.rows'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
+local tally = require 'tide.nn.tally'
 
 local distil = {}
 
@@ -34,7 +35,7 @@ local function summed(t, at)
    return t
 end
 
--- Log-probabilities of logits over the vocabulary of all ranks.
+-- Returns log-probabilities of logits over the vocabulary of all ranks.
 local function log_softmax(z_nW, at)
    local max = z_nW:amax(2, true)
    if at.comm then at.comm:all_reduce(max, 'max') end
@@ -51,7 +52,8 @@ local function places(ids, at, W)
    return (ids - at.first):clamp(0, W - 1), here:to(at.acc)
 end
 
--- Cross entropy [n, 1] with the labels, and its derivative by the logits. ls: log-probabilities.
+-- Returns the cross entropy [n, 1] with the labels, and its derivative by the logits. ls:
+-- log-probabilities.
 local function entropy(ls, ids_n, at)
    local place, here = places(column(ids_n), at, ls:size(2))
    local value = -summed(ls:gather(2, place) * here, at)
@@ -96,7 +98,8 @@ local function of_top(ls, ids_nK, logp_nK, at)
    return (q * lq):sum(2, true) - cross, replace(slope, slope:scatter_add(2, place, -(q * here)))
 end
 
--- Divergence of a chunk and its derivative by the student's logits, both times temperature ^ 2.
+-- Returns the divergence of a chunk and its derivative by the student's logits, both times
+-- temperature ^ 2.
 local function divergence(z, ls1, t, first, n, at)
    local T, value, dz = at.temperature
    local function softened(y)
@@ -116,8 +119,8 @@ local function divergence(z, ls1, t, first, n, at)
    return value * (T * T), replace(dz, dz * T)
 end
 
--- Of the tokens first .. first + n - 1: the sums of loss, divergence and cross entropy [3], and the
--- gradients of x and w that are wanted (else nil).
+-- Computes the tokens first .. first + n - 1. Returns the sums of loss, divergence and cross
+-- entropy [3], and the gradients of x and w that are wanted (else nil).
 local function run_chunk(x_nC, w_WC, ids_n, t, first, n, at)
    local z, a = logits(x_nC, w_WC, at.cap, at.acc), at.alpha
    local counted = column(ids_n:ne(at.ignore)):to(at.acc)
@@ -188,7 +191,7 @@ local function settled(op, t, n, w, V, part, opts)
    return { x = t.x:detach():reshape(n, t.x:size(-1)), w = head, cap = t.cap }
 end
 
--- Returns those rows of a settled teacher that an index names.
+-- Returns the rows of a settled teacher that an index names.
 local function picked(t, rows)
    if t.ids then
       return { ids = t.ids:index_select(1, rows), logp = t.logp:index_select(1, rows) }
@@ -196,8 +199,9 @@ local function picked(t, rows)
    return { x = t.x:index_select(1, rows), w = t.w, cap = t.cap }
 end
 
--- As loss, of a head whose rows are cut over ranks. part: { comm, first (rows before those of this
--- rank), size (rows of all ranks) }, or nil. Returns the loss, and sums over tokens { kl, ce }.
+-- Returns the loss, as distil.loss does, of a head whose rows are cut over ranks, and sums over
+-- tokens { kl, ce }. part: { comm, first (rows before those of this rank), size (rows of all ranks)
+-- }, or nil.
 function distil._of_part(op, x, w, labels, teacher, opts, part)
    local C = x:size(-1)
    local n = x:numel() / C
@@ -213,12 +217,12 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
 end
 
 -- Returns the loss of the tokens whose labels count, summed and divided by opts.count (default:
--- their number): alpha temperature ^ 2 times the divergence of student and teacher, whose logits
--- are divided by temperature, and 1 - alpha times the cross entropy with the labels. x [.., C], w
--- [V, C], labels i64 of the leading shape of x. teacher: { x, w, cap (soft cap of its logits) } of
--- any width, or its most likely ids { ids = i64 [.., K], logp = their log-probabilities }, which
--- are made to add up to 1. x and w get gradients. Returns the loss, and sums over tokens { kl, ce
--- }.
+-- their number). It is alpha temperature ^ 2 times the divergence of student and teacher, whose
+-- logits are divided by temperature, plus 1 - alpha times the cross entropy with the labels. x [..,
+-- C], w [V, C], labels i64 of the leading shape of x. teacher: { x, w, cap (soft cap of its logits)
+-- } of any width, or its most likely ids { ids = i64 [.., K], logp = their log-probabilities },
+-- which are made to add up to 1. x and w get gradients. Returns the loss, and sums over tokens {
+-- kl, ce }.
 function distil.loss(x, w, labels, teacher, opts)
    return distil._of_part('nn.distil.loss', x, w, labels, teacher, opts)
 end
@@ -252,8 +256,6 @@ end
 local Objective = { class_name = 'Objective' }
 Objective.__index = Objective
 
-local function new_sums() return { kl = 0, ce = 0, labels = 0 } end
-
 -- Calls fn({ x, w, cap }) while the head of the teacher is there.
 local function with_teacher(self, batch, at, fn)
    if batch.teacher_ids then
@@ -280,9 +282,7 @@ function Objective:__call(model, batch, opts)
       with_teacher(self, batch, at, fn)
    end, at, rest)
    if batch.spare then return loss end
-   local s = self.sums[model.training and 'train' or 'val']
-   s.kl, s.ce = s.kl + sums.kl, s.ce + sums.ce
-   s.labels = s.labels + nn_loss.count(batch.labels)
+   self.figures:add(model, { nn_loss.count(batch.labels), sums.kl, sums.ce })
    return loss
 end
 
@@ -290,12 +290,10 @@ end
 -- divergence (times temperature ^ 2) and of the cross entropy, of the parts that the loss has. Nil
 -- without tokens. which: 'train', or 'val' of evaluations. Collective.
 function Objective:take(comm, which)
-   local s = self.sums[which]
-   self.sums[which] = new_sums()
-   local all = require('tide.comm').sum(comm, { s.labels, s.kl, s.ce })
-   if all[1] == 0 then return nil end
-   return { kl = self.opts.alpha > 0 and all[2] / all[1] or nil,
-      ce = self.opts.alpha < 1 and all[3] / all[1] or nil }
+   local means = self.figures:take(comm, which)
+   if not means then return nil end
+   local alpha = self.opts.alpha
+   return { kl = alpha > 0 and means.kl or nil, ce = alpha < 1 and means.ce or nil }
 end
 
 -- Makes the loss of a step, which is called as objective(model, batch, { count = labels }).
@@ -305,7 +303,7 @@ function distil.objective(opts)
       .. 'tide.model')
    err.raise_if(t and spread.of(t).tp, 'E_UNSUPPORTED', op, 'the teacher is cut over ranks (tp); '
       .. 'shard it with fully_shard over all of them')
-   return setmetatable({ opts = opts, sums = { train = new_sums(), val = new_sums() } }, Objective)
+   return setmetatable({ opts = opts, figures = tally { 'labels', 'kl', 'ce' } }, Objective)
 end
 
 local common = {

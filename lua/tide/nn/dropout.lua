@@ -16,14 +16,14 @@ function Dropout:init(p)
    self.p = p
 end
 
--- x of any shape; x itself while not training.
+-- Returns x, of any shape, with the share p of its elements set to zero; x itself in eval mode.
 function Dropout:forward(x)
    if not self.training or self.p == 0 then return x end
    return tide.dropout(x, self.p)
 end
 private.note(Dropout.forward)
 
--- Its p, for the text of a model.
+-- Returns p, for the text of a model.
 function Dropout:detail() return ('p = %g'):format(self.p) end
 
 return signature.doors('nn.Dropout', Dropout, { init = 'p: number in [0, 1)' })

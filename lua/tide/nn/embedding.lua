@@ -20,19 +20,19 @@ function Embedding:init(nvocab, dim, opts)
    self:ready(opts)
 end
 
--- ids [..] (integers from 0) -> vectors [.., dim].
+-- Returns the vectors [.., dim] of ids [..] (integers from 0).
 function Embedding:forward(ids) return tide.embedding(self.weight, ids) end
 private.note(Embedding.forward)
 
--- x [.., dim] -> logits [.., nvocab].
+-- Returns the logits [.., nvocab] of x [.., dim], with this table as the output projection.
 function Embedding:as_output(x)
    err.raise_if(self.is_cut, 'E_STATE', 'nn.Embedding', 'the table is cut over ranks; call the '
       .. 'model')
    return tide.linear(x, self.weight)
 end
 
--- Vectors of a part of the table, rows from `first`; zeros for ids of other ranks. Every rank
--- raises for an id beyond the whole table of V rows.
+-- Returns vectors from a part of the table, rows from `first` on; zeros for ids of other ranks.
+-- Every rank raises for an id beyond the whole table of V rows.
 local function part_of(self, ids, first, V)
    in_range('nn.Embedding', ids, V, 'a token id lies outside [0, %d)')
    local n = self.weight:size(1)
@@ -41,7 +41,7 @@ local function part_of(self, ids, first, V)
    return y * here:to(y.dtype):unsqueeze(-1)
 end
 
--- See Module.tp.
+-- Returns how the table is cut, see Module.tp.
 function Embedding:tp(style, on)
    if not style then return nil end
    if style.shard == 'rows' then
@@ -58,7 +58,7 @@ function Embedding:tp(style, on)
    on:refuse('an Embedding cannot be %s', tostring(style))
 end
 
--- Sizes, for the text of a model.
+-- Returns the sizes, for the text of a model.
 function Embedding:detail() return ('%d x %d'):format(self.nvocab, self.dim) end
 
 return signature.doors('nn.Embedding', Embedding, {

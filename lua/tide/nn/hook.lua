@@ -2,7 +2,7 @@
 --
 -- Hooks run in the order they were added. Adding or removing while the list runs takes effect at
 -- the next run, so a hook may remove itself. A handle's remove may be called any number of times.
--- Backward hooks ride on identity functions whose backward runs them.
+-- Backward hooks run in the backward of identity functions.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
@@ -71,7 +71,7 @@ local function has(values, v)
    return false
 end
 
--- Gives up the tensors of `made` that are in neither of the other packed lists.
+-- Frees the tensors of `made` that are in neither of the other packed lists.
 local function spend_others(made, some, others)
    for i = 1, made.n do
       if not has(some, made[i]) and not has(others, made[i]) then private.spend(made[i]) end
@@ -127,7 +127,7 @@ local function without_inputs(hooks)
    end }
 end
 
--- Returns what fn(self, ...) returns, with the hooks of the module around it.
+-- Returns the results of fn(self, ...), with the hooks of the module around it.
 local function run(fn, self, ...)
    local lists, inputs = self._hooks, pack(...)
    local recording, given, behind = tide.is_grad_enabled(), inputs, nil

@@ -105,8 +105,8 @@ function joined.places(m, goal)
    return into
 end
 
--- Gives the children of a module, whose parameters are on device 'null', memory side by side on a
--- device (nil: the default one), unless that is 'null', too.
+-- Allocates adjacent memory on a device (nil: the default one) for the children of a module, whose
+-- parameters are on device 'null', unless that device is 'null', too.
 function joined.lay(m, device)
    if device == 'null' then return end
    local names = m.shared_input

@@ -31,7 +31,7 @@ end
 -- Returns how many tokens a cache holds at least, if there are as many.
 local function wanted(cache) return cache.left and cache.left + reserve or math.huge end
 
--- Tokens that a room of n tokens has left.
+-- Returns the free room, in tokens, that a buffer for n tokens gets in addition.
 local function spare(n) return math.max(least, math.floor(n / 2)) end
 
 -- Returns a copy of old in a buffer with room for more tokens.

@@ -34,13 +34,14 @@ function Linear:product(x, weight, bias)
    return tide.linear(x, weight, bias or nil)
 end
 
--- Returns the same with a weight in NF4 (see nn.nf4), or a part of one.
+-- Returns the product of this layer with its weight in NF4 (see nn.nf4), or with a part of that
+-- weight.
 function Linear:product_nf4(x)
    if self._nf4_boxes then return nf4_part.product(self, x) end
    return tide.linear_nf4(x, self.weight_nf4, self.weight_scale, self.nout, self.bias or nil)
 end
 
--- x [.., nin] -> [.., nout].
+-- Returns the product [.., nout] of x [.., nin].
 function Linear:forward(x)
    if self.weight_nf4 then return private.call(self.product_nf4, self, x) end
    return private.call(self.product, self, x, self.weight, self.bias)
@@ -49,15 +50,16 @@ private.note(Linear.forward)
 private.note(Linear.product_nf4)
 private.note(Linear.product)
 
--- Lets backward of a product in FP8 round the weight again, which is kept in place of its codes,
--- until the handle that is returned is removed: for weights whose bytes are dropped after forward.
+-- Makes backward of an FP8 product round the weight again, so that forward keeps the weight and not
+-- its codes: for weights whose bytes are dropped after forward. Returns a handle; handle.remove()
+-- ends it.
 function Linear:keep_weight()
    local how = self._fp8
    if how then how.keep = 'weight' end
    return { remove = function() if how then how.keep = nil end end }
 end
 
--- See Module.tp.
+-- Returns how the weight is cut, see Module.tp.
 function Linear:tp(style, on)
    if not style then return nil end
    local given = on.given
@@ -83,7 +85,7 @@ function Linear:tp(style, on)
    on:refuse('a Linear cannot be %s', tostring(style))
 end
 
--- Sizes, for the text of a model.
+-- Returns the sizes, for the text of a model.
 function Linear:detail()
    return ('%d -> %d%s%s%s'):format(self.nin, self.nout, self.bias and ', bias' or '',
       self.weight_nf4 and ', nf4' or self.fp8 and ', fp8' or '',

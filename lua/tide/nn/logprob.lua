@@ -29,7 +29,7 @@ local function places(ids_n, at, W)
    return (ids - at.first):clamp(0, W - 1), here:to(at.acc), counted:to(at.acc)
 end
 
--- Log-probabilities and log-sum-exp of a chunk, [n] each.
+-- Returns log-probabilities and log-sum-exp of a chunk, [n] each.
 local function forward_chunk(x_nC, w_WC, ids_n, at)
    local n, W = x_nC:size(1), w_WC:size(1)
    local z = chunked.logits(x_nC, w_WC, at.cap, at.acc)
@@ -85,8 +85,8 @@ local labels_fn = private.func {
    end,
 }
 
--- As of_labels, of a head whose rows are cut over ranks. part: { comm, first (rows before those of
--- this rank), size (rows of all ranks) }, or nil.
+-- Returns the log-probabilities, as of_labels does, of a head whose rows are cut over ranks. part:
+-- { comm, first (rows before those of this rank), size (rows of all ranks) }, or nil.
 function logprob._of_part(op, x, w, labels, opts, part)
    local C = x:size(-1)
    local n = x:numel() / C

@@ -10,9 +10,9 @@
 -- its columns (Linear:tp), and sharding gathers frozen parameters and reduces the others. Attach
 -- before any of these. model.adapter is the description, which checkpoints keep.
 --
--- The wrap stands inside that of tensor parallelism, and so sees this rank's parts.
+-- The wrap is inside that of tensor parallelism, so it gets this rank's parts.
 --
--- DoRA scales each output besides, by (|W| + m) / |W + scale B A| of the rows, where m (the
+-- DoRA also scales each output by (|W| + m) / |W + scale B A| of the rows, where m (the
 -- parameter lora_m) starts at zero. PEFT keeps |W| + m as the magnitude; as a difference it needs
 -- no weights to start with, and takes the same steps. No gradient goes through the norms, as in
 -- the paper.
@@ -42,8 +42,8 @@ local op = 'nn.lora.attach'
 
 -- ---- which layers ------------------------------------------------------------------------------
 
--- The Linear layers that can be adapted, { path, m } each: all but the output head, which is used
--- as a weight alone. A layer in several places has the path of the first one.
+-- Returns the Linear layers that can be adapted, { path, m } each: all but the output head, whose
+-- weight the loss reads alone. A layer in several places has the path of the first one.
 function lora.layers(model)
    local head = model.head_loss and model:head().id
    local list, seen = {}, {}
@@ -55,7 +55,8 @@ function lora.layers(model)
    return list
 end
 
--- Names as PEFT understands them: the end of a path, at a dot; '*' is one name.
+-- Returns whether a path matches a target as in PEFT: the target is the end of the path, from a
+-- dot; '*' stands for one name.
 local function matches(path, target)
    local pattern = target:gsub('[%^%$%(%)%%%.%[%]%+%-%?]', '%%%0'):gsub('%*', '[^.]+')
    return ('.' .. path):find('%.' .. pattern .. '$') ~= nil
@@ -83,7 +84,7 @@ local function refuse_target(model, list, target)
       .. 'all-linear)', target, near.hint(target, names), table.concat(names, ', '))
 end
 
--- Words of targets: a text 'q_proj|v_proj', or a list of such.
+-- Returns the words of targets: a text 'q_proj|v_proj', or a list of such texts.
 local function words_of(targets)
    local words = {}
    for _, text in ipairs(type(targets) == 'table' and targets or { targets }) do
@@ -95,7 +96,7 @@ local function words_of(targets)
    return words
 end
 
--- The layers { path, m } that targets name, in the order of the model.
+-- Returns the layers { path, m } that targets name, in the order of the model.
 local function chosen(model, targets)
    local all, list, used = lora.layers(model), {}, {}
    if #all == 0 then err.raise('E_ARG', op, 'the model has no Linear layer') end
@@ -116,7 +117,7 @@ end
 
 -- ---- what a layer computes ---------------------------------------------------------------------
 
--- scale (x A') B', of this rank's parts.
+-- Returns scale (x A') B', computed with this rank's parts.
 local function change_of(self, x, o)
    if o.dropout > 0 and self.training then x = tide.dropout(x, o.dropout) end
    local h = tide.linear(x, self.lora_A)
@@ -124,7 +125,7 @@ local function change_of(self, x, o)
    return private.replace(h, tide.linear(h, self.lora_B))
 end
 
--- By what DoRA scales the outputs: (|W| + m) / |W + scale B A|; m has a gradient.
+-- Returns the factor of the outputs in DoRA: (|W| + m) / |W + scale B A|; m has a gradient.
 local function stretch_of(m, self, scale)
    local view = adapted.whole(m)
    local before, after = tide.no_grad(function()
@@ -133,7 +134,7 @@ local function stretch_of(m, self, scale)
    return (before + self.lora_m:to 'f32') / after
 end
 
--- What the call inside returns, and the change: one op where it can be.
+-- Returns the output of the inner call plus the low-rank change, in one op where that is possible.
 local function changed(next, m, self, x, o)
    if product.is_plain_inside(m, 'lora') and not (o.dropout > 0 and self.training) then
       return tide.linear_lora(x, self.weight, self.lora_A, self.lora_B, o.scale, self.bias or nil)
@@ -144,15 +145,15 @@ local function changed(next, m, self, x, o)
    return y
 end
 
--- The call of a layer with DoRA; its bias is added at the end.
+-- Returns the output of a layer with DoRA; its bias is added at the end.
 local function stretched(next, m, self, x, o)
    local y = changed(next, m, setmetatable({ bias = false }, { __index = self }), x, o)
    y = private.replace(y, y * stretch_of(m, self, o.scale):to(y.dtype))
    return self.bias and private.replace(y, y + self.bias) or y
 end
 
--- The wrap finds the layer in a field of it: a copy of a model (the rehearsal of a plan) shares the
--- functions of the model.
+-- Wraps a layer. The wrap finds the layer in a field of the layer, because a copy of a model (the
+-- rehearsal of a plan) shares the functions of the model.
 local function add_wrap(layer, o)
    rawset(layer, '_adapted', { layer })
    layer:wrap('lora', function(next, self, x)
@@ -200,9 +201,10 @@ end
 
 -- ---- doors -------------------------------------------------------------------------------------
 
--- Gives the Linear layers that `targets` names adapters, and freezes everything else. Returns
+-- Adds adapters to the Linear layers that `targets` names, and freezes everything else. Returns
 -- model.adapter: { rank, alpha, dropout, rslora, dora, modules (their paths) }. E_STATE: the model
--- has adapters, or is spread over ranks already. E_UNSUPPORTED: two of the layers share a weight.
+-- has adapters, or is distributed over ranks already. E_UNSUPPORTED: two of the layers share a
+-- weight.
 function lora.attach(model, opts)
    err.raise_if(rawget(model, 'adapter'), 'E_STATE', op, 'the model has adapters already; merge '
       .. 'and remove them first, or continue with them')
@@ -229,7 +231,7 @@ function lora.attach(model, opts)
    return adapter
 end
 
--- The adapters of a model; raises without any.
+-- Returns the adapters of a model; raises if it has no adapters.
 local function adapters_of(name, model)
    local adapter = rawget(model, 'adapter')
    if not adapter then err.raise('E_STATE', name, 'the model has no adapters') end
@@ -260,8 +262,8 @@ local function rewrite(name, model, adapter, fn)
    if sharded then sharded:updated() end
 end
 
--- Adds the changes to the weights (in f32, rounded once); the layers then compute with these alone.
--- Idempotent. Collective where the model is spread over ranks. Returns model.
+-- Adds the low-rank changes to the weights (in f32, rounded once); the layers then compute with the
+-- weights alone. Idempotent. Collective where the model is distributed over ranks. Returns model.
 function lora.merge(model)
    local name = 'nn.lora.merge'
    local adapter, o = adapters_of(name, model)
@@ -284,8 +286,8 @@ function lora.merge(model)
    return model
 end
 
--- Takes the changes from the weights again: up to rounding they are those before merge. Idempotent.
--- Collective where the model is spread over ranks. Returns model.
+-- Subtracts the low-rank changes from the weights, which are then those before merge, up to
+-- rounding. Idempotent. Collective where the model is distributed over ranks. Returns model.
 function lora.unmerge(model)
    local name = 'nn.lora.unmerge'
    local adapter, o = adapters_of(name, model)
@@ -301,22 +303,23 @@ function lora.unmerge(model)
    return model
 end
 
--- A whole vector with an element an output of a layer, from that of this rank's outputs.
+-- Returns a whole vector over the outputs of a layer from the part of this rank's outputs.
 local function over_outputs(m, t)
    local places = rawget(m, '_layout')
    return places and places.lora_m and places.lora_m:gather(t) or t
 end
 
 -- Calls fn(path, m, norms): the norms of the rows of each adapted weight, f32 [out], whole.
--- Collective where the model is spread over ranks.
+-- Collective where the model is distributed over ranks.
 function lora._each_norms(model, fn)
    each_layer(model, rawget(model, 'adapter'), function(view, path)
       fn(path, over_outputs(view.m, adapted.norms(view)))
    end)
 end
 
--- The magnitudes of DoRA as PEFT keeps them, |W| + m of the unmerged weights: path -> f32 [out] on
--- the host, whole; empty without DoRA. Collective where the model is spread over ranks.
+-- Returns the magnitudes of DoRA as PEFT stores them, |W| + m of the unmerged weights: path -> f32
+-- [out] on the host, whole. The table is empty without DoRA. Collective where the model is
+-- distributed over ranks.
 function lora._magnitudes(model)
    local list, o = {}, rawget(model, '_adapter')
    if not o.dora then return list end
@@ -328,7 +331,8 @@ function lora._magnitudes(model)
    return list
 end
 
--- The results of fn() with the adapters off: those of the base model, also of a sharded one.
+-- Returns the results of fn() with the adapters off, so those of the base model; also of a sharded
+-- model.
 function lora.without(model, fn)
    local o = rawget(model, '_adapter')
    err.raise_if(not o, 'E_STATE', 'nn.lora.without', 'the model has no adapters')

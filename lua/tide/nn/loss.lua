@@ -11,11 +11,11 @@ local loss = {}
 
 loss.ignore = -100
 
--- Number of labels that count.
+-- Returns the number of labels that count.
 function loss.count(labels, ignore) return labels:ne(ignore or loss.ignore):sum():item() end
 
--- Labels of next-token prediction from the tokens themselves: labels[t] = ids[t + 1], the last
--- one ignored. ids i64.
+-- Returns the labels of next-token prediction from ids (i64): labels[t] = ids[t + 1], the last one
+-- ignored.
 function loss.shift(ids, ignore)
    local ids_BT = ids
    local B, T = ids_BT:size(1), ids_BT:size(2)
@@ -28,7 +28,7 @@ end
 -- Options of a loss of hidden states and labels.
 loss.known = { 'count', 'ignore', 'label_smoothing', 'z_loss' }
 
--- Splits the options of such a loss into those of the op and the count to divide by.
+-- Splits the options of a loss into those of the op and the count to divide by.
 function loss.options(op, opts)
    opts = err.options(op, opts, loss.known)
    return {
@@ -37,9 +37,9 @@ function loss.options(op, opts)
    }, opts.count
 end
 
--- Sum over tokens of a loss, divided by count (default: the counted labels of this call).
--- x_BTC or x_NC; labels of the same leading shape; fn(x_NC, labels_N, options of the op): the sum.
--- op: the name that errors carry, if it is another function that the caller called.
+-- Returns the sum of a loss over tokens, divided by count (default: the counted labels of this
+-- call). x is [B, T, C] or [N, C]; labels have its leading shape; fn(x_NC, labels_N, options of the
+-- op) returns the sum. op: the name in errors, if the caller called another function.
 function loss.per_count(fn, x, labels, opts, op)
    op = op or 'nn.loss.per_count'
    err.type('nn.loss.per_count', 'op', op, 'string')
@@ -59,10 +59,10 @@ function loss.per_count(fn, x, labels, opts, op)
    return sum * (1 / count)
 end
 
--- The cross entropy of x w', summed over the tokens that count and divided by opts.count (default:
--- their number). x [.., C], w [V, C], labels i64 of the leading shape of x. Further options: ignore
--- (label of tokens that do not count, -100), label_smoothing, z_loss. labels[t] is the token after
--- x[t] already (loss.shift makes them).
+-- Returns the cross entropy of x w', summed over the tokens that count and divided by opts.count
+-- (default: their number). x [.., C], w [V, C], labels i64 of the leading shape of x. Further
+-- options: ignore (label of tokens that do not count, -100), label_smoothing, z_loss. labels[t] is
+-- the token after x[t] already (loss.shift makes them).
 function loss.linear(x, w_VC, labels, opts)
    return loss.per_count(private.note(function(x_NC, labels_N, attrs)
       return tide.linear_cross_entropy(x_NC, w_VC, nil, labels_N, attrs)
@@ -70,7 +70,7 @@ function loss.linear(x, w_VC, labels, opts)
 end
 private.note(loss.linear)
 
--- The cross entropy of logits [.., V], with the labels and options of loss.linear.
+-- Returns the cross entropy of logits [.., V], with the labels and options of loss.linear.
 function loss.of_logits(logits, labels, opts)
    return loss.per_count(private.note(function(z_NV, labels_N, attrs)
       attrs.reduction = 'sum'

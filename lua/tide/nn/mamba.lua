@@ -32,19 +32,19 @@ function GatedRMSNorm:init(dim, opts)
    self:ready(opts)
 end
 
--- x and its gate z [.., dim] -> the same shape; see tide.gated_rms_norm.
+-- Returns the gated norm of x and its gate z, all [.., dim]; see tide.gated_rms_norm.
 function GatedRMSNorm:forward(x, z)
    return tide.gated_rms_norm(x, z, self.weight,
       { eps = self.eps, group = self.group, gate_last = self.gate_last })
 end
 private.note(GatedRMSNorm.forward)
 
--- Sizes, for the text of a model.
+-- Returns the sizes, for the text of a model.
 function GatedRMSNorm:detail()
    return ('%d in groups of %d, eps %g'):format(self.dim, self.group, self.eps)
 end
 
-local gate_last = 'gate_last: boolean = false -- the gate comes after the norm, not before it'
+local gate_last = 'gate_last: boolean = false -- applies the gate after the norm, not before it'
 signature.doors('nn.GatedRMSNorm', GatedRMSNorm, {
    init = { 'dim: integer >= 1', opts = {
       'eps: number >= 0 = 1e-5 -- added to the mean of squares',
@@ -56,7 +56,8 @@ signature.doors('nn.GatedRMSNorm', GatedRMSNorm, {
 
 local Conv1d = class('Conv1d', Module)
 
--- Weight [channels, 1, taps] as checkpoints have it; the layer calls the op with it.
+-- Makes the parameters of a convolution, with the weight [channels, 1, taps] of checkpoints; the
+-- layer that holds them calls the op.
 function Conv1d:init(channels, taps, opts)
    Module.init(self)
    self.channels, self.taps = channels, taps
@@ -67,7 +68,7 @@ function Conv1d:init(channels, taps, opts)
    self:ready(opts)
 end
 
--- Sizes, for the text of a model.
+-- Returns the sizes, for the text of a model.
 function Conv1d:detail() return ('%d channels, %d taps'):format(self.channels, self.taps) end
 
 signature.doors('nn.Conv1d', Conv1d, {
@@ -95,8 +96,8 @@ local function check_limit(op, limit)
    return { lo, hi }
 end
 
--- The parameters of the recurrence, made as published: -A uniform in A_range, the step softplus(
--- dt_bias) uniform in its logarithm within dt_range and at least dt_floor.
+-- Declares the parameters of the recurrence with the published initial values: -A is uniform in
+-- A_range; the step softplus(dt_bias) is log-uniform in dt_range and at least dt_floor.
 local function recurrence(self, op, opts)
    if opts.recurrence_dtype ~= nil then
       opts = Module.inner(opts, opts)
@@ -136,7 +137,7 @@ end
 -- The two ops of mix.
 Mamba2.conv, Mamba2.scan = private.note(tide.conv1d), private.note(tide.ssd_scan)
 
--- mamba.inner = fn is the 0.1 spelling of a wrap of mix.
+-- Accepts mamba.inner = fn, the 0.1 spelling of a wrap of mix.
 function Mamba2:__newindex(key, value)
    if key ~= 'inner' or type(value) ~= 'function' then
       return Module.__newindex(self, key, value)
@@ -206,8 +207,8 @@ function Mamba2:recur(xBC, dt_BTH, opts)
    return private.replace(y_BTHD, y_BTHD:reshape(B, T, I)), last
 end
 
--- Returns what lies between the projections: y and the gate z, both [B, T, I], of the projected
--- tokens. at: { sequence = [B or 1, T], cache = table of this layer or nil }.
+-- Computes the part between the projections: returns y and the gate z, both [B, T, I], of the
+-- projected tokens. at: { sequence = [B or 1, T], cache = table of this layer or nil }.
 function Mamba2:mix(projected_BTP, at)
    local z_BTI, xBC, dt_BTH = divide(projected_BTP, { self.inner_dim, self.conv_dim, self.heads })
    local cache, kept = at.cache, at.cache ~= nil
@@ -253,9 +254,9 @@ local function sequence_of(document_BT)
    return new:to('i32'):pad({ 0, 1 }, { 0, 0 }):cumsum(2):to 'i32'
 end
 
--- at: { sequence = number of the sequence of each token [B or 1, T], cache = table or nil, context
--- }. A cache holds the last rows of the convolution and the state: its size does not depend on the
--- tokens seen.
+-- Returns the output [B, T, C] of x. Fields of at: sequence, the number of the sequence of each
+-- token [B or 1, T]; cache, a table or nil; context. A cache holds the last rows of the convolution
+-- and the state, so its size does not depend on the number of tokens.
 function Mamba2:forward(x_BTM, at)
    check_call(self, 'nn.Mamba2', x_BTM, at)
    local _, whole = context.for_layer('nn.Mamba2', self, at)
@@ -281,10 +282,10 @@ function Mamba2:tp(_, on)
    return on:by_heads()
 end
 
--- See Module.tp_plan.
+-- Returns the styles of the projections, see Module.tp_plan.
 function Mamba2:tp_plan() return { in_proj = 'colwise', out_proj = 'rowwise' } end
 
--- Sizes, for the text of a model.
+-- Returns the sizes, for the text of a model.
 function Mamba2:detail()
    return ('%d heads of %d, %d groups, state %d'):format(self.heads, self.head_dim, self.groups,
       self.state)

@@ -20,8 +20,8 @@ local function numbers(op, name, mask)
    return mask:clamp(0, nil):to 'i32'
 end
 
--- (document, position) pairs i32 [B, T, 2] of a mask [B, T]. Positions are those in the row.
--- E_UNSUPPORTED for masks of another kind.
+-- Returns (document, position) pairs i32 [B, T, 2] of a mask [B, T]. Positions are those in the
+-- row. Masks of another kind raise E_UNSUPPORTED.
 function mask_.index(op, name, mask)
    err.raise_if(not tide.is_tensor(mask) or mask.ndim ~= 2 or mask.dtype:find 'f', 'E_UNSUPPORTED',
       op, "argument '%s': expected an integer or bool tensor [B, T] of document numbers (1 and 0: "
@@ -100,7 +100,7 @@ function mask_.of_layer(op, at, c)
    local mask = at.attention_mask
    if mask == nil or at.mask_checked then return at.mask_index end
    err.arg_if(at.q_index ~= nil or at.k_index ~= nil, op, 'attention_mask',
-      'nil beside q_index and k_index', mask)
+      'nil with q_index and k_index', mask)
    if not c or c.null then return mask_.index(op, 'attention_mask', mask) end
    mask_.check(op, mask, c:q_index(mask.device))
    return nil

@@ -1,4 +1,4 @@
--- What a module says of tokens that see each other: its field or method `mixes` (see nn.Module).
+-- Whether tokens see each other in a module: its field or method `mixes` (see nn.Module).
 
 local Module = require 'tide.nn.module'
 

@@ -45,7 +45,7 @@ function MLP:init(opts)
    self:ready(opts)
 end
 
--- Gate (nil in the plain form) and up values of x.
+-- Returns gate and up values of x; the gate is nil in the plain form.
 function MLP:project(x)
    if self.gate_up_proj then
       local both = self.gate_up_proj(x)
@@ -56,7 +56,7 @@ function MLP:project(x)
    return self.gate_proj and self.gate_proj(x), self.up_proj(x)
 end
 
--- act(up x) of the plain form: one op where the projection is nothing but its product.
+-- Returns act(up x) of the plain form, in one op if the projection has no hooks or wraps.
 function MLP:activated(x)
    local m, act = self.up_proj, in_product[self.act]
    local y
@@ -69,7 +69,7 @@ function MLP:activated(x)
    return self.act == 'relu2' and private.replace(y, y:square()) or y
 end
 
--- x [.., dim] -> the same shape.
+-- Returns the output [.., dim] of an input x of the same shape.
 function MLP:forward(x)
    local h
    if not is_gated[self.act] then
@@ -101,13 +101,13 @@ function MLP:tp(_, on)
       'the projections into the hidden layer must be colwise and down_proj rowwise')
 end
 
--- See Module.tp_plan.
+-- Returns the styles of the projections, see Module.tp_plan.
 function MLP:tp_plan()
    return { gate_proj = self.gate_proj and 'colwise', up_proj = self.up_proj and 'colwise',
       gate_up_proj = self.gate_up_proj and { 'colwise', blocks = 2 }, down_proj = 'rowwise' }
 end
 
--- Its activation, for the text of a model.
+-- Returns the activation, for the text of a model.
 function MLP:detail() return self.act end
 
 return signature.doors('nn.MLP', MLP, {

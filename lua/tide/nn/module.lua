@@ -1,10 +1,10 @@
 -- Module: a named tree of parameters, buffers and child modules around one `forward`.
 --
--- Values live in plain fields (self.weight, self.q_proj); the module keeps the ordered list of
--- which fields are what. So model code reads like arithmetic, and everything that walks the tree
--- (state, optimiser, sharding) sees stable dotted names in declaration order. A module that is
--- assigned to a new field becomes a child of that name, unless the name begins with '_'. A module
--- may be built on device 'null' (shapes only) and materialised later.
+-- Values live in plain fields (self.weight, self.q_proj); the module keeps the ordered lists of
+-- their names. So model code reads like arithmetic, and everything that walks the tree (state,
+-- optimiser, sharding) sees stable dotted names in declaration order. A module that is assigned to
+-- a new field becomes a child of that name, unless the name begins with '_'. A module may be built
+-- on device 'null' (shapes only) and materialised later.
 --
 -- A tensor that sits at two places in the tree is one parameter, listed at its first name.
 --
@@ -58,7 +58,7 @@ local scaling_text = "true, false, 'tensor', 'block' or 'block_f32'"
 signature.kind('fp8', scaling_text, function(v) return scalings[v] end,
    "boolean|'tensor'|'block'|'block_f32'")
 
--- Checks the options of a constructor: its own names and those every module knows.
+-- Checks the options of a constructor: its own names and those of every module.
 function Module.options(op, opts, known)
    local all = {}
    for _, k in ipairs(known) do all[#all + 1] = k end
@@ -69,7 +69,7 @@ function Module.options(op, opts, known)
    return opts
 end
 
--- Options to hand to a child: same dtype, device and fp8, filled later by the root.
+-- Returns options for a child: the same dtype, device and fp8. The root fills its weights later.
 function Module.inner(opts, extra)
    local t = { dtype = opts.dtype, device = opts.device, fp8 = opts.fp8, init = false }
    return copy(extra or {}, t)
@@ -142,7 +142,7 @@ function Module:child(name, module)
    return module
 end
 
--- self.name = module declares a child, as in PyTorch. Lua replaces an existing field without
+-- Declares a child for self.name = module, as PyTorch does. Lua replaces an existing field without
 -- calling this.
 function Module:__newindex(name, value)
    if class.is(value, Module) and type(name) == 'string' and name:sub(1, 1) ~= '_' then
@@ -187,8 +187,9 @@ local function check_lists(self)
    end
 end
 
--- Called when the constructor has returned, because weights that were never filled are undefined.
--- A class that only holds what it is given (holds_parts) leaves filling it to a module above.
+-- Checks, when the constructor has returned, that it filled the weights: unfilled ones are
+-- undefined. A class that only holds what it is given (holds_parts) leaves filling it to a module
+-- above.
 function Module:made()
    check_begun(self)
    check_lists(self)
@@ -387,7 +388,7 @@ function Module.tp_plan() return nil end
 
 -- ---- wraps, hooks and the call -----------------------------------------------------------------
 
--- Puts fn(next, self, ...) around the call of this module, or around a method of its class. fn
+-- Wraps the call of this module, or a method of its class, in fn(next, self, ...). fn
 -- calls next(self, ...) for the inner call, and returns what the call returns. Returns a handle
 -- with name and remove(). Each call or method takes a name once. opts:
 --    of     'call' (default; of a model also its loss), 'forward', or another method
@@ -444,7 +445,7 @@ function Module:has_hooks()
    return hook.is_used(self)
 end
 
--- The chain of a call; without wraps it is forward.
+-- Calls forward. Wraps of the call replace this method in the instance.
 function Module:_call(...) return private.call(self.forward, self, ...) end
 private.note(Module._call)
 
@@ -456,7 +457,7 @@ function Module:as_call(fn, ...)
    return private.call(wrap.compose(wrap.list(self), fn), self, ...)
 end
 
--- Computes module(...); every class defines its own.
+-- Computes the results of a call, module(...). Every class defines its own.
 function Module:forward()
    err.raise('E_STATE', 'nn.' .. self.class_name, 'this module has no forward')
 end

@@ -21,7 +21,7 @@ local spread = require 'tide.nn.spread'
 
 local nf4 = {}
 
--- Puts codes of W, or on the null device their shapes, in place of a layer's weight.
+-- Replaces a layer's weight by codes of W, or on the null device by their shapes.
 local function quantise_layer(m, W)
    local codes, scale
    if W.device == 'null' then
@@ -44,9 +44,9 @@ local function check_layer(op, path, m)
       "'%s' has wraps around its forward; quantise first", path)
 end
 
--- Puts the weights of all Linear layers but the output head into NF4, in place; a model without
+-- Rounds the weights of all Linear layers but the output head to NF4, in place; a model without
 -- bytes (device 'null') gets the shapes. Returns model. E_STATE: it is quantised, has adapters, or
--- is spread over ranks; E_DTYPE: f64.
+-- is distributed over ranks; E_DTYPE: f64.
 function nf4.quantise_(model)
    local op = 'nn.nf4.quantise_'
    err.raise_if(rawget(model, 'quantised'), 'E_STATE', op, 'the model is quantised already')
@@ -72,15 +72,15 @@ function nf4._weight(m)
       :reshape(m.nout, m.nin)
 end
 
--- Codes W, which is whole, into a quantised layer or this rank's part of one.
+-- Quantises a whole weight W into a quantised layer, or into this rank's part of one.
 function nf4._fill(m, W)
    local codes, scale = tide.quantize_nf4(W)
    part.fill({ owner = m, field = 'weight_nf4', buffer = m.weight_nf4 }, codes)
    m.weight_scale:copy_(scale)
 end
 
--- Puts weights of the other parameters' dtype in place of those in NF4: the numbers that the layers
--- compute with. They are frozen where the model has adapters. Returns model.
+-- Replaces weights in NF4 by plain weights of the other parameters' dtype, with the numbers that
+-- the layers compute with. They are frozen where the model has adapters. Returns model.
 function nf4.dequantise_(model)
    local op, q = 'nn.nf4.dequantise_', rawget(model, 'quantised')
    err.raise_if(not q, 'E_STATE', op, 'the model is not quantised')

@@ -18,15 +18,15 @@ function RMSNorm:init(dim, opts)
    self:ready(opts)
 end
 
--- x [.., dim] -> the same shape; with a residual of that shape: the norm of the sum, and the
--- sum.
+-- Returns the norm of x [.., dim]. With a residual of that shape it returns the norm of the sum,
+-- and the sum.
 function RMSNorm:forward(x, residual)
    if residual then return tide.add_rms_norm(x, residual, self.weight, self.eps, self.offset) end
    return tide.rms_norm(x, self.weight, self.eps, self.offset)
 end
 private.note(RMSNorm.forward)
 
--- Sizes, for the text of a model.
+-- Returns size and eps, for the text of a model.
 function RMSNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
 
 local LayerNorm = class('LayerNorm', Module)
@@ -41,8 +41,8 @@ function LayerNorm:init(dim, opts)
    self:ready(opts)
 end
 
--- x [.., dim] -> the same shape; with a residual of that shape: the norm of the sum, and the
--- sum.
+-- Returns the norm of x [.., dim]. With a residual of that shape it returns the norm of the sum,
+-- and the sum.
 function LayerNorm:forward(x, residual)
    if residual then
       local sum = x + residual
@@ -52,7 +52,7 @@ function LayerNorm:forward(x, residual)
 end
 private.note(LayerNorm.forward)
 
--- Sizes, for the text of a model.
+-- Returns size and eps, for the text of a model.
 function LayerNorm:detail() return ('%d, eps %g'):format(self.dim, self.eps) end
 
 signature.doors('nn.RMSNorm', RMSNorm, {

@@ -38,7 +38,7 @@ end
 local is_float = { f32 = true, f64 = true, bf16 = true, f16 = true }
 local targets = { 'f32', 'f64', 'bf16', 'f16', 'cpu', 'cuda', 'null', 'ref' }
 
--- Module:to.
+-- Does what Module:to describes.
 function place.to(self, target)
    if type(target) == 'string' then
       target = is_float[target] and { dtype = target } or { device = target }
@@ -65,7 +65,7 @@ function place.to(self, target)
    end)
 end
 
--- Gives the tensors on device 'null' bytes on `device`, contents undefined.
+-- Allocates the tensors on device 'null' on `device`, contents undefined.
 function place.materialise(self, device)
    local function goal(t)
       return { dtype = t.dtype, device = t.device == 'null' and device or t.device }

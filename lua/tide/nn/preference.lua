@@ -12,6 +12,7 @@ local tide = require 'tide'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
+local tally = require 'tide.nn.tally'
 
 local preference = {}
 
@@ -26,20 +27,20 @@ end
 
 local kinds = {}
 
--- -log sigmoid(beta d); with label_smoothing e, -(1 - e) log sigmoid(beta d) - e log sigmoid(-beta
--- d).
+-- Returns -log sigmoid(beta d), or with label_smoothing e -(1 - e) log sigmoid(beta d) - e log
+-- sigmoid(-beta d).
 function kinds.sigmoid(d, o)
    local right = (d * -o.beta):softplus()
    if o.label_smoothing == 0 then return right end
    return right * (1 - o.label_smoothing) + (d * o.beta):softplus() * o.label_smoothing
 end
 
--- (d - 1 / (2 beta)) ^ 2.
+-- Returns (d - 1 / (2 beta)) ^ 2.
 function kinds.ipo(d, o) return (d - 1 / (2 * o.beta)):square() end
 
--- Returns the sum over pairs of the loss of d, divided by opts.count (default: the pairs), where d
--- is how much more than the reference the model prefers the chosen answers: (chosen - rejected) -
--- (ref_chosen - ref_rejected). All are log-probabilities [pairs] of whole answers; of IPO, their
+-- Returns the sum over pairs of the loss of d, divided by opts.count (default: the pairs). d =
+-- (chosen - rejected) - (ref_chosen - ref_rejected) says how much more than the reference the model
+-- prefers the chosen answers. All are log-probabilities [pairs] of whole answers; of IPO, their
 -- means over the tokens of an answer. The references get no gradient. Returns the loss, and d.
 function preference.dpo(chosen, rejected, ref_chosen, ref_rejected, opts)
    local op, n = 'nn.preference.dpo', chosen:numel()
@@ -82,15 +83,11 @@ end
 local Objective = { class_name = 'Objective' }
 Objective.__index = Objective
 
-local function new_sums() return { pairs = 0, right = 0, margin = 0, chosen = 0, rejected = 0 } end
-
 -- Adds to the metrics: by how much the chosen answers are preferred, and how often.
 local function note(self, model, margin, chosen, rejected)
-   local s, beta = self.sums[model.training and 'train' or 'val'], self.opts.beta
-   s.pairs, s.right = s.pairs + margin:numel(), s.right + margin:gt(0):sum():item()
-   s.margin = s.margin + beta * margin:sum():item()
-   s.chosen = s.chosen + beta * chosen:sum():item()
-   s.rejected = s.rejected + beta * rejected:sum():item()
+   local function reward(t) return self.opts.beta * t:sum():item() end
+   self.figures:add(model, { margin:numel(), margin:gt(0):sum():item(), reward(margin),
+      reward(chosen), reward(rejected) })
 end
 
 -- Returns the loss of a batch of data.preference, for the option `loss` of train.run and
@@ -119,20 +116,14 @@ end
 -- over the ranks of comm: the share of pairs whose chosen answer is preferred more than by the
 -- reference, and means of beta times the log-ratios. Nil without pairs. which: 'train', or 'val' of
 -- evaluations. Collective.
-function Objective:take(comm, which)
-   local s = self.sums[which]
-   self.sums[which] = new_sums()
-   local all = require('tide.comm').sum(comm, { s.pairs, s.right, s.margin, s.chosen, s.rejected })
-   if all[1] == 0 then return nil end
-   return { accuracy = all[2] / all[1], margin = all[3] / all[1], reward_chosen = all[4] / all[1],
-      reward_rejected = all[5] / all[1] }
-end
+function Objective:take(comm, which) return self.figures:take(comm, which) end
 
 -- Makes the loss of a step, which is called as objective(model, batch, { count = pairs }).
 function preference.objective(opts)
    err.raise_if(opts.kind == 'ipo' and opts.label_smoothing > 0, 'E_ARG',
       'nn.preference.objective', "label_smoothing works only with kind = 'sigmoid'; leave it out")
-   return setmetatable({ opts = opts, sums = { train = new_sums(), val = new_sums() } }, Objective)
+   return setmetatable({ opts = opts, figures = tally { 'pairs', 'accuracy', 'margin',
+      'reward_chosen', 'reward_rejected' } }, Objective)
 end
 
 local common = {

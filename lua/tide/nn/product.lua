@@ -1,5 +1,5 @@
--- Tells whether the call of a Linear is nothing but the product of its weight and bias, so that an
--- op that does more at once may replace it.
+-- Returns whether the call of a Linear is nothing but the product of its weight and bias, so that
+-- an op that does more at once may replace it.
 
 local Linear = require 'tide.nn.linear'
 local wrap = require 'tide.nn.wrap'

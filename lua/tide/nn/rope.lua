@@ -4,7 +4,12 @@
 -- Scaling follows the published configuration keys, see nn/rope_scaling.lua: 'linear' divides every
 -- frequency, 'llama3' and 'yarn' divide the low ones, 'dynamic' and 'longrope' depend on the length
 -- of the sequence, which the caller of apply gives.
+--
+-- Positions may have several rows (M-RoPE, arXiv 2409.12191: time, height and width): each row
+-- turns a section of the frequencies. A rotation by one row leaves the channels of the other
+-- sections exactly as they are, so that rows are turned one after the other.
 
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
@@ -15,23 +20,54 @@ local rope = { check_scaling = scaling.check, frequencies = scaling.frequencies 
 local Rope = { constant = true }       -- the same on every rank: see util.canonical
 Rope.__index = Rope
 
+-- Returns the frequencies of rotary positions along opts.axes axes, and how many each axis has:
+-- every axis turns an equal share of the channels from the same frequencies.
+local function of_axes(opts)
+   local n, list, sections = opts.axes, {}, {}
+   local share = rope.frequencies(opts.dim / n, opts.theta)
+   for axis = 1, n do
+      sections[axis] = #share
+      for _, f in ipairs(share) do list[#list + 1] = f end
+   end
+   return list, sections
+end
+
 -- Makes rotary positions. Fields of the result: attention_factor, by which the caller of apply
 -- multiplies rotated queries and keys (see factors); trained_length, the length of the sequence
--- from which on frequencies change with it, or nil.
+-- from which on frequencies change with it, or nil; sections, how many frequencies turn by each row
+-- of positions, or nil where positions have one row.
 function rope.new(opts)
+   local list, sections
+   if opts.axes then
+      list, sections = of_axes(opts)
+   else
+      list = rope.frequencies(opts.dim, opts.theta, opts.scaling)
+      sections = scaling.sections(opts.dim, opts.scaling)
+   end
    return setmetatable({
-      list = rope.frequencies(opts.dim, opts.theta, opts.scaling),
+      list = list, sections = sections,
       options = { interleaved = opts.interleaved }, by_device = {}, _longest = {},
       attention_factor = scaling.attention_factor(opts.scaling), dim = opts.dim, theta = opts.theta,
       scaling = opts.scaling, trained_length = scaling.trained_length(opts.scaling),
    }, Rope)
 end
 
--- Returns frequencies on x's device for a sequence of this length: f64 for an f64 x, else f32. They
--- are made once each and outlive step scopes, since a captured step could not make them.
-local function frequencies_for(self, x, length)
+-- Returns a list of frequencies with 0 in place of those outside the section of a row.
+local function only_of(self, list, row)
+   local out, first = {}, 0
+   for r = 1, row - 1 do first = first + self.sections[r] end
+   for i, f in ipairs(list) do
+      out[i] = i > first and i <= first + self.sections[row] and f or 0
+   end
+   return out
+end
+
+-- Returns frequencies on x's device for a sequence of this length: f64 for an f64 x, else f32; with
+-- a row of positions those of its section, 0 for the others. They are made once each and outlive
+-- step scopes, since a captured step could not make them.
+local function frequencies_for(self, x, length, row)
    local dtype = x.dtype == 'f64' and 'f64' or 'f32'
-   local place = x.device .. ' ' .. dtype
+   local place = x.device .. ' ' .. dtype .. (row and ' row ' .. row or '')
    local key = place
    if self.trained_length and length and length > self.trained_length then
       if self.scaling.rope_type == 'longrope' or self.scaling.type == 'longrope' then
@@ -45,6 +81,7 @@ local function frequencies_for(self, x, length)
    if inv_freq and not inv_freq:is_gone() then return inv_freq end
    local list = length and rope.frequencies(self.dim, self.theta, self.scaling, length)
       or self.list
+   if row then list = only_of(self, list, row) end
    inv_freq = require 'tide.util.outlive'(require('tide').tensor(list,
       { dtype = dtype, device = x.device }))
    local before = self._longest[place]
@@ -53,32 +90,66 @@ local function frequencies_for(self, x, length)
    return inv_freq
 end
 
-local function check_tensor(op, name, x)
-   err.arg_if(not require('tide').is_tensor(x), 'nn.rope.' .. op, name, 'a tensor [B, T, H, D]', x)
+local function check_tensors(op, name, x, positions)
+   local is = require('tide').is_tensor
+   err.arg_if(not is(x), 'nn.rope.' .. op, name, 'a tensor [B, T, H, D]', x)
+   err.arg_if(not is(positions), 'nn.rope.' .. op, 'positions', 'a tensor [B or 1, T]', positions)
 end
 
--- Returns x_BTHD rotated by positions [B or 1, T]. length: of the whole sequence (the largest
--- position plus one), for frequencies that depend on it.
+-- Raises unless positions have a row for each section.
+local function check_rows(self, op, positions)
+   local n = self.sections and #self.sections
+   if n and positions:size(1) == n then return end
+   err.raise('E_SHAPE', 'nn.rope.' .. op, 'positions: expected [B or 1, T]%s, got [%s]', n
+      and (' or [%d, B or 1, T]'):format(n) or ' (mrope_section of rope_scaling gives three rows)',
+      table.concat(positions.shape, ', '))
+end
+
+-- Returns x_BTHD rotated by positions [B or 1, T], or [rows, B or 1, T] with a row for each
+-- section. length: of the whole sequence (the largest position plus one), for frequencies that
+-- depend on it.
 function Rope:apply(x_BTHD, positions, length)
    local tide = require 'tide'
-   check_tensor('apply', 'x', x_BTHD)
-   local inv_freq = frequencies_for(self, x_BTHD, length)
-   return tide.rope(x_BTHD, positions, inv_freq, self.options)
+   check_tensors('apply', 'x', x_BTHD, positions)
+   if positions.ndim ~= 3 then
+      return tide.rope(x_BTHD, positions, frequencies_for(self, x_BTHD, length), self.options)
+   end
+   check_rows(self, 'apply', positions)
+   local y = x_BTHD
+   for row = 1, #self.sections do
+      local turned = tide.rope(y, positions:select(1, row),
+         frequencies_for(self, x_BTHD, length, row), self.options)
+      y = row > 1 and private.replace(y, turned) or turned
+   end
+   return y
 end
 private.note(Rope.apply)
 
--- Returns the results of apply for q and for k of one batch and sequence, in one pass unless apply
--- was replaced. reuse: the results take the memory of q and k.
+-- Returns q and k turned by one row of positions. opts: of tide.rope_joined.
+local function turned(self, q, k, positions, length, row, opts)
+   local list = require('tide').rope_joined({ q, k }, positions,
+      frequencies_for(self, q, length, row), opts)
+   return list[1], list[2]
+end
+
+-- Returns the results of apply for q and for k of one batch and sequence, in one pass a row unless
+-- apply was replaced. reuse: the results take the memory of q and k.
 function Rope:apply_both(q, k, positions, length, reuse)
-   check_tensor('apply_both', 'q', q)
+   check_tensors('apply_both', 'q', q, positions)
    local apply = self.apply
    if apply ~= Rope.apply then
       return private.call(apply, self, q, positions, length),
          private.call(apply, self, k, positions, length)
    end
-   local list = require('tide').rope_joined({ q, k }, positions,
-      frequencies_for(self, q, length), { interleaved = self.options.interleaved, reuse = reuse })
-   return list[1], list[2]
+   local opts = copy(self.options, { reuse = reuse })
+   if positions.ndim ~= 3 then return turned(self, q, k, positions, length, nil, opts) end
+   check_rows(self, 'apply_both', positions)
+   local a, b = turned(self, q, k, positions:select(1, 1), length, 1, opts)
+   for row = 2, #self.sections do
+      local c, d = turned(self, a, b, positions:select(1, row), length, row, opts)
+      a, b = private.replace(a, c), private.replace(b, d)
+   end
+   return a, b
 end
 private.note(Rope.apply_both)
 
@@ -98,8 +169,8 @@ function Rope:factors(x)
    return factors
 end
 
--- Returns the length of the sequence whose positions these are [B or 1, T], on one rank or those of
--- comm; nil where frequencies do not depend on it. Waits for the device.
+-- Returns the length of the sequence whose positions these are, in one row or several, on one rank
+-- or those of comm; nil where frequencies do not depend on it. Waits for the device.
 function Rope:length_of(positions, comm)
    if not self.trained_length then return nil end
    local longest = positions:amax():item()
@@ -113,4 +184,8 @@ return signature.doors('nn.rope', rope, { new = { opts = {
    'dim: integer in [2, 65536] -- channels of a head that rotate, the first ones',
    'theta: number >= 1 = 10000 -- the rotary base',
    'scaling: table? -- a published rope_scaling',
+   'axes: integer? >= 2 -- rows of positions, each of which turns an equal share of the channels',
+   'where axes == nil or scaling == nil -- axes and scaling: give one of them',
+   'where axes == nil or dim % (2 * axes) == 0 -- dim ({dim}) must be a multiple of {2 * axes}, a '
+      .. 'pair of channels for each axis',
    'interleaved: boolean = false -- pairs lie side by side' } } })

@@ -14,6 +14,7 @@ local most = 'original_max_position_embeddings'
 -- Keys by kind, as fields of a record (see util.signature).
 local keys = {
    default = {},
+   mrope = {},
    linear = { 'factor' .. positive },
    dynamic = { 'factor' .. positive, most .. ': integer? >= 1' },
    yarn = { 'factor' .. positive, most .. count, 'attention_factor: number? >= 1e-9',
@@ -24,9 +25,12 @@ local keys = {
    llama3 = { 'factor' .. positive, 'low_freq_factor' .. positive, 'high_freq_factor' .. positive,
       most .. positive },
 }
-for kind, rows in each(keys) do signature.record('rope_' .. kind, 'a table', rows) end
+for kind, rows in each(keys) do
+   rows[#rows + 1] = 'mrope_section: integer[]? >= 0'
+   signature.record('rope_' .. kind, 'a table', rows)
+end
 
-local kinds = { 'default', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
+local kinds = { 'default', 'mrope', 'linear', 'dynamic', 'yarn', 'longrope', 'llama3' }
 
 -- Returns the kind of a table rope_scaling, whose fields it checks. `finetuned` of published files
 -- does not change the numbers. op: the name in errors.
@@ -62,7 +66,8 @@ local function llama3(f, s)
    return (1 - ramp) * f / s.factor + ramp * f
 end
 
--- Between which of the dim/2 frequencies YaRN (arXiv 2309.00071) goes from kept to divided.
+-- Returns the two of the dim/2 frequencies between which YaRN (arXiv 2309.00071) passes from
+-- unscaled to scaled ones.
 local function yarn_range(dim, theta, s)
    local function at(rotations)
       return dim * math.log(s.original_max_position_embeddings / (rotations * 2 * math.pi))
@@ -78,17 +83,20 @@ local of = {}
 
 -- By kind: functions of i, from 0.
 
--- Unscaled frequencies.
+-- Returns fn(i), the unscaled frequency i.
 function of.default(dim, theta)
    return function(i) return theta ^ (-2 * i / dim) end
 end
 
--- All frequencies divided.
+-- The same; the name says that there is an mrope_section.
+of.mrope = of.default
+
+-- Returns fn(i), frequency i divided by the factor.
 function of.linear(dim, theta, s)
    return function(i) return theta ^ (-2 * i / dim) / s.factor end
 end
 
--- The base grows with the sequence beyond the length of training.
+-- Returns fn(i), frequency i of a base that grows with the sequence beyond the length of training.
 function of.dynamic(dim, theta, s, length)
    local trained = s.original_max_position_embeddings
    err.arg_if(trained == nil, 'nn.rope', 'rope_scaling.original_max_position_embeddings',
@@ -98,7 +106,7 @@ function of.dynamic(dim, theta, s, length)
    return of.default(dim, theta * grown)
 end
 
--- Low frequencies divided, with a ramp to those that are kept.
+-- Returns fn(i), frequency i: low ones are divided, with a ramp to the high ones, which are not.
 function of.yarn(dim, theta, s)
    local low, high = yarn_range(dim, theta, s)
    return function(i)
@@ -108,7 +116,7 @@ function of.yarn(dim, theta, s)
    end
 end
 
--- Each frequency divided by a number of its own, from one of two lists.
+-- Returns fn(i), frequency i divided by a number of its own, from one of two lists.
 function of.longrope(dim, theta, s, length)
    local name = length and length > s.original_max_position_embeddings and 'long_factor'
       or 'short_factor'
@@ -119,9 +127,22 @@ function of.longrope(dim, theta, s, length)
    return function(i) return 1 / (s[name][i + 1] * theta ^ (2 * i / dim)) end
 end
 
--- The scaling of Llama 3.1.
+-- Returns fn(i), frequency i of Llama 3.1.
 function of.llama3(dim, theta, s)
    return function(i) return llama3(theta ^ (-2 * i / dim), s) end
+end
+
+-- Returns how many of the dim/2 frequencies turn by each row of positions, in order, of a table
+-- with mrope_section; nil without one.
+function scaling.sections(dim, s)
+   local list = s and s.mrope_section
+   if not list then return nil end
+   local sum = 0
+   for _, n in ipairs(list) do sum = sum + n end
+   err.arg_if(#list ~= 3 or sum ~= dim / 2, 'nn.rope', 'rope_scaling.mrope_section',
+      ('three counts (time, height, width) that add up to %d, half of the channels that rotate')
+         :format(dim / 2), '{ ' .. table.concat(list, ', ') .. ' }')
+   return list
 end
 
 -- Returns a list of dim/2 frequencies. length: of the sequence, which some kinds depend on;

@@ -1,4 +1,4 @@
--- Records on a module how it is spread over ranks; the rest of the library asks here.
+-- Records on a module how it is distributed over ranks, for the rest of the library.
 --
 --    tp       what tensor parallelism cut it over, { axis, comm, sequence, .. }: every module of
 --             the model; sequence: whether the tokens between layers are cut, too

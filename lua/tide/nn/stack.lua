@@ -23,7 +23,7 @@ function Stack:init(blocks, names)
    for i, block in ipairs(blocks) do self:child(names and names[i] or tostring(i - 1), block) end
 end
 
--- A name is looked up by its place; the rest is the class's.
+-- Returns a block by its name, or a member of the class.
 function Stack:__index(key)
    local place = rawget(self, '_place')
    local i = place and place[key]
@@ -54,21 +54,21 @@ function Stack:child(name, block)
    return block
 end
 
--- Number of blocks.
+-- Returns the number of blocks.
 function Stack:count() return #self end
 
--- Block i, 1-based.
+-- Returns block i, which counts from 1.
 function Stack:at(i) return self[i] end
 
--- A stack of blocks first .. last (1-based, inclusive) that shares them and their names.
+-- Returns a stack of blocks first .. last (1-based, inclusive) that shares them and their names.
 function Stack:slice(first, last)
    local blocks, names = {}, {}
    for i = first, last do blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i] end
    return Stack(blocks, names)
 end
 
--- What a block gets as `at`: at.caches[i] is its at.cache, and at.last_rows is at.rows of the last
--- block, if that picks rows.
+-- Returns `at` for block i: its at.cache is at.caches[i]. at.last_rows is at.rows of the last
+-- block, if that block picks rows.
 local function here(self, at, i)
    local caches, block = at.caches, self[i]
    local rows = i == #self and at.last_rows or nil
@@ -77,7 +77,7 @@ local function here(self, at, i)
    return setmetatable({ cache = caches and caches[i], rows = rows }, { __index = at })
 end
 
--- The sum of a block's addends, which are given up.
+-- Returns the sum of a block's addends, whose memory it may reuse.
 local function added(h, more, owned)
    if not more then return h end
    local sum = h + more
@@ -86,9 +86,9 @@ local function added(h, more, owned)
    return sum
 end
 
--- Runs the blocks. Returns what is to be added up: h and more (nil: h is the result), and whether h
--- is the caller's to give up. A sum between two blocks is made by the norm of the second one where
--- nothing stands between them.
+-- Runs the blocks. Returns two addends of the result, h and more (nil: h is the result), and
+-- whether the caller may overwrite h. Where no hook or wrap is between two blocks, the norm of the
+-- second one computes the sum between them.
 function Stack:addends(x, at)
    local h, more, owned = x, nil, false
    at = err.type('nn.Stack', 'at', at or {}, 'table')
@@ -117,7 +117,8 @@ function Stack:forward(x, at)
 end
 private.note(Stack.forward)
 
--- norm(self(x, at)), where the norm makes the last sum if nothing stands before it.
+-- Returns norm(self(x, at)). The norm computes the last sum, too, if no hook or wrap needs it
+-- before.
 function Stack:normed(norm, x, at)
    if self.forward ~= Stack.forward or self._call ~= Module._call
       or not norms.takes_addends(norm) then

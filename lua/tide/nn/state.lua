@@ -8,7 +8,8 @@ local spread = require 'tide.nn.spread'
 
 local state_of = {}
 
--- Shapes by name, of a model and of a state for it: three sorted lists of what differs.
+-- Compares shapes by name, of a model and of a state for it. Returns three sorted lists: missing,
+-- unexpected, shape.
 function state_of.differences(own, given)
    local lists = { missing = {}, unexpected = {}, shape = {} }
    for name, shape in each(own) do
@@ -54,7 +55,7 @@ local function shapes(op, tensors)
    return list
 end
 
--- Rotary frequencies that old files of Llama keep: computed here, so they are passed over.
+-- Returns a state without the rotary frequencies that old files of Llama hold; tide computes them.
 local function without_frequencies(state, own)
    local out = {}
    for name, t in each(state) do
@@ -63,7 +64,7 @@ local function without_frequencies(state, own)
    return out
 end
 
--- Module:load_state_dict.
+-- Does what Module:load_state_dict describes.
 function state_of.load(self, state, opts)
    local op = 'nn.Module.load_state_dict'
    err.type(op, 'state', state, 'table')

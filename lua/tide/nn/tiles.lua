@@ -6,7 +6,8 @@ local tide = require 'tide'
 
 local tiles = {}
 
--- Tiles of an index i32 [B or 1, T, 2]; nil without one, and where no kernel reads them.
+-- Returns the tiles of an index i32 [B or 1, T, 2]; nil without an index, and where no kernel reads
+-- them.
 function tiles.of(index)
    if not index or index.device == 'cpu' or index.dtype ~= 'i32' or index.ndim ~= 3 then
       return nil
@@ -24,7 +25,7 @@ function tiles.list(a, b)
    return list
 end
 
--- Puts those of its indices into the options of an attention call.
+-- Adds the tiles of its indices to the options of an attention call.
 function tiles.put(options, list)
    local q, k = options.q_index, options.k_index
    options.q_tiles, options.k_tiles = q and list[q.id], k and list[k.id]

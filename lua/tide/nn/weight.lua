@@ -19,25 +19,25 @@ function fill.constant(t, spec) t:fill_(spec.value) end
 function fill.normal(t, spec, at) t:normal_(spec.mean or 0, spec.std, at) end
 function fill.uniform(t, spec, at) t:uniform_(spec.lo, spec.hi, at) end
 
--- Bounds lo and hi count standard deviations.
+-- Fills t with normal numbers cut at lo and hi, which count standard deviations.
 function fill.trunc_normal(t, spec, at)
    t:trunc_normal_(spec.mean or 0, spec.std, spec.lo or -3, spec.hi or 3, at)
 end
 
--- Uniform with variance gain^2 / fan_in (He et al., 2015).
+-- Fills t with uniform numbers of variance gain^2 / fan_in (He et al., 2015).
 function fill.kaiming(t, spec, at)
    local bound = (spec.gain or 1) * math.sqrt(3 / math.max(1, spec.fan_in))
    t:uniform_(-bound, bound, at)
 end
 
--- The logarithm of a uniform number.
+-- Fills t with logarithms of uniform numbers.
 function fill.log_uniform(t, spec, at)
    t:uniform_(spec.lo, spec.hi, at)
    t:copy_(t:to('f64'):log())
 end
 
--- log(exp(v) - 1), the inverse of softplus, for v at least `least` whose logarithm is uniform
--- between those of lo and hi.
+-- Fills t with log(exp(v) - 1), the inverse of softplus, for v that is log-uniform between lo and
+-- hi and at least `least`.
 function fill.softplus_inverse(t, spec, at)
    t:uniform_(math.log(spec.lo), math.log(spec.hi), at)
    local v = t:to('f64'):exp():clamp(spec.least or 0, nil)

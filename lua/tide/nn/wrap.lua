@@ -42,7 +42,7 @@ local function wrapped(entry, inner)
    return function(self, ...) return private.call(around, inner, self, ...) end
 end
 
--- fn(self, ...) inside the wraps of a list.
+-- Returns a function that calls fn(self, ...) inside the wraps of a list.
 function wrap.compose(list, fn)
    if #list == 0 then return fn end
    fn = sheltered(fn)
@@ -112,7 +112,7 @@ end
 
 local known = { 'of', 'order', 'by' }
 
--- Returns the arguments of Module.wrap, checked. methods: the class that no method may come from.
+-- Returns the arguments of Module.wrap, checked. methods: the class whose methods are refused.
 function wrap.check(op, module, name, opts, root)
    err.type(op, 'name', name, 'string')
    opts = err.options(op, opts, known)
@@ -125,8 +125,7 @@ function wrap.check(op, module, name, opts, root)
    end
    if name == '' or wrap.find(module, name, of) then
       err.raise('E_ARG', op, name == '' and "argument 'name': expected a name, got ''"
-         or "a wrap '%s' stands around this %s already; remove it, or take another name", name,
-         of)
+         or "the wrap '%s' is around this %s already; remove it, or take another name", name, of)
    end
    return opts
 end

@@ -39,7 +39,7 @@ local function write_rates(self, op, state, list)
    end)
 end
 
--- Records a step inside a captured one; each replay counts it.
+-- Enqueues a step while a graph is captured; each replay counts it.
 function captured.record(self, op, opts)
    err.raise_if(opts.lr ~= nil, 'E_STATE', op, 'a captured step would repeat this lr; leave it '
       .. 'out: the rate of the optimiser is read before each replay')

@@ -54,28 +54,43 @@ function groups.check_keys(op, where, group, defaults, own)
    end
 end
 
--- Returns a checked copy of what `groups` gives for one pattern: { pattern, own (its options) }.
-local function checked(op, i, g, defaults, lr)
-   local where, own = ('groups[%d]'):format(i), {}
-   signature.check(op, where, g, 'pattern_group')
-   groups.check_keys(op, where, g, defaults, { 'pattern', 'lr', 'lr_scale' })
+-- Returns the declared types of the options of a class's constructor, by name; of a class that
+-- declares none, an empty table.
+function groups.types_of(init)
+   local door, types = signature.of(init), {}
+   for _, row in ipairs(door and door.opts or {}) do types[row.name] = row.kind end
+   return types
+end
+
+-- Returns the checked options of the rule that a group gives. own: the other names.
+function groups.options(op, where, g, defaults, types, own)
+   groups.check_keys(op, where, g, defaults, own)
+   local is_own, options = {}, {}
+   for _, name in ipairs(own) do is_own[name] = true end
    for k, v in each(g) do
-      if k ~= 'pattern' and k ~= 'lr' and k ~= 'lr_scale' then
-         err.type(op, where .. '.' .. k, v, type(defaults[k]))
-         if type(v) == 'number' then err.number(op, where .. '.' .. k, v, 0) end
-         own[k] = v
+      local name = where .. '.' .. k
+      if not is_own[k] then
+         options[k] = signature.check(op, name, v, types[k] or type(defaults[k]))
       end
    end
+   return options
+end
+
+-- Returns a checked copy of what `groups` gives for one pattern: { pattern, own (its options) }.
+local function checked(op, i, g, defaults, types, lr)
+   local where = ('groups[%d]'):format(i)
+   signature.check(op, where, g, 'pattern_group')
+   local own = groups.options(op, where, g, defaults, types, { 'pattern', 'lr', 'lr_scale' })
    own.lr_scale = scale_of(op, where, g, lr) or 1
    return { pattern = g.pattern, own = own }
 end
 
--- Returns the checked list of opts.groups, or an empty one. names: of all parameters, on any rank;
--- a pattern that matches none of them is E_ARG.
-function groups.check(op, opts, defaults, names)
+-- Returns the checked list of opts.groups, or an empty one. types: of the options (types_of).
+-- names: of all parameters, on any rank; a pattern that matches none of them is E_ARG.
+function groups.check(op, opts, defaults, types, names)
    local list = {}
    for i, g in ipairs(err.type(op, 'groups', opts.groups or {}, 'table')) do
-      list[i] = checked(op, i, g, defaults, opts.lr)
+      list[i] = checked(op, i, g, defaults, types, opts.lr)
       local some = false
       for _, name in ipairs(names) do some = some or groups.matches(g.pattern, name) end
       err.raise_if(not some, 'E_ARG', op, "groups[%d]: pattern '%s' matches no parameter (one of "

@@ -111,18 +111,19 @@ function Optimizer:init(op, params, defaults, opts)
    self.op, self.defaults, self.lr = op, defaults, opts.lr
    if type(opts.lr) ~= 'function' then err.number(op, 'lr', opts.lr, 0) end
    if type(params) ~= 'table' then err.arg(op, 'params', forms, params) end
-   local seen, count = {}, { n = 0 }
+   local seen, count, types = {}, { n = 0 }, groups.types_of(self.init)
    if is_group(params[1]) then
       err.raise_if(opts.groups ~= nil, 'E_ARG', op, "argument 'groups': params is a list of groups "
          .. 'already; give one of the two')
       self.groups = {}
       for i, group in ipairs(params) do
-         groups.check_keys(op, ('params[%d]'):format(i), group, defaults, { 'params', 'lr_scale' })
+         groups.options(op, ('params[%d]'):format(i), group, defaults, types, { 'params',
+            'lr_scale' })
          self.groups[i] = copy(group)
       end
    else
       local entries = entries_of(op, params, count)
-      self.patterns = groups.check(op, opts, defaults, names_of(params, entries))
+      self.patterns = groups.check(op, opts, defaults, types, names_of(params, entries))
       self.groups = groups.make(entries, self.patterns, opts, defaults.weight_decay ~= nil)
    end
    for _, group in ipairs(self.groups) do check_group(self, op, group, seen, count) end
@@ -130,7 +131,7 @@ function Optimizer:init(op, params, defaults, opts)
    self.keepers = is_keeper(params) and { params } or keepers_of(self:entries())
 end
 
--- Called when the constructor of a class has returned.
+-- Checks, when the constructor of a class has returned, that it called init.
 function Optimizer:made()
    err.raise_if(not rawget(self, 'groups'), 'E_STATE', 'optim.' .. tostring(self.class_name), 'its '
       .. 'init ends without tide.optim.Optimizer.init(self, name, params, defaults, { lr = .. })')
@@ -233,6 +234,7 @@ end
 -- and counts the update, with the rate and the step number of that replay.
 function Optimizer:step(opts)
    opts = err.options(self.op .. '.step', opts, { 'lr', 'scale', 'factor', 'found_inf' })
+   if opts.scale ~= nil then err.number(self.op .. '.step', 'scale', opts.scale) end
    if captured.is_recording() then
       self:_check_ready(self.op .. '.step')
       return tide.no_grad(captured.record, self, self.op .. '.step', opts)
@@ -248,7 +250,7 @@ function Optimizer:step(opts)
    for _, s in ipairs(self.keepers) do s:updated() end
 end
 
--- Takes the count of the last step back: its found_inf was not 0.
+-- Undoes the count of the last step, whose found_inf was not 0.
 function Optimizer:take_back()
    if not self.counted then
       err.raise('E_STATE', self.op .. '.take_back', 'there is no step to take back: none was made '

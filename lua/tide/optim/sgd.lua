@@ -12,12 +12,18 @@ SGD.fields = { 'buf', 'master' }
 -- Makes an optimiser of params (see Optimizer:init).
 function SGD:init(params, opts)
    Optimizer._begin(self, Optimizer, 'optim.SGD', params, opts)
+   self.has_momentum = {}
+   for _, group in ipairs(self.groups) do
+      for _, entry in ipairs(group.params) do
+         self.has_momentum[entry.name] = group.momentum > 0
+      end
+   end
 end
 
 -- Returns the state of a parameter before its first update. entry: { name =, param = }.
 function SGD:new_state(entry)
    local state = { step = 0, master = self.master(entry.param) }
-   if self.defaults.momentum > 0 then state.buf = self.zeros_like(entry.param) end
+   if self.has_momentum[entry.name] then state.buf = self.zeros_like(entry.param) end
    return state
 end
 

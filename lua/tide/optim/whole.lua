@@ -39,7 +39,8 @@ local function add_group(self, list, group, whole)
    if #own.params > 0 then list[#list + 1] = own end
 end
 
--- As Optimizer:init; groups are then of whole parameters or of others.
+-- Begins an optimiser as Optimizer:init does, and splits each group into the whole parameters and
+-- the others.
 function Whole:init(op, params, defaults, opts)
    Optimizer.init(self, op, params, defaults, opts)
    local list = {}
@@ -150,7 +151,8 @@ local function update_one(self, p, lr, opts, device, dtype)
    return state
 end
 
--- As Optimizer:_update_all: whole parameters one by one, the rest by `update`. Collective.
+-- Updates whole parameters one by one, and the rest by `update`, in place of Optimizer:_update_all.
+-- Collective.
 function Whole:_update_all(lr, opts)
    if opts.found_inf then
       err.raise('E_UNSUPPORTED', self.op .. '.step', 'a captured step needs AdamW or SGD')

@@ -1,4 +1,4 @@
--- axis_of(op, name, v, plain): the ranks that argument `name` of op says.
+-- axis_of(op, name, v, plain): the ranks that argument `name` of op means.
 --
 -- v is an axis of a mesh or a communicator. Returns the communicator, the number of ranks and this
 -- one's among them, from 0. plain: the caller communicates nothing, so that size and rank alone
@@ -25,8 +25,8 @@ local function is_ranks(v)
    return type(v) == 'table' and (v.size ~= nil or v.find ~= nil or talks(v))
 end
 
--- Returns what a door of op(model, ranks, opts) does before its checks: options in place of both,
--- with the ranks under one of `names`, are the spelling of 0.1.
+-- Returns a function that a door of op(model, ranks, opts) runs before its checks. It accepts the
+-- spelling of 0.1: options in place of both, with the ranks under one of `names`.
 function axis_of.in_options(names)
    return function(op, ranks, opts)
       if opts ~= nil or type(ranks) ~= 'table' or is_ranks(ranks) then return ranks, opts end

@@ -1,6 +1,6 @@
 -- The global norm of gradients over any placement, and clipping by it.
 --
--- Gradients come in groups { grads =, comms = }, where comms are the communicators
+-- Gradients are given in groups { grads =, comms = }, where comms are the communicators
 -- along which *different* parts lie. A group's sum of powers is summed over its comms and over
 -- nothing else, so an element that many ranks hold counts once. Every rank has the same groups,
 -- with perhaps no gradient in them.
@@ -91,7 +91,7 @@ function clip.norm(source, norm_type, comm)
    end)
 end
 
--- Scales gradients in place so that their global norm is at most max_norm; returns the norm before.
+-- Scales gradients in place so that their global norm is at most max_norm. Returns the norm before.
 -- opts: norm_type, comm.
 function clip.clip_grad_norm_(source, max_norm, opts)
    local op = 'parallel.clip_grad_norm_'

@@ -14,7 +14,7 @@
 --      scatter_to: own part <-> gather
 --
 -- comm is a communicator or an axis of a mesh. Every rank must call, and every rank's loss must
--- depend on its result, or backward waits for ranks that do not come. With one rank each of them
+-- depend on its result, or backward waits for ranks that never call. With one rank each of them
 -- is the identity. Results own their memory unless they are x itself.
 
 local tide = require 'tide'
@@ -126,7 +126,7 @@ local function from_parts(parts, shape, dim, counts)
    return x
 end
 
--- Elements of each part.
+-- Returns the number of elements of each part.
 local function elements(x, dim, counts)
    local before, after = extent(x.shape, dim)
    local list = {}
@@ -213,7 +213,7 @@ local function linear(name, dy, comm, reduce)
 end
 
 -- Returns a host function of forward(x, comm, ...), the identity over one rank; backward(dy, comm,
--- ...) takes the same arguments behind the gradient.
+-- ...) takes the same arguments after the gradient.
 local function adjoint(name, forward, backward)
    local fn = private.func {
       name = 'parallel.' .. name,

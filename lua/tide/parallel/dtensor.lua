@@ -2,7 +2,7 @@
 --
 --    local w = tide.parallel.distribute(t, mesh, { tp = Shard(1) })
 --    w.part, w.shape, w.placements            -- this rank's piece, the whole shape
---    w:redistribute { tp = Replicate() }      -- prints first: print(w:plan { tp = Replicate() })
+--    w:redistribute { tp = Replicate() }      -- its steps: print(w:plan { tp = Replicate() })
 --
 -- A DTensor is a record. It computes nothing by itself and overloads no operator;
 -- redistribute runs a plan (placement.lua) with differentiable collectives. Gradients follow the
@@ -33,7 +33,7 @@ end
 
 local zeros_beside = private.func {
    name = 'parallel.keep_first',
-   -- the first rank of the axis keeps x, the others hold what changes nothing
+   -- Keeps x on the first rank of the axis; the other ranks hold a value that changes nothing.
    forward = function(_, x, rank, neutral)
       if rank == 0 then return x end
       return tide.full(x.shape, neutral, { dtype = x.dtype, device = x.device })
@@ -81,16 +81,16 @@ run.all_to_all_v = run.all_to_all
 
 -- ---- making them -----------------------------------------------------------------------------
 
--- n placements: the whole on each rank.
+-- Returns n placements that replicate.
 local function all_whole(n)
    local list = {}
    for i = 1, n do list[i] = placement.replicate() end
    return list
 end
 
--- Lays out a tensor on the mesh that every rank holds whole: each rank keeps a copy of its piece.
--- With opts.root, that rank of the mesh has the values and the others' t only gives shape and
--- dtype; without, nothing is communicated.
+-- Distributes a tensor that every rank holds whole: each rank keeps a copy of its piece. With
+-- opts.root, that rank of the mesh has the values, and t on the other ranks only gives shape and
+-- dtype. Without it, nothing is communicated.
 function dtensor.distribute(t, mesh, placements, opts)
    local name = 'parallel.distribute'
    signature.check(name, 't', t, 'tensor')
@@ -156,7 +156,7 @@ end
 -- Returns this rank's piece, not a copy.
 function DTensor:to_local() return self.part end
 
--- Returns how many elements come before this rank's piece, along each dim.
+-- Returns how many elements lie before this rank's piece, along each dim.
 function DTensor:offset()
    local _, offset = placement.local_shape(self.shape, self.placements, self.mesh)
    return offset

@@ -26,7 +26,7 @@ end
 
 local deepest = 4      -- tables within tables
 
--- Lines for the value v called `name`: one for each named entry of a table, else one.
+-- Adds lines for the value v called `name`: one for each named entry of a table, else one.
 local function add_lines(list, name, v, depth)
    local text = canonical(v)
    if text == 'none' then return end
@@ -69,7 +69,7 @@ function fingerprint.parameters(model)
    return table.concat(list, '\n')
 end
 
--- Checksums of parameters that have bytes: reads all of them. of: a list of parameters.
+-- Returns checksums of parameters that have bytes; it reads all of them. of: a list of parameters.
 function fingerprint.values(of)
    local list = {}
    for i, p in ipairs(of) do
@@ -138,7 +138,7 @@ local function mark(...)
    return digest(table.concat(list, '\n')):sub(1, 8)
 end
 
--- Lengths of documents (cumulative, from 0) in a line.
+-- Returns cumulative lengths of documents as one line.
 function fingerprint.documents(cu)
    if #cu <= 8 then return 'documents at ' .. table.concat(cu, ' ') end
    return ('%d documents (%s)'):format(#cu - 1, mark(cu))

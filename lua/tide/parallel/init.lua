@@ -1,5 +1,6 @@
 -- Meshes, placements, collectives and what is cut over ranks with them: models and sequences. Each
--- part is loaded at first use. What other libraries call these is in names/, thin over the rest.
+-- part is loaded at first use. The names of other libraries are in names/, thin functions over the
+-- rest.
 
 return require 'tide.util.lazy' ('parallel', {
    mesh = 'mesh', op = 'collective_op', placement = 'placement',

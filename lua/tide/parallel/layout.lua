@@ -106,7 +106,8 @@ function Layout:local_shape(rank)
    return shape
 end
 
--- Views of a local parameter, one a box, with what filling one from the whole needs.
+-- Returns views of a local parameter, one a box, with start and stride for filling each from the
+-- whole.
 function Layout:parts(t)
    local list, dim = {}, self.placement.dim
    for i, b in ipairs(self:boxes()) do

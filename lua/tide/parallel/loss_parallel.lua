@@ -36,8 +36,8 @@ local function summed(comm, columns)
    return list
 end
 
--- Loss of each token, and its derivative by the logits, scaled for a mean over nothing: 0 for
--- tokens that do not count.
+-- Returns the sum of the losses of a chunk and its derivative by the logits; tokens that do not
+-- count give 0.
 local function chunk_loss(z_nW, ids_n, at, want)
    local comm, W = at.comm, z_nW:size(2)
    local counted = column(ids_n:ne(at.ignore)):to(z_nW.dtype)
@@ -71,7 +71,8 @@ end
 
 local function acc_dtype(x) return x.dtype == 'f64' and 'f64' or 'f32' end
 
--- Of a chunk of tokens: the sum of losses, and its gradients of x and w that are wanted (else nil).
+-- Computes a chunk of tokens. Returns the sum of losses, and its gradients of x and w that are
+-- wanted (else nil).
 local function run_chunk(x_nC, w_WC, ids_n, at, want_x, want_w)
    local acc = acc_dtype(x_nC)
    local z_nW = tide.linear(x_nC, w_WC):to(acc)
@@ -114,9 +115,9 @@ local function check(name, x, w, ids, counts, axis)
    end
 end
 
--- As tide.linear_cross_entropy(x, w, nil, targets, opts) of the whole weight, of which w holds the
--- rows of this rank; counts: how many each rank has. x and targets are alike on every rank of the
--- axis, and every rank calls. The gradient of x is this rank's part.
+-- Returns tide.linear_cross_entropy(x, w, nil, targets, opts) of a weight whose rows are split over
+-- the ranks of an axis. w: this rank's rows; counts: how many rows each rank has. x and targets
+-- must be the same on every rank. The gradient of x is this rank's part. Collective.
 function loss_parallel.linear_cross_entropy(x, w, targets, axis, counts, opts)
    local name = 'parallel.linear_cross_entropy'
    check(name, x, w, targets, counts, axis)

@@ -40,7 +40,7 @@ local function join(list, fmt, sep)
    return table.concat(out, sep)
 end
 
--- Axis sizes as text: "dp 2 x cp 4".
+-- Returns axis sizes as text: "dp 2 x cp 4".
 local function product_text(list) return join(list, '%s %d', ' x ') end
 
 -- Returns the ranks of all axes of a list { size = .. }.
@@ -69,14 +69,14 @@ end
 local function from_list(op, axes)
    local list, seen = {}, {}
    for key in each(axes) do
-      err.raise_if(type(key) ~= 'number', 'E_ARG', op, "argument 'axes': '%s' stands beside a "
-         .. "list; write either {{'dp', 2}, {'cp', 2}} or {dp = 2, cp = 2}", tostring(key))
+      err.raise_if(type(key) ~= 'number', 'E_ARG', op, "argument 'axes': got a list with the key "
+         .. "'%s'; write either {{'dp', 2}, {'cp', 2}} or {dp = 2, cp = 2}", tostring(key))
    end
    for i, pair in ipairs(axes) do
       err.arg_if(type(pair) ~= 'table' or #pair ~= 2, op, ('axes[%d]'):format(i), 'a name and a '
          .. "size, as {'dp', 2}", pair)
       local name = check_name(op, pair[1])
-      err.raise_if(seen[name], 'E_ARG', op, "argument 'axes': the name '%s' is there twice", name)
+      err.raise_if(seen[name], 'E_ARG', op, "argument 'axes': the name '%s' is given twice", name)
       seen[name] = true
       list[i] = { name = name, size = check_size(op, name, pair[2]) }
    end
@@ -119,7 +119,7 @@ local function from_map(op, axes)
    return list
 end
 
--- Puts the one size that is -1 to what is left of n ranks; the product must be n.
+-- Sets the one size that is -1 to the rest of n ranks; the product must be n.
 local function infer(op, list, n, whole)
    local open, rest = nil, {}
    for _, a in ipairs(list) do
@@ -296,16 +296,16 @@ local function build(op, axes, opts, whole, outer)
    return self
 end
 
--- Arranges the ranks of comm along axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and with
--- any names, the last one fastest, or a map { dp = 2, cp = 2 } of the known names in the order pp,
--- dp_replicate, dp_shard, dp, cp, tp, where `dp` beside dp_replicate or dp_shard is the product of
+-- Arranges the ranks of comm along axes. axes: a list { { 'dp', 2 }, { 'cp', 2 } } in any order and
+-- with any names, the last one fastest, or a map { dp = 2, cp = 2 } of the known names in the order
+-- pp, dp_replicate, dp_shard, dp, cp, tp. `dp` beside dp_replicate or dp_shard is the product of
 -- the two. One size may be -1: the ranks that are left. Collective.
 function mesh.new(axes, opts) return build('parallel.mesh', axes, opts, 'the number of ranks') end
 
 -- Returns the axis of that name, or a flattened one that has been made; nil without one.
 function Mesh:find(name) return self.by_name[name] or self.root.flat[name] end
 
--- Whether a name stands for axes that this mesh has.
+-- Returns whether a name means axes that this mesh has.
 local is_helper
 function is_helper(self, name)
    for _, part in ipairs(helper[name] or {}) do
@@ -339,7 +339,7 @@ function Mesh:size(name)
    return self:axis(name).size
 end
 
--- Coordinates by axis name, of this rank or of a rank of the mesh.
+-- Returns the coordinates, by axis name, of this rank or of a rank of the mesh.
 function Mesh:coord(rank)
    local at, left = {}, rank == nil and self.rank
       or err.integer('parallel.mesh.coord', 'rank', rank, 0, self:size() - 1)
@@ -366,7 +366,7 @@ end
 
 -- ---- flattened axes --------------------------------------------------------------------------
 
--- Appends the parts that a name stands for.
+-- Appends the parts that a name means.
 local function expand(self, op, name, parts)
    local axis = self:find(name)
    if axis then
@@ -389,8 +389,8 @@ local function check_order(self, op, parts)
 end
 
 -- Returns one axis of several, row-major: flatten{'dp', 'cp'} is 'dp_cp' (or `name`). Names of
--- flattened axes may be in the list, and dp, dp_cp, dp_shard_cp stand for what they are made of.
--- Made at the first call, which every rank must make; later calls return the same.
+-- flattened axes may be in the list, and dp, dp_cp and dp_shard_cp mean the axes that they are made
+-- of. Made at the first call, which every rank must make; later calls return the same.
 function Mesh:flatten(names, name)
    local op, parts = 'parallel.mesh.flatten', {}
    if type(names) == 'string' then names = { names } end

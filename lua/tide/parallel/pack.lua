@@ -1,4 +1,4 @@
--- Packing documents into rows of one size, and spreading packs and long documents over ranks.
+-- Packing documents into rows of one size, and distributing packs and long documents over ranks.
 --
 -- Packers work on lengths and give lists of indices (from 1); building the rows is a
 -- separate step, so any packer can feed any row format. Slots are rounded up to what head-tail
@@ -74,18 +74,21 @@ local function fill(rule, lengths, size, max_bins)
    return bins, skipped
 end
 
--- Documents longest first, each into the emptiest bin, or a new one where it does not fit. Returns
--- bins (lists of indices, longest first) of total length <= size; what is longer than a bin is left
--- out and listed in the second result. max_bins: more are dropped. O(n log n).
+-- Packs documents, longest first, each into the emptiest bin, or into a new bin if it does not fit.
+-- Returns bins (lists of indices, longest first) of total length <= size. The second result lists
+-- documents longer than a bin, which are left out. max_bins: bins beyond it are dropped. O(n log
+-- n).
 function pack.knapsack(lengths, size, max_bins) return fill(emptiest, lengths, size, max_bins) end
 
--- Documents longest first, each into the fullest bin that has room (best fit): nearly always as
--- many bins as knapsack, full ones first; results as there. O(n bins).
+-- Packs documents, longest first, each into the fullest bin that has room (best fit). It nearly
+-- always makes as many bins as knapsack, full ones first. The results are those of knapsack. O(n
+-- bins).
 function pack.best_fit(lengths, size, max_bins)
    return fill(fit.fullest, lengths, size, max_bins)
 end
 
--- In order: a bin ends where the next document does not fit. unit: slots are multiples of it.
+-- Packs documents in order: a bin ends where the next document does not fit. unit: slots are
+-- multiples of it.
 local function in_order(lengths, size, unit)
    local bins, used = {}, nil
    for i, n in ipairs(lengths) do
@@ -120,7 +123,7 @@ local function label_of(s, i)
    return s.labels[i]
 end
 
--- Returns the samples of a bin one behind the other, in slots; the last slot takes what is left.
+-- Returns the samples of a bin one after the other, in slots; the last slot takes the rest.
 -- indexed: number the documents in attention_mask, positions 0 in padding.
 local function build(samples, bin, size, unit, pad, indexed)
    local row = { input_ids = {}, labels = {}, position_ids = {}, seq_lens = {},
@@ -155,7 +158,7 @@ local function rows(op, samples, opts, choose, indexed)
    return list
 end
 
--- Samples ({ input_ids =, labels =, loss_mask = } of lists) packed in order. Returns rows for
+-- Packs samples ({ input_ids =, labels =, loss_mask = } of lists) in order. Returns rows for
 -- thd.collate.
 function pack.greedy(samples, opts)
    return rows('parallel.pack.greedy', samples, opts, in_order, false)
@@ -193,7 +196,7 @@ local function move_last(packs)
    return false
 end
 
--- Documents packed in order into packs of at most `size` tokens, whose number is then raised to a
+-- Packs documents in order into packs of at most `size` tokens, and raises the number of packs to a
 -- multiple of dp. Pack i * dp + j is micro-batch i of data rank j.
 function pack.dp_balanced(lengths, opts)
    local op = 'parallel.pack.dp_balanced'
@@ -210,9 +213,9 @@ function pack.dp_balanced(lengths, opts)
    return packs
 end
 
--- Documents onto ranks by work: each gets cp_degree ranks, the longest first, on the least loaded
--- ranks there are. Returns a list of { index, ranks (0-based), work a rank } and the load of each
--- rank.
+-- Distributes documents over ranks by work. Each document, longest first, gets cp_degree ranks:
+-- those with the least load. Returns a list of { index, ranks (0-based), work a rank } and the load
+-- of each rank.
 function pack.dynamic_cp(lengths, opts)
    local op = 'parallel.pack.dynamic_cp'
    local n, linear = opts.ranks, opts.linear

@@ -8,11 +8,11 @@
 -- inner ones cut its pieces. Pieces are ceil(n / k) long until n is used up, so the last ones may
 -- be shorter or empty.
 --
--- A change of placements is a list of steps, each on one axis and each the cheapest
--- collective for its pair, found before anything runs. A dim is cut from outer to inner axis and
--- joined from inner to outer, so an axis must sometimes give its cut back for a while. What shrinks
--- the data is done first, what grows it last. plan.bytes is what this rank sends with the
--- algorithms that communicators count (rings; direct exchange).
+-- A change of placements is a list of steps, each on one axis and each the cheapest collective for
+-- its pair, found before anything runs. A dim is cut from outer to inner axis and joined from inner
+-- to outer, so an axis must sometimes gather its cut for a while. Steps that shrink the data run
+-- first, steps that grow it last. plan.bytes is what this rank sends with the algorithms that
+-- communicators count (rings; direct exchange).
 --
 -- Placements are values, one object each: compare with ==.
 
@@ -53,6 +53,7 @@ function placement.partial(op)
    return partials[op]
 end
 
+-- Returns whether p is a placement.
 local function is_placement(p) return getmetatable(p) == Placement end
 placement.is = is_placement
 
@@ -126,14 +127,14 @@ end
 
 -- ---- pieces ----------------------------------------------------------------------------------
 
--- Elements before piece `rank` (from 0) of n pieces of a dim, and in it.
+-- Returns the number of elements before piece `rank` (from 0) of n pieces of a dim, and its size.
 function placement.piece(size, n, rank)
    local most = math.ceil(size / n)
    local at = math.min(rank * most, size)
    return at, math.min(most, size - at)
 end
 
--- Sizes of all n pieces.
+-- Returns the sizes of all n pieces.
 function placement.pieces(size, n)
    local list = {}
    for r = 0, n - 1 do
@@ -143,7 +144,7 @@ function placement.pieces(size, n)
    return list
 end
 
--- Coordinates of a rank of the mesh (nil: this one) as a list.
+-- Returns the coordinates of a rank of the mesh (nil: this one) as a list.
 local function coords_of(mesh, rank)
    local at, list = mesh:coord(rank), {}
    for i, axis in ipairs(mesh.axes) do list[i] = at[axis.name] end
@@ -164,7 +165,7 @@ local function cut(shape, list, mesh, at, last)
 end
 
 -- Returns what a rank of the mesh (default: this one) holds of a tensor of this shape: its shape,
--- and how many elements come before it along each dim.
+-- and how many elements lie before it along each dim.
 function placement.local_shape(shape, placements, mesh, rank)
    local op = 'parallel.placement.local_shape'
    local list = placement.normalise(op, placements, mesh, #shape)
@@ -195,7 +196,8 @@ end
 
 local function cuts(p, dim) return p.kind == 'shard' and p.dim == dim end
 
--- Axis i may cut dim: no inner axis does, and whether the outer ones do will not change.
+-- Returns whether axis i may cut dim now: no inner axis cuts it, and no outer axis will start or
+-- stop cutting it.
 function State:ready(i, dim)
    for a = 1, i - 1 do
       if cuts(self.cur[a], dim) ~= cuts(self.dst[a], dim) then return false end
@@ -234,7 +236,7 @@ local function add_price(self, step, n)
    step.bytes = fn(step, n, dims.numel(step.before) * unit, dims.numel(step.after) * unit, row)
 end
 
--- Sizes of the pieces that axis i makes of dim.
+-- Returns the sizes of the pieces that axis i makes of dim.
 function State:pieces(i, dim)
    local before = cut(self.shape, self.cur, self.mesh, self.at, i - 1)
    return placement.pieces(before[dim], self.mesh.axes[i].size)
@@ -365,9 +367,10 @@ function Route:__tostring()
    return table.concat(lines, '\n')
 end
 
--- Returns the steps that bring a tensor of this (whole) shape and dtype from one list of placements
--- to another, as a rank of the mesh (default: this one) sees them: { steps, bytes, collectives }.
--- Each step: name (of the axis), from, to, action, before, after (local shapes), bytes.
+-- Returns the steps from one list of placements to another, { steps, bytes, collectives }. shape
+-- (of the whole) and dtype are those of the tensor; the sizes are those on a rank of the mesh
+-- (default: this one). Each step: name (of the axis), from, to, action, before, after (local
+-- shapes), bytes.
 function placement.route(shape, dtype, mesh, from, to, rank)
    local op = 'parallel.placement.route'
    shape = dims.copy(shape)

@@ -110,7 +110,7 @@ local function is(cls)
    return function(m) return class.is(m, cls) end
 end
 
--- Adds the modules that a name stands for to a list.
+-- Adds the modules that a name means to a list.
 local function add_named(list, model, name)
    local pattern, found = names_.pattern(name), false
    for _, m in ipairs(model:named_modules()) do

@@ -53,7 +53,7 @@ end
 
 -- ---- what is written inside ------------------------------------------------------------------
 
--- Buckets of units that this scope was the outermost of, and that were written in it.
+-- Returns the buckets that fn wrote to, of the units that no outer scope holds.
 local function written_of(list)
    local written = {}
    for _, unit in ipairs(list) do
@@ -64,8 +64,8 @@ local function written_of(list)
    return written
 end
 
--- Takes what every rank has written in a scope over into the shards. Each of them must have written
--- the same: a rank keeps its own rows only. failed: fn has raised here.
+-- Copies what every rank has written in a scope to the shards. All ranks must have written the
+-- same: a rank keeps its own rows only. failed: fn has raised here.
 local function keep_writes(op, sharded, list, failed)
    local written, flats = failed and {} or written_of(list), {}
    for i, b in ipairs(written) do flats[i] = b.flat end

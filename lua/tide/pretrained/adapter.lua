@@ -29,15 +29,25 @@ local before = 'base_model.model.'
 
 -- ---- names -------------------------------------------------------------------------------------
 
--- Returns PEFT's name of a parameter such as 'model.layers.0.q_proj.lora_A'.
-local function published(name)
+-- Returns what a family says of the names of its modules in transformers, where they are not those
+-- of published files: { peft, rename } (see model/qwen2_5_vl.lua), or an empty table.
+local function names_of(kind)
+   local of = kind and tide.model[kind].family
+   return type(of) == 'table' and of.peft and of or {}
+end
+
+-- Returns PEFT's name of a parameter such as 'model.layers.0.q_proj.lora_A'. of: names_of its
+-- family.
+local function published(name, of)
+   if of.peft then name = of.peft(name) end
    local path = name:match '^(.*)%.lora_m$'
    return before .. (path and path .. '.lora_magnitude_vector' or name .. '.weight')
 end
 
--- Returns tide's name of a parameter of PEFT, or nil.
-local function own(name)
+-- Returns tide's name of a parameter of PEFT, or nil. of: names_of the family.
+local function own(name, of)
    local inner = name:sub(1, #before) == before and name:sub(#before + 1) or name
+   if of.peft then inner = of.rename(inner) end
    inner = inner:gsub('%.default%f[.%z]', '')
    local path, which = inner:match '^(.*)%.lora_([AB])%.weight$'
    if path then return ('%s.lora_%s'):format(path, which) end
@@ -87,7 +97,16 @@ end
 
 -- ---- writing -----------------------------------------------------------------------------------
 
-local function config_of(description, all, base)
+-- Returns target_modules: of a model with several parts all paths, since a last name would be that
+-- of layers of others.
+local function targets(description, all, of)
+   if not of.peft then return targets_of(description.modules, all) end
+   local list = {}
+   for i, path in ipairs(description.modules) do list[i] = of.peft(path) end
+   return list
+end
+
+local function config_of(description, all, base, of)
    local null = tide.json.null
    return { peft_type = 'LORA', task_type = 'CAUSAL_LM', r = description.rank,
       lora_alpha = description.alpha, lora_dropout = description.dropout,
@@ -95,7 +114,7 @@ local function config_of(description, all, base)
       bias = 'none', fan_in_fan_out = false,
       inference_mode = true, init_lora_weights = true, modules_to_save = null,
       base_model_name_or_path = base or null,
-      target_modules = targets_of(description.modules, all) }
+      target_modules = targets(description, all, of) }
 end
 
 local function paths_of(op, plain)
@@ -113,19 +132,23 @@ local function norms_of(W)
    return (W * W):sum(2):sqrt()
 end
 
+-- Returns whether published files of a family have a name for each layer with adapters.
+function adapter._has_names(name) return name ~= 'gpt2' end
+
 -- Writes the adapters that read(name) gives. magnitude(path): of DoRA, as PEFT keeps it.
 local function write(op, dir, plain, read, magnitude, o)
    local description = plain.adapter
    if not description then err.raise('E_STATE', op, 'the model has no adapters') end
-   err.raise_if(plain.family == 'gpt2', 'E_UNSUPPORTED', op, 'published files of GPT-2 keep '
-      .. 'several layers in one tensor, so adapters of single layers have no name there; write the '
-      .. 'merged model with tide.model.save or export')
+   err.raise_if(not adapter._has_names(plain.family), 'E_UNSUPPORTED', op, 'published files of '
+      .. 'GPT-2 keep several layers in one tensor, so adapters of single layers have no name '
+      .. 'there; write the merged model with tide.model.save or export')
    local all = plain.family and paths_of(op, plain) or description.modules
+   local of = names_of(plain.family)
    fs.mkdirs(op, dir)
    tide.scope(function()
       local tensors = {}
       local function add(name, t)
-         tensors[published(name)] = (o.dtype and t:to(o.dtype) or t):contiguous()
+         tensors[published(name, of)] = (o.dtype and t:to(o.dtype) or t):contiguous()
       end
       for _, path in ipairs(description.modules) do
          for _, name in ipairs { path .. '.lora_A', path .. '.lora_B' } do add(name, read(name)) end
@@ -134,11 +157,12 @@ local function write(op, dir, plain, read, magnitude, o)
       fs.io().safetensors_save(fs.join(dir, weights_name), tensors, { format = 'pt' })
    end)
    fs.io().fsync_file(fs.join(dir, weights_name))
-   fs.write_json(op, fs.join(dir, config_name), config_of(description, all, o.base))
+   fs.write_json(op, fs.join(dir, config_name), config_of(description, all, o.base, of))
    return dir
 end
 
--- magnitudes: of the layers, by path; nil: from the weights in the checkpoint.
+-- Writes the adapters of a checkpoint. magnitudes: those of the layers, by path; nil: computed from
+-- the weights in the checkpoint.
 local function write_checkpoint(op, where, dir, o, magnitudes)
    local saved = checkpoint.load(where, { model_only = true, lazy = true })
    local store = saved.store
@@ -210,7 +234,7 @@ local neutral = { bias = 'none', fan_in_fan_out = false, lora_bias = false,
    megatron_config = nothing }
 
 local function check_config(op, path, c)
-   err.raise_if(c.peft_type ~= 'LORA', 'E_UNSUPPORTED', op, "%s: peft_type is '%s', known is "
+   err.raise_if(c.peft_type ~= 'LORA', 'E_UNSUPPORTED', op, "%s: peft_type is '%s', expected "
       .. "'LORA'", path, tostring(c.peft_type))
    for name, value in each(neutral) do
       local v = c[name]
@@ -221,8 +245,9 @@ local function check_config(op, path, c)
    for _, name in ipairs { 'r', 'lora_alpha' } do err.number(op, path .. ': ' .. name, c[name]) end
 end
 
--- Returns the configuration and the tensors of a folder, under tide's names.
-local function open(op, dir)
+-- Returns the configuration and the tensors of a folder, under tide's names. of: names_of the
+-- family.
+local function open(op, dir, of)
    local path = fs.join(dir, config_name)
    err.raise_if(not fs.exists(path), 'E_IO', op, '%s has no %s; give the folder of an adapter', dir,
       config_name)
@@ -230,7 +255,7 @@ local function open(op, dir)
    check_config(op, path, c)
    local tensors = {}
    for name, t in each(checkpoint.tensors(fs.join(dir, weights_name))) do
-      local mine = own(name)
+      local mine = own(name, of)
       if not mine then
          err.raise('E_UNSUPPORTED', op, "%s: the tensor '%s' is no part of a LoRA of Linear layers",
             fs.join(dir, weights_name), name)
@@ -293,7 +318,7 @@ local function check_names(op, dir, c, whole, tensors)
 end
 
 -- Makes m, what DoRA trains, of the magnitudes that PEFT keeps. Collective where the model is
--- spread over ranks.
+-- distributed over ranks.
 local function less_norms(model, tensors)
    lora._each_norms(model, function(path, norms)
       local name = path .. '.lora_m'
@@ -342,7 +367,7 @@ function adapter.load(what, dir)
    local sharded = spread.of(model).sharded
    err.raise_if(spread.of(model).inside ~= sharded, 'E_STATE', op, 'the model is a part of a '
       .. 'sharded one; read its adapters before fully_shard')
-   local c, tensors = open(op, dir)
+   local c, tensors = open(op, dir, names_of(family.of(model)))
    local modules = modules_of(tensors)
    check_base(op, dir, model, c, modules)
    local description = rawget(model, 'adapter')

@@ -93,8 +93,8 @@ function row_of(self, name)
    return info
 end
 
--- names: nil, or a function from a name of the file to that of the model, nil for one that is
--- passed over.
+-- Opens the weights of a folder. rename: nil, or a function from a name of the file to that of the
+-- model; it returns nil for a tensor to ignore.
 local function weights_of(op, dir, rename)
    local self = setmetatable({ op = op, dir = dir, file = open_weights(op, dir), stored = {},
       rows = {}, views = {}, sources = {}, nbyte = 0 }, Weights)
@@ -141,7 +141,7 @@ function Weights:drop(name) self.stored[name] = nil end
 -- stored tensor: first and at count from 0, in the tensor and in the box.
 local function each_run(shape, offset, size, fn)
    local d = #shape
-   while d > 1 and size[d] == shape[d] do d = d - 1 end      -- dims behind d are whole
+   while d > 1 and size[d] == shape[d] do d = d - 1 end      -- dims after d are whole
    local stride, run = dims.strides(shape), 1
    for k = math.max(d, 1), #shape do run = run * size[k] end
    local at, total = {}, dims.numel(size)
@@ -177,7 +177,8 @@ local function read_runs(self, stored, shape, offset, size, flat)
    end)
 end
 
--- As above, for a `flat` of another dtype: reads and converts a cache-sized piece at a time.
+-- Reads a box as read_runs does into a `flat` of another dtype: it reads and converts a cache-sized
+-- piece at a time.
 local function convert_runs(self, stored, row, offset, size, flat)
    local total, used, done = flat:numel(), 0, 0
    local piece = tide.empty({ math.min(total, PIECE) }, { dtype = row.dtype, device = 'cpu' })

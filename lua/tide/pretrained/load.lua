@@ -1,6 +1,6 @@
 -- tide.model.load: a model from a published folder, or from a checkpoint of tide, on one rank or
--- spread over a mesh. Each rank reads only the bytes that it keeps, except weights in NF4, which
--- are read whole, one after another.
+-- distributed over a mesh. Each rank reads only the bytes that it keeps, except weights in NF4,
+-- which are read whole, one after another.
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
@@ -51,15 +51,31 @@ local function open_checkpoint(where)
 end
 
 -- Fields that count tensors, and fields that are a factor of the size of a tensor.
-local counts = { 'num_hidden_layers', 'n_layer' }
+local counts = { 'num_hidden_layers', 'n_layer', 'depth' }
 local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
    'num_attention_heads', 'num_key_value_heads', 'n_embd', 'n_inner', 'n_positions', 'n_head',
    'num_heads', 'n_groups', 'state_size', 'ssm_state_size', 'conv_kernel', 'mamba_num_heads',
    'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head', 'mamba_d_state', 'mamba_n_groups',
-   'mamba_d_conv' }
+   'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans' }
 
 -- A field without a tensor (the MLP's, in a model without one) may exceed all tensors up to this.
 local free_size = 2 ^ 20
+
+-- Raises if a field of a configuration counts more layers than the files have tensors, or is more
+-- than `most`. at: what comes before its fields in messages.
+local function check_fields(self, config, at, tensors, most)
+   for _, key in ipairs(counts) do
+      local v = config[key]
+      err.raise_if(type(v) == 'number' and v > tensors, 'E_FORMAT', op, "%s/config.json: field "
+         .. "'%s%s' says %.14g layers, the weights have %d tensors", self.dir, at, key, v, tensors)
+   end
+   for _, key in ipairs(factors) do
+      local v = config[key]
+      err.raise_if(type(v) == 'number' and v > most, 'E_FORMAT', op, "%s/config.json: field '%s%s' "
+         .. 'is %.14g, no tensor of the weights has more than %d numbers', self.dir, at, key, v,
+         most)
+   end
+end
 
 -- Raises if the configuration has more layers than the files have tensors, or is wider than the
 -- largest tensor, before anything of that size is allocated.
@@ -68,15 +84,11 @@ local function check_sizes(self)
    for _, name in ipairs(names) do
       most = math.max(most, dims.numel(self.store:shape('model', name)))
    end
-   for _, key in ipairs(counts) do
-      local v = config[key]
-      err.raise_if(type(v) == 'number' and v > #names, 'E_FORMAT', op, "%s/config.json: field '%s' "
-         .. 'says %.14g layers, the weights have %d tensors', self.dir, key, v, #names)
-   end
-   for _, key in ipairs(factors) do
-      local v = config[key]
-      err.raise_if(type(v) == 'number' and v > most, 'E_FORMAT', op, "%s/config.json: field '%s' "
-         .. 'is %.14g, no tensor of the weights has more than %d numbers', self.dir, key, v, most)
+   check_fields(self, config, '', #names, most)
+   for _, part in ipairs { 'text_config', 'vision_config' } do
+      if type(config[part]) == 'table' then
+         check_fields(self, config[part], part .. '.', #names, most)
+      end
    end
 end
 
@@ -140,7 +152,8 @@ local function fill(store, name, offset, size, t)
    end)
 end
 
--- Adapters of a model keep their first values where the files have none.
+-- Returns whether a parameter is of an adapter that the files do not have: it keeps its first
+-- values.
 local function is_new(store, name)
    return low_rank.is_name(name) and not store:shape('model', name)
 end
@@ -240,7 +253,7 @@ local load = {}
 
 -- Reads a model from `dir`: a published folder (config.json and model.safetensors, or its index
 -- with shards), a checkpoint of tide, or the folder of a run (its newest).
--- With a mesh the model is spread over its ranks, and all of them call. Weights in 4 bits (see
+-- With a mesh the model is distributed over its ranks, and all of them call. Weights in 4 bits (see
 -- nn.nf4) are coded one at a time as they are read.
 -- Returns the model, in eval mode, and what plan:materialise gives { model, params, sharded, comm,
 -- data, mesh .. }, with dir, family, generation (of generation_config.json, or nil) and nbyte (read

@@ -81,7 +81,7 @@ local function numbers_of(v)
    return v
 end
 
--- Named series of what was given: one, or a table of several.
+-- Returns the named series of an argument: one series, or a table of several.
 local function series_of(name, v)
    local one = numbers_of(v)
    if one then return { { name = name, y = one } } end
@@ -137,12 +137,14 @@ local function plan(session, rest)
    end
    session.env.plan = tide().parallel.plan(session:_value(rest), made)
    session.write(tostring(session.env.plan) .. '\n')
-   session.write('plan:price() says what a step costs, plan:materialise() spreads the model\n')
+   session.write('plan:price() computes the cost of a step, plan:materialise() distributes the '
+      .. 'model\n')
 end
 
 -- ---- traces ----------------------------------------------------------------------------------
 
--- Spans of the ring that began after `since` (microseconds): { name, count, total } by total.
+-- Returns the spans of the ring that began after `since` (microseconds): { name, count, total },
+-- sorted by total.
 local function spans(path, since)
    local list, at = by_key(function(name) return { name = name, count = 0, total = 0 } end)
    for _, e in ipairs(fs.read_json(':trace', path).traceEvents) do

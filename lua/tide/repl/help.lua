@@ -1,6 +1,6 @@
 -- Help on a name: the comment above the function's definition, its parameters, or a table's names.
 --
--- Help comes from doc comments in the sources and from the declarations of functions
+-- Help is taken from doc comments in the sources and from the declarations of functions
 -- (util.signature). Without the source file (a library packed into a program) it shows parameters,
 -- declarations and place.
 
@@ -56,7 +56,7 @@ function help.parameters(fn)
    return list, info.isvararg
 end
 
--- "name(a, b, ...)"
+-- Returns "name(a, b, ...)".
 function help.signature(name, fn)
    local list, more = help.parameters(fn)
    if more then list[#list + 1] = '...' end

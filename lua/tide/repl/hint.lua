@@ -66,7 +66,7 @@ local function first_wrong(source)
    return wrong(source:sub(1, stops[right])), starts[right]
 end
 
--- Columns that a text of UTF-8 takes: its characters.
+-- Returns the columns that a text of UTF-8 takes: its characters.
 local function columns(text) return select(2, text:gsub('[^\128-\191]', '')) end
 
 -- Returns the message about a source that does not compile: line and column, the line, and a caret

@@ -7,7 +7,8 @@ local err = require 'tide.util.err'
 
 local merge = {}
 
--- "r0", "r0,2", "r1-3": ranks in ascending order, runs of three or more as first and last.
+-- Returns ranks as text: "r0", "r0,2", "r1-3". ranks: in ascending order; runs of three or more are
+-- shown as first and last.
 function merge.name(ranks)
    err.type('repl.merge.name', 'ranks', ranks, 'table')
    local parts, i = {}, 1
@@ -45,22 +46,22 @@ local function add_prefixed(out, group, width)
    for _, line in ipairs(lines_of(group.text)) do out[#out + 1] = prefix .. line end
 end
 
--- Columns of the longest prefix.
+-- Returns the columns of the longest prefix.
 local function width_of(groups)
    local most = 0
    for _, group in ipairs(groups) do most = math.max(most, #merge.name(group.ranks) + 3) end
    return most
 end
 
--- Line i of each rank, by rank.
+-- Returns line i of each rank, by rank.
 local function line_of(rows, ranks, i)
    local texts = {}
    for _, rank in ipairs(ranks) do texts[rank] = rows[rank][i] end
    return texts
 end
 
--- Texts of one number of lines that share some: the shared ones once, the others for each group.
--- Returns nil if there is nothing to share.
+-- Merges texts of equally many lines: shared lines are shown once, the others for each group.
+-- Returns nil if no line is shared.
 local function by_line(texts, groups, ranks)
    local rows, n, shared, out = {}, nil, 0, {}
    for _, group in ipairs(groups) do

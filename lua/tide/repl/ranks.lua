@@ -173,7 +173,7 @@ local function run(self, asked, text)
    end
 end
 
--- "0,2-3" as a list of ranks in ascending order; nil and what is wrong with it.
+-- Returns the ranks of a text "0,2-3" in ascending order, or nil and what is wrong with the text.
 local function ranks_of(text, size)
    local chosen, list = {}, {}
    for part in (text .. ','):gmatch '([^,]*),' do
@@ -206,7 +206,7 @@ end
 
 local words = { exit = true, quit = true, ['exit()'] = true, ['quit()'] = true }
 
--- As Session:feed, on the ranks that the line names. `exit` and `quit` end the prompt.
+-- Feeds a line to the ranks that it names, as Session:feed does. `exit` and `quit` end the prompt.
 function Many:feed(line)
    err.type('repl.ranks.feed', 'line', line, 'string')
    if self.ended then return false end

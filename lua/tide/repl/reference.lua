@@ -79,7 +79,7 @@ function reference.entries()
    return list
 end
 
--- Parameters of an entry; the first of a tensor's method is the tensor itself.
+-- Returns the parameters of an entry. The first one of a tensor's method is the tensor itself.
 local function parameters(entry)
    local list, more = {}, true
    if entry.fn then list, more = help.parameters(entry.fn) end
@@ -122,9 +122,9 @@ end
 local head = [[
 # Reference
 
-Every public function: its parameters, what the comment above it says first, and what it declares of
-its arguments (`.name` is an option; `?` may be left out; `=` has that value then). `make reference`
-writes this page; `?tide.nn.Linear` at the prompt says the same and more.
+This page lists every public function: its parameters, the first sentence of its comment, and the
+types that it declares. `.name` is an option, `name: type?` may be left out, and `= value` is the
+default. `?tide.nn.Linear` at the prompt shows the whole comment. `make reference` writes this page.
 ]]
 
 -- Returns the text of lua/guide/reference.md.

@@ -79,8 +79,8 @@ end
 
 local most_semicolons = 20 -- that an expression at the end of a line may contain
 
--- Statements with an expression behind the last semicolon, whose value is that of the line: "x = 1;
--- x". Lua alone would wait for the rest of a statement.
+-- Compiles a line that ends with an expression after a semicolon, as in "x = 1; x", so that its
+-- value is that of the line; nil for other lines. Lua alone would wait for the rest of a statement.
 local function with_value(source)
    local seen = 0
    for at = #source, 1, -1 do
@@ -133,10 +133,11 @@ local function traceback(e)
    return #kept > 4 and table.concat(kept, '\n') or e
 end
 
--- Informs the host of the state whether a line runs, which Ctrl-C then stops.
-local function busy(on)
+-- Calls fn, an xpcall, as a line that Ctrl-C stops, where the host of the state knows of it.
+local function as_line(fn)
    local host = package.loaded['tide.host']
-   if type(host) == 'table' and host.busy then host.busy(on) end
+   if type(host) == 'table' and host.line then return host.line(fn) end
+   return fn()
 end
 
 -- Clears an interrupt that has stopped no op.
@@ -145,16 +146,15 @@ local function clear_interrupt(env)
    if tide and tide.default then tide.default():interrupted() end
 end
 
--- xpcall of fn(gift) as a line of the prompt.
+-- Runs fn(gift) as a line of the prompt, and returns what xpcall returns. No tail calls: a
+-- traceback ends at this file, and an error that a hook raises again is raised here.
 local function run_line(fn, gift)
-   return pack(xpcall(function()
-      busy(true)
-      local r = pack(fn(gift))
-      busy(false)
-      return unpack(r, 1, r.n)
-   end, function(e)
-      busy(false)
-      return traceback(e)
+   return pack(as_line(function()
+      local ran = pack(xpcall(function()
+         local r = pack(fn(gift))
+         return unpack(r, 1, r.n)
+      end, traceback))
+      return unpack(ran, 1, ran.n)
    end))
 end
 
@@ -165,6 +165,7 @@ function Session:execute(fn, given, source)
    err.type('repl.session.execute', 'fn', fn, 'function')
    err.type('repl.session.execute', 'source', source, 'string')
    setfenv(fn, self.env)
+   clear_interrupt(self.env)                -- Ctrl-C before the line stops nothing of it
    local r = run_line(fn, given == 'keep' and keeper(self.env) or given == 'pass' and pass or nil)
    self.env.__keep = nil
    clear_interrupt(self.env)

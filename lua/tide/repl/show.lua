@@ -61,7 +61,7 @@ local function fitting(n, width, columns)
    return math.max(2, room - 1)
 end
 
--- Elements of nested lists, in order.
+-- Appends the elements of nested lists to out, in order, and returns it.
 local function flat(list, out)
    if type(list) ~= 'table' then
       out[#out + 1] = list
@@ -71,8 +71,8 @@ local function flat(list, out)
    return out
 end
 
--- x with long dims cut to their ends. Returns it, and for each dim the number of elements before
--- the gap, or false.
+-- Returns x with long dims cut to their ends, and for each dim the number of elements before the
+-- gap, or false.
 local function shorten(tide, x)
    local gaps, ndim = {}, #x.shape
    for dim = 1, ndim do
@@ -85,7 +85,7 @@ end
 
 -- ---- rows ------------------------------------------------------------------------------------
 
--- One row as text; gap: elements before the dots, or false.
+-- Returns one row as text. gap: elements before the dots, or false.
 local function row_text(row, width, gap)
    local parts = {}
    for i, text in ipairs(row) do

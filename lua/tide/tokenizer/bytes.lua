@@ -75,7 +75,7 @@ local function open_bytes(text)
    return 0
 end
 
--- Takes in an id; returns the text that is certain now, never half a character.
+-- Takes an id and returns the text that is complete, never half a character.
 function Stream:push(id)
    local text = self.held .. text_of { id }
    local n = open_bytes(text)
@@ -90,7 +90,7 @@ function Stream:finish()
    return text
 end
 
--- Returns a decoder of ids that come one by one: push(id), finish().
+-- Returns a decoder that takes ids one by one: push(id), finish().
 function Bytes:stream() return setmetatable({ held = '' }, Stream) end
 
 signature.doors('data.bytes', Bytes, {

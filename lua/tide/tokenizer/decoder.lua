@@ -2,8 +2,10 @@
 -- field `decoder` of tokenizer.json; Stream applies them and holds incomplete characters back.
 --
 -- A rule is a function (text, is first) -> text. Beside the rules: bytes (texts are bytes; invalid
--- UTF-8 becomes U+FFFD at the end), fallback (tokens <0xNN> are bytes), strip (a character and how
--- many of it to drop at the start of the text), join (separator between tokens).
+-- UTF-8 becomes U+FFFD at the end), fallback (tokens <0xNN> are bytes; the number of rules before
+-- that), fused (the decoder that made one text of all tokens), strip (a character and how many of
+-- it to drop at the start of the text), join (separator between tokens), suffix (dropped from the
+-- last token).
 
 local build = require 'tide.tokenizer.build'
 local err = require 'tide.util.err'
@@ -18,14 +20,21 @@ local replacement = '\239\191\189'
 
 local function plain(text) return (text:gsub('%W', '%%%0')) end
 
+-- Raises where a decoder that works on tokens has only the whole text.
+local function check_tokens(d, name)
+   err.raise_if(d.fused, 'E_UNSUPPORTED', op, 'decoder %s after %s', name, tostring(d.fused))
+end
+
 local kinds = {}
 
 function kinds.ByteLevel(d)
-   d.bytes = true
+   check_tokens(d, 'ByteLevel')
+   d.bytes, d.fused = true, 'ByteLevel'
    d.rules[#d.rules + 1] = function(text) return visible.bytes(text) or text end
 end
 
 function kinds.Metaspace(d, node)
+   check_tokens(d, 'Metaspace')
    local mark = plain(node.replacement or '▁')
    local drop = step.scheme(node) ~= 'never'
    d.rules[#d.rules + 1] = function(text, first)
@@ -44,6 +53,7 @@ local function clean(text)
 end
 
 function kinds.WordPiece(d, node)
+   check_tokens(d, 'WordPiece')
    local prefix, cleanup = node.prefix or '##', node.cleanup ~= false
    d.rules[#d.rules + 1] = function(text, first)
       if not first then
@@ -54,21 +64,31 @@ function kinds.WordPiece(d, node)
 end
 
 function kinds.BPEDecoder(d, node)
-   local suffix = plain(node.suffix or '</w>')
+   check_tokens(d, 'BPEDecoder')
+   d.suffix = node.suffix or '</w>'
+   local suffix = plain(d.suffix)
    d.rules[#d.rules + 1] = function(text) return (text:gsub(suffix, ' ')) end
-   d.trim = true
+end
+
+-- Returns whether a text is one character, which no two tokens share: of bytes, one of ASCII.
+local function is_char(text, bytes)
+   return #text == 1 or not bytes and text:find '^[\194-\244][\128-\191]+$' ~= nil
 end
 
 function kinds.Replace(d, node)
    local from = node.pattern.String
    if type(from) ~= 'string' then err.raise('E_UNSUPPORTED', op, 'decoder Replace with a Regex') end
+   if not is_char(from, d.bytes) then check_tokens(d, 'Replace of several characters') end
    from = plain(from)
    local to = plain(node.content)
    d.rules[#d.rules + 1] = function(text) return (text:gsub(from, to)) end
 end
 
-function kinds.ByteFallback(d) d.fallback = true end
-function kinds.Fuse(d) d.fused = true end
+function kinds.ByteFallback(d)
+   check_tokens(d, 'ByteFallback')
+   d.fallback = #d.rules
+end
+function kinds.Fuse(d) d.fused = d.fused or 'Fuse' end
 
 function kinds.Strip(d, node)
    if (node.stop or 0) > 0 then err.raise('E_UNSUPPORTED', op, 'decoder Strip with stop > 0') end
@@ -162,9 +182,11 @@ end
 -- Ends the run of byte tokens. Returns its text, or one U+FFFD for each byte if it is not UTF-8.
 local function end_run(self)
    if #self.run == 0 then return '' end
-   local bytes = table.concat(self.run)
+   local text, first = table.concat(self.run), self.n == #self.run
    self.run = {}
-   return build.bad_utf8(bytes) and replacement:rep(#bytes) or bytes
+   if build.bad_utf8(text) then text = replacement:rep(#text) end
+   for i = self.d.fallback + 1, #self.d.rules do text = self.d.rules[i](text, first) end
+   return text
 end
 
 -- Applies the rules to a token.
@@ -202,6 +224,18 @@ function Stream:finish()
    return begin(self, text)
 end
 
+-- Returns whether the last of the ids that give text ends with the suffix that its text drops.
+local function ends_with_suffix(tok, ids, opts)
+   local suffix = tok.description.decoder.suffix
+   for i = suffix and #ids or 0, 1, -1 do
+      local name = tok:token(ids[i])
+      if name and (opts.special or not tok.is_special[ids[i]]) then
+         return name:sub(-#suffix) == suffix
+      end
+   end
+   return false
+end
+
 -- Returns the text of a list of ids.
 function decoder.all(tok, ids, opts)
    local d, out = tok.description.decoder, {}
@@ -216,7 +250,7 @@ function decoder.all(tok, ids, opts)
    for i, id in ipairs(ids) do out[i] = s:push(id) end
    out[#out + 1] = s:finish()
    local text = table.concat(out)
-   return d.trim and text:gsub(' $', '') or text
+   return ends_with_suffix(tok, ids, opts) and text:gsub(' $', '') or text
 end
 
 return decoder

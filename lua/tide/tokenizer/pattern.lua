@@ -1,16 +1,15 @@
 -- Translates patterns of published files to PCRE2.
 --
--- The files are written for Oniguruma (Ruby), where \s is the property White_Space and \w has
--- letters, marks, digits, connectors and, outside of brackets, the numbers of Latin-1; in PCRE2
--- 10.42 both differ in a few characters. ^ and $ match at every line. Types of pre-tokenizers have
--- the \w of Rust, with joiners in place of the numbers.
+-- A tokenizer.json is written for Oniguruma (Ruby): ^ and $ match at every line, (?m) lets the
+-- point match a line feed, {,3} is {0,3}, and a plus behind {1,3} repeats it. A pattern of tiktoken
+-- or tekken.json is written for Rust (`rust`), as PCRE2 is. Classes of characters: property.lua.
+
+local brackets = require 'tide.tokenizer.brackets'
+local property = require 'tide.tokenizer.property'
 
 local pattern = {}
 
-pattern.space = '\\p{White_Space}'
-local word = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}'
-pattern.word = word .. '\\x{200C}\\x{200D}'
-local ruby_word = word .. '\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}'
+pattern.space, pattern.word = property.space, property.rust_word
 -- ASCII characters in Unicode's symbol categories, and all punctuation.
 pattern.punctuation = '[\\p{P}$+<=>^`|~]'
 -- The pattern of GPT-2.
@@ -21,27 +20,115 @@ function pattern.literal(text)
    return (text:gsub('[%^%$%(%)%%%.%[%]%*%+%-%?{}|\\#]', '\\%0'))
 end
 
-local outside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}',
-   ['\\w'] = '[' .. ruby_word .. ']', ['\\W'] = '[^' .. ruby_word .. ']' }
-local inside = { ['\\s'] = pattern.space, ['\\S'] = '\\P{White_Space}', ['\\w'] = word }
+-- Puts the start of an atom, what a quantifier behind it repeats.
+local function put_atom(self, text)
+   self.out[#self.out + 1] = text
+   self.atom = #self.out
+end
 
--- Returns a pattern translated to PCRE2.
-function pattern.translate(text)
-   local out, depth, anchors, at = {}, 0, false, 1
-   while at <= #text do
-      local c = text:sub(at, at)
-      if c == '\\' then
-         c = text:sub(at, at + 1)
-         out[#out + 1] = (depth > 0 and inside or outside)[c] or c
-      else
-         if c == '[' and (depth == 0 or text:sub(at + 1, at + 1) == ':') then depth = depth + 1
-         elseif c == ']' and depth > 0 then depth = depth - 1 end
-         anchors = anchors or depth == 0 and (c == '^' or c == '$')
-         out[#out + 1] = c
-      end
-      at = at + #c
+-- Puts text that begins no atom.
+local function put(self, text) self.out[#self.out + 1] = text end
+
+-- Returns the pattern of the ends of words, or of all other places.
+local function edge(rust, inner)
+   local w = ('[%s]'):format(rust and property.rust_word or property.ruby_word)
+   local form = inner and '(?:(?<=W)(?=W)|(?<!W)(?!W))' or '(?:(?<=W)(?!W)|(?<!W)(?=W))'
+   return (form:gsub('W', (w:gsub('%%', '%%%%'))))
+end
+
+-- Escapes outside of brackets that PCRE2 reads otherwise. Each returns the place behind it.
+local escapes = {}
+
+-- Reads \p{name}; to Oniguruma \p is a letter where no brace follows.
+function escapes.p(self, text, at, rust)
+   local kind, caret, name = text:match('^([pP]){(%^?)([^}]*)}', at)
+   if name then
+      local negated = (caret == '^') ~= (kind == 'P')
+      put_atom(self, property.set(property.named(name, rust), negated))
+      return at + #caret + #name + 3
    end
-   return (anchors and '(?m)' or '') .. table.concat(out)
+   put_atom(self, (rust and '\\' or '') .. text:sub(at, at))
+   return at + 1
+end
+escapes.P = escapes.p
+
+-- Reads a character by its number, which PCRE2 writes with x.
+function escapes.u(self, text, at)
+   local hex = text:match('^u(%x%x%x%x)', at)
+   put_atom(self, hex and ('\\x{%s}'):format(hex) or '\\u')
+   return at + (hex and 5 or 1)
+end
+
+-- Reads the end of a word, or its absence: \b and \B of PCRE2 do not count marks.
+function escapes.b(self, text, at, rust)
+   put_atom(self, edge(rust, text:sub(at, at) == 'B'))
+   return at + 1
+end
+escapes.B = escapes.b
+
+-- Translates an escape whose letter is at `at`. Returns the place behind it.
+local function escape(self, text, at, rust)
+   local c = text:match('^[%z\1-\127\194-\244][\128-\191]*', at) or text:sub(at, at)
+   if escapes[c] then return escapes[c](self, text, at, rust) end
+   local items, negated = property.escape(c, 'out', rust)
+   put_atom(self, items and property.set(items, negated) or '\\' .. c)
+   return at + #c
+end
+
+-- Translates {n,m} of Oniguruma at `at`. Returns the place behind it.
+local function interval(self, text, at)
+   local low, comma, high = text:match('^{(%d*)(,?)(%d*)}', at)
+   if not low or low == '' and high == '' then
+      put_atom(self, '{')
+      return at + 1
+   end
+   local behind = at + #low + #comma + #high + 2
+   put(self, ('{%s%s%s}'):format(low == '' and '0' or low, comma, high))
+   local next_ = text:sub(behind, behind)
+   if next_ == '+' or next_ == '?' and comma == '' then   -- neither possessive nor lazy
+      self.out[self.atom] = '(?:' .. self.out[self.atom]
+      put(self, ')')
+   end
+   return behind
+end
+
+-- Translates a parenthesis that opens a group, with its options. Returns the place behind it.
+local function open(self, text, at, rust)
+   local flags, last = text:match('^%(%?([%a%-]+)([:)])', at)
+   local what = flags and not rust and ('(?%s%s'):format(flags:gsub('m', 's'), last) or '('
+   put_atom(self, what)
+   if last ~= ')' or what == '(' then self.groups[#self.groups + 1] = #self.out end
+   return at + (what == '(' and 1 or #what)
+end
+
+-- Translates what stands at `at`. Returns the place behind it.
+local function step(self, text, at, rust)
+   local c = text:match('^[%z\1-\127\194-\244][\128-\191]*', at) or text:sub(at, at)
+   if c == '\\' and at < #text then return escape(self, text, at + 1, rust) end
+   if c == '[' then
+      local set, behind = brackets.translate(text, at, rust)
+      put_atom(self, set)
+      return behind
+   end
+   if c == '(' then return open(self, text, at, rust) end
+   if c == '{' and not rust then return interval(self, text, at) end
+   if c == ')' then
+      put(self, c)
+      self.atom = table.remove(self.groups) or #self.out
+   elseif c == '*' or c == '+' or c == '?' then
+      put(self, c)
+   else
+      put_atom(self, c)
+      self.anchors = self.anchors or c == '^' or c == '$'
+   end
+   return at + #c
+end
+
+-- Returns a pattern translated to PCRE2. rust: it is written for Rust, not for Oniguruma.
+function pattern.translate(text, rust)
+   local self, at = { out = {}, groups = {}, anchors = false }, 1
+   while at <= #text do at = step(self, text, at, rust) end
+   return (self.anchors and not rust and '(?m)' or '') .. table.concat(self.out)
 end
 
 return pattern

@@ -148,7 +148,8 @@ local function add_pieces(d, m)
    local map = m.normalizer.charsmap ~= '' and d.normal[1] or nil
    local normal = build.normalizer { normal = { map } }
    for i, p in ipairs(m.pieces) do
-      local late = p.type == 'user' and normal(p.text) == p.text
+      local plain = p.text:gsub(mark, ' ')                -- a space becomes a mark in the text, too
+      local late = p.type == 'user' and (normal(p.text) == p.text or normal(plain) == plain)
       local is_piece = p.type == 'normal' or p.type == 'byte' or late and d.model == 'Unigram'
       d.pieces[i], d.names[i], d.scores[i] = is_piece and p.text or '', p.text, p.score
       if late then d.scores[i] = symbol_score(#p.text) end

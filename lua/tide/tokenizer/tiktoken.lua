@@ -37,7 +37,7 @@ local known = {
    [199998] = { o200k, { [199999] = '<|endoftext|>', [200018] = '<|endofprompt|>' } },
 }
 
--- Special tokens of the files of Llama 3; tokenizer_config.json, if present, repeats them.
+-- Adds the special tokens of the files of Llama 3. tokenizer_config.json, if present, repeats them.
 local function llama3_special(d)
    local names = { '<|begin_of_text|>', '<|end_of_text|>', '<|reserved_special_token_0|>',
       '<|reserved_special_token_1|>', '<|finetune_right_pad_id|>', '<|step_id|>',
@@ -62,7 +62,8 @@ end
 local function description(pieces, ranks, regex)
    return { model = 'BPE', pieces = pieces, ranks = ranks, normal = {}, added = {},
       flags = { bytes = true, ignore_merges = true }, before = {}, after = {},
-      words = { { kind = 'split', mode = { Isolated = true }, what = pattern.translate(regex) } },
+      words = { { kind = 'split', mode = { Isolated = true },
+         what = pattern.translate(regex, true) } },
       decoder = decoder.compile { type = 'ByteLevel' } }
 end
 
@@ -133,7 +134,7 @@ function tiktoken.describe(text, path, config)
 end
 
 -- Returns the description of the value of a tekken.json, and the special tokens by name. Special
--- tokens come first: the rank of a piece is its id less their number.
+-- tokens are first: the rank of a piece is its id less their number.
 function tiktoken.tekken(value)
    local config = field.check('config', value.config, { pattern = 'text',
       default_vocab_size = 'id', default_num_special_tokens = 'id' })

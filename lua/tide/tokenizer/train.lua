@@ -115,7 +115,7 @@ function Heap:pop()
    return top[1], top[2]
 end
 
--- Records in where[pair] that word i has the pair.
+-- Records in where[pair] that word i contains the pair.
 local function note_word(where, pair, i)
    local list = where[pair] or {}
    where[pair] = list

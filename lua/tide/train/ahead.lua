@@ -2,7 +2,7 @@
 --
 -- The host is free from the moment when a step is enqueued until it reads the loss. What it makes
 -- then travels on a stream of its own. The sampler stays where it was, so a checkpoint between the
--- two steps says the same; if the sampler was moved meanwhile, the batches are made again. Only
+-- two steps is the same; if the sampler was moved meanwhile, the batches are made again. Only
 -- samplers whose batches are data alone (none of their own `make`, or field `ahead`) are asked
 -- early.
 

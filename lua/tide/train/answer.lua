@@ -63,7 +63,7 @@ local function add_text(self, text)
    return false
 end
 
--- Takes in an id; ends the answer at a stop id, which is not part of it, and behind a stop string.
+-- Takes in an id; ends the answer at a stop id, which is not part of it, and after a stop string.
 function Answer:add(id)
    if self.o.stops[id] then
       self.reason = 'stop'

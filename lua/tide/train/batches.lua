@@ -1,4 +1,4 @@
--- The batches of a step: what they say of documents, and how many labels count.
+-- The batches of a step: their documents, and how many of their labels count.
 
 local tide = require 'tide'
 local documents = require 'tide.parallel.cp.documents'
@@ -22,7 +22,7 @@ function batches.settled(op, name, b)
    return documents.settled(op, b)
 end
 
--- Returns the same of the list of batches of a step.
+-- Returns the batches of a step, each as batches.settled returns it.
 function batches.settled_list(op, given)
    local list = {}
    err.raise_if(type(given) == 'table' and (given.ids ~= nil or given.labels ~= nil), 'E_ARG', op,
@@ -31,6 +31,18 @@ function batches.settled_list(op, given)
       list[i] = batches.settled(op, ('batches[%d]'):format(i), b)
    end
    return list
+end
+
+local place = { 'positions', 'index', 'q_index', 'k_index', 'context' }
+
+-- Returns what a call of a model gets of a batch beside ids and labels: where the tokens lie, and
+-- what the model says that it takes (input_fields).
+function batches.place_of(model, batch)
+   local at = {}
+   for _, list in ipairs { place, model.input_fields or {} } do
+      for _, k in ipairs(list) do at[k] = batch[k] end
+   end
+   return at
 end
 
 -- Returns the labels of a list of batches that count.

@@ -237,7 +237,7 @@ end
 
 -- ---- loading -----------------------------------------------------------------------------------
 
--- Returns the folder that `where` stands for: a checkpoint itself, or a run's folder by its LATEST.
+-- Returns the folder that `where` means: a checkpoint itself, or a run's folder by its LATEST.
 function checkpoint.find(where) return run_folder.find('train.checkpoint.find', where) end
 
 -- Checks every file of a checkpoint against its manifest, which is returned. sizes_only: hashes
@@ -328,7 +328,7 @@ return signature.doors('train.checkpoint', checkpoint, {
    load = { opts = {
       'device: string? -- device of the tensors',
       'model_only: boolean = false -- leaves the state of the optimiser out',
-      'lazy: boolean = false -- `store` stands for tensors, for a sharded model' } },
+      'lazy: boolean = false -- gives `store` in place of tensors, for a sharded model' } },
    consolidate = { 'to: string', opts = {
       'dtype: float? -- dtype of the weights; by default as stored' } },
 })

@@ -73,7 +73,7 @@ local function hidden(self, messages)
    return list
 end
 
--- Returns the id with which the template ends an answer, or nil: the first special token behind
+-- Returns the id with which the template ends an answer, or nil: the first special token after
 -- one.
 local function turn_end(self)
    local mark = 'an answer of tide'

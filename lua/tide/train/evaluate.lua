@@ -18,18 +18,18 @@ local function encode(tok, text, is_bare)
    return tok:encode(text, { add_special_tokens = not is_bare })
 end
 
--- Returns the id that stands before a text: bos_token or, without one, eos_token. config: of the
--- model, which is asked where the tokenizer names neither.
+-- Returns the id before a text: bos_token or, without one, eos_token. config: of the
+-- model, which is used if the tokenizer names neither.
 function evaluate.prefix(tok, config)
    local id = tok.bos or tok.eos or config and (config.bos_token_id or config.eos_token_id)
    if type(id) == 'table' then id = id[1] end
-   return id or err.raise('E_FORMAT', 'train.evaluate', 'the tokenizer names neither a bos_token '
-      .. 'nor an eos_token to stand before a text')
+   return id or err.raise('E_FORMAT', 'train.evaluate', 'the tokenizer has neither a bos_token nor '
+      .. 'an eos_token, one of which begins a text')
 end
 
 -- Returns the ids of a context and of its continuation. White space at the end of the context goes
--- to the continuation; both are encoded as one text, which is cut behind as many ids as the context
--- alone has. The prefix stands for an empty context.
+-- to the continuation; both are encoded as one text, which is cut after as many ids as the context
+-- alone has. The prefix replaces an empty context.
 function evaluate.pair(tok, context, continuation, opts)
    local kept = utf.strip(context, utf.is_space, false, true)
    if kept == '' then
@@ -56,9 +56,10 @@ local function count_words(text)
    end
 end
 
--- Returns the figures of a text: logprob (the sum), tokens, words, bytes, token_perplexity,
--- word_perplexity, byte_perplexity, bits_per_byte, ids (the prefix first) and values, the
--- log-probabilities of the ids behind the prefix. opts: those of score.logprob. Collective.
+-- Returns the log-probability and the perplexity of a text. Its fields: logprob (the sum), tokens,
+-- words, bytes, token_perplexity, word_perplexity, byte_perplexity, bits_per_byte, ids (the prefix
+-- first), and values, the log-probabilities of the ids after the prefix. opts: those of
+-- score.logprob. Collective.
 function evaluate.perplexity(model, tok, text, opts)
    if text == '' then err.arg('train.evaluate.perplexity', 'text', 'a text', 'an empty one') end
    local ids = encode(tok, text)
@@ -75,7 +76,7 @@ end
 
 -- ---- choices -----------------------------------------------------------------------------------
 
--- Requests of all choices of all items, in order. Returns them, and how many contexts lose ids.
+-- Returns the requests of all choices of all items, in order, and how many contexts lose ids.
 local function requests_of(model, tok, items, opts)
    local requests, cut = {}, 0
    for n, item in ipairs(items) do
@@ -84,7 +85,7 @@ local function requests_of(model, tok, items, opts)
             { config = model.config })
          if #rest == 0 or #rest > opts.seq then
             err.raise('E_FORMAT', 'train.evaluate.choices', '%s: choices[%d]: expected 1 to %d '
-               .. 'tokens behind the question, got %d', item.place or ('items[%d]'):format(n), i,
+               .. 'tokens after the question, got %d', item.place or ('items[%d]'):format(n), i,
                opts.seq, #rest)
          end
          if #context + #rest > opts.seq + 1 then cut = cut + 1 end
@@ -124,11 +125,12 @@ local function mean_of(list, rule)
    return mean, n > 1 and math.sqrt(mean * (1 - mean) / (n - 1)) or nil
 end
 
--- Returns the figures of a list of questions { question, choices, answer }: acc (the likeliest
--- choice is the answer), acc_norm and acc_bytes (after division by the characters or the bytes of a
--- choice), each with its standard error (acc_stderr ..), count, cut (choices whose question lost
--- tokens on the left) and items, with the values of the choices and what each rule chooses. opts:
--- those of score.logprob, and delimiter, the text between question and choice. Collective.
+-- Returns the accuracy on a list of questions { question, choices, answer }. Its fields: acc (the
+-- likeliest choice is the answer), acc_norm and acc_bytes (after division by the characters or the
+-- bytes of a choice), each with its standard error (acc_stderr ..); count; cut (choices whose
+-- question lost tokens on the left); items, with the values of the choices and what each rule
+-- chooses. opts: those of score.logprob, and delimiter, the text between question and choice.
+-- Collective.
 function evaluate.choices(model, tok, items, opts)
    if #items == 0 then err.arg('train.evaluate.choices', 'items', 'at least one', 'none') end
    local requests, cut = requests_of(model, tok, items, opts)

@@ -43,7 +43,7 @@ function folder.list(op, out)
    return list
 end
 
--- Returns what LATEST says, or nil without it.
+-- Returns the text of LATEST, or nil without it.
 function folder.latest(op, out)
    local path = fs.join(out, 'LATEST')
    if not fs.exists(path) then return nil end
@@ -86,7 +86,7 @@ local function find_failed(op, where)
    err.raise('E_IO', op, 'no checkpoint in %s (neither manifest.json nor LATEST)', where)
 end
 
--- Returns the folder of the checkpoint that `where` stands for: itself, or a run's newest by
+-- Returns the folder of the checkpoint that `where` means: itself, or a run's newest by
 -- LATEST.
 function folder.find(op, where)
    local out, name = split(where)
@@ -189,8 +189,8 @@ function folder.stage(op, out, name)
    return staged
 end
 
--- Gives the staged folder its name and points LATEST at it. An earlier checkpoint of the same step
--- steps aside for the time of one rename.
+-- Renames the staged folder to its name and points LATEST at it. An earlier checkpoint of the same
+-- step is moved aside for the time of one rename.
 function folder.publish(op, out, staged, name)
    local final, old = fs.join(out, name), fs.join(out, '.old-' .. name)
    remove(op, out, old)

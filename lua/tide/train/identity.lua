@@ -28,8 +28,8 @@ local function sampled(path)
    return chain
 end
 
--- Returns the identity of the model in dir: a published folder, a checkpoint or a run, which stands
--- for its newest checkpoint. E_IO where no weights lie there.
+-- Returns the identity of the model in dir: a published folder, a checkpoint, or a run, which means
+-- its newest checkpoint. E_IO where no weights lie there.
 function M.of(dir)
    if not fs.exists(fs.join(dir, 'config.json')) then dir = run_folder.find(op, dir) end
    local list, count = {}, 0

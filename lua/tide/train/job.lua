@@ -29,7 +29,7 @@ local outside = { 'E_IO', 'E_FORMAT', 'E_DEVICE', 'E_NOMEM', 'E_UNSUPPORTED', 'E
 local given_codes = { 'E_ARG', 'E_IO', 'E_FORMAT', 'E_SHAPE', 'E_UNSUPPORTED', 'E_DEVICE',
    'E_NOMEM' }
 
--- Adds to an error about fields of a configuration which options they come from. A field that
+-- Adds to an error about fields of a configuration the options that set them. A field that
 -- follows from options cannot be given, so an advice to give it is left out. An option that the
 -- error names already is not added. `field`: a name that is a usual word, too, and counts before a
 -- colon alone.
@@ -64,7 +64,7 @@ local function explained(words, fn, ...)
 end
 
 -- Returns the results of fn(...), whose arguments follow from the command line: what it raises is
--- printed in one line, with the options that the fields of a model come from.
+-- printed in one line, with the options that set the fields of a model.
 function Job:check(fn, ...) return err.people(given_codes, explained, self.words, fn, ...) end
 
 -- ---- the run that it resumes -------------------------------------------------------------------
@@ -145,10 +145,10 @@ end
 -- --max-restarts).
 local function is_restart(opt) return launch.resume_from(opt.out) ~= nil end
 
--- Returns the same for a job that has begun.
+-- Returns whether this job is another attempt of the same run.
 function Job:is_restart() return is_restart(self.opt) end
 
--- Refuses to write over a run, unless that is asked for.
+-- Refuses to write over a run without the option for it.
 local function check_out(self)
    local opt = self.opt
    err.usage_if(opt.resume and opt.overwrite, self.name, '--resume and --overwrite exclude each '
@@ -269,11 +269,12 @@ end
 -- Returns the mesh and the options of parallel.plan that the command line asks for.
 function Job:mesh() return plan_options.read(self.opt, self.world.size, self.opt.plan) end
 
--- Sets the steps of a recipe with --epochs, each of `rows` rows, unless --steps gives them or the
--- run is resumed.
+-- Sets the steps of a recipe with --epochs, each of `rows` rows, unless --steps gives them (0 does
+-- not) or the run is resumed.
 function Job:settle_epochs(rows)
    local opt, given = self.opt, self.given
-   if given.steps or self.resumed and not given.epochs then return end
+   local asked = given.epochs or given.steps and opt.steps == 0
+   if given.steps and opt.steps > 0 or self.resumed and not asked then return end
    opt.steps = math.max(1, math.ceil(opt.epochs * rows / opt.batch))
    settle_schedule(self)
 end
@@ -283,7 +284,7 @@ function Job:print(fmt, ...)
    if self.first then io.stdout:write(select('#', ...) > 0 and fmt:format(...) or fmt, '\n') end
 end
 
--- Tokens of the longest document. cu: the cumulative lengths, or nil.
+-- Returns the tokens of the longest document. cu: the cumulative lengths, or nil.
 local function longest_of(cu)
    local most = 0
    for i = 2, cu and #cu or 0 do most = math.max(most, cu[i] - cu[i - 1]) end

@@ -48,7 +48,7 @@ function metric.line(record)
    return '{' .. table.concat(parts, ',') .. '}'
 end
 
--- Returns the numbers of such a line; nil for a torn last line.
+-- Returns the record of a line of metrics.jsonl; nil for a torn last line.
 function metric.parse(line)
    if not line:match '^{.*}$' then return nil end
    local record = {}

@@ -34,8 +34,8 @@ local function bar(done, width)
    return '[' .. ('#'):rep(full) .. ('.'):rep(width - full) .. ']'
 end
 
--- Figures of the caller's own (run:metric) follow the norm.
--- "loss 2.345 | val 2.5 | norm 0.9 | lr 3.00e-04 | 1.2M tokens | 12.3k tok/s | 1.2 GiB"
+-- Returns a record as text, with figures of the caller (run:metric) after the norm: "loss 2.345 |
+-- val 2.5 | norm 0.9 | lr 3.00e-04 | 1.2M tokens | 12.3k tok/s | 1.2 GiB"
 function progress.fields(r)
    for _, k in ipairs { 'loss', 'grad_norm', 'lr', 'tokens_per_second', 'memory_bytes' } do
       err.arg_if(type(r[k]) ~= 'number', 'train.progress.fields', 'r.' .. k, 'a number', r[k])

@@ -1,6 +1,7 @@
 -- Losses and gradients of the micro-batches of a step, summed over its ranks, and their norm.
 
 local tide = require 'tide'
+local batches_ = require 'tide.train.batches'
 local clip = require 'tide.optim.clip'
 local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
@@ -18,10 +19,7 @@ local reduce = {}
 -- than one number as a tensor.
 function reduce.loss_of(self, batch, count, options)
    local mine = self.cp and not batch.context and self.cp:cut(batch) or batch
-   local opts = copy(options or {}, { count = count })
-   for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
-      opts[k] = mine[k]
-   end
+   local opts = copy(batches_.place_of(self.model, mine), copy(options or {}, { count = count }))
    local loss
    if self.loss then
       loss = self.loss(self.model, mine, opts)
@@ -41,7 +39,7 @@ function reduce.whole_loss(self, batch, count)
    return loss:detach()                    -- handles of gradients would make the next sum a copy
 end
 
--- Returns the same, computed in a step scope.
+-- Returns whole_loss, computed in a step scope.
 function reduce.micro_loss(self, batch, count)
    return (tide.scope(function() return reduce.whole_loss(self, batch, count) end))
 end
@@ -59,8 +57,8 @@ function reduce.read(losses, ...)
    return sum, unpack(numbers, n + 1)
 end
 
--- Sums the gradients of the micro-batches over ranks. Returns the losses on the device; with
--- several ranks they are read, and the second result is their sum over all.
+-- Runs the micro-batches and sums their gradients over ranks. Returns the losses on the device.
+-- With several ranks it reads them, and the second result is their sum over all ranks.
 function reduce.micros(self, batches, count)
    local comm, optim, losses = self.comm, self.optim, {}
    optim:zero_grad()
@@ -90,7 +88,7 @@ function reduce.each_sharded(self, batches, run)
    end)
 end
 
--- Sums as micros does, for a sharded model.
+-- Does what micros does, for a sharded model.
 function reduce.sharded_micros(self, batches, count)
    local losses = {}
    reduce.each_sharded(self, batches, function(i, batch)

@@ -15,10 +15,8 @@ local reference = {}
 local function sums_of(model, batch)
    local handle = spread_.of(model).cp
    batch = batches.settled('train.reference.compute', 'batch', batch)
-   local mine, at = handle and handle:cut(batch) or batch, {}
-   for _, k in ipairs { 'positions', 'index', 'q_index', 'k_index', 'context' } do
-      at[k] = mine[k]
-   end
+   local mine = handle and handle:cut(batch) or batch
+   local at = batches.place_of(model, mine)
    return tide.no_grad(function()
       return tide.scope(function()
          return (nn.preference.answers(model, mine, at)):to 'cpu'
@@ -53,9 +51,9 @@ local function part(run, sampler, source, cu, rows, o)
    return known
 end
 
--- Computes the sums for the sampler of data.preference.sampler, which keeps them. run: what
--- plan:materialise gave, or { model, data = a communicator }. corpus: of data.preference.load.
--- Collective.
+-- Computes the log-probabilities of all answers under the reference model, and stores them in a
+-- sampler of data.preference.sampler. run: what plan:materialise gave, or { model, data = a
+-- communicator }. corpus: of data.preference.load. Collective.
 function reference.compute(run, sampler, corpus, opts)
    local model = run.model
    local was_training = model.training

@@ -36,8 +36,9 @@ function replicas.check_cut(op, opts)
    if of.tp and not opts.parallel then takes_cut(op, {}, opts) end
 end
 
--- Parameters that every rank of a tensor-parallel axis holds whole must be the same on all: a seed
--- of its own would silently train another model. Collective; a sharded model has compared.
+-- Refuses parameters that every rank of a tensor-parallel axis holds whole if they differ between
+-- ranks: with another seed on each rank, another model would train without an error. Collective; a
+-- sharded model has compared them already.
 function replicas.check_replicated(self, op)
    local env = spread.of(self.model).tp
    if not env then return end
@@ -95,10 +96,10 @@ local function optim_names(optim)
    return table.concat(list, '\n')
 end
 
--- Ranks that add up gradients update their replicas separately. If one has other weights, another
--- limit, optimiser or loss, replicas silently drift apart or learn a mixture. The same happens to
--- models of equal shapes that compute different things, or that freeze other parameters. A sharded
--- model has compared itself.
+-- Refuses ranks that add up gradients but differ in weights, clip, optimiser or loss. They update
+-- their replicas separately, so the replicas would silently drift apart or learn a mixture. It also
+-- refuses models of equal shapes that compute different things or freeze other parameters.
+-- Collective; a sharded model has compared them already.
 function replicas.check_replicas(self, op)
    local items = {
       { 'limits of the gradient norm (clip)', tostring(self.clip), 'shown' },
@@ -124,9 +125,9 @@ local function other_rates(self, lr)
       self.comm.rank, lr)
 end
 
--- Labels of the global batch. Ranks that share a model by parts must have been given the same
--- batches, and all the same learning rate (nil: not known): the sum that decides is the one of the
--- counts, and one more for tp.
+-- Returns the number of labels of the global batch. Ranks that share a model by parts must have the
+-- same batches, and all ranks the same learning rate (nil: not known). The sum of the counts
+-- decides that, and one more sum for tp.
 local function global_count(self, batches, lr)
    local cp, tp, comm, share = self.cp, self.tp, self.comm, fingerprint.share
    local rate = ('%.17g'):format(lr or 0)

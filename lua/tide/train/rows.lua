@@ -3,10 +3,12 @@
 -- Rows of different lengths are padded on the left: the last column is the last token of every
 -- row, padding is document -1 for attention and a sequence of its own for Mamba, and positions
 -- count from a row's first token.
+-- The first call may have images (inputs), whose tokens have positions of their own.
 
 local tide = require 'tide'
 local causal_lm = require 'tide.model.causal_lm'
 local class = require 'tide.class'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local kv_cache = require 'tide.nn.kv_cache'
 
@@ -27,12 +29,13 @@ end
 local function rope_type(rope) return rope and (rope.scaling.rope_type or rope.scaling.type) end
 
 -- Returns the columns of a model. context: most tokens of a row, by default those that the model
--- was made for (its positions, times the factor of dynamic scaling); device: of the model.
-function rows.new(model, context, device)
+-- was made for (its positions, times the factor of dynamic scaling); device: of the model; inputs:
+-- what the first call gets besides, or nil.
+function rows.new(model, context, device, inputs)
    local n, rope = model.config.max_position_embeddings or math.huge, rows.varying_rope(model)
    if rope_type(rope) == 'dynamic' then n = math.floor(n * rope.scaling.factor) end
-   return setmetatable({ model = model, context = context or n, device = device, rope = rope },
-      Rows)
+   return setmetatable({ model = model, context = context or n, device = device, rope = rope,
+      inputs = inputs }, Rows)
 end
 
 -- Raises unless ids is a list of at least one id below vocab (nil: of any size).
@@ -101,13 +104,33 @@ local function place(self, n, T)
    return at
 end
 
+-- Fields of self.inputs that say where images lie.
+local grids = { 'image_grid_thw', 'video_grid_thw', 'second_per_grid_ts' }
+
+-- Completes the place of the first tokens x of rows with images, whose positions are not those of a
+-- text. Later ones go on from the last: self.ahead is how far it is from its place in a text.
+local function place_images(self, x, at)
+   local o, T, text = {}, x:size(2), at.positions
+   for _, name in ipairs(grids) do o[name] = self.inputs[name] end
+   if self.leads then o.index = at.q_index end
+   at.positions = self.model:rope_index(x, o)
+   self.ahead = at.positions:narrow(3, T, 1) - text:narrow(2, T, 1)
+   copy(self.inputs, at)
+end
+
 -- Reads one list of ids per row, all of one length, after those before. Returns the logits behind
 -- each row: f32 [rows, vocabulary].
 function Rows:advance(lists)
    local fed, T = self.fed, #lists[1]
    self.fed = nil                      -- unknown if the call fails half-way
    local x = tide.tensor(lists, { dtype = 'i64', device = self.device })
-   local logits = self.model(x, place(self, #lists, T))
+   local at = place(self, #lists, T)
+   if self.inputs and self.width == 0 then
+      place_images(self, x, at)
+   elseif self.ahead then
+      at.positions = at.positions + self.ahead
+   end
+   local logits = self.model(x, at)
    self.width = self.width + T
    for _, id in ipairs(fed and lists[1] or {}) do fed[#fed + 1] = id end
    self.fed = fed
@@ -123,7 +146,7 @@ end
 -- Forgets what was read, but what begins the one list of ids, and reads the lists, of any lengths.
 -- Returns as advance does.
 function Rows:begin(lists)
-   local n = #lists == 1 and shared(self, lists[1]) or 0
+   local n = #lists == 1 and not self.inputs and shared(self, lists[1]) or 0
    if n > 0 then
       for _, cache in ipairs(self.caches) do kv_cache.shorten(cache, n) end
       self.width, self.fed = n, {}
@@ -133,7 +156,7 @@ function Rows:begin(lists)
       end
       return self:advance { rest }
    end
-   self.caches, self.width, self.index, self.leads = {}, 0, nil, nil
+   self.caches, self.width, self.index, self.leads, self.ahead = {}, 0, nil, nil, nil
    for i = 1, self.model.config.num_hidden_layers do self.caches[i] = {} end
    self.fed = #lists == 1 and {} or nil
    local most, least = 0, math.huge

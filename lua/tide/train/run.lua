@@ -62,7 +62,8 @@ local function draw(self)
    if why then complain(self, 'loss.svg', why) end
 end
 
--- Gives the record of the present step, which evaluation and metrics have added to, to its readers.
+-- Passes the record of the present step, to which evaluation and metrics have added, to its
+-- readers.
 local function settle_record(self)
    local record = self.record
    if not record then return end

@@ -45,7 +45,8 @@ options.rows = {
    'on_save: function? -- called with (run, folder)',
 }
 
--- Ids that the model does not have would end the run at the step that meets one.
+-- Refuses data with ids that the model does not have, which would end the run at the step that
+-- reads one.
 local function check_ids(op, o)
    local config = type(o.model.config) == 'table' and o.model.config or {}
    if type(config.vocab_size) ~= 'number' then return end
@@ -65,8 +66,8 @@ local function settle_resume(op, o)
    end
 end
 
--- Ranks that draw from other orders of the data would train on some windows twice and on others
--- never. size and rank are those of the ranks with data of their own.
+-- Refuses ranks that draw from other orders of the data: they would train on some windows twice and
+-- never on others. size and rank are those of the ranks with data of their own.
 function options.check_sampler(op, o, groups)
    local s, list = o.sampler, {}
    for _, name in ipairs { 'count', 'seq', 'batch', 'seed', 'size' } do
@@ -81,7 +82,7 @@ end
 -- Completes the options of a run.
 function options.settle(op, o)
    err.arg_if(o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu, op, 'sampler',
-      'one that knows the documents of val (val_cu), or no val', o.sampler)
+      'one with the documents of val (val_cu), or no val', o.sampler)
    o.comm, o.ctx = o.comm or dist.world(), o.ctx or tide.default()
    err.arg_if(o.patience > 0 and not (o.val and o.val.count > 0), op, 'val',
       'data to evaluate on, which patience needs', o.val and 'no tokens')
@@ -91,7 +92,7 @@ function options.settle(op, o)
    return o
 end
 
--- Refuses to write over a run unless that was asked for. Rank 0 looks, all agree.
+-- Refuses to write over a run without the option for it. Rank 0 looks, all agree.
 function options.check_out(op, o)
    if not o.out or o.overwrite then return end
    dist.on_first(o.comm, op, function() folder.check_free(op, o.out, o.resume) end)

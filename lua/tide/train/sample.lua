@@ -125,18 +125,33 @@ local function settled(op, model, o)
    if stop ~= nil and type(stop) ~= 'table' then stop = { stop } end
    for _, id in ipairs(stop and err.integers(op, 'stop', stop, 0) or {}) do o.stops[id] = true end
    err.arg_if((o.stop_strings[1] or o.on_text) and not o.tokenizer, op, 'tokenizer',
-      'one, as stop_strings and on_text are about text', nil)
+      'a tokenizer, which stop_strings and on_text need', nil)
    for i, text in ipairs(o.stop_strings) do
       err.arg_if(text == '', op, ('stop_strings[%d]'):format(i), 'at least one character', text)
    end
    return o
 end
 
+-- Raises unless a model takes images, and has room for the answers: what is dropped when its
+-- context is full could be a part of an image.
+local function check_inputs(model, list, rows, o)
+   if not o.inputs then return end
+   err.arg_if(not model.rope_index, o.op, 'inputs', 'nil, as the model takes ids alone', o.inputs)
+   err.arg_if(o.cache ~= nil, o.op, 'cache', 'nil beside inputs: it compares ids, not images',
+      o.cache)
+   for _, answer in ipairs(list) do
+      local n = #answer.all + o.tokens
+      err.raise_if(n > rows.context, 'E_ARG', o.op, 'a prompt of %d tokens and an answer of %d are '
+         .. 'more than the context (%d), and a prompt with images is not shortened; give fewer '
+         .. 'tokens', #answer.all, o.tokens, rows.context)
+   end
+end
+
 -- Returns the columns for a call: those that opts.cache keeps, if they are of this model, or new
 -- ones.
 local function columns(model, o)
    local first = model:parameters()[1]
-   local fresh = rows_.new(model, o.context, o.device or first and first.device)
+   local fresh = rows_.new(model, o.context, o.device or first and first.device, o.inputs)
    local kept = o.cache and o.cache.rows
    if not kept or kept.model ~= model or kept.device ~= fresh.device then kept = fresh end
    kept.context = fresh.context
@@ -146,8 +161,10 @@ end
 
 -- Returns the groups of answers that run together: all, where the model takes rows of different
 -- lengths.
-local function grouped(model, list)
+local function grouped(model, list, o)
    if rows_.takes_ragged(model) then return { list } end
+   err.raise_if(o.inputs and list[2], 'E_UNSUPPORTED', o.op, 'prompts with images of a model whose '
+      .. 'rotary frequencies depend on the length run one at a time; call generate for each')
    local groups, of_length = by_key()
    for _, answer in ipairs(list) do table.insert(of_length(#answer.all), answer) end
    return groups
@@ -163,7 +180,11 @@ local function continue(op, model, prompts, o)
    local was_training = model.training
    model:eval()
    finally(function() model:train(was_training) end, require('tide').no_grad, function()
-      for _, group in ipairs(grouped(model, list)) do run_group(columns(model, o), group, o) end
+      for _, group in ipairs(grouped(model, list, o)) do
+         local rows = columns(model, o)
+         check_inputs(model, group, rows, o)
+         run_group(rows, group, o)
+      end
    end)
    for row, answer in ipairs(list) do list[row] = answer:finish() end
    return list
@@ -207,6 +228,8 @@ local going_on = {
    'context: integer? >= 2 -- most tokens seen at once; by default as the model was trained',
    "on_token: function? -- called with each id; returns 'stop' to end the answer",
    'on_text: function? -- called with each piece of text, which ends with a whole character',
+   'inputs: table? -- what the model gets beside the ids of all prompts: pixel_values and '
+      .. 'image_grid_thw, pixel_values_videos, video_grid_thw and second_per_grid_ts',
 }
 return signature.doors('train.sample', sample, {
    pick = { 'logits: table; u: number in [0, 1]', opts = { drawing, going_on } },

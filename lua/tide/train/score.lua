@@ -124,7 +124,7 @@ local function scoring(sharded, fn)
    return tide.parallel.unshard_fsdp2_model(sharded, fn, nil, { layerwise = true })
 end
 
--- Takes the values of a batch apart.
+-- Splits the values of a batch.
 local function deal(out, batch, requests, values)
    local at = 0
    for _, row in ipairs(batch) do
@@ -159,8 +159,9 @@ end
 
 -- ---- windows -----------------------------------------------------------------------------------
 
--- Windows of a list of ids as requests, as lm-evaluation-harness rolls them: each predicts the seq
--- ids after those before, from one id of context; the last one has as much context as fits.
+-- Returns the windows of a list of ids as requests, by the rule of lm-evaluation-harness: each
+-- window predicts the next seq ids from one id of context. The last one has as much context as
+-- fits.
 function score.windows(ids, seq)
    local list = {}
    for first = 2, #ids, seq do

@@ -143,7 +143,7 @@ function Store:shape(kind, name)
    return row and row.shape
 end
 
--- Its dtype, or nil.
+-- Returns the dtype of a tensor, or nil.
 function Store:dtype(kind, name)
    local row = self.index[kind][name]
    return row and row.dtype

@@ -164,7 +164,7 @@ local function check_data(op, run, saved)
       .. 'needs the same data', saved.train, now.train)
 end
 
--- Windows and whole documents are other orders of the same data.
+-- Refuses windows for a run of whole documents and the reverse: they are other orders of the data.
 local function check_rows(op, saved, now)
    if type(saved) ~= 'table' or (saved.documents ~= nil) == (now.documents ~= nil) then return end
    local packed = { [true] = 'whole documents', [false] = 'windows' }

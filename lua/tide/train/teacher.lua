@@ -75,9 +75,9 @@ local function conditions(sampler, corpus, vocab)
       val = sampler.val_cu and data_tokens.fingerprint(corpus.val) or nil }
 end
 
--- Computes top of a corpus. run: { model, comm (ranks that share the rows), sharded (nil: each
--- holds the model whole) } of the teacher, without a context axis; sampler: of data.packed.
--- Collective.
+-- Computes top, the likeliest ids of a teacher after each token of a corpus. run: { model, comm
+-- (ranks that share the rows), sharded (nil: each holds the model whole) } of the teacher, without
+-- a context axis; sampler: of data.packed. Collective.
 function teacher.top(run, sampler, corpus, opts)
    local top = { k = opts.k, teacher = opts.teacher,
       conditions = conditions(sampler, corpus, run.model.config.vocab_size),
@@ -90,7 +90,7 @@ end
 
 -- ---- files -----------------------------------------------------------------------------------
 
--- Writes top to a file of safetensors; one rank calls it.
+-- Writes top (see teacher.top) to a file of safetensors; one rank calls it.
 function teacher.save(path, top)
    local tensors = {}
    for _, name in ipairs { 'train', 'val' } do
@@ -109,8 +109,8 @@ local function refuse(op, path, what, was, is)
       .. 'another one', path, what, tostring(was), tostring(is))
 end
 
--- Reads top from a file that save wrote for this corpus. E_FORMAT: it is another kind of file;
--- E_ARG: it is of other data or another vocabulary, seq, long or k.
+-- Reads top (see teacher.top) from a file that save wrote for this corpus. E_FORMAT: it is another
+-- kind of file; E_ARG: it is of other data or another vocabulary, seq, long or k.
 function teacher.load(path, sampler, corpus, opts)
    local op, io_ = 'train.teacher.load', fs.io()
    local file = fs.open_tensors(op, path)
@@ -156,8 +156,8 @@ local function gathered(values, rows, seq, device)
    return all:reshape { 1, all:size(1), K }:to(device or 'cpu')
 end
 
--- Gives the batches of a sampler of data.packed the fields teacher_ids i64 and teacher_logp f32
--- [1, T, K], which nn.distil.objective reads.
+-- Gives the batches of a sampler of data.packed the fields teacher_ids i64 and teacher_logp f32 [1,
+-- T, K], which nn.distil.objective reads. top: see teacher.top.
 function teacher.use(sampler, corpus, top)
    local make = sampler.make
    function sampler.make(self, source, rows, device)

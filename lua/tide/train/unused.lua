@@ -34,7 +34,7 @@ function unused.find(comm, optim)
    return list
 end
 
--- Gives zeros to what find() returns. Collective.
+-- Sets zeros as gradients of the parameters that find() returns. Collective.
 function unused.fill(comm, optim)
    for _, entry in ipairs(unused.find(comm, optim)) do
       entry.param:set_grad(tide.no_grad(tide.zeros_like, entry.param))

@@ -68,7 +68,7 @@ local function check_manifest(op, path, manifest)
 end
 
 -- Checks every file of the checkpoint at `path` against its manifest, which is returned. index: the
--- name of the file that stands for weights in pieces. sizes_only: tensor files are not hashed.
+-- name of the file that replaces weights in pieces. sizes_only: tensor files are not hashed.
 function verify.files(op, path, index, sizes_only)
    local manifest = verify.json(op, path, 'manifest.json')
    check_manifest(op, path, manifest)

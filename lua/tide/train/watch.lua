@@ -80,9 +80,9 @@ local function print_table(rows)
    end
 end
 
--- Returns the records of a run as CSV, a column for each figure; empty where a step has none.
-function watch.csv(records)
-   local names, seen, lines = {}, {}, {}
+-- Returns the names of all figures of records, sorted, `step` first.
+local function figures(records)
+   local names, seen = {}, {}
    for _, r in ipairs(records) do
       for k in each(r) do
          if not seen[k] then names[#names + 1], seen[k] = k, true end
@@ -92,7 +92,13 @@ function watch.csv(records)
       if a == 'step' or b == 'step' then return a == 'step' and b ~= 'step' end
       return a < b
    end)
-   lines[1] = table.concat(names, ',')
+   return names
+end
+
+-- Returns the records of a run as CSV, a column for each figure; empty where a step has none.
+function watch.csv(records)
+   local names = figures(records)
+   local lines = { table.concat(names, ',') }
    for _, r in ipairs(records) do
       local parts = {}
       for i, name in ipairs(names) do
@@ -190,8 +196,11 @@ function watch.plot(...)
       err.usage_if(#places == 0, 'plot', 'expected folders of runs, got none; see tide plot --help')
       local list = {}
       for i, path in ipairs(places) do
-         list[i] = watch.series(watch.read('plot', path), path, opt.metric, opt.x, opt.smooth)
-         err.usage_if(#list[i].x == 0, 'plot', "%s has no '%s' over '%s'", path, opt.metric, opt.x)
+         local records = watch.read('plot', path)
+         list[i] = watch.series(records, path, opt.metric, opt.x, opt.smooth)
+         local has = #list[i].x == 0 and table.concat(figures(records), ', ')
+         err.usage_if(has, 'plot', "%s has no '%s' over '%s'; its figures: %s", path, opt.metric,
+            opt.x, has ~= '' and has or 'none')
       end
       local o = { xlabel = opt.x, ylabel = opt.metric, logx = opt.log_x, logy = opt.log_y,
          columns = opt.width, rows = opt.height }

@@ -134,7 +134,7 @@ local function find(self, name, whence)
       near.hint(key_of(name), names, flag_of, self.also))
 end
 
--- Records a given value: in place of an earlier one or, of a list, after it.
+-- Stores a given value: it replaces an earlier one, or follows it in an option that is a list.
 local function give(option, value, values)
    local before, now = values[option.name], convert(option, value)
    if option.list and before ~= nil then
@@ -144,7 +144,7 @@ local function give(option, value, values)
    values[option.name] = now
 end
 
--- Puts a value under its nested name.
+-- Stores a value under its nested name.
 local function place(result, name, value)
    local t = result
    for part in name:gmatch '([^.]+)%.' do
@@ -274,10 +274,10 @@ local function read_words(self, argv, values)
    return more
 end
 
--- argv: list of words; base: options (a nested table, such as an earlier result) that replace the
--- defaults. Returns the options, those that were given (full name -> value; by --config or by
--- words), and { config (the file), print (whether values are to be shown), of (full name ->
--- 'command line' or the file) }; or nil and the help text when --help is among the words.
+-- Reads a list of words. base: options (a nested table, such as an earlier result) that replace the
+-- defaults. Returns the options; those that were given (full name -> value; by --config or by
+-- words); and { config (the file), print (whether values are to be shown), of (full name ->
+-- 'command line' or the file) }. If --help is among the words, it returns nil and the help text.
 function Parser:parse(argv, base)
    local values, of = {}, {}
    local more = read_words(self, argv, values)

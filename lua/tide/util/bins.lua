@@ -11,8 +11,8 @@ function bins.longest_first(order, lengths)
    return order
 end
 
--- Puts each index of `order` into the fullest bin that has room, or a new one. Returns the bins as
--- lists of indices.
+-- Assigns each index of `order` to the fullest bin that has room, or to a new one. Returns the bins
+-- as lists of indices.
 function bins.fullest(lengths, order, size)
    local list, free = {}, {}
    for _, i in ipairs(order) do

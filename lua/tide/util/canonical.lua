@@ -18,7 +18,7 @@ end
 
 local text_of
 
--- "{a=1 b={..}}"; above: the tables that this one lies in.
+-- Returns a table as text, "{a=1 b={..}}". above: the tables that contain this one.
 local function table_text(t, json, above)
    local list = {}
    above[t] = true

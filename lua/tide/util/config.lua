@@ -27,7 +27,7 @@ local function guard()
    end
 end
 
--- pcall(fn) with the limits. Methods of strings are out of reach meanwhile.
+-- Returns the results of pcall(fn) under the limits. Methods of strings are out of reach meanwhile.
 local function limited(fn)
    local strings = getmetatable ''
    local methods, hook, mask, n = strings.__index, debug.gethook()
@@ -49,7 +49,7 @@ local function plain(op, where, v, depth, count)
    local kind = type(v)
    if kind == 'string' or kind == 'number' or kind == 'boolean' then return v end
    if kind ~= 'table' or v == fs.io().json.null then
-      err.usage(op, '%s: expected a text, a number, a truth or a table of these, got %s', where,
+      err.usage(op, '%s: expected a text, a number, a boolean or a table of these, got %s', where,
          kind == 'table' and 'null' or 'a ' .. kind)
    end
    err.usage_if(depth > most_depth, op, '%s: tables lie deeper than %d', where, most_depth)

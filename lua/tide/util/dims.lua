@@ -12,14 +12,14 @@ function dims.slice(list, first, last)
    return out
 end
 
--- n zeros.
+-- Returns n zeros.
 function dims.zeros(n)
    local list = {}
    for d = 1, n do list[d] = 0 end
    return list
 end
 
--- n zeros but for `value` at d.
+-- Returns n zeros, but `value` at d.
 function dims.only(n, d, value)
    local list = dims.zeros(n)
    list[d] = value
@@ -33,7 +33,7 @@ function dims.sum(list, last)
    return n
 end
 
--- Elements from one index of a dim to the next, of a contiguous tensor: the last is 1.
+-- Returns the strides of a contiguous tensor, in elements; the last one is 1.
 function dims.strides(shape)
    local list, n = {}, 1
    for d = #shape, 1, -1 do list[d], n = n, n * shape[d] end
@@ -56,7 +56,7 @@ function dims.equal(a, b)
    return true
 end
 
--- "[2, 3]"
+-- Returns a list as "[2, 3]".
 function dims.text(list) return '[' .. table.concat(list, ', ') .. ']' end
 
 -- ---- boxes { offset, size }, lists with an entry a dim -----------------------------------------
@@ -82,7 +82,7 @@ function dims.overlap(a, b)
    return true
 end
 
--- Returns what box a has outside of b, as boxes that do not overlap.
+-- Returns the part of box a outside of b, as boxes that do not overlap.
 function dims.minus(a, b)
    if not dims.overlap(a, b) then return { a } end
    local rest, offset, size = {}, { unpack(a.offset) }, { unpack(a.size) }

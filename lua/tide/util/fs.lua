@@ -26,7 +26,7 @@ function fs.use(primitives)
    return old
 end
 
--- Path b seen from folder a; b itself where it begins at the root.
+-- Returns path b as seen from folder a, or b itself if it is absolute.
 function fs.join(a, b)
    err.type('util.fs.join', 'a', a, 'string')
    err.type('util.fs.join', 'b', b, 'string')
@@ -75,19 +75,19 @@ function fs.is_present(path) return fs.io().is_link(path) or fs.exists(path) end
 -- Returns whether a folder is at this path, or a link to one.
 function fs.is_dir(path) return fs.io().kind(path) == 'dir' end
 
--- Size in bytes of a regular file; nil without one.
+-- Returns the size in bytes of a regular file, or nil if the path is no regular file.
 function fs.size(path)
    local kind, size = fs.io().kind(path)
    return kind == 'file' and size or nil
 end
 
--- Sorted names in a folder.
+-- Returns the sorted names in a folder.
 function fs.list(op, path) return got(op, 'list', 'listdir', path) end
 
 -- Makes a folder and its parents.
 function fs.mkdirs(op, path) done(op, 'make the folder', 'mkdir', path) end
 
--- XXH64 of a file as text.
+-- Returns the XXH64 of a file as text.
 function fs.hash(op, path) return got(op, 'read', 'xxh64_file', path) end
 
 -- Opens a file of safetensors.

@@ -16,7 +16,7 @@ local function fnv(text, h)
    return h
 end
 
--- FNV-1a of a text, in [0, 2^32).
+-- Returns the FNV-1a of a text, in [0, 2^32).
 function hash.fnv32(text)
    return fnv(err.type('util.hash.fnv32', 'text', text, 'string'), 2166136261)
 end
@@ -41,7 +41,7 @@ local function scramble(h)
    return bit.bxor(h, math.floor(h / 65536)) % 2^32
 end
 
--- One integer to 32 bits.
+-- Returns 32 mixed bits of one integer.
 function hash.scramble(h) return scramble(err.integer('util.hash.scramble', 'h', h)) end
 
 -- Mixes integers below 2^53 to 32 bits (a finaliser in the manner of murmur hash).

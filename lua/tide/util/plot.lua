@@ -15,7 +15,8 @@ local left, right, top, bottom = 64, 16, 36, 48
 
 local function is_finite(v) return v == v and math.abs(v) ~= math.huge end
 
--- Finite points of a series, above 0 on logarithmic axes, at most `limit` of them.
+-- Returns the finite points of a series, above 0 on logarithmic axes, averaged to at most `limit`
+-- points.
 local function thin(series, limit, opts)
    local xs, ys = {}, {}
    for i = 1, #series.x do
@@ -37,7 +38,7 @@ local function thin(series, limit, opts)
    return tx, ty
 end
 
--- Steps of 1, 2 or 5 times a power of ten, about n of them.
+-- Returns about n ticks, in steps of 1, 2 or 5 times a power of ten.
 function plot.ticks(lo, hi, n)
    local raw = (hi - lo) / n
    local power = 10 ^ math.floor(math.log10(raw))
@@ -135,14 +136,14 @@ local function curve(out, frame, xs, ys, colour, with_points)
    end
 end
 
--- Points of all series, thinned: lists of x and of y.
+-- Returns the points of all series, thinned: lists of x and of y.
 local function points_of(series, opts)
    local xs, ys = {}, {}
    for i, s in ipairs(series) do xs[i], ys[i] = thin(s, 1000, opts) end
    return xs, ys
 end
 
--- The names of series: beside each other, of more than two below each other.
+-- Adds the names of series: beside each other, or below each other if there are more than two.
 local function legend(out, series)
    local x = left
    for i, s in ipairs(series) do

@@ -8,8 +8,9 @@
 --          'seed: integer >= 0 = 0 -- decides the order' } },
 --    })
 --
--- puts a check in front of sampler.permutation and sampler.new; a function that takes both writes
--- { 'nin: integer >= 1', opts = { ... } }. A row reads "name: type = default -- meaning":
+-- puts a check, a door, in front of sampler.permutation and sampler.new; a function that takes both
+-- arguments and options has { 'nin: integer >= 1', opts = { ... } }. A row is
+-- "name: type = default -- meaning":
 --
 --    integer, number, boolean, string, table, function, any, float (a floating dtype), tensor,
 --    ranks, comm, sharded, or what signature.kind made
@@ -112,7 +113,7 @@ local function dim_fits(dim, size, values)
    end
 end
 
--- Returns whether t has a shape (a list of dims); notes the sizes of names that stand alone.
+-- Returns whether t has a shape (a list of dims); notes the sizes of names without an operator.
 local function has_shape(t, dims, values)
    local open = dims[#dims] == '..'
    local n = open and #dims - 1 or #dims
@@ -228,7 +229,7 @@ local function listed(read)
    end
 end
 
--- { text, Lua type, read(op, name, v, values), annotation } of one alternative of a type.
+-- Returns one alternative of a type as { text, Lua type, read(op, name, v, values), annotation }.
 local function alternative(text)
    local base, list, rest = text:match '^([%w_]+)(%[?%]?)%s*(.-)%s*$'
    local kind = made[base] and made[base](rest) or kinds[base]
@@ -243,7 +244,8 @@ local function alternative(text)
    return list == '' and row or { 'a list', 'table', listed(row[3]), row[4] .. '[]' }
 end
 
--- Returns the same of a type of several alternatives, which differ by their Lua types.
+-- Returns a type of several alternatives, which differ by their Lua types, as one row like that of
+-- alternative.
 local function union(rows)
    local texts, names, by_type = {}, {}, {}
    for i, row in ipairs(rows) do texts[i], names[i], by_type[row[2]] = row[1], row[4], row end
@@ -446,10 +448,10 @@ end
 
 local door = require('tide.util.door').with(signature.rows, reader_of, read, hold)
 
--- Puts checks in front of functions of `owner` (a table or a class), and notes them. given: name ->
--- arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name of
--- owner. A constructor `init` has that name itself. before(op, ...) may change the arguments behind
--- the first before they are checked. Returns owner.
+-- Adds checks in front of functions of `owner` (a table or a class), and records them. given: name
+-- -> arguments, or { arguments, opts = rows, op = the name that errors carry }. op: the public name
+-- of owner. A constructor `init` has that name itself. before(op, ...) may change the arguments
+-- after the first before they are checked. Returns owner.
 function signature.doors(op, owner, given) return door.put(op, owner, given) end
 
 -- Returns the door of a function { op, args, opts, of = the function behind it }; nil of others.

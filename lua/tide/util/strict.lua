@@ -26,7 +26,7 @@ function strict.on(env)
    return true
 end
 
--- Takes the guard away, if there is one.
+-- Removes the guard, if there is one.
 function strict.off(env)
    env = env or _G
    local mt = getmetatable(env)

@@ -36,7 +36,8 @@ function Timer:lap()
    return span
 end
 
--- Moving average of a rate: half of the weight is on the last `half` observations.
+-- Returns a function that gives the moving average of a rate: the last `half` observations have
+-- half of the weight.
 function timer.rate(half)
    half = err.number('util.timer.rate', 'half', half or 10, 1e-9)
    local keep, amount, seconds = 0.5 ^ (1 / half), 0, 0

@@ -17,15 +17,15 @@ local function scaled(v, base, names)
    return digits:format(v) .. names[i]
 end
 
--- "950", "1.20k", "3.4M".
+-- Returns a number as "950", "1.20k" or "3.4M".
 function units.count(v) return scaled(check('count', v), 1000, { '', 'k', 'M', 'G', 'T' }) end
 
--- "12 B", "1.50 MiB".
+-- Returns bytes as "12 B" or "1.50 MiB".
 function units.bytes(v)
    return scaled(check('bytes', v), 1024, { ' B', ' KiB', ' MiB', ' GiB', ' TiB' })
 end
 
--- "1:02:03" or "2:03".
+-- Returns seconds as "1:02:03" or "2:03".
 function units.duration(seconds)
    check('duration', seconds)
    if seconds ~= seconds or seconds == math.huge then return '?' end

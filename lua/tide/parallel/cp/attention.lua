@@ -7,13 +7,13 @@
 -- Layout, padding, documents and window are data: pairs (document, position) of every
 -- token of every rank, which the context holds (context.lua). So each method is one rule for any
 -- of them, and what it computes is the attention of the whole sequence:
---    ring        keys and values come block by block, hidden behind the work; memory of 1 / W
+--    ring        keys and values arrive block by block, overlapped with work; memory of 1 / W
 --    allgather   keys and values are gathered; one call, memory of the whole K and V
 --    a2a         heads against sequence, one exchange each way
 --    a2a+p2p     a2a among `a2a` neighbouring ranks, the ring across their groups
 --
--- The object says how, the context what. It is an option of the call, or holds for the time
--- of one function (`with`); a call without is an error. Losses are sums over ranks.
+-- The object has the method, the context the data. A context is an option of the call, or holds
+-- during one function (`with`); a call without one is an error. Losses are sums over ranks.
 
 local agree = require 'tide.comm.agree'
 local copy = require 'tide.util.copy'
@@ -89,8 +89,8 @@ end
 
 -- ---- the methods -----------------------------------------------------------------------------
 
--- Attends. own: the queries are this rank's tokens, else those of all ranks; all: the keys are
--- those of all.
+-- Returns attention of q over k and v. own: the queries are this rank's tokens, else those of all
+-- ranks; all: the keys are those of all ranks.
 local function attend(q, k, v, mask, context, own, all)
    local device = q.device
    return nn_attend(q, k, v, {

@@ -1,10 +1,10 @@
 -- Work of attention over documents, and blocks of a packed stream dealt to ranks so that all have
 -- as many tokens and (nearly) as much work.
 --
--- Work is a count of (query, key) pairs, a closed form for any stretch of a document;
--- a stream cut into equal blocks is dealt from the costliest down, to and fro over the ranks
--- (process-time round-robin), and then improved by exchanging blocks of one size. Equal blocks
--- keep the token counts equal whatever the costs are.
+-- Work is a count of (query, key) pairs, a closed form for any stretch of a document; a stream cut
+-- into equal blocks is dealt from the costliest block down, back and forth over the ranks, and then
+-- improved by exchanging blocks of one size. Equal blocks keep the token counts equal whatever the
+-- costs are.
 --
 -- Legend: a document has `real` tokens in a slot; l, r reach of a query to the left and right.
 
@@ -25,7 +25,8 @@ local function reach_sum(n, reach)
    return reach * (reach + 1) / 2 + (n - reach - 1) * reach
 end
 
--- Pairs of queries at positions a .. b - 1 of a document with n tokens.
+-- Returns how many keys the queries at positions a .. b - 1 of a document with n tokens see, in
+-- sum.
 local function pairs_of(a, b, n, left, right)
    return b - a + reach_sum(b, left) - reach_sum(a, left)
       + reach_sum(n - a, right) - reach_sum(n - b, right)
@@ -69,8 +70,8 @@ end
 
 -- ---- dealing ---------------------------------------------------------------------------------
 
--- Costs dealt to and fro over n groups; the number of costs must divide. Returns lists of
--- indices into costs, ascending. ranks (optional): the order in which the groups are visited.
+-- Deals costs over n groups, largest first and back and forth; n must divide their number. Returns
+-- lists of indices into costs, ascending. ranks (optional): the order in which groups are visited.
 function balance.deal(costs, n, ranks)
    local order, groups = {}, {}
    for i = 1, #costs do order[i] = i end
@@ -87,7 +88,8 @@ end
 
 -- ---- blocks ----------------------------------------------------------------------------------
 
--- Blocks of about equal size: `big` of size + 1 a rank, the rest of size; as many for each rank.
+-- Returns blocks of about equal size, equally many for each rank. Each rank gets `big` blocks of
+-- size + 1; the rest have size. The second result is the number of big blocks of all ranks.
 local function make_blocks(ranks, per, want, cost)
    local n = max(1, min(want or min(64, max(floor(per / 32), min(8, per))), per))
    local size = floor(per / n)
@@ -100,7 +102,7 @@ local function make_blocks(ranks, per, want, cost)
    return blocks, big * ranks
 end
 
--- Blocks first .. last dealt to the ranks, those with least work so far served first.
+-- Deals blocks first .. last to the ranks; ranks with less work so far are served first.
 local function deal_class(blocks, first, last, hands, load)
    local costs, ranks, n = {}, {}, #hands
    for i = first, last do costs[#costs + 1] = blocks[i].cost end
@@ -165,7 +167,7 @@ function balance._add_run(runs, start, length)
    end
 end
 
--- Shares out a stream of ranks * per tokens over `ranks` ranks. slot, real: cumulative lengths.
+-- Distributes a stream of ranks * per tokens over `ranks` ranks. slot, real: cumulative lengths.
 -- want: blocks a rank (default: of 32 tokens or more, at most 64). Returns a list of runs for each
 -- rank.
 function balance.assign(slot, real, ranks, per, mask, want)

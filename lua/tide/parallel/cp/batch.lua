@@ -20,7 +20,7 @@ local mask_ = require 'tide.nn.mask'
 
 local batch_ = {}
 
--- Names that stand for the tokens themselves; a batch has exactly one.
+-- Names of the tokens themselves; a batch has exactly one of them.
 local primary = { 'input_ids', 'inputs_embeds', 'ids', 'embeds' }
 
 -- dim that counts tokens (from the end: -1 is the last) and the value of padding; 'pad' is
@@ -34,8 +34,11 @@ batch_.fields = {
    token_type_ids = { dim = 2, fill = 0 }, mm_token_type_ids = { dim = 2, fill = 0 },
    per_layer_inputs = { dim = 2, fill = 0 }, packed_seq_ids = { dim = 2, fill = 0 },
    answers = { dim = 2, fill = 0 }, teacher_ids = { dim = 2, fill = 0 },
-   teacher_logp = { dim = 2, fill = 0 },
+   teacher_logp = { dim = 2, fill = 0 }, feature_rows = { dim = 2, fill = -1 },
 }
+-- Fields of images, of which every rank has all.
+local whole = { pixel_values = true, image_grid_thw = true, pixel_values_videos = true,
+   video_grid_thw = true, second_per_grid_ts = true }
 -- Fields that the context replaces: the result leaves them out.
 local masks = { attention_mask = true }
 
@@ -78,8 +81,8 @@ local function default_positions(said, S, device)
    return in_documents(said.index or documents.cu_index(said.cu_real, said.cu_slot, S, device))
 end
 
--- Positions for every row: given ones spread over the rows, three-row ones as they are, else the
--- default ones.
+-- Adds positions for every row: one given row repeats for all, three-row ones stay as they are, and
+-- the default ones are used if there are no others.
 local function with_positions(op, out, said, name, t, B, S)
    local key = (name == 'ids' or name == 'embeds') and 'positions' or 'position_ids'
    if out.positions ~= nil then key = 'positions' end
@@ -115,7 +118,7 @@ end
 -- Returns how to cut a field; nil: it stays whole.
 local function field_of(op, fields, name, v, B, S)
    local row = fields and fields[name]
-   if row == false then return nil end
+   if row == false or row == nil and whole[name] then return nil end
    row = row or batch_.fields[name]
    if not tide.is_tensor(v) then
       if row and v ~= false then err.arg(op, name, 'a tensor with a value for each token', v) end
@@ -237,8 +240,8 @@ function batch_.make_cp_batch_and_ctx(mesh, batch, opts)
    return context, cut_all(op, plan, out, opts.fields, pad, B, S)
 end
 
--- Puts packed_seq_ids [B, S], i64, into a batch without them: the documents it says, numbered from
--- 1; 0 is padding.
+-- Adds packed_seq_ids [B, S], i64, to a batch without them: its documents, numbered from 1; 0 is
+-- padding.
 local function number_documents(out, said, B, S, device)
    if out.packed_seq_ids ~= nil then return end
    local index = said.index or said.cu_real
@@ -248,7 +251,7 @@ local function number_documents(out, said, B, S, device)
    out.packed_seq_ids = doc:expand(B, S):contiguous()
 end
 
--- Returns a make_cp_batch_fn for models that want contiguous shards: padded to
+-- Returns a make_cp_batch_fn for models that need contiguous shards. Batches are padded to
 -- W * max(pad_multiple, 2), positions that continue to count in padding, documents numbered in
 -- packed_seq_ids (made where a batch has none).
 function batch_.contiguous_batch(opts)

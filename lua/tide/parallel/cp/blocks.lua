@@ -20,8 +20,8 @@ local function need(index, q, k, mask)
 end
 blocks.need = need
 
--- index: the pairs of every rank's tokens. mask: { causal =, window = } of the attention call.
--- Returns the hops of rank `rank`, and own: whether its queries see any key of its own.
+-- Returns the hops of rank `rank`, and whether its queries see any key of its own. index: the pairs
+-- of every rank's tokens; mask: { causal =, window = } of the attention call.
 function blocks.hops(index, rank, mask)
    local n, list = #index, {}
    for d = 1, n - 1 do

@@ -1,9 +1,9 @@
 -- The sharded model against the whole one: cp.self_check(model, probe).
 --
--- Every rank runs the probe batch whole and then its part of it, and looks at the output of each
--- layer on the way; gathered, the two must be equal but for rounding. So a wrong layout, mask,
--- position or layer is found where it begins, and not as a loss that is a little off. The whole
--- batch is seen by attention with a dense mask (oracle.lua), which shares no code with contexts.
+-- Every rank runs the probe batch whole and then its part of it, and records the output of each
+-- layer; the gathered outputs must be equal but for rounding. So a wrong layout, mask, position or
+-- layer is found where it begins, and not as a loss that is a little off. On the whole batch,
+-- attention uses a dense mask (oracle.lua), which shares no code with contexts.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -25,7 +25,7 @@ local tolerances = { f64 = 1e-9, f32 = 1e-4, bf16 = 5e-2, f16 = 1e-2 }
 
 -- ---- what is looked at -----------------------------------------------------------------------
 
--- Blocks and their attention layers, in the order of their outputs.
+-- Returns blocks and their attention layers, in the order of their outputs.
 local function watched(model)
    local list, last = {}, {}
    for _, e in ipairs(model:named_modules()) do
@@ -40,7 +40,7 @@ local function watched(model)
    return list
 end
 
--- Outputs of a forward pass in the order of the calls: { name, y }.
+-- Runs fn and records the outputs of a forward pass, { name, y }, in the order of the calls.
 local function record(list, fn)
    local seen, handles = {}, {}
    for i, e in ipairs(list) do
@@ -102,7 +102,8 @@ end
 -- Returns y [B, T, C] with 0 at padding, whose outputs mean nothing and differ by method.
 local function without_padding(y, pad) return pad and y:masked_fill(pad, 0) or y end
 
--- index: (document, position) of the tokens of the whole batch, or nil.
+-- Returns the largest difference of each layer's output. index: (document, position) of the tokens
+-- of the whole batch, or nil.
 local function compare_layers(model, context, whole, part, index)
    local errors, pad = {}, index and index:select(3, 1):lt(0):unsqueeze(3)
    for i, w in ipairs(whole) do
@@ -116,8 +117,9 @@ end
 
 local rounding = { f64 = 1e-12, f32 = 1e-6, bf16 = 1e-2, f16 = 1e-3 }
 
--- A gradient that is zero but for rounding, as that of the bias of keys without rotary positions,
--- is measured against the others: by a thousandth of the largest.
+-- Returns the relative difference of each gradient. A gradient that is zero but for rounding, such
+-- as that of the bias of keys without rotary positions, is compared with a thousandth of the
+-- largest.
 local function compare_gradients(model, comm, whole, part)
    local errors, most = {}, 0
    for _, want in each(whole) do most = math.max(most, largest_of(want)) end
@@ -134,7 +136,7 @@ local function compare_gradients(model, comm, whole, part)
    return errors
 end
 
--- Returns the largest over ranks, so that all of them come to one verdict.
+-- Returns the largest difference over ranks, so that all ranks reach the same verdict.
 local function largest(comm, errors)
    for _, list in ipairs(comm:all_gather_object(errors)) do
       for i, e in ipairs(list) do errors[i].error = math.max(errors[i].error, e.error) end

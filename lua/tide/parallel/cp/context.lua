@@ -1,8 +1,7 @@
--- The context: what attention over ranks must know of one batch.
+-- The context: what attention over ranks needs of one batch.
 --
--- It is an argument. Whatever attends gets it (model:loss(ids, labels, { context =
--- context })), so a layer that is computed again in backward sees the same, and nothing is
--- process-global.
+-- It is an argument of every call that attends (model:loss(ids, labels, { context = context })), so
+-- a layer that is computed again in backward sees the same, and nothing is process-global.
 --
 -- Fields
 --    map      the cp_map plan: which rank holds what; map:shard, map:gather (nil if `pairs` was
@@ -10,7 +9,7 @@
 --    axis     axis of a mesh (or communicator) along which the sequence is cut
 --    comm     its communicator
 --    size, rank
---    method   'ring', 'allgather', 'a2a' or 'a2a+p2p': how queries and keys come together
+--    method   'ring', 'allgather', 'a2a' or 'a2a+p2p': how queries meet keys
 --    inner    a2a+p2p: the axis of the all-to-all inside; the ring runs along `outer`
 --    window, causal   mask of calls that name none
 --    batch    a line for the batch that the context is of, compared among the ranks
@@ -26,8 +25,10 @@ local err = require 'tide.util.err'
 local in_documents = require('tide.nn.context')._in_documents
 local axis_of = require 'tide.parallel.axis_of'
 local blocks = require 'tide.parallel.cp.blocks'
+local collective = require 'tide.parallel.collective_op'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
+local partition = require 'tide.util.partition'
 local signature = require 'tide.util.signature'
 local tiles = require 'tide.nn.tiles'
 local window = require 'tide.nn.window'
@@ -135,7 +136,7 @@ end
 -- Returns the positions of this rank's tokens in their documents, i64 [1 or B, count].
 function Context:positions(device) return in_documents(self:q_index(device)) end
 
--- Tokens that each rank has.
+-- Returns the number of tokens of each rank.
 function Context:tokens()
    local list = {}
    for r = 0, self.size - 1 do
@@ -170,7 +171,7 @@ function Context:q_tiles(device)
    end)
 end
 
--- Returns the same of those that joined(device, first, n) gives.
+-- Returns the spans of tiles (see nn.tiles) of the pairs that joined(device, first, n) returns.
 function Context:joined_tiles(device, first, n)
    n = n or self.size
    return kept(self, ('tiles %s %d %d'):format(device, first, n), function()
@@ -203,11 +204,11 @@ end
 
 -- ---- agreement -------------------------------------------------------------------------------
 
--- Raises E_COMM on all ranks of comm unless they mean the same sequence and call: what a rank
--- computes follows from its own copy of plan, documents and mask, and if one copy differs, some
--- methods would still run and give numbers of no sequence at all. The batch that the context was
--- made for (field batch, a line) is compared with them. what: a plural; kind: the call in a line.
--- Collective at the first call of its kind with a context, not in each layer.
+-- Raises E_COMM on all ranks of comm unless they have the same sequence and call. Each rank
+-- computes from its own copy of plan, documents and mask; if one copy differs, some methods would
+-- still run and give wrong numbers. The batch that the context was made for (field batch, a line)
+-- is compared with them. what: a plural; kind: the call in a line. Collective at the first call of
+-- its kind with a context, not in each layer.
 function Context:check_agreed(op, comm, what, kind)
    err.type('parallel.cp.context', 'kind', kind, 'string')
    if self.agreed[kind] then return end
@@ -220,6 +221,21 @@ function Context:check_agreed(op, comm, what, kind)
       end, 'shown' },
    })
    self.agreed[kind] = true
+end
+
+-- ---- what belongs to the sequence and is not cut with it ---------------------------------------
+
+-- Returns how the ranks share pieces of these costs (a list of positive numbers, in order): the
+-- pieces of rank r, from 0, are those behind list[r + 1] up to list[r + 2].
+function Context:share(costs) return partition(costs, self.size) end
+
+-- Returns the rows of all ranks, in rank order, of which rank r has counts[r + 1]: x [rows, ..] of
+-- this one. Every rank gets the sum of all ranks' gradients for its own rows. Collective; the ranks
+-- compare their counts at the first call with a context.
+function Context:all_rows(x, counts)
+   self:check_agreed('parallel.cp.context', self.comm, 'images',
+      'rows ' .. table.concat(counts, ' '))
+   return collective.all_gather_v(x, self.axis, 1, counts)
 end
 
 -- ---- the rest --------------------------------------------------------------------------------
@@ -251,13 +267,15 @@ signature.doors('parallel.cp.context', Context, {
    q_tiles = 'device: string',
    joined_tiles = 'device: string; first: integer in [0, self.size) = 0; '
       .. 'n: integer? in [1, self.size - first]',
+   share = 'costs: number[] > 0',
+   all_rows = { 'x: tensor [rows, ..]; counts: integer[] >= 0' },
    groups = 'n: integer in [1, self.size]', hops = 'n: integer in [1, self.size]; mask: table',
 })
 return signature.doors('parallel.cp.context', context_, {
    new = { op = 'parallel.cp.context', opts = {
       'map: plan? -- a plan (parallel.cp_map)',
       'axis: any? -- the ranks; those of the plan by default',
-      "method: cp_method = 'ring' -- how queries and keys come together: ring, allgather, a2a, "
+      "method: cp_method = 'ring' -- how queries meet keys: ring, allgather, a2a, "
          .. 'a2a+p2p',
       'inner: any? -- for a2a+p2p: the axis of neighbours',
       'outer: any? -- for a2a+p2p: the axis of ranks with the same place among neighbours',

@@ -107,7 +107,7 @@ local function numberings(op, batch, B, S, device)
    return list
 end
 
--- Takes a mask that marks padding only out of a list of several; returns that padding.
+-- Removes a mask that marks padding only from a list of several; returns that padding.
 local function without_plain_mask(list, batch)
    for i, e in ipairs(list) do
       if #list > 1 and e.name == 'attention_mask' and mask_.is_plain(batch.attention_mask) then

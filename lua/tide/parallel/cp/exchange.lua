@@ -1,14 +1,14 @@
--- The exchange of context parallelism: all channels of some tokens against all tokens of some
--- channels. Of Mamba layers the channels travel, of attention the heads, D channels each.
+-- The exchange of context parallelism: from all channels of some tokens to all tokens of some
+-- channels. Channels are those of a Mamba layer, or the heads of attention with D channels each.
 --
--- Channels and tokens are cut by two small tables made once, columns (which runs of
--- channels each rank works on) and rows (which runs of the sequence each rank has). What a rank
--- keeps is copied once, from its place to its place. What travels is packed, sent, and put where it
--- belongs, which undoes rank order, packed documents and load balancing at once. Each way is the
--- derivative of the other. Packing is one foreach_copy_, putting in place is another.
+-- Channels and tokens are cut by two small tables made once, columns (which runs of channels each
+-- rank works on) and rows (which runs of the sequence each rank has). The part that a rank keeps is
+-- copied once. The other parts are packed, sent and unpacked into their places, which undoes rank
+-- order, packed documents and load balancing in one step. Each direction is the derivative of the
+-- other. Packing is one foreach_copy_, unpacking another.
 --
--- A run of channels that several ranks ask for goes to each of them; what returns is added up.
--- Legend: B batch, L tokens of this rank, T of all, w channels of a rank, P of all.
+-- A run of channels that several ranks work on is sent to each of them; their gradients are added
+-- up. Legend: B batch, L tokens of this rank, T of all, w channels of a rank, P of all.
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
@@ -18,9 +18,9 @@ local exchange = {}
 
 -- ---- columns ---------------------------------------------------------------------------------
 
--- parts: a list a rank of runs { first, count } (from 0) of the P channels, in the order in which
--- the rank wants them. Runs of equal place in the lists form a family whose first channels never
--- decrease from rank to rank.
+-- Makes the table of columns. parts: for each rank a list of runs { first, count } (from 0) of the
+-- P channels, in the order in which the rank wants them. The first channels of the k-th runs must
+-- not decrease from rank to rank.
 function exchange.columns(parts, width)
    local self = { width = width, parts = {}, widths = {}, total = 0 }
    local mark = {}                              -- by family: channels below it were written
@@ -47,8 +47,8 @@ local MOST_RUNS = 64        -- of a rank; more are put by an index instead of on
 local Rows = {}
 Rows.__index = Rows
 
--- list: for each rank its runs of the sequence { first, count, first, count, ... } (from 0) in the
--- order in which it has them.
+-- Makes the table of rows. list: for each rank its runs of the sequence { first, count, first,
+-- count, ... } (from 0), in the order in which the rank has them.
 function exchange.rows(list)
    local self = setmetatable({ size = #list, counts = {}, total = 0, keep = {}, runs = list }, Rows)
    for r, runs in ipairs(list) do
@@ -70,7 +70,7 @@ function exchange.rows(list)
    return self
 end
 
--- Of rows in rank order: for each position of the sequence its row, and the inverse.
+-- Returns, for rows in rank order, the row of each position of the sequence, and the inverse.
 function Rows:index(device)
    local found = self.keep[device]
    if found and not found.to:is_gone() then return found.to, found.from end
@@ -85,7 +85,7 @@ end
 
 local function like(x, shape) return tide.empty(shape, { dtype = x.dtype, device = x.device }) end
 
--- Views to be copied between: Pieces[i] of `from` into that of `to`.
+-- Returns an empty list of copies: element i of `from` will be copied to element i of `to`.
 local function pieces() return { to = {}, from = {} } end
 
 local function piece(list, to, from)
@@ -102,7 +102,8 @@ local function each_run(rows, r, fn)
    end
 end
 
--- Channels at, at + count of the tensors ts (side by side), as a view; a run lies in one of them.
+-- Returns a view of `count` channels from `at` on of the tensors ts (side by side). A run lies in
+-- one of them.
 local function channels_of(ts, at, count)
    for _, t in ipairs(ts) do
       local w = t:size(3)
@@ -111,7 +112,8 @@ local function channels_of(ts, at, count)
    end
 end
 
--- The own part, between tokens xs [B, L, P] and channels ys: fn(view of xs, view of ys, shared).
+-- Calls fn(view of xs, view of ys, shared) for each run that stays on this rank, between its tokens
+-- xs [B, L, P] and its channels ys.
 local function own_part(xs, ys, comm, cols, rows, fn)
    for _, run in ipairs(cols.parts[comm.rank + 1]) do
       local first, count, at, shared = unpack(run)
@@ -122,7 +124,8 @@ local function own_part(xs, ys, comm, cols, rows, fn)
    end
 end
 
--- A part [B, L, w] of rank r between its tokens xs [B, L, P]: fn(view of xs, view of part, shared).
+-- Calls fn(view of xs, view of part, shared) for each run of channels of rank r, between tokens xs
+-- [B, L, P] and the part [B, L, w] for that rank.
 local function tokens_part(xs, part, cols, r, fn)
    for _, run in ipairs(cols.parts[r + 1]) do
       local first, count, at, shared = unpack(run)
@@ -130,7 +133,8 @@ local function tokens_part(xs, part, cols, r, fn)
    end
 end
 
--- A part [B, L, w] of this rank's channels of rank r's tokens: fn(view of ys, view of part).
+-- Calls fn(view of ys, view of part) for each run of the tokens of rank r, between channels ys and
+-- the part [B, L, w] of that rank.
 local function channels_part(ys, part, rows, r, fn)
    local at = 0
    for _, y in ipairs(ys) do
@@ -163,8 +167,8 @@ local function buffer(x, comm, shape_of)
    return { flat = flat, parts = parts, counts = counts }
 end
 
--- Make two buffers: of this rank's tokens, the channels of each rank, and of each rank's tokens,
--- this rank's channels. In the first direction the former are sent.
+-- Returns a buffer of this rank's tokens, with the channels of each rank; channels_buffer returns
+-- one of each rank's tokens, with this rank's channels. enter sends the former, leave the latter.
 local function tokens_buffer(x, B, comm, cols, rows)
    return buffer(x, comm, function(r)
       return { B, rows.counts[comm.rank + 1], cols.widths[r + 1] }
@@ -190,8 +194,8 @@ local function travel(comm, into, out, fill)
    return into.parts
 end
 
--- xs [B, L, ..], together P -> ys, [B, T, width] for each of widths, which add up to this rank's
--- channels.
+-- Returns ys [B, T, width], one for each of widths, which add up to this rank's channels. xs [B, L,
+-- ..]: this rank's tokens, together all P channels.
 local function to_channels(xs, comm, cols, rows, widths)
    local x, ys, here = xs[1], {}, pieces()
    local B = x:size(1)
@@ -214,7 +218,7 @@ local function to_channels(xs, comm, cols, rows, widths)
    return ys
 end
 
--- Takes the way back, into xs [B, L, ..]; channels that no rank has stay as they are.
+-- Exchanges in the other direction, into xs [B, L, ..]; channels that no rank has stay unchanged.
 local function to_tokens(xs, ys, comm, cols, rows)
    if rows.flat then
       local _, from = rows:index(xs[1].device)
@@ -301,12 +305,12 @@ local function check(op, xs, width, tokens)
    if P ~= width then err.raise('E_SHAPE', op, 'expected %d channels, got %d', width, P) end
 end
 
--- xs: x [B, L, P] of this rank's tokens, or a list of tensors [B, L, ..] side by side (of one
--- dtype) -> [B, T, w]: all tokens in the order of the sequence, of this rank's channels, as one
--- result or one for each of widths, which add up to w. No run of channels crosses an edge of either
--- side. kept: as many of the first channels of x do not travel; they are the last result. wide: a
--- list of booleans; where true, the gradient of xs[i] is summed in f32 and rounded once, for which
--- it is held in f32 meanwhile.
+-- Returns this rank's channels of all tokens, [B, T, w], in the order of the sequence: one result,
+-- or one for each of widths, which add up to w. xs: x [B, L, P] of this rank's tokens, or a list of
+-- tensors [B, L, ..] side by side (of one dtype). No run of channels crosses an edge of either
+-- side. kept: the number of first channels of x that are not sent; they are the last result. wide:
+-- a list of booleans; where true, the gradient of xs[i] is summed in f32 and rounded once, which
+-- holds it in f32 meanwhile.
 function exchange.enter(xs, comm, cols, rows, widths, kept, wide)
    local op = 'parallel.cp.exchange.enter'
    if type(xs) ~= 'table' then xs = { xs } end
@@ -315,7 +319,7 @@ function exchange.enter(xs, comm, cols, rows, widths, kept, wide)
       widths = widths or { cols.widths[comm.rank + 1] } }, unpack(xs))
 end
 
--- Undoes enter: y [B, T, w] -> [B, L, P]. cols: every channel on exactly one rank.
+-- Undoes enter: returns [B, L, P] of y [B, T, w]. cols: every channel is on exactly one rank.
 function exchange.leave(y, comm, cols, rows)
    local op = 'parallel.cp.exchange.leave'
    check(op, { y }, cols.widths[comm.rank + 1], rows.total)

@@ -14,7 +14,7 @@ local replace, spend_list = private.replace, private.spend_list
 
 local heads = {}
 
--- Gives whole key heads to each rank, their query heads with them.
+-- Assigns whole key heads to each rank, with their query heads.
 local function by_key_head(H, K, W)
    local list, at, g = {}, 0, H / K
    for r, n in ipairs(balanced(K, W)) do
@@ -24,7 +24,7 @@ local function by_key_head(H, K, W)
    return list
 end
 
--- Gives several ranks to each key head, its query heads split among them.
+-- Assigns several ranks to each key head, and splits its query heads among them.
 local function by_query_head(H, K, W)
    local list, g = {}, H / K
    for k, nrank in ipairs(balanced(W, K)) do
@@ -53,13 +53,13 @@ local function rows_of(tokens)
    return exchange.rows(list)
 end
 
--- [B, T, heads, D] as channels and back.
+-- Returns x [B, T, heads, D] with heads and D as one dim of channels; heads_of undoes it.
 local function channels(x) return x:reshape { x:size(1), x:size(2), x:size(3) * x:size(4) } end
 
 local function heads_of(x, n, D) return x:reshape { x:size(1), x:size(2), n, D } end
 
--- q, k, v of this rank's tokens and all heads -> of all tokens and this rank's heads.
--- tokens: tokens a rank. Returns q, k, v and how to go back.
+-- Returns q, k, v of all tokens and this rank's heads, and what leave needs to go back. q, k, v:
+-- this rank's tokens and all heads; tokens: tokens a rank.
 function heads.enter(q, k, v, comm, tokens)
    local H, K, D, E = q:size(3), k:size(3), q:size(4), v:size(4)
    local list, go, back = heads.split(H, K, comm.size), {}, {}

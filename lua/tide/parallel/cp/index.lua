@@ -1,6 +1,6 @@
 -- What a cp_map plan gives as tensors: indices, documents, shards, and every token again.
 --
--- Each is an index written out once and kept, on the device that asks; sharding and
+-- Each is an index tensor, made once for each device and kept; sharding and
 -- gathering are then one selection, with padding filled in afterwards, so both have a gradient.
 --
 -- Source positions, whole positions and places: see cp_map. Adds its methods to the class it gets.
@@ -29,7 +29,7 @@ end
 
 local function host(list) return tide.tensor(list, { dtype = 'i64', device = 'cpu' }) end
 
--- Runs as an index tensor.
+-- Returns runs as an index tensor.
 local function written(runs, dtype)
    return tide.run_index(host(runs):reshape { #runs / 2, 2 }, dtype)
 end

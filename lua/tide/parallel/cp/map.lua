@@ -86,7 +86,7 @@ function cp_map.check_slots(op, real, slot)
    end
 end
 
--- Documents of the source stream: real and slot lists, and its length.
+-- Returns the documents of the source stream: lists of real lengths and slots, and its length.
 local function documents(op, o)
    local real, slot = o.cu or o.cu_real, o.cu or o.cu_slot
    if not slot then return { 0, o.length }, { 0, o.length }, o.length, false end
@@ -101,7 +101,7 @@ local function refuse_padding(op, what, n, unit)
       unit)
 end
 
--- Puts each document into a slot of its own multiple; what is left at the end is a slot without
+-- Assigns each document a slot, rounded up to a multiple; the rest at the end is a slot without
 -- tokens.
 local function pad_documents(self, op, real, slot, unit, whole, may_pad)
    local starts, lengths, to = { 0 }, { 0 }, 0

@@ -27,7 +27,7 @@ local function list_of(op, ids)
       if d == 0 then
          ended = true
       elseif ended then
-         err.raise('E_ARG', op, 'token %d belongs to document %d, behind padding', i - 1, d)
+         err.raise('E_ARG', op, 'token %d belongs to document %d, after padding', i - 1, d)
       end
    end
    return ids
@@ -80,10 +80,10 @@ function need.check(seg, slice)
    return seg
 end
 
--- For `size` ranks with equal shares: lists over ranks of n_real, s_first, real_end, recv (keys
--- that come from ranks to the left), send (what the right neighbour needs, if a halo will do),
--- halo (whether one exchange with neighbours is enough), and give[src][dst], take[dst][src]:
--- tokens that an exchange moves, own ones included.
+-- Returns what each of `size` ranks with equal shares needs, as lists over ranks: n_real, s_first,
+-- real_end, recv (keys from ranks to the left) and send (what the right neighbour needs, if one
+-- neighbour exchange is enough). halo says whether that is so. give[src][dst] and take[dst][src]
+-- are the tokens that an exchange moves, own ones included.
 function need.plan(ids, size, window)
    local op = 'parallel.cp_need.plan'
    ids = list_of(op, ids)

@@ -48,7 +48,7 @@ function Replayed:cut(i, batch)
    local text = text_of(context)
    if not kept then
       self.contexts[i], self.texts[i] = context, text
-      -- exchanges of a fixed size serve whatever documents come later
+      -- exchanges of a fixed size serve all later documents
       context.whole_hops = context.index ~= nil
       return mine
    end
@@ -56,7 +56,7 @@ function Replayed:cut(i, batch)
       .. 'plan than the step was captured with (%s, now %s); such a step has fixed lengths and, in '
       .. "a layout that follows documents, fixed documents", i, self.texts[i], text)
    err.raise_if(context.index and handle.mamba, 'E_UNSUPPORTED', op, 'captured: Mamba-2 layers '
-      .. 'over ranks hand states on by the documents of the recording; do without capturing where '
+      .. 'over ranks pass states on by the documents of the recording; do not capture steps whose '
       .. 'rows hold documents')
    if context.index then rewrite(kept, context, self.device) end
    mine.context = kept

@@ -1,17 +1,17 @@
--- Ring attention: keys and values come by block, queries stay.
+-- Ring attention: blocks of keys and values travel around the ranks, queries stay.
 --
--- Attend to one block at a time and merge by log-sum-exp (Liu et al., arXiv
+-- A rank attends to one block at a time and merges the results by log-sum-exp (Liu et al., arXiv
 -- 2310.01889). The next block travels while the present one is worked on. A block travels straight
 -- from its owner and only with the rows that are needed (blocks.lua).
 --
 -- Backward walks the same hops: each block's gradients, made from the output and log-sum-exp over
--- all blocks, go straight back to the owner, one hop behind, and are added there in the order of
--- the hops, in f32. So results do not depend on timing.
+-- all blocks, are sent straight back to the owner, one hop later, and are added there in the order
+-- of the hops, in f32. So results do not depend on timing.
 --
 -- Memory: keys and values of one block are worked on while those of one more arrive; in backward
--- the gradients of one block are made while those of one more go home and as many rows come. More
--- is never held, whatever the number of ranks: everything is released after its last use, not when
--- the collector runs.
+-- the gradients of one block are made while those of one more are sent back and as many rows
+-- arrive. More is never held, whatever the number of ranks: everything is released after its last
+-- use, not when the collector runs.
 
 local tide = require 'tide'
 local private = require 'tide.util.private'
@@ -40,7 +40,7 @@ end
 -- Returns the rows of dim 2, a view.
 local function view_of(t, run) return t:slice(2, run.first, run.first + run.count - 1) end
 
--- Returns the same of each tensor, dense, and those of them that had to be copied.
+-- Returns the rows of a run of each tensor, contiguous, and those that had to be copied for it.
 local function rows(list, run)
    local out, copies, views = {}, {}, {}
    for i, t in ipairs(list) do
@@ -167,9 +167,9 @@ local attend = private.func {
    end,
 }
 
--- plan: { comm =, index = pairs of every rank's tokens, tiles = of this rank's or nil, mask =
--- { causal, window, softcap, scale }, hops = of blocks.lua for this rank }. q, k, v: this rank's
--- tokens.
+-- Returns attention by a ring of blocks. q, k, v: this rank's tokens. plan: { comm =, index = pairs
+-- of every rank's tokens, tiles = those of this rank or nil, mask = { causal, window, softcap,
+-- scale }, hops = of blocks.lua for this rank }.
 function ring.attention(q, k, v, plan) return attend(q, k, v, plan) end
 
 return ring

@@ -1,7 +1,7 @@
 -- Streams of several chunks as one table: their tensors on a new leading dim.
 --
 -- Tensors are stacked where all chunks have one and all are of one size; lists of cumulative
--- lengths are filled up with a sentinel, so they always are.
+-- lengths are filled up with a sentinel, so they are always stacked.
 
 local tide = require 'tide'
 local dims = require 'tide.util.dims'
@@ -28,7 +28,7 @@ local function is_even(list)
    return true
 end
 
--- Puts the stacked tensors of these names into out.
+-- Adds the stacked tensors of these names to out.
 function stack.tensors(out, chunks, names)
    for _, name in ipairs(names) do
       local list = column(chunks, name)
@@ -36,7 +36,7 @@ function stack.tensors(out, chunks, names)
    end
 end
 
--- i32 [chunks, longest], rows filled up with the sentinel.
+-- Returns the tensors as rows of one i32 [chunks, longest], filled up with the sentinel.
 local function rectangle(tensors, sentinel)
    local lists, most = {}, 0
    for i, t in ipairs(tensors) do
@@ -49,7 +49,7 @@ local function rectangle(tensors, sentinel)
    return tide.tensor(lists, { dtype = 'i32', device = tensors[1].device })
 end
 
--- Returns the entries of a list that stand before its sentinels.
+-- Returns the entries of a list before its sentinels.
 function stack.before(op, name, list, sentinel)
    local out, ended = {}, false
    for i, n in ipairs(err.type(op, name, list, 'table')) do
@@ -64,7 +64,7 @@ function stack.before(op, name, list, sentinel)
    return out
 end
 
--- Puts the cumulative lengths of all chunks into out, and max_seqlen as a list.
+-- Adds the cumulative lengths of all chunks to out, and max_seqlen as a list.
 function stack.lengths(out, chunks, sentinel)
    local padded
    for _, c in ipairs(chunks) do padded = padded or c.cu_seqlens_padded end
@@ -76,7 +76,7 @@ function stack.lengths(out, chunks, sentinel)
    out.max_seqlen = column(chunks, 'max_seqlen')
 end
 
--- Puts the order of the streams into out, i64 [chunks, T]; nil where none has moved tokens.
+-- Adds the order of the streams to out, i64 [chunks, T]; nil if no stream has moved tokens.
 function stack.orders(out, chunks)
    local moved
    for _, c in ipairs(chunks) do moved = moved or c.order end

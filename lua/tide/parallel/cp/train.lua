@@ -6,9 +6,9 @@
 --    handle:restore()
 --
 -- Only attention and Mamba-2 layers look along the sequence, so their `attend` and `mix` are all
--- that is wrapped (the latter by mamba_cp). The rest works on this rank's tokens as they are, and
--- says so (field mixes of nn.Module). The context goes with the call, so what is computed again in
--- backward does the same; a model that is not attached refuses it.
+-- that is wrapped (the latter by mamba_cp). All other modules work on this rank's tokens as they
+-- are, and declare so (field mixes of nn.Module). The context is an argument of the call, so
+-- recomputation in backward uses the same one; a model that is not attached refuses it.
 --
 -- Losses are this rank's sum over the count of all ranks, so gradients add up over the data and
 -- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
@@ -30,6 +30,7 @@ local context_ = require 'tide.parallel.cp.context'
 local cp = require 'tide.parallel.cp'
 local cp_attention = require 'tide.parallel.cp.attention'
 local cp_batch = require 'tide.parallel.cp.batch'
+local documents = require 'tide.parallel.cp.documents'
 local fingerprint = require 'tide.parallel.fingerprint'
 local mamba_attach = require 'tide.parallel.mamba.attach'
 
@@ -77,7 +78,7 @@ local function check_place(op, handle, layer)
    local m = layer.module
    err.raise_if(wrap.base(m, 'attend') ~= nn.Attention.attend
       or wrap.is_around(m, 'attend', 'recompute'), 'E_UNSUPPORTED', op, "layer '%s' has an "
-      .. 'attention call of its own (its attend is replaced or wrapped), which knows nothing of '
+      .. 'attention call of its own (its attend is replaced or wrapped), which does not use '
       .. 'other ranks; wrap it after attach', layer.name)
    if handle.size > 1 and layer.module.dropout > 0 then
       cp_attention.check_dropout(op, layer.method or handle.method)
@@ -138,7 +139,7 @@ end
 
 -- ---- agreement -------------------------------------------------------------------------------
 
--- Returns what handle and layers are set to, in a line.
+-- Returns the settings of handle and layers, in a line.
 local function settings(handle, a2a, mamba)
    local list = { handle.layout, handle.method, a2a and 'a2a ' .. a2a or nil }
    list[#list + 1] = mamba and 'mamba ' .. tostring(mamba) or nil
@@ -154,7 +155,7 @@ end
 
 -- ---- attaching -------------------------------------------------------------------------------
 
--- Puts fn(q, k, v, options) in place of what the layer computes.
+-- Replaces the computation of the layer by fn(q, k, v, options).
 local function wrap_attend(layer, name, fn)
    return layer.module:wrap(name, function(_, _, ...) return fn(...) end,
       { of = 'attend', order = wrap.order.cp, by = 'cp' })
@@ -170,9 +171,9 @@ local function put(handle, layer)
    if layer.window then layer.module.window = layer.window end
 end
 
--- Puts a model over the ranks of an axis (of a mesh, a mesh with an axis 'cp', or a communicator).
--- Nothing changes on an axis of one rank. Collective. Returns the handle: cut(batch), whole(fn,
--- ...), restore().
+-- Attaches a model to the ranks of an axis, which then share the sequence of each call. axis: of a
+-- mesh, a mesh with an axis 'cp', or a communicator. Nothing changes on an axis of one rank.
+-- Collective. Returns the handle: cut(batch), whole(fn, ...), restore().
 function cp_train.attach(model, axis, opts)
    local op = 'parallel.cp.attach'
    if axis.find then axis = cp.axis_of(op, axis, 'cp') end
@@ -262,6 +263,15 @@ local function labelled(batch)
    return out, true
 end
 
+-- Returns a batch with what a model reads off whole rows, which parts do not show: where the images
+-- of a text lie.
+local function placed(self, batch)
+   local model = self.model
+   if not model.placed then return batch end
+   local whole = copy({ ids = batch.ids or batch.input_ids }, copy(batch))
+   return model:placed(batch, documents.settled('parallel.cp.cut', whole).index)
+end
+
 -- Returns this rank's part of a batch that is alike on all ranks of the axis: a new table with the
 -- fields cut by the layout (see batch.lua), positions, and context. count, if it is there, stays
 -- that of the whole batch. more: further options of make_cp_batch_and_ctx. Ranks compare their
@@ -274,7 +284,7 @@ function Attached:cut(batch, more)
       inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
    copy(err.type('parallel.cp.cut', 'more', more or {}, 'table'), opts)
-   local whole, bare = labelled(batch)
+   local whole, bare = labelled(placed(self, batch))
    local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, whole, opts)
    if context.null then return batch end
    if self.size > 1 and self.comm.transport ~= 'sim' then
@@ -292,7 +302,7 @@ end
 
 return signature.doors('parallel.cp', cp_train, {
    attach = { 'model: module; axis: ranks', before = axis_of.in_options { 'axis' }, opts = {
-      "method: cp_method = 'ring' -- how queries and keys come together: ring, allgather, a2a, "
+      "method: cp_method = 'ring' -- how queries meet keys: ring, allgather, a2a, "
          .. 'a2a+p2p',
       "layout: 'zigzag' | 'contiguous' | 'document' | 'balanced' = 'zigzag' -- which tokens each "
          .. 'rank holds',

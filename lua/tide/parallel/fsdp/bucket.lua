@@ -114,8 +114,8 @@ local function hollow_of(e)
    return t
 end
 
--- Puts the views into the modules' fields, or tensors without bytes. They take requires_grad from
--- the tensors that they replace.
+-- Sets the fields of the modules to the views, or to tensors without bytes. They take requires_grad
+-- from the tensors that they replace.
 local function show(self, on)
    if self.full or self.is_whole or self.hidden == not on then return end
    self.hidden = not on
@@ -140,10 +140,10 @@ local function summed_in(dtype, reduce_dtype)
    return half and reduce_dtype ~= dtype and 'f32' or dtype
 end
 
--- entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts: comm (ranks of
--- the shards), replicas (ranks that hold the same shard), full (bytes are freed between uses),
--- shard_dtype, dtype (of the computation), reduce_dtype, device, shard_device, offload, seed, init
--- (false: no values).
+-- Makes a bucket. entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts:
+-- comm (ranks of the shards), replicas (ranks that hold the same shard), full (bytes are freed
+-- between uses), shard_dtype, dtype (of the computation), reduce_dtype, device, shard_device,
+-- offload, seed, init (false: no values).
 function Bucket:init(entries, opts)
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
    self.full = opts.full
@@ -181,12 +181,13 @@ end
 
 -- ---- bytes of the parameters -----------------------------------------------------------------
 
--- Ranks that keep a part of flat between forward and backward: comm of k of them.
+-- Sets the ranks that keep a part of flat between forward and backward: comm of k of them.
 function Bucket:set_small(comm)
    self.small = { comm = comm, counts = layout.new(self:shapes(), comm.size).counts }
 end
 
--- Elements that stay on this rank between forward and backward for the ranks of set_small.
+-- Returns how many elements this rank keeps between forward and backward for the ranks of
+-- set_small.
 function Bucket:small_count() return self.small.counts[self.small.comm.rank + 1] end
 
 -- Returns the whole shapes of the parameters, in order.
@@ -196,7 +197,8 @@ function Bucket:shapes()
    return list
 end
 
--- Returns what this rank sends, the ranks, their counts, and whether it was made for this.
+-- Returns the tensor that this rank sends, the ranks, their counts, and whether the tensor is a
+-- copy made for this.
 local function source(self)
    if self.small and self.small.part then
       return self.small.part, self.small.comm, self.small.counts
@@ -245,7 +247,7 @@ function Bucket:wait()
    show(self, true)
 end
 
--- Gives the gathered bytes back. keep: a part stays for the ranks of set_small.
+-- Frees the gathered bytes. keep: a part stays for the ranks of set_small.
 function Bucket:reshard(keep)
    if self.state == 'absent' or self.is_whole then return end
    self:wait()
@@ -261,7 +263,7 @@ function Bucket:reshard(keep)
    self.state = 'absent'
 end
 
--- Gives back the part that stayed for the ranks of set_small.
+-- Frees the part that stayed for the ranks of set_small.
 function Bucket:forget_small()
    if self.small and self.small.part then
       self.small.part:release()
@@ -290,7 +292,7 @@ local function written_shard(self)
       now:to(o.shard_dtype))
 end
 
--- Takes what was written into the gathered parameters over into the shard.
+-- Copies what was written into the gathered parameters to the shard.
 function Bucket:write_back()
    if not self.apart then return end
    tide.no_grad(function() self.shard:copy_(written_shard(self)) end)
@@ -448,7 +450,7 @@ function Bucket:drain()
    end
 end
 
--- Brings the bucket to rest after an error: nothing under way, no gradients, no gathered bytes.
+-- Resets the bucket after an error: no collective under way, no gradients, no gathered bytes.
 function Bucket:reset()
    local r = self.reducing
    if r and r.work then pcall(r.work.wait, r.work) end

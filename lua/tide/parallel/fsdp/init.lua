@@ -110,7 +110,7 @@ local function make_units(self, model, list)
    self.entries = entries
 end
 
--- Sets which units give their bytes back after forward, and the rank groups of a smaller reshard.
+-- Sets which units free their bytes after forward, and the rank groups of a smaller reshard.
 local function set_policy(self)
    local o, k = self.opts, self.opts.reshard
    if o.strategy ~= 'optim_grads_params' then return end
@@ -134,9 +134,9 @@ local function set_policy(self)
    end
 end
 
--- Ranks with data of their own must shard the same model in the same way: a difference would be
--- replicas that drift apart, or collectives that do not fit. Ranks that hold other parts of the
--- parameters must have the same options and configuration.
+-- Refuses ranks that shard different models or shard them differently: replicas would drift apart,
+-- or collectives would not match. Ranks that hold other parts of the parameters must have the same
+-- options and configuration.
 local function check_agreed(self, model, list)
    local o, part, names = self.opts, self.data_comm.id, {}
    for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
@@ -255,7 +255,7 @@ function Sharded:gradient_divisor()
 end
 
 -- Frees the gathered bytes (after an evaluation); the next forward gathers them again. Gradients of
--- a backward after it come on top of those that are reduced.
+-- a backward after it are added to those that are reduced.
 function Sharded:release()
    if #self.seen == #self.units and #self.units > 0 then schedule.set_order(self, self.seen) end
    self.phase, self.seen, self.reduced = 'forward', {}, {}
@@ -296,7 +296,7 @@ function Sharded:named_parameters()
    return list
 end
 
--- Takes the gradients of the shards and of the parameters away, also those not yet reduced.
+-- Clears the gradients of the shards and of the parameters, also those not yet reduced.
 function Sharded:zero_grad()
    self.unsynced = false
    for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
@@ -310,9 +310,9 @@ function Sharded:used()
    return table.concat(list)
 end
 
--- Takes the zeros away that reducing gave as gradients to parameters that no rank used. texts: what
--- used() returns on all ranks of data_comm, or one text where they are equal; nil: asks the ranks,
--- which all call.
+-- Clears the gradients of parameters that no rank used, which reducing has set to zeros. texts:
+-- what used() returns on all ranks of data_comm, or one text where they are equal; nil: asks the
+-- ranks, which all call.
 function Sharded:drop_unused(texts)
    local unused = {}
    texts = texts or self.data_comm:all_gather_object(self:used())
@@ -365,10 +365,10 @@ function Sharded:state_dict()
    return state
 end
 
--- Returns copies of the whole parameters and persistent buffers by name, with the values and the
--- dtype of the shards (f32 where only the computation is bf16), also of what tensor parallelism has
--- cut. Within a scope of unshard_fsdp2_model, what the scope has written counts. Gathers one bucket
--- at a time. Collective.
+-- Returns copies of the whole parameters and persistent buffers by name, also of those that tensor
+-- parallelism has cut. Values and dtype are those of the shards (f32 where only the computation is
+-- bf16). Within a scope of unshard_fsdp2_model, what the scope has written counts. Gathers one
+-- bucket at a time. Collective.
 function Sharded:full_state_dict()
    local state = {}
    for _, unit in ipairs(self:all_units()) do
@@ -426,17 +426,17 @@ end
 
 local fsdp = { Sharded = Sharded }
 
--- Shards a model over ranks: the data axes of a mesh (dp_shard or dp, flattened with cp;
--- dp_replicate holds replicas), an axis or a communicator (default: all ranks).
--- Collective: every rank calls it. Returns the Sharded, to give to an optimiser and to train.step.
+-- Shards a model over ranks and returns the Sharded, for an optimiser and train.step. ranks: a
+-- mesh, an axis or a communicator (default: all ranks). The data axes of a mesh are dp_shard or dp,
+-- flattened with cp; dp_replicate holds replicas. Collective: every rank calls it.
 function fsdp.fully_shard(model, ranks, opts)
    return Sharded(model, ranks, opts)
 end
 
--- Elements of the outermost layer lists of a module, each of which becomes a unit: a list of
--- { path, module, reshard_after_forward }; the last of a list keeps its parameters after forward,
--- since its backward follows at once. Lists within a list, and what is outside of lists, are not in
--- it.
+-- Returns the elements of the outermost layer lists of a module, each of which becomes a unit: a
+-- list of { path, module, reshard_after_forward }. The last element of a list keeps its parameters
+-- after forward, since its backward follows at once. Lists within a list, and modules outside of
+-- lists, are left out.
 function fsdp.layer_units(module)
    local list = {}
    units.each_layer(module, function(m, path, i, n)
@@ -445,7 +445,7 @@ function fsdp.layer_units(module)
    return list
 end
 
--- Shards every layer of a module and the rest as the root unit, with the parameters as shards.
+-- Shards every layer of a module, and the rest as the root unit, with the parameters as shards.
 -- mp_policy: as in fully_shard; offload_policy: nil or { cpu = true }. Returns the Sharded.
 function fsdp.apply_fsdp_sharding_recursively(module, mesh, mp_policy, offload_policy)
    return fsdp.fully_shard(module, mesh, { mp_policy = mp_policy,

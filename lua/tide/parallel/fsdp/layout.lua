@@ -9,7 +9,7 @@
 
 local layout = {}
 
--- Elements of a shape, its rows, and the elements of one row. A scalar is one row.
+-- Returns the elements of a shape, its rows, and the elements of one row. A scalar is one row.
 function layout.measure(shape)
    local rows, width = shape[1] or 1, 1
    for d = 2, #shape do width = width * shape[d] end
@@ -46,9 +46,10 @@ local function pieces(items, first, last)
    return list
 end
 
--- shapes: a list of shapes. Returns { total, items, counts (elements a rank), cuts, pieces };
--- item i: { first, numel, rows, width, shape }; pieces[rank + 1]: list of { index (of the item),
--- row, rows, start (element within the item), offset (element within the shard), numel }.
+-- Divides the rows of a list of shapes among `size` ranks. Returns { total, items, counts (elements
+-- a rank), cuts, pieces }. Item i is { first, numel, rows, width, shape }. pieces[rank + 1] is a
+-- list of { index (of the item), row, rows, start (element within the item), offset (element within
+-- the shard), numel }.
 function layout.new(shapes, size)
    local items, total = {}, 0
    for i, shape in ipairs(shapes) do

@@ -59,8 +59,8 @@ local function add_wire(sum, b, gathers, again, reductions)
    sum.reduce = sum.reduce + share * bytes + 2 * (m - 1) / m * bytes / n
 end
 
--- Units that backward goes through: those that hold or come after a trained parameter, in the order
--- of declaration.
+-- Returns the units that backward runs through, those that hold or follow a trained parameter, in
+-- the order of declaration.
 local function with_backward(sharded)
    local of, set, begun = {}, {}, false
    for _, unit in ipairs(sharded:all_units()) do

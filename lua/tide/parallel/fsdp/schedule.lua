@@ -135,7 +135,7 @@ function schedule.reduce(self, unit, async)
    self.pending[#self.pending + 1] = unit
 end
 
--- Tells every rank of a gradient that is not finite on any.
+-- Raises on every rank if a gradient is not finite on any rank.
 function schedule.report_bad(self)
    local bad = self.bad
    self.bad = nil
@@ -192,7 +192,7 @@ local function end_backward(self, unit)
    local o = self.opts
    unit.calls = unit.calls - 1
    if unit.calls > 0 then return end
-   -- a further backward before finish: its forward was not counted, its gradients come on top
+   -- a further backward before finish: its forward was not counted, its gradients are added
    if unit.calls < 0 then self.reduced[unit] = nil end
    if self.sync and o.overlap_grad_reduce then schedule.reduce(self, unit, true) end
    unit:reshard(false)
@@ -209,9 +209,9 @@ local function is_untracked(...)
    return true
 end
 
--- Linears in FP8 keep codes of a weight for backward, which would stay where its bytes are dropped:
--- a second copy of the model. There backward rounds the weight, which is gathered again anyway,
--- unless that copy is asked for.
+-- Makes FP8 layers of a unit round the weight again in backward, which gathers it anyway, unless an
+-- option asks for the codes. The codes that they keep otherwise would be a second copy of a weight
+-- whose bytes are dropped.
 local function keep_weights(self, unit)
    if self.opts.keep_fp8_transpose_cache_when_using_custom_fsdp then return end
    for _, e in ipairs(unit.entries) do
@@ -222,7 +222,7 @@ local function keep_weights(self, unit)
    end
 end
 
--- Hangs gather, reshard and reduction of a unit on its modules.
+-- Hooks gather, reshard and reduction of a unit into its modules.
 function schedule.hook_unit(self, unit)
    local list = unit.modules
    if unit.reshard_after_forward then keep_weights(self, unit) end
@@ -248,8 +248,9 @@ function schedule.hook_unit(self, unit)
    end
 end
 
--- Modules outside units: those that own parameters gather the root unit, all mark where backward
--- begins, so that a forward that is run again inside it is distinguished from a new one.
+-- Hooks the modules outside units. Those that own parameters gather the root unit. All of them mark
+-- where backward begins, which distinguishes a forward that is recomputed in backward from a new
+-- one.
 function schedule.hook_root(self, model)
    local owners = {}
    for _, e in ipairs(self.entries) do

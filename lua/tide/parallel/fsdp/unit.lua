@@ -10,7 +10,7 @@ local Bucket = require 'tide.parallel.fsdp.bucket'
 
 local Unit = class 'FsdpUnit'
 
--- Entries by (dtype, trained or not), in order of their first.
+-- Returns entries grouped by (dtype, trained or not), in order of their first entry.
 local function split(entries)
    local list, at = by_key()
    for _, e in ipairs(entries) do
@@ -19,7 +19,7 @@ local function split(entries)
    return list
 end
 
--- desc: name, modules, is_last. bucket_opts(dtype, trained): options of a bucket.
+-- Makes a unit. desc: name, modules, is_last. bucket_opts(dtype, trained): options of a bucket.
 function Unit:init(desc, entries, bucket_opts)
    self.name, self.modules, self.is_last = desc.name, desc.modules, desc.is_last
    self.entries, self.buckets, self.numel = entries, {}, 0
@@ -30,7 +30,7 @@ function Unit:init(desc, entries, bucket_opts)
    self.reshard_after_forward, self.calls, self.holds = false, 0, 0
 end
 
--- Returns whether all its parameters are gathered.
+-- Returns whether all parameters of the unit are gathered.
 function Unit:is_present()
    for _, b in ipairs(self.buckets) do
       if b.state ~= 'present' then return false end
@@ -38,7 +38,7 @@ function Unit:is_present()
    return true
 end
 
--- Returns whether it holds, or is about to hold, gathered bytes that it will give back.
+-- Returns whether the unit holds, or is about to hold, gathered bytes that it will free.
 function Unit:is_live()
    for _, b in ipairs(self.buckets) do
       if b.full and not b.is_whole and b.state ~= 'absent' then return true end
@@ -53,7 +53,7 @@ for _, name in ipairs { 'gather', 'wait', 'accumulate', 'drain', 'zero_grad', 'r
    end
 end
 
--- Does nothing while a call needs it whole.
+-- Reshards all buckets. It does nothing while a call needs the unit whole.
 function Unit:reshard(keep)
    if self.holds > 0 then return end
    for _, b in ipairs(self.buckets) do b:reshard(keep) end
@@ -67,7 +67,7 @@ function Unit:forget_writes()
    end
 end
 
--- Raises while a call needs it whole.
+-- Raises while a call needs the unit whole.
 function Unit:check_free()
    err.raise_if(self.holds > 0, 'E_STATE', 'parallel.fsdp.updated', 'the shards change while '
       .. 'parameters are whole; step and load outside unshard_fsdp2_model')

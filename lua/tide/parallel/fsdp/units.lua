@@ -28,7 +28,8 @@ function units.each_layer(module, fn, path)
    end
 end
 
--- Neighbours of a layer list joined until they have at least `least` parameters; 0: each alone.
+-- Returns units of neighbours of a layer list, joined until they have at least `least` parameters;
+-- 0: each layer is a unit.
 local function by_size(model, least)
    local list, open = {}, nil
    units.each_layer(model, function(m, path, i, n)
@@ -77,7 +78,8 @@ local function by_class(model, wanted)
    return list
 end
 
--- how: nil (layer lists), a list of class names or classes, or a least number of parameters.
+-- Returns the units of a model. how: nil (layer lists), a list of class names or classes, or a
+-- least number of parameters.
 function units.choose(model, how)
    if how == nil then return by_size(model, 0) end
    if type(how) == 'number' then return by_size(model, err.integer(op, 'units', how, 1)) end
@@ -100,7 +102,7 @@ local function owners_of(list)
    return of
 end
 
--- Returns every parameter with all places where it stands, in the order of the first ones;
+-- Returns every parameter with all places that hold it, in the order of the first ones;
 -- entry.unit is the unit of all of them, or root.
 function units.entries(model, list, root)
    local of, entries, by_id = owners_of(list), {}, {}

@@ -1,10 +1,9 @@
--- Puts Mamba-2 layers of a model over the ranks of an axis, and takes them off again.
+-- Attaches Mamba-2 layers of a model to the ranks of an axis, and detaches them again.
 --
 -- A layer's `mix` is wrapped by one that takes the context of the call (as attention does), whose
--- plan says which rank holds what. Both methods take the tokens in the
--- layout that attention has (contiguous or zigzag; hidden any), so hybrid models never change the
--- layout between layers: the exchange by heads undoes it in its index, the hand-over has two runs a
--- rank.
+-- plan says which rank holds what. Both methods take the tokens in the layout that attention has
+-- (contiguous or zigzag; hidden any), so hybrid models never change the layout between layers: the
+-- exchange by heads undoes it in its index, the passing of states has two runs a rank.
 --
 -- `auto` takes the method whose busiest rank sends fewer bytes. Prices depend on shapes alone, so
 -- all ranks choose alike.
@@ -70,7 +69,7 @@ function attach.price(layer, map, opts)
    return out
 end
 
--- Returns the same as text.
+-- Returns the result of price as text.
 function attach.explain(layer, map, opts)
    local p = attach.price(layer, map, opts)
    local function line(name, c)
@@ -123,7 +122,7 @@ function attach.attach(model, axis, opts)
    return self
 end
 
--- The layers as they were. May be called again.
+-- Detaches the layers. A second call does nothing.
 function Attached:restore()
    for layer, handle in each(self.wraps) do
       handle.remove()

@@ -1,7 +1,7 @@
 -- Mamba-2 over ranks by heads: inside the mixer a rank has all tokens of its heads.
 --
--- What lies between the projections of the layer works on heads alone, so it runs as
--- it is on a smaller layer: a view of the real one with fewer heads and the matching parts of its
+-- The code between the two projections of a layer treats each head by itself, so it runs unchanged
+-- on a smaller layer: a view of the real one with fewer heads and the matching parts of its
 -- parameters. Two exchanges bring tokens to heads and back; the gate stays where it is.
 --
 -- The parameters are read at the call, so sharded and replaced ones are seen; a rank's gradient is

@@ -46,7 +46,7 @@ function split.heads(heads, groups, size)
 end
 
 -- Runs { first, count } of what a part reads of a vector of channels [x | B | C] (and, with
--- after = true, of dt behind them), which begins at `base`.
+-- after = true, of dt after them), which begins at `base`.
 function split.runs(part, s, base, after)
    local P, N, I = s.head_dim, s.state, s.heads * s.head_dim
    local group, all = part.groups * N, s.groups * N

@@ -73,7 +73,7 @@ local function given(map, runs, from, to, K)
 end
 
 -- Returns what this rank sends (index of its rows, counts) and takes (counts), and where each row
--- of each halo lies in what is received; one behind the last is a row of zeros.
+-- of each halo lies in what is received; the place after the last is a row of zeros.
 local function halo_plan(map, runs, K)
    local send, out, back, at, n = {}, {}, {}, {}, 0
    for r = 0, map.size - 1 do
@@ -108,7 +108,8 @@ local function all_runs(runs)
    return list
 end
 
--- between[S][R S]: 1 where a run lies between a source run and an own one; before[R][S].
+-- Returns all runs; between[S][R S], 1 where a run lies between a source run and an own one; and
+-- feeds[R][S], 1 where a source run lies before an own one.
 local function feeding(runs, rank)
    local all, between, feeds = all_runs(runs), {}, {}
    for k = 1, #all do between[k] = {} end
@@ -128,9 +129,10 @@ local function feeding(runs, rank)
    return all, between, feeds
 end
 
--- sequence [B', T] -> of the runs of this rank [B' R, c], and the masks that documents make: halo
--- [B', R, K - 1], feeds [B', 1, R, S] and last [B' R, c, 1] (tokens of the last document). What
--- they leave out is replaced by zeros, not multiplied with them: it may be NaN.
+-- Sets the parts of a batch that documents need. sequence [B', T]: numbers of the sequences.
+-- batch.sequence [B' R, c] is that of the runs of this rank. The masks are halo_mask [B', R, K -
+-- 1], feeds [B', 1, R, S] and last [B' R, c, 1] (tokens of the last document). Values outside a
+-- mask may be NaN, so zeros replace them; they are not multiplied by 0.
 local function documents(batch, sequence, map, all, take_positions)
    local rows, R, c = sequence:size(1), batch.R, batch.c
    local own = sequence:index_select(2, map:index('i64', sequence.device))
@@ -152,7 +154,7 @@ end
 function state.prepare(map, K, sequence, device)
    local op = 'parallel.mamba_cp'
    local runs, why = state.runs(map)
-   err.raise_if(not runs, 'E_UNSUPPORTED', op, "method 'state' cannot hand over %s; use 'hidden' "
+   err.raise_if(not runs, 'E_UNSUPPORTED', op, "method 'state' does not support %s; use 'hidden' "
       .. '(any layout)', why)
    local all, between, feeds = feeding(runs, map.rank)
    local h = halo_plan(map, runs, K)
@@ -177,7 +179,7 @@ local function kept(x, mask) return tide.where(mask, x, 0) end
 
 -- ---- the halo --------------------------------------------------------------------------------
 
--- Returns the K - 1 rows before each run of xBC [B, L, C] -> [B R, K - 1, C].
+-- Returns the K - 1 rows before each run, [B R, K - 1, C], of xBC [B, L, C].
 local function halo(xBC, comm, batch)
    local B, C, n = xBC:size(1), xBC:size(3), batch.K - 1
    local got = collective.all_to_all_v(xBC:index_select(2, batch.send), comm, batch.out, batch.back,
@@ -252,7 +254,7 @@ local function sums_before(x)
    return x:narrow(2, 1, x:size(2) - 1):pad({ 0, 1, 0 }, { 0, 0, 0 }):cumsum(2)
 end
 
--- Returns for each token of x [n, c, H] the sum over the tokens behind it, and the sum over all
+-- Returns for each token of x [n, c, H] the sum over the tokens after it, and the sum over all
 -- [n, 1, H]. reversed: the numbers c - 1 .. 0. It has its own derivative, since that of cumsum
 -- subtracts, which loses accuracy and carries NaN from one document to another.
 local sums_after = private.func {
@@ -268,8 +270,8 @@ local sums_after = private.func {
    end,
 }
 
--- Of each run: the state that it makes from zero [B R, H, P N] and the logarithm of its total decay
--- [B R, H, 1]. xBC after the convolution.
+-- Returns, for each run, the state [B R, H, P N] that it makes from zero, and the logarithm of its
+-- total decay [B R, H, 1]. xBC is the output of the convolution.
 local function contributions(layer, xBC, dt, batch, B)
    local n, H, P = xBC:size(1), layer.heads, layer.head_dim
    local G, N, I = layer.groups, layer.state, layer.inner_dim

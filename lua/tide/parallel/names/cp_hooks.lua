@@ -14,7 +14,7 @@ local mask_ = require 'tide.nn.mask'
 
 local cp_hooks = {}
 
--- Makes the attention of a model that of all ranks of a mesh's axis 'cp' (or of an axis). opts: of
+-- Makes the attention of a model run over all ranks of a mesh's axis 'cp' (or of an axis). opts: of
 -- attach. Each layer's own call is replaced, so it holds in recomputation and affects no other
 -- layer.
 function cp_hooks.attach_cp_sdpa_hooks(model, mesh, opts)
@@ -38,12 +38,12 @@ local function take_mask(_, x, at, ...)
    return x, out, ...
 end
 
--- Makes explicit masks in the calls of attention layers (modules named '...self_attn', and all
--- nn.Attention) become documents: at.attention_mask [B, T], numbered from 1, is taken out and
--- handed on as (document, position) pairs, or held against the context, and the layer is causal for
--- that call (at.is_causal). model(ids, { attention_mask = mask }) reaches the hooks. A mask of
--- another kind is refused and not dropped. The hooks run before the module's other ones; returns a
--- handle with remove().
+-- Hooks the attention layers of a model (modules named '...self_attn', and all nn.Attention), which
+-- turn explicit masks into documents. The hook takes at.attention_mask [B, T], which numbers
+-- documents from 1, out of a call and passes (document, position) pairs on, or compares them with
+-- the context. The layer is causal for that call (at.is_causal). model(ids, { attention_mask = mask
+-- }) reaches the hooks. A mask of another kind is refused and not dropped. The hooks run before the
+-- module's other ones; returns a handle with remove().
 function cp_hooks.attach_context_parallel_hooks(model)
    local op, handles = 'parallel.cp.attach_context_parallel_hooks', {}
    for _, e in ipairs(model:named_modules()) do
@@ -77,10 +77,10 @@ local function target_pass(model, region, names)
    return logits, collected
 end
 
--- Runs a model that only goes forward (a target to learn from) over the ranks of an axis:
--- contiguous shards, keys and values gathered in every layer, results whole on every rank. ids [B,
--- T]. Returns the logits [B, T, V] and the list of the outputs of opts.collect. The model is
--- attached for the call if it is not.
+-- Runs forward of a model, such as a frozen target, over the ranks of an axis. The shards are
+-- contiguous, every layer gathers keys and values, and results are whole on every rank. ids [B, T].
+-- Returns the logits [B, T, V] and the list of the outputs of opts.collect. The model is attached
+-- for the call if it is not.
 function cp_hooks.run_target_cp_forward_and_gather(model, axis, ids, opts)
    local region, _, _, T = cp.make_target_cp_ctx(axis, ids, opts.positions)
    local handle

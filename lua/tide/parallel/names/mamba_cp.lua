@@ -4,10 +4,10 @@
 --    model:loss(ids, labels, { context = context, count = count }):backward()
 --    mamba:restore()
 --
--- Two methods give what one rank would compute. `hidden` trades tokens for heads in
--- the mixer (one exchange there, one back); `state` leaves the tokens where they are and hands over
--- the state of the recurrence. Bytes of the first grow with the tokens, of the second they do not,
--- so the plan can choose; see attach and price.
+-- Two methods give what one rank would compute. `hidden` trades tokens for heads in the mixer (one
+-- exchange there, one back); `state` leaves the tokens where they are and passes the state of the
+-- recurrence. The bytes of `hidden` grow with the tokens, those of `state` do not, so the plan can
+-- choose; see attach and price.
 --
 -- This file has the pieces of the first method under the names they have elsewhere, each by
 -- itself, and MambaContextParallel, which makes one exchange with one index of them. All have
@@ -55,8 +55,8 @@ local function dims_of(op, x, batch_size)
    return x.ndim - 1, x.ndim
 end
 
--- [B, L, H] -> [B, W L, H / W]: all tokens, rank after rank, of a part of the width. x has the same
--- shape on every rank.
+-- Exchanges tokens for width: returns [B, W L, H / W] of x [B, L, H]. The result has the tokens of
+-- all ranks, rank after rank, and a part of the width. x has the same shape on every rank.
 function mamba_cp.all_to_all_cp2hp(x, comm, batch_size)
    local op = 'parallel.mamba_cp.all_to_all_cp2hp'
    local tokens, width = dims_of(op, x, batch_size)
@@ -74,7 +74,7 @@ end
 
 -- ---- orders of tokens ------------------------------------------------------------------------
 
--- Returns the chunks (from 0) of a sequence of 2 W in rank order.
+-- Returns the numbers (from 0) of the 2 W chunks of a sequence, in rank order.
 function mamba_cp.redo_order(W)
    local list = {}
    for r = 0, W - 1 do
@@ -84,7 +84,7 @@ function mamba_cp.redo_order(W)
    return list
 end
 
--- Returns the places in rank order of the chunks of a sequence of 2 W: the inverse of redo_order.
+-- Returns the places in rank order of the 2 W chunks of a sequence: the inverse of redo_order.
 function mamba_cp.undo_order(W)
    local list = {}
    for place, k in ipairs(mamba_cp.redo_order(W)) do list[k + 1] = place - 1 end
@@ -103,7 +103,7 @@ local function runs_index(runs) return tide.run_index(i64(runs):reshape { #runs 
 local function covered(op, name, cu, tokens)
    cu = cp_map.cu(op, name, cu)
    err.raise_if(cu[#cu] ~= tokens, 'E_ARG', op, "argument '%s' ends at %d, there are %d tokens: "
-      .. 'give those behind the last document a document of their own', name, cu[#cu], tokens)
+      .. 'give those after the last document a document of their own', name, cu[#cu], tokens)
    return cu
 end
 
@@ -133,8 +133,8 @@ function mamba_cp.reorder_chunks(x, order, cu)
    return reorder('parallel.mamba_cp.reorder_chunks', x, order, cu)
 end
 
--- Tokens (of every document) in rank order, as the balanced layout of attention leaves them, into
--- the order of the sequence; and back.
+-- Moves tokens (of every document) from rank order, in which the balanced layout of attention
+-- leaves them, into the order of the sequence.
 function mamba_cp.undo_attention_load_balancing(x, W, cu)
    local op = 'parallel.mamba_cp.undo_attention_load_balancing'
    return reorder(op, x, mamba_cp.undo_order(W), cu)
@@ -161,8 +161,8 @@ end
 
 local function tokens_dim(x) return x.ndim < 3 and 1 or 2 end
 
--- Rank after rank, each with its parts of all documents -> document after document, each with the
--- parts of all ranks; and back.
+-- Moves the parts of documents from rank order (each rank with its parts of all documents) into
+-- document order (each document with the parts of all ranks).
 function mamba_cp.deinterleave_packed_seqs(x, cu_local, W)
    local dim = tokens_dim(x)
    return select(x, dim, mamba_cp.deinterleave_index(cu_local, W, x:size(dim)))
@@ -256,9 +256,9 @@ end
 
 local function as_given(y, flat) return flat and y:reshape { y:size(2), y:size(3) } or y end
 
--- Takes projected [B, L, P] of z, x, B, C, dt for this rank's tokens -> [B, T, P'] for this rank's
--- heads and all tokens in the order of the sequence. cu in tokens of all ranks: packed, [L, P] or
--- [1, L, P]; every document a multiple of 2 W.
+-- Returns z, x, B, C, dt of this rank's heads and all tokens, [B, T, P'], in the order of the
+-- sequence. projected [B, L, P]: those of this rank's tokens. cu in tokens of all ranks: packed,
+-- [L, P] or [1, L, P]; every document a multiple of 2 W.
 function MambaContextParallel:pre_conv_ssm(projected, cu)
    local op = name .. '.pre_conv_ssm'
    local x, flat = batched(op, 'projected', projected, self.width)
@@ -280,7 +280,7 @@ end
 
 -- ---- its parameters --------------------------------------------------------------------------
 
--- Returns what the mixer has under a name.
+-- Returns the field of the mixer under a name.
 local function of_mixer(self, field)
    local v = type(self.mixer) == 'table' and self.mixer[field] or nil
    err.raise_if(v == nil, 'E_ARG', name, "argument 'mixer': expected a layer with '%s'", field)
@@ -317,13 +317,14 @@ function MambaContextParallel:get_conv1d_bias()
 end
 
 for _, field in ipairs { 'dt_bias', 'A_log', 'D' } do
-   -- This rank's part of the parameter of that name, or of p.
+   -- Returns this rank's part of the parameter of that name, or of p.
    MambaContextParallel['get_' .. field] = function(self, p)
       return self:slice_vector_param(p or of_mixer(self, field))
    end
 end
 
--- [.., g n] -> [.., g repeats n]: each group several times, one behind the other.
+-- Returns s [.., g n] with each group repeated, [.., g repeats n]: the copies of a group follow
+-- each other.
 function MambaContextParallel:repeat_group_state(s)
    if not tide.is_tensor(s) or s.ndim < 1 or s:size(s.ndim) % self.n_groups ~= 0 then
       err.arg(name .. '.repeat_group_state', 's', ('a tensor whose last dim holds %d groups')
@@ -339,7 +340,8 @@ function MambaContextParallel:repeat_group_state(s)
 end
 
 for _, field in ipairs { 'attach', 'price', 'explain' } do
-   -- Described where it is written: m = require 'tide.parallel.mamba.attach', then ?m.NAME.
+   -- Calls the function of this name in tide.parallel.mamba.attach, whose comment describes it: m =
+   -- require 'tide.parallel.mamba.attach', then ?m.NAME.
    mamba_cp[field] = function(...) return require('tide.parallel.mamba.attach')[field](...) end
 end
 

@@ -55,7 +55,7 @@ end
 
 -- ---- padding ---------------------------------------------------------------------------------
 
--- Tokens to add to a sequence of seq_len.
+-- Returns the number of tokens to add to a sequence of seq_len.
 function multimodal.get_padding(seq_len, opts)
    local cp, tp = opts.cp_size, opts.tp_size
    if opts.has_sp and opts.decoder_tp_comm_overlap then return opts.decoder_seq_len - seq_len end
@@ -91,8 +91,8 @@ end
 
 -- ---- even parts ------------------------------------------------------------------------------
 
--- Shares out the rows of x over the ranks, ceil(N / W) each; what is missing at the end is
--- pad_value (0). Returns this rank's rows and the number of padding rows over all ranks.
+-- Distributes the rows of x over the ranks, ceil(N / W) each; missing rows at the end are pad_value
+-- (0). Returns this rank's rows and the number of padding rows over all ranks.
 function multimodal.split_to_context_parallel_ranks(x, axis, pad_value)
    local op = 'parallel.multimodal.split_to_context_parallel_ranks'
    axis = or_solo(op, axis)
@@ -196,7 +196,7 @@ local function zeros_like(x, n)
    return tide.zeros({ 1, n, x:size(3) }, { dtype = x.dtype, device = x.device })
 end
 
--- Lengths and sizes of a rank's frames, empty ones included.
+-- Returns the lengths and sizes of a rank's frames, with the dummies of an empty rank.
 local function local_rows(plan, rank, sizes, cu, patch)
    local lens, local_sizes = {}, {}
    for i = plan.bounds[rank + 1] + 1, plan.bounds[rank + 2] do
@@ -268,10 +268,10 @@ end
 
 -- ---- images and videos of any size: gather ---------------------------------------------------
 
--- Features of all ranks along dim 1, in order. what: the plan of the split (rows of empty ranks and
--- of padding are left out), or the number of last ranks whose rows are left out (0). opts: merge
--- (1: tokens that the tower joins to one feature). Every rank gets the sum of all ranks' gradients
--- for its own rows.
+-- Returns the features of all ranks along dim 1, in order. what: the plan of the split (rows of
+-- empty ranks and of padding are left out), or the number of last ranks whose rows are left out
+-- (0). opts: merge (1: tokens that the tower joins to one feature). Every rank gets the sum of all
+-- ranks' gradients for its own rows.
 function multimodal.gather_from_context_parallel_ranks_dynamic_res(x, what, axis, opts)
    local op = 'parallel.multimodal.gather_from_context_parallel_ranks_dynamic_res'
    axis = or_solo(op, axis)

@@ -79,7 +79,7 @@ end
 
 -- ---- the common part -------------------------------------------------------------------------
 
--- true: the MLPs, if the model has some.
+-- Returns a policy of recomputation. true means the MLPs, if the model has any.
 local function recompute_of(v, model)
    if v ~= true then return v or nil end
    local found = false
@@ -87,8 +87,8 @@ local function recompute_of(v, model)
    return found and 'mlp' or nil
 end
 
--- dp_cp_mesh_name: an axis of the mesh that is its data and context ranks together, as sharding
--- makes them in any case.
+-- Checks dp_cp_mesh_name: it must name an axis that joins the data and context ranks of the mesh.
+-- Sharding joins them in any case.
 local function check_dp_cp(op, mesh, o)
    if o.dp_cp_mesh_name == nil then return end
    local axis = mesh:axis(o.dp_cp_mesh_name)
@@ -140,7 +140,7 @@ end
 signature.record('offload_policy', 'a table { cpu =, pin_memory = }', { 'cpu: boolean?' })
 local read_offload = signature.options { 'cpu: any?', 'pin_memory: any?' }
 
--- Spreads a model over the axes data_parallel (or dp, dp_shard), context_parallel (cp) and
+-- Distributes a model over the axes data_parallel (or dp, dp_shard), context_parallel (cp) and
 -- tensor_parallel (tp) of a mesh. Without mp_policy, sums and outputs are in f32. Collective.
 -- Returns the model and the Sharded.
 function parallelizer.fsdp2_strategy_parallelize(model, mesh, opts)
@@ -157,7 +157,7 @@ end
 
 -- ---- Megatron-FSDP ---------------------------------------------------------------------------
 
--- Options that fully_shard knows by the same name, with Megatron's defaults.
+-- Options that fully_shard has under the same name, with Megatron's defaults.
 local passed = {
    'grad_reduce_in_fp32: boolean = false', 'preserve_fp32_weights: boolean = false',
    'overlap_grad_reduce: boolean = true', 'overlap_param_gather: boolean = true',
@@ -179,7 +179,7 @@ end
 local function megatron(prefix)
    local op = ('parallel.%s_strategy_parallelize'):format(prefix)
    local units, meta = prefix .. '_unit_modules', 'init_' .. prefix .. '_with_meta_device'
-   -- Spreads a model as fsdp2_strategy_parallelize does, with the options and the defaults of
+   -- Distributes a model as fsdp2_strategy_parallelize does, with the options and the defaults of
    -- Megatron-FSDP. Collective. Returns the model, the optimiser (nil without opts.optimizer), the
    -- Sharded and run.
    return function(model, mesh, o)

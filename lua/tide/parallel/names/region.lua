@@ -87,9 +87,9 @@ local function pad_right(t, n)
    return t:pad({ 0, 0 }, { 0, n })
 end
 
--- Inputs of a model that only runs forward, cut contiguously. ids [B, T]; positions [B, T], [1, T]
--- or nil. Returns a region (its run calls fn({ ids, positions }, context)), the two padded to a
--- multiple of the ranks (new tensors), and T. Attention gathers keys and values.
+-- Returns the inputs of a model that only runs forward, cut contiguously: a region (its run calls
+-- fn({ ids, positions }, context)), new tensors of ids and positions padded to a multiple of the
+-- ranks, and T. ids [B, T]; positions [B, T], [1, T] or nil. Attention gathers keys and values.
 function regions.make_target_cp_ctx(axis, ids, positions)
    local B, T = ids:size(1), ids:size(2)
    if positions == nil then
@@ -108,7 +108,7 @@ function regions.make_target_cp_ctx(axis, ids, positions)
 end
 
 -- Returns the plan of tensors of `count` tokens a rank: that of a region or context, or, over an
--- axis, contiguous with orig_len tokens and padding behind them.
+-- axis, contiguous with orig_len tokens and padding after them.
 local function plan_of(op, map, axis, count, orig_len)
    if map then
       err.arg_if(orig_len and orig_len ~= map.length, op, 'orig_len',

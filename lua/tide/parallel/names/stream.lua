@@ -23,7 +23,7 @@ local stream = {}
 local fills = {
    input_ids = 'pad', labels = -100, position_ids = 0, loss_mask = 0, packed_seq_ids = 0,
 }
--- Fields that say how the stream lies: those of a rank's part come from the plan.
+-- Fields that say how the stream lies: those of a rank's part are taken from the plan.
 local layout = {
    cu_seqlens_padded = true, cu_seqlens = true, cu_real = true, cu_slot = true, index = true,
    gapless = true, max_seqlen = true, padding_mask = true, attention_mask = true, order = true,
@@ -54,7 +54,7 @@ local function as_row(t, ndim)
 end
 
 -- Returns what the fields of a stream say of its T tokens; see documents.of. own: thd made the
--- stream, so its masks say what its lengths say.
+-- stream, so its masks and lengths agree.
 local function documents_of(op, batch, T, opts, own)
    local real, slot = lists_of(op, batch, opts.seq_lens_padding_value)
    local fields = { cu_real = real, cu_slot = slot }
@@ -140,7 +140,8 @@ end
 
 -- ---- rows ------------------------------------------------------------------------------------
 
--- A stream that one rank has whole gets its context; labels of padding do not train.
+-- Adds the context to a stream that one rank has whole, and takes labels of padding out of
+-- training.
 local function keep_whole(op, batch, opts)
    local T = tokens_of(op, batch)
    local said = documents_of(op, batch, T, opts, true)

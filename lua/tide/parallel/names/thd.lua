@@ -4,7 +4,7 @@
 -- Real lengths and slot lengths are both kept, always, so that padding is known from
 -- the layout and never guessed from token ids. `cu_real` counts the tokens of the documents,
 -- `cu_slot` the places they occupy; `cu_seqlens` and `cu_seqlens_padded` are the forms that
--- attention libraries take, where padding behind the last document alone is given to it.
+-- attention libraries take, where only padding after the last document belongs to it.
 --
 -- Legend: B rows of S tokens, T = B * S, P entries for documents in a row, the unused ones filled
 -- with the sentinel.
@@ -27,7 +27,7 @@ local consumed = {
 
 -- ---- lengths ---------------------------------------------------------------------------------
 
--- Lengths of each row without the sentinels; nil if the batch says false.
+-- Returns the lengths of each row without the sentinels, or nil if the batch says false.
 local function rows_of(op, batch, name, B, sentinel)
    local v, rows = batch[name], {}
    if not v then return nil end
@@ -60,8 +60,8 @@ local function cumulate(rows)
    return cu
 end
 
--- Slots lie one behind the other in the stream. Where a row is not full, what is left of it moves
--- to the end of the stream; nil: nothing has to move.
+-- Returns the order in which slots follow each other in the stream, or nil if nothing has to move.
+-- The unused rest of a row moves to the end of the stream.
 local function order_of(slots, S)
    local runs, tail, gap, moves = {}, {}, false, false
    for b, row in ipairs(slots) do
@@ -78,7 +78,7 @@ end
 
 -- ---- tensors ---------------------------------------------------------------------------------
 
--- [B, S, ...] as [T, ...] in the order of the stream.
+-- Returns x [B, S, ...] as [T, ...] in the order of the stream.
 local function flat(x, order)
    local y = x:flatten(1, 2)
    return order and y:index_select(1, order:to(x.device)) or y
@@ -127,7 +127,7 @@ end
 local function i32(list, device) return tide.tensor(list, { dtype = 'i32', device = device }) end
 
 -- Returns cu_seqlens and cu_seqlens_padded (nil when the same) as attention libraries take them.
--- may: padding behind the last document alone is given to it.
+-- may: only padding after the last document belongs to it.
 local function absorb(real, slot, T, may)
    local n = #real
    if may and n > 1 then
@@ -166,7 +166,7 @@ local function put_lengths(out, B, S, lens, slots, o, device)
    out.padding_mask = out.index:select(3, 1):select(1, 1):lt(0)
 end
 
--- Lengths and slots of each row, checked; nil if they are unknown. The third result: whether slots
+-- Returns the checked lengths and slots of each row (nil if they are unknown), and whether slots
 -- were given.
 local function lengths_of(op, batch, B, S, sentinel)
    local lens = rows_of(op, batch, 'seq_lens', B, sentinel)
@@ -301,9 +301,9 @@ end
 
 local of_tokens = { positions = true, position_ids = true } -- their last dims are those of tokens
 
--- Returns mask as it fits v, whose first dims are those of the mask, as of embeddings, or its last,
--- as of positions [n, B, S]. A size of 1 fits any. Raises E_SHAPE for another tensor, which
--- broadcasting might fill elsewhere.
+-- Returns mask in a shape that broadcasts to v. The dims of the mask are the first dims of v, as
+-- for embeddings, or its last dims, as for positions [n, B, S]. A size of 1 fits any. Raises
+-- E_SHAPE for another tensor, which broadcasting might fill elsewhere.
 local function mask_for(op, name, v, mask)
    local shape, n, more = v.shape, mask.ndim, v.ndim - mask.ndim
    local function fits(from)
@@ -364,8 +364,8 @@ local function marked(row, b)
       err.arg_if(not is_token and v ~= 0 and v ~= false, op, ('%s[%d]'):format(name, i),
          '0 or 1 (rows that number documents have seq_lens)', v)
       if is_token then
-         err.raise_if(len ~= i - 1, 'E_ARG', op, "argument '%s': token %d counts behind padding; "
-            .. 'put the padding behind the tokens, or give packed rows (seq_lens)', name, i - 1)
+         err.raise_if(len ~= i - 1, 'E_ARG', op, "argument '%s': token %d counts after padding; "
+            .. 'put the padding after the tokens, or give packed rows (seq_lens)', name, i - 1)
          len = i
       end
    end
@@ -383,9 +383,9 @@ local function as_packed(row, b, n, pad)
    }
 end
 
--- Returns the rows (tables of lists: input_ids, labels; when packed also position_ids, seq_lens and
--- seq_lens_padded; else attention_mask or nothing) as a batch of tensors for process_input_for_thd.
--- No rows: an empty table.
+-- Returns rows as a batch of tensors for process_input_for_thd. A row is a table of lists:
+-- input_ids, labels; when packed also position_ids, seq_lens and seq_lens_padded; else
+-- attention_mask or nothing. No rows: an empty table.
 function thd.collate(rows, opts)
    if #rows == 0 then return {} end
    local packed, n, most = rows[1].seq_lens ~= nil, 0, 0
@@ -416,7 +416,7 @@ end
 local options = {
    'seq_lens_padding_value: integer < 0 = -1000 -- fills up lists of lengths',
    'padding_token_id: integer = 0',
-   'causal: boolean = true -- false: the last document never takes the padding behind it',
+   'causal: boolean = true -- false: the last document never takes the padding after it',
 }
 signature.record('list_row', 'a table { input_ids =, labels = } of lists', {
    'input_ids: table', 'labels: table',

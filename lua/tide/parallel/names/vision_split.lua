@@ -1,10 +1,9 @@
 -- Cutting images and videos into parts for ranks: where the cuts may be, and where they are best.
 --
--- Cuts are only legal between units (an image; a tubelet, the frames of a video that
--- enter one temporal patch), so no frame is lost and no tubelet cut by construction. `balanced` is
--- the optimal linear partition: the largest part is as small as it can be, found by bisection on
--- that size. `compatible` follows the rule of published code (even frame counts, nearest tubelet),
--- in integers throughout.
+-- Cuts are only legal between units (an image; a tubelet, the frames of a video that enter one
+-- temporal patch), so no frame is lost and no tubelet cut by construction. `balanced` is the
+-- optimal linear partition (util.partition). `compatible` follows the rule of published code (even
+-- frame counts, nearest tubelet), in integers throughout.
 --
 -- All results are positions from 0: part r is bounds[r + 1] .. bounds[r + 2] - 1.
 
@@ -18,7 +17,7 @@ local sum_of = dims.sum
 
 -- ---- units -----------------------------------------------------------------------------------
 
--- Frames of each tubelet of T frames; the last of a video may have fewer.
+-- Returns the number of frames of each tubelet: T, or fewer for the last one of a video.
 function split.units(num_frames, T)
    local list = {}
    for _, n in ipairs(num_frames) do
@@ -27,7 +26,8 @@ function split.units(num_frames, T)
    return list
 end
 
--- Frames of each video that lie in [lb, ub); videos without any are left out.
+-- Returns the number of frames of each video that lie in [lb, ub), without videos that have none
+-- there.
 function split.clip(num_frames, lb, ub)
    local out, at = {}, 0
    for _, n in ipairs(num_frames) do
@@ -40,82 +40,11 @@ end
 
 -- ---- the optimal partition -------------------------------------------------------------------
 
-local function prefix(costs)
-   local sum = { 0 }
-   for i, c in ipairs(costs) do sum[i + 1] = sum[i] + c end
-   return sum
-end
+-- Bounds of `parts` parts of a list of positive costs in order: see util.partition.
+split.partition = require 'tide.util.partition'
 
--- Returns the last position b with sum[b] - sum[a] <= limit.
-local function reach(sum, a, limit)
-   local lo, hi = a, #sum
-   while lo < hi do
-      local mid = floor((lo + hi + 1) / 2)
-      if sum[mid] - sum[a] <= limit then lo = mid else hi = mid - 1 end
-   end
-   return lo
-end
-
-local function fits(sum, parts, limit)
-   local at = 1
-   for _ = 1, parts do at = reach(sum, at, limit) end
-   return at == #sum
-end
-
--- Returns the least size of the largest of `parts` parts, found exactly: halving ends where no
--- number lies between the two. lo: a size that none is below.
-local function least(sum, parts, lo)
-   local hi = sum[#sum]
-   if fits(sum, parts, lo) then return lo end
-   while true do
-      local mid = (lo + hi) / 2
-      if mid == lo or mid == hi then return hi end
-      if fits(sum, parts, mid) then hi = mid else lo = mid end
-   end
-end
-
--- Returns the first position of each part if parts are filled from the end: no cut may come before
--- it.
-local function earliest(sum, parts, limit)
-   local first, at = {}, #sum
-   for r = parts, 1, -1 do
-      local lo, hi = 1, at
-      while lo < hi do
-         local mid = floor((lo + hi) / 2)
-         if sum[at] - sum[mid] <= limit then hi = mid else lo = mid + 1 end
-      end
-      at = lo
-      first[r] = at
-   end
-   return first
-end
-
--- Bounds of `parts` parts of a list of positive costs in order: the largest sum is least, every
--- part has an element if there are enough (else the first ones have one each), and within that
--- each cut is as near as possible to an even share.
-function split.partition(costs, parts)
-   local sum, n = prefix(costs), #costs
-   local used, bounds = min(parts, n), { 0 }
-   local most = 0
-   for _, c in ipairs(costs) do most = max(most, c) end
-   local limit = least(sum, used, most)
-   local first, at = earliest(sum, used, limit), 1
-   for r = 1, used - 1 do
-      local lo = max(first[r + 1], at + 1)
-      local hi = min(reach(sum, at, limit), n + 1 - (used - r))
-      local want = sum[n + 1] * r / used
-      local cut = lo
-      while cut < hi and math.abs(sum[cut + 1] - want) < math.abs(sum[cut] - want) do
-         cut = cut + 1
-      end
-      at = cut
-      bounds[r + 1] = cut - 1
-   end
-   for r = max(used, 1), parts do bounds[r + 1] = n end
-   return bounds
-end
-
--- Bounds by frames: tubelets as units, a frame's cost being costs[i] (1 each by default).
+-- Returns the bounds, in frames, of a partition of whole tubelets. Frame i costs costs[i] (1 by
+-- default).
 function split.balanced(num_frames, T, parts, costs)
    local units = split.units(num_frames, T)
    local sums, ends, at = {}, { 0 }, 0
@@ -156,7 +85,8 @@ local function snap(num_frames, T, t)
    return a
 end
 
--- Bounds at even frame counts moved to the nearest edge of a tubelet; parts may be empty.
+-- Returns bounds at equal numbers of frames, each moved to the nearest edge of a tubelet. Parts may
+-- be empty.
 function split.points(num_frames, T, parts)
    local total, bounds = sum_of(num_frames), { 0 }
    for r = 1, parts do
@@ -205,8 +135,8 @@ function split.compatible(num_frames, T, parts)
    return bounds, bounds[parts + 1] - total
 end
 
--- Shares out images in even counts, the last part taking what is left; with empty ones appended up
--- to one for each part. Returns bounds and how many were appended.
+-- Splits images into equal counts; the last part takes the rest. Empty images are appended up to
+-- one for each part. Returns bounds and the number of appended images.
 function split.even(n, parts)
    local added = max(0, parts - n)
    local each, bounds = floor((n + added) / parts), {}
@@ -215,6 +145,12 @@ function split.even(n, parts)
 end
 
 -- ---- a proportional rule ---------------------------------------------------------------------
+
+local function prefix(costs)
+   local sum = { 0 }
+   for i, c in ipairs(costs) do sum[i + 1] = sum[i] + c end
+   return sum
+end
 
 -- Cuts in proportion: cut r lies before the first element whose running cost exceeds r / parts of
 -- the whole, moved so that every part has one; nil with fewer elements than parts.

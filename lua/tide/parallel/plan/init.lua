@@ -1,4 +1,4 @@
--- Plan: how a model is spread over ranks, checked and priced before anything is done.
+-- Plan: how a model is distributed over ranks, checked and priced before anything is done.
 --
 --    local plan = tide.parallel.plan(model, { dp_shard = 2, tp = 2 }, {
 --       tp = { sequence_parallel = true }, recompute = 'mlp', fsdp = { strategy = 'optim' } })
@@ -6,7 +6,7 @@
 --    print(plan:price({ batch = 4, seq = 512 }))     -- bytes a rank, bytes on the wire
 --    local run = plan:materialise { seed = 1 }       -- { model, sharded, params, comm, data, .. }
 --
--- A plan is rehearsed. The code that spreads the model runs on a copy without bytes,
+-- A plan is rehearsed. The code that distributes the model runs on a copy without bytes,
 -- over simulated ranks, when the plan is made; whatever is wrong is raised then, and the model is
 -- as it was. The same copy is priced. The order is fixed: tensor parallelism, context parallelism,
 -- recomputation, sharding, since each has to see what the ones before have made.
@@ -40,7 +40,7 @@ local not_fsdp = { mesh = true, comm = true, device = true, seed = true, init = 
 
 local size_of = plan_text.axis_size
 
--- Axes as a list; a data axis of one rank is added where it is missing, before cp and tp.
+-- Returns axes as a list. If they lack a data axis, it adds dp_shard of one rank before cp and tp.
 local function with_data(list)
    local out, has = {}, false
    for _, a in ipairs(list) do has = has or a.name == 'dp' or a.name == 'dp_shard' end
@@ -54,7 +54,7 @@ local function with_data(list)
    return out
 end
 
--- Sizes from a mesh or from axes as parallel.mesh takes them.
+-- Reads the sizes of the axes from a mesh, or from axes as parallel.mesh takes them.
 local function read_mesh(self, mesh, ranks)
    err.type(op, 'mesh', mesh, 'table')
    local list
@@ -69,7 +69,7 @@ local function read_mesh(self, mesh, ranks)
    self.ranks = mesh_of._product(self.axes)
    if self.mesh and #self.axes ~= #list then self.base, self.mesh = self.mesh.comm, nil end
    err.raise_if(size_of(self, 'pp') > 1, 'E_UNSUPPORTED', op, 'the mesh has an axis pp of %d '
-      .. 'ranks; a plan knows dp, dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
+      .. 'ranks; a plan takes dp, dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
 end
 
 -- Reads the model: a description { family =, config =, dtype = }, a function, or a module.
@@ -185,13 +185,13 @@ end
 
 -- ---- the object ------------------------------------------------------------------------------
 
--- Plans how a model lies over ranks. model: a module (best on the null device), a function that
--- returns one, or { family =, config =, dtype = }. mesh: a mesh, or axes as parallel.mesh takes
--- them (opts.ranks: of how many ranks; default: this run's). opts: tp (options of tensor_parallel
--- and axis), cp (those of cp.attach), recompute and scope (of parallel.recompute), fsdp (options of
--- fully_shard; absent: its defaults if an axis dp_shard has several ranks, else plain data
--- parallelism, or beside tp and cp the strategy no_shard), ranks, and the registered ones (see
--- plan.register). A section whose axis has one rank changes nothing.
+-- Plans how a model is distributed over ranks. model: a module (best on the null device), a
+-- function that returns one, or { family =, config =, dtype = }. mesh: a mesh, or axes as
+-- parallel.mesh takes them (opts.ranks: of how many ranks; default: this run's). opts: tp (options
+-- of tensor_parallel and axis), cp (those of cp.attach), recompute and scope (of
+-- parallel.recompute), fsdp (options of fully_shard; absent: its defaults if an axis dp_shard has
+-- several ranks, else plain data parallelism, or beside tp and cp the strategy no_shard), ranks,
+-- and the registered ones (see plan.register). A section whose axis has one rank changes nothing.
 function Plan:init(model, mesh, opts)
    local known = { 'ranks', unpack(own_options) }
    for _, s in ipairs(sections) do known[#known + 1] = s.is_own and s.name or nil end
@@ -239,7 +239,7 @@ local function real_mesh(self)
    return mesh_of(axes_list(self), { comm = comm })
 end
 
--- Gives buffers without bytes theirs; shards are of parameters alone.
+-- Allocates buffers without bytes; shards hold parameters only.
 local function give_buffers(model, device)
    for _, e in ipairs(model:named_buffers()) do
       if e.buffer.device == 'null' and device ~= 'null' then
@@ -248,7 +248,7 @@ local function give_buffers(model, device)
    end
 end
 
--- Spreads the model over the ranks of the run, in place; every rank calls it, once. Returns {
+-- Distributes the model over the ranks of the run, in place; every rank calls it, once. Returns {
 -- model, sharded (nil without fsdp), params (for the optimiser), comm (for train.loop), data (ranks
 -- with data of their own: rank, size for the sampler), mesh, context (of context parallelism), plan
 -- }.
@@ -317,7 +317,7 @@ function plan.register(name, section)
    end })
 end
 
--- Takes a registered section away; plans that have it are then made without.
+-- Removes a registered section; later plans do not have it.
 function plan.unregister(name)
    for i, s in ipairs(sections) do
       if s.is_own and s.name == name then return table.remove(sections, i) and true end

@@ -1,4 +1,4 @@
--- How a command line spreads a model over ranks: the options, and the arguments of parallel.plan
+-- Options of a command line that distribute a model over ranks, and the arguments of parallel.plan
 -- that they make.
 --
 -- A program adds options.rows to its own (see util.args) and gives options.read to parallel.plan.
@@ -75,8 +75,8 @@ local function given_axes(m)
    return axes, n, table.concat(words, ' x ')
 end
 
--- Axes for n ranks from the options, with what is not given inferred.
--- simulate: a run of one rank stands for as many as the options need.
+-- Returns the axes for n ranks from the options, and infers the size that is not given. simulate: a
+-- run of one rank plans for as many ranks as the options need.
 function options.axes(opt, n, simulate)
    local m = checked('parallel.plan.options.axes', opt)
    err.integer('parallel.plan.options.axes', 'n', n, 1)

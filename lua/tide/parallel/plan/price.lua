@@ -2,9 +2,9 @@
 --
 -- The null device has shapes and no bytes, and a simulated communicator counts and moves nothing. A
 -- model made there by the code that makes the real one, and run for two steps, shows what each rank
--- keeps and sends, in a moment, for any number of ranks. Not in it are the batch, the sums that a
--- training loop makes of single numbers (counts, losses, the norm), and the line by which ranks of
--- a context axis compare what they hold of a batch.
+-- keeps and sends, in a moment, for any number of ranks. It does not include the batch, the sums of
+-- single numbers in a training loop (counts, losses, the norm), and the text by which ranks of a
+-- context axis compare their parts of a batch.
 
 local tide = require 'tide'
 local by_key = require 'tide.util.by_key'
@@ -247,8 +247,8 @@ local function comms_of(run)
    return list
 end
 
--- run: { model, sharded, mesh, data } as materialise gives, on the null device. o: batch, seq,
--- accum, device, forward, state_bytes. See Plan:price.
+-- Returns the price of a step. run: { model, sharded, mesh, data } as materialise gives, on the
+-- null device. o: batch, seq, accum, device, forward, state_bytes. See Plan:price.
 function price.of(run, o)
    local ctx = tide.default()
    local sum = kept(run, o.accum, o.state_bytes)

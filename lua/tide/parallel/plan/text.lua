@@ -227,7 +227,8 @@ function text.to_table(plan)
    return t
 end
 
--- Styles of a plan that was written down. Data runs no code, so it names none.
+-- Reads the styles of a plan from data. Data runs no code, so a dotted path of a function is
+-- refused.
 local function read_styles(op, tp)
    if type(tp) == 'table' and type(tp.plan) == 'string' then
       err.raise('E_ARG', op, 'tp.plan is %s, the dotted path of Lua code, which data must not run; '

@@ -120,7 +120,7 @@ local gather_linear = private.func {
    end,
 }
 
--- h [B, T, N] and a weight [C, N] -> this rank's block of the sum over ranks of h w'.
+-- Returns this rank's block of the sum over ranks of h w', for h [B, T, N] and a weight [C, N].
 local linear_scatter = private.func {
    name = 'parallel.linear_scatter',
    forward = function(self, h, at, w)
@@ -148,7 +148,8 @@ local function ring_for(env, T)
    return { comm = env.comm, counts = layout.balanced(T, env.axis.size) }
 end
 
--- In place of the gather before a module's projections: `project` does both.
+-- Wraps `project` of a module, which then gathers and multiplies block by block, in place of a
+-- gather before its projections.
 function tp_async.share_input(module, env)
    local children = {}
    for _, name in ipairs(module.shared_input) do

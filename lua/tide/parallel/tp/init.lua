@@ -45,7 +45,7 @@ local function as_style(pattern, v)
    return style
 end
 
--- Patterns in a fixed order, each with its style.
+-- Returns the patterns of a plan in a fixed order, each with its style.
 local function entries(plan)
    err.type(op, 'plan', plan, 'table')
    local list = {}
@@ -103,7 +103,7 @@ function Run:question(path, m)
       env = self.env }
 end
 
--- Products of nn.Linear that overlap with the reduce-scatter behind them.
+-- Returns whether the product of an nn.Linear overlaps with the reduce-scatter after it.
 function Run:overlapped(path, m, style)
    if not self.async or not class.is(m, nn.Linear) then return false end
    if m.fp8 or m.weight_nf4 then
@@ -265,7 +265,7 @@ end
 
 -- Refuses a model that is cut or sharded already.
 local function check_whole(model)
-   spread.check_whole(op, model, 'tensor parallelism comes once, before fully_shard',
+   spread.check_whole(op, model, 'apply tensor parallelism once, before fully_shard',
       { inside = true, tp = true })
 end
 

@@ -1,4 +1,4 @@
--- What a style makes of a module: the collectives around it.
+-- How a style changes a module: the collectives around it.
 --
 -- A module answers how a style cuts it (see Module.tp), and gets a wrap that runs its forward on
 -- parts of the parameters between two changes of layout. Each change is a collective whose
@@ -29,7 +29,8 @@ end
 
 -- ---- changes of layout -----------------------------------------------------------------------
 
--- Takes x into products with parts of a weight: each rank's gradient is a part, and they are added.
+-- Returns x for products with parts of a weight: the gradient of each rank is a part, and backward
+-- adds them.
 function tp_layer.into_parts(env, x, from)
    if from == 'S(1)' then
       return collective.all_gather_v(sequence_of(x), env.axis, 2, tokens(env, env.length))
@@ -37,13 +38,13 @@ function tp_layer.into_parts(env, x, from)
    return collective.copy_to(x, env.axis)
 end
 
--- Takes x into a computation that is alike on every rank.
+-- Returns x for a computation that is the same on every rank.
 function tp_layer.into_whole(env, x, from)
    if from ~= 'S(1)' then return x end
    return collective.gather_from(sequence_of(x), env.axis, 2, tokens(env, env.length))
 end
 
--- Takes y out of products with parts along what was summed.
+-- Returns the sum over ranks of y, products with parts of the summed dim, in layout `to`.
 function tp_layer.sum_parts(env, y, to)
    if to == 'S(1)' then
       return collective.reduce_scatter_v(sequence_of(y), env.axis, 2, tokens(env, y:size(2)))
@@ -51,7 +52,8 @@ function tp_layer.sum_parts(env, y, to)
    return collective.reduce_from(y, env.axis)
 end
 
--- Takes y out of products with parts of the rows of a weight.
+-- Returns the parts y of all ranks joined, products with parts of the rows of a weight, in layout
+-- `to`.
 function tp_layer.join_parts(env, y, to, counts)
    if to == 'S(-1)' then return y end
    local all = collective.gather_from(y, env.axis, -1, counts)
@@ -74,7 +76,7 @@ function tp_layer.layout(env, shape, dim, blocks)
    }
 end
 
--- Puts the local part of a parameter in place of the whole one.
+-- Replaces a whole parameter by its local part.
 function tp_layer.place(module, field, env, dim, blocks)
    local whole = module[field]
    local entry = layout.set(module, field, tp_layer.layout(env, whole.shape, dim, blocks))
@@ -103,7 +105,7 @@ function tp_layer.through(next, self, x, made, ...)
    return finish(x, made, next(self, made, ...))
 end
 
--- Puts fn(next, self, ...) around a method of a module, inside hooks and wraps of the user. opts:
+-- Wraps a method of a module in fn(next, self, ...), inside hooks and wraps of the user. opts:
 -- name ('tp'), of ('forward').
 function tp_layer.around(module, fn, opts)
    opts = opts or {}
@@ -127,7 +129,7 @@ function tp_layer.summed_gradients(module, env)
    around(module, function(next, self, ...) return next(summing(env, self, self._param), ...) end)
 end
 
--- Gives a module its first argument in another layout.
+-- Wraps a module, which then gets its first argument in another layout.
 function tp_layer.convert_input(module, env, convert, from)
    around(module, function(next, self, x, ...)
       return tp_layer.through(next, self, x, convert(env, x, from), ...)

@@ -1,12 +1,11 @@
 -- Tensor parallelism of a Mamba-2 layer: its heads among the ranks.
 --
--- What lies between the projections works on heads alone, so a rank runs the layer as
--- it is with fewer heads. z, x, dt and what belongs to heads are cut by heads. B and C are cut by
--- groups where no group has heads on two ranks; else they are cut anywhere, evenly, and a rank
--- gathers them (2 G N channels of activations and of the convolution) and takes the groups that its
--- heads read. So every parameter lies on exactly one rank, whatever heads and groups are. The norm
--- is over groups of channels; where one has channels on several ranks, its sums of squares are
--- added over them.
+-- The code between the two projections treats each head by itself, so a rank runs the layer with
+-- fewer heads. z, x, dt and what belongs to heads are cut by heads. B and C are cut by groups where
+-- no group has heads on two ranks; else they are cut anywhere, evenly, and a rank gathers them (2 G
+-- N channels of activations and of the convolution) and takes the groups that its heads read. So
+-- every parameter lies on exactly one rank, whatever heads and groups are. The norm is over groups
+-- of channels; where one has channels on several ranks, its sums of squares are added over them.
 -- Legend: H heads, P head size, G groups, N state size, I = H P, K taps.
 
 local tide = require 'tide'
@@ -60,7 +59,7 @@ local function wanted(m, part)
    return split.channels(own, part.group, 0, m.groups, m.state), #own
 end
 
--- [.., channels of this rank, ..] -> those of the rank's groups, along dim.
+-- Gathers t [.., channels of this rank, ..] along dim into the channels of the rank's groups.
 local function gather(env, plan, take, t, dim)
    t = collective.all_gather_v(t, env.axis, dim, plan.gathered)
    if not take then return t end

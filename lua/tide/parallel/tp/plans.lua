@@ -90,8 +90,8 @@ local function refuse_sequence(text, ...)
       .. 'plan: ' .. text, ...)
 end
 
--- The children that read the stream gather it, and the one that ends the module leaves its sum cut
--- along it. own: what the module says of itself.
+-- Cuts a module along the sequence: children that read the stream gather it, and the last child
+-- leaves its sum cut. own: the plan of the module's own tp_plan.
 local function cut_stream(plan, path, m, own)
    local ends = false
    for child, style in each(own) do
@@ -118,7 +118,8 @@ local function block_sequence(plan, at, name, m)
    end
 end
 
--- Patterns of a plan spelt out for each layer in place of layers.*, so that keys can be found.
+-- Returns a plan with a key for each module in place of patterns such as layers.*, so that keys can
+-- be looked up.
 local function spelt(plan, model)
    local out = {}
    for pattern, style in each(plan) do

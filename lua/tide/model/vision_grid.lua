@@ -1,0 +1,224 @@
+-- Where the patches of images and videos lie, as numbers: rows and columns, frames and windows of a
+-- vision tower, and the positions and features of the tokens that stand for them in a text.
+--
+-- A grid is { t, h, w }: frames, and rows and columns of patches of a frame. Patches of a stream
+-- lie frame by frame, and in a frame block by block: `merge` x `merge` neighbours become one
+-- feature. So a grid has t h w patches and t (h / merge) (w / merge) features. Pure functions of
+-- numbers.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+
+local grid_ = {}
+
+local max, min = math.max, math.min
+
+-- Returns a list of grids { t, h, w } from a tensor [N, 3] or such a list; an empty one for nil.
+-- name: of the argument; merge: what rows and columns must be multiples of.
+function grid_.read(op, name, grids, merge)
+   local list = {}
+   if require('tide').is_tensor(grids) then
+      err.arg_if(grids.ndim ~= 2 or grids:size(2) ~= 3, op, name, 'a tensor [N, 3] of frames, rows '
+         .. 'and columns of patches, one row for each image or video', grids)
+      grids = grids:tolist()
+   end
+   for i, g in ipairs(grids == nil and {} or err.type(op, name, grids, 'table')) do
+      local row = ('%s[%d]'):format(name, i)
+      err.integers(op, row, g, 1)
+      err.arg_if(#g ~= 3 or g[2] % merge ~= 0 or g[3] % merge ~= 0, op, row, ('{ frames, rows, '
+         .. 'columns } of patches, rows and columns multiples of %d (spatial_merge_size)'):format(
+         merge), '{ ' .. table.concat(g, ', ') .. ' }')
+      list[i] = { g[1], g[2], g[3] }
+   end
+   return list
+end
+
+-- Returns the number of patches of grids.
+function grid_.patches(grids)
+   local n = 0
+   for _, g in ipairs(grids) do n = n + g[1] * g[2] * g[3] end
+   return n
+end
+
+-- Returns grids with a grid { 1, h, w } for each frame. A tower computes each frame by itself.
+function grid_.frames(grids)
+   local list = {}
+   for _, g in ipairs(grids) do
+      for _ = 1, g[1] do list[#list + 1] = { 1, g[2], g[3] } end
+   end
+   return list
+end
+
+-- ---- in the tower ------------------------------------------------------------------------------
+
+-- Calls fn(y, x, is_first) for the blocks of a frame of rows x columns blocks, window by window of
+-- `side` blocks a side, each window row by row. is_first: the block begins a window.
+local function each_window(rows, columns, side, fn)
+   for top = 0, rows - 1, side do
+      for left = 0, columns - 1, side do
+         for y = top, min(top + side, rows) - 1 do
+            for x = left, min(left + side, columns) - 1 do
+               fn(y, x, y == top and x == left)
+            end
+         end
+      end
+   end
+end
+
+-- Returns how a tower reads the patches of grids, a table of lists:
+--    order    the place of each block of patches in the stream, from 0, in the order of the windows
+--    back     the place of each block of the stream in that order, from 0
+--    rows, columns   of each patch, in that order
+--    frames, windows   cumulative patches, from 0
+-- side: blocks along a side of a window.
+function grid_.layout(grids, merge, side)
+   local order, back, rows, columns = {}, {}, {}, {}
+   local frames, windows, first, n = { 0 }, {}, 0, 0
+   for _, g in ipairs(grids) do
+      local high, wide = g[2] / merge, g[3] / merge
+      for _ = 1, g[1] do
+         each_window(high, wide, side, function(y, x, is_first)
+            if is_first then windows[#windows + 1] = n end
+            local place = first + y * wide + x
+            order[#order + 1], back[place + 1] = place, #order
+            for dy = 0, merge - 1 do
+               for dx = 0, merge - 1 do
+                  n = n + 1
+                  rows[n], columns[n] = y * merge + dy, x * merge + dx
+               end
+            end
+         end)
+         first = first + high * wide
+         frames[#frames + 1] = n
+      end
+   end
+   windows[#windows + 1] = n
+   return { order = order, back = back, rows = rows, columns = columns,
+      frames = frames, windows = windows }
+end
+
+-- ---- in the text -------------------------------------------------------------------------------
+
+local kinds = { image = 'image_grid_thw', video = 'video_grid_thw' }
+
+local function no_grid(o, b, t, kind)
+   err.raise('E_ARG', o.op, 'ids[%d][%d] is %s_token_id (%d), but %s has no row for it; give a row '
+      .. 'for each %s, or leave its tokens out of ids', b, t, kind, o.ids[kind], kinds[kind], kind)
+end
+
+local function cut_off(o, b, kind, i, n, got)
+   err.raise('E_ARG', o.op, '%s[%d] stands for %d tokens, but only %d of %s_token_id (%d) follow '
+      .. 'one another in row %d of ids; repeat the token t h w / %d times', kinds[kind], i, n, got,
+      kind, o.ids[kind], b, o.merge ^ 2)
+end
+
+-- Calls fn(b, kind, first, last, i) for what each row of tokens consists of, in order: a run of
+-- text (kind nil), or the tokens of image or video number i. Padding (document 0 of docs) is in no
+-- run, a document begins a new one. o: op, rows (lists of ids), docs (lists of documents or nil),
+-- ids (the tokens { image, video }), grids ({ image, video }, lists), merge.
+local function each_run(o, fn)
+   local used = { image = 0, video = 0 }
+   local function kind_of(id)
+      return id == o.ids.image and 'image' or id == o.ids.video and 'video'
+   end
+   for b, row in ipairs(o.rows) do
+      local t, docs = 1, o.docs and (o.docs[b] or o.docs[1])
+      local function is_same(u, id, doc)
+         return u <= #row and kind_of(row[u]) == id and (not docs or docs[u] == doc)
+      end
+      while t <= #row do
+         local doc, last = docs and docs[t], t
+         local kind = doc ~= 0 and kind_of(row[t])
+         if kind then
+            local i = used[kind] + 1
+            local g = o.grids[kind][i]
+            if not g then no_grid(o, b, t, kind) end
+            local n = g[1] * g[2] * g[3] / o.merge ^ 2
+            while last - t + 1 < n and is_same(last + 1, kind, doc) do last = last + 1 end
+            if last - t + 1 < n then cut_off(o, b, kind, i, n, last - t + 1) end
+            used[kind] = i
+            fn(b, kind, t, last, i)
+         else
+            while is_same(last + 1, kind, doc) do last = last + 1 end
+            if doc ~= 0 then fn(b, nil, t, last) end
+         end
+         t = last + 1
+      end
+   end
+   for kind, name in each(kinds) do
+      err.raise_if(used[kind] < #o.grids[kind], 'E_ARG', o.op, '%s has %d rows, but ids have '
+         .. 'tokens (%s_token_id %d) of only %d; leave the other rows out, or add their tokens',
+         name, #o.grids[kind], kind, o.ids[kind], used[kind])
+   end
+end
+
+-- Puts the three positions of the tokens of a grid from column `first` on, `at` being the position
+-- behind the text before. times: how much later than that the frames are; nil: an image.
+local function put_grid(rows, first, at, g, merge, times)
+   local high, wide, t = g[2] / merge, g[3] / merge, first
+   for frame = 0, g[1] - 1 do
+      local time = at + (times and times[frame + 1] or frame)
+      for y = 0, high - 1 do
+         for x = 0, wide - 1 do
+            rows[1][t], rows[2][t], rows[3][t] = time, at + y, at + x
+            t = t + 1
+         end
+      end
+   end
+end
+
+-- Returns the positions of tokens, three lists (time, height, width) of rows, and how much the
+-- largest position of each row exceeds that of its last token in a plain text. o: as of each_run,
+-- and times (of the frames of each video).
+function grid_.positions(o)
+   local lists, deltas, at, doc_of, most, n = { {}, {}, {} }, {}, {}, {}, {}, {}
+   for b, row in ipairs(o.rows) do
+      for axis = 1, 3 do
+         lists[axis][b] = {}
+         for t = 1, #row do lists[axis][b][t] = 0 end
+      end
+      at[b], most[b], n[b] = 0, -1, 0
+   end
+   each_run(o, function(b, kind, first, last, i)
+      local rows = { lists[1][b], lists[2][b], lists[3][b] }
+      local docs = o.docs and (o.docs[b] or o.docs[1])
+      if docs and docs[first] ~= doc_of[b] then
+         at[b], doc_of[b] = 0, docs[first]
+      end
+      n[b] = n[b] + last - first + 1
+      if kind then
+         local g = o.grids[kind][i]
+         put_grid(rows, first, at[b], g, o.merge, kind == 'video' and o.times[i] or nil)
+         at[b] = at[b] + max(g[2], g[3]) / o.merge
+      else
+         for t = first, last do
+            rows[1][t], rows[2][t], rows[3][t] = at[b], at[b], at[b]
+            at[b] = at[b] + 1
+         end
+      end
+      for axis = 1, 3 do
+         for t = first, last do most[b] = max(most[b], rows[axis][t]) end
+      end
+   end)
+   for b in ipairs(o.rows) do deltas[b] = most[b] + 1 - n[b] end
+   return lists, deltas
+end
+
+-- Returns rows of the feature of each token, from 0, those of videos behind those of images; -1 for
+-- text. o: as of each_run.
+function grid_.features(o)
+   local lists = {}
+   for b, row in ipairs(o.rows) do
+      lists[b] = {}
+      for t = 1, #row do lists[b][t] = -1 end
+   end
+   local at = { image = 0, video = grid_.patches(o.grids.image) / o.merge ^ 2 }
+   each_run(o, function(b, kind, first, last)
+      for t = first, kind and last or first - 1 do
+         lists[b][t], at[kind] = at[kind], at[kind] + 1
+      end
+   end)
+   return lists
+end
+
+return grid_
