@@ -241,6 +241,17 @@ describe('a plot', function()
       end
    end)
 
+   it('ends for values that differ by rounding, or are not finite', function()
+      local one = 0.693147181
+      for _, y in ipairs { { one, one * (1 + 2 ^ -52) }, { 1e300, 1e300 * (1 + 2 ^ -52) },
+         { 5e-324, 1e-323 }, { 1, math.huge }, { 0 / 0, 1 }, { 0, 0 } } do
+         for _, logy in ipairs { false, true } do
+            local svg = plot.svg({ { name = 'a', x = { 1, 2 }, y = y } }, { logy = logy })
+            assert.is_true(#svg < 4000)
+         end
+      end
+   end)
+
    it('puts each point where its axes say', function()
       local xs, ys = { 1, 2, 4, 8 }, { 10, 40, 20, 30 }
       local svg = plot.svg({ { name = 'a', x = xs, y = ys, points = true } },

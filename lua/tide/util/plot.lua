@@ -56,14 +56,20 @@ function plot.ticks(lo, hi, n)
    return list
 end
 
+-- Returns the least and the greatest value. A range that rounding makes is widened: ticks
+-- a rounding error apart cannot be counted.
 local function bounds(lists)
    local lo, hi = math.huge, -math.huge
    for _, list in ipairs(lists) do
-      for _, v in ipairs(list) do lo, hi = math.min(lo, v), math.max(hi, v) end
+      for _, v in ipairs(list) do
+         if v - v == 0 then lo, hi = math.min(lo, v), math.max(hi, v) end    -- finite
+      end
    end
    if lo > hi then return 0, 1 end
-   if lo == hi then return lo - 0.5, hi + 0.5 end
-   return lo, hi
+   local size = math.max(math.abs(lo), math.abs(hi))
+   if hi - lo > math.max(1e-9 * size, 1e-300) then return lo, hi end
+   local half = math.max(0.5, 1e-6 * size)
+   return lo - half, hi + half
 end
 
 -- Returns the values of 1 (2 and 5, below three powers) times a power of ten between lo and hi.
