@@ -171,14 +171,18 @@ for _, name in ipairs(VL.input_fields) do VL.at_fields[#VL.at_fields + 1] = name
 
 -- Returns the seconds of each of n videos.
 local function seconds_of(list, n)
-   if tide.is_tensor(list) then list = list:tolist() end
    local out = {}
-   for i = 1, n do
-      local s = list == nil and 1 or err.type(op, 'second_per_grid_ts', list, 'table')[i]
-      out[i] = err.number(op, ('second_per_grid_ts[%d]'):format(i), s, 0)
+   if list == nil then
+      for i = 1, n do out[i] = 1 end
+      return out
    end
-   err.arg_if(list ~= nil and #list ~= n, op, 'second_per_grid_ts', ('%d numbers, one for each row '
-      .. 'of video_grid_thw'):format(n), list ~= nil and #list or nil)
+   if tide.is_tensor(list) then list = list:reshape(list:numel()):tolist() end
+   err.type(op, 'second_per_grid_ts', list, 'table')
+   err.arg_if(#list ~= n, op, 'second_per_grid_ts', ('%d numbers, one for each row of '
+      .. 'video_grid_thw'):format(n), #list)
+   for i = 1, n do
+      out[i] = err.number(op, ('second_per_grid_ts[%d]'):format(i), list[i], 0)
+   end
    return out
 end
 
