@@ -328,13 +328,13 @@ local function check_text(self, ids, o)
       c.image_token_id, c.video_token_id)
 end
 
--- Returns embeddings of ids, in which features take the places that rows name.
+-- Returns embeddings of ids, in which features take the places that rows name: of the tokens that
+-- this rank has between layers.
 local function joined(self, ids, rows, features)
-   local x = self[self.form.body][self.form.embed](ids)
+   local x, tp = self[self.form.body][self.form.embed](ids), spread.of(self).tp
+   if tp and tp.sequence then rows, features = tp.cut(rows), tp.copy(features) end
    local B, T, C = unpack(x.shape)
    local n = B * T
-   err.raise_if(T ~= ids:size(2), 'E_UNSUPPORTED', op, 'sequence_parallel is not supported with '
-      .. 'images; leave it out')
    local text = tide.arange(n, { dtype = 'i64', device = ids.device })
    local from = tide.where(rows:ge(0), rows + n, text:reshape(B, T)):reshape(n)
    features = private.replace(features, features:to(x.dtype))
@@ -360,7 +360,7 @@ end
 -- that backward reaches the tower.
 local function beside(self, x, features)
    local made = x.ndim == 2 and self[self.form.body][self.form.embed](x) or nil
-   x = made or x
+   x = made or Backbone._inputs(self, x)
    local y = x + features:narrow(1, 1, 0):sum():to(x.dtype)
    private.spend(made, features)
    return y
