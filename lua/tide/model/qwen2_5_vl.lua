@@ -14,7 +14,6 @@ local Qwen2 = require 'tide.model.qwen2'
 local Vision = require 'tide.model.qwen2_5_vl_vision'
 local class = require 'tide.class'
 local copy = require 'tide.util.copy'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local grid_ = require 'tide.model.vision_grid'
 local mask_ = require 'tide.nn.mask'
@@ -287,7 +286,7 @@ local function shared(self, patches, grids, context)
       if r < context.rank then first = first + n end
       if r == context.rank then mine = part end
    end
-   local own, x = counts[context.rank + 1], nil
+   local own, x = counts[context.rank + 1]
    if own > 0 then
       x = patches:narrow(1, first + 1, grid_.patches(mine))
    else
