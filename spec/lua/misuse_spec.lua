@@ -228,6 +228,12 @@ local objects = {
    ['nn.Stack'] = function() return tide.nn.Stack { tide.nn.Linear(2, 2) } end,
    ['nn.rope'] = function() return tide.nn.rope.new { dim = 4 } end,
    ['model.llama'] = llama,
+   ['model.qwen2_5_vl'] = function()
+      return tide.model.qwen2_5_vl { vocab_size = 11, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2, intermediate_size = 6, image_token_id = 9, video_token_id = 10,
+         vision_config = { depth = 1, hidden_size = 8, num_heads = 1, intermediate_size = 6,
+            patch_size = 2, window_size = 4, fullatt_block_indexes = { 0 } } }
+   end,
    ['model.hybrid'] = function()
       return tide.model.hybrid { vocab_size = 11, hidden_size = 8, hybrid_override_pattern = 'M*-',
          num_attention_heads = 2, mamba_head_dim = 8, ssm_state_size = 2 }

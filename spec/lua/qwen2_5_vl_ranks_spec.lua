@@ -13,7 +13,7 @@ local function on_rank(rank, _, dir, mesh, out, how)
    local t = require 'tide'
    local case_ = require 'spec.lua.vlm_case'
    local copy = require 'tide.util.copy'
-   local model, run = t.model.load(dir, { mesh = mesh, dtype = 'f64' })
+   local model, run = t.model.load(dir, { mesh = mesh, dtype = 'f64', plan = how.plan })
    local n, images = case_.numbers(how.case), case_.images(how.case, 'f64')
    local list = {}
    if how.rows then
@@ -75,6 +75,8 @@ end
 
 local function far(a, b) return (a - b):abs():amax():item() / b:abs():amax():item() end
 
+local sequence = { tp = { sequence_parallel = true } }
+
 local cases = {
    { 'cp 2, images of several rows', 2, { cp = 2 }, { case = 'images' } },
    { 'cp 2, one frame on each rank', 2, { cp = 2 }, { case = 'mixed' } },
@@ -85,8 +87,10 @@ local cases = {
    { 'dp 2, one without images', 2, { dp = 2 }, { case = 'mixed', rows = true, text = true } },
    { 'dp_shard 2 x cp 2', 4, { dp_shard = 2, cp = 2 }, { case = 'mixed', rows = true } },
    { 'tp 2', 2, { tp = 2 }, { case = 'mixed' } },
-   { 'dp_shard 2 x tp 2, one without images', 4, { dp_shard = 2, tp = 2 },
-      { case = 'mixed', rows = true, text = true } },
+   { 'tp 2 with sequence_parallel', 2, { tp = 2 }, { case = 'mixed' }, sequence },
+   { 'cp 2 x tp 2 with sequence_parallel', 4, { cp = 2, tp = 2 }, { case = 'mixed' }, sequence },
+   { 'dp_shard 2 x tp 2 with sequence_parallel, one without images', 4, { dp_shard = 2, tp = 2 },
+      { case = 'mixed', rows = true, text = true }, sequence },
 }
 
 describe('qwen2_5_vl over ranks', function()
@@ -95,6 +99,7 @@ describe('qwen2_5_vl over ranks', function()
          tmp.with(function(work)
             tide.model.save(case.model(row[4].case), work .. '/model')
             local want = run_on(work .. '/model', work, 1, { dp_shard = 1 }, row[4])
+            row[4].plan = row[5]
             local got = run_on(work .. '/model', work, row[2], row[3], row[4])
             local keep = row[4].rows and 1
                or case.numbers(row[4].case).mask:to 'f64':unsqueeze(3)
@@ -111,30 +116,6 @@ describe('qwen2_5_vl over ranks', function()
          end)
       end)
    end
-
-   it('reads texts with sequence_parallel, and refuses images there', function()
-      local function on(_, _, mesh, options, has)
-         local t = require 'tide'
-         local case_ = require 'spec.lua.vlm_case'
-         local copy = require 'tide.util.copy'
-         local what = { family = 'qwen2_5_vl', config = case_.config 'mixed' }
-         local run = t.parallel.plan(what, mesh, options):materialise { seed = 1 }
-         local n, o = case_.numbers 'mixed', case_.images 'mixed'
-         if has then return run.model(n.ids, copy({ attention_mask = n.mask }, o)) end
-         local ids = t.tensor({ { 3, 4, 5, 6, 7, 8 } }, { dtype = 'i64' })
-         run.model:loss(ids, ids, { count = 6 }):backward()
-         if run.sharded then run.sharded:finish() end
-         return t.no_grad(function() return run.model:loss(ids, ids, { count = 6 }):item() end)
-      end
-      local want = ranks.run(1, on, { dp_shard = 1 }, {})[1]
-      local parts = { tp = { sequence_parallel = true } }
-      for _, loss in ipairs(ranks.run(4, on, { dp_shard = 2, tp = 2 }, parts)) do
-         assert.near(want, loss, 1e-5)
-      end
-      local said = ranks.try(2, on, { tp = 2 }, parts, true)[1]
-      assert.matches('sequence_parallel is not supported with images; leave it out',
-         said.message, 1, true)
-   end)
 
    it('needs the places of images that whole rows show, where tokens are cut', function()
       ranks.fail(2, function()

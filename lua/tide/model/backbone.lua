@@ -64,7 +64,7 @@ end
 -- the caller's may not (at.is_made: the model has made them). scales_given: embed_scale counts for
 -- given embeddings, too.
 local function embedded(self, x, at)
-   local is_ids, n, scale = x.ndim == 2, x:size(2), self.embed_scale
+   local is_ids, n, scale = x.ndim == 2, at.length or x:size(2), self.embed_scale
    local is_own = is_ids or at.is_made
    if not is_ids and not self.scales_given then scale = nil end
    if is_ids then x = self[self._form.embed](x) end
@@ -190,19 +190,15 @@ local function placement(self, opts, ids, context)
    }
 end
 
--- Returns what the body reads of ids, or of given embeddings: the same. A family that replaces some
--- embeddings by features of images does it here. opts: those of the call, read, which this may
--- complete; context: theirs, nil without one or for null.
-function Backbone:_inputs(ids, _, _) return ids end
-private.note(Backbone._inputs)
-
--- Refuses embeddings of whole rows where layers have a part of them.
-local function check_parts(self, x)
+-- Returns what the body reads of ids, or of given embeddings: the same, of embeddings the tokens
+-- that this rank has between layers. A family that replaces some embeddings by features of images
+-- does it here. opts: those of the call, read, which this may complete; context: theirs, nil
+-- without one or for null.
+function Backbone:_inputs(ids, _, _)
    local tp = spread.of(self).tp
-   err.raise_if(x.ndim == 3 and tp and tp.sequence, 'E_UNSUPPORTED', self.op, 'embeddings in place '
-      .. 'of ids are whole rows, but sequence_parallel cuts the tokens between layers; leave '
-      .. 'sequence_parallel out')
+   return ids.ndim == 3 and tp and tp.sequence and tp.cut(ids) or ids
 end
+private.note(Backbone._inputs)
 
 -- Returns the final hidden states [B, T, C] of ids [B, T] or of embeddings [B, T, C]. With an index
 -- rows [K] (see nn.rows) it returns those of these tokens alone, [1, K, C].
@@ -212,7 +208,6 @@ function Backbone:hidden(ids, opts, rows)
       rows)
    opts = self._read_place(self.op, opts)
    local context = nn.context.of(self.op, opts, ids)
-   check_parts(self, ids)
    local x = self:_inputs(ids, opts, context)
    local at = placement(self, opts, ids, context)
    at.last_rows, at.is_made = rows, not rawequal(x, ids)

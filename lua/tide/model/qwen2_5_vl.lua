@@ -14,7 +14,6 @@ local Qwen2 = require 'tide.model.qwen2'
 local Vision = require 'tide.model.qwen2_5_vl_vision'
 local class = require 'tide.class'
 local copy = require 'tide.util.copy'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local grid_ = require 'tide.model.vision_grid'
 local mask_ = require 'tide.nn.mask'
@@ -171,14 +170,18 @@ for _, name in ipairs(VL.input_fields) do VL.at_fields[#VL.at_fields + 1] = name
 
 -- Returns the seconds of each of n videos.
 local function seconds_of(list, n)
-   if tide.is_tensor(list) then list = list:tolist() end
    local out = {}
-   for i = 1, n do
-      local s = list == nil and 1 or err.type(op, 'second_per_grid_ts', list, 'table')[i]
-      out[i] = err.number(op, ('second_per_grid_ts[%d]'):format(i), s, 0)
+   if list == nil then
+      for i = 1, n do out[i] = 1 end
+      return out
    end
-   err.arg_if(list ~= nil and #list ~= n, op, 'second_per_grid_ts', ('%d numbers, one for each row '
-      .. 'of video_grid_thw'):format(n), list ~= nil and #list or nil)
+   if tide.is_tensor(list) then list = list:reshape(list:numel()):tolist() end
+   err.type(op, 'second_per_grid_ts', list, 'table')
+   err.arg_if(#list ~= n, op, 'second_per_grid_ts', ('%d numbers, one for each row of '
+      .. 'video_grid_thw'):format(n), #list)
+   for i = 1, n do
+      out[i] = err.number(op, ('second_per_grid_ts[%d]'):format(i), list[i], 0)
+   end
    return out
 end
 
@@ -283,7 +286,7 @@ local function shared(self, patches, grids, context)
       if r < context.rank then first = first + n end
       if r == context.rank then mine = part end
    end
-   local own, x = counts[context.rank + 1], nil
+   local own, x = counts[context.rank + 1]
    if own > 0 then
       x = patches:narrow(1, first + 1, grid_.patches(mine))
    else
@@ -324,13 +327,13 @@ local function check_text(self, ids, o)
       c.image_token_id, c.video_token_id)
 end
 
--- Returns embeddings of ids, in which features take the places that rows name.
+-- Returns embeddings of ids, in which features take the places that rows name: of the tokens that
+-- this rank has between layers.
 local function joined(self, ids, rows, features)
-   local x = self[self.form.body][self.form.embed](ids)
+   local x, tp = self[self.form.body][self.form.embed](ids), spread.of(self).tp
+   if tp and tp.sequence then rows, features = tp.cut(rows), tp.copy(features) end
    local B, T, C = unpack(x.shape)
    local n = B * T
-   err.raise_if(T ~= ids:size(2), 'E_UNSUPPORTED', op, 'sequence_parallel is not supported with '
-      .. 'images; leave it out')
    local text = tide.arange(n, { dtype = 'i64', device = ids.device })
    local from = tide.where(rows:ge(0), rows + n, text:reshape(B, T)):reshape(n)
    features = private.replace(features, features:to(x.dtype))
@@ -356,7 +359,7 @@ end
 -- that backward reaches the tower.
 local function beside(self, x, features)
    local made = x.ndim == 2 and self[self.form.body][self.form.embed](x) or nil
-   x = made or x
+   x = made or Backbone._inputs(self, x)
    local y = x + features:narrow(1, 1, 0):sum():to(x.dtype)
    private.spend(made, features)
    return y

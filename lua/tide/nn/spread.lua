@@ -1,7 +1,9 @@
 -- Records on a module how it is distributed over ranks, for the rest of the library.
 --
 --    tp       what tensor parallelism cut it over, { axis, comm, sequence, .. }: every module of
---             the model; sequence: whether the tokens between layers are cut, too
+--             the model; sequence: whether the tokens between layers are cut, too. There cut(x)
+--             gives a rank's part of x [B, T, ..], and copy(x) gives x, alike on all ranks, for
+--             work on parts, whose gradients it adds up
 --    cp       the handle of parallel.cp.attach: the model
 --    sharded  what parallel.fully_shard returned: the model that it was given
 --    inside   the same: every module of that model

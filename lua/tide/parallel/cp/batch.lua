@@ -37,7 +37,7 @@ batch_.fields = {
    teacher_logp = { dim = 2, fill = 0 }, feature_rows = { dim = 2, fill = -1 },
 }
 -- Fields of images, of which every rank has all.
-local whole = { pixel_values = true, image_grid_thw = true, pixel_values_videos = true,
+local of_images = { pixel_values = true, image_grid_thw = true, pixel_values_videos = true,
    video_grid_thw = true, second_per_grid_ts = true }
 -- Fields that the context replaces: the result leaves them out.
 local masks = { attention_mask = true }
@@ -118,7 +118,7 @@ end
 -- Returns how to cut a field; nil: it stays whole.
 local function field_of(op, fields, name, v, B, S)
    local row = fields and fields[name]
-   if row == false or row == nil and whole[name] then return nil end
+   if row == false or row == nil and of_images[name] then return nil end
    row = row or batch_.fields[name]
    if not tide.is_tensor(v) then
       if row and v ~= false then err.arg(op, name, 'a tensor with a value for each token', v) end

@@ -297,6 +297,8 @@ function tp.parallelize_module(model, axis, plan, opts)
       .. 'sequence_parallel')
    if axis.size == 1 then return model end
    env.sequence = run.sequence
+   env.cut = function(x) return layer.cut(env, x) end
+   env.copy = function(x) return layer.into_parts(env, x, 'R') end
    env.styles = styles_text(run.styles, opts)
    agree.check(comm, op, 'E_ARG', { fingerprint.model(model), { 'plans', env.styles } }, model)
    prepare(run, model, opts)

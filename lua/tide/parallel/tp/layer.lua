@@ -63,6 +63,12 @@ function tp_layer.join_parts(env, y, to, counts)
    return part
 end
 
+-- Returns this rank's part of x [B, T, ..], alike on all ranks, as layers have it between them
+-- where the sequence is cut. The gradient is whole on every rank.
+function tp_layer.cut(env, x)
+   return collective.scatter_to(x, env.axis, 2, tokens(env, x:size(2)))
+end
+
 -- ---- parameters ------------------------------------------------------------------------------
 
 -- Returns how a tensor of that shape lies on the axis. dim: which is cut; nil: none. blocks: the
