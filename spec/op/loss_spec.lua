@@ -5,6 +5,7 @@
 local each = require 'tide.util.each'
 local tide = require 'tide'
 local fast = require 'spec.support.fast'
+local wide = require 'spec.support.wide'
 
 local inf = math.huge
 
