@@ -221,7 +221,8 @@ end
 -- Returns a caught error; a raw Lua error has the stack trace of where it was raised, once.
 function err.traced(e)
    if type(e) ~= 'string' or err.of(e) or e:find('\nstack traceback:', 1, true) then return e end
-   return debug.traceback(e, 2)
+   local text = debug.traceback(e, 2)             -- a tail call would leave out the innermost frame
+   return text
 end
 
 -- Runs fn(...). An error with one of `codes` (a list) counts as a user error and is printed in one
