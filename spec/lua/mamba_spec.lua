@@ -452,6 +452,14 @@ describe('model.hybrid', function()
             refused('E_ARG', words, function() return net(tokens, { caches = caches }) end)
          end
       end
+      local layer, x = tide.nn.Attention { dim = 8, heads = 2 }, tide.ones { 1, 2, 8 }
+      for words, cache in pairs { ['expected a table, got false'] = false,
+         ['or neither, got k = 1, v = nil'] = { k = 1 },
+         ['or neither, got k = nil, v = a tensor [1, 2, 8] of f32'] = { v = x } } do
+         refused('E_ARG', "nn.Attention: argument 'at.cache': expected", layer, x,
+            { cache = cache })
+         refused('E_ARG', words, layer, x, { cache = cache })
+      end
    end)
 
    it('without attention needs no heads of it', function()
