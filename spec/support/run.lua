@@ -198,8 +198,8 @@ local function at_once()
    return jobs > 1 and math.ceil(1.5 * jobs) or jobs
 end
 
--- Runs C specs and spec files, each into a file of its own. Beside several, one more takes the files
--- that mostly wait, one after another.
+-- Runs C specs and spec files, each into a file of its own. Beside several, one more takes the
+-- files that mostly wait, one after another.
 local function run_all(programs, files)
    local dir = os.tmpname()                 -- of this run alone: several may go at once
    os.execute('rm -f ' .. quote(dir) .. ' && mkdir ' .. quote(dir))
