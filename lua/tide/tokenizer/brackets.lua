@@ -44,7 +44,7 @@ local function item(part, text, at, rust)
       part.sets[#part.sets + 1] = set
       return behind
    end
-   part.items[#part.items + 1] = c
+   part.items[#part.items + 1] = c:find '[.:=]' and '\\' .. c or c -- [. and [= begin names in PCRE2
    return at + #c
 end
 
