@@ -118,7 +118,7 @@ local function open(self, text, at, rust)
 end
 
 -- Ends the groups that hold the rest of the innermost group of the pattern, and returns that one;
--- nil where there is none.
+-- or nil without one.
 local function end_rests(self)
    local group = table.remove(self.groups)
    while group and group.is_rest do
