@@ -72,6 +72,8 @@ describe('a decoder of a tokenizer.json', function()
          'aa' }))
       assert.equal('_x_', text(after(fuse, replace('▁', '_')), { '▁x', '▁' }))
       assert.equal('a  ', text({ type = 'BPEDecoder' }, { 'a</w>', ' ' }))   -- a blank of its own
+      assert.equal('a b', text({ type = 'Sequence', decoders = { { type = 'BPEDecoder' },
+         { type = 'ByteLevel' } } }, { 'a</w>', 'b</w>' }))
       for words, node in each {
          ['Replace of several characters after Fuse'] = after(fuse, replace('ab', '')),
          ['Replace of several characters after ByteLevel'] = after({ type = 'ByteLevel' },
