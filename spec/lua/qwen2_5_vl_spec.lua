@@ -379,4 +379,15 @@ describe('qwen2_5_vl', function()
       assert.matches("'index': expected a tensor [1 or 1, 13, 2]",
          message({ ids = n.ids }, tide.zeros({ 1, 1, 2 }, { dtype = 'i32' })), 1, true)
    end)
+
+   it('takes a packed stream of texts, cut as that of other models', function()
+      local model = case.model 'text'
+      local function i64(list) return tide.tensor({ list }, { dtype = 'i64' }) end
+      local handle = tide.parallel.cp.attach(model, tide.comm.world())
+      local mine = handle:cut({ input_ids = i64 { 1, 2, 3, 4 }, labels = i64 { 2, 3, 4, 5 },
+         position_ids = i64 { 0, 1, 0, 1 }, seq_lens = i64 { 2, 2 },
+         seq_lens_padded = i64 { 2, 2 } }, { use_te = true })
+      assert.same({ 4 }, mine.context:tokens())
+      handle:restore()
+   end)
 end)
