@@ -1,7 +1,8 @@
 -- A line plot as one self-contained SVG text: axes with round ticks, a legend, no scripts.
 --
 -- series: list of { name=, x = {...}, y = {...}, points=bool }. Points that are not finite, or have
--- a number beyond 1e300, are left out. Long series are thinned by taking the mean of equal runs, so a file stays small.
+-- a number beyond 1e300, are left out. Long series are thinned by taking the mean of equal runs, so
+-- a file stays small.
 -- The colours are distinguishable in greyscale and for the common colour deficiencies.
 
 local err = require 'tide.util.err'
@@ -15,7 +16,7 @@ local left, right, top, bottom = 64, 16, 36, 48
 
 local function fits(v) return math.abs(v) <= 1e300 end       -- sums and ranges stay finite
 
--- Returns the finite points of a series, above 0 on logarithmic axes, averaged to at most `limit`
+-- Returns the points of a series that fit, above 0 on logarithmic axes, averaged to at most `limit`
 -- points.
 local function thin(series, limit, opts)
    local xs, ys = {}, {}
