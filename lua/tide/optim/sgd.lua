@@ -12,17 +12,21 @@ SGD.fields = { 'buf', 'master' }
 -- Makes an optimiser of params (see Optimizer:init).
 function SGD:init(params, opts)
    Optimizer._begin(self, Optimizer, 'optim.SGD', params, opts)
-   self.has_momentum = {}
-   for _, group in ipairs(self.groups) do
-      for _, entry in ipairs(group.params) do
-         self.has_momentum[entry.name] = group.momentum > 0
-      end
+end
+
+-- Returns whether the group of each parameter has momentum, by name.
+local function momentum_by_name(groups)
+   local has = {}
+   for _, group in ipairs(groups) do
+      for _, entry in ipairs(group.params) do has[entry.name] = group.momentum > 0 end
    end
+   return has
 end
 
 -- Returns the state of a parameter before its first update. entry: { name =, param = }.
 function SGD:new_state(entry)
    local state = { step = 0, master = self.master(entry.param) }
+   self.has_momentum = self.has_momentum or momentum_by_name(self.groups)
    if self.has_momentum[entry.name] then state.buf = self.zeros_like(entry.param) end
    return state
 end
