@@ -121,15 +121,23 @@ describe('groups by patterns', function()
       local class, Optimizer = require 'tide.class', tide.optim.Optimizer
       local Plain = class('Plain', tide.optim.SGD)
       function Plain:init(params, opts)
-         Optimizer.init(self, 'Plain', params, { momentum = 0.5, dampening = 0, weight_decay = 0,
+         Optimizer.init(self, 'Plain', params, { momentum = 0, dampening = 0, weight_decay = 0,
             nesterov = false, shift = tide.zeros { 1 } }, opts)
       end
       local model = tide.nn.Linear(2, 2)
-      local o = Plain(model, { lr = 0.1, groups = { { pattern = 'weight', momentum = 0,
+      local o = Plain(model, { lr = 0.1, groups = { { pattern = 'weight', momentum = 0.5,
          shift = tide.ones { 1 } } } })
       model(tide.ones { 1, 2 }):sum():backward()
       o:step()
-      assert.is_nil(o.state.weight.buf)
+      assert.is_true(tide.is_tensor(o.state.weight.buf))
+      assert.is_nil(o.state.bias.buf)
+   end)
+
+   it('without momentum have the buffers that checkpoints of an optimiser with it hold', function()
+      local model = tide.nn.Linear(2, 2)
+      local o = optim.SGD(model, { momentum = 0.9, groups = { { pattern = 'b', momentum = 0 } } })
+      model(tide.ones { 1, 2 }):sum():backward()
+      o:step()
       assert.is_true(tide.is_tensor(o.state.bias.buf))
    end)
 

@@ -14,11 +14,14 @@ function SGD:init(params, opts)
    Optimizer._begin(self, Optimizer, 'optim.SGD', params, opts)
 end
 
--- Returns whether the group of each parameter has momentum, by name.
-local function momentum_by_name(groups)
-   local has = {}
-   for _, group in ipairs(groups) do
-      for _, entry in ipairs(group.params) do has[entry.name] = group.momentum > 0 end
+-- Returns whether each parameter has a momentum buffer, by name: where the optimiser or the group
+-- has momentum. A group without it keeps the buffer that earlier checkpoints have of it.
+local function buffer_by_name(self)
+   local has, default = {}, self.defaults.momentum
+   for _, group in ipairs(self.groups) do
+      for _, entry in ipairs(group.params) do
+         has[entry.name] = math.max(group.momentum, default) > 0
+      end
    end
    return has
 end
@@ -26,8 +29,8 @@ end
 -- Returns the state of a parameter before its first update. entry: { name =, param = }.
 function SGD:new_state(entry)
    local state = { step = 0, master = self.master(entry.param) }
-   self.has_momentum = self.has_momentum or momentum_by_name(self.groups)
-   if self.has_momentum[entry.name] then state.buf = self.zeros_like(entry.param) end
+   self.has_buffer = self.has_buffer or buffer_by_name(self)
+   if self.has_buffer[entry.name] then state.buf = self.zeros_like(entry.param) end
    return state
 end
 
