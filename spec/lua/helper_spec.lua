@@ -241,6 +241,21 @@ describe('a plot', function()
       end
    end)
 
+   it('has equal values within a logarithmic axis, and no others than it can hold', function()
+      for _, y in ipairs { { 1e-4, 1e-4 }, { 0.3 }, { 0, 1e-3 }, { 5e-324, 1e-323 }, { 0 },
+         { -1e308, 1e308 }, { 1e-4, 1e-4 + 1e-14 } } do
+         for _, opts in ipairs { {}, { logy = true } } do
+            local series = { { name = 'a', x = { 1, 2 }, y = y, points = true } }
+            plot.text(series, opts)
+            local svg = plot.svg(series, opts)
+            assert.is_nil(svg:find('nan', 1, true))
+            for cy in svg:gmatch 'cy="([^"]*)"' do
+               assert.is_true(tonumber(cy) >= 0 and tonumber(cy) <= 420, cy)
+            end
+         end
+      end
+   end)
+
    it('ends for values that differ by rounding, or are not finite', function()
       local one = 0.693147181
       for _, y in ipairs { { one, one * (1 + 2 ^ -52) }, { 1e300, 1e300 * (1 + 2 ^ -52) },

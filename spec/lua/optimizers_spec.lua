@@ -117,6 +117,30 @@ describe('groups by patterns', function()
       close({ 0.7, 0.439 }, after({ { momentum = 0 }, {} }, { lr = 0.1, momentum = 0.9 }), 1e-6)
    end)
 
+   it('work for classes that declare none of their options', function()
+      local class, Optimizer = require 'tide.class', tide.optim.Optimizer
+      local Plain = class('Plain', tide.optim.SGD)
+      function Plain:init(params, opts)
+         Optimizer.init(self, 'Plain', params, { momentum = 0, dampening = 0, weight_decay = 0,
+            nesterov = false, shift = tide.zeros { 1 } }, opts)
+      end
+      local model = tide.nn.Linear(2, 2)
+      local o = Plain(model, { lr = 0.1, groups = { { pattern = 'weight', momentum = 0.5,
+         shift = tide.ones { 1 } } } })
+      model(tide.ones { 1, 2 }):sum():backward()
+      o:step()
+      assert.is_true(tide.is_tensor(o.state.weight.buf))
+      assert.is_nil(o.state.bias.buf)
+   end)
+
+   it('without momentum have the buffers that checkpoints of an optimiser with it hold', function()
+      local model = tide.nn.Linear(2, 2)
+      local o = optim.SGD(model, { momentum = 0.9, groups = { { pattern = 'b', momentum = 0 } } })
+      model(tide.ones { 1, 2 }):sum():backward()
+      o:step()
+      assert.is_true(tide.is_tensor(o.state.bias.buf))
+   end)
+
    it('are checked as options of the optimiser are, in lists of groups, too', function()
       local function refused(text, class, own)
          own.params = params()

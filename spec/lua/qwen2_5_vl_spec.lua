@@ -351,4 +351,43 @@ describe('qwen2_5_vl', function()
             num_hidden_layers = 1, num_attention_heads = 2 }, { 1 }, { tokens = 1,
             inputs = {} }).message, 1, true)
    end)
+
+   it('is not continued without its images, nor with what only the call itself knows', function()
+      local model, n, zeros = case.model 'image', case.numbers 'image', tide.zeros
+      local function message(inputs)
+         return raised(tide.train.sample.generate, model, n.ids:tolist()[1], { tokens = 1,
+            inputs = inputs }).message
+      end
+      assert.matches('ids[1][4] is image_token_id (36), but image_grid_thw has no row for it',
+         message(nil), 1, true)
+      for name, v in each { positions = zeros({ 3, 1, 13 }, { dtype = 'i64' }), caches = {} } do
+         local inputs = case.images 'image'
+         inputs[name] = v
+         assert.matches(("unknown option '%s'"):format(name), message(inputs), 1, true)
+      end
+   end)
+
+   it('is placed by ids alone, and by documents of all of its tokens', function()
+      local model, n = case.model 'image', case.numbers 'image'
+      local function message(batch, index)
+         batch.image_grid_thw = n.image_grid_thw
+         return raised(model.placed, model, batch, index).message
+      end
+      assert.matches("'batch.input_ids': expected a tensor [B, T] of i64, i32, got nil",
+         message { embeds = tide.zeros { 1, 13, 16 } }, 1, true)
+      assert.matches("'batch.ids': expected a tensor", message { ids = { 1 } }, 1, true)
+      assert.matches("'index': expected a tensor [1 or 1, 13, 2]",
+         message({ ids = n.ids }, tide.zeros({ 1, 1, 2 }, { dtype = 'i32' })), 1, true)
+   end)
+
+   it('takes a packed stream of texts, cut as that of other models', function()
+      local model = case.model 'text'
+      local function i64(list) return tide.tensor({ list }, { dtype = 'i64' }) end
+      local handle = tide.parallel.cp.attach(model, tide.comm.world())
+      local mine = handle:cut({ input_ids = i64 { 1, 2, 3, 4 }, labels = i64 { 2, 3, 4, 5 },
+         position_ids = i64 { 0, 1, 0, 1 }, seq_lens = i64 { 2, 2 },
+         seq_lens_padded = i64 { 2, 2 } }, { use_te = true })
+      assert.same({ 4 }, mine.context:tokens())
+      handle:restore()
+   end)
 end)

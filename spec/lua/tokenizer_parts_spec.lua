@@ -72,6 +72,8 @@ describe('a decoder of a tokenizer.json', function()
          'aa' }))
       assert.equal('_x_', text(after(fuse, replace('▁', '_')), { '▁x', '▁' }))
       assert.equal('a  ', text({ type = 'BPEDecoder' }, { 'a</w>', ' ' }))   -- a blank of its own
+      assert.equal('a b', text({ type = 'Sequence', decoders = { { type = 'BPEDecoder' },
+         { type = 'ByteLevel' } } }, { 'a</w>', 'b</w>' }))
       for words, node in each {
          ['Replace of several characters after Fuse'] = after(fuse, replace('ab', '')),
          ['Replace of several characters after ByteLevel'] = after({ type = 'ByteLevel' },
@@ -212,13 +214,14 @@ describe('a pattern of a published file', function()
          .. '][' .. O .. ']', [']\\w'] = '][' .. O .. ']',
          ['\\]\\w'] = '\\][' .. O .. ']', ['[\\]\\w]'] = '[\\]' .. W .. ']', ['\\d'] = '\\d',
          ['^a'] = '(?m)^a', ['a$'] = '(?m)a$', ['[^a$]'] = '[^a$]', ['\\^\\$'] = '\\^\\$',
-         ['[a]$'] = '(?m)[a]$', ['a\\'] = 'a\\', ['[[:^digit:]]^'] = '(?m)\\P{Nd}^',
+         ['[a]$'] = '(?m)[a]$', ['a\\'] = 'a\\', ['[[:^digit:]]^'] = '(?m)[\\P{Nd}]^',
+         ['[^\\S\\n]'] = '[^\\P{White_Space}\\n]',
          ['[]a]'] = '[\\]a]', ['\\p{Han}'] = '\\p{sc:Han}',
          ['\\p{^greek}'] = '\\P{sc:greek}', ['\\P{^L}'] = '\\p{L}', ['\\p{Punct}'] = '\\p{P}',
          ['[^\\p{Letter}]'] = '\\P{L}', ['\\h\\H'] = '[0-9A-Fa-f][^0-9A-Fa-f]',
          ['\\v'] = '[\\x{B}]', ['\\pL'] = 'pL', ['[\\pL]'] = '[pL]', ['\\u00e9[\\u4e00-\\u9fff]'] =
          '\\x{00e9}[\\x{4e00}-\\x{9fff}]',
-         ['(?m:.)(?i-m)a'] = '(?s:.)(?i-s)a', ['a{,2}'] = 'a{0,2}',
+         ['(?m:.)(?i-m)a'] = '(?s:.)(?i-s:a)', ['a{,2}'] = 'a{0,2}',
          ['(a|b){1,2}+'] = '(?:(a|b){1,2})+', ['[ab]{2}?c{1,2}?'] = '(?:[ab]{2})?c{1,2}?',
          ['a{}{,}'] = 'a{}{,}' } do
          assert.equal(to, pattern.translate(from), from)
@@ -248,6 +251,9 @@ describe('a pattern of a tokenizer.json', function()
          { '[^(\\s|[.,])]', 'a(.x', '+(.+' }, { '\\p{Han}', '漢、ー', '+、ー' },
          { '\\b', 'a\204\129 b', '+a\204\129+ +b+' }, { '\\Bb', 'ab b\204\129b', 'a+ b\204\129+' },
          { 'x*', 'axb', '+a+b+' }, { '\\d{1,2}+', '123a', '+a' }, { '[]a]', 'a]b', '++b' },
+         { 'a(?i)b|c', 'aB ac c', '+ + c' }, { '(a(?m).|c)b', 'a\nb cb c', '+ cb c' },
+         { '[.a.]', 'a.b', '++b' }, { '\\x61{1,2}+b', 'aaab', '+' },
+         { '\\x{61}{1,2}+b', 'aaab', '+' },
       } do assert.equal(row[3], marked(row[1], row[2]), row[1]) end
    end)
 

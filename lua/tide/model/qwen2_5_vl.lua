@@ -244,7 +244,10 @@ function VL:feature_rows(ids, opts) return features_index(self, ids, opts) end
 -- nil.
 function VL:placed(batch, index)
    if batch.image_grid_thw == nil and batch.video_grid_thw == nil then return batch end
-   local ids, out = batch.ids or batch.input_ids, copy(batch)
+   local name, out = batch.ids == nil and 'input_ids' or 'ids', copy(batch)
+   local ids = signature.check(op, 'batch.' .. name, batch[name], 'tensor [B, T] of i64, i32')
+   local sizes = { B = ids:size(1), T = ids:size(2) }
+   signature.check(op, 'index', index, 'tensor? [B or 1, T, 2]', sizes)
    local o = { image_grid_thw = batch.image_grid_thw, video_grid_thw = batch.video_grid_thw,
       second_per_grid_ts = batch.second_per_grid_ts, index = index }
    if not (out.positions or out.position_ids) then out.positions = positions_of(self, ids, o) end

@@ -62,6 +62,13 @@ function groups.types_of(init)
    return types
 end
 
+-- Returns a checked option. kind: its declared type; nil: the type is that of its default.
+local function checked_option(op, name, v, kind, default)
+   if kind then return signature.check(op, name, v, kind) end
+   if type(default) == 'number' then return err.number(op, name, v) end
+   return err.type(op, name, v, type(default))
+end
+
 -- Returns the checked options of the rule that a group gives. own: the other names.
 function groups.options(op, where, g, defaults, types, own)
    groups.check_keys(op, where, g, defaults, own)
@@ -70,7 +77,7 @@ function groups.options(op, where, g, defaults, types, own)
    for k, v in each(g) do
       local name = where .. '.' .. k
       if not is_own[k] then
-         options[k] = signature.check(op, name, v, types[k] or type(defaults[k]))
+         options[k] = checked_option(op, name, v, types[k], defaults[k])
       end
    end
    return options

@@ -12,18 +12,25 @@ SGD.fields = { 'buf', 'master' }
 -- Makes an optimiser of params (see Optimizer:init).
 function SGD:init(params, opts)
    Optimizer._begin(self, Optimizer, 'optim.SGD', params, opts)
-   self.has_momentum = {}
+end
+
+-- Returns whether each parameter has a momentum buffer, by name: where the optimiser or the group
+-- has momentum. A group without it keeps the buffer that earlier checkpoints have of it.
+local function buffer_by_name(self)
+   local has, default = {}, self.defaults.momentum
    for _, group in ipairs(self.groups) do
       for _, entry in ipairs(group.params) do
-         self.has_momentum[entry.name] = group.momentum > 0
+         has[entry.name] = math.max(group.momentum, default) > 0
       end
    end
+   return has
 end
 
 -- Returns the state of a parameter before its first update. entry: { name =, param = }.
 function SGD:new_state(entry)
    local state = { step = 0, master = self.master(entry.param) }
-   if self.has_momentum[entry.name] then state.buf = self.zeros_like(entry.param) end
+   self.has_buffer = self.has_buffer or buffer_by_name(self)
+   if self.has_buffer[entry.name] then state.buf = self.zeros_like(entry.param) end
    return state
 end
 

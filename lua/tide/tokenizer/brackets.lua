@@ -10,9 +10,12 @@ local brackets = {}
 -- Returns { sets = (list of nested ones), items = (list of pieces of PCRE2) }, which are joined.
 local function new_part() return { items = {}, sets = {} } end
 
+-- Adds the items, or, negated, all characters that they are not. Those without one property are
+-- items of their own, as PCRE2 matches a set faster than a group, and repeats it without memory.
 local function put(part, items, negated)
-   local list = negated and part.sets or part.items
-   list[#list + 1] = negated and property.set(items, true) or items
+   local others = negated and property.set(items, true)
+   local list = others and not others:find '^\\P' and part.sets or part.items
+   list[#list + 1] = others or items
 end
 
 -- Reads an escape at `at`. Returns the place behind it.
@@ -44,7 +47,7 @@ local function item(part, text, at, rust)
       part.sets[#part.sets + 1] = set
       return behind
    end
-   part.items[#part.items + 1] = c
+   part.items[#part.items + 1] = c:find '[.:=]' and '\\' .. c or c -- [. and [= begin names in PCRE2
    return at + #c
 end
 

@@ -236,20 +236,23 @@ local function ends_with_suffix(tok, ids, opts)
    return false
 end
 
+-- Returns the text of a list of ids, with what the last one has of a suffix.
+local function whole(tok, ids, opts)
+   local out, s = {}, decoder.stream(tok, opts)
+   if not s.d.bytes then
+      for i, id in ipairs(ids) do out[i] = s:push(id) end
+      return table.concat(out) .. s:finish()
+   end
+   for i, id in ipairs(ids) do
+      local name = tok:token(id)
+      out[i] = name and (opts.special or not tok.is_special[id]) and apply(s, name) or ''
+   end
+   return begin(s, (decoder.repair(table.concat(out))))
+end
+
 -- Returns the text of a list of ids.
 function decoder.all(tok, ids, opts)
-   local d, out = tok.description.decoder, {}
-   local s = decoder.stream(tok, opts)
-   if d.bytes then
-      for i, id in ipairs(ids) do
-         local name = tok:token(id)
-         out[i] = name and (opts.special or not tok.is_special[id]) and apply(s, name) or ''
-      end
-      return begin(s, (decoder.repair(table.concat(out))))
-   end
-   for i, id in ipairs(ids) do out[i] = s:push(id) end
-   out[#out + 1] = s:finish()
-   local text = table.concat(out)
+   local text = whole(tok, ids, opts)
    return ends_with_suffix(tok, ids, opts) and text:gsub(' $', '') or text
 end
 

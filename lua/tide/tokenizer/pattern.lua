@@ -59,6 +59,13 @@ function escapes.u(self, text, at)
    return at + (hex and 5 or 1)
 end
 
+-- Reads a character by its number, so that an interval behind it repeats all of it.
+function escapes.x(self, text, at)
+   local what = text:match('^x{%x+}', at) or text:match('^x%x%x?', at) or 'x'
+   put_atom(self, '\\' .. what)
+   return at + #what
+end
+
 -- Reads the end of a word, or its absence: \b and \B of PCRE2 do not count marks.
 function escapes.b(self, text, at, rust)
    put_atom(self, edge(rust, text:sub(at, at) == 'B'))
@@ -92,13 +99,33 @@ local function interval(self, text, at)
    return behind
 end
 
--- Translates a parenthesis that opens a group, with its options. Returns the place behind it.
+-- Puts the start of a group. is_rest: it holds the rest of the group around it.
+local function put_group(self, text, is_rest)
+   put_atom(self, text)
+   self.groups[#self.groups + 1] = { at = #self.out, is_rest = is_rest }
+end
+
+-- Translates a parenthesis that opens a group, with its options. To Oniguruma a(?i)b|c is
+-- a(?i:b|c). Returns the place behind it.
 local function open(self, text, at, rust)
    local flags, last = text:match('^%(%?([%a%-]+)([:)])', at)
-   local what = flags and not rust and ('(?%s%s'):format(flags:gsub('m', 's'), last) or '('
-   put_atom(self, what)
-   if last ~= ')' or what == '(' then self.groups[#self.groups + 1] = #self.out end
-   return at + (what == '(' and 1 or #what)
+   if rust or not flags then
+      put_group(self, '(')
+      return at + 1
+   end
+   put_group(self, ('(?%s:'):format(flags:gsub('m', 's')), last == ')')
+   return at + #flags + 3
+end
+
+-- Ends the groups that hold the rest of the innermost group of the pattern, and returns that one;
+-- or nil without one.
+local function end_rests(self)
+   local group = table.remove(self.groups)
+   while group and group.is_rest do
+      put(self, ')')
+      group = table.remove(self.groups)
+   end
+   return group
 end
 
 -- Translates what stands at `at`. Returns the place behind it.
@@ -113,8 +140,9 @@ local function step(self, text, at, rust)
    if c == '(' then return open(self, text, at, rust) end
    if c == '{' and not rust then return interval(self, text, at) end
    if c == ')' then
+      local group = end_rests(self)
       put(self, c)
-      self.atom = table.remove(self.groups) or #self.out
+      self.atom = group and group.at or #self.out
    elseif c == '*' or c == '+' or c == '?' then
       put(self, c)
    else
@@ -128,6 +156,7 @@ end
 function pattern.translate(text, rust)
    local self, at = { out = {}, groups = {}, anchors = false }, 1
    while at <= #text do at = step(self, text, at, rust) end
+   end_rests(self)
    return (self.anchors and not rust and '(?m)' or '') .. table.concat(self.out)
 end
 

@@ -132,11 +132,22 @@ local function settled(op, model, o)
    return o
 end
 
+local inputs = { 'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw',
+   'second_per_grid_ts' }
+
+-- Raises where prompts without images have tokens of some.
+local function check_texts(model, list)
+   for _, answer in ipairs(model.rope_index and list or {}) do
+      model:rope_index(require('tide').tensor({ answer.all }, { dtype = 'i64' }))
+   end
+end
+
 -- Raises unless a model takes images, and has room for the answers: what is dropped when its
 -- context is full could be a part of an image.
 local function check_inputs(model, list, rows, o)
-   if not o.inputs then return end
+   if not o.inputs then return check_texts(model, list) end
    err.arg_if(not model.rope_index, o.op, 'inputs', 'nil, as the model takes ids alone', o.inputs)
+   err.options(o.op .. ': inputs', o.inputs, inputs)
    err.arg_if(o.cache ~= nil, o.op, 'cache', 'nil beside inputs: it compares ids, not images',
       o.cache)
    for _, answer in ipairs(list) do

@@ -1,7 +1,8 @@
 -- A line plot as one self-contained SVG text: axes with round ticks, a legend, no scripts.
 --
--- series: list of { name=, x = {...}, y = {...}, points=bool }. Points that are not finite are
--- left out. Long series are thinned by taking the mean of equal runs, so a file stays small.
+-- series: list of { name=, x = {...}, y = {...}, points=bool }. Points that are not finite, or have
+-- a number beyond 1e300, are left out. Long series are thinned by taking the mean of equal runs, so
+-- a file stays small.
 -- The colours are distinguishable in greyscale and for the common colour deficiencies.
 
 local err = require 'tide.util.err'
@@ -13,16 +14,16 @@ local colours = { '#0b5394', '#cc5500', '#2e7d32', '#7b1fa2', '#b8860b', '#55555
 local width, height = 720, 420
 local left, right, top, bottom = 64, 16, 36, 48
 
-local function is_finite(v) return v == v and math.abs(v) ~= math.huge end
+local function fits(v) return math.abs(v) <= 1e300 end       -- sums and ranges stay finite
 
--- Returns the finite points of a series, above 0 on logarithmic axes, averaged to at most `limit`
+-- Returns the points of a series that fit, above 0 on logarithmic axes, averaged to at most `limit`
 -- points.
 local function thin(series, limit, opts)
    local xs, ys = {}, {}
    for i = 1, #series.x do
       local x, y = series.x[i], series.y[i] or 0 / 0
-      if is_finite(x) and is_finite(y) and (x > 0 or not opts.logx)
-         and (y > 0 or not opts.logy) then
+      if fits(x) and fits(y) and (x >= 1e-300 or not opts.logx)
+         and (y >= 1e-300 or not opts.logy) then
          xs[#xs + 1], ys[#ys + 1] = x, y
       end
    end
@@ -56,20 +57,25 @@ function plot.ticks(lo, hi, n)
    return list
 end
 
--- Returns the least and the greatest value. A range that rounding makes is widened: ticks
--- a rounding error apart cannot be counted.
-local function bounds(lists)
-   local lo, hi = math.huge, -math.huge
-   for _, list in ipairs(lists) do
-      for _, v in ipairs(list) do
-         if v - v == 0 then lo, hi = math.min(lo, v), math.max(hi, v) end    -- finite
-      end
-   end
-   if lo > hi then return 0, 1 end
+-- Returns the ends of an axis with the values lo to hi. A range that rounding makes is widened:
+-- ticks a rounding error apart cannot be counted.
+local function widened(lo, hi, log)
+   if log and hi / lo > 1 + 1e-9 then return lo, hi end
+   if log then return lo / 2, hi * 2 end
    local size = math.max(math.abs(lo), math.abs(hi))
    if hi - lo > math.max(1e-9 * size, 1e-300) then return lo, hi end
    local half = math.max(0.5, 1e-6 * size)
    return lo - half, hi + half
+end
+
+-- Returns the ends of an axis with these lists of values; without any those of [0, 1], or [1, 10].
+local function bounds(lists, log)
+   local lo, hi = math.huge, -math.huge
+   for _, list in ipairs(lists) do
+      for _, v in ipairs(list) do lo, hi = math.min(lo, v), math.max(hi, v) end
+   end
+   if lo <= hi then return widened(lo, hi, log) end
+   return log and 1 or 0, log and 10 or 1
 end
 
 -- Returns the values of 1 (2 and 5, below three powers) times a power of ten between lo and hi.
@@ -86,8 +92,7 @@ end
 
 -- Returns an axis from place a to place b: { at(value), ticks(n) }.
 local function axis(lists, log, a, b)
-   local lo, hi = bounds(lists)
-   if log and lo <= 0 then lo, hi = math.max(hi, 1e-9) / 2, math.max(hi, 1e-9) end
+   local lo, hi = bounds(lists, log)
    local function to(v) return log and math.log10(v) or v end
    local first, span = to(lo), to(hi) - to(lo)
    local self = {}

@@ -264,10 +264,10 @@ local function labelled(batch)
 end
 
 -- Returns a batch with what a model reads off whole rows, which parts do not show: where the images
--- of a text lie.
-local function placed(self, batch)
+-- of a text lie. Packed streams stay as they are.
+local function placed(self, batch, opts)
    local model = self.model
-   if not model.placed then return batch end
+   if not model.placed or opts.use_te then return batch end
    local whole = copy({ ids = batch.ids or batch.input_ids }, copy(batch))
    return model:placed(batch, documents.settled('parallel.cp.cut', whole).index)
 end
@@ -284,7 +284,7 @@ function Attached:cut(batch, more)
       inner = split and self.near or nil, outer = split and self.far or nil, causal = true }
    if self.layout == 'balanced' then opts.mask = mask_of(self) end
    copy(err.type('parallel.cp.cut', 'more', more or {}, 'table'), opts)
-   local whole, bare = labelled(placed(self, batch))
+   local whole, bare = labelled(placed(self, batch, opts))
    local context, mine = cp_batch.make_cp_batch_and_ctx(self.axis, whole, opts)
    if context.null then return batch end
    if self.size > 1 and self.comm.transport ~= 'sim' then
