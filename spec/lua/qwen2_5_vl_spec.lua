@@ -94,6 +94,11 @@ describe('qwen2_5_vl', function()
       flat.vision_config.in_chans, flat.vision_config.in_channels = 3, nil
       flat.vision_config.rope_parameters, flat.vision_config.spatial_patch_size = nil, 2
       assert.same(model.config, tide.model.qwen2_5_vl(flat, { device = 'null' }).config)
+      -- transformers before 5 repeats the ids of images in text_config, as null
+      local both = copy(config)
+      both.text_config = copy({ image_token_id = tide.json.null, video_token_id = tide.json.null },
+         copy(config.text_config))
+      assert.same(model.config, tide.model.qwen2_5_vl(both, { device = 'null' }).config)
       tmp.with(function(dir)
          tide.model.save(model, dir .. '/out')
          local state = {}
@@ -288,6 +293,11 @@ describe('qwen2_5_vl', function()
             message(n.ids, { second_per_grid_ts = { 1 } }),
          ['feature_rows: expected [1, 13] as ids, got [1, 3]'] = message(n.ids, {
             feature_rows = text }),
+         ["argument 'positions': expected positions [3, B, T] of tokens and images: leave them "
+            .. 'out, or give those of model:rope_index'] = message(n.ids, {
+               positions = tide.arange(n.ids:size(2), { dtype = 'i64' }):reshape(1, -1) }),
+         ["argument 'positions': expected those of tokens behind others (caches), [3, B, T]"] =
+            message(n.ids, { caches = { { k = tide.zeros { 1, 1, 1, 8 } }, {} } }),
          ["argument 'attention_mask': expected an integer or bool tensor [B, T]"] = message(n.ids,
             { attention_mask = { 1 } }),
          ["argument 'context': expected a context of parallel.cp, got 3"] = message(n.ids,

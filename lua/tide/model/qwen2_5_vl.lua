@@ -84,6 +84,9 @@ copy({
    end,
 }, VL.family)
 
+-- Ids of tokens, which are read beside text_config alone, as transformers does.
+local of_tokens = { 'image_token_id', 'video_token_id', 'vision_start_token_id',
+   'vision_end_token_id', 'vision_token_id' }
 local of_rope = { 'rope_parameters', 'rope_scaling', 'rope_theta' }
 
 -- Returns the fields of a configuration without the table text_config, whose fields go before those
@@ -99,6 +102,7 @@ local function flattened(config)
    end
    local tied = c.tie_word_embeddings
    text.model_type, text.architectures = nil, nil
+   for _, name in ipairs(of_tokens) do text[name] = nil end        -- some files repeat them as null
    for _, name in ipairs(of_rope) do
       if text[name] ~= nil then
          for _, other in ipairs(of_rope) do c[other] = nil end
@@ -346,8 +350,8 @@ local function joined(self, ids, rows, features)
    return private.replace(y, y:reshape(B, T, C))
 end
 
--- Refuses images beside what shows no place for them: embeddings, and a part of a row without the
--- numbers that the whole row gives.
+-- Refuses images beside what shows no place for them: embeddings, positions of a text, and a part
+-- of a row without the numbers that the whole row gives.
 local function check_images(ids, o, context)
    err.arg_if(ids.ndim ~= 2, op, 'ids', 'ids beside images: embeddings have their features already',
       ids)
@@ -355,6 +359,11 @@ local function check_images(ids, o, context)
       err.arg_if(o[name] == nil, op, name, "this rank's part of those of whole rows, beside a "
          .. 'context: cut a batch that model:placed(batch) completed (handle:cut does so)', nil)
    end
+   err.arg_if(o.positions and o.positions.ndim ~= 3, op, 'positions', 'positions [3, B, T] of '
+      .. 'tokens and images: leave them out, or give those of model:rope_index', o.positions)
+   local cache = o.caches and o.caches[1]
+   err.arg_if(o.positions == nil and cache and cache.k, op, 'positions', 'those of tokens behind '
+      .. 'others (caches), [3, B, T]', nil)
 end
 
 -- Returns ids or given embeddings as embeddings on which features hang that stand for no token, so
