@@ -184,6 +184,14 @@ describe('qwen2_5_vl', function()
       end
    end)
 
+   it('takes pixels of images and of videos in different dtypes', function()
+      local model, n = case.model 'mixed', case.numbers 'mixed'
+      local o = call_of('mixed', n)
+      local want = model(n.ids, o)
+      o.pixel_values_videos = o.pixel_values_videos:to 'f64'
+      assert.equal(0, far(model(n.ids, o), want))
+   end)
+
    it('multiplies in FP8 in the text alone', function()
       for _, e in ipairs(case.model('image', { fp8 = true }):named_modules()) do
          if e.module.nin and e.name ~= 'lm_head' then
@@ -296,7 +304,7 @@ describe('qwen2_5_vl', function()
          ["argument 'positions': expected positions [3, B, T] of tokens and images: leave them "
             .. 'out, or give those of model:rope_index'] = message(n.ids, {
                positions = tide.arange(n.ids:size(2), { dtype = 'i64' }):reshape(1, -1) }),
-         ["argument 'positions': expected those of tokens behind others (caches), [3, B, T]"] =
+         ["argument 'positions': expected those of the tokens in the whole sequence, [3, B, T]"] =
             message(n.ids, { caches = { { k = tide.zeros { 1, 1, 1, 8 } }, {} } }),
          ["argument 'attention_mask': expected an integer or bool tensor [B, T]"] = message(n.ids,
             { attention_mask = { 1 } }),
@@ -354,6 +362,9 @@ describe('qwen2_5_vl', function()
       end
       assert.matches('a prompt of 13 tokens and an answer of 60 are more than the context (64)',
          message { tokens = 60 }, 1, true)
+      -- a prompt of image tokens without images
+      assert.matches('but the call has no images; give pixel_values', raised(
+         tide.train.sample.generate, model, n.ids:tolist()[1], { tokens = 1 }).message, 1, true)
       assert.matches("argument 'cache': expected nil beside inputs", message { tokens = 1,
          cache = {} }, 1, true)
       assert.matches("argument 'inputs': expected nil, as the model takes ids alone",

@@ -159,6 +159,14 @@ local beside = {
 Backbone._read_without_sequence = signature.options(beside)
 Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 
+-- Returns whether caches of a call (or nil) hold keys of earlier tokens.
+function Backbone._has_keys(caches)
+   for _, cache in ipairs(caches or {}) do
+      if cache.k then return true end
+   end
+   return false
+end
+
 -- Returns `at` of a call, from the options that describe where the tokens lie. opts: index [B or 1,
 -- T, 2] of (document, position) for packed streams, or sequence [B or 1, T] and, for attention,
 -- q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or documents numbered
@@ -176,6 +184,9 @@ local function placement(self, opts, ids, context)
    local positions, T = opts.positions or context and context:positions(ids.device)
       or index and nn.context._in_documents(index), ids:size(2)
    local rope, length = self[self.form.body].rope, nil
+   err.arg_if(not positions and (rope or self.form.positions) and Backbone._has_keys(opts.caches),
+      op, 'positions', 'those of the tokens in the whole sequence, [batch or 1, tokens], beside '
+         .. 'caches that hold earlier ones', nil)
    if rope then
       length = positions and rope:length_of(positions, context and context.comm) or T
       positions = positions or tide.arange(T, { dtype = 'i64', device = ids.device }):reshape(1, T)

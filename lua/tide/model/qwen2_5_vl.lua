@@ -184,7 +184,7 @@ local function seconds_of(list, n)
    err.arg_if(#list ~= n, op, 'second_per_grid_ts', ('%d numbers, one for each row of '
       .. 'video_grid_thw'):format(n), #list)
    for i = 1, n do
-      out[i] = err.number(op, ('second_per_grid_ts[%d]'):format(i), list[i], 0)
+      out[i] = err.number(op, ('second_per_grid_ts[%d]'):format(i), list[i], 0, 1e9)
    end
    return out
 end
@@ -258,6 +258,13 @@ end
 
 -- ---- features ----------------------------------------------------------------------------------
 
+-- Returns patches of images and those of videos as one tensor, of the wider dtype.
+local function joined_patches(list)
+   local a, b = list[1].dtype, list[2].dtype
+   local dtype = a == b and a or (a == 'f64' or b == 'f64') and 'f64' or 'f32'
+   return tide.cat({ list[1]:to(dtype), list[2]:to(dtype) }, 1)
+end
+
 -- Returns the patches of a call, images before videos, and their grids; nil without any.
 local function patches_of(self, o)
    local m, list, grids = self.config.vision_config.spatial_merge_size, {}, {}
@@ -272,7 +279,7 @@ local function patches_of(self, o)
       end
    end
    if not list[1] then return nil end
-   return #list == 1 and list[1] or tide.cat(list, 1), grids
+   return #list == 1 and list[1] or joined_patches(list), grids
 end
 
 -- Returns the features of all ranks of a context. Each rank runs the tower on frames of about the
@@ -322,9 +329,10 @@ local function rows_of(self, ids, o)
    return rows
 end
 
--- Refuses tokens that stand for images without any. Ids on a device are not read.
+-- Refuses tokens that stand for images without any. Ids on a device are not read. Behind earlier
+-- tokens (caches) they may be a model's own.
 local function check_text(self, ids, o)
-   if ids.device ~= 'cpu' or o.caches or ids.ndim ~= 2 then return end
+   if ids.device ~= 'cpu' or ids.ndim ~= 2 or Backbone._has_keys(o.caches) then return end
    local c = self.config
    local found = tide.logical_or(ids:eq(c.image_token_id), ids:eq(c.video_token_id))
    err.raise_if(ids:numel() > 0 and found:any():item(), 'E_ARG', op, 'ids have tokens of '
@@ -361,9 +369,8 @@ local function check_images(ids, o, context)
    end
    err.arg_if(o.positions and o.positions.ndim ~= 3, op, 'positions', 'positions [3, B, T] of '
       .. 'tokens and images: leave them out, or give those of model:rope_index', o.positions)
-   local cache = o.caches and o.caches[1]
-   err.arg_if(o.positions == nil and cache and cache.k, op, 'positions', 'those of tokens behind '
-      .. 'others (caches), [3, B, T]', nil)
+   err.arg_if(o.positions == nil and Backbone._has_keys(o.caches), op, 'positions', 'those of the '
+      .. 'tokens in the whole sequence, [3, B, T], beside caches that hold earlier ones', nil)
 end
 
 -- Returns ids or given embeddings as embeddings on which features hang that stand for no token, so
