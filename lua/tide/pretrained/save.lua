@@ -310,7 +310,7 @@ local options = {
    "max_shard: number >= 1 | string = '5GB' -- most bytes of a file",
    "dtype: 'f32' | 'f64' | 'bf16' | 'f16'? -- of the weights; default: as they are",
    'overwrite: boolean? -- replaces a folder that is not empty',
-   'tokenizer: string? -- folder whose tokenizer files are copied',
+   'tokenizer: string? -- folder whose files of tokenizer and processors are copied',
    "where dir ~= '' -- argument 'dir': expected the path of a folder, got \"\"",
 }
 return signature.doors('model', save, {
