@@ -363,7 +363,7 @@ describe('qwen2_5_vl', function()
       assert.matches('a prompt of 13 tokens and an answer of 60 are more than the context (64)',
          message { tokens = 60 }, 1, true)
       -- a prompt of image tokens without images
-      assert.matches('but the call has no images; give pixel_values', raised(
+      assert.matches('is image_token_id (36), but there are no images; give inputs', raised(
          tide.train.sample.generate, model, n.ids:tolist()[1], { tokens = 1 }).message, 1, true)
       assert.matches("argument 'cache': expected nil beside inputs", message { tokens = 1,
          cache = {} }, 1, true)

@@ -329,10 +329,10 @@ local function rows_of(self, ids, o)
    return rows
 end
 
--- Refuses tokens that stand for images without any. Ids on a device are not read. Behind earlier
--- tokens (caches) they may be a model's own.
+-- Refuses tokens that stand for images without any. Ids on a device are not read. Beside caches
+-- they may be those of an answer.
 local function check_text(self, ids, o)
-   if ids.device ~= 'cpu' or ids.ndim ~= 2 or Backbone._has_keys(o.caches) then return end
+   if ids.device ~= 'cpu' or o.caches or ids.ndim ~= 2 then return end
    local c = self.config
    local found = tide.logical_or(ids:eq(c.image_token_id), ids:eq(c.video_token_id))
    err.raise_if(ids:numel() > 0 and found:any():item(), 'E_ARG', op, 'ids have tokens of '
