@@ -214,6 +214,20 @@ describe('qwen2_5_vl', function()
       end
    end)
 
+   it('trains its tower alone on batches of which some have no images', function()
+      local model, n = case.model 'image', case.numbers 'image'
+      tide.nn.lora.attach(model, { rank = 2, targets = 'visual.blocks.*.attn.qkv' })
+      local step = tide.train.step.new { model = model, optim = tide.optim.SGD(model, { lr = 1 }) }
+      local ids = tide.tensor({ { 3, 4, 5 } }, { dtype = 'i64' })
+      local text = { ids = ids, labels = tide.nn.loss.shift(ids) }
+      local images = copy(case.images 'image', { ids = n.ids, labels = n.labels })
+      local first = step:run { images, text }
+      assert.is_true(first.grad_norm > 0)
+      assert.is_true(step:run({ text, images }).loss < first.loss)
+      assert.matches('no parameter has a gradient', raised(step.run, step, { text }).message, 1,
+         true)
+   end)
+
    it('writes adapters under the names of modules in transformers, and reads them', function()
       local model = case.model 'image'
       tide.nn.lora.attach(model, { rank = 2, seed = 3,
