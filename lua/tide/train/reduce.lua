@@ -34,9 +34,9 @@ function reduce.loss_of(self, batch, count, options)
       'a model whose loss(ids, labels, opts) returns a tensor of one element', loss)
 end
 
--- Runs forward and backward of one micro-batch; returns its share of the loss. A micro-batch may use
--- no trained parameter (a text, where only a vision tower is trained); the optimiser raises if none
--- does. Backward of a sharded model communicates, so that all ranks run it.
+-- Runs forward and backward of one micro-batch; returns its share of the loss. A micro-batch may
+-- use no trained parameter (a text, where only a vision tower is trained); the optimiser raises if
+-- none does. Backward of a sharded model communicates, so that all ranks run it.
 function reduce.whole_loss(self, batch, count)
    local loss = reduce.loss_of(self, batch, count, self.loss_options)
    if self.parallel or loss.requires_grad then loss:backward() end
