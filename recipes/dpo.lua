@@ -25,6 +25,7 @@ local words = {
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
    { 'label_smoothing', '--label-smoothing' }, { 'kind', '--loss' },
    { 'rank', '--lora.rank', field = true }, { 'targets', '--lora.targets' },
+   { 'fp8', "--fp8, and fp8 = 'block' is --fp8 --fp8-scaling block" },
 }
 
 local function train(self, opt)
@@ -34,6 +35,7 @@ local function train(self, opt)
 
    -- The model, which has no bytes yet, and the pairs as its tokens.
    local model = self:check(chats.model, self)
+   self:check(tide.train.reference.check, model)
    opt.lr = opt.lr or model.adapter and 5e-6 or 1e-6
    local corpus = prefs.corpus(self, opt, model)
 

@@ -203,16 +203,26 @@ local function shorten(e)
    return e
 end
 
--- Refuses an argument of a command line: E_ARG in one line.
-function err.usage(op, fmt, ...)
-   local e = err.new('E_ARG', op, select('#', ...) > 0 and fmt:format(...) or fmt)
+-- Raises an error that is printed in one line, as err.raise does.
+function err.brief(code, op, fmt, ...)
+   local e = err.new(code, op, select('#', ...) > 0 and fmt:format(...) or fmt)
    e.where = nil
    err.throw(shorten(e))
 end
 
+-- Refuses an argument of a command line: E_ARG in one line.
+function err.usage(op, fmt, ...) err.brief('E_ARG', op, fmt, ...) end
+
 -- Refuses an argument as err.usage does, if `failed` is true.
 function err.usage_if(failed, op, fmt, ...)
    if failed then err.usage(op, fmt, ...) end
+end
+
+-- Returns a caught error; a raw Lua error has the stack trace of where it was raised, once.
+function err.traced(e)
+   if type(e) ~= 'string' or err.of(e) or e:find('\nstack traceback:', 1, true) then return e end
+   local text = debug.traceback(e, 2)             -- a tail call would leave out the innermost frame
+   return text
 end
 
 -- Runs fn(...). An error with one of `codes` (a list) counts as a user error and is printed in one
@@ -220,7 +230,7 @@ end
 function err.people(codes, fn, ...)
    local function mark(e)
       e = err.of(e) or e
-      if type(e) == 'string' then return debug.traceback(e, 2) end
+      if type(e) == 'string' then return err.traced(e) end
       if type(e) ~= 'table' or rawget(e, 'tide_exit') then return e end
       for _, code in ipairs(codes) do
          if rawget(e, 'code') == code then return shorten(e) end
@@ -258,10 +268,13 @@ end
 
 -- ---- checks of arguments: each returns the value, or raises E_ARG -----------------------------
 
--- Raises E_ARG for an argument: "argument 'dim': expected ..., got ...".
-function err.arg(op, name, expected, got)
-   err.raise('E_ARG', op, "argument '%s': expected %s, got %s", name, expected, err.show(got))
+-- Raises E_ARG for an argument; text describes the value, and is printed without quotes.
+function err.arg_text(op, name, expected, text)
+   err.raise('E_ARG', op, "argument '%s': expected %s, got %s", name, expected, text)
 end
+
+-- Raises E_ARG for an argument: "argument 'dim': expected ..., got ...".
+function err.arg(op, name, expected, got) err.arg_text(op, name, expected, err.show(got)) end
 
 -- Raises E_ARG as err.arg does, if `failed` is true.
 function err.arg_if(failed, op, name, expected, got)

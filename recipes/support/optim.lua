@@ -68,6 +68,10 @@ local function schedule(job, opt)
       err.usage(job.name, '--warmup-tokens: expected fewer than the %d tokens of the schedule, got '
          .. '%d', all * per_step, opt.warmup_tokens)
    end
+   if all <= 1 then                       -- the first step is the last
+      o.steps, o.warmup = 1, 0
+      return job:check(make, opt.schedule, o)
+   end
    o.steps, o.warmup = math.ceil(all * per_step), math.floor(warmup * per_step + 0.5)
    local rate = job:check(make, opt.schedule, o)
    return function(step) return rate(step * per_step) end

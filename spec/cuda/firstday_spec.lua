@@ -121,18 +121,18 @@ describe('the folder of make gpu-pack', function()
    end)
 
    it('b: puts cases under each tool; a finding is a failure', function()
-      local text, status = run('b', 'ONLY="^racecheck-loss$"')
+      local text, status = run('b', 'ONLY="^memcheck-conv1d$"')
       if not text:find('compute-sanitizer is missing', 1, true) then
          assert.equal(2, status, text)                            -- a toolkit without a GPU
       end
-      write(where .. '/tools/compute-sanitizer', '#!/bin/bash\n[ "$1 $2" = "--tool racecheck" ] || '
+      write(where .. '/tools/compute-sanitizer', '#!/bin/bash\n[ "$1 $2" = "--tool memcheck" ] || '
          .. 'exit 3\nshift 6\n[ -z "$FOUND" ] || exit 9\nexec "$@"\n')
-      text, status = run('b', 'ONLY="^racecheck-loss$"')
+      text, status = run('b', 'ONLY="^memcheck-conv1d$"')
       assert.equal(0, status, text)
       assert.is_truthy(text:find('b: 1 of 1 passed', 1, true), text)
-      text, status = run('b', 'ONLY="^racecheck-loss$" FOUND=1')
+      text, status = run('b', 'ONLY="^memcheck-conv1d$" FOUND=1')
       assert.equal(1, status, text)
-      assert.is_truthy(text:find('racecheck-loss: FAILED (9)', 1, true), text)
+      assert.is_truthy(text:find('memcheck-conv1d: FAILED (9)', 1, true), text)
    end)
 
    it('c: times every row, and fails without a GPU', function()

@@ -449,11 +449,12 @@ describe('a captured training step over ranks has the bits of the ordinary one:'
       end)
    end
 
-   it('cut over a tensor-parallel axis', function()
-      alike(2, tp, wide and { {}, { tp = { sequence_parallel = true } },
-         { tp = { sequence_parallel = true, async_tp = true } } }
-         or { { tp = { sequence_parallel = true } } })
-   end)
+   if wide then
+      it('cut over a tensor-parallel axis', function()
+         alike(2, tp, { {}, { tp = { sequence_parallel = true } },
+            { tp = { sequence_parallel = true, async_tp = true } } })
+      end)
+   end
    it('cut and sharded on 4 ranks', function()
       alike(4, tp, { { strategy = 'optim_grads_params' } })
    end)

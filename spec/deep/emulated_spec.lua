@@ -6,7 +6,7 @@ local emulated = require 'spec.cuda.emulated'
 if not emulated.here() then return end
 
 describe('with all of its cases passes', function()
-   for _, name in ipairs { 'device', 'mma', 'nccl', 'ssm', 'train', 'wgmma' } do
+   for _, name in ipairs { 'all', 'device', 'mma', 'nccl', 'op', 'row', 'ssm', 'train', 'wgmma' } do
       it(('spec/cuda/emulated_%s_spec.lua'):format(name), function()
          local out = '\n' .. emulated.capture(('TIDE_WIDE=1 luajit /usr/bin/busted -o TAP '
             .. 'spec/cuda/emulated_%s_spec.lua'):format(name))

@@ -179,6 +179,18 @@ describe('an editor', function()
       os.remove(path)
    end)
 
+   it('moves the last entries of a long history to a new file: a kill loses none', function()
+      local path, lines = os.tmpname(), {}
+      for i = 1, 4001 do lines[i] = 'x = ' .. i .. '\n' end
+      files.write(path, table.concat(lines))
+      assert.equal(0, os.execute(('ln %s %s.old'):format(path, path)))
+      assert.equal('x = 4001', (type_in(up .. '\r', { history = path })))
+      assert.equal(table.concat(lines, '', 2002), files.read(path))
+      assert.equal(table.concat(lines), files.read(path .. '.old'))
+      os.remove(path)
+      os.remove(path .. '.old')
+   end)
+
    it('reads a history of libedit, and works without a file', function()
       local path = os.tmpname()
       files.write(path, '_HiStOrY_V2_\nx\\040=\\0401\nlast\n')

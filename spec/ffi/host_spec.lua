@@ -186,7 +186,7 @@ describe('a state without memory', function()
          assert(H.tide_lua_open(out, box[0], nil, nil, 0) == 0)
          local function run(code) return H.tide_lua_run_string(out[0], code, #code, nil, 0, nil) end
          for _ = 1, 2 do
-            print(run 'local t = {} for i = 1, 1e9 do t[i] = { i } end')
+            print(run 'local t = {} for i = 1, 1e9 do t[i] = ("x"):rep(2^20) .. i end')
             print(run 'return 6 * 7', H.tide_lua_result(out[0], nil) ~= nil)
          end
       ]], { env = 'ulimit -v 800000;' })

@@ -110,7 +110,7 @@ describe('data.record', function()
 
    it('names the field of what is wrong', function()
       for text, problem in pairs {
-         ['{"messages": []}'] = 'messages: expected at least one entry',
+         ['{"messages": []}'] = 'messages: expected at least one entry, got none',
          ['{"messages": "x"}'] = 'messages: expected a list, got "x"',
          ['{"messages": [5]}'] = 'messages[1]: expected an object { role, content }, got 5',
          ['{"messages": [{"role": "user"}]}'] = 'messages[1].content: expected a text or a list of '
@@ -125,7 +125,7 @@ describe('data.record', function()
          ['{"prompt": "q", "completion": 5}'] = 'completion: expected a text, got 5',
          ['{"text": {}}'] = 'text: expected a text, got an object',
          ['{"b": 1, "a": 2}'] = 'the fields b, a',
-         ['{}'] = 'prompt or text, got "no field"',
+         ['{}'] = 'prompt or text, got no field',
          ['{"messages": {}}'] = 'messages: expected a list, got an object',
          ['{"messages": null}'] = 'messages: expected a list, got null',
          ['{"messages": [null]}'] = 'messages[1]: expected an object { role, content }, got null',

@@ -190,7 +190,7 @@ describe('rows of documents', function()
          refused('E_ARG', { 'rows[2]', 'a row that next() of a sampler gave' }, packed.make, source,
             { { { 0, 1, false, 1 } }, { piece } }, 4)
       end
-      refused('E_ARG', { 'rows', 'at least one row' }, packed.make, source, {}, 4)
+      refused('E_ARG', { 'rows', 'at least one row, got none' }, packed.make, source, {}, 4)
       local state = s:state()
       for key, value in pairs { seed = 4, seq = 5, unit = 2, documents = 3, tokens = 15,
          fit = 'best', long = 'cut', masked = true, together = 2 } do

@@ -110,7 +110,7 @@ describe('figures of a model', function()
          tide.train.score.logprob, model, { 1, 300 }, { seq = 4 })
       refused('E_FORMAT', 'neither a bos_token nor an eos_token', evaluate.prefix, {}, {})
       assert.equal(7, evaluate.prefix({}, { eos_token_id = { 7, 8 } }))
-      refused('E_ARG', 'an empty one', evaluate.perplexity, model, bytes, '', { seq = 4 })
+      refused('E_ARG', 'got an empty one', evaluate.perplexity, model, bytes, '', { seq = 4 })
    end)
 end)
 

@@ -443,6 +443,23 @@ describe('model.hybrid', function()
             function() return model(tokens, { [name] = value }) end)
       end
       refused('E_ARG', "'opts'", function() return model:loss(tokens, tokens, 5) end)
+      for _, net in ipairs { model, tide.model.llama { vocab_size = 40, hidden_size = 8,
+         num_hidden_layers = 6, num_attention_heads = 2 } } do
+         for words, caches in pairs {
+            ['list of 6 tables, one for each layer, {} before the first call, got a list of 1'] =
+               { 1 },
+            ["argument 'caches[6]': expected a table, got 5"] = { {}, {}, {}, {}, {}, 5 } } do
+            refused('E_ARG', words, function() return net(tokens, { caches = caches }) end)
+         end
+      end
+      local layer, x = tide.nn.Attention { dim = 8, heads = 2 }, tide.ones { 1, 2, 8 }
+      for words, cache in pairs { ['expected a table, got false'] = false,
+         ['or neither, got k = 1, v = nil'] = { k = 1 },
+         ['or neither, got k = nil, v = a tensor [1, 2, 8] of f32'] = { v = x } } do
+         refused('E_ARG', "nn.Attention: argument 'at.cache': expected", layer, x,
+            { cache = cache })
+         refused('E_ARG', words, layer, x, { cache = cache })
+      end
    end)
 
    it('without attention needs no heads of it', function()

@@ -446,9 +446,9 @@ describe('a Mamba2 layer', function()
          ['x: expected [batch, tokens, 8], got [1, 2, 7]'] = { tide.ones { 1, 2, 7 } },
          ["argument 'at'"] = { tide.ones { 1, 2, 8 }, 5 },
          ["argument 'at.cache'"] = { tide.ones { 1, 2, 8 }, { cache = 5 } },
-         ['together (as a call left them) or neither, got "conv alone"'] = { tide.ones { 1, 2, 8 },
+         ['together (as a call left them) or neither, got conv alone'] = { tide.ones { 1, 2, 8 },
             { cache = { conv = 1 } } },
-         ['neither, got "state alone"'] = { tide.ones { 1, 2, 8 }, { cache = { state = 1 } } } } do
+         ['neither, got state alone'] = { tide.ones { 1, 2, 8 }, { cache = { state = 1 } } } } do
          assert.matches(words, message(m.forward, m, unpack(call)), 1, true)
       end
       for words, o in each { ["'A_range[1]'"] = { A_range = { 0, 1 } },

@@ -189,8 +189,8 @@ describe('positions of several rows', function()
          end))
       for _, wrong in ipairs { { 1, 2, 2 }, { 2, 2 }, { 1, 1, 1, 1 } } do
          assert.equal("argument 'rope_scaling.mrope_section': expected three counts (time, height, "
-            .. 'width) that add up to 4, half of the channels that rotate, got "{ '
-            .. table.concat(wrong, ', ') .. ' }"', message(nn.rope.new,
+            .. 'width) that add up to 4, half of the channels that rotate, got { '
+            .. table.concat(wrong, ', ') .. ' }', message(nn.rope.new,
                { dim = 8, scaling = { type = 'mrope', mrope_section = wrong } }))
       end
       assert.matches('dim %(6%) must be a multiple of 4',

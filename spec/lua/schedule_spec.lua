@@ -23,6 +23,14 @@ describe('optim.schedule', function()
       near(1, schedule.constant { lr = 1, warmup = 4 }(1000))
    end)
 
+   it('has lr at its only step', function()
+      for _, name in ipairs(schedule.names) do
+         near(1, schedule.make(name, { lr = 1, warmup = 0, steps = 1, min_lr = 0 })(1))
+      end
+      near(1, schedule.wsd { lr = 1, steps = 1, decay = 1 }(1))
+      near(0, schedule.linear { lr = 1, steps = 2 }(2))
+   end)
+
    it('has the middle of its shape', function()
       near(0.55, schedule.cosine { lr = 1, warmup = 4, steps = 20, min_lr = 0.1 }(12))
       near(0.55, schedule.linear { lr = 1, warmup = 4, steps = 20, min_lr = 0.1 }(12))

@@ -4,6 +4,7 @@ local bytes = require 'tide.tokenizer.bytes'
 local copy = require 'tide.util.copy'
 local conversation = require 'tide.train.conversation'
 local each = require 'tide.util.each'
+local files = require 'spec.support.files'
 local answers = require 'tide.train.answer'
 local raised = require 'spec.support.raised'
 local refused = require 'spec.support.refused'
@@ -328,6 +329,10 @@ describe('a teacher', function()
             refused('E_ARG', { path .. ' was written with ' .. text, 'remove the file' }, load,
                unpack(row, 1, 3))
          end
+         local text = files.read(path)
+         files.write(path, text:sub(1, -101) .. ('\0'):rep(100))
+         refused('E_FORMAT', { path, 'differs from its checksum: the file is damaged; remove it' },
+            load)
          top.teacher, top.val, top.conditions.val = nil, nil, nil
          teacher.save(path, top)
          refused('E_ARG', 'teacher = a model that it does not name, this run has you', load,

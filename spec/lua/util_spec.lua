@@ -20,6 +20,19 @@ local function raised(fn, ...)
 end
 
 describe('util.err', function()
+   it('adds a stack trace to a raw error once, from the innermost function on', function()
+      local function inner() return (nil).x end
+      local function outer()
+         local _, e = xpcall(inner, err.traced)
+         error(e, 0)
+      end
+      local _, text = xpcall(outer, err.traced)
+      assert.equal(1, select(2, text:gsub('stack traceback:', '')))
+      assert.matches('stack traceback:%s+%S+util_spec.lua:%d+: in function', text)
+      local _, e = xpcall(function() err.raise('E_ARG', 'f', 'm') end, err.traced)
+      assert.equal('f', e.op)
+   end)
+
    it('marks mistakes of people, and nothing else', function()
       local function mistake(code)
          return raised(err.people, { 'E_ARG' }, err.raise, code, 'f', 'm')

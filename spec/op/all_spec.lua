@@ -7,6 +7,7 @@
 
 local tide = require 'tide'
 local fast = require 'spec.support.fast'
+local wide = require 'spec.support.wide'
 local cases = require 'spec.support.op_case'
 
 local groups = { float = { 'f32', 'f64', 'bf16', 'f16' },
@@ -272,14 +273,19 @@ end
 
 local has_level = os.getenv 'TIDE_ISA' ~= nil
 
+-- Emulated threads are slow: kernels in f16 have the template of those in bf16.
+local left_out = fast == 'cuda' and not wide and 'f16' or nil
+
 for number, row in ipairs(cases) do
    local dtypes = type(row.dtypes) == 'table' and row.dtypes or groups[row.dtypes or 'float']
 
    describe(("op %s (case %d)"):format(row.op, number), function()
       for _, dtype in ipairs(dtypes) do
-         it("equals the reference in " .. dtype, function()
-            each_shape(row, function(shapes, seed) compare(row, shapes, dtype, nil, seed) end)
-         end)
+         if dtype ~= left_out then
+            it("equals the reference in " .. dtype, function()
+               each_shape(row, function(shapes, seed) compare(row, shapes, dtype, nil, seed) end)
+            end)
+         end
       end
 
       for layout in pairs(layouts) do
@@ -296,6 +302,7 @@ for number, row in ipairs(cases) do
          each_shape(row, function(shapes, seed)
             local one = bits(row, shapes, 'f32', 1, seed)
             assert.are.same(one, bits(row, shapes, 'f32', 1, seed))
+            if fast == 'cuda' then return end            -- has no threads of the host
             assert.are.same(one, bits(row, shapes, 'f32', 2, seed))
             assert.are.same(one, bits(row, shapes, 'f32', 3, seed))
          end)

@@ -90,6 +90,17 @@ describe('recipes/dpo.lua', function()
       end)
    end)
 
+   it('multiplies in FP8 with scales of blocks, as the reference does, not of tensors', function()
+      with_data(function(dir, words)
+         words = words .. '--steps 1 --lr 0 --fp8 '
+         bad(words .. '--out ' .. dir .. '/no', "fp8 = 'block' is --fp8 --fp8-scaling block")
+         for n, to in ipairs { '/one', '/two' } do
+            ok(n, ('%s--fp8-scaling block --mesh.dp %d --out %s%s'):format(words, n, dir, to))
+            assert.is_true(math.abs(losses(dir .. to)[1] - math.log(2)) < 1e-5)
+         end
+      end)
+   end)
+
    it('resumes bit for bit with the reference it began with, which may be another model', function()
       with_data(function(dir, words)
          ok(1, words .. '--steps 6 --save-every 3 --out ' .. dir .. '/a')

@@ -249,6 +249,8 @@ describe('optimisers of a recipe', function()
          ok(1, words)
          local rates = losses(dir .. '/tokens', 'lr')
          assert.same({ 1.5e-3, 3e-3, 3e-3, 3e-3 }, rates)
+         ok(1, where .. 'short --steps 2 --schedule linear --schedule-tokens 1 --min-lr 0')
+         assert.same({ 3e-3, 3e-3 }, losses(dir .. '/short', 'lr'))  -- no step but the last: lr
       end)
    end)
 

@@ -408,6 +408,18 @@ describe('recipes/pretrain.lua', function()
 end)
 
 describe('a recipe under plain luajit', function()
+   it('says in one message, without a stack trace, that the library is not built', function()
+      for _, words in ipairs { 'tokenizer.lua', 'pretrain.lua --data x --out y' } do
+         local out, status = recipe.shell(('mkdir bindings && cp -r %s bindings && ln -s %s %s '
+            .. '. && env -u LUA_PATH -u LUA_CPATH luajit recipes/%s'):format(
+            recipe.path 'bindings/tide', recipe.path 'lua', recipe.path 'recipes', words))
+         assert.equal(1, status)
+         assert.matches('^tide: load: libtide%.so was not found; build it %(run make%)', out)
+         assert.is_nil(out:find 'stack traceback')
+         assert.equal(1, select(2, out:gsub('was not found', '')))
+      end
+   end)
+
    -- Output and status of a long run that gets signals once it has made a step. It runs in the
    -- foreground: a shell lets what is in the background ignore SIGINT.
    local function signalled(dir, where, kill)

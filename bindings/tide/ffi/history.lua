@@ -30,11 +30,12 @@ local function read_lines(path)
    return list, old
 end
 
+-- Replaces a file by these entries. The old file stays where the new one cannot be written.
 local function write_lines(path, list)
-   local f = io.open(path, 'wb')
-   if not f then return end
-   for _, text in ipairs(list) do f:write(escape(text), '\n') end
-   f:close()
+   local lines = {}
+   for i, text in ipairs(list) do lines[i] = escape(text) .. '\n' end
+   local io_ = require 'tide.ffi.io'
+   pcall(io_.write_file_atomic, io_.resolve(path) or path, table.concat(lines))  -- a link stays
 end
 
 local History = {}

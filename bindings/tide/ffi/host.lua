@@ -80,8 +80,8 @@ local function code_of(fn)
       -- upvalues would be nil on the other side: refuse them here
       for i = 1, info.nups do
          local up = debug.getupvalue(fn, i)
-         status.bad_arg('ranks', 'fn', 'a function without upvalues (require inside it)',
-            "upvalue '" .. tostring(up) .. "'")
+         status.raise('E_ARG', 'ranks', "argument 'fn': expected a function without upvalues "
+            .. "(require inside it), got one with the upvalue '%s'", tostring(up))
       end
       status.bad_arg('ranks', 'fn', 'a Lua function or source text', fn)
    end

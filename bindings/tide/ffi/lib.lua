@@ -71,23 +71,25 @@ local function candidates(name)
    return list
 end
 
--- Loads a shared library by its short name; nil and a text with every place tried on failure.
+-- Loads a shared library by its short name, and returns it and its path; nil and a text on failure,
+-- which names the files that were found but could not be loaded.
 function M.load(name)
-   local tried = {}
+   local broken = {}
    for _, path in ipairs(candidates(name)) do
       if exists(path) then
          local ok, lib = pcall(ffi.load, path)
          if ok then return lib, path end
-         tried[#tried + 1] = path .. ' (' .. tostring(lib) .. ')'
-      else
-         tried[#tried + 1] = path
+         broken[#broken + 1] = ('%s (%s)'):format(path, tostring(lib))
       end
    end
    local ok, lib = pcall(ffi.load, name)
    if ok then return lib, name end
-   tried[#tried + 1] = tostring(lib)
-   return nil, 'lib' .. name .. '.so was not found; build it (make), or add its folder to '
-      .. 'package.cpath (LUA_CPATH). Tried:\n  ' .. table.concat(tried, '\n  ')
+   if #broken > 0 then
+      return nil, ('lib%s.so could not be loaded; build it again (run make): %s'):format(name,
+         table.concat(broken, ', '))
+   end
+   return nil, ('lib%s.so was not found; build it (run make), or add its folder to package.cpath '
+      .. '(LUA_CPATH)'):format(name)
 end
 
 -- Returns the text of the header at `path` below the tree or the prefix of this file; nil without
@@ -163,7 +165,7 @@ end
 if not state.C then
    ffi.cdef 'const char *tide_abi_text(void);'
    local C, path = with_bounded_spin(function() return M.load 'tide' end)
-   if not C then error('tide: ' .. path, 0) end
+   if not C then require('tide.error').brief('E_IO', 'load', '%s', path) end
    state.path = path
    declare(C)
    state.C = C

@@ -37,8 +37,9 @@ end
 -- where count is the number of labels that are trained on.
 function batch.make(source, starts, seq, device)
    local pieces = {}
-   err.arg_if(#starts == 0, 'data.batch.make', 'starts', 'at least one first token of a window',
-      'an empty list')
+   if #starts == 0 then
+      err.arg_text('data.batch.make', 'starts', 'at least one first token of a window', 'none')
+   end
    for i, start in ipairs(starts) do pieces[i] = source:raw(start, seq + 1) end
    local all = ids_of(table.concat(pieces), #starts, seq + 1, source.width, device)
    local labels, count = all:slice(2, 2, seq + 1):contiguous(), #starts * seq

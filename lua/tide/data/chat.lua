@@ -247,7 +247,7 @@ function chat._load(op, paths, opts, read)
          names[#names + 1] = file
       end
    end
-   if #files == 0 then err.arg(op, 'paths', 'at least one file', 'none') end
+   if #files == 0 then err.arg_text(op, 'paths', 'at least one file', 'none') end
    local corpus = corpus_of(files, o, bad)
    if corpus.documents == 0 then
       err.raise('E_FORMAT', op, '%s has no record that can be used%s', table.concat(names, ', '),

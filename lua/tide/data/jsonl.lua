@@ -28,9 +28,9 @@ local function shown(v)
    return tostring(v)
 end
 
--- Ends it because of a field with an unexpected value.
-function jsonl._wrong(field, expected, v)
-   jsonl._broken('%s: expected %s, got %s', field, expected, shown(v))
+-- Ends it because of a field with an unexpected value. text: describes it, by default its type.
+function jsonl._wrong(field, expected, v, text)
+   jsonl._broken('%s: expected %s, got %s', field, expected, text or shown(v))
 end
 
 -- Returns whether a value is an object or a list.

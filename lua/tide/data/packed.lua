@@ -332,7 +332,7 @@ end
 local is_count = err.is_count
 
 local function check_rows(op, rows)
-   err.arg_if(#rows == 0, op, 'rows', 'at least one row', 'an empty list')
+   if #rows == 0 then err.arg_text(op, 'rows', 'at least one row', 'none') end
    for r, row in ipairs(rows) do
       for _, piece in ipairs(err.type(op, ('rows[%d]'):format(r), row, 'table')) do
          local start, n, goes_on, slot = unpack(type(piece) == 'table' and piece or {}, 1, 4)

@@ -33,7 +33,7 @@ end
 local function list_at(t, name)
    local v = t[name]
    if not jsonl._is_list(v) then refuse(name, 'a list', v) end
-   if #v == 0 then refuse(name, 'at least one entry', 'an empty list') end
+   if #v == 0 then refuse(name, 'at least one entry', v, 'none') end
    return v
 end
 
@@ -165,7 +165,7 @@ local function form_of(t)
       if t[row[1]] ~= nil then return row[2] end
    end
    local names = fs.io().json.keys(t) or {}
-   refuse('record', 'one of the fields messages, conversations, instruction, prompt or text',
+   refuse('record', 'one of the fields messages, conversations, instruction, prompt or text', t,
       #names == 0 and 'no field' or 'the fields ' .. table.concat(names, ', '))
 end
 

@@ -138,7 +138,7 @@ function text.load(paths, opts)
    for _, path in ipairs(paths) do
       for _, file in ipairs(text.files(path)) do files[#files + 1] = file end
    end
-   if #files == 0 then err.arg(op, 'paths', 'at least one file', 'none') end
+   if #files == 0 then err.arg_text(op, 'paths', 'at least one file', 'none') end
    local nbin = 0
    for _, file in ipairs(files) do
       if extension(file) == 'bin' then nbin = nbin + 1 end

@@ -162,9 +162,22 @@ Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 -- Returns whether caches of a call (or nil) hold keys of earlier tokens.
 function Backbone._has_keys(caches)
    for _, cache in ipairs(caches or {}) do
-      if cache.k then return true end
+      if type(cache) == 'table' and cache.k then return true end
    end
    return false
+end
+
+-- Returns the caches of a call with this body: nil, or a table for each layer, which the first call
+-- fills.
+local function checked_caches(op, body, caches)
+   if caches == nil then return nil end
+   local n = #body.layers
+   if #caches ~= n then
+      err.arg_text(op, 'caches', ('a list of %d tables, one for each layer, {} before the first '
+         .. 'call'):format(n), ('a list of %d'):format(#caches))
+   end
+   for i, cache in ipairs(caches) do err.type(op, ('caches[%d]'):format(i), cache, 'table') end
+   return caches
 end
 
 -- Returns `at` of a call, from the options that describe where the tokens lie. opts: index [B or 1,
@@ -181,21 +194,22 @@ local function placement(self, opts, ids, context)
    if not sequence and self.mixing[1] > 0 and (index or of_mask) then
       sequence = sequence_of((index or of_mask):select(3, 1))
    end
-   local positions, T = opts.positions or context and context:positions(ids.device)
-      or index and nn.context._in_documents(index), ids:size(2)
-   local rope, length = self[self.form.body].rope, nil
-   err.arg_if(not positions and (rope or self.form.positions) and Backbone._has_keys(opts.caches),
-      op, 'positions', 'those of the tokens in the whole sequence, [batch or 1, tokens], beside '
-         .. 'caches that hold earlier ones', nil)
+   local positions = nn.context._given_positions({ positions = opts.positions, context = context,
+      q_index = index }, ids.device)
+   local rope, T, length = self[self.form.body].rope, ids:size(2), nil
+   local caches = checked_caches(op, self[self.form.body], opts.caches)
+   err.arg_if(not positions and (rope or self.form.positions) and Backbone._has_keys(caches), op,
+      'positions', 'those of the tokens in the whole sequence, [batch or 1, tokens], beside caches '
+         .. 'that hold earlier ones', nil)
    if rope then
       length = positions and rope:length_of(positions, context and context.comm) or T
-      positions = positions or tide.arange(T, { dtype = 'i64', device = ids.device }):reshape(1, T)
+      positions = positions or nn.context._plain_positions(T, ids.device)
    end
    return {
       positions = positions, rope_length = length, q_index = index,
       k_index = opts.k_index or index,
       tiles = tiles.list(index or of_mask, opts.k_index or index or of_mask),
-      sequence = sequence, caches = opts.caches,
+      sequence = sequence, caches = caches,
       context = opts.context, length = T, attention_mask = opts.attention_mask,
       mask_index = of_mask, mask_checked = true,
    }

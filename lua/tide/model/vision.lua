@@ -9,6 +9,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local grid = require 'tide.model.vision_grid'
 local nn = require 'tide.nn'
 local signature = require 'tide.util.signature'
 local tiles = require 'tide.nn.tiles'
@@ -65,16 +66,6 @@ function Vision:init(config, opts)
    self:ready(opts)
 end
 
--- Returns the rows and columns of patches of an image of size s, (height, width) in pixels.
-local function grid_of(name, s, patch)
-   err.integers(op, name, s, 1)
-   err.arg_if(#s ~= 2, op, name, 'two numbers, height and width in pixels', s)
-   local h, w = s[1] / patch, s[2] / patch
-   err.arg_if(h % 1 ~= 0 or w % 1 ~= 0, op, name, ('multiples of the patch (%d)'):format(patch),
-      ('%d x %d'):format(s[1], s[2]))
-   return h, w
-end
-
 -- Returns the row and the column of every patch of images of these sizes (a list or tensor [N, 2]),
 -- two tensors [T] like opts, and the cumulative patches of the images.
 local function coordinates(sizes, patch, opts)
@@ -83,7 +74,7 @@ local function coordinates(sizes, patch, opts)
       .. 'image, a list or tensor [N, 2]', sizes)
    local rows, columns, cu = {}, {}, { 0 }
    for i, s in ipairs(sizes) do
-      local h, w = grid_of(('sizes[%d]'):format(i), s, patch)
+      local h, w = grid.of_size(op, ('sizes[%d]'):format(i), s, patch, 1)
       rows[i] = tide.arange(h, opts):reshape { h, 1 }:expand(h, w):reshape { h * w }
       columns[i] = tide.arange(w, opts):reshape { 1, w }:expand(h, w):reshape { h * w }
       cu[i + 1] = cu[i] + h * w

@@ -13,6 +13,19 @@ local grid_ = {}
 
 local max, min = math.max, math.min
 
+-- Returns the rows and columns of patches of an image of size s, (height, width) in pixels: whole
+-- patches of `patch` pixels a side. least: number of pixels of a side.
+function grid_.of_size(op, name, s, patch, least)
+   err.integers(op, name, s, least)
+   err.arg_if(#s ~= 2, op, name, 'two numbers, height and width in pixels', s)
+   local h, w = s[1] / patch, s[2] / patch
+   if h % 1 ~= 0 or w % 1 ~= 0 then
+      err.arg_text(op, name, ('multiples of the patch (%d)'):format(patch),
+         ('%d x %d'):format(s[1], s[2]))
+   end
+   return h, w
+end
+
 -- Returns a list of grids { t, h, w } from a tensor [N, 3] or such a list; an empty one for nil.
 -- name: of the argument; merge: what rows and columns must be multiples of.
 function grid_.read(op, name, grids, merge)
@@ -25,9 +38,10 @@ function grid_.read(op, name, grids, merge)
    for i, g in ipairs(grids == nil and {} or err.type(op, name, grids, 'table')) do
       local row = ('%s[%d]'):format(name, i)
       err.integers(op, row, g, 1)
-      err.arg_if(#g ~= 3 or g[2] % merge ~= 0 or g[3] % merge ~= 0, op, row, ('{ frames, rows, '
-         .. 'columns } of patches, rows and columns multiples of %d (spatial_merge_size)'):format(
-         merge), '{ ' .. table.concat(g, ', ') .. ' }')
+      if #g ~= 3 or g[2] % merge ~= 0 or g[3] % merge ~= 0 then
+         err.arg_text(op, row, ('{ frames, rows, columns } of patches, rows and columns multiples '
+            .. 'of %d (spatial_merge_size)'):format(merge), '{ ' .. table.concat(g, ', ') .. ' }')
+      end
       list[i] = { g[1], g[2], g[3] }
    end
    return list

@@ -161,7 +161,8 @@ function Attention:forward(x_BTC, at)
    end
    if self.rope then q, k = rotated(self, q, k, at) end
    local cache, q_start = at.cache, nil
-   if cache then
+   if cache ~= nil then
+      kv_cache.check('nn.Attention', cache)
       k, v, q_start = kv_cache.extend(cache, k, v, not at.context and self.window or nil)
    end
    local y = private.call(self.attend, self, q, k, v,

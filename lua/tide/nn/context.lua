@@ -37,14 +37,24 @@ end
 -- at least 0 in padding too.
 function context._in_documents(index) return index:select(3, 2):to 'i64':clamp(0, 2^31 - 1) end
 
--- Returns the positions of the T tokens of a call, i64 [B or 1, T]: those given, else those of the
--- context, which records where this rank's tokens lie, else those of q_index, else 0 .. T - 1.
-function context._positions(at, T, device)
+-- Returns the positions of the tokens of a call that `at` gives, i64 [B or 1, T]: its positions,
+-- else those of its context, which records where this rank's tokens lie, else those of its q_index;
+-- else nil.
+function context._given_positions(at, device)
    local c = at.context
    if at.positions ~= nil then return at.positions end
    if c ~= nil and not c.null then return c:positions(device) end
    if at.q_index ~= nil then return context._in_documents(at.q_index) end
+end
+
+-- Returns the positions 0 .. T - 1, i64 [1, T].
+function context._plain_positions(T, device)
    return tide.arange(T, { dtype = 'i64', device = device }):reshape(1, T)
+end
+
+-- Returns the positions of the T tokens of a call, i64 [B or 1, T]: those given, else 0 .. T - 1.
+function context._positions(at, T, device)
+   return context._given_positions(at, device) or context._plain_positions(T, device)
 end
 
 -- Refuses a shift of labels on a part of the sequence: the token after a rank's last is on another

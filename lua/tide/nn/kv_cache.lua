@@ -11,12 +11,22 @@
 -- `left` is the distance to the farthest key that a query sees.
 
 local tide = require 'tide'
+local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 
 local kv_cache = {}
 
 local least = 256                      -- tokens that a new room has left
 local reserve = 64                     -- tokens beyond the window, for answers that are taken back
+
+-- Refuses anything but a cache that is empty, or that a call of a layer has filled.
+function kv_cache.check(op, cache)
+   err.type(op, 'at.cache', cache, 'table')
+   local k, v = cache.k, cache.v
+   if k == nil and v == nil or tide.is_tensor(k) and tide.is_tensor(v) then return end
+   err.arg_text(op, 'at.cache', 'tensors k and v (as a call left them) or neither',
+      ('k = %s, v = %s'):format(err.show(k), err.show(v)))
+end
 
 -- Returns whether new [B, n, K, D] can be appended to old in place.
 local function is_plain(old, new)

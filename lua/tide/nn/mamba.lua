@@ -241,8 +241,10 @@ local function check_call(self, op, x, at)
    local cache = at.cache
    if cache == nil then return end
    err.type(op, 'at.cache', cache, 'table')
-   err.arg_if((cache.conv == nil) ~= (cache.state == nil), op, 'at.cache', 'conv and state '
-      .. 'together (as a call left them) or neither', cache.conv and 'conv alone' or 'state alone')
+   if (cache.conv == nil) ~= (cache.state == nil) then
+      err.arg_text(op, 'at.cache', 'conv and state together (as a call left them) or neither',
+         cache.conv and 'conv alone' or 'state alone')
+   end
 end
 
 -- Returns the numbers of sequences i32 [B, T] from the documents i32 [B, T] of tokens: one more

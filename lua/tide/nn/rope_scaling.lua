@@ -139,10 +139,10 @@ function scaling.sections(dim, s)
    if not list then return nil end
    local sum = 0
    for _, n in ipairs(list) do sum = sum + n end
-   err.arg_if(#list ~= 3 or sum ~= dim / 2, 'nn.rope', 'rope_scaling.mrope_section',
-      ('three counts (time, height, width) that add up to %d, half of the channels that rotate')
-         :format(dim / 2), '{ ' .. table.concat(list, ', ') .. ' }')
-   return list
+   if #list == 3 and sum == dim / 2 then return list end
+   err.arg_text('nn.rope', 'rope_scaling.mrope_section', ('three counts (time, height, width) that '
+      .. 'add up to %d, half of the channels that rotate'):format(dim / 2),
+      '{ ' .. table.concat(list, ', ') .. ' }')
 end
 
 -- Returns a list of dim/2 frequencies. length: of the sequence, which some kinds depend on;

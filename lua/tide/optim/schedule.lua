@@ -2,7 +2,8 @@
 --
 -- Nothing is carried from step to step, so a resumed run needs no scheduler state. Every schedule
 -- warms up linearly: step s of a warm-up of w steps has lr * s / w. Past the last step the rate
--- stays at its final value.
+-- stays at its final value. A schedule of one step has lr, as in PyTorch: min_lr, usually 0, would
+-- train nothing.
 
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
@@ -17,6 +18,7 @@ local function with_warmup(name, o, fn)
    end
    return function(step)
       err.integer('optim.schedule', 'step', step, 1)
+      if o.steps == 1 then return o.lr end
       if step <= o.warmup then return o.lr * step / o.warmup end
       local span = (o.steps or math.huge) - o.warmup
       return fn(math.min(1, (step - o.warmup) / span), step)
@@ -67,7 +69,7 @@ local rows = {
    'lr: number >= 0 -- the highest rate',
    'steps: integer >= 1 -- updates of the whole run',
    'warmup: integer >= 0 = 0 -- updates of the straight ascent to lr',
-   'min_lr: number in [0, lr] = 0 -- rate of the last step',
+   'min_lr: number in [0, lr] = 0 -- rate of the last of several steps',
 }
 return signature.doors('optim.schedule', schedule, {
    constant = { opts = { rows[1], rows[3] } }, linear = { opts = rows }, cosine = { opts = rows },

@@ -61,7 +61,9 @@ end
 -- first), and values, the log-probabilities of the ids after the prefix. opts: those of
 -- score.logprob. Collective.
 function evaluate.perplexity(model, tok, text, opts)
-   if text == '' then err.arg('train.evaluate.perplexity', 'text', 'a text', 'an empty one') end
+   if text == '' then
+      err.arg_text('train.evaluate.perplexity', 'text', 'a text', 'an empty one')
+   end
    local ids = encode(tok, text)
    table.insert(ids, 1, evaluate.prefix(tok, model.config))
    local r = { ids = ids, values = score.logprob(model, ids, opts), tokens = #ids - 1,
@@ -132,7 +134,7 @@ end
 -- chooses. opts: those of score.logprob, and delimiter, the text between question and choice.
 -- Collective.
 function evaluate.choices(model, tok, items, opts)
-   if #items == 0 then err.arg('train.evaluate.choices', 'items', 'at least one', 'none') end
+   if #items == 0 then err.arg_text('train.evaluate.choices', 'items', 'at least one', 'none') end
    local requests, cut = requests_of(model, tok, items, opts)
    local parts = score.loglikelihood(model, requests, { seq = opts.seq, batch = opts.batch,
       sharded = opts.sharded, device = opts.device })

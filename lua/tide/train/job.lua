@@ -360,7 +360,7 @@ end
 function job.main(recipe, ...)
    local function start(opt, parser, given, resumed)
       local self = begin(recipe, opt, parser, given, resumed)
-      local ok, e = xpcall(recipe.train, require('tide.train.run').traced, self, opt)
+      local ok, e = xpcall(recipe.train, err.traced, self, opt)
       if self.training then self.training:close() end
       if not ok then error(e, 0) end
    end

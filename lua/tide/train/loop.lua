@@ -23,7 +23,7 @@ function loop.run(opts)
    err.arg_if(opts.patience > 0 and opts.val_every == 0, 'train.loop', 'val_every',
       'steps between the evaluations that patience counts', 0)
    local self = run._open('train.loop', opts)
-   local ok, result = xpcall(drive, run.traced, self, opts.val_every, opts.save_every, opts.on_step)
+   local ok, result = xpcall(drive, err.traced, self, opts.val_every, opts.save_every, opts.on_step)
    self:close()
    if not ok then error(result, 0) end
    return result

@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local batches = require 'tide.train.batches'
 local dist = require 'tide.comm'
+local err = require 'tide.util.err'
 local lora = require 'tide.nn.lora'
 local nn = require 'tide.nn'
 local signature = require 'tide.util.signature'
@@ -51,11 +52,22 @@ local function part(run, sampler, source, cu, rows, o)
    return known
 end
 
+-- Refuses a model whose log-probabilities of an answer depend on the rest of the batch: FP8 with
+-- one scale for a tensor. The model would differ from its reference before the first step.
+function reference.check(model)
+   model:walk(function(m, path)
+      err.raise_if(m._fp8 and m._fp8.scaling == 'tensor', 'E_UNSUPPORTED', 'train.reference',
+         "'%s' multiplies in FP8 with one scale for a tensor, which depends on the other answers "
+         .. "of a batch; give fp8 = 'block', or leave fp8 out", path)
+   end)
+end
+
 -- Computes the log-probabilities of all answers under the reference model, and stores them in a
 -- sampler of data.preference.sampler. run: what plan:materialise gave, or { model, data = a
 -- communicator }. corpus: of data.preference.load. Collective.
 function reference.compute(run, sampler, corpus, opts)
    local model = run.model
+   reference.check(model)
    local was_training = model.training
    model:eval()
    local function all()
@@ -71,6 +83,7 @@ function reference.compute(run, sampler, corpus, opts)
 end
 
 return signature.doors('train.reference', reference, {
+   check = 'model: module',
    compute = { 'run: table; sampler: table; corpus: table', opts = {
       'batch: integer >= 1 = 1 -- rows at a time on a rank', 'device: string?' } },
 })

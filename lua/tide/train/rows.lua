@@ -40,7 +40,9 @@ end
 
 -- Raises unless ids is a list of at least one id below vocab (nil: of any size).
 function rows.check_ids(op, name, ids, vocab)
-   if #err.integers(op, name, ids, 0) == 0 then err.arg(op, name, 'at least one id', 'none') end
+   if #err.integers(op, name, ids, 0) == 0 then
+      err.arg_text(op, name, 'at least one id', 'none')
+   end
    for i, id in ipairs(ids) do
       err.raise_if(vocab and id >= vocab, 'E_ARG', op, '%s[%d]: the model has %d ids, got %d; is '
          .. 'this its tokenizer?', name, i, vocab, id)

@@ -95,16 +95,10 @@ function Run:close()
    launch.unwatch()
 end
 
--- Adds to a raw Lua error, once, the stack trace of where it was raised.
-local function traced(e)
-   if type(e) ~= 'string' or err.of(e) or e:find('\nstack traceback:', 1, true) then return e end
-   return debug.traceback(e, 2)
-end
-
 -- Returns the results of fn(self, ...); an error closes the run on its way.
 local function guarded(self, fn, ...)
    if self.closed then err.raise('E_STATE', self.op, 'the run is closed') end
-   local r = pack(xpcall(fn, traced, self, ...))
+   local r = pack(xpcall(fn, err.traced, self, ...))
    if r[1] then return unpack(r, 2, r.n) end
    self:close()
    error(r[2], 0)
@@ -370,7 +364,7 @@ local function open(self)
    self.watch = straggler.new { comm = o.comm, sections = { 'data', 'step' } }
 end
 
-local run = { traced = traced }
+local run = {}
 
 -- Opens a run for an entry point that is called `op`; o: its checked options.
 function run._open(op, o)

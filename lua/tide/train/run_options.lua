@@ -84,8 +84,10 @@ function options.settle(op, o)
    err.arg_if(o.val and o.val.count > 0 and o.sampler.make and not o.sampler.val_cu, op, 'sampler',
       'one with the documents of val (val_cu), or no val', o.sampler)
    o.comm, o.ctx = o.comm or dist.world(), o.ctx or tide.default()
-   err.arg_if(o.patience > 0 and not (o.val and o.val.count > 0), op, 'val',
-      'data to evaluate on, which patience needs', o.val and 'no tokens')
+   if o.patience > 0 and not (o.val and o.val.count > 0) then
+      err.arg_text(op, 'val', 'data to evaluate on, which patience needs',
+         o.val and 'no tokens' or 'nil')
+   end
    o.keep_best = o.keep_best or o.patience > 0
    check_ids(op, o)
    settle_resume(op, o)

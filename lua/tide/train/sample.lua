@@ -21,7 +21,7 @@ function sample.pick(logits, u, opts)
    for i, v in ipairs(logits) do
       if type(v) ~= 'number' then err.arg(op, ('logits[%d]'):format(i), 'a number', v) end
    end
-   if #logits == 0 then err.arg(op, 'logits', 'at least one number', 'none') end
+   if #logits == 0 then err.arg_text(op, 'logits', 'at least one number', 'none') end
    return pick.draw(op, logits, u, opts)
 end
 
@@ -218,7 +218,7 @@ end
 -- as second argument.
 function sample.batch(model, prompts, opts)
    local op = 'train.sample.batch'
-   if #prompts == 0 then err.arg(op, 'prompts', 'at least one prompt', 'an empty list') end
+   if #prompts == 0 then err.arg_text(op, 'prompts', 'at least one prompt', 'none') end
    return continue(op, model, prompts, settled(op, model, opts))
 end
 

@@ -11,6 +11,7 @@
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
 local data_tokens = require 'tide.data.tokens'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local nn = require 'tide.nn'
@@ -90,6 +91,13 @@ end
 
 -- ---- files -----------------------------------------------------------------------------------
 
+-- Returns the checksums of tensors, by their names.
+local function checksums_of(tensors)
+   local sums = {}
+   for name, t in each(tensors) do sums[name] = fs.io().checksum(t) end
+   return sums
+end
+
 -- Writes top (see teacher.top) to a file of safetensors; one rank calls it.
 function teacher.save(path, top)
    local tensors = {}
@@ -100,8 +108,23 @@ function teacher.save(path, top)
    end
    local io_, staged = fs.io(), path .. '.part'
    io_.safetensors_save(staged, tensors, { tide_teacher = io_.json.encode {
-      k = top.k, conditions = top.conditions, teacher = top.teacher } })
+      k = top.k, conditions = top.conditions, teacher = top.teacher,
+      checksums = checksums_of(tensors) } })
    io_.rename(staged, path)
+end
+
+-- Returns the tensors of a file, compared with the checksums that save wrote.
+local function checked_tensors(op, path, sums)
+   err.raise_if(type(sums) ~= 'table', 'E_FORMAT', op, '%s has no checksums, as an earlier version '
+      .. 'of tide wrote it; remove the file, and the teacher computes it again', path)
+   local tensors = checkpoint.tensors(path)
+   for name, sum in each(sums) do
+      local t = tensors[name]
+      err.raise_if(not t or fs.io().checksum(t) ~= sum, 'E_FORMAT', op, '%s: %s differs from its '
+         .. 'checksum: the file is damaged; remove it, and the teacher computes it again', path,
+         name)
+   end
+   return tensors
 end
 
 local function refuse(op, path, what, was, is)
@@ -110,7 +133,7 @@ local function refuse(op, path, what, was, is)
 end
 
 -- Reads top (see teacher.top) from a file that save wrote for this corpus. E_FORMAT: it is another
--- kind of file; E_ARG: it is of other data or another vocabulary, seq, long or k.
+-- kind of file, or damaged; E_ARG: it is of other data or another vocabulary, seq, long or k.
 function teacher.load(path, sampler, corpus, opts)
    local op, io_ = 'train.teacher.load', fs.io()
    local file = fs.open_tensors(op, path)
@@ -127,7 +150,8 @@ function teacher.load(path, sampler, corpus, opts)
    if opts.teacher and opts.teacher ~= top.teacher then
       refuse(op, path, 'teacher', top.teacher or 'a model that it does not name', opts.teacher)
    end
-   local tensors = checkpoint.tensors(path)
+   local tensors = checked_tensors(op, path, top.checksums)
+   top.checksums = nil
    for _, name in ipairs { 'train', 'val' } do
       if tensors[name .. '.ids'] then
          top[name] = { ids = tensors[name .. '.ids'], logp = tensors[name .. '.logp'] }

@@ -430,7 +430,7 @@ function args.main(fn, ...)
    local function told(e)
       e = err.of(e) or e
       if type(e) == 'table' and rawget(e, 'brief') then return e end
-      return debug.traceback(err.text(e), 2)
+      return err.traced(err.text(e))
    end
    local r = pack(xpcall(fn, told, ...))
    if r[1] then

@@ -15,6 +15,7 @@ local tide = require 'tide'
 local agree = require 'tide.comm.agree'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
+local grid = require 'tide.model.vision_grid'
 local signature = require 'tide.util.signature'
 local axis_of = require 'tide.parallel.axis_of'
 local cp_map = require 'tide.parallel.cp.map'
@@ -182,13 +183,12 @@ end
 -- tower would place patches of one image in another.
 local function check_sizes(op, sizes, cu, patch)
    for i, s in ipairs(sizes) do
-      local name = ('sizes[%d]'):format(i)
-      err.integers(op, name, s, 0)
-      err.arg_if(#s ~= 2, op, name, 'two numbers, height and width in pixels', s)
-      local n, tokens = s[1] / patch * (s[2] / patch), cu[i + 1] - cu[i]
-      err.arg_if(s[1] % patch ~= 0 or s[2] % patch ~= 0 or n ~= tokens, op, name, ('a size of the '
-         .. '%d tokens that cu gives, in patches of %d'):format(tokens, patch), ('%d x %d'):format(
-         s[1], s[2]))
+      local name, tokens = ('sizes[%d]'):format(i), cu[i + 1] - cu[i]
+      local h, w = grid.of_size(op, name, s, patch, 0)
+      if h * w ~= tokens then
+         err.arg_text(op, name, ('a size of the %d tokens that cu gives, in patches of %d'):format(
+            tokens, patch), ('%d x %d'):format(s[1], s[2]))
+      end
    end
 end
 

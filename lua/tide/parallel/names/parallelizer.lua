@@ -97,9 +97,10 @@ local function check_dp_cp(op, mesh, o)
       local name = role.ours ~= 'tp' and one_name(op, mesh, role, o[role.option])
       if name then n = n * mesh:axis(name).size end
    end
-   err.arg_if(axis.size ~= n, op, 'dp_cp_mesh_name',
-      ('an axis of the %d data and context ranks'):format(n),
-      ("'%s' of %d"):format(axis.name, axis.size))
+   if axis.size ~= n then
+      err.arg_text(op, 'dp_cp_mesh_name', ('an axis of the %d data and context ranks'):format(n),
+         ("'%s' of %d"):format(axis.name, axis.size))
+   end
 end
 
 -- Options of all entry points.
