@@ -240,5 +240,10 @@ describe('model.llama', function()
       bad(model.loss, model, ids, labels, { cuont = 1 })
       local e = bad(model.loss, model, ids, labels, { positons = ids })   -- of all that loss takes
       assert.matches("did you mean 'positions'?", tostring(e), 1, true)
+      local caches = {}
+      for i = 1, model.config.num_hidden_layers do caches[i] = {} end
+      model(ids, { caches = caches })
+      assert.matches("argument 'positions': expected those of the tokens in the whole sequence",
+         tostring(bad(model, ids:slice(2, 1, 1), { caches = caches })), 1, true)
    end)
 end)

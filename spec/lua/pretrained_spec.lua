@@ -250,8 +250,14 @@ describe('tide.model.save', function()
    it('copies the tokenizer of the folder that the model came from', function()
       with_folder('1GB', function(dir, _, parent)
          fs.write('spec', dir .. '/tokenizer.json', '{"a": 1}')
+         local of_images = { 'preprocessor_config.json', 'video_preprocessor_config.json',
+            'processor_config.json' }
+         for _, name in ipairs(of_images) do fs.write('spec', dir .. '/' .. name, '{"b": 2}') end
          tide.model.save(tide.model.load(dir), parent .. '/n')
          assert.equal('{"a": 1}', fs.read('spec', parent .. '/n/tokenizer.json'))
+         for _, name in ipairs(of_images) do
+            assert.equal('{"b": 2}', fs.read('spec', parent .. '/n/' .. name))
+         end
       end)
    end)
 end)

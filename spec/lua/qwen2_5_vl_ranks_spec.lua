@@ -117,6 +117,59 @@ describe('qwen2_5_vl over ranks', function()
       end)
    end
 
+   it('leaves a tower alone in a step without images, sharded or not', function()
+      -- a step with images gives momentum to its weights, which steps without images do not touch
+      local function on_rank_(rank)
+         local t = require 'tide'
+         local copy = require 'tide.util.copy'
+         local case_ = require 'spec.lua.vlm_case'
+         local model = case_.model('image', { dtype = 'f64' })
+         local size = t.comm.world().size
+         local sharded = t.parallel.fully_shard(model, t.comm.world(), {})
+         local step = t.train.step.new { model = model:train(), parallel = sharded,
+            optim = t.optim.AdamW(sharded, { lr = 0.01, weight_decay = 0.1 }) }
+         local n = case_.numbers 'image'
+         local images = copy(case_.images('image', 'f64'), { ids = n.ids, labels = n.labels })
+         local ids = t.tensor({ { 3, 4, 5, 6 } }, { dtype = 'i64' })
+         local text = { ids = ids, labels = t.nn.loss.shift(ids) }
+         local function weights()
+            local list = {}
+            for name, p in pairs(sharded:full_state_dict()) do
+               if name:find '^visual' then list[#list + 1] = p:abs():sum():item() end
+            end
+            table.sort(list)
+            return table.concat(list, ' ')
+         end
+         local moved, before = {}, weights()
+         for k, list in ipairs { { images }, { text }, { text, text }, { text, images } } do
+            -- of several ranks, the last alone has images
+            step:run(rank == size - 1 and list or { text, #list == 2 and text or nil })
+            local after = weights()
+            moved[k], before = after ~= before, after
+         end
+         return moved
+      end
+      for size = 1, 2 do
+         for _, moved in ipairs(ranks.run(size, on_rank_)) do
+            assert.same({ true, false, false, true }, moved)
+         end
+      end
+   end)
+
+   it('refuses ranks of an axis whose images differ', function()
+      ranks.fail(2, function(rank)
+         local t = require 'tide'
+         local copy = require 'tide.util.copy'
+         local case_ = require 'spec.lua.vlm_case'
+         local run = t.parallel.plan(case_.model 'mixed', { tp = 2 }):materialise { seed = 1 }
+         local step = t.train.step.new { model = run.model, parallel = run.sharded,
+            comm = run.comm, optim = t.optim.SGD(run.params, { lr = 0.1 }) }
+         local n, o = case_.numbers 'mixed', case_.images 'mixed'
+         o.pixel_values = o.pixel_values * (1 + rank)
+         step:run { copy(o, { ids = n.ids, labels = n.labels }) }
+      end, 'ranks of the tensor-parallel axis (2 ranks) were given different batches')
+   end)
+
    it('needs the places of images that whole rows show, where tokens are cut', function()
       ranks.fail(2, function()
          local t = require 'tide'

@@ -94,6 +94,11 @@ describe('qwen2_5_vl', function()
       flat.vision_config.in_chans, flat.vision_config.in_channels = 3, nil
       flat.vision_config.rope_parameters, flat.vision_config.spatial_patch_size = nil, 2
       assert.same(model.config, tide.model.qwen2_5_vl(flat, { device = 'null' }).config)
+      -- transformers before 5 repeats the ids of images in text_config, as null
+      local both = copy(config)
+      both.text_config = copy({ image_token_id = tide.json.null, video_token_id = tide.json.null },
+         copy(config.text_config))
+      assert.same(model.config, tide.model.qwen2_5_vl(both, { device = 'null' }).config)
       tmp.with(function(dir)
          tide.model.save(model, dir .. '/out')
          local state = {}
@@ -179,6 +184,14 @@ describe('qwen2_5_vl', function()
       end
    end)
 
+   it('takes pixels of images and of videos in different dtypes', function()
+      local model, n = case.model 'mixed', case.numbers 'mixed'
+      local o = call_of('mixed', n)
+      local want = model(n.ids, o)
+      o.pixel_values_videos = o.pixel_values_videos:to 'f64'
+      assert.equal(0, far(model(n.ids, o), want))
+   end)
+
    it('multiplies in FP8 in the text alone', function()
       for _, e in ipairs(case.model('image', { fp8 = true }):named_modules()) do
          if e.module.nin and e.name ~= 'lm_head' then
@@ -199,6 +212,20 @@ describe('qwen2_5_vl', function()
       for _, e in ipairs(model:named_parameters()) do
          assert.equal(e.name:find 'lora_' ~= nil, e.param.grad ~= nil, e.name)
       end
+   end)
+
+   it('trains its tower alone on batches of which some have no images', function()
+      local model, n = case.model 'image', case.numbers 'image'
+      tide.nn.lora.attach(model, { rank = 2, targets = 'visual.blocks.*.attn.qkv' })
+      local step = tide.train.step.new { model = model, optim = tide.optim.SGD(model, { lr = 1 }) }
+      local ids = tide.tensor({ { 3, 4, 5 } }, { dtype = 'i64' })
+      local text = { ids = ids, labels = tide.nn.loss.shift(ids) }
+      local images = copy(case.images 'image', { ids = n.ids, labels = n.labels })
+      local first = step:run { images, text }
+      assert.is_true(first.grad_norm > 0)
+      assert.is_true(step:run({ text, images }).loss < first.loss)
+      assert.matches('no parameter has a gradient', raised(step.run, step, { text }).message, 1,
+         true)
    end)
 
    it('writes adapters under the names of modules in transformers, and reads them', function()
@@ -288,6 +315,11 @@ describe('qwen2_5_vl', function()
             message(n.ids, { second_per_grid_ts = { 1 } }),
          ['feature_rows: expected [1, 13] as ids, got [1, 3]'] = message(n.ids, {
             feature_rows = text }),
+         ["argument 'positions': expected positions [3, B, T] of tokens and images: leave them "
+            .. 'out, or give those of model:rope_index'] = message(n.ids, {
+               positions = tide.arange(n.ids:size(2), { dtype = 'i64' }):reshape(1, -1) }),
+         ["argument 'positions': expected those of the tokens in the whole sequence, [3, B, T]"] =
+            message(n.ids, { caches = { { k = tide.zeros { 1, 1, 1, 8 } }, {} } }),
          ["argument 'attention_mask': expected an integer or bool tensor [B, T]"] = message(n.ids,
             { attention_mask = { 1 } }),
          ["argument 'context': expected a context of parallel.cp, got 3"] = message(n.ids,
@@ -344,6 +376,9 @@ describe('qwen2_5_vl', function()
       end
       assert.matches('a prompt of 13 tokens and an answer of 60 are more than the context (64)',
          message { tokens = 60 }, 1, true)
+      -- a prompt of image tokens without images
+      assert.matches('is image_token_id (36), but there are no images; give inputs', raised(
+         tide.train.sample.generate, model, n.ids:tolist()[1], { tokens = 1 }).message, 1, true)
       assert.matches("argument 'cache': expected nil beside inputs", message { tokens = 1,
          cache = {} }, 1, true)
       assert.matches("argument 'inputs': expected nil, as the model takes ids alone",

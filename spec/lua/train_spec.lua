@@ -163,6 +163,9 @@ describe('train.step', function()
       local labels = tide.tensor({ { 2, -100, 4, -100 } }, { dtype = 'i64' })
       local want = model:loss(ids, labels):item()
       assert.is_true(math.abs(want - s:run({ { ids = ids, labels = labels } }).loss) < 1e-6)
+      assert.matches("argument 'position_ids': expected nil, as the model gets positions from the "
+         .. "field 'positions' of a batch", raised(s.run, s, { { ids = ids, labels = labels,
+            position_ids = ids } }).message, 1, true)
       labels:fill_(-100)
       assert.equal('E_ARG', raised(s.run, s, { { ids = ids, labels = labels } }).code)
    end)

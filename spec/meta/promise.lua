@@ -351,6 +351,7 @@ promise['lua/guide/models.md'] = {
       'computes and learns what one rank' },
    { 'A sharded model runs its tower', 'lua/qwen2_5_vl_ranks',
       'computes and learns what one rank' },
+   { 'A step in which no rank has images', 'lua/qwen2_5_vl_ranks', 'leaves a tower alone' },
    { 'The tower has no products in FP8', 'lua/qwen2_5_vl', 'multiplies in FP8 in the text alone' },
    { 'fp8 true', 'lua/llama', 'multiplies in FP8 in every Linear but the head' },
    { 'Queries, keys and values share them', 'op/fp8_codes', 'round it once' },

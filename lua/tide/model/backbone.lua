@@ -159,6 +159,14 @@ local beside = {
 Backbone._read_without_sequence = signature.options(beside)
 Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
 
+-- Returns whether caches of a call (or nil) hold keys of earlier tokens.
+function Backbone._has_keys(caches)
+   for _, cache in ipairs(caches or {}) do
+      if type(cache) == 'table' and cache.k then return true end
+   end
+   return false
+end
+
 -- Returns the caches of a call with this body: nil, or a table for each layer, which the first call
 -- fills.
 local function checked_caches(op, body, caches)
@@ -189,6 +197,10 @@ local function placement(self, opts, ids, context)
    local positions = nn.context._given_positions({ positions = opts.positions, context = context,
       q_index = index }, ids.device)
    local rope, T, length = self[self.form.body].rope, ids:size(2), nil
+   local caches = checked_caches(op, self[self.form.body], opts.caches)
+   err.arg_if(not positions and (rope or self.form.positions) and Backbone._has_keys(caches), op,
+      'positions', 'those of the tokens in the whole sequence, [batch or 1, tokens], beside caches '
+         .. 'that hold earlier ones', nil)
    if rope then
       length = positions and rope:length_of(positions, context and context.comm) or T
       positions = positions or nn.context._plain_positions(T, ids.device)
@@ -197,7 +209,7 @@ local function placement(self, opts, ids, context)
       positions = positions, rope_length = length, q_index = index,
       k_index = opts.k_index or index,
       tiles = tiles.list(index or of_mask, opts.k_index or index or of_mask),
-      sequence = sequence, caches = checked_caches(op, self[self.form.body], opts.caches),
+      sequence = sequence, caches = caches,
       context = opts.context, length = T, attention_mask = opts.attention_mask,
       mask_index = of_mask, mask_checked = true,
    }

@@ -84,6 +84,9 @@ copy({
    end,
 }, VL.family)
 
+-- Ids of tokens, which are read beside text_config alone, as transformers does.
+local of_tokens = { 'image_token_id', 'video_token_id', 'vision_start_token_id',
+   'vision_end_token_id', 'vision_token_id' }
 local of_rope = { 'rope_parameters', 'rope_scaling', 'rope_theta' }
 
 -- Returns the fields of a configuration without the table text_config, whose fields go before those
@@ -99,6 +102,7 @@ local function flattened(config)
    end
    local tied = c.tie_word_embeddings
    text.model_type, text.architectures = nil, nil
+   for _, name in ipairs(of_tokens) do text[name] = nil end        -- some files repeat them as null
    for _, name in ipairs(of_rope) do
       if text[name] ~= nil then
          for _, other in ipairs(of_rope) do c[other] = nil end
@@ -180,7 +184,7 @@ local function seconds_of(list, n)
    err.arg_if(#list ~= n, op, 'second_per_grid_ts', ('%d numbers, one for each row of '
       .. 'video_grid_thw'):format(n), #list)
    for i = 1, n do
-      out[i] = err.number(op, ('second_per_grid_ts[%d]'):format(i), list[i], 0)
+      out[i] = err.number(op, ('second_per_grid_ts[%d]'):format(i), list[i], 0, 1e9)
    end
    return out
 end
@@ -257,6 +261,13 @@ end
 
 -- ---- features ----------------------------------------------------------------------------------
 
+-- Returns patches of images and those of videos as one tensor, of the wider dtype.
+local function joined_patches(list)
+   local a, b = list[1].dtype, list[2].dtype
+   local dtype = a == b and a or (a == 'f64' or b == 'f64') and 'f64' or 'f32'
+   return tide.cat({ list[1]:to(dtype), list[2]:to(dtype) }, 1)
+end
+
 -- Returns the patches of a call, images before videos, and their grids; nil without any.
 local function patches_of(self, o)
    local m, list, grids = self.config.vision_config.spatial_merge_size, {}, {}
@@ -271,7 +282,7 @@ local function patches_of(self, o)
       end
    end
    if not list[1] then return nil end
-   return #list == 1 and list[1] or tide.cat(list, 1), grids
+   return #list == 1 and list[1] or joined_patches(list), grids
 end
 
 -- Returns the features of all ranks of a context. Each rank runs the tower on frames of about the
@@ -302,9 +313,11 @@ end
 -- in every call, on nothing where there is nothing, since its ranks gather weights together.
 local function features_of(self, o, context)
    local patches, grids = patches_of(self, o)
+   local sharded = spread.of(self).inside
+   if sharded and tide.is_grad_enabled() then sharded:note_run(self.visual, not patches) end
    if patches and context and context.size > 1 then return shared(self, patches, grids, context) end
    if patches then return self.visual(patches, grids) end
-   if not spread.of(self).inside then return nil end
+   if not sharded then return nil end
    local like = self[self.form.body][self.form.norm].weight
    return self.visual(self.visual:blank(like))
 end
@@ -319,7 +332,8 @@ local function rows_of(self, ids, o)
    return rows
 end
 
--- Refuses tokens that stand for images without any. Ids on a device are not read.
+-- Refuses tokens that stand for images without any. Ids on a device are not read. Beside caches
+-- they may be those of an answer.
 local function check_text(self, ids, o)
    if ids.device ~= 'cpu' or o.caches or ids.ndim ~= 2 then return end
    local c = self.config
@@ -347,8 +361,8 @@ local function joined(self, ids, rows, features)
    return private.replace(y, y:reshape(B, T, C))
 end
 
--- Refuses images beside what shows no place for them: embeddings, and a part of a row without the
--- numbers that the whole row gives.
+-- Refuses images beside what shows no place for them: embeddings, positions of a text, and a part
+-- of a row without the numbers that the whole row gives.
 local function check_images(ids, o, context)
    err.arg_if(ids.ndim ~= 2, op, 'ids', 'ids beside images: embeddings have their features already',
       ids)
@@ -356,6 +370,10 @@ local function check_images(ids, o, context)
       err.arg_if(o[name] == nil, op, name, "this rank's part of those of whole rows, beside a "
          .. 'context: cut a batch that model:placed(batch) completed (handle:cut does so)', nil)
    end
+   err.arg_if(o.positions and o.positions.ndim ~= 3, op, 'positions', 'positions [3, B, T] of '
+      .. 'tokens and images: leave them out, or give those of model:rope_index', o.positions)
+   err.arg_if(o.positions == nil and Backbone._has_keys(o.caches), op, 'positions', 'those of the '
+      .. 'tokens in the whole sequence, [3, B, T], beside caches that hold earlier ones', nil)
 end
 
 -- Returns ids or given embeddings as embeddings on which features hang that stand for no token, so

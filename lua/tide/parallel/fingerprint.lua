@@ -90,23 +90,37 @@ end
 
 -- ---- batches ---------------------------------------------------------------------------------
 
--- Returns the shape and contents of a tensor of whole numbers, of any integer dtype.
-local function integers(t)
-   return ('%s %s'):format(table.concat(t.shape, 'x'), require('tide.ffi.io').checksum(t:to 'i64'))
+-- Returns the shape and contents of a tensor.
+local function contents(t)
+   return ('%s %s'):format(table.concat(t.shape, 'x'), require('tide.ffi.io').checksum(t))
 end
 
--- Returns the tensors of a batch, by name: contents of whole numbers and masks, shapes of the
--- others; and its lists of cumulative lengths.
+-- Returns the shape and contents of a tensor of whole numbers, of any integer dtype.
+local function integers(t) return contents(t:to 'i64') end
+
+-- Fields of images. Their numbers are compared on the host alone: ranks may read or augment images
+-- by themselves.
+local of_images = { pixel_values = true, pixel_values_videos = true, image_grid_thw = true,
+   video_grid_thw = true, second_per_grid_ts = true }
+
+-- Returns a field of a batch as text; nil of one that is not compared.
+local function field(name, v)
+   if not tide.is_tensor(v) then
+      local is_list = type(v) == 'table' and (tostring(name):find '^cu_' or of_images[name])
+      return is_list and canonical(v) or nil
+   end
+   if not v.dtype:find 'f' then return integers(v) end
+   if of_images[name] and v.device == 'cpu' then return contents(v) end
+   return table.concat(v.shape, 'x') .. ' ' .. v.dtype
+end
+
+-- Returns the tensors of a batch, by name: contents of whole numbers, masks and images, shapes of
+-- the others; and its lists of cumulative lengths and of images.
 function fingerprint.batch(batch)
    local list = {}
    for name, v in each(batch) do
-      if tide.is_tensor(v) then
-         local whole = not v.dtype:find 'f'
-         list[#list + 1] = ('%s %s'):format(name, whole and integers(v)
-            or table.concat(v.shape, 'x') .. ' ' .. v.dtype)
-      elseif type(v) == 'table' and type(name) == 'string' and name:find '^cu_' then
-         list[#list + 1] = ('%s %s'):format(name, canonical(v))
-      end
+      local text = field(name, v)
+      if text then list[#list + 1] = ('%s %s'):format(name, text) end
    end
    table.sort(list)
    return table.concat(list, ', ')

@@ -76,11 +76,12 @@ local function write_weights(staged, source, most)
    end
 end
 
--- Files of a tokenizer, which are copied as they are.
+-- Files of a tokenizer, and of processors of images and videos, which are copied as they are.
 local tokenizer_files = { 'tokenizer.json', 'tokenizer_config.json', 'tokenizer.model',
    'special_tokens_map.json', 'added_tokens.json', 'vocab.json', 'merges.txt', 'vocab.txt',
    'chat_template.jinja', 'chat_template.json', 'tekken.json', 'spiece.model',
-   'sentencepiece.bpe.model' }
+   'sentencepiece.bpe.model', 'preprocessor_config.json', 'video_preprocessor_config.json',
+   'processor_config.json' }
 
 local function copy_tokenizer(staged, from)
    for _, name in ipairs(from and tokenizer_files or {}) do
@@ -309,7 +310,7 @@ local options = {
    "max_shard: number >= 1 | string = '5GB' -- most bytes of a file",
    "dtype: 'f32' | 'f64' | 'bf16' | 'f16'? -- of the weights; default: as they are",
    'overwrite: boolean? -- replaces a folder that is not empty',
-   'tokenizer: string? -- folder whose tokenizer files are copied',
+   'tokenizer: string? -- folder whose files of tokenizer and processors are copied',
    "where dir ~= '' -- argument 'dir': expected the path of a folder, got \"\"",
 }
 return signature.doors('model', save, {

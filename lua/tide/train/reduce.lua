@@ -24,6 +24,9 @@ function reduce.loss_of(self, batch, count, options)
    if self.loss then
       loss = self.loss(self.model, mine, opts)
    else
+      err.arg_if(batch.position_ids ~= nil and batch.positions == nil, 'train.step', 'position_ids',
+         "nil, as the model gets positions from the field 'positions' of a batch",
+         batch.position_ids)
       loss = self.model:loss(mine.ids, mine.labels, opts)
    end
    if tide.is_tensor(loss) and loss:numel() == 1 then return loss end
@@ -31,10 +34,12 @@ function reduce.loss_of(self, batch, count, options)
       'a model whose loss(ids, labels, opts) returns a tensor of one element', loss)
 end
 
--- Runs forward and backward of one micro-batch; returns its share of the loss.
+-- Runs forward and backward of one micro-batch; returns its share of the loss. A micro-batch may
+-- use no trained parameter (a text, where only a vision tower is trained); the optimiser raises if
+-- none does. Backward of a sharded model communicates, so that all ranks run it.
 function reduce.whole_loss(self, batch, count)
    local loss = reduce.loss_of(self, batch, count, self.loss_options)
-   loss:backward()
+   if self.parallel or loss.requires_grad then loss:backward() end
    if self.parallel then self.parallel:finish() end
    return loss:detach()                    -- handles of gradients would make the next sum a copy
 end

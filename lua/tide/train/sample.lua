@@ -135,17 +135,23 @@ end
 local inputs = { 'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw',
    'second_per_grid_ts' }
 
--- Raises where prompts without images have tokens of some.
-local function check_texts(model, list)
+-- Raises where a prompt without images has tokens that stand for one.
+local function check_text(model, list, o)
+   local c = model.config
    for _, answer in ipairs(model.rope_index and list or {}) do
-      model:rope_index(require('tide').tensor({ answer.all }, { dtype = 'i64' }))
+      for t, id in ipairs(answer.all) do
+         local kind = id == c.image_token_id and 'image' or id == c.video_token_id and 'video'
+         err.raise_if(kind, 'E_ARG', o.op, 'token %d of the prompt is %s_token_id (%d), but there '
+            .. 'are no images; give inputs = { pixel_values =, image_grid_thw = }, or those of '
+            .. 'videos', t, kind, id)
+      end
    end
 end
 
 -- Raises unless a model takes images, and has room for the answers: what is dropped when its
 -- context is full could be a part of an image.
 local function check_inputs(model, list, rows, o)
-   if not o.inputs then return check_texts(model, list) end
+   if not o.inputs then return check_text(model, list, o) end
    err.arg_if(not model.rope_index, o.op, 'inputs', 'nil, as the model takes ids alone', o.inputs)
    err.options(o.op .. ': inputs', o.inputs, inputs)
    err.arg_if(o.cache ~= nil, o.op, 'cache', 'nil beside inputs: it compares ids, not images',

@@ -302,11 +302,24 @@ function Sharded:zero_grad()
    for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
 end
 
+-- Notes, in a forward, that a module of the model runs on data or, with is_blank, on nothing, only
+-- to take part in collectives. Gradients of parameters that ran on nothing alone do not count as
+-- used.
+function Sharded:note_run(module, is_blank)
+   local inside = {}
+   module:walk(function(m) inside[m] = true end)
+   for _, e in ipairs(self.entries) do
+      if inside[e.places[1].owner] then e.has_data = e.has_data or not is_blank end
+   end
+end
+
 -- Returns '1' or '0' for each parameter, in one text: whether a backward of this rank has given it
 -- a gradient in this step.
 function Sharded:used()
    local list = {}
-   for i, e in ipairs(self.entries) do list[i] = e.used and '1' or '0' end
+   for i, e in ipairs(self.entries) do
+      list[i] = e.used and e.has_data ~= false and '1' or '0'
+   end
    return table.concat(list)
 end
 
@@ -454,6 +467,7 @@ end
 
 signature.doors('parallel.Sharded', Sharded, {
    init = 'model: module; ranks: ranks?; opts: table', drop_unused = 'texts: string[]?',
+   note_run = 'module: module; is_blank: boolean?',
    pieces = 'm: module; field: string', unsharded = 'm: module; field: string' })
 return signature.doors('parallel', fsdp, {
    fully_shard = { 'model: module; ranks: ranks?', opts = options.rows,
