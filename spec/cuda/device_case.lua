@@ -56,9 +56,9 @@ end)
 -- ---- several blocks and launches ----------------------------------------------------------------
 
 describe('reductions over many elements', function()
-   local shapes = { { 3, 10000 }, { 10000, 3 }, { 70001 }, { 33, 300, 7 }, { 600, 130 } }
+   local sizes = { { 3, 10000 }, { 10000, 3 }, { 70001 }, { 33, 300, 7 }, { 600, 130 } }
    for i = 1, wide and 5 or 4 do
-      local shape = shapes[i]
+      local shape = sizes[i]
       it('agree with the host: ' .. table.concat(shape, ' '), function()
          local x = random(shape, 5, 'f64')
          local y = x:to(device)

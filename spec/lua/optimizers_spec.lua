@@ -120,8 +120,8 @@ describe('groups by patterns', function()
    it('work for classes that declare none of their options', function()
       local class, Optimizer = require 'tide.class', tide.optim.Optimizer
       local Plain = class('Plain', tide.optim.SGD)
-      function Plain:init(params, opts)
-         Optimizer.init(self, 'Plain', params, { momentum = 0, dampening = 0, weight_decay = 0,
+      function Plain:init(list, opts)
+         Optimizer.init(self, 'Plain', list, { momentum = 0, dampening = 0, weight_decay = 0,
             nesterov = false, shift = tide.zeros { 1 } }, opts)
       end
       local model = tide.nn.Linear(2, 2)

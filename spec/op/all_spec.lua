@@ -83,8 +83,8 @@ local layouts = {
       local shape = x.shape
       if #shape == 0 then return x end
       shape[#shape] = shape[#shape] * 2
-      local wide = tide.zeros(shape, { dtype = x.dtype, device = x.device })
-      local view = wide:slice(#shape, 1, shape[#shape], 2)
+      local all = tide.zeros(shape, { dtype = x.dtype, device = x.device })
+      local view = all:slice(#shape, 1, shape[#shape], 2)
       view:copy_(x)
       return view
    end,
