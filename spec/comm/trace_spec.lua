@@ -143,14 +143,16 @@ local overlap = [[
    assert(work:wait():sum():item() == 4000000)
 ]]
 
--- How many products the ranks' traces show during the collective: the least of both ranks.
-local function products_inside(dir)
-   local out, status = mpi.shell(('%s run -n 2 -t 1 --trace %s/t %s/overlap.lua'):format(
-      mpi.program, dir, dir))
+-- Returns how many products the traces of run i show during the collective: the least of both
+-- ranks.
+local function products_inside(dir, i)
+   local traces = ('%s/t%d'):format(dir, i)
+   local out, status = mpi.shell(('%s run -n 2 -t 1 --trace %s %s/overlap.lua'):format(
+      mpi.program, traces, dir))
    assert.equal(0, status, out)
-   out, status = mpi.shell(mpi.program .. ' trace ' .. dir .. '/t')
+   out, status = mpi.shell(mpi.program .. ' trace ' .. traces)
    assert.equal(0, status, out)
-   local merged = require('tide.util.fs').read_json('spec', dir .. '/t/trace.json')
+   local merged = require('tide.util.fs').read_json('spec', traces .. '/trace.json')
    local least = math.huge
    for r = 0, 1 do
       local span, inside = nil, 0
@@ -174,8 +176,8 @@ describe('a collective issued before a large product', function()
          f:write(overlap)
          f:close()
          local inside = 0
-         for _ = 1, 5 do
-            if inside == 0 then inside = products_inside(dir) end
+         for i = 1, 5 do
+            if inside == 0 then inside = products_inside(dir, i) end
          end
          assert.is_true(inside >= 1)
       end)
