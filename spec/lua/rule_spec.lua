@@ -236,7 +236,7 @@ describe('a schedule', function()
             local s = optim.schedule.make(name, { lr = lr, steps = steps, warmup = warmup,
                min_lr = low, decay = decay })
             for step = 1, steps + 3 do
-               local want = step <= warmup and lr * step / warmup
+               local want = steps == 1 and lr or step <= warmup and lr * step / warmup
                   or fn(math.min(1, (step - warmup) / (steps - warmup)), step)
                assert.is_true(math.abs(want - s(step)) < 1e-12, name .. ' ' .. step)
             end
