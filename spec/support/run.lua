@@ -191,15 +191,8 @@ local function waits(path)
    return head:find('\n-- Mostly waits', 1, true) ~= nil
 end
 
--- Returns the number of files that run at once for opt.jobs cores: half as many again, since a file
--- whose ranks wait for each other, or for a program, leaves its core idle (a fifth of the time).
-local function at_once()
-   local jobs = tonumber(opt.jobs)
-   return jobs > 1 and math.ceil(1.5 * jobs) or jobs
-end
-
--- Runs C specs and spec files, each into a file of its own. Beside several, one more takes the
--- files that mostly wait, one after another.
+-- Runs C specs and spec files opt.jobs at a time, each into a file of its own. Of several jobs, one
+-- more takes the files that mostly wait, one after another.
 local function run_all(programs, files)
    local dir = os.tmpname()                 -- of this run alone: several may go at once
    os.execute('rm -f ' .. quote(dir) .. ' && mkdir ' .. quote(dir))
@@ -222,7 +215,7 @@ local function run_all(programs, files)
          quote(one), quote(dir))
    end
    local pipe = assert(io.popen(('{ %s & %s; wait; }'):format(queue('waiting', 1),
-      queue('list', at_once()))))
+      queue('list', opt.jobs))))
    for index in pipe:lines() do
       local item, f = all[tonumber(index)], assert(io.open(dir .. '/' .. index))
       item.count(item.name, note_times(item.name, f:read '*a'))
