@@ -166,9 +166,11 @@ VL._read_place = signature.options {
    of_images,
    'feature_rows: tensor? [batch, tokens] of i64 -- the feature of each token, see feature_rows',
 }
--- Fields of a batch that a call takes beside the place of its tokens.
-VL.input_fields = { 'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw',
-   'second_per_grid_ts', 'feature_rows' }
+-- Fields of images and videos; and those of a batch that a call takes beside the place of its
+-- tokens.
+VL.image_fields = { 'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw',
+   'second_per_grid_ts' }
+VL.input_fields = { 'feature_rows', unpack(VL.image_fields) }
 VL.at_fields = copy(Llama.at_fields)
 for _, name in ipairs(VL.input_fields) do VL.at_fields[#VL.at_fields + 1] = name end
 
@@ -222,9 +224,9 @@ end
 
 local function i64(list, device) return tide.tensor(list, { dtype = 'i64', device = device }) end
 
-local function positions_of(self, ids, o)
-   local lists, deltas = grid_.positions(said_of(self, ids, o))
-   return i64(lists, ids.device), i64(deltas, ids.device):reshape(#deltas, 1)
+local function positions_of(said, device)
+   local lists, deltas = grid_.positions(said)
+   return i64(lists, device), i64(deltas, device):reshape(#deltas, 1)
 end
 
 -- Returns the positions of a text with images, i64 [3, B, T] (time, height, width), and
@@ -232,16 +234,28 @@ end
 -- it. The tokens of an image start at the position behind the text, and the text goes on behind its
 -- rows or columns, whichever are more, as in transformers 5. attention_mask [B, T]: 0 at padding,
 -- which has position 0; it may number documents from 1, whose positions start at 0 each.
-function VL:rope_index(ids, opts) return positions_of(self, ids, opts) end
+function VL:rope_index(ids, opts)
+   return positions_of(said_of(self, ids, opts), ids.device)
+end
 
-local function features_index(self, ids, o)
-   return i64(grid_.features(said_of(self, ids, o)), ids.device)
+local function features_index(said, device) return i64(grid_.features(said), device) end
+
+-- Completes the fields positions and feature_rows of o that are nil. has_positions: positions are
+-- there under another name. place: where the images and documents of ids lie.
+local function complete_place(self, ids, o, place, has_positions)
+   has_positions = has_positions or o.positions ~= nil
+   if has_positions and o.feature_rows ~= nil then return end
+   local said = said_of(self, ids, place)
+   if o.feature_rows == nil then o.feature_rows = features_index(said, ids.device) end
+   if not has_positions then o.positions = positions_of(said, ids.device) end
 end
 
 -- Returns the number of the feature, i64 [B, T], that each token stands for, counted from 0 through
 -- all rows of ids, those of videos behind those of images; -1 for text. A call whose tokens are cut
 -- over ranks (a context) needs its part of them.
-function VL:feature_rows(ids, opts) return features_index(self, ids, opts) end
+function VL:feature_rows(ids, opts)
+   return features_index(said_of(self, ids, opts), ids.device)
+end
 
 -- Returns a batch (ids or input_ids, and images) with positions and feature_rows, where it has
 -- images and not these; cuts over ranks need them. index: its documents, pairs [B or 1, T, 2], or
@@ -254,8 +268,7 @@ function VL:placed(batch, index)
    signature.check(op, 'index', index, 'tensor? [B or 1, T, 2]', sizes)
    local o = { image_grid_thw = batch.image_grid_thw, video_grid_thw = batch.video_grid_thw,
       second_per_grid_ts = batch.second_per_grid_ts, index = index }
-   if not (out.positions or out.position_ids) then out.positions = positions_of(self, ids, o) end
-   out.feature_rows = out.feature_rows or features_index(self, ids, o)
+   complete_place(self, ids, out, o, out.position_ids ~= nil)
    return out
 end
 
@@ -322,14 +335,11 @@ local function features_of(self, o, context)
    return self.visual(self.visual:blank(like))
 end
 
--- Returns the rows of the features that tokens stand for, i64 [B, T], checked.
-local function rows_of(self, ids, o)
-   local rows = o.feature_rows
-   if rows == nil then return features_index(self, ids, o) end
-   err.raise_if(rows:size(1) ~= ids:size(1) or rows:size(2) ~= ids:size(2), 'E_SHAPE', op,
-      'feature_rows: expected [%d, %d] as ids, got [%d, %d]', ids:size(1), ids:size(2),
-      rows:size(1), rows:size(2))
-   return rows
+-- Refuses rows of features, of a call that gives them, whose shape is not that of ids.
+local function check_rows(ids, rows)
+   if rows == nil or rows:size(1) == ids:size(1) and rows:size(2) == ids:size(2) then return end
+   err.raise('E_SHAPE', op, 'feature_rows: expected [%d, %d] as ids, got [%d, %d]', ids:size(1),
+      ids:size(2), rows:size(1), rows:size(2))
 end
 
 -- Refuses tokens that stand for images without any. Ids on a device are not read. Beside caches
@@ -398,9 +408,9 @@ function VL:_inputs(ids, o, context)
       where = copy({ index = context:q_index(ids.device) }, copy(o))
       where.attention_mask = nil
    end
-   local rows = rows_of(self, ids, where)
-   if o.positions == nil then o.positions = positions_of(self, ids, where) end
-   return joined(self, ids, rows, features)
+   check_rows(ids, o.feature_rows)
+   complete_place(self, ids, o, where)
+   return joined(self, ids, o.feature_rows, features)
 end
 private.note(VL._inputs)
 

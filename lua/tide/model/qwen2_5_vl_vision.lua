@@ -208,14 +208,6 @@ function Vision:init(c, opts)
    self:child('merger', Merger(c, opts))
 end
 
--- Returns the pairs (run, patch) of runs with these cumulative patches; nil of one run, in which
--- all see all.
-local function index_of(cu, device)
-   if #cu == 2 then return nil end
-   return tide.document_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), cu[#cu])
-      :to(device)
-end
-
 -- Returns the numbers of a patch.
 function Vision:patch_numel()
    local c = self.config
@@ -267,7 +259,7 @@ function Vision:forward(patches, grids)
    x = private.replace(x, x:reshape(n / unit, unit * C))
    x = private.replace(x, x:index_select(1, index(lay.order)))
    x = private.replace(x, x:reshape(1, n, C))
-   local frames, windows = index_of(lay.frames, device), index_of(lay.windows, device)
+   local frames, windows = grid_.index(lay.frames, device), grid_.index(lay.windows, device)
    local positions = index { { lay.rows }, { lay.columns } }
    local y = self.blocks(x, { positions = positions, frames = frames, windows = windows,
       tiles = (frames or windows) and tiles.list(frames, windows) or {} })

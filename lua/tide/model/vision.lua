@@ -82,13 +82,6 @@ local function coordinates(sizes, patch, opts)
    return tide.cat(rows, 1), tide.cat(columns, 1), cu
 end
 
--- Returns the pairs (image, patch) of images of these cumulative patches; nil of one image.
-local function index_of(cu, device)
-   if #cu == 2 then return nil end
-   return tide.document_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), cu[#cu])
-      :to(device)
-end
-
 -- Returns [T, C] of sines and cosines.
 local function position_signal(c, rows, columns, opts)
    local n, list = c.hidden_size / 4, {}
@@ -107,7 +100,7 @@ function Vision:forward(patches, at)
    local rows, columns, cu = coordinates(at.sizes, c.patch_dim, opts)
    err.raise_if(cu[#cu] ~= patches:size(2), 'E_SHAPE', op, 'the sizes give %d patches, but '
       .. 'there are %d', cu[#cu], patches:size(2))
-   local index = at.index or index_of(cu, device)
+   local index = at.index or grid.index(cu, device)
    local signal = position_signal(c, rows, columns, opts)
    local x = self.patch_embed(patches) + signal:to(patches.dtype):unsqueeze(1)
    local h = self.blocks(x, { q_index = index, k_index = index, tiles = tiles.list(index) })

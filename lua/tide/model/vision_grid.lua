@@ -3,8 +3,8 @@
 --
 -- A grid is { t, h, w }: frames, and rows and columns of patches of a frame. Patches of a stream
 -- lie frame by frame, and in a frame block by block: `merge` x `merge` neighbours become one
--- feature. So a grid has t h w patches and t (h / merge) (w / merge) features. Pure functions of
--- numbers.
+-- feature. So a grid has t h w patches and t (h / merge) (w / merge) features. Functions of
+-- numbers, and the index that attention takes of them.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
@@ -61,6 +61,15 @@ function grid_.frames(grids)
       for _ = 1, g[1] do list[#list + 1] = { 1, g[2], g[3] } end
    end
    return list
+end
+
+-- Returns the pairs (run, patch), an index of attention on a device, of runs with these cumulative
+-- patches; nil of one run, in which all patches see all.
+function grid_.index(cu, device)
+   if #cu == 2 then return nil end
+   local tide = require 'tide'
+   return tide.document_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), cu[#cu])
+      :to(device)
 end
 
 -- ---- in the tower ------------------------------------------------------------------------------

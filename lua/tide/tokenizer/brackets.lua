@@ -20,12 +20,12 @@ end
 
 -- Reads an escape at `at`. Returns the place behind it.
 local function escape(part, text, at, rust)
-   local c = text:match('^[%z\1-\127\194-\244][\128-\191]*', at + 1) or ''
-   local caret, name = text:match('^[pP]{(%^?)([^}]*)}', at + 1)
+   local name, is_other, after = property.braced(text, at + 1)
    if name then
-      put(part, property.named(name, rust), (caret == '^') ~= (c == 'P'))
-      return at + #caret + #name + 4
+      put(part, property.named(name, rust), is_other)
+      return after
    end
+   local c = property.char(text, at + 1)
    local items, negated = property.escape(c, 'in', rust)
    local hex = text:match('^u(%x%x%x%x)', at + 1)
    local is_letter = not rust and (c == 'p' or c == 'P')   -- to Oniguruma, where no brace follows
@@ -35,7 +35,7 @@ end
 
 -- Reads what stands at `at`. Returns the place behind it.
 local function item(part, text, at, rust)
-   local c = text:match('^[%z\1-\127\194-\244][\128-\191]*', at) or text:sub(at, at)
+   local c = property.char(text, at)
    if c == '\\' then return escape(part, text, at, rust) end
    local caret, name = text:match('^%[:(%^?)(%a+):%]', at)
    if name then

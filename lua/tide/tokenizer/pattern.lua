@@ -41,11 +41,10 @@ local escapes = {}
 
 -- Reads \p{name}; to Oniguruma \p is a letter where no brace follows.
 function escapes.p(self, text, at, rust)
-   local kind, caret, name = text:match('^([pP]){(%^?)([^}]*)}', at)
+   local name, negated, after = property.braced(text, at)
    if name then
-      local negated = (caret == '^') ~= (kind == 'P')
       put_atom(self, property.set(property.named(name, rust), negated))
-      return at + #caret + #name + 3
+      return after
    end
    put_atom(self, (rust and '\\' or '') .. text:sub(at, at))
    return at + 1
@@ -75,7 +74,7 @@ escapes.B = escapes.b
 
 -- Translates an escape whose letter is at `at`. Returns the place behind it.
 local function escape(self, text, at, rust)
-   local c = text:match('^[%z\1-\127\194-\244][\128-\191]*', at) or text:sub(at, at)
+   local c = property.char(text, at)
    if escapes[c] then return escapes[c](self, text, at, rust) end
    local items, negated = property.escape(c, 'out', rust)
    put_atom(self, items and property.set(items, negated) or '\\' .. c)
@@ -130,7 +129,7 @@ end
 
 -- Translates what stands at `at`. Returns the place behind it.
 local function step(self, text, at, rust)
-   local c = text:match('^[%z\1-\127\194-\244][\128-\191]*', at) or text:sub(at, at)
+   local c = property.char(text, at)
    if c == '\\' and at < #text then return escape(self, text, at + 1, rust) end
    if c == '[' then
       local set, behind = brackets.translate(text, at, rust)

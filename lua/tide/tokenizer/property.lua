@@ -63,6 +63,19 @@ function property.named(name, rust)
    return ('\\p{%s%s}'):format(is_plain and '' or not category and 'sc:' or '', category or name)
 end
 
+-- Returns the character of a text at `at`, or its byte where it is not UTF-8; '' after the end.
+function property.char(text, at)
+   return text:match('^[%z\1-\127\194-\244][\128-\191]*', at) or text:sub(at, at)
+end
+
+-- Returns the name in \p{name} or \P{^name}, whether its characters are those that do not have it,
+-- and the place after the brace. at: of the letter. Returns nil without a brace.
+function property.braced(text, at)
+   local kind, caret, name = text:match('^([pP]){(%^?)([^}]*)}', at)
+   if not name then return nil end
+   return name, (caret == '^') ~= (kind == 'P'), at + #caret + #name + 3
+end
+
 -- Returns the items of an escape such as \s for brackets, and whether the characters are those that
 -- it does not have; nil of an escape that PCRE2 reads alike. place: 'in' brackets or 'out'.
 function property.escape(c, place, rust)

@@ -132,9 +132,6 @@ local function settled(op, model, o)
    return o
 end
 
-local inputs = { 'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw',
-   'second_per_grid_ts' }
-
 -- Raises where a prompt without images has tokens that stand for one.
 local function check_text(model, list, o)
    local c = model.config
@@ -153,7 +150,7 @@ end
 local function check_inputs(model, list, rows, o)
    if not o.inputs then return check_text(model, list, o) end
    err.arg_if(not model.rope_index, o.op, 'inputs', 'nil, as the model takes ids alone', o.inputs)
-   err.options(o.op .. ': inputs', o.inputs, inputs)
+   err.options(o.op .. ': inputs', o.inputs, model.image_fields)
    err.arg_if(o.cache ~= nil, o.op, 'cache', 'nil beside inputs: it compares ids, not images',
       o.cache)
    for _, answer in ipairs(list) do

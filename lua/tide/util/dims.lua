@@ -33,6 +33,13 @@ function dims.sum(list, last)
    return n
 end
 
+-- Returns the sums of the first 0, 1, .. #list numbers.
+function dims.cumulative(list)
+   local sums = { 0 }
+   for d, n in ipairs(list) do sums[d + 1] = sums[d] + n end
+   return sums
+end
+
 -- Returns the strides of a contiguous tensor, in elements; the last one is 1.
 function dims.strides(shape)
    local list, n = {}, 1

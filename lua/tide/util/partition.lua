@@ -1,11 +1,7 @@
 -- The optimal linear partition of a list of costs: parts of neighbours of which the largest is as
 -- small as it can be, found by bisection on that size.
 
-local function prefix(costs)
-   local sum = { 0 }
-   for i, c in ipairs(costs) do sum[i + 1] = sum[i] + c end
-   return sum
-end
+local dims = require 'tide.util.dims'
 
 -- Returns the last position b with sum[b] - sum[a] <= limit.
 local function reach(sum, a, limit)
@@ -55,7 +51,7 @@ end
 -- part has an element if there are enough (else the first ones have one each), and within that
 -- each cut is as near as possible to an even share.
 return function(costs, parts)
-   local sum, n = prefix(costs), #costs
+   local sum, n = dims.cumulative(costs), #costs
    local used, bounds = math.min(parts, n), { 0 }
    local most = 0
    for _, c in ipairs(costs) do most = math.max(most, c) end

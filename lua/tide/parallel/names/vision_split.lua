@@ -146,16 +146,10 @@ end
 
 -- ---- a proportional rule ---------------------------------------------------------------------
 
-local function prefix(costs)
-   local sum = { 0 }
-   for i, c in ipairs(costs) do sum[i + 1] = sum[i] + c end
-   return sum
-end
-
 -- Cuts in proportion: cut r lies before the first element whose running cost exceeds r / parts of
 -- the whole, moved so that every part has one; nil with fewer elements than parts.
 function split.proportional(costs, parts)
-   local sum, n = prefix(costs), #costs
+   local sum, n = dims.cumulative(costs), #costs
    if n < parts then return nil end
    local bounds, at = { 0 }, 0
    for r = 1, parts do
