@@ -1,6 +1,5 @@
 -- An installation for specs, below a prefix with a space.
 
-local files = require 'spec.support.files'
 local tmp = require 'spec.support.tmp'
 
 local M = { build = os.getenv 'TIDE_BUILD' or 'build' }
@@ -22,16 +21,20 @@ function M.exists(path)
    return f ~= nil
 end
 
--- Installs below `prefix`, all or one component; the build folder keeps its own list of the last
--- installation, and `dir` gets this one's.
+-- Installs below `prefix`, all or one component, and writes the list of files to `dir`. The build
+-- folder keeps its own list of the last installation: the lock orders specs of other processes
+-- that install at the same time.
 function M.install(prefix, dir, component)
    local name = component and 'install_manifest_' .. component .. '.txt' or 'install_manifest.txt'
-   local manifest = M.build .. '/' .. name
-   local before = M.exists(manifest) and files.read(manifest)
-   M.run(('cmake --install %s --prefix %s %s'):format(M.quote(M.build), M.quote(prefix),
-      component and '--component ' .. component or ''))
-   files.write(dir .. '/install_manifest.txt', files.read(manifest))
-   if before then files.write(manifest, before) else os.remove(manifest) end
+   local script = ([[
+      set -e
+      cp "$1" "$1.kept" 2>/dev/null || rm -f "$1.kept"
+      cmake --install %s --prefix %s %s
+      cp "$1" "$2/install_manifest.txt"
+      if [ -f "$1.kept" ]; then mv "$1.kept" "$1"; else rm "$1"; fi]]):format(
+      M.quote(M.build), M.quote(prefix), component and '--component ' .. component or '')
+   M.run(('flock %s sh -c %s - %s %s'):format(M.quote(M.build), M.quote(script),
+      M.quote(M.build .. '/' .. name), M.quote(dir)))
 end
 
 -- Runs fn(prefix, dir) with an installation below prefix, dir a scratch folder.
