@@ -31,8 +31,8 @@ describe('attention over several tiles', function()
                            'packed' } do
       for k, dtype in ipairs { 'bf16', 'f16', 'f32' } do
          it(('is that of the reference: %s, %s'):format(name, dtype), function()
-            attention.agrees(wide and shapes or { shapes[(i + k) % 5 + 1], shapes[i % 5 + 1] },
-               attention.masks[name], dtype, device)
+            local few = { shapes[(i + k) % 5 + 1], dtype ~= 'f32' and shapes[i % 5 + 1] or nil }
+            attention.agrees(wide and shapes or few, attention.masks[name], dtype, device)
          end)
       end
    end

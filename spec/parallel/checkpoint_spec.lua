@@ -4,6 +4,7 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local ranks = require 'spec.support.ranks'
 local tmp = require 'spec.support.tmp'
+local wide = require 'spec.support.wide'
 
 local checkpoint = tide.train.checkpoint
 
@@ -55,10 +56,12 @@ end
 describe('a checkpoint of a mesh', function()
    it('goes on with any number of ranks', function()
       tmp.with(function(dir)
-         for _, c in ipairs { { 1, 2, 8 }, { 2, 1, 3 }, { 3, 3, 4 }, { 4, 1, 8 }, { 8, 3, 4 } } do
+         local moves = wide and { { 1, 2, 8 }, { 2, 1, 3 }, { 3, 3, 4 }, { 4, 1, 8 }, { 8, 3, 4 } }
+            or { { 1, 8 }, { 3, 4 }, { 8, 3 } }
+         for _, c in ipairs(moves) do
             local n, from = c[1], dir .. '/from-' .. c[1]
             ranks.run(n, save, from, nil, { steps = 2 })
-            for _, m in ipairs { c[2], c[3] } do
+            for _, m in ipairs { unpack(c, 2) } do
                local to = ('%s/%d-to-%d'):format(dir, n, m)
                ranks.run(m, save, to, from)
                local x = same_checkpoints(from, to)

@@ -55,7 +55,7 @@ local cases = {
    { 'ZeRO-1 with micro-batches', 2,
      '--mesh.dp-shard 2 --fsdp.strategy optim --accum 3 --batch 24' },
    { 'ZeRO-3 with micro-batches', 2,
-     '--mesh.dp-shard 2 --fsdp.strategy optim_grads_params --accum 3 --batch 24', quick = true },
+     '--mesh.dp-shard 2 --fsdp.strategy optim_grads_params --accum 3 --batch 12', quick = true },
    { 'shards on the host', 2, '--mesh.dp-shard 2 --offload', quick = true },
    { 'tensor parallelism', 2, '--mesh.tp 2' },
    { 'tensor and sequence parallelism', 2, '--mesh.tp 2 --sequence-parallel' },
