@@ -1,6 +1,7 @@
 -- Every collective x dtype x count on worlds of threads, against plain Lua sums.
 
 local ranks = require 'spec.comm.ranks'
+local wide = require 'spec.support.wide'
 
 local cases = require 'spec.comm.cases'
 
@@ -22,7 +23,7 @@ describe('send_recv', function()
 end)
 
 describe('collectives', function()
-   for _, n in ipairs { 1, 2, 3, 8 } do
+   for _, n in ipairs(wide and { 1, 2, 3, 8 } or { 1, 2, 3 }) do
       for _, name in ipairs(collectives) do
          it(('%s on %d ranks'):format(name, n), function()
             for _, ncase in ipairs(ranks.run(n, cases, name)) do assert.equal(64, ncase) end
@@ -41,9 +42,9 @@ describe('collectives', function()
                return dtype == 'f32' and x or x:to(dtype)
             end
             for _, dtype in ipairs { 'f32', 'bf16', 'f16', 'f64' } do
-               local wide = dtype == 'f64' and 'f64' or 'f32'
-               local want = data(0, dtype):to(wide)
-               for r = 1, size - 1 do want = want + data(r, dtype):to(wide) end
+               local sums = dtype == 'f64' and 'f64' or 'f32'
+               local want = data(0, dtype):to(sums)
+               for r = 1, size - 1 do want = want + data(r, dtype):to(sums) end
                local mean = (want / size):to(dtype):to_string_bytes()
                want = want:to(dtype):to_string_bytes()
                local t = comm:all_reduce(data(me, dtype))

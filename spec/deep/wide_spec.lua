@@ -1,5 +1,5 @@
 -- Spec files with all of their cases, of which `make test` takes some (spec/support/wide.lua):
--- those of emulated CUDA, and those below spec/parallel and spec/recipe that read `wide`.
+-- those of emulated CUDA, and the others that read `wide`.
 
 local emulated = require 'spec.cuda.emulated'
 local files = require 'spec.support.files'
@@ -14,7 +14,8 @@ end
 
 describe('with all of its cases passes', function()
    for _, file in ipairs(files.lines_of(
-      "grep -l support.wide spec/parallel/*_spec.lua spec/recipe/*_spec.lua")) do
+      "grep -l support.wide spec/comm/*_spec.lua spec/lua/*_spec.lua "
+      .. "spec/parallel/*_spec.lua spec/recipe/*_spec.lua spec/op/scan_wild_spec.lua")) do
       passes(file)
    end
    if not emulated.here() then return end
