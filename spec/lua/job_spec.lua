@@ -79,6 +79,13 @@ describe('a start of a recipe', function()
       end
    end)
 
+   it('refuses paths that a checkpoint cannot keep', function()
+      for _, name in ipairs { 'out', 'data', 'tokenizer' } do
+         refused('E_ARG', ('spec: --%s: expected a path in UTF-8'):format(name), start, error,
+            '--out', '/nowhere/x', '--' .. name, '/nowhere/\255')
+      end
+   end)
+
    it('counts steps by epochs, unless they are said', function()
       for _, row in ipairs { { {}, 12 }, { { '--steps', '5' }, 5 } } do
          start(function(self, opt)

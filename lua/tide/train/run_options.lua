@@ -4,10 +4,12 @@
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
 local dist = require 'tide.comm'
+local each = require 'tide.util.each'
 local survey = require 'tide.data.survey'
 local launch = require 'tide.comm.launch'
 local err = require 'tide.util.err'
 local folder = require 'tide.train.folder'
+local fs = require 'tide.util.fs'
 require 'tide.optim.optimizer'
 
 local options = {}
@@ -55,6 +57,16 @@ local function check_ids(op, o)
    end
 end
 
+-- Refuses what state.json cannot hold: the first save would lose the steps before it.
+local function check_stored(op, o)
+   for name, v in each { recipe = o.recipe, ['model.config'] = o.model.config } do
+      local ok, e = pcall(fs.json_text, v)
+      local why = not ok and tostring(err.of(e) and e.message or e)
+      err.raise_if(why, 'E_ARG', op, "argument '%s': checkpoints keep it as JSON, which cannot "
+         .. 'hold it: %s', name, why)
+   end
+end
+
 -- Sets the checkpoint to resume: that of an earlier attempt of this job, or the caller's.
 local function settle_resume(op, o)
    local before = launch.resume_from(o.out)
@@ -90,6 +102,7 @@ function options.settle(op, o)
    end
    o.keep_best = o.keep_best or o.patience > 0
    check_ids(op, o)
+   if o.out then check_stored(op, o) end
    settle_resume(op, o)
    return o
 end
