@@ -128,6 +128,8 @@ local function check_place(dir, overwrite)
    if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is a file; give a folder', dir) end
    local names = fs.list(op, dir)
    if #names == 0 then return end
+   err.raise_if(fs.exists(fs.join(dir, 'manifest.json')), 'E_ARG', op, "argument 'dir': %s is a "
+      .. 'checkpoint, whose optimiser state would be lost; give another folder', dir)
    err.raise_if(not overwrite, 'E_ARG', op, "argument 'dir': %s is not empty; give another folder, "
       .. 'or overwrite = true to replace it', dir)
    for _, name in ipairs(names) do
@@ -247,6 +249,8 @@ end
 
 local function options_of(dir, opts)
    opts.dir, opts.max_shard = dir, bytes_of(opts.max_shard)
+   err.arg_if(opts.tokenizer and not fs.is_dir(opts.tokenizer), op, 'tokenizer',
+      'the folder of a tokenizer', opts.tokenizer)
    return opts
 end
 
