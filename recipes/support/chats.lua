@@ -113,6 +113,9 @@ end
 local function check_export(job)
    local opt = job.opt
    if opt.plan or not opt.export then return end
+   local is_out = opt.export:match '^(.-)/*$' == fs.absolute(opt.out):match '^(.-)/*$'
+   err.usage_if(is_out, job.name, '--export %s is --out, which holds the checkpoints; choose '
+      .. 'another folder', opt.export)
    local before = job:is_same_run() and job.resumed and job.resumed.options.export
    local is_own = before and fs.absolute(before) == opt.export or job:is_restart()
    if opt.overwrite or is_own or not fs.is_present(opt.export) then return end

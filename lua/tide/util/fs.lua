@@ -127,6 +127,8 @@ end
 -- json.decode does with `nonfinite`.
 function fs.read_json(op, path)
    local text = fs.read(op, path)
+   err.raise_if(text:sub(1, 3) == '\239\187\191', 'E_FORMAT', op, '%s begins with a byte order '
+      .. 'mark, which JSON does not allow; save it as UTF-8 without one', path)
    local ok, value = pcall(fs.io().json.decode, text, { nonfinite = true })
    if not ok or type(value) ~= 'table' then
       err.raise('E_FORMAT', op, '%s holds no JSON object: %s', path,
