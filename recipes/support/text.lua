@@ -84,6 +84,14 @@ local function vocabulary(job, opt, size)
    return opt.vocab > 0 and opt.vocab or size
 end
 
+-- Prints which files below the folders of --data are not read.
+local function tell_left_out(job, list)
+   if #list == 0 then return end
+   local shown = table.concat(list, ', ', 1, math.min(3, #list))
+   job:print('%d file%s below --data left out, no text by the extension: %s%s', #list,
+      #list == 1 and ' is' or 's are', shown, #list > 3 and ', ...' or '')
+end
+
 -- The corpus of a list of files and folders, with its vocabulary.
 local function read(job, opt, paths)
    local tide = require 'tide'
@@ -95,6 +103,7 @@ local function read(job, opt, paths)
       corpus = job:check(tide.data.text.load, paths, { width = opt.token_bytes,
          binary = opt.binary, tokenizer = tok,
          cache = fs.join(opt.out:match '^(.*)/[^/]+/*$' or '.', '.tokens') })
+      if opt.data then tell_left_out(job, corpus.left_out) end
    end
    corpus.tokenizer, corpus.tokenizer_path = tok, tok_path
    corpus.vocab_size = vocabulary(job, opt, corpus.vocab_size
