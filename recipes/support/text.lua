@@ -84,12 +84,12 @@ local function vocabulary(job, opt, size)
    return opt.vocab > 0 and opt.vocab or size
 end
 
--- Prints which files below the folders of --data are not read.
+-- Logs which files below the folders of --data are not read.
 local function tell_left_out(job, list)
    if #list == 0 then return end
    local shown = table.concat(list, ', ', 1, math.min(3, #list))
-   job:print('%d file%s below --data left out, no text by the extension: %s%s', #list,
-      #list == 1 and ' is' or 's are', shown, #list > 3 and ', ...' or '')
+   job.log:once('%d file%s below --data left out, not a text file or a .bin beside text: %s%s',
+      #list, #list == 1 and ' is' or 's are', shown, #list > 3 and ', ...' or '')
 end
 
 -- The corpus of a list of files and folders, with its vocabulary.

@@ -28,16 +28,17 @@ local function wanted(name)
    return extensions[extension(name)] or name == 'Makefile' or name == 'README'
 end
 
--- Adds the files below a folder to `list`, and those that are neither text nor .bin to `left`.
+-- Adds the files below a folder to `list`, and those that are neither text nor .bin to `left`. An
+-- .idx is read with its .bin.
 local function collect(path, list, left, depth)
-   err.raise_if(depth > 32, 'E_IO', op, 'folders are nested too deeply at %s; a link in it may lead '
-      .. 'to a folder above', path)
+   err.raise_if(depth > 32, 'E_IO', op, 'folders are nested too deeply at %s; a link in it may '
+      .. 'lead to a folder above', path)
    for _, name in ipairs(fs.list(op, path)) do
       local full = fs.join(path, name)
       if name:sub(1, 1) ~= '.' then
          if fs.is_dir(full) then
             collect(full, list, left, depth + 1)
-         else
+         elseif extension(name) ~= 'idx' then
             local is_data = fs.size(full) and (wanted(name) or extension(name) == 'bin')
             local to = is_data and list or left
             to[#to + 1] = full
