@@ -88,8 +88,8 @@ end
 local function tell_left_out(job, list)
    if #list == 0 then return end
    local shown = table.concat(list, ', ', 1, math.min(3, #list))
-   job.log:once('%d file%s below --data left out, not a text file or a .bin beside text: %s%s',
-      #list, #list == 1 and ' is' or 's are', shown, #list > 3 and ', ...' or '')
+   job.log:once('%d file%s not read below --data (no text, or .bin beside text): %s%s', #list,
+      #list == 1 and ' is' or 's are', shown, #list > 3 and ', ...' or '')
 end
 
 -- The corpus of a list of files and folders, with its vocabulary.
