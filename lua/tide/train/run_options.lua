@@ -78,10 +78,19 @@ local function settle_resume(op, o)
    end
 end
 
+-- Refuses a sampler of windows beyond the end of the data: the step that draws one would end the
+-- run.
+local function check_count(op, o)
+   local count = not o.sampler.make and o.sampler.count
+   err.raise_if(type(count) == 'number' and count > o.train.count, 'E_ARG', op, "argument "
+      .. "'sampler': expected one over the %s tokens of train, got count = %s", o.train.count, count)
+end
+
 -- Refuses ranks that draw from other orders of the data: they would train on some windows twice and
 -- never on others. size and rank are those of the ranks with data of their own.
 function options.check_sampler(op, o, groups)
    local s, list = o.sampler, {}
+   check_count(op, o)
    for _, name in ipairs { 'count', 'seq', 'batch', 'seed', 'size' } do
       list[#list + 1] = ('%s %s'):format(name, tostring(s[name]))
    end
