@@ -74,7 +74,7 @@ local rows = {
 }
 return signature.doors('optim.schedule', schedule, {
    constant = { opts = { rows[1], rows[3] } }, linear = { opts = rows }, cosine = { opts = rows },
-   wsd = { opts = { rows, 'decay: integer? -- steps of the final descent; by default a fifth, or what '
-      .. 'warmup leaves' } },
+   wsd = { opts = { rows, 'decay: integer? -- steps of the final descent; by default a fifth, or '
+      .. 'what warmup leaves' } },
    make = { "name: 'cosine' | 'linear' | 'wsd' | 'constant'; opts: table", op = 'optim.schedule' },
 })

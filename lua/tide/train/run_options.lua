@@ -83,7 +83,8 @@ end
 local function check_count(op, o)
    local count = not o.sampler.make and o.sampler.count
    err.raise_if(type(count) == 'number' and count > o.train.count, 'E_ARG', op, "argument "
-      .. "'sampler': expected one over the %s tokens of train, got count = %s", o.train.count, count)
+      .. "'sampler': expected one over the %s tokens of train, got count = %s", o.train.count,
+      count)
 end
 
 -- Refuses ranks that draw from other orders of the data: they would train on some windows twice and
