@@ -210,3 +210,25 @@ describe('recipes/pretrain.lua beside a model', function()
       end)
    end)
 end)
+
+describe('recipes/tokenizer.lua', function()
+   it('reads every --data, names a file that is not text, and replaces nothing unasked', function()
+      tmp.with(function(dir)
+         write(dir .. '/a.txt', ('low lower '):rep(9))
+         write(dir .. '/b.txt', ('new newer '):rep(9))
+         local words = ('tokenizer.lua --out %s/tok --vocab-size 270 --data %s/a.txt'):format(dir,
+            dir)
+         assert.matches('^2 files, 180 bytes: ', ok(words .. ' --data ' .. dir .. '/b.txt'))
+         local before = fs.read('spec', dir .. '/tok/tokenizer.json')
+         assert.matches('/tok/tokenizer.json is there already', refused(words), 1, true)
+         assert.equal(before, fs.read('spec', dir .. '/tok/tokenizer.json'))
+         assert.matches('^1 file, 90 bytes: ', ok(words .. ' --overwrite'))
+         for name, want in pairs { ['a\255'] = 'c.txt: byte 2 is not UTF-8',
+            ['a\0'] = 'c.txt is not text, it has a byte of 0', [''] = 'c.txt has no text' } do
+            write(dir .. '/c.txt', name)
+            assert.matches(want, refused(('tokenizer.lua --out %s/other --data %s/c.txt'):format(
+               dir, dir)), 1, true)
+         end
+      end)
+   end)
+end)
