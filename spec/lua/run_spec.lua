@@ -56,6 +56,21 @@ describe('train.run', function()
       end)
    end)
 
+   it('removes the old run only for one that begins', function()
+      tmp.with(function(dir)
+         local out = dir .. '/a'
+         tide.train.loop(options(out, { steps = 2 }))
+         local folder = tide.train.checkpoint.find(out)
+         for _, bad in ipairs { { captured = true }, { sampler = data.sampler.new {
+            count = source.count + 99, seq = 8, batch = 2 } } } do
+            bad.overwrite = true
+            raised(tide.train.run, options(out, bad))
+            assert.equal(folder, tide.train.checkpoint.find(out))
+            tide.train.checkpoint.load(folder)
+         end
+      end)
+   end)
+
    it('refuses, before a step, what its checkpoints cannot keep', function()
       tmp.with(function(dir)
          for where, v in pairs { ['recipe.f'] = { f = print }, ['recipe.at'] = { at = 'a\255' } } do
