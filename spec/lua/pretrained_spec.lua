@@ -206,6 +206,12 @@ describe('tide.model.save', function()
          assert.is_false(fs.exists(dir .. '/model.safetensors'))
          fs.mkdirs('spec', dir .. '/sub')
          refused('E_ARG', 'sub', tide.model.save, model, dir, { overwrite = true })
+         fs.mkdirs('spec', parent .. '/papers')
+         fs.write('spec', parent .. '/papers/thesis.tex', 'x')
+         refused('E_ARG', { 'papers holds no model' }, tide.model.save, model, parent .. '/papers',
+            { overwrite = true })
+         assert.equal('x', fs.read('spec', parent .. '/papers/thesis.tex'))
+         fs.remove_dir('spec', parent .. '/papers')
          local optim = tide.optim.AdamW(model, { lr = 1e-3 })
          local step = tide.train.checkpoint.save(parent .. '/run', tide.train.state.collect {
             model = model, optim = optim, step = 1 })

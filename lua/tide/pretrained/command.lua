@@ -10,7 +10,7 @@ local rows = {
      choices = { 'f32', 'bf16', 'f16', 'f64' } },
    { 'tokenizer', nil, 'folder whose tokenizer files are copied; default: the run',
      type = 'string' },
-   { 'overwrite', false, 'replace a folder that is not empty' },
+   { 'overwrite', false, 'replace the folder of a model' },
 }
 
 local title = 'export RUN DIR: write a checkpoint (of a run: the newest) as a published folder'
