@@ -142,6 +142,27 @@ describe('recipes/pretrain.lua beside a model', function()
       end)
    end)
 
+   it('leaves no tokenizer of the run that it replaces, nor joins one that is there', function()
+      with_model(function(dir, folder)
+         local words = ('pretrain.lua --data %s/b.jsonl --binary --out %s/run '):format(dir, dir)
+            .. small
+         ok(words .. '--tokenizer ' .. folder)
+         assert.is_true(fs.exists(dir .. '/run/tokenizer.json'))
+         write(dir .. '/run/notes.txt', 'mine')
+         ok(words .. '--overwrite')
+         for name, is_there in pairs { ['tokenizer.json'] = false, ['notes.txt'] = true,
+            ['tokenizer_config.json'] = false, ['chat_template.jinja'] = false } do
+            assert.equal(is_there, fs.exists(dir .. '/run/' .. name), name)
+         end
+         fs.mkdirs('spec', dir .. '/other')
+         write(dir .. '/other/tokenizer.json', '{}')
+         assert.matches('holds tokenizer.json, and the checkpoints of this run of bytes would be '
+            .. 'read with it; choose another --out', refused(words .. '--out ' .. dir .. '/other'),
+            1, true)
+         assert.is_true(fs.exists(dir .. '/other/tokenizer.json'))
+      end)
+   end)
+
    it('goes on with the tokenizer of the run, which is exported with it', function()
       with_model(function(dir, folder)
          write(dir .. '/text.txt', ('the quick function returns '):rep(400))

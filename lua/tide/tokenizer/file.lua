@@ -109,8 +109,10 @@ function file.load(made, path)
 end
 
 -- Returns the folder that has a tokenizer, dir or its parent, and the file; nil if neither has one.
+-- What is above a run is not of the run.
 function file.place(path)
-   for _, folder in ipairs { path, above(path) } do
+   local is_run = fs.exists(fs.join(path, 'LATEST'))
+   for _, folder in ipairs { path, not is_run and above(path) or nil } do
       local found = fs.is_dir(folder) and file_in(folder)
       if found then return folder, found end
    end
