@@ -81,6 +81,28 @@ function fs.size(path)
    return kind == 'file' and size or nil
 end
 
+-- Returns the folder that a path lies in.
+function fs.above(path)
+   local folder = path:gsub('/+$', ''):match '^(.*)/[^/]*$'
+   return folder == '' and '/' or folder or '.'
+end
+
+-- Returns the folders that may hold what belongs to a folder: itself, and the one above it, since a
+-- run holds what belongs to its checkpoints and to the runs aside-N in it. What is above another
+-- run is not of that run.
+function fs.places(path)
+   local list = { path }
+   for _ = 1, 2 do
+      local is_aside = path:match '([^/]*)/*$':find '^aside%-%d+$'
+      if #list > 1 and not is_aside or fs.exists(fs.join(path, 'LATEST')) and not is_aside then
+         break
+      end
+      path = fs.above(path)
+      list[#list + 1] = path
+   end
+   return list
+end
+
 -- Returns the sorted names in a folder.
 function fs.list(op, path) return got(op, 'list', 'listdir', path) end
 
