@@ -307,7 +307,9 @@ describe('util.args', function()
       local list = { { 'csv', false, 'flag' }, { 'out', nil, 'file', type = 'string' } }
       for line, want in pairs { ['a b --csv'] = 'a b|--csv',
          ['--csv a --out x b'] = 'a b|--csv --out x', ['--out=x a'] = 'a|--out=x',
-         ['--csv yes a'] = 'a|--csv yes', ['--help a'] = 'a|--help',
+         ['--csv yes a'] = 'a|--csv yes',
+         ['--csv --out x a'] = 'a|--csv --out x', ['a --csv --csv b'] = 'a b|--csv --csv',
+         ['--help a'] = 'a|--help',
          ['--config c.lua a --no-csv b'] = 'a b|--config c.lua --no-csv', [''] = '|',
          ['--out -x a'] = 'a|--out -x', ['--out --csv a'] = 'a|--out --csv' } do
          local words = {}

@@ -72,9 +72,9 @@ local function print_table(rows)
    end
    for _, row in ipairs(rows) do
       local parts = {}
-      for i, text in ipairs(row) do
-         parts[i] = (i == 1 and '%-' or '%') .. wide[i] .. 's'
-         parts[i] = parts[i]:format(text)
+      for i, text in ipairs(row) do             -- string.format pads to 99 columns at most
+         local space = (' '):rep(wide[i] - #text)
+         parts[i] = i == 1 and text .. space or space .. text
       end
       io.stdout:write((table.concat(parts, '  '):gsub('%s+$', '')), '\n')
    end

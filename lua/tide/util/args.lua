@@ -425,8 +425,9 @@ end
 function args.split(rows, words)
    local options, places, rest, open = args.new('', rows).by_name, {}, {}, nil
    for _, word in ipairs(words) do
-      local name = not open and word:match '^%-%-([^=]+)$'
-      if word:sub(1, 1) == '-' or open and takes(open, word) then
+      local is_value = open and takes(open, word)
+      local name = not is_value and word:match '^%-%-([^=]+)$'
+      if is_value or word:sub(1, 1) == '-' then
          rest[#rest + 1] = word
       else
          places[#places + 1] = word
