@@ -84,6 +84,15 @@ local function vocabulary(job, opt, size)
    return opt.vocab > 0 and opt.vocab or size
 end
 
+-- Logs that a file of records is read as text.
+local function tell_plain(job, opt, paths)
+   for _, path in ipairs(opt.data and not opt.binary and paths or {}) do
+      if path:find '%.jsonl$' then
+         job.log:once('--data %s is read as plain text; --records reads its records', path)
+      end
+   end
+end
+
 -- Logs which files below the folders of --data are not read.
 local function tell_left_out(job, list)
    if #list == 0 then return end
@@ -104,6 +113,7 @@ local function read(job, opt, paths)
          binary = opt.binary, tokenizer = tok,
          cache = fs.join(opt.out:match '^(.*)/[^/]+/*$' or '.', '.tokens') })
       if opt.data then tell_left_out(job, corpus.left_out) end
+      tell_plain(job, opt, paths)
    end
    corpus.tokenizer, corpus.tokenizer_path = tok, tok_path
    corpus.vocab_size = vocabulary(job, opt, corpus.vocab_size

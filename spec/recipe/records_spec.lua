@@ -149,6 +149,8 @@ describe('recipes/pretrain.lua beside a model', function()
          ok(words .. '--tokenizer ' .. folder)
          assert.is_true(fs.exists(dir .. '/run/tokenizer.json'))
          write(dir .. '/run/notes.txt', 'mine')
+         assert.matches('b.jsonl is read as plain text; --records reads its records', ok(
+            ('pretrain.lua --data %s/b.jsonl --out %s/plain '):format(dir, dir) .. small), 1, true)
          ok(words .. '--overwrite')
          for name, is_there in pairs { ['tokenizer.json'] = false, ['notes.txt'] = true,
             ['tokenizer_config.json'] = false, ['chat_template.jinja'] = false } do
