@@ -12,7 +12,8 @@ local args = require 'tide.util.args'
 local err = require 'tide.util.err'
 
 local options = {
-   { 'data', 'lua', 'text file, or folder of text files' },
+   { 'data', 'lua', 'text file, or folder of text files; may be repeated, all are read',
+     list = true },
    { 'vocab-size', 8192, 'size of the vocabulary, with the 256 bytes and the special tokens',
      min = 257, also = { 'vocab' } },
    { 'pattern', 'llama3', 'rule that splits text into words: llama3, gpt2, qwen2' },
@@ -20,28 +21,44 @@ local options = {
      .. 'ends texts' },
    { 'min-count', 2, 'pairs that occur less often are not merged', min = 1 },
    { 'out', 'runs/tokenizer', 'folder to write tokenizer.json to' },
+   { 'overwrite', false, 'replace a tokenizer in --out' },
 }
+
+-- The paths and contents of the files of --data.
+local function read(tide, opt)
+   local paths, texts = {}, {}
+   for _, place in ipairs(type(opt.data) == 'table' and opt.data or { opt.data }) do
+      for _, path in ipairs(tide.data.text.files(place)) do
+         local content = tide.util.fs.read('tokenizer', path)
+         err.usage_if(content:find('\0', 1, true), 'tokenizer', '--data: %s is not text, it has a '
+            .. 'byte of 0', path)
+         paths[#paths + 1], texts[#texts + 1] = path, content
+      end
+   end
+   err.usage_if(table.concat(texts) == '', 'tokenizer', '--data: %s has no text', paths[1])
+   return paths, texts
+end
 
 local function run(opt)
    local tide = require 'tide'
    if tide.comm.world().rank > 0 then return end
-   local train = require 'tide.tokenizer.train'
-   local texts, bytes, special = {}, 0, {}
-   for i, path in ipairs(tide.data.text.files(opt.data)) do
-      texts[i] = tide.util.fs.read('tokenizer', path)
-      bytes = bytes + #texts[i]
-   end
+   local train, fs = require 'tide.tokenizer.train', tide.util.fs
+   local place = fs.join(opt.out, 'tokenizer.json')
+   err.usage_if(fs.exists(place) and not opt.overwrite, 'tokenizer', '%s is there already; choose '
+      .. 'another --out, or give --overwrite', place)
+   local paths, texts = read(tide, opt)
+   local bytes, special = #table.concat(texts), {}
    for name in opt.special:gmatch '[^,]+' do special[#special + 1] = name end
    local start = tide.clock()
    local value = train.bpe(texts, { vocab_size = opt.vocab_size, pattern = opt.pattern,
-      special = special, min_count = opt.min_count })
+      special = special, min_count = opt.min_count, names = paths })
    train.save(value, opt.out)
    local tok = tide.tokenizer.load(opt.out)
    local n = 0
    for _, text in ipairs(texts) do n = n + #tok:encode(text, { width = 4 }) / 4 end
-   print(('%d files, %d bytes: %d ids in the vocabulary, %.2f bytes an id, %.1f s; %s'):format(
-      #texts, bytes, tok.vocab_size, bytes / math.max(n, 1), tide.clock() - start,
-      tide.util.fs.join(opt.out, 'tokenizer.json')))
+   print(('%d file%s, %d bytes: %d ids in the vocabulary, %.2f bytes an id, %.1f s; %s'):format(
+      #texts, #texts == 1 and '' or 's', bytes, tok.vocab_size, bytes / n, tide.clock() - start,
+      place))
 end
 
 args.main(function(...)

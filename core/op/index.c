@@ -24,8 +24,8 @@ static int check_like(tide__call *c, const tide_tensor *x, const tide_tensor *in
   bool fit = index->ndim == x->ndim;
   for (int d = 0; fit && d < x->ndim; d++) fit = d == dim || index->shape[d] <= x->shape[d];
   if (fit) return TIDE_OK;
-  return TIDE__FAIL(c, TIDE_E_SHAPE, "index %s does not fit x %s along dim %d",
-                    TIDE__SHAPE_OF(index), TIDE__SHAPE_OF(x), dim);
+  return TIDE__FAIL(c, TIDE_E_SHAPE, "index %s does not fit x %s: it may be larger along dim only",
+                    TIDE__SHAPE_OF(index), TIDE__SHAPE_OF(x));
 }
 
 int tide_gather(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *index)
@@ -117,9 +117,9 @@ int tide_index_add(tide_tensor **out, tide_tensor *x, int dim, tide_tensor *inde
   for (int d = 0; fit && d < x->ndim; d++)
     fit = src->shape[d] == (d == c.attrs.dim.dim ? index->shape[0] : x->shape[d]);
   if (!fit)
-    return TIDE__FAIL(&c, TIDE_E_SHAPE, "index %s and src %s do not fit x %s along dim %d",
-                      TIDE__SHAPE_OF(index), TIDE__SHAPE_OF(src), TIDE__SHAPE_OF(x),
-                      c.attrs.dim.dim);
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "index %s and src %s do not fit x %s: src has the shape of "
+                      "x, and along dim the size of index", TIDE__SHAPE_OF(index),
+                      TIDE__SHAPE_OF(src), TIDE__SHAPE_OF(x));
   return add_into_copy(&c, out, x, index, src);
 }
 

@@ -187,7 +187,7 @@ int tide_squeeze(tide_tensor **out, tide_tensor *x, int dim)
   int d = tide__check_dim(x, dim, "squeeze");
   if (d < 0) return d;
   if (x->shape[d] != 1)
-    return tide__fail(x->ctx, TIDE_E_SHAPE, "squeeze", "dim %d has size %lld, expected 1", d,
+    return tide__fail(x->ctx, TIDE_E_SHAPE, "squeeze", "dim: expected one of size 1, got size %lld",
                       (long long)x->shape[d]);
   return tide__relabel(x->ctx, drop_dim(out, x, d), "squeeze");
 }
@@ -223,8 +223,8 @@ static int cat_shape(tide__call *c, tide_tensor *const *xs, int64_t n, int *dim,
     for (int d = 0; fit && d < xs[0]->ndim; d++)
       fit = d == *dim || xs[i]->shape[d] == xs[0]->shape[d];
     if (!fit)
-      return TIDE__FAIL(c, TIDE_E_SHAPE, "piece %lld is %s, piece 1 is %s: they may differ in dim "
-                        "%d only", (long long)i + 1, TIDE__TEXT(xs[i]), TIDE__TEXT(xs[0]), *dim);
+      return TIDE__FAIL(c, TIDE_E_SHAPE, "piece %lld is %s, piece 1 is %s: they may differ along "
+                        "dim only", (long long)i + 1, TIDE__TEXT(xs[i]), TIDE__TEXT(xs[0]));
     shape[*dim] += xs[i]->shape[*dim];
   }
   return TIDE_OK;
@@ -282,8 +282,8 @@ int tide_pad(tide_tensor **out, tide_tensor *x, int ndim, const int64_t *before,
     if (__builtin_add_overflow(x->shape[d], before[d], &shape[d]) ||
         __builtin_add_overflow(shape[d], after[d], &shape[d]) || shape[d] < 0 ||
         before[d] < -x->shape[d] || after[d] < -x->shape[d])
-      return TIDE__FAIL(&c, TIDE_E_SHAPE, "before and after: dim %d of size %lld cannot be padded "
-                        "by %lld and %lld", d, (long long)x->shape[d], (long long)before[d],
+      return TIDE__FAIL(&c, TIDE_E_SHAPE, "before and after: the size %lld cannot be padded by "
+                        "%lld and %lld", (long long)x->shape[d], (long long)before[d],
                         (long long)after[d]);
     c.attrs.pad.before[d] = before[d];
   }

@@ -34,6 +34,7 @@ chats.rows = {
      also = { 'max-steps' } },
    { 'lr', nil, 'peak learning rate; default: 2e-5, or 2e-4 with adapters', type = 'number',
      min = 0, also = { 'learning', 'learning-rate' } },
+   { 'min-lr', 0, 'final learning rate', type = 'number', min = 0 },
    { 'keep-best', false, 'also keep the checkpoint with the lowest validation loss, and export '
      .. 'that one', also = { 'load-best-model-at-end' } },
    { 'patience', 0, 'stop after this many evaluations without a lower validation loss, and keep '
@@ -113,6 +114,9 @@ end
 local function check_export(job)
    local opt = job.opt
    if opt.plan or not opt.export then return end
+   local is_out = opt.export:match '^(.-)/*$' == fs.absolute(opt.out):match '^(.-)/*$'
+   err.usage_if(is_out, job.name, '--export %s is --out, which holds the checkpoints; choose '
+      .. 'another folder', opt.export)
    local before = job:is_same_run() and job.resumed and job.resumed.options.export
    local is_own = before and fs.absolute(before) == opt.export or job:is_restart()
    if opt.overwrite or is_own or not fs.is_present(opt.export) then return end
@@ -144,7 +148,7 @@ end
 chats.change = {
    without = { 'data-weight', 'records', 'token-bytes', 'binary', 'vocab', 'packed', 'eos',
       'sample', 'temperature', 'captured' },
-   default = { seq = 1024, ['min-lr'] = 0, ['weight-decay'] = 0, beta2 = 0.999,
+   default = { seq = 1024, ['weight-decay'] = 0, beta2 = 0.999,
       ['val-every'] = 50, ['save-every'] = 100 },
 }
 

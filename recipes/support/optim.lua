@@ -55,9 +55,20 @@ local function groups(job, opt)
    return #list > 0 and list or nil
 end
 
+-- Sets the final rate, and refuses one above the peak: the rate would never fall.
+local function settle_min_lr(job, opt)
+   opt.min_lr = opt.min_lr or tonumber(('%.9g'):format(opt.lr / 10))        -- 3e-4 of 3e-3
+   if opt.min_lr <= opt.lr or opt.schedule == 'constant' then return end
+   err.usage_if(job.given.min_lr, job.name, '--min-lr %g is above --lr %g; give a smaller one',
+      opt.min_lr, opt.lr)
+   job.log:once('--min-lr %g of the checkpoint is above --lr %g, so the rate does not fall; give '
+      .. '--min-lr, too', opt.min_lr, opt.lr)
+end
+
 -- The rate by the step, drawn over steps or over tokens.
 local function schedule(job, opt)
    local make, per_step = require('tide').optim.schedule.make, opt.batch * opt.seq
+   settle_min_lr(job, opt)
    local o = { lr = opt.lr, min_lr = math.min(opt.min_lr, opt.lr), steps = opt.schedule_steps,
       warmup = opt.warmup }
    if opt.warmup_tokens == 0 and opt.schedule_tokens == 0 then return make(opt.schedule, o) end
@@ -83,7 +94,6 @@ local has_beta2 = { adamw = true, adamw8bit = true, muon = true }
 function optim.make(job, opt, params)
    if opt.optim == 'lion' and not job.resumed and not job.given.lr then
       opt.lr = opt.lr / 10
-      if not job.given.min_lr then opt.min_lr = opt.min_lr / 10 end
    end
    local o = { lr = schedule(job, opt), weight_decay = opt.weight_decay, groups = groups(job, opt) }
    if has_beta2[opt.optim] then o.beta2 = opt.beta2 end

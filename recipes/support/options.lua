@@ -58,7 +58,7 @@ local after_model = {
      also = { 'fp8-recipe' } },
    { 'lr', 3e-3, 'peak learning rate', type = 'number', min = 0,
      also = { 'learning', 'learning-rate' } },
-   { 'min-lr', 3e-4, 'final learning rate', type = 'number', min = 0 },
+   { 'min-lr', nil, 'final learning rate; default: a tenth of --lr', type = 'number', min = 0 },
    { 'warmup', nil, 'steps of linear warm-up, at most half of the schedule; default: half of the '
      .. 'schedule, at most 40', type = 'integer', min = 0 },
    { 'schedule', 'cosine', 'shape of the learning rate schedule', choices = { 'cosine', 'linear',

@@ -84,6 +84,23 @@ local function vocabulary(job, opt, size)
    return opt.vocab > 0 and opt.vocab or size
 end
 
+-- Logs that a file of records is read as text.
+local function tell_plain(job, opt, paths)
+   for _, path in ipairs(opt.data and not opt.binary and paths or {}) do
+      if path:find '%.jsonl$' then
+         job.log:once('--data %s is read as plain text; --records reads its records', path)
+      end
+   end
+end
+
+-- Logs which files below the folders of --data are not read.
+local function tell_left_out(job, list)
+   if #list == 0 then return end
+   local shown = table.concat(list, ', ', 1, math.min(3, #list))
+   job.log:once('%d file%s not read below --data (no text, or .bin beside text): %s%s', #list,
+      #list == 1 and ' is' or 's are', shown, #list > 3 and ', ...' or '')
+end
+
 -- The corpus of a list of files and folders, with its vocabulary.
 local function read(job, opt, paths)
    local tide = require 'tide'
@@ -95,6 +112,8 @@ local function read(job, opt, paths)
       corpus = job:check(tide.data.text.load, paths, { width = opt.token_bytes,
          binary = opt.binary, tokenizer = tok,
          cache = fs.join(opt.out:match '^(.*)/[^/]+/*$' or '.', '.tokens') })
+      if opt.data then tell_left_out(job, corpus.left_out) end
+      tell_plain(job, opt, paths)
    end
    corpus.tokenizer, corpus.tokenizer_path = tok, tok_path
    corpus.vocab_size = vocabulary(job, opt, corpus.vocab_size
@@ -198,13 +217,40 @@ function text.sampler(job, opt, corpus, data)
    return job:check(tide.data.packed.new, o)
 end
 
+-- Files by which a run is read, beside its checkpoints.
+local function is_about_text(name)
+   return name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
+      or name:find '%.model$' or name == 'tekken.json' or name == 'special_tokens_map.json'
+      or name == 'generation_config.json'
+end
+
+-- Removes what a run before, which --overwrite replaces, was read by; not what this run reads.
+-- Without --overwrite a run of bytes is refused beside a tokenizer: its checkpoints would be read
+-- with that.
+local function clear_tokenizer(job, opt, from)
+   local out = fs.absolute(opt.out)
+   if opt.from and fs.absolute(opt.from) == out then return end
+   for _, name in ipairs(fs.list(job.name, opt.out)) do
+      local path = fs.join(out, name)
+      local is_old = is_about_text(name) and fs.size(path) and path ~= opt.chat_template
+      if is_old and opt.overwrite then
+         fs.io().remove(path)
+      else
+         err.usage_if(is_old and not from and not name:find '^chat_template', job.name, '--out %s '
+            .. 'holds %s, and the checkpoints of this run of bytes would be read with it; choose '
+            .. 'another --out, or give --tokenizer %s', opt.out, name, opt.out)
+      end
+   end
+end
+
 -- Copies the files of --tokenizer, and beside them a chat template and how text is generated, into
 -- the folder of the run, where the other recipes and tide export look.
 function text.keep_tokenizer(job, opt, corpus)
    local from = corpus.tokenizer_path
-   if not (from and job.first) then return end
-   local folder = folder_of(from)
-   if fs.absolute(folder) == fs.absolute(opt.out) then return end
+   local folder = from and folder_of(from)
+   if not job.first or folder and fs.absolute(folder) == fs.absolute(opt.out) then return end
+   if not opt.resume and not job:is_restart() then clear_tokenizer(job, opt, from) end
+   if not from then return end
    for _, name in ipairs(fs.list(job.name, folder)) do
       local whole = name == from:match '[^/]*$'
       if whole or name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'

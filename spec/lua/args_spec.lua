@@ -279,6 +279,46 @@ describe('util.args', function()
       end)
    end)
 
+   it('names what a file of options has in a wrong form', function()
+      tmp.with(function(dir)
+         local p = args.new('test', { { 'lr', 1, 'rate' }, { 'data', nil, 'texts', list = true } })
+         local function said(name, content)
+            files.write(dir .. '/' .. name, content)
+            return tostring(select(2, pcall(p.parse, p, { '--config', dir .. '/' .. name })))
+         end
+         for content, want in pairs {
+            ['return { data = {} }'] = 'option --data: expected a value or a list of values, got '
+               .. 'an empty list',
+            ['return { data = { "a", b = "c" } }'] = 'got a table with other keys',
+            ['return { help = true }'] = '--help in ' .. dir .. '/c.lua works on the command line',
+            ['return { 1, 2 }'] = 'expected options by name, got a list' } do
+            assert.matches(want, said('c.lua', content), 1, true)
+         end
+         assert.matches('begins with a byte order mark', said('c.json', '\239\187\191{}'), 1,
+            true)
+         assert.matches('an integer beyond 2^53', said('c.json', '{"lr": 9007199254740993}'), 1,
+            true)
+         local _, e = pcall(p.parse, p, { '--set', 'config=x' })
+         assert.matches('--config works on the command line alone', tostring(e), 1, true)
+      end)
+   end)
+
+   it('splits words that are no options off, wherever they are', function()
+      local list = { { 'csv', false, 'flag' }, { 'out', nil, 'file', type = 'string' } }
+      for line, want in pairs { ['a b --csv'] = 'a b|--csv',
+         ['--csv a --out x b'] = 'a b|--csv --out x', ['--out=x a'] = 'a|--out=x',
+         ['--csv yes a'] = 'a|--csv yes',
+         ['--csv --out x a'] = 'a|--csv --out x', ['a --csv --csv b'] = 'a b|--csv --csv',
+         ['--help a'] = 'a|--help',
+         ['--config c.lua a --no-csv b'] = 'a b|--config c.lua --no-csv', [''] = '|',
+         ['--out -x a'] = 'a|--out -x', ['--out --csv a'] = 'a|--out --csv' } do
+         local words = {}
+         for word in line:gmatch '%S+' do words[#words + 1] = word end
+         local places, rest = args.split(list, words)
+         assert.equal(want, table.concat(places, ' ') .. '|' .. table.concat(rest, ' '))
+      end
+   end)
+
    it('shows its help in columns, wrapped before 80', function()
       local p = args.new('prog: what it does', {
          { 'a', 1, ('word '):rep(12) }, { 'tie', true, 'the heads' }, { 'flag', false, 'on' },

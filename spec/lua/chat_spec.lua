@@ -253,6 +253,8 @@ describe('chat.load', function()
          assert.equal('own<s>', (tide.chat.find(dir .. '/own.jinja', nil, dir):render {}))
          assert.equal('<s>d', (tide.chat.find(dir):render {}))
          assert.equal('t</s>', (tide.chat.find(dir .. '/step-1', 'tool_use'):render {}))
+         write(dir .. '/step-1/LATEST', 'step-00000001\n')             -- a run of its own
+         assert.is_nil(tide.chat.find(dir .. '/step-1'))
       end)
    end)
 

@@ -257,6 +257,11 @@ describe('data of the wrong kind', function()
          assert.equal('E_UNSUPPORTED', raised(tokens.file, path).code)
          index(8, 1000)
          assert.equal(2, tokens.file(path).width)
+         for cut, want in pairs { [''] = 'x.idx is empty',
+            ['MMIDIDX\0\0\1'] = 'x.idx has 10 bytes; the head of an index has 34' } do
+            write(dir .. '/x.idx', cut)
+            assert.matches(want, raised(tokens.file, path, { width = 4 }).message, 1, true)
+         end
          write(dir .. '/x.idx', 'an index of something else')
          assert.matches('as if ids had 4 bytes', raised(tokens.file, path).message, 1, true)
          assert.equal(4, tokens.file(path, { width = 4 }).width)

@@ -271,7 +271,10 @@ describe('a mixture', function()
    it('is refused where its parts make no sense, or its state is of others', function()
       local a = tokens.memory(('a'):rep(24), 1)
       local function new(...) return mixture.new { seq = 4, batch = 1, parts = { ... } } end
-      refused('E_ARG', "'parts': expected a weight above 0, got 0", new, { source = a, weight = 0 })
+      refused('E_ARG', "'parts': expected weights with a finite sum above 0, got 0", new,
+         { source = a, weight = 0 })
+      refused('E_ARG', 'a finite sum above 0, got inf', new, { source = a, weight = 1.7e308 },
+         { source = a, weight = 1e308 })
       refused('E_ARG', 'got 1 of 2', new, { source = a, weight = 1, cu = { 0, 24 } },
          { source = a, weight = 1 })
       refused('E_ARG', 'at least one { source, weight }', new)

@@ -196,8 +196,8 @@ describe('finding a checkpoint', function()
             .. '/step-00000001, ' .. dir .. '/step-00000002', e.message, 1, true)
          os.remove(dir .. '/LATEST')
          e = raised(checkpoint.load, dir)
-         assert.matches('LATEST is not there; name one; there are ' .. dir .. '/step-00000001',
-            e.message, 1, true)
+         assert.matches('LATEST is not there; name one (--resume-from); there are ' .. dir
+            .. '/step-00000001', e.message, 1, true)
          assert.equal(2, checkpoint.step_in(dir))
       end)
    end)

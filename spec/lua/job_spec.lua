@@ -7,6 +7,7 @@ local err = require 'tide.util.err'
 local files = require 'spec.support.files'
 local fs = require 'tide.util.fs'
 local job = require 'tide.train.job'
+local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
 local raised = require 'spec.support.raised'
 local refused = require 'spec.support.refused'
@@ -76,6 +77,29 @@ describe('a start of a recipe', function()
             .. 'steps of the schedule\n'):format(warmup, most, n) or '', out)
          assert.same({ 'spec', true, true }, { self.name, self.first, self.resumed == nil })
          assert.is_false(self:is_restart() or self:is_same_run())
+      end
+   end)
+
+   it('lets the rate fall to a tenth of its peak, or to --min-lr, which is below it', function()
+      local function last(...)
+         local rate
+         start(function(self, opt)
+            optim.make(self, opt, tide.nn.Linear(2, 2))
+            rate = opt.min_lr
+         end, '--out', '/nowhere/x', ...)
+         return rate
+      end
+      assert.same({ 3e-4, 1e-5, 3e-5, 0 }, { last(), last('--lr', '1e-4'), last('--optim', 'lion'),
+         last('--min-lr', '0') })
+      refused('E_ARG', '--min-lr 0.001 is above --lr 0.0001; give a smaller one', last, '--lr',
+         '1e-4', '--min-lr', '1e-3')
+      assert.equal(1e-3, last('--lr', '1e-4', '--min-lr', '1e-3', '--schedule', 'constant'))
+   end)
+
+   it('refuses paths that a checkpoint cannot keep', function()
+      for _, name in ipairs { 'out', 'data', 'tokenizer' } do
+         refused('E_ARG', ('spec: --%s: expected a path in UTF-8'):format(name), start, error,
+            '--out', '/nowhere/x', '--' .. name, '/nowhere/\255')
       end
    end)
 

@@ -34,7 +34,7 @@ describe('a file of JSON Lines', function()
 
    it('gives each line its number, its record or what is wrong, the last one too', function()
       assert.same({ { 'line 1', 'a{"a":1}', false },
-         { 'line 3', false, 'line 1, column 6: the text ends before the value' },
+         { 'line 3', false, 'column 6: the text ends before the value' },
          { 'line 4', false, object }, { 'line 5', false, object }, { 'line 6', false, object } },
          read '{"a":1}\n \n{"a":\n[1]\nnull\n5')
       assert.same({ { 'line 1', false, object }, { 'line 2', 'b a{"a":1,"b":2}', false } },

@@ -53,7 +53,8 @@ describe('the folder of a run', function()
          local paths = {}
          for i = 1, 7 do paths[i] = put(dir, i) end
          local last = table.concat(paths, ', ', 3)
-         fails('E_IO', dir .. ' by itself: LATEST is not there; name one; there are ' .. last, dir)
+         fails('E_IO', dir .. ' by itself: LATEST is not there; name one (--resume-from); there '
+            .. 'are ' .. last, dir)
          fails('E_IO', dir .. '/step-00000009/: there is no such folder; there are ' .. last,
             dir .. '/step-00000009/')
          latest(dir, 'step-00000004')

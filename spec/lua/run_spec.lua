@@ -56,6 +56,36 @@ describe('train.run', function()
       end)
    end)
 
+   it('removes the old run only for one that begins', function()
+      tmp.with(function(dir)
+         local out = dir .. '/a'
+         tide.train.loop(options(out, { steps = 2 }))
+         local folder = tide.train.checkpoint.find(out)
+         for _, bad in ipairs { { captured = true }, { sampler = data.sampler.new {
+            count = source.count + 99, seq = 8, batch = 2 } } } do
+            bad.overwrite = true
+            raised(tide.train.run, options(out, bad))
+            assert.equal(folder, tide.train.checkpoint.find(out))
+            tide.train.checkpoint.load(folder)
+         end
+      end)
+   end)
+
+   it('refuses, before a step, what its checkpoints cannot keep', function()
+      tmp.with(function(dir)
+         for where, v in pairs { ['recipe.f'] = { f = print }, ['recipe.at'] = { at = 'a\255' } } do
+            local e = raised(tide.train.run, options(dir .. '/a', { recipe = v }))
+            assert.equal('E_ARG', e.code)
+            assert.matches("argument 'recipe'.* " .. where:match '%.(%w+)' .. ': ', e.message)
+         end
+         local o = options(dir .. '/a')
+         o.model.config.made_by = print
+         assert.matches("argument 'model.config'", raised(tide.train.run, o).message, 1, true)
+         assert.is_false(fs.exists(dir .. '/a'))
+         tide.train.run(options(nil, { recipe = { f = print } })):close()      -- nothing to keep
+      end)
+   end)
+
    it('goes on in parts, and from a checkpoint, to the same weights', function()
       tmp.with(function(dir)
          tide.train.loop(options(dir .. '/a'))

@@ -1,5 +1,6 @@
 -- optim/schedule: learning rates as pure functions of the step.
 
+local refused = require 'spec.support.refused'
 local schedule = require 'tide.optim.schedule'
 
 local function near(a, b) assert.is_true(math.abs(a - b) < 1e-12, a .. ' ~= ' .. b) end
@@ -60,5 +61,8 @@ describe('optim.schedule', function()
       assert.has_error(function() schedule.make('cosin', { lr = 1, steps = 3 }) end)
       assert.has_error(function() schedule.constant { lr = 1 } (0) end)
       assert.has_error(function() schedule.wsd { lr = 1, steps = 5, decay = 6 } end)
+      refused('E_ARG', "'warmup': expected fewer than the 5 steps, got 9", schedule.wsd,
+         { lr = 1, steps = 5, warmup = 9 })
+      near(1, schedule.wsd { lr = 1, steps = 10, warmup = 9 }(9))
    end)
 end)

@@ -266,9 +266,14 @@ end)
 describe('the sampler of a run', function()
    it('shares batches among the ranks with data of their own', function()
       local function check(size, groups)
-         options.check_sampler('spec', { comm = tide.dist.solo(), sampler = { size = size } },
-            groups)
+         options.check_sampler('spec', { comm = tide.dist.solo(), sampler = { size = size },
+            train = { count = 9 } }, groups)
       end
+      local o = { comm = tide.dist.solo(), sampler = { count = 9 }, train = { count = 9 } }
+      options.check_sampler('spec', o, 1)
+      o.sampler.count = 10                       -- the step that draws the last would end the run
+      refused('E_ARG', { "'sampler'", 'over the 9 tokens of train, got count = 10' },
+         options.check_sampler, 'spec', o, 1)
       check(2, 2)
       check(nil, 3)
       refused('E_ARG', 'the sampler shares each batch among 2 ranks, and the run has 1', check, 2,

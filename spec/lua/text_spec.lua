@@ -24,18 +24,24 @@ describe('the files of a path', function()
          end
          assert.same({ deep .. '/x.txt' }, text.files(dir))
          tmp.mkdir(deep .. '/d')
-         refused('E_IO', 'folders are nested too deeply at ' .. deep .. '/d', text.files, dir)
+         refused('E_IO', 'folders are nested too deeply at ' .. deep .. '/d; a link', text.files,
+            dir)
       end)
       tmp.with(function(dir)
          for _, name in ipairs { 'b.bin', 'Makefile', '.hidden.txt', 'c.png', 'README', 'd.lua',
             'noend' } do write(dir .. '/' .. name, 'x') end
-         assert.same({ dir .. '/Makefile', dir .. '/README', dir .. '/d.lua' }, text.files(dir))
-         assert.same({ dir .. '/c.png' }, text.files(dir .. '/c.png'))
+         local list, left = text.files(dir)
+         assert.same({ dir .. '/Makefile', dir .. '/README', dir .. '/d.lua' }, list)
+         assert.same({ dir .. '/c.png', dir .. '/noend', dir .. '/b.bin' }, left)
+         assert.same({ { dir .. '/c.png' }, {} }, { text.files(dir .. '/c.png') })
+         assert.same(left, text.load(dir).left_out)
          for _, name in ipairs { 'Makefile', 'README', 'd.lua' } do
             os.remove(dir .. '/' .. name)
          end
          assert.same({ dir .. '/b.bin' }, text.files(dir))
-         os.remove(dir .. '/b.bin')
+         os.rename(dir .. '/b.bin', dir .. '/B.TXT')
+         assert.same({ dir .. '/B.TXT' }, text.files(dir))
+         os.remove(dir .. '/B.TXT')
          refused('E_IO', 'no text or .bin file below ' .. dir, text.files, dir)
          refused('E_IO', 'none: there is no such file or folder', text.files, dir .. '/none')
          refused('E_IO', 'cannot read /dev/null: it is not a regular file', text.files, '/dev/null')

@@ -104,6 +104,8 @@ describe('training', function()
          { vocab_size = 256 }).message, 1, true)
       assert.matches('text 2: byte 3 is not UTF-8', require 'spec.support.raised'(train.bpe,
          { 'a', 'ab\255' }, { vocab_size = 300 }).message, 1, true)
+      assert.matches('b.txt: byte 3 is not UTF-8', require 'spec.support.raised'(train.bpe,
+         { 'a', 'ab\255' }, { names = { 'a.txt', 'b.txt' } }).message, 1, true)
    end)
 
    it('joins the most frequent pairs and writes a file that is loaded', function()

@@ -19,6 +19,30 @@ local function raised(fn, ...)
    return e
 end
 
+describe('the places of a folder', function()
+   it('are it and the folder above, and those of a run are its own', function()
+      local fs = require 'tide.util.fs'
+      require('spec.support.tmp').with(function(dir)
+         local run = dir .. '/run'
+         for _, path in ipairs { run .. '/step-1', run .. '/aside-1/step-1' } do
+            fs.mkdirs('spec', path)
+         end
+         assert.same({ run, dir }, fs.places(run))
+         for _, path in ipairs { run, run .. '/aside-1' } do
+            fs.write('spec', path .. '/LATEST', 'step-1')
+         end
+         assert.same({ run }, fs.places(run))
+         assert.same({ run .. '/' }, fs.places(run .. '/'))
+         assert.same({ run .. '/step-1', run }, fs.places(run .. '/step-1'))
+         assert.same({ run .. '/aside-1', run }, fs.places(run .. '/aside-1'))
+         assert.same({ run .. '/aside-1/step-1', run .. '/aside-1', run },
+            fs.places(run .. '/aside-1/step-1'))
+         assert.same({ 'a', '.' }, fs.places 'a')
+         assert.same({ '/a', '/' }, fs.places '/a')
+      end)
+   end)
+end)
+
 describe('util.err', function()
    it('adds a stack trace to a raw error once, from the innermost function on', function()
       local function inner() return (nil).x end

@@ -62,7 +62,8 @@ describe('recipes/distil.lua', function()
    it('with the most likely ids of the teacher, on every mesh and from a file', function()
       with_data(function(dir, words)
          local top = words .. '--steps 4 --teacher-top-k 8 '
-         local file = ('--teacher-cache %s/top.safetensors '):format(dir)
+         local file = ('--teacher-cache %s/new/place/top.safetensors '):format(dir)
+         bad(('%s--teacher-cache %s/c.jsonl/top --out %s/no'):format(top, dir, dir), 'c.jsonl')
          ok(1, top .. file .. '--out ' .. dir .. '/one')
          local one = losses(dir .. '/one')
          for i, mesh in ipairs { meshes[1], wide and meshes[2] or nil } do

@@ -101,4 +101,17 @@ describe('tide run', function()
          one_line(out)
       end
    end)
+
+   it('refuses a folder to export to or from that cannot serve', function()
+      for words, want in pairs {
+         ['run %s --from a --data b --out /nowhere/x --export /nowhere/x/'] = 'finetune: --export '
+            .. '/nowhere/x/ is --out, which holds the checkpoints; choose another folder',
+         ['export --tokenizer /nowhere a b'] = 'export: --tokenizer: expected a folder with a '
+            .. 'tokenizer (tokenizer.json, ...), got "/nowhere"' } do
+         local out, status = recipe.shell(recipe.program .. ' '
+            .. words:format(recipe.path 'recipes/finetune.lua'))
+         assert.equal(2, status, out)
+         assert.matches(want, out, 1, true)
+      end
+   end)
 end)

@@ -142,6 +142,29 @@ describe('recipes/pretrain.lua beside a model', function()
       end)
    end)
 
+   it('leaves no tokenizer of the run that it replaces, nor joins one that is there', function()
+      with_model(function(dir, folder)
+         local words = ('pretrain.lua --data %s/b.jsonl --binary --out %s/run '):format(dir, dir)
+            .. small
+         ok(words .. '--tokenizer ' .. folder)
+         assert.is_true(fs.exists(dir .. '/run/tokenizer.json'))
+         write(dir .. '/run/notes.txt', 'mine')
+         assert.matches('b.jsonl is read as plain text; --records reads its records', ok(
+            ('pretrain.lua --data %s/b.jsonl --out %s/plain '):format(dir, dir) .. small), 1, true)
+         ok(words .. '--overwrite')
+         for name, is_there in pairs { ['tokenizer.json'] = false, ['notes.txt'] = true,
+            ['tokenizer_config.json'] = false, ['chat_template.jinja'] = false } do
+            assert.equal(is_there, fs.exists(dir .. '/run/' .. name), name)
+         end
+         fs.mkdirs('spec', dir .. '/other')
+         write(dir .. '/other/tokenizer.json', '{}')
+         assert.matches('holds tokenizer.json, and the checkpoints of this run of bytes would be '
+            .. 'read with it; choose another --out', refused(words .. '--out ' .. dir .. '/other'),
+            1, true)
+         assert.is_true(fs.exists(dir .. '/other/tokenizer.json'))
+      end)
+   end)
+
    it('goes on with the tokenizer of the run, which is exported with it', function()
       with_model(function(dir, folder)
          write(dir .. '/text.txt', ('the quick function returns '):rep(400))
@@ -207,6 +230,28 @@ describe('recipes/pretrain.lua beside a model', function()
          assert.matches("is id %d+; the model's vocab_size is 256", refused(words .. '--vocab 256'))
          assert.matches('--vocab is needed', refused(words), 1, true)
          ok(words .. '--from ' .. folder)
+      end)
+   end)
+end)
+
+describe('recipes/tokenizer.lua', function()
+   it('reads every --data, names a file that is not text, and replaces nothing unasked', function()
+      tmp.with(function(dir)
+         write(dir .. '/a.txt', ('low lower '):rep(9))
+         write(dir .. '/b.txt', ('new newer '):rep(9))
+         local words = ('tokenizer.lua --out %s/tok --vocab-size 270 --data %s/a.txt'):format(dir,
+            dir)
+         assert.matches('^2 files, 180 bytes: ', ok(words .. ' --data ' .. dir .. '/b.txt'))
+         local before = fs.read('spec', dir .. '/tok/tokenizer.json')
+         assert.matches('/tok/tokenizer.json is there already', refused(words), 1, true)
+         assert.equal(before, fs.read('spec', dir .. '/tok/tokenizer.json'))
+         assert.matches('^1 file, 90 bytes: ', ok(words .. ' --overwrite'))
+         for name, want in pairs { ['a\255'] = 'c.txt: byte 2 is not UTF-8',
+            ['a\0'] = 'c.txt is not text, it has a byte of 0', [''] = 'c.txt has no text' } do
+            write(dir .. '/c.txt', name)
+            assert.matches(want, refused(('tokenizer.lua --out %s/other --data %s/c.txt'):format(
+               dir, dir)), 1, true)
+         end
       end)
    end)
 end)

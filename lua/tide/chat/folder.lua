@@ -70,8 +70,8 @@ function folder.load(dir, name)
 end
 
 -- Returns the template at a path: a template file, a folder, or the folder above it (a run holds
--- the template of its checkpoints); nil if neither folder has a template. name: which of several;
--- model: folder whose special tokens a template file can use.
+-- the template of its checkpoints, see util.fs.places); nil if no place has a template. name: which
+-- of several; model: folder whose special tokens a template file can use.
 function folder.find(path, name, model)
    err.type('chat.find', 'path', path, 'string')
    if not fs.exists(path) then
@@ -82,7 +82,7 @@ function folder.find(path, name, model)
       if model and fs.is_dir(model) then _, tokens = folder.templates(model) end
       return require('tide.chat.template').new(fs.read('chat.find', path), tokens)
    end
-   for _, dir in ipairs { path, path:match '^(.*)/[^/]+/*$' } do
+   for _, dir in ipairs(fs.places(path)) do
       if fs.is_dir(dir) and next((folder.templates(dir))) then return folder.load(dir, name) end
    end
 end

@@ -91,8 +91,9 @@ end
 -- Returns a record, or nil and what is wrong with its text.
 local function decode(text)
    local ok, value = pcall(fs.io().json.decode, text, { lossless = true, nonfinite = true })
-   if not ok then return nil, type(value) == 'table' and value.message or tostring(value) end
-   return as_record(value)
+   if ok then return as_record(value) end
+   local why = type(value) == 'table' and value.message or tostring(value)
+   return nil, (why:gsub('^line 1, ', ''))            -- its line in the file is in the message
 end
 
 -- Returns an iterator over the lines of a file. LuaJIT's own stops at a byte of 0 and adds the next

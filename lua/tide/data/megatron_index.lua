@@ -19,9 +19,11 @@ local names = { 'uint8', 'int8', 'int16', 'int32', 'int64', 'float64', 'float32'
 function index.header(op, path, text, size)
    err.raise_if(text:sub(1, 9) ~= index.magic, 'E_FORMAT', op, '%s is no index of a Megatron data '
       .. 'set', path)
-   local version = #text >= index.head and number_at(text, 10, 8)
-   err.raise_if(version ~= 1, 'E_UNSUPPORTED', op, '%s has version %s; version 1 can be read', path,
-      tostring(version))
+   err.raise_if(#text < index.head, 'E_FORMAT', op, '%s has %d bytes; the head of an index has %d',
+      path, #text, index.head)
+   local version = number_at(text, 10, 8)
+   err.raise_if(version ~= 1, 'E_UNSUPPORTED', op, '%s has version %.0f; version 1 can be read',
+      path, version)
    local code = text:byte(18)
    if not widths[code] then
       err.raise('E_UNSUPPORTED', op, '%s holds ids of %s; uint16 and int32 can be read', path,
@@ -44,6 +46,8 @@ end
 -- sequence; nil: it is the index of something else.
 local function read(op, path, file)
    local text = bytes(file, 0, index.head)
+   err.raise_if(text == '', 'E_FORMAT', op, '%s is empty; copy the index of the data set again',
+      path)
    if text:sub(1, 9) ~= index.magic then return nil end
    local width, sequences = index.header(op, path, text, file:seek 'end')
    if sequences == 0 then return width, 0 end

@@ -41,7 +41,8 @@ local function weigh(parts)
    for _, part in ipairs(parts) do
       total, rows = total + part.weight, rows + (part.cu and 1 or 0)
    end
-   if total <= 0 then err.arg(op, 'parts', 'a weight above 0', total) end
+   err.arg_if(total <= 0 or total == math.huge, op, 'parts', 'weights with a finite sum above 0',
+      total)
    err.raise_if(rows > 0 and rows < #parts, 'E_ARG', op, "argument 'parts': either all parts have "
       .. 'cu (rows of documents) or no part has (windows), got %d of %d', rows, #parts)
    return total, rows > 0

@@ -22,27 +22,33 @@ for ext in ([[txt md rst tex org html xml css csv tsv json jsonl yaml yml toml i
    extensions[ext] = true
 end
 
-local function extension(path) return path:match '%.([%w_]+)$' end
+local function extension(path) return (path:match '%.([%w_]+)$' or ''):lower() end
 
 local function wanted(name)
-   return extensions[extension(name) or ''] or name == 'Makefile' or name == 'README'
+   return extensions[extension(name)] or name == 'Makefile' or name == 'README'
 end
 
-local function collect(path, list, depth)
-   if depth > 32 then err.raise('E_IO', op, 'folders are nested too deeply at %s', path) end
+-- Adds the files below a folder to `list`, and those that are neither text nor .bin to `left`. An
+-- .idx is read with its .bin.
+local function collect(path, list, left, depth)
+   err.raise_if(depth > 32, 'E_IO', op, 'folders are nested too deeply at %s; a link in it may '
+      .. 'lead to a folder above', path)
    for _, name in ipairs(fs.list(op, path)) do
       local full = fs.join(path, name)
       if name:sub(1, 1) ~= '.' then
          if fs.is_dir(full) then
-            collect(full, list, depth + 1)
-         elseif fs.size(full) and (wanted(name) or extension(name) == 'bin') then
-            list[#list + 1] = full
+            collect(full, list, left, depth + 1)
+         elseif extension(name) ~= 'idx' then
+            local is_data = fs.size(full) and (wanted(name) or extension(name) == 'bin')
+            local to = is_data and list or left
+            to[#to + 1] = full
          end
       end
    end
 end
 
--- Returns the files at or below a path; .bin files only if there is no text file.
+-- Returns the files at or below a path; .bin files only if there is no text file. Also returns the
+-- files that are left out, by their extension or since they cannot be read.
 function text.files(path)
    if not fs.is_dir(path) then
       if not fs.size(path) then
@@ -50,17 +56,19 @@ function text.files(path)
             fs.exists(path) and 'it is not a regular file' or 'there is no such file or folder',
             fs.size(path .. '.bin') and ('; give %s.bin'):format(path) or '')
       end
-      return { path }
+      return { path }, {}
    end
-   local list = {}
-   collect(path, list, 0)
+   local list, left = {}, {}
+   collect(path, list, left, 0)
    local plain, binary = {}, {}
    for _, file in ipairs(list) do
       local t = extension(file) == 'bin' and binary or plain
       t[#t + 1] = file
    end
    err.raise_if(#plain == 0 and #binary == 0, 'E_IO', op, 'no text or .bin file below %s', path)
-   return #plain > 0 and plain or binary
+   if #plain == 0 then return binary, left end
+   for _, file in ipairs(binary) do left[#left + 1] = file end
+   return plain, left
 end
 
 -- Returns where validation begins, in units of the file: nothing is split off tiny files.
@@ -128,26 +136,29 @@ local function load_binary(files, share, width)
    return { kind = 'tokens', files = #files, train = tokens.join(train), val = tokens.join(val) }
 end
 
--- Reads a path or a list of them. Returns { kind, train, val, files, ... }; for text also raw, the
+-- Reads a path or a list of them. Returns { kind, train, val, files, left_out (the paths of files
+-- below a folder that are not read), ... }; for text also raw, the
 -- training parts as strings, and cu and val_cu, the cumulative lengths of the files' parts in
 -- tokens.
 function text.load(paths, opts)
    local share = opts.val
    if type(paths) == 'string' then paths = { paths } end
-   local files = {}
+   local files, left_out = {}, {}
    for _, path in ipairs(paths) do
-      for _, file in ipairs(text.files(path)) do files[#files + 1] = file end
+      local list, left = text.files(path)
+      for _, file in ipairs(list) do files[#files + 1] = file end
+      for _, file in ipairs(left) do left_out[#left_out + 1] = file end
    end
    if #files == 0 then err.arg_text(op, 'paths', 'at least one file', 'none') end
    local nbin = 0
    for _, file in ipairs(files) do
       if extension(file) == 'bin' then nbin = nbin + 1 end
    end
-   if nbin == 0 then
-      return load_text(files, share, opts.binary, encoder.of(opts.tokenizer or bytes, opts.cache))
-   end
-   if nbin < #files then err.raise('E_ARG', op, 'text and .bin files cannot be mixed') end
-   return load_binary(files, share, opts.width)
+   err.raise_if(nbin > 0 and nbin < #files, 'E_ARG', op, 'text and .bin files cannot be mixed')
+   local corpus = nbin > 0 and load_binary(files, share, opts.width)
+      or load_text(files, share, opts.binary, encoder.of(opts.tokenizer or bytes, opts.cache))
+   corpus.left_out = left_out
+   return corpus
 end
 
 return signature.doors('data.text', text, {

@@ -46,8 +46,9 @@ end
 
 -- Returns a schedule that warms up, stays, and falls (warmup, stable, decay).
 function schedule.wsd(opts)
+   local room = math.max(0, opts.steps - opts.warmup)
    local decay = err.integer('optim.schedule.wsd', 'decay',
-      opts.decay or math.floor(opts.steps / 5), 0, opts.steps - opts.warmup)
+      opts.decay or math.min(math.floor(opts.steps / 5), room), 0, room)
    return with_warmup('wsd', opts, function(_, step)
       local left = opts.steps - math.min(step, opts.steps)
       if left >= decay then return opts.lr end
@@ -73,6 +74,7 @@ local rows = {
 }
 return signature.doors('optim.schedule', schedule, {
    constant = { opts = { rows[1], rows[3] } }, linear = { opts = rows }, cosine = { opts = rows },
-   wsd = { opts = { rows, 'decay: integer? -- steps of the final descent, by default a fifth' } },
+   wsd = { opts = { rows, 'decay: integer? -- steps of the final descent; by default a fifth, or '
+      .. 'what warmup leaves' } },
    make = { "name: 'cosine' | 'linear' | 'wsd' | 'constant'; opts: table", op = 'optim.schedule' },
 })

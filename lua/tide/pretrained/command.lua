@@ -2,6 +2,7 @@
 
 local args = require 'tide.util.args'
 local err = require 'tide.util.err'
+local tokenizer_file = require 'tide.tokenizer.file'
 
 local rows = {
    { 'max-shard', '5GB', 'largest size of a file of weights' },
@@ -9,29 +10,21 @@ local rows = {
      choices = { 'f32', 'bf16', 'f16', 'f64' } },
    { 'tokenizer', nil, 'folder whose tokenizer files are copied; default: the run',
      type = 'string' },
-   { 'overwrite', false, 'replace a folder that is not empty' },
+   { 'overwrite', false, 'replace the folder of a model' },
 }
 
 local title = 'export RUN DIR: write a checkpoint (of a run: the newest) as a published folder'
 
--- Returns the positional arguments, which precede the options.
-local function split(words)
-   local places, rest = {}, {}
-   for i, word in ipairs(words) do
-      if #rest == 0 and word:sub(1, 1) ~= '-' then places[#places + 1] = word
-      else rest[#rest + 1] = words[i] end
-   end
-   return places, rest
-end
-
 -- Runs the command with the words after `tide export`.
 return function(...)
-   local places, rest = split { ... }
+   local places, rest = args.split(rows, { ... })
    local opt = args.parse(title, rows, rest)
    if not opt then return end
    if #places ~= 2 then
       err.usage('export', 'expected RUN DIR, got %d words; see tide export --help', #places)
    end
+   err.usage_if(opt.tokenizer and not tokenizer_file.place(opt.tokenizer), 'export', '--tokenizer: '
+      .. 'expected a folder with a tokenizer (tokenizer.json, ...), got %q', opt.tokenizer)
    err.people({ 'E_ARG', 'E_IO', 'E_FORMAT', 'E_UNSUPPORTED', 'E_SHAPE' }, function()
       require('tide').model.export(places[1], places[2], { max_shard = opt.max_shard,
          dtype = opt.dtype, tokenizer = opt.tokenizer, overwrite = opt.overwrite })

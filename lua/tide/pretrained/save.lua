@@ -128,8 +128,13 @@ local function check_place(dir, overwrite)
    if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is a file; give a folder', dir) end
    local names = fs.list(op, dir)
    if #names == 0 then return end
+   err.raise_if(fs.exists(fs.join(dir, 'manifest.json')), 'E_ARG', op, "argument 'dir': %s is a "
+      .. 'checkpoint, whose optimiser state would be lost; give another folder', dir)
    err.raise_if(not overwrite, 'E_ARG', op, "argument 'dir': %s is not empty; give another folder, "
       .. 'or overwrite = true to replace it', dir)
+   err.raise_if(not fs.exists(fs.join(dir, 'config.json')), 'E_ARG', op, "argument 'dir': %s holds "
+      .. 'no model (config.json), and overwrite = true replaces only a model; give another folder',
+      dir)
    for _, name in ipairs(names) do
       err.raise_if(fs.is_dir(fs.join(dir, name)), 'E_ARG', op, "argument 'dir': %s holds the "
          .. 'folder %s, which overwrite = true would remove; give another folder', dir, name)
@@ -247,6 +252,8 @@ end
 
 local function options_of(dir, opts)
    opts.dir, opts.max_shard = dir, bytes_of(opts.max_shard)
+   err.arg_if(opts.tokenizer and not fs.is_dir(opts.tokenizer), op, 'tokenizer',
+      'the folder of a tokenizer', opts.tokenizer)
    return opts
 end
 
@@ -309,7 +316,7 @@ end
 local options = {
    "max_shard: number >= 1 | string = '5GB' -- most bytes of a file",
    "dtype: 'f32' | 'f64' | 'bf16' | 'f16'? -- of the weights; default: as they are",
-   'overwrite: boolean? -- replaces a folder that is not empty',
+   'overwrite: boolean? -- replaces the folder of a model',
    'tokenizer: string? -- folder whose files of tokenizer and processors are copied',
    "where dir ~= '' -- argument 'dir': expected the path of a folder, got \"\"",
 }

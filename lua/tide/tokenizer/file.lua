@@ -87,15 +87,9 @@ local function about(path, fn, ...)
    error(results[2], 0)
 end
 
--- Returns the folder that a path lies in.
-local function above(path)
-   local folder = path:gsub('/+$', ''):match '^(.*)/[^/]*$'
-   return folder == '' and '/' or folder or '.'
-end
-
 -- Returns the tokenizer of a path, made by made(description, special, config, hash).
 function file.load(made, path)
-   local folder = fs.is_dir(path) and path or above(path)
+   local folder = fs.is_dir(path) and path or fs.above(path)
    err.raise_if(not fs.exists(path), 'E_IO', op, 'cannot read %s: there is no such file or folder',
       path)
    if fs.is_dir(path) then path = find(path) end
@@ -108,9 +102,9 @@ function file.load(made, path)
    return about(path, made, d, special, config, hash_of(path, folder))
 end
 
--- Returns the folder that has a tokenizer, dir or its parent, and the file; nil if neither has one.
+-- Returns the folder that has a tokenizer, of the places of a path, and the file; nil if none does.
 function file.place(path)
-   for _, folder in ipairs { path, above(path) } do
+   for _, folder in ipairs(fs.places(path)) do
       local found = fs.is_dir(folder) and file_in(folder)
       if found then return folder, found end
    end

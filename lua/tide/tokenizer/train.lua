@@ -44,11 +44,12 @@ local function each_part(text, fn)
    end
 end
 
-local function count_words(texts, regex)
+local function count_words(texts, regex, names)
    local t, counts = cutter(regex), {}
    for i, text in ipairs(texts) do
       local bad = raw.bad_utf8(text)
-      if bad then err.raise('E_FORMAT', op, 'text %d: byte %d is not UTF-8', i, bad) end
+      err.raise_if(bad, 'E_FORMAT', op, '%s: byte %d is not UTF-8', names and names[i]
+         or 'text ' .. i, bad)
       each_part(text, function(part)
          local _, places = t:encode(part, { offsets = true })
          for _, place in ipairs(places) do
@@ -229,7 +230,7 @@ function train.bpe(texts, opts)
    local special = opts.special or { '<|endoftext|>' }
    local size = err.integer(op, 'vocab_size', opts.vocab_size, 256 + #special, 2^23)
    local regex = train.patterns[opts.pattern] or opts.pattern
-   local words, times = to_lists(count_words(texts, regex), #special)
+   local words, times = to_lists(count_words(texts, regex, opts.names), #special)
    local merges = find_merges(words, times, 256 + #special, size - 256 - #special, opts.min_count)
    return document(special, merges, regex, fs.io().json)
 end
@@ -251,4 +252,5 @@ return signature.doors('tokenizer.train', train, { bpe = { 'texts: string[]', op
    'vocab_size: integer = 8192 -- ids, special tokens and the 256 bytes included',
    "special: string[]? -- texts of the first ids; { '<|endoftext|>' } by default",
    "pattern: string = 'llama3' -- 'llama3', 'gpt2', 'qwen2' or a regular expression",
-   'min_count: integer >= 1 = 2 -- least occurrences of a pair' } } })
+   'min_count: integer >= 1 = 2 -- least occurrences of a pair',
+   'names: string[]? -- what errors call the texts' } } })

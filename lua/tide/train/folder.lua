@@ -80,8 +80,8 @@ local function find_failed(op, where)
       err.raise('E_IO', op, 'no checkpoint in %s: there is no such folder%s', where,
          out and listed(op, out) or '')
    elseif #folder.list(op, where) > 0 then
-      err.raise('E_IO', op, 'no checkpoint in %s by itself: LATEST is not there; name one%s',
-         where, listed(op, where))
+      err.raise('E_IO', op, 'no checkpoint in %s by itself: LATEST is not there; name one '
+         .. '(--resume-from)%s', where, listed(op, where))
    end
    err.raise('E_IO', op, 'no checkpoint in %s (neither manifest.json nor LATEST)', where)
 end

@@ -209,10 +209,14 @@ end
 local paths = { 'data', 'val_data', 'chat_template', 'tokenizer', 'from', 'adapter', 'export',
    'teacher', 'teacher_cache', 'reference' }
 
--- Refuses an empty text where an option wants a path, as a variable that is not set gives it.
+-- Refuses an empty text where an option wants a path, as a variable that is not set gives it; and
+-- bytes that are not UTF-8, since checkpoints keep paths as JSON.
 local function check_path(program, name, path)
-   err.usage_if(path == '', program, '--%s: expected a path, got an empty text',
-      (name:gsub('_', '-')))
+   local option = '--' .. name:gsub('_', '-')
+   err.usage_if(path == '', program, '%s: expected a path, got an empty text', option)
+   err.usage_if(type(path) == 'string' and not pcall(fs.json_text, path), program, '%s: expected '
+      .. 'a path in UTF-8, which checkpoints can keep, got %s; rename it, or give a link to it',
+      option, err.show(path))
 end
 
 -- Returns the paths of an option from the root of the file system.

@@ -343,11 +343,11 @@ local function open(self)
    o.fingerprint = (o.out or o.resume) and tokens.fingerprint(o.train) or nil
    self.step, self.folder, self.val_loss, self.best = resume(o)
    self.val_step, self.began = self.step, self.step
-   local aside = options.clear_out(self.op, o, self.step)
-   self.saved = o.resume and self.step or nil
    self.step_fn = step.new { model = o.model, optim = o.optim, clip = o.clip, comm = o.comm,
       parallel = o.parallel, captured = o.captured, loss = o.loss }
    options.check_sampler(self.op, o, self.step_fn.groups)
+   local aside = options.clear_out(self.op, o, self.step)        -- after all that may be refused
+   self.saved = o.resume and self.step or nil
    self.ahead = ahead(o)
    if first and o.out then
       fs.mkdirs(self.op, o.out)

@@ -4,10 +4,12 @@
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
 local dist = require 'tide.comm'
+local each = require 'tide.util.each'
 local survey = require 'tide.data.survey'
 local launch = require 'tide.comm.launch'
 local err = require 'tide.util.err'
 local folder = require 'tide.train.folder'
+local fs = require 'tide.util.fs'
 require 'tide.optim.optimizer'
 
 local options = {}
@@ -55,6 +57,16 @@ local function check_ids(op, o)
    end
 end
 
+-- Refuses what state.json cannot hold: the first save would lose the steps before it.
+local function check_stored(op, o)
+   for name, v in each { recipe = o.recipe, ['model.config'] = o.model.config } do
+      local ok, e = pcall(fs.json_text, v)
+      local why = not ok and tostring(err.of(e) and e.message or e)
+      err.raise_if(why, 'E_ARG', op, "argument '%s': checkpoints keep it as JSON, which cannot "
+         .. 'hold it: %s', name, why)
+   end
+end
+
 -- Sets the checkpoint to resume: that of an earlier attempt of this job, or the caller's.
 local function settle_resume(op, o)
    local before = launch.resume_from(o.out)
@@ -66,10 +78,20 @@ local function settle_resume(op, o)
    end
 end
 
+-- Refuses a sampler of windows beyond the end of the data: the step that draws one would end the
+-- run.
+local function check_count(op, o)
+   local count = not o.sampler.make and o.sampler.count
+   err.raise_if(type(count) == 'number' and count > o.train.count, 'E_ARG', op, "argument "
+      .. "'sampler': expected one over the %s tokens of train, got count = %s", o.train.count,
+      count)
+end
+
 -- Refuses ranks that draw from other orders of the data: they would train on some windows twice and
 -- never on others. size and rank are those of the ranks with data of their own.
 function options.check_sampler(op, o, groups)
    local s, list = o.sampler, {}
+   check_count(op, o)
    for _, name in ipairs { 'count', 'seq', 'batch', 'seed', 'size' } do
       list[#list + 1] = ('%s %s'):format(name, tostring(s[name]))
    end
@@ -90,6 +112,7 @@ function options.settle(op, o)
    end
    o.keep_best = o.keep_best or o.patience > 0
    check_ids(op, o)
+   if o.out then check_stored(op, o) end
    settle_resume(op, o)
    return o
 end

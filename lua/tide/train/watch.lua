@@ -72,9 +72,9 @@ local function print_table(rows)
    end
    for _, row in ipairs(rows) do
       local parts = {}
-      for i, text in ipairs(row) do
-         parts[i] = (i == 1 and '%-' or '%') .. wide[i] .. 's'
-         parts[i] = parts[i]:format(text)
+      for i, text in ipairs(row) do             -- string.format pads to 99 columns at most
+         local space = (' '):rep(wide[i] - #text)
+         parts[i] = i == 1 and text .. space or space .. text
       end
       io.stdout:write((table.concat(parts, '  '):gsub('%s+$', '')), '\n')
    end
@@ -114,21 +114,13 @@ local function people(fn, ...)
    return err.people({ 'E_ARG', 'E_IO', 'E_FORMAT' }, fn, ...)
 end
 
--- Returns the words before the first option, and the rest.
-local function split(words)
-   local places, rest = {}, {}
-   for _, word in ipairs(words) do
-      local list = #rest == 0 and word:sub(1, 1) ~= '-' and places or rest
-      list[#list + 1] = word
-   end
-   return places, rest
-end
+local of_runs = { { 'csv', false, 'print every step of the run DIR as CSV' } }
 
 -- Runs `tide runs` with the words after it.
 function watch.runs(...)
-   local places, rest = split { ... }
-   local opt = args.parse('runs [DIR]: the runs in a folder with their last figures', {
-      { 'csv', false, 'print every step of the run DIR as CSV' } }, rest)
+   local places, rest = args.split(of_runs, { ... })
+   local opt = args.parse('runs [DIR]: the runs in a folder with their last figures', of_runs,
+      rest)
    if not opt then return end
    people(function()
       local dir = places[1] or 'runs'
@@ -187,13 +179,14 @@ local rows = {
 
 -- Runs `tide plot` with the words after it.
 function watch.plot(...)
-   local places, rest = split { ... }
+   local places, rest = args.split(rows, { ... })
    local opt = args.parse('plot RUN..: plot one figure of several runs in the terminal and in an '
-      .. 'SVG', rows,
-      rest)
+      .. 'SVG', rows, rest)
    if not opt then return end
    people(function()
       err.usage_if(#places == 0, 'plot', 'expected folders of runs, got none; see tide plot --help')
+      err.usage_if(opt.out and not opt.out:find '%.svg$', 'plot', '--out: expected a file .svg, '
+         .. 'got %q', opt.out)
       local list = {}
       for i, path in ipairs(places) do
          local records = watch.read('plot', path)

@@ -116,18 +116,26 @@ end
 
 local function convert(option, value)
    if option.list and type(value) == 'table' then
-      local list = {}
+      local list, n = {}, 0
+      for _ in each(value) do n = n + 1 end
       for i, v in ipairs(value) do list[i] = convert_one(option, v) end
+      err.usage_if(n == 0 or n > #list, 'args', 'option %s: expected a value or a list of values, '
+         .. 'got %s', flag_of(option.name), n == 0 and 'an empty list' or 'a table with other keys')
       return list
    end
    return convert_one(option, value)
 end
+
+-- What every program has, with its kind. A command line alone has these.
+local common = { help = 'boolean', config = 'string', print_config = 'boolean', set = 'string' }
 
 -- Returns the option of a name. whence: the file that it is from, or nil for the command line. The
 -- error for a misspelt name suggests the nearest one, --help included.
 local function find(self, name, whence)
    local option = self.by_name[key_of(name)]
    if option then return option end
+   err.usage_if(common[key_of(name)], 'args', '%s%s works on the command line alone; give it there',
+      flag_of(key_of(name)), whence and ' in ' .. whence or '')
    local names = { 'help', 'config', 'print_config', unpack(self.names) }
    local shown_name = whence and ("'%s' in %s"):format(name, whence) or ("'--%s'"):format(name)
    err.usage('args', 'unknown option %s%s', shown_name,
@@ -407,6 +415,28 @@ function args.parse(program, rows, argv, base)
    return options, parser, given, more
 end
 
+-- Returns whether the word after an option belongs to it. option: its declaration.
+local function takes(option, word)
+   return option.kind ~= 'boolean' or truth[word:lower()] ~= nil
+end
+
+-- Splits the words of a command line into those that are neither options nor their values, and the
+-- rest. rows: the options.
+function args.split(rows, words)
+   local options, places, rest, open = args.new('', rows).by_name, {}, {}, nil
+   for _, word in ipairs(words) do
+      local is_value = open and takes(open, word)
+      local name = not is_value and word:match '^%-%-([^=]+)$'
+      if is_value or word:sub(1, 1) == '-' then
+         rest[#rest + 1] = word
+      else
+         places[#places + 1] = word
+      end
+      open = name and (options[key_of(name)] or { kind = common[key_of(name)] or 'boolean' })
+   end
+   return places, rest
+end
+
 -- Returns the list of ids in the text of the option --ids of a program: whole numbers below n, at
 -- least `least` (1 or 2) of them.
 function args.ids(program, text, n, least)
@@ -454,6 +484,6 @@ signature.reader('words', 'a list of words', function(op, name, v)
 end, 'string[]')
 signature.doors('util.args', Parser, { parse = 'argv: words', check = 't: table' })
 return signature.doors('util.args', args, {
-   new = 'program: string; rows: table[]',
+   new = 'program: string; rows: table[]', split = 'rows: table[]; words: words',
    ids = 'program: string; text: string; n: integer >= 1; least: integer in [1, 2] = 1',
 })

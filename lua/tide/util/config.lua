@@ -50,7 +50,8 @@ local function plain(op, where, v, depth, count)
    if kind == 'string' or kind == 'number' or kind == 'boolean' then return v end
    if kind ~= 'table' or v == fs.io().json.null then
       err.usage(op, '%s: expected a text, a number, a boolean or a table of these, got %s', where,
-         kind == 'table' and 'null' or 'a ' .. kind)
+         kind == 'table' and 'null' or kind == 'cdata' and 'an integer beyond 2^53'
+            or 'a ' .. kind)
    end
    err.usage_if(depth > most_depth, op, '%s: tables lie deeper than %d', where, most_depth)
    local copy = {}
@@ -82,7 +83,9 @@ function config.read(op, path)
    local t = ending == 'lua' and run_lua(op, path) or ending == 'json' and fs.read_json(op, path)
    err.usage_if(type(t) ~= 'table', op, '--config %s: expected a table of options, got %s', path,
       err.show(t))
-   return plain(op, '--config ' .. path, t, 0, { n = 0 })
+   local copy = plain(op, '--config ' .. path, t, 0, { n = 0 })
+   err.usage_if(#copy > 0, op, '--config %s: expected options by name, got a list', path)
+   return copy
 end
 
 return config

@@ -81,6 +81,28 @@ function fs.size(path)
    return kind == 'file' and size or nil
 end
 
+-- Returns the folder that a path lies in.
+function fs.above(path)
+   local folder = path:gsub('/+$', ''):match '^(.*)/[^/]*$'
+   return folder == '' and '/' or folder or '.'
+end
+
+-- Returns the folders that may hold what belongs to a folder: itself, and the one above it, since a
+-- run holds what belongs to its checkpoints and to the runs aside-N in it. What is above another
+-- run is not of that run.
+function fs.places(path)
+   local list = { path }
+   for _ = 1, 2 do
+      local is_aside = path:match '([^/]*)/*$':find '^aside%-%d+$'
+      if #list > 1 and not is_aside or fs.exists(fs.join(path, 'LATEST')) and not is_aside then
+         break
+      end
+      path = fs.above(path)
+      list[#list + 1] = path
+   end
+   return list
+end
+
 -- Returns the sorted names in a folder.
 function fs.list(op, path) return got(op, 'list', 'listdir', path) end
 
@@ -127,6 +149,8 @@ end
 -- json.decode does with `nonfinite`.
 function fs.read_json(op, path)
    local text = fs.read(op, path)
+   err.raise_if(text:sub(1, 3) == '\239\187\191', 'E_FORMAT', op, '%s begins with a byte order '
+      .. 'mark, which JSON does not allow; save it as UTF-8 without one', path)
    local ok, value = pcall(fs.io().json.decode, text, { nonfinite = true })
    if not ok or type(value) ~= 'table' then
       err.raise('E_FORMAT', op, '%s holds no JSON object: %s', path,
