@@ -70,7 +70,8 @@ typedef struct tide_opts {
   void  *(*resize)(void *user, void *ptr, size_t nold, size_t nnew); /* nnew 0 frees */
   /* Log lines, up to the level of parameter log; called on the context's thread, must not call the
    * context. error: a communicator has failed for good. warn: memory was short and cached memory
-   * was returned; a collective took more than half of its timeout. info: devices beyond libtide's,
+   * was returned; the system refused threads, and ops compute with those that it started; a
+   * collective took more than half of its timeout. info: devices beyond libtide's,
    * MPI and NCCL: opened or why not. debug: the context itself. */
   void   (*log)(void *user, int32_t level, const char *text);
   void    *user;      /* first argument of all hooks */
