@@ -23,6 +23,7 @@ local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
 local signature = require 'tide.util.signature'
+local spread = require 'tide.nn.spread'
 
 local step = {}
 
@@ -54,6 +55,15 @@ function step.new(opts)
    return self
 end
 
+-- Updates the weights. The optimiser raises where no parameter has a gradient, but a module may say
+-- that it ran on no rows (Module:note_rows): then there is nothing to update.
+local function update(self, lr, factor)
+   local nothing = not self.parallel and #self.optim:grads() == 0 and self.model.walk
+      and next(spread.idle(self.model))
+   if nothing then return self:skip() end
+   self.optim:step { lr = lr, factor = factor }
+end
+
 -- Runs a whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied,
 -- what is not finite, by rank and name. meanwhile: called when forward and backward are enqueued,
 -- before the host waits for their results.
@@ -73,7 +83,7 @@ function Step:run(batches, meanwhile)
    loss = loss / means
    replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
-   if applied then self.optim:step { lr = lr, factor = factor } end
+   if applied then update(self, lr, factor) end
    local cause = not applied and reduce.blame(self, loss * means) or nil
    self.optim:zero_grad()
    if self.parallel then self.parallel:zero_grad() end
