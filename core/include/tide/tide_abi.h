@@ -133,6 +133,9 @@ void tide_ctx_release(tide_ctx *ctx);
 /* Makes the calling thread the owner of a context. The previous owner must not call it meanwhile.
  * Completes the releases of other threads. */
 int  tide_ctx_attach(tide_ctx *ctx);
+/* Claims a context for one Lua state (on 1), or gives it up (0), as tide_lua_open and lua_close do.
+ * E_STATE: it is claimed already. */
+int  tide_ctx_claim(tide_ctx *ctx, int on);
 /* Returns the last failure; code 0 and empty texts before the first. Calls that succeed leave it
  * unchanged. ctx null: the last failure on this thread of a call without a valid context or object
  * (null, or not made by tide). */
