@@ -286,6 +286,38 @@ describe('a pattern of a tokenizer.json', function()
       assert.equal(' |x|E', words('x*', 'Contiguous', ' xE'))
    end)
 
+   it('is refused where case folding of several characters would count', function()
+      for regex, part in each { ['(?i:ss)'] = 'ss', ['a(?i)b|xST'] = 'ST', ['(?i:ß)'] = 'ß',
+         ['(?i:[aß])'] = 'ß', ['(?i:[[^b]])'] = '[^b]', ['(?i:[a[^b-d]])'] = '[^b-d]',
+         ['(?i:j\u{30c})'] = false, ['(?i:(?-i:ss)ss)'] = 'ss', ['(?i:ǰ)'] = 'ǰ',
+         ['(?i:j̆)'] = 'j̆' } do
+         if part then
+            local e = raised(pattern.translate, regex)
+            assert.equal('E_UNSUPPORTED', e.code)
+            assert.matches(("'%s' where case does not count"):format(part), e.message, 1, true)
+         end
+         pattern.translate(regex, true)
+      end
+      for _, regex in ipairs { "(?i:'s|'t|'re|'ve|'m|'ll|'d)", '(?i:s|s)', '(?-i:ss)', 'ss',
+         '(?i:a)ss', '(?i:[^b])', '[[^b]]', '(?i:s*s)', '((?i)a)ss|ß' } do
+         pattern.translate(regex)
+      end
+   end)
+
+   it('puts a mark before the first word where a normalizer has left its beginning', function()
+      local model = { type = 'WordLevel', unk_token = '?',
+         vocab = { ['?'] = 0, a = 1, ['▁a'] = 2, ['▁'] = 3 } }
+      local first = { type = 'Metaspace', replacement = '▁', prepend_scheme = 'first' }
+      local tok = loaded { model = model, pre_tokenizer = first,
+         normalizer = { type = 'Strip', strip_left = true, strip_right = true } }
+      assert.same({ 2, 2 }, (tok:encode 'a a '))
+      assert.same({ 1, 2 }, (tok:encode ' a a'))
+      local ids, places = tok:encode(' a', { offsets = true })
+      assert.same({ { 1 }, { { 2, 2 } } }, { ids, places })
+      tok = loaded { model = model, pre_tokenizer = first, normalizer = { type = 'NFKC' } }
+      assert.same({ 2, 2 }, (tok:encode 'ａ a'))
+   end)
+
    it('leaves the beginning of a text without a mark where white space goes', function()
       local tok = loaded { model = { type = 'WordLevel', unk_token = '?',
          vocab = { ['?'] = 0, a = 1, ['▁a'] = 2 } }, pre_tokenizer = { type = 'Sequence',
