@@ -141,7 +141,7 @@ static int collect_all(lua_State *L)
   return 0;
 }
 
-static int give_up(lua_State *L)
+static int drop_claim(lua_State *L)
 {
   tide_ctx **claimed = lua_touserdata(L, 1);
   if (*claimed) tide_ctx_claim(*claimed, 0);
@@ -154,7 +154,7 @@ static void claim(lua_State *L, open_job *job)
   tide_ctx **claimed = lua_newuserdata(L, sizeof *claimed);
   *claimed = NULL;
   lua_newtable(L);
-  lua_pushcfunction(L, give_up);
+  lua_pushcfunction(L, drop_claim);
   lua_setfield(L, -2, "__gc");
   lua_setmetatable(L, -2);
   lua_setfield(L, LUA_REGISTRYINDEX, "tide.host.claim");

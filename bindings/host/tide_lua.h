@@ -28,8 +28,8 @@ extern "C" {
 /* Opens a state with the standard libraries and `require 'tide'` done; ctx is its default context.
  * root: folder that holds lua/ and bindings/. Null: looked for next to this library (a build tree
  * or an installed prefix), then the modules packed into it. On failure *out is null and msg (may
- * be null) receives up to n bytes of text. E_NOMEM, E_IO (files not found), E_STATE (the context has
- * an open Lua state), E_HOST (also where the program exports another Lua, which would hide
+ * be null) receives up to n bytes of text. E_NOMEM, E_IO (files not found), E_STATE (the context
+ * has an open Lua state), E_HOST (also where the program exports another Lua, which would hide
  * LuaJIT). */
 int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n);
 

@@ -11,7 +11,7 @@
 #include "core/op/kernels.h"
 #include "core/op/op.h"
 #include "core/op/operand.h"
-#include "kernels/cpu/pool.h"
+#include "kernels/threads.h"
 
 #define I0 0
 #define I1 1
@@ -313,8 +313,8 @@ static void log_refusal(const tide__call *c)
   int got, wanted = tide__pool_refused(&got);
   if (!wanted) return;
   tide__log(c->ctx, TIDE_LOG_WARN, "%s: the system started %d of %d threads; ops of this thread "
-            "compute with %d from now on; raise pids.max, ulimit -u or ulimit -v, or set nthread to "
-            "%d", TIDE__NAME(c), got, wanted, got, got);
+            "compute with %d from now on; raise pids.max, ulimit -u or ulimit -v, or set nthread "
+            "to %d", TIDE__NAME(c), got, wanted, got, got);
 }
 
 static int dispatch_run(launch *l, tide__call *c, const tide__kernel *row)

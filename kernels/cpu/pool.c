@@ -24,6 +24,7 @@
 #endif
 
 #include "kernels/flush.h"
+#include "kernels/threads.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -153,8 +154,8 @@ static int startable(int n)
   return up;
 }
 
-/* Takes the lock by which ranks that are processes of one program start threads in turn. Waits at
- * most a tenth of a second: the order is a help, and the lock's file is open to other programs.
+/* Takes the lock by which ranks, threads and processes of one program, start threads in turn. Waits
+ * at most a tenth of a second: the order is a help, and the lock's file is open to other programs.
  * Returns a file to close, or -1. */
 static int take_turn(void)
 {
@@ -163,15 +164,13 @@ static int take_turn(void)
   return file;
 }
 
-/* Starts libgomp's threads for teams of n, or of as many as the system starts. Ranks take turns,
- * threads and processes: what one has tried out, another would take. Room for twice as many allows teams of any size. With
+/* Starts libgomp's threads for teams of n, or of as many as the system starts. Ranks take turns:
+ * what one has tried out, another would take. Room for twice as many allows teams of any size. With
  * less, libgomp always starts the same number: it ends the threads that a smaller team leaves over,
  * and the system counts them for some time. */
 static void enlarge(int n)
 {
-  static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
   int had = teams.size > 1 ? teams.size : 1, more = n - had;
-  pthread_mutex_lock(&turn);
   int file = take_turn();
   int room = startable(2 * more);
   teams.is_tight = room < 2 * more;
@@ -183,7 +182,6 @@ static void enlarge(int n)
     (void)0;
   }
   if (file >= 0) close(file);
-  pthread_mutex_unlock(&turn);
 }
 
 /* Returns the size of a team that is to have n threads. */

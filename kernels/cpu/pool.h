@@ -20,10 +20,6 @@ void tide__pool_for(int nthread, int64_t n, int64_t grain, tide__pool_fn fn, voi
  * same result on any thread. Also used with n = number of tasks, chunk = 1. */
 void tide__pool_tasks(int nthread, int64_t n, int64_t chunk, tide__pool_fn fn, void *arg);
 
-/* Returns the size of a team that the system refused to the calling thread, and in *got the size that
- * teams have since; 0 if it refused none. Each refusal is returned once. */
-int tide__pool_refused(int *got);
-
 /* Returns whether the pool's threads belong to a parent of this forked process; a loop with more
  * than one thread would then block forever. Thread-safe. */
 bool tide__pool_is_lost(void);

@@ -13,6 +13,7 @@ local few = 50 -- lines that are compiled at each of them
 local opens = { ['function'] = 1, ['do'] = 1, ['if'] = 1, ['repeat'] = 1, ['end'] = -1,
    ['until'] = -1, ['('] = 1, ['['] = 1, ['{'] = 1, [')'] = -1, [']'] = -1, ['}'] = -1 }
 
+-- Begins an input without lines.
 function Input:init()
    self.lines, self.depth, self.tried = {}, 0, 0
 end

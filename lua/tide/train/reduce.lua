@@ -120,6 +120,18 @@ function reduce.norm_of(self)
    return norm, tide.update.clip_factor(norm, self.clip)
 end
 
+-- Counts a step that was left out.
+function reduce.skip(self) self.optim.steps = self.optim.steps + 1 end
+
+-- Updates the weights. The optimiser raises where no parameter has a gradient, but a module may say
+-- that it ran on no rows (Module:note_rows): then there is nothing to update.
+function reduce.update(self, lr, factor)
+   local nothing = not self.parallel and #self.optim:grads() == 0 and self.model.walk
+      and next(spread.idle(self.model))
+   if nothing then return reduce.skip(self) end
+   self.optim:step { lr = lr, factor = factor }
+end
+
 -- Returns why a step is not applied: what is not finite, and on which rank. Gradients of a sharded
 -- model are known as sums over ranks only, unless it checks them before (check_for_nan_in_grad);
 -- those of one rank are still what backward left. loss: of one rank.

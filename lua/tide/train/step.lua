@@ -23,7 +23,6 @@ local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
 local signature = require 'tide.util.signature'
-local spread = require 'tide.nn.spread'
 
 local step = {}
 
@@ -55,15 +54,6 @@ function step.new(opts)
    return self
 end
 
--- Updates the weights. The optimiser raises where no parameter has a gradient, but a module may say
--- that it ran on no rows (Module:note_rows): then there is nothing to update.
-local function update(self, lr, factor)
-   local nothing = not self.parallel and #self.optim:grads() == 0 and self.model.walk
-      and next(spread.idle(self.model))
-   if nothing then return self:skip() end
-   self.optim:step { lr = lr, factor = factor }
-end
-
 -- Runs a whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied,
 -- what is not finite, by rank and name. meanwhile: called when forward and backward are enqueued,
 -- before the host waits for their results.
@@ -83,7 +73,7 @@ function Step:run(batches, meanwhile)
    loss = loss / means
    replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
-   if applied then update(self, lr, factor) end
+   if applied then reduce.update(self, lr, factor) end
    local cause = not applied and reduce.blame(self, loss * means) or nil
    self.optim:zero_grad()
    if self.parallel then self.parallel:zero_grad() end
@@ -91,7 +81,7 @@ function Step:run(batches, meanwhile)
 end
 
 -- Counts a step that was left out, so that the schedule continues.
-function Step:skip() self.optim.steps = self.optim.steps + 1 end
+function Step:skip() reduce.skip(self) end
 
 -- Returns the mean loss per token over windows of a source that begin at `starts`, `batch` of them
 -- at a time, shared among the ranks. make(starts) builds a batch.
