@@ -2,33 +2,17 @@
 
     python spec/golden/adamw_8bit.py > spec/golden/adamw_8bit.lua
 
-The gradients are those of a sum of squares around numbers of many sizes, with noise, so that moments
-have many sizes, too. The spec makes the same numbers.
+The gradients are numbers of many sizes, so that moments have many sizes, too. The spec makes the
+same numbers.
 """
 import bitsandbytes
 import numpy as np
 import torch
 
+from common import Numbers
+
 COUNT, STEPS, SHOWN = 4096, 30, 64
 LR, BETA1, BETA2, EPS, DECAY = 0.01, 0.9, 0.95, 1e-8, 0.1
-
-
-class Numbers:
-    """Numbers that f32 holds exactly, of many sizes; the spec makes the same."""
-
-    def __init__(self, seed):
-        self.state = seed
-
-    def integer(self):
-        self.state = (self.state * 16807 + 11) % 2147483647
-        return self.state
-
-    def take(self, n):
-        list_ = []
-        for _ in range(n):
-            share = self.integer() // 2048 / 2 ** 19 - 1
-            list_.append(share * 2.0 ** -(self.integer() // 4096 % 12))
-        return np.array(list_)
 
 
 def gradients():
