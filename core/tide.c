@@ -142,6 +142,16 @@ int tide_ctx_attach(tide_ctx *ctx)
   return TIDE_OK;
 }
 
+int tide_ctx_claim(tide_ctx *ctx, int on)
+{
+  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
+  if (on && ctx->claimed)
+    return tide__fail(ctx, TIDE_E_STATE, "ctx_claim", "the context has a Lua state already; make "
+                      "another context (tide_ctx_new), or close that state first (lua_close)");
+  ctx->claimed = on != 0;
+  return TIDE_OK;
+}
+
 const tide_stats *tide_ctx_stats(tide_ctx *ctx) { return TIDE_IS(CTX, ctx) ? &ctx->stats : NULL; }
 
 void tide_stats_reset_peak(tide_ctx *ctx)

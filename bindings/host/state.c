@@ -74,6 +74,7 @@ typedef struct open_job {
   tide_ctx *ctx;
   const char *root;         /* null: the packed modules */
   tide_host_chunks *chunks; /* null: the state compiles for itself */
+  int status;               /* of the context's claim */
 } open_job;
 
 static int load_packed(lua_State *L)
@@ -140,9 +141,33 @@ static int collect_all(lua_State *L)
   return 0;
 }
 
+static int drop_claim(lua_State *L)
+{
+  tide_ctx **claimed = lua_touserdata(L, 1);
+  if (*claimed) tide_ctx_claim(*claimed, 0);
+  return 0;
+}
+
+/* Claims the context until lua_close. */
+static void claim(lua_State *L, open_job *job)
+{
+  tide_ctx **claimed = lua_newuserdata(L, sizeof *claimed);
+  *claimed = NULL;
+  lua_newtable(L);
+  lua_pushcfunction(L, drop_claim);
+  lua_setfield(L, -2, "__gc");
+  lua_setmetatable(L, -2);
+  lua_setfield(L, LUA_REGISTRYINDEX, "tide.host.claim");
+  job->status = tide_ctx_claim(job->ctx, 1);
+  if (job->status < 0)
+    luaL_error(L, "tide_lua_open: argument 'ctx': %s", tide_error(job->ctx)->message);
+  *claimed = job->ctx;
+}
+
 static int open_protected(lua_State *L)
 {
-  const open_job *job = lua_touserdata(L, 1);
+  open_job *job = lua_touserdata(L, 1);
+  claim(L, job);
   luaL_openlibs(L);
   lua_pushcfunction(L, collect_all);
   lua_setfield(L, LUA_REGISTRYINDEX, host_collect_key);
@@ -209,7 +234,7 @@ int host_state_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_
   if (is_hidden(&other)) return refuse_other_lua(msg, n, &other);
   lua_State *L = luaL_newstate();
   if (!L) return refuse(TIDE_E_NOMEM, msg, n, "tide_lua_open: no memory for a Lua state");
-  open_job job = {ctx, root, chunks};
+  open_job job = {ctx, root, chunks, TIDE_OK};
   int rc = lua_cpcall(L, open_protected, &job);
   if (rc) {
     /* turn the error value into text without raising: the state may be out of memory */
@@ -218,7 +243,7 @@ int host_state_open(lua_State **out, tide_ctx *ctx, const char *root, tide_host_
     const char *text = lua_pcall(L, 1, 1, 0) == 0 ? lua_tostring(L, -1) : NULL;
     refuse(0, msg, n, text ? text : "tide_lua_open: the Lua state could not be set up");
     lua_close(L);
-    return rc == LUA_ERRMEM ? TIDE_E_NOMEM : TIDE_E_HOST;
+    return job.status < 0 ? job.status : rc == LUA_ERRMEM ? TIDE_E_NOMEM : TIDE_E_HOST;
   }
   *out = L;
   return TIDE_OK;

@@ -8,7 +8,8 @@
  *   tide_ctx_release(ctx);
  *
  * The context is borrowed: it must outlive the Lua state, and both belong to one thread. One Lua
- * state per context. Nothing here prints, exits or touches signals; a Lua error becomes a status
+ * state per context at a time: two would free memory and count it for each other, and share the
+ * random numbers. Nothing here prints, exits or touches signals; a Lua error becomes a status
  * and a text with the traceback.
  */
 #ifndef TIDE_LUA_H
@@ -27,8 +28,9 @@ extern "C" {
 /* Opens a state with the standard libraries and `require 'tide'` done; ctx is its default context.
  * root: folder that holds lua/ and bindings/. Null: looked for next to this library (a build tree
  * or an installed prefix), then the modules packed into it. On failure *out is null and msg (may
- * be null) receives up to n bytes of text. E_NOMEM, E_IO (files not found), E_HOST (also where the
- * program exports another Lua, which would hide LuaJIT). */
+ * be null) receives up to n bytes of text. E_NOMEM, E_IO (files not found), E_STATE (the context
+ * has an open Lua state), E_HOST (also where the program exports another Lua, which would hide
+ * LuaJIT). */
 int tide_lua_open(lua_State **out, tide_ctx *ctx, const char *root, char *msg, size_t n);
 
 /* Runs a file or a chunk (source or bytecode; name is for messages) with string arguments, which it

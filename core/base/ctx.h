@@ -44,9 +44,11 @@ struct tide_ctx {
   int64_t stats_epoch;              /* number of calls of tide_stats_mark */
   tide__params params;
   int nthread;
+  int nwork;                        /* asynchronous collectives that are not settled */
   pthread_t owner;
   const uint32_t *fork_mark;        /* 1; 0 in a child forked after the context was made */
   bool closed;                      /* the host has released the handle; objects keep the rest */
+  bool claimed;                     /* see tide_ctx_claim */
 
   uint64_t rng_seed, rng_stream, rng_offset;
   int64_t nalloc;                   /* allocations so far while fail_alloc is set */

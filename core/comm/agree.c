@@ -72,6 +72,23 @@ static bool same_call(const ref *a, const ref *b)
   return memcmp(&a->call->same, &b->call->same, sizeof a->call->same) == 0;
 }
 
+/* Names what differs where the texts of two calls do not show it. */
+static void compare_hashes(const ref *a, const ref *b, tide__text *why)
+{
+  const tide__call_same *x = &a->call->same;
+  tide__call_same y = b->call->same;
+  if (x->hash == y.hash) return;
+  y.hash = x->hash;
+  memcpy(y.shape, x->shape, sizeof y.shape);
+  if (memcmp(x, &y, sizeof y) != 0) return;
+  if (x->op == TIDE__ALL_GATHER_V || x->op == TIDE__REDUCE_SCATTER_V)
+    tide__add(why, "the counts by rank differ");
+  else if (x->op <= TIDE__ALL_TO_ALL && x->ntensor)
+    tide__add(why, "tensors of the lists differ in shape or dtype");
+  else if (x->op <= TIDE__ALL_TO_ALL)
+    tide__add(why, "the tensors have as many elements, but other shapes");
+}
+
 /* Adds a line for each call and the ranks that made it: "ranks 0, 2: all_reduce(sum, f32, 8
  * elements) at a.lua:3". */
 static void list_calls(const ref *calls, int nrank, tide__text *t)
@@ -98,7 +115,10 @@ int tide__agree(const tide__call_ref *calls, int nrank, const char *name, char *
   char reason[256];
   tide__text why = tide__text_in(reason, sizeof reason);
   bool same = true;
-  for (int q = 1; q < nrank && same; q++) same = same_call(&calls[0], &calls[q]);
+  for (int q = 1; q < nrank && same; q++) {
+    same = same_call(&calls[0], &calls[q]);
+    if (!same) compare_hashes(&calls[0], &calls[q], &why);
+  }
   if (same) compare_pairs(calls, nrank, &why);
   if (same && !why.at) return TIDE_OK;
   tide__text t = tide__text_in(text, n);

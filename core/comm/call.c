@@ -51,6 +51,7 @@ bool tide__call_of(const tide__coll *c, int nrank, tide__comm_call *call, int64_
     .device = (int8_t)(pairs ? -1 : device), .root = c->root, .hash = c->hash,
     .count = pairs || c->op == TIDE__ALL_TO_ALL_V ? -1 : tide__coll_count(c),
     .ntensor = several ? c->nseg : 0};
+  memcpy(call->same.shape, c->shape, sizeof c->shape);
   memcpy(call->site, c->site, sizeof call->site);
   if (pairs) {
     call->to = c->to;
@@ -67,6 +68,14 @@ bool tide__call_of(const tide__coll *c, int nrank, tide__comm_call *call, int64_
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
+/* Adds " of [2, 3]". */
+static void add_shape(tide__text *t, const int32_t *shape)
+{
+  for (int i = 0; i < TIDE__SHOWN && shape[i]; i++)
+    tide__add(t, "%s%d", i ? ", " : " of [", shape[i] - 1);
+  tide__add(t, "]");
+}
+
 void tide__add_call(tide__text *t, const tide__comm_call *call)
 {
   const tide__call_same *s = &call->same;
@@ -77,6 +86,7 @@ void tide__add_call(tide__text *t, const tide__comm_call *call)
   if (dtype) tide__add(t, "%s%s", comma, dtype), comma = ", ";
   if (s->ntensor) tide__add(t, "%s%lld tensors", comma, (long long)s->ntensor), comma = ", ";
   if (dtype && s->count >= 0) tide__add(t, "%s%lld elements", comma, (long long)s->count);
+  if (s->shape[0]) add_shape(t, s->shape);
   if (s->device >= 0) tide__add(t, "%son a device", *comma ? ", " : "");
   if (s->root >= 0) tide__add(t, ", root %d", s->root);
   tide__add(t, ")");

@@ -13,6 +13,8 @@ enum {
   TIDE__NCOLL
 };
 
+enum { TIDE__SHOWN = 4 };
+
 enum { TIDE__MAX_RANK = 1024, TIDE__SITE = 64, TIDE__COMM_NAME = 48, TIDE__COMM_TEXT = 960 };
 
 struct tide__coll;
@@ -24,7 +26,8 @@ typedef struct tide__call_same {
   int32_t  root;               /* -1: none */
   int64_t  count;              /* elements; -1: each pair of ranks has its own */
   int64_t  ntensor;            /* of a list; 0: one tensor, or send_recv */
-  uint64_t hash;               /* of counts and dtypes in lists */
+  uint64_t hash;               /* of shapes; of counts, dtypes and shapes in lists */
+  int32_t  shape[TIDE__SHOWN]; /* of one tensor of 2 to so many dims, for messages: size + 1 */
 } tide__call_same;
 
 typedef struct tide__comm_call {

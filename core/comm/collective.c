@@ -46,6 +46,19 @@ static tide__seg seg_in_place(const tide_tensor *t)
   return (tide__seg){p, p, n, n, t->dtype, t->dtype};
 }
 
+/* Adds the shape of t to what must agree. A message shows that of one tensor of
+ * several dims. */
+static void note_shape(tide__coll *c, const tide_tensor *t, bool alone)
+{
+  bool shown = alone && t->ndim > 1 && t->ndim <= TIDE__SHOWN;
+  c->hash = tide__hash_step(c->hash, (uint64_t)t->ndim);
+  for (int i = 0; i < t->ndim; i++) {
+    c->hash = tide__hash_step(c->hash, (uint64_t)t->shape[i]);
+    shown = shown && t->shape[i] < INT32_MAX;
+  }
+  for (int i = 0; shown && i < t->ndim; i++) c->shape[i] = (int32_t)t->shape[i] + 1;
+}
+
 static int fill_in_place(tide_comm *comm, tide__coll *c, tide_tensor *const *ts)
 {
   c->dtype = c->nseg > 0 ? ts[0]->dtype : -1;
@@ -54,8 +67,8 @@ static int fill_in_place(tide_comm *comm, tide__coll *c, tide_tensor *const *ts)
     if (c->reduce >= 0) TIDE_TRY(tide__coll_check_reduce(comm, c->op, c->reduce, ts[i]->dtype));
     c->seg[i] = seg_in_place(ts[i]);
     if (ts[i]->dtype != c->dtype) c->dtype = -1;
-    if (c->nseg == 1) break;
-    c->hash = tide__hash_step(c->hash, (uint64_t)c->seg[i].nout << 8 | (uint64_t)ts[i]->dtype);
+    note_shape(c, ts[i], c->nseg == 1);
+    c->hash = tide__hash_step(c->hash, (uint64_t)ts[i]->dtype);
   }
   return TIDE_OK;
 }
@@ -207,6 +220,7 @@ int tide_comm_all_gather(tide_work **work, tide_comm *comm, tide_tensor *out, ti
 {
   pair p;
   TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__ALL_GATHER, -1, out, &in));
+  note_shape(&p.c, in, true);
   return pair_parts(&p, in, in, out, "out");
 }
 
@@ -216,6 +230,7 @@ int tide_comm_reduce_scatter(tide_work **work, tide_comm *comm, tide_tensor *out
   pair p;
   TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__REDUCE_SCATTER, -1, out, &in));
   TIDE_TRY(tide__coll_check_reduce(p.comm, TIDE__REDUCE_SCATTER, op, in->dtype));
+  note_shape(&p.c, in, true);
   p.c.reduce = op;
   return pair_parts(&p, in, out, in, "in");
 }
@@ -224,6 +239,7 @@ int tide_comm_all_to_all(tide_work **work, tide_comm *comm, tide_tensor *out, ti
 {
   pair p;
   TIDE_TRY(pair_begin(&p, __func__, work, comm, TIDE__ALL_TO_ALL, -1, out, &in));
+  note_shape(&p.c, in, true);
   int64_t n = tide__tensor_numel(in);
   TIDE_TRY(check_numel(&p, out, "out", n));
   if (n % comm->nrank)

@@ -420,6 +420,7 @@ int tide__comm_run(tide_comm *comm, tide__coll *c, tide_work **work, int64_t nt,
   if (comm->engine) tide__work_drain(comm);
   tide__comm_note(comm, c, false);
   tide__comm_await(comm, c->seq);
+  c->alone = comm->ctx->nwork == 0;
   if (comm->transport->draw) c->turn = comm->transport->draw(comm->state);
   tide__coll_execute(comm->transport, comm->state, comm->rank, c);
   tide__comm_await(comm, 0);

@@ -45,7 +45,8 @@ typedef struct tide__coll {
   int64_t     nseg;            /* all_reduce, reduce, broadcast, send_recv work on seg */
   tide__seg  *seg;
   const int64_t *in_counts, *out_counts; /* _v forms: one a rank */
-  uint64_t    hash;            /* of what else must agree: lists of counts, dtypes */
+  uint64_t    hash;            /* of what else must agree: shapes, lists of counts, dtypes */
+  int32_t     shape[TIDE__SHOWN]; /* as in tide__call_same */
   int32_t     color, key;      /* split */
   const char *name;
   void       *sub;             /* split: state, rank and size of the new communicator; */
@@ -57,6 +58,7 @@ typedef struct tide__coll {
   void       *event;           /* set by the transport: the call is complete; null: it is */
   int32_t     device_status;   /* the first failure on the device */
   bool        blocking;        /* the caller continues when the call is on its stream or complete */
+  bool        alone;           /* the caller waits for it, and no asynchronous call is under way */
   bool        captured;        /* it is recorded: its event is part of a capture */
 
   int64_t     seq;

@@ -262,6 +262,7 @@ static void append_pending(tide_comm *comm, tide_work *w)
   tide_work **at = &comm->pending;
   while (*at) at = &(*at)->next;
   *at = w;
+  comm->ctx->nwork++;
 }
 
 static bool is_issued(const tide_work *w)
@@ -355,6 +356,7 @@ void tide__work_reap(tide_comm *comm)
 {
   for (tide_work *w; (w = comm->pending) && is_done(w) && (w->settled || landed(w));) {
     comm->pending = w->next;
+    comm->ctx->nwork--;
     if (!w->settled) work_settle(w);
     if (w->coll.event) tide__coll_forget(&w->coll);
     unref(w);

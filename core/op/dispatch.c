@@ -11,6 +11,7 @@
 #include "core/op/kernels.h"
 #include "core/op/op.h"
 #include "core/op/operand.h"
+#include "kernels/threads.h"
 
 #define I0 0
 #define I1 1
@@ -306,6 +307,16 @@ static const tide__kernel *dispatch_choose(tide__call *c, int device)
   return row;
 }
 
+/* Logs that the system has refused threads to the kernels of the calling thread, once. */
+static void log_refusal(const tide__call *c)
+{
+  int got, wanted = tide__pool_refused(&got);
+  if (!wanted) return;
+  tide__log(c->ctx, TIDE_LOG_WARN, "%s: the system started %d of %d threads; ops of this thread "
+            "compute with %d from now on; raise pids.max, ulimit -u or ulimit -v, or set nthread "
+            "to %d", TIDE__NAME(c), got, wanted, got, got);
+}
+
 static int dispatch_run(launch *l, tide__call *c, const tide__kernel *row)
 {
   char msg[K_MSG] = "";
@@ -318,6 +329,7 @@ static int dispatch_run(launch *l, tide__call *c, const tide__kernel *row)
   TIDE_TRY(scratch(l, c, row, &k));
   if (row->device != c->device) return TIDE_OK; /* a rehearsal */
   int rc = row->fn(&k);
+  log_refusal(c);
   if (rc < 0)
     return tide__fail(c->ctx, rc, TIDE__NAME(c), "%s", msg[0] ? msg : tide_status_text(rc));
   return TIDE_OK;

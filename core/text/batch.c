@@ -101,7 +101,8 @@ static void *run_share(void *arg)
   }
 }
 
-static void run_threads(struct share *shares, int nthread)
+/* Returns how many threads took shares; the caller is one of them. */
+static int run_threads(struct share *shares, int nthread)
 {
   pthread_t threads[64];
   int started = 0;
@@ -109,6 +110,7 @@ static void run_threads(struct share *shares, int nthread)
     if (pthread_create(&threads[started], NULL, run_share, &shares[i]) == 0) started++;
   run_share(&shares[0]);
   for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+  return started + 1;
 }
 
 /* Puts the counts of all texts and then their ids into one blob. */
@@ -138,7 +140,10 @@ static int encode_all(tide_blob **out, tide_tokenizer *tok, struct batch *b, int
     TIDE_TRY(open_work(tok, i, flags, op));
     shares[i] = (struct share){b, tok->works[i], i};
   }
-  run_threads(shares, nthread);
+  int got = run_threads(shares, nthread);
+  if (got < nthread)
+    tide__log(tok->object.ctx, TIDE_LOG_WARN, "%s: the system started %d of %d threads", op, got,
+              nthread);
   for (int i = 0; i < nthread; i++)
     if (shares[i].w->status < 0)
       return tide__fail(tok->object.ctx, shares[i].w->status, op, "%s", shares[i].w->message);

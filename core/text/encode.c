@@ -247,6 +247,12 @@ static int normalize(tide__work *w, tide__view *v, bool first)
   return run_stage(w, TIDE_STAGE_NORMAL, v, (tide__span){0, v->n}, first, &spans);
 }
 
+/* Returns whether view[at] stems from the first byte of the text. */
+static bool begins_text(const tide__view *v, int32_t at)
+{
+  return v->from ? at < v->n && v->from[at] == 0 : v->base + at == 0;
+}
+
 /* Encodes text between added tokens of the raw text. */
 static int segment(tide__work *w, tide__view v)
 {
@@ -259,7 +265,7 @@ static int segment(tide__work *w, tide__view v)
     int64_t i = tide__added_find(w->tok, 1, v.p, v.n, special, &found);
     tide__span rest = {at, i < 0 ? v.n : found.place.from};
     if (rest.from < rest.to || i < 0)
-      TIDE_TRY(words(w, v, rest, first && at == 0, emit_sink, NULL));
+      TIDE_TRY(words(w, v, rest, first && at == 0 && begins_text(&v, 0), emit_sink, NULL));
     if (i < 0) return TIDE_OK;
     TIDE_TRY(tide__emit(w, &v, found.place.from, found.place.to, w->tok->added[1].list[i].id));
   }
@@ -295,5 +301,5 @@ int tide__each_word(tide__work *w, const char *text, int32_t n, tide__sink sink,
   w->most = most_of(n);
   tide__view v = {.p = text, .n = n};
   TIDE_TRY(normalize(w, &v, true));
-  return words(w, v, (tide__span){0, v.n}, true, sink, user);
+  return words(w, v, (tide__span){0, v.n}, begins_text(&v, 0), sink, user);
 }

@@ -31,7 +31,8 @@ enum { TIDE__UTF8PROC_STABLE = 2, TIDE__UTF8PROC_COMPAT = 4, TIDE__UTF8PROC_COMP
        TIDE__UTF8PROC_DECOMPOSE = 16 };
 
 /* Categories of libutf8proc: letters, marks, decimal digits and letter numbers are LU to NL. */
-enum { TIDE__UTF8PROC_LU = 1, TIDE__UTF8PROC_NL = 10, TIDE__UTF8PROC_PC = 12 };
+enum { TIDE__UTF8PROC_LU = 1, TIDE__UTF8PROC_MN = 6, TIDE__UTF8PROC_ME = 8,
+       TIDE__UTF8PROC_NL = 10, TIDE__UTF8PROC_PC = 12 };
 
 /* Functions of libutf8proc by their names without utf8proc_. */
 typedef struct tide__unicode_api {

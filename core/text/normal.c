@@ -2,7 +2,10 @@
  * source that it replaces, if the caller wants offsets. */
 #include "core/text/text.h"
 
-bool tide__align(const tide__work *w) { return w->flags & TIDE_ENCODE_OFFSETS; }
+bool tide__align(const tide__work *w)
+{
+  return w->flags & TIDE_ENCODE_OFFSETS || w->tok->first_by_place;
+}
 
 void tide__made_clear(tide__made *m) { m->text.n = m->from.n = m->to.n = 0; }
 

@@ -85,6 +85,8 @@ struct tide_tokenizer {
   /* merges */
   tide__merge *merges;
   uint32_t  merge_mask;
+  bool      first_by_place; /* a normalizer may remove text before the first word, which then gets
+                               nothing in front */
   bool      words_apart;   /* no merge crosses the place before a U+2581 */
   /* affixes */
   char      prefix[64], suffix[64];

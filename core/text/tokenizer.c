@@ -391,6 +391,11 @@ static int append_step(tide_tokenizer *tok, int stage, const tide__step *s)
   if (!steps) return TIDE_E_NOMEM;
   tok->steps[stage] = steps;
   steps[tok->nstep[stage]++] = *s;
+  for (int i = 0; i < tok->nstep[TIDE_STAGE_WORDS]; i++) {
+    const tide__step *word = &tok->steps[TIDE_STAGE_WORDS][i];
+    if (word->kind == TIDE_STEP_PREPEND && word->mode & TIDE_PREPEND_FIRST)
+      tok->first_by_place = tok->nstep[TIDE_STAGE_NORMAL] > 0;
+  }
   return TIDE_OK;
 }
 

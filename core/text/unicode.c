@@ -105,6 +105,35 @@ static int add_form(tide__work *w, int mode, const tide__view *v, int32_t from, 
   return put_form(w, v, from, to, s->p, (int32_t)n, m) ? TIDE_OK : tide__work_nomem(w);
 }
 
+/* Returns whether no form joins a character to the one before it: it is no mark, no vowel or end of
+ * a Hangul syllable and no half-width sound mark, nor becomes one. */
+static bool begins_cluster(const tide__work *w, int32_t c)
+{
+  static const int32_t joined[][2] = {{0x1160, 0x11FF}, {0x3131, 0x318E}, {0xD7B0, 0xD7FF},
+                                      {0xFF9E, 0xFFDC}};
+  for (size_t i = 0; i < sizeof joined / sizeof joined[0]; i++)
+    if (c >= joined[i][0] && c <= joined[i][1]) return false;
+  int category = w->tok->unicode->category(c);
+  return category < TIDE__UTF8PROC_MN || category > TIDE__UTF8PROC_ME;
+}
+
+/* Adds the form of view[from, to) as add_form does, each cluster by itself, so that neighbours that
+ * change have places of their own. */
+static int add_clusters(tide__work *w, int mode, const tide__view *v, int32_t from, int32_t to,
+                        tide__made *m)
+{
+  if (!tide__align(w)) return add_form(w, mode, v, from, to, m);
+  while (from < to) {
+    int size;
+    tide__char_code(v->p + from, &size);
+    int32_t at = from + size;
+    while (at < to && !begins_cluster(w, tide__char_code(v->p + at, &size))) at += size;
+    TIDE_TRY(add_form(w, mode, v, from, at, m));
+    from = at;
+  }
+  return TIDE_OK;
+}
+
 static int normal_form(tide__work *w, int mode, const tide__view *v, tide__span span,
                        tide__made *m)
 {
@@ -120,7 +149,7 @@ static int normal_form(tide__work *w, int mode, const tide__view *v, tide__span 
     }
     while (at < span.to && !stands_alone(tide__char_code(v->p + at, &size), mode)) at += size;
     if (!tide__made_copy(w, m, v, kept, start)) return tide__work_nomem(w);
-    TIDE_TRY(add_form(w, mode, v, start, at, m));
+    TIDE_TRY(add_clusters(w, mode, v, start, at, m));
     kept = at;
   }
   return tide__made_copy(w, m, v, kept, span.to) ? TIDE_OK : tide__work_nomem(w);

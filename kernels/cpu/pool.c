@@ -5,19 +5,26 @@
  * another loop runs inline and never enters OpenMP.
  *
  * libgomp ends the process if it cannot start a thread. So plain threads try first whether a team
- * can be larger than those before it.
+ * can be larger than those before it. Between that and the start of the team another program can
+ * take the last threads of a common limit; nothing here can prevent that.
  *
  * Each thread sets its floating-point state for its body and restores the caller's: denormals are
  * flushed, rounding is to nearest, nothing traps. A host may have set another state.
  */
 #include "kernels/cpu/pool.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 
 #include "kernels/flush.h"
+#include "kernels/threads.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -95,46 +102,97 @@ static void run_inline(int64_t n, tide__pool_fn fn, void *arg)
 
 #ifdef _OPENMP
 
-/* The largest team of the calling thread: libgomp has a pool for each thread that starts teams. */
-static _Thread_local struct {
-  int size;     /* with the caller; 0 before the first */
-  bool is_full; /* the system has refused a thread */
-} largest;
+#ifdef __linux__
+#define TIDE__THREAD_ID() syscall(SYS_gettid)
+#define TIDE__THREAD_LIVES(id) (syscall(SYS_tgkill, getpid(), id, 0) == 0)
+#else
+#define TIDE__THREAD_ID() 0L
+#define TIDE__THREAD_LIVES(id) ((void)(id), false)
+#endif
 
-static void *wait_for_release(void *gate)
+/* Teams of the calling thread: libgomp has a pool for each thread that starts teams. */
+static _Thread_local struct {
+  int size;      /* the largest team so far, with the caller; 0 before the first */
+  int wanted;    /* the size that the system refused, until tide__pool_refused returns it */
+  bool is_tight; /* the system has refused room for twice the threads of a team */
+  bool is_full;  /* the system has refused a thread of a team */
+} teams;
+
+struct probe { pthread_mutex_t gate; pthread_t thread; long id; };
+
+static void *wait_for_release(void *arg)
 {
-  pthread_mutex_lock(gate);
-  pthread_mutex_unlock(gate);
+  struct probe *p = arg;
+  p->id = TIDE__THREAD_ID();
+  pthread_mutex_lock(&p->gate);
+  pthread_mutex_unlock(&p->gate);
   return NULL;
 }
 
-/* Returns how many of n threads the system starts side by side. */
-static int startable(int n)
+/* Blocks until the system counts a joined thread no longer, at most some milliseconds. */
+static void wait_until_gone(long id)
 {
-  pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-  pthread_t *thread = malloc((size_t)n * sizeof *thread);
-  int started = 0;
-  if (!thread) return 0;
-  pthread_mutex_lock(&gate);
-  while (started < n && !pthread_create(&thread[started], NULL, wait_for_release, &gate)) started++;
-  pthread_mutex_unlock(&gate);
-  for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
-  free(thread);
-  return started;
+  for (int i = 0; i < 200 && TIDE__THREAD_LIVES(id); i++) usleep(20);
 }
 
-/* Returns the size of a team that is to have n threads. There must be room for twice as many: what
- * has ended counts for some time, here and where libgomp ends threads that a smaller team leaves
- * over. */
+/* Returns how many of n threads the system starts side by side. They have ended at the return. */
+static int startable(int n)
+{
+  struct probe *probe = calloc((size_t)n, sizeof *probe);
+  int up = 0;
+  if (!probe) return 0;
+  for (; up < n; up++) {
+    struct probe *p = &probe[up];
+    pthread_mutex_init(&p->gate, NULL);
+    pthread_mutex_lock(&p->gate);
+    if (pthread_create(&p->thread, NULL, wait_for_release, p)) break;
+  }
+  for (int i = 0; i < up; i++) pthread_mutex_unlock(&probe[i].gate);
+  for (int i = 0; i < up; i++) pthread_join(probe[i].thread, NULL);
+  for (int i = 0; i < up; i++) wait_until_gone(probe[i].id);
+  free(probe);
+  return up;
+}
+
+/* Takes the lock by which ranks, threads and processes of one program, start threads in turn. Waits
+ * at most a tenth of a second: the order is a help, and the lock's file is open to other programs.
+ * Returns a file to close, or -1. */
+static int take_turn(void)
+{
+  int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  for (int i = 0; file >= 0 && flock(file, LOCK_EX | LOCK_NB) != 0 && i < 1000; i++) usleep(100);
+  return file;
+}
+
+/* Starts libgomp's threads for teams of n, or of as many as the system starts. Ranks take turns:
+ * what one has tried out, another would take. Room for twice as many allows teams of any size. With
+ * less, libgomp always starts the same number: it ends the threads that a smaller team leaves over,
+ * and the system counts them for some time. */
+static void enlarge(int n)
+{
+  int had = teams.size > 1 ? teams.size : 1, more = n - had;
+  int file = take_turn();
+  int room = startable(2 * more);
+  teams.is_tight = room < 2 * more;
+  teams.size = room < more ? had + room : n;
+  teams.is_full = teams.size < n;
+  if (teams.is_full) teams.wanted = n;
+  if (teams.size > 1) {
+#pragma omp parallel num_threads(teams.size)
+    (void)0;
+  }
+  if (file >= 0) close(file);
+}
+
+/* Returns the size of a team that is to have n threads. */
 static int allowed(int n)
 {
-  if (n > largest.size && !largest.is_full) {
-    int had = largest.size > 1 ? largest.size : 1, room = startable(2 * (n - had));
-    largest.is_full = room < 2 * (n - had);
-    largest.size = had + room / 2;
-  }
-  return n < largest.size ? n : largest.size;
+  if (n > teams.size && !teams.is_full) enlarge(n);
+  return n < teams.size ? n : teams.size;
 }
+
+/* Returns the number of threads to start for a team; those beyond it do nothing. */
+static int started(int team) { return teams.is_tight ? teams.size : team; }
 
 /* Returns the number of threads for `piece` pieces of work; 1 means inline. */
 static int team_size(int nthread, int64_t piece)
@@ -147,6 +205,19 @@ static int team_size(int nthread, int64_t piece)
   return n;
 }
 
+int tide__pool_refused(int *got)
+{
+  int wanted = teams.wanted;
+  if (!wanted) return 0;
+  *got = teams.size;
+  teams.wanted = 0;
+  return wanted;
+}
+
+#else
+
+int tide__pool_refused(int *got) { return *got = 0; }
+
 #endif
 
 void tide__pool_for(int nthread, int64_t n, int64_t grain, tide__pool_fn fn, void *arg)
@@ -155,14 +226,15 @@ void tide__pool_for(int nthread, int64_t n, int64_t grain, tide__pool_fn fn, voi
 #ifdef _OPENMP
   int team = nthread <= 1 ? 1 : team_size(nthread, n / (grain < 1 ? 1 : grain));
   if (team > 1) {
-#pragma omp parallel num_threads(team)
+#pragma omp parallel num_threads(started(team))
     {
       /* The runtime may grant fewer threads than requested. */
       int64_t got = omp_get_num_threads(), me = omp_get_thread_num();
+      if (got > team) got = team;
       int64_t each = n / got, more = n % got;
       int64_t begin = me * each + (me < more ? me : more);
       unsigned old = flush_begin();
-      fn(arg, begin, begin + each + (me < more), (int)me);
+      if (me < got) fn(arg, begin, begin + each + (me < more), (int)me);
       flush_end(old);
     }
     return;
@@ -181,11 +253,11 @@ void tide__pool_tasks(int nthread, int64_t n, int64_t chunk, tide__pool_fn fn, v
   int team = nthread <= 1 ? 1 : team_size(nthread, piece);
   if (team > 1) {
     _Atomic int64_t next = 0;
-#pragma omp parallel num_threads(team)
+#pragma omp parallel num_threads(started(team))
     {
       int me = omp_get_thread_num();
       unsigned old = flush_begin();
-      for (;;) {
+      while (me < team) {
         int64_t i = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed);
         if (i >= piece) break;
         int64_t begin = i * chunk;

@@ -44,8 +44,9 @@ local before_model = {
    { 'seq', 256, 'sequence length: tokens per window', min = 1, also = { 'seq-len', 'seq-length',
      'context-length' } },
    { 'packed', false, 'pack whole documents into windows; attention stays within a document, also '
-     .. 'in evaluation; for text files, or .bin files with --eos' },
-   { 'eos', -1, 'id that ends a document in .bin files; -1: none', min = -1 },
+     .. 'in evaluation; for text files, or .bin files with --eos or the .idx of Megatron' },
+   { 'eos', -1, 'id that ends a document in .bin files; -1: what the .idx of a Megatron data set '
+      .. 'says', min = -1 },
 }
 
 local after_model = {

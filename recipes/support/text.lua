@@ -110,7 +110,7 @@ local function read(job, opt, paths)
       corpus = records(job, tide, opt, paths, tok, tok_path)
    else
       corpus = job:check(tide.data.text.load, paths, { width = opt.token_bytes,
-         binary = opt.binary, tokenizer = tok,
+         binary = opt.binary, tokenizer = tok, documents = opt.packed and opt.eos < 0,
          cache = fs.join(opt.out:match '^(.*)/[^/]+/*$' or '.', '.tokens') })
       if opt.data then tell_left_out(job, corpus.left_out) end
       tell_plain(job, opt, paths)
@@ -201,7 +201,8 @@ function text.sampler(job, opt, corpus, data)
    local o = { seq = opt.seq, batch = opt.batch, seed = opt.seed, rank = data.rank,
       size = data.size }
    if opt.packed and not corpus.cu and opt.eos < 0 then
-      err.usage(job.name, '--packed with .bin files needs --eos, the id that ends a document')
+      err.usage(job.name, '--packed with .bin files needs --eos, the id that ends a document, or '
+         .. 'the .idx of a Megatron data set beside each')
    elseif opt.packed and corpus.val and corpus.val.count > 0 then
       o.val_cu = corpus.val_cu or tide.data.packed.boundaries(corpus.val, opt.eos)
    end

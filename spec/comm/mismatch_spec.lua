@@ -10,6 +10,8 @@ local function all_cases()
    local reducing = { all_reduce = true, reduce = true, reduce_scatter = true,
       reduce_scatter_v = true }
    local counted = { all_gather_v = true, reduce_scatter_v = true, all_to_all_v = true }
+   local shaped = { all_reduce = true, reduce = true, broadcast = true, all_gather = true,
+      reduce_scatter = true, all_to_all = true }
    local list = {}
    for _, op in ipairs { 'all_reduce', 'reduce', 'broadcast', 'all_gather', 'all_gather_v',
       'reduce_scatter', 'reduce_scatter_v', 'all_to_all', 'all_to_all_v', 'gather', 'scatter',
@@ -27,6 +29,7 @@ local function all_cases()
       if counted[op] then add 'counts' end
       if op == 'all_reduce' or op == 'broadcast' then add 'length' end
       if op == 'send_recv' then add 'partner' end
+      if shaped[op] then add 'shape' end
    end
    return list
 end
@@ -39,7 +42,9 @@ local function run_cases(comm, cases, addresses)
 
    -- x: count, dtype, root, reduce, shift, length, counts
    local function call(c, op, x)
-      local function new(count) return tide.ones({ count }, { dtype = x.dtype or 'f32' }) end
+      local function new(count)
+         return tide.ones(x.shape and { count / 2, 2 } or { count }, { dtype = x.dtype or 'f32' })
+      end
       local k, counts = x.count or 6, {}
       for r = 1, n do counts[r] = k end
       if x.counts then
@@ -77,7 +82,7 @@ local function run_cases(comm, cases, addresses)
 
    local differ = { op = {}, dtype = { dtype = 'i32' }, count = { count = 12 }, root = { root = 1 },
       reduce = { reduce = 'max' }, counts = { counts = true }, length = { length = 4 },
-      partner = { shift = 0 } }
+      partner = { shift = 0 }, shape = { shape = true } }
 
    local function odd(c, op, kind)
       local other = op == 'barrier' and 'all_gather' or 'barrier'

@@ -147,6 +147,34 @@ function case.mismatch()
    print(('%d mismatches'):format(total))
 end
 
+-- Calls of two communicators in another order end at once, unless the ranks would meet later.
+function case.crossed()
+   local comm = world()
+   local a, b, first = comm:split(0, 0, 'a'), comm:split(0, 0, 'b'), comm.rank == 0
+   local function nap()
+      local till = tide.clock() + 0.4
+      while tide.clock() < till do end
+   end
+   for late = 0, 1 do
+      if comm.rank == late then nap() end
+      local work = a:all_reduce(tensor { 1 }, 'sum', { async = comm.rank == 1 })
+      b:barrier()
+      if comm.rank == 1 then work:wait() end
+   end
+   local ok, e = pcall(function()
+      if first then a:all_reduce(tensor { 1 }) else b:barrier() end
+      if first then b:barrier() else a:all_reduce(tensor { 1 }) end
+   end)
+   assert(not ok and e.code == 'E_COMM', tostring(e))
+   for _, line in ipairs { 'ranks wait for each other; no data was moved',
+      "rank 0 waits in #3 all_reduce(sum, f32, 1 elements) on 'a' at ",
+      "rank 1 waits in #3 barrier() on 'b' at " } do
+      assert(e.message:find(line, 1, true), e.message)
+   end
+   comm:barrier()
+   print 'crossed calls ended'
+end
+
 -- Worlds made and closed leave nothing that fills up.
 function case.cycles()
    local comm

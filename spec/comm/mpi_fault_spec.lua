@@ -19,6 +19,10 @@ describe('comm_mpi', function()
       end)
    end
 
+   it_mpi('ends calls of two communicators that two processes make in another order', function()
+      assert.equal(2, count(ok(2, 'crossed'), 'crossed calls ended'))
+   end)
+
    it_mpi('answers a double interrupt once', function()
       assert.equal(2, count(ok(2, 'interrupt'), 'went on'))
    end)

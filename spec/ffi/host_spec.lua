@@ -165,6 +165,19 @@ describe('a host that lost its handle', function()
       assert.matches("argument 'ctx': expected a context", ffi.string(msg), 1, true)
       assert.is_true(out[0] == nil)
       assert.equal('', ffi.string(H.tide_lua_message(out[0])))
+      ffi.cdef 'void lua_close(void *L);'
+      local ctx = ffi.new 'tide_ctx *[1]'
+      assert.equal(0, lib.C.tide_ctx_new(ctx, nil, nil, 0))
+      local first, second = ffi.new 'void *[1]', ffi.new 'void *[1]'
+      for _ = 1, 2 do
+         assert.equal(0, H.tide_lua_open(first, ctx[0], nil, msg, 200))
+         assert.equal(lib.C.TIDE_E_STATE, H.tide_lua_open(second, ctx[0], nil, msg, 200))
+         assert.matches("argument 'ctx': the context has a Lua state already; make another",
+            ffi.string(msg), 1, true)
+         assert.is_true(second[0] == nil)
+         H.lua_close(first[0])
+      end
+      lib.C.tide_ctx_release(ctx[0])
       assert.is_true(H.tide_lua_result(out[0], n) == nil)
       assert.equal(0, tonumber(n[0]))
    end)

@@ -6,7 +6,7 @@ Weights are sines by the place of the parameter's name in sorted order (see deco
 weights are stored. Computed in doubles and written for each variant: to folders.lua config.json as
 save_pretrained leaves it and the loss (mean over counted labels), to folders.safetensors all logits
 and, a row for each parameter in the order of their names, the largest gradient and SAMPLES of them
-at random places (see places).
+at random places (places in common.py).
 
     luajit spec/golden/folders_write.lua DIR && python spec/golden/folders.py DIR
 
@@ -21,6 +21,8 @@ import textwrap
 import torch
 import transformers as T
 from safetensors.torch import save_file
+
+from common import doubles_only, samples
 
 V = 23
 SAMPLES = 32
@@ -97,19 +99,6 @@ CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
 MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 
 
-def doubles_only():
-    """Lets transformers compute in doubles where it asks for float32: norms, softmax, positions."""
-    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
-
-    def wide(v):
-        return torch.float64 if v is torch.float32 else v
-
-    torch.Tensor.to = lambda t, *a, **k: to(t, *map(wide, a), **{n: wide(v) for n, v in k.items()})
-    torch.Tensor.float = torch.Tensor.double
-    torch.nn.functional.softmax = lambda *a, **k: softmax(*a, **{n: wide(v) for n, v in k.items()})
-    torch.set_default_dtype(torch.float64)
-
-
 def fill(model, kind):
     tied = model.config.tie_word_embeddings
     names = {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
@@ -133,20 +122,6 @@ def inputs():
         ids.append(row)
         labels.append(shifted)
     return torch.tensor(ids), torch.tensor(labels)
-
-
-def places(row, numel):
-    """Places of samples of parameter `row` (from 0): a Lehmer generator, which doubles hold."""
-    state, list_ = row + 1, []
-    for _ in range(SAMPLES):
-        state = state * 16807 % 2147483647
-        list_.append(state % numel)
-    return list_
-
-
-def samples(row, grad):
-    flat = grad.detach().reshape(-1)
-    return torch.cat([flat.abs().max()[None], flat[places(row, flat.numel())]]).type(torch.float32)
 
 
 def run(name, kind, extra, out, numbers):
@@ -175,7 +150,7 @@ def run(name, kind, extra, out, numbers):
               f"      loss = {loss.item():.15g},\n   }},\n")
     numbers[name + ".logits"] = logits.detach().type(torch.float32).contiguous()
     numbers[name + ".grads"] = torch.stack(
-        [samples(row, names[n].grad) for row, n in enumerate(sorted(names))])
+        [samples(row, names[n].grad, SAMPLES) for row, n in enumerate(sorted(names))])
 
 
 def check(folder):

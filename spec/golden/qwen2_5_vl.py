@@ -7,7 +7,7 @@ Weights and pixels are sines, by the place of the published name of the paramete
 (see fill), so that none are stored. Computed in doubles and written for each case: to
 qwen2_5_vl.lua config.json, and to qwen2_5_vl.safetensors ids, mask, labels, grids, positions and
 rope_deltas, logits, the loss, what greedy generation adds and, a row for each parameter in the
-order of their names, the largest gradient and SAMPLES of them at random places (see places).
+order of their names, the largest gradient and SAMPLES of them at random places (common.py).
 
     python spec/golden/qwen2_5_vl.py DIR
 
@@ -22,6 +22,8 @@ import textwrap
 import torch
 import transformers as T
 from safetensors.torch import load_file, save_file
+
+from common import doubles_only, samples
 
 V, SAMPLES, NEW = 41, 16, 4
 IMAGE, VIDEO, START, END = 36, 37, 38, 39
@@ -57,20 +59,6 @@ CASES = {
 }
 
 
-def doubles_only():
-    """Lets transformers compute in doubles where it asks for float32: norms, softmax, positions."""
-    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
-
-    def wide(v):
-        return torch.float64 if v is torch.float32 else v
-
-    torch.Tensor.to = lambda t, *a, **k: to(t, *map(wide, a), **{n: wide(v) for n, v in k.items()})
-    torch.Tensor.float = torch.Tensor.double
-    torch.nn.functional.softmax = lambda *a, **k: softmax(*a, **{n: wide(v) for n, v in k.items()})
-    torch.set_default_dtype(torch.float64)
-    torch.float = torch.float64
-
-
 def published(name):
     return name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
 
@@ -89,20 +77,6 @@ def fill(model):
             t = sines(k, *names[name].shape)
             names[name].copy_(t / 3 + 1 if "norm" in name or ".ln_" in name else t)
     return names
-
-
-def places(row, numel):
-    """Places of samples of parameter `row` (from 0): a Lehmer generator, which doubles hold."""
-    state, list_ = row + 1, []
-    for _ in range(SAMPLES):
-        state = state * 16807 % 2147483647
-        list_.append(state % numel)
-    return list_
-
-
-def samples(row, grad):
-    flat = grad.detach().reshape(-1)
-    return torch.cat([flat.abs().max()[None], flat[places(row, flat.numel())]]).type(torch.float32)
 
 
 def inputs(vision, rows, seconds, side):
@@ -170,7 +144,7 @@ def run(name, case, out, numbers):
             ids, kinds["mm_token_type_ids"], more.get("image_grid_thw"),
             more.get("video_grid_thw"), more.get("second_per_grid_ts"), mask)
     found["grads"] = torch.stack([
-        samples(k, names[n].grad if names[n].grad is not None else torch.zeros(1))
+        samples(k, names[n].grad if names[n].grad is not None else torch.zeros(1), SAMPLES)
         for k, n in enumerate(sorted(names))])
     if side == "left":
         with torch.no_grad():
@@ -209,6 +183,7 @@ if len(sys.argv) > 1:
     check(sys.argv[1])
 else:
     doubles_only()
+    torch.float = torch.float64
     numbers = {}
     with open("spec/golden/qwen2_5_vl.lua", "w") as out:
         out.write("-- Written by spec/golden/qwen2_5_vl.py: configurations of the transformers "

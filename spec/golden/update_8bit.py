@@ -9,6 +9,8 @@ become 0. Moments are computed in double and rounded to f32 before they are code
 """
 import numpy as np
 
+from common import Numbers
+
 BLOCK, COUNT, STEPS = 256, 600, 4
 LR, BETA1, BETA2, EPS, DECAY = 0.05, 0.9, 0.95, 1e-8, 0.1
 
@@ -20,24 +22,6 @@ def dynamic_map(signed):
         means = (ends[:-1] + ends[1:]) / 2 * 10.0 ** (power - 6)
         values += list(means) + ([-x for x in means] if signed else [])
     return np.array(sorted(values + [0.0, 1.0])).astype(np.float32)
-
-
-class Numbers:
-    """Numbers that f32 holds exactly, of many sizes; the spec makes the same."""
-
-    def __init__(self, seed):
-        self.state = seed
-
-    def integer(self):
-        self.state = (self.state * 16807 + 11) % 2147483647
-        return self.state
-
-    def take(self, n):
-        list_ = []
-        for _ in range(n):
-            share = self.integer() // 2048 / 2 ** 19 - 1
-            list_.append(share * 2.0 ** -(self.integer() // 4096 % 12))
-        return np.array(list_)
 
 
 def nearest(values, share):

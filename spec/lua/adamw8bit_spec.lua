@@ -1,5 +1,6 @@
 -- AdamW8bit: near AdamW in a quarter of its state, on every mesh, with checkpoints between meshes.
 
+local copy = require 'tide.util.copy'
 local tide = require 'tide'
 local AdamW8bit = require('tide.optim').AdamW8bit
 local ranks = require 'spec.support.ranks'
@@ -130,5 +131,53 @@ describe('AdamW8bit', function()
             assert.is_true(off({ unpack(want, 5) }, rest) < 1e-3)
          end)
       end
+   end)
+end)
+
+describe('AdamW8bit and that of bitsandbytes', function()
+   local golden = dofile 'spec/golden/adamw_8bit.lua'
+   local count, steps, shown = 4096, 30, 64
+
+   -- The numbers of the golden script.
+   local function numbers()
+      local state = 5
+      local function integer()
+         state = (state * 16807 + 11) % 2147483647
+         return state
+      end
+      return function()
+         local list = {}
+         for i = 1, count do
+            local share = math.floor(integer() / 2048) / 2 ^ 19 - 1
+            list[i] = share * 2 ^ -(math.floor(integer() / 4096) % 12)
+         end
+         return tide.tensor(list, { dtype = 'f64' })
+      end
+   end
+
+   -- The weights after all steps.
+   local function after(class, opts)
+      local take = numbers()
+      local p, size = take():to 'f32':requires_grad_(true), take():abs()
+      local optim = class({ { name = 'p', param = p } }, copy(opts, { lr = 0.01, beta1 = 0.9,
+         beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, decay_vectors = true }))
+      for _ = 1, steps do
+         p:set_grad((size * take()):to 'f32')
+         optim:step()
+      end
+      return p:detach():to 'f64'
+   end
+
+   it('leave the weights of AdamW by as much, and here by less', function()
+      local exact = after(tide.optim.AdamW, {})
+      local coded = after(tide.optim.AdamW8bit, { min_size = 0 })
+      local a, b = exact:tolist(), coded:tolist()
+      for i, want in ipairs(golden.exact) do
+         assert.near(want, a[shown * (i - 1) + 1], 1e-6)
+         assert.near(golden.coded[i], b[shown * (i - 1) + 1], 0.06)
+      end
+      local apart = (coded - exact):abs()
+      assert.is_true(apart:mean():item() < 0.6 * golden.mean_off, apart:mean():item())
+      assert.is_true(apart:amax():item() < golden.most_off, apart:amax():item())
    end)
 end)

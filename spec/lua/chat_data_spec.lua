@@ -382,6 +382,30 @@ describe('data.megatron', function()
       end
    end)
 
+   it('gives its documents to a corpus of .bin files', function()
+      tmp.with(function(dir)
+         for k = 1, 2 do
+            local w = tide.data.megatron.writer(dir .. '/s' .. k, { width = 2 })
+            for i = 1, 10 do
+               local ids = {}
+               for j = 1, 400 do ids[j] = i * k + j end
+               w:add(ids)
+            end
+            w:finish()
+         end
+         local both = { dir .. '/s1.bin', dir .. '/s2.bin' }
+         local c = tide.data.text.load(both, { val = 0.25, documents = true })
+         assert.same({ 0, 400, 800, 1200, 1600, 2000, 2400, 2800, 3000, 3400, 3800, 4200, 4600,
+            5000, 5400, 5800, 6000 }, c.cu)
+         assert.same({ 0, 200, 600, 1000, 1200, 1600, 2000 }, c.val_cu)
+         assert.equal(6000, c.train.count)
+         assert.equal(2000, c.val.count)
+         assert.is_nil(tide.data.text.load(both, {}).cu)
+         assert.is_nil(os.remove(dir .. '/s2.idx') and tide.data.text.load(both, { width = 2,
+            documents = true }).cu)
+      end)
+   end)
+
    it('refuses ids, cut files and pairs that do not belong together', function()
       tmp.with(function(dir)
          written(dir, 2)

@@ -102,6 +102,17 @@ describe('a command', function()
       assert.equal(('saved 2 in %s\nloaded u, v\n'):format(path), out)
    end)
 
+   it(':load leaves the names of the prompt as they are', function()
+      local path = folder .. '/own.tide'
+      local tide_ = require 'tide'
+      tide_.util.fs.io().safetensors_save(path, { tide = tide_.ones { 1 }, _G = tide_.ones { 1 },
+         w = tide_.ones { 1 } })
+      local out, bad, s = play { ':load ' .. path, 'tide.ones { 1 }' }
+      assert.equal('', bad)
+      assert.matches("loaded w; left out, as the prompt's own: _G, tide\n", out, 1, true)
+      assert.equal(s.env, s.env._G)
+   end)
+
    it(':load runs a file of Lua in the session', function()
       local f = assert(io.open(folder .. '/a.lua', 'w'))
       f:write 'answer = 6 * 7\n'

@@ -156,6 +156,46 @@ describe('qwen2_5_vl over ranks', function()
       end
    end)
 
+   it('has gradients of zero in a step without images that trains the tower alone', function()
+      local function on_rank_(rank, size, is_sharded)
+         local t = require 'tide'
+         local copy = require 'tide.util.copy'
+         local case_ = require 'spec.lua.vlm_case'
+         local model = case_.model('image', { dtype = 'f64' }):requires_grad_(false)
+         model.visual:requires_grad_(true)
+         local sharded = is_sharded and t.parallel.fully_shard(model, t.comm.world(), {}) or nil
+         local optim = t.optim.AdamW(sharded or model, { lr = 0.01, weight_decay = 0.1 })
+         local step = t.train.step.new { model = model:train(), parallel = sharded,
+            optim = optim }
+         local n = case_.numbers 'image'
+         local images = copy(case_.images('image', 'f64'), { ids = n.ids, labels = n.labels })
+         local ids = t.tensor({ { 3, 4, 5, 6 } }, { dtype = 'i64' })
+         local text = { ids = ids, labels = t.nn.loss.shift(ids) }
+         local function weights()
+            local sum = 0
+            for _, e in ipairs((sharded or model):named_parameters()) do
+               sum = sum + e.param:detach():to 'f64':abs():sum():item()
+            end
+            return sum
+         end
+         local moved, norms = {}, {}
+         for k, batch in ipairs { text, images, text } do
+            local before = weights()
+            -- of several ranks, the last alone has images
+            norms[k] = step:run { rank == size - 1 and batch or text }.grad_norm
+            moved[k] = weights() ~= before
+         end
+         return { moved, norms[1], norms[2] > 0, norms[3], optim.steps }
+      end
+      for size = 1, 2 do
+         for _, is_sharded in ipairs { false, true } do
+            for _, got in ipairs(ranks.run(size, on_rank_, size, is_sharded)) do
+               assert.same({ { false, true, false }, 0, true, 0, 3 }, got)
+            end
+         end
+      end
+   end)
+
    it('refuses ranks of an axis whose images differ', function()
       ranks.fail(2, function(rank)
          local t = require 'tide'

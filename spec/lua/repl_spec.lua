@@ -53,6 +53,64 @@ describe('a session', function()
       assert.same({ '2\n', '"a\\nb"\n' }, out)
    end)
 
+   -- Feeds lines; returns the session, its errors and how many sources it compiled.
+   local function feed(lines)
+      local s, _, bad = new()
+      local compile, count = loadstring, 0
+      rawset(_G, 'loadstring', function(...)
+         count = count + 1
+         return compile(...)
+      end)
+      local ok, e = pcall(function()
+         for i, line in ipairs(lines) do assert(s:feed(line) == (i < #lines), i .. ': ' .. line) end
+      end)
+      rawset(_G, 'loadstring', compile)
+      assert(ok, e)
+      return s, bad, count
+   end
+
+   it('compiles a long statement a few times, not at each line', function()
+      local lines = { 'x = {' }
+      for i = 1, 1000 do
+         lines[#lines + 1] = i .. ', -- ] } end'
+         lines[#lines + 1] = '{ "}\\"end", [[ end } ]] .. \'{\' },'
+         lines[#lines + 1] = '(function() if true then for _ = 1, 2 do return ' .. i .. ' end end'
+         lines[#lines + 1] = ' repeat until 1 end)(), [==['
+         lines[#lines + 1] = 'end ]] } ]==], "a\\'
+         lines[#lines + 1] = 'b}", --[[ function'
+         lines[#lines + 1] = ''
+         lines[#lines + 1] = ']] #{},'
+      end
+      lines[#lines + 1] = '}'
+      local s, bad, count = feed(lines)
+      assert.same({}, bad)
+      assert.equal(6000, #s.env.x)
+      assert.same({ 1000, { '}"end', ' end } {' }, 1000, 'end ]] } ', 'a\nb}', 0 },
+         { unpack(s.env.x, 5995) })
+      assert.is_true(count < 500, count)
+   end)
+
+   it('finds an error in a long statement', function()
+      local lines, s, _, bad = { 'x = {' }, new()
+      for i = 1, 300 do lines[#lines + 1] = i == 200 and '1 1,' or '1,' end
+      local more = true
+      for i = 1, #lines do
+         more = s:feed(lines[i])
+         if not more then break end
+      end
+      assert.is_false(more)
+      assert.matches("input:201:3:", bad[1], 1, true)
+   end)
+
+   it('runs at the end of the input what was complete', function()
+      local s, out = new()
+      for _ = 1, 100 do s:feed '(' end
+      s:feed '1'
+      for _ = 1, 100 do s:feed ')' end
+      s:finish()
+      assert.same({ '1\n' }, out)
+   end)
+
    it('is silent after a semicolon and about nothing', function()
       local s, out = new()
       s:feed 'f = function() end'

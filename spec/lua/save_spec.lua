@@ -5,6 +5,7 @@ local each = require 'tide.util.each'
 local folder = require 'tide.pretrained.folder'
 local fs = require 'tide.util.fs'
 local raised = require 'spec.support.raised'
+local ranks = require 'spec.support.ranks'
 local tide = require 'tide'
 local tmp = require 'spec.support.tmp'
 
@@ -185,6 +186,51 @@ describe('a published folder', function()
          local list = fs.list('spec', dir)
          table.sort(list)
          assert.same({ 'a', 'empty' }, list)
+      end)
+   end)
+
+   it('is written by one of the ranks that save it at once; the others get a message', function()
+      tmp.with(function(dir)
+         local rows = ranks.run(4, function(_, _, where)
+            local t = require 'tide'
+            local model = t.model.llama({ vocab_size = 200, hidden_size = 64,
+               num_hidden_layers = 8, num_attention_heads = 2, intermediate_size = 96 },
+               { seed = 1 })
+            local list = {}
+            for i = 1, 8 do
+               t.comm.world():barrier()
+               local ok, e = pcall(t.model.save, model, where .. '/m' .. i)
+               list[i] = ok and 'written' or e.message
+            end
+            return list
+         end, dir)
+         for i = 1, 8 do
+            local to, written = dir .. '/m' .. i, 0
+            for _, list in ipairs(rows) do
+               if list[i] == 'written' then
+                  written = written + 1
+               else
+                  assert.is_truthy(list[i]:find('another save writes ' .. to, 1, true)
+                     or list[i]:find(to .. ' is not empty', 1, true), list[i])
+               end
+            end
+            assert.equal(1, written)
+            tide.model.load(to)
+            assert.is_false(fs.exists(to .. '/.lock'))
+            assert.is_false(fs.exists(dir .. '/.staging-m' .. i))
+         end
+      end)
+   end)
+
+   it('takes the place of what a save that was killed has left', function()
+      tmp.with(function(dir)
+         fs.mkdirs('spec', dir .. '/.staging-a')
+         fs.write('spec', dir .. '/.staging-a/.lock', '')
+         fs.write('spec', dir .. '/.staging-a/model-00001-of-00009.safetensors', 'part')
+         tide.model.save(model_of(), dir .. '/a')
+         tide.model.load(dir .. '/a')
+         assert.is_false(fs.exists(dir .. '/a/model-00001-of-00009.safetensors'))
+         assert.is_false(fs.exists(dir .. '/.staging-a'))
       end)
    end)
 

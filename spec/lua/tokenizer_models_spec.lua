@@ -121,9 +121,9 @@ describe('a message of sentencepiece', function()
          for i, s in ipairs(d.normal) do list[i] = s.kind .. ' ' .. (s.what or s.with) end
          return table.concat(list, '|')
       end
-      assert.equal('replace \\A +| +\\z|replace  {2,}|prepend  |replace  ', kinds(''))
+      assert.equal('replace \\A +|[ ▁]+\\z|replace  {2,}|prepend  |replace  ', kinds(''))
       assert.equal('prepend  |replace  ', kinds(number(4, 0)))
-      assert.equal('replace \\A +| +\\z|replace  {2,}|replace  ', kinds(number(3, 0)))
+      assert.equal('replace \\A +|[ ▁]+\\z|replace  {2,}|replace  ', kinds(number(3, 0)))
       assert.equal('replace \\A +| +\\z|replace  {2,}|prepend  ', kinds(number(5, 0)))
       assert.equal('charsmap abc|prepend  ',
          kinds(text(2, 'abc') .. number(4, 0) .. number(5, 0)))
@@ -131,6 +131,24 @@ describe('a message of sentencepiece', function()
       assert.same({ true, true, true }, { d.flags.byte_fallback, d.flags.fuse_unk,
          d.flags.f32_scores })
       assert.is_false(sentencepiece.describe(model_of(special)).flags.byte_fallback)
+   end)
+
+   it('loses the marks at the end of a text with the spaces there', function()
+      tmp.with(function(dir)
+         for _, kind in ipairs { 1, 2 } do
+            local rows = with_special { { '▁a', -1 }, { 'a', -2 }, { '▁', -3 } }
+            fs.write('spec', dir .. '/tokenizer.model', model_of(rows, number(3, kind)))
+            local tok = tide.tokenizer.load(dir .. '/tokenizer.model')
+            local function ids(s)
+               return table.concat(tok:encode(s, { add_special_tokens = false }), ' ')
+            end
+            for _, s in ipairs { 'a', 'a▁▁', 'a ▁ ▁', 'a▁ ', ' a  ▁' } do
+               assert.equal('3', ids(s), s)
+            end
+            for _, s in ipairs { '▁▁', '▁', '▁ ', '  ' } do assert.equal('', ids(s), s) end
+            assert.equal('5 3', ids '▁a ▁')
+         end
+      end)
    end)
 
    it('finds special tokens and symbols of the user, each at its place', function()
@@ -361,6 +379,8 @@ describe('the model of a tokenizer.json', function()
             vocab = { { 'a', 1 }, { 'b', 1 }, { 'a', 'b' } } },
          ["the id of piece \"a\": expected an integer in [0, 4194303], got -1"]
             = { type = 'WordLevel', vocab = { a = -1 } },
+         ['model.dropout: merges that are left out at random are not supported, got 0.1']
+            = { type = 'BPE', vocab = vocab, dropout = 0.1 },
          ["model 'Odd' is not supported"] = { type = 'Odd' } } do
          local function plain(t) return (t:gsub('[\'"]', '')) end
          assert.matches(plain(words), plain(raised(describe_, model).message), 1, true)

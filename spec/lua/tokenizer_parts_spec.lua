@@ -286,6 +286,59 @@ describe('a pattern of a tokenizer.json', function()
       assert.equal(' |x|E', words('x*', 'Contiguous', ' xE'))
    end)
 
+   it('is refused where case folding of several characters would count', function()
+      for regex, part in each { ['(?i:ss)'] = 'ss', ['a(?i)b|xST'] = 'ST', ['(?i:ß)'] = 'ß',
+         ['(?i:[aß])'] = 'ß', ['(?i:[[^b]])'] = '[^b]', ['(?i:[a[^b-d]])'] = '[^b-d]',
+         ['(?i:j\u{30c})'] = false, ['(?i:(?-i:ss)ss)'] = 'ss', ['(?i:ǰ)'] = 'ǰ',
+         ['(?i:j̆)'] = 'j̆' } do
+         if part then
+            local e = raised(pattern.translate, regex)
+            assert.equal('E_UNSUPPORTED', e.code)
+            assert.matches(("'%s' where case does not count"):format(part), e.message, 1, true)
+         end
+         pattern.translate(regex, true)
+      end
+      for _, regex in ipairs { "(?i:'s|'t|'re|'ve|'m|'ll|'d)", '(?i:s|s)', '(?-i:ss)', 'ss',
+         '(?i:a)ss', '(?i:[^b])', '[[^b]]', '(?i:s*s)', '((?i)a)ss|ß' } do
+         pattern.translate(regex)
+      end
+   end)
+
+   it('puts a mark before the first word where a normalizer has left its beginning', function()
+      local model = { type = 'WordLevel', unk_token = '?',
+         vocab = { ['?'] = 0, a = 1, ['▁a'] = 2, ['▁'] = 3 } }
+      local first = { type = 'Metaspace', replacement = '▁', prepend_scheme = 'first' }
+      local tok = loaded { model = model, pre_tokenizer = first,
+         normalizer = { type = 'Strip', strip_left = true, strip_right = true } }
+      assert.same({ 2, 2 }, (tok:encode 'a a '))
+      assert.same({ 1, 2 }, (tok:encode ' a a'))
+      local ids, places = tok:encode(' a', { offsets = true })
+      assert.same({ { 1 }, { { 2, 2 } } }, { ids, places })
+      tok = loaded { model = model, pre_tokenizer = first, normalizer = { type = 'NFKC' } }
+      assert.same({ 2, 2 }, (tok:encode 'ａ a'))
+   end)
+
+   it('has places of its own for neighbours that a normal form changes', function()
+      local vocab = { ['?'] = 0 }
+      for i, c in ipairs { 'f', 'i', '1', '2', 'é', 'ガ', 'ᄒ', 'ᅡ', 'ᆫ', 'a', '\u{301}' } do
+         vocab[c] = i
+      end
+      local function load(form)
+         return loaded { model = { type = 'BPE', vocab = vocab, merges = json.array {},
+            unk_token = '?' }, normalizer = { type = form } }
+      end
+      local nfkc = load 'NFKC'
+      for text, want in each { ['①２ﬁ'] = { { 3, 1, 3 }, { 4, 4, 6 }, { 1, 7, 9 }, { 2, 7, 9 } },
+         ['e\u{301}ｶﾞ２'] = { { 5, 1, 3 }, { 6, 4, 9 }, { 4, 10, 12 } } } do
+         local ids, places = nfkc:encode(text, { offsets = true })
+         local got = {}
+         for i, id in ipairs(ids) do got[i] = { id, places[i][1], places[i][2] } end
+         assert.same(want, got)
+      end
+      local _, places = load 'NFD':encode('한한a', { offsets = true })
+      assert.same({ { 1, 3 }, { 1, 3 }, { 1, 3 }, { 4, 6 }, { 4, 6 }, { 4, 6 }, { 7, 7 } }, places)
+   end)
+
    it('leaves the beginning of a text without a mark where white space goes', function()
       local tok = loaded { model = { type = 'WordLevel', unk_token = '?',
          vocab = { ['?'] = 0, a = 1, ['▁a'] = 2 } }, pre_tokenizer = { type = 'Sequence',

@@ -55,6 +55,36 @@ describe('bit for bit', function()
    end)
 end)
 
+describe('--packed', function()
+   it('takes the documents of .bin files from the .idx of Megatron, as from --eos', function()
+      tmp.with(function(dir)
+         local w = require('tide').data.megatron.writer(dir .. '/set', { width = 2 })
+         for i = 1, 60 do
+            local ids = {}
+            for k = 1, 3 + i * i % 17 do ids[k] = 1 + (i * k) % 30 end
+            ids[#ids + 1] = 0
+            w:add(ids)
+         end
+         w:finish()
+         local function run(name, words)
+            local out, status = recipe.ranks(1, ('pretrain.lua --data %s/set.bin --vocab 31 '
+               .. '--packed --dim 16 --heads 4 --kv-heads 2 --layers 1 --seq 24 --batch 4 '
+               .. '--steps 3 --sample 0 --out %s/%s %s'):format(dir, dir, name, words))
+            return status, out
+         end
+         local status, out = run('index', '')
+         assert.equal(0, status, out)
+         assert.equal(0, (run('eos', '--eos 0')))
+         assert.same(losses(dir .. '/eos'), losses(dir .. '/index'))
+         os.remove(dir .. '/set.idx')
+         status, out = run('none', '')
+         assert.equal(2, status, out)
+         assert.matches('needs --eos, the id that ends a document, or the .idx of a Megatron', out,
+            1, true)
+      end)
+   end)
+end)
+
 describe('within rounding', function()
    it('one rank and sixteen have the same losses', function()
       with_text(function(dir)

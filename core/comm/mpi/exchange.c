@@ -214,6 +214,7 @@ static void exchange_describe(tide__mpi_comm *s, const tide__coll *c)
   tide__mpi_packet *p = s->out;
   size_t list = (size_t)tide__call_nlist(s->nrank) * sizeof *p->more;
   p->kind = TIDE__MPI_CALL;
+  p->alone = c->alone;
   p->nmore = tide__call_of(c, s->nrank, &p->call, p->more) ? (int64_t)list : 0;
 }
 
@@ -248,6 +249,71 @@ static bool take_bye(tide__mpi_comm *s, int q, int64_t done)
   return true;
 }
 
+/* ---- crossed calls --------------------------------------------------------------------------- */
+
+/* A call that rank `member` of the world has made in another communicator, where it waits for this
+ * rank. */
+typedef struct crossed {
+  int member;
+  bool found, alone;           /* alone: see the packet */
+  tide__comm_call call;
+  char name[TIDE__COMM_NAME];
+} crossed;
+
+static void find_crossed(tide__mpi_comm *o, void *arg)
+{
+  crossed *x = arg;
+  if (x->found || pthread_mutex_trylock(&o->busy)) return;
+  for (int q = 0; q < o->nrank && !x->found; q++) {
+    const tide__mpi_packet *p = o->peer[q].inbox;
+    if (o->member[q] != x->member || q == o->rank || !exchange_take(o, &o->peer[q])) continue;
+    if (p->kind != TIDE__MPI_CALL || p->call.seq <= o->called) continue;
+    x->found = true;
+    x->alone = p->alone;
+    x->call = p->call;
+    memcpy(x->name, o->name, sizeof x->name);
+  }
+  pthread_mutex_unlock(&o->busy);
+}
+
+static crossed crossed_with(tide__mpi_comm *s, int q)
+{
+  crossed x = {.member = s->member[q]};
+  tide__mpi_turn_others(s, find_crossed, &x);
+  return x;
+}
+
+static void add_waits(tide__text *t, int rank, const tide__comm_call *call, const char *name,
+                      int awaited)
+{
+  tide__add(t, "\n  rank %d waits in ", rank);
+  tide__add_where(t, call, name);
+  tide__add(t, " for rank %d", awaited);
+}
+
+/* Fails the call if this rank and a missing one wait for each other in different communicators and
+ * do nothing else, as neither wait can end. Longer circles end with the timeout. */
+static int check_crossed(tide__mpi_comm *s, tide__coll *c)
+{
+  static const double moment = 0.1; /* seconds before a search */
+  if (!c->alone || tide_trace_clock() - c->begin < moment) return TIDE_OK;
+  for (int q = 0; q < s->nrank; q++) {
+    if (q == s->rank || has_arrived(s, q)) continue;
+    crossed x = crossed_with(s, q);
+    if (!x.found || !x.alone) continue;
+    char buf[TIDE__COMM_TEXT];
+    tide__text t = tide__text_in(buf, sizeof buf);
+    int me = s->member[s->rank];
+    tide__add(&t, "ranks wait for each other; no data was moved");
+    if (x.member < me) add_waits(&t, x.member, &x.call, x.name, me);
+    add_waits(&t, me, &s->out->call, s->name, x.member);
+    if (x.member > me) add_waits(&t, x.member, &x.call, x.name, me);
+    tide__failure_end(&s->failure, c, TIDE_E_COMM, s->rank, buf, NULL);
+    return exchange_failed(s, c);
+  }
+  return TIDE_OK;
+}
+
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 tide__wait tide__mpi_wait(tide__mpi_comm *s, const tide__coll *c, int spins, double yield)
@@ -269,6 +335,10 @@ static void exchange_name_missing(tide__mpi_comm *s, const tide__coll *c, tide__
     if (last->seq >= c->seq) tide__add(t, "\n  rank %d arrived but does not move its data", q);
     else if (s->check || last->seq > 0) tide__add_missing(t, q, last);
     else tide__add(t, "\n  rank %d has not arrived", q);
+    crossed x = crossed_with(s, q);
+    if (!x.found) continue;
+    tide__add(t, "; it waits for this rank in ");
+    tide__add_where(t, &x.call, x.name);
   }
   if (n > 8) tide__add(t, "\n  and %d more", n - 8);
 }
@@ -279,6 +349,7 @@ int tide__mpi_look(tide__mpi_comm *s, tide__coll *c, tide__wait *w,
   char buf[TIDE__COMM_TEXT];
   tide__text t = tide__text_in(buf, sizeof buf);
   tide__wait now = {.timeout = HUGE_VAL};
+  if (missing == is_missing && !tide__failed(&s->failure)) TIDE_TRY(check_crossed(s, c));
   for (int q = 0; q < s->nrank; q++) {
     has_arrived(s, q);
     if (take_bye(s, q, c->seq - 1)) break;

@@ -23,6 +23,7 @@ enum { TIDE__MPI_CALL = 1, TIDE__MPI_FAIL, TIDE__MPI_LEAVE };
 
 typedef struct tide__mpi_packet {
   int32_t kind, status;        /* FAIL: why */
+  int32_t alone, spare;        /* CALL: the sender does nothing else until the call ends */
   int64_t done;                /* FAIL, LEAVE: the sender's finished calls */
   tide__comm_call call;        /* CALL */
   int64_t nmore;               /* bytes in use behind the packet: the call's list, or a text */
@@ -117,6 +118,8 @@ bool tide__mpi_turn_active(const tide__mpi_comm *s);
  * them. 0 also while others of them may still arrive, for a moment. */
 int  tide__mpi_turn_look(tide__mpi_comm *s, const tide__coll *c,
                          bool (*missing)(tide__mpi_comm *s, int q), int *absent);
+/* Calls fn(o, arg) for every other communicator of this process's world. */
+void tide__mpi_turn_others(tide__mpi_comm *s, void (*fn)(tide__mpi_comm *o, void *arg), void *arg);
 /* Returns whether an interrupted wait continues: the ranks are interrupted together, and those that
  * have announced the call would move data. */
 bool tide__mpi_turn_holds(tide__mpi_comm *s);

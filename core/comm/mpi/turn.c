@@ -283,6 +283,15 @@ int tide__mpi_turn_look(tide__mpi_comm *s, const tide__coll *c,
   return late == 0 || now - s->absent_since > name_seconds ? n : 0;
 }
 
+void tide__mpi_turn_others(tide__mpi_comm *s, void (*fn)(tide__mpi_comm *o, void *arg), void *arg)
+{
+  if (!s->turn) return;
+  pthread_mutex_lock(&s->turn->lock);
+  for (tide__mpi_comm *o = s->turn->comms; o; o = o->next)
+    if (o != s) fn(o, arg);
+  pthread_mutex_unlock(&s->turn->lock);
+}
+
 bool tide__mpi_turn_holds(tide__mpi_comm *s)
 {
   if (!tide__mpi_turn_active(s)) return false;

@@ -70,7 +70,8 @@ typedef struct tide_opts {
   void  *(*resize)(void *user, void *ptr, size_t nold, size_t nnew); /* nnew 0 frees */
   /* Log lines, up to the level of parameter log; called on the context's thread, must not call the
    * context. error: a communicator has failed for good. warn: memory was short and cached memory
-   * was returned; a collective took more than half of its timeout. info: devices beyond libtide's,
+   * was returned; the system refused threads, and ops compute with those that it started; a
+   * collective took more than half of its timeout. info: devices beyond libtide's,
    * MPI and NCCL: opened or why not. debug: the context itself. */
   void   (*log)(void *user, int32_t level, const char *text);
   void    *user;      /* first argument of all hooks */
@@ -132,6 +133,9 @@ void tide_ctx_release(tide_ctx *ctx);
 /* Makes the calling thread the owner of a context. The previous owner must not call it meanwhile.
  * Completes the releases of other threads. */
 int  tide_ctx_attach(tide_ctx *ctx);
+/* Claims a context for one Lua state (on 1), or gives it up (0), as tide_lua_open and lua_close do.
+ * E_STATE: it is claimed already. */
+int  tide_ctx_claim(tide_ctx *ctx, int on);
 /* Returns the last failure; code 0 and empty texts before the first. Calls that succeed leave it
  * unchanged. ctx null: the last failure on this thread of a call without a valid context or object
  * (null, or not made by tide). */

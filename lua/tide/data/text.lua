@@ -8,7 +8,9 @@ local bytes = require 'tide.tokenizer.bytes'
 local encoder = require 'tide.data.encoder'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local index = require 'tide.data.megatron_index'
 local kind = require 'tide.data.kind'
+local megatron = require 'tide.data.megatron'
 local signature = require 'tide.util.signature'
 local tokens = require 'tide.data.tokens'
 
@@ -125,21 +127,38 @@ local function load_text(files, share, binary, code)
    }
 end
 
-local function load_binary(files, share, width)
-   local train, val = {}, {}
+-- Adds the ends of the documents of a Megatron data set to cumulative lengths: those up to a place
+-- to cu, the others to val_cu. A document that lies across the place becomes two.
+local function add_documents(cu, val_cu, ends, cut)
+   local before, val_before = cu[#cu], val_cu[#val_cu]
+   for i = 2, #ends do
+      if ends[i - 1] < cut then cu[#cu + 1] = before + math.min(ends[i], cut) end
+      if ends[i] > cut then val_cu[#val_cu + 1] = val_before + ends[i] - cut end
+   end
+end
+
+local function load_binary(files, share, width, documents)
+   local train, val, cu, val_cu = {}, {}, { 0 }, { 0 }
    for _, path in ipairs(files) do
       local source = tokens.file(path, { width = width })
       local cut = split_at(source.count, share)
       train[#train + 1] = tokens.slice(source, 0, cut)
       val[#val + 1] = tokens.slice(source, cut, source.count - cut)
+      documents = documents and index.beside(op, path) ~= nil
+      if documents then
+         local set = megatron.open(path)
+         set.source:close()
+         add_documents(cu, val_cu, set.cu, cut)
+      end
    end
-   return { kind = 'tokens', files = #files, train = tokens.join(train), val = tokens.join(val) }
+   return { kind = 'tokens', files = #files, train = tokens.join(train), val = tokens.join(val),
+      cu = documents and cu or nil, val_cu = documents and val_cu or nil }
 end
 
 -- Reads a path or a list of them. Returns { kind, train, val, files, left_out (the paths of files
--- below a folder that are not read), ... }; for text also raw, the
--- training parts as strings, and cu and val_cu, the cumulative lengths of the files' parts in
--- tokens.
+-- below a folder that are not read), ... }; for text also raw, the training parts as strings, and
+-- cu and val_cu, the cumulative lengths of the files' parts in tokens; with documents also of .bin
+-- files that all have the .idx of a Megatron data set.
 function text.load(paths, opts)
    local share = opts.val
    if type(paths) == 'string' then paths = { paths } end
@@ -155,7 +174,7 @@ function text.load(paths, opts)
       if extension(file) == 'bin' then nbin = nbin + 1 end
    end
    err.raise_if(nbin > 0 and nbin < #files, 'E_ARG', op, 'text and .bin files cannot be mixed')
-   local corpus = nbin > 0 and load_binary(files, share, opts.width)
+   local corpus = nbin > 0 and load_binary(files, share, opts.width, opts.documents)
       or load_text(files, share, opts.binary, encoder.of(opts.tokenizer or bytes, opts.cache))
    corpus.left_out = left_out
    return corpus
@@ -166,6 +185,7 @@ return signature.doors('data.text', text, {
       'val: number in [0, 0.5] = 0.05 -- share that is held out for validation',
       'width: integer? -- bytes of an id in raw .bin files (see data.tokens.file)',
       'binary: boolean = false -- takes files with zero bytes as text',
+      'documents: boolean = false -- reads the documents of .bin files from the .idx beside them',
       'tokenizer: table? -- a tokenizer; by default bytes',
       'cache: string? -- folder that keeps the ids of a tokenizer' } },
 })

@@ -326,11 +326,10 @@ end
 -- in every call, on nothing where there is nothing, since its ranks gather weights together.
 local function features_of(self, o, context)
    local patches, grids = patches_of(self, o)
-   local sharded = spread.of(self).inside
-   if sharded and tide.is_grad_enabled() then sharded:note_run(self.visual, not patches) end
+   self.visual:note_rows(patches and patches:size(1) or 0)
    if patches and context and context.size > 1 then return shared(self, patches, grids, context) end
    if patches then return self.visual(patches, grids) end
-   if not sharded then return nil end
+   if not spread.of(self).inside then return nil end
    local like = self[self.form.body][self.form.norm].weight
    return self.visual(self.visual:blank(like))
 end

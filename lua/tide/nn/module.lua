@@ -457,6 +457,14 @@ function Module:as_call(fn, ...)
    return private.call(wrap.compose(wrap.list(self), fn), self, ...)
 end
 
+-- Notes, in a forward, on how many rows of data this module ran. 0: it had none, and did not run
+-- or ran on a stand-in, to take part in the collectives of a sharded model. A step in which it ran
+-- on no rows on any rank leaves its parameters as they are. Without gradients nothing is noted.
+function Module:note_rows(rows)
+   if not tide.is_grad_enabled() then return end
+   spread.set(self, 'rows', (spread.of(self).rows or 0) + rows)
+end
+
 -- Computes the results of a call, module(...). Every class defines its own.
 function Module:forward()
    err.raise('E_STATE', 'nn.' .. self.class_name, 'this module has no forward')
@@ -477,4 +485,5 @@ end
 return signature.doors('nn.Module', Module, {
    apply = 'fn: function', get = 'path: string', train = 'on: boolean = true',
    init_weights = 'seed: integer >= 0', as_call = 'fn: function',
+   note_rows = 'rows: integer >= 0',
 })

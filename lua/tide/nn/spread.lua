@@ -7,6 +7,7 @@
 --    cp       the handle of parallel.cp.attach: the model
 --    sharded  what parallel.fully_shard returned: the model that it was given
 --    inside   the same: every module of that model
+--    rows     on how many rows of data a module ran since the last step (Module:note_rows)
 --
 -- The parts of `parallel` record what they did. Steps, optimisers, states and plans read it here
 -- and need none of these parts.
@@ -17,7 +18,7 @@ local spread = {}
 
 local whole = {}
 
--- Returns the four fields above, nil where nothing was done; to be read alone. v: a module, or any
+-- Returns the five fields above, nil where nothing was done; to be read alone. v: a module, or any
 -- value.
 function spread.of(v) return type(v) == 'table' and rawget(v, '_spread') or whole end
 
@@ -26,6 +27,23 @@ function spread.set(module, field, value)
    local notes = rawget(module, '_spread') or {}
    notes[field] = value
    module._spread = next(notes) ~= nil and notes or nil
+end
+
+-- Returns the set of the modules that ran on no rows since forget_rows: those that noted it and all
+-- inside.
+function spread.idle(model)
+   local idle = {}
+   model:walk(function(m)
+      if spread.of(m).rows == 0 then m:walk(function(inner) idle[inner] = true end) end
+   end)
+   return idle
+end
+
+-- Begins a step: no module of the model has run.
+function spread.forget_rows(model)
+   model:walk(function(m)
+      if spread.of(m).rows then spread.set(m, 'rows', nil) end
+   end)
 end
 
 local said = {

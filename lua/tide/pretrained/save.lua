@@ -11,6 +11,7 @@ local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local family = require 'tide.model.family'
+local finally = require 'tide.util.finally'
 local folder = require 'tide.pretrained.folder'
 local fs = require 'tide.util.fs'
 local low_rank = require 'tide.nn.low_rank'
@@ -109,10 +110,11 @@ local function write_all(staged, source, o)
    if generation then fs.write_json(op, fs.join(staged, 'generation_config.json'), generation) end
    copy_tokenizer(staged, source.tokenizer)
    fs.write(op, fs.join(staged, 'README.md'), card.text(source, o.dir))
-   fs.io().fsync_dir(staged)
 end
 
 -- ---- the folder --------------------------------------------------------------------------------
+
+local lock_file = '.lock'
 
 local function trimmed(dir) return (dir:gsub('(.)/+$', '%1')) end
 
@@ -148,20 +150,40 @@ local function publish(dir, staged)
    return dir
 end
 
+-- Makes the staging folder and keeps other saves out of it until release() of the result. What a
+-- save that was killed has left there is removed.
+local function take_staged(dir, staged)
+   local file = fs.join(staged, lock_file)
+   if fs.io().is_link(staged) then fs.io().remove(staged) end
+   fs.mkdirs(op, staged)
+   local ok, lock = pcall(fs.io().lock, file)
+   if not ok and fs.exists(staged) then error(lock, 0) end
+   -- a save that ends removes the file and then the folder, or its name
+   err.raise_if(not ok or not lock or not fs.exists(file), 'E_ARG', op, "argument 'dir': another "
+      .. 'save writes %s at this moment; a model that is whole on every rank is saved by one '
+      .. '(if comm.rank == 0), others need a folder each', dir)
+   for _, name in ipairs(fs.list(op, staged)) do
+      if name ~= lock_file then fs.io().remove(fs.join(staged, name)) end
+   end
+   return lock
+end
+
 -- Writes source into o.dir: complete, or not at all.
 local function write_folder(source, o)
    local dir = trimmed(o.dir)
    check_place(dir, o.overwrite)
    local staged = beside(dir, 'staging')
-   fs.remove_dir(op, staged)
-   fs.mkdirs(op, staged)
-   local ok, result = pcall(function()
+   local lock = take_staged(dir, staged)
+   return finally(function(failed)
+      if failed then pcall(fs.remove_dir, op, staged) end
+      lock:release()
+   end, function()
+      check_place(dir, o.overwrite)                   -- again: another save may have ended
       write_all(staged, source, o)
+      fs.io().remove(fs.join(staged, lock_file))
+      fs.io().fsync_dir(staged)
       return publish(dir, staged)
    end)
-   if ok then return result end
-   pcall(fs.remove_dir, op, staged)
-   error(result, 0)
 end
 
 -- ---- sources -----------------------------------------------------------------------------------

@@ -220,15 +220,14 @@ function Many:feed(line)
       if not asked then return fail(self, source) end
       if not source:match '%S' then return false end
    end
-   source = self.pending and self.pending .. '\n' .. source or source
-   local fn, more
-   if not session.is_command(source) then fn, more = session.parse((source:gsub('^%s*=', ''))) end
-   if not fn and more == true then
-      self.pending, self.asked = source, asked
-      return true
+   if self.pending or not session.is_command(source) then
+      local fn, problem
+      if not self.pending then source = source:gsub('^%s*=', '') end
+      self.asked = asked
+      source, fn, problem = session.take(self, source)
+      if not source then return true end
+      if not fn then return fail(self, problem) end
    end
-   self.pending = nil
-   if not fn and more then return fail(self, more) end
    run(self, asked, source)
    return false
 end
@@ -239,7 +238,9 @@ function Many:drop() self.pending = nil end
 -- Ends the input; an unfinished statement is an error.
 function Many:finish()
    if not self.pending then return end
+   local source = self.pending:text()
    self.pending = nil
+   if session.parse(source) then return run(self, self.asked, source) end
    fail(self, "input: unfinished at the end of the input")
 end
 

@@ -8,6 +8,7 @@ local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local help = require 'tide.repl.help'
 local hint = require 'tide.repl.hint'
+local Input = require 'tide.repl.input'
 local pack = require 'tide.ffi.pack'
 local show = require 'tide.repl.show'
 
@@ -246,6 +247,20 @@ local function run_command(self, line)
    if not ok then self:report((err.text(problem):gsub('^[^\n]-tide%.(:%a+: )', '%1'))) end
 end
 
+-- Adds a line to the unfinished input of a prompt, in its field `pending`, and compiles it if it is
+-- due. Returns its text and what parse returns; nil if more lines are needed.
+function session.take(self, line)
+   local input = self.pending or Input()
+   input:add(line)
+   self.pending = input
+   if not input:is_due() then return nil end
+   local source = input:text()
+   local fn, given = session.parse(source)
+   if given == true then return nil end
+   self.pending = nil
+   return source, fn, given
+end
+
 -- Takes one line. Returns true if more lines are needed to complete the input. After `exit` or
 -- `quit` the field `ended` is true.
 function Session:feed(line)
@@ -264,10 +279,8 @@ function Session:feed(line)
       line = line:gsub('^%s*=', '')
       if not line:match '%S' then return false end
    end
-   local source = self.pending and self.pending .. '\n' .. line or line
-   local fn, given = session.parse(source)
-   self.pending = given == true and source or nil
-   if self.pending then return true end
+   local source, fn, given = session.take(self, line)
+   if not source then return true end
    if not fn then
       self:report(given)
       return false
@@ -279,12 +292,17 @@ end
 -- Forgets unfinished input.
 function Session:drop() self.pending = nil end
 
--- Ends the input; an unfinished statement is an error.
+-- Ends the input: runs what was not due yet. An unfinished statement is an error.
 function Session:finish()
    if not self.pending then return end
-   local _, message = loadstring(self.pending, chunk_name)
+   local source = self.pending:text()
+   local fn, given = session.parse(source)
    self.pending = nil
-   self:report(message)
+   if fn then
+      self:execute(fn, given, source)
+   else
+      self:report(given == true and select(2, loadstring(source, chunk_name)) or given)
+   end
 end
 
 return session

@@ -56,25 +56,29 @@ function stored.save(path, env, names)
       #left > 0 and '; not kept (neither tensor nor plain): ' .. table.concat(left, ', ') or '')
 end
 
--- Reads the values of a file into env; returns their names as text.
+-- Reads the values of a file into env, but those of names that a session has by itself; returns
+-- their names as text.
 function stored.load(path, env)
    err.type(':load', 'path', path, 'string')
    local file = assert(fs.io().safetensors_open(path))
-   local names = {}
+   local names, left = {}, {}
+   local function take(name, read)
+      local list = given[name] and left or names
+      list[#list + 1] = name
+      if list == names then env[name] = read() end
+   end
    for _, name in ipairs(file:names()) do
-      env[name] = file:load(name)
-      names[#names + 1] = name
+      take(name, function() return file:load(name) end)
    end
    for key, text in each(file.metadata) do
       local name = key:match '^value (.*)$'
-      if name then
-         env[name] = plain.decode(plain.unhex(text))
-         names[#names + 1] = name
-      end
+      if name then take(name, function() return plain.decode(plain.unhex(text)) end) end
    end
    file:close()
    table.sort(names)
+   table.sort(left)
    return 'loaded ' .. (#names > 0 and table.concat(names, ', ') or 'nothing')
+      .. (#left > 0 and "; left out, as the prompt's own: " .. table.concat(left, ', ') or '')
 end
 
 return stored

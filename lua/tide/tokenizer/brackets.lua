@@ -3,6 +3,7 @@
 -- Oniguruma and Rust know sets in sets, [a[^b]], and their intersection, [a&&b]. PCRE2 10.42 knows
 -- neither: a set with one becomes a group that matches one character.
 
+local fold = require 'tide.tokenizer.fold'
 local property = require 'tide.tokenizer.property'
 
 local brackets = {}
@@ -34,7 +35,7 @@ local function escape(part, text, at, rust)
 end
 
 -- Reads what stands at `at`. Returns the place behind it.
-local function item(part, text, at, rust)
+local function item(part, text, at, rust, folds)
    local c = property.char(text, at)
    if c == '\\' then return escape(part, text, at, rust) end
    local caret, name = text:match('^%[:(%^?)(%a+):%]', at)
@@ -43,10 +44,12 @@ local function item(part, text, at, rust)
       return at + #caret + #name + 4
    end
    if c == '[' then
-      local set, behind = brackets.translate(text, at, rust)
+      if folds then fold.check_nested(text, at) end
+      local set, behind = brackets.translate(text, at, rust, folds)
       part.sets[#part.sets + 1] = set
       return behind
    end
+   if folds then fold.check(text, c) end
    part.items[#part.items + 1] = c:find '[.:=]' and '\\' .. c or c -- [. and [= begin names in PCRE2
    return at + #c
 end
@@ -72,8 +75,9 @@ local function render(parts, negated)
       or all
 end
 
--- Returns the set whose bracket is at `at` of a pattern, and the place behind it.
-function brackets.translate(text, at, rust)
+-- Returns the set whose bracket is at `at` of a pattern, and the place behind it. folds: case does
+-- not count.
+function brackets.translate(text, at, rust, folds)
    local negated = text:sub(at + 1, at + 1) == '^'
    at = at + (negated and 2 or 1)
    local part = new_part()
@@ -87,7 +91,7 @@ function brackets.translate(text, at, rust)
          part, at = new_part(), at + 2
          parts[#parts + 1] = part
       else
-         at = item(part, text, at, rust)
+         at = item(part, text, at, rust, folds)
       end
    end
    -- No bracket ends the set: PCRE2 says so.

@@ -5,6 +5,7 @@
 -- or tekken.json is written for Rust (`rust`), as PCRE2 is. Classes of characters: property.lua.
 
 local brackets = require 'tide.tokenizer.brackets'
+local fold = require 'tide.tokenizer.fold'
 local property = require 'tide.tokenizer.property'
 
 local pattern = {}
@@ -101,7 +102,7 @@ end
 -- Puts the start of a group. is_rest: it holds the rest of the group around it.
 local function put_group(self, text, is_rest)
    put_atom(self, text)
-   self.groups[#self.groups + 1] = { at = #self.out, is_rest = is_rest }
+   self.groups[#self.groups + 1] = { at = #self.out, is_rest = is_rest, folds = self.folds }
 end
 
 -- Translates a parenthesis that opens a group, with its options. To Oniguruma a(?i)b|c is
@@ -113,6 +114,8 @@ local function open(self, text, at, rust)
       return at + 1
    end
    put_group(self, ('(?%s:'):format(flags:gsub('m', 's')), last == ')')
+   local on, off = flags:match '^([^%-]*)%-?(.*)$'
+   self.folds = (self.folds or on:find 'i' ~= nil) and not off:find 'i'
    return at + #flags + 3
 end
 
@@ -122,17 +125,20 @@ local function end_rests(self)
    local group = table.remove(self.groups)
    while group and group.is_rest do
       put(self, ')')
+      self.folds = group.folds
       group = table.remove(self.groups)
    end
+   if group then self.folds = group.folds end
    return group
 end
 
 -- Translates what stands at `at`. Returns the place behind it.
 local function step(self, text, at, rust)
-   local c = property.char(text, at)
+   local c, before = property.char(text, at), self.before
+   self.before = nil
    if c == '\\' and at < #text then return escape(self, text, at + 1, rust) end
    if c == '[' then
-      local set, behind = brackets.translate(text, at, rust)
+      local set, behind = brackets.translate(text, at, rust, self.folds)
       put_atom(self, set)
       return behind
    end
@@ -145,6 +151,8 @@ local function step(self, text, at, rust)
    elseif c == '*' or c == '+' or c == '?' then
       put(self, c)
    else
+      if self.folds then fold.check(text, c, before) end
+      self.before = c
       put_atom(self, c)
       self.anchors = self.anchors or c == '^' or c == '$'
    end

@@ -75,6 +75,10 @@ function models.BPE(d, model)
    d.unk = vocab[model.unk_token]
    d.prefix, d.suffix = text_or_nil(model.continuing_subword_prefix),
       text_or_nil(model.end_of_word_suffix)
+   if model.dropout and model.dropout ~= 0 then
+      err.raise('E_UNSUPPORTED', op, 'model.dropout: merges that are left out at random are not '
+         .. 'supported, got %s; set it to null for the ids without it', err.show(model.dropout))
+   end
    d.merges = merges_of(model.merges or {}, vocab, d.prefix or '')
    for _, flag in ipairs { 'byte_fallback', 'fuse_unk', 'ignore_merges' } do
       d.flags[flag] = model[flag] == true

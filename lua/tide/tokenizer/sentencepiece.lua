@@ -109,7 +109,9 @@ local function steps(n)
    end
    if n.charsmap ~= '' then add('charsmap', { longest = true }, nil, n.charsmap) end
    if n.remove_extra_whitespaces ~= 0 then
-      add('replace', nil, '\\A +| +\\z', '')
+      -- at the end also marks, which spaces have become
+      local last = n.escape_whitespaces ~= 0 and ('[ %s]+'):format(mark) or ' +'
+      add('replace', nil, '\\A +|' .. last .. '\\z', '')
       add('replace', nil, ' {2,}', ' ')
    end
    if n.add_dummy_prefix ~= 0 then

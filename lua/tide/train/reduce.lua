@@ -10,6 +10,7 @@ local finally = require 'tide.util.finally'
 local fingerprint = require 'tide.parallel.fingerprint'
 local nonfinite = require 'tide.train.nonfinite'
 local parallel_clip = require 'tide.parallel.clip'
+local spread = require 'tide.nn.spread'
 local unused = require 'tide.train.unused'
 
 local reduce = {}
@@ -35,8 +36,8 @@ function reduce.loss_of(self, batch, count, options)
 end
 
 -- Runs forward and backward of one micro-batch; returns its share of the loss. A micro-batch may
--- use no trained parameter (a text, where only a vision tower is trained); the optimiser raises if
--- none does. Backward of a sharded model communicates, so that all ranks run it.
+-- use no trained parameter (a text, where only a vision tower is trained). Backward of a sharded
+-- model communicates, so that all ranks run it.
 function reduce.whole_loss(self, batch, count)
    local loss = reduce.loss_of(self, batch, count, self.loss_options)
    if self.parallel or loss.requires_grad then loss:backward() end
@@ -67,6 +68,7 @@ end
 function reduce.micros(self, batches, count)
    local comm, optim, losses = self.comm, self.optim, {}
    optim:zero_grad()
+   if self.model.walk then spread.forget_rows(self.model) end
    for i, batch in ipairs(batches) do losses[i] = reduce.micro_loss(self, batch, count) end
    if comm.size == 1 then return losses end
    local loss = reduce.read(losses)
@@ -116,6 +118,18 @@ function reduce.norm_of(self)
    local norm = parallel_clip.norm(self.parallel)
    if self.clip == 0 then return norm, nil end
    return norm, tide.update.clip_factor(norm, self.clip)
+end
+
+-- Counts a step that was left out.
+function reduce.skip(self) self.optim.steps = self.optim.steps + 1 end
+
+-- Updates the weights. The optimiser raises where no parameter has a gradient, but a module may say
+-- that it ran on no rows (Module:note_rows): then there is nothing to update.
+function reduce.update(self, lr, factor)
+   local nothing = not self.parallel and #self.optim:grads() == 0 and self.model.walk
+      and next(spread.idle(self.model))
+   if nothing then return reduce.skip(self) end
+   self.optim:step { lr = lr, factor = factor }
 end
 
 -- Returns why a step is not applied: what is not finite, and on which rank. Gradients of a sharded

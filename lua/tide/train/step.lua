@@ -73,7 +73,7 @@ function Step:run(batches, meanwhile)
    loss = loss / means
    replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
-   if applied then self.optim:step { lr = lr, factor = factor } end
+   if applied then reduce.update(self, lr, factor) end
    local cause = not applied and reduce.blame(self, loss * means) or nil
    self.optim:zero_grad()
    if self.parallel then self.parallel:zero_grad() end
@@ -81,7 +81,7 @@ function Step:run(batches, meanwhile)
 end
 
 -- Counts a step that was left out, so that the schedule continues.
-function Step:skip() self.optim.steps = self.optim.steps + 1 end
+function Step:skip() reduce.skip(self) end
 
 -- Returns the mean loss per token over windows of a source that begin at `starts`, `batch` of them
 -- at a time, shared among the ranks. make(starts) builds a batch.

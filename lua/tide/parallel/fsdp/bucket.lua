@@ -469,7 +469,7 @@ end
 function Bucket:zero_grad()
    for _, e in ipairs(self.entries) do
       e.view:zero_grad()
-      e.used, e.has_data = nil, nil
+      e.used = nil
    end
    for _, p in ipairs(self.pieces) do p.param:zero_grad() end
 end

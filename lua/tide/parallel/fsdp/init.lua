@@ -275,6 +275,7 @@ end
 -- way and drops the gradients.
 function Sharded:reset()
    for _, unit in ipairs(self:all_units()) do unit:reset() end
+   spread.forget_rows(self.model)
    self.pending, self.reduced, self.seen, self.phase, self.bad = {}, {}, {}, 'forward', nil
    self.unsynced, self.unfinished = false, false
 end
@@ -300,25 +301,15 @@ end
 function Sharded:zero_grad()
    self.unsynced = false
    for _, unit in ipairs(self:all_units()) do unit:zero_grad() end
-end
-
--- Notes, in a forward, that a module of the model runs on data or, with is_blank, on nothing, only
--- to take part in collectives. Gradients of parameters that ran on nothing alone do not count as
--- used.
-function Sharded:note_run(module, is_blank)
-   local inside = {}
-   module:walk(function(m) inside[m] = true end)
-   for _, e in ipairs(self.entries) do
-      if inside[e.places[1].owner] then e.has_data = e.has_data or not is_blank end
-   end
+   spread.forget_rows(self.model)
 end
 
 -- Returns '1' or '0' for each parameter, in one text: whether a backward of this rank has given it
--- a gradient in this step.
+-- a gradient in this step, of a module that ran on data (Module:note_rows).
 function Sharded:used()
-   local list = {}
+   local list, idle = {}, spread.idle(self.model)
    for i, e in ipairs(self.entries) do
-      list[i] = e.used and e.has_data ~= false and '1' or '0'
+      list[i] = e.used and not idle[e.places[1].owner] and '1' or '0'
    end
    return table.concat(list)
 end
@@ -467,7 +458,6 @@ end
 
 signature.doors('parallel.Sharded', Sharded, {
    init = 'model: module; ranks: ranks?; opts: table', drop_unused = 'texts: string[]?',
-   note_run = 'module: module; is_blank: boolean?',
    pieces = 'm: module; field: string', unsharded = 'm: module; field: string' })
 return signature.doors('parallel', fsdp, {
    fully_shard = { 'model: module; ranks: ranks?', opts = options.rows,
