@@ -247,7 +247,6 @@ describe('the dtype of config.json', function()
          assert.equal('bfloat16', dtype_in(dir .. '/whole'))
          tide.train.checkpoint.consolidate(dir, dir .. '/single', { dtype = 'f32' })
          assert.equal('float32', dtype_in(dir .. '/single'))
-         local refused = require 'spec.support.refused'
          refused('E_ARG', { "'to'", 'is a checkpoint, which would be damaged' },
             tide.train.checkpoint.consolidate, dir, folder)
          tide.train.checkpoint.load(folder)
