@@ -102,8 +102,7 @@ local function most_likely(job, opt, spread, corpus, sampler)
       job.log:once('%s has the %d most likely ids of the teacher', path, k)
       return top
    end
-   local place = path and path:match '^(.+)/[^/]*$'           -- before the work, not after it
-   if place then job:check(fs.mkdirs, job.name, place) end
+   if path then job:check(fs.mkdirs, job.name, fs.above(path)) end      -- before the work
    local large, sharded = teacher.load(job, opt, spread, corpus)
    local top = job:check(train.top, { model = large, sharded = sharded, comm = spread.mesh.comm },
       sampler, corpus, { k = k, device = opt.device, teacher = path and identity(job, opt) })

@@ -247,6 +247,12 @@ describe('the dtype of config.json', function()
          assert.equal('bfloat16', dtype_in(dir .. '/whole'))
          tide.train.checkpoint.consolidate(dir, dir .. '/single', { dtype = 'f32' })
          assert.equal('float32', dtype_in(dir .. '/single'))
+         refused('E_ARG', { "'to'", 'is a checkpoint, which would be damaged' },
+            tide.train.checkpoint.consolidate, dir, folder)
+         tide.train.checkpoint.load(folder)
+         tide.util.fs.write('spec', dir .. '/single/model.safetensors.index.json', '{}')
+         refused('E_ARG', 'holds a model in several files', tide.train.checkpoint.consolidate, dir,
+            dir .. '/single')
       end)
    end)
 end)

@@ -297,6 +297,11 @@ end
 -- config.json) into the folder `to`. One rank calls it; it holds all weights.
 function checkpoint.consolidate(where, to, opts)
    local op = 'train.checkpoint.consolidate'
+   for name, what in each { ['manifest.json'] = 'is a checkpoint, which would be damaged',
+      ['model.safetensors.index.json'] = 'holds a model in several files' } do
+      err.raise_if(fs.exists(fs.join(to, name)), 'E_ARG', op, "argument 'to': %s %s; give another "
+         .. 'folder', to, what)
+   end
    local saved = checkpoint.load(where, { model_only = true, device = 'cpu' })
    if opts.dtype then
       for name, t in each(saved.model) do saved.model[name] = t:to(opts.dtype) end
