@@ -276,8 +276,8 @@ describe('data.vision', function()
       refused('E_ARG', 'tide reads no files of videos', vision.sources,
          { { content = { { type = 'video', video = 'a.mp4' } } } })
       local pictures = vision.read(proc, { images = { rgb } })
-      refused('E_ARG', 'ids have 2 placeholders of images, and there are 1 images',
+      refused('E_ARG', 'ids: expected a placeholder for each of 1 images, got 2',
          vision.expand, proc, config, { 36, 36 }, pictures)
-      refused('E_ARG', 'ids have 0 placeholders', vision.expand, proc, config, { 1 }, pictures)
+      refused('E_ARG', 'of 1 images, got 0', vision.expand, proc, config, { 1 }, pictures)
    end)
 end)
