@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
+local child = require 'spec.support.child'
 local refused = require 'spec.support.refused'
 local tmp = require 'spec.support.tmp'
 
@@ -129,6 +130,37 @@ describe('files that are no pictures', function()
       refused('E_IO', 'cannot open', image.open, '/no/such/file')
       refused('E_IO', "cannot open '/no/such/file': No such file", image.size, '/no/such/file')
       refused('E_IO', 'not a regular file', image.size, '/tmp')
+      tmp.with(function(dir)                                   -- opening a pipe would wait
+         assert.equal(0, os.execute('mkfifo ' .. dir .. '/pipe'))
+         refused('E_IO', 'not a regular file', image.size, dir .. '/pipe')
+      end)
+   end)
+
+   it('need a library that is named where it is missing, and others work without it', function()
+      tmp.with(function(dir)
+         for _, name in ipairs { 'jpeg', 'rgb', 'webp' } do
+            fs.write('spec', dir .. '/' .. name, bytes[name])
+         end
+         local out, status = child(([[
+            local ffi = require 'ffi'
+            local load, tide = ffi.load, require 'tide'
+            function ffi.load(name, ...)
+               if name:find(arg[1]) then error 'no such file' end
+               return load(name, ...)
+            end
+            for _, name in ipairs { 'jpeg', 'rgb', 'webp' } do
+               local ok, e = pcall(tide.data.image.open, arg[2] .. '/' .. name)
+               local why = ok and {} or tide.error_of(e)
+               print(name, ok, why.code, why.message)
+               print(tide.data.image.size(arg[2] .. '/' .. name))
+            end
+         ]]), { args = 'turbojpeg ' .. dir })
+         assert.equal(0, status, out)
+         assert.truthy(out:find('jpeg\tfalse\tE_UNSUPPORTED\t' .. dir .. '/jpeg: JPEG images need '
+            .. 'libturbojpeg.so.0, which is not installed; install the Debian package '
+            .. 'libturbojpeg0\n9\t13\nrgb\ttrue', 1, true), out)
+         assert.truthy(out:find('webp\ttrue', 1, true), out)
+      end)
    end)
 
    it('of a size that would fill the memory are refused', function()
