@@ -251,8 +251,11 @@ local function write(patches, form, x, given, rows, columns, at, first, last)
    if not rawequal(x, given) then private.spend(x) end
 end
 
+-- Returns patches on the device of options.
 local function sent(patches, opts)
-   return upload(function() return patches end, opts and opts.device or 'cpu')
+   local device = opts and opts.device or 'cpu'
+   if device == 'cpu' then return patches end
+   return private.replace(patches, upload(function(at) return patches:to(at) end, device))
 end
 
 -- Returns the patches of an image, f32 [patches, 3 x temporal_patch_size x patch_size^2], and its
