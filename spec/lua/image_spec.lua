@@ -256,6 +256,38 @@ describe('data.image.processor', function()
    end)
 end)
 
+describe('a model that reads pictures', function()
+   local case = require 'spec.lua.vlm_case'
+   local texts = { one = { 'jpeg' }, turned = { 'jpeg_exif_6' },
+      two = { 'grey_alpha', 'webp_exif' }, three = { 'palette', 'tall', 'jpeg_cmyk' }, none = {} }
+
+   it('computes of files what transformers does, and goes on as it does', function()
+      local model, proc = case.model 'images', image.processor(fields)
+      for name, names in each(texts) do
+         local sources, ids = {}, { 1, 5 }
+         for i, picture in ipairs(names) do
+            sources[i] = image.decode(bytes[picture])
+            for _, id in ipairs { 38, 36, 39, 7 } do ids[#ids + 1] = id end
+         end
+         ids[#ids + 1], ids[#ids + 2] = 9, 3
+         local pictures = vision.read(proc, { images = sources })
+         ids = vision.expand(proc, model.config, ids, pictures)
+         local want, inputs = numbers['ids/' .. name]:tolist(), vision.fields(pictures)
+         for t, id in ipairs(want) do assert.equal(tonumber(id), ids[t]) end
+         assert.equal(#want, #ids)
+         local logits = tide.no_grad(model, tide.tensor({ ids }, { dtype = 'i64' }), inputs)
+         logits = logits:select(1, 1):select(1, #ids)
+         local off = (logits - numbers['logits/' .. name]):abs():amax():item()
+         assert.is_true(off <= 2e-3 * logits:abs():amax():item(), ('%s: %g'):format(name, off))
+         local answer = tide.train.sample.generate(model, ids, { tokens = 6, temperature = 0,
+            inputs = names[1] and inputs or nil })
+         for t, id in ipairs(numbers['answer/' .. name]:tolist()) do
+            assert.equal(tonumber(id), answer[t], name)
+         end
+      end
+   end)
+end)
+
 describe('data.vision', function()
    local proc = image.processor(fields)
    local config = { image_token_id = 36, video_token_id = 37 }
