@@ -334,6 +334,10 @@ describe('data.vision', function()
    it('refuses pictures without a place, and places without a picture', function()
       local part = { { content = { { type = 'image' } } } }
       refused('E_ARG', 'opts.images[1]', vision.sources, part)
+      refused('E_ARG', 'messages[1].content[1].image', vision.sources,
+         { { content = { { type = 'image', image = {} } } } }, { images = { rgb } })
+      assert.same({ 'a' }, vision.sources { { content = { { type = 'image',
+         image = { path = 'a' } } } } }.images)
       refused('E_ARG', 'opts.images', vision.sources, part, { images = { rgb, rgb } })
       refused('E_ARG', 'tide fetches nothing', vision.sources,
          { { content = { { type = 'image', url = 'https://a.b/c.png' } } } })

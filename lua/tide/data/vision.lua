@@ -70,7 +70,11 @@ local function image_source(op, name, part, dir)
       return pixels_of_base64(op, name .. '.base64', part.base64)
    end
    local v, key = field(part, 'image', 'image_url', 'url', 'path')
-   if type(v) == 'table' then v, key = v.url, key .. '.url' end
+   if type(v) == 'table' then
+      local inner, inside = field(v, 'url', 'path')
+      err.arg_if(not inner, op, name .. '.' .. key, 'a path, or a table with url or path', v)
+      v, key = inner, key .. '.' .. inside
+   end
    return v ~= nil and source_of(op, name .. '.' .. key, v, dir) or nil
 end
 
