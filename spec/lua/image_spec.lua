@@ -125,7 +125,7 @@ describe('files that are no pictures', function()
       refuses('E_FORMAT', 'it is empty', '')
       refuses('E_FORMAT', 'it is a GIF; expected a JPEG, a PNG or a WebP', 'GIF89a.........')
       refuses('E_FORMAT', 'it is no picture; expected', 'a text')
-      refuses('E_FORMAT', 'it is a damaged WebP: it is an animation',
+      refuses('E_FORMAT', 'picture: it is an animated WebP; expected one picture',
          'RIFF\0\0\0\0WEBPVP8X\10\0\0\0\2' .. ('\0'):rep(9))
       refused('E_IO', 'cannot open', image.open, '/no/such/file')
       refused('E_IO', "cannot open '/no/such/file': No such file", image.size, '/no/such/file')
