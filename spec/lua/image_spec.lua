@@ -234,6 +234,8 @@ describe('data.image.processor', function()
       wrong("unknown field 'min_pixel'", { min_pixel = 3 })
       wrong('resample: expected 3 (bicubic), got 2', { resample = 2 }, 'E_UNSUPPORTED')
       wrong('max_pixels', { min_pixels = 5, max_pixels = 4 })
+      proc = image.processor { max_pixels = 2000 }             -- less than the least of a video
+      assert.same({ 1, 2, 4 }, proc:grid(500, 1000))
       wrong('image_std[2]', { image_std = { 1, 0, 1 } })
       wrong('patch_size', { patch_size = 0 })
       wrong('do_resize', { do_resize = 1 })
