@@ -36,7 +36,8 @@ local function train(self, opt)
    -- The model, which has no bytes yet, and the chats as its tokens.
    local model = self:check(chats.model, self)
    opt.lr = opt.lr or model.adapter and 2e-4 or 2e-5
-   local corpus = chats.corpus(self, opt, model)
+   local corpus = chats.corpus(self, opt, model, nil, nil, { refused = 'distil.lua trains on texts '
+      .. 'alone; leave the record out, or give --skip-bad' })
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())

@@ -10,6 +10,7 @@
 local chat = require 'tide.data.chat'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local image_parts = require 'tide.data.image_parts'
 local jsonl = require 'tide.data.jsonl'
 local packed = require 'tide.data.packed'
 local record = require 'tide.data.record'
@@ -140,6 +141,8 @@ end
 local function read(t, o)
    check_given(t, 'chosen')
    check_given(t, 'rejected')
+   image_parts._refuse(t, { 'prompt', 'chosen', 'rejected' }, 'pairs are read as texts alone; '
+      .. 'leave the record out')
    local prompt, chosen, rejected = parts_of(t)
    local function of(answer, name)
       if is_empty(answer) then
