@@ -24,7 +24,7 @@ local words = {
    { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
    { 'train_on', '--train-on' }, { 'rank', '--lora.rank', field = true },
-   { 'targets', '--lora.targets' },
+   { 'targets', '--lora.targets' }, { 'max_pixels', '--max-pixels' },
 }
 
 local function train(self, opt)

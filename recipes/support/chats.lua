@@ -2,6 +2,7 @@
 -- rows into which they are packed, their figures, and the folder that is written at the end.
 
 local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local near = require 'tide.util.near'
@@ -57,6 +58,9 @@ chats.rows = {
      .. 'QLoRA): all Linear layers but the output head', choices = { 'nf4' }, fixed = true,
      also = { 'lora.quantize', 'quantize', 'quantise', 'quantization', 'load-in-4bit',
      'bnb-4bit-quant-type', 'qlora' } },
+   { 'max-pixels', nil, 'most pixels of an image, above which it is made smaller; default: as '
+     .. 'preprocessor_config.json of --from says', type = 'integer', min = 1, fixed = true,
+     also = { 'image-max-pixels' } },
    { 'freeze', nil, 'module whose weights stay as they are, by its path: visual, the tower of a '
      .. 'model that reads images, or model.layers.0; may be repeated', type = 'string',
      list = true, fixed = true, also = { 'freeze-modules' } },
@@ -193,7 +197,7 @@ local processor_files = { 'preprocessor_config.json', 'processor_config.json' }
 -- Returns the folder that says how images become patches, or nil: that of the model, or of the run
 -- that holds a checkpoint.
 local function processor_folder(home)
-   for _, dir in ipairs { home, home:gsub('/+[^/]*/*$', '') } do
+   for _, dir in ipairs { home, (home:gsub('/+[^/]*/*$', '')) } do
       for _, name in ipairs(processor_files) do
          if fs.exists(fs.join(dir, name)) then return dir end
       end
@@ -213,8 +217,12 @@ function chats.images(job, opt, model)
       return { refused = ('%s has no preprocessor_config.json, which says how images become '
          .. 'patches; copy it from the published model, %s'):format(home, what) }
    end
-   local tide = require 'tide'
-   return tide.data.chat.images(model, job:check(tide.data.image.processor, dir)), dir
+   local image = require('tide').data.image
+   local proc = job:check(image.processor, dir)
+   if opt.max_pixels then
+      proc = job:check(image.processor, copy({ max_pixels = opt.max_pixels }, copy(proc.config)))
+   end
+   return job:check(require('tide').data.chat.images, model, proc), dir
 end
 
 local function tokens_of(images)
@@ -294,6 +302,18 @@ function chats.sampler(job, opt, corpus, data, new)
       fit = fits[opt.pack], long = opt.long })
 end
 
+-- The text of a file that says how images become patches, with other most pixels (nil: the same).
+local function limited(job, path, most)
+   if not most then return fs.read(job.name, path) end
+   local all = fs.read_json(job.name, path)
+   local fields = type(all.image_processor) == 'table' and all.image_processor or all
+   if type(fields.size) == 'table' then
+      fields.size[fields.size.max_pixels and 'max_pixels' or 'longest_edge'] = most
+   end
+   if fields.max_pixels or not fields.size then fields.max_pixels = most end
+   return fs.json_text(all)
+end
+
 -- Copies tokenizer and template into the folder of the run, which is resumed and sampled with them,
 -- and how images become patches. processor: the folder that says it, or nil.
 function chats.keep(job, opt, corpus, processor)
@@ -302,9 +322,9 @@ function chats.keep(job, opt, corpus, processor)
    local has_own = not processor or fs.absolute(processor) == fs.absolute(opt.out)
    for _, name in ipairs(has_own and {} or { 'video_preprocessor_config.json',
       unpack(processor_files) }) do
-      local path = fs.join(processor, name)
+      local path, most = fs.join(processor, name), not name:find '^video' and opt.max_pixels or nil
       if fs.exists(path) then
-         fs.write(job.name, fs.join(opt.out, name), fs.read(job.name, path))
+         fs.write(job.name, fs.join(opt.out, name), limited(job, path, most))
       end
    end
    if corpus.template and (opt.chat_template or not corpus.tokenizer_path) then

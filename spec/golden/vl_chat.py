@@ -2,8 +2,8 @@
 
     python spec/golden/vl_chat.py        # from the root of the tree; needs torch, transformers, PIL
 
-Written to spec/golden/vl_chat: the files of a model but its weights (those are sines, see fill of
-qwen2_5_vl.py), chats.jsonl with images beside it, and numbers.lua. For each chat: the ids of
+Written to spec/golden/vl_chat: the files of a model but its weights (those are noise that needs no
+generator, see fill), chats.jsonl with images beside it, and numbers.lua. For each chat: the ids of
 AutoProcessor with its chat template, which of them are labels (the assistant's messages), the grids
 and the positions. Then losses of STEPS steps of AdamW on all chats together, each chat a batch of
 its own: of all weights, and of those outside the tower. All is computed in doubles.
@@ -17,7 +17,7 @@ import transformers as T
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from qwen2_5_vl import doubles_only, fill
+from qwen2_5_vl import doubles_only, published
 
 HERE = pathlib.Path("spec/golden/vl_chat")
 STEPS, LR = 6, 3e-3
@@ -94,6 +94,17 @@ def config(tok):
                            fullatt_block_indexes=[1]),
         image_token_id=at("<|image_pad|>"), video_token_id=at("<|video_pad|>"),
         vision_start_token_id=at("<|vision_start|>"), vision_end_token_id=at("<|vision_end|>"))
+
+
+def fill(model):
+    """Parameter k in the order of published names: noise of its places."""
+    names = {published(n): p for n, p in model.named_parameters()}
+    with torch.no_grad():
+        for k, name in enumerate(sorted(names)):
+            p = names[name]
+            x = (torch.arange(p.numel()) * 12.9898 + 78.233 * (k + 1)).sin() * 43758.5453
+            u = (2 * (x - x.floor()) - 1).reshape(p.shape)
+            p.copy_(u * 0.6 if p.ndim > 1 else u * 0.3 + ("norm" in name or ".ln_" in name))
 
 
 def document(processor, messages):
@@ -176,7 +187,8 @@ def main():
     model = T.Qwen2_5_VLForConditionalGeneration(c).double()
     for i, (whole, ids, counts) in enumerate(documents):
         out.write(f"   {{\n      ids = {{\n{listed(ids)}\n      }},\n")
-        out.write(f"      counts = '{''.join('01'[x] for x in counts)}',\n")
+        marks = ["".join("01"[x] for x in counts[k:k + 80]) for k in range(0, len(counts), 80)]
+        out.write("      counts = '" + "'\n         .. '".join(marks) + "',\n")
         grids = whole.get("image_grid_thw")
         if grids is not None:
             rows = ", ".join("{ " + ", ".join(map(str, g)) + " }" for g in grids.tolist())

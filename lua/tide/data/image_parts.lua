@@ -26,6 +26,13 @@ function parts.of(model, processor)
    local c = model.config or {}
    err.arg_if(type(model.placed) ~= 'function' or c.image_token_id == nil, 'data.chat.images',
       'model', 'a model that reads images, such as one of tide.model.qwen2_5_vl', model)
+   local vision = c.vision_config or {}
+   for _, names in ipairs { { 'patch_size', 'patch_size' }, { 'merge_size', 'spatial_merge_size' },
+      { 'temporal_patch_size', 'temporal_patch_size' } } do
+      local has, want = (processor.config or {})[names[1]], vision[names[2]]
+      err.arg_if(has ~= want, 'data.chat.images', 'processor.' .. names[1], ('%s, as '
+         .. 'vision_config.%s of the model'):format(tostring(want), names[2]), has)
+   end
    return { processor = processor, image = c.image_token_id, video = c.video_token_id,
       first = c.vision_start_token_id, last = c.vision_end_token_id,
       place = function(batch, index) return model:placed(batch, index) end }

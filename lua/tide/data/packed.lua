@@ -353,7 +353,7 @@ local function check_rows(op, rows)
 end
 
 -- Adds to a batch the images of rows, and what their model reads off whole rows: positions in the
--- place of those of a text, and the feature of each token.
+-- place of those of a text, and the feature of each token. Grids stay on the host.
 local function add_images(batch, images, rows, device)
    local fields = image_parts._fields(images, rows)
    if not fields then return end
@@ -361,7 +361,8 @@ local function add_images(batch, images, rows, device)
    fields = image_parts._placed(images, fields, batch.index:to 'cpu')
    fields.ids = nil
    for name, t in each(fields) do
-      batch[name] = upload(function(here) return t:to(here or 'cpu') end, device)
+      local here = name == 'image_grid_thw' and 'cpu' or device
+      batch[name] = upload(function(where) return t:to(where or 'cpu') end, here)
    end
 end
 
