@@ -35,7 +35,7 @@ BUILD  := build
 DEBIAN_BUILD := make gcc libc6-dev cmake ninja-build pkg-config luajit libluajit-5.1-dev \
 	libpcre2-8-0 libutf8proc2
 DEBIAN := $(DEBIAN_BUILD) g++ lua-busted lua-check libcmocka-dev libdnnl-dev \
-	libopenmpi-dev openmpi-bin cmark-gfm
+	libopenmpi-dev openmpi-bin cmark-gfm libturbojpeg0 libpng16-16 libwebp7
 
 ifneq ($(shell command -v ninja 2>/dev/null),)
 export CMAKE_GENERATOR ?= Ninja

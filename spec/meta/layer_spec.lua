@@ -7,7 +7,7 @@ local read = require('spec.support.files').read
 
 -- Layer of each folder, and what it may use besides its own folder and lower core folders.
 local core = {
-   base = 0, device = 1, tensor = 2, op = 3, io = 4, grad = 5, comm = 5, text = 5,
+   base = 0, device = 1, tensor = 2, op = 3, io = 4, grad = 5, comm = 5, text = 5, image = 1,
 }
 
 -- Paths of quoted includes, as written.
@@ -196,6 +196,7 @@ describe('layers', function()
          ['lua/tide/tokenizer/train.lua'] = 'tokenizer',
          ['lua/tide/comm/agree.lua'] = 'io',
          ['lua/tide/parallel/fingerprint.lua'] = 'io', ['lua/tide/data/tokens.lua'] = 'io',
+         ['lua/tide/data/image.lua'] = 'image', ['lua/tide/data/image_processor.lua'] = 'image',
          ['lua/tide/repl.lua'] = 'edit', ['lua/tide/repl/session.lua'] = 'op',
          ['lua/tide/repl/ranks.lua'] = 'dist plain',
          ['lua/tide/repl/stored.lua'] = 'plain', ['lua/tide/repl/help.lua'] = 'edit instead',

@@ -26,8 +26,8 @@
  *   library and context; parameters; trace; dtypes and devices; tensors; elementwise; reductions;
  *   movement; index; products; normalisation, rotary positions, activations; attention;
  *   index maps of sharded sequences; state-space layers; losses; random numbers; optimiser steps;
- *   autograd; captured steps; time on a device; files; JSON; safetensors; tokenizers; ranks;
- *   the list of ops, for specs and tools
+ *   autograd; captured steps; time on a device; files; JSON; safetensors; images; tokenizers;
+ *   ranks; the list of ops, for specs and tools
  */
 
 typedef struct tide_ctx      tide_ctx;      /* owns all state; one user thread at a time */
@@ -1048,6 +1048,33 @@ int  tide_saving_test(const tide_saving *s);              /* 1: finished, with s
  * the error. */
 int  tide_saving_wait(tide_saving *s, char *digits);
 void tide_saving_release(tide_saving *s);                 /* blocks until the file is written */
+
+/* ---- images: 8-bit pixels [height, width, 3], red, green and blue, row by row ---------------- */
+
+/* Layouts of pixels that become RGB: RGBA, whose alpha is dropped; CMYK, inverted as Adobe's
+ * programs write it; RGB16, of which the high bytes stay; GREY16, of which values above 255 become
+ * 255, as Pillow does. Numbers of 16 bits have the byte order of the machine. */
+enum { TIDE_PIXELS_RGBA = 0, TIDE_PIXELS_CMYK = 1, TIDE_PIXELS_RGB16 = 2, TIDE_PIXELS_GREY16 = 3 };
+/* Writes npixel pixels of a layout as RGB. */
+int tide_image_rgb(tide_ctx *ctx, uint8_t *to, const void *from, int64_t npixel, int layout);
+/* Writes pixels [h, w, 3] as their EXIF orientation (1 to 8) says that they are seen; from 5 on the
+ * result is [w, h, 3]. */
+int tide_image_orient(tide_ctx *ctx, uint8_t *to, const uint8_t *from, int64_t h, int64_t w,
+                      int orientation);
+/* Resizes pixels [h, w, 3] to [rows, columns, 3]: bicubic with antialias, the numbers of PyTorch's
+ * interpolate on uint8. */
+int tide_image_resize(tide_ctx *ctx, uint8_t *to, int64_t rows, int64_t columns,
+                      const uint8_t *from, int64_t h, int64_t w);
+/* What a vision tower reads: patches of patch x patch pixels, in blocks of merge x merge patches,
+ * of depth frames each. value: the number of each value of a pixel, [3, 256]. */
+typedef struct tide_image_form {
+  int32_t patch, merge, depth, pad;
+  float   value[768];
+} tide_image_form;
+/* Writes a frame [rows, columns, 3] into slots first to last (from 0) of its patches: f32
+ * [patches, 3, depth, patch, patch], block by block. */
+int tide_image_patches(tide_ctx *ctx, float *to, const uint8_t *frame, int64_t rows,
+                       int64_t columns, const tide_image_form *form, int first, int last);
 
 /* ---- tokenizers ------------------------------------------------------------------------------ */
 

@@ -1,0 +1,90 @@
+-- Images: files and bytes as pixels, and as the patches that a vision tower reads.
+--
+--    local proc = tide.data.image.processor 'models/qwen2_5_vl'
+--    local patches, grid = proc:read 'cat.jpg'
+--
+-- Pixels are a u8 tensor [height, width, 3] on the host: red, green and blue, upright by the EXIF
+-- orientation. They are what Pillow's exif_transpose and convert('RGB') return: grey becomes three
+-- channels, alpha is dropped, CMYK is converted. JPEG, PNG and WebP are read by libraries of the
+-- system, which are opened at first use.
+
+local decoders = require 'tide.ffi.image'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local header = require 'tide.data.image_header'
+local signature = require 'tide.util.signature'
+
+local image = {}
+
+-- Pillow's limit for an image that it takes for an attack.
+local MOST = 2 * 89478485
+
+-- Returns a source for image_header of a string, and of an open file.
+local function of_bytes(bytes) return function(at, n) return bytes:sub(at, at + n - 1) end end
+local function of_file(file)
+   return function(at, n) return file:seek('set', at - 1) and file:read(n) or '' end
+end
+
+-- Returns what the header says; raises for what is no picture. name: of the source in messages.
+local function checked(op, name, read)
+   local found, why = header.read(read)
+   err.raise_if(not found, 'E_FORMAT', op, '%s: %s', name, why)
+   err.raise_if(found.h * found.w > MOST, 'E_FORMAT', op, '%s: its header says %d x %d pixels; '
+      .. 'expected at most %d pixels', name, found.h, found.w, MOST)
+   return found
+end
+
+-- Returns the height and the width as the picture is seen.
+local function seen(found)
+   if found.orientation >= 5 then return found.w, found.h end
+   return found.h, found.w
+end
+
+-- Returns pixels of the bytes of a file.
+local function decoded(op, name, bytes)
+   local found = checked(op, name, of_bytes(bytes))
+   local plain = found.format == 'PNG' and header.plain_png(bytes) or bytes
+   local x, why, code = decoders[found.format](plain, found.h, found.w, found.components)
+   err.raise_if(not x, code or 'E_FORMAT', op, '%s: %s%s', name, code and '' or
+      'it is a damaged ' .. found.format .. ': ', why)
+   return found.orientation > 1 and decoders.orient(x, found.orientation) or x
+end
+
+-- Returns height and width in pixels, as the picture is seen, from the header of a file alone.
+function image.size(path)
+   local op = 'data.image.size'
+   local file, why = io.open(path, 'rb')
+   err.raise_if(not file or not fs.size(path), 'E_IO', op, 'cannot read %s: %s', path,
+      file and 'it is not a regular file' or why and why:match ': (.*)$' or why)
+   local ok, found = pcall(checked, op, path, of_file(file))
+   file:close()
+   if not ok then error(found, 0) end
+   return seen(found)
+end
+
+-- Returns the pixels of a file in memory, u8 [height, width, 3].
+function image.decode(bytes) return decoded('data.image.decode', 'the bytes', bytes) end
+
+-- Returns the pixels of a file, u8 [height, width, 3].
+function image.open(path)
+   local op = 'data.image.open'
+   return decoded(op, path, fs.read(op, path))
+end
+
+-- Returns pixels resized to rows x columns: bicubic with antialias, the numbers of PyTorch's
+-- interpolate on uint8.
+function image.resize(pixels, rows, columns)
+   if pixels.device ~= 'cpu' then pixels = pixels:to 'cpu' end
+   return decoders.resize(pixels:contiguous(), rows, columns)
+end
+
+-- Returns a processor of images (see tide.data.image_processor). source: the folder of a published
+-- model, or the fields of its preprocessor_config.json.
+function image.processor(source) return require('tide.data.image_processor').new(source) end
+
+return signature.doors('data.image', image, {
+   size = 'path: string', decode = 'bytes: string', open = 'path: string',
+   resize = 'pixels: tensor [H, W, 3] of u8; rows: integer in [1, 65536]; '
+      .. 'columns: integer in [1, 65536]',
+   processor = 'source: string | table',
+})

@@ -1,0 +1,297 @@
+-- The processor of images of Qwen2-VL and Qwen2.5-VL, with the numbers of transformers:
+-- smart_resize to whole patches, bicubic resizing of 8-bit pixels, rescaling, normalising, patches.
+
+local copy = require 'tide.util.copy'
+local decoders = require 'tide.ffi.image'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local image = require 'tide.data.image'
+local near = require 'tide.near'
+local signature = require 'tide.util.signature'
+local upload = require 'tide.data.upload'
+
+local op = 'data.image.processor'
+
+local Processor = {}
+Processor.__index = Processor
+
+-- ---- fields ------------------------------------------------------------------------------------
+
+local defaults = {
+   do_resize = true, do_rescale = true, do_normalize = true, do_convert_rgb = true, resample = 3,
+   rescale_factor = 1 / 255, patch_size = 14, temporal_patch_size = 2, merge_size = 2,
+   image_mean = { 0.48145466, 0.4578275, 0.40821073 },
+   image_std = { 0.26862954, 0.26130258, 0.27577711 },
+   max_video_tokens = 128000, cap_pixels_per_frame = false,
+}
+-- Least and most pixels of an image, and of a frame.
+local sizes = { image = { 56 * 56, 28 * 28 * 1280 }, video = { 128 * 28 * 28, 28 * 28 * 768 } }
+local is_sized = { size = true, min_pixels = true, max_pixels = true }
+
+-- Fields that change nothing here: names of classes, and what other processors read.
+local unused = {}
+for name in ([[image_processor_type video_processor_type feature_extractor_type processor_class
+   default_to_square do_center_crop crop_size do_pad pad_size data_format input_data_format device
+   disable_grouping return_tensors return_metadata do_sample_frames fps num_frames min_frames
+   max_frames video_metadata image_processor video_processor]]):gmatch '%S+' do
+   unused[name] = true
+end
+
+local known = { Qwen2VLImageProcessor = true, Qwen2VLImageProcessorFast = true,
+   Qwen2VLImageProcessorPil = true, Qwen2_5_VLImageProcessor = true, Qwen2VLVideoProcessor = true }
+
+-- Refuses the processor of another family. where: the file, or the name of the argument.
+local function check_type(where, fields)
+   for _, key in ipairs { 'image_processor_type', 'video_processor_type',
+      'feature_extractor_type' } do
+      local kind = fields[key]
+      err.raise_if(not fs.is_null(kind) and not known[kind], 'E_UNSUPPORTED', op, '%s: %s is %s; '
+         .. 'tide has Qwen2VLImageProcessor and Qwen2VLVideoProcessor', where, key, err.show(kind))
+   end
+end
+
+local function check_three(name, v)
+   err.type(op, name, v, 'table')
+   for c = 1, 3 do err.number(op, ('%s[%d]'):format(name, c), v[c], -1e6, 1e6) end
+   err.arg_if(#v ~= 3, op, name, 'three numbers, one for each channel', v)
+end
+
+local function check_size(f, name, value)
+   err.integer(op, name, value, 1, 2 ^ 40)
+   f[name] = value
+end
+
+-- Returns the numbers of pixels that fields give, in their spellings, or the defaults.
+local function pixels_of(f, given, usual)
+   local size = fs.is_null(given.size) and {} or err.type(op, 'size', given.size, 'table')
+   for i, names in ipairs { { 'min_pixels', 'shortest_edge' }, { 'max_pixels', 'longest_edge' } } do
+      local value = usual[i]
+      for _, v in ipairs { size[names[1]] or false, size[names[2]] or false,
+         given[names[1]] or false } do
+         if v and not fs.is_null(v) then value = v end
+      end
+      check_size(f, names[1], value)
+   end
+   err.arg_if(f.max_pixels < f.min_pixels, op, 'max_pixels', ('at least min_pixels (%d)'):format(
+      f.min_pixels), f.max_pixels)
+end
+
+local checks = {
+   patch_size = { 1, 1024 }, merge_size = { 1, 64 }, temporal_patch_size = { 1, 64 },
+   max_video_tokens = { 1, 2 ^ 40 },
+}
+
+-- Returns complete fields. usual: least and most pixels where `given` has none.
+local function complete(given, usual)
+   local f = copy(defaults)
+   for name in each(defaults) do
+      if not fs.is_null(given[name]) then f[name] = given[name] end
+   end
+   for name, v in each(f) do
+      if type(defaults[name]) == 'boolean' then err.type(op, name, v, 'boolean') end
+      if checks[name] then err.integer(op, name, v, unpack(checks[name])) end
+   end
+   check_three('image_mean', f.image_mean)
+   check_three('image_std', f.image_std)
+   for c = 1, 3 do
+      err.arg_if(f.image_std[c] == 0, op, ('image_std[%d]'):format(c), 'a number that is not 0',
+         f.image_std[c])
+   end
+   err.number(op, 'rescale_factor', f.rescale_factor, 1e-9, 1e9)
+   err.raise_if(f.resample ~= 3, 'E_UNSUPPORTED', op, 'resample: expected 3 (bicubic), got %s',
+      err.show(f.resample))
+   pixels_of(f, given, usual)
+   return f
+end
+
+-- ---- where fields are --------------------------------------------------------------------------
+
+local function read_optional(dir, name)
+   local path = fs.join(dir, name)
+   return fs.size(path) and fs.read_json(op, path) or nil
+end
+
+-- Returns the fields of a folder for images and for videos, as transformers finds them.
+local function of_folder(dir)
+   err.raise_if(not fs.is_dir(dir), 'E_IO', op, '%s is not a folder', dir)
+   local all = read_optional(dir, 'processor_config.json') or {}
+   local plain = read_optional(dir, 'preprocessor_config.json')
+   local images = type(all.image_processor) == 'table' and all.image_processor or plain
+   local videos = type(all.video_processor) == 'table' and all.video_processor
+      or read_optional(dir, 'video_preprocessor_config.json') or plain or images
+   err.raise_if(not images, 'E_IO', op, '%s has neither preprocessor_config.json nor '
+      .. 'processor_config.json with image_processor: it is no model of images', dir)
+   return images, videos
+end
+
+local function check_names(given)
+   local names = { 'size', 'min_pixels', 'max_pixels' }
+   for name in each(defaults) do names[#names + 1] = name end
+   for name in each(given) do
+      err.raise_if(defaults[name] == nil and not is_sized[name] and not unused[name], 'E_ARG', op,
+         "source: unknown field '%s'%s", tostring(name), near.hint(tostring(name), names))
+   end
+end
+
+-- Returns the fields of a table for images and for videos.
+local function of_table(given)
+   check_names(given)
+   local part = function(name)
+      return given[name] and err.type(op, 'source.' .. name, given[name], 'table')
+   end
+   return part 'image_processor' or given, part 'video_processor' or given
+end
+
+-- ---- smart_resize ------------------------------------------------------------------------------
+
+-- Returns a number rounded to the nearest whole one; a half to the even one, as Python's round.
+local function rounded(x)
+   local whole = math.floor(x)
+   local rest = x - whole
+   return (rest > 0.5 or rest == 0.5 and whole % 2 == 1) and whole + 1 or whole
+end
+
+-- Returns rows and columns of pixels, multiples of `factor`, of an image of h x w pixels.
+local function smart_resize(h, w, factor, least, most)
+   local rows, columns = rounded(h / factor) * factor, rounded(w / factor) * factor
+   if rows * columns > most then
+      local beta = math.sqrt(h * w / most)
+      rows = math.max(factor, math.floor(h / beta / factor) * factor)
+      columns = math.max(factor, math.floor(w / beta / factor) * factor)
+   elseif rows * columns < least then
+      local beta = math.sqrt(least / (h * w))
+      rows = math.ceil(h * beta / factor) * factor
+      columns = math.ceil(w * beta / factor) * factor
+   end
+   return rows, columns
+end
+
+-- Returns the size in pixels that fields f give an image of h x w. name: of the image in messages.
+local function target(what, name, f, h, w, most)
+   local factor = f.patch_size * f.merge_size
+   if not f.do_resize then
+      err.raise_if(h % factor ~= 0 or w % factor ~= 0, 'E_SHAPE', what, '%s has %d x %d pixels; '
+         .. 'without do_resize expected multiples of %d', name, h, w, factor)
+      return h, w
+   end
+   err.raise_if(math.max(h, w) / math.min(h, w) > 200, 'E_SHAPE', what, '%s has %d x %d pixels; '
+      .. 'expected an aspect ratio of at most 200', name, h, w)
+   return smart_resize(h, w, factor, f.min_pixels, most or f.max_pixels)
+end
+
+-- Returns the most pixels of each of n frames.
+local function most_of_frame(f, n)
+   if not f.cap_pixels_per_frame then return f.max_pixels end
+   local budget = math.floor(f.max_video_tokens * (f.patch_size * f.merge_size) ^ 2 * 0.9)
+   return math.max(math.min(f.max_pixels, math.floor(budget * f.temporal_patch_size / n)),
+      math.floor(f.min_pixels * 1.05))
+end
+
+-- ---- a processor -------------------------------------------------------------------------------
+
+local function form_of(f)
+   return decoders.form { patch = f.patch_size, merge = f.merge_size, depth = f.temporal_patch_size,
+      factor = f.do_rescale and f.rescale_factor or nil,
+      mean = f.do_normalize and f.image_mean or nil, std = f.image_std }
+end
+
+local processor = {}
+
+-- Makes a processor. Fields: config (of images) and video_config, complete.
+function processor.new(source)
+   local images, videos
+   if type(source) == 'string' then
+      images, videos = of_folder(source)
+   else
+      images, videos = of_table(source)
+   end
+   local where = type(source) == 'string' and source or 'source'
+   check_type(where, images)
+   check_type(where, videos)
+   local self = setmetatable({ config = complete(images, sizes.image),
+      video_config = complete(videos, sizes.video) }, Processor)
+   self.form, self.video_form = form_of(self.config), form_of(self.video_config)
+   return self
+end
+
+-- Returns the grid { 1, rows, columns } of patches of an image of h x w pixels.
+function Processor:grid(h, w)
+   local f = self.config
+   local rows, columns = target('data.image_processor.grid', 'an image', f, h, w)
+   return { 1, rows / f.patch_size, columns / f.patch_size }
+end
+
+-- Returns the grid of patches of a video of n frames of h x w pixels.
+function Processor:video_grid(n, h, w)
+   local f = self.video_config
+   local rows, columns = target('data.image_processor.video_grid', 'a video', f, h, w,
+      most_of_frame(f, n))
+   return { math.ceil(n / f.temporal_patch_size), rows / f.patch_size, columns / f.patch_size }
+end
+
+-- Returns the number of tokens that stand for a grid in a text.
+function Processor:tokens(grid) return grid[1] * grid[2] * grid[3] / self.config.merge_size ^ 2 end
+
+-- Returns pixels of a path, or of a tensor of pixels, contiguous on the host. name: in messages.
+local function pixels(what, name, x)
+   if type(x) == 'string' then return image.open(x) end
+   signature.check(what, name, x, 'tensor [H, W, 3] of u8')
+   return (x.device == 'cpu' and x or x:to 'cpu'):contiguous()
+end
+
+-- Returns pixels at their size.
+local function fitted(x, rows, columns)
+   if x:size(1) == rows and x:size(2) == columns then return x end
+   return decoders.resize(x, rows, columns)
+end
+
+local function sent(patches, opts)
+   return upload(function() return patches end, opts and opts.device or 'cpu')
+end
+
+-- Returns the patches of an image, f32 [patches, 3 x temporal_patch_size x patch_size^2], and its
+-- grid { 1, rows, columns }. x: the path of a file, or pixels of image.decode or image.open.
+-- opts: device.
+function Processor:read(x, opts)
+   local what, f = 'data.image_processor.read', self.config
+   local name = type(x) == 'string' and x or 'x'
+   x = pixels(what, name, x)
+   local rows, columns = target(what, name, f, x:size(1), x:size(2))
+   local patches = decoders.patches(self.form, 1, rows, columns)
+   decoders.write(patches, self.form, fitted(x, rows, columns), 0, 0, f.temporal_patch_size - 1)
+   return sent(patches, opts), { 1, rows / f.patch_size, columns / f.patch_size }
+end
+
+-- Returns the patches of a video, given as a list of frames (paths or pixels) of one size, and its
+-- grid. The last frame fills the last patches. opts: device.
+function Processor:frames(list, opts)
+   local what, f, patches, grid, rows, columns = 'data.image_processor.frames', self.video_config
+   local depth, h, w = f.temporal_patch_size, nil, nil
+   err.arg_if(#list == 0, what, 'list', 'at least one frame', list)
+   for i, frame in ipairs(list) do
+      local name = type(frame) == 'string' and frame or ('list[%d]'):format(i)
+      local x = pixels(what, name, frame)
+      if i == 1 then
+         h, w = x:size(1), x:size(2)
+         rows, columns = target(what, name, f, h, w, most_of_frame(f, #list))
+         grid = { math.ceil(#list / depth), rows / f.patch_size, columns / f.patch_size }
+         patches = decoders.patches(self.video_form, grid[1], rows, columns)
+      end
+      err.raise_if(x:size(1) ~= h or x:size(2) ~= w, 'E_SHAPE', what, '%s has %d x %d pixels; '
+         .. 'expected %d x %d, as the first frame', name, x:size(1), x:size(2), h, w)
+      local slot = (i - 1) % depth
+      decoders.write(patches, self.video_form, fitted(x, rows, columns),
+         math.floor((i - 1) / depth), slot, i == #list and depth - 1 or slot)
+   end
+   return sent(patches, opts), grid
+end
+
+local grid_rows = 'h: integer >= 1; w: integer >= 1'
+local placed = { 'device: string? -- where the patches are; cpu by default' }
+signature.doors('data.image_processor', Processor, {
+   grid = grid_rows, video_grid = 'n: integer >= 1; ' .. grid_rows, tokens = 'grid: integer[]',
+   read = { 'x: string | tensor', opts = placed }, frames = { 'list: table', opts = placed },
+})
+
+return processor

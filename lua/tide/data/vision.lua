@@ -1,0 +1,211 @@
+-- Images and videos of messages as what a model with a vision tower takes: fields of patches and
+-- grids, and ids in which a placeholder is as many tokens as its picture has features.
+--
+-- A message's content may be a list of parts. Parts with pictures, in the order of the text:
+--    { type = 'image', image = PATH }           or url, path: a file; or pixels of data.image
+--    { type = 'image', base64 = TEXT }          bytes of a file; so is url = 'data:..;base64,..'
+--    { type = 'image_url', image_url = { url = PATH } }
+--    { type = 'video', video = { PATH, .. }, fps = 2 }       frames of one size; or path
+-- A part without a source takes the next entry of opts.images or opts.videos.
+
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
+local image = require 'tide.data.image'
+local signature = require 'tide.util.signature'
+local tide = require 'tide'
+
+local vision = {}
+
+-- Frames a second of a video that does not say, as in transformers.
+local FPS = 24
+
+-- ---- sources -----------------------------------------------------------------------------------
+
+local digits = {}
+for i = 0, 63 do
+   digits[('ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'):byte(i + 1)] = i
+end
+
+-- Returns the bytes of a base64 text; nil where it is something else.
+local function from_base64(text)
+   text = text:gsub('%s', ''):gsub('=+$', '')
+   if text:find '[^%w+/]' or #text % 4 == 1 then return nil end
+   local out = {}
+   for at = 1, #text, 4 do
+      local v, n = 0, math.min(4, #text - at + 1)
+      for i = 0, 3 do v = v * 64 + (digits[text:byte(at + i)] or 0) end
+      out[#out + 1] = string.char(math.floor(v / 65536), math.floor(v / 256) % 256, v % 256)
+         :sub(1, n - 1)
+   end
+   return table.concat(out)
+end
+
+local function pixels_of_base64(op, name, text)
+   local bytes = from_base64(text)
+   err.raise_if(not bytes, 'E_FORMAT', op, '%s: expected base64, got other characters', name)
+   return image.decode(bytes)
+end
+
+-- Returns a path below the folder of relative paths, or pixels.
+local function source_of(op, name, v, dir)
+   if tide.is_tensor(v) then return v end
+   err.arg_if(type(v) ~= 'string' or v == '', op, name, 'the path of a file, or pixels', v)
+   local data = v:match '^data:[^,]*;base64,(.*)$'
+   if data then return pixels_of_base64(op, name, data) end
+   v = v:gsub('^file://', '')
+   err.arg_if(v:find '^%a[%w+.-]*://', op, name, 'the path of a file: tide fetches nothing', v)
+   return dir and v:sub(1, 1) ~= '/' and fs.join(dir, v) or v
+end
+
+local function field(part, ...)
+   for _, name in ipairs { ... } do
+      if not fs.is_null(part[name]) then return part[name], name end
+   end
+end
+
+-- Returns the source of a part of an image: a path or pixels; nil where the part has none.
+local function image_source(op, name, part, dir)
+   if not fs.is_null(part.base64) then
+      return pixels_of_base64(op, name .. '.base64', part.base64)
+   end
+   local v, key = field(part, 'image', 'image_url', 'url', 'path')
+   if type(v) == 'table' then v, key = v.url, key .. '.url' end
+   return v ~= nil and source_of(op, name .. '.' .. key, v, dir) or nil
+end
+
+-- Returns the frames of a part of a video; nil where the part has none.
+local function video_source(op, name, part, dir)
+   local list, key = field(part, 'video', 'path')
+   if list == nil then return nil end
+   err.arg_if(type(list) ~= 'table' or #list == 0, op, name .. '.' .. key, 'a list of frames '
+      .. '(tide reads no files of videos)', list)
+   local frames = {}
+   for i, v in ipairs(list) do
+      frames[i] = source_of(op, ('%s.%s[%d]'):format(name, key, i), v, dir)
+   end
+   return frames
+end
+
+-- ---- messages ----------------------------------------------------------------------------------
+
+local kinds = { image = 'image', image_url = 'image', video = 'video' }
+
+-- Calls fn(kind, part, name) for the parts of messages that are pictures, in their order.
+local function each_picture(messages, fn)
+   for i, message in ipairs(messages) do
+      for j, part in ipairs(type(message.content) == 'table' and message.content or {}) do
+         local kind = type(part) == 'table' and kinds[part.type]
+         if kind then fn(kind, part, ('messages[%d].content[%d]'):format(i, j)) end
+      end
+   end
+end
+
+-- Returns what stands in the messages: { images = list of sources (a path, or pixels),
+-- videos = list of { frames, fps } }. opts: dir, the folder of relative paths; images and videos,
+-- sources of parts that have none. Reads no file.
+function vision.sources(messages, opts)
+   local op, out = 'data.vision.sources', { images = {}, videos = {} }
+   local used = { image = 0, video = 0 }
+   local rest = { image = opts.images or {}, video = opts.videos or {} }
+   each_picture(messages, function(kind, part, name)
+      local read = kind == 'image' and image_source or video_source
+      local source = read(op, name, part, opts.dir)
+      if source == nil then
+         used[kind] = used[kind] + 1
+         local other = rest[kind][used[kind]]
+         local where = ('opts.%ss[%d]'):format(kind, used[kind])
+         err.arg_if(other == nil, op, where, ('the source of %s, which names none'):format(name),
+            nil)
+         source = read(op, where, { [kind] = other }, opts.dir)
+      end
+      local list = out[kind .. 's']
+      list[#list + 1] = kind == 'image' and source or { frames = source, fps = part.fps }
+   end)
+   for kind, list in each(rest) do
+      err.arg_if(#list > used[kind], op, ('opts.%ss'):format(kind), ('%d of them, one for each '
+         .. 'part without a source'):format(used[kind]), #list)
+   end
+   return out
+end
+
+-- Reads sources with a processor: returns { images = list of { patches, grid }, videos = list of
+-- { patches, grid, seconds } }; seconds: from one row of patches to the next.
+function vision.read(processor, sources, opts)
+   local out = { images = {}, videos = {} }
+   for i, source in ipairs(sources.images or {}) do
+      local patches, grid = processor:read(source, { device = opts.device })
+      out.images[i] = { patches = patches, grid = grid }
+   end
+   for i, video in ipairs(sources.videos or {}) do
+      local patches, grid = processor:frames(video.frames, { device = opts.device })
+      out.videos[i] = { patches = patches, grid = grid,
+         seconds = processor.video_config.temporal_patch_size / (video.fps or FPS) }
+   end
+   return out
+end
+
+-- ---- ids and fields ----------------------------------------------------------------------------
+
+local function counts_of(processor, list)
+   local counts = {}
+   for i, picture in ipairs(list) do counts[i] = processor:tokens(picture.grid) end
+   return counts
+end
+
+-- Returns ids in which each placeholder (config.image_token_id, config.video_token_id) stands as
+-- often as its picture has features, and a list with the number of copies of each given id.
+-- pictures: of vision.read.
+function vision.expand(processor, config, ids, pictures)
+   local op, out, copies = 'data.vision.expand', {}, {}
+   local kind_of = { [config.image_token_id] = 'images', [config.video_token_id] = 'videos' }
+   local counts, used = {}, { images = 0, videos = 0 }
+   for kind in each(used) do counts[kind] = counts_of(processor, pictures[kind] or {}) end
+   for i, id in ipairs(ids) do
+      local kind, n = kind_of[id], 1
+      if kind then
+         used[kind] = used[kind] + 1
+         n = counts[kind][used[kind]] or 0
+      end
+      copies[i] = n
+      for _ = 1, n do out[#out + 1] = id end
+   end
+   for kind, n in each(used) do
+      err.raise_if(n ~= #counts[kind], 'E_ARG', op, 'ids have %d placeholders of %s, and there are '
+         .. '%d %s; the chat template writes one for each', n, kind, #counts[kind], kind)
+   end
+   return out, copies
+end
+
+local function joined(list)
+   local patches, grids = {}, {}
+   for i, picture in ipairs(list) do patches[i], grids[i] = picture.patches, picture.grid end
+   return #patches == 1 and patches[1] or tide.cat(patches, 1),
+      tide.tensor(grids, { dtype = 'i64', device = 'cpu' })
+end
+
+-- Returns the fields of a call of the model: pixel_values and image_grid_thw where there are
+-- images; pixel_values_videos, video_grid_thw and second_per_grid_ts where there are videos.
+function vision.fields(pictures)
+   local out = {}
+   local images, videos = pictures.images or {}, pictures.videos or {}
+   if images[1] then out.pixel_values, out.image_grid_thw = joined(images) end
+   if videos[1] then
+      out.pixel_values_videos, out.video_grid_thw = joined(videos)
+      out.second_per_grid_ts = {}
+      for i, video in ipairs(videos) do out.second_per_grid_ts[i] = video.seconds end
+   end
+   return out
+end
+
+signature.record('image_processor', 'a processor of data.image.processor', { 'config: table',
+   'video_config: table' })
+return signature.doors('data.vision', vision, {
+   sources = { 'messages: table', opts = {
+      'dir: string? -- folder of relative paths', 'images: table? -- sources of parts without one',
+      'videos: table? -- sources of parts without one, each a list of frames' } },
+   read = { 'processor: image_processor; sources: table',
+      opts = { 'device: string? -- where the patches are; cpu by default' } },
+   expand = 'processor: image_processor; config: table; ids: table; pictures: table',
+   fields = 'pictures: table',
+})
