@@ -94,6 +94,22 @@ describe('fine-tuning on chats with images', function()
       end)
    end)
 
+   it('are distilled from a teacher that reads images, too', function()
+      with_chats(16, function(dir, words)
+         local run = case.runs 'distil.lua'
+         words = words .. '--teacher ' .. dir .. '/m --lora.rank 2 --alpha 0.5 '
+         run(1, words .. '--out ' .. dir .. '/one')
+         run(2, words .. '--mesh.dp_shard 2 --out ' .. dir .. '/two')
+         run(2, words .. '--mesh.cp 2 --out ' .. dir .. '/cut')
+         run(2, words .. '--teacher-top-k 264 --mesh.dp 2 --out ' .. dir .. '/top')
+         for _, name in ipairs { 'two', 'cut' } do
+            same_losses(losses(dir .. '/one'), losses(dir .. '/' .. name))
+         end
+         -- all ids are the whole distribution
+         assert.near(losses(dir .. '/one')[4], losses(dir .. '/top')[4], 1e-4)
+      end)
+   end)
+
    it('prices the micro-batch with the most patches', function()
       with_chats(24, function(_, words)
          local text = ok(1, words .. '--plan')
@@ -111,11 +127,18 @@ describe('fine-tuning on chats with images', function()
          bad(words .. '--seq 8', 'an image is not cut: give a larger seq')
          bad(words .. '--freeze vision', '--freeze vision: the model has no module of this path')
          bad(words .. '--freeze visual --freeze model --freeze lm_head', 'no weight is left')
-         for _, name in ipairs { 'distil.lua', 'dpo.lua' } do
-            local _, bad_other = case.runs(name)
-            bad_other(words, name == 'dpo.lua' and 'chosen: expected an answer'
-               or 'distil.lua trains on texts alone')
-         end
+         local _, bad_pair = case.runs 'dpo.lua'
+         write(dir .. '/p.jsonl', '{"prompt": [{"role": "user", "content": [{"type": "image", '
+            .. '"image": "a.png"}]}], "chosen": "a", "rejected": "b"}\n')
+         bad_pair(('--from %s/m --data %s/p.jsonl --out %s/run'):format(dir, dir, dir),
+            'pairs are read as texts alone; leave the record out')
+         local _, bad_teacher = case.runs 'distil.lua'
+         local config = vl.model({ device = 'null' }).config
+         tide.model.save(tide.model.qwen2({ vocab_size = config.vocab_size, hidden_size = 8,
+            num_hidden_layers = 1, num_attention_heads = 2, intermediate_size = 8 }, { seed = 1 }),
+            dir .. '/t')
+         bad_teacher(words .. '--teacher ' .. dir .. '/t', 'reads texts alone, and the chats have '
+            .. 'images')
          os.remove(dir .. '/b.png')
          bad(words, 'c.jsonl, line 2: messages[1].content[2]: ')
          bad(words, dir .. '/b.png')
