@@ -266,9 +266,9 @@ function chats.corpus(job, opt, model, load, what, images)
 end
 
 -- The images of the micro-batch with the most patches in the first pass, and their number.
-local function most_images(job, opt, corpus, per_rank)
+local function most_images(job, opt, corpus, per_rank, new)
    local data = require('tide').data
-   local sampler = chats.sampler(job, opt, corpus, { rank = 0, size = 1 })
+   local sampler = chats.sampler(job, opt, corpus, { rank = 0, size = 1 }, new)
    local best = { patches = 0 }
    for _ = 1, math.ceil(sampler:rows_per_epoch() / opt.batch) do
       for _, rows in ipairs(data.batch.split(sampler:next(), opt.batch / per_rank)) do
@@ -280,11 +280,11 @@ local function most_images(job, opt, corpus, per_rank)
 end
 
 -- Prints the plan of a run over chats, priced with the largest number of patches that a
--- micro-batch of the first pass has. per_rank: its rows.
-function chats.show_plan(job, opt, plan, per_rank, corpus)
+-- micro-batch of the first pass has. per_rank: its rows; new: as of chats.sampler.
+function chats.show_plan(job, opt, plan, per_rank, corpus, new)
    local images = corpus.train.images
    if not images then return text.show_plan(job, opt, plan, per_rank) end
-   local most = job:check(most_images, job, opt, corpus, per_rank)
+   local most = job:check(most_images, job, opt, corpus, per_rank, new)
    job:print('priced with the most patches of a micro-batch: %d, of %d image%s', most.patches,
       #most, #most == 1 and '' or 's')
    text.show_plan(job, opt, plan, per_rank, #most > 0 and most or nil)

@@ -53,8 +53,8 @@ end
 -- Refuses a teacher that cannot read the images of the chats as the student does.
 local function check_images(job, opt, model, corpus, big)
    if not corpus.train.images and not corpus.val.images then return end
-   err.usage_if(type(big.placed) ~= 'function', job.name, '--teacher %s (%s) reads texts alone, and '
-      .. 'the chats have images; give one that reads images, or leave them out', opt.teacher,
+   err.usage_if(type(big.placed) ~= 'function', job.name, '--teacher %s (%s) reads texts alone, '
+      .. 'and the chats have images; give one that reads images, or leave them out', opt.teacher,
       big.class_name)
    local function patches(m)
       local c = m.config.vision_config
@@ -62,8 +62,8 @@ local function check_images(job, opt, model, corpus, big)
          c.temporal_patch_size, c.patch_size, c.in_channels, c.spatial_merge_size)
    end
    local a, b = patches(model), patches(big)
-   err.usage_if(a ~= b, job.name, '--teacher %s reads images otherwise than the student: %s, and %s '
-      .. 'here', opt.teacher, b, a)
+   err.usage_if(a ~= b, job.name, '--teacher %s reads images otherwise than the student: %s, and '
+      .. '%s here', opt.teacher, b, a)
 end
 
 -- Spreads the teacher over all ranks, whatever the student's mesh, but for a context axis, which

@@ -80,7 +80,8 @@ describe('a chat with images', function()
       -- a list of images beside the messages
       check(user('[{"type": "image"}, {"type": "text", "text": "Q"}]', ', "images": ["a.png"]'))
       check(user('"<image>Q"', ', "images": [{"path": "a.png"}]'))
-      check(user('"Q"', ', "images": ["a.png"]'))
+      check(user('"Q"', ', "images": ["a.png"], "videos": []'))
+      check(user('[{"type": "text", "text": "Q"}]', ', "images": ["a.png"]'))
       check(user('"<image>Q"', ', "image": "a.png"'))
       check('{"image": "a.png", "conversations": [{"from": "human", "value": "<image>Q"}, '
          .. '{"from": "gpt", "value": "A."}]}')
@@ -121,6 +122,8 @@ describe('a chat with images', function()
          .. 'record has 0 images')
       bad(user '"<|video_pad|>"', 'a token stands for a video, and videos are not read')
       bad('{"text": "t", "images": ["a.png"]}', 'images: an image belongs to a chat')
+      bad(user('"Q"', ', "videos": ["v.mp4"]'), 'videos: expected none, got a list; videos are not '
+         .. 'read')
       local plain = case.options()
       plain.images = nil
       local e = raised(chat.load, case.golden .. '/chats.jsonl', plain)
@@ -133,15 +136,48 @@ describe('a chat with images', function()
       assert.matches('a model that reads images', e.message, 1, true)
    end)
 
-   it('is refused as a pair of answers', function()
+   it('may be the prompt of a pair of answers', function()
       tmp.with(function(dir)
-         write(dir .. '/p.jsonl', '{"prompt": [{"role": "user", "content": [{"type": "image", '
-            .. '"image": "a.png"}]}], "chosen": "a", "rejected": "b"}\n')
-         local o = case.options()
-         o.images = nil
-         local e = raised(tide.data.preference.load, dir .. '/p.jsonl', o)
-         assert.matches('p.jsonl, line 1: prompt[1].content[1]: the record has an image, and pairs '
-            .. 'are read as texts alone', e.message, 1, true)
+         fs.write('spec', dir .. '/a.png', fs.read('spec', case.golden .. '/a.png'))
+         local ask = '{"role": "user", "content": [%s, {"type": "text", "text": "Q"}]}'
+         local path = ask:format '{"type": "image", "image": "a.png"}'
+         local listed = ask:format '{"type": "image"}'
+         local says = '[{"role": "assistant", "content": "%s"}]'
+         local function load(text, more)
+            write(dir .. '/p.jsonl', text .. '\n')
+            local o = case.options(more)
+            if more and more.images == false then o.images = nil end
+            if more and more.template == false then o.template = nil end
+            return tide.data.preference.load(dir .. '/p.jsonl', o)
+         end
+         local want
+         for _, text in ipairs {
+            ('{"prompt": [%s], "chosen": "Yes.", "rejected": "No"}'):format(path),
+            ('{"prompt": [%s], "chosen": %s, "rejected": %s, "images": ["a.png"]}'):format(listed,
+               says:format 'Yes.', says:format 'No'),
+            ('{"chosen": [%s, %s], "rejected": [%s, %s], "images": ["a.png"]}'):format(listed,
+               says:format('Yes.'):sub(2, -2), listed, says:format('No'):sub(2, -2)),
+            ('{"prompt": [%s], "chosen": "Yes.", "rejected": "No", "images": ["a.png"]}'):format(
+               ask:format('x'):gsub('x, ', '')),
+         } do
+            local got = load(text)
+            local list = {}
+            for i = 1, 2 do list[i] = { document(got.train, got.cu, i) } end
+            want = want or list
+            assert.same(want, list)
+            assert.equal(2, #got.train.images)
+            assert.equal(#('Yes.' .. 'No') + 4, got.labels)         -- and their ends, two tokens
+         end
+         local e = raised(load, ('{"prompt": [%s], "chosen": "a", "rejected": "b"}'):format(path),
+            { images = false })
+         assert.matches('p.jsonl, line 1: prompt[1].content[1]: the record has an image, and '
+            .. 'images are not read here', e.message, 1, true)
+         e = raised(load, ('{"prompt": [%s], "chosen": "a", "rejected": "b"}'):format(
+            ask:format '{"type": "image", "image": "b.png"}'))
+         assert.matches('p.jsonl, line 1: prompt[1].content[1]: ', e.message, 1, true)
+         e = raised(load, '{"prompt": "p", "chosen": "a", "rejected": "b", "images": ["a.png"]}',
+            { template = false })
+         assert.matches('images: an image belongs to a chat', e.message, 1, true)
       end)
    end)
 end)
@@ -180,6 +216,19 @@ describe('rows of chats with images', function()
       assert.matches('longer than seq', raised(rows_of, source, cu, 10, 'refuse').message)
       e = raised(tide.data.batch.make, source, { 0 }, 10)
       assert.equal('E_UNSUPPORTED', e.code)
+   end)
+
+   it('cut no image of a pair', function()
+      local source = source_of({ { 0, 6 }, { 20, 26 } }, 40)
+      source.mask = function(_, _, n) return ('\1'):rep(n) end
+      local function rows(seq)
+         local s = packed.new { cu = { 0, 20, 40 }, source = source, seq = seq, batch = 1,
+            fit = 'alone', long = 'cut', together = 2 }
+         local row = s:all()[1] or {}
+         return #row == 2 and ('%d+%d %d+%d'):format(row[1][1], row[1][2], row[2][1], row[2][2])
+      end
+      assert.equal('0+10 20+10', rows(20))
+      assert.is_false(rows(10))                        -- no room for the image, so for a label
    end)
 
    it('read the images of their pieces, those of joined sources too', function()

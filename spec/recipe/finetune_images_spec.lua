@@ -110,6 +110,31 @@ describe('fine-tuning on chats with images', function()
       end)
    end)
 
+   it('learns from pairs with images on every mesh', function()
+      with_chats(4, function(dir)
+         local list = {}
+         for i = 1, 12 do
+            list[i] = ('{"prompt": [{"role": "user", "content": [{"type": "image", "image": '
+               .. '"%s.png"}, {"type": "text", "text": "%d?"}]}], "chosen": "Yes %d.", "rejected": '
+               .. '"No"}\n'):format(('abc'):sub(i % 3 + 1, i % 3 + 1), i, i)
+         end
+         write(dir .. '/p.jsonl', table.concat(list))
+         local run = case.runs 'dpo.lua'
+         local words = ('--threads 1 --from %s/m --data %s/p.jsonl --seq 320 --batch 2 --steps 3 '
+            .. '--lr 1e-3 --val-share 0 --save-every 0 --out %s/'):format(dir, dir, dir)
+         run(1, words .. 'one')
+         local one = losses(dir .. '/one')
+         assert.near(math.log(2), one[1], 1e-5)
+         assert.is_true(one[3] < one[1])
+         for name, mesh in pairs { dp = '--mesh.dp 2', cp = '--mesh.cp 2', tp = '--mesh.tp 2' } do
+            run(2, words .. name .. ' ' .. mesh)
+            local got = losses(dir .. '/' .. name)
+            for i = 1, 3 do assert.near(one[i], got[i], 2e-5) end
+         end
+         assert.matches('priced with', run(1, words .. 'one --plan'))
+      end)
+   end)
+
    it('prices the micro-batch with the most patches', function()
       with_chats(24, function(_, words)
          local text = ok(1, words .. '--plan')
@@ -127,11 +152,6 @@ describe('fine-tuning on chats with images', function()
          bad(words .. '--seq 8', 'an image is not cut: give a larger seq')
          bad(words .. '--freeze vision', '--freeze vision: the model has no module of this path')
          bad(words .. '--freeze visual --freeze model --freeze lm_head', 'no weight is left')
-         local _, bad_pair = case.runs 'dpo.lua'
-         write(dir .. '/p.jsonl', '{"prompt": [{"role": "user", "content": [{"type": "image", '
-            .. '"image": "a.png"}]}], "chosen": "a", "rejected": "b"}\n')
-         bad_pair(('--from %s/m --data %s/p.jsonl --out %s/run'):format(dir, dir, dir),
-            'pairs are read as texts alone; leave the record out')
          local _, bad_teacher = case.runs 'distil.lua'
          local config = vl.model({ device = 'null' }).config
          tide.model.save(tide.model.qwen2({ vocab_size = config.vocab_size, hidden_size = 8,

@@ -75,41 +75,22 @@ local function listed(t)
    return (jsonl._is_list(v) or type(v) == 'table' and next(v) == nil) and v or { v }, name
 end
 
--- Returns the name of the first part of messages that is an image, or nil. name: of the messages.
-local function first_part(messages, name)
-   for i, message in ipairs(messages) do
-      local content = type(message) == 'table' and message.content
-      for k, part in ipairs(jsonl._is_table(content) and content or {}) do
-         if type(part) == 'table' and is_image[part.type] then
-            return ('%s[%d].content[%d]'):format(name, i, k)
-         end
+-- Returns the name of the first field of a record that has an image, or nil. name_of(i): of message
+-- i.
+local function first_field(t, messages, name_of)
+   for i, message in ipairs(messages or {}) do
+      for k, part in ipairs(jsonl._is_table(message.content) and message.content or {}) do
+         if is_image[part.type] then return ('%s.content[%d]'):format(name_of(i), k) end
       end
    end
-end
-
--- Returns the name of the first field of a record that has an image, or nil.
-local function first_field(t, messages)
    local list, name = listed(t)
-   return first_part(messages or {}, 'messages') or #list > 0 and name or nil
+   return #list > 0 and name or nil
 end
 
 local no_images = 'images are not read here; give a model that reads images (data.chat.images, '
    .. 'recipes/finetune.lua), or leave the record out'
 
--- Ends the reading of a record with images. field: where the first is; why: or nil.
-local function refuse(field, why)
-   jsonl._broken('%s: the record has an image, and %s', field, why or no_images)
-end
-
--- Refuses a record with images in one of its fields `names`.
-function parts._refuse(t, names, why)
-   for _, name in ipairs(names) do
-      local field = jsonl._is_table(t[name]) and first_part(t[name], name)
-      if field then refuse(field, why) end
-   end
-   local list, name = listed(t)
-   if #list > 0 then refuse(name, why) end
-end
+local function name_of_message(i) return ('messages[%d]'):format(i) end
 
 local mark = '<image>'
 
@@ -167,12 +148,17 @@ end
 
 -- Returns the images of a record's messages (nil: it is no chat) in the order of the text, sized
 -- but not decoded. Messages get their parts in one spelling. dir: of the file; place: 'FILE, line
--- N'; o: of parts.of, { refused = why }, or nil.
-function parts._take(t, messages, dir, place, o)
-   local field = first_field(t, messages)
+-- N'; o: of parts.of, { refused = why }, or nil. name_of(i): the
+-- name of message i in errors.
+function parts._take(t, messages, dir, place, o, name_of)
+   name_of = name_of or name_of_message
+   if messages and jsonl._is_list(t.videos) and #t.videos > 0 then
+      jsonl._broken 'videos: expected none, got a list; videos are not read'
+   end
+   local field = first_field(t, messages, name_of)
    if not field then return {} end
    if not o or o.refused then
-      refuse(field, o and o.refused)
+      jsonl._broken('%s: the record has an image, and %s', field, o and o.refused or no_images)
    elseif not messages then
       jsonl._broken('%s: an image belongs to a chat; give messages, whose content is a list of '
          .. 'parts', field)
@@ -193,7 +179,7 @@ function parts._take(t, messages, dir, place, o)
       if jsonl._is_table(message.content) then
          local new = {}
          for k, part in ipairs(message.content) do
-            new[k] = settled(part, ('messages[%d].content[%d]'):format(i, k), take)
+            new[k] = settled(part, ('%s.content[%d]'):format(name_of(i), k), take)
          end
          message.content = new
       end

@@ -137,12 +137,14 @@ end
 -- and the places they take. Of a group longer than a row each document keeps seq / together tokens.
 local function members_from(self, cu, first, source)
    local unit, list, slot, most = self.unit, {}, 0, math.huge
+   local images = source and source.images
    local function rounded(n) return math.ceil(n / unit) * unit end
    for d = first, first + self.together - 1 do slot = slot + rounded(cu[d + 1] - cu[d]) end
    if slot > self.seq then most = math.floor(self.seq / self.together / unit) * unit end
    slot = 0
    for d = first, first + self.together - 1 do
       local at, n = cu[d], math.min(most, cu[d + 1] - cu[d])
+      if images and at + n < cu[d + 1] then n = image_parts._break(images, at + n) - at end
       if is_trained(source, at, n, false) then
          list[#list + 1] = { at, n, false, rounded(n) }
          slot = slot + rounded(n)
