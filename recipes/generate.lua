@@ -4,16 +4,19 @@
 --    tide run recipes/generate.lua --from runs/pretrain --prompt "local function"
 --    tide run recipes/generate.lua --from models/llama --chat
 --    tide run recipes/generate.lua --from models/llama --ids "1 450 4996"
+--    tide run recipes/generate.lua --from models/qwen2_5_vl --chat --image cat.jpg --prompt "What?"
 --
 -- The folder's tokenizer turns text into ids. Without one, a model whose vocabulary is not bytes
 -- continues --ids and prints ids. Options that are not given are those of the folder's
--- generation_config.json. With --chat each line of standard input is a message.
+-- generation_config.json. With --chat each line of standard input is a message. --image shows
+-- pictures to a model with a vision tower.
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
 local args = require 'tide.util.args'
 local drawing = require 'recipes.support.drawing'
 local err = require 'tide.util.err'
+local picture = require 'recipes.support.picture'
 local talk = require 'recipes.support.talk'
 
 local function table_of_options()
@@ -33,7 +36,7 @@ local function table_of_options()
       { 'verbose', false, 'print how answers are sampled, and which fields of the folder have no '
         .. 'effect' },
    }
-   for _, more in ipairs { talk.rows, drawing.rows, last } do
+   for _, more in ipairs { picture.rows, talk.rows, drawing.rows, last } do
       for _, row in ipairs(more) do rows[#rows + 1] = row end
    end
    return rows
@@ -82,6 +85,7 @@ end
 
 -- Continues ids; prints them as text where there is a tokenizer.
 local function continue(tide, model, opt, ids, options)
+   ids, options.inputs = picture.prompt(tide, opt, model, ids)
    local most = require('tide.train.rows').new(model).context
    if #ids > most then
       err.usage('generate', 'the prompt has %d tokens, the model reads %d; give a shorter one',
@@ -97,6 +101,7 @@ end
 
 local function check(opt)
    if opt.chat and opt.ids then err.usage('generate', '--chat does not go with --ids') end
+   if opt.image and opt.ids then err.usage('generate', '--image does not go with --ids') end
    if opt.special and (opt.chat or opt.ids) then
       err.usage('generate', '--special needs --prompt without --chat or --ids')
    end

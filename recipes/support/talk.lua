@@ -4,6 +4,7 @@ local copy = require 'tide.util.copy'
 local edit = require 'tide.ffi.edit'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local picture = require 'recipes.support.picture'
 
 local talk = {}
 
@@ -55,7 +56,8 @@ local function show(text)
    io.stdout:flush()
 end
 
--- Says one message (nil: the messages end with one) and prints the answer while it is drawn.
+-- Says one message (a text or parts; nil: the messages end with one) and prints the answer while it
+-- is drawn.
 -- interrupts: of tide.ffi.signal, which end the answer; nil: they end the program.
 local function say(conversation, text, options, interrupts)
    local o = copy(options)
@@ -89,12 +91,21 @@ end
 local help = [[
 /reset         starts over
 /system TEXT   starts over with another system message; without TEXT with none
+/image FILE    shows a picture with the next message
 /exit          leaves, as the end of input (Ctrl-D) does
 Ctrl-C stops an answer. Any other line is a message.
 ]]
 
+-- Puts a picture into the list of those of the next message.
+local function add_image(conversation, path, waiting)
+   if not conversation.processor then return note('the model takes texts alone') end
+   local ok, problem = pcall(require('tide').data.image.size, path)
+   if not ok then return note('%s', err.of(problem) and err.of(problem).message or problem) end
+   waiting[#waiting + 1] = path
+end
+
 local commands = {
-   exit = function() return 'exit' end,
+   exit = function() return 'exit' end, image = add_image,
    reset = function(conversation) conversation:reset() end,
    system = function(conversation, text) conversation:system(text ~= '' and text or nil) end,
    help = function() io.stdout:write(help) end,
@@ -119,8 +130,8 @@ local function reader(interrupts)
    end, function() end
 end
 
--- Reads lines and answers them until the end.
-local function turns(conversation, options, interrupts, read)
+-- Reads lines and answers them until the end. waiting: pictures of the next message.
+local function turns(conversation, options, interrupts, read, waiting)
    local answer = interrupts and say_or_tell or say
    repeat
       local line, why = read()
@@ -128,9 +139,10 @@ local function turns(conversation, options, interrupts, read)
       local known = word and (commands[word] or rest == '' and commands.help)
       local done = not line and why ~= 'interrupt'
       if known then
-         done = known(conversation, rest) == 'exit'
+         done = known(conversation, rest, waiting) == 'exit'
       elseif (line or ''):find '%S' then
-         answer(conversation, line, options, interrupts)
+         answer(conversation, picture.message(waiting, line), options, interrupts)
+         waiting = {}
       elseif not line and interrupts then
          io.stdout:write '\n'
       end
@@ -138,11 +150,11 @@ local function turns(conversation, options, interrupts, read)
 end
 
 -- At a terminal Ctrl-C ends answers; in a pipe it ends the program, and so does an error.
-local function converse(conversation, options)
+local function converse(conversation, options, waiting)
    local interrupts = edit.isatty(0) and require('tide.ffi.signal').interrupts() or nil
    if interrupts then io.stdout:write '/help lists the commands, Ctrl-C stops an answer\n' end
    local read, close = reader(interrupts)
-   local ok, problem = pcall(turns, conversation, options, interrupts, read)
+   local ok, problem = pcall(turns, conversation, options, interrupts, read, waiting)
    close()
    if interrupts then interrupts:close() end
    if not ok then error(problem, 0) end
@@ -156,16 +168,23 @@ function talk.run(tide, model, opt, options)
    err.people(codes, function()
       local messages = first_messages(tide, opt)
       local conversation = tide.chat.conversation(model, { tokenizer = options.tokenizer,
-         template = template_of(tide, opt), stop = options.stop, messages = messages })
+         template = template_of(tide, opt), stop = options.stop, messages = messages,
+         processor = picture.processor(tide, opt, model),
+         dir = opt.messages and opt.messages:match '^(.*)/[^/]*$' })
       if opt.verbose then
          io.stderr:write('ids that end an answer: ', table.concat(conversation.stops, ', '), '\n')
       end
       options.tokenizer, options.stop = nil, nil
       local last = opt.messages and messages[#messages] or {}
-      if opt.prompt or last.role == 'user' then
-         say(conversation, opt.prompt, options)
+      local files = picture.files(opt)
+      if opt.prompt then
+         say(conversation, picture.message(files, opt.prompt), options)
+      elseif last.role == 'user' then
+         err.usage_if(files[1], 'generate', '--image goes with --prompt or with messages that are '
+            .. 'typed; --messages has parts of its own: { "type": "image", "image": FILE }')
+         say(conversation, nil, options)
       else
-         converse(conversation, options)
+         converse(conversation, options, files)
       end
    end)
 end

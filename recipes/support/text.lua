@@ -210,7 +210,7 @@ function text.keep_tokenizer(job, opt, corpus)
       local whole = name == from:match '[^/]*$'
       if whole or name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
          or name == 'tekken.json' or name == 'special_tokens_map.json'
-         or name == 'generation_config.json' then
+         or name == 'generation_config.json' or name:find 'processor_config%.json$' then
          local path = fs.join(folder, name)
          local content = fs.size(path) and fs.read(job.name, path)
          if content then fs.write(job.name, fs.join(opt.out, name), content) end

@@ -32,7 +32,8 @@ if ! test -e "$root/done"; then
   (cd "$arm/packages" && apt-get -qq $set_arch download libc6:arm64 libgcc-s1:arm64 \
     libgomp1:arm64 luajit:arm64 libluajit-5.1-2:arm64 libluajit-5.1-dev:arm64 \
     libluajit-5.1-common lua-filesystem:arm64 lua-system:arm64 lua-term:arm64 \
-    libcmocka0:arm64 libcmocka-dev:arm64 libpcre2-8-0:arm64 libutf8proc2:arm64)
+    libcmocka0:arm64 libcmocka-dev:arm64 libpcre2-8-0:arm64 libutf8proc2:arm64 \
+    libturbojpeg0:arm64 libpng16-16:arm64 libwebp7:arm64 zlib1g:arm64)
   for package in "$arm"/packages/*.deb; do dpkg -x "$package" "$root"; done
   touch "$root/done"
 fi

@@ -17,7 +17,6 @@ lib.once('image', function()
       void *tjInitDecompress(void);
       int tjDecompress2(void *handle, const uint8_t *from, unsigned long size, uint8_t *to,
                         int width, int pitch, int height, int format, int flags);
-      int tjGetErrorCode(void *handle);
       char *tjGetErrorStr2(void *handle);
       int tjDestroy(void *handle);
       typedef struct tide_png_image {
@@ -78,14 +77,18 @@ end
 -- Each takes the bytes of a file, its height and its width, and returns pixels; nil, what is wrong
 -- and, where that is not the file, a code.
 
-local TJPF_RGB, TJPF_CMYK, TJERR_WARNING, TJFLAG_LIMITSCANS = 0, 11, 0, 32768
+local TJPF_RGB, TJPF_CMYK, TJFLAG_LIMITSCANS = 0, 11, 32768
 
--- Returns nil, or what is wrong after a call that failed. The decoder repairs damaged data with a
--- warning; data that end early are refused.
-local function jpeg_problem(jpeg, handle)
-   local said = ffi.string(jpeg.tjGetErrorStr2(handle))
-   local mild = jpeg.tjGetErrorCode(handle) == TJERR_WARNING
-   return not (mild and not said:lower():find 'premature end') and said or nil
+-- Begins of warnings: the decoder repaired the data and went on, as in Pillow. The code of the
+-- error does not tell, as it is that of a warning after any; an error has the last word.
+local mild = { '^Corrupt JPEG data', '^Inconsistent progression', '^Unknown Adobe', '^Warning:' }
+
+-- Returns nil, or what is wrong after a call that failed. Data that end early are refused.
+local function jpeg_problem(said)
+   for _, pattern in ipairs(mild) do
+      if said:find(pattern) and not said:find 'premature end' then return nil end
+   end
+   return said
 end
 
 -- Returns pixels of a JPEG. components: 4 for CMYK.
@@ -98,7 +101,7 @@ function M.JPEG(bytes, h, w, components)
    if handle == nil then return nil, 'no memory for a decoder' end
    local rc = jpeg.tjDecompress2(handle, ffi.cast('const uint8_t *', bytes), #bytes, to, w,
       w * depth, h, depth == 4 and TJPF_CMYK or TJPF_RGB, TJFLAG_LIMITSCANS)
-   local problem = rc ~= 0 and jpeg_problem(jpeg, handle) or nil
+   local problem = rc ~= 0 and jpeg_problem(ffi.string(jpeg.tjGetErrorStr2(handle))) or nil
    jpeg.tjDestroy(handle)
    if problem then return nil, problem end
    return depth == 4 and rgb(h, w, bytes_of(x), C.TIDE_PIXELS_CMYK) or x

@@ -54,7 +54,7 @@ end
 function image.size(path)
    local op = 'data.image.size'
    local file, why = io.open(path, 'rb')
-   err.raise_if(not file or not fs.size(path), 'E_IO', op, 'cannot read %s: %s', path,
+   err.raise_if(not file or not fs.size(path), 'E_IO', op, "cannot open '%s': %s", path,
       file and 'it is not a regular file' or why and why:match ': (.*)$' or why)
    local ok, found = pcall(checked, op, path, of_file(file))
    file:close()

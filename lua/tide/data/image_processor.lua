@@ -294,4 +294,5 @@ signature.doors('data.image_processor', Processor, {
    read = { 'x: string | tensor', opts = placed }, frames = { 'list: table', opts = placed },
 })
 
-return processor
+return signature.doors('data.image_processor', processor, {
+   new = { 'source: string | table', op = op } })

@@ -171,8 +171,8 @@ function vision.expand(processor, config, ids, pictures)
       for _ = 1, n do out[#out + 1] = id end
    end
    for kind, n in each(used) do
-      err.raise_if(n ~= #counts[kind], 'E_ARG', op, 'ids have %d placeholders of %s, and there are '
-         .. '%d %s; the chat template writes one for each', n, kind, #counts[kind], kind)
+      err.raise_if(n ~= #counts[kind], 'E_ARG', op, 'ids: expected a placeholder for each of %d '
+         .. '%s, got %d; the chat template writes them', #counts[kind], kind, n)
    end
    return out, copies
 end

@@ -6,12 +6,18 @@
 -- Fields: messages (a list of { role =, content = }), stops (ids that end an answer), context (most
 -- tokens that the model reads). Only the template writes special tokens: their letters in a message
 -- are text. Keys, values and states of earlier turns are reused as far as the ids are the same.
+--
+-- A message may hold pictures (see tide.data.vision) where the conversation has a processor of
+-- images. Such a conversation is read whole in each turn.
 
 local copy = require 'tide.util.copy'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local sample = require 'tide.train.sample'
 local rows = require 'tide.train.rows'
+local tide = require 'tide'
+local vision = require 'tide.data.vision'
 
 local op = 'chat.conversation'
 
@@ -61,16 +67,47 @@ local function ids_of(self, text)
    return out
 end
 
+-- Returns a part of a message for the template: special tokens in its text are hidden, and fields
+-- that are pixels are texts.
+local function hidden_part(self, part)
+   if type(part) ~= 'table' then return part end
+   part = copy(part)
+   for name, v in each(part) do
+      if tide.is_tensor(v) then part[name] = name end
+   end
+   if type(part.text) == 'string' then part.text = hide(part.text, self.added) end
+   return part
+end
+
+local function hidden_content(self, content)
+   if type(content) == 'string' then return hide(content, self.added) end
+   if type(content) ~= 'table' or content[1] == nil then return content end
+   local parts = {}
+   for i, part in ipairs(content) do parts[i] = hidden_part(self, part) end
+   return parts
+end
+
 local function hidden(self, messages)
    local list = {}
    for i, message in ipairs(messages) do
       list[i] = message
-      if type(message.content) == 'string' and message.role ~= 'assistant' then
+      if message.role ~= 'assistant' then
          list[i] = copy(message)
-         list[i].content = hide(message.content, self.added)
+         list[i].content = hidden_content(self, message.content)
       end
    end
    return list
+end
+
+-- Returns the pictures of all messages; nil without any.
+local function pictures_of(self)
+   local sources = vision.sources(self.messages, { dir = self.dir })
+   if not (sources.images[1] or sources.videos[1]) then return nil end
+   err.arg_if(not self.model.rope_index, op, 'messages', 'texts, as the model takes ids alone',
+      'images')
+   err.arg_if(not self.processor, op, 'opts.processor', 'tide.data.image.processor(folder), which '
+      .. 'reads the images of messages', nil)
+   return vision.read(self.processor, sources)
 end
 
 -- Returns the id with which the template ends an answer, or nil: the first special token after
@@ -111,6 +148,7 @@ local conversation = {}
 function conversation.new(model, opts)
    local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
       variables = opts.variables or {}, start = opts.messages or {}, cache = {},
+      processor = opts.processor, dir = opts.dir,
       stops = type(opts.stop) == 'table' and copy(opts.stop) or { opts.stop },
       added = opts.tokenizer:special_texts(), context = rows.new(model).context }, Conversation)
    self.stops[#self.stops + 1] = turn_end(self)
@@ -133,41 +171,48 @@ function Conversation:system(text)
    self:reset()
 end
 
--- Returns the ids of the conversation so far, with the opening of an answer.
+-- Returns the ids of the conversation so far, with the opening of an answer; and what the model
+-- gets beside them where messages have pictures.
 function Conversation:ids()
    local vars = copy(self.variables)
    vars.add_generation_prompt = true
-   return ids_of(self, (self.template:render(hidden(self, self.messages), vars)))
+   local pictures = pictures_of(self)
+   local ids = ids_of(self, (self.template:render(hidden(self, self.messages), vars)))
+   if not pictures then return ids end
+   ids = vision.expand(self.processor, self.model.config, ids, pictures)
+   return ids, vision.fields(pictures)
 end
 
--- Drops oldest turns until the context has room for an answer. Returns the ids of the rest, and how
--- many messages went.
+-- Drops oldest turns until the context has room for an answer. Returns the ids of the rest, what
+-- the model gets beside them, and how many messages went.
 local function fitted(self, tokens)
    local room = math.max(1, math.min(tokens, math.floor(self.context / 4)))
-   local ids, dropped = self:ids(), 0
+   local dropped, ids, inputs = 0, self:ids()
    while #ids + room > self.context do
       local n = drop_turn(self.messages)
       if n == 0 then break end
-      ids, dropped = self:ids(), dropped + n
+      dropped, ids, inputs = dropped + n, self:ids()
    end
    err.raise_if(#ids >= self.context, 'E_ARG', op, 'the message makes %d tokens, the model reads '
       .. '%d; give a shorter one', #ids, self.context)
-   return ids, dropped
+   return ids, inputs, dropped
 end
 
 local function answer(self, opts)
    local o = copy(opts)
    o.tokens = o.tokens or 128
-   local ids, dropped = fitted(self, o.tokens)
+   local ids, inputs, dropped = fitted(self, o.tokens)
    o.tokens = math.min(o.tokens, self.context - #ids)
-   o.tokenizer, o.stop, o.cache = self.tokenizer, self.stops, self.cache
+   o.tokenizer, o.stop, o.inputs = self.tokenizer, self.stops, inputs
+   o.cache = not inputs and self.cache or nil
    local _, result = sample.generate(self.model, ids, o)
    result.dropped = dropped
    result.full = result.reason == 'length' and #ids + #result.ids >= self.context
    return result
 end
 
--- Adds a user message (nil: the messages end with one already) and the answer to the messages.
+-- Adds a user message (nil: the messages end with one already) and the answer to the messages. The
+-- message is a text, or a list of parts: { type = 'image', image = PATH }, { type = 'text', .. }.
 -- Returns what sample.generate does, { ids, text, reason }, and in it `dropped`, the number of old
 -- messages that went to make room, and `full`: the answer ends because the context does. Turns go
 -- oldest first, system messages stay; room is a quarter of the context, or opts.tokens if fewer.
@@ -187,8 +232,10 @@ function Conversation:say(text, opts)
 end
 
 signature.record('chat_model', 'a model of tide.model', { 'config: table' })
-signature.doors('chat', Conversation, { system = 'text: string?', say = 'text: string?' })
+signature.doors('chat', Conversation, { system = 'text: string?', say = 'text: string | table?' })
 return signature.doors('chat', conversation, { new = { 'model: chat_model', op = op, opts = {
    'tokenizer: table -- of tide.tokenizer, or tide.data.bytes', 'template: table -- of tide.chat',
    'messages: table? -- to begin with', 'variables: table? -- of the template',
-   'stop: any? -- an id that ends an answer, or a list of them' } } })
+   'stop: any? -- an id that ends an answer, or a list of them',
+   'processor: image_processor? -- of tide.data.image: reads pictures in messages',
+   'dir: string? -- folder of relative paths of pictures' } } })
