@@ -61,6 +61,7 @@ chats.rows = {
    { 'max-pixels', nil, 'most pixels of an image, above which it is made smaller; default: as '
      .. 'preprocessor_config.json of --from says', type = 'integer', min = 1, fixed = true,
      also = { 'image-max-pixels' } },
+   { 'check-images', false, 'decode all images at the start, on each rank, to find damaged files' },
    { 'freeze', nil, 'module whose weights stay as they are, by its path: visual, the tower of a '
      .. 'model that reads images, or model.layers.0; may be repeated', type = 'string',
      list = true, fixed = true, also = { 'freeze-modules' } },
@@ -222,7 +223,8 @@ function chats.images(job, opt, model)
    if opt.max_pixels then
       proc = job:check(image.processor, copy({ max_pixels = opt.max_pixels }, copy(proc.config)))
    end
-   return job:check(require('tide').data.chat.images, model, proc), dir
+   return job:check(require('tide').data.chat.images, model, proc, { decode = opt.check_images }),
+      dir
 end
 
 local function tokens_of(images)
@@ -259,7 +261,8 @@ function chats.corpus(job, opt, model, load, what, images)
          or ('; %d broken ones left out: %s'):format(corpus.bad.count, corpus.bad[1]))
    local of_train, of_val = corpus.train.images or {}, corpus.val.images or {}
    if #of_train + #of_val > 0 then
-      job.log:once('%d images: %d of the tokens stand for them', #of_train + #of_val,
+      local n = #of_train + #of_val
+      job.log:once('%d image%s: %d of the tokens', n, n == 1 and '' or 's',
          tokens_of(of_train) + tokens_of(of_val))
    end
    return corpus

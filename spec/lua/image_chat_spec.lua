@@ -274,7 +274,12 @@ describe('rows of chats with images', function()
          assert.matches('x.jsonl, line 1: messages[1].content[1]: ' .. dir .. '/a.png has another '
             .. 'size than when the chats were read', raised(make).message, 1, true)
          write(dir .. '/a.png', put('a.png'):sub(1, 60))
-         local e = raised(make)
+         local e = raised(chat.load, dir .. '/x.jsonl', case.options { images = chat.images(
+            case.model { device = 'null' }, tide.data.image.processor(case.golden),
+            { decode = true }) })
+         assert.matches('x.jsonl, line 1: messages[1].content[1]: ' .. dir .. '/a.png: it is a '
+            .. 'damaged PNG', e.message, 1, true)
+         e = raised(make)
          assert.equal('E_FORMAT', e.code)
          assert.matches('x.jsonl, line 1: messages[1].content[1]: ', e.message, 1, true)
       end)

@@ -284,10 +284,13 @@ function chat.load(paths, opts) return chat._load('data.chat.load', paths, opts,
 -- model. model: of a family that reads images, on any device; processor: of data.image. The sources
 -- of the corpus then have the paths and sizes of the images, and data.packed reads the images of
 -- the rows of a batch.
-function chat.images(model, processor) return image_parts.of(model, processor) end
+function chat.images(model, processor, opts)
+   return image_parts.of(model, processor, opts.decode)
+end
 
 return signature.doors('data.chat', chat, {
-   images = 'model: module; processor: table',
+   images = { 'model: module; processor: table', opts = {
+      'decode: boolean? -- load decodes each image, and a damaged one is a broken record' } },
    load = { 'paths: string | string[]', opts = {
       'tokenizer: table -- of tide.tokenizer, or tide.data.bytes',
       'template: table? -- of tide.chat, which writes chats as text',

@@ -21,8 +21,9 @@ local parts = {}
 -- ---- what reads them ---------------------------------------------------------------------------
 
 -- Returns what data.chat.load needs to read chats with images: the option `images`. model: of a
--- family that reads images, on any device; processor: makes patches of image files (data.image).
-function parts.of(model, processor)
+-- family that reads images, on any device; processor: makes patches of image files (data.image);
+-- decode: whether files are decoded to find damaged ones.
+function parts.of(model, processor, decode)
    local c = model.config or {}
    err.arg_if(type(model.placed) ~= 'function' or c.image_token_id == nil, 'data.chat.images',
       'model', 'a model that reads images, such as one of tide.model.qwen2_5_vl', model)
@@ -33,7 +34,8 @@ function parts.of(model, processor)
       err.arg_if(has ~= want, 'data.chat.images', 'processor.' .. names[1], ('%s, as '
          .. 'vision_config.%s of the model'):format(tostring(want), names[2]), has)
    end
-   return { processor = processor, image = c.image_token_id, video = c.video_token_id,
+   return { processor = processor, decode = decode,
+      image = c.image_token_id, video = c.video_token_id,
       first = c.vision_start_token_id, last = c.vision_end_token_id,
       place = function(batch, index) return model:placed(batch, index) end }
 end
@@ -140,7 +142,9 @@ end
 local function surveyed(path, field, place, o)
    local proc = o.processor
    local grid, n = jsonl._guard(field .. ': ', function()
-      local grid = proc:grid(require('tide.data.image').size(path))
+      local image = require 'tide.data.image'
+      local grid = proc:grid(image.size(path))
+      if o.decode then image.open(path) end
       return grid, proc:tokens(grid)
    end)
    return { path = path, grid = grid, n = n, place = place, field = field, reader = o }
@@ -319,12 +323,11 @@ end
 -- rows: positions, and the feature of each token.
 function parts._placed(images, batch, index) return images[1].reader.place(batch, index) end
 
--- Returns a text that changes with the names, bytes and sizes of images.
+-- Returns a text that changes with the names and grids of images. A damaged file can be replaced.
 function parts._identity(images)
    local list = {}
    for i, e in ipairs(images) do
-      list[i] = ('%s %d %s'):format(e.path:match '[^/]*$', fs.size(e.path) or 0,
-         table.concat(e.grid, ' '))
+      list[i] = ('%s %s'):format(e.path:match '[^/]*$', table.concat(e.grid, ' '))
    end
    return table.concat(list, '\n')
 end

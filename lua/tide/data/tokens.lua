@@ -184,7 +184,7 @@ function tokens.each_piece(source, fn)
 end
 
 -- Returns the fingerprint of a source: a text of count, width and an XXH64 of the bytes, those of a
--- mask and of the sizes of images included.
+-- mask and of the names and grids of images included.
 function tokens.fingerprint(source)
    local hash, chain = require('tide.ffi.io').xxh64, ''
    tokens.each_piece(source, function(start, text)
