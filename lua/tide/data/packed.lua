@@ -355,12 +355,18 @@ local function check_rows(op, rows)
 end
 
 -- Adds to a batch the images of rows, and what their model reads off whole rows: positions in the
--- place of those of a text, and the feature of each token. Grids stay on the host.
-local function add_images(batch, images, rows, device)
+-- place of those of a text, and the feature of each token. ids, real, slots: lists of the tokens,
+-- and of cumulative lengths. The host computes this, since a device has work of the step before;
+-- grids stay there.
+local function add_images(batch, images, rows, ids, real, slots, device)
    local fields = image_parts._fields(images, rows)
    if not fields then return end
-   fields.ids = batch.ids:to 'cpu'
-   fields = image_parts._placed(images, fields, batch.index:to 'cpu')
+   local function host(list, dtype)
+      return tide.tensor(list, { dtype = dtype, device = 'cpu' })
+   end
+   fields.ids = host({ ids }, 'i64')
+   fields = image_parts._placed(images, fields, tide.slot_index(host(slots, 'i32'),
+      host(real, 'i32'), #ids))
    fields.ids = nil
    for name, t in each(fields) do
       local here = name == 'image_grid_thw' and 'cpu' or device
@@ -393,7 +399,9 @@ function packed.make(source, rows, seq, opts)
    end
    out.cu_real, out.cu_slot = tensor_of(real, 'i32'), tensor_of(slots, 'i32')
    out.index = tide.slot_index(out.cu_slot, out.cu_real, at)
-   if source.images then add_images(out, source.images, rows, opts.device) end
+   if source.images then
+      add_images(out, source.images, rows, lists.ids, real, slots, opts.device)
+   end
    return out
 end
 
