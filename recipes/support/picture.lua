@@ -55,7 +55,7 @@ function picture.prompt(tide, opt, model, ids)
    end
    for _, id in ipairs(ids) do all[#all + 1] = id end
    local processor = picture.processor(tide, opt, model)
-   local pictures = tide.data.vision.read(processor, { images = files })
+   local pictures = tide.data.vision.read(processor, { images = files }, { device = opt.device })
    return tide.data.vision.expand(processor, c, all, pictures), tide.data.vision.fields(pictures)
 end
 

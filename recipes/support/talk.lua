@@ -96,12 +96,20 @@ local help = [[
 Ctrl-C stops an answer. Any other line is a message.
 ]]
 
--- Puts a picture into the list of those of the next message.
-local function add_image(conversation, path, waiting)
-   if not conversation.processor then return note('the model takes texts alone') end
-   local ok, problem = pcall(require('tide').data.image.size, path)
-   if not ok then return note('%s', err.of(problem) and err.of(problem).message or problem) end
-   waiting[#waiting + 1] = path
+-- Puts a picture into the list of those of the next message. A mistake is told at a terminal, and
+-- ends the program elsewhere.
+local function add_image(conversation, path, waiting, at_terminal)
+   local ok, problem = pcall(function()
+      err.usage_if(not conversation.processor, 'generate', '/image: the model takes texts alone')
+      require('tide').data.image.size(path)
+   end)
+   if ok then
+      waiting[#waiting + 1] = path
+   elseif at_terminal and err.of(problem) then
+      note('%s', err.of(problem).message)
+   else
+      error(problem, 0)
+   end
 end
 
 local commands = {
@@ -139,7 +147,7 @@ local function turns(conversation, options, interrupts, read, waiting)
       local known = word and (commands[word] or rest == '' and commands.help)
       local done = not line and why ~= 'interrupt'
       if known then
-         done = known(conversation, rest, waiting) == 'exit'
+         done = known(conversation, rest, waiting, interrupts) == 'exit'
       elseif (line or ''):find '%S' then
          answer(conversation, picture.message(waiting, line), options, interrupts)
          waiting = {}

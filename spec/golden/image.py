@@ -11,12 +11,19 @@ Writes spec/golden/image.safetensors, all as u8 or numbers:
     grid/NAME         image_grid_thw
     video, video_grid what Qwen2VLVideoProcessor makes of the frames FRAMES
     sizes             rows of smart_resize: height, width, factor, least, most, rows, columns
+    ids/TEXT          a text of Qwen2.5-VL with the pictures of TEXTS, placeholders expanded
+    logits/TEXT       the logits of its last token; answer/TEXT: what greedy generation adds
+
+The model is the case "images" of spec/golden/qwen2_5_vl.py, with its weights.
 """
 import io
+import json
 import pathlib
+import re
 
 import numpy as np
 import torch
+import transformers as T
 from PIL import Image, PngImagePlugin
 from safetensors.numpy import save_file
 from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor
@@ -27,6 +34,9 @@ OUT = pathlib.Path("spec/golden/image.safetensors")
 FIELDS = dict(patch_size=2, merge_size=2, temporal_patch_size=2, min_pixels=60, max_pixels=120)
 PLAIN = ["grey", "rgb", "jpeg", "tall", "tiny"]           # with patches
 FRAMES = ["rgb", "rgb_interlaced", "rgba"]
+TEXTS = {"one": ["jpeg"], "turned": ["jpeg_exif_6"], "two": ["grey_alpha", "webp_exif"],
+         "three": ["palette", "tall", "jpeg_cmyk"], "none": []}
+IMAGE, START, END = 36, 38, 39
 random = np.random.default_rng(7)
 
 
@@ -136,6 +146,43 @@ def sizes():
     return np.array(rows, dtype=np.int64)
 
 
+def model():
+    """Returns the model, whose weights are sines by the place of their names."""
+    found = re.search(r"images = \[==\[(.*?)\]==\]", open("spec/golden/qwen2_5_vl.lua").read(), re.S)
+    config = T.Qwen2_5_VLConfig(**json.loads(found[1].replace("\n", " ")))
+    made = T.Qwen2_5_VLForConditionalGeneration(config).eval()
+    names = {n.replace("model.visual.", "visual.").replace("model.language_model.", "model."): p
+             for n, p in made.named_parameters()}
+    with torch.no_grad():
+        for k, name in enumerate(sorted(names)):
+            p = names[name]
+            t = ((torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3)
+            t = t.reshape(p.shape)
+            p.copy_(t / 3 + 1 if "norm" in name or ".ln_" in name else t)
+    return made
+
+
+def texts(processor, decoded):
+    """Returns the tensors of TEXTS."""
+    out, vl = {}, model()
+    for name, names in TEXTS.items():
+        ids, more = [1, 5], {}
+        if names:
+            more = processor(images=[Image.fromarray(decoded[n]) for n in names],
+                             return_tensors="pt")
+            for grid in more["image_grid_thw"].tolist():
+                ids += [START] + [IMAGE] * (grid[1] * grid[2] // 4) + [END, 7]
+        ids = torch.tensor([ids + [9, 3]])
+        with torch.no_grad():
+            kinds = {"mm_token_type_ids": (ids == IMAGE).int()} if names else {}
+            out[f"logits/{name}"] = vl(ids, **more, **kinds).logits[0, -1].numpy()
+            out[f"answer/{name}"] = vl.generate(
+                input_ids=ids, max_new_tokens=6, do_sample=False, eos_token_id=None,
+                pad_token_id=0, **more, **kinds)[0, ids.shape[1]:].numpy()
+        out[f"ids/{name}"] = ids[0].numpy()
+    return out
+
+
 def main():
     out, decoded = {"sizes": sizes()}, {}
     files = []
@@ -155,6 +202,7 @@ def main():
                         return_tensors="pt", input_data_format="channels_first")
         out[f"patches/{name}"] = got["pixel_values"].numpy()
         out[f"grid/{name}"] = got["image_grid_thw"].numpy()
+    out.update(texts(processor, decoded))
     video = torch.stack([torch.from_numpy(decoded[name]).permute(2, 0, 1) for name in FRAMES])
     got = Qwen2VLVideoProcessor(**FIELDS)(videos=[video], return_tensors="pt",
                                           do_sample_frames=False)

@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
+local child = require 'spec.support.child'
 local refused = require 'spec.support.refused'
 local tmp = require 'spec.support.tmp'
 
@@ -129,6 +130,37 @@ describe('files that are no pictures', function()
       refused('E_IO', 'cannot open', image.open, '/no/such/file')
       refused('E_IO', "cannot open '/no/such/file': No such file", image.size, '/no/such/file')
       refused('E_IO', 'not a regular file', image.size, '/tmp')
+      tmp.with(function(dir)                                   -- opening a pipe would wait
+         assert.equal(0, os.execute('mkfifo ' .. dir .. '/pipe'))
+         refused('E_IO', 'not a regular file', image.size, dir .. '/pipe')
+      end)
+   end)
+
+   it('need a library that is named where it is missing, and others work without it', function()
+      tmp.with(function(dir)
+         for _, name in ipairs { 'jpeg', 'rgb', 'webp' } do
+            fs.write('spec', dir .. '/' .. name, bytes[name])
+         end
+         local out, status = child(([[
+            local ffi = require 'ffi'
+            local load, tide = ffi.load, require 'tide'
+            function ffi.load(name, ...)
+               if name:find(arg[1]) then error 'no such file' end
+               return load(name, ...)
+            end
+            for _, name in ipairs { 'jpeg', 'rgb', 'webp' } do
+               local ok, e = pcall(tide.data.image.open, arg[2] .. '/' .. name)
+               local why = ok and {} or tide.error_of(e)
+               print(name, ok, why.code, why.message)
+               print(tide.data.image.size(arg[2] .. '/' .. name))
+            end
+         ]]), { args = 'turbojpeg ' .. dir })
+         assert.equal(0, status, out)
+         assert.truthy(out:find('jpeg\tfalse\tE_UNSUPPORTED\t' .. dir .. '/jpeg: JPEG images need '
+            .. 'libturbojpeg.so.0, which is not installed; install the Debian package '
+            .. 'libturbojpeg0\n9\t13\nrgb\ttrue', 1, true), out)
+         assert.truthy(out:find('webp\ttrue', 1, true), out)
+      end)
    end)
 
    it('of a size that would fill the memory are refused', function()
@@ -224,6 +256,38 @@ describe('data.image.processor', function()
    end)
 end)
 
+describe('a model that reads pictures', function()
+   local case = require 'spec.lua.vlm_case'
+   local texts = { one = { 'jpeg' }, turned = { 'jpeg_exif_6' },
+      two = { 'grey_alpha', 'webp_exif' }, three = { 'palette', 'tall', 'jpeg_cmyk' }, none = {} }
+
+   it('computes of files what transformers does, and goes on as it does', function()
+      local model, proc = case.model 'images', image.processor(fields)
+      for name, names in each(texts) do
+         local sources, ids = {}, { 1, 5 }
+         for i, picture in ipairs(names) do
+            sources[i] = image.decode(bytes[picture])
+            for _, id in ipairs { 38, 36, 39, 7 } do ids[#ids + 1] = id end
+         end
+         ids[#ids + 1], ids[#ids + 2] = 9, 3
+         local pictures = vision.read(proc, { images = sources })
+         ids = vision.expand(proc, model.config, ids, pictures)
+         local want, inputs = numbers['ids/' .. name]:tolist(), vision.fields(pictures)
+         for t, id in ipairs(want) do assert.equal(tonumber(id), ids[t]) end
+         assert.equal(#want, #ids)
+         local logits = tide.no_grad(model, tide.tensor({ ids }, { dtype = 'i64' }), inputs)
+         logits = logits:select(1, 1):select(1, #ids)
+         local off = (logits - numbers['logits/' .. name]):abs():amax():item()
+         assert.is_true(off <= 2e-3 * logits:abs():amax():item(), ('%s: %g'):format(name, off))
+         local answer = tide.train.sample.generate(model, ids, { tokens = 6, temperature = 0,
+            inputs = names[1] and inputs or nil })
+         for t, id in ipairs(numbers['answer/' .. name]:tolist()) do
+            assert.equal(tonumber(id), answer[t], name)
+         end
+      end
+   end)
+end)
+
 describe('data.vision', function()
    local proc = image.processor(fields)
    local config = { image_token_id = 36, video_token_id = 37 }
@@ -270,6 +334,10 @@ describe('data.vision', function()
    it('refuses pictures without a place, and places without a picture', function()
       local part = { { content = { { type = 'image' } } } }
       refused('E_ARG', 'opts.images[1]', vision.sources, part)
+      refused('E_ARG', 'messages[1].content[1].image', vision.sources,
+         { { content = { { type = 'image', image = {} } } } }, { images = { rgb } })
+      assert.same({ 'a' }, vision.sources { { content = { { type = 'image',
+         image = { path = 'a' } } } } }.images)
       refused('E_ARG', 'opts.images', vision.sources, part, { images = { rgb, rgb } })
       refused('E_ARG', 'tide fetches nothing', vision.sources,
          { { content = { { type = 'image', url = 'https://a.b/c.png' } } } })

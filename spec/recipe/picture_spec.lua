@@ -130,21 +130,39 @@ describe('generate --image', function()
       refuses('text: it is no picture; expected a JPEG, a PNG or a WebP',
          ('--image %s/text'):format(root), 1)
       refuses("cannot open '/no/file'", '--chat --prompt a --image /no/file', 1)
+      local out, status = run('--chat', "printf '/image /no/file\\na\\n' |")
+      assert.equal(1, status)
+      assert.matches("cannot open '/no/file'", out, 1, true)
       refuses('--image does not go with --ids', '--image x --ids 1')
       refuses('--image goes with --prompt', ('--chat --messages %s/talk.json --image x')
          :format(root))
       refuses('ids: expected a placeholder for each of 1 images, got 2', ('--special --image '
          .. "%s/a.png --prompt '<|image_pad|><|image_pad|>'"):format(root))
-      os.remove(folder() .. '/preprocessor_config.json')
+      local path = folder() .. '/preprocessor_config.json'
+      local text = fs.read('spec', path)
+      os.remove(path)
       refuses('has no preprocessor_config.json', ('--image %s/a.png'):format(root))
       refuses('opts.processor', ('--chat --messages %s/talk.json'):format(root))
+      fs.write('spec', path, text)
+   end)
+end)
+
+describe('a run', function()
+   it('keeps the processor of its model, and so does its published folder', function()
+      fs.write('spec', root .. '/chat.jsonl', ('{"messages": [{"role": "user", "content": "a"}, '
+         .. '{"role": "assistant", "content": "b"}]}\n'):rep(4))
+      local out, status = recipe.shell(('%s %s run %s --from %s --data %s/chat.jsonl --steps 1 '
+         .. '--seq 32 --val-share 0 --out %s/run'):format(recipe.timeout, recipe.program,
+         recipe.path 'recipes/finetune.lua', folder(), root, root))
+      assert.equal(0, status, out)
+      local want = fs.read('spec', root .. '/tok/preprocessor_config.json')
+      assert.equal(want, fs.read('spec', root .. '/run/preprocessor_config.json'))
+      assert.equal(want, fs.read('spec', root .. '/run/model/preprocessor_config.json'))
    end)
 end)
 
 describe('a conversation', function()
    it('with pictures keeps them through turns, and their text is never a token', function()
-      fs.write('spec', folder() .. '/preprocessor_config.json', fs.read('spec', root
-         .. '/tok/preprocessor_config.json'))
       local _, talk = answer({ 'a.png' }, '<|image_pad|>')
       local pad = talk.model.config.image_token_id
       local function pads()

@@ -65,11 +65,12 @@ end
 
 local function bytes_of(x) return ffi.cast('const uint8_t *', C.tide_tensor_data(x)) end
 
--- Returns raw, n pixels of a layout, as an RGB image.
+-- Returns raw, a tensor of pixels of a layout that it spends, as an RGB image.
 local function rgb(h, w, raw, layout)
    local x, to = room { h, w, 3 }
    local ctx = ctx_of.default().handle
-   own.check(ctx, C.tide_image_rgb(ctx, to, raw, h * w, layout))
+   own.check(ctx, C.tide_image_rgb(ctx, to, bytes_of(raw), h * w, layout))
+   own.spend(raw)
    return x
 end
 
@@ -104,7 +105,7 @@ function M.JPEG(bytes, h, w, components)
    local problem = rc ~= 0 and jpeg_problem(ffi.string(jpeg.tjGetErrorStr2(handle))) or nil
    jpeg.tjDestroy(handle)
    if problem then return nil, problem end
-   return depth == 4 and rgb(h, w, bytes_of(x), C.TIDE_PIXELS_CMYK) or x
+   return depth == 4 and rgb(h, w, x, C.TIDE_PIXELS_CMYK) or x
 end
 
 local ALPHA, COLOR, LINEAR = 1, 2, 4
@@ -129,7 +130,7 @@ local function png_read(png, image, h, w)
    if png.png_image_finish_read(image, nil, to, 0, nil) == 0 or image.problem > 1 then
       return nil, ffi.string(image.message)
    end
-   return layout and rgb(h, w, bytes_of(x), layout) or x
+   return layout and rgb(h, w, x, layout) or x
 end
 
 -- Returns pixels of a PNG without chunks about colour spaces, which would change values.

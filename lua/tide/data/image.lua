@@ -12,6 +12,7 @@ local decoders = require 'tide.ffi.image'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local header = require 'tide.data.image_header'
+local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 
 local image = {}
@@ -47,15 +48,18 @@ local function decoded(op, name, bytes)
    local x, why, code = decoders[found.format](plain, found.h, found.w, found.components)
    err.raise_if(not x, code or 'E_FORMAT', op, '%s: %s%s', name, code and '' or
       'it is a damaged ' .. found.format .. ': ', why)
-   return found.orientation > 1 and decoders.orient(x, found.orientation) or x
+   if found.orientation == 1 then return x end
+   return private.replace(x, decoders.orient(x, found.orientation))
 end
 
 -- Returns height and width in pixels, as the picture is seen, from the header of a file alone.
 function image.size(path)
    local op = 'data.image.size'
+   err.raise_if(fs.exists(path) and not fs.size(path), 'E_IO', op,
+      "cannot open '%s': it is not a regular file", path)
    local file, why = io.open(path, 'rb')
-   err.raise_if(not file or not fs.size(path), 'E_IO', op, "cannot open '%s': %s", path,
-      file and 'it is not a regular file' or why and why:match ': (.*)$' or why)
+   err.raise_if(not file, 'E_IO', op, "cannot open '%s': %s", path,
+      (why or ''):match '([^:%s][^:]*)$')
    local ok, found = pcall(checked, op, path, of_file(file))
    file:close()
    if not ok then error(found, 0) end

@@ -58,14 +58,16 @@ local readers = {}
 local not_frames = { [0xC4] = true, [0xC8] = true, [0xCC] = true }
 local early = 'the file ends in its header'
 
--- Returns the code of the marker at byte `at`, after any number of fill bytes, and where its
--- segment begins.
+-- Returns the code of the marker at byte `at`, after a few fill bytes, and where its segment
+-- begins.
 local function marker_at(read, at)
-   local two = read(at, 2)
-   if #two < 2 then return nil, early end
-   if two:byte(1) ~= 0xFF then return nil, ('no marker at byte %d'):format(at) end
-   if two:byte(2) == 0xFF then return marker_at(read, at + 1) end
-   return two:byte(2), at + 2
+   for i = at, at + 1000 do
+      local two = read(i, 2)
+      if #two < 2 then return nil, early end
+      if two:byte(1) ~= 0xFF then return nil, ('no marker at byte %d'):format(i) end
+      if two:byte(2) ~= 0xFF then return two:byte(2), i + 2 end
+   end
+   return nil, ('no marker at byte %d'):format(at)
 end
 
 -- Segments up to that of the frame (SOF), which has the size.

@@ -8,6 +8,7 @@ local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local image = require 'tide.data.image'
 local near = require 'tide.near'
+local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local upload = require 'tide.data.upload'
 
@@ -240,14 +241,21 @@ local function pixels(what, name, x)
    return (x.device == 'cpu' and x or x:to 'cpu'):contiguous()
 end
 
--- Returns pixels at their size.
-local function fitted(x, rows, columns)
-   if x:size(1) == rows and x:size(2) == columns then return x end
-   return decoders.resize(x, rows, columns)
+-- Writes pixels x, resized, into slots first to last of frame `at` of patches. Spends x where it is
+-- not what the caller gave.
+local function write(patches, form, x, given, rows, columns, at, first, last)
+   local fits = x:size(1) == rows and x:size(2) == columns
+   local y = fits and x or decoders.resize(x, rows, columns)
+   decoders.write(patches, form, y, at, first, last)
+   if not fits then private.spend(y) end
+   if not rawequal(x, given) then private.spend(x) end
 end
 
+-- Returns patches on the device of options.
 local function sent(patches, opts)
-   return upload(function() return patches end, opts and opts.device or 'cpu')
+   local device = opts and opts.device or 'cpu'
+   if device == 'cpu' then return patches end
+   return private.replace(patches, upload(function(at) return patches:to(at) end, device))
 end
 
 -- Returns the patches of an image, f32 [patches, 3 x temporal_patch_size x patch_size^2], and its
@@ -256,10 +264,10 @@ end
 function Processor:read(x, opts)
    local what, f = 'data.image_processor.read', self.config
    local name = type(x) == 'string' and x or 'x'
-   x = pixels(what, name, x)
-   local rows, columns = target(what, name, f, x:size(1), x:size(2))
+   local shown = pixels(what, name, x)
+   local rows, columns = target(what, name, f, shown:size(1), shown:size(2))
    local patches = decoders.patches(self.form, 1, rows, columns)
-   decoders.write(patches, self.form, fitted(x, rows, columns), 0, 0, f.temporal_patch_size - 1)
+   write(patches, self.form, shown, x, rows, columns, 0, 0, f.temporal_patch_size - 1)
    return sent(patches, opts), { 1, rows / f.patch_size, columns / f.patch_size }
 end
 
@@ -281,8 +289,8 @@ function Processor:frames(list, opts)
       err.raise_if(x:size(1) ~= h or x:size(2) ~= w, 'E_SHAPE', what, '%s has %d x %d pixels; '
          .. 'expected %d x %d, as the first frame', name, x:size(1), x:size(2), h, w)
       local slot = (i - 1) % depth
-      decoders.write(patches, self.video_form, fitted(x, rows, columns),
-         math.floor((i - 1) / depth), slot, i == #list and depth - 1 or slot)
+      write(patches, self.video_form, x, frame, rows, columns, math.floor((i - 1) / depth), slot,
+         i == #list and depth - 1 or slot)
    end
    return sent(patches, opts), grid
 end

@@ -70,7 +70,11 @@ local function image_source(op, name, part, dir)
       return pixels_of_base64(op, name .. '.base64', part.base64)
    end
    local v, key = field(part, 'image', 'image_url', 'url', 'path')
-   if type(v) == 'table' then v, key = v.url, key .. '.url' end
+   if type(v) == 'table' then
+      local inner, inside = field(v, 'url', 'path')
+      err.arg_if(not inner, op, name .. '.' .. key, 'a path, or a table with url or path', v)
+      v, key = inner, key .. '.' .. inside
+   end
    return v ~= nil and source_of(op, name .. '.' .. key, v, dir) or nil
 end
 
@@ -120,7 +124,9 @@ function vision.sources(messages, opts)
          source = read(op, where, { [kind] = other }, opts.dir)
       end
       local list = out[kind .. 's']
-      list[#list + 1] = kind == 'image' and source or { frames = source, fps = part.fps }
+      local fps = not fs.is_null(part.fps) and part.fps or nil
+      if fps then err.number(op, name .. '.fps', fps, 1e-3, 1e6) end
+      list[#list + 1] = kind == 'image' and source or { frames = source, fps = fps }
    end)
    for kind, list in each(rest) do
       err.arg_if(#list > used[kind], op, ('opts.%ss'):format(kind), ('%d of them, one for each '
@@ -147,9 +153,13 @@ end
 
 -- ---- ids and fields ----------------------------------------------------------------------------
 
-local function counts_of(processor, list)
+-- Returns the number of tokens of each picture of a list; f: fields of their processor.
+local function counts_of(f, list)
    local counts = {}
-   for i, picture in ipairs(list) do counts[i] = processor:tokens(picture.grid) end
+   for i, picture in ipairs(list) do
+      local t, rows, columns = unpack(picture.grid)
+      counts[i] = t * rows * columns / f.merge_size ^ 2
+   end
    return counts
 end
 
@@ -159,8 +169,9 @@ end
 function vision.expand(processor, config, ids, pictures)
    local op, out, copies = 'data.vision.expand', {}, {}
    local kind_of = { [config.image_token_id] = 'images', [config.video_token_id] = 'videos' }
-   local counts, used = {}, { images = 0, videos = 0 }
-   for kind in each(used) do counts[kind] = counts_of(processor, pictures[kind] or {}) end
+   local used = { images = 0, videos = 0 }
+   local counts = { images = counts_of(processor.config, pictures.images or {}),
+      videos = counts_of(processor.video_config, pictures.videos or {}) }
    for i, id in ipairs(ids) do
       local kind, n = kind_of[id], 1
       if kind then

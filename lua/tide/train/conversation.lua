@@ -99,6 +99,21 @@ local function hidden(self, messages)
    return list
 end
 
+-- Returns the pictures of sources. Images that the last call had are not read again.
+local function read(self, sources)
+   local first = self.model:parameters()[1]
+   local device, kept, images = first and first.device, {}, {}
+   for i, source in ipairs(sources.images) do
+      local key = tide.is_tensor(source) and source.id or source
+      kept[key] = kept[key] or self.kept[key]
+         or vision.read(self.processor, { images = { source } }, { device = device }).images[1]
+      images[i] = kept[key]
+   end
+   self.kept = kept
+   local videos = vision.read(self.processor, { videos = sources.videos }, { device = device })
+   return { images = images, videos = videos.videos }
+end
+
 -- Returns the pictures of all messages; nil without any.
 local function pictures_of(self)
    local sources = vision.sources(self.messages, { dir = self.dir })
@@ -107,7 +122,7 @@ local function pictures_of(self)
       'images')
    err.arg_if(not self.processor, op, 'opts.processor', 'tide.data.image.processor(folder), which '
       .. 'reads the images of messages', nil)
-   return vision.read(self.processor, sources)
+   return read(self, sources)
 end
 
 -- Returns the id with which the template ends an answer, or nil: the first special token after
@@ -148,7 +163,7 @@ local conversation = {}
 function conversation.new(model, opts)
    local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
       variables = opts.variables or {}, start = opts.messages or {}, cache = {},
-      processor = opts.processor, dir = opts.dir,
+      processor = opts.processor, dir = opts.dir, kept = {},
       stops = type(opts.stop) == 'table' and copy(opts.stop) or { opts.stop },
       added = opts.tokenizer:special_texts(), context = rows.new(model).context }, Conversation)
    self.stops[#self.stops + 1] = turn_end(self)
