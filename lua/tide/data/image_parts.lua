@@ -310,9 +310,10 @@ function parts._fields(images, rows)
    local all, at, grids = nil, 0, {}
    for i, e in ipairs(list) do
       local patches = read_one(e)
+      if #list == 1 then all = patches end
       all = all or tide.empty({ parts._patches(list), patches:size(2) }, { dtype = 'f32',
          device = 'cpu' })
-      all:narrow(1, at + 1, patches:size(1)):copy_(patches)
+      if all ~= patches then all:narrow(1, at + 1, patches:size(1)):copy_(patches) end
       at, grids[i] = at + patches:size(1), e.grid
    end
    return { pixel_values = all,
