@@ -89,6 +89,15 @@ describe('an eager step of a Llama with 22 layers', function()
       step:run { batch() }
       assert.equal(1, tonumber(driver.tide_emulate_waits()) - before)
    end)
+
+   it('is not waited for where rows of documents are made', function()
+      local source = tide.data.tokens.memory(('\1\2\3\5\8\13\21'):rep(9), 1)
+      local sampler = tide.data.packed.new { cu = { 0, 9, 20, 41, 63 }, seq = 32, batch = 1 }
+      local before = tonumber(driver.tide_emulate_waits())
+      local batch = sampler:make(source, sampler:next(), 'cuda')
+      assert.equal(before, tonumber(driver.tide_emulate_waits()))
+      assert.equal('cuda', batch.index.device)
+   end)
 end)
 
 describe('a run on a GPU', function()

@@ -355,18 +355,13 @@ local function check_rows(op, rows)
 end
 
 -- Adds to a batch the images of rows, and what their model reads off whole rows: positions in the
--- place of those of a text, and the feature of each token. ids, real, slots: lists of the tokens,
--- and of cumulative lengths. The host computes this, since a device has work of the step before;
--- grids stay there.
-local function add_images(batch, images, rows, ids, real, slots, device)
+-- place of those of a text, and the feature of each token. ids: a list; index: on the host, where
+-- grids stay.
+local function add_images(batch, images, rows, ids, index, device)
    local fields = image_parts._fields(images, rows)
    if not fields then return end
-   local function host(list, dtype)
-      return tide.tensor(list, { dtype = dtype, device = 'cpu' })
-   end
-   fields.ids = host({ ids }, 'i64')
-   fields = image_parts._placed(images, fields, tide.slot_index(host(slots, 'i32'),
-      host(real, 'i32'), #ids))
+   fields.ids = tide.tensor({ ids }, { dtype = 'i64', device = 'cpu' })
+   fields = image_parts._placed(images, fields, index)
    fields.ids = nil
    for name, t in each(fields) do
       local here = name == 'image_grid_thw' and 'cpu' or device
@@ -374,7 +369,8 @@ local function add_images(batch, images, rows, ids, real, slots, device)
    end
 end
 
--- Returns the rows of a sampler as tensors of one stream. Beside the tensors: count, the number of
+-- Returns the rows of a sampler as tensors of one stream; cumulative lengths stay on the host, which
+-- reads them, so that it need not wait for a device. Beside the tensors: count, the number of
 -- labels that count; of rows with images those of a call of their model.
 function packed.make(source, rows, seq, opts)
    check_rows('data.packed.make', rows)
@@ -397,10 +393,12 @@ function packed.make(source, rows, seq, opts)
    for _, name in ipairs { 'ids', 'labels', 'positions' } do
       out[name] = tensor_of({ lists[name] }, 'i64')
    end
-   out.cu_real, out.cu_slot = tensor_of(real, 'i32'), tensor_of(slots, 'i32')
-   out.index = tide.slot_index(out.cu_slot, out.cu_real, at)
+   local host = { dtype = 'i32', device = 'cpu' }
+   out.cu_real, out.cu_slot = tide.tensor(real, host), tide.tensor(slots, host)
+   local index = tide.slot_index(out.cu_slot, out.cu_real, at)
+   out.index = upload(function(here) return index:to(here or 'cpu') end, opts.device)
    if source.images then
-      add_images(out, source.images, rows, lists.ids, real, slots, opts.device)
+      add_images(out, source.images, rows, lists.ids, index, opts.device)
    end
    return out
 end
