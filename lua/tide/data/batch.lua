@@ -3,7 +3,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
-local upload = require 'tide.data.upload'
+local upload = require 'tide.util.upload'
 
 local batch = {}
 

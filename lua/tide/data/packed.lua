@@ -24,7 +24,7 @@ local image_parts = require 'tide.data.image_parts'
 local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
-local upload = require 'tide.data.upload'
+local upload = require 'tide.util.upload'
 
 local packed = {}
 
@@ -369,9 +369,9 @@ local function add_images(batch, images, rows, ids, index, device)
    end
 end
 
--- Returns the rows of a sampler as tensors of one stream; cumulative lengths stay on the host, which
--- reads them, so that it need not wait for a device. Beside the tensors: count, the number of
--- labels that count; of rows with images those of a call of their model.
+-- Returns the rows of a sampler as tensors of one stream. Cumulative lengths stay on the host: it
+-- reads them without waiting for a device. Beside the tensors: count, the number of labels that
+-- count; of rows with images those of a call of their model.
 function packed.make(source, rows, seq, opts)
    check_rows('data.packed.make', rows)
    local lists, at, count = { ids = {}, labels = {}, positions = {} }, 0, 0
