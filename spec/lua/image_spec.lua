@@ -125,7 +125,7 @@ describe('files that are no pictures', function()
       refuses('E_FORMAT', 'it is empty', '')
       refuses('E_FORMAT', 'it is a GIF; expected a JPEG, a PNG or a WebP', 'GIF89a.........')
       refuses('E_FORMAT', 'it is no picture; expected', 'a text')
-      refuses('E_FORMAT', 'it is a damaged WebP: it is an animation',
+      refuses('E_FORMAT', 'picture: it is an animated WebP; expected one picture',
          'RIFF\0\0\0\0WEBPVP8X\10\0\0\0\2' .. ('\0'):rep(9))
       refused('E_IO', 'cannot open', image.open, '/no/such/file')
       refused('E_IO', "cannot open '/no/such/file': No such file", image.size, '/no/such/file')
@@ -234,6 +234,8 @@ describe('data.image.processor', function()
       wrong("unknown field 'min_pixel'", { min_pixel = 3 })
       wrong('resample: expected 3 (bicubic), got 2', { resample = 2 }, 'E_UNSUPPORTED')
       wrong('max_pixels', { min_pixels = 5, max_pixels = 4 })
+      proc = image.processor { max_pixels = 2000 }             -- less than the least of a video
+      assert.same({ 1, 2, 4 }, proc:grid(500, 1000))
       wrong('image_std[2]', { image_std = { 1, 0, 1 } })
       wrong('patch_size', { patch_size = 0 })
       wrong('do_resize', { do_resize = 1 })

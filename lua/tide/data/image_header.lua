@@ -70,6 +70,8 @@ local function marker_at(read, at)
    return nil, ('no marker at byte %d'):format(at)
 end
 
+-- Readers return what they found; or nil, what is wrong, and whether the file is whole.
+
 -- Segments up to that of the frame (SOF), which has the size.
 function readers.JPEG(read)
    local at, exif, xmp = 3, nil, nil
@@ -132,7 +134,7 @@ function readers.WebP(read)
    if #data < 10 then return nil, early end
    if not size then return nil, 'its first chunk is not VP8, VP8L or VP8X' end
    if name == 'VP8X' and data:byte(1) % (2 * ANIMATION) >= ANIMATION then
-      return nil, 'it is an animation'
+      return nil, 'it is an animated WebP; expected one picture', true
    end
    local w, h = size(data)
    local at, exif, xmp = 13, nil, nil
@@ -171,9 +173,11 @@ end
 function header.read(read)
    local format, why = format_of(read(1, 16))
    if not format then return nil, why end
-   local found
-   found, why = readers[format](read)
-   if not found then return nil, ('it is a damaged %s: %s'):format(format, why) end
+   local found, is_whole
+   found, why, is_whole = readers[format](read)
+   if not found then
+      return nil, is_whole and why or ('it is a damaged %s: %s'):format(format, why)
+   end
    if found.h < 1 or found.w < 1 then
       return nil, ('its header says %d x %d pixels'):format(found.h, found.w)
    end

@@ -74,8 +74,9 @@ local function pixels_of(f, given, usual)
       end
       check_size(f, names[1], value)
    end
-   err.arg_if(f.max_pixels < f.min_pixels, op, 'max_pixels', ('at least min_pixels (%d)'):format(
-      f.min_pixels), f.max_pixels)
+   local is_given = f.min_pixels ~= usual[1] and f.max_pixels ~= usual[2]
+   err.arg_if(is_given and f.max_pixels < f.min_pixels, op, 'max_pixels',
+      ('at least min_pixels (%d)'):format(f.min_pixels), f.max_pixels)
 end
 
 local checks = {
