@@ -28,6 +28,7 @@ local words = {
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
    { 'train_on', '--train-on' }, { 'kind', '--kl' }, { 'k', '--teacher-top-k' },
    { 'rank', '--lora.rank', field = true }, { 'targets', '--lora.targets' },
+   { 'max_pixels', '--max-pixels' },
 }
 
 local function train(self, opt)
@@ -36,12 +37,13 @@ local function train(self, opt)
    -- The model, which has no bytes yet, and the chats as its tokens.
    local model = self:check(chats.model, self)
    opt.lr = opt.lr or model.adapter and 2e-4 or 2e-5
-   local corpus = chats.corpus(self, opt, model)
+   local images, processor = chats.images(self, opt, model)
+   local corpus = chats.corpus(self, opt, model, nil, nil, images)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
    local per_rank = text.rows(opt, plan:data().size)
-   if opt.plan then return text.show_plan(self, opt, plan, per_rank) end
+   if opt.plan then return chats.show_plan(self, opt, plan, per_rank, corpus) end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
    if not opt.resume then chats.fill(self, opt, spread) end
@@ -63,7 +65,7 @@ local function train(self, opt)
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
       keep_best = opt.keep_best, patience = opt.patience,
       on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })
-   chats.keep(self, opt, corpus)
+   chats.keep(self, opt, corpus, processor)
    for s in run:steps() do
       chats.report(run, objective, spread.comm, 'train')
       if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end

@@ -25,6 +25,7 @@ local words = {
    { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
    { 'label_smoothing', '--label-smoothing' }, { 'kind', '--loss' },
    { 'rank', '--lora.rank', field = true }, { 'targets', '--lora.targets' },
+   { 'max_pixels', '--max-pixels' },
    { 'fp8', "--fp8, and fp8 = 'block' is --fp8 --fp8-scaling block" },
 }
 
@@ -37,12 +38,13 @@ local function train(self, opt)
    local model = self:check(chats.model, self)
    self:check(tide.train.reference.check, model)
    opt.lr = opt.lr or model.adapter and 5e-6 or 1e-6
-   local corpus = prefs.corpus(self, opt, model)
+   local images, processor = chats.images(self, opt, model)
+   local corpus = prefs.corpus(self, opt, model, images)
 
    -- How it lies over the ranks and what that costs.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
    local per_rank = text.rows(opt, plan:data().size)
-   if opt.plan then return text.show_plan(self, opt, plan, per_rank) end
+   if opt.plan then return prefs.show_plan(self, opt, plan, per_rank, corpus) end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
 
@@ -63,7 +65,7 @@ local function train(self, opt)
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
       keep_best = opt.keep_best, patience = opt.patience,
       on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })
-   chats.keep(self, opt, corpus)
+   chats.keep(self, opt, corpus, processor)
    for s in run:steps() do
       chats.report(run, objective, spread.comm, 'train')
       if s.last or opt.val_every > 0 and s.step % opt.val_every == 0 then run:evaluate() end

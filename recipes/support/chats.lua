@@ -2,8 +2,10 @@
 -- rows into which they are packed, their figures, and the folder that is written at the end.
 
 local each = require 'tide.util.each'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local near = require 'tide.util.near'
 local options = require 'recipes.support.options'
 local text = require 'recipes.support.text'
 
@@ -57,6 +59,13 @@ chats.rows = {
      .. 'QLoRA): all Linear layers but the output head', choices = { 'nf4' }, fixed = true,
      also = { 'lora.quantize', 'quantize', 'quantise', 'quantization', 'load-in-4bit',
      'bnb-4bit-quant-type', 'qlora' } },
+   { 'max-pixels', nil, 'most pixels of an image, above which it is made smaller; default: as '
+     .. 'preprocessor_config.json of --from says', type = 'integer', min = 1, fixed = true,
+     also = { 'image-max-pixels' } },
+   { 'check-images', false, 'decode all images at the start, on each rank, to find damaged files' },
+   { 'freeze', nil, 'module whose weights stay as they are, by its path: visual, the tower of a '
+     .. 'model that reads images, or model.layers.0; may be repeated', type = 'string',
+     list = true, fixed = true, also = { 'freeze-modules' } },
    { 'adapter', nil, 'folder of a PEFT adapter of --from to continue training; its rank, alpha and '
      .. 'targets apply, and --lora.rank is not given', type = 'string', fixed = true },
    { 'export', nil, 'folder to write the trained model to, adapters merged; --overwrite replaces '
@@ -107,7 +116,26 @@ local function adapt(tide, job, model)
    if opt.adapter then return tide.model.load_adapter(model, opt.adapter) end
    if o.rank == 0 then return end
    tide.nn.lora.attach(model, { rank = o.rank, alpha = o.alpha, targets = o.targets,
-      dropout = o.dropout, rslora = o.rslora, dora = o.dora })
+      dropout = o.dropout, rslora = o.rslora, dora = o.dora, except = text.listed(opt.freeze) })
+end
+
+-- Freezes the modules of --freeze.
+local function freeze(job, model)
+   local paths = text.listed(job.opt.freeze) or {}
+   local names, modules = {}, {}
+   for i, e in ipairs(#paths > 0 and model:named_modules() or {}) do
+      names[i], modules[e.name] = e.name, e.module
+   end
+   for _, path in ipairs(paths) do
+      err.usage_if(not modules[path], job.name, '--freeze %s: the model has no module of this '
+         .. 'path%s', path, near.hint(path, names))
+      modules[path]:requires_grad_(false)
+   end
+   if #paths == 0 then return end
+   for _, p in ipairs(model:parameters()) do
+      if p.requires_grad then return end
+   end
+   err.usage(job.name, '--freeze %s: no weight is left to train', table.concat(paths, ' --freeze '))
 end
 
 -- Refuses an --export that would be lost: only the run that has written it replaces it.
@@ -134,6 +162,7 @@ function chats.model(job)
    local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
       { dtype = opt.dtype, fp8 = options.fp8(job.name, opt), device = 'null' })
    if not opt.resume then adapt(tide, job, model) end
+   freeze(job, model)
    return model:train()
 end
 
@@ -167,9 +196,50 @@ local function tokenizer_of(job, opt, model)
    return tok, path
 end
 
+-- Files of a folder that say how images become patches.
+local processor_files = { 'preprocessor_config.json', 'processor_config.json' }
+
+-- Returns the folder that says how images become patches, or nil: that of the model, or of the run
+-- that holds a checkpoint.
+local function processor_folder(home)
+   for _, dir in ipairs { home, (home:gsub('/+[^/]*/*$', '')) } do
+      for _, name in ipairs(processor_files) do
+         if fs.exists(fs.join(dir, name)) then return dir end
+      end
+   end
+end
+
+-- Returns how the images of chats are read (see data.chat.images), or why they are not.
+function chats.images(job, opt, model)
+   local home = text.home(opt)
+   local what = 'or --skip-bad'
+   if type(model.placed) ~= 'function' then
+      return { refused = ('the model of --from (%s) reads texts alone; give one that reads images '
+         .. '(qwen2_5_vl), %s'):format(model.class_name, what) }
+   end
+   local dir = processor_folder(home)
+   if not dir then
+      return { refused = ('%s has no preprocessor_config.json, which says how images become '
+         .. 'patches; copy it from the published model, %s'):format(home, what) }
+   end
+   local image = require('tide').data.image
+   local proc = job:check(image.processor, dir)
+   if opt.max_pixels then
+      proc = job:check(image.processor, copy({ max_pixels = opt.max_pixels }, copy(proc.config)))
+   end
+   return job:check(require('tide').data.chat.images, model, proc, { decode = opt.check_images }),
+      dir
+end
+
+local function tokens_of(images)
+   local n = 0
+   for _, e in ipairs(images) do n = n + e.n end
+   return n
+end
+
 -- The records of --data, and those to evaluate on, as load gives them (default: data.chat.load).
--- what: the records in words.
-function chats.corpus(job, opt, model, load, what)
+-- what: the records in words; images: how their images are read (of chats.images).
+function chats.corpus(job, opt, model, load, what, images)
    local tide = require 'tide'
    load, what = load or tide.data.chat.load, what or 'chats'
    if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of %s', what) end
@@ -177,7 +247,7 @@ function chats.corpus(job, opt, model, load, what)
    local tok, path = tokenizer_of(job, opt, model)
    local o = { tokenizer = tok, train_on = text.listed(opt.train_on),
       template = text.template(job, opt, home),
-      skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share }
+      skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share, images = images }
    local corpus = job:check(load, text.listed(opt.data), o)
    if opt.val_data then
       o.val = 0
@@ -193,7 +263,38 @@ function chats.corpus(job, opt, model, load, what)
       corpus.held_out > 0 and (', %d of them held out'):format(corpus.held_out) or '',
       corpus.train.count, corpus.labels, corpus.bad.count == 0 and ''
          or ('; %d broken ones left out: %s'):format(corpus.bad.count, corpus.bad[1]))
+   local of_train, of_val = corpus.train.images or {}, corpus.val.images or {}
+   if #of_train + #of_val > 0 then
+      local n = #of_train + #of_val
+      job.log:once('%d image%s: %d of the tokens', n, n == 1 and '' or 's',
+         tokens_of(of_train) + tokens_of(of_val))
+   end
    return corpus
+end
+
+-- The images of the micro-batch with the most patches in the first pass, and their number.
+local function most_images(job, opt, corpus, per_rank, new)
+   local data = require('tide').data
+   local sampler = chats.sampler(job, opt, corpus, { rank = 0, size = 1 }, new)
+   local best = { patches = 0 }
+   for _ = 1, math.ceil(sampler:rows_per_epoch() / opt.batch) do
+      for _, rows in ipairs(data.batch.split(sampler:next(), opt.batch / per_rank)) do
+         local list = data.packed.images(corpus.train, rows)
+         if list.patches > best.patches then best = list end
+      end
+   end
+   return best
+end
+
+-- Prints the plan of a run over chats, priced with the largest number of patches that a
+-- micro-batch of the first pass has. per_rank: its rows; new: as of chats.sampler.
+function chats.show_plan(job, opt, plan, per_rank, corpus, new)
+   local images = corpus.train.images
+   if not images then return text.show_plan(job, opt, plan, per_rank) end
+   local most = job:check(most_images, job, opt, corpus, per_rank, new)
+   job:print('priced with the most patches of a micro-batch: %d, of %d image%s', most.patches,
+      #most, #most == 1 and '' or 's')
+   text.show_plan(job, opt, plan, per_rank, #most > 0 and most or nil)
 end
 
 local fits = { best = 'best', next = 'next', none = 'alone' }
@@ -208,11 +309,34 @@ function chats.sampler(job, opt, corpus, data, new)
       fit = fits[opt.pack], long = opt.long })
 end
 
--- Copies tokenizer and template into the folder of the run, which is resumed and sampled with them.
-function chats.keep(job, opt, corpus)
+-- The text of a file that says how images become patches, with other most pixels (nil: the same).
+local function limited(job, path, most)
+   if not most then return fs.read(job.name, path) end
+   local all = fs.read_json(job.name, path)
+   local fields = type(all.image_processor) == 'table' and all.image_processor or all
+   if type(fields.size) == 'table' then
+      fields.size[fields.size.max_pixels and 'max_pixels' or 'longest_edge'] = most
+   end
+   if fields.max_pixels or not fields.size then fields.max_pixels = most end
+   return fs.json_text(all)
+end
+
+-- Copies tokenizer and template into the folder of the run, which is resumed and sampled with them,
+-- and how images become patches. processor: the folder that says it, or nil.
+function chats.keep(job, opt, corpus, processor)
    if not job.first then return end
    text.keep_tokenizer(job, opt, corpus)
-   if corpus.template and (opt.chat_template or not corpus.tokenizer_path) then
+   local has_own = not processor or fs.absolute(processor) == fs.absolute(opt.out)
+   for _, name in ipairs(has_own and {} or { 'video_preprocessor_config.json',
+      unpack(processor_files) }) do
+      local path, most = fs.join(processor, name), not name:find '^video' and opt.max_pixels or nil
+      if fs.exists(path) then
+         fs.write(job.name, fs.join(opt.out, name), limited(job, path, most))
+      else
+         os.remove(fs.join(opt.out, name))               -- of the folder of --tokenizer
+      end
+   end
+   if corpus.template and (opt.chat_template or opt.tokenizer or not corpus.tokenizer_path) then
       fs.write(job.name, fs.join(opt.out, 'chat_template.jinja'), corpus.template.source)
    end
 end

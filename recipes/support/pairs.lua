@@ -38,10 +38,15 @@ end
 pairs_.change = { without = { 'train-on', unpack(chats.change.without) },
    default = chats.change.default }
 
--- The pairs of --data, and those to evaluate on.
-function pairs_.corpus(job, opt, model)
+-- The pairs of --data, and those to evaluate on. images: how their images are read.
+function pairs_.corpus(job, opt, model, images)
    return chats.corpus(job, opt, model, require('tide').data.preference.load,
-      '{ prompt, chosen, rejected }')
+      '{ prompt, chosen, rejected }', images)
+end
+
+-- Prints the plan of a run over pairs; see chats.show_plan.
+function pairs_.show_plan(job, opt, plan, per_rank, corpus)
+   chats.show_plan(job, opt, plan, per_rank, corpus, require('tide').data.preference.sampler)
 end
 
 -- Which pairs make up which rows of which step.

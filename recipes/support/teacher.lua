@@ -50,6 +50,22 @@ local function check_tokens(job, tide, opt, model, corpus, big)
    end
 end
 
+-- Refuses a teacher that cannot read the images of the chats as the student does.
+local function check_images(job, opt, model, corpus, big)
+   if not corpus.train.images and not corpus.val.images then return end
+   err.usage_if(type(big.placed) ~= 'function', job.name, '--teacher %s (%s) reads texts alone, '
+      .. 'and the chats have images; give one that reads images, or leave them out', opt.teacher,
+      big.class_name)
+   local function patches(m)
+      local c = m.config.vision_config
+      return ('token %d, patches of %d x %d x %d, %d joined'):format(m.config.image_token_id,
+         c.temporal_patch_size, c.patch_size, c.in_channels, c.spatial_merge_size)
+   end
+   local a, b = patches(model), patches(big)
+   err.usage_if(a ~= b, job.name, '--teacher %s reads images otherwise than the student: %s, and '
+      .. '%s here', opt.teacher, b, a)
+end
+
 -- Spreads the teacher over all ranks, whatever the student's mesh, but for a context axis, which
 -- both share. Returns the model and, of several ranks, its Sharded.
 local function place(tide, opt, spread, big)
@@ -75,6 +91,7 @@ function teacher.load(job, opt, spread, corpus)
    local big = job:check(tide.model.load, opt.teacher, { dtype = opt.teacher_dtype or opt.dtype,
       device = 'null' })
    check_tokens(job, tide, opt, spread.model, corpus, big)
+   check_images(job, opt, spread.model, corpus, big)
    big:requires_grad_(false)
    local run, sharded = job:check(place, tide, opt, spread, big)
    job:check(tide.model.fill, run, opt.teacher)

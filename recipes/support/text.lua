@@ -188,10 +188,11 @@ function text.rows(opt, size)
    return opt.batch / (size * opt.accum)
 end
 
--- Prints a plan, and what a rank holds and sends by it; per_rank: rows of a micro-batch.
-function text.show_plan(job, opt, plan, per_rank)
+-- Prints a plan, and what a rank holds and sends by it; per_rank: rows of a micro-batch; images:
+-- grids of its images, or nil.
+function text.show_plan(job, opt, plan, per_rank, images)
    job:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq, accum = opt.accum,
-      device = opt.device, state_bytes = optim.class(opt).state_bytes })
+      device = opt.device, images = images, state_bytes = optim.class(opt).state_bytes })
 end
 
 -- Which rows make up which step: windows of the data, or whole documents (--packed). data: this

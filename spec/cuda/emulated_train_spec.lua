@@ -3,7 +3,9 @@
 local emulated = require 'spec.cuda.emulated'
 local case = require 'spec.recipe.finetune_case'
 local tmp = require 'spec.support.tmp'
+local vl = require 'spec.lua.vl_chat_case'
 local wide = require 'spec.support.wide'
+local write = require('spec.support.files').write
 local build, folder, capture = emulated.build, emulated.folder, emulated.capture
 
 if not emulated.here() then return end
@@ -80,6 +82,20 @@ describe('the finetune recipe on emulated CUDA', function()
          end)
       end)
    end
+
+   it('has the losses of the CPU on chats with images', function()
+      tmp.with(function(dir)
+         vl.write(dir)
+         write(dir .. '/c.jsonl', vl.chats(8))
+         local data = ('--from %s/m --data %s/c.jsonl --seq 150 --batch 1 --val-share 0 '
+            .. '--val-every 0 --threads 1'):format(dir, dir)
+         local function losses(device)
+            return (run(('env LD_LIBRARY_PATH=%s %s/tide run'):format(folder, build),
+               'finetune.lua --steps 2 --device ' .. device, data))
+         end
+         equal(losses 'cpu', losses 'cuda', 2)
+      end)
+   end)
 end)
 
 describe('ranks of the pretrain recipe that share an emulated GPU', function()

@@ -89,6 +89,34 @@ describe('an eager step of a Llama with 22 layers', function()
       step:run { batch() }
       assert.equal(1, tonumber(driver.tide_emulate_waits()) - before)
    end)
+
+   it('is not waited for where rows of documents are made', function()
+      local source = tide.data.tokens.memory(('\1\2\3\5\8\13\21'):rep(9), 1)
+      local sampler = tide.data.packed.new { cu = { 0, 9, 20, 41, 63 }, seq = 32, batch = 1 }
+      local before = tonumber(driver.tide_emulate_waits())
+      local batch = sampler:make(source, sampler:next(), 'cuda')
+      assert.equal(before, tonumber(driver.tide_emulate_waits()))
+      assert.equal('cuda', batch.index.device)
+   end)
+
+   it('is waited for as often in a step with images as in one of documents', function()
+      local vl = require 'spec.lua.vl_chat_case'
+      local model = vl.model():to 'cuda'
+      local corpus = tide.data.chat.load(vl.golden .. '/chats.jsonl', vl.options())
+      local sampler = tide.data.packed.new { cu = corpus.cu, source = corpus.train, seq = 150,
+         batch = 1 }
+      local step = tide.train.step.new { model = model,
+         optim = tide.optim.AdamW(model, { lr = 1e-3 }) }
+      local waits
+      for _ = 1, 2 do                              -- the second time no kernel is new
+         local batch = sampler:make(corpus.train, { sampler:all()[1] }, 'cuda')
+         assert.equal(1, batch.image_grid_thw:size(1))
+         local before = tonumber(driver.tide_emulate_waits())
+         step:run { batch }
+         waits = tonumber(driver.tide_emulate_waits()) - before
+      end
+      assert.is_true(waits <= 3, waits)
+   end)
 end)
 
 describe('a run on a GPU', function()

@@ -178,17 +178,22 @@ def check(folder):
         print(f"{sub.name:16s} {off:.3g}", "" if off < 2e-5 else "DIFFERENT")
 
 
-T.logging.set_verbosity_error()
-if len(sys.argv) > 1:
-    check(sys.argv[1])
-else:
-    doubles_only()
-    torch.float = torch.float64
-    numbers = {}
-    with open("spec/golden/qwen2_5_vl.lua", "w") as out:
-        out.write("-- Written by spec/golden/qwen2_5_vl.py: configurations of the transformers "
-                  f"package, version\n-- {T.__version__}.\n\nreturn {{\n")
-        for name, case in CASES.items():
-            run(name, case, out, numbers)
-        out.write("}\n")
-    save_file(numbers, "spec/golden/qwen2_5_vl.safetensors")
+def main():
+    T.logging.set_verbosity_error()
+    if len(sys.argv) > 1:
+        check(sys.argv[1])
+    else:
+        doubles_only()
+        torch.float = torch.float64
+        numbers = {}
+        with open("spec/golden/qwen2_5_vl.lua", "w") as out:
+            out.write("-- Written by spec/golden/qwen2_5_vl.py: configurations of the transformers "
+                      f"package, version\n-- {T.__version__}.\n\nreturn {{\n")
+            for name, case in CASES.items():
+                run(name, case, out, numbers)
+            out.write("}\n")
+        save_file(numbers, "spec/golden/qwen2_5_vl.safetensors")
+
+
+if __name__ == "__main__":
+    main()

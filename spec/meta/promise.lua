@@ -423,6 +423,8 @@ promise['lua/guide/finetune.md'] = {
       'loses on every mesh what one rank loses', 'recipe/finetune_lora',
       'lose on every mesh what they lose on one rank' },
    { 'A resumed run gives the same bits', 'recipe/finetune', 'keeps the best checkpoint' },
+   { 'which tokens are trained on those of the assistant; the tokens of an image',
+      'lua/image_chat', 'has the tokens, labels, grids and positions of transformers' },
    { 'A layer without adapters keeps no', 'grad/tape', 'keep a factor for the gradient' },
    { 'With lora rank R every weight', 'lua/lora', 'changes nothing at first' },
    { 'lora targets', 'lua/lora', 'changes nothing at first' },

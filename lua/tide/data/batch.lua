@@ -3,7 +3,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
-local upload = require 'tide.data.upload'
+local upload = require 'tide.util.upload'
 
 local batch = {}
 
@@ -37,6 +37,8 @@ end
 -- where count is the number of labels that are trained on.
 function batch.make(source, starts, seq, device)
    local pieces = {}
+   err.raise_if(source.images, 'E_UNSUPPORTED', 'data.batch.make', 'the source has images, which '
+      .. 'windows would cut; make rows of whole documents (data.packed, --packed)')
    if #starts == 0 then
       err.arg_text('data.batch.make', 'starts', 'at least one first token of a window', 'none')
    end

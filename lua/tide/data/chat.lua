@@ -9,6 +9,7 @@
 -- completion the completion counts, of a text all of it.
 
 local err = require 'tide.util.err'
+local image_parts = require 'tide.data.image_parts'
 local jsonl = require 'tide.data.jsonl'
 local little = require 'tide.util.little'
 local near = require 'tide.util.near'
@@ -120,11 +121,15 @@ local function mask_of(ids, places, ranges)
    return out
 end
 
--- Returns a text as { ids, mask, count, labels }: two texts, the tokens, and those that count.
--- is_chat: a template has written it. why: the reason where nothing counts.
-local function tokenized(text, ranges, is_chat, o, why)
+-- Returns a text as { ids, mask, count, labels, images }: two texts, the tokens, and those that
+-- count. is_chat: a template has written it. why: the reason where nothing counts. found: the
+-- images of the text, or nil.
+local function tokenized(text, ranges, is_chat, o, why, found)
    local ids, places = jsonl._guard('', encode, o, text, is_chat)
    local mask = mask_of(ids, places, ranges)
+   if found and o.images and not o.images.refused then
+      ids, mask = image_parts._expanded(ids, mask, found, o.images)
+   end
    if not is_chat and o.eos and ids[#ids] ~= o.eos then
       ids[#ids + 1], mask[#mask + 1] = o.eos, '\1'
    end
@@ -137,7 +142,8 @@ local function tokenized(text, ranges, is_chat, o, why)
    if labels == 0 then
       jsonl._broken('no token of the record counts as a label%s', why and ': ' .. why() or '')
    end
-   return { ids = table.concat(pieces), mask = table.concat(mask), count = #ids, labels = labels }
+   return { ids = table.concat(pieces), mask = table.concat(mask), count = #ids, labels = labels,
+      images = found }
 end
 
 -- Returns names in their order, each once, as 'a', 'b'.
@@ -160,29 +166,34 @@ local function why_unlabelled(messages, o)
       quoted(has), quoted(sorted_keys(o.roles)))
 end
 
--- Returns the documents of a record: a list of one.
-local function of_record(t, o)
+-- Returns the documents of a record: a list of one. file, place: where it is.
+local function of_record(t, o, file, place)
    local example = record._of(t, o.format)
+   local found = image_parts._take(t, example.messages, file:match '^(.*)/[^/]*$' or '.', place,
+      o.images)
    local text, ranges = text_of(example, o)
    local is_chat = example.messages ~= nil or example.text == nil and o.template ~= nil
    return { tokenized(text, ranges, is_chat, o, example.messages and function()
       return why_unlabelled(example.messages, o)
-   end) }
+   end, found) }
 end
 
 -- ---- files -------------------------------------------------------------------------------------
 
-local function new_part() return { ids = {}, mask = {}, cu = { 0 }, labels = 0 } end
+local function new_part() return { ids = {}, mask = {}, cu = { 0 }, labels = 0, images = {} } end
 
 -- Adds a document.
 local function add(part, doc)
    part.ids[#part.ids + 1], part.mask[#part.mask + 1] = doc.ids, doc.mask
+   image_parts._add(part.images, doc.images or {}, part.cu[#part.cu])
    part.cu[#part.cu + 1] = part.cu[#part.cu] + doc.count
    part.labels = part.labels + doc.labels
 end
 
 local function source_of(part, width)
-   return tokens.memory(table.concat(part.ids), width, table.concat(part.mask))
+   local source = tokens.memory(table.concat(part.ids), width, table.concat(part.mask))
+   source.images = #part.images > 0 and part.images or nil
+   return source
 end
 
 -- Returns what load returns from the records of each file.
@@ -234,16 +245,17 @@ local function record_files(path)
    return list
 end
 
--- Does what load does, for another kind of records. op: the name in errors; read(t, o): the
--- documents of a record (see data.jsonl).
+-- Does what load does, for another kind of records. op: the name in errors; read(t, o, file,
+-- place): the documents of a record (see data.jsonl).
 function chat._load(op, paths, opts, read)
    local o = settled(op, opts)
-   local function docs_of(t) return read(t, o) end
    local bad, files, names = { count = 0 }, {}, {}
    if type(paths) == 'string' then paths = { paths } end
    for _, path in ipairs(err.type(op, 'paths', paths, 'table')) do
       for _, file in ipairs(record_files(path)) do
-         files[#files + 1] = jsonl._records(op, file, o.skip_bad, bad, docs_of)
+         files[#files + 1] = jsonl._records(op, file, o.skip_bad, bad, function(t, place)
+            return read(t, o, file, place)
+         end)
          names[#names + 1] = file
       end
    end
@@ -260,19 +272,31 @@ end
 chat._tokenized, chat._check_roles = tokenized, check_roles
 
 -- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them. Of a folder
--- every text file is read but README, LICENSE and Markdown.
+-- every text file is read but README, LICENSE and Markdown. Of images the headers are read; an
+-- image takes as many tokens as the model has features of it.
 -- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, held_out,
 -- vocab_size, bad }: token sources with masks, cumulative lengths of documents for data.packed,
 -- numbers of labels, of records and of those held out, and bad = { count, the first messages }.
 -- E_FORMAT names file, line and field of what is broken.
 function chat.load(paths, opts) return chat._load('data.chat.load', paths, opts, of_record) end
 
+-- Returns the option `images` of load: how the images of chats become tokens and patches of a
+-- model. model: of a family that reads images, on any device; processor: of data.image. The sources
+-- of the corpus then have the paths and sizes of the images, and data.packed reads the images of
+-- the rows of a batch.
+function chat.images(model, processor, opts)
+   return image_parts.of(model, processor, opts.decode)
+end
+
 return signature.doors('data.chat', chat, {
+   images = { 'model: module; processor: table', opts = {
+      'decode: boolean? -- load decodes each image, and a damaged one is a broken record' } },
    load = { 'paths: string | string[]', opts = {
       'tokenizer: table -- of tide.tokenizer, or tide.data.bytes',
       'template: table? -- of tide.chat, which writes chats as text',
       'train_on: string[]? -- roles that count; default: generation blocks, or the assistant',
       record._format .. ' -- form of the records; default: by the fields of each record',
+      'images: table? -- of data.chat.images; without it a chat with images is a broken record',
       'skip_bad: boolean = false -- broken records are counted and left out',
       'val: number in [0, 0.5] = 0.05 -- share of the records of a file that is held out' } },
 })

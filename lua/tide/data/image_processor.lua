@@ -10,7 +10,7 @@ local image = require 'tide.data.image'
 local near = require 'tide.near'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
-local upload = require 'tide.data.upload'
+local upload = require 'tide.util.upload'
 
 local op = 'data.image.processor'
 

@@ -27,6 +27,7 @@ local function part_sampler(o, i, part)
    local opts = { seq = o.seq, batch = 1, seed = o.seed + i - 1 }
    if part.cu then
       opts.cu, opts.cp, opts.val_cu = part.cu, o.cp, o.val_cu
+      opts.source, opts.val_source = part.source.images and part.source, o.val_source
       return packed.new(opts)
    end
    opts.count = part.source.count
@@ -143,5 +144,6 @@ return signature.doors('data.mixture', mixture, { new = { opts = {
    'batch: integer >= 1 -- windows or rows of a step, over all ranks',
    sampler.options,
    'val_cu: table? -- cumulative lengths of the documents that are held out, if items are rows',
+   'val_source: source? -- their tokens; images of them are not cut',
    'cp: integer >= 1 = 1 -- ranks that a row will be cut over',
    "where #parts > 0 -- argument 'parts': expected at least one { source, weight }, got none" } } })

@@ -7,6 +7,8 @@
 -- endless list of rows belongs to step floor(k / batch), whatever the number of ranks, so a run
 -- resumes on another mesh.
 --
+-- An image of a source lies whole in a piece, whatever is cut (see data.image_parts).
+--
 -- A batch is one stream [1, rows * seq]: ids, labels (-100 at the end of a document and in
 -- padding), positions that restart in each document, index i32 [1, T, 2] of (document,
 -- position), and cumulative lengths cu_real (tokens) and cu_slot (places), i32.
@@ -16,11 +18,13 @@
 
 local tide = require 'tide'
 local bins = require 'tide.util.bins'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local image_parts = require 'tide.data.image_parts'
 local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
-local upload = require 'tide.data.upload'
+local upload = require 'tide.util.upload'
 
 local packed = {}
 
@@ -94,14 +98,17 @@ function packed.new(opts)
       check_long(op, cu, self.seq, self.together)
    end
    check_together(op, self)
+   for _, source in ipairs { self.source, self.val_source } do
+      image_parts._check_fit(op, source.images, self.seq)
+   end
    err.raise_if(self.seq % self.unit ~= 0, 'E_ARG', op, 'seq (%d) must be a multiple of %d, to be '
       .. 'cut over %d ranks', self.seq, self.unit, self.cp)
    return self
 end
 
--- Returns whether a label of a piece counts; true without a source.
+-- Returns whether a label of a piece counts; true without a source, or of one without a mask.
 local function is_trained(source, at, n, goes_on)
-   local mask = source and source:mask(at, goes_on and n + 1 or n)
+   local mask = source and source.mask and source:mask(at, goes_on and n + 1 or n)
    return not mask or mask:find('\1', 2, true) ~= nil
 end
 
@@ -109,12 +116,13 @@ end
 -- (from 0) at place k (from 0). source: of the documents, or nil; its pieces without a label that
 -- counts are left out.
 local function pieces_of(self, cu, order, source)
-   local list, seq, unit = {}, self.seq, self.unit
+   local list, seq, unit, images = {}, self.seq, self.unit, source and source.images
    for k = 0, #cu - 2 do
       local d = order(k) + 1
       local at, stop = cu[d], cu[d + 1]
       while at < stop do
          local n = math.min(seq, stop - at)
+         if images and at + n < stop then n = image_parts._break(images, at + n) - at end
          local goes_on = at + n < stop
          if is_trained(source, at, n, goes_on) then
             list[#list + 1] = { at, n, goes_on, math.ceil(n / unit) * unit }
@@ -129,12 +137,14 @@ end
 -- and the places they take. Of a group longer than a row each document keeps seq / together tokens.
 local function members_from(self, cu, first, source)
    local unit, list, slot, most = self.unit, {}, 0, math.huge
+   local images = source and source.images
    local function rounded(n) return math.ceil(n / unit) * unit end
    for d = first, first + self.together - 1 do slot = slot + rounded(cu[d + 1] - cu[d]) end
    if slot > self.seq then most = math.floor(self.seq / self.together / unit) * unit end
    slot = 0
    for d = first, first + self.together - 1 do
       local at, n = cu[d], math.min(most, cu[d + 1] - cu[d])
+      if images and at + n < cu[d + 1] then n = image_parts._break(images, at + n) - at end
       if is_trained(source, at, n, false) then
          list[#list + 1] = { at, n, false, rounded(n) }
          slot = slot + rounded(n)
@@ -268,10 +278,10 @@ end
 
 -- Returns this rank's rows of the next global batch.
 function Packed:next()
-   local each, mine = self.batch / self.size, {}
+   local per_rank, mine = self.batch / self.size, {}
    for i = 0, self.batch - 1 do
       local row = take(self)
-      if math.floor(i / each) == self.rank then mine[#mine + 1] = row end
+      if math.floor(i / per_rank) == self.rank then mine[#mine + 1] = row end
    end
    return mine
 end
@@ -344,8 +354,24 @@ local function check_rows(op, rows)
    end
 end
 
--- Returns the rows of a sampler as tensors of one stream. Beside the tensors: count, the number of
--- labels that count.
+-- Adds to a batch the images of rows, and what their model reads off whole rows: positions in the
+-- place of those of a text, and the feature of each token. ids: a list; index: on the host, where
+-- grids stay.
+local function add_images(batch, images, rows, ids, index, device)
+   local fields = image_parts._fields(images, rows)
+   if not fields then return end
+   fields.ids = tide.tensor({ ids }, { dtype = 'i64', device = 'cpu' })
+   fields = image_parts._placed(images, fields, index)
+   fields.ids = nil
+   for name, t in each(fields) do
+      local here = name == 'image_grid_thw' and 'cpu' or device
+      batch[name] = upload(function(where) return t:to(where or 'cpu') end, here)
+   end
+end
+
+-- Returns the rows of a sampler as tensors of one stream. Cumulative lengths stay on the host: it
+-- reads them without waiting for a device. Beside the tensors: count, the number of labels that
+-- count; of rows with images those of a call of their model.
 function packed.make(source, rows, seq, opts)
    check_rows('data.packed.make', rows)
    local lists, at, count = { ids = {}, labels = {}, positions = {} }, 0, 0
@@ -367,8 +393,25 @@ function packed.make(source, rows, seq, opts)
    for _, name in ipairs { 'ids', 'labels', 'positions' } do
       out[name] = tensor_of({ lists[name] }, 'i64')
    end
-   out.cu_real, out.cu_slot = tensor_of(real, 'i32'), tensor_of(slots, 'i32')
-   out.index = tide.slot_index(out.cu_slot, out.cu_real, at)
+   local host = { dtype = 'i32', device = 'cpu' }
+   out.cu_real, out.cu_slot = tide.tensor(real, host), tide.tensor(slots, host)
+   local index = tide.slot_index(out.cu_slot, out.cu_real, at)
+   out.index = upload(function(here) return index:to(here or 'cpu') end, opts.device)
+   if source.images then
+      add_images(out, source.images, rows, lists.ids, index, opts.device)
+   end
+   return out
+end
+
+-- Returns the grids { frames, rows, columns } of the images of rows of a sampler, and in the field
+-- patches how many patches they have together.
+function packed.images(source, rows)
+   check_rows('data.packed.images', rows)
+   local out = { patches = 0 }
+   for i, e in ipairs(source.images and image_parts._of_rows(source.images, rows) or {}) do
+      out[i] = e.grid
+      out.patches = out.patches + e.grid[1] * e.grid[2] * e.grid[3]
+   end
    return out
 end
 
@@ -396,6 +439,7 @@ signature.doors('data.packed', Packed, {
 return signature.doors('data.packed', packed, {
    boundaries = 'source: source; eos: integer >= 0',
    new = { opts = packed.options },
+   images = 'source: source; rows: table',
    make = { 'source: source; rows: table; seq: integer >= 1', opts = {
       'pad: integer >= 0 = 0 -- token id of padding',
       'device: string? -- device of the tensors' } },

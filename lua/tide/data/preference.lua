@@ -8,8 +8,10 @@
 -- makes batches for nn.preference.objective.
 
 local chat = require 'tide.data.chat'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local image_parts = require 'tide.data.image_parts'
 local jsonl = require 'tide.data.jsonl'
 local packed = require 'tide.data.packed'
 local record = require 'tide.data.record'
@@ -116,8 +118,22 @@ local function chat_text(prompt, answer, tools, o)
    return text, { { #before, #text } }
 end
 
--- Returns the document of a prompt with an answer.
-local function document(prompt, answer, name, tools, o)
+-- Returns prompt and answer, lists of messages, with the parts of images in one spelling, and these
+-- images. at: { record, file, place }. Messages that both answers share are copied.
+local function with_images(prompt, answer, name, at, o)
+   local messages = {}
+   for i, m in ipairs(joined(prompt, answer)) do messages[i] = copy(m) end
+   local found = image_parts._take(at.record, messages, at.file:match '^(.*)/[^/]*$' or '.',
+      at.place, o.images, function(i)
+         return i <= #prompt and ('prompt[%d]'):format(i) or ('%s[%d]'):format(name, i - #prompt)
+      end)
+   if #found == 0 then return prompt, answer, found end
+   return { unpack(messages, 1, #prompt) }, { unpack(messages, #prompt + 1) }, found
+end
+
+-- Returns the document of a prompt with an answer. at: { record, file, place }.
+local function document(prompt, answer, name, at, o)
+   local tools = at.record.tools
    if is_list(prompt) and type(answer) == 'string' then
       answer = { { role = 'assistant', content = answer } }
    end
@@ -126,18 +142,21 @@ local function document(prompt, answer, name, tools, o)
    if not example then jsonl._broken('%s', (problem:gsub('^completion', name))) end
    if not example.messages and not o.template then
       local n = #prompt
+      image_parts._take(at.record, nil, '', at.place, o.images)
       return chat._tokenized(prompt .. answer, { { n, n + #answer } }, false, o)
    end
    if not example.messages then
       prompt, answer = { { role = 'user', content = prompt } },
          { { role = 'assistant', content = answer } }
    end
+   local found
+   prompt, answer, found = with_images(prompt, answer, name, at, o)
    local text, ranges = chat_text(prompt, answer, example.tools, o)
-   return chat._tokenized(text, ranges, true, o)
+   return chat._tokenized(text, ranges, true, o, nil, found)
 end
 
--- Returns the two documents of a record.
-local function read(t, o)
+-- Returns the two documents of a record. file, place: where it is.
+local function read(t, o, file, place)
    check_given(t, 'chosen')
    check_given(t, 'rejected')
    local prompt, chosen, rejected = parts_of(t)
@@ -146,7 +165,7 @@ local function read(t, o)
          jsonl._broken('%s: expected an answer, got an empty one%s', name,
             t.prompt == nil and ' behind the prompt that both answers begin with' or '')
       end
-      return document(prompt, answer, name, t.tools, o)
+      return document(prompt, answer, name, { record = t, file = file, place = place }, o)
    end
    return { of(chosen, 'chosen'), of(rejected, 'rejected') }
 end
@@ -235,6 +254,7 @@ return signature.doors('data.preference', preference, {
       'tokenizer: table -- of tide.tokenizer, or tide.data.bytes',
       'template: table? -- of tide.chat, which writes messages as text',
       'train_on: string[]? -- roles that are known beside the assistant',
+      'images: table? -- of data.chat.images; without it a pair with images is a broken record',
       'skip_bad: boolean = false -- broken records are counted and left out',
       'val: number in [0, 0.5] = 0.05 -- share of the records of a file that is held out' } },
    sampler = { opts = packed.options },

@@ -10,6 +10,7 @@
 
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local image_parts = require 'tide.data.image_parts'
 local index_ = require 'tide.data.megatron_index'
 local kind = require 'tide.data.kind'
 local little = require 'tide.util.little'
@@ -183,13 +184,14 @@ function tokens.each_piece(source, fn)
 end
 
 -- Returns the fingerprint of a source: a text of count, width and an XXH64 of the bytes, those of a
--- mask included.
+-- mask and of the names and grids of images included.
 function tokens.fingerprint(source)
    local hash, chain = require('tide.ffi.io').xxh64, ''
    tokens.each_piece(source, function(start, text)
       local n = #text / source.width
       chain = hash(chain .. text .. (source.mask and source:mask(start, n) or ''))
    end)
+   if source.images then chain = hash(chain .. image_parts._identity(source.images)) end
    return ('%d:%d:%s'):format(source.count, source.width, chain)
 end
 
@@ -231,6 +233,7 @@ function tokens.join(sources)
       err.raise_if(source.width ~= self.width, 'E_ARG', 'data.tokens.join',
          'source %d has tokens of %d bytes, the others %d', i, source.width, self.width)
       self.mask = self.mask or source.mask and joined_mask
+      image_parts._join(self, source, self.count)
       self.starts[i] = self.count
       self.count = self.count + source.count
    end

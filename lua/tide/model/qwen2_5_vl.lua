@@ -272,6 +272,20 @@ function VL:placed(batch, index)
    return out
 end
 
+-- Returns the fields of a batch [B, T] with images of these grids, without bytes: for a price.
+function VL:priced(grids, B, T)
+   local null = { dtype = 'i64', device = 'null' }
+   local c = self.config.vision_config
+   grids = grid_.read(op, 'images', grids, c.spatial_merge_size)
+   local n = grid_.patches(grids)
+   err.raise_if(n / c.spatial_merge_size ^ 2 > B * T, 'E_ARG', op, 'images: they take %d tokens, '
+      .. 'and a batch of %d x %d has %d', n / c.spatial_merge_size ^ 2, B, T, B * T)
+   return { image_grid_thw = grids, feature_rows = tide.empty({ B, T }, null),
+      positions = tide.empty({ 3, B, T }, null),
+      pixel_values = tide.empty({ n, self.visual:patch_numel() }, { dtype = 'f32',
+         device = 'null' }) }
+end
+
 -- ---- features ----------------------------------------------------------------------------------
 
 -- Returns patches of images and those of videos as one tensor, of the wider dtype.
@@ -421,4 +435,5 @@ local images = { 'ids: tensor [B, T] of i64, i32', op = op, opts = {
    'index: tensor? [B or 1, T, 2] -- in its place: pairs (document, position)',
 } }
 return signature.doors(op, VL, { rope_index = images, feature_rows = images,
-   placed = { 'batch: table; index: tensor? [B or 1, T, 2]', op = op } })
+   placed = { 'batch: table; index: tensor? [B or 1, T, 2]', op = op },
+   priced = { 'grids: table; B: integer >= 1; T: integer >= 1', op = op } })

@@ -17,6 +17,7 @@ local private = require 'tide.util.private'
 local published = require 'tide.model.published'
 local signature = require 'tide.util.signature'
 local tiles = require 'tide.nn.tiles'
+local upload = require 'tide.util.upload'
 
 local Module = nn.Module
 
@@ -252,7 +253,10 @@ function Vision:forward(patches, grids)
    local unit = c.spatial_merge_size ^ 2
    local side = math.floor(math.floor(c.window_size / c.spatial_merge_size) / c.patch_size)
    local lay = grid_.layout(grids, c.spatial_merge_size, side)
-   local function index(list) return tide.tensor(list, { dtype = 'i64', device = device }) end
+   local function index(list)
+      return upload(function(here) return tide.tensor(list, { dtype = 'i64', device = here }) end,
+         device)
+   end
    local n = #lay.rows
    local x = self.patch_embed.proj(patches)
    local C = x:size(2)

@@ -8,6 +8,7 @@
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local upload = require 'tide.util.upload'
 
 local grid_ = {}
 
@@ -68,8 +69,8 @@ end
 function grid_.index(cu, device)
    if #cu == 2 then return nil end
    local tide = require 'tide'
-   return tide.document_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), cu[#cu])
-      :to(device)
+   local t = tide.document_index(tide.tensor(cu, { dtype = 'i64', device = 'cpu' }), cu[#cu])
+   return upload(function(here) return t:to(here) end, device)
 end
 
 -- ---- in the tower ------------------------------------------------------------------------------

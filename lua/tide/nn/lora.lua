@@ -84,15 +84,14 @@ local function refuse_target(model, list, target)
       .. 'all-linear)', target, near.hint(target, names), table.concat(names, ', '))
 end
 
--- Returns the words of targets: a text 'q_proj|v_proj', or a list of such texts.
-local function words_of(targets)
+-- Returns the words of an option: a text 'q_proj|v_proj', or a list of such texts.
+local function words_of(targets, name)
    local words = {}
    for _, text in ipairs(type(targets) == 'table' and targets or { targets }) do
-      for word in err.type(op, 'targets', text, 'string'):gmatch '[^|,%s]+' do
+      for word in err.type(op, name, text, 'string'):gmatch '[^|,%s]+' do
          words[#words + 1] = word
       end
    end
-   if #words == 0 then err.arg(op, 'targets', "names of layers, or 'all-linear'", targets) end
    return words
 end
 
@@ -101,7 +100,8 @@ local function chosen(model, targets)
    local all, list, used = lora.layers(model), {}, {}
    if #all == 0 then err.raise('E_ARG', op, 'the model has no Linear layer') end
    if targets == 'all-linear' then return all end
-   local words = words_of(targets)
+   local words = words_of(targets, 'targets')
+   if #words == 0 then err.arg(op, 'targets', "names of layers, or 'all-linear'", targets) end
    for _, entry in ipairs(all) do
       local found = false
       for _, word in ipairs(words) do
@@ -199,6 +199,21 @@ local function check_apart(list)
    end
 end
 
+-- Returns the layers that lie in none of the modules at `paths`.
+local function outside(list, paths)
+   local kept = {}
+   for _, entry in ipairs(list) do
+      local inside = false
+      for _, path in ipairs(paths) do
+         inside = inside or (entry.path .. '.'):sub(1, #path + 1) == path .. '.'
+      end
+      if not inside then kept[#kept + 1] = entry end
+   end
+   err.raise_if(#kept == 0, 'E_ARG', op, 'except: no layer that targets names is outside %s',
+      table.concat(paths, ', '))
+   return kept
+end
+
 -- ---- doors -------------------------------------------------------------------------------------
 
 -- Adds adapters to the Linear layers that `targets` names, and freezes everything else. Returns
@@ -209,7 +224,7 @@ function lora.attach(model, opts)
    err.raise_if(rawget(model, 'adapter'), 'E_STATE', op, 'the model has adapters already; merge '
       .. 'and remove them first, or continue with them')
    spread.check_whole(op, model, 'attach adapters first')
-   local list = chosen(model, opts.targets)
+   local list = outside(chosen(model, opts.targets), words_of(opts.except or {}, 'except'))
    check_apart(list)
    for _, entry in ipairs(list) do
       local most = math.min(entry.m.nin, entry.m.nout)
@@ -367,6 +382,7 @@ return signature.doors('nn.lora', lora, {
       'alpha: number? > 0 -- changes are multiplied by alpha / rank; 2 rank by default',
       "targets: string | string[] = 'all-linear' -- ends of paths ('q_proj|v_proj'; '*' is one "
          .. 'name), or all Linear layers but the output head',
+      "except: string | string[]? -- modules without adapters, by their whole path ('visual')",
       'dropout: number in [0, 1) = 0 -- dropout of the input of A',
       'rslora: boolean = false -- alpha / sqrt(rank) in place of alpha / rank',
       'dora: boolean = false -- also trains the norm of each row (DoRA)',

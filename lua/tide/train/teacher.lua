@@ -9,6 +9,7 @@
 -- for each token of the source: 8 K bytes. They are of the documents as seq and long cut them.
 
 local tide = require 'tide'
+local batches = require 'tide.train.batches'
 local checkpoint = require 'tide.train.checkpoint'
 local data_tokens = require 'tide.data.tokens'
 local each = require 'tide.util.each'
@@ -25,10 +26,9 @@ local teacher = {}
 local function run_batch(model, batch, k, chunk)
    local found
    tide.no_grad(function()
-      model:with_head(batch.ids, { positions = batch.positions, index = batch.index },
-         function(x, w, cap)
-            found = nn.distil.top(x, w, k, { cap = cap, chunk = chunk })
-         end)
+      model:with_head(batch.ids, batches.place_of(model, batch), function(x, w, cap)
+         found = nn.distil.top(x, w, k, { cap = cap, chunk = chunk })
+      end)
    end)
    return found.ids:to 'i32':to 'cpu', found.logp:to 'cpu'
 end

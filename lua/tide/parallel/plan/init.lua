@@ -213,6 +213,8 @@ function Plan:price(opts)
    local o, config = opts, self.model.config or {}
    o.seq = o.seq or config.max_position_embeddings or 1024
    err.integer('parallel.plan.price', 'rank', o.rank, 0, self.ranks - 1)
+   err.arg_if(o.images and type(self.model.priced) ~= 'function', 'parallel.plan.price', 'images',
+      'nil, as the model reads no images', o.images)
    local run = rehearse(self, o.rank, o.host_size)
    local sum = plan_price.of(run, o)
    sum.rank, sum.ranks, sum.batch, sum.seq, sum.accum = o.rank, self.ranks, o.batch, o.seq, o.accum
@@ -292,6 +294,8 @@ signature.doors('parallel.plan', Plan, {
       'host_size: any? -- ranks that share a host',
       "state_bytes: number >= 0 | function? -- of the optimiser for an element, a number or the "
          .. "state_bytes of its class; AdamW's by default",
+      'images: table? -- grids { frames, rows, columns } of the images of a micro-batch, for a '
+         .. 'model that reads images',
       'forward: any? -- makes a loss of a model other than a language model' } },
    materialise = { opts = {
       "device: string = 'cpu' -- of a model on the null device", 'seed: integer >= 0 = 0',

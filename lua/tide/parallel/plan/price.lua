@@ -161,10 +161,14 @@ end
 local function forward_of(run, o)
    if o.forward then return o.forward end
    local ids = tide.empty({ o.batch, o.seq }, { dtype = 'i64', device = 'null' })
+   local whole = { ids = ids, labels = ids }
+   if o.images then copied(run.model:priced(o.images, o.batch, o.seq), whole) end
    return function(model)
-      local mine = run.context and run.context:cut { ids = ids, labels = ids } or { ids = ids }
-      return model:loss(mine.ids, mine.labels or ids,
-         { count = o.batch * o.seq, context = mine.context })
+      local mine = run.context and run.context:cut(whole) or whole
+      local at = { count = o.batch * o.seq, context = mine.context }
+      for _, name in ipairs(o.images and model.input_fields or {}) do at[name] = mine[name] end
+      if o.images then at.positions = mine.positions end
+      return model:loss(mine.ids, mine.labels, at)
    end
 end
 

@@ -1,0 +1,72 @@
+-- The small Qwen2.5-VL and the chats with images of spec/golden/vl_chat.py, in a folder.
+
+local tide = require 'tide'
+local fs = require 'tide.util.fs'
+local vlm = require 'spec.lua.vlm_case'
+
+local case = { golden = 'spec/golden/vl_chat' }
+
+case.numbers = dofile(case.golden .. '/numbers.lua')
+
+-- Returns the model, with the weights of the script.
+function case.model(opts)
+   local config = tide.json.decode(fs.read('spec', case.golden .. '/config.json'))
+   local model = tide.model.qwen2_5_vl(config, opts)
+   if opts and opts.device == 'null' then return model end
+   tide.no_grad(function()
+      for k, e in ipairs(vlm.parameters(model)) do
+         local p = e.param
+         local x = (tide.arange(p:numel(), { dtype = 'f64' }) * 12.9898 + 78.233 * k):sin()
+            * 43758.5453
+         local u = ((x - x:floor()) * 2 - 1):reshape(p.shape)
+         local is_norm = e.name:find('norm', 1, true) or e.name:find('.ln_', 1, true)
+         p:copy_(p.ndim > 1 and u * 0.6 or u * 0.3 + (is_norm and 1 or 0))
+      end
+   end)
+   return model
+end
+
+local function copy_to(dir, names)
+   for _, name in ipairs(names) do
+      fs.write('spec', dir .. '/' .. name, fs.read('spec', case.golden .. '/' .. name))
+   end
+end
+
+-- Writes the model into dir/m, as transformers has it, and the images into dir.
+function case.write(dir)
+   tide.model.save(case.model(), dir .. '/m')
+   copy_to(dir .. '/m', { 'tokenizer.json', 'tokenizer_config.json', 'processor_config.json',
+      'chat_template.jinja' })
+   copy_to(dir, { 'a.png', 'b.png', 'c.png' })
+end
+
+-- Returns the lines of the chats.
+function case.lines()
+   local list = {}
+   for line in fs.read('spec', case.golden .. '/chats.jsonl'):gmatch '[^\n]+' do
+      list[#list + 1] = line
+   end
+   return list
+end
+
+-- n chats of different lengths, as JSON Lines: every fourth has no image.
+function case.chats(n)
+   local lines, out = case.lines(), {}
+   for i = 1, n do
+      out[i] = lines[(i - 1) % #lines + 1]:gsub('ramp', 'ramp ' .. i)
+         :gsub('Hi!', 'Hi' .. ('!'):rep(3 * i)):gsub('They differ', 'They differ, ' .. i)
+   end
+   return table.concat(out, '\n') .. '\n'
+end
+
+-- Returns the options of data.chat.load for the model.
+function case.options(more)
+   local o = { tokenizer = tide.tokenizer.load(case.golden), val = 0,
+      template = tide.chat.load(case.golden),
+      images = tide.data.chat.images(case.model { device = 'null' },
+         tide.data.image.processor(case.golden)) }
+   for k, v in pairs(more or {}) do o[k] = v end
+   return o
+end
+
+return case
