@@ -14,6 +14,7 @@ local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local image_source = require 'tide.data.image_source'
 local jsonl = require 'tide.data.jsonl'
 
 local parts = {}
@@ -42,31 +43,15 @@ end
 
 -- ---- parts of messages -------------------------------------------------------------------------
 
-local is_image = { image = true, image_url = true, input_image = true }
-local keys = { 'image', 'path', 'url', 'image_url' }
-
--- Returns what a part, or an entry of the list `images`, gives as its image: a text, or nil.
-local function given_by(v)
-   if type(v) ~= 'table' then return v end
-   for _, key in ipairs(keys) do
-      local found = v[key]
-      if not fs.is_null(found) then return given_by(found) end
-   end
-end
-
 -- Returns the path of an image, relative ones below dir. field: names it in errors.
 local function path_of(v, field, dir)
    if type(v) ~= 'string' or v == '' then jsonl._wrong(field, 'the path of an image', v) end
-   local scheme = v:match '^(%a[%w+.-]*):'
-   if scheme and #scheme > 1 and scheme ~= 'file' then
+   local path, scheme = image_source._path(v, dir)
+   if not path then
       jsonl._wrong(field, 'the path of an image file', v, ('%s (%s: is not read; save the image as '
          .. 'a file)'):format(#v > 40 and v:sub(1, 40) .. '..' or v, scheme))
    end
-   if scheme == 'file' then
-      v = v:gsub('^file:/*', '/'):gsub('%%(%x%x)', function(x) return
-         string.char(tonumber(x, 16)) end)
-   end
-   return v:sub(1, 1) == '/' and v or fs.join(dir, v)
+   return path
 end
 
 -- Returns the list `images` (or image) of a record, which may be empty.
@@ -82,7 +67,7 @@ end
 local function first_field(t, messages, name_of)
    for i, message in ipairs(messages or {}) do
       for k, part in ipairs(jsonl._is_table(message.content) and message.content or {}) do
-         if is_image[part.type] then return ('%s.content[%d]'):format(name_of(i), k) end
+         if image_source._is_image(part) then return ('%s.content[%d]'):format(name_of(i), k) end
       end
    end
    local list, name = listed(t)
@@ -118,7 +103,7 @@ local function place_marks(messages, n)
          message.content = split(content)
       end
       for _, part in ipairs(jsonl._is_table(message.content) and message.content or {}) do
-         has = has or is_image[part.type]
+         has = has or image_source._is_image(part)
       end
       user = user or message.role == 'user' and message
    end
@@ -131,7 +116,7 @@ end
 
 -- Returns a part in the spelling that templates read; calls take(part, field) for an image.
 local function settled(part, field, take)
-   if is_image[part.type] then return { type = 'image', image = take(part, field) } end
+   if image_source._is_image(part) then return { type = 'image', image = take(part, field) } end
    if part.type ~= 'text' then
       jsonl._wrong(field .. '.type', 'text or image', part.type)
    end
@@ -171,10 +156,10 @@ function parts._take(t, messages, dir, place, o, name_of)
    local found, used = {}, 0
    if #list > 0 then place_marks(messages, #list) end
    local function take(part, at)
-      local v = given_by(part)
+      local v = (image_source._given(part))
       if v == nil then
          used = used + 1
-         v, at = given_by(list[used]), list[used] and ('%s[%d]'):format(name, used) or at
+         v, at = image_source._given(list[used]), list[used] and ('%s[%d]'):format(name, used) or at
       end
       found[#found + 1] = surveyed(path_of(v, at, dir), at, place, o)
       return found[#found].path

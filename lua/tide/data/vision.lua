@@ -12,6 +12,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local image = require 'tide.data.image'
+local image_source = require 'tide.data.image_source'
 local signature = require 'tide.util.signature'
 local tide = require 'tide'
 
@@ -47,41 +48,31 @@ local function pixels_of_base64(op, name, text)
    return image.decode(bytes)
 end
 
--- Returns a path below the folder of relative paths, or pixels.
+-- Returns a path, relative ones below dir, or pixels.
 local function source_of(op, name, v, dir)
    if tide.is_tensor(v) then return v end
    err.arg_if(type(v) ~= 'string' or v == '', op, name, 'the path of a file, or pixels', v)
    local data = v:match '^data:[^,]*;base64,(.*)$'
    if data then return pixels_of_base64(op, name, data) end
-   v = v:gsub('^file://', '')
-   err.arg_if(v:find '^%a[%w+.-]*://', op, name, 'the path of a file: tide fetches nothing', v)
-   return dir and v:sub(1, 1) ~= '/' and fs.join(dir, v) or v
-end
-
-local function field(part, ...)
-   for _, name in ipairs { ... } do
-      if not fs.is_null(part[name]) then return part[name], name end
-   end
+   local path = image_source._path(v, dir)
+   err.arg_if(not path, op, name, 'the path of a file: tide fetches nothing', v)
+   return path
 end
 
 -- Returns the source of a part of an image: a path or pixels; nil where the part has none.
-local function image_source(op, name, part, dir)
+local function image_source_of(op, name, part, dir)
    if not fs.is_null(part.base64) then
       return pixels_of_base64(op, name .. '.base64', part.base64)
    end
-   local v, key = field(part, 'image', 'image_url', 'url', 'path')
-   if type(v) == 'table' then
-      local inner, inside = field(v, 'url', 'path')
-      err.arg_if(not inner, op, name .. '.' .. key, 'a path, or a table with url or path', v)
-      v, key = inner, key .. '.' .. inside
-   end
-   return v ~= nil and source_of(op, name .. '.' .. key, v, dir) or nil
+   local v, field = image_source._given(part)
+   return v ~= nil and source_of(op, name .. field, v, dir) or nil
 end
 
 -- Returns the frames of a part of a video; nil where the part has none.
 local function video_source(op, name, part, dir)
-   local list, key = field(part, 'video', 'path')
-   if list == nil then return nil end
+   local key = fs.is_null(part.video) and 'path' or 'video'
+   local list = part[key]
+   if fs.is_null(list) then return nil end
    err.arg_if(type(list) ~= 'table' or #list == 0, op, name .. '.' .. key, 'a list of frames '
       .. '(tide reads no files of videos)', list)
    local frames = {}
@@ -93,13 +84,12 @@ end
 
 -- ---- messages ----------------------------------------------------------------------------------
 
-local kinds = { image = 'image', image_url = 'image', video = 'video' }
-
 -- Calls fn(kind, part, name) for the parts of messages that are pictures, in their order.
 local function each_picture(messages, fn)
    for i, message in ipairs(messages) do
       for j, part in ipairs(type(message.content) == 'table' and message.content or {}) do
-         local kind = type(part) == 'table' and kinds[part.type]
+         local kind = type(part) == 'table' and (image_source._is_image(part) and 'image'
+            or part.type == 'video' and 'video')
          if kind then fn(kind, part, ('messages[%d].content[%d]'):format(i, j)) end
       end
    end
@@ -113,7 +103,7 @@ function vision.sources(messages, opts)
    local used = { image = 0, video = 0 }
    local rest = { image = opts.images or {}, video = opts.videos or {} }
    each_picture(messages, function(kind, part, name)
-      local read = kind == 'image' and image_source or video_source
+      local read = kind == 'image' and image_source_of or video_source
       local source = read(op, name, part, opts.dir)
       if source == nil then
          used[kind] = used[kind] + 1
