@@ -34,6 +34,14 @@ int cli_complain(const char *text)
   return EXIT_USAGE;
 }
 
+/* Shows warnings of the library: memory that is short, threads that the system refuses, ranks that
+ * are late. */
+static void show_warning(void *user, int32_t level, const char *text)
+{
+  (void)user;
+  if (level == TIDE_LOG_WARN) fprintf(stderr, "tide: warning: %s\n", text);
+}
+
 tide_ctx *cli_open_ctx(const run_options *o, int *code)
 {
   tide_opts opts;
@@ -41,6 +49,7 @@ tide_ctx *cli_open_ctx(const run_options *o, int *code)
   opts.nthread = o->nthread;
   opts.params = o->params;
   opts.read_env = 1;
+  opts.log = show_warning;
   tide_ctx *ctx = NULL;
   char msg[512] = "";
   int rc = tide_ctx_new(&ctx, &opts, msg, sizeof msg);
