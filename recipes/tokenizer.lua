@@ -24,19 +24,20 @@ local options = {
    { 'overwrite', false, 'replace a tokenizer in --out' },
 }
 
--- The paths and contents of the files of --data.
+-- The paths and contents of the files of --data, and how many bytes they have.
 local function read(tide, opt)
-   local paths, texts = {}, {}
+   local paths, texts, bytes = {}, {}, 0
    for _, place in ipairs(type(opt.data) == 'table' and opt.data or { opt.data }) do
       for _, path in ipairs(tide.data.text.files(place)) do
          local content = tide.util.fs.read('tokenizer', path)
          err.usage_if(content:find('\0', 1, true), 'tokenizer', '--data: %s is not text, it has a '
             .. 'byte of 0', path)
          paths[#paths + 1], texts[#texts + 1] = path, content
+         bytes = bytes + #content
       end
    end
-   err.usage_if(table.concat(texts) == '', 'tokenizer', '--data: %s has no text', paths[1])
-   return paths, texts
+   err.usage_if(bytes == 0, 'tokenizer', '--data: %s has no text', paths[1])
+   return paths, texts, bytes
 end
 
 local function run(opt)
@@ -46,8 +47,8 @@ local function run(opt)
    local place = fs.join(opt.out, 'tokenizer.json')
    err.usage_if(fs.exists(place) and not opt.overwrite, 'tokenizer', '%s is there already; choose '
       .. 'another --out, or give --overwrite', place)
-   local paths, texts = read(tide, opt)
-   local bytes, special = #table.concat(texts), {}
+   local paths, texts, bytes = read(tide, opt)
+   local special = {}
    for name in opt.special:gmatch '[^,]+' do special[#special + 1] = name end
    local start = tide.clock()
    local value = train.bpe(texts, { vocab_size = opt.vocab_size, pattern = opt.pattern,

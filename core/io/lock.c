@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct tide_lock {
@@ -26,6 +27,16 @@ static int lock_fd(tide_ctx *ctx, int fd, const char *path)
   return TIDE_OK;
 }
 
+/* Returns TIDE_MORE if path names another file by now: a holder may remove it before the end, and
+ * another program has made it again. */
+static int lock_current(int fd, const char *path)
+{
+  struct stat mine, now;
+  bool same = fstat(fd, &mine) == 0 && stat(path, &now) == 0 && mine.st_ino == now.st_ino &&
+              mine.st_dev == now.st_dev;
+  return same ? TIDE_OK : TIDE_MORE;
+}
+
 static void lock_destroy(tide__object *o, int n)
 {
   (void)n;
@@ -42,6 +53,7 @@ int tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path)
   if (!lock) return tide__fail(ctx, TIDE_E_NOMEM, "path_lock", "no memory for a lock");
   int fd = lock->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   int rc = fd < 0 ? tide__io_fail(ctx, "path_lock", "open", path) : lock_fd(ctx, fd, path);
+  if (rc == TIDE_OK) rc = lock_current(fd, path);
   if (rc == TIDE_OK) *out = lock;
   else tide_lock_release(lock);
   return rc;

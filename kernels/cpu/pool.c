@@ -13,6 +13,7 @@
  */
 #include "kernels/cpu/pool.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -155,12 +156,16 @@ static int startable(int n)
 }
 
 /* Takes the lock by which ranks, threads and processes of one program, start threads in turn. Waits
- * at most a tenth of a second: the order is a help, and the lock's file is open to other programs.
- * Returns a file to close, or -1. */
+ * some tenths of a second at most: the order is a help, and the lock's file is open to other
+ * programs. A file system may have no locks (NFS has none on a file that is read). Returns a file
+ * to close, or -1. */
 static int take_turn(void)
 {
   int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-  for (int i = 0; file >= 0 && flock(file, LOCK_EX | LOCK_NB) != 0 && i < 1000; i++) usleep(100);
+  for (int i = 0; file >= 0 && flock(file, LOCK_EX | LOCK_NB) != 0 && i < 1000; i++) {
+    if (errno != EWOULDBLOCK && errno != EINTR) break;
+    usleep(100);
+  }
   return file;
 }
 

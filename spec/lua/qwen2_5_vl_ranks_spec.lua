@@ -189,7 +189,7 @@ describe('qwen2_5_vl over ranks', function()
       end
       for size = 1, 2 do
          for _, is_sharded in ipairs { false, true } do
-            for _, got in ipairs(ranks.run(size, on_rank_, size, is_sharded)) do
+            for _, got in ipairs(ranks.run(size, on_rank_, is_sharded)) do
                assert.same({ { false, true, false }, 0, true, 0, 3 }, got)
             end
          end

@@ -216,21 +216,37 @@ describe('a published folder', function()
             end
             assert.equal(1, written)
             tide.model.load(to)
-            assert.is_false(fs.exists(to .. '/.lock'))
+            assert.is_false(fs.exists(dir .. '/.lock-m' .. i))
             assert.is_false(fs.exists(dir .. '/.staging-m' .. i))
          end
       end)
    end)
 
+   it('is kept from other saves until it is in its place', function()
+      tmp.with(function(dir)
+         local io_, others = fs.io(), {}
+         local sync = io_.fsync_dir
+         io_.fsync_dir = function(path)                 -- the last call before the rename
+            io_.fsync_dir = sync
+            others[1] = raised(tide.model.save, model_of(), dir .. '/a').message
+            return sync(path)
+         end
+         tide.model.save(model_of(), dir .. '/a')
+         assert.is_truthy(others[1]:find('another save writes ' .. dir .. '/a at', 1, true))
+         tide.model.load(dir .. '/a')
+         assert.same({ 'a' }, fs.list('spec', dir))
+      end)
+   end)
+
    it('takes the place of what a save that was killed has left', function()
       tmp.with(function(dir)
+         fs.write('spec', dir .. '/.lock-a', '')
          fs.mkdirs('spec', dir .. '/.staging-a')
-         fs.write('spec', dir .. '/.staging-a/.lock', '')
          fs.write('spec', dir .. '/.staging-a/model-00001-of-00009.safetensors', 'part')
          tide.model.save(model_of(), dir .. '/a')
          tide.model.load(dir .. '/a')
          assert.is_false(fs.exists(dir .. '/a/model-00001-of-00009.safetensors'))
-         assert.is_false(fs.exists(dir .. '/.staging-a'))
+         assert.same({ 'a' }, fs.list('spec', dir))
       end)
    end)
 

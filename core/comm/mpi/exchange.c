@@ -6,8 +6,8 @@
 
 #include "core/comm/mpi/mpi.h"
 
-/* Seconds of yielding before sleeps in an exchange of calls. */
-static const double yield_seconds = 1e-3;
+/* Seconds of yielding before sleeps in an exchange of calls; between searches for crossed calls. */
+static const double yield_seconds = 1e-3, search_seconds = 0.1;
 enum { SPINS = 5000, SHORT_NAP = 20000, LONG_NAP = 1000000, LAST_LOOKS = 500,
        TURN_LOOKS = 1 << 20 };
 
@@ -180,12 +180,22 @@ int tide__mpi_fail(tide__mpi_comm *s, tide__coll *c, int status, const char *tex
   return exchange_failed(s, c);
 }
 
+/* Takes busy unless a call is in progress. A search for crossed calls holds it for a moment. */
+static bool enter_idle(tide__mpi_comm *s)
+{
+  for (int i = 0; i < LAST_LOOKS; i++) {
+    if (!pthread_mutex_trylock(&s->busy)) return true;
+    sched_yield();
+  }
+  return false;
+}
+
 void tide__mpi_abort(void *state, int rank, int status, const char *text)
 {
   tide__mpi_comm *s = state;
   tide__failure_set(&s->failure, status, rank, text, NULL);
   if (s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) return;
-  if (pthread_mutex_trylock(&s->busy)) return;
+  if (!enter_idle(s)) return;
   tell(s);
   pthread_mutex_unlock(&s->busy);
 }
@@ -195,7 +205,7 @@ void tide__mpi_abort(void *state, int rank, int status, const char *text)
 void tide__mpi_leave(tide__mpi_comm *s, const char *text)
 {
   if (s->left || s->pid != getpid() || !tide__mpi_my_thread(s->mpi)) return;
-  if (pthread_mutex_trylock(&s->busy)) {
+  if (!enter_idle(s)) {
     tide__failure_set(&s->failure, TIDE_E_PEER, s->rank, text, NULL);
     return;
   }
@@ -291,25 +301,34 @@ static void add_waits(tide__text *t, int rank, const tide__comm_call *call, cons
   tide__add(t, " for rank %d", awaited);
 }
 
+static int fail_crossed(tide__mpi_comm *s, tide__coll *c, const crossed *x)
+{
+  char buf[TIDE__COMM_TEXT];
+  tide__text t = tide__text_in(buf, sizeof buf);
+  int me = s->member[s->rank];
+  tide__add(&t, "ranks wait for each other; no data was moved");
+  if (x->member < me) add_waits(&t, x->member, &x->call, x->name, me);
+  add_waits(&t, me, &s->out->call, s->name, x->member);
+  if (x->member > me) add_waits(&t, x->member, &x->call, x->name, me);
+  tide__failure_end(&s->failure, c, TIDE_E_COMM, s->rank, buf, NULL);
+  return exchange_failed(s, c);
+}
+
 /* Fails the call if this rank and a missing one wait for each other in different communicators and
- * do nothing else, as neither wait can end. Longer circles end with the timeout. */
+ * do nothing else, as neither wait can end. Two searches must find it: during one, a late rank may
+ * make this call and the next in another communicator. Longer circles end with the timeout. */
 static int check_crossed(tide__mpi_comm *s, tide__coll *c)
 {
-  static const double moment = 0.1; /* seconds before a search */
-  if (!c->alone || tide_trace_clock() - c->begin < moment) return TIDE_OK;
-  for (int q = 0; q < s->nrank; q++) {
+  double now = tide_trace_clock();
+  if (!c->alone || now < s->search_at) return TIDE_OK;
+  bool again = s->crossed;
+  s->search_at = now + search_seconds;
+  s->crossed = false;
+  for (int q = 0; q < s->nrank && !s->crossed; q++) {
     if (q == s->rank || has_arrived(s, q)) continue;
     crossed x = crossed_with(s, q);
-    if (!x.found || !x.alone) continue;
-    char buf[TIDE__COMM_TEXT];
-    tide__text t = tide__text_in(buf, sizeof buf);
-    int me = s->member[s->rank];
-    tide__add(&t, "ranks wait for each other; no data was moved");
-    if (x.member < me) add_waits(&t, x.member, &x.call, x.name, me);
-    add_waits(&t, me, &s->out->call, s->name, x.member);
-    if (x.member > me) add_waits(&t, x.member, &x.call, x.name, me);
-    tide__failure_end(&s->failure, c, TIDE_E_COMM, s->rank, buf, NULL);
-    return exchange_failed(s, c);
+    s->crossed = x.found && x.alone;
+    if (s->crossed && again) return fail_crossed(s, c, &x);
   }
   return TIDE_OK;
 }
@@ -409,6 +428,8 @@ int tide__mpi_exchange(tide__mpi_comm *s, tide__coll *c)
   char text[TIDE__COMM_TEXT];
   tide__call_ref calls[TIDE__MAX_RANK];
   s->absent_since = s->stopped_since = 0;
+  s->search_at = c->begin + search_seconds;
+  s->crossed = false;
   TIDE_TRY(await_sends(s, c));
   exchange_describe(s, c);
   s->called = c->seq;

@@ -66,6 +66,8 @@ struct tide__mpi_comm {
   struct tide__mpi_turn *turn; /* turn.c */
   tide__mpi_comm *next;        /* of turn's list */
   double absent_since, stopped_since; /* of the call: a rank will not come; an interrupt */
+  double search_at;            /* of the call: the next search for crossed calls */
+  bool crossed;                /* of the call: the last search found some */
   int64_t nmend;
   char name[TIDE__COMM_NAME];
 };

@@ -969,7 +969,8 @@ int tide_path_is_writable(tide_ctx *ctx, const char *path);
 typedef struct tide_lock tide_lock;
 /* Takes the lock on a file, which is made if absent and stays: TIDE_OK, or TIDE_MORE with *out null
  * while it is held elsewhere, in this process or another. Never blocks. It is released with the
- * handle and with the process in any case (flock). The caller owns *out. */
+ * handle and with the process in any case (flock). Only the holder may remove the file; a call that
+ * opened it before returns TIDE_MORE. The caller owns *out. */
 int  tide_path_lock(tide_lock **out, tide_ctx *ctx, const char *path);
 void tide_lock_release(tide_lock *lock);
 /* Writes the XXH64 (seed 0) of a file's bytes into text: 16 lower-case hex digits and a zero, 17

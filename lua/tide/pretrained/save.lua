@@ -114,8 +114,6 @@ end
 
 -- ---- the folder --------------------------------------------------------------------------------
 
-local lock_file = '.lock'
-
 local function trimmed(dir) return (dir:gsub('(.)/+$', '%1')) end
 
 -- Returns a path beside dir.
@@ -150,37 +148,31 @@ local function publish(dir, staged)
    return dir
 end
 
--- Makes the staging folder and keeps other saves out of it until release() of the result. What a
--- save that was killed has left there is removed.
-local function take_staged(dir, staged)
-   local file = fs.join(staged, lock_file)
-   if fs.io().is_link(staged) then fs.io().remove(staged) end
-   fs.mkdirs(op, staged)
-   local ok, lock = pcall(fs.io().lock, file)
-   if not ok and fs.exists(staged) then error(lock, 0) end
-   -- a save that ends removes the file and then the folder, or its name
-   err.raise_if(not ok or not lock or not fs.exists(file), 'E_ARG', op, "argument 'dir': another "
-      .. 'save writes %s at this moment; a model that is whole on every rank is saved by one '
-      .. '(if comm.rank == 0), others need a folder each', dir)
-   for _, name in ipairs(fs.list(op, staged)) do
-      if name ~= lock_file then fs.io().remove(fs.join(staged, name)) end
-   end
-   return lock
+-- Takes the lock on the saves of dir, a file beside it that the holder removes. Returns the lock and
+-- its file.
+local function take_lock(dir)
+   local file = beside(dir, 'lock')
+   fs.mkdirs(op, fs.above(dir))
+   local lock = fs.io().lock(file)
+   err.raise_if(not lock, 'E_ARG', op, "argument 'dir': another save writes %s at this moment; a "
+      .. 'model that is whole on every rank is saved by one (if comm.rank == 0), others need a '
+      .. 'folder each', dir)
+   return lock, file
 end
 
 -- Writes source into o.dir: complete, or not at all.
 local function write_folder(source, o)
    local dir = trimmed(o.dir)
-   check_place(dir, o.overwrite)
-   local staged = beside(dir, 'staging')
-   local lock = take_staged(dir, staged)
+   local staged, lock, file = beside(dir, 'staging'), take_lock(dir)
    return finally(function(failed)
       if failed then pcall(fs.remove_dir, op, staged) end
+      pcall(fs.io().remove, file)
       lock:release()
    end, function()
-      check_place(dir, o.overwrite)                   -- again: another save may have ended
+      check_place(dir, o.overwrite)
+      fs.remove_dir(op, staged)                       -- of a save that was killed
+      fs.mkdirs(op, staged)
       write_all(staged, source, o)
-      fs.io().remove(fs.join(staged, lock_file))
       fs.io().fsync_dir(staged)
       return publish(dir, staged)
    end)
