@@ -171,6 +171,22 @@ describe('files that are no pictures', function()
          .. ('\0'):rep(8) .. bytes.rgb:sub(at + 12))
    end)
 
+   it('whose header promises more bytes than there are take no memory for them', function()
+      local chunk = bytes.rgb:find 'IHDR' + 21
+      local png = bytes.rgb:sub(1, chunk - 1) .. '\255\255\255\240eXIf' .. bytes.rgb:sub(chunk)
+      local jpeg = bytes.jpeg:sub(1, 2) .. '\255\225\0\0' .. bytes.jpeg:sub(3)
+      local webp = bytes.webp_exif
+      local at = webp:find('EXIF', 1, true) + 4
+      webp = webp:sub(1, at - 1) .. '\240\255\255\255' .. webp:sub(at + 4)
+      tmp.with(function(dir)
+         for _, text in ipairs { png, jpeg, webp } do
+            fs.write('spec', dir .. '/x', text)
+            local ok, e = pcall(image.size, dir .. '/x')
+            assert.is_true(ok or (tide.error_of(e) or {}).code == 'E_FORMAT', e)
+         end
+      end)
+   end)
+
    it('that end early, at any byte, are refused or read whole', function()
       for _, name in ipairs { 'rgb', 'palette', 'jpeg', 'jpeg_exif_6', 'jpeg_progressive', 'webp',
          'webp_lossless', 'webp_exif', 'channels_16_3' } do
