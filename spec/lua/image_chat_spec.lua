@@ -69,7 +69,7 @@ describe('a chat with images', function()
          assert.matches('a%.png$', got.train.images[1].path)
       end
       for _, part in ipairs { '"path": "a.png"', '"url": "file://DIR/a.png"',
-         '"image": "DIR/a.png"',
+         '"url": "file://localhostDIR/a.png"', '"image": "DIR/a.png"',
          '"image_url": {"url": "file:///DIR/%61.png"}', '"image": {"path": "a.png"}',
          '"text": null, "image": "a.png"' } do
          check(user('[{"type": "image", ' .. part .. '}, {"type": "text", "image": null, '
@@ -121,6 +121,11 @@ describe('a chat with images', function()
       bad(user '"<|image_pad|>"', 'the template writes 1 tokens that stand for images, and the '
          .. 'record has 0 images')
       bad(user '"<|video_pad|>"', 'a token stands for a video, and videos are not read')
+      -- media that a template would leave out without a word
+      for _, kind in ipairs { 'video', 'input_audio', 'audio', 'Image' } do
+         bad(user('[{"type": "text", "text": "Q"}, {"type": "' .. kind .. '", "path": "a"}]'),
+            'messages[1].content[2].type: expected text or image, got "' .. kind .. '"')
+      end
       bad('{"text": "t", "images": ["a.png"]}', 'images: an image belongs to a chat')
       bad(user('"Q"', ', "videos": ["v.mp4"]'), 'videos: expected none, got a list; videos are not '
          .. 'read')

@@ -253,7 +253,7 @@ describe('data.image.processor', function()
       proc = image.processor { max_pixels = 2000 }             -- less than the least of a video
       assert.same({ 1, 2, 4 }, proc:grid(500, 1000))
       wrong("size has the field 'height'; expected shortest_edge and longest_edge", { size = {
-         height = 224, width = 224 } }, 'E_UNSUPPORTED')
+         height = 224 } }, 'E_UNSUPPORTED')
       wrong('image_std[2]', { image_std = { 1, 0, 1 } })
       wrong('patch_size', { patch_size = 0 })
       wrong('do_resize', { do_resize = 1 })

@@ -43,6 +43,12 @@ end
 -- ---- parts of messages -------------------------------------------------------------------------
 
 local is_image = { image = true, image_url = true, input_image = true }
+-- A template leaves these out, or writes a token that stands for nothing.
+local not_read = {}
+for name in ([[video video_url input_video audio audio_url input_audio file input_file]])
+   :gmatch '%S+' do
+   not_read[name] = true
+end
 local keys = { 'image', 'path', 'url', 'image_url' }
 
 -- Returns what a part, or an entry of the list `images`, gives as its image: a text, or nil.
@@ -63,8 +69,8 @@ local function path_of(v, field, dir)
          .. 'a file)'):format(#v > 40 and v:sub(1, 40) .. '..' or v, scheme))
    end
    if scheme == 'file' then
-      v = v:gsub('^file:/*', '/'):gsub('%%(%x%x)', function(x) return
-         string.char(tonumber(x, 16)) end)
+      v = v:gsub('^file://localhost/', 'file:/'):gsub('^file:/*', '/')
+      v = v:gsub('%%(%x%x)', function(x) return string.char(tonumber(x, 16)) end)
    end
    return v:sub(1, 1) == '/' and v or fs.join(dir, v)
 end
@@ -77,14 +83,21 @@ local function listed(t)
    return (jsonl._is_list(v) or type(v) == 'table' and next(v) == nil) and v or { v }, name
 end
 
--- Returns the name of the first field of a record that has an image, or nil. name_of(i): of message
--- i.
+-- Returns the name of the first field of a record that has an image, or nil; refuses parts of other
+-- media. name_of(i): of message i.
 local function first_field(t, messages, name_of)
+   local first
    for i, message in ipairs(messages or {}) do
       for k, part in ipairs(jsonl._is_table(message.content) and message.content or {}) do
-         if is_image[part.type] then return ('%s.content[%d]'):format(name_of(i), k) end
+         local field = ('%s.content[%d]'):format(name_of(i), k)
+         local kind = part.type:lower()
+         if not_read[kind] or is_image[kind] and not is_image[part.type] then
+            jsonl._wrong(field .. '.type', 'text or image', part.type)
+         end
+         first = first or is_image[kind] and field
       end
    end
+   if first then return first end
    local list, name = listed(t)
    return #list > 0 and name or nil
 end
