@@ -199,18 +199,31 @@ function text.sampler(job, opt, corpus, data)
    return job:check(tide.data.packed.new, o)
 end
 
+-- Returns whether a file belongs to a tokenizer, or says how text is generated or images are read.
+local function is_kept(name)
+   return name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
+      or name == 'tekken.json' or name == 'special_tokens_map.json'
+      or name == 'generation_config.json' or name:find 'processor_config%.json$'
+end
+
+-- Removes such files of the run that is written over, which may have had another model.
+local function forget(job, opt)
+   if not opt.overwrite or job.resumed then return end
+   for _, name in ipairs(fs.list(job.name, opt.out)) do
+      if is_kept(name) then os.remove(fs.join(opt.out, name)) end
+   end
+end
+
 -- Copies the files of --tokenizer, and beside them a chat template and how text is generated, into
 -- the folder of the run, where the other recipes and tide export look.
 function text.keep_tokenizer(job, opt, corpus)
+   if not job.first then return end
    local from = corpus.tokenizer_path
-   if not (from and job.first) then return end
-   local folder = folder_of(from)
-   if fs.absolute(folder) == fs.absolute(opt.out) then return end
-   for _, name in ipairs(fs.list(job.name, folder)) do
-      local whole = name == from:match '[^/]*$'
-      if whole or name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
-         or name == 'tekken.json' or name == 'special_tokens_map.json'
-         or name == 'generation_config.json' or name:find 'processor_config%.json$' then
+   local folder = from and folder_of(from)
+   if folder and fs.absolute(folder) == fs.absolute(opt.out) then return end
+   forget(job, opt)
+   for _, name in ipairs(folder and fs.list(job.name, folder) or {}) do
+      if name == from:match '[^/]*$' or is_kept(name) then
          local path = fs.join(folder, name)
          local content = fs.size(path) and fs.read(job.name, path)
          if content then fs.write(job.name, fs.join(opt.out, name), content) end
