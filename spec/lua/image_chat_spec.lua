@@ -236,6 +236,20 @@ describe('rows of chats with images', function()
       assert.is_false(rows(10))                        -- no room for the image, so for a label
    end)
 
+   it('of a sampler without the source are refused where they cut an image', function()
+      local corpus = chat.load(case.golden .. '/chats.jsonl', case.options())
+      local e = corpus.train.images[1]
+      local function make(from, to)
+         return packed.make(corpus.train, { { { from, to - from, false, to - from } } }, 160, {})
+      end
+      assert.equal(1, make(e.first, e.stop).image_grid_thw:size(1))
+      assert.is_nil(make(e.stop, e.stop + 5).pixel_values)
+      for _, place in ipairs { { e.first, e.stop - 1 }, { e.stop - 2, e.stop + 5 } } do
+         assert.matches('a.png; give data.packed.new the source of the images', raised(make,
+            unpack(place)).message, 1, true)
+      end
+   end)
+
    it('read the images of their pieces, those of joined sources too', function()
       local corpus = chat.load(case.golden .. '/chats.jsonl', case.options())
       local plain = case.options()

@@ -314,10 +314,26 @@ local function read_one(e)
    return patches
 end
 
+-- Raises where a piece begins or ends inside an image: a sampler without the source makes such
+-- rows, and tokens of an image without its features would be read as text.
+local function check_whole(images, rows)
+   for _, row in ipairs(rows) do
+      for _, piece in ipairs(row) do
+         for _, p in ipairs { piece[1], piece[1] + piece[2] } do
+            local e = images[before(images, p)]
+            err.raise_if(e and p < e.stop, 'E_ARG', 'data.packed.make', '%s: %s: the rows cut %s; '
+               .. 'give data.packed.new the source of the images', e and e.place, e and e.field,
+               e and e.path)
+         end
+      end
+   end
+end
+
 -- Returns the fields of a batch of the images of rows: pixel_values [N, P] and image_grid_thw
 -- [images, 3], on the host; nil without images.
 function parts._fields(images, rows)
    local tide = require 'tide'
+   check_whole(images, rows)
    local list = parts._of_rows(images, rows)
    if #list == 0 then return nil end
    local all, at, grids = nil, 0, {}
