@@ -254,6 +254,9 @@ describe('data.image.processor', function()
       assert.same({ 1, 2, 4 }, proc:grid(500, 1000))
       wrong("size has the field 'height'; expected shortest_edge and longest_edge", { size = {
          height = 224 } }, 'E_UNSUPPORTED')
+      for _, grid in ipairs { { 1, 2 }, { 1, 3, 4 } } do
+         refused('E_ARG', 'expected { frames, rows, columns } of patches', proc.tokens, proc, grid)
+      end
       wrong('image_std[2]', { image_std = { 1, 0, 1 } })
       wrong('patch_size', { patch_size = 0 })
       wrong('do_resize', { do_resize = 1 })

@@ -246,7 +246,13 @@ function Processor:video_grid(n, h, w)
 end
 
 -- Returns the number of tokens that stand for a grid in a text.
-function Processor:tokens(grid) return grid[1] * grid[2] * grid[3] / self.config.merge_size ^ 2 end
+function Processor:tokens(grid)
+   local m = self.config.merge_size
+   err.arg_if(#grid ~= 3 or grid[2] % m ~= 0 or grid[3] % m ~= 0, 'data.image_processor.tokens',
+      'grid', ('{ frames, rows, columns } of patches, rows and columns multiples of %d'):format(m),
+      '{ ' .. table.concat(grid, ', ') .. ' }')
+   return grid[1] * grid[2] * grid[3] / m ^ 2
+end
 
 -- Returns pixels of a path, or of a tensor of pixels, contiguous on the host. name: in messages.
 local function pixels(what, name, x)
