@@ -1,6 +1,8 @@
 /* Resizing of 8-bit pixels as PyTorch does it on a CPU: interpolate of uint8 with mode='bicubic'
  * and antialias=True. Weights are whole numbers of 16 bits, and the pixels between the two passes,
  * rows first, are rounded to 8 bits. Results are equal to those of PyTorch, bit for bit. */
+#include "core/image/image.h"
+
 #include "core/base/alloc.h"
 #include "core/base/door.h"
 #include "core/base/status.h"
@@ -8,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { CHANNEL = 3, BLOCK = 16, SPAN = 64 };
+enum { CHANNEL = TIDE__RGB, BLOCK = 16, SPAN = 64 };
 
 /* One direction: output i is the sum of weight[i * most + k] * input[first[i] + k], k < count[i],
  * and half a unit, shifted right. */
@@ -216,19 +218,25 @@ static int resize(tide_ctx *ctx, uint8_t *to, int64_t rows, int64_t columns, con
   return rc;
 }
 
-int tide_image_resize(tide_ctx *ctx, uint8_t *to, int64_t rows, int64_t columns,
-                      const uint8_t *from, int64_t h, int64_t w)
+int tide_image_resize(tide_tensor **out, tide_tensor *x, int64_t rows, int64_t columns)
 {
-  TIDE_DOOR(TIDE_OBJECT(CTX, ctx));
-  const int64_t most = INT64_C(1) << 24;
-  if (!to || !from || rows < 1 || columns < 1 || h < 1 || w < 1 || rows > most || columns > most
-      || h > most || w > most)
-    return tide__fail(ctx, TIDE_E_ARG, "image_resize", "expected pixels, and sizes from 1 to %lld, "
-                      "got %lld x %lld to %lld x %lld", (long long)most, (long long)h,
-                      (long long)w, (long long)rows, (long long)columns);
-  int rc = resize(ctx, to, rows, columns, from, h, w);
-  if (rc < 0)
-    return tide__fail(ctx, rc, "image_resize", "no memory to resize %lld x %lld pixels to %lld x "
-                      "%lld", (long long)h, (long long)w, (long long)rows, (long long)columns);
-  return rc;
+  TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
+  const char *op = "image_resize";
+  if (rows < 1 || columns < 1)
+    return tide__fail(x->ctx, TIDE_E_ARG, op, "rows and columns: expected at least 1, got %lld and "
+                      "%lld", (long long)rows, (long long)columns);
+  const uint8_t *from;
+  uint8_t *to;
+  tide_tensor *y = NULL;
+  TIDE_TRY(tide__pixels(x, CHANNEL, op, &from));
+  TIDE_TRY(tide__pixels_new(&y, x->ctx, rows, columns, op, &to));
+  int rc = resize(x->ctx, to, rows, columns, from, x->shape[0], x->shape[1]);
+  if (rc == TIDE_OK) {
+    *out = y;
+    return rc;
+  }
+  tide_tensor_release(y);
+  return tide__fail(x->ctx, rc, op, "no memory to resize %lld x %lld pixels to %lld x %lld",
+                    (long long)x->shape[0], (long long)x->shape[1], (long long)rows,
+                    (long long)columns);
 }

@@ -328,9 +328,11 @@ function chats.keep(job, opt, corpus, processor)
       local path, most = fs.join(processor, name), not name:find '^video' and opt.max_pixels or nil
       if fs.exists(path) then
          fs.write(job.name, fs.join(opt.out, name), limited(job, path, most))
+      else
+         os.remove(fs.join(opt.out, name))               -- of the folder of --tokenizer
       end
    end
-   if corpus.template and (opt.chat_template or not corpus.tokenizer_path) then
+   if corpus.template and (opt.chat_template or opt.tokenizer or not corpus.tokenizer_path) then
       fs.write(job.name, fs.join(opt.out, 'chat_template.jinja'), corpus.template.source)
    end
 end

@@ -7,7 +7,7 @@ local read = require('spec.support.files').read
 
 -- Layer of each folder, and what it may use besides its own folder and lower core folders.
 local core = {
-   base = 0, device = 1, tensor = 2, op = 3, io = 4, grad = 5, comm = 5, text = 5, image = 1,
+   base = 0, device = 1, tensor = 2, op = 3, io = 4, grad = 5, comm = 5, text = 5, image = 3,
 }
 
 -- Paths of quoted includes, as written.

@@ -135,6 +135,22 @@ describe('fine-tuning on chats with images', function()
       end)
    end)
 
+   it('keep template and processor of the model beside the tokenizer of another folder', function()
+      with_chats(8, function(dir, words)
+         fs.mkdirs('spec', dir .. '/words')
+         for _, name in ipairs { 'tokenizer.json', 'tokenizer_config.json' } do
+            write(dir .. '/words/' .. name, fs.read('spec', dir .. '/m/' .. name))
+         end
+         write(dir .. '/words/preprocessor_config.json', '{"patch_size": 14}')
+         ok(1, ('%s--tokenizer %s/words --max-pixels 300 --out %s/run'):format(words, dir, dir))
+         for _, at in ipairs { '/run', '/run/model' } do
+            local again = tide.data.image.processor(dir .. at).config
+            assert.same({ 4, 300 }, { again.patch_size, again.max_pixels })
+         end
+         ok(1, ('--resume --steps 5 --out %s/run'):format(dir))
+      end)
+   end)
+
    it('prices the micro-batch with the most patches', function()
       with_chats(24, function(_, words)
          local text = ok(1, words .. '--plan')

@@ -63,15 +63,19 @@ local function room(shape)
    return x, ffi.cast('uint8_t *', C.tide_tensor_data(x))
 end
 
-local function bytes_of(x) return ffi.cast('const uint8_t *', C.tide_tensor_data(x)) end
+local new_box = ffi.typeof 'tide_tensor *[1]'
 
--- Returns raw, a tensor of pixels of a layout that it spends, as an RGB image.
-local function rgb(h, w, raw, layout)
-   local x, to = room { h, w, 3 }
-   local ctx = ctx_of.default().handle
-   own.check(ctx, C.tide_image_rgb(ctx, to, bytes_of(raw), h * w, layout))
-   own.spend(raw)
-   return x
+-- Returns the tensor that fn, a function of C, makes of x.
+local function made(fn, x, ...)
+   local box = new_box()
+   local rc = fn(box, x, ...)
+   if rc ~= 0 and own.again(x, rc) then own.check(x, fn(box, x, ...)) end
+   return own.take(box)
+end
+
+-- Returns x, pixels of a layout that it spends, as an RGB image.
+local function rgb(x, layout)
+   return own.replace(x, made(C.tide_image_rgb, x, layout))
 end
 
 -- ---- decoders ----------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ function M.JPEG(bytes, h, w, components)
    local problem = rc ~= 0 and jpeg_problem(ffi.string(jpeg.tjGetErrorStr2(handle))) or nil
    jpeg.tjDestroy(handle)
    if problem then return nil, problem end
-   return depth == 4 and rgb(h, w, x, C.TIDE_PIXELS_CMYK) or x
+   return depth == 4 and rgb(x, C.TIDE_PIXELS_CMYK) or x
 end
 
 local ALPHA, COLOR, LINEAR = 1, 2, 4
@@ -130,7 +134,7 @@ local function png_read(png, image, h, w)
    if png.png_image_finish_read(image, nil, to, 0, nil) == 0 or image.problem > 1 then
       return nil, ffi.string(image.message)
    end
-   return layout and rgb(h, w, x, layout) or x
+   return layout and rgb(x, layout) or x
 end
 
 -- Returns pixels of a PNG without chunks about colour spaces, which would change values.
@@ -165,28 +169,17 @@ end
 -- ---- pixels ------------------------------------------------------------------------------------
 
 -- Returns pixels as their EXIF orientation (2 to 8) says that they are seen.
-function M.orient(x, orientation)
-   local h, w = x:size(1), x:size(2)
-   local turned = orientation >= 5
-   local y, to = room { turned and w or h, turned and h or w, 3 }
-   local ctx = ctx_of.default().handle
-   own.check(ctx, C.tide_image_orient(ctx, to, bytes_of(x), h, w, orientation))
-   return y
-end
+function M.orient(x, orientation) return made(C.tide_image_orient, x, orientation) end
 
 -- Returns pixels resized to rows x columns.
-function M.resize(x, rows, columns)
-   local y, to = room { rows, columns, 3 }
-   local ctx = ctx_of.default().handle
-   own.check(ctx, C.tide_image_resize(ctx, to, rows, columns, bytes_of(x), x:size(1), x:size(2)))
-   return y
-end
+function M.resize(x, rows, columns) return made(C.tide_image_resize, x, rows, columns) end
 
 -- Returns what patches() takes. t: patch, merge, depth; factor (nil: pixels are not rescaled), mean
 -- and std (nil: not normalised). Numbers are those of f32, one rounding for each operation, as in
 -- PyTorch.
 function M.form(t)
-   local form, f = ffi.new 'tide_image_form', ffi.new 'float[3]'
+   local form, f = ffi.new 'tide_image_patches_attrs', ffi.new 'float[3]'
+   C.tide_image_patches_attrs_init(form)
    form.patch, form.merge, form.depth = t.patch, t.merge, t.depth
    local function f32(v)
       f[0] = v
@@ -213,11 +206,7 @@ end
 
 -- Writes pixels x into slots first to last of frame `at` of patches, all counted from 0.
 function M.write(patches, form, x, at, first, last)
-   local rows, columns = x:size(1), x:size(2)
-   local to = ffi.cast('float *', C.tide_tensor_data(patches))
-      + at * rows * columns * 3 * form.depth
-   local ctx = ctx_of.default().handle
-   own.check(ctx, C.tide_image_patches(ctx, to, bytes_of(x), rows, columns, form, first, last))
+   own.check(x, C.tide_image_patches(patches, x, at, first, last, form))
 end
 
 return M

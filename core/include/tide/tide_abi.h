@@ -1049,32 +1049,34 @@ int  tide_saving_test(const tide_saving *s);              /* 1: finished, with s
 int  tide_saving_wait(tide_saving *s, char *digits);
 void tide_saving_release(tide_saving *s);                 /* blocks until the file is written */
 
-/* ---- images: 8-bit pixels [height, width, 3], red, green and blue, row by row ---------------- */
+/* ---- images: u8 tensors [height, width, 3] on the host: red, green, blue, row by row --------- */
 
-/* Layouts of pixels that become RGB: RGBA, whose alpha is dropped; CMYK, inverted as Adobe's
- * programs write it; RGB16, of which the high bytes stay; GREY16, of which values above 255 become
- * 255, as Pillow does. Numbers of 16 bits have the byte order of the machine. */
+/* Layouts of pixels that become RGB: RGBA [h, w, 4], whose alpha is dropped; CMYK [h, w, 4],
+ * inverted as Adobe's programs write it; RGB16 [h, w, 6], of which the high bytes stay; GREY16
+ * [h, w, 2], of which values above 255 become 255, as Pillow does. Numbers of 16 bits are two bytes
+ * in the order of the machine. */
 enum { TIDE_PIXELS_RGBA = 0, TIDE_PIXELS_CMYK = 1, TIDE_PIXELS_RGB16 = 2, TIDE_PIXELS_GREY16 = 3 };
-/* Writes npixel pixels of a layout as RGB. */
-int tide_image_rgb(tide_ctx *ctx, uint8_t *to, const void *from, int64_t npixel, int layout);
-/* Writes pixels [h, w, 3] as their EXIF orientation (1 to 8) says that they are seen; from 5 on the
- * result is [w, h, 3]. */
-int tide_image_orient(tide_ctx *ctx, uint8_t *to, const uint8_t *from, int64_t h, int64_t w,
-                      int orientation);
-/* Resizes pixels [h, w, 3] to [rows, columns, 3]: bicubic with antialias, the numbers of PyTorch's
- * interpolate on uint8. */
-int tide_image_resize(tide_ctx *ctx, uint8_t *to, int64_t rows, int64_t columns,
-                      const uint8_t *from, int64_t h, int64_t w);
+/* Makes RGB of pixels x of a layout. */
+int tide_image_rgb(tide_tensor **out, tide_tensor *x, int layout);
+/* Makes pixels as their EXIF orientation (1 to 8) says that they are seen; from 5 on height and
+ * width change places. */
+int tide_image_orient(tide_tensor **out, tide_tensor *x, int orientation);
+/* Resizes to [rows, columns, 3]: bicubic with antialias, the numbers of PyTorch's interpolate on
+ * uint8. */
+int tide_image_resize(tide_tensor **out, tide_tensor *x, int64_t rows, int64_t columns);
 /* What a vision tower reads: patches of patch x patch pixels, in blocks of merge x merge patches,
- * of depth frames each. value: the number of each value of a pixel, [3, 256]. */
-typedef struct tide_image_form {
-  int32_t patch, merge, depth, pad;
-  float   value[768];
-} tide_image_form;
-/* Writes a frame [rows, columns, 3] into slots first to last (from 0) of its patches: f32
- * [patches, 3, depth, patch, patch], block by block. */
-int tide_image_patches(tide_ctx *ctx, float *to, const uint8_t *frame, int64_t rows,
-                       int64_t columns, const tide_image_form *form, int first, int last);
+ * of depth frames each (14, 2 and 2 by default). value: the number of each value of a pixel, [3,
+ * 256]. */
+typedef struct tide_image_patches_attrs {
+  uint32_t size;
+  int32_t  patch, merge, depth;
+  float    value[768];
+} tide_image_patches_attrs;
+void tide_image_patches_attrs_init(tide_image_patches_attrs *attrs);
+/* Writes pixels x into slots first to last (from 0) of the patches of one frame, the one of number
+ * `frame` in `to`, f32 [patches, 3 * depth * patch * patch]. Patches lie block by block. */
+int tide_image_patches(tide_tensor *to, tide_tensor *x, int64_t frame, int first, int last,
+                       const tide_image_patches_attrs *attrs);
 
 /* ---- tokenizers ------------------------------------------------------------------------------ */
 
