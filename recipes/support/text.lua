@@ -219,11 +219,16 @@ function text.sampler(job, opt, corpus, data)
    return job:check(tide.data.packed.new, o)
 end
 
--- Files by which a run is read, beside its checkpoints.
-local function is_about_text(name)
-   return name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
-      or name:find '%.model$' or name == 'tekken.json' or name == 'special_tokens_map.json'
-      or name == 'generation_config.json'
+-- Returns whether a file belongs to a tokenizer.
+local function is_tokenizer(name)
+   return name:find '^tokenizer' or name:find '%.tiktoken$' or name:find '%.model$'
+      or name == 'tekken.json' or name == 'special_tokens_map.json'
+end
+
+-- Returns whether a run is read by a file, beside its checkpoints.
+local function is_kept(name)
+   return is_tokenizer(name) or name:find '^chat_template' or name == 'generation_config.json'
+      or name:find 'processor_config%.json$'
 end
 
 -- Removes what a run before, which --overwrite replaces, was read by; not what this run reads.
@@ -234,11 +239,11 @@ local function clear_tokenizer(job, opt, from)
    if opt.from and fs.absolute(opt.from) == out then return end
    for _, name in ipairs(fs.list(job.name, opt.out)) do
       local path = fs.join(out, name)
-      local is_old = is_about_text(name) and fs.size(path) and path ~= opt.chat_template
+      local is_old = is_kept(name) and fs.size(path) and path ~= opt.chat_template
       if is_old and opt.overwrite then
          fs.io().remove(path)
       else
-         err.usage_if(is_old and not from and not name:find '^chat_template', job.name, '--out %s '
+         err.usage_if(is_old and not from and is_tokenizer(name), job.name, '--out %s '
             .. 'holds %s, and the checkpoints of this run of bytes would be read with it; choose '
             .. 'another --out, or give --tokenizer %s', opt.out, name, opt.out)
       end
@@ -248,16 +253,13 @@ end
 -- Copies the files of --tokenizer, and beside them a chat template and how text is generated, into
 -- the folder of the run, where the other recipes and tide export look.
 function text.keep_tokenizer(job, opt, corpus)
+   if not job.first then return end
    local from = corpus.tokenizer_path
    local folder = from and folder_of(from)
-   if not job.first or folder and fs.absolute(folder) == fs.absolute(opt.out) then return end
+   if folder and fs.absolute(folder) == fs.absolute(opt.out) then return end
    if not opt.resume and not job:is_restart() then clear_tokenizer(job, opt, from) end
-   if not from then return end
-   for _, name in ipairs(fs.list(job.name, folder)) do
-      local whole = name == from:match '[^/]*$'
-      if whole or name:find '^tokenizer' or name:find '^chat_template' or name:find '%.tiktoken$'
-         or name == 'tekken.json' or name == 'special_tokens_map.json'
-         or name == 'generation_config.json' or name:find 'processor_config%.json$' then
+   for _, name in ipairs(folder and fs.list(job.name, folder) or {}) do
+      if name == from:match '[^/]*$' or is_kept(name) then
          local path = fs.join(folder, name)
          local content = fs.size(path) and fs.read(job.name, path)
          if content then fs.write(job.name, fs.join(opt.out, name), content) end

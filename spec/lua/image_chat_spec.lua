@@ -69,7 +69,7 @@ describe('a chat with images', function()
          assert.matches('a%.png$', got.train.images[1].path)
       end
       for _, part in ipairs { '"path": "a.png"', '"url": "file://DIR/a.png"',
-         '"image": "DIR/a.png"',
+         '"url": "file://localhostDIR/a.png"', '"image": "DIR/a.png"',
          '"image_url": {"url": "file:///DIR/%61.png"}', '"image": {"path": "a.png"}',
          '"text": null, "image": "a.png"' } do
          check(user('[{"type": "image", ' .. part .. '}, {"type": "text", "image": null, '
@@ -121,6 +121,11 @@ describe('a chat with images', function()
       bad(user '"<|image_pad|>"', 'the template writes 1 tokens that stand for images, and the '
          .. 'record has 0 images')
       bad(user '"<|video_pad|>"', 'a token stands for a video, and videos are not read')
+      -- media that a template would leave out without a word
+      for _, kind in ipairs { 'video', 'input_audio', 'audio', 'Image' } do
+         bad(user('[{"type": "text", "text": "Q"}, {"type": "' .. kind .. '", "path": "a"}]'),
+            'messages[1].content[2].type: expected text or image, got "' .. kind .. '"')
+      end
       bad('{"text": "t", "images": ["a.png"]}', 'images: an image belongs to a chat')
       bad(user('"Q"', ', "videos": ["v.mp4"]'), 'videos: expected none, got a list; videos are not '
          .. 'read')
@@ -229,6 +234,20 @@ describe('rows of chats with images', function()
       end
       assert.equal('0+10 20+10', rows(20))
       assert.is_false(rows(10))                        -- no room for the image, so for a label
+   end)
+
+   it('of a sampler without the source are refused where they cut an image', function()
+      local corpus = chat.load(case.golden .. '/chats.jsonl', case.options())
+      local e = corpus.train.images[1]
+      local function make(from, to)
+         return packed.make(corpus.train, { { { from, to - from, false, to - from } } }, 160, {})
+      end
+      assert.equal(1, make(e.first, e.stop).image_grid_thw:size(1))
+      assert.is_nil(make(e.stop, e.stop + 5).pixel_values)
+      for _, place in ipairs { { e.first, e.stop - 1 }, { e.stop - 2, e.stop + 5 } } do
+         assert.matches('a.png; give data.packed.new the source of the images', raised(make,
+            unpack(place)).message, 1, true)
+      end
    end)
 
    it('read the images of their pieces, those of joined sources too', function()

@@ -171,6 +171,22 @@ describe('files that are no pictures', function()
          .. ('\0'):rep(8) .. bytes.rgb:sub(at + 12))
    end)
 
+   it('whose header promises more bytes than there are take no memory for them', function()
+      local chunk = bytes.rgb:find 'IHDR' + 21
+      local png = bytes.rgb:sub(1, chunk - 1) .. '\255\255\255\240eXIf' .. bytes.rgb:sub(chunk)
+      local jpeg = bytes.jpeg:sub(1, 2) .. '\255\225\0\0' .. bytes.jpeg:sub(3)
+      local webp = bytes.webp_exif
+      local at = webp:find('EXIF', 1, true) + 4
+      webp = webp:sub(1, at - 1) .. '\240\255\255\255' .. webp:sub(at + 4)
+      tmp.with(function(dir)
+         for _, text in ipairs { png, jpeg, webp } do
+            fs.write('spec', dir .. '/x', text)
+            local ok, e = pcall(image.size, dir .. '/x')
+            assert.is_true(ok or (tide.error_of(e) or {}).code == 'E_FORMAT', e)
+         end
+      end)
+   end)
+
    it('that end early, at any byte, are refused or read whole', function()
       for _, name in ipairs { 'rgb', 'palette', 'jpeg', 'jpeg_exif_6', 'jpeg_progressive', 'webp',
          'webp_lossless', 'webp_exif', 'channels_16_3' } do
@@ -236,6 +252,11 @@ describe('data.image.processor', function()
       wrong('max_pixels', { min_pixels = 5, max_pixels = 4 })
       proc = image.processor { max_pixels = 2000 }             -- less than the least of a video
       assert.same({ 1, 2, 4 }, proc:grid(500, 1000))
+      wrong("size has the field 'height'; expected shortest_edge and longest_edge", { size = {
+         height = 224 } }, 'E_UNSUPPORTED')
+      for _, grid in ipairs { { 1, 2 }, { 1, 3, 4 } } do
+         refused('E_ARG', 'expected { frames, rows, columns } of patches', proc.tokens, proc, grid)
+      end
       wrong('image_std[2]', { image_std = { 1, 0, 1 } })
       wrong('patch_size', { patch_size = 0 })
       wrong('do_resize', { do_resize = 1 })

@@ -178,8 +178,12 @@ describe('fine-tuning on chats with images', function()
             .. 'images')
          write(dir .. '/b.png', fs.read('spec', vl.golden .. '/b.png'):sub(1, 200))
          bad(words, dir .. '/b.png: it is a damaged PNG')
+         -- what another model left behind
+         local stale = { 'preprocessor_config.json', 'special_tokens_map.json' }
+         for _, name in ipairs(stale) do write(dir .. '/run/' .. name, '{}') end
          local out = ok(1, words .. '--overwrite --check-images --skip-bad --steps 1')
          assert.matches('4 broken ones left out', out, 1, true)
+         for _, name in ipairs(stale) do assert.is_false(fs.exists(dir .. '/run/' .. name)) end
          words = words .. '--overwrite '
          os.remove(dir .. '/b.png')
          bad(words, 'c.jsonl, line 2: messages[1].content[2]: ')

@@ -22,8 +22,13 @@ local MOST = 2 * 89478485
 
 -- Returns a source for image_header of a string, and of an open file.
 local function of_bytes(bytes) return function(at, n) return bytes:sub(at, at + n - 1) end end
+-- A header may promise more bytes than there are: no more than those are asked for.
 local function of_file(file)
-   return function(at, n) return file:seek('set', at - 1) and file:read(n) or '' end
+   local last = file:seek 'end'
+   return function(at, n)
+      n = math.min(n, last - at + 1)
+      return n > 0 and file:seek('set', at - 1) and file:read(n) or ''
+   end
 end
 
 -- Returns what the header says; raises for what is no picture. name: of the source in messages.

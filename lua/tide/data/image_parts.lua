@@ -43,6 +43,13 @@ end
 
 -- ---- parts of messages -------------------------------------------------------------------------
 
+-- A template leaves these out, or writes a token that stands for nothing.
+local not_read = {}
+for name in ([[video video_url input_video audio audio_url input_audio file input_file]])
+   :gmatch '%S+' do
+   not_read[name] = true
+end
+
 -- Returns the path of an image, relative ones below dir. field: names it in errors.
 local function path_of(v, field, dir)
    if type(v) ~= 'string' or v == '' then jsonl._wrong(field, 'the path of an image', v) end
@@ -62,14 +69,21 @@ local function listed(t)
    return (jsonl._is_list(v) or type(v) == 'table' and next(v) == nil) and v or { v }, name
 end
 
--- Returns the name of the first field of a record that has an image, or nil. name_of(i): of message
--- i.
+-- Returns the name of the first field of a record that has an image, or nil; refuses parts of other
+-- media. name_of(i): of message i.
 local function first_field(t, messages, name_of)
+   local first
    for i, message in ipairs(messages or {}) do
       for k, part in ipairs(jsonl._is_table(message.content) and message.content or {}) do
-         if image_source._is_image(part) then return ('%s.content[%d]'):format(name_of(i), k) end
+         local field = ('%s.content[%d]'):format(name_of(i), k)
+         local kind, is_image = part.type:lower(), image_source._is_image(part)
+         if not_read[kind] or not is_image and image_source._is_image { type = kind } then
+            jsonl._wrong(field .. '.type', 'text or image', part.type)
+         end
+         first = first or is_image and field
       end
    end
+   if first then return first end
    local list, name = listed(t)
    return #list > 0 and name or nil
 end
@@ -286,10 +300,26 @@ local function read_one(e)
    return patches
 end
 
+-- Raises where a piece begins or ends inside an image: a sampler without the source makes such
+-- rows, and tokens of an image without its features would be read as text.
+local function check_whole(images, rows)
+   for _, row in ipairs(rows) do
+      for _, piece in ipairs(row) do
+         for _, p in ipairs { piece[1], piece[1] + piece[2] } do
+            local e = images[before(images, p)]
+            err.raise_if(e and p < e.stop, 'E_ARG', 'data.packed.make', '%s: %s: the rows cut %s; '
+               .. 'give data.packed.new the source of the images', e and e.place, e and e.field,
+               e and e.path)
+         end
+      end
+   end
+end
+
 -- Returns the fields of a batch of the images of rows: pixel_values [N, P] and image_grid_thw
 -- [images, 3], on the host; nil without images.
 function parts._fields(images, rows)
    local tide = require 'tide'
+   check_whole(images, rows)
    local list = parts._of_rows(images, rows)
    if #list == 0 then return nil end
    local all, at, grids = nil, 0, {}

@@ -63,9 +63,22 @@ local function check_size(f, name, value)
    f[name] = value
 end
 
+local of_size = { min_pixels = true, max_pixels = true, shortest_edge = true, longest_edge = true }
+
+-- Returns the table `size` of fields. Heights, widths and sides to crop belong to other processors.
+local function size_of(given)
+   if fs.is_null(given.size) then return {} end
+   for name, value in each(err.type(op, 'size', given.size, 'table')) do
+      err.raise_if(not of_size[name] and not fs.is_null(value), 'E_UNSUPPORTED', op, "size has the "
+         .. "field '%s'; expected shortest_edge and longest_edge, the least and most pixels of an "
+         .. 'image', tostring(name))
+   end
+   return given.size
+end
+
 -- Returns the numbers of pixels that fields give, in their spellings, or the defaults.
 local function pixels_of(f, given, usual)
-   local size = fs.is_null(given.size) and {} or err.type(op, 'size', given.size, 'table')
+   local size = size_of(given)
    for i, names in ipairs { { 'min_pixels', 'shortest_edge' }, { 'max_pixels', 'longest_edge' } } do
       local value = usual[i]
       for _, v in ipairs { size[names[1]] or false, size[names[2]] or false,
@@ -233,7 +246,13 @@ function Processor:video_grid(n, h, w)
 end
 
 -- Returns the number of tokens that stand for a grid in a text.
-function Processor:tokens(grid) return grid[1] * grid[2] * grid[3] / self.config.merge_size ^ 2 end
+function Processor:tokens(grid)
+   local m = self.config.merge_size
+   err.arg_if(#grid ~= 3 or grid[2] % m ~= 0 or grid[3] % m ~= 0, 'data.image_processor.tokens',
+      'grid', ('{ frames, rows, columns } of patches, rows and columns multiples of %d'):format(m),
+      '{ ' .. table.concat(grid, ', ') .. ' }')
+   return grid[1] * grid[2] * grid[3] / m ^ 2
+end
 
 -- Returns pixels of a path, or of a tensor of pixels, contiguous on the host. name: in messages.
 local function pixels(what, name, x)

@@ -34,7 +34,8 @@ end
 function source._path(text, dir)
    local scheme = text:match '^(%a[%w+.-]*)://' or text:match '^(data):' or text:match '^(file):'
    if scheme == 'file' then
-      text = text:gsub('^file:/*', '/'):gsub('%%(%x%x)', function(x)
+      text = text:gsub('^file://localhost/', 'file:/'):gsub('^file:/*', '/')
+      text = text:gsub('%%(%x%x)', function(x)
          return string.char(tonumber(x, 16))
       end)
    elseif scheme then

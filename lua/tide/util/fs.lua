@@ -83,6 +83,7 @@ end
 
 -- Returns the folder that a path lies in.
 function fs.above(path)
+   err.type('util.fs.above', 'path', path, 'string')
    local folder = path:gsub('/+$', ''):match '^(.*)/[^/]*$'
    return folder == '' and '/' or folder or '.'
 end
@@ -91,7 +92,7 @@ end
 -- run holds what belongs to its checkpoints and to the runs aside-N in it. What is above another
 -- run is not of that run.
 function fs.places(path)
-   local list = { path }
+   local list = { err.type('util.fs.places', 'path', path, 'string') }
    for _ = 1, 2 do
       local is_aside = path:match '([^/]*)/*$':find '^aside%-%d+$'
       if #list > 1 and not is_aside or fs.exists(fs.join(path, 'LATEST')) and not is_aside then
