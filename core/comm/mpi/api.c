@@ -17,8 +17,8 @@ static const char given_up[] = "tide: requests were left", timed_out[] = "tide: 
   X(Init_thread) X(Initialized) X(Finalized) X(Finalize) X(Query_thread) X(Is_thread_main)   \
   X(Get_library_version) X(Get_processor_name) X(Error_string) X(Abort) X(Comm_dup)          \
   X(Comm_free) X(Comm_rank) X(Comm_size) X(Comm_set_errhandler) X(Comm_get_attr) X(Isend)    \
-  X(Irecv) X(Test) X(Cancel) X(Comm_create_keyval) X(Comm_set_attr) X(Comm_set_name)          \
-  X(Comm_get_name)
+  X(Irecv) X(Iprobe) X(Test) X(Cancel) X(Comm_create_keyval) X(Comm_set_attr)                \
+  X(Comm_set_name) X(Comm_get_name)
 
 #define ID(name) SYM_##name,
 enum { SYMBOLS(ID) NSYM };
@@ -61,6 +61,7 @@ typedef struct calls {
   int (*attr)(const lib *l, tide__mpi_handle comm, int key, void *value, int *found);
   int (*send)(const tide__mpi *m, const void *p, int n, int to, int tag, tide__mpi_handle *r);
   int (*recv)(const tide__mpi *m, void *p, int n, int from, int tag, tide__mpi_handle *r);
+  int (*probe)(const tide__mpi *m, int from, int tag, int *found);
   int (*test)(const lib *l, tide__mpi_handle *r, int *done);
   int (*cancel)(const lib *l, tide__mpi_handle *r);
   int (*at_end)(tide__mpi *m); /* take_in(m) when MPI ends */
@@ -100,6 +101,11 @@ static void take_in(tide__mpi *m);
     return AS(int (*)(void *, int, H, int, int, H, H *), &m->lib, Irecv)                          \
       (p, n, m->lib.byte.f, from, tag, m->comm.f, &r->f);                                         \
   }                                                                                               \
+  static int probe_##kind(const tide__mpi *m, int from, int tag, int *found)                       \
+  {                                                                                               \
+    return AS(int (*)(int, int, H, int *, void *), &m->lib, Iprobe)                               \
+      (from, tag, m->comm.f, found, m->lib.status_ignore);                                        \
+  }                                                                                               \
   static int test_##kind(const lib *l, tide__mpi_handle *r, int *done)                            \
   { return AS(int (*)(H *, int *, void *), l, Test)(&r->f, done, l->status_ignore); }             \
   static int cancel_##kind(const lib *l, tide__mpi_handle *r)                                     \
@@ -122,8 +128,8 @@ static void take_in(tide__mpi *m);
   { return AS(int (*)(H, char *, int *), l, Comm_get_name)(c.f, name, n); }                       \
   static const calls calls_##kind = {                                                             \
     abort_##kind, dup_##kind, free_##kind, rank_##kind, size_##kind, keep_errors_##kind,          \
-    attr_##kind, send_##kind, recv_##kind, test_##kind, cancel_##kind, at_end_##kind,             \
-    set_name_##kind, name_##kind,                                                                 \
+    attr_##kind, send_##kind, recv_##kind, probe_##kind, test_##kind, cancel_##kind,              \
+    at_end_##kind, set_name_##kind, name_##kind,                                                  \
   };
 
 CALLS(int, int, i)
@@ -469,6 +475,15 @@ int tide__mpi_recv(tide__mpi *m, void *p, size_t n, int from, int tag, tide__mpi
   int rc = m->lib.calls->recv(m, p, (int)n, from, tag, r);
   api_leave(m);
   return rc;
+}
+
+bool tide__mpi_sent_more(tide__mpi *m, int from, int tag)
+{
+  int found = 0;
+  api_enter(m);
+  int rc = m->lib.calls->probe(m, from, tag, &found);
+  api_leave(m);
+  return rc || found;
 }
 
 int tide__mpi_test(tide__mpi *m, tide__mpi_handle *r, bool *done)

@@ -58,6 +58,8 @@ void tide__mpi_host(tide__mpi *m, char *buf, size_t n);
 /* Start to send or receive bytes, to and from a rank of the world. Return 0 or MPI's error code. */
 int  tide__mpi_send(tide__mpi *m, const void *p, size_t n, int to, int tag, tide__mpi_handle *r);
 int  tide__mpi_recv(tide__mpi *m, void *p, size_t n, int from, int tag, tide__mpi_handle *r);
+/* Returns whether a message of a rank of the world waits that no receive has matched. */
+bool tide__mpi_sent_more(tide__mpi *m, int from, int tag);
 /* Tests a request. *done: it is complete and freed. */
 int  tide__mpi_test(tide__mpi *m, tide__mpi_handle *r, bool *done);
 /* Cancels a receive that no message has matched; test it afterwards. */

@@ -264,8 +264,9 @@ static bool take_bye(tide__mpi_comm *s, int q, int64_t done)
 /* A call that rank `member` of the world has made in another communicator, where it waits for this
  * rank. */
 typedef struct crossed {
-  int member;
+  int member, tag;             /* tag: of that communicator */
   bool found, alone;           /* alone: see the packet */
+  const char *text;            /* for fail_other */
   tide__comm_call call;
   char name[TIDE__COMM_NAME];
 } crossed;
@@ -278,7 +279,9 @@ static void find_crossed(tide__mpi_comm *o, void *arg)
     const tide__mpi_packet *p = o->peer[q].inbox;
     if (o->member[q] != x->member || q == o->rank || !exchange_take(o, &o->peer[q])) continue;
     if (p->kind != TIDE__MPI_CALL || p->call.seq <= o->called) continue;
+    if (tide__mpi_sent_more(o->mpi, x->member, o->tag)) continue; /* its call has failed */
     x->found = true;
+    x->tag = o->tag;
     x->alone = p->alone;
     x->call = p->call;
     memcpy(x->name, o->name, sizeof x->name);
@@ -301,7 +304,18 @@ static void add_waits(tide__text *t, int rank, const tide__comm_call *call, cons
   tide__add(t, " for rank %d", awaited);
 }
 
-static int fail_crossed(tide__mpi_comm *s, tide__coll *c, const crossed *x)
+/* Fails the communicator in which the other rank waits; it may search later, and would not find a
+ * call that has failed here. */
+static void fail_other(tide__mpi_comm *o, void *arg)
+{
+  const crossed *x = arg;
+  if (o->tag != x->tag || pthread_mutex_trylock(&o->busy)) return;
+  tide__failure_set(&o->failure, TIDE_E_COMM, o->rank, x->text, NULL);
+  tell(o);
+  pthread_mutex_unlock(&o->busy);
+}
+
+static int fail_crossed(tide__mpi_comm *s, tide__coll *c, crossed *x)
 {
   char buf[TIDE__COMM_TEXT];
   tide__text t = tide__text_in(buf, sizeof buf);
@@ -310,6 +324,8 @@ static int fail_crossed(tide__mpi_comm *s, tide__coll *c, const crossed *x)
   if (x->member < me) add_waits(&t, x->member, &x->call, x->name, me);
   add_waits(&t, me, &s->out->call, s->name, x->member);
   if (x->member > me) add_waits(&t, x->member, &x->call, x->name, me);
+  x->text = buf;
+  tide__mpi_turn_others(s, fail_other, x);
   tide__failure_end(&s->failure, c, TIDE_E_COMM, s->rank, buf, NULL);
   return exchange_failed(s, c);
 }

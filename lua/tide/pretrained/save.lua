@@ -148,8 +148,8 @@ local function publish(dir, staged)
    return dir
 end
 
--- Takes the lock on the saves of dir, a file beside it that the holder removes. Returns the lock and
--- its file.
+-- Takes the lock on the saves of dir, a file beside it that the holder removes. Returns the lock
+-- and its file.
 local function take_lock(dir)
    local file = beside(dir, 'lock')
    fs.mkdirs(op, fs.above(dir))
