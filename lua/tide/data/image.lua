@@ -22,7 +22,7 @@ local MOST = 2 * 89478485
 
 -- Returns a source for image_header of a string, and of an open file.
 local function of_bytes(bytes) return function(at, n) return bytes:sub(at, at + n - 1) end end
--- A header may promise more bytes than there are: no more than those are asked for.
+-- Returns the second one, which reads no more bytes than there are, whatever a header promises.
 local function of_file(file)
    local last = file:seek 'end'
    return function(at, n)
