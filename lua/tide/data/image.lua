@@ -20,9 +20,10 @@ local image = {}
 -- Pillow's limit for an image that it takes for an attack.
 local MOST = 2 * 89478485
 
--- Returns a source for image_header of a string, and of an open file.
+-- Returns a source for image_header of a string.
 local function of_bytes(bytes) return function(at, n) return bytes:sub(at, at + n - 1) end end
--- A header may promise more bytes than there are: no more than those are asked for.
+
+-- Returns a source of an open file. It reads no more bytes than there are, whatever a header says.
 local function of_file(file)
    local last = file:seek 'end'
    return function(at, n)
