@@ -199,16 +199,6 @@ end
 -- Files of a folder that say how images become patches.
 local processor_files = { 'preprocessor_config.json', 'processor_config.json' }
 
--- Returns the folder that says how images become patches, or nil: that of the model, or of the run
--- that holds a checkpoint.
-local function processor_folder(home)
-   for _, dir in ipairs { home, (home:gsub('/+[^/]*/*$', '')) } do
-      for _, name in ipairs(processor_files) do
-         if fs.exists(fs.join(dir, name)) then return dir end
-      end
-   end
-end
-
 -- Returns how the images of chats are read (see data.chat.images), or why they are not.
 function chats.images(job, opt, model)
    local home = text.home(opt)
@@ -217,12 +207,12 @@ function chats.images(job, opt, model)
       return { refused = ('the model of --from (%s) reads texts alone; give one that reads images '
          .. '(qwen2_5_vl), %s'):format(model.class_name, what) }
    end
-   local dir = processor_folder(home)
+   local image = require('tide').data.image
+   local dir = image.find(home)
    if not dir then
       return { refused = ('%s has no preprocessor_config.json, which says how images become '
          .. 'patches; copy it from the published model, %s'):format(home, what) }
    end
-   local image = require('tide').data.image
    local proc = job:check(image.processor, dir)
    if opt.max_pixels then
       proc = job:check(image.processor, copy({ max_pixels = opt.max_pixels }, copy(proc.config)))

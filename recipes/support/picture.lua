@@ -1,7 +1,6 @@
 -- Pictures of the command line (generate --image), for models with a vision tower.
 
 local err = require 'tide.util.err'
-local fs = require 'tide.util.fs'
 
 local picture = {}
 
@@ -19,17 +18,14 @@ end
 -- Returns the processor of images of the model's folder, or nil where the folder or the model has
 -- none; with --image that is an error.
 function picture.processor(tide, opt, model)
-   local _, found = tide.tokenizer.find(opt.from)
-   local dir = found and (fs.is_dir(found) and found or found:match '^(.*)/[^/]*$' or '.')
-   local has_file = dir and (fs.exists(fs.join(dir, 'preprocessor_config.json'))
-      or fs.exists(fs.join(dir, 'processor_config.json')))
-   if model.rope_index and has_file then return tide.data.image.processor(dir) end
+   local dir = tide.data.image.find(opt.from)
+   if model.rope_index and dir then return tide.data.image.processor(dir) end
    if not opt.image then return nil end
    if not model.rope_index then
       err.usage('generate', '--image: the model of %s takes texts alone', opt.from)
    end
    err.usage('generate', '--image: %s has no preprocessor_config.json; take that of the published '
-      .. 'model', dir or opt.from)
+      .. 'model', opt.from)
 end
 
 -- Returns a message of a text behind pictures, a list of files.

@@ -88,6 +88,16 @@ function image.resize(pixels, rows, columns)
    return decoders.resize(pixels:contiguous(), rows, columns)
 end
 
+-- Returns the folder that says how images become patches, of the places of a path (util.fs.places):
+-- a folder of a model or a checkpoint, or the run that holds it. Nil if none does.
+function image.find(path)
+   for _, dir in ipairs(fs.places(path)) do
+      for _, name in ipairs { 'preprocessor_config.json', 'processor_config.json' } do
+         if fs.exists(fs.join(dir, name)) then return dir end
+      end
+   end
+end
+
 -- Returns a processor of images (see tide.data.image_processor). source: the folder of a published
 -- model, or the fields of its preprocessor_config.json.
 function image.processor(source) return require('tide.data.image_processor').new(source) end
@@ -96,5 +106,5 @@ return signature.doors('data.image', image, {
    size = 'path: string', decode = 'bytes: string', open = 'path: string',
    resize = 'pixels: tensor [H, W, 3] of u8; rows: integer in [1, 65536]; '
       .. 'columns: integer in [1, 65536]',
-   processor = 'source: string | table',
+   find = 'path: string', processor = 'source: string | table',
 })

@@ -15,6 +15,7 @@ local image = require 'tide.data.image'
 local image_source = require 'tide.data.image_source'
 local signature = require 'tide.util.signature'
 local tide = require 'tide'
+local visible = require 'tide.tokenizer.visible'
 
 local vision = {}
 
@@ -23,27 +24,9 @@ local FPS = 24
 
 -- ---- sources -----------------------------------------------------------------------------------
 
-local digits = {}
-for i = 0, 63 do
-   digits[('ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'):byte(i + 1)] = i
-end
-
--- Returns the bytes of a base64 text; nil where it is something else.
-local function from_base64(text)
-   text = text:gsub('%s', ''):gsub('=+$', '')
-   if text:find '[^%w+/]' or #text % 4 == 1 then return nil end
-   local out = {}
-   for at = 1, #text, 4 do
-      local v, n = 0, math.min(4, #text - at + 1)
-      for i = 0, 3 do v = v * 64 + (digits[text:byte(at + i)] or 0) end
-      out[#out + 1] = string.char(math.floor(v / 65536), math.floor(v / 256) % 256, v % 256)
-         :sub(1, n - 1)
-   end
-   return table.concat(out)
-end
-
 local function pixels_of_base64(op, name, text)
-   local bytes = from_base64(text)
+   text = text:gsub('%s', ''):gsub('=+$', '')             -- lines, and padding or none
+   local bytes = visible.base64(text .. ('='):rep(-#text % 4))
    err.raise_if(not bytes, 'E_FORMAT', op, '%s: expected base64, got other characters', name)
    return image.decode(bytes)
 end
