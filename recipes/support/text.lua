@@ -43,7 +43,7 @@ end
 
 -- The folder of a tokenizer's folder or file.
 local function folder_of(path)
-   return fs.is_dir(path) and path or path:match '^(.*)/[^/]*$' or '.'
+   return fs.is_dir(path) and path or fs.above(path)
 end
 
 -- The tokenizer of --tokenizer, else that of --from, and its folder or file; else that of bytes,

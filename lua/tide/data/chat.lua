@@ -169,8 +169,7 @@ end
 -- Returns the documents of a record: a list of one. file, place: where it is.
 local function of_record(t, o, file, place)
    local example = record._of(t, o.format)
-   local found = image_parts._take(t, example.messages, file:match '^(.*)/[^/]*$' or '.', place,
-      o.images)
+   local found = image_parts._take(t, example.messages, file, place, o.images)
    local text, ranges = text_of(example, o)
    local is_chat = example.messages ~= nil or example.text == nil and o.template ~= nil
    return { tokenized(text, ranges, is_chat, o, example.messages and function()

@@ -150,10 +150,10 @@ local function surveyed(path, field, place, o)
 end
 
 -- Returns the images of a record's messages (nil: it is no chat) in the order of the text, sized
--- but not decoded. Messages get their parts in one spelling. dir: of the file; place: 'FILE, line
--- N'; o: of parts.of, { refused = why }, or nil. name_of(i): the
--- name of message i in errors.
-function parts._take(t, messages, dir, place, o, name_of)
+-- but not decoded. Messages get their parts in one spelling. file: of the record, beside which
+-- relative paths begin; place: 'FILE, line N'; o: of parts.of, { refused = why }, or nil.
+-- name_of(i): the name of message i in errors.
+function parts._take(t, messages, file, place, o, name_of)
    name_of = name_of or name_of_message
    if messages and jsonl._is_list(t.videos) and #t.videos > 0 then
       jsonl._broken 'videos: expected none, got a list; videos are not read'
@@ -175,7 +175,7 @@ function parts._take(t, messages, dir, place, o, name_of)
          used = used + 1
          v, at = image_source._given(list[used]), list[used] and ('%s[%d]'):format(name, used) or at
       end
-      found[#found + 1] = surveyed(path_of(v, at, dir), at, place, o)
+      found[#found + 1] = surveyed(path_of(v, at, fs.above(file)), at, place, o)
       return found[#found].path
    end
    for i, message in ipairs(messages) do

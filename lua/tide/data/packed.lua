@@ -407,11 +407,9 @@ end
 -- patches how many patches they have together.
 function packed.images(source, rows)
    check_rows('data.packed.images', rows)
-   local out = { patches = 0 }
-   for i, e in ipairs(source.images and image_parts._of_rows(source.images, rows) or {}) do
-      out[i] = e.grid
-      out.patches = out.patches + e.grid[1] * e.grid[2] * e.grid[3]
-   end
+   local list = source.images and image_parts._of_rows(source.images, rows) or {}
+   local out = { patches = image_parts._patches(list) }
+   for i, e in ipairs(list) do out[i] = e.grid end
    return out
 end
 

@@ -123,10 +123,9 @@ end
 local function with_images(prompt, answer, name, at, o)
    local messages = {}
    for i, m in ipairs(joined(prompt, answer)) do messages[i] = copy(m) end
-   local found = image_parts._take(at.record, messages, at.file:match '^(.*)/[^/]*$' or '.',
-      at.place, o.images, function(i)
-         return i <= #prompt and ('prompt[%d]'):format(i) or ('%s[%d]'):format(name, i - #prompt)
-      end)
+   local found = image_parts._take(at.record, messages, at.file, at.place, o.images, function(i)
+      return i <= #prompt and ('prompt[%d]'):format(i) or ('%s[%d]'):format(name, i - #prompt)
+   end)
    if #found == 0 then return prompt, answer, found end
    return { unpack(messages, 1, #prompt) }, { unpack(messages, #prompt + 1) }, found
 end
@@ -142,7 +141,7 @@ local function document(prompt, answer, name, at, o)
    if not example then jsonl._broken('%s', (problem:gsub('^completion', name))) end
    if not example.messages and not o.template then
       local n = #prompt
-      image_parts._take(at.record, nil, '', at.place, o.images)
+      image_parts._take(at.record, nil, at.file, at.place, o.images)
       return chat._tokenized(prompt .. answer, { { n, n + #answer } }, false, o)
    end
    if not example.messages then
