@@ -6,7 +6,8 @@ Written to spec/golden/vl_chat: the files of a model but its weights (those are 
 generator, see fill), chats.jsonl with images beside it, and numbers.lua. For each chat: the ids of
 AutoProcessor with its chat template, which of them are labels (the assistant's messages), the grids
 and the positions. Then losses of STEPS steps of AdamW on all chats together, each chat a batch of
-its own: of all weights, and of those outside the tower. All is computed in doubles.
+its own: of all weights, and of those outside the tower. And the turns of a conversation: the ids
+that each adds, and the NEW ids of its greedy answer. All is computed in doubles.
 """
 import json
 import pathlib
@@ -21,7 +22,7 @@ from common import doubles_only
 from qwen2_5_vl import published
 
 HERE = pathlib.Path("spec/golden/vl_chat")
-STEPS, LR = 6, 3e-3
+STEPS, LR, NEW = 6, 3e-3, 8
 TEMPLATE = (
     "{% set image_count = namespace(value=0) %}{% for message in messages %}"
     "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful "
@@ -59,6 +60,10 @@ CHATS = [
      {"role": "assistant", "content": [{"type": "image", "image": "b.png"},
                                        {"type": "text", "text": "The second."}]}],
 ]
+
+
+TURNS = [user("@a.png", "What is this?"), user("Why?"), user("Look: ", "@b.png", "@c.png", "?"),
+         user("@a.png", "So?")]
 
 
 def tokenizer():
@@ -153,6 +158,33 @@ def train(model, documents):
     return losses
 
 
+def answers(processor, model):
+    """The ids that each turn adds, and its greedy answer; each turn reads all pictures before it."""
+    at = processor.tokenizer.convert_tokens_to_ids
+    ids, pixels, grids = [], [], []
+    for i, message in enumerate(TURNS):
+        text = processor.apply_chat_template([message], add_generation_prompt=True)
+        if i > 0:
+            text = "<|im_end|>\n" + text[text.index("<|im_start|>user"):]
+        names = [p["image"] for p in message["content"] if "image" in p]
+        new = processor(text=[text], images=[Image.open(HERE / n) for n in names] or None,
+                        return_tensors="pt")
+        if names:
+            pixels.append(new["pixel_values"].double())
+            grids.append(new["image_grid_thw"])
+        ids += new["input_ids"][0].tolist()
+        whole = torch.tensor([ids])
+        with torch.no_grad():
+            said = model.generate(
+                input_ids=whole, attention_mask=torch.ones_like(whole), max_new_tokens=NEW,
+                do_sample=False, pad_token_id=0, eos_token_id=None,
+                mm_token_type_ids=(whole == at(SPECIAL[5])).long(),
+                pixel_values=torch.cat(pixels), image_grid_thw=torch.cat(grids))
+        said = said[0, whole.shape[1]:].tolist()
+        ids += said
+        yield new["input_ids"][0].tolist(), names, said
+
+
 def listed(values, fmt="{}"):
     lines, line = [], "     "
     for v in values:
@@ -209,7 +241,14 @@ def main():
             model.model.visual.requires_grad_(False)
         losses = train(model, documents)
         out.write(f"   {name} = {{\n{listed(losses, '{:.12g}')}\n   }},\n")
-    out.write("}\n")
+    model = T.Qwen2_5_VLForConditionalGeneration(c).double()
+    fill(model)
+    out.write("   turns = {\n")
+    for ids, names, said in answers(processor, model):
+        files = ", ".join(f"'{n}'" for n in names)
+        out.write(f"   {{ images = {{ {files} }}, ids = {{\n{listed(ids)}\n   }}, answer = {{\n"
+                  f"{listed(said)}\n   }} }},\n")
+    out.write("   },\n}\n")
 
 
 main()

@@ -196,6 +196,39 @@ describe('qwen2_5_vl over ranks', function()
       end
    end)
 
+   it('answers turn after turn what one rank answers, and reads only what is new', function()
+      local function on_rank_(_, _, dir, mesh, plan)
+         local t = require 'tide'
+         local case_ = require 'spec.lua.vl_chat_case'
+         local model = t.model.load(dir, { mesh = mesh, plan = plan })
+         local proc, n, answers = t.data.image.processor(case_.golden), 0, {}
+         local cache, prompt, images = {}, {}, {}
+         model:hook_pre(function(_, ids) n = n + ids:size(2) end)
+         for k, turn in ipairs(case_.numbers.turns) do
+            for _, id in ipairs(turn.ids) do prompt[#prompt + 1] = id end
+            for _, name in ipairs(turn.images) do
+               images[#images + 1] = case_.golden .. '/' .. name
+            end
+            answers[k] = t.train.sample.generate(model, prompt, { tokens = #turn.answer,
+               temperature = 0, cache = cache, inputs = t.data.vision.fields(
+                  t.data.vision.read(proc, { images = images })) })
+            for _, id in ipairs(answers[k]) do prompt[#prompt + 1] = id end
+         end
+         return { answers, #prompt - 1, n }
+      end
+      tmp.with(function(dir)
+         local chat, want = require 'spec.lua.vl_chat_case', {}
+         chat.write(dir)
+         for k, turn in ipairs(chat.numbers.turns) do want[k] = turn.answer end
+         for _, row in ipairs { { { tp = 2 } }, { { tp = 2 }, sequence }, { { dp_shard = 2 } } } do
+            for _, got in ipairs(ranks.run(2, on_rank_, dir .. '/m', row[1], row[2])) do
+               assert.same(want, got[1])
+               assert.equal(got[2], got[3])
+            end
+         end
+      end)
+   end)
+
    it('refuses ranks of an axis whose images differ', function()
       ranks.fail(2, function(rank)
          local t = require 'tide'

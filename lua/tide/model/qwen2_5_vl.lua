@@ -211,13 +211,13 @@ local function times_of(self, o, grids)
    return times
 end
 
--- Returns what ids [B, T] and the grids of a call say, for vision_grid.
-local function said_of(self, ids, o)
+-- Returns what rows of ids (lists) and the grids of a call say, for vision_grid.
+local function said_of(self, rows, o)
    local c = self.config
    local merge = c.vision_config.spatial_merge_size
    local grids = { image = grid_.read(op, 'image_grid_thw', o.image_grid_thw, merge),
       video = grid_.read(op, 'video_grid_thw', o.video_grid_thw, merge) }
-   return { op = op, rows = ids:tolist(), docs = documents_of(o), grids = grids, merge = merge,
+   return { op = op, rows = rows, docs = documents_of(o), grids = grids, merge = merge,
       ids = { image = c.image_token_id, video = c.video_token_id },
       times = times_of(self, o, grids.video) }
 end
@@ -235,7 +235,7 @@ end
 -- rows or columns, whichever are more, as in transformers 5. attention_mask [B, T]: 0 at padding,
 -- which has position 0; it may number documents from 1, whose positions start at 0 each.
 function VL:rope_index(ids, opts)
-   return positions_of(said_of(self, ids, opts), ids.device)
+   return positions_of(said_of(self, ids:tolist(), opts), ids.device)
 end
 
 local function features_index(said, device) return i64(grid_.features(said), device) end
@@ -245,7 +245,7 @@ local function features_index(said, device) return i64(grid_.features(said), dev
 local function complete_place(self, ids, o, place, has_positions)
    has_positions = has_positions or o.positions ~= nil
    if has_positions and o.feature_rows ~= nil then return end
-   local said = said_of(self, ids, place)
+   local said = said_of(self, ids:tolist(), place)
    if o.feature_rows == nil then o.feature_rows = features_index(said, ids.device) end
    if not has_positions then o.positions = positions_of(said, ids.device) end
 end
@@ -254,7 +254,7 @@ end
 -- all rows of ids, those of videos behind those of images; -1 for text. A call whose tokens are cut
 -- over ranks (a context) needs its part of them.
 function VL:feature_rows(ids, opts)
-   return features_index(said_of(self, ids, opts), ids.device)
+   return features_index(said_of(self, ids:tolist(), opts), ids.device)
 end
 
 -- Returns a batch (ids or input_ids, and images) with positions and feature_rows, where it has
@@ -295,21 +295,51 @@ local function joined_patches(list)
    return tide.cat({ list[1]:to(dtype), list[2]:to(dtype) }, 1)
 end
 
+-- Returns the patches of images and those of videos of a call, checked: a list of
+-- { kind, patches, grids }.
+local function streams_of(self, o)
+   local m, list = self.config.vision_config.spatial_merge_size, {}
+   for _, names in ipairs { { 'image', 'pixel_values', 'image_grid_thw' },
+      { 'video', 'pixel_values_videos', 'video_grid_thw' } } do
+      local patches = o[names[2]]
+      if patches then
+         local grids = grid_.read(op, names[3], o[names[3]], m)
+         self.visual:check_patches(names[2], patches, grids)
+         list[#list + 1] = { kind = names[1], patches = patches, grids = grids }
+      end
+   end
+   return list
+end
+
 -- Returns the patches of a call, images before videos, and their grids; nil without any.
 local function patches_of(self, o)
-   local m, list, grids = self.config.vision_config.spatial_merge_size, {}, {}
-   for _, names in ipairs { { 'pixel_values', 'image_grid_thw' },
-      { 'pixel_values_videos', 'video_grid_thw' } } do
-      local patches = o[names[1]]
-      if patches then
-         local read = grid_.read(op, names[2], o[names[2]], m)
-         self.visual:check_patches(names[1], patches, read)
-         list[#list + 1] = patches
-         for _, g in ipairs(read) do grids[#grids + 1] = g end
-      end
+   local list, grids = {}, {}
+   for i, stream in ipairs(streams_of(self, o)) do
+      list[i] = stream.patches
+      for _, g in ipairs(stream.grids) do grids[#grids + 1] = g end
    end
    if not list[1] then return nil end
    return #list == 1 and list[1] or joined_patches(list), grids
+end
+
+-- Returns the pictures of a text (a list of ids) in the order of their tokens: { kind, first, last,
+-- number, grid, patches, seconds }, seconds of videos alone. inputs: fields of images of a call.
+function VL:_pictures(ids, inputs)
+   local o, patches = self._read_place(op, inputs), { image = {}, video = {} }
+   for _, stream in ipairs(streams_of(self, o)) do
+      local at = 1
+      for i, g in ipairs(stream.grids) do
+         local n = grid_.patches { g }
+         patches[stream.kind][i], at = stream.patches:narrow(1, at, n), at + n
+      end
+   end
+   local said = said_of(self, { ids }, o)
+   local seconds, list = seconds_of(o.second_per_grid_ts, #said.grids.video), grid_.pictures(said)
+   for _, p in ipairs(list) do
+      p.grid, p.patches = said.grids[p.kind][p.number], patches[p.kind][p.number]
+      p.seconds = p.kind == 'video' and seconds[p.number] or nil
+   end
+   return list
 end
 
 -- Returns the features of all ranks of a context. Each rank runs the tower on frames of about the

@@ -228,6 +228,18 @@ function grid_.positions(o)
    return lists, deltas
 end
 
+-- Returns the pictures of rows in the order of their tokens: { kind, first, last, number }, which
+-- is image or video number `number`. o: as of each_run.
+function grid_.pictures(o)
+   local list = {}
+   each_run(o, function(_, kind, first, last, i)
+      if kind then
+         list[#list + 1] = { kind = kind, first = first, last = last, number = i }
+      end
+   end)
+   return list
+end
+
 -- Returns rows of the feature of each token, from 0, those of videos behind those of images; -1 for
 -- text. o: as of each_run.
 function grid_.features(o)

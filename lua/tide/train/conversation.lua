@@ -5,10 +5,11 @@
 --
 -- Fields: messages (a list of { role =, content = }), stops (ids that end an answer), context (most
 -- tokens that the model reads). Only the template writes special tokens: their letters in a message
--- are text. Keys, values and states of earlier turns are reused as far as the ids are the same.
+-- are text. Keys, values and states of earlier turns are reused as far as ids and pictures are the
+-- same.
 --
 -- A message may hold pictures (see tide.data.vision) where the conversation has a processor of
--- images. Such a conversation is read whole in each turn.
+-- images.
 
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
@@ -99,19 +100,30 @@ local function hidden(self, messages)
    return list
 end
 
--- Returns the pictures of sources. Images that the last call had are not read again.
+-- Returns a text that names a source: a path, pixels, or the frames of a video.
+local function key_of(source)
+   if type(source) == 'string' then return 'file ' .. source end
+   if tide.is_tensor(source) then return 'pixels ' .. source.id end
+   local list = { 'video ' .. tostring(source.fps) }
+   for i, frame in ipairs(source.frames) do list[i + 1] = key_of(frame) end
+   return table.concat(list, '\n')
+end
+
+-- Returns the pictures of sources. Those of the last call are not read again.
 local function read(self, sources)
    local first = self.model:parameters()[1]
-   local device, kept, images = first and first.device, {}, {}
-   for i, source in ipairs(sources.images) do
-      local key = tide.is_tensor(source) and source.id or source
-      kept[key] = kept[key] or self.kept[key]
-         or vision.read(self.processor, { images = { source } }, { device = device }).images[1]
-      images[i] = kept[key]
+   local opts, kept, out = { device = first and first.device }, {}, {}
+   for kind, list in each(sources) do
+      out[kind] = {}
+      for i, source in ipairs(list) do
+         local key = key_of(source)
+         kept[key] = kept[key] or self.kept[key]
+            or vision.read(self.processor, { [kind] = { source } }, opts)[kind][1]
+         out[kind][i] = kept[key]
+      end
    end
    self.kept = kept
-   local videos = vision.read(self.processor, { videos = sources.videos }, { device = device })
-   return { images = images, videos = videos.videos }
+   return out
 end
 
 -- Returns the pictures of all messages; nil without any.
@@ -219,7 +231,7 @@ local function answer(self, opts)
    local ids, inputs, dropped = fitted(self, o.tokens)
    o.tokens = math.min(o.tokens, self.context - #ids)
    o.tokenizer, o.stop, o.inputs = self.tokenizer, self.stops, inputs
-   o.cache = not inputs and self.cache or nil
+   o.cache = self.cache
    local _, result = sample.generate(self.model, ids, o)
    result.dropped = dropped
    result.full = result.reason == 'length' and #ids + #result.ids >= self.context

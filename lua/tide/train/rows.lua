@@ -3,7 +3,8 @@
 -- Rows of different lengths are padded on the left: the last column is the last token of every
 -- row, padding is document -1 for attention and a sequence of its own for Mamba, and positions
 -- count from a row's first token.
--- The first call may have images (inputs), whose tokens have positions of their own.
+-- A prompt may have images (inputs), whose tokens have positions of their own. Columns kept for a
+-- later prompt know the images that they have read by checksums of their patches.
 
 local tide = require 'tide'
 local causal_lm = require 'tide.model.causal_lm'
@@ -11,6 +12,7 @@ local class = require 'tide.class'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local kv_cache = require 'tide.nn.kv_cache'
+local pictures = require 'tide.train.pictures'
 
 local rows = {}
 
@@ -29,13 +31,14 @@ end
 local function rope_type(rope) return rope and (rope.scaling.rope_type or rope.scaling.type) end
 
 -- Returns the columns of a model. context: most tokens of a row, by default those that the model
--- was made for (its positions, times the factor of dynamic scaling); device: of the model; inputs:
--- what the first call gets besides, or nil.
-function rows.new(model, context, device, inputs)
+-- was made for (its positions, times the factor of dynamic scaling); device: of the model. The
+-- caller sets the fields inputs (what the model gets beside the ids of prompts that begin, or nil)
+-- and keeps (whether a later prompt may begin with the same images).
+function rows.new(model, context, device)
    local n, rope = model.config.max_position_embeddings or math.huge, rows.varying_rope(model)
    if rope_type(rope) == 'dynamic' then n = math.floor(n * rope.scaling.factor) end
-   return setmetatable({ model = model, context = context or n, device = device, rope = rope,
-      inputs = inputs }, Rows)
+   return setmetatable({ model = model, context = context or n, device = device,
+      rope = rope }, Rows)
 end
 
 -- Raises unless ids is a list of at least one id below vocab (nil: of any size).
@@ -66,11 +69,12 @@ local function can_shorten(caches, n)
 end
 
 -- Returns how many of the tokens in the caches begin the list, at least one of which is left to
--- read; 0 where they cannot be used.
-local function shared(self, list)
+-- read; 0 where they cannot be used. shown: the pictures of the list.
+local function shared(self, list, shown)
    local fed, n = self.fed, 0
    if not fed or self.rope then return 0 end
    while n < #fed and n < #list - 1 and fed[n + 1] == list[n + 1] do n = n + 1 end
+   n = pictures.shared(self.shown, shown, n)
    return (n == #fed or can_shorten(self.caches, n)) and n or 0
 end
 
@@ -106,29 +110,31 @@ local function place(self, n, T)
    return at
 end
 
--- Fields of self.inputs that say where images lie.
-local grids = { 'image_grid_thw', 'video_grid_thw', 'second_per_grid_ts' }
-
--- Completes the place of the first tokens x of rows with images, whose positions are not those of a
+-- Completes the place of the last tokens of rows with images, whose positions are not those of a
 -- text. Later ones go on from the last: self.ahead is how far it is from its place in a text.
-local function place_images(self, x, at)
-   local o, T, text = {}, x:size(2), at.positions
-   for _, name in ipairs(grids) do o[name] = self.inputs[name] end
+-- whole: the ids of all tokens so far, i64 [B, n].
+local function place_images(self, whole, at)
+   local o, text = pictures.places(self.inputs), at.positions
+   local T = text:size(2)
    if self.leads then o.index = at.q_index end
-   at.positions = self.model:rope_index(x, o)
+   at.positions = self.model:rope_index(whole, o):narrow(3, whole:size(2) - T + 1, T)
    self.ahead = at.positions:narrow(3, T, 1) - text:narrow(2, T, 1)
-   copy(self.inputs, at)
 end
 
--- Reads one list of ids per row, all of one length, after those before. Returns the logits behind
--- each row: f32 [rows, vocabulary].
-function Rows:advance(lists)
+local function tensor_of(self, lists)
+   return tide.tensor(lists, { dtype = 'i64', device = self.device })
+end
+
+-- Does what advance does. begun: { lists, inputs } of rows that begin with images, the ids of all
+-- their tokens and what the model gets beside those that it reads; nil of others.
+local function read(self, lists, begun)
    local fed, T = self.fed, #lists[1]
    self.fed = nil                      -- unknown if the call fails half-way
-   local x = tide.tensor(lists, { dtype = 'i64', device = self.device })
+   local x = tensor_of(self, lists)
    local at = place(self, #lists, T)
-   if self.inputs and self.width == 0 then
-      place_images(self, x, at)
+   if begun then
+      place_images(self, begun[1] == lists and x or tensor_of(self, begun[1]), at)
+      copy(begun[2], at)
    elseif self.ahead then
       at.positions = at.positions + self.ahead
    end
@@ -139,38 +145,55 @@ function Rows:advance(lists)
    return logits:select(2, logits:size(2)):float()
 end
 
+-- Reads one list of ids per row, all of one length, after those before. Returns the logits behind
+-- each row: f32 [rows, vocabulary].
+function Rows:advance(lists) return read(self, lists) end
+
 -- Returns whether the next token switches longrope to its long factors, so that all tokens must be
 -- read again, as transformers does.
 function Rows:switches()
    return rope_type(self.rope) == 'longrope' and self.width == self.rope.trained_length
 end
 
+-- Goes back to the first n tokens of a list with the pictures `shown`, and reads the others.
+local function go_on(self, list, shown, n)
+   for _, cache in ipairs(self.caches) do kv_cache.shorten(cache, n) end
+   self.width, self.fed, self.ahead = n, {}, nil
+   local rest = {}
+   for i, id in ipairs(list) do
+      if i <= n then self.fed[i] = id else rest[i - n] = id end
+   end
+   return read(self, { rest }, self.inputs and { { list }, pictures.behind(shown, n) })
+end
+
+-- Returns lists of any lengths as lists of one length, and how many tokens of padding begin each;
+-- nil without padding.
+local function padded(lists)
+   local most, least = 0, math.huge
+   for _, list in ipairs(lists) do most, least = math.max(most, #list), math.min(least, #list) end
+   if most == least then return lists, nil end
+   local out, leads = {}, {}
+   for r, list in ipairs(lists) do
+      leads[r], out[r] = most - #list, {}
+      for i = 1, most do out[r][i] = list[i - most + #list] or 0 end
+   end
+   return out, leads
+end
+
 -- Forgets what was read, but what begins the one list of ids, and reads the lists, of any lengths.
 -- Returns as advance does.
 function Rows:begin(lists)
-   local n = #lists == 1 and not self.inputs and shared(self, lists[1]) or 0
-   if n > 0 then
-      for _, cache in ipairs(self.caches) do kv_cache.shorten(cache, n) end
-      self.width, self.fed = n, {}
-      local rest = {}
-      for i, id in ipairs(lists[1]) do
-         if i <= n then self.fed[i] = id else rest[i - n] = id end
-      end
-      return self:advance { rest }
-   end
-   self.caches, self.width, self.index, self.leads, self.ahead = {}, 0, nil, nil, nil
+   local one = #lists == 1 and lists[1]
+   local shown = one and self.keeps and pictures.of(self.model, one, self.inputs) or {}
+   local can_share = one and (self.keeps or not self.inputs)
+   local n = can_share and shared(self, one, shown) or 0
+   self.shown = pictures.known(shown)
+   if n > 0 then return go_on(self, one, shown, n) end
+   self.caches, self.width, self.index, self.ahead = {}, 0, nil, nil
    for i = 1, self.model.config.num_hidden_layers do self.caches[i] = {} end
-   self.fed = #lists == 1 and {} or nil
-   local most, least = 0, math.huge
-   for _, list in ipairs(lists) do most, least = math.max(most, #list), math.min(least, #list) end
-   if most == least then return self:advance(lists) end
-   local padded = {}
-   self.leads = {}
-   for r, list in ipairs(lists) do
-      self.leads[r], padded[r] = most - #list, {}
-      for i = 1, most do padded[r][i] = list[i - most + #list] or 0 end
-   end
-   return self:advance(padded)
+   self.fed = one and {} or nil
+   lists, self.leads = padded(lists)
+   return read(self, lists, self.inputs and { lists, self.inputs })
 end
 
 return rows

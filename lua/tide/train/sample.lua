@@ -151,8 +151,6 @@ local function check_inputs(model, list, rows, o)
    if not o.inputs then return check_text(model, list, o) end
    err.arg_if(not model.rope_index, o.op, 'inputs', 'nil, as the model takes ids alone', o.inputs)
    err.options(o.op .. ': inputs', o.inputs, model.image_fields)
-   err.arg_if(o.cache ~= nil, o.op, 'cache', 'nil beside inputs: it compares ids, not images',
-      o.cache)
    for _, answer in ipairs(list) do
       local n = #answer.all + o.tokens
       err.raise_if(n > rows.context, 'E_ARG', o.op, 'a prompt of %d tokens and an answer of %d are '
@@ -165,10 +163,10 @@ end
 -- ones.
 local function columns(model, o)
    local first = model:parameters()[1]
-   local fresh = rows_.new(model, o.context, o.device or first and first.device, o.inputs)
+   local fresh = rows_.new(model, o.context, o.device or first and first.device)
    local kept = o.cache and o.cache.rows
    if not kept or kept.model ~= model or kept.device ~= fresh.device then kept = fresh end
-   kept.context = fresh.context
+   kept.context, kept.inputs, kept.keeps = fresh.context, o.inputs, o.cache ~= nil
    if o.cache then o.cache.rows = kept end
    return kept
 end
@@ -198,6 +196,7 @@ local function continue(op, model, prompts, o)
          local rows = columns(model, o)
          check_inputs(model, group, rows, o)
          run_group(rows, group, o)
+         rows.inputs = nil                                -- a cache keeps no patches
       end
    end)
    for row, answer in ipairs(list) do list[row] = answer:finish() end
