@@ -486,4 +486,30 @@ describe('batches that are made ahead', function()
       assert.is_true(tide.data.packed({ cu = { 0, 4 }, seq = 4, batch = 1 }).ahead)
       assert.same(ids(plain:take()), ids(new(sampler { make = make, position = 44 }):take()))
    end)
+
+   it('are those of a mixture of data sets, too, whose parts begin again meanwhile', function()
+      local function mixture(device)
+         local parts = {}
+         for i, text in ipairs { 'abcdefghij', 'klmnopqrstuvwxyz' } do
+            parts[i] = { source = tide.data.tokens.memory(text, 1), cu = { 0, 3, 5, 9, #text },
+               weight = i }
+         end
+         local mix = tide.data.mixture { parts = parts, seq = 8, batch = 2, seed = 3 }
+         local o = { sampler = mix, accum = 1, device = device, train = mix.source }
+         local a = ahead(o)
+         o.device = nil
+         return a, mix
+      end
+      local plain, mix = mixture()
+      local early, same = mixture 'cuda'
+      assert.is_function(early.fill)
+      for _ = 1, 9 do
+         early:fill()
+         assert.same(mix:state(), same:state())
+         local want, got = plain:take()[1], early:take()[1]
+         assert.is_true(want.ids:equal(got.ids))
+         assert.is_true(want.labels:equal(got.labels))
+      end
+      assert.is_true(mix:epochs() > 2)
+   end)
 end)

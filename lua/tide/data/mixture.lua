@@ -21,6 +21,7 @@ local mixture = {}
 
 local Mixture = {}
 Mixture.__index = Mixture
+Mixture.ahead = true                      -- make reads data alone (see train.ahead)
 
 -- Returns the sampler of one part, a window or row at a time; its order has the part's number.
 local function part_sampler(o, i, part)
