@@ -92,6 +92,49 @@ describe('a chat with images', function()
       assert.is_nil(load_text(user('"<image>Q"', ', "images": []')).train.images)
    end)
 
+   it('reads images inside its record', function()
+      local ask = '[{"type": "%s", %s}, {"type": "text", "text": "Q"}]'
+      local want = load_text(user(ask:format('image', '"image": "a.png"')))
+      want.train.images[1].path = case.golden .. '/a.png'        -- that of the folder is gone
+      local function batch(corpus)
+         local n = corpus.train.count
+         return packed.make(corpus.train, { { { 0, n, false, n } } }, n, {})
+      end
+      local url, pixels = case.data_url 'a.png', batch(want).pixel_values
+      local text = url:match ',(.*)'
+      for _, record in ipairs { user(ask:format('image', '"image": "' .. url .. '"')),
+         user(ask:format('image_url', '"image_url": {"url": "' .. url .. '", "detail": "low"}')),
+         user(ask:format('image', '"url": "DATA:;charset=utf-8;base64,' .. text .. '"')),
+         user(ask:format('image', '"base64": "' .. text:gsub('=', ''):gsub(('.'):rep(60), '%0\\n')
+            .. '"')),
+         user('"<image>Q"', ', "images": ["' .. url:gsub('/', '\\/') .. '"]') } do
+         local got = load_text(record)
+         assert.same({ document(want.train, want.cu, 1) }, { document(got.train, got.cu, 1) })
+         assert.is_true(batch(got).pixel_values:equal(pixels))
+         assert.matches('^data:%x+$', got.train.images[1].path)
+      end
+      -- the fingerprint of a corpus knows the bytes
+      local fingerprint = tide.data.tokens.fingerprint
+      local function of(name)
+         return fingerprint(load_text(user(ask:format('image', '"image": "' .. case.data_url(name)
+            .. '"'))).train)
+      end
+      assert.equal(of 'a.png', of 'a.png')
+      local prints = { of 'a.png', of 'b.png', of 'c.png', fingerprint(want.train) }
+      for i = 1, 4 do
+         for k = i + 1, 4 do assert.not_equal(prints[i], prints[k]) end
+      end
+      -- a pair holds them in its prompt
+      tmp.with(function(dir)
+         local line = '{"prompt": [{"role": "user", "content": %s}], "chosen": "Yes.", '
+            .. '"rejected": "No"}\n'
+         write(dir .. '/p.jsonl', line:format(ask:format('image', '"image": "' .. url .. '"')))
+         local pair = tide.data.preference.load(dir .. '/p.jsonl', case.options())
+         assert.equal(2, #pair.train.images)
+         assert.is_true(batch(pair).pixel_values:equal(tide.cat({ pixels, pixels }, 1)))
+      end)
+   end)
+
    it('is refused with its file, line and part', function()
       local function bad(text, problem, more)
          local e = raised(load_text, text, more)
@@ -103,8 +146,21 @@ describe('a chat with images', function()
       local image = '[{"type": "image", "image": "%s"}]'
       local said = bad(user(image:format 'no.png'), 'messages[1].content[1]: ')
       assert.matches('no.png', said, 1, true)
-      bad(user(image:format 'http://h/a.png'), 'messages[1].content[1]: expected the path of an '
-         .. 'image file, got http://h/a.png (http: is not read; save the image as a file)')
+      local expected = 'messages[1].content[1]: expected the path of an image file, or a data: URL '
+         .. 'in base64, got '
+      bad(user(image:format 'http://h/a.png'), expected
+         .. 'http://h/a.png (http: is not read; save the image as a file)')
+      bad(user(image:format 'data:image/png,%89PNG'), expected
+         .. 'data:image/png,%89PNG (data: is read in base64 alone)')
+      bad(user(image:format 'data:image/png;base64,iVBO*w0K'), expected
+         .. 'data:image/png;base64,iVBO*w0K (its base64 has other characters)')
+      bad(user(image:format('data:;base64,' .. ('*'):rep(60))), expected
+         .. 'data:;base64,' .. ('*'):rep(27) .. '.. (its base64 has')
+      bad(user(image:format 'data:image/gif;base64,R0lGODlh'), 'messages[1].content[1]: the bytes: '
+         .. 'it is a GIF')
+      bad(user(image:format(case.data_url 'a.png':sub(1, 102))), 'messages[1].content[1]: the '
+         .. 'bytes: it is a damaged PNG', { images = chat.images(case.model { device = 'null' },
+            tide.data.image.processor(case.golden), { decode = true }) })
       bad(user '[{"type": "image", "image": 5}]', 'messages[1].content[1]: expected the path of an '
          .. 'image, got 5')
       bad(user '[{"type": "image"}]', 'messages[1].content[1]: expected the path of an image, got '

@@ -348,9 +348,12 @@ describe('data.vision', function()
       local text = 'R0lGODlh'                                  -- GIF89a
       for _, part in ipairs { { type = 'image', base64 = text },
          { type = 'image', url = 'data:image/gif;base64,' .. text } } do
-         refused('E_FORMAT', 'it is a GIF', vision.sources, { { content = { part } } })
+         local sources = vision.sources { { content = { part } } }
+         assert.same({ { bytes = 'GIF89a' } }, sources.images)
+         refused('E_FORMAT', 'it is a GIF', vision.read, proc, sources)
       end
-      refused('E_FORMAT', 'expected base64', vision.sources,
+      refused('E_FORMAT', 'base64: expected the path of a file (tide fetches nothing) or a data: '
+         .. 'URL in base64, got data:;base64,* (its base64 has other characters)', vision.sources,
          { { content = { { type = 'image', base64 = '*' } } } })
    end)
 

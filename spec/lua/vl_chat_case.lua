@@ -49,6 +49,27 @@ function case.lines()
    return list
 end
 
+local digits = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
+
+-- Returns bytes in base64.
+function case.base64(bytes)
+   local out = {}
+   for i = 1, #bytes, 3 do
+      local a, b, c = bytes:byte(i, i + 2)
+      local v = a * 65536 + (b or 0) * 256 + (c or 0)
+      for k, place in ipairs { 2^18, 2^12, 2^6, 1 } do
+         local d = math.floor(v / place) % 64 + 1
+         out[#out + 1] = (k == 3 and not b or k == 4 and not c) and '=' or digits:sub(d, d)
+      end
+   end
+   return table.concat(out)
+end
+
+-- Returns an image of the chats as a URL of data.
+function case.data_url(name)
+   return 'data:image/png;base64,' .. case.base64(fs.read('spec', case.golden .. '/' .. name))
+end
+
 -- n chats of different lengths, as JSON Lines: every fourth has no image.
 function case.chats(n)
    local lines, out = case.lines(), {}

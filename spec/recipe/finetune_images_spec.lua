@@ -59,6 +59,12 @@ describe('fine-tuning on chats with images', function()
                assert.near(loss, validated(to)[at], 1e-6 * loss)
             end
          end
+         -- images inside the records
+         write(dir .. '/d.jsonl', (vl.chats(24):gsub('"image": "(%w+%.png)"', function(name)
+            return ('"image": "%s"'):format(vl.data_url(name))
+         end)))
+         ok(1, words:gsub('c%.jsonl', 'd.jsonl') .. '--out ' .. dir .. '/inside')
+         assert.same(losses(dir .. '/one'), losses(dir .. '/inside'))
          local name = '/processor_config.json'
          assert.equal(fs.read('spec', dir .. '/m' .. name),
             fs.read('spec', dir .. '/one/model' .. name))

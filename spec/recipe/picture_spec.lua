@@ -2,6 +2,7 @@
 
 local tide = require 'tide'
 local files = require 'spec.support.files'
+local base64 = require('spec.lua.vl_chat_case').base64
 local fs = require 'tide.util.fs'
 local recipe = require 'spec.support.recipe'
 local train = require 'tide.tokenizer.train'
@@ -14,7 +15,7 @@ local template = [[
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}{% if part.type == 'image' or 'image' in part -%}
+{%- for part in message.content %}{% if part.type == 'image' or 'image_url' in part -%}
 <|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}
 {%- endif %}<|im_end|>
 {% endfor -%}
@@ -112,6 +113,10 @@ describe('generate --image', function()
       assert.equal(one, text_of(('--chat --image %s/a.png'):format(root), "printf 'a\\n' |"))
       fs.write_json('spec', root .. '/talk.json', { { role = 'user', content = {
          { type = 'image', image = 'a.png' }, { type = 'text', text = 'a' } } } })
+      assert.equal(one, text_of(('--chat --messages %s/talk.json'):format(root)))
+      local url = 'data:image/png;base64,' .. base64(fs.read('spec', root .. '/a.png'))
+      fs.write_json('spec', root .. '/talk.json', { { role = 'user', content = {
+         { type = 'image_url', image_url = { url = url } }, { type = 'text', text = 'a' } } } })
       assert.equal(one, text_of(('--chat --messages %s/talk.json'):format(root)))
    end)
 

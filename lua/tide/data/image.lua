@@ -72,6 +72,11 @@ function image.size(path)
    return seen(found)
 end
 
+-- Does what size does for a file in memory.
+function image._size_of(bytes)
+   return seen(checked('data.image.size', 'the bytes', of_bytes(bytes)))
+end
+
 -- Returns the pixels of a file in memory, u8 [height, width, 3].
 function image.decode(bytes) return decoded('data.image.decode', 'the bytes', bytes) end
 

@@ -3,12 +3,13 @@
 -- A message's content is a list of parts, of which some are images:
 --
 --    { "type": "image", "image": PATH }           also path, url (file://..), image_url { url }
+--    { "type": "image", "image": "data:image/png;base64,.." }      the same keys; also base64
 --    { "type": "image" }                          the next of the record's list `images`
 --    "text <image> text"                          the same, in a record with images (or image)
 --
--- Paths are relative to the file of the records. The template writes one token for each image; it
--- is repeated as often as the image has features. A source of such tokens has `images`, a list in
--- the order of its tokens.
+-- Paths are relative to the file of the records; images inside records stay in memory. The template
+-- writes one token for each image; it is repeated as often as the image has features. A source of
+-- such tokens has `images`, a list in the order of its tokens.
 
 local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
@@ -50,15 +51,15 @@ for name in ([[video video_url input_video audio audio_url input_audio file inpu
    not_read[name] = true
 end
 
--- Returns the path of an image, relative ones below dir. field: names it in errors.
-local function path_of(v, field, dir)
+-- Returns the source of an image, a relative path below dir. field: names it in errors.
+local function source_of(v, field, dir)
    if type(v) ~= 'string' or v == '' then jsonl._wrong(field, 'the path of an image', v) end
-   local path, scheme = image_source._path(v, dir)
-   if not path then
-      jsonl._wrong(field, 'the path of an image file', v, ('%s (%s: is not read; save the image as '
-         .. 'a file)'):format(#v > 40 and v:sub(1, 40) .. '..' or v, scheme))
+   local source, problem = image_source._of(v, dir)
+   if not source then
+      jsonl._wrong(field, 'the path of an image file, or a data: URL in base64', v,
+         ('%s (%s)'):format(image_source._shown(v), problem))
    end
-   return path
+   return source
 end
 
 -- Returns the list `images` (or image) of a record, which may be empty.
@@ -137,16 +138,25 @@ local function settled(part, field, take)
    return { type = 'text', text = part.text }
 end
 
--- Returns an image with its size in tokens: { path, grid, n, place, field, reader }.
-local function surveyed(path, field, place, o)
-   local proc = o.processor
+-- Returns the height and the width of a source in pixels. decode: whether it is decoded, too.
+local function size_of(source, decode)
+   local image, of_file = require 'tide.data.image', type(source) == 'string'
+   local x = of_file and source or source.bytes
+   local h, w = (of_file and image.size or image._size_of)(x)
+   if decode then (of_file and image.open or image.decode)(x) end
+   return h, w
+end
+
+-- Returns an image with its size in tokens: { path, bytes, grid, n, place, field, reader }. Bytes
+-- inside the record have a hash in place of a path.
+local function surveyed(source, field, place, o)
+   local proc, bytes = o.processor, type(source) == 'table' and source.bytes or nil
    local grid, n = jsonl._guard(field .. ': ', function()
-      local image = require 'tide.data.image'
-      local grid = proc:grid(image.size(path))
-      if o.decode then image.open(path) end
+      local grid = proc:grid(size_of(source, o.decode))
       return grid, proc:tokens(grid)
    end)
-   return { path = path, grid = grid, n = n, place = place, field = field, reader = o }
+   return { path = bytes and 'data:' .. fs.io().xxh64(bytes) or source, bytes = bytes, grid = grid,
+      n = n, place = place, field = field, reader = o }
 end
 
 -- Returns the images of a record's messages (nil: it is no chat) in the order of the text, sized
@@ -175,7 +185,7 @@ function parts._take(t, messages, file, place, o, name_of)
          used = used + 1
          v, at = image_source._given(list[used]), list[used] and ('%s[%d]'):format(name, used) or at
       end
-      found[#found + 1] = surveyed(path_of(v, at, fs.above(file)), at, place, o)
+      found[#found + 1] = surveyed(source_of(v, at, fs.above(file)), at, place, o)
       return found[#found].path
    end
    for i, message in ipairs(messages) do
@@ -289,7 +299,9 @@ end
 -- Returns the patches of an image of a source.
 local function read_one(e)
    local proc, text = e.reader.processor, nil
-   local ok, patches, grid = pcall(proc.read, proc, e.path)
+   local ok, patches, grid = pcall(function()
+      return proc:read(e.bytes and require('tide.data.image').decode(e.bytes) or e.path)
+   end)
    if not ok then
       local known = err.of(patches)
       text = known and known.message or err.text(patches)

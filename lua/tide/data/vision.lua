@@ -15,7 +15,6 @@ local image = require 'tide.data.image'
 local image_source = require 'tide.data.image_source'
 local signature = require 'tide.util.signature'
 local tide = require 'tide'
-local visible = require 'tide.tokenizer.visible'
 
 local vision = {}
 
@@ -24,29 +23,19 @@ local FPS = 24
 
 -- ---- sources -----------------------------------------------------------------------------------
 
-local function pixels_of_base64(op, name, text)
-   text = text:gsub('%s', ''):gsub('=+$', '')             -- lines, and padding or none
-   local bytes = visible.base64(text .. ('='):rep(-#text % 4))
-   err.raise_if(not bytes, 'E_FORMAT', op, '%s: expected base64, got other characters', name)
-   return image.decode(bytes)
-end
-
--- Returns a path, relative ones below dir, or pixels.
+-- Returns a source of a file (see data.image_source), or pixels. dir: of relative paths.
 local function source_of(op, name, v, dir)
    if tide.is_tensor(v) then return v end
    err.arg_if(type(v) ~= 'string' or v == '', op, name, 'the path of a file, or pixels', v)
-   local data = v:match '^data:[^,]*;base64,(.*)$'
-   if data then return pixels_of_base64(op, name, data) end
-   local path = image_source._path(v, dir)
-   err.arg_if(not path, op, name, 'the path of a file: tide fetches nothing', v)
-   return path
+   local source, problem = image_source._of(v, dir)
+   local code = v:find '^[Dd][Aa][Tt][Aa]:' and 'E_FORMAT' or 'E_ARG'
+   err.raise_if(not source, code, op, '%s: expected the path of a file (tide fetches nothing) or a '
+      .. 'data: URL in base64, got %s (%s)', name, image_source._shown(v), problem)
+   return source
 end
 
--- Returns the source of a part of an image: a path or pixels; nil where the part has none.
+-- Returns the source of a part of an image; nil where the part has none.
 local function image_source_of(op, name, part, dir)
-   if not fs.is_null(part.base64) then
-      return pixels_of_base64(op, name .. '.base64', part.base64)
-   end
    local v, field = image_source._given(part)
    return v ~= nil and source_of(op, name .. field, v, dir) or nil
 end
@@ -78,9 +67,9 @@ local function each_picture(messages, fn)
    end
 end
 
--- Returns what stands in the messages: { images = list of sources (a path, or pixels),
--- videos = list of { frames, fps } }. opts: dir, the folder of relative paths; images and videos,
--- sources of parts that have none. Reads no file.
+-- Returns the pictures of messages: { images = list of sources (a path, { bytes = } of a file, or
+-- pixels), videos = list of { frames, fps } }. opts: dir, the folder of relative paths; images and
+-- videos, sources of parts that have none. Reads no file.
 function vision.sources(messages, opts)
    local op, out = 'data.vision.sources', { images = {}, videos = {} }
    local used = { image = 0, video = 0 }
@@ -108,16 +97,23 @@ function vision.sources(messages, opts)
    return out
 end
 
+-- Returns a source as a processor reads it: a path or pixels.
+local function readable(source)
+   return type(source) == 'table' and image.decode(source.bytes) or source
+end
+
 -- Reads sources with a processor: returns { images = list of { patches, grid }, videos = list of
 -- { patches, grid, seconds } }; seconds: from one row of patches to the next.
 function vision.read(processor, sources, opts)
    local out = { images = {}, videos = {} }
    for i, source in ipairs(sources.images or {}) do
-      local patches, grid = processor:read(source, { device = opts.device })
+      local patches, grid = processor:read(readable(source), { device = opts.device })
       out.images[i] = { patches = patches, grid = grid }
    end
    for i, video in ipairs(sources.videos or {}) do
-      local patches, grid = processor:frames(video.frames, { device = opts.device })
+      local frames = {}
+      for k, frame in ipairs(video.frames) do frames[k] = readable(frame) end
+      local patches, grid = processor:frames(frames, { device = opts.device })
       out.videos[i] = { patches = patches, grid = grid,
          seconds = processor.video_config.temporal_patch_size / (video.fps or FPS) }
    end

@@ -1,6 +1,8 @@
 -- Bytes as visible characters, as in files of byte-level vocabularies, and base64. Printable bytes
 -- of Latin-1 are themselves; the others, in order, are U+0100 and on.
 
+local bit = require 'bit'
+
 local visible = {}
 
 -- Returns a code point below U+0800 as UTF-8.
@@ -42,21 +44,32 @@ local values = {}
 local digits = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
 for i = 1, 64 do values[digits:byte(i)] = i - 1 end
 
+local band, rshift = bit.band, bit.rshift
+
+-- Returns the number that four digits make.
+local function number(text, i)
+   local a, b, c, d = text:byte(i, i + 3)
+   return values[a] * 262144 + values[b] * 4096 + values[c] * 64 + values[d]
+end
+
+-- Returns the bytes of 16 digits from place i on.
+local function twelve(text, i)
+   local v, w = number(text, i), number(text, i + 4)
+   local x, y = number(text, i + 8), number(text, i + 12)
+   return string.char(rshift(v, 16), band(rshift(v, 8), 255), band(v, 255),
+      rshift(w, 16), band(rshift(w, 8), 255), band(w, 255),
+      rshift(x, 16), band(rshift(x, 8), 255), band(x, 255),
+      rshift(y, 16), band(rshift(y, 8), 255), band(y, 255))
+end
+
 -- Returns the bytes of a text in base64, or nil if it is something else.
 function visible.base64(text)
-   if #text % 4 ~= 0 then return nil end
-   local out = {}
-   local tail = text:match '=*$'
-   text = text:sub(1, #text - #tail) .. ('A'):rep(#tail)
-   for i = 1, #text, 4 do
-      local a, b, c, d = text:byte(i, i + 3)
-      a, b, c, d = values[a], values[b], values[c], values[d]
-      if not (a and b and c and d) then return nil end
-      local v = a * 262144 + b * 4096 + c * 64 + d
-      out[#out + 1] = string.char(math.floor(v / 65536), math.floor(v / 256) % 256, v % 256)
-   end
-   local bytes = table.concat(out)
-   return #tail <= 2 and bytes:sub(1, #bytes - #tail) or nil
+   local k = (text:find '[^%w+/]' or #text + 1) - 1
+   local is_padded = k == #text or k >= #text - 2 and text:find('^==?$', k + 1)
+   if #text % 4 ~= 0 or not is_padded then return nil end
+   local out, whole = {}, text:sub(1, k) .. ('A'):rep(-k % 16)
+   for i = 1, #whole, 16 do out[#out + 1] = twelve(whole, i) end
+   return table.concat(out):sub(1, math.floor(k * 3 / 4))
 end
 
 return visible

@@ -100,10 +100,11 @@ local function hidden(self, messages)
    return list
 end
 
--- Returns a text that names a source: a path, pixels, or the frames of a video.
+-- Returns a text that names a source: a path, pixels, bytes of a file, or the frames of a video.
 local function key_of(source)
    if type(source) == 'string' then return 'file ' .. source end
    if tide.is_tensor(source) then return 'pixels ' .. source.id end
+   if source.bytes then return 'bytes ' .. source.bytes end
    local list = { 'video ' .. tostring(source.fps) }
    for i, frame in ipairs(source.frames) do list[i + 1] = key_of(frame) end
    return table.concat(list, '\n')
