@@ -62,6 +62,7 @@ local function train(self, opt)
    local run = self:run(corpus, plan, {
       model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
       loss = objective, sampler = sampler, accum = opt.accum, clip = opt.clip,
+      same_rows = chats.same_rows(spread, corpus),
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite,
       keep_best = opt.keep_best, patience = opt.patience,
       on_evaluate = function(at) chats.report(at, objective, spread.comm, 'val') end })

@@ -55,6 +55,7 @@ local function train(self, opt)
    local run = self:run(corpus, plan, {
       model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
       sampler = sampler, accum = opt.accum, clip = opt.clip, val_windows = opt.val_windows,
+      same_rows = chats.same_rows(spread, corpus),
       on_nonfinite = opt.on_nonfinite, keep_best = opt.keep_best, patience = opt.patience })
    chats.keep(self, opt, corpus, processor)
    for s in run:steps() do

@@ -299,6 +299,17 @@ function chats.sampler(job, opt, corpus, data, new)
       fit = fits[opt.pack], long = opt.long })
 end
 
+-- The ranks that get the same rows as this one, those of all axes but data: they decode each image
+-- once. Nil for one rank, and for chats without images. Collective.
+function chats.same_rows(spread, corpus)
+   local names = {}
+   for _, axis in ipairs(spread.mesh.axes) do
+      if axis.size > 1 and not axis.name:find '^dp' then names[#names + 1] = axis.name end
+   end
+   if #names == 0 or not (corpus.train.images or corpus.val.images) then return nil end
+   return (#names == 1 and spread.mesh:axis(names[1]) or spread.mesh:flatten(names)).comm
+end
+
 -- The text of a file that says how images become patches, with other most pixels (nil: the same).
 local function limited(job, path, most)
    if not most then return fs.read(job.name, path) end

@@ -258,6 +258,7 @@ promise['lua/guide/context.md'] = {
 }
 
 promise['lua/guide/loop.md'] = {
+   { 'make gets the option same_rows', 'lua/image_share', 'is that of one rank' },
    { 'train run is the same', 'lua/run', 'driven by hand is train.loop' },
    { 'Every rank makes the same calls', definition = 'asks this of the caller' },
    { 'The order of the data is a function', 'lua/sampler',

@@ -15,6 +15,7 @@ local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local image_share = require 'tide.data.image_share'
 local image_source = require 'tide.data.image_source'
 local jsonl = require 'tide.data.jsonl'
 
@@ -296,20 +297,52 @@ function parts._check_fit(where, images, seq)
    end
 end
 
--- Returns the patches of an image of a source.
-local function read_one(e)
+local make_op = 'data.packed.make'
+
+-- Returns what a method of the processor makes of an image of a source; or nil and the problem.
+local function tried(e, method)
    local proc, text = e.reader.processor, nil
-   local ok, patches, grid = pcall(function()
-      return proc:read(e.bytes and require('tide.data.image').decode(e.bytes) or e.path)
+   local ok, x, grid = pcall(function()
+      return proc[method](proc, e.bytes and require('tide.data.image').decode(e.bytes) or e.path)
    end)
    if not ok then
-      local known = err.of(patches)
-      text = known and known.message or err.text(patches)
+      local known = err.of(x)
+      text = known and known.message or err.text(x)
    elseif not dims.equal(grid, e.grid) then
       text = e.path .. ' has another size than when the chats were read; start again'
    end
-   if text then err.raise('E_FORMAT', 'data.packed.make', '%s: %s: %s', e.place, e.field, text) end
-   return patches
+   if text then return nil, ('%s: %s: %s'):format(e.place, e.field, text) end
+   return x
+end
+
+-- Returns a function that gives the patches of image i of a list.
+local function reader(list)
+   return function(i)
+      local patches, problem = tried(list[i], 'read')
+      err.raise_if(problem, 'E_FORMAT', make_op, '%s', problem)
+      return patches
+   end
+end
+
+-- Returns whether the processors of all images decode and cut into patches apart.
+local function can_share(list)
+   for _, e in ipairs(list) do
+      if not e.reader.processor._resized then return false end
+   end
+   return true
+end
+
+-- Does what reader does, for images that all ranks of comm read at once: one rank decodes each.
+local function shared_reader(list, comm)
+   local sizes, texts = {}, {}
+   for i, e in ipairs(list) do
+      local p = e.reader.processor.config.patch_size
+      sizes[i], texts[i] = { e.grid[2] * p, e.grid[3] * p, 3 }, ('%s %s %d'):format(e.place,
+         e.field, e.first)
+   end
+   local pixels = image_share(make_op, comm, { sizes = sizes, what = table.concat(texts, '\n'),
+      read = function(i) return tried(list[i], '_resized') end })
+   return function(i) return list[i].reader.processor:_patches(pixels[i]) end
 end
 
 -- Raises where a piece begins or ends inside an image: a sampler without the source makes such
@@ -319,7 +352,7 @@ local function check_whole(images, rows)
       for _, piece in ipairs(row) do
          for _, p in ipairs { piece[1], piece[1] + piece[2] } do
             local e = images[before(images, p)]
-            err.raise_if(e and p < e.stop, 'E_ARG', 'data.packed.make', '%s: %s: the rows cut %s; '
+            err.raise_if(e and p < e.stop, 'E_ARG', make_op, '%s: %s: the rows cut %s; '
                .. 'give data.packed.new the source of the images', e and e.place, e and e.field,
                e and e.path)
          end
@@ -328,15 +361,17 @@ local function check_whole(images, rows)
 end
 
 -- Returns the fields of a batch of the images of rows: pixel_values [N, P] and image_grid_thw
--- [images, 3], on the host; nil without images.
-function parts._fields(images, rows)
+-- [images, 3], on the host; nil without images. same: ranks that make the same batch, or nil.
+function parts._fields(images, rows, same)
    local tide = require 'tide'
    check_whole(images, rows)
    local list = parts._of_rows(images, rows)
    if #list == 0 then return nil end
+   local is_shared = same and same.size > 1 and can_share(list)
+   local read = is_shared and shared_reader(list, same) or reader(list)
    local all, at, grids = nil, 0, {}
    for i, e in ipairs(list) do
-      local patches = read_one(e)
+      local patches = read(i)
       if #list == 1 then all = patches end
       all = all or tide.empty({ parts._patches(list), patches:size(2) }, { dtype = 'f32',
          device = 'cpu' })

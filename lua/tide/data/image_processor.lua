@@ -278,17 +278,35 @@ local function sent(patches, opts)
    return private.replace(patches, upload(function(at) return patches:to(at) end, device))
 end
 
--- Returns the patches of an image, f32 [patches, 3 x temporal_patch_size x patch_size^2], and its
--- grid { 1, rows, columns }. x: the path of a file, or pixels of image.decode or image.open.
--- opts: device.
-function Processor:read(x, opts)
+-- Returns the pixels of an image, u8 [rows, columns, 3], resized to whole patches, and their grid.
+-- x: as of read.
+function Processor:_resized(x)
    local what, f = 'data.image_processor.read', self.config
    local name = type(x) == 'string' and x or 'x'
    local shown = pixels(what, name, x)
    local rows, columns = target(what, name, f, shown:size(1), shown:size(2))
-   local patches = decoders.patches(self.form, 1, rows, columns)
-   write(patches, self.form, shown, x, rows, columns, 0, 0, f.temporal_patch_size - 1)
-   return sent(patches, opts), { 1, rows / f.patch_size, columns / f.patch_size }
+   local y, grid = shown, { 1, rows / f.patch_size, columns / f.patch_size }
+   if shown:size(1) == rows and shown:size(2) == columns then return y, grid end
+   y = decoders.resize(shown, rows, columns)
+   if not rawequal(shown, x) then private.spend(shown) end
+   return y, grid
+end
+
+-- Returns the patches of pixels of _resized.
+function Processor:_patches(y)
+   local patches = decoders.patches(self.form, 1, y:size(1), y:size(2))
+   decoders.write(patches, self.form, y, 0, 0, self.config.temporal_patch_size - 1)
+   return patches
+end
+
+-- Returns the patches of an image, f32 [patches, 3 x temporal_patch_size x patch_size^2], and its
+-- grid { 1, rows, columns }. x: the path of a file, or pixels of image.decode or image.open.
+-- opts: device.
+function Processor:read(x, opts)
+   local y, grid = self:_resized(x)
+   local patches = self:_patches(y)
+   if not rawequal(y, x) then private.spend(y) end
+   return sent(patches, opts), grid
 end
 
 -- Returns the patches of a video, given as a list of frames (paths or pixels) of one size, and its

@@ -286,9 +286,9 @@ function Packed:next()
    return mine
 end
 
--- Returns the rows as a batch on a device; see packed.make.
-function Packed:make(source, rows, device)
-   return packed.make(source, rows, self.seq, { device = device })
+-- Returns the rows as a batch on a device. same_rows: ranks that make the same one.
+function Packed:make(source, rows, device, same_rows)
+   return packed.make(source, rows, self.seq, { device = device, same_rows = same_rows })
 end
 
 -- Returns the passes through the data so far.
@@ -357,14 +357,14 @@ end
 -- Adds to a batch the images of rows, and what their model reads off whole rows: positions in the
 -- place of those of a text, and the feature of each token. ids: a list; index: on the host, where
 -- grids stay.
-local function add_images(batch, images, rows, ids, index, device)
-   local fields = image_parts._fields(images, rows)
+local function add_images(batch, images, rows, ids, index, opts)
+   local fields = image_parts._fields(images, rows, opts.same_rows)
    if not fields then return end
    fields.ids = tide.tensor({ ids }, { dtype = 'i64', device = 'cpu' })
    fields = image_parts._placed(images, fields, index)
    fields.ids = nil
    for name, t in each(fields) do
-      local here = name == 'image_grid_thw' and 'cpu' or device
+      local here = name == 'image_grid_thw' and 'cpu' or opts.device
       batch[name] = upload(function(where) return t:to(where or 'cpu') end, here)
    end
 end
@@ -398,7 +398,7 @@ function packed.make(source, rows, seq, opts)
    local index = tide.slot_index(out.cu_slot, out.cu_real, at)
    out.index = upload(function(here) return index:to(here or 'cpu') end, opts.device)
    if source.images then
-      add_images(out, source.images, rows, lists.ids, index, opts.device)
+      add_images(out, source.images, rows, lists.ids, index, opts)
    end
    return out
 end
@@ -440,5 +440,7 @@ return signature.doors('data.packed', packed, {
    images = 'source: source; rows: table',
    make = { 'source: source; rows: table; seq: integer >= 1', opts = {
       'pad: integer >= 0 = 0 -- token id of padding',
-      'device: string? -- device of the tensors' } },
+      'device: string? -- device of the tensors',
+      'same_rows: comm? -- ranks that make the same batch now: each image is decoded on one of '
+         .. 'them, and the call is collective' } },
 })

@@ -191,8 +191,8 @@ end
 
 -- Adds to a batch of rows what a loss over answers needs: answers i64 [1, T] (the answer of each
 -- token), pairs, count (the same), reference (a list of 2 pairs numbers, nil until it is known).
-function Sampler:make(source, rows, device)
-   local batch = Packed.make(self, source, rows, device)
+function Sampler:make(source, rows, device, same_rows)
+   local batch = Packed.make(self, source, rows, device, same_rows)
    local known, list, n = reference_of(self, source), {}, 0
    for _, row in ipairs(rows) do
       for _, piece in ipairs(row) do

@@ -15,7 +15,7 @@ Ahead.__index = Ahead
 local function make(o)
    local list = {}
    for i, starts in ipairs(data_batch.split(o.sampler:next(), o.accum)) do
-      list[i] = o.sampler.make and o.sampler:make(o.train, starts, o.device)
+      list[i] = o.sampler.make and o.sampler:make(o.train, starts, o.device, o.same_rows)
          or data_batch.make(o.train, starts, o.sampler.seq, o.device)
    end
    return list

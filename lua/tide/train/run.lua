@@ -112,7 +112,7 @@ local function held_out(o)
    local sampler = o.sampler
    if sampler.make then
       return sampler:held_out(o.val_windows), function(rows)
-         return sampler:make(o.val, rows, o.device)
+         return sampler:make(o.val, rows, o.device, o.same_rows)
       end
    end
    return data_batch.windows(o.val, sampler.seq, o.val_windows), function(starts)

@@ -31,6 +31,8 @@ options.rows = {
    "on_nonfinite: 'stop' | 'skip' = 'stop' -- what to do if a loss or norm is not finite",
    'max_skips: integer >= 1 = 5 -- steps in a row that may be skipped',
    'comm: comm? -- ranks; all by default', 'ctx: any? -- the context', 'device: string?',
+   'same_rows: comm? -- ranks that get the same rows, as those of cp and tp do: each image of a '
+      .. 'batch is decoded on one of them',
    'recipe: any? -- plain table to store in checkpoints',
    'resume: string? -- checkpoint to resume from, or folder of a run (its newest checkpoint); if '
       .. 'it is an earlier one of out, later ones move to a folder aside-N in it',

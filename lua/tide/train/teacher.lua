@@ -184,8 +184,8 @@ end
 -- T, K], which nn.distil.objective reads. top: see teacher.top.
 function teacher.use(sampler, corpus, top)
    local make = sampler.make
-   function sampler.make(self, source, rows, device)
-      local batch = make(self, source, rows, device)
+   function sampler.make(self, source, rows, device, same_rows)
+      local batch = make(self, source, rows, device, same_rows)
       local part = source == corpus.val and top.val or top.train
       batch.teacher_ids = gathered(part.ids, rows, self.seq, device):to 'i64'
       batch.teacher_logp = gathered(part.logp, rows, self.seq, device)
