@@ -6,8 +6,9 @@ compute of texts with images and videos.
 Weights and pixels are sines, by the place of the published name of the parameter in sorted order
 (see fill), so that none are stored. Computed in doubles and written for each case: to
 qwen2_5_vl.lua config.json, and to qwen2_5_vl.safetensors ids, mask, labels, grids, positions and
-rope_deltas, logits, the loss, what greedy generation adds and, a row for each parameter in the
-order of their names, the largest gradient and SAMPLES of them at random places (common.py).
+rope_deltas, logits, the loss, what greedy generation adds with the logits of its steps and, a row
+for each parameter in the order of their names, the largest gradient and SAMPLES of them at random
+places (common.py).
 
     python spec/golden/qwen2_5_vl.py DIR
 
@@ -37,7 +38,7 @@ VISION = dict(depth=2, hidden_size=16, intermediate_size=10, num_heads=2, patch_
 YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16,
             mrope_section=[2, 1, 1])
 # name: text, vision, outer fields, rows (numbers are text, lists the grids of images, tuples of
-# videos), seconds, where padding is
+# videos, END: without the token that ends the last one), seconds, where padding is
 CASES = {
     "text": ({}, {}, {}, [[4]], None, "left"),
     "image": ({}, {}, {}, [[2, [1, 4, 6], 3]], None, "left"),
@@ -55,6 +56,8 @@ CASES = {
         [1, [1, 3, 6], 1, [1, 9, 6], 1]], None, "left"),
     "merge_1": ({}, dict(spatial_merge_size=1, window_size=4), {}, [[1, [1, 3, 5], 2]], None,
                 "left"),
+    # an answer goes on from the last token on each axis: of a text behind a late frame, of an image
+    "ahead": ({}, {}, {}, [[1, (6, 2, 2), 2], [2, [1, 4, 6], END], [1, [1, 2, 6], 3]], [2.0], "left"),
     "yarn": (dict(rope_parameters=YARN), {}, {}, [[1, [1, 4, 6], 3]], None, "left"),
 }
 
@@ -85,13 +88,15 @@ def inputs(vision, rows, seconds, side):
     for b, row in enumerate(rows):
         line = []
         for part in row:
-            if isinstance(part, int):
+            if part == END:
+                line.pop()
+            elif isinstance(part, int):
                 line += [(7 * (len(line) + i) + 3 * b) % 30 + 3 for i in range(part)]
-                continue
-            kind = "image" if isinstance(part, list) else "video"
-            grids[kind].append(list(part))
-            n = part[0] * part[1] * part[2] // merge ** 2
-            line += [START] + [IMAGE if kind == "image" else VIDEO] * n + [END]
+            else:
+                kind = "image" if isinstance(part, list) else "video"
+                grids[kind].append(list(part))
+                n = part[0] * part[1] * part[2] // merge ** 2
+                line += [START] + [IMAGE if kind == "image" else VIDEO] * n + [END]
         ids.append(line)
     length = max(map(len, ids))
 
@@ -148,9 +153,12 @@ def run(name, case, out, numbers):
         for k, n in enumerate(sorted(names))])
     if side == "left":
         with torch.no_grad():
-            found["generated"] = model.generate(
+            said = model.generate(
                 input_ids=ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False,
-                pad_token_id=0, eos_token_id=None, **kinds, **more)[:, ids.shape[1]:]
+                pad_token_id=0, eos_token_id=None, output_logits=True,
+                return_dict_in_generate=True, **kinds, **more)
+            found["generated"] = said.sequences[:, ids.shape[1]:]
+            found["steps"] = torch.stack(said.logits)
     for key, t in {**found, **{k: v for k, v in more.items() if not k.startswith("pixel")}}.items():
         t = t.detach()
         numbers[f"{name}.{key}"] = (t.type(torch.float32) if t.is_floating_point()

@@ -6,6 +6,7 @@ local tide = require 'tide'
 local case = require 'spec.lua.vl_chat_case'
 local fs = require 'tide.util.fs'
 local raised = require 'spec.support.raised'
+local columns = require 'tide.train.rows'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 
@@ -450,6 +451,24 @@ describe('a conversation with images', function()
          n = n + #ids + 2 - read
       end
       assert.is_true(n > 200, n)                             -- ids that are not read again
+   end)
+
+   it('reads an answer again that lies elsewhere in a longer prompt: behind an image', function()
+      for _, pieces in ipairs { { 1, 2, 'a.png' }, { 1, { 'b.png', 'b.png', 'b.png', fps = 1 } },
+         { 1, 'a.png', 2 } } do
+         local cache, ids, inputs = {}, prompt_of(pieces)
+         local o = { tokens = 4, temperature = 0, inputs = inputs, cache = cache }
+         local answer = tide.train.sample.generate(model, ids, o)
+         for _, id in ipairs(answer) do ids[#ids + 1] = id end
+         ids[#ids + 1] = 7
+         local alone = columns.new(model)
+         alone.inputs = inputs
+         local want, kept = tide.no_grad(alone.begin, alone, { ids }), cache.rows
+         kept.inputs = inputs
+         local got, read = counted(tide.no_grad, kept.begin, kept, { ids })
+         assert.is_true((want - got):abs():amax():item() < 1e-3 * want:abs():amax():item())
+         assert.equal(pieces[3] == 2 and 2 or 5, read)
+      end
    end)
 
    it('reads an image again whose numbers have changed in place', function()

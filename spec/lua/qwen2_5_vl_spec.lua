@@ -7,6 +7,7 @@ local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
 local raised = require 'spec.support.raised'
+local rows = require 'tide.train.rows'
 local tmp = require 'spec.support.tmp'
 
 local function far(got, want)
@@ -81,6 +82,17 @@ describe('qwen2_5_vl', function()
          local got = {}
          for b, r in ipairs(tide.train.sample.batch(model, prompts, opts)) do got[b] = r.ids end
          assert.same(n.generated:tolist(), got)
+         -- the logits show positions that greedy ids hide
+         local columns, steps = rows.new(model), n.steps:to 'f32'
+         columns.inputs = opts.inputs
+         for k = 1, #got[1] do
+            local lists = {}
+            for b, ids in ipairs(got) do lists[b] = { ids[k - 1] } end
+            local y = tide.no_grad(function()
+               return k == 1 and columns:begin(prompts) or columns:advance(lists)
+            end)
+            assert.is_true(far(y, steps:select(1, k)) <= 2e-5, ('step %d'):format(k))
+         end
       end)
    end
 

@@ -73,7 +73,8 @@ end
 local function shared(self, list, shown)
    local fed, n = self.fed, 0
    if not fed or self.rope then return 0 end
-   while n < #fed and n < #list - 1 and fed[n + 1] == list[n + 1] do n = n + 1 end
+   local most = math.min(self.placed or #fed, #list - 1)
+   while n < most and fed[n + 1] == list[n + 1] do n = n + 1 end
    n = pictures.shared(self.shown, shown, n)
    return (n == #fed or can_shorten(self.caches, n)) and n or 0
 end
@@ -110,15 +111,24 @@ local function place(self, n, T)
    return at
 end
 
+-- Returns whether the positions [3, B, 1] of last tokens are those of texts, one for all axes.
+local function is_text(last)
+   local time = last:narrow(1, 1, 1)
+   return last:eq(time:expand(unpack(last.shape))):all():item()
+end
+
 -- Completes the place of the last tokens of rows with images, whose positions are not those of a
--- text. Later ones go on from the last: self.ahead is how far it is from its place in a text.
--- whole: the ids of all tokens so far, i64 [B, n].
+-- text. Later ones go on from the last, on each axis: self.ahead is how far it is from its place in
+-- a text. Behind an image they lie elsewhere in a longer prompt: self.placed is how many tokens it
+-- may share. whole: the ids of all tokens so far, i64 [B, n].
 local function place_images(self, whole, at)
    local o, text = pictures.places(self.inputs), at.positions
    local T = text:size(2)
    if self.leads then o.index = at.q_index end
    at.positions = self.model:rope_index(whole, o):narrow(3, whole:size(2) - T + 1, T)
-   self.ahead = at.positions:narrow(3, T, 1) - text:narrow(2, T, 1)
+   local last = at.positions:narrow(3, T, 1)
+   self.ahead = last - text:narrow(2, T, 1)
+   self.placed = self.keeps and not is_text(last) and whole:size(2) or nil
 end
 
 local function tensor_of(self, lists)
@@ -158,7 +168,7 @@ end
 -- Goes back to the first n tokens of a list with the pictures `shown`, and reads the others.
 local function go_on(self, list, shown, n)
    for _, cache in ipairs(self.caches) do kv_cache.shorten(cache, n) end
-   self.width, self.fed, self.ahead = n, {}, nil
+   self.width, self.fed, self.ahead, self.placed = n, {}, nil, nil
    local rest = {}
    for i, id in ipairs(list) do
       if i <= n then self.fed[i] = id else rest[i - n] = id end
@@ -189,7 +199,7 @@ function Rows:begin(lists)
    local n = can_share and shared(self, one, shown) or 0
    self.shown = pictures.known(shown)
    if n > 0 then return go_on(self, one, shown, n) end
-   self.caches, self.width, self.index, self.ahead = {}, 0, nil, nil
+   self.caches, self.width, self.index, self.ahead, self.placed = {}, 0, nil, nil, nil
    for i = 1, self.model.config.num_hidden_layers do self.caches[i] = {} end
    self.fed = one and {} or nil
    lists, self.leads = padded(lists)
