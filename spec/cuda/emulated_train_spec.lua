@@ -89,11 +89,15 @@ describe('the finetune recipe on emulated CUDA', function()
          write(dir .. '/c.jsonl', vl.chats(8))
          local data = ('--from %s/m --data %s/c.jsonl --seq 150 --batch 1 --val-share 0 '
             .. '--val-every 0 --threads 1'):format(dir, dir)
-         local function losses(device)
-            return (run(('env LD_LIBRARY_PATH=%s %s/tide run'):format(folder, build),
-               'finetune.lua --steps 2 --device ' .. device, data))
+         local function losses(device, ranks, mesh)
+            return (run(('env TIDE_EMULATE_DEVICES=2 LD_LIBRARY_PATH=%s %s/tide run -n %d'):format(
+               folder, build, ranks), ('finetune.lua --steps 2 --device %s %s'):format(device,
+               mesh), data))
          end
-         equal(losses 'cpu', losses 'cuda', 2)
+         local want = losses('cpu', 1, '')
+         equal(want, losses('cuda', 1, ''), 2)
+         -- ranks over NCCL that share images while their GPUs work
+         if wide then equal(want, losses('cuda', 2, '--mesh.cp 2'), 2) end
       end)
    end)
 end)
