@@ -6,6 +6,7 @@ local agree = require 'tide.comm.agree'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local partition = require 'tide.util.partition'
+local private = require 'tide.util.private'
 local tide = require 'tide'
 
 -- Returns the pixels of images first to last as one tensor of bytes; or nil and the first problem.
@@ -14,10 +15,13 @@ local function decoded(o, first, last)
    for i = first, last do
       local x, problem = o.read(i)
       if problem then return nil, problem end
-      list[#list + 1] = x:reshape(x:numel())
+      list[#list + 1] = private.replace(x, x:reshape(x:numel()))
    end
    if not list[1] then return tide.empty({ 0 }, { dtype = 'u8', device = 'cpu' }) end
-   return #list == 1 and list[1] or tide.cat(list, 1)
+   if #list == 1 then return list[1] end
+   local all = tide.cat(list, 1)
+   for _, x in ipairs(list) do private.spend(x) end
+   return all
 end
 
 -- Raises the first problem of a rank on all of them.
@@ -41,7 +45,7 @@ return function(op, comm, o)
    end
    local mine, problem = decoded(o, bounds[comm.rank + 1] + 1, bounds[comm.rank + 2])
    raise_any(op, comm, problem)
-   local all = comm:all_gather_v(mine, counts)
+   local all = private.replace(mine, comm:all_gather_v(mine, counts))
    for i, n in ipairs(costs) do
       list[i], at = all:narrow(1, at, n):reshape(unpack(o.sizes[i])), at + n
    end
