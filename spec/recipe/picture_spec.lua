@@ -104,13 +104,22 @@ teardown(function() os.execute('rm -rf ' .. root) end)
 
 describe('generate --image', function()
    it('shows pictures in a conversation', function()
-      local one, both = answer({ 'a.png' }, 'a'), answer({ 'a.png', 'b.jpg' }, 'a')
+      local one, talk = answer({ 'a.png' }, 'a')
+      local both = answer({ 'a.png', 'b.jpg' }, 'a')
       assert.not_equal(one, both)
       assert.equal(one, text_of(('--chat --image %s/a.png --prompt a'):format(root)))
       assert.equal(both, text_of(('--chat --image %s/a.png --image %s/b.jpg --prompt a')
          :format(root, root)))
       assert.equal(one, text_of('--chat', ("printf '/image %s/a.png\\na\\n' |"):format(root)))
       assert.equal(one, text_of(('--chat --image %s/a.png'):format(root), "printf 'a\\n' |"))
+      -- turn after turn, as one that reads all again
+      talk.cache = {}
+      local more = talk:say({ { type = 'image', image = 'b.jpg' }, { type = 'text', text = 'b' } },
+         { temperature = 0, tokens = 12 }).text .. '\n'
+      assert.equal(one .. more, text_of(('--chat --image %s/a.png'):format(root),
+         ("printf 'a\\n/image %s/b.jpg\\nb\\n' |"):format(root)))
+      assert.equal(one .. one, text_of('--chat',
+         ("printf '/image %s/a.png\\na\\n/reset\\n/image %s/a.png\\na\\n' |"):format(root, root)))
       fs.write_json('spec', root .. '/talk.json', { { role = 'user', content = {
          { type = 'image', image = 'a.png' }, { type = 'text', text = 'a' } } } })
       assert.equal(one, text_of(('--chat --messages %s/talk.json'):format(root)))
