@@ -433,7 +433,9 @@ int k_cuda_group_rows(const k_call *call)
   const k_tensor &ids = call->in[0], *from = &ids;
   const int64_t n = k_numel(&ids), count = call->out[2].shape[0];
   const int64_t each = ids.ndim == 2 ? ids.shape[1] : 1;
-  int64_t *rows = tide_data<int64_t>(call->out[0]), *place = tide_data<int64_t>(call->out[1]);
+  int64_t *rows = static_cast<int64_t *>(call->out[0].data);
+  int64_t *place = static_cast<int64_t *>(call->out[1].data);
+  int64_t *offsets = static_cast<int64_t *>(call->out[2].data);
   const tide_keyed *items = nullptr;
   if (n > 0) {
     TIDE_LAUNCH(group_keys_kernel, n, call, tide_layout_of(1, &from), tide_array_of(ids), count - 1,
@@ -441,8 +443,7 @@ int k_cuda_group_rows(const k_call *call)
     items = tide_sort(call, call->work, n, (uint64_t)(count - 1));
     TIDE_LAUNCH(group_slots_kernel, n, call, items, n, each, rows, place);
   }
-  TIDE_LAUNCH(group_offsets_kernel, count, call, items, n, count,
-              tide_data<int64_t>(call->out[2]));
+  TIDE_LAUNCH(group_offsets_kernel, count, call, items, n, count, offsets);
   return TIDE_CUDA_LAUNCHED(call);
 }
 

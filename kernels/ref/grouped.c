@@ -1,5 +1,6 @@
 /* Defines groups of rows and their products: group_rows, which finds them, grouped_linear, its
- * gradient of w, and that gradient added. Sums are accumulated in f64 and rounded once. See kernel.h for operands. */
+ * gradient of w, and that gradient added. Sums are accumulated in f64 and rounded once. See
+ * kernel.h for operands. */
 #include "kernels/ref/grouped.h"
 
 /* Puts sum_p a[ai + p * as] b[bi + p * bs] at y[yi], on top of what is there if `add`. */

@@ -1,5 +1,5 @@
--- Qwen3 MoE decoder: Qwen3 with experts in each layer but those of mlp_only_layers (from 0) and, with
--- decoder_sparse_step n, all but each n-th.
+-- Qwen3 MoE decoder: Qwen3 with experts in each n-th layer, n being decoder_sparse_step, but those
+-- of mlp_only_layers, which count from 0.
 
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'

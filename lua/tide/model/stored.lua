@@ -1,5 +1,5 @@
--- Reads parameters from published tensors that hold them transposed, several in one, or one slice of
--- them each: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
+-- Reads parameters from published tensors that hold them transposed, several in one, or a slice of
+-- one each: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'
@@ -17,8 +17,8 @@ end
 -- Returns a box of a part from that of the stored tensor.
 function stored.part(entry, t) return entry.transposed and t:transpose(1, 2):contiguous() or t end
 
--- Returns the stored tensor of its parts. get(name, slice): the parameter, or a tensor like it, or its
--- slice (from 0) along dim 1, if that is not nil.
+-- Returns the stored tensor of its parts. get(name, slice): the parameter, or a tensor like it;
+-- with a slice (from 0) that one along dim 1.
 function stored.whole(entry, get)
    local first = entry.parts[1]
    if first.slice then return get(first.name, first.slice):contiguous() end

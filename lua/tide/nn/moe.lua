@@ -1,7 +1,7 @@
 -- MoE: a mixture of experts in place of an MLP. A router picks, for each token, k of E gated MLPs
 -- (Shazeer et al., arXiv 1701.06538), in the form of Mixtral (arXiv 2401.04088) and Qwen3:
 --
---    p = softmax(router x)      y = sum over the k largest p_e of  w_e down_e(silu(gate_e x) * up_e x)
+--    p = softmax(router x);  y = sum over the k largest p_e of w_e down_e(silu(gate_e x) * up_e x)
 --
 -- w_e is p_e, or with norm_topk p_e over the sum of the k. p is f32 at least.
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
