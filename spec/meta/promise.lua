@@ -10,6 +10,11 @@
 local promise = {}
 
 promise['lua/guide/generate.md'] = {
+   { 'No token is dropped', 'lua/moe_spec.lua', 'is a loop over tokens' },
+   { '- Tensor parallelism cuts every expert', 'lua/moe_spec.lua', 'is the same on every mesh' },
+   { 'Sharding, context parallelism, recomputation', 'lua/folder_ranks_spec.lua',
+      'has the numbers of transformers' },
+   { '- The router has no loss of its own', 'lua/moe_spec.lua', 'refuses what it would ignore' },
    { 'Where the context has no room', 'recipe/chat', 'forgets the oldest turns' },
    { 'seed seed of the sampling', 'lua/rows', 'draws alike on one thread and on two' },
    { 'The letters of a special token', 'recipe/chat',

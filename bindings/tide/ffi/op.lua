@@ -134,11 +134,11 @@ function M.linear_joined(x, ws, biases)
    return take_all(boxes, n)
 end
 
--- Sorts rows by group: ids [n] or [n, k], i64 or i32, has the groups that a row is in, 0 to groups
--- - 1; another number means no group. Returns i64 tensors: rows [n k], the row of each slot; place,
--- of the shape of ids, the slot of each choice; offsets [groups + 1]: group g has the slots
--- offsets[g] <= s < offsets[g + 1], in the order of ids. All count from 0; slots of no group are
--- last.
+-- Sorts rows by group: ids [n] or [n, k], i64 or i32, has the groups that a row is in, from 0 and
+-- below `groups`; another number means no group. Returns i64 tensors: rows [n k], the row of each
+-- slot; place, of the shape of ids, the slot of each choice; offsets [groups + 1]: group g has the
+-- slots offsets[g] <= s < offsets[g + 1], in the order of ids. All count from 0; slots of no group
+-- are last.
 three 'group_rows(ids, groups: int 1)'
 
 -- Returns the products of rows of x [rows, K] in groups, each with a weight of its own, w [groups,

@@ -482,8 +482,7 @@ int tide_linear_lora(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_ten
 /* Sorts rows by group, as a mixture of experts needs them: ids [n] or [n, k] has the groups that a
  * row is in, 0 to groups - 1; other numbers mean no group. Returns i64 tensors: rows [n k], the row
  * of each slot; place, of the shape of ids, the slot of each choice; offsets [groups + 1]: group g
- * has the slots offsets[g] up to offsets[g + 1], in the order of ids. Slots of no group are last.
- * */
+ * has the slots offsets[g] up to offsets[g + 1], in the order of ids. Slots of none are last. */
 int tide_group_rows(tide_tensor **rows, tide_tensor **place, tide_tensor **offsets,
                     tide_tensor *ids, int64_t groups);
 /* Multiplies rows of x in groups, each with a weight of its own: y[r] = x[r] w[g]^T for offsets[g]
