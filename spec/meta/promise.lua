@@ -10,11 +10,6 @@
 local promise = {}
 
 promise['lua/guide/generate.md'] = {
-   { 'No token is dropped', 'lua/moe_spec.lua', 'is a loop over tokens' },
-   { '- Tensor parallelism cuts every expert', 'lua/moe_spec.lua', 'is the same on every mesh' },
-   { 'Sharding, context parallelism, recomputation', 'lua/folder_ranks_spec.lua',
-      'has the numbers of transformers' },
-   { '- The router has no loss of its own', 'lua/moe_spec.lua', 'refuses what it would ignore' },
    { 'Where the context has no room', 'recipe/chat', 'forgets the oldest turns' },
    { 'seed seed of the sampling', 'lua/rows', 'draws alike on one thread and on two' },
    { 'The letters of a special token', 'recipe/chat',
@@ -350,6 +345,11 @@ promise['lua/README.md'] = {
 }
 
 promise['lua/guide/models.md'] = {
+   { 'No token is dropped', 'lua/moe', 'is a loop over tokens' },
+   { 'Tensor parallelism cuts every expert', 'lua/moe', 'is the same on every mesh' },
+   { 'Sharding context parallelism recomputation', 'lua/folder_ranks',
+      'has the numbers of transformers' },
+   { 'The router has no loss of its own', 'lua/moe', 'refuses what it would ignore' },
    { 'They belong to all rows of `ids`', 'lua/qwen2_5_vl', 'has the numbers of transformers' },
    { 'Every rank gets all patches', 'lua/qwen2_5_vl_ranks', 'computes and learns what one rank' },
    { 'Tensor parallelism cuts the text', 'lua/qwen2_5_vl_ranks',
