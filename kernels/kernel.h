@@ -158,6 +158,11 @@ typedef struct k_arange_attrs { double start, step; } k_arange_attrs;
  * linear: x[..., K] , w_NK, bias_N or absent -> y[..., N]. x, w K_INNER. No attrs.
  * Accumulation is f32 for f32/bf16/f16 (one rounding at the end), f64 for f64. */
 
+/* group_rows: ids -> rows, place, offsets: ids [n] or [n, k]; rows i64 [n k]; place i64, of the
+ * shape of ids; offsets i64 [groups + 1]. Slots are sorted by group, and within a group in the
+ * order of ids: rows[place[i, j]] = i, and group g has the slots offsets[g] up to offsets[g + 1].
+ * An id outside [0, groups) is in no group; its slot follows the last group. No attrs. */
+
 /* grouped_linear: x[rows, K], w[groups, N, K], offsets i64/i32 [groups + 1] -> y[rows, N]: row r of
  * group g, offsets[g] <= r < offsets[g + 1], is x[r] w[g]'; a row in no group is 0. Each of x and w
  * has a stride of 1 in one of its last two dims. Offsets go up from 0 or more to `rows` or less:

@@ -1,4 +1,5 @@
-/* Products of groups of rows, each with a weight of its own: what a mixture of experts needs.
+/* Rows in groups, and products of groups of rows, each with a weight of its own: what a mixture of
+ * experts needs.
  *
  * With rows [offsets[g], offsets[g + 1]) in group g, y = x w[g]^T. The derivatives are grouped
  * products again: dx = dy w[g], dw[g] = dy_g^T x_g. A row in no group has y = 0 and dx = 0.
@@ -7,6 +8,31 @@
 #include "core/op/op.h"
 #include "core/op/operand.h"
 #include "core/op/product.h"
+
+int tide_group_rows(tide_tensor **rows, tide_tensor **place, tide_tensor **offsets,
+                    tide_tensor *ids, int64_t groups)
+{
+  tide__call c;
+  tide_tensor *y[3] = {NULL, NULL, NULL};
+  *rows = *place = *offsets = NULL;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_GROUP_ROWS, NULL, 1, &ids, 0));
+  TIDE_TRY(tide__check_index(ids, TIDE__NAME(&c), "ids"));
+  if (ids->ndim != 1 && ids->ndim != 2)
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "ids: expected [rows] or [rows, choices], got %s",
+                      TIDE__SHAPE_OF(ids));
+  if (groups < 1 || groups > INT32_MAX)
+    return TIDE__FAIL(&c, TIDE_E_ARG, "groups: expected 1 to %d, got %lld", INT32_MAX,
+                      (long long)groups);
+  int64_t n = tide__tensor_numel(ids), ends = groups + 1;
+  tide__result(&c, 0, TIDE_I64, 1, &n);
+  tide__result(&c, 1, TIDE_I64, ids->ndim, ids->shape);
+  tide__result(&c, 2, TIDE_I64, 1, &ends);
+  TIDE_TRY(tide__dispatch(&c, y, 3));
+  *rows = y[0];
+  *place = y[1];
+  *offsets = y[2];
+  return TIDE_OK;
+}
 
 /* Begins a call on a, b and offsets. */
 static void grouped_begin(tide__temps *v, tide__call *c, int op, tide_tensor **out, tide_tensor *a,

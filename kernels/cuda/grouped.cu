@@ -1,5 +1,5 @@
-/* Products of groups of rows on the GPU: grouped_linear, its gradient of w, and that gradient
- * added.
+/* Groups of rows on the GPU: group_rows, which sorts them, grouped_linear, its gradient of w, and
+ * that gradient added.
  *
  * How many rows a group has lies on the device, and no step asks the host. cuBLASLt takes such
  * sizes from the host alone, so the tiles are here: 16-bit operands go through tensor cores
@@ -14,6 +14,7 @@
  */
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/sort.cuh"
 
 namespace {
 
@@ -365,6 +366,43 @@ int launch(const k_call *call, grouped_args p, int64_t blocks)
   return TIDE_CUDA_LAUNCHED(call);
 }
 
+/* ---- group_rows: a stable sort by group ------------------------------------------------------ */
+
+__global__ void group_keys_kernel(tide_layout ids, tide_array from, int64_t groups,
+                                  tide_keyed *items)
+{
+  TIDE_GRID_LOOP(i, ids.numel) {
+    int64_t at;
+    tide_offsets<1>(ids, i, &at);
+    const int64_t g = tide_at<int64_t>(from, at);
+    items[i] = {(uint64_t)(g >= 0 && g < groups ? g : groups), i};
+  }
+}
+
+__global__ void group_slots_kernel(const tide_keyed *items, int64_t n, int64_t each, int64_t *rows,
+                                   int64_t *place)
+{
+  TIDE_GRID_LOOP(slot, n) {
+    rows[slot] = items[slot].at / each;
+    place[items[slot].at] = slot;
+  }
+}
+
+/* offsets[g] = the first slot whose group is g or more. */
+__global__ void group_offsets_kernel(const tide_keyed *items, int64_t n, int64_t count,
+                                     int64_t *offsets)
+{
+  TIDE_GRID_LOOP(g, count) {
+    int64_t lo = 0, hi = n;
+    while (lo < hi) {
+      const int64_t mid = (lo + hi) / 2;
+      if (items[mid].key < (uint64_t)g) lo = mid + 1;
+      else hi = mid;
+    }
+    offsets[g] = lo;
+  }
+}
+
 /* Tiles that the rows can give at most: each part has at most one that is not whole. */
 int64_t most_tiles(const k_call *call)
 {
@@ -383,6 +421,31 @@ int outer(const k_call *call, bool add)
 }
 
 }  // namespace
+
+int64_t k_cuda_group_rows_work(const k_call *call)
+{
+  const int64_t n = k_numel(&call->in[0]);
+  return n > 0 ? tide_sort_work(n) : 0;
+}
+
+int k_cuda_group_rows(const k_call *call)
+{
+  const k_tensor &ids = call->in[0], *from = &ids;
+  const int64_t n = k_numel(&ids), count = call->out[2].shape[0];
+  const int64_t each = ids.ndim == 2 ? ids.shape[1] : 1;
+  int64_t *rows = static_cast<int64_t *>(call->out[0].data);
+  int64_t *place = static_cast<int64_t *>(call->out[1].data);
+  int64_t *offsets = static_cast<int64_t *>(call->out[2].data);
+  const tide_keyed *items = nullptr;
+  if (n > 0) {
+    TIDE_LAUNCH(group_keys_kernel, n, call, tide_layout_of(1, &from), tide_array_of(ids), count - 1,
+                static_cast<tide_keyed *>(call->work));
+    items = tide_sort(call, call->work, n, (uint64_t)(count - 1));
+    TIDE_LAUNCH(group_slots_kernel, n, call, items, n, each, rows, place);
+  }
+  TIDE_LAUNCH(group_offsets_kernel, count, call, items, n, count, offsets);
+  return TIDE_CUDA_LAUNCHED(call);
+}
 
 int64_t k_cuda_grouped_linear_work(const k_call *call)
 {

@@ -1,5 +1,6 @@
-/* Defines products of groups of rows: grouped_linear, its gradient of w, and that gradient added.
- * Sums are accumulated in f64 and rounded once. See kernel.h for operands. */
+/* Defines groups of rows and their products: group_rows, which finds them, grouped_linear, its
+ * gradient of w, and that gradient added. Sums are accumulated in f64 and rounded once. See
+ * kernel.h for operands. */
 #include "kernels/ref/grouped.h"
 
 /* Puts sum_p a[ai + p * as] b[bi + p * bs] at y[yi], on top of what is there if `add`. */
@@ -58,3 +59,34 @@ static int ref_grouped_outer(const k_call *call, int add)
 
 int k_ref_grouped_linear_bwd(const k_call *call) { return ref_grouped_outer(call, 0); }
 int k_ref_grouped_addmm_(const k_call *call) { return ref_grouped_outer(call, 1); }
+
+/* ---- group_rows ------------------------------------------------------------------------------ */
+
+/* Returns the group of a choice, or -1 if it is in no group. */
+static int64_t group_of(const k_tensor *ids, const ref_walk *w, int64_t groups)
+{
+  int64_t g = ref_get_int(ids, ref_offset(w, ids));
+  return g >= 0 && g < groups ? g : -1;
+}
+
+int k_ref_group_rows(const k_call *call)
+{
+  const k_tensor *ids = &call->in[0];
+  const int64_t groups = call->out[2].shape[0] - 1, each = ids->ndim == 2 ? ids->shape[1] : 1;
+  int64_t *rows = call->out[0].data, *place = call->out[1].data, *next = call->out[2].data;
+  memset(next, 0, (size_t)(groups + 1) * sizeof *next);
+  for (ref_walk w = ref_begin(ids->shape, ids->ndim); ref_more(&w); ref_step(&w)) {
+    int64_t g = group_of(ids, &w, groups);
+    if (g >= 0) next[g + 1]++;
+  }
+  for (int64_t g = 0; g < groups; g++) next[g + 1] += next[g];
+  int64_t rest = next[groups]; /* the next slot of no group; next[g] is that of group g */
+  for (ref_walk w = ref_begin(ids->shape, ids->ndim); ref_more(&w); ref_step(&w)) {
+    int64_t g = group_of(ids, &w, groups), slot = g >= 0 ? next[g]++ : rest++;
+    place[w.i] = slot;
+    rows[slot] = w.i / each;
+  }
+  for (int64_t g = groups; g > 0; g--) next[g] = next[g - 1]; /* each had reached the group after */
+  next[0] = 0;
+  return TIDE_OK;
+}

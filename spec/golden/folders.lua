@@ -1,5 +1,5 @@
 -- Written by spec/golden/folders.py: configurations and losses of the transformers package,
--- version 5.23.0.
+-- version 5.24.0.
 
 return {
    llama = {
@@ -10,7 +10,7 @@ return {
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}, "tie_word_embeddings":
-false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+false, "transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.48171736342555,
    },
    llama_mqa_bias = {
@@ -21,7 +21,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 true, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 1, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings":
-true, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+true, "transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.68137279322102,
    },
    llama_linear = {
@@ -32,7 +32,7 @@ true, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==]
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 2.0, "rope_theta": 500.0, "rope_type": "linear"},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 3.51366114353422,
    },
@@ -44,7 +44,7 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 2.0, "rope_theta": 500.0, "rope_type": "dynamic"},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 3.46079407255217,
    },
@@ -56,7 +56,7 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 2.0, "rope_theta": 500.0, "rope_type": "dynamic"},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 3.48171736220989,
    },
@@ -68,7 +68,7 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 4.0, "original_max_position_embeddings": 16, "rope_theta":
-500.0, "rope_type": "yarn"}, "tie_word_embeddings": false, "transformers_version": "5.23.0",
+500.0, "rope_type": "yarn"}, "tie_word_embeddings": false, "transformers_version": "5.24.0",
 "use_cache": true, "vocab_size": 23}]==],
       loss = 3.44848584676505,
    },
@@ -82,7 +82,7 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "rope_parameters": {"beta_fast": 4.0, "beta_slow": 0.5, "factor": 4.0, "mscale": 1.5,
 "mscale_all_dim": 0.7, "original_max_position_embeddings": 16, "rope_theta": 500.0,
 "rope_type": "yarn", "truncate": false}, "tie_word_embeddings": false, "transformers_version":
-"5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.45124142394434,
    },
    llama_longrope = {
@@ -94,7 +94,7 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 4.0, "long_factor": [2.0, 3.0],
 "original_max_position_embeddings": 6, "rope_theta": 500.0, "rope_type": "longrope",
-"short_factor": [1.0, 1.5]}, "tie_word_embeddings": false, "transformers_version": "5.23.0",
+"short_factor": [1.0, 1.5]}, "tie_word_embeddings": false, "transformers_version": "5.24.0",
 "use_cache": true, "vocab_size": 23}]==],
       loss = 3.48536972233195,
    },
@@ -107,7 +107,7 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
 "rope_parameters": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
 "original_max_position_embeddings": 32, "rope_theta": 500.0, "rope_type": "llama3"},
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 3.4554080846188,
    },
@@ -119,7 +119,7 @@ false, "model_type": "llama", "num_attention_heads": 6, "num_hidden_layers": 3,
 "model_type": "mistral", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
 {"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings":
-false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+false, "transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.52579049548162,
    },
    mistral_full = {
@@ -130,7 +130,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "model_type": "mistral", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
 {"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window": null,
-"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": true, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 3.87910697037441,
    },
@@ -143,7 +143,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "ministral", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
 "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
 "rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings": false,
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.53349844144873,
    },
    qwen2 = {
@@ -155,7 +155,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "qwen2", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
 "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0,
 "rope_type": "default"}, "sliding_window": 3, "tie_word_embeddings": false,
-"transformers_version": "5.23.0", "use_cache": true, "use_sliding_window": true, "vocab_size":
+"transformers_version": "5.24.0", "use_cache": true, "use_sliding_window": true, "vocab_size":
 23}]==],
       loss = 3.58575274880218,
    },
@@ -168,7 +168,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "model_type": "qwen3", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
 {"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window": null,
-"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": true, "transformers_version": "5.24.0", "use_cache": true,
 "use_sliding_window": false, "vocab_size": 23}]==],
       loss = 3.58342397759285,
    },
@@ -181,7 +181,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "model_type": "qwen3", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 6, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
 {"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window": null,
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
 "use_sliding_window": false, "vocab_size": 23}]==],
       loss = 3.23334746123197,
    },
@@ -194,7 +194,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 2, "original_max_position_embeddings": 4096, "pad_token_id": 0, "resid_pdrop": 0.0,
 "rms_norm_eps": 1e-05, "rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta":
 10000.0, "rope_type": "default"}, "sliding_window": 4, "tie_word_embeddings": false,
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.34488619827352,
    },
    phi4_partial = {
@@ -207,7 +207,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "rms_norm_eps": 1e-05, "rope_parameters": {"long_factor": [2.0, 3.0],
 "original_max_position_embeddings": 6, "partial_rotary_factor": 0.5, "rope_theta": 500.0,
 "rope_type": "longrope", "short_factor": [1.0, 1.5]}, "sliding_window": null,
-"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": true, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 3.56135218041439,
    },
@@ -221,7 +221,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "rms_norm_eps": 1e-05, "rope_parameters": {"long_factor": [2.0, 3.0],
 "original_max_position_embeddings": 16, "partial_rotary_factor": 0.5, "rope_theta": 500.0,
 "rope_type": "longrope", "short_factor": [1.0, 1.5]}, "sliding_window": null,
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 3.79975767907237,
    },
@@ -235,7 +235,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "model_type": "gemma2", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "query_pre_attn_scalar": 9, "rms_norm_eps":
 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window":
-3, "tie_word_embeddings": true, "transformers_version": "5.23.0",
+3, "tie_word_embeddings": true, "transformers_version": "5.24.0",
 "use_bidirectional_attention": null, "use_cache": true, "vocab_size": 23}]==],
       loss = 3.85682298986394,
    },
@@ -249,7 +249,7 @@ false, "transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==
 "model_type": "gemma2", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps":
 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "sliding_window":
-3, "tie_word_embeddings": true, "transformers_version": "5.23.0",
+3, "tie_word_embeddings": true, "transformers_version": "5.24.0",
 "use_bidirectional_attention": null, "use_cache": true, "vocab_size": 23}]==],
       loss = 4.4890406930159,
    },
@@ -265,7 +265,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 9, "rms_norm_eps": 1e-05, "rope_parameters": {"full_attention": {"rope_theta": 1000000.0,
 "rope_type": "default"}, "sliding_attention": {"rope_theta": 10000.0, "rope_type":
 "default"}}, "sliding_window": 3, "tie_word_embeddings": true, "transformers_version":
-"5.23.0", "use_bidirectional_attention": false, "use_cache": true, "vocab_size": 23}]==],
+"5.24.0", "use_bidirectional_attention": false, "use_cache": true, "vocab_size": 23}]==],
       loss = 5.30188684161638,
    },
    granite = {
@@ -277,7 +277,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "granite", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
 "pad_token_id": 0, "residual_multiplier": 0.4, "rms_norm_eps": 1e-05, "rope_parameters":
 {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": false,
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.67480966863323,
    },
    granite_tied = {
@@ -289,7 +289,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "granite", "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2,
 "pad_token_id": 0, "residual_multiplier": 1.0, "rms_norm_eps": 1e-05, "rope_parameters":
 {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": true,
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.71403398832864,
    },
    olmo2 = {
@@ -300,7 +300,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "model_type": "olmo2", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
 {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": false,
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 3.20860675398457,
    },
    olmo2_mqa = {
@@ -311,7 +311,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "model_type": "olmo2", "num_attention_heads": 6, "num_hidden_layers": 3,
 "num_key_value_heads": 1, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
 {"rope_theta": 10000.0, "rope_type": "default"}, "tie_word_embeddings": true,
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23}]==],
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
       loss = 4.26587390346408,
    },
    smollm3 = {
@@ -323,7 +323,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "model_type": "smollm3", "no_rope_layer_interval": 2, "no_rope_layers": [1, 0, 1],
 "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
 "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 2000000.0, "rope_type": "default"},
-"sliding_window": null, "tie_word_embeddings": true, "transformers_version": "5.23.0",
+"sliding_window": null, "tie_word_embeddings": true, "transformers_version": "5.24.0",
 "use_cache": true, "use_sliding_window": false, "vocab_size": 23}]==],
       loss = 3.85221942085111,
    },
@@ -336,9 +336,78 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [0, 1, 1],
 "num_attention_heads": 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0,
 "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 2000000.0, "rope_type": "default"},
-"sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.23.0",
+"sliding_window": 3, "tie_word_embeddings": false, "transformers_version": "5.24.0",
 "use_cache": true, "use_sliding_window": true, "vocab_size": 23}]==],
       loss = 3.43374980780728,
+   },
+   mixtral = {
+      config = [==[
+{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "mixtral", "num_attention_heads": 6, "num_experts_per_tok": 2,
+"num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 4,
+"output_router_logits": false, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 1000000.0, "rope_type": "default"}, "router_aux_loss_coef": 0.001,
+"router_jitter_noise": 0.0, "sliding_window": null, "tie_word_embeddings": false,
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
+      loss = 3.36424104917818,
+   },
+   mixtral_window = {
+      config = [==[
+{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+"eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "mixtral", "num_attention_heads": 6, "num_experts_per_tok": 1,
+"num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 3,
+"output_router_logits": false, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 1000000.0, "rope_type": "default"}, "router_aux_loss_coef": 0.001,
+"router_jitter_noise": 0.0, "sliding_window": 3, "tie_word_embeddings": true,
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
+      loss = 3.63971789474215,
+   },
+   olmoe = {
+      config = [==[
+{"architectures": ["OlmoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "clip_qkv": null, "eos_token_id": 2, "hidden_act": "silu", "hidden_size":
+24, "initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 64,
+"model_type": "olmoe", "norm_topk_prob": false, "num_attention_heads": 6, "num_experts": 5,
+"num_experts_per_tok": 3, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"output_router_logits": false, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
+{"rope_theta": 10000.0, "rope_type": "default"}, "router_aux_loss_coef": 0.01,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
+"vocab_size": 23}]==],
+      loss = 3.55435783447429,
+   },
+   qwen3_moe = {
+      config = [==[
+{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "decoder_sparse_step": 1, "eos_token_id": 2, "head_dim": 4, "hidden_act":
+"silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"max_position_embeddings": 64, "mlp_only_layers": [1], "model_type": "qwen3_moe",
+"moe_intermediate_size": 12, "norm_topk_prob": true, "num_attention_heads": 6,
+"num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"num_local_experts": 4, "output_router_logits": false, "pad_token_id": 0, "rms_norm_eps":
+1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+"router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false,
+"transformers_version": "5.24.0", "use_cache": true, "use_sliding_window": false,
+"vocab_size": 23}]==],
+      loss = 3.34232699014458,
+   },
+   qwen3_moe_step = {
+      config = [==[
+{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "decoder_sparse_step": 2, "eos_token_id": 2, "head_dim": 6, "hidden_act":
+"silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"max_position_embeddings": 64, "mlp_only_layers": [], "model_type": "qwen3_moe",
+"moe_intermediate_size": 10, "norm_topk_prob": false, "num_attention_heads": 6,
+"num_experts_per_tok": 3, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"num_local_experts": 3, "output_router_logits": false, "pad_token_id": 0, "rms_norm_eps":
+1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+"router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false,
+"transformers_version": "5.24.0", "use_cache": true, "use_sliding_window": false,
+"vocab_size": 23}]==],
+      loss = 3.4043923109353,
    },
    bamba = {
       config = [==[
@@ -352,7 +421,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "num_logits_to_keep": 1, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters":
 {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
 "tie_word_embeddings": false, "time_step_limit": [0.0, {"__float__": "Infinity"}],
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23, "z_loss_coefficient":
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23, "z_loss_coefficient":
 0.0}]==],
       loss = 3.38907715928533,
    },
@@ -367,7 +436,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 6, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_logits_to_keep": 1, "pad_token_id":
 0, "rms_norm_eps": 1e-05, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta":
 10000.0, "rope_type": "default"}, "tie_word_embeddings": true, "time_step_limit": [0.05, 0.6],
-"transformers_version": "5.23.0", "use_cache": true, "vocab_size": 23, "z_loss_coefficient":
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23, "z_loss_coefficient":
 0.0}]==],
       loss = 4.04013655543535,
    },
@@ -380,7 +449,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx":
 false, "scale_attn_weights": true, "summary_activation": null, "summary_first_dropout": 0.1,
 "summary_proj_to_labels": true, "summary_type": "cls_index", "summary_use_proj": true,
-"tie_word_embeddings": true, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": true, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 6.60859605381112,
    },
@@ -393,7 +462,7 @@ false, "scale_attn_weights": true, "summary_activation": null, "summary_first_dr
 "reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx": true,
 "scale_attn_weights": true, "summary_activation": null, "summary_first_dropout": 0.1,
 "summary_proj_to_labels": true, "summary_type": "cls_index", "summary_use_proj": true,
-"tie_word_embeddings": false, "transformers_version": "5.23.0", "use_cache": true,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
 "vocab_size": 23}]==],
       loss = 6.8054016407243,
    },

@@ -85,6 +85,14 @@ CASES = [
     ("smollm3_sliding", "SmolLM3", dict(
         no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=3, head_dim=None,
         layer_types=[FULL, SLIDING, SLIDING], tie_word_embeddings=False)),
+    ("mixtral", "Mixtral", dict(num_local_experts=4)),
+    ("mixtral_window", "Mixtral", dict(num_local_experts=3, num_experts_per_tok=1, sliding_window=3,
+                                       tie_word_embeddings=True)),
+    ("olmoe", "Olmoe", dict(head_dim=None, num_experts=5, num_experts_per_tok=3)),
+    ("qwen3_moe", "Qwen3Moe", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+                                   norm_topk_prob=True, mlp_only_layers=[1])),
+    ("qwen3_moe_step", "Qwen3Moe", dict(num_experts=3, num_experts_per_tok=3, head_dim=6,
+                                        moe_intermediate_size=10, decoder_sparse_step=2)),
     ("bamba", "Bamba", dict(BAMBA, attn_layer_indices=[1])),
     ("bamba_bias", "Bamba", dict(
         BAMBA, attn_layer_indices=[0, 2], mamba_n_groups=1, mamba_proj_bias=True,
@@ -99,17 +107,58 @@ CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
 MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 
 
-def fill(model, kind):
+# What files of a kind call the experts of a layer and their projections; others as Qwen3Moe.
+USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
+EXPERTS = {"Mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
+
+
+def parts(name, p, kind):
+    """Yields the name in files, and the part of a parameter or gradient p, of each tensor of a file."""
+    layer, _, rest = name.partition(".mlp.")
+    block, gate, up, down = EXPERTS.get(kind, USUAL)
+    if rest == "gate.weight":
+        yield f"{layer}.{block}.{rest}", p
+    elif rest.startswith("experts."):
+        for e, one in enumerate(p):
+            at = f"{layer}.{block}.experts.{e}."
+            if rest == "experts.down_proj":
+                yield f"{at}{down}.weight", one
+            else:
+                half = one.shape[0] // 2
+                yield f"{at}{gate}.weight", one[:half]
+                yield f"{at}{up}.weight", one[half:]
+    else:
+        yield name, p
+
+
+def stored(model, kind, of):
+    """The tensors of(p) of all parameters p by their names in files."""
     tied = model.config.tie_word_embeddings
-    names = {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
-    with torch.no_grad():
-        for k, name in enumerate(sorted(names)):
-            p = names[name]
-            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
-            if "norm" in name or ".ln_" in name:
-                t = t / 3 + CENTRE.get(kind, 1)
-            p.copy_(t.reshape(p.shape))
-    return names
+    return {file: part for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))
+            for file, part in parts(n, of(p), kind)}
+
+
+def fill(model, kind):
+    tensors = stored(model, kind, lambda p: p.detach())
+    for k, name in enumerate(sorted(tensors)):
+        p = tensors[name]
+        t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
+        if "norm" in name or ".ln_" in name:
+            t = t / 3 + CENTRE.get(kind, 1)
+        p.copy_(t.reshape(p.shape))
+
+
+def check_routes(model):
+    """Raises if rounding in f32 could choose other experts."""
+    def look(module, args, out):
+        p = out[0].softmax(-1).sort(-1, descending=True).values
+        k = module.top_k
+        if k < p.shape[-1]:
+            gap = float((p[:, k - 1] - p[:, k]).min())
+            assert gap > 1e-4, gap
+    for m in model.modules():
+        if type(m).__name__.endswith("TopKRouter"):
+            m.register_forward_hook(look)
 
 
 def inputs():
@@ -132,13 +181,14 @@ def run(name, kind, extra, out, numbers):
     if fields.get("head_dim", 0) is None:
         del fields["head_dim"]
     config = getattr(T, kind + "Config")(**fields)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(0)
     cls = getattr(T, MODELS.get(kind, kind + "ForCausalLM"))
     model = cls(config).double().eval()
     embed = model.get_input_embeddings()
     embed.padding_idx = None
-    names = fill(model, kind)
+    fill(model, kind)
+    check_routes(model)
     ids, labels = inputs()
     logits = model(ids).logits
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
@@ -149,8 +199,9 @@ def run(name, kind, extra, out, numbers):
     out.write(f"   {name} = {{\n      config = [==[\n{text}]==],\n"
               f"      loss = {loss.item():.15g},\n   }},\n")
     numbers[name + ".logits"] = logits.detach().type(torch.float32).contiguous()
+    grads = stored(model, kind, lambda p: p.grad)
     numbers[name + ".grads"] = torch.stack(
-        [samples(row, names[n].grad, SAMPLES) for row, n in enumerate(sorted(names))])
+        [samples(row, grads[n].contiguous(), SAMPLES) for row, n in enumerate(sorted(grads))])
 
 
 def check(folder):

@@ -24,38 +24,44 @@ local function sines(k, numel)
    return (tide.arange(numel, { dtype = 'f64' }) * 0.7 + 1.3 * k):sin() * 0.3
 end
 
--- The same of a family whose files have other tensors than its parameters.
-local function fill_stored(model)
-   local entries, of = model:stored(), {}
+-- The tensors of a published file of a model, as model:stored() gives those that differ from
+-- parameters.
+local function entries_of(model)
+   local list, taken = model.stored and model:stored() or {}, {}
+   for _, entry in ipairs(list) do
+      for _, part in ipairs(entry.parts) do taken[part.name] = true end
+   end
+   for _, e in ipairs(model:named_parameters()) do
+      local name, shape = e.name, e.param.shape
+      if not taken[name] then
+         list[#list + 1] = { name = name, shape = shape,
+            parts = { { name = name, shape = shape, first = 0 } } }
+      end
+   end
+   return list
+end
+
+-- Copies the tensor t of a published file into a parameter that has a part of it, or is one.
+local function put(entry, part, param, t)
+   if part.slice then return param:select(1, part.slice + 1):copy_(t) end
+   local at, n = stored.box(entry, part, dims.zeros(#part.shape), part.shape)
+   for d = 1, #n do t = t:narrow(d, at[d] + 1, n[d]) end
+   param:copy_(stored.part(entry, t))
+end
+
+local function fill(model, kind)
+   local entries, of = entries_of(model), {}
    for _, e in ipairs(model:named_parameters()) do of[e.name] = e.param end
    table.sort(entries, function(a, b) return a.name < b.name end)
    tide.no_grad(function()
       for k, entry in ipairs(entries) do
          local t = sines(k - 1, dims.numel(entry.shape))
-         if entry.name:find('.ln_', 1, true) then t = t / 3 + 1 end
-         t = t:reshape(entry.shape)
-         for _, part in ipairs(entry.parts) do
-            local at, n = stored.box(entry, part, dims.zeros(#part.shape), part.shape)
-            local box = t
-            for d = 1, #n do box = box:narrow(d, at[d] + 1, n[d]) end
-            of[part.name]:copy_(stored.part(entry, box))
-         end
-      end
-   end)
-   return model
-end
-
-local function fill(model, kind)
-   if model.stored then return fill_stored(model) end
-   local entries = model:named_parameters()
-   table.sort(entries, function(a, b) return a.name < b.name end)
-   tide.no_grad(function()
-      for k, e in ipairs(entries) do
-         local t = sines(k - 1, e.param:numel())
-         if e.name:find('norm', 1, true) then
+         if entry.name:find 'norm' or entry.name:find('.ln_', 1, true) then
             t = t / 3 + (centres[kind] or 1)
          end
-         e.param:copy_(t:reshape(e.param.shape))
+         for _, part in ipairs(entry.parts) do
+            put(entry, part, of[part.name], t:reshape(entry.shape))
+         end
       end
    end)
    return model
@@ -127,13 +133,7 @@ function case.run(model, ids, labels)
    loss:backward()
    local grads, list = {}, {}
    for _, e in ipairs(model:named_parameters()) do grads[e.name] = e.param.grad end
-   if model.stored then
-      local by_name = grads
-      grads = {}
-      for _, entry in ipairs(model:stored()) do
-         grads[entry.name] = stored.whole(entry, function(name) return by_name[name] end)
-      end
-   end
+   if model.stored then grads = stored.published(model:stored(), grads) end
    for name, t in each(grads) do list[#list + 1] = { name = name, grad = t } end
    return { logits = logits, loss = loss:item(), grads = list }
 end

@@ -347,6 +347,11 @@ promise['lua/README.md'] = {
 }
 
 promise['lua/guide/models.md'] = {
+   { 'No token is dropped', 'lua/moe', 'is a loop over tokens' },
+   { 'Tensor parallelism cuts every expert', 'lua/moe', 'is the same on every mesh' },
+   { 'Sharding context parallelism recomputation', 'lua/folder_ranks',
+      'has the numbers of transformers' },
+   { 'The router has no loss of its own', 'lua/moe', 'refuses what it would ignore' },
    { 'They belong to all rows of `ids`', 'lua/qwen2_5_vl', 'has the numbers of transformers' },
    { 'Every rank gets all patches', 'lua/qwen2_5_vl_ranks', 'computes and learns what one rank' },
    { 'Tensor parallelism cuts the text', 'lua/qwen2_5_vl_ranks',

@@ -1,4 +1,5 @@
--- Products of groups of rows: against a loop of linear, whatever the groups, threads and dtypes.
+-- Groups of rows and their products: against a loop of linear, whatever the groups, threads and
+-- dtypes.
 
 local fast = require 'spec.support.fast'
 local launched = require 'spec.support.launched'
@@ -55,6 +56,66 @@ local function close(a, b, allowed, what)
    local off = (a:to 'f64' - b:to 'f64'):abs():amax():item()
    assert.is_true(off <= allowed * scale, ('%s: %g of %g'):format(what, off, scale))
 end
+
+describe('group_rows', function()
+   -- rows, place and offsets by a loop over the groups.
+   local function loop(list, n, k, groups)
+      local rows, place, ends = {}, {}, { 0 }
+      local function take(is)
+         for i, g in ipairs(list) do
+            if is(g) then
+               rows[#rows + 1], place[i] = math.floor((i - 1) / k), #rows
+            end
+         end
+      end
+      for g = 0, groups - 1 do
+         take(function(v) return v == g end)
+         ends[g + 2] = #rows
+      end
+      take(function(v) return v < 0 or v >= groups end)
+      assert.equal(n * k, #rows)
+      return rows, place, ends
+   end
+
+   local function numbers(t)
+      local list = {}
+      for i, v in ipairs(t:to('cpu'):reshape(-1):tolist()) do list[i] = tonumber(v) end
+      return list
+   end
+
+   for _, row in ipairs { { 1, 1, 1 }, { 5, 1, 3 }, { 33, 4, 7 }, { 700, 8, 300 }, { 0, 2, 3 },
+                          { 3, 0, 2 } } do
+      local n, k, groups = unpack(row)
+      it(('sorts %d rows of %d choices by %d groups'):format(n, k, groups), function()
+         local draw = tide.empty({ n, k }):uniform_(-1.5, groups + 1.5, { seed = n })
+         local ids = draw:floor():to { dtype = 'i64', device = fast }
+         local rows, place, ends = loop(numbers(ids), n, k, groups)
+         -- a transposed copy has the same ids in other strides
+         for _, t in ipairs { ids, ids:to 'i32', ids:t():contiguous():t() } do
+            local got = { tide.group_rows(t, groups) }
+            assert.same({ n, k }, got[2].shape)
+            for i, want in ipairs { rows, place, ends } do
+               assert.equal('i64', got[i].dtype)
+               assert.same(want, numbers(got[i]))
+            end
+         end
+      end)
+   end
+
+   it('takes one choice a row without a dim for it', function()
+      local rows, place, ends = tide.group_rows(offsets { 1, 0, 1, 9 }, 2)
+      assert.same({ { 1, 0, 2, 3 }, { 1, 0, 2, 3 }, { 0, 1, 3 } },
+         { numbers(rows), numbers(place), numbers(ends) })
+   end)
+
+   it('refuses what has no groups', function()
+      refused('E_DTYPE', { 'group_rows', 'ids', 'f32' }, tide.group_rows,
+         random(1, { 3 }, 'f32'), 2)
+      refused('E_SHAPE', { 'group_rows', '[1, 2, 3]' }, tide.group_rows,
+         tide.zeros({ 1, 2, 3 }, { dtype = 'i64' }), 2)
+      refused('E_ARG', { 'group_rows', 'groups', '>= 1', '0' }, tide.group_rows, offsets { 0 }, 0)
+   end)
+end)
 
 describe('grouped_linear', function()
    for _, dtype in ipairs(dtypes) do

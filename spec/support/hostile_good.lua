@@ -40,6 +40,7 @@ return {
    linear_fp8_joined = { biases = rows, n = 1, tries = { n = few } },
    rope_joined = { xs = heads, positions = 'i64 1,4', inv_freq = 'f32 2', n = 1,
       tries = { n = few } },
+   group_rows = { ids = 'i64 3', groups = 2 },
    grouped_linear = { w = 'f32 2,4,4', offsets = 'i64 3' },
    grouped_addmm_ = { dst = 'f32 2,4,4', offsets = 'i64 3' },
    linear_nf4 = { codes = 'u8 9', scale = 'f32 2', bias = rows, n = 4 },

@@ -242,6 +242,15 @@ for _, case_ in ipairs {
             return c:clone():grouped_addmm_(a, b, o), turned:grouped_addmm_(a, b, o)
          end }
 end
+-- ids below 7 of 5 groups: some are in none. A row of two choices has a slot for each.
+for _, shape in ipairs { { 9 }, { 1, 1 }, { 40, 2 }, { 300, 8 }, { 0, 2 }, { 3, 0 } } do
+   add { op = 'group_rows', dtypes = { 'f32' }, grad = false,
+         shapes = { { ids(shape, 7), { 2 } } },
+         fn = function(t, list)
+            local rows, place, offsets_ = t.group_rows(list, 5)
+            return rows, place, offsets_, (t.group_rows(list:to 'i32', 5))
+         end }
+end
 for _, act in ipairs { 'relu', 'gelu_tanh' } do
    add { op = 'linear_act',
          shapes = { { { 2, 3 }, { 4, 3 }, { 4 } }, { { 2, 3, 5 }, { 8, 5 }, { 8 } },

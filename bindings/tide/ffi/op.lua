@@ -10,7 +10,7 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 local C = lib.C
 
 local M = {}
-local make, place, _, two = require('tide.ffi.row').adders(M)
+local make, place, _, two, three = require('tide.ffi.row').adders(M)
 local raw = {}                              -- C functions behind wrappers that check the arguments
 local call, write = require('tide.ffi.row').adders(raw, 'raw')
 call 'linear_act(x, w, bias, activation)'
@@ -133,6 +133,13 @@ function M.linear_joined(x, ws, biases)
    if rc ~= 0 and again(x, rc) then check(x, C.tide_linear_joined(boxes, x, n, w, b)) end
    return take_all(boxes, n)
 end
+
+-- Sorts rows by group: ids [n] or [n, k], i64 or i32, has the groups that a row is in, from 0 and
+-- below `groups`; another number means no group. Returns i64 tensors: rows [n k], the row of each
+-- slot; place, of the shape of ids, the slot of each choice; offsets [groups + 1]: group g has the
+-- slots offsets[g] <= s < offsets[g + 1], in the order of ids. All count from 0; slots of no group
+-- are last.
+three 'group_rows(ids, groups: int 1)'
 
 -- Returns the products of rows of x [rows, K] in groups, each with a weight of its own, w [groups,
 -- N, K]: y[r] = x[r] w[g]' for offsets[g] <= r < offsets[g + 1]. Offsets count rows from 0: i64 or

@@ -99,16 +99,21 @@ local function arguments(list, order, usual)
 end
 
 -- The first arguments of C, and the code after the checks, of call and first argument: a fresh
--- result or two of them, or the changed first argument; `once` makes no second try when memory runs
--- out.
+-- result, two or three of them, or the changed first argument; `once` makes no second try when
+-- memory runs out.
 local second_try = ' if rc ~= 0 and again(%s, rc) then check(%s, %s) end '
 local make = 'local box = new_box() local rc = %s' .. second_try .. 'return take(box)'
 local two = 'local box, more = new_box(), new_box() local rc = %s' .. second_try
    .. 'more = take(more) return take(box), more'
+local three = 'local box, more, last = new_box(), new_box(), new_box() local rc = %s' .. second_try
+   .. 'more, last = take(more), take(last) return take(box), more, last'
 local place = 'local rc = %s' .. second_try .. 'return %s'
 local tails = {
    make = { 'box, ', function(call, x) return make:format(call, x, x, call) end },
    two = { 'box, more, ', function(call, x) return two:format(call, x, x, call) end },
+   three = { 'box, more, last, ', function(call, x)
+      return three:format(call, x, x, call)
+   end },
    place = { '', function(call, x) return place:format(call, x, x, call, x) end },
    once = { '', function(call, x) return ('check(%s, %s) return %s'):format(x, call, x) end },
 }
@@ -133,9 +138,9 @@ end
 
 -- Returns functions that add wrappers to `into`: of C functions that make a tensor (the first
 -- argument of C), of those that change their first argument, which is returned, with a second try
--- and without one, and of those that make two tensors. usual: the kind of arguments that name none
--- ('tensor'); 'raw' for functions behind a wrapper that has checked them. fill(op, opts, x): turns
--- the options of a row into what C takes.
+-- and without one, and of those that make two tensors and three. usual: the kind of arguments that
+-- name none ('tensor'); 'raw' for functions behind a wrapper that has checked them. fill(op, opts,
+-- x): turns the options of a row into what C takes.
 function M.adders(into, usual, fill)
    local function adder(tail)
       return function(row)
@@ -145,7 +150,8 @@ function M.adders(into, usual, fill)
          into[name] = assert(compile(text, at.source))(values(fill))
       end
    end
-   return adder 'make', adder 'place', adder 'once', adder 'two'
+   return adder 'make', adder 'place', adder 'once', adder 'two',
+      adder 'three'
 end
 
 return M

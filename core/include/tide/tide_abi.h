@@ -479,6 +479,12 @@ int tide_linear_joined(tide_tensor **outs, tide_tensor *x, int n, tide_tensor *c
  * after the product; otherwise x is multiplied by a, then by b. a and b have w's dtype. */
 int tide_linear_lora(tide_tensor **out, tide_tensor *x, tide_tensor *w, tide_tensor *bias,
                      tide_tensor *a, tide_tensor *b, double scale);
+/* Sorts rows by group, as a mixture of experts needs them: ids [n] or [n, k] has the groups that a
+ * row is in, 0 to groups - 1; other numbers mean no group. Returns i64 tensors: rows [n k], the row
+ * of each slot; place, of the shape of ids, the slot of each choice; offsets [groups + 1]: group g
+ * has the slots offsets[g] up to offsets[g + 1], in the order of ids. Slots of none are last. */
+int tide_group_rows(tide_tensor **rows, tide_tensor **place, tide_tensor **offsets,
+                    tide_tensor *ids, int64_t groups);
 /* Multiplies rows of x in groups, each with a weight of its own: y[r] = x[r] w[g]^T for offsets[g]
  * <= r < offsets[g + 1], of x [rows, K], w [groups, N, K] and offsets i64 or i32 [groups + 1] on
  * x's device. A group may be empty; a row in no group has y = 0. Offsets go up from 0 or more to

@@ -312,9 +312,18 @@ end
 
 CausalLM._whole_numel = whole_numel
 
+-- Returns the number of elements of experts that a token does not use.
+local function idle_numel(model)
+   local n = 0
+   model:walk(function(m)
+      if class.is(m, nn.MoE) then n = n + m:idle_numel(whole_numel(m) - m.router:numel()) end
+   end)
+   return n
+end
+
 -- Returns the number of parameters that multiply something for each token.
 function CausalLM:multiplying()
-   local c, n = self.config, whole_numel(self)
+   local c, n = self.config, whole_numel(self) - idle_numel(self)
    return c.tie_word_embeddings and n or n - c.vocab_size * c.hidden_size
 end
 

@@ -24,7 +24,8 @@ local published = {
 }
 for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2', qwen3 = 'Qwen3',
    phi3 = 'Phi3', ministral = 'Ministral', granite = 'Granite', smollm3 = 'SmolLM3',
-   olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2' } do
+   olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2', mixtral = 'Mixtral', olmoe = 'Olmoe',
+   qwen3_moe = 'Qwen3Moe' } do
    published[name] = { architectures = { title .. 'ForCausalLM' }, model_type = name,
       hidden_act = 'silu' }
 end

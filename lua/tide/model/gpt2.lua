@@ -101,7 +101,9 @@ local parts_of = {
 }
 
 -- Returns the tensors of a published file: a list of { name, shape, transposed, parts }, where
--- parts are { name (of the parameter), shape, first (its first column, or element, from 0) }.
+-- parts are { name (of the parameter), shape, first (its first column, or element, from 0) }. Other
+-- families have entries of one part with `slice`: the tensor is that slice of the parameter along
+-- dim 1, from 0.
 function GPT2:stored()
    local shapes, list = {}, {}
    for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end

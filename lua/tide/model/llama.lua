@@ -4,7 +4,7 @@
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
 -- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
 -- or does not have (`without`), which layers have a window (`window`), and how their layers differ
--- (see qwen2.lua).
+-- (see qwen2.lua). Layers for which experts(c, i) returns sizes have an nn.MoE in place of the MLP.
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
@@ -116,7 +116,9 @@ local function layer(c, rope, opts, family, i)
    local mlp = config_.part(c, opts, branches, {
       hidden = c.intermediate_size, bias = c.mlp_bias })
    if family.layer then family.layer(c, i, mixer, mlp) end
-   local parts = { names = layer_names, mixer = nn.Attention(mixer), mlp = nn.MLP(mlp) }
+   local experts = family.experts and family.experts(c, i)
+   local parts = { names = layer_names, mixer = nn.Attention(mixer), mlp = experts
+      and nn.MoE(config_.part(c, opts, branches, experts)) or nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
       norm.offset = family.norm_offset
       parts[name] = nn.RMSNorm(c.hidden_size, norm)

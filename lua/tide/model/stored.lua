@@ -1,5 +1,5 @@
--- Reads parameters from published tensors that hold them transposed, or several in one: the lists
--- of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
+-- Reads parameters from published tensors that hold them transposed, several in one, or a slice of
+-- one each: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'
@@ -17,8 +17,11 @@ end
 -- Returns a box of a part from that of the stored tensor.
 function stored.part(entry, t) return entry.transposed and t:transpose(1, 2):contiguous() or t end
 
--- Returns the stored tensor of its parts. get(name): the parameter, or a tensor like it.
+-- Returns the stored tensor of its parts. get(name, slice): the parameter, or a tensor like it;
+-- with a slice (from 0) that one along dim 1.
 function stored.whole(entry, get)
+   local first = entry.parts[1]
+   if first.slice then return get(first.name, first.slice):contiguous() end
    local list = {}
    for i, part in ipairs(entry.parts) do
       local t = get(part.name)
@@ -45,7 +48,9 @@ function stored.published(entries, tensors)
       for _, part in ipairs(entry.parts) do out[part.name] = nil end
    end
    for _, entry in ipairs(entries or {}) do
-      out[entry.name] = stored.whole(entry, function(name) return tensors[name] end)
+      out[entry.name] = stored.whole(entry, function(name, slice)
+         return slice and tensors[name]:select(1, slice + 1) or tensors[name]
+      end)
    end
    return out
 end

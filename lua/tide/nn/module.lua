@@ -382,8 +382,8 @@ end
 function Module.tp() return nil end
 
 -- Returns the styles with which the children of this module are cut, for the plan of a decoder
--- whose blocks have it: child -> style, its name, or { name, input =, output =, blocks = }. nil:
--- the class has no rule.
+-- whose blocks have it: child ('' for the module itself) -> style, its name, or { name, input =,
+-- output =, blocks = }. nil: the class has no rule.
 function Module.tp_plan() return nil end
 
 -- ---- wraps, hooks and the call -----------------------------------------------------------------

@@ -110,9 +110,9 @@ function nf4._read_as_weights(description, rows, read, dtype)
       list[path .. '.weight'] = { shape = { nout, nin }, dtype = dtype }
       of[path .. '.weight'] = { path = path, nout = nout, nin = nin }
    end
-   return list, function(name)
+   return list, function(name, slice)
       local m = of[name]
-      if not m then return read(name) end
+      if not m then return read(name, slice) end
       m.weight_nf4, m.weight_scale = read(m.path .. '.weight_nf4'), read(m.path .. '.weight_scale')
       local W = nf4._weight(m):to(dtype)
       m.weight_nf4, m.weight_scale = nil, nil

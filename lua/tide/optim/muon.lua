@@ -1,6 +1,6 @@
 -- Muon (Jordan et al. 2024): momentum of a matrix, made nearly orthogonal by Newton-Schulz steps.
--- Embeddings, heads, norms and other parameters that are not matrices get AdamW's update in the
--- same optimiser.
+-- The weights of experts, [experts, rows, columns], are a matrix each. Embeddings, heads, norms and
+-- other parameters that are not matrices get AdamW's update in the same optimiser.
 --
 -- A sharded matrix is gathered for its update, so every mesh makes the update of one rank. Each
 -- rank with a piece computes Newton-Schulz in f32 (f64 of f64).
@@ -24,9 +24,14 @@ function Muon:init(params, opts)
    Optimizer._begin(self, Whole, 'optim.Muon', params, opts)
 end
 
+-- Returns whether a shape is that of a matrix or of several; that of taps, [C, 1, taps], is not.
+local function is_matrix(shape)
+   return #shape == 2 or #shape == 3 and shape[2] > 1 and shape[3] > 1
+end
+
 -- Returns whether a parameter is a matrix that Newton-Schulz updates.
 function Muon:is_whole(name, shape)
-   return #shape == 2 and not groups.matches(self.adamw, name)
+   return is_matrix(shape) and not groups.matches(self.adamw, name)
 end
 
 -- Returns the state of a parameter before its first update. entry: { name =, param = }.
@@ -37,12 +42,17 @@ function Muon:new_state(entry)
    return { step = 0, m = self.zeros_like(entry.param), master = self.master(entry.param) }
 end
 
+-- Returns the norm of a matrix, or of each of several, in a shape that x can be divided by.
+local function norm_of(x)
+   return x.ndim == 2 and x:norm() or x:square():sum({ 2, 3 }, true):sqrt()
+end
+
 -- Returns a nearly orthogonal matrix of the same row and column space, by `steps` quintic
--- Newton-Schulz steps: singular values end near 1.
+-- Newton-Schulz steps: singular values end near 1. x: [rows, columns], or several such.
 function Muon.orthogonal(x, steps)
-   local tall = x:size(1) > x:size(2)
+   local tall = x:size(-2) > x:size(-1)
    if tall then x = x:t() end
-   x = x / x:norm():clamp(1e-7, nil)
+   x = x / norm_of(x):clamp(1e-7, nil)
    for _ = 1, steps do
       local gram = x:matmul(x:t())
       x = x * 3.4445 + (gram * -4.7750 + gram:matmul(gram) * 2.0315):matmul(x)
@@ -53,7 +63,7 @@ end
 -- Returns the factor of a matrix's rate: as in the paper, or such that updates are as large as
 -- those of AdamW.
 local function adjusted(kind, shape)
-   local rows, cols = shape[1], shape[2]
+   local rows, cols = shape[#shape - 1], shape[#shape]
    if kind == 'match_rms_adamw' then return 0.2 * math.sqrt(math.max(rows, cols)) end
    return math.sqrt(math.max(1, rows / cols))
 end
@@ -81,7 +91,7 @@ end
 
 -- Returns the bytes of state for an element of a parameter.
 function Muon.state_bytes(dtype, entry)
-   local matrix = #entry.shape == 2 and not groups.matches(not_matrices, entry.name)
+   local matrix = is_matrix(entry.shape) and not groups.matches(not_matrices, entry.name)
    return Optimizer.bytes_of(dtype, matrix and 1 or 2)
 end
 

@@ -84,8 +84,8 @@ function adapter.merged(description, rows, read, is_merged)
       if not low_rank.is_name(name) then plain[name] = row end
    end
    for _, path in ipairs(description.modules) do changed[path .. '.weight'] = path end
-   return plain, function(name)
-      local t, path = read(name), not is_merged and changed[name]
+   return plain, function(name, slice)
+      local t, path = read(name, slice), not is_merged and changed[name]
       if not path then return t end
       return tide.no_grad(function()
          local m = description.dora and read(path .. '.lora_m') or nil

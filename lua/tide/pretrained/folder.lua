@@ -80,9 +80,9 @@ local row_of
 function row_of(self, name)
    local row = self.rows[name]
    if row then return row end
-   if self.views[name] then
-      local view = self.views[name]
-      row = { dtype = row_of(self, view.entry.name).dtype, shape = view.part.shape }
+   local view = self.views[name]
+   if view then
+      row = { dtype = row_of(self, (view.entry or view[1]).name).dtype, shape = view.shape }
       self.rows[name] = row
       return row
    end
@@ -114,24 +114,51 @@ function Weights:dtype(_, name) return self.stored[name] and row_of(self, name).
 -- Returns the names, sorted.
 function Weights:names() return sorted_keys(self.stored) end
 
+-- Raises unless a tensor of the file has the shape that the configuration gives it.
+local function check_shape(self, entry)
+   local shape = row_of(self, entry.name).shape
+   err.raise_if(not dims.equal(shape, entry.shape), 'E_SHAPE', self.op, "%s: tensor '%s' is %s, "
+      .. 'config.json says %s', self.dir, self.stored[entry.name], dims.text(shape),
+      dims.text(entry.shape))
+end
+
+-- Maps the tensor of an entry that is a slice of a parameter.
+local function view_slice(self, entry, part)
+   local view = self.views[part.name] or { shape = part.shape }
+   view[part.slice + 1] = entry
+   self.views[part.name], self.stored[part.name] = view, self.sources[entry.name]
+end
+
+-- Raises if the file lacks a slice of a parameter that it has others of.
+local function check_slices(self, entries)
+   for _, entry in ipairs(entries) do
+      local view = self.views[entry.parts[1].name]
+      err.raise_if(view and not view.entry and not self.sources[entry.name], 'E_STATE', self.op,
+         "%s: tensor '%s' is missing, and config.json says that there are %d such",
+         self.dir, entry.name, view and view.shape[1] or 0)
+   end
+end
+
 -- Maps names of files that differ from those of parameters. entries: of model:stored().
 function Weights:view(entries)
    for _, entry in ipairs(entries) do
       local name = entry.name
       if self.stored[name] then
-         local shape = row_of(self, name).shape
-         if not dims.equal(shape, entry.shape) then
-            err.raise('E_SHAPE', self.op, "%s: tensor '%s' is %s, config.json says %s", self.dir,
-               self.stored[name], dims.text(shape), dims.text(entry.shape))
-         end
+         check_shape(self, entry)
          self.sources[name] = self.stored[name]
          self.stored[name] = nil
          for _, part in ipairs(entry.parts) do
-            self.views[part.name] = part.name ~= name and { entry = entry, part = part } or nil
-            self.stored[part.name] = self.sources[name]
+            if part.slice then
+               view_slice(self, entry, part)
+            else
+               self.views[part.name] = part.name ~= name
+                  and { entry = entry, part = part, shape = part.shape } or nil
+               self.stored[part.name] = self.sources[name]
+            end
          end
       end
    end
+   check_slices(self, entries)
 end
 
 -- Removes a tensor from those to read.
@@ -159,10 +186,21 @@ local function each_run(shape, offset, size, fn)
    end
 end
 
+-- Calls fn(name, offset, size, i) for the box of each slice (stored tensor `name`) that a box of a
+-- parameter takes, i from 1.
+local function each_slice(view, offset, size, fn)
+   local at, n = { unpack(offset, 2) }, { unpack(size, 2) }
+   for i = 1, size[1] do fn(view[offset[1] + i].name, at, n, i) end
+end
+
 -- Returns a box of a tensor in its stored dtype, on the host. offset counts from 0.
 local function read_box(self, name, offset, size)
    local view = self.views[name]
-   if view then
+   if view and not view.entry then
+      local t = tide.empty(size, { dtype = row_of(self, name).dtype, device = 'cpu' })
+      self:fill(name, offset, size, t)
+      return t
+   elseif view then
       local at, n = stored_.box(view.entry, view.part, offset, size)
       return stored_.part(view.entry, self:box(view.entry.name, at, n))
    end
@@ -219,11 +257,17 @@ end
 -- Fills t with a box of a tensor. If t is contiguous on the host, the box is read into it without a
 -- temporary of its size.
 function Weights:fill(name, offset, size, t)
-   if self.views[name] or t.device ~= 'cpu' or not t:is_contiguous() then
+   local view = self.views[name]
+   if view and not view.entry then
+      return each_slice(view, offset, size, function(of, at, n, i)
+         self:fill(of, at, n, t:select(1, i))
+      end)
+   elseif view or t.device ~= 'cpu' or not t:is_contiguous() then
       t:copy_(self:read('model', name, offset, size, t.device))
       return
    end
-   local row, stored, flat = row_of(self, name), self.stored[name], t:reshape(t:numel())
+   local row, flat = row_of(self, name), t:reshape(t:numel())
+   local stored = self.sources[name] or self.stored[name]
    if t.dtype == row.dtype then
       read_runs(self, stored, row.shape, offset, size, flat)
    elseif t:numel() > 0 then

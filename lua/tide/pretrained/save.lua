@@ -6,6 +6,7 @@ local tide = require 'tide'
 local adapter = require 'tide.pretrained.adapter'
 local card = require 'tide.pretrained.card'
 local checkpoint = require 'tide.train.checkpoint'
+local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
@@ -182,13 +183,18 @@ end
 
 -- Returns the rows and reading by the names of published files, of a family that has others.
 local function as_stored(plain, rows, read)
-   local entries, list, of = stored.entries(op, plain), {}, {}
+   local entries, list, of = stored.entries(op, plain), copy(rows), {}
    if not entries then return rows, read end
+   for _, entry in ipairs(entries) do
+      for _, part in ipairs(entry.parts) do list[part.name] = nil end
+   end
    for _, entry in ipairs(entries) do
       list[entry.name] = { shape = entry.shape, dtype = rows[entry.parts[1].name].dtype }
       of[entry.name] = entry
    end
-   return list, function(name) return stored.whole(of[name], read) end
+   return list, function(name)
+      return of[name] and stored.whole(of[name], read) or read(name)
+   end
 end
 
 -- Returns the dtype of the parameters that are not in NF4.
@@ -201,7 +207,8 @@ local function main_dtype(rows)
 end
 
 -- Returns a source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on
--- the host, dtype (of most numbers), numel, generation and tokenizer (a folder) or nil.
+-- the host, dtype (of most numbers), numel, generation and tokenizer (a folder) or nil. read: gives
+-- a parameter by its name or, with a number (from 0), that slice of it along dim 1.
 local function source_of(plain, rows, read, dtype, is_merged)
    if plain.quantised then
       rows, read = nf4._read_as_weights(plain.quantised, rows, read, dtype or main_dtype(rows))
@@ -242,8 +249,8 @@ local function source_of_model(model, dtype)
    local adapted = rawget(model, '_adapter')
    return source_of({ config = family.config(model), family = own,
       adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised') }, tensors,
-      function(name)
-         return tensors[name]:to 'cpu'
+      function(name, slice)
+         return (slice and tensors[name]:select(1, slice + 1) or tensors[name]):to 'cpu'
       end, dtype, adapted and adapted.merged)
 end
 
@@ -257,8 +264,11 @@ local function source_of_checkpoint(where, dtype)
    for _, name in ipairs(store:names 'model') do
       rows[name] = { shape = store:shape('model', name), dtype = store:dtype('model', name) }
    end
-   return source_of(saved.plain, rows, function(name)
-      return store:read('model', name, dims.zeros(#rows[name].shape), rows[name].shape, 'cpu')
+   return source_of(saved.plain, rows, function(name, slice)
+      local offset, size = dims.zeros(#rows[name].shape), copy(rows[name].shape)
+      if slice then offset[1], size[1] = slice, 1 end
+      local t = store:read('model', name, offset, size, 'cpu')
+      return slice and t:select(1, 1) or t
    end, dtype), store
 end
 

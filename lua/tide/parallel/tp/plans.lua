@@ -70,10 +70,12 @@ function tp_plans.decoder(model)
    local body, path, names = tp_plans.body(model)
    if not body then return nil end
    local plan = { [join(path, names.embed)] = get 'rowwise_rep' }
-   for _, block in ipairs(body.layers) do
+   for i, block in ipairs(body.layers) do
       for _, name in ipairs(block._child) do
          for child, style in each(own_plan(block[name]) or {}) do
-            plan[join(path, 'layers.*', name, child)] = style
+            -- a style of the part itself is not that of parts of the same name in other blocks
+            local at = child == '' and body.layers._child[i] or '*'
+            plan[join(path, 'layers', at, name, child)] = style
          end
       end
    end
@@ -98,7 +100,8 @@ local function cut_stream(plan, path, m, own)
       local key = join(path, child)
       if style.output ~= 'S(-1)' and child ~= 'qkv_proj' then
          ends = ends or plan[key] ~= nil
-         plan[key] = plan[key] and plan[key]:with { output = 'S(1)' }
+         plan[key] = plan[key] and plan[key]:with { output = 'S(1)',
+            input = style.input == 'R' and 'S(1)' or nil }
       elseif style.input == 'R' and child ~= 'qkv_proj' then
          plan[key] = plan[key] and plan[key]:with { input = 'S(1)' }
       end

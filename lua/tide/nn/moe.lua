@@ -1,0 +1,101 @@
+-- MoE: a mixture of experts in place of an MLP. A router picks, for each token, k of E gated MLPs
+-- (Shazeer et al., arXiv 1701.06538), in the form of Mixtral (arXiv 2401.04088) and Qwen3:
+--
+--    p = softmax(router x);  y = sum over the k largest p_e of w_e down_e(silu(gate_e x) * up_e x)
+--
+-- w_e is p_e, or with norm_topk p_e over the sum of the k. p is f32 at least.
+-- The weights of all experts are one tensor for each projection, so each is one grouped product
+-- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
+-- shapes do not depend on the routing.
+-- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token.
+
+local tide = require 'tide'
+local class = require 'tide.class'
+local private = require 'tide.util.private'
+local signature = require 'tide.util.signature'
+local Module = require 'tide.nn.module'
+
+local MoE = class('MoE', Module)
+MoE.mixes = false
+
+-- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I].
+function MoE:init(opts)
+   Module.init(self)
+   local E, I, C = opts.experts, opts.hidden, opts.dim
+   self.experts, self.topk, self.norm_topk = E, opts.topk, opts.norm_topk
+   local function weight(name, shape, fan_in, std)
+      self:param(name, shape, std and { kind = 'normal', std = std }
+         or { kind = 'kaiming', fan_in = fan_in, gain = 1 / math.sqrt(3) }, opts)
+   end
+   weight('router', { E, C }, C, opts.std)
+   weight('gate_proj', { E, I, C }, C, opts.std)
+   weight('up_proj', { E, I, C }, C, opts.std)
+   weight('down_proj', { E, C, I }, I, opts.out_std or opts.std)
+   self:ready(opts)
+end
+
+-- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
+-- [N, k] in x's dtype.
+function MoE:route(x)
+   local p = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32'):softmax(-1)
+   local w, ids = p:topk(self.topk, -1)
+   if self.norm_topk then w = w / w:sum(-1, true) end
+   return ids, w:to(x.dtype)
+end
+
+-- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
+local function of_experts(self, x, offsets)
+   local gate = tide.grouped_linear(x, self.gate_proj, offsets)
+   local up = tide.grouped_linear(x, self.up_proj, offsets)
+   local h = tide.swiglu(gate, up)
+   private.spend(gate, up)
+   return private.replace(h, tide.grouped_linear(h, self.down_proj, offsets))
+end
+
+-- Returns the output [.., C] of an input x of the same shape.
+function MoE:forward(x)
+   local C = x:size(-1)
+   local flat = x:reshape(-1, C)
+   local ids, w = private.call(self.route, self, flat)
+   local rows, place, offsets = tide.group_rows(ids, self.experts)
+   local picked = flat:index_select(1, rows)
+   local y = private.replace(picked, of_experts(self, picked, offsets))
+   y = private.replace(y, y:index_select(1, place:reshape(-1)))
+   local weighted = private.replace(y, y:reshape(flat:size(1), self.topk, C) * w:unsqueeze(-1))
+   return private.replace(weighted, weighted:sum(2):reshape(x.shape))
+end
+private.note_methods(MoE)
+
+-- Cuts every expert by its hidden channels, so that all ranks have the same work whatever the
+-- routing is. Each rank routes all tokens, alike.
+function MoE:tp(style, on)
+   if not style then return nil end
+   if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
+   on:check_size('the hidden size of the experts', self.gate_proj:size(2))
+   return { cut = { gate_proj = 2, up_proj = 2, down_proj = 3 }, gives = 'P' }
+end
+
+-- Returns the style of this module itself, see Module.tp_plan.
+function MoE:tp_plan() return { [''] = 'colwise_rep' } end
+
+-- Returns the number of elements of experts that a token does not use, of the whole layer.
+function MoE:idle_numel(numel) return numel * (self.experts - self.topk) / self.experts end
+
+-- Returns the sizes, for the text of a model.
+function MoE:detail()
+   return ('%d of %d experts%s'):format(self.topk, self.experts,
+      self.norm_topk and ', factors sum to 1' or '')
+end
+
+return signature.doors('nn.MoE', MoE, {
+   init = { opts = {
+      'dim: integer >= 1 -- width of input and output',
+      'hidden: integer >= 1 -- width of each expert between its products',
+      'experts: integer >= 1 -- how many there are',
+      'topk: integer >= 1 -- how many each token uses',
+      'norm_topk: boolean = false -- the factors of a token are divided by their sum',
+      'std: number? >= 0 -- initial standard deviation',
+      'out_std: number? >= 0 -- that of down_proj',
+      Module.common,
+      'where topk <= experts -- topk ({topk}) must be at most experts ({experts})' } },
+})
