@@ -98,7 +98,7 @@ local function tour(opt)
 
    function parts.cp()
       local mesh, model = tide.parallel.mesh { cp = comm.size }, new_model()
-      local handle = tide.parallel.cp.attach(model, { axis = mesh:axis 'cp' })
+      local handle = tide.parallel.cp.attach(model, mesh:axis 'cp')
       train('cp', 'the model whole, a share of each sequence', { model = model, batch = whole,
          cut = function(b) return handle:cut(b) end, exchange = add_up })
    end

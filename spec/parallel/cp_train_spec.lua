@@ -428,7 +428,7 @@ local function apart(rank, n, config_, what)
    local model = t.model.llama(config_, { seed = 1 })
    local odd = rank == 1
    local ok, e = pcall(function()
-      local handle = t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp',
+      local handle = t.parallel.cp.attach(model, t.parallel.mesh({ cp = n }):axis 'cp', {
          method = odd and what == 'method' and 'a2a' or 'allgather',
          layout = odd and what == 'layout' and 'contiguous' or 'zigzag',
          layers = odd and what == 'layers' and { [2] = 'ring' } or nil })
