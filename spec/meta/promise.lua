@@ -247,7 +247,7 @@ promise['lua/guide/context.md'] = {
       'knows padding from the layout' },
    { 'Masks beside lengths must', 'parallel/cp_documents',
       'take masks that say what the lengths say' },
-   { 'For a2a p2p inner must be', 'parallel/cp_agree',
+   { 'For a2a p2p it takes two axes', 'parallel/cp_agree',
       'have neighbours inside and the others outside' },
    { 'If a rank skips a backward pass', 'comm/fault',
       'are told so at once, each with its call' },
