@@ -72,6 +72,14 @@ chats.rows = {
      .. 'one that exists; default: model in --out, or none with adapters', type = 'string' },
 }
 
+-- What errors call the options (see tide.train.job).
+chats.words = {
+   { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
+   { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
+   { 'rank', '--lora.rank', field = true }, { 'targets', '--lora.targets' },
+   { 'max_pixels', '--max-pixels' },
+}
+
 -- Rounds the base to NF4, if the options say so.
 local function quantise(tide, job, model)
    local opt = job.opt
@@ -227,12 +235,13 @@ local function tokens_of(images)
    return n
 end
 
--- The records of --data, and those to evaluate on, as load gives them (default: data.chat.load).
--- what: the records in words; images: how their images are read (of chats.images).
-function chats.corpus(job, opt, model, load, what, images)
-   local tide = require 'tide'
-   load, what = load or tide.data.chat.load, what or 'chats'
-   if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of %s', what) end
+-- The records of --data, and those to evaluate on. images: how their images are read (of
+-- chats.images); of: records other than chats, { load (the function that reads them), what }.
+function chats.corpus(job, opt, model, images, of)
+   local load = of and of.load or require('tide').data.chat.load
+   if not opt.data then
+      err.usage(job.name, '--data is needed: JSON Lines of %s', of and of.what or 'chats')
+   end
    local home = text.home(opt)
    local tok, path = tokenizer_of(job, opt, model)
    local o = { tokenizer = tok, train_on = text.listed(opt.train_on),
