@@ -3,12 +3,7 @@
 local build = os.getenv 'TIDE_BUILD' or 'build'
 local tide = require 'tide'
 
-local function capture(command)
-   local pipe = assert(io.popen('{ ' .. command .. '; } 2>&1'))
-   local text = pipe:read '*a'
-   pipe:close()
-   return text
-end
+local capture = require('spec.cuda.toolkit').capture
 
 local function full(path) return (capture('readlink -f ' .. path):gsub('%s+$', '')) end
 
