@@ -7,7 +7,7 @@
 
 namespace {
 
-/* The codes of a map: what a code stands for, and the middles of magnitudes, ascending. */
+/* The codes of a map: the value of a code, and the middles of magnitudes, ascending. */
 struct map8 { float of[256], mid[256]; int top, zero; };
 
 /* Magnitude q, from 0 to 1; see dyn8_magnitude. */

@@ -47,7 +47,7 @@ local function ask(dir, env, what)
 end
 
 local function refused(r, ...)
-   assert.equal('false', r.loaded, r.text)            -- nobody asked yet
+   assert.equal('false', r.loaded, r.text)            -- not used yet
    assert.equal('E_DEVICE', r.code, r.text)
    assert.is_true(r.works, r.text)
    assert.is_nil(r.message:find('\\n', 1, true), r.text)

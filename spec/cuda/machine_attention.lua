@@ -1,6 +1,6 @@
 -- What the compiler made of attention, read off the machine code with cuobjdump.
 --
--- The products of a kernel (HMMA, HGMMA) are its loop over tiles: what a tile costs stands from the
+-- The products of a kernel (HMMA, HGMMA) are its loop over tiles: the cost of a tile lies from the
 -- first to the last of them. M.kernels is the table, a row a kernel with its limits.
 -- machine_attention_spec.lua holds libtide_cuda.so against it where there is one;
 -- spec/deep/machine_attention_spec.lua compiles the files.

@@ -80,7 +80,7 @@ local good = {
 
 -- ---- calls -----------------------------------------------------------------------------------
 
--- What comes out is a result or a tide error.
+-- A call gives its result or raises a tide error.
 local found = {}
 local function try(name, how, fn, ...)
    local ok, e = pcall(fn, ...)

@@ -63,7 +63,7 @@ local function files_below(folder)
    return list
 end
 
--- The files of a folder that no first cell of a table on a page names: "| `a`, `b.lua` | ...".
+-- The files of a folder that no first cell of a table on a page names: "| `a`, `b` | ...".
 local function unlisted(page, folder)
    local listed, missing = {}, {}
    for cell in ('\n' .. read(page)):gmatch '\n|([^|]*)' do

@@ -3,7 +3,7 @@
 -- By file, one row a sentence: { 'the words it begins with', SPEC, TEST [, SPEC, TEST ...] }. SPEC
 -- is a file of spec/ without "_spec.lua" (or a C file), TEST the name of a test there, or how it
 -- begins. A sentence that promises nothing a test can hold says why: { 'its words', definition =
--- 'why' }. { section = 'Heading', definition = 'why' } stands for all sentences below a heading.
+-- 'why' }. { section = 'Heading', definition = 'why' } covers all sentences below a heading.
 -- Case, line breaks and punctuation make no difference. Rows may name sentences without a word of
 -- promise, too.
 

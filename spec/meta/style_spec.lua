@@ -26,7 +26,7 @@ local function line_of(text, at)
    return n + 1
 end
 
--- Every "path:line: what" where a word stands before "(".
+-- Every "path:line: what" where a word is before "(".
 local function calls(list, words, skip)
    local found = {}
    for _, path in ipairs(list) do

@@ -322,7 +322,7 @@ describe('overlap', function()
          local model = case.model { config = { num_hidden_layers = 4 } }
          local sharded, n = tide.parallel.fully_shard(model, {}), 0
          for i, unit in ipairs(sharded.units) do
-            -- stands for computation: it ends when the next gather has, which nobody waits for
+            -- in place of computation: it ends when the next gather has, without a wait
             unit.modules[1]:hook_pre(function()
                local after = sharded.units[i + 1]
                local work, limit = after and after.buckets[1].work, tide.clock() + 20

@@ -10,7 +10,7 @@
  *   empty[stream][stage]: all warps have read it                     8 arrivals, one a warp
  *
  * The two streams (keys and values, or queries and dout) have barriers of their own, as they are
- * done with at different times. The note of a pair comes with stream 0; one without a tile ends.
+ * done with at different times. Stream 0 carries the note of a pair; one without a tile ends.
  *
  * For attention_wgmma.cu and attention_wgmma_bwd.cu.
  */

@@ -2,7 +2,7 @@
  * share: decays of a chunk, tiles, products that do not cross documents.
  *
  * Within a chunk of Q tokens the recurrence
- * is a product with the lower triangle S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and what comes
+ * is a product with the lower triangle S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and the part
  * from before is a product with the state that enters. So the tokens of a chunk and all chunks are
  * worked on at once; only the states follow each other, an element at a time. Kinds of launches:
  *   states  a chunk's own part of the state it leaves   late' B, or of the gradient: (in dy)' C

@@ -5,7 +5,7 @@
  * block takes HEADS of them one after another into the same registers, so what goes through memory
  * is an eighth; those parts are added in order. No sum depends on the order of blocks.
  *
- * The decays' gradient comes from K[t, s] = S dS, t > s: what token t gains as the later of a pair
+ * The decays' gradient follows from K[t, s] = S dS, t > s: what token t gains as later of a pair
  * (later: and by the state that entered), loses as the earlier (early) and, of what its u left in
  * the state, to the end of the chunk (gone). With a_j = step_j A,
  *   da_j = sum of later - early over i >= j  +  sum of gone over i < j  +  whole <state, dstate>

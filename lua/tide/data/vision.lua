@@ -78,7 +78,7 @@ local function each_picture(messages, fn)
    end
 end
 
--- Returns what stands in the messages: { images = list of sources (a path, or pixels),
+-- Returns the pictures of the messages: { images = list of sources (a path, or pixels),
 -- videos = list of { frames, fps } }. opts: dir, the folder of relative paths; images and videos,
 -- sources of parts that have none. Reads no file.
 function vision.sources(messages, opts)
@@ -136,8 +136,8 @@ local function counts_of(f, list)
    return counts
 end
 
--- Returns ids in which each placeholder (config.image_token_id, config.video_token_id) stands as
--- often as its picture has features, and a list with the number of copies of each given id.
+-- Returns ids in which each placeholder (config.image_token_id, config.video_token_id) is repeated
+-- as often as its picture has features, and a list with the number of copies of each given id.
 -- pictures: of vision.read.
 function vision.expand(processor, config, ids, pictures)
    local op, out, copies = 'data.vision.expand', {}, {}

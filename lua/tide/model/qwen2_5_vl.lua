@@ -250,7 +250,7 @@ local function complete_place(self, ids, o, place, has_positions)
    if not has_positions then o.positions = positions_of(said, ids.device) end
 end
 
--- Returns the number of the feature, i64 [B, T], that each token stands for, counted from 0 through
+-- Returns the number of the feature, i64 [B, T], that each token represents, counted from 0 through
 -- all rows of ids, those of videos behind those of images; -1 for text. A call whose tokens are cut
 -- over ranks (a context) needs its part of them.
 function VL:feature_rows(ids, opts)

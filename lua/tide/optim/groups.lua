@@ -4,7 +4,7 @@
 --       { pattern = 'A_log', weight_decay = 0 } }
 --
 -- A pattern is one or more words between '|', each found anywhere in the dotted name of a
--- parameter; '*' stands for any characters. The first group that matches holds the parameter.
+-- parameter; '*' matches any characters. The first group that matches holds the parameter.
 
 local by_key = require 'tide.util.by_key'
 local copy = require 'tide.util.copy'

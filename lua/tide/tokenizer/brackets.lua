@@ -34,7 +34,7 @@ local function escape(part, text, at, rust)
    return at + 1 + (hex and 5 or #c)
 end
 
--- Reads what stands at `at`. Returns the place behind it.
+-- Reads the item at `at`. Returns the place behind it.
 local function item(part, text, at, rust, folds)
    local c = property.char(text, at)
    if c == '\\' then return escape(part, text, at, rust) end
