@@ -387,7 +387,10 @@ describe('bad options', function()
       assert.matches('must divide the 1 ranks', raised { reshard_after_forward = 3 }, 1, true)
       assert.matches('got "optim_grad"', raised { strategy = 'optim_grad' }, 1, true)
       assert.matches("overlap_grad_reduce", raised { overlap_grad_reduc = true }, 1, true)
-      assert.matches("no module of class 'Blok'", raised { units = { 'Blok' } }, 1, true)
+      assert.matches("no module of class 'Liner' in the model; did you mean 'Linear'?",
+         raised { units = { 'Liner' } }, 1, true)
+      assert.matches("no module of class 'Dropout' in the model; known: Stack, Linear",
+         raised { units = { require('tide').nn.Dropout } }, 1, true)
       assert.matches('a boolean', raised { nccl_ub = 1 }, 1, true)
    end)
 end)
