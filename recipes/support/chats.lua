@@ -235,6 +235,14 @@ local function tokens_of(images)
    return n
 end
 
+-- Adds the records of --val-data to a corpus, as those to evaluate on. Returns their number.
+local function add_val_data(job, opt, load, o, corpus)
+   local held, bad = job:check(load, opt.val_data, o), corpus.bad
+   corpus.val, corpus.val_cu, corpus.val_labels = held.train, held.cu, held.labels
+   bad.count, bad[1] = bad.count + held.bad.count, bad[1] or held.bad[1]
+   return held.documents
+end
+
 -- The records of --data, and those to evaluate on. images: how their images are read (of
 -- chats.images); of: records other than chats, { load (the function that reads them), what }.
 function chats.corpus(job, opt, model, images, of)
@@ -248,20 +256,18 @@ function chats.corpus(job, opt, model, images, of)
       template = text.template(job, opt, home),
       skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share, images = images }
    local corpus = job:check(load, text.listed(opt.data), o)
+   local evaluated = corpus.held_out > 0 and (', %d of them held out'):format(corpus.held_out) or ''
    if opt.val_data then
-      o.val = 0
-      local held = job:check(load, opt.val_data, o)
-      corpus.val, corpus.val_cu, corpus.val_labels = held.train, held.cu, held.labels
+      evaluated = (', and %d of --val-data'):format(add_val_data(job, opt, load, o, corpus))
    end
    if corpus.val.count == 0 and (opt.keep_best or opt.patience > 0) then
       err.usage(job.name, '%s needs a validation loss, and no record is held out; give --val-data, '
          .. 'or a larger --val-share', opt.keep_best and '--keep-best' or '--patience')
    end
    corpus.tokenizer, corpus.tokenizer_path, corpus.template = tok, path, o.template
-   job.log:once('%d records%s: %d tokens, %d of them trained on%s', corpus.documents,
-      corpus.held_out > 0 and (', %d of them held out'):format(corpus.held_out) or '',
+   job.log:once('%d records%s: %d tokens, %d of them trained on%s', corpus.documents, evaluated,
       corpus.train.count, corpus.labels, corpus.bad.count == 0 and ''
-         or ('; %d broken ones left out: %s'):format(corpus.bad.count, corpus.bad[1]))
+         or ('; %d broken left out: %s'):format(corpus.bad.count, corpus.bad[1]))
    local of_train, of_val = corpus.train.images or {}, corpus.val.images or {}
    if #of_train + #of_val > 0 then
       local n = #of_train + #of_val
