@@ -38,7 +38,7 @@ constexpr map8 make_map(bool is_signed)
 
 __constant__ const map8 signed_map = make_map(true), unsigned_map = make_map(false);
 
-/* A map in shared memory; all threads of the block load it. */
+/* Loads a map into shared memory; all threads of the block call this. */
 TIDE_DEVICE void load_map(map8 *m, bool is_signed)
 {
   const map8 &from = is_signed ? signed_map : unsigned_map;

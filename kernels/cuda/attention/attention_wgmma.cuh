@@ -106,7 +106,7 @@ template <class M> TIDE_DEVICE void release(const M &m, int stream, int n)
 
 /* ---- the warp that copies -------------------------------------------------------------------- */
 
-/* Of a tile that is not whole: lane l has tokens l, l + 32 and so on. */
+/* Fills the places of a tile that is not whole: lane l has tokens l, l + 32 and so on. */
 template <bool KEYS, int COLS>
 TIDE_DEVICE void places_of(const tide_attend &p, int64_t b, const tide_step &x, place *mine)
 {

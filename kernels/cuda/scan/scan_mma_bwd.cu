@@ -121,7 +121,7 @@ TIDE_DEVICE void keys_from_tokens(float (*acc)[4], float *later, const scan &s, 
   }
 }
 
-/* One head of a block's tokens. */
+/* Adds one head of a block's tokens. */
 template <bool F16, bool UPPER>
 TIDE_DEVICE void keys_of_head(float (*acc)[4], const scan &s, const sizes &z, const keys &k,
                               const place &at, steps *st, uint16_t *own, int rr, int n0)
@@ -318,7 +318,7 @@ int run_keys(const k_call *call, const scan &s, const sizes &z, const keys &k, t
   return TIDE_CUDA_LAUNCHED(call);
 }
 
-/* dA, dD and ddt_bias: over chunks and batches, in order. */
+/* Sums dA, dD and ddt_bias over chunks and batches, in order. */
 int run_sums(const k_call *call, const scan &s, const sizes &z, const scratch &w)
 {
   const k_tensor *out = call->out;

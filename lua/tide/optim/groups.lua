@@ -113,7 +113,7 @@ local function number_of(patterns, name)
    return 0
 end
 
--- Returns the groups { params =, .. } of entries. Of a rule with decay, matrices decay; norms,
+-- Returns the groups { params =, .. } of entries. Matrices of a rule with decay decay; norms,
 -- biases and other vectors do not, unless their pattern or opts.decay_vectors says so.
 function groups.make(entries, patterns, opts, decays)
    local list, at = by_key(function(own, rest)

@@ -6,7 +6,7 @@
 --
 -- The type follows from the default; without a default it must be given. also: other words for the
 -- option, which messages suggest; the last part of a nested name is one. list: each occurrence adds
--- a value, and several arrive as a list. Of any other option the last one counts. fixed: a
+-- a value, and several arrive as a list. The last value of any other option counts. fixed: a
 -- resumed run keeps the value that it was begun with (Parser:refuse_fixed). Nested names are
 -- written a.b and arrive as result.a.b. On a command line: --name value, --name=value, --flag,
 -- --flag yes, --no-flag, and --set a.b=value. --config FILE gives options by a file of data

@@ -119,8 +119,8 @@ function fs.open_tensors(op, path)
    return file or err.raise(why.code, op, '%s', why.message)
 end
 
--- Removes a folder with the files in it (one level, as checkpoints are), if it exists. Of a link it
--- removes the link and leaves its target.
+-- Removes a folder with the files in it (one level, as checkpoints are), if it exists. It removes
+-- a link and leaves its target.
 function fs.remove_dir(op, path)
    local io_ = fs.io()
    if io_.is_link(path) then
