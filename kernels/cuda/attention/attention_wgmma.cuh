@@ -87,8 +87,8 @@ template <class M> TIDE_DEVICE M memory_of(unsigned char *raw)
   return m;
 }
 
-/* Until tile n of a stream is there; until its stage may be written. The latter by one thread of
- * the warp that copies: another could sleep through the phase that the first goes on to end. */
+/* Wait until tile n of a stream is there; until its stage may be written. One thread of the warp
+ * that copies calls the latter: another could sleep through the phase that the first ends. */
 template <class M> TIDE_DEVICE void wait_full(const M &m, int stream, int n)
 {
   tide_barrier_wait(m.full(stream, n), (uint32_t)(n / STAGES & 1));

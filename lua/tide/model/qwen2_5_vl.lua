@@ -231,9 +231,9 @@ end
 
 -- Returns the positions of a text with images, i64 [3, B, T] (time, height, width), and
 -- rope_deltas, i64 [B, 1]: what a token that continues a row adds to the number of tokens before
--- it. The tokens of an image start at the position behind the text, and the text goes on behind its
--- rows or columns, whichever are more, as in transformers 5. attention_mask [B, T]: 0 at padding,
--- which has position 0; it may number documents from 1, whose positions start at 0 each.
+-- it. The tokens of an image start at the position behind the text, and the text continues behind
+-- its rows or columns, whichever are more, as in transformers 5. attention_mask [B, T]: 0 at
+-- padding, which has position 0; it may number documents from 1, whose positions start at 0 each.
 function VL:rope_index(ids, opts)
    return positions_of(said_of(self, ids, opts), ids.device)
 end

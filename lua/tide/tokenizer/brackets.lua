@@ -94,7 +94,7 @@ function brackets.translate(text, at, rust, folds)
          at = item(part, text, at, rust, folds)
       end
    end
-   -- No bracket ends the set: PCRE2 says so.
+   -- No bracket ends the set: PCRE2 reports that.
    return '[' .. table.concat(part.items), at
 end
 

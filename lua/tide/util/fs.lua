@@ -38,7 +38,7 @@ end
 local function failed(op, what, path, problem)
    local e = err.of(problem)
    local code, reason = e and e.code or 'E_IO', e and e.message or tostring(problem)
-   if reason:find(path, 1, true) then what, path = nil, nil end      -- it says so itself
+   if reason:find(path, 1, true) then what, path = nil, nil end      -- the reason names it
    err.raise(code, op, '%s%s', what and ('cannot %s %s: '):format(what, path) or '', reason)
 end
 
