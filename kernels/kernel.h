@@ -130,7 +130,7 @@ typedef struct k_reduce_attrs { int32_t nkeep, from_end; } k_reduce_attrs;
 /* topk: x -> index, i64 [.., k] and contiguous, the dim has been moved last; k is index's last dim,
  * at most the size of x's. The positions of the first k elements in the order from the largest down
  * or, smallest, from the smallest up. NaN counts as larger than every number; of equals the first
- * comes first. */
+ * is first. */
 typedef struct k_topk_attrs { int32_t smallest; } k_topk_attrs;
 
 /* softmax log_softmax: x -> y;  softmax_bwd log_softmax_bwd: dy, y -> dx. Over the last dim.

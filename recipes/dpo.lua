@@ -16,18 +16,8 @@ local chats = require 'recipes.support.chats'
 local job = require 'tide.train.job'
 local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
-local prefs = require 'recipes.support.pairs'
+local preference = require 'recipes.support.preference'
 local text = require 'recipes.support.text'
-
--- What errors call the options.
-local words = {
-   { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
-   { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
-   { 'label_smoothing', '--label-smoothing' }, { 'kind', '--loss' },
-   { 'rank', '--lora.rank', field = true }, { 'targets', '--lora.targets' },
-   { 'max_pixels', '--max-pixels' },
-   { 'fp8', "--fp8, and fp8 = 'block' is --fp8 --fp8-scaling block" },
-}
 
 local function train(self, opt)
    local tide = require 'tide'
@@ -39,21 +29,21 @@ local function train(self, opt)
    self:check(tide.train.reference.check, model)
    opt.lr = opt.lr or model.adapter and 5e-6 or 1e-6
    local images, processor = chats.images(self, opt, model)
-   local corpus = prefs.corpus(self, opt, model, images)
+   local corpus = preference.corpus(self, opt, model, images)
 
    -- How it lies over the ranks and what that costs.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
    local per_rank = text.rows(opt, plan:data().size)
-   if opt.plan then return prefs.show_plan(self, opt, plan, per_rank, corpus) end
+   if opt.plan then return preference.show_plan(self, opt, plan, per_rank, corpus) end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
 
    -- Which pairs make up which step, and how many steps there are.
-   local sampler = prefs.sampler(self, opt, corpus, spread.data)
+   local sampler = preference.sampler(self, opt, corpus, spread.data)
    self:settle_epochs(self:check(sampler.rows_per_epoch, sampler))
 
    -- The model gets its bytes, and the pairs their log-probabilities under the reference.
-   if not opt.resume then prefs.fill(self, opt, spread, corpus, sampler, per_rank) end
+   if not opt.resume then preference.fill(self, opt, spread, corpus, sampler, per_rank) end
 
    -- The optimiser, with its rate by the step.
    local optimiser = optim.make(self, opt, spread.params)
@@ -82,4 +72,5 @@ local function train(self, opt)
 end
 
 return job.main({ name = 'dpo', title = 'train a model on preferred answers (DPO, IPO)',
-   options = options.all('dpo', prefs.rows, prefs.change), words = words, train = train }, ...)
+   options = options.all('dpo', preference.rows, preference.change),
+   words = preference.words, train = train }, ...)

@@ -19,14 +19,6 @@ local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
 local text = require 'recipes.support.text'
 
--- What errors call the options.
-local words = {
-   { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
-   { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
-   { 'train_on', '--train-on' }, { 'rank', '--lora.rank', field = true },
-   { 'targets', '--lora.targets' }, { 'max_pixels', '--max-pixels' },
-}
-
 local function train(self, opt)
    local tide = require 'tide'
 
@@ -34,7 +26,7 @@ local function train(self, opt)
    local model = self:check(chats.model, self)
    opt.lr = opt.lr or model.adapter and 2e-4 or 2e-5
    local images, processor = chats.images(self, opt, model)
-   local corpus = chats.corpus(self, opt, model, nil, nil, images)
+   local corpus = chats.corpus(self, opt, model, images)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
@@ -71,5 +63,5 @@ local function train(self, opt)
 end
 
 return job.main({ name = 'finetune', title = 'fine-tune a model on chats',
-   options = options.all('finetune', chats.rows, chats.change), words = words, train = train },
-   ...)
+   options = options.all('finetune', chats.rows, chats.change),
+   words = options.joined(chats.words, { { 'train_on', '--train-on' } }), train = train }, ...)

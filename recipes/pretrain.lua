@@ -42,14 +42,6 @@ local function config(opt, vocab)
    }
 end
 
--- What errors call the options.
-local words = {
-   { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
-   { 'num_key_value_heads', '--kv-heads, or --heads without it' },
-   { 'head_dim', '--dim / --heads', follows = true },
-   { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
-}
-
 -- Makes the model on the null device, by the options or by the folder of --from.
 local function make_model(tide, opt, corpus)
    local o = { dtype = opt.dtype, fp8 = options.fp8('pretrain', opt), device = 'null' }
@@ -103,4 +95,4 @@ local function train(self, opt)
 end
 
 return job.main({ name = 'pretrain', title = 'train a Llama-family decoder on text',
-   options = options.all('pretrain', rows), words = words, train = train }, ...)
+   options = options.all('pretrain', rows), words = options.words, train = train }, ...)

@@ -47,15 +47,11 @@ local function config(opt, vocab)
 end
 
 -- What errors call the options.
-local words = {
-   { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
-   { 'num_key_value_heads', '--kv-heads, or --heads without it' },
-   { 'head_dim', '--dim / --heads', follows = true },
-   { 'intermediate_size', '--hidden' }, { 'mamba_num_heads', '--mamba-heads' },
-   { 'mamba_head_dim', '--mamba-head-dim' }, { 'ssm_state_size', '--state' },
-   { 'n_groups', '--groups' }, { 'hybrid_override_pattern', '--pattern' },
-   { 'tensor parallel size', '--mesh.tp' },
-}
+local words = options.joined(options.words, {
+   { 'mamba_num_heads', '--mamba-heads' }, { 'mamba_head_dim', '--mamba-head-dim' },
+   { 'ssm_state_size', '--state' }, { 'n_groups', '--groups' },
+   { 'hybrid_override_pattern', '--pattern' },
+})
 
 local function train(self, opt)
    local tide = require 'tide'

@@ -223,8 +223,8 @@ static struct timespec board_after(double seconds)
   return t;
 }
 
-/* next(seconds): rank and text of the next note; nil if none arrives in time; nil, "ended" if the
- * ranks have ended. */
+/* next(seconds) returns rank and text of the next note; nil if no note arrives in time; nil,
+ * "ended" if the ranks have ended. */
 static int l_next(lua_State *L)
 {
   cli_board *b = board_of(L);
@@ -270,7 +270,7 @@ static int l_give(lua_State *L)
   return done ? 0 : luaL_error(L, "out of memory");
 }
 
-/* take(): the next text for this rank; nil when the prompt ends. */
+/* take() returns the next text for this rank; nil when the prompt ends. */
 static int l_take(lua_State *L)
 {
   cli_board *b = board_of(L);

@@ -76,7 +76,7 @@ static bool end_line(lua_State *L, cli_busy *b, bool failed)
   return is_exit;
 }
 
-/* line(fn): returns what fn, an xpcall of a line, returns. Upvalue: the rank's cli_busy, or null.
+/* line(fn) returns what fn, an xpcall of a line, returns. Upvalue: the rank's cli_busy, or null.
  * An error is one of the hook, or of os.exit. */
 static int l_line(lua_State *L)
 {

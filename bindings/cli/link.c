@@ -270,7 +270,7 @@ static void add_addresses(luaL_Buffer *b)
   freeifaddrs(list);
 }
 
-/* listen(here): "secret port address ..."; here: all processes are on this host. */
+/* listen(here) returns "secret port address ..."; here: all processes are on this host. */
 static int l_listen(lua_State *L)
 {
   cli_link *k = link_of(L);
@@ -323,7 +323,7 @@ static bool accept_one(cli_link *k)
   return good;
 }
 
-/* accept(): waits for the connections of all other ranks. */
+/* accept() waits for the connections of all other ranks. */
 static int l_accept(lua_State *L)
 {
   cli_link *k = link_of(L);
@@ -358,7 +358,7 @@ static int connect_to(const char *address, int port)
   return -1;
 }
 
-/* connect(text): connects to rank 0, which has listened. */
+/* connect(text) connects to rank 0, which has listened. */
 static int l_connect(lua_State *L)
 {
   cli_link *k = link_of(L);

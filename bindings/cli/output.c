@@ -53,7 +53,7 @@ void cli_write(printer *p, int rank, int stream, const char *text, size_t n)
   if (n > 0) append(b, text, n);
 }
 
-/* write(stream, text): stream 0 stdout, 1 stderr. Upvalues: the printer, the rank. */
+/* write(stream, text) writes to stdout (0) or stderr (1). Upvalues: the printer, the rank. */
 static int l_write(lua_State *L)
 {
   printer *p = lua_touserdata(L, lua_upvalueindex(1));

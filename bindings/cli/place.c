@@ -73,7 +73,7 @@ static int end_well(printer *p, int rank)
   return EXIT_RAISED;
 }
 
-/* Of ranks that fail together one reports and ends the job. A signal meanwhile ends the job too. */
+/* If ranks fail together, one reports and ends the job. A signal meanwhile ends the job too. */
 int cli_end_job(printer *p, const place *at, const ending *how)
 {
   int n = cli_signal_count();

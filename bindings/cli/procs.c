@@ -22,7 +22,7 @@ static void set_launcher(void)
     setenv(settings[i][0], settings[i][1], 0);
 }
 
-/* Returns what stands against processes with these options, or NULL. */
+/* Returns why processes cannot run with these options, or NULL. */
 static const char *refusal(const run_options *o)
 {
   if (o->nrank > 1)

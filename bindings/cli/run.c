@@ -180,8 +180,8 @@ int cli_parse_option(const char *command, const char *name, const char *value, r
   return EXIT_USAGE;
 }
 
-/* Whether a word is an option of ranks: all that begin with '-' where a recipe follows, else those
- * that a command of the library leaves to the program. */
+/* Returns whether a word is an option of ranks: all that begin with '-' where a recipe follows,
+ * else those that a command of the library leaves to the program. */
 static bool is_for_ranks(const char *word, const char *code)
 {
   static const char *const shared[] = {"-n", "-t", "-p", "--procs", "--trace", "--traceback"};
@@ -210,7 +210,7 @@ static int parse_run(const char *command, int argc, char **argv, run_options *o)
   return 0;
 }
 
-/* A pipe is empty for the second rank or attempt that reads it. */
+/* Refuses a pipe as the recipe of several ranks or attempts: it is empty for the second one. */
 static int check_read_once(const run_options *o, mode_t mode)
 {
   bool often = o->nrank > 1 || o->nproc > 0 || o->max_restarts > 0 || cli_is_placed();

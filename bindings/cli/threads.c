@@ -112,7 +112,8 @@ static void *watch(void *user)
   return NULL;
 }
 
-/* Without a watcher (no thread available) the cause is printed at the end. */
+/* Runs the ranks beside a watcher. Without one (no thread available) the cause is printed at the
+ * end. */
 static int run_watched(job *j)
 {
   pthread_condattr_t attr;

@@ -307,7 +307,7 @@ static int push_absent(lua_State *L)
   return 1;
 }
 
-/* The loader of Lua files in package.loaders, as LuaJIT's own. Upvalues: the table `package` and
+/* Loads Lua files for package.loaders, as LuaJIT's own loader. Upvalues: the table `package` and
  * its function `searchpath`. */
 static int load_module(lua_State *L)
 {

@@ -56,7 +56,7 @@ static bool is_hooked_here(lua_State *L)
   return hooked;
 }
 
-/* In C, since the hook would stop a function written in Lua. */
+/* Returns the text of the error. It is C, since the hook would stop a function written in Lua. */
 static int exit_text(lua_State *L)
 {
   lua_getfield(L, 1, "tide_exit");
@@ -64,8 +64,8 @@ static int exit_text(lua_State *L)
   return 1;
 }
 
-/* os.exit(code). Where hooks do not run it returns, and the rank ends with the finalizer or hook
- * that called it. */
+/* os.exit(code) ends the rank. Where hooks do not run it returns, and the rank ends with the
+ * finalizer or hook that called it. */
 static int l_rank_exit(lua_State *L)
 {
   int code = tide_host_exit_code(L);

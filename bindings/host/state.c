@@ -188,7 +188,7 @@ static int refuse(int status, char *msg, size_t n, const char *text)
 }
 
 /* Returns whether the program has brought a Lua of its own whose functions hide those of LuaJIT
- * from this library: luaL_newstate lies where lua_callk does, which LuaJIT has not. */
+ * from this library: luaL_newstate lies where lua_callk does, a function that LuaJIT lacks. */
 static bool is_hidden(Dl_info *other)
 {
   Dl_info found;

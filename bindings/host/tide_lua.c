@@ -112,7 +112,7 @@ static void add_colon(lua_State *L)
     lua_pushfstring(L, "%s; call a method with a colon: object:method(...)", text);
 }
 
-/* Message handler: stores the status, returns text and traceback. */
+/* Handles an error: stores the status, returns text and traceback. */
 static int explain(lua_State *L)
 {
   run_job *job = lua_touserdata(L, lua_upvalueindex(1));
@@ -193,7 +193,8 @@ static void collect_garbage(lua_State *L)
   if (!lua_isfunction(L, -1) || lua_pcall(L, 0, 0, 0)) lua_pop(L, 1);
 }
 
-/* Everything that may raise is below lua_cpcall: an error outside of it would end the process. */
+/* Runs a job. Everything that may raise is below lua_cpcall: an error outside of it would end the
+ * process. */
 static int host_run(lua_State *L, run_job *job)
 {
   job->status = TIDE_E_HOST;
@@ -220,8 +221,8 @@ int tide_lua_run_string(lua_State *L, const char *code, size_t ncode, const char
   return host_run(L, &job);
 }
 
-/* The registry keeps the string alive; reading it with a string key that is interned there
- * already does not allocate. */
+/* Returns a string that the registry keeps alive. Reading it with a string key that is interned
+ * there already does not allocate. */
 static const char *kept(lua_State *L, const char *key, size_t *n)
 {
   lua_getfield(L, LUA_REGISTRYINDEX, key);

@@ -61,7 +61,7 @@ static int parse(const struct row *row, const char *text, int64_t *value)
 /* Returns a letter in upper case: toupper of a Turkish locale leaves the i as it is. */
 static char upper(char c) { return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c; }
 
-/* label: the source of the value, for messages. */
+/* Assigns a value to a parameter. label: the source of the value, for messages. */
 static int assign(tide_ctx *ctx, const struct row *row, const char *label, const char *value)
 {
   int64_t v;

@@ -106,7 +106,7 @@ typedef struct tide__transport {
   /* Runs the collective: exchanges calls, compares them, moves data. Returns a status; on failure
    * c->message says why. */
   int  (*run)(void *state, int rank, tide__coll *c);
-  /* Of a transport that is watched: polls a call that run has left with c->event. Returns 1 if it
+  /* Polls a call that run has left with c->event, on a transport that is watched. Returns 1 if it
    * is complete, 0 if not, or the status it failed with. Barrier and split leave no event. */
   int  (*poll)(void *state, tide__coll *c);
   /* The failure that ranks share; null: the communicator has its own. */

@@ -12,8 +12,8 @@
  * then be released, as the next use of their memory is later on compute.
  *
  * A work of a captured step is `issued` when it is recorded, and `done` when compute waits for it
- * in the recording: until then a replay may still use its operands when compute goes on. A replay
- * itself is a work without operands and without a handle.
+ * in the recording: until then a replay may still use its operands while compute continues. A
+ * replay itself is a work without operands and without a handle.
  *
  * Invariant: a work is in the communicator's pending list until settled. A blocking call waits for
  * the queue to empty first, so collectives keep the order of the calls.

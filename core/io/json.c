@@ -69,7 +69,7 @@ static void list_keys(const tide_json *json, int64_t at, int32_t *keys)
   }
 }
 
-/* Fails for a key that is there twice. Of a long one the message has the first characters, and '?'
+/* Fails for a key that is there twice. The message has the first characters of a long key, and '?'
  * for control characters. */
 static int fail_twice(builder *b, const tide_json_node *key)
 {

@@ -209,10 +209,10 @@ static tide_tensor *prod_share(tide__temps *v, const tide__grad_call *g, tide_te
   return TIDE__TEMP(v, tide_where, same, dyp, zero);
 }
 
-/* dx is dy times the product of the other factors: y / x where no factor is zero; with one zero
- * the product of the rest for it and 0 for the rest; with more zeros 0 for all. In f64, with each
- * zero replaced by 1: with all factors the product p may leave the range of a narrower dtype
- * although it stays within it with any one of them left out. */
+/* Computes dx, which is dy times the product of the other factors: y / x where no factor is zero;
+ * with one zero the product of the rest for it and 0 for the rest; with more zeros 0 for all. In
+ * f64, with each zero replaced by 1: with all factors the product p may leave the range of a
+ * narrower dtype although it stays within it with any one of them left out. */
 int tide__grad_prod(const tide__grad_call *g)
 {
   const tide__meta *m = &g->meta[0];

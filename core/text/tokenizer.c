@@ -82,7 +82,7 @@ static uint32_t slots_for(int64_t n)
   return k;
 }
 
-/* Stores a piece. Of equal pieces the last keeps the text, as in a JSON object or a dictionary. */
+/* Stores a piece. The last of equal pieces keeps the text, as in a JSON object or a dictionary. */
 static void put_piece(tide_tokenizer *tok, int32_t id)
 {
   int64_t n, size;
@@ -109,7 +109,7 @@ static void fill_bytes(tide_tokenizer *tok)
   }
 }
 
-/* Whether a piece matches text: of sentencepiece, those of bytes do not. */
+/* Returns whether a piece matches text: those of bytes of sentencepiece do not. */
 static bool matches_text(const tide_tokenizer *tok, int64_t i)
 {
   if (!(tok->flags & TIDE_TOKENIZER_F32_SCORES)) return true;
@@ -221,7 +221,7 @@ int tide_tokenizer_affix(tide_tokenizer *tok, const char *prefix, const char *su
 
 /* ---- merges --------------------------------------------------------------------------------- */
 
-/* Stores a merge. Of equal pairs the last counts. */
+/* Stores a merge. The last of equal pairs counts. */
 static void put_merge(tide_tokenizer *tok, int32_t a, int32_t b, uint32_t rank, int32_t id)
 {
   uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b;

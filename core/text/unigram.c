@@ -6,7 +6,7 @@ struct node { double score; int32_t from, id; };  /* id -1: unknown, -2: not rea
 enum { UNREACHED = -2 };
 static const double penalty = 10;
 
-/* Keeps the path to `to` that goes on from `from` by a piece, if it is better than the one
+/* Keeps the path to `to` that continues from `from` by a piece, if it is better than the one
  * known. With F32_SCORES, scores are f32, and so are sums. */
 static void offer(const tide_tokenizer *tok, struct node *best, int32_t to, int32_t from,
                   int32_t id, double score)

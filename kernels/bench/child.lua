@@ -1,8 +1,7 @@
 -- A child process in lock step: one line asked, one line answered.
 --
--- The question goes through the child's standard input (popen), the answer comes
--- back through a named pipe that is unlinked as soon as both ends are open; nothing but the
--- standard library is needed.
+-- The question goes through the child's standard input (popen). The answer goes through a named
+-- pipe, which is unlinked as soon as both ends are open. The standard library is enough.
 
 local child = {}
 

@@ -52,7 +52,7 @@ local function simulated()
    local plain = pass(layer_of(), h)
    for _, way in ipairs(ways) do
       local map = tide.parallel.cp_map.new { kind = way[2], size = 2, length = T }
-      local on = tide.parallel.mamba_cp.attach(layer, { axis = axis, method = way[1] })
+      local on = tide.parallel.mamba_cp.attach(layer, axis, { method = way[1] })
       local part = pass(layer, h, tide.parallel.cp.context { axis = axis, map = map })
       local a, b, ratio = {}, {}, {}
       part()
@@ -100,7 +100,7 @@ end
 
 local function compare(way)
    local layer, whole = layer_of(), comm.rank == 0 and layer_of()
-   local on = tide.parallel.mamba_cp.attach(layer, { axis = comm, method = way[1] })
+   local on = tide.parallel.mamba_cp.attach(layer, comm, { method = way[1] })
    local map = tide.parallel.cp_map.new { kind = way[2], axis = comm, length = T }
    local part = pass(layer, tokens(T / comm.size),
       tide.parallel.cp.context { axis = comm, map = map })

@@ -43,20 +43,22 @@ local function size_of(x) return x:float():square():mean():sqrt():item() end
 
 -- ---- the cases: each returns its inputs by name, a function to time and a function to check ----
 
-function cases.llama(o)
-   local model = tide.model.llama({
+local function llama_of(o)
+   return tide.model.llama({
       vocab_size = o.vocab, hidden_size = o.dim, num_hidden_layers = o.layers,
       num_attention_heads = o.heads, intermediate_size = o.ffn, rms_norm_eps = 1e-5,
    }, { dtype = o.dtype, seed = 1 })
+end
+
+local function add_parameters(inputs, model)
+   for _, entry in ipairs(model:named_parameters()) do inputs[entry.name] = entry.param end
+end
+
+-- A training step on one batch. Checked: loss and gradient norm of three steps.
+local function step_of(model, inputs, batch)
    local optim = tide.optim.AdamW(model, { lr = 1e-4, beta2 = 0.95, decay_vectors = true })
    local step = tide.train.step.new { model = model, optim = optim, clip = 1 }
-   local n = o.batch * o.seq
-   local inputs = { ids = ids(n, o.vocab), labels = ids(n, o.vocab) }
-   for _, entry in ipairs(model:named_parameters()) do inputs[entry.name] = entry.param end
-   local batch = {
-      ids = inputs.ids:reshape(o.batch, o.seq), labels = inputs.labels:reshape(o.batch, o.seq),
-      count = n,
-   }
+   add_parameters(inputs, model)
    local function run() return step:run { batch } end
    return inputs, run, function()
       local list = {}
@@ -66,6 +68,16 @@ function cases.llama(o)
       end
       return list
    end
+end
+
+function cases.llama(o)
+   local model = llama_of(o)
+   local n = o.batch * o.seq
+   local inputs = { ids = ids(n, o.vocab), labels = ids(n, o.vocab) }
+   return step_of(model, inputs, {
+      ids = inputs.ids:reshape(o.batch, o.seq), labels = inputs.labels:reshape(o.batch, o.seq),
+      count = n,
+   })
 end
 
 -- Documents of 50 to 1000 tokens, of which two thirds count, in `batch` rows of `seq`.
@@ -92,41 +104,24 @@ end
 
 -- A step of all weights or, with o.lora, of adapters of that rank.
 function cases.sft(o)
-   local model = tide.model.llama({
-      vocab_size = o.vocab, hidden_size = o.dim, num_hidden_layers = o.layers,
-      num_attention_heads = o.heads, intermediate_size = o.ffn, rms_norm_eps = 1e-5,
-   }, { dtype = o.dtype, seed = 1 })
+   local model = llama_of(o)
    if o.lora then tide.nn.lora.attach(model, { rank = o.lora, alpha = 2 * o.lora }) end
    if o.recompute then tide.parallel.recompute(model, o.recompute) end
-   local optim = tide.optim.AdamW(model, { lr = 1e-4, beta2 = 0.95, decay_vectors = true })
-   local step = tide.train.step.new { model = model, optim = optim, clip = 1 }
    local batch = packed_batch(o)
    local inputs = { ids = batch.ids, labels = batch.labels:reshape(-1),
       positions = batch.positions,
       documents = batch.index:select(batch.index.ndim, 1):contiguous() }
-   for _, entry in ipairs(model:named_parameters()) do inputs[entry.name] = entry.param end
-   local function run() return step:run { batch } end
-   return inputs, run, function()
-      local list = {}
-      for _ = 1, 3 do
-         local r = run()
-         list[#list + 1], list[#list + 2] = r.loss, r.grad_norm
-      end
-      return list
-   end
+   return step_of(model, inputs, batch)
 end
 cases.lora = cases.sft
 
 -- Timed: a prompt and what follows it. Checked: the logits after a prompt and after eight tokens
 -- more, one at a time.
 function cases.decode(o)
-   local model = tide.model.llama({
-      vocab_size = o.vocab, hidden_size = o.dim, num_hidden_layers = o.layers,
-      num_attention_heads = o.heads, intermediate_size = o.ffn, rms_norm_eps = 1e-5,
-   }, { dtype = o.dtype, seed = 1 }):eval()
+   local model = llama_of(o):eval()
    local inputs = { ids = ids(o.prompt + 8, o.vocab) }
    local prompt = inputs.ids:narrow(1, 1, o.prompt):tolist()
-   for _, entry in ipairs(model:named_parameters()) do inputs[entry.name] = entry.param end
+   add_parameters(inputs, model)
    local function run()
       tide.train.sample.generate(model, prompt, { tokens = o.tokens, temperature = 0 })
    end

@@ -2,7 +2,7 @@
 --
 -- The same global batch on two threads of the machine in every way, in turns, each
 -- time with ranks of its own (threads of this process); printed is the median over rounds of the
--- ratio to what stands first in its group, and what a rank holds against one that holds all.
+-- ratio to the first row of its group, and what a rank holds against one that holds all.
 
 local median = require('kernels.bench.stats').median
 local turns = require 'kernels.bench.turns'

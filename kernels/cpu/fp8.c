@@ -154,7 +154,7 @@ static void finish_rows(void *arg, int64_t begin, int64_t end, int thread)
 
 int64_t k_cpu_linear_fp8_work(const k_call *call) { return job_of(call).total; }
 
-/* fp8_add_product_ too. */
+/* Computes linear_fp8 and fp8_add_product_. */
 int k_cpu_linear_fp8(const k_call *call)
 {
   job j = job_of(call);

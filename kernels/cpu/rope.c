@@ -105,7 +105,7 @@ static void rotate_token(const job *w, const table *m, int64_t xo, int64_t yo, i
   }
 }
 
-/* r counts entries of positions: [row of positions][token]. */
+/* Rotates the tokens of a task. Entries of positions are counted as [row of positions][token]. */
 static void tokens(void *arg, int64_t begin, int64_t end, int thread)
 {
   const job *w = arg;

@@ -126,8 +126,9 @@ int alignment(const void *p)
   return a;
 }
 
-/* A row-major matrix as columns: element (r, c) at r * ld + c, or transposed. Rows (or columns)
- * must not overlap; of a single one the stride is unused and ld is the least legal value. */
+/* Returns a row-major matrix as columns: element (r, c) at r * ld + c, or transposed. Rows (or
+ * columns) must not overlap; the stride of a single one is unused and ld is the least legal
+ * value. */
 void as_columns(const tide_matrix &m, int64_t *ld, int *trans)
 {
   bool plain = m.col_stride == 1 || m.cols == 1;
@@ -138,7 +139,7 @@ void as_columns(const tide_matrix &m, int64_t *ld, int *trans)
   if ((plain ? m.rows : m.cols) == 1) *ld = least;
 }
 
-/* The product as cuBLASLt takes it: D[n, m] = op(b) op(a), its first matrix our second. */
+/* Returns the product as cuBLASLt takes it: D[n, m] = op(b) op(a), its first matrix our second. */
 problem problem_of(const tide_product &p)
 {
   problem q;

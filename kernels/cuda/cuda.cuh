@@ -192,7 +192,7 @@ TIDE_DEVICE_LONG void tide_offsets(const tide_layout &l, int64_t i, int64_t *at)
   }
 }
 
-/* Of a list of n entries, the one that a chunk (a block's share) belongs to. */
+/* Returns the entry, in a list of n, that a chunk (a block's share) belongs to. */
 template <class E> TIDE_DEVICE int tide_entry_of(const E *e, int n, int64_t chunk)
 {
   int lo = 0, hi = n - 1;

@@ -7,7 +7,7 @@
 
 namespace {
 
-/* The codes of a map: what a code stands for, and the middles of magnitudes, ascending. */
+/* The codes of a map: the value of a code, and the middles of magnitudes, ascending. */
 struct map8 { float of[256], mid[256]; int top, zero; };
 
 /* Magnitude q, from 0 to 1; see dyn8_magnitude. */
@@ -38,7 +38,7 @@ constexpr map8 make_map(bool is_signed)
 
 __constant__ const map8 signed_map = make_map(true), unsigned_map = make_map(false);
 
-/* A map in shared memory; all threads of the block load it. */
+/* Loads a map into shared memory; all threads of the block call this. */
 TIDE_DEVICE void load_map(map8 *m, bool is_signed)
 {
   const map8 &from = is_signed ? signed_map : unsigned_map;

@@ -180,7 +180,7 @@ template <class F> int tide_inplace(const k_call *call, F f)
                                        : tide_apply1<false>(call, t, f);
 }
 
-/* Returns TIDE_OK, or E_ARG with a message for a target of integers and a factor of another kind. */
+/* Returns TIDE_OK, or E_ARG with a message if a target of integers has a fractional factor. */
 static inline int tide_integral(const k_call *call, double v)
 {
   int dtype = call->out[0].dtype;

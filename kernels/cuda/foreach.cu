@@ -159,7 +159,7 @@ bool takes(const tide_layout &l, int m, const k_tensor *const *t)
 
 bool is_short(int dtype) { return dtype == TIDE_F32 || dtype == TIDE_BF16; }
 
-/* The kind of a pair's items, and how many elements one has. */
+/* Returns the kind of a pair's items, and sets *m to the elements of one. */
 kind kind_of(const tide_layout &l, const k_tensor *const *t, bool add, int *m)
 {
   int size = tide_size_of(t[0]->dtype), log = size == 8 ? 3 : size == 4 ? 2 : size == 2 ? 1 : 0;

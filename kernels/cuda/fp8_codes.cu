@@ -116,7 +116,7 @@ TIDE_DEVICE void load_runs(const codes_args &p, int64_t r, int64_t c, float x[DE
     }
 }
 
-/* Of one tile: where it is, and this thread's place: `quad` of rows, `run` of columns. */
+/* The place of a tile, and this thread's place in it: `quad` of rows, `run` of columns. */
 struct place {
   int64_t i, k, r0, c0;
   int quad, run, warp;
@@ -194,7 +194,7 @@ TIDE_DEVICE void column_factors(const codes_args &p, const place &at, const floa
   __syncthreads();
 }
 
-/* One factor for the tile. */
+/* Returns one factor for the tile. */
 TIDE_DEVICE float tile_factor(const codes_args &p, const place &at, const float x[DEEP][RUN])
 {
   if (p.at.kind == K_FP8_TENSOR) return *p.whole;

@@ -100,7 +100,7 @@ template <class T> TIDE_DEVICE void add_to(const tide_array &t, int64_t at, T v)
   tide_put<T>(t, at, tide_at<T>(t, at) + v);
 }
 
-/* The first of a piece's terms of a target sums them. */
+/* Sums the terms of a target in a piece; the thread of the first of them does it. */
 template <class T>
 __global__ void scatter_kernel(lookup l, const tide_keyed *items, uint64_t wrong, int64_t limit,
                                tide_array t, tide_array src, T *part)
@@ -373,7 +373,7 @@ tide_layout layout2(const k_tensor &a, const k_tensor &b)
 
 int dim_of(const k_call *call) { return static_cast<const k_dim_attrs *>(call->attrs)->dim; }
 
-/* Scratch of n rows of `width` numbers. */
+/* Returns the bytes of scratch for n rows of `width` numbers. */
 int64_t work_of(int64_t n, int64_t width, int dtype)
 {
   return n == 0 ? 0 : part_bytes(n, width, size_of_sum(dtype)) + tide_sort_work(n);

@@ -73,7 +73,7 @@ template <class T> struct tide_exp_sum {
 #pragma unroll
     for (int j = 0; j < M; j++) sum += tide_exp(z.v[j] - shift(max));
   }
-  /* Of all threads of the block, in a fixed order. */
+  /* Folds the sums of all threads of the block, in a fixed order. */
   TIDE_DEVICE void fold()
   {
     const T top = tide_block_top(max);

@@ -176,7 +176,8 @@ int k_cuda_linear(const k_call *call)
   return linear(call, call->out[0], TIDE_CUDA_PLAIN, nullptr);
 }
 
-/* f64, no sum at all and a gelu whose operand does not lie as cuBLASLt keeps it take two steps. */
+/* Computes act(x w' + bias). f64, a sum without terms, and a gelu whose operand does not lie as
+ * cuBLASLt keeps it take two steps. */
 int k_cuda_linear_act(const k_call *call)
 {
   const k_tensor &y = call->out[0];

@@ -27,9 +27,9 @@ struct tide_matrix {
  *
  * Of FP8 codes: y = a b * a_scale * b_scale + bias, the factors on the device. a and b may be of
  * two formats, not both e5m2; a is row-major, b column-major; y is f32 (then bias is null), bf16 or
- * f16; rows of a and b are multiples of 16, addresses and strides of 16 bytes. With factors of blocks
- * the products of each 128 along k are summed, times both factors; at most one operand has
- * 128X128. TIDE_E_UNSUPPORTED where cuBLASLt knows no such factors. */
+ * f16; rows of a and b are multiples of 16, addresses and strides of 16 bytes. With factors of
+ * blocks the products of each 128 along k are summed, times both factors; at most one operand has
+ * 128X128. TIDE_E_UNSUPPORTED where cuBLASLt lacks such factors. */
 struct tide_product {
   tide_matrix a, b, y;
   int64_t batch;

@@ -1,8 +1,8 @@
 /* Random fills and dropout on the GPU: the same numbers as on the host, bit for bit.
  *
  * An element's word is a pure function of its global index, and from word to value go
- * the same double operations, fma included (core/base/rng.h, core/base/normal.h). A word comes in a
- * block of four; where indices are consecutive a thread makes one block for four elements. Where
+ * the same double operations, fma included (core/base/rng.h, core/base/normal.h). Four words are a
+ * block; where indices are consecutive a thread makes one block for four elements. Where
  * the generator begins may lie on the device (place): then the first block is known there alone.
  *
  * Meaning: kernels/ref/random.c.

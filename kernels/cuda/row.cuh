@@ -17,9 +17,9 @@ struct tide_row_plan {
   int rows() const { return threads / lanes; }
 };
 
-/* Returns the plan for rows of dim elements of `size` bytes. walks: a group of threads goes down many rows
- * and sums columns, which wants registers, so a thread has few packs; else short rows have a warp
- * each, without barriers. most: packs that a thread holds at most. */
+/* Returns the plan for rows of dim elements of `size` bytes. walks: a group of threads goes down
+ * many rows and sums columns, which needs registers, so a thread has few packs; else short rows
+ * have a warp each, without barriers. most: packs that a thread holds at most. */
 static inline tide_row_plan tide_plan_rows(int64_t dim, int size, bool aligned, bool walks,
                                            int most)
 {

@@ -86,7 +86,7 @@ int run(const k_call *call, const k_tensor *const (&t)[K], M make)
   return tide_run_packs<4>(call, p, by_ones(make(each)));
 }
 
-/* to: dgate or dup, which stands for both where neither is null. */
+/* to: dgate or dup; it means both where neither is null. */
 int run_bwd(const k_call *call, const k_tensor &to, void *dgate, void *dup)
 {
   const k_tensor *in = call->in;

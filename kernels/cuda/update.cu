@@ -75,7 +75,7 @@ template <class T> TIDE_DEVICE bool rule_of(const sgd_args &a, sgd_rule<T> *r)
 
 /* ---- the walk over a chunk ------------------------------------------------------------------- */
 
-/* Of elements at a place: members p, g, the states, master. Without momentum sgd has no state: its
+/* Elements at a place: members p, g, the states, master. Without momentum sgd has no state: its
  * member is null. */
 template <class R, class T, class P, class G, bool MASTER> struct weights {
   P *p;
@@ -230,7 +230,7 @@ TIDE_DEVICE void each_value(const E *x, int64_t from, int64_t to, B body)
     body(i, tide_up(tide_pack_from<1>(x + i)));
 }
 
-/* In f64: squares of f32 may lie beyond f32. */
+/* Sums in f64: squares of f32 may lie beyond f32. */
 template <class E, int KIND>
 __global__ void __launch_bounds__(THREADS) norm_kernel(list l, double *part)
 {

@@ -97,7 +97,7 @@ struct adamw_args {
   int g_scale_dtype;
 };
 
-/* Of host and device the same bits: no product of it can be fused with a sum. */
+/* Returns a * b, the same bits on host and device: it cannot be fused with a sum. */
 __host__ __device__ __forceinline__ double product(double a, double b)
 {
 #ifdef __CUDA_ARCH__
@@ -107,7 +107,7 @@ __host__ __device__ __forceinline__ double product(double a, double b)
 #endif
 }
 
-/* b^n by squaring, n >= 0. */
+/* Returns b^n by squaring, n >= 0. */
 __host__ __device__ __forceinline__ double power(double b, int64_t n)
 {
   double r = 1;
@@ -144,7 +144,7 @@ TIDE_DEVICE double total_scale(double scale, const void *g_scale, int dtype)
   return g_scale ? scale * tide_load<double>(g_scale, 0, dtype) : scale;
 }
 
-/* Null where control k (kernel.h) is absent. */
+/* Returns control k (kernel.h), null where it is absent. */
 inline const void *control(const k_call *call, int64_t n, int k)
 {
   return tide_array_of(call->in[n + k]).data;

@@ -1,8 +1,8 @@
 /* adamw8_, quantize8 and dequantize8 on the GPU: moments as dynamic 8-bit numbers.
  *
  * A warp takes a block of 256 elements, eight a lane: it reads the moments, updates them as adamw_
- * does, folds the largest and smallest over its lanes and codes them again. Of the moments only
- * codes and scales lie in memory. The codes are found by bisection in shared memory.
+ * does, folds the largest and smallest over its lanes and codes them again. Only codes and
+ * scales of the moments lie in memory. The codes are found by bisection in shared memory.
  *
  * Meaning: kernels/ref/update_8bit.c, kernels/ref/dynamic8.h.
  */

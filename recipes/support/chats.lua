@@ -72,6 +72,14 @@ chats.rows = {
      .. 'one that exists; default: model in --out, or none with adapters', type = 'string' },
 }
 
+-- What errors call the options (see tide.train.job).
+chats.words = {
+   { 'tensor parallel size', '--mesh.tp' }, { 'template', '--chat-template' },
+   { 'seq', '--seq' }, { 'long', '--long' }, { 'skip_bad', '--skip-bad' },
+   { 'rank', '--lora.rank', field = true }, { 'targets', '--lora.targets' },
+   { 'max_pixels', '--max-pixels' },
+}
+
 -- Rounds the base to NF4, if the options say so.
 local function quantise(tide, job, model)
    local opt = job.opt
@@ -227,32 +235,39 @@ local function tokens_of(images)
    return n
 end
 
--- The records of --data, and those to evaluate on, as load gives them (default: data.chat.load).
--- what: the records in words; images: how their images are read (of chats.images).
-function chats.corpus(job, opt, model, load, what, images)
-   local tide = require 'tide'
-   load, what = load or tide.data.chat.load, what or 'chats'
-   if not opt.data then err.usage(job.name, '--data is needed: JSON Lines of %s', what) end
+-- Adds the records of --val-data to a corpus, as those to evaluate on. Returns their number.
+local function add_val_data(job, opt, load, o, corpus)
+   local held, bad = job:check(load, opt.val_data, o), corpus.bad
+   corpus.val, corpus.val_cu, corpus.val_labels = held.train, held.cu, held.labels
+   bad.count, bad[1] = bad.count + held.bad.count, bad[1] or held.bad[1]
+   return held.documents
+end
+
+-- The records of --data, and those to evaluate on. images: how their images are read (of
+-- chats.images); of: records other than chats, { load (the function that reads them), what }.
+function chats.corpus(job, opt, model, images, of)
+   local load = of and of.load or require('tide').data.chat.load
+   if not opt.data then
+      err.usage(job.name, '--data is needed: JSON Lines of %s', of and of.what or 'chats')
+   end
    local home = text.home(opt)
    local tok, path = tokenizer_of(job, opt, model)
    local o = { tokenizer = tok, train_on = text.listed(opt.train_on),
       template = text.template(job, opt, home),
       skip_bad = opt.skip_bad, val = opt.val_data and 0 or opt.val_share, images = images }
    local corpus = job:check(load, text.listed(opt.data), o)
+   local evaluated = corpus.held_out > 0 and (', %d of them held out'):format(corpus.held_out) or ''
    if opt.val_data then
-      o.val = 0
-      local held = job:check(load, opt.val_data, o)
-      corpus.val, corpus.val_cu, corpus.val_labels = held.train, held.cu, held.labels
+      evaluated = (', and %d of --val-data'):format(add_val_data(job, opt, load, o, corpus))
    end
    if corpus.val.count == 0 and (opt.keep_best or opt.patience > 0) then
       err.usage(job.name, '%s needs a validation loss, and no record is held out; give --val-data, '
          .. 'or a larger --val-share', opt.keep_best and '--keep-best' or '--patience')
    end
    corpus.tokenizer, corpus.tokenizer_path, corpus.template = tok, path, o.template
-   job.log:once('%d records%s: %d tokens, %d of them trained on%s', corpus.documents,
-      corpus.held_out > 0 and (', %d of them held out'):format(corpus.held_out) or '',
+   job.log:once('%d records%s: %d tokens, %d of them trained on%s', corpus.documents, evaluated,
       corpus.train.count, corpus.labels, corpus.bad.count == 0 and ''
-         or ('; %d broken ones left out: %s'):format(corpus.bad.count, corpus.bad[1]))
+         or ('; %d broken left out: %s'):format(corpus.bad.count, corpus.bad[1]))
    local of_train, of_val = corpus.train.images or {}, corpus.val.images or {}
    if #of_train + #of_val > 0 then
       local n = #of_train + #of_val

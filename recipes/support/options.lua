@@ -106,6 +106,14 @@ local of_model = {
 
 local support = {}
 
+-- What errors call the options of pretraining (see tide.train.job).
+support.words = {
+   { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
+   { 'num_key_value_heads', '--kv-heads, or --heads without it' },
+   { 'head_dim', '--dim / --heads', follows = true },
+   { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
+}
+
 -- The declaration of such an option: 'dim', 'heads', 'kv-heads', 'hidden' or 'tie'. help: its line,
 -- where the recipe has one of its own.
 function support.option(name, help)
@@ -122,6 +130,15 @@ local function changed(row, name, change)
    local own = copy(row)
    own[2] = default
    return own
+end
+
+-- The rows of two lists in one.
+function support.joined(rows, more)
+   local list = {}
+   for _, part in ipairs { rows, more } do
+      for _, row in ipairs(part) do list[#list + 1] = row end
+   end
+   return list
 end
 
 -- All options of a recipe. name: of the recipe, whose runs are in runs/NAME unless --out is given;

@@ -96,8 +96,8 @@ local help = [[
 Ctrl-C stops an answer. Any other line is a message.
 ]]
 
--- Puts a picture into the list of those of the next message. A mistake is told at a terminal, and
--- ends the program elsewhere.
+-- Puts a picture into the list of those of the next message. A mistake is reported at a terminal,
+-- and ends the program elsewhere.
 local function add_image(conversation, path, waiting, at_terminal)
    local ok, problem = pcall(function()
       err.usage_if(not conversation.processor, 'generate', '/image: the model takes texts alone')

@@ -5,6 +5,7 @@ local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local options = require 'recipes.support.options'
 
 local teacher = {}
 
@@ -27,7 +28,11 @@ teacher.rows = {
      .. 'then optional, and must be the model that wrote it), else written; default: compute them '
      .. 'at each start', type = 'string' },
 }
-for _, row in ipairs(chats.rows) do teacher.rows[#teacher.rows + 1] = row end
+teacher.rows = options.joined(teacher.rows, chats.rows)
+
+-- What errors call the options.
+teacher.words = options.joined(chats.words, { { 'train_on', '--train-on' }, { 'kind', '--kl' },
+   { 'k', '--teacher-top-k' } })
 
 teacher.change = { without = { 'temperature', unpack(chats.change.without) },
    default = chats.change.default }

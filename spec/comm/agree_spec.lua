@@ -1,4 +1,5 @@
--- Ranks that should have the same: who is named, what is compared with what, and when nobody meets.
+-- Ranks that should have the same: which ranks are named, what is compared with what, and what
+-- happens where ranks do not meet.
 
 local ranks = require 'spec.support.ranks'
 local agree = require 'tide.comm.agree'

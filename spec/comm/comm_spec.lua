@@ -228,7 +228,7 @@ describe('work', function()
             if not works[i]:test() then return 'a later blocking call went first' end
             if works[i]:wait():at(5000) ~= 2 * i then return 'work ' .. i end
          end
-         comm:barrier { async = true }                -- nobody waits for this one
+         comm:barrier { async = true }                -- not waited for
          collectgarbage()
          local begin, finish = works[1]:times()
          if finish < begin then return 'times' end

@@ -10,9 +10,9 @@ hosts.__index = hosts
 
 local function sh(command) return mpi.shell(("sh -c '%s'"):format(command)) end
 
--- A pair of hosts, or nil and why there is none.
+-- A pair of hosts, or nil and the reason.
 function hosts.new()
-   local name = os.tmpname()                -- nobody else's: the tag too
+   local name = os.tmpname()                -- unique; the tag, too
    os.remove(name)
    local tag = name:sub(-6)
    local self = setmetatable({ a = 'tideA' .. tag, b = 'tideB' .. tag, dir = name .. '.d' }, hosts)

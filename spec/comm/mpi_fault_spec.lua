@@ -34,7 +34,7 @@ end)
 
 describe('a rank that', function()
    -- Output of a job of 3 in which rank 1 fails after its first call. The timeout is longer than
-   -- the job may take: who waited for it would end as 124.
+   -- the job may take: a rank that waited for it would end with 124.
    local function fails(kind)
       local out, status = mpi.job(3, script .. 'fault ' .. kind)
       assert.is_true(status ~= 0 and status ~= 124, kind .. ': ' .. status .. '\n' .. out)

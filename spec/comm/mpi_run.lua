@@ -29,7 +29,7 @@ function M.missing()
    return status ~= 0 and 'MPI cannot be opened: ' .. out:sub(1, 200) or nil
 end
 
--- it(text, fn) for cases that need such jobs: pending, with the reason, where there are none.
+-- it(text, fn) for cases that need such jobs: pending, with the reason, where they cannot run.
 function M.cases(it, pending)
    local missing = M.missing()
    return function(text, fn)

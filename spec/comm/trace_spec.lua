@@ -20,7 +20,7 @@ describe('a full disk', function()
             return text
          end
          has(sh(('%s run --trace %s/t -n 2 %s/recipe.lua'):format(program, dir, dir)), 'status=0')
-         -- a limit of file size stands for a disk: the report is last, and so is trace.json
+         -- a limit of file size acts as a full disk: the report is last, and so is trace.json
          local text = sh(('(trap "" XFSZ; ulimit -f 0; %s trace %s/t)'):format(program, dir))
          has(text, dir .. '/t/trace.json')
          has(text, 'status=1')

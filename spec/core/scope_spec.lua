@@ -130,7 +130,7 @@ describe('a dropped tensor', function()
          w:release()
          y:sum():backward()
       end)
-      x:release()                                            -- twice is once
+      x:release()                                            -- changes nothing
       assert.equal('f32', x.dtype)
       assert.is_truthy(tostring(x):find('dropped', 1, true))
    end)

@@ -3,12 +3,7 @@
 local build = os.getenv 'TIDE_BUILD' or 'build'
 local tide = require 'tide'
 
-local function capture(command)
-   local pipe = assert(io.popen('{ ' .. command .. '; } 2>&1'))
-   local text = pipe:read '*a'
-   pipe:close()
-   return text
-end
+local capture = require('spec.cuda.toolkit').capture
 
 local function full(path) return (capture('readlink -f ' .. path):gsub('%s+$', '')) end
 
@@ -52,7 +47,7 @@ local function ask(dir, env, what)
 end
 
 local function refused(r, ...)
-   assert.equal('false', r.loaded, r.text)            -- nobody asked yet
+   assert.equal('false', r.loaded, r.text)            -- not used yet
    assert.equal('E_DEVICE', r.code, r.text)
    assert.is_true(r.works, r.text)
    assert.is_nil(r.message:find('\\n', 1, true), r.text)

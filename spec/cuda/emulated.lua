@@ -33,13 +33,7 @@ function M.driver()
    return here and pcall(function() return lib.tide_emulate_waits end) and lib or nil
 end
 
--- Both streams of a shell command.
-function M.capture(command)
-   local pipe = assert(io.popen(command .. ' 2>&1'))
-   local text = pipe:read '*a'
-   pipe:close()
-   return text
-end
+M.capture = require('spec.cuda.toolkit').capture
 
 -- Runs a spec file with device cuda; raises with what failed, or with the case it did not end. env:
 -- further variables as a shell takes them, or nil. without: patterns of the names of cases that ask

@@ -1,4 +1,4 @@
--- Attention on an emulated Hopper chip, and on one that is none.
+-- Attention on an emulated Hopper chip, and on another chip.
 
 local emulated = require 'spec.cuda.emulated'
 

@@ -9,6 +9,10 @@
 -- M.kernels is the table, a row a kernel: add rows there. machine_spec.lua holds libtide_cuda.so
 -- against it where there is one; spec/deep/machine_spec.lua compiles the files.
 
+local toolkit = require 'spec.cuda.toolkit'
+
+local capture = toolkit.capture
+
 local M = {}
 
 -- file: of kernels/cuda. name: a part of the mangled name, or two with * between. registers: at
@@ -117,26 +121,6 @@ for _, e in ipairs { 'f', bf16, f16 } do
    })
 end
 
-local function capture(command)
-   local pipe = assert(io.popen(command .. ' 2>/dev/null'))
-   local text = pipe:read '*a'
-   pipe:close()
-   return text
-end
-
--- The path of a program of the CUDA toolkit: $CUOBJDUMP or the like, PATH, /usr/local/cuda. Or nil.
-function M.tool(name)
-   for _, path in ipairs { os.getenv(name:upper()) or '',
-                           capture('command -v ' .. name):match '%S+' or '',
-                           '/usr/local/cuda/bin/' .. name } do
-      local file = path ~= '' and io.open(path)
-      if file then
-         file:close()
-         return path
-      end
-   end
-end
-
 local width = { ['128'] = 16, ['64'] = 8, ['U16'] = 2, ['S16'] = 2, ['U8'] = 1, ['S8'] = 1 }
 
 -- A load's bytes and its first register, or nil.
@@ -191,7 +175,7 @@ end
 function M.read(cuobjdump, path)
    local kernels, name, lines = {}, nil, nil
    local function finish() if name then kernels[name] = read_listing(lines) end end
-   for line in capture(cuobjdump .. ' -sass ' .. path):gmatch '[^\n]+' do
+   for line in capture(cuobjdump .. ' -sass ' .. path .. ' 2>/dev/null'):gmatch '[^\n]+' do
       local found = line:match '^%s*Function : (%S+)'
       if found then
          finish()
@@ -202,7 +186,7 @@ function M.read(cuobjdump, path)
       end
    end
    finish()
-   for found, text in capture(cuobjdump .. ' -res-usage ' .. path)
+   for found, text in capture(cuobjdump .. ' -res-usage ' .. path .. ' 2>/dev/null')
       :gmatch ' Function ([^%s:]+):%s*\n([^\n]*)' do
       local k = kernels[found]
       if k then

@@ -1,9 +1,13 @@
 -- What the compiler made of attention, read off the machine code with cuobjdump.
 --
--- The products of a kernel (HMMA, HGMMA) are its loop over tiles: what a tile costs stands from the
+-- The products of a kernel (HMMA, HGMMA) are its loop over tiles: the cost of a tile lies from the
 -- first to the last of them. M.kernels is the table, a row a kernel with its limits.
 -- machine_attention_spec.lua holds libtide_cuda.so against it where there is one;
 -- spec/deep/machine_attention_spec.lua compiles the files.
+
+local toolkit = require 'spec.cuda.toolkit'
+
+local capture = toolkit.capture
 
 local M = {}
 
@@ -91,26 +95,6 @@ for name, registers in pairs { forward_kernelIfE = 168, dq_kernelIfE = 216, dkv_
                                  stack = 0, doubles = 0, chip = '90' }
 end
 add('attention_marks.cu', 'piece_kernelIHALFE', { registers = 32, stack = 0 })
-
-local function capture(command)
-   local pipe = assert(io.popen(command .. ' 2>&1'))
-   local text = pipe:read '*a'
-   pipe:close()
-   return text
-end
-
--- The path of a program of the CUDA toolkit: $CUOBJDUMP or the like, PATH, /usr/local/cuda. Or nil.
-function M.tool(name)
-   for _, path in ipairs { os.getenv(name:upper()) or '',
-                           capture('command -v ' .. name):match '^%S+' or '',
-                           '/usr/local/cuda/bin/' .. name } do
-      local file = path ~= '' and io.open(path)
-      if file then
-         file:close()
-         return path
-      end
-   end
-end
 
 local arithmetic = { DADD = true, DMUL = true, DFMA = true, DSETP = true, DMNMX = true }
 

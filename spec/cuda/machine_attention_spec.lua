@@ -2,6 +2,7 @@
 -- a libtide_cuda.so and a cuobjdump.
 
 local machine = require 'spec.cuda.machine_attention'
+local toolkit = require 'spec.cuda.toolkit'
 
 describe('the machine code of attention', function()
    local loop = { 'F2F.F64.F32 R2, R3', 'HMMA.16816.F32.BF16 R4, R4, R8, R4', 'FMUL R1, R2, R3',
@@ -33,7 +34,7 @@ describe('the machine code of attention', function()
    end)
 
    local path = (os.getenv 'TIDE_BUILD' or 'build') .. '/libtide_cuda.so'
-   local library, cuobjdump = io.open(path), machine.tool 'cuobjdump'
+   local library, cuobjdump = io.open(path), toolkit.tool 'cuobjdump'
    if library then library:close() end
    if not library or not cuobjdump then
       pending('keeps its limits: there is no ' .. (library and 'cuobjdump' or path))

@@ -1,8 +1,9 @@
 -- The machine code of libtide_cuda.so against the table of machine.lua.
 
 local machine = require 'spec.cuda.machine'
+local toolkit = require 'spec.cuda.toolkit'
 
-local cuobjdump = machine.tool 'cuobjdump'
+local cuobjdump = toolkit.tool 'cuobjdump'
 local library = (os.getenv 'TIDE_BUILD' or 'build') .. '/libtide_cuda.so'
 local file = io.open(library)
 

@@ -86,7 +86,7 @@ describe('collectives over NCCL', function()
 
    it('do not make the host wait, called either way', function()
       local out = values(2, { timeout = 20 }, [[
-         local function late(fn)                  -- rank 1 comes when rank 0 has gone on
+         local function late(fn)                  -- rank 1 enters when rank 0 has gone on
             if comm.rank == 1 then over:barrier() end
             local x = fn()
             if comm.rank == 0 then over:barrier() end
@@ -240,7 +240,7 @@ describe('a failure under NCCL', function()
       local rows = run(3, { timeout = 0.5 }, [[
          comm:barrier()
          if comm.rank == 2 then over:barrier() return 'waits' end
-         local good, e = pcall(function()         -- told to whoever looks at the result
+         local good, e = pcall(function()         -- raised where the result is read
             return comm:all_reduce(tide.ones { 4 }):sum():item()
          end)
          local again, f = pcall(comm.barrier, comm)

@@ -134,7 +134,7 @@ describe('training of ranks on one GPU', function()
    end)
 end)
 
--- ---- what nobody waits for -------------------------------------------------------------------
+-- ---- calls without a wait --------------------------------------------------------------------
 
 local driver = require('spec.cuda.emulated').driver()
 

@@ -1,4 +1,4 @@
--- Streams on a GPU: copies that nobody waits for, steps that are captured and replayed, a device
+-- Streams on a GPU: copies without a wait, steps that are captured and replayed, a device
 -- that fails. Emulated streams run as late as they may, so a missing wait shows in the results.
 --
 -- Not found by its name: emulated_device_spec.lua runs it on emulated threads.
@@ -216,7 +216,7 @@ describe('a captured step', function()
    end
 
    -- fn() often, as it is and as a captured step, with draws of others between and the generator
-   -- set anew in the middle: the same values, and the generator stands where it would.
+   -- set again in the middle: the same values, and the generator is where it would be.
    local function draws_alike(fn)
       local state = tide.rng_state()
       finally(function() tide.set_rng_state(state) end)

@@ -2,8 +2,9 @@
 -- spec/cuda/machine_attention.lua. Some minutes; needs nvcc and cuobjdump.
 
 local machine = require 'spec.cuda.machine_attention'
+local toolkit = require 'spec.cuda.toolkit'
 
-local nvcc, cuobjdump = machine.tool 'nvcc', machine.tool 'cuobjdump'
+local nvcc, cuobjdump = toolkit.tool 'nvcc', toolkit.tool 'cuobjdump'
 
 describe('the machine code of attention', function()
    if not nvcc or not cuobjdump then

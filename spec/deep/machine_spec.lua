@@ -2,9 +2,10 @@
 -- compiled for sm_90 as the library is. Needs nvcc and cuobjdump, no GPU.
 
 local machine = require 'spec.cuda.machine'
+local toolkit = require 'spec.cuda.toolkit'
 local tmp = require 'spec.support.tmp'
 
-local nvcc, cuobjdump = machine.tool 'nvcc', machine.tool 'cuobjdump'
+local nvcc, cuobjdump = toolkit.tool 'nvcc', toolkit.tool 'cuobjdump'
 
 local files, names = {}, {}
 for _, row in ipairs(machine.kernels) do

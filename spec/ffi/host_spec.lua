@@ -525,7 +525,7 @@ describe('the tide program', function()
    end)
 
    it('stops at the next op on the second signal', function()
-      -- signals closer than 0.3 s are one request: the second comes well after the first was seen
+      -- signals closer than 0.3 s are one request: the second is sent well after the first was seen
       local code, _, err = signalled('-n 2', [[
          local x = require('tide').ones { 2 }
          io.stderr:write 'ready\n'

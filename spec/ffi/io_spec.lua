@@ -170,7 +170,7 @@ describe('tide.ffi.io', function()
       assert.is_nil(io_.lock(path))
       lock:release()
       lock:release()
-      assert(io_.lock(path))               -- kept by nobody
+      assert(io_.lock(path))               -- without a reference
       leak.clear()
       collectgarbage()
       collectgarbage()

@@ -35,7 +35,7 @@ local function odd_values()
    }
 end
 
--- What comes out of a call must be the call's result or a tide error.
+-- A call gives its result or raises a tide error.
 local function try(name, label, fn, ...)
    local ok, err = pcall(fn, ...)
    if not ok and not tide.is_error(err) then

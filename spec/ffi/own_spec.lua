@@ -118,7 +118,7 @@ describe('own', function()
          assert.is_true(tide.is_error(err))
       end
       assert.is_true(tostring(x):find 'dropped' ~= nil)
-      x:release()                           -- twice is once
+      x:release()                           -- changes nothing
    end)
 
    it('collects and tries again when memory runs out', function()

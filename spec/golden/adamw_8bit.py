@@ -9,7 +9,7 @@ import bitsandbytes
 import numpy as np
 import torch
 
-from common import Numbers
+from common import Numbers, show
 
 COUNT, STEPS, SHOWN = 4096, 30, 64
 LR, BETA1, BETA2, EPS, DECAY = 0.01, 0.9, 0.95, 1e-8, 0.1
@@ -42,26 +42,14 @@ def of_bitsandbytes(w, grads):
     return p.detach().numpy().astype(np.float64)
 
 
-def show(name, list_):
-    print(f"   {name} = {{")
-    line = "     "
-    for x in list_:
-        text = f" {x:.9g},"
-        if len(line) + len(text) > 100:
-            print(line)
-            line = "     "
-        line += text
-    print(line + "\n   },")
-
-
 def main():
     begin, grads = gradients()
     exact, coded = in_double(begin, grads), of_bitsandbytes(begin, grads)
     off = np.abs(coded - exact)
     print(f"-- Written by spec/golden/adamw_8bit.py, with bitsandbytes {bitsandbytes.__version__}.")
     print(f"return {{\n   mean_off = {off.mean():.9g}, most_off = {off.max():.9g},")
-    show("exact", exact[::SHOWN])
-    show("coded", coded[::SHOWN])
+    show("exact", exact[::SHOWN], lambda f: f"{f:.9g}")
+    show("coded", coded[::SHOWN], lambda f: f"{f:.9g}")
     print("}")
 
 

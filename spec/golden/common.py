@@ -1,6 +1,8 @@
-"""What several golden scripts share: computing in doubles, samples of gradients, and numbers that
-the specs make again. Scripts of this folder import it by its name.
+"""What several golden scripts share: weights and ids of tiny models, computing in doubles, samples of
+gradients, numbers that the specs make again, and how they are printed. Scripts of this folder import
+it by its name.
 """
+import textwrap
 
 
 class Numbers:
@@ -51,3 +53,53 @@ def samples(row, grad, count):
     flat = grad.detach().reshape(-1)
     return torch.cat([flat.abs().max()[None],
                       flat[places(row, flat.numel(), count)]]).type(torch.float32)
+
+
+def parameters_of(model):
+    """The parameters by name, without the output head that shares the embedding."""
+    tied = model.config.tie_word_embeddings
+    return {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
+
+
+def fill(named, centre=1):
+    """Fills parameters with sines, by the place of the name in sorted order; norms around `centre`."""
+    import torch
+    with torch.no_grad():
+        for k, name in enumerate(sorted(named)):
+            p = named[name]
+            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
+            if "norm" in name or ".ln_" in name:
+                t = t / 3 + centre
+            p.copy_(t.reshape(p.shape))
+
+
+def inputs(vocab):
+    """Ids [2, 9] below `vocab` and their labels, of which two do not count."""
+    import torch
+    ids, labels = [], []
+    for b in range(2):
+        row = [(7 * i + 3 * b + i * i) % vocab for i in range(9)]
+        shifted = row[1:] + [-100]
+        if b == 0:
+            shifted[2] = -100
+        ids.append(row)
+        labels.append(shifted)
+    return torch.tensor(ids), torch.tensor(labels)
+
+
+def wrapped(text):
+    """A text in lines of the width of a golden file."""
+    return "\n".join(textwrap.wrap(text, 94, break_long_words=False, break_on_hyphens=False))
+
+
+def show(name, values, form):
+    """Prints a list as the field `name` of a Lua table."""
+    print(f"   {name} = {{")
+    line = "     "
+    for x in values:
+        text = f" {form(x)},"
+        if len(line) + len(text) > 100:
+            print(line)
+            line = "     "
+        line += text
+    print(line + "\n   },")

@@ -12,6 +12,8 @@ import math
 import torch
 import transformers as T
 
+from common import fill, inputs, parameters_of
+
 V = 23
 BASE = dict(
     vocab_size=V, hidden_size=24, intermediate_size=20, num_hidden_layers=3,
@@ -43,38 +45,14 @@ OURS = {
 }
 
 
-def fill(model, family):
-    tied = model.config.tie_word_embeddings
-    names = {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
-    with torch.no_grad():
-        for k, name in enumerate(sorted(names)):
-            p = names[name]
-            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
-            if "norm" in name:
-                t = t / 3 + (0 if family == "gemma3" else 1)
-            p.copy_(t.reshape(p.shape))
-    return names
-
-
-def inputs():
-    ids, labels = [], []
-    for b in range(2):
-        row = [(7 * i + 3 * b + i * i) % V for i in range(9)]
-        shifted = row[1:] + [-100]
-        if b == 0:
-            shifted[2] = -100
-        ids.append(row)
-        labels.append(shifted)
-    return torch.tensor(ids), torch.tensor(labels)
-
-
 def run(family, config_class, model_class, extra):
     torch.manual_seed(0)
     config = config_class(**{**BASE, **extra})
     model = model_class(config).double().eval()
     model.model.embed_tokens.padding_idx = None
-    names = fill(model, family)
-    ids, labels = inputs()
+    names = parameters_of(model)
+    fill(names, 0 if family == "gemma3" else 1)
+    ids, labels = inputs(V)
     logits = model(ids).logits
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
     loss.backward()

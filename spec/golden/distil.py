@@ -5,16 +5,17 @@
 The divergence is `torch.nn.functional.kl_div` of log-probabilities of logits / temperature, times
 temperature ^ 2 and alpha, and 1 - alpha times the cross entropy with the labels; both are means over
 the labels that count. Of `top`, the teacher's probabilities are those of its K largest logits by
-themselves. Weights are sines by the place of the parameter's name in sorted order (see folders.py).
+themselves. Weights are sines by the place of the parameter's name in sorted order (see common.py).
 Written for each variant: config.json of student and teacher, the loss, and the norms of the
 gradients in the order of the names of the parameters, all computed in doubles.
 """
 import json
-import textwrap
 
 import torch
 import torch.nn.functional as F
 import transformers as T
+
+from common import fill, parameters_of, wrapped
 
 V = 23
 BASE = dict(vocab_size=V, hidden_size=24, intermediate_size=20, num_hidden_layers=2,
@@ -34,28 +35,13 @@ CASES = [
 ]
 
 
-def fill(named, centre):
-    with torch.no_grad():
-        for k, name in enumerate(sorted(named)):
-            p = named[name]
-            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
-            if "norm" in name:
-                t = t / 3 + centre
-            p.copy_(t.reshape(p.shape))
-
-
-def wrapped(text):
-    return "\n".join(textwrap.wrap(text, 94, break_long_words=False, break_on_hyphens=False))
-
-
 def made(kind, extra):
     config = getattr(T, kind + "Config")(**{**BASE, **extra})
     config._attn_implementation = "eager"
     cls = getattr(T, kind + "ForCausalLM")
     model = cls(config).double().eval()
     model.get_input_embeddings().padding_idx = None
-    tied = config.tie_word_embeddings
-    named = {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
+    named = parameters_of(model)
     fill(named, 0 if kind == "Gemma2" else 1)
     config.architectures = [cls.__name__]
     return model, named, "[==[\n" + wrapped(json.dumps(json.loads(config.to_json_string()))) + "]==]"

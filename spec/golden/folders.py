@@ -2,7 +2,7 @@
 
     python spec/golden/folders.py            # from the root of the tree
 
-Weights are sines by the place of the parameter's name in sorted order (see decoders.py), so that no
+Weights are sines by the place of the parameter's name in sorted order (see common.py), so that no
 weights are stored. Computed in doubles and written for each variant: to folders.lua config.json as
 save_pretrained leaves it and the loss (mean over counted labels), to folders.safetensors all logits
 and, a row for each parameter in the order of their names, the largest gradient and SAMPLES of them
@@ -16,13 +16,12 @@ with trained_write.lua in place of folders_write.lua, of models trained on a mes
 import json
 import pathlib
 import sys
-import textwrap
 
 import torch
 import transformers as T
 from safetensors.torch import save_file
 
-from common import doubles_only, samples
+from common import doubles_only, fill, inputs, parameters_of, samples, wrapped
 
 V = 23
 SAMPLES = 32
@@ -133,19 +132,8 @@ def parts(name, p, kind):
 
 def stored(model, kind, of):
     """The tensors of(p) of all parameters p by their names in files."""
-    tied = model.config.tie_word_embeddings
-    return {file: part for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))
+    return {file: part for n, p in parameters_of(model).items()
             for file, part in parts(n, of(p), kind)}
-
-
-def fill(model, kind):
-    tensors = stored(model, kind, lambda p: p.detach())
-    for k, name in enumerate(sorted(tensors)):
-        p = tensors[name]
-        t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
-        if "norm" in name or ".ln_" in name:
-            t = t / 3 + CENTRE.get(kind, 1)
-        p.copy_(t.reshape(p.shape))
 
 
 def check_routes(model):
@@ -159,18 +147,6 @@ def check_routes(model):
     for m in model.modules():
         if type(m).__name__.endswith("TopKRouter"):
             m.register_forward_hook(look)
-
-
-def inputs():
-    ids, labels = [], []
-    for b in range(2):
-        row = [(7 * i + 3 * b + i * i) % V for i in range(9)]
-        shifted = row[1:] + [-100]
-        if b == 0:
-            shifted[2] = -100
-        ids.append(row)
-        labels.append(shifted)
-    return torch.tensor(ids), torch.tensor(labels)
 
 
 def run(name, kind, extra, out, numbers):
@@ -187,15 +163,14 @@ def run(name, kind, extra, out, numbers):
     model = cls(config).double().eval()
     embed = model.get_input_embeddings()
     embed.padding_idx = None
-    fill(model, kind)
+    fill(stored(model, kind, lambda p: p.detach()), CENTRE.get(kind, 1))
     check_routes(model)
-    ids, labels = inputs()
+    ids, labels = inputs(V)
     logits = model(ids).logits
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
     loss.backward()
     config.architectures = [cls.__name__]
-    text = "\n".join(textwrap.wrap(json.dumps(json.loads(config.to_json_string())), 94,
-                                   break_long_words=False, break_on_hyphens=False))
+    text = wrapped(json.dumps(json.loads(config.to_json_string())))
     out.write(f"   {name} = {{\n      config = [==[\n{text}]==],\n"
               f"      loss = {loss.item():.15g},\n   }},\n")
     numbers[name + ".logits"] = logits.detach().type(torch.float32).contiguous()
@@ -205,7 +180,7 @@ def run(name, kind, extra, out, numbers):
 
 
 def check(folder):
-    ids, _ = inputs()
+    ids, _ = inputs(V)
     for sub in sorted(p for p in pathlib.Path(folder).iterdir() if (p / "logits.txt").exists()):
         model = T.AutoModelForCausalLM.from_pretrained(
             sub, attn_implementation="eager", dtype=torch.float32).eval()

@@ -17,6 +17,8 @@ import torch
 import transformers as T
 from tokenizers import Tokenizer
 
+from common import fill, parameters_of
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 TEXT = ("the quick function  returned\tnothing; \u4e16\u754c and na\u00efve caf\u00e9s.\n\nif (a < b) {\n"
         "   x += 12345 }\u00a0 \u3000end of the text, it's \U0001f600 over \n ")
@@ -53,21 +55,8 @@ def model_of(kind, more, vocab):
                     num_attention_heads=6, num_key_value_heads=2, head_dim=4)
     config = getattr(T, kind + "Config")(**base, **more)
     model = (T.GPT2LMHeadModel if kind == "GPT2" else T.LlamaForCausalLM)(config).double().eval()
-    fill(model)
+    fill(parameters_of(model))
     return model
-
-
-def fill(model):
-    """Fills the parameters with sines, by the place of the name in sorted order (as folders.py)."""
-    tied = model.config.tie_word_embeddings
-    names = {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
-    with torch.no_grad():
-        for k, name in enumerate(sorted(names)):
-            p = names[name]
-            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
-            if "norm" in name or ".ln_" in name:
-                t = t / 3 + 1
-            p.copy_(t.reshape(p.shape))
 
 
 class Rules:

@@ -2,17 +2,18 @@
 
     python spec/golden/lora.py > spec/golden/lora.lua
 
-Weights are sines by the place of the parameter's name in sorted order (see folders.py), those of
+Weights are sines by the place of the parameter's name in sorted order (see common.py), those of
 the base first, then those of the adapters by themselves. Written for each variant: config.json, the
 options of the adapters, the loss, three logits, and the norms of the gradients of the adapters in
 the order of their names, all computed in doubles.
 """
 import json
-import textwrap
 
 import peft
 import torch
 import transformers as T
+
+from common import fill, inputs, parameters_of, wrapped
 
 V = 23
 BASE = dict(vocab_size=V, hidden_size=24, intermediate_size=20, num_hidden_layers=2,
@@ -32,32 +33,6 @@ CASES = [
 ]
 
 
-def fill(named):
-    with torch.no_grad():
-        for k, name in enumerate(sorted(named)):
-            p = named[name]
-            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
-            if "norm" in name:
-                t = t / 3 + 1
-            p.copy_(t.reshape(p.shape))
-
-
-def inputs():
-    ids, labels = [], []
-    for b in range(2):
-        row = [(7 * i + 3 * b + i * i) % V for i in range(9)]
-        shifted = row[1:] + [-100]
-        if b == 0:
-            shifted[2] = -100
-        ids.append(row)
-        labels.append(shifted)
-    return torch.tensor(ids), torch.tensor(labels)
-
-
-def wrapped(text):
-    return "\n".join(textwrap.wrap(text, 94, break_long_words=False, break_on_hyphens=False))
-
-
 def run(name, kind, extra, options):
     fields = {**BASE, **extra}
     if fields["head_dim"] is None:
@@ -67,8 +42,7 @@ def run(name, kind, extra, options):
     cls = getattr(T, kind + "ForCausalLM")
     base = cls(config).double().eval()
     base.get_input_embeddings().padding_idx = None
-    tied = config.tie_word_embeddings
-    fill({n: p for n, p in base.named_parameters() if not (tied and n.startswith("lm_head"))})
+    fill(parameters_of(base))
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **options)).double()
     short = {n.replace("base_model.model.", "").replace(".default.weight", "")
              .replace("lora_magnitude_vector", "lora_m"): p
@@ -79,7 +53,7 @@ def run(name, kind, extra, options):
             if n.endswith("lora_m"):       # kept as the difference to the norms of the base
                 layer = model.get_submodule("base_model.model." + n[:-len(".lora_m")])
                 p += layer.base_layer.weight.norm(dim=1)
-    ids, labels = inputs()
+    ids, labels = inputs(V)
     logits = model(ids).logits
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
     loss.backward()

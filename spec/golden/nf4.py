@@ -8,6 +8,8 @@ the last of 37 numbers, and every 97th number is large.
 import torch
 import bitsandbytes.functional as F
 
+from common import show
+
 COUNT, STEP, EVERY = 64 * 260 + 37, 61, 103
 
 
@@ -19,18 +21,6 @@ def numbers(n):
         share = state // 2048 / 2 ** 19 - 1
         out.append(share * (4 if i % 97 == 0 else 1) / 8)
     return torch.tensor(out, dtype=torch.float32)
-
-
-def show(name, values, form):
-    print(f"   {name} = {{")
-    line = "     "
-    for x in values:
-        text = f" {form(x)},"
-        if len(line) + len(text) > 100:
-            print(line)
-            line = "     "
-        line += text
-    print(line + "\n   },")
 
 
 def main():

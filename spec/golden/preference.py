@@ -6,16 +6,17 @@ Three pairs of answers, each run by itself. Log-probabilities are those of `log_
 an answer (for IPO their mean), and the losses the formulas of the papers (arXiv 2305.18290,
 2310.12036) as the package `trl` computes them: logsigmoid of beta times the difference to the
 reference, with label smoothing; the square of the difference less 1 / (2 beta). Weights are sines by
-the place of the parameter's name in sorted order (see folders.py). Written for each variant:
+the place of the parameter's name in sorted order (see common.py). Written for each variant:
 config.json, the loss, the log-probabilities, and the norms of the gradients in the order of the
 names of the parameters, all computed in doubles.
 """
 import json
-import textwrap
 
 import torch
 import torch.nn.functional as F
 import transformers as T
+
+from common import fill, parameters_of, wrapped
 
 V = 23
 BASE = dict(vocab_size=V, hidden_size=24, intermediate_size=20, num_hidden_layers=2,
@@ -36,20 +37,6 @@ ANSWERS = [([5, 3, 8, 1, 2, 9], 2), ([5, 3, 7, 7], 2), ([11, 4, 6, 20, 13], 3),
 REFERENCE = [-13.0, -6.5, -7.25, -16.0, -3.5, -5.75]
 
 
-def fill(named, centre):
-    with torch.no_grad():
-        for k, name in enumerate(sorted(named)):
-            p = named[name]
-            t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
-            if "norm" in name:
-                t = t / 3 + centre
-            p.copy_(t.reshape(p.shape))
-
-
-def wrapped(text):
-    return "\n".join(textwrap.wrap(text, 94, break_long_words=False, break_on_hyphens=False))
-
-
 def loss_of(sums, counts, o):
     ref = torch.tensor(REFERENCE, dtype=torch.float64)
     if o["kind"] == "ipo":
@@ -67,8 +54,7 @@ def run(name, kind, extra, o):
     cls = getattr(T, kind + "ForCausalLM")
     model = cls(config).double().eval()
     model.get_input_embeddings().padding_idx = None
-    tied = config.tie_word_embeddings
-    named = {n: p for n, p in model.named_parameters() if not (tied and n.startswith("lm_head"))}
+    named = parameters_of(model)
     fill(named, 0 if kind == "Gemma2" else 1)
     sums, counts = [], []
     for ids, first in ANSWERS:

@@ -9,7 +9,7 @@ become 0. Moments are computed in double and rounded to f32 before they are code
 """
 import numpy as np
 
-from common import Numbers
+from common import Numbers, show
 
 BLOCK, COUNT, STEPS = 256, 600, 4
 LR, BETA1, BETA2, EPS, DECAY = 0.05, 0.9, 0.95, 1e-8, 0.1
@@ -62,18 +62,6 @@ def steps(numbers):
         m = read(*coded_m, True).astype(np.float64)
         v = read(*coded_v, False).astype(np.float64)
     return w, coded_m, coded_v
-
-
-def show(name, list_, form):
-    print(f"   {name} = {{")
-    line = "     "
-    for x in list_:
-        text = f" {form(x)},"
-        if len(line) + len(text) > 100:
-            print(line)
-            line = "     "
-        line += text
-    print(line + "\n   },")
 
 
 def main():

@@ -124,6 +124,10 @@ describe('util.args', function()
       assert.matches('one of f32, bf16', message('--dtype', 'f16'), 1, true)
       assert.matches('value is missing', message('--steps'), 1, true)
       assert.matches('unexpected argument', message('steps'), 1, true)
+      assert.matches('-n is an option of tide run: give it before the recipe',
+         message('-n', '2'), 1, true)
+      assert.matches("unknown option '--procs'; --procs is an option of tide run: give it before",
+         message('--procs', '2'), 1, true)
       assert.matches('name=value', message('--set', 'steps'), 1, true)
       assert.matches('name=value', message('--set'), 1, true)
    end)

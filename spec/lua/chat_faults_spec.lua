@@ -441,7 +441,7 @@ describe('a message of chat.template', function()
       end
       local deep = ('{% if 1 %}'):rep(150)
       assert.equal('line 1, column 1501: blocks are nested too deeply', (message(deep)))
-      -- text that begins with the end of a line stands on that line
+      -- text that begins with the end of a line is on that line
       assert.matches('line 1, column 8: ', (message('{{ 1 }}\n\ny', {}, { output = 2 })), 1, true)
    end)
 

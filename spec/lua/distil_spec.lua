@@ -7,6 +7,7 @@ local err = require 'tide.util.err'
 local golden = dofile 'spec/golden/distil.lua'
 
 local distil = tide.nn.distil
+local near, norms = case.near, case.norms
 local V = case.V
 
 -- The inputs of golden/distil.py.
@@ -21,20 +22,6 @@ local function inputs()
    labels[1][3] = -100
    local o = { dtype = 'i64' }
    return tide.tensor(ids, o), tide.tensor(labels, o)
-end
-
-local function near(want, got, tolerance, what)
-   assert(math.abs(want - got) <= tolerance * math.max(1, math.abs(want)),
-      ('%s: %.12g ~= %.12g'):format(what, want, got))
-end
-
-local function norms(model)
-   local list = {}
-   for _, e in ipairs(model:named_parameters()) do
-      list[#list + 1] = { name = e.name, norm = e.param.grad and e.param.grad:norm():item() or 0 }
-   end
-   table.sort(list, function(a, b) return a.name < b.name end)
-   return list
 end
 
 -- The k most likely ids of a model after each token.

@@ -6,18 +6,8 @@ local little = require 'tide.util.little'
 local mixture = require 'tide.data.mixture'
 local packed = require 'tide.data.packed'
 local refused = require 'spec.support.refused'
+local some = require('spec.lua.source_case').some
 local tokens = require 'tide.data.tokens'
-
--- n ids below 256 ^ width (2^31 at most), as a list and as bytes, and a mask.
-local function some(pick, n, width)
-   local ids, text, mask = {}, {}, {}
-   for i = 1, n do
-      ids[i] = pick:int(0, math.min(256 ^ width, 2 ^ 31) - 1)
-      text[i] = little.write(ids[i], width)
-      mask[i] = pick:chance(0.6) and '\1' or '\0'
-   end
-   return ids, table.concat(text), table.concat(mask)
-end
 
 describe('the documents of a source', function()
    it('end at their id, also where pieces of the source meet', function()

@@ -1,4 +1,4 @@
--- Every family goes through a checkpoint and comes back as itself, on any number of ranks; what is
+-- Every family is saved in a checkpoint and loaded as itself, on any number of ranks; what is
 -- of another architecture, or the same shapes otherwise computed, is refused.
 
 local tide = require 'tide'

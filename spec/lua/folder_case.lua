@@ -90,6 +90,23 @@ local function near(got, want, tolerance, what, scale)
    end
 end
 
+-- Raises unless two numbers differ by at most tolerance, relative to `want` above 1.
+function case.near(want, got, tolerance, what)
+   local off = math.abs(want - got) / math.max(1, math.abs(want))
+   err.raise_if(off > tolerance or off ~= off, 'E_INTERNAL', 'spec', '%s: %.12g ~= %.12g', what,
+      want, got)
+end
+
+-- The norms of the gradients of a model, { name, norm } in order of names; 0 without a gradient.
+function case.norms(model)
+   local list = {}
+   for _, e in ipairs(model:named_parameters()) do
+      list[#list + 1] = { name = e.name, norm = e.param.grad and e.param.grad:norm():item() or 0 }
+   end
+   table.sort(list, function(a, b) return a.name < b.name end)
+   return list
+end
+
 -- Samples of a gradient at the places that golden/folders.py takes.
 local function samples(row, grad, n)
    local state, at, numel = row, {}, grad:numel()

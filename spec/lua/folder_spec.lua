@@ -18,7 +18,7 @@ end
 
 local function exists(path) return fs.exists(path) end
 
--- A folder of somebody's own beside the run, and a link to it at `name` in the run.
+-- A folder of the user beside the run, and a link to it at `name` in the run.
 local function linked(dir, name)
    fs.mkdirs('spec', dir .. '/archive')
    fs.mkdirs('spec', dir .. '/run')

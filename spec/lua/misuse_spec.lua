@@ -80,7 +80,7 @@ local good = {
 
 -- ---- calls -----------------------------------------------------------------------------------
 
--- What comes out is a result or a tide error.
+-- A call gives its result or raises a tide error.
 local found = {}
 local function try(name, how, fn, ...)
    local ok, e = pcall(fn, ...)
@@ -250,7 +250,7 @@ local objects = {
    ['parallel.context'] = function() return tide.parallel.cp.context { map = map() } end,
    ['parallel.region'] = function() return (tide.parallel.cp.make_target_cp_ctx(axis(), ids())) end,
    ['parallel.cp.attach'] = function()
-      return tide.parallel.cp.attach(llama(), { axis = axis() })
+      return tide.parallel.cp.attach(llama(), axis())
    end,
    ['parallel.dtensor'] = function()
       return tide.parallel.distribute(tide.ones { 4, 2 }, mesh(), { tide.parallel.Shard(1) })

@@ -23,7 +23,7 @@ local function load(records, o)
    return corpus
 end
 
--- The documents of a source as texts; what counts stands in brackets.
+-- The documents of a source as texts; tokens that count are in brackets.
 local function shown(source, cu)
    local out = {}
    for i = 1, #cu - 1 do

@@ -9,6 +9,7 @@ local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 
 local preference, data = tide.nn.preference, tide.data.preference
+local near, norms = case.near, case.norms
 
 -- The answers of the stored numbers as a source, its boundaries, and a sampler with the reference.
 local function answers(opts)
@@ -26,20 +27,6 @@ local function answers(opts)
    local sampler = data.sampler(o)
    sampler:set_reference('train', known)
    return source, sampler
-end
-
-local function near(want, got, tolerance, what)
-   assert(math.abs(want - got) <= tolerance * math.max(1, math.abs(want)),
-      ('%s: %.12g ~= %.12g'):format(what, want, got))
-end
-
-local function norms(model)
-   local list = {}
-   for _, e in ipairs(model:named_parameters()) do
-      list[#list + 1] = { name = e.name, norm = e.param.grad and e.param.grad:norm():item() or 0 }
-   end
-   table.sort(list, function(a, b) return a.name < b.name end)
-   return list
 end
 
 describe('nn.preference', function()

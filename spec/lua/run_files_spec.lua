@@ -1,4 +1,4 @@
--- The files of runs and checkpoints, without a model: which folder stands for what, what is
+-- The files of runs and checkpoints, without a model: which folder means what, what is
 -- removed, what a manifest and state.json must say, each with its message.
 
 local tide = require 'tide'

@@ -11,19 +11,9 @@ local refused = require 'spec.support.refused'
 local sampler = require 'tide.data.sampler'
 local survey = require 'tide.data.survey'
 local tmp = require 'spec.support.tmp'
+local some = require('spec.lua.source_case').some
 local tokens = require 'tide.data.tokens'
 local write = require('spec.support.files').write
-
--- n ids below 256 ^ width (2^31 at most), as a list and as bytes, and a mask.
-local function some(pick, n, width)
-   local ids, text, mask = {}, {}, {}
-   for i = 1, n do
-      ids[i] = pick:int(0, math.min(256 ^ width, 2 ^ 31) - 1)
-      text[i] = little.write(ids[i], width)
-      mask[i] = pick:chance(0.6) and '\1' or '\0'
-   end
-   return ids, table.concat(text), table.concat(mask)
-end
 
 -- A source of these bytes: memory, a slice of more, or parts that are joined.
 local function source_of(pick, text, width, mask)

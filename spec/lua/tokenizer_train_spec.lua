@@ -12,7 +12,7 @@ fs.io().mkdir(folder)
 teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
 
 describe('training', function()
-   -- The merges of words (text -> how often) by counting all pairs anew each time; ids are texts.
+   -- The merges of words (text -> how often) by counting all pairs each time; ids are texts.
    local function counted(counts, most, id_of)
       local words, merges = {}, {}
       for text, n in each(counts) do

@@ -367,7 +367,7 @@ describe('train.loop', function()
       end)
    end)
 
-   -- What stands in the way of loss.svg, and a model whose loss fails at step 3.
+   -- A folder in the place of loss.svg, and a model whose loss fails at step 3.
    local function failing(dir)
       fs.mkdirs('spec', dir .. '/loss.svg')
       local model = new_model()

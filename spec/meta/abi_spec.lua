@@ -139,7 +139,7 @@ describe('the contract', function()
       end
    end)
 
-   -- C tells its sizes itself: each option struct is stamped with sizeof by its init function.
+   -- C gives its sizes itself: each option struct is stamped with sizeof by its init function.
    it('has the sizes that C has', function()
       local n = 0
       for name in code:gmatch '}%s*(tide_[%w_]+)%s*;' do

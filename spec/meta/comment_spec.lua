@@ -1,4 +1,6 @@
 -- Comments: the names and files that they mention exist, and some phrasings are not used.
+--
+-- Phrasings are looked for in specs and recipes, too.
 
 local lines_of = require('spec.support.files').lines_of
 local read = require('spec.support.files').read
@@ -11,6 +13,10 @@ end
 
 local c_files = files('core kernels bindings', 'c', 'h', 'def', 'cu', 'cuh')
 local lua_files = files('bindings lua', 'lua')
+
+-- Files whose comments are read for phrasings alone.
+local more_c_files = files('spec recipes', 'c', 'h', 'cpp')
+local more_lua_files = files('spec recipes kernels/bench', 'lua')
 
 -- Calls fn(text, line) for each comment of a C text.
 local function each_c_comment(text, fn)
@@ -37,7 +43,7 @@ local function each_lua_comment(text, fn)
    end
 end
 
--- Says who or what in the words of the field: "the caller", "rank 2", "returns NULL".
+-- Phrasings that comments do without. The subject is a word of the field: "the caller", "rank 2".
 local banned = {
    { 'who', '%f[%a][Ww]ho%f[%A]' }, { 'whom', '%f[%a][Ww]hom%f[%A]' },
    { 'whoever', '[Ww]hoever' }, { 'nobody', '[Nn]obody' }, { 'somebody', '[Ss]omebody' },
@@ -45,6 +51,8 @@ local banned = {
    { 'of then', '%f[%a]of then%f[%A]' }, { 'in vain', '%f[%a]in vain%f[%A]' },
    { 'twice is once', '[Tt]wice is once' }, { 'layer N', '[Ll]ayer %d' },
    { 'the one idea', '[Tt]he one idea' }, { 'anew', '%f[%a]anew%f[%A]' },
+   { 'tells', '%f[%a]tells%f[%A]' }, { 'comes', '%f[%a]comes%f[%A]' },
+   { 'stands', '%f[%a]stands%f[%A]' }, { 'has not,', '%f[%a]ha[sv]e? not[,.;)]' },
 }
 
 -- The first banned phrasing of a comment, or nil. A phrase may go on in the next line.
@@ -141,8 +149,12 @@ describe('comments', function()
             if what then found[#found + 1] = ('%s:%d: "%s"'):format(path, line, what) end
          end)
       end
-      for _, path in ipairs(c_files) do look(path, each_c_comment) end
-      for _, path in ipairs(lua_files) do look(path, each_lua_comment) end
+      for _, list in ipairs { c_files, more_c_files } do
+         for _, path in ipairs(list) do look(path, each_c_comment) end
+      end
+      for _, list in ipairs { lua_files, more_lua_files } do
+         for _, path in ipairs(list) do look(path, each_lua_comment) end
+      end
       table.sort(found)
       assert.same({}, found)
    end)

@@ -1,5 +1,5 @@
 -- Names of file-local C functions: one function a name, so that grep, ctags and a stack trace say
--- which one is meant.
+-- which one is meant. Names of files: pages that list a folder list all of it.
 
 local lines_of = require('spec.support.files').lines_of
 local read = require('spec.support.files').read
@@ -53,5 +53,35 @@ int three(void);
       end
       table.sort(found)
       assert.same({}, found)
+   end)
+end)
+
+-- The Lua files below a folder, without the ending, from that folder on.
+local function files_below(folder)
+   local list = lines_of("find " .. folder .. " -name '*.lua' | sort")
+   for i, path in ipairs(list) do list[i] = path:sub(#folder + 2, -5) end
+   return list
+end
+
+-- The files of a folder that no first cell of a table on a page names: "| `a`, `b` | ...".
+local function unlisted(page, folder)
+   local listed, missing = {}, {}
+   for cell in ('\n' .. read(page)):gmatch '\n|([^|]*)' do
+      for name in cell:gmatch '`([^`]+)`' do
+         listed[name:gsub('^tide/ffi/', ''):gsub('%.lua$', '')] = true
+      end
+   end
+   for _, name in ipairs(files_below(folder)) do
+      if not listed[name] then missing[#missing + 1] = ('%s: %s/%s'):format(page, folder, name) end
+   end
+   return missing
+end
+
+describe('tables of files', function()
+   it('list each file of their folder', function()
+      assert.is_true(#files_below 'lua/tide/parallel' > 40)
+      assert.same({}, unlisted('bindings/README.md', 'bindings/tide/ffi'))
+      assert.same({ 'lua/guide/parallel.md: lua/tide/parallel/init' },
+         unlisted('lua/guide/parallel.md', 'lua/tide/parallel'))
    end)
 end)

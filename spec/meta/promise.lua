@@ -3,7 +3,7 @@
 -- By file, one row a sentence: { 'the words it begins with', SPEC, TEST [, SPEC, TEST ...] }. SPEC
 -- is a file of spec/ without "_spec.lua" (or a C file), TEST the name of a test there, or how it
 -- begins. A sentence that promises nothing a test can hold says why: { 'its words', definition =
--- 'why' }. { section = 'Heading', definition = 'why' } stands for all sentences below a heading.
+-- 'why' }. { section = 'Heading', definition = 'why' } covers all sentences below a heading.
 -- Case, line breaks and punctuation make no difference. Rows may name sentences without a word of
 -- promise, too.
 
@@ -248,7 +248,7 @@ promise['lua/guide/context.md'] = {
       'knows padding from the layout' },
    { 'Masks beside lengths must', 'parallel/cp_documents',
       'take masks that say what the lengths say' },
-   { 'For a2a p2p inner must be', 'parallel/cp_agree',
+   { 'For a2a p2p it takes two axes', 'parallel/cp_agree',
       'have neighbours inside and the others outside' },
    { 'If a rank skips a backward pass', 'comm/fault',
       'are told so at once, each with its call' },

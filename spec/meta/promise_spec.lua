@@ -35,7 +35,7 @@ local function row_of(rows, s)
    end
 end
 
--- How many sentences a row stands for.
+-- How many sentences a row covers.
 local function uses(list, row)
    local n = 0
    for _, s in ipairs(list) do

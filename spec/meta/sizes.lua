@@ -1,4 +1,5 @@
--- Prints what stands out in size: a compass, not a fence. Run by `make sizes`; nothing fails.
+-- Prints files, functions and folders above a size, to find what may need a cut. Run by
+-- `make sizes`; nothing fails.
 
 local lines_of = require('spec.support.files').lines_of
 
@@ -11,6 +12,17 @@ local function note(kind, n, what)
    if n > limit[kind] then table.insert(found[kind], { n = n, what = what }) end
 end
 
+-- Returns the indent of a line of Lua that opens a function, and its text; nil for other lines. A
+-- block of cases (describe) is no function, a case (it) is.
+local function opening(line)
+   local lead, rest = line:match '^(%s*)(.*%f[%w_]function%f[^%w_].*)$'
+   if not lead or rest:find '^%-%-' or rest:find '^describe%f[^%w_]' then return nil end
+   local before = rest:match '^(.-)%f[%w_]function'
+   local is_quoted = select(2, before:gsub("'", '')) % 2 == 1
+   if is_quoted or rest:find 'end%W*$' then return nil end
+   return lead, rest
+end
+
 -- C: a function opens with "{" in column 1 and ends with "}" there; Lua: by the indent of "end".
 local function scan(path)
    local is_lua, n, start, indent, name = path:find '%.lua$', 0, nil, nil, nil
@@ -19,10 +31,8 @@ local function scan(path)
       n = n + 1
       if not start then
          if is_lua then
-            local lead, rest = line:match '^(%s*)(.*function.*)$'
-            if lead and not rest:find 'end%W*$' and not rest:find '^%-%-' then
-               start, indent, name = n, lead, rest
-            end
+            local lead, rest = opening(line)
+            if lead then start, indent, name = n, lead, rest end
          elseif line == '{' then
             start, name = n, before
          end

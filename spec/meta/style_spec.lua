@@ -26,7 +26,7 @@ local function line_of(text, at)
    return n + 1
 end
 
--- Every "path:line: what" where a word stands before "(".
+-- Every "path:line: what" where a word is before "(".
 local function calls(list, words, skip)
    local found = {}
    for _, path in ipairs(list) do
@@ -38,6 +38,22 @@ local function calls(list, words, skip)
                found[#found + 1] = ('%s:%d: %s'):format(path, line_of(code, at), word)
             end
          end
+      end
+   end
+   return found
+end
+
+-- Every "path:line: what" for which what(line, path, the line before) returns a text; true
+-- means the line.
+local function lines(list, what)
+   local found = {}
+   for _, path in ipairs(list) do
+      local n, before = 0, ''
+      for line in io.lines(path) do
+         n = n + 1
+         local w = what(line, path, before)
+         if w then found[#found + 1] = ('%s:%d: %s'):format(path, n, w == true and line or w) end
+         before = line
       end
    end
    return found
@@ -99,31 +115,17 @@ describe('style', function()
 
    -- Debian's LuaJIT may end such a loop before its first entry; see bindings/README.md.
    it('of loops: no "in pairs(" in what a recipe runs', function()
-      local found = {}
-      for _, path in ipairs(files('bindings lua recipes', { '*.lua' })) do
-         local n = 0
-         for line in io.lines(path) do
-            n = n + 1
-            if not line:find '^%s*%-%-' and (line:find 'in pairs%(' or line:find 'in next,') then
-               found[#found + 1] = path .. ':' .. n
-            end
-         end
-      end
-      assert.same({}, found)
+      assert.same({}, lines(files('bindings lua recipes', { '*.lua' }), function(line)
+         return not line:find '^%s*%-%-' and (line:find 'in pairs%(' or line:find 'in next,') ~= nil
+      end))
    end)
 
    -- A trace that does not need one corrupts the heap; see "faults" in bindings/README.md.
    it('of arrays: of variable length in one file alone', function()
-      local found = {}
-      for _, path in ipairs(files('bindings lua recipes', { '*.lua' })) do
-         for line in io.lines(path) do
-            local code = line:gsub('%-%-.*', '')
-            if code:find('[?]', 1, true) and path ~= 'bindings/tide/ffi/buffer.lua' then
-               found[#found + 1] = path .. ': ' .. line
-            end
-         end
-      end
-      assert.same({}, found)
+      assert.same({}, lines(files('bindings lua recipes', { '*.lua' }), function(line, path)
+         local code = line:gsub('%-%-.*', '')
+         return path ~= 'bindings/tide/ffi/buffer.lua' and code:find('[?]', 1, true) ~= nil
+      end))
    end)
 
    -- The comment above a function is what ?name shows at the prompt. Tables that no file returns:
@@ -131,58 +133,34 @@ describe('style', function()
       E F G S T A Expression ChatParser Lexer normal words models around kinds]]
 
    it('of functions: what a table holds has a comment above it', function()
-      local found = {}
-      for _, path in ipairs(files('bindings lua', { '*.lua' })) do
-         local n, above = 0, ''
-         for line in io.lines(path) do
-            n = n + 1
-            local owner, name = line:match '^function ([%w_]+)[%.:]([%w_%.:]+)'
-            local told = above:find '^%-%-' and not above:find '^%-%- %-%-%-'
-            if owner and not private[owner] and not name:find '^__' and not told then
-               found[#found + 1] = ('%s:%d: %s.%s'):format(path, n, owner, name)
-            end
-            above = line
-         end
-      end
-      assert.same({}, found)
+      assert.same({}, lines(files('bindings lua', { '*.lua' }), function(line, _, above)
+         local owner, name = line:match '^function ([%w_]+)[%.:]([%w_%.:]+)'
+         local is_described = above:find '^%-%-' and not above:find '^%-%- %-%-%-'
+         return owner and not private[owner] and not name:find '^__' and not is_described
+      end))
    end)
 
    it('of words: nothing half-done is left standing', function()
-      local words, found = { 'TO' .. 'DO', 'FIX' .. 'ME', 'XX' .. 'X', 'HA' .. 'CK' }, {}
-      local all = files(folders, { '*.c', '*.h', '*.def', '*.lua', '*.cu', '*.md', '*.txt',
-         '*.cmake' })
-      for _, path in ipairs(all) do
-         local n = 0
-         for line in io.lines(path) do
-            n = n + 1
-            for _, word in ipairs(words) do
-               if line:find('%f[%w_]' .. word .. '%f[^%w_]') then
-                  found[#found + 1] = path .. ':' .. n .. ': ' .. word
-               end
-            end
+      local words = { 'TO' .. 'DO', 'FIX' .. 'ME', 'XX' .. 'X', 'HA' .. 'CK' }
+      local all = files(folders, { '*.md', '*.txt', '*.cmake', '*.lua', unpack(c_patterns) })
+      assert.same({}, lines(all, function(line)
+         for _, word in ipairs(words) do
+            if line:find('%f[%w_]' .. word .. '%f[^%w_]') then return word end
          end
-      end
-      assert.same({}, found)
+      end))
    end)
 
    it('of lines: at most 100 columns, no tabs, no trailing blanks', function()
-      local found = {}
-      for _, path in ipairs(files(folders, { '*.c', '*.h', '*.cpp', '*.def', '*.lua', '*.cu' })) do
-         local n = 0
-         for line in io.lines(path) do
-            n = n + 1
-            local _, marks = line:gsub('[\128-\191]', '') -- continuation bytes of UTF-8
-            local what = #line - marks > 100 and 'longer than 100' or line:find '\t' and 'a tab'
-               or line:find '%s$' and 'a trailing blank'
-            if what then found[#found + 1] = path .. ':' .. n .. ': ' .. what end
-         end
-      end
-      assert.same({}, found)
+      assert.same({}, lines(files(folders, { '*.lua', unpack(c_patterns) }), function(line)
+         local _, marks = line:gsub('[\128-\191]', '') -- continuation bytes of UTF-8
+         return #line - marks > 100 and 'longer than 100' or line:find '\t' and 'a tab'
+            or line:find '%s$' and 'a trailing blank'
+      end))
    end)
 
    it('of files: each opens with what it is', function()
       local found = {}
-      for _, path in ipairs(files(folders, { '*.c', '*.h', '*.def', '*.lua', '*.cu' })) do
+      for _, path in ipairs(files(folders, { '*.lua', unpack(c_patterns) })) do
          local first = io.lines(path)() or ''
          if not (first:find '^/%*' or first:find '^//' or first:find '^%-%-'
             or first:find '^#!') then

@@ -1,4 +1,4 @@
-/* tide_json_parse: what is accepted and how it comes out, and a corpus of what is refused. */
+/* tide_json_parse: what is accepted and how it is read, and a corpus of what is refused. */
 #include "check.h"
 
 #include <locale.h>

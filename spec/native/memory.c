@@ -1,5 +1,5 @@
 /* A host that owns all memory: bookkeeping through resize, tensors through tensor_alloc. Each block
- * comes back once, with its size, on the thread of the context, and none is left at the end. */
+ * is freed once, with its size, on the thread of the context, and none is left at the end. */
 #include "check.h"
 
 #include <pthread.h>

@@ -293,7 +293,7 @@ static void drop_lock(void *p) { tide_lock_release(p); }
 static void drop_saving(void *p) { tide_saving_release(p); }
 static void drop_backward(void *p) { tide_backward_release(p); }
 
-/* The owner makes objects while another thread releases them; every byte comes back. */
+/* The owner makes objects while another thread releases them; every byte is freed. */
 static void hand_over(void *(*make)(tide_ctx *ctx), void (*release)(void *object), int n)
 {
   mailbox m = {.release = release};

@@ -179,7 +179,7 @@ end)
 -- ---- rows without a finite logsumexp ------------------------------------------------------------
 
 describe("cross_entropy of logits that are not finite", function()
-   -- Loss and gradient of target 0 on both devices, as text that tells nan from inf.
+   -- Loss and gradient of target 0 on both devices, as text that separates nan from inf.
    local function results(row, dtype, device, eps)
       local x = tide.tensor({ row }, { dtype = dtype, device = device }):requires_grad_()
       local y = tide.tensor({ 0 }, { dtype = 'i64', device = device })

@@ -8,7 +8,7 @@ local update = require 'tide.ffi.update'
 local inf = math.huge
 local devices = { fast, 'ref' }
 
--- Each type's numbers from 0 to infinity by their bits. Infinity stands at twice the largest power
+-- Each type's numbers from 0 to infinity by their bits. Infinity is at twice the largest power
 -- of two, which gives the halfway point above the largest number.
 local formats = {
    bf16 = { fraction = 7, bias = 127 },

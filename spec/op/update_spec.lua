@@ -283,7 +283,7 @@ describe('adamw_', function()
          lists.rates = tide.tensor({ 0.1, 0.5 }, { dtype = 'f64', device = device })
          refused('E_ARG', 'step', function()
             update.adamw_(lists, plain)
-            x:tolist()                                       -- a GPU tells at the next look
+            x:tolist()                                       -- a GPU reports it at the next read
          end)
          assert.are.same({ 1, 1, 1 }, x:tolist())
          for _, bad in ipairs { tide.ones({ 2 }, { device = device }),

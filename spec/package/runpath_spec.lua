@@ -1,7 +1,7 @@
 -- Where binaries of the build look for libraries: never in the current folder.
 --
--- An empty entry of RUNPATH means the working directory, so whoever runs a program inside a folder
--- of downloaded files would load libraries from it.
+-- An empty entry of RUNPATH means the working directory, so a program run inside a folder of
+-- downloaded files would load libraries from it.
 
 local lines_of = require('spec.support.files').lines_of
 

@@ -254,7 +254,7 @@ describe('what travels', function()
          end
          local q, k = some(draw(1, 9)), some(draw(1, 9))
          local mask = { causal = draw(2) == 1, window = { draw(-1, 4), draw(-1, 4) } }
-         -- per document, the range of positions stands for the positions
+         -- per document, the range of positions represents the positions
          local lo, hi = {}, {}
          for _, p in ipairs(q) do
             lo[p[1]] = math.min(lo[p[1]] or 99, p[2])

@@ -1,6 +1,6 @@
 -- Fields of a batch that say which tokens see each other: combined by one rule, or refused, on one
--- rank and on several, in every function that makes batches. The oracle is the rule as it stands in
--- the guide, token by token.
+-- rank and on several, in every function that makes batches. The oracle is the rule of the guide,
+-- token by token.
 
 local cp = require 'tide.parallel.cp'
 local ranks = require 'spec.support.ranks'
@@ -22,7 +22,7 @@ end
 
 function word.packed_seq_ids(f, b, t) return f[b][t] > 0 and f[b][t] end
 
--- Beside other fields a mask of 1 and 0 tells padding only.
+-- Beside other fields a mask of 1 and 0 marks padding only.
 function word.attention_mask(f, b, t, alone)
    local most = 0
    for _, row in ipairs(f) do most = math.max(most, unpack(row)) end

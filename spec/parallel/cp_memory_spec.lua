@@ -48,7 +48,7 @@ local function activations(_, n, T, method, layers)
    local t = require 'tide'
    local model = t.model.llama({ vocab_size = 32, hidden_size = 64, num_hidden_layers = layers,
       num_attention_heads = 4, num_key_value_heads = 2, intermediate_size = 128 }, { seed = 1 })
-   local handle = t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp',
+   local handle = t.parallel.cp.attach(model, t.parallel.mesh({ cp = n }):axis 'cp', {
       method = method })
    local ids = t.zeros({ 1, T }, { dtype = 'i64' })
    local leak, kept = require 'spec.support.leak', nil

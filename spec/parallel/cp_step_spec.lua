@@ -1,4 +1,4 @@
--- What stands around a step over ranks: regions whose gradients survive, scopes that unwind.
+-- What surrounds a step over ranks: regions whose gradients survive, scopes that unwind.
 
 local tide = require 'tide'
 local cp = require 'tide.parallel.cp'

@@ -160,7 +160,7 @@ describe('attaching', function()
       local both = nn.Stack { llama().model.layers:at(1), tide.model.vision { patch_dim = 2,
          hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2 } }
       refused('E_UNSUPPORTED', 'Vision.mixes = true', cp.attach, both, axis2)
-      -- a class made from one that says it says it anew for a forward of its own
+      -- a subclass of one that declares it declares it again for a forward of its own
       local Heir = class('Heir', wrap('Shift', false))
       cp.attach(wrapped(Heir), axis2)
       function Heir.forward(self, x, at) return self.core(x:cumsum(2), at) end
@@ -428,7 +428,7 @@ local function apart(rank, n, config_, what)
    local model = t.model.llama(config_, { seed = 1 })
    local odd = rank == 1
    local ok, e = pcall(function()
-      local handle = t.parallel.cp.attach(model, { axis = t.parallel.mesh({ cp = n }):axis 'cp',
+      local handle = t.parallel.cp.attach(model, t.parallel.mesh({ cp = n }):axis 'cp', {
          method = odd and what == 'method' and 'a2a' or 'allgather',
          layout = odd and what == 'layout' and 'contiguous' or 'zigzag',
          layers = odd and what == 'layers' and { [2] = 'ring' } or nil })

@@ -322,7 +322,7 @@ describe('overlap', function()
          local model = case.model { config = { num_hidden_layers = 4 } }
          local sharded, n = tide.parallel.fully_shard(model, {}), 0
          for i, unit in ipairs(sharded.units) do
-            -- stands for computation: it ends when the next gather has, which nobody waits for
+            -- in place of computation: it ends when the next gather has, without a wait
             unit.modules[1]:hook_pre(function()
                local after = sharded.units[i + 1]
                local work, limit = after and after.buckets[1].work, tide.clock() + 20
@@ -387,7 +387,10 @@ describe('bad options', function()
       assert.matches('must divide the 1 ranks', raised { reshard_after_forward = 3 }, 1, true)
       assert.matches('got "optim_grad"', raised { strategy = 'optim_grad' }, 1, true)
       assert.matches("overlap_grad_reduce", raised { overlap_grad_reduc = true }, 1, true)
-      assert.matches("no module of class 'Blok'", raised { units = { 'Blok' } }, 1, true)
+      assert.matches("no module of class 'Liner' in the model; did you mean 'Linear'?",
+         raised { units = { 'Liner' } }, 1, true)
+      assert.matches("no module of class 'Dropout' in the model; known: Stack, Linear",
+         raised { units = { require('tide').nn.Dropout } }, 1, true)
       assert.matches('a boolean', raised { nccl_ub = 1 }, 1, true)
    end)
 end)

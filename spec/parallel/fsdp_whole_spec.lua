@@ -73,7 +73,7 @@ describe('whole parameters', function()
             model:loss(b.ids, b.labels, { count = 84 }):backward()
             sharded:finish()
             for _, p in ipairs(sharded:named_parameters()) do p.param.grad:zero_() end
-            optim:step()                         -- changes nothing, and all is gathered anew
+            optim:step()                         -- changes nothing, and all is gathered again
             local after = sharded:full_state_dict()
             local up = 'model.layers.1.mlp.up_proj.weight'
             local want = before[up]:clone()

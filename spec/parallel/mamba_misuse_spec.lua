@@ -285,7 +285,7 @@ describe('mistakes', function()
    end)
 
    it('of batches are errors', function()
-      local handle = cp.attach(model(), { axis = tide.comm.simulate(2, 0) })
+      local handle = cp.attach(model(), tide.comm.simulate(2, 0))
       refused('E_ARG', "'batch'", handle.cut, handle)
       local function cut(more)
          local batch = { ids = i64 { { 1, 2, 3, 4 } }, labels = i64 { { 1, 2, 3, 4 } } }

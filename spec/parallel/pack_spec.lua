@@ -128,7 +128,7 @@ describe('greedy packing', function()
 end)
 
 describe('knapsack packing', function()
-   -- The rule by its definition: the emptiest bin, the first of equal ones, is looked for anew.
+   -- The rule by its definition: a search for the emptiest bin, the first of equal ones, each time.
    local function by_definition(lengths, cap)
       local bins, used, order = {}, {}, {}
       for i, n in ipairs(lengths) do order[#order + 1] = n <= cap and i or nil end

@@ -62,7 +62,7 @@ describe('a bad plan', function()
       bad('E_ARG', "names no module of the model; did you mean 'lm_head'?", { tp = 2 },
          { tp = { plan = { lm_haed = 'colwise' } } }, 2)
       bad('E_UNSUPPORTED', 'an axis pp of 2', { pp = 2, dp = 1 }, nil, 2)
-      -- what fails last leaves nothing of what comes first
+      -- a failure of the last part leaves nothing of the first
       bad('E_ARG', 'must divide', { dp_shard = 3, tp = 2 }, { tp = { sequence_parallel = true },
          recompute = 'full', fsdp = { reshard_after_forward = 2 } }, 6)
    end)

@@ -395,7 +395,7 @@ describe('a plan', function()
          t.parallel.plan({ family = 'llama', config = cfg }, { dp = 2 }):materialise()
       end, config)
       for _, row in ipairs(rows) do assert.matches('different modules', row.message, 1, true) end
-      -- what no line of the printed plan tells
+      -- a difference that no line of the printed plan shows
       rows = ranks.try(2, function(rank, _, cfg)
          local t = require 'tide'
          t.parallel.plan({ family = 'llama', config = cfg }, { cp = 2 },

@@ -1,5 +1,5 @@
--- A training step in careless hands: replicas that would drift apart, batches that are none, and
--- what is saved or scored and cannot be, are errors that name function and argument.
+-- A training step in careless hands: replicas that would drift apart, tables that are not batches,
+-- and what cannot be saved or scored, are errors that name function and argument.
 
 local tide = require 'tide'
 local ranks = require 'spec.support.ranks'

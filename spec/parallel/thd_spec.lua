@@ -150,7 +150,7 @@ describe('rows to a stream', function()
 
    it('takes rows without documents, and documents without tokens', function()
       local out = thd.process_input_for_thd(batch(2, 4, { { 2 }, { X } }))
-      assert.is_nil(out.order)                      -- nothing stands behind the gap
+      assert.is_nil(out.order)                      -- nothing is behind the gap
       assert.same({ 0, 8 }, list(out.cu_seqlens))
       out = thd.process_input_for_thd(batch(1, 4, { { X } }))
       assert.same({ { 0 }, 0, 4 }, { list(out.cu_seqlens), out.max_seqlen,

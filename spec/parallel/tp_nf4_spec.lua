@@ -77,7 +77,7 @@ local function all_true(n, case)
    end
 end
 
--- Rows that are no whole blocks, and parts of them that are none either.
+-- Rows that are not whole blocks, and parts of them.
 local function config(n, changes)
    local c = { vocab_size = 23, hidden_size = 40, num_hidden_layers = 2, head_dim = 6,
       num_attention_heads = 2 * n, num_key_value_heads = n, intermediate_size = 22 * n }

@@ -36,6 +36,26 @@ describe('recipes/finetune.lua', function()
       end)
    end)
 
+   it('evaluates on --val-data as on the records that it would hold out', function()
+      with_data(function(dir, words, rest)
+         local function val(text) return text:match 'validation loss (%d%.%d+)' end
+         local share = ok(1, words .. '--steps 2 --out ' .. dir .. '/share')
+         local lines = {}
+         for line in fs.read('spec', dir .. '/c.jsonl'):gmatch '[^\n]+\n' do
+            lines[#lines + 1] = line
+         end
+         write(dir .. '/train.jsonl', table.concat(lines, '', 1, 76))
+         write(dir .. '/val.jsonl', table.concat(lines, '', 77) .. '{"messages": 5}\n')
+         rest = ('%s --steps 2 --data %s/train.jsonl --val-data %s/val.jsonl '):format(rest, dir,
+            dir)
+         bad(rest .. '--out ' .. dir .. '/bad', 'val.jsonl, line 5')
+         local own = ok(1, rest .. '--skip-bad --out ' .. dir .. '/own')
+         assert.matches('76 records, and 4 of --val-data: ', own, 1, true)
+         assert.matches('; 1 broken left out: ', own, 1, true)
+         assert.equal(val(share), val(own))
+      end)
+   end)
+
    it('packs as it is asked to, and counts micro-batches by tokens', function()
       with_data(function(dir, words)
          ok(1, words .. '--steps 4 --out ' .. dir .. '/a')

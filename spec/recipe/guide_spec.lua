@@ -58,7 +58,50 @@ local function session(options, typed)
    end)
 end
 
+-- Options of other programs: mpirun, pkg-config, tensorboard.
+local foreign = { ['--hostfile'] = true, ['--cflags'] = true, ['--libs'] = true,
+   ['--logdir'] = true }
+
+-- What the program and all recipes say about their options, as one text.
+local function helps()
+   local list = { recipe.shell(recipe.program .. ' help') }
+   for _, topic in ipairs { 'run', 'repl' } do
+      list[#list + 1] = recipe.shell(('%s help %s'):format(recipe.program, topic))
+   end
+   for _, command in ipairs { 'score', 'export', 'runs', 'plot' } do
+      list[#list + 1] = recipe.shell(('%s %s --help'):format(recipe.program, command))
+   end
+   for _, path in ipairs(files.lines_of 'ls recipes/*.lua') do
+      list[#list + 1] = recipe.ranks(1, path:match '[^/]+$' .. ' --help')
+   end
+   return table.concat(list, '\n') .. '\n'
+end
+
+-- The options that a text names and `known` does not, each as '--name'.
+local function unknown(text, known)
+   local list = {}
+   for dash, name in text:gmatch '%f[%-](%-%-)(%l[%w%._%-]*%w)' do
+      local pattern = (dash .. name):gsub('_', '-'):gsub('%p', '%%%0')
+      if not foreign[dash .. name] and not known:find(pattern .. '%f[^%w%-]') then
+         list[#list + 1] = dash .. name
+      end
+   end
+   return list
+end
+
 describe('the guide', function()
+   it('and the page of recipes name options that a recipe or the program has', function()
+      local known = helps()
+      assert.same({ '--mesh.pd' }, unknown('`--mesh.dp_shard 2 --mesh.pd 2 --resume`.', known))
+      local list = pages()
+      list[#list + 1] = 'recipes/README.md'
+      for _, path in ipairs(list) do
+         if not path:find 'reference' then
+            assert.same({}, unknown(files.read(path), known), path)
+         end
+      end
+   end)
+
    for _, path in ipairs(pages()) do
       local options, code, output = read(path)
       local how, typed, said = read_session(path)

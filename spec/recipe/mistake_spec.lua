@@ -1,4 +1,4 @@
--- Mistakes of people who run a recipe with `tide run`: one line each, with what to do.
+-- Mistakes of users of `tide run`: one line each, with the remedy.
 
 local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'

@@ -13,7 +13,7 @@ local function ok(words)
    return out
 end
 
--- A mistake of the person who started it: told without a stack trace, as under the tide program.
+-- A mistake of the user: reported without a stack trace, as under the tide program.
 -- Status 2 after a mistake on the command line itself (E_ARG), else 1.
 local function bad(words, pattern)
    local out, status = run(words)

@@ -17,6 +17,7 @@ describe('recipes/parallel_tour.lua', function()
       it(('prints equal losses on %d rank%s'):format(n, n == 1 and '' or 's'), function()
          local out, status = recipe.ranks(n, 'parallel_tour.lua')
          assert.equal(0, status, out)
+         assert.is_nil(out:find 'is a spelling of 0.1', out)
          local list = losses(out)
          for _, name in ipairs { 'hooks', 'dp', 'fsdp', 'tp', 'cp' } do
             assert.equal(list.alone, list[name], out)

@@ -69,8 +69,8 @@ end
 
 -- Raises unless fn() in a loop compiles: some trace was finished, nothing aborts when warm. LuaJIT
 -- counts loops in 64 counters by address. A short inner loop that shares one with a hotter place
--- may be tried first and then keeps the outer one from compiling. So an abort counts if it comes
--- back from a clean slate, three times.
+-- may be tried first and then keeps the outer one from compiling. So an abort counts if it happens
+-- again from a clean state, three times.
 function M.assert_compiles(name, fn, n)
    local seen
    for _ = 1, 3 do

@@ -32,7 +32,7 @@ local function settled(ctx)
    return now
 end
 
--- Counters of ctx (default: the default context) when nothing is left that nobody holds.
+-- Counters of ctx (default: the default context) after everything without a reference is freed.
 function M.count(ctx) return settled(default(ctx)) end
 
 -- Everything older is collected, then counts from nothing: for leak.since and leak.peak.

@@ -1,7 +1,7 @@
 -- Which spec files enter a function or block of lua/tide, and how long each takes. The reach is a
 -- folder with one file for each spec file: its seconds, then `optim/groups.lua:14` for each
 -- function and block that it enters, by the line that begins it. It is kept between runs; a spec
--- file that has changed is measured anew.
+-- file that has changed is measured again.
 
 local files = require 'spec.support.files'
 
@@ -14,7 +14,7 @@ Reach.__index = Reach
 local head_pattern, word_pattern = '()%f[%w_]function[%w_.: ]*%b()()', '()%f[%w_]%l+%f[^%w_]()'
 local begins = { ['then'] = true, ['else'] = true, ['do'] = true }
 
--- Whether what stands at `at` of a line is program: neither in a comment nor in a quoted text.
+-- Whether the text at `at` of a line is program: neither in a comment nor in a quoted text.
 function reach.is_program(line, at)
    local before = line:sub(1, at - 1):gsub("\\.", '..'):gsub("'[^']*'", ''):gsub('"[^"]*"', '')
    return not before:find "['\"]" and not before:find('--', 1, true)
@@ -53,7 +53,7 @@ function reach.marked(path, text)
 end
 
 -- What defines REACHED in each Lua state: the file that TIDE_REACH names gets a line, once each.
--- It stands in front of the first line of each file, as any may be the first that a program loads.
+-- It precedes the first line of each file, as any may be the first that a program loads.
 reach.head = [[
 if not rawget(_G, 'REACHED') then
    local out, seen = io.open(os.getenv 'TIDE_REACH' or '', 'a'), {}
@@ -64,7 +64,7 @@ if not rawget(_G, 'REACHED') then
 end ]]
 reach.head = reach.head:gsub('\n', ' ')
 
--- The lines that begin the function or block that line `number` stands in, innermost first: the
+-- The lines that begin the function or block around line `number`, innermost first: the
 -- nearest line above of less indentation, and the line itself if a function begins there. Empty for
 -- a line of the file itself, which runs whenever the file is loaded.
 local function beginnings_of(path, number)
@@ -131,7 +131,7 @@ function reach.write(path, seconds, log)
       log)) == 0)
 end
 
--- The spec files that enter the function or block a line stands in (all of them for a file of which
+-- The spec files that enter the function or block of a line (all of them for a file of which
 -- nothing is known): a list, cheap ones and those that name the file often first. `names` is how
 -- often each names it, `kills` how many breaks of this file it has noticed.
 function Reach:specs_of(path, number, names, kills)

@@ -18,7 +18,7 @@ function recipe.path(words)
    return '"' .. absolute(name) .. '"' .. rest
 end
 
--- What ends a command that hangs; stands before it.
+-- The prefix of a command, which ends it if it hangs.
 recipe.timeout = 'timeout -k 5 ' .. limit(180)
 
 recipe.program = '"' .. absolute(os.getenv 'TIDE_BUILD' or 'build') .. '/tide"'

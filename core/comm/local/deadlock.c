@@ -118,7 +118,7 @@ uint64_t tide__group_deadlock(tide__local_comm *comm, int me, uint64_t before)
       hash = tide__hash_step(hash, (uint64_t)(uintptr_t)s->path[i].comm);
       hash = tide__hash_step(hash, (uint64_t)s->path[i].index << 48 ^ (uint64_t)s->path[i].seq);
     }
-    hash |= 1; /* 0 stands for none */
+    hash |= 1; /* 0 means none */
     if (hash == before) deadlock_describe(s, &text);
     for (int i = s->first; hash == before && i < s->n; i++)
       tide__failure_set(&s->path[i].comm->failure, TIDE_E_COMM, -1, buf, NULL);

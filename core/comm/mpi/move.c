@@ -175,7 +175,7 @@ static int reduce_round(tide__mpi_comm *s, tide__coll *c, const char *in, const 
   return rc;
 }
 
-/* reduce_scatter: shares in rounds that fit in the scratch buffer. */
+/* Moves a reduce_scatter: shares in rounds that fit in the scratch buffer. */
 static int move_reduce_scatter(tide__mpi_comm *s, tide__coll *c)
 {
   int64_t step = TIDE__MPI_CHUNK / s->nrank / (int64_t)c->size, most = 0;

@@ -105,7 +105,7 @@ void tide__attn_bf16_fwd_start(const attn_fwd *w, const attn_fwd_scratch *m, con
   pack(m->packed, src, q->stride[1], n, s->d, &c);
 }
 
-/* dword l = (v[l], v[16 + l]). */
+/* Returns a vector of dwords: l is (v[l], v[16 + l]). */
 TIDE_AVX512_BF16_INLINE __m512i fold(__m512i v)
 {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,

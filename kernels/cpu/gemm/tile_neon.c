@@ -31,7 +31,7 @@ static void neon_pack(void *dst, const tile_strip *s)
   }
 }
 
-/* sums[i][j] holds rows 2i, 2i + 1 and columns 2j, 2j + 1 of the tile. */
+/* Adds the products of a tile: sums[i][j] holds its rows 2i, 2i + 1 and columns 2j, 2j + 1. */
 NEON_BF16 static void neon_products(float32x4_t sums[ROWS / 2][COLS / 2], const tile_job *job)
 {
   const uint16_t *a = job->a, *b = job->b;

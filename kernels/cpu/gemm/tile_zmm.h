@@ -53,7 +53,7 @@ ZMM_INLINE __m512 zmm_madd_from(__m512 acc, __m512 b, const float *a)
   return acc;
 }
 
-/* One word of k. */
+/* Adds the products of one word of k. */
 ZMM_INLINE void zmm_step(__m512 acc[ZMM_ROWS][2], const float *a, const float *b, const int nrow,
                          const int nvec)
 {
@@ -117,7 +117,8 @@ ZMM_INLINE void zmm_store_half(const tile_job *job, __m512 acc[ZMM_ROWS][2], con
 
 #endif
 
-/* nrow >= job->rows, even; nvec vectors of 16 columns. Both constants where this is inlined. */
+/* Computes a tile. nrow >= job->rows, even; nvec vectors of 16 columns. Both are constants where
+ * this is inlined. */
 ZMM_INLINE void zmm_tile(const tile_job *job, const int nrow, const int nvec)
 {
   const float *a = job->a, *b = job->b, *c = job->c;
@@ -183,7 +184,7 @@ ZMM_INLINE __m512 zmm_load_along(const tile_strip *s, int64_t i, int64_t p, cons
     _mm512_maskz_loadu_epi16(mask, (const uint16_t *)s->src + i * s->is + 2 * p));
 }
 
-/* Word p of rows i..i+15, those of the mask, of a source that runs along them. */
+/* Loads word p of rows i..i+15, those of the mask, of a source that runs along them. */
 ZMM_INLINE __m512 zmm_load_across(const tile_strip *s, int64_t i, int64_t p, __mmask16 mask,
                                   const int dtype)
 {
@@ -224,7 +225,8 @@ static void zmm_pack_any(void *dst, const tile_strip *s) { tide__tile_pack_f32(d
 
 #endif
 
-/* Up to 16 rows from row i0 on of a source that runs along k, into a panel `width` words wide. */
+/* Packs up to 16 rows from row i0 on of a source that runs along k, into a panel `width` words
+ * wide. */
 ZMM_INLINE void zmm_pack_along(float *to, const tile_strip *s, int64_t i0, int64_t rows,
                                const int width, const int dtype)
 {

@@ -12,7 +12,7 @@
  * The gradient of step_j A is the sum of K[t, s] = S dS over the pairs s < j <= t. It is added up
  * from those pairs alone: each decays by step_j A, so every term is as small as the sum may be. A
  * difference of row and column sums would need the same operations, but loses all digits where a
- * large step stands between the pairs of its sides. The terms from the states are kept separately
+ * large step lies between the pairs of its sides. The terms from the states are kept separately
  * in the same way: running sums from the side that adds.
  *
  * Sums over heads run in head order, sums over chunks from the last to the first, so results depend

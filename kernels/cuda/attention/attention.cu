@@ -137,8 +137,7 @@ __global__ void forward_kernel(tide_attend p, tide_heads out, tide_array lse, in
 
 template <class T> struct pair_of { T w, ds, dqk; };
 
-/* Of query i and key j, what they are to the mask: the weight, and the gradients of the score and
- * of q.k. */
+/* What query i and key j are to the mask: the weight, and the gradients of the score and of q.k. */
 template <class T>
 TIDE_DEVICE pair_of<T> pair_at(const tide_attend &p, int64_t b, int64_t h, int64_t i, int64_t j,
                                const tide_token &query, const tide_token &key,
@@ -282,13 +281,13 @@ int64_t marks_bytes(const k_tensor &q)
   int64_t each = q.dtype == TIDE_F64 ? sizeof(tide_mark<double>) : sizeof(tide_mark<float>);
   return (q.shape[0] * q.shape[1] * q.shape[2] * each + 63) / 64 * 64;
 }
-/* Of the tiles of an index, where the tensor cores may serve. */
+/* Returns the bytes of the tiles of an index where tensor cores may compute, else 0. */
 int64_t tiles_bytes(const k_tensor &q, const k_tensor &index, const k_tensor &made)
 {
   return q.dtype == TIDE_F32 || q.dtype == TIDE_F64 ? 0 : tide_tiles_bytes(index, made);
 }
 
-/* On tensor cores, after the marks. */
+/* Runs the backward on tensor cores, after the marks. */
 int run_bwd_tiled(const k_call *call, const tide_attend &p, tide_attention_back g, bool wgmma)
 {
   const k_tensor *in = call->in;

@@ -152,7 +152,7 @@ TIDE_DEVICE T tide_score(const tide_attend &p, int64_t b, int64_t h, int64_t i, 
  * dlse. lse is in base 2 for the tensor-core kernels. */
 template <class T> struct alignas(2 * sizeof(T)) tide_mark { T lse, delta; };
 
-/* Of the backward. */
+/* The operands of the backward. */
 struct tide_attention_back {
   tide_heads dout, out, dq, dk, dv;
   tide_array lse, dlse, dbias; /* lse, dlse with strides; dbias contiguous [B, H, Tq, Tk] */

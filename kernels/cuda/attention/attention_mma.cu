@@ -34,7 +34,7 @@ forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64
   tide_span row[2] = {span_at<false>(p, b, w0 + lane / 4), span_at<false>(p, b, w0 + lane / 4 + 8)};
   tide_walk<false, BC> walk(p, b, i0, OWN);
   load_tile<DP, OWN>(qs, p.q, b, i0, p.tq, h, p.d, aligned);
-  /* what keys are to a mask is asked for with a tile and kept after the work on the one before */
+  /* mask data of keys is loaded with a tile and kept after the work on the tile before */
   about key = {};
   auto load = [&](const tide_step &x, int stage) {
     uint16_t *at = tiles + stage * 2 * BC * LD;

@@ -32,7 +32,7 @@ constexpr int blocks_of(int bytes, int most)
   return fit < 1 ? 1 : fit < most ? fit : most;
 }
 
-/* May rows be copied 16 bytes at a time? */
+/* Returns whether rows may be copied 16 bytes at a time. */
 bool vectors(const tide_heads &x, int64_t d)
 {
   return d % 8 == 0 && x.b % 8 == 0 && x.t % 8 == 0 && x.h % 8 == 0 && (uintptr_t)x.data % 16 == 0;
@@ -82,7 +82,7 @@ template <bool KEYS> TIDE_DEVICE tide_span span_at(const tide_attend &p, int64_t
 {
   return tide_span_of<KEYS>(p, KEYS ? tide_key(p, b, t) : tide_query(p, b, t));
 }
-/* Of a query that is not there, as of one that sees no key: weights 0. */
+/* Returns the mark of a query. One beyond the end has weights 0, as one that sees no key. */
 TIDE_DEVICE tide_mark<float> mark_of(const tide_attend &p, const tide_attention_back &g, int64_t b,
                                      int64_t h, int64_t i)
 {
@@ -155,7 +155,7 @@ TIDE_DEVICE bool plain_scores(const tide_attend &p)
   return p.cap.softcap == 0 && !p.bias.data;
 }
 
-/* Within some 1e-7 of tanh x, which is enough next to the maximum of a row. */
+/* Returns tanh x within some 1e-7, which is enough next to the maximum of a row. */
 TIDE_DEVICE float tanh_near(float x)
 {
   return 1.0f - 2.0f * tide_reciprocal(1.0f + tide_exp2(2.0f * LOG2E * x));
@@ -273,7 +273,7 @@ TIDE_DEVICE void soften(float (*s)[4], float unit, float *top, float *sum, float
   }
 }
 
-/* What rows i and i + 8 of n end with: factor divides by their sums, over the four lanes that share
+/* Ends rows i and i + 8 of n: factor divides by their sums, over the four lanes that share
  * a row; the log-sum-exp goes to lse[at + row * stride]. unit: of top, in natural logarithms. */
 TIDE_DEVICE void end_rows(const tide_array &lse, int64_t at, int64_t stride, int64_t i, int64_t n,
                           float unit, const float *top, float *sum, float *factor)

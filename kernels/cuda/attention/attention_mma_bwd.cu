@@ -76,7 +76,7 @@ backward_kernel(tide_attend p, tide_attention_back g, bool aligned)
   int64_t h0 = KEYS ? hx * p.group : hx, nh = KEYS ? p.group : 1;
   for (int64_t h = h0; h < h0 + nh; h++) {
     int64_t hy = KEYS ? h : h / p.group;
-    /* what tokens are is asked for with a tile and kept after the work on the one before */
+    /* mask data of tokens is loaded with a tile and kept after the work on the tile before */
     about other = {};
     auto load = [&](const tide_step &x, int stage) {
       load_tile<DP, BC>(tiles + stage * 2 * TILE, y1, b, x.t, ny, hy, p.d, aligned);

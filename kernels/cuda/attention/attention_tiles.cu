@@ -25,7 +25,7 @@ int64_t rows_of(const k_tensor &index)
   return index.shape[0] > 1 && index.stride[0] == 0 ? 1 : index.shape[0];
 }
 
-/* Of the first `batch` rows. */
+/* Writes what the tiles of the first `batch` rows span. */
 void note(const k_call *call, const k_tensor &index, int64_t batch, tide_extent *to)
 {
   tide_attend p = {};

@@ -14,7 +14,7 @@
  * some token has none; {~INT32_MAX, -1} where no token has one. */
 struct alignas(16) tide_extent { int document[2], position[2]; };
 
-/* Of two neighbouring tiles together. */
+/* Returns what two neighbouring tiles span together. */
 TIDE_DEVICE tide_extent tide_extent_join(const tide_extent &a, const tide_extent &b)
 {
   int flip = (a.document[0] | b.document[0]) >> 31;
@@ -46,7 +46,7 @@ TIDE_DEVICE int tide_least_of_warp(int x)
 }
 TIDE_DEVICE int tide_greatest_of_warp(int x) { return -1 - tide_least_of_warp(-1 - x); }
 
-/* Of tokens [t0, t1), which exist; by a warp. KEYS: they are keys. */
+/* Returns what tokens [t0, t1), which exist, span; by a warp. KEYS: they are keys. */
 template <bool KEYS>
 TIDE_DEVICE tide_extent tide_extent_of(const tide_attend &p, int64_t b, int64_t t0, int64_t t1)
 {
@@ -79,7 +79,7 @@ TIDE_DEVICE int tide_as_int(int64_t x)
   return (int)(x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : x);
 }
 
-/* Of the rows from t0 on that exist. By a warp. KEYS: the rows are keys. */
+/* Returns what the rows from t0 on that exist see; by a warp. KEYS: the rows are keys. */
 template <bool KEYS>
 TIDE_DEVICE tide_sight tide_sight_of(const tide_attend &p, int64_t b, int64_t t0, int rows)
 {

@@ -9,7 +9,7 @@
  * No chip has run this: kernels/cuda/STATUS.md. Chosen by parameter attention_kernel alone; what it
  * can serve is in the table of attention.cu. Values of unseen keys get weight 0 and must be finite.
  *
- * TIDE_SM90A: the file is compiled for sm_90a. Without it there is no kernel, and a call says so.
+ * TIDE_SM90A: the file is compiled for sm_90a. Without it a call is E_UNSUPPORTED.
  */
 #include "kernels/cuda/attention/attention_wgmma.cuh"
 

@@ -10,7 +10,7 @@
  *   empty[stream][stage]: all warps have read it                     8 arrivals, one a warp
  *
  * The two streams (keys and values, or queries and dout) have barriers of their own, as they are
- * done with at different times. The note of a pair comes with stream 0; one without a tile ends.
+ * done with at different times. Stream 0 carries the note of a pair; one without a tile ends.
  *
  * For attention_wgmma.cu and attention_wgmma_bwd.cu.
  */
@@ -87,8 +87,8 @@ template <class M> TIDE_DEVICE M memory_of(unsigned char *raw)
   return m;
 }
 
-/* Until tile n of a stream is there; until its stage may be written. The latter by one thread of
- * the warp that copies: another could sleep through the phase that the first goes on to end. */
+/* Wait until tile n of a stream is there; until its stage may be written. One thread of the warp
+ * that copies calls the latter: another could sleep through the phase that the first ends. */
 template <class M> TIDE_DEVICE void wait_full(const M &m, int stream, int n)
 {
   tide_barrier_wait(m.full(stream, n), (uint32_t)(n / STAGES & 1));
@@ -106,7 +106,7 @@ template <class M> TIDE_DEVICE void release(const M &m, int stream, int n)
 
 /* ---- the warp that copies -------------------------------------------------------------------- */
 
-/* Of a tile that is not whole: lane l has tokens l, l + 32 and so on. */
+/* Fills the places of a tile that is not whole: lane l has tokens l, l + 32 and so on. */
 template <bool KEYS, int COLS>
 TIDE_DEVICE void places_of(const tide_attend &p, int64_t b, const tide_step &x, place *mine)
 {

@@ -14,7 +14,7 @@ namespace {
 
 enum { THREADS = 256 };
 
-/* Of token t: the step, its slope by dt, and the factor on the state it finds. */
+/* A token: its step, its slope by dt, and the factor on the state before it. */
 template <class T> struct token { T step, slope, keep; };
 template <class T> TIDE_DEVICE token<T> token_at(const scan &s, int64_t b, int64_t t, int64_t h)
 {

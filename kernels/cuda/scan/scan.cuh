@@ -57,7 +57,7 @@ scan scan_of(const k_call *call, const k_tensor *in)
 TIDE_DEVICE float log1p_of(float x) { return log1pf(x); }
 TIDE_DEVICE double log1p_of(double x) { return log1p(x); }
 
-/* Of token t: the step, and its slope by dt. */
+/* The step of a token, and its slope by dt. */
 template <class T> struct step_pair { T step, slope; };
 template <class T>
 TIDE_DEVICE step_pair<T> step_at(const scan &s, int64_t b, int64_t t, int64_t h)

@@ -2,7 +2,7 @@
  * share: decays of a chunk, tiles, products that do not cross documents.
  *
  * Within a chunk of Q tokens the recurrence
- * is a product with the lower triangle S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and what comes
+ * is a product with the lower triangle S[t, s] = (C_t . B_s) exp(cum_t - cum_s), and the part
  * from before is a product with the state that enters. So the tokens of a chunk and all chunks are
  * worked on at once; only the states follow each other, an element at a time. Kinds of launches:
  *   states  a chunk's own part of the state it leaves   late' B, or of the gradient: (in dy)' C
@@ -166,7 +166,7 @@ TIDE_DEVICE rows rows_of(const view &v, int64_t b, int64_t t, int64_t h, int64_t
   return r;
 }
 
-/* 8 numbers of a row from column k, times f; 0 where not in. */
+/* Returns 8 numbers of a row from column k, times f; 0 where not in. */
 template <bool F16>
 TIDE_DEVICE uint4 scaled8(const rows &x, const uint16_t *row, int k, bool in, float f)
 {
@@ -206,7 +206,7 @@ TIDE_DEVICE void load_rows(uint16_t *tile, int ld, int width, int n, const rows 
   }
 }
 
-/* n rows of f32 numbers, `stride` apart, as operands; nrow and ncol of them are there. */
+/* Loads n rows of f32 numbers, `stride` apart, as operands; nrow and ncol of them are there. */
 template <bool F16>
 TIDE_DEVICE void load_state(uint16_t *tile, int ld, int width, int n, const float *x,
                             int64_t stride, int nrow, int ncol)
@@ -447,7 +447,7 @@ __global__ void pass_kernel(scan s, float *own, const float *whole, view first, 
   }
 }
 
-/* Both: own has what enters each chunk, or the gradient of what leaves it. */
+/* Launches states and pass: own has what enters each chunk, or the gradient of what leaves it. */
 template <bool F16, bool BACK>
 int run_states(const k_call *call, const scan &s, const sizes &z, const view &x, float *own,
                float *whole, const view &first, tide_array end)

@@ -5,7 +5,7 @@
  * block takes HEADS of them one after another into the same registers, so what goes through memory
  * is an eighth; those parts are added in order. No sum depends on the order of blocks.
  *
- * The decays' gradient comes from K[t, s] = S dS, t > s: what token t gains as the later of a pair
+ * The decays' gradient follows from K[t, s] = S dS, t > s: what token t gains as later of a pair
  * (later: and by the state that entered), loses as the earlier (early) and, of what its u left in
  * the state, to the end of the chunk (gone). With a_j = step_j A,
  *   da_j = sum of later - early over i >= j  +  sum of gone over i < j  +  whole <state, dstate>
@@ -121,7 +121,7 @@ TIDE_DEVICE void keys_from_tokens(float (*acc)[4], float *later, const scan &s, 
   }
 }
 
-/* One head of a block's tokens. */
+/* Adds one head of a block's tokens. */
 template <bool F16, bool UPPER>
 TIDE_DEVICE void keys_of_head(float (*acc)[4], const scan &s, const sizes &z, const keys &k,
                               const place &at, steps *st, uint16_t *own, int rr, int n0)
@@ -318,7 +318,7 @@ int run_keys(const k_call *call, const scan &s, const sizes &z, const keys &k, t
   return TIDE_CUDA_LAUNCHED(call);
 }
 
-/* dA, dD and ddt_bias: over chunks and batches, in order. */
+/* Sums dA, dD and ddt_bias over chunks and batches, in order. */
 int run_sums(const k_call *call, const scan &s, const sizes &z, const scratch &w)
 {
   const k_tensor *out = call->out;

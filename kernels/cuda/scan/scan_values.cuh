@@ -173,7 +173,7 @@ TIDE_DEVICE void write_dx(const float (*acc)[4], const scan &s, const values &k,
     }
 }
 
-/* dD of a block's tokens: of the four warps, in order. */
+/* Writes dD of a block's tokens: the sum over the four warps, in order. */
 TIDE_DEVICE void put_dD(float (*down)[WIDTH], const scan &s, const sizes &z, const values &k,
                         const place &at, int64_t block, int64_t p0)
 {

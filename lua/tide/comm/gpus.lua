@@ -1,4 +1,4 @@
--- Which GPU each rank has, and NCCL between them.
+-- A GPU for each rank, and NCCL between them.
 --
 -- Ranks exchange their machine, its GPUs and the GPU they were given, so all choose alike from one
 -- table. With a GPU for each rank NCCL connects them. Threads that share a GPU move data there

@@ -5,8 +5,8 @@
 --
 -- Each record becomes one document. Its mask is 1 for tokens that count as labels: what the
 -- template's `generation` blocks hold or, in templates without them, the messages of the roles in
--- `train_on` (the opening that add_generation_prompt writes is not theirs). Of a prompt and
--- completion the completion counts, of a text all of it.
+-- `train_on` (the opening that add_generation_prompt writes is not theirs). The
+-- completion of a prompt counts, and all of a text.
 
 local err = require 'tide.util.err'
 local image_parts = require 'tide.data.image_parts'
@@ -270,8 +270,8 @@ end
 -- For functions read of other kinds: makes a document of a text and its ranges; checks roles.
 chat._tokenized, chat._check_roles = tokenized, check_roles
 
--- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them. Of a folder
--- every text file is read but README, LICENSE and Markdown. Of images the headers are read; an
+-- Reads chats and texts of JSON Lines. paths: a file or folder, or a list of them. Every
+-- text file of a folder is read but README, LICENSE and Markdown. Headers of images are read; an
 -- image takes as many tokens as the model has features of it.
 -- Returns { kind = 'chat', train, val, cu, val_cu, labels, val_labels, documents, held_out,
 -- vocab_size, bad }: token sources with masks, cumulative lengths of documents for data.packed,

@@ -1,4 +1,4 @@
--- Images of chats: the files that messages name, and the tokens that stand for them.
+-- Images of chats: the files that messages name, and their tokens.
 --
 -- A message's content is a list of parts, of which some are images:
 --
@@ -45,7 +45,7 @@ end
 
 -- ---- parts of messages -------------------------------------------------------------------------
 
--- A template leaves these out, or writes a token that stands for nothing.
+-- A template leaves these out, or writes a token without an image.
 local not_read = {}
 for name in ([[video video_url input_video audio audio_url input_audio file input_file]])
    :gmatch '%S+' do
@@ -97,7 +97,7 @@ local function name_of_message(i) return ('messages[%d]'):format(i) end
 
 local mark = '<image>'
 
--- Returns the parts of a text in which each mark stands for an image.
+-- Returns the parts of a text in which each mark is an image.
 local function split(text)
    local list, at = {}, 1
    while true do

@@ -134,7 +134,7 @@ local function pieces_of(self, cu, order, source)
 end
 
 -- Returns the pieces of the documents first .. first + together - 1 that have a label that counts,
--- and the places they take. Of a group longer than a row each document keeps seq / together tokens.
+-- and the places they take. In a group longer than a row each document keeps seq / together tokens.
 local function members_from(self, cu, first, source)
    local unit, list, slot, most = self.unit, {}, 0, math.huge
    local images = source and source.images

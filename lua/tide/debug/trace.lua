@@ -50,7 +50,7 @@ local function run_id()
 end
 
 -- Returns the communicators that ranks of this run share. Simulated ones (a plan is rehearsed on
--- them) are left out. Of several with one id only the first is kept: the others belong to this rank
+-- them) are left out. Only the first of several with one id is kept: the others belong to this rank
 -- alone, and all of those are called 'world'.
 local function shared(comms)
    local list, seen = {}, {}

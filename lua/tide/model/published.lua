@@ -194,7 +194,7 @@ end
 -- names of known fields), free (names of fields that change nothing, in a text), only (fields with
 -- the one value that is supported; false: none), translate(op, fields, problems), which may change
 -- the fields first, where (relations of fields, made by signature.options) and complete(c), which
--- checks them further. JSON's null stands for a field that is not there. Raises E_ARG with all that
+-- checks them further. JSON's null means a field that is missing. Raises E_ARG with all that
 -- does not fit.
 function published.read(op, config, known, rules)
    err.type(op, 'config', config, 'table')

@@ -231,9 +231,9 @@ end
 
 -- Returns the positions of a text with images, i64 [3, B, T] (time, height, width), and
 -- rope_deltas, i64 [B, 1]: what a token that continues a row adds to the number of tokens before
--- it. The tokens of an image start at the position behind the text, and the text goes on behind its
--- rows or columns, whichever are more, as in transformers 5. attention_mask [B, T]: 0 at padding,
--- which has position 0; it may number documents from 1, whose positions start at 0 each.
+-- it. The tokens of an image start at the position behind the text, and the text continues behind
+-- its rows or columns, whichever are more, as in transformers 5. attention_mask [B, T]: 0 at
+-- padding, which has position 0; it may number documents from 1, whose positions start at 0 each.
 function VL:rope_index(ids, opts)
    return positions_of(said_of(self, ids:tolist(), opts), ids.device)
 end
@@ -250,7 +250,7 @@ local function complete_place(self, ids, o, place, has_positions)
    if not has_positions then o.positions = positions_of(said, ids.device) end
 end
 
--- Returns the number of the feature, i64 [B, T], that each token stands for, counted from 0 through
+-- Returns the number of the feature, i64 [B, T], that each token represents, counted from 0 through
 -- all rows of ids, those of videos behind those of images; -1 for text. A call whose tokens are cut
 -- over ranks (a context) needs its part of them.
 function VL:feature_rows(ids, opts)

@@ -3,8 +3,8 @@
 --
 -- A view of a layer: m (the layer), A, B and magnitude (its parameters lora_A, lora_B and lora_m,
 -- whole but for tensor parallelism), each(fn), which calls fn(W, row, n, at) with n rows of the
--- weight in f32 from `row` (counted from 0); at: the tensor that holds them, nil of NF4. Of a
--- sharded layer a rank sees the rows of its own shards, and sums(t) adds up those of all ranks.
+-- weight in f32 from `row` (counted from 0); at: the tensor that holds them, nil of NF4. A rank
+-- sees the rows of its own shards of a sharded layer, and sums(t) adds up those of all ranks.
 -- Numbers of NF4 are made for a panel of rows at a time.
 
 local tide = require 'tide'

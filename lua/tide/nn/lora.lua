@@ -56,7 +56,7 @@ function lora.layers(model)
 end
 
 -- Returns whether a path matches a target as in PEFT: the target is the end of the path, from a
--- dot; '*' stands for one name.
+-- dot; '*' matches one name.
 local function matches(path, target)
    local pattern = target:gsub('[%^%$%(%)%%%.%[%]%+%-%?]', '%%%0'):gsub('%*', '[^.]+')
    return ('.' .. path):find('%.' .. pattern .. '$') ~= nil

@@ -8,7 +8,7 @@ local update = require('tide').update
 local clip = {}
 
 -- Returns the norm of a list of gradients and, if max_norm > 0, their factor (else nil).
--- Of gradients that lie in parts over ranks: parallel.clip.
+-- parallel.clip does this for gradients that lie in parts over ranks.
 function clip.by_norm(grads, max_norm)
    local norm = update.norm(grads, 2)
    if max_norm == 0 then return norm, nil end

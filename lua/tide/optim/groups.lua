@@ -4,7 +4,7 @@
 --       { pattern = 'A_log', weight_decay = 0 } }
 --
 -- A pattern is one or more words between '|', each found anywhere in the dotted name of a
--- parameter; '*' stands for any characters. The first group that matches holds the parameter.
+-- parameter; '*' matches any characters. The first group that matches holds the parameter.
 
 local by_key = require 'tide.util.by_key'
 local copy = require 'tide.util.copy'
@@ -113,7 +113,7 @@ local function number_of(patterns, name)
    return 0
 end
 
--- Returns the groups { params =, .. } of entries. Of a rule with decay, matrices decay; norms,
+-- Returns the groups { params =, .. } of entries. Matrices of a rule with decay decay; norms,
 -- biases and other vectors do not, unless their pattern or opts.decay_vectors says so.
 function groups.make(entries, patterns, opts, decays)
    local list, at = by_key(function(own, rest)

@@ -2,7 +2,7 @@
 --
 -- As in the fused tide.linear_cross_entropy, gradients are made in the forward pass,
 -- chunk by chunk over tokens, while this rank's logits of the chunk are held; backward only scales
--- them. Of a chunk the ranks exchange three numbers a token: the largest logit, and the sum of
+-- them. The ranks exchange three numbers a token: the largest logit, and the sum of
 -- exponentials, the logit of the target and (for label smoothing) the sum of logits (Shoeybi et
 -- al., arXiv 1909.08053). The loss is the same on every rank; the gradient of x is this rank's
 -- part, to be added over ranks by the op that made x alike on them (copy_to, or the gather of a

@@ -1,7 +1,7 @@
 -- Communicators of ranks that lie at equal distances in another one.
 --
--- Of a simulated communicator the parts are simulated too, with the number of neighbours that share
--- a host.
+-- The parts of a simulated communicator are simulated, too, with the number of neighbours that
+-- share a host.
 
 local dist = require 'tide.comm'
 

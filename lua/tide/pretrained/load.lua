@@ -62,7 +62,7 @@ local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
 local free_size = 2 ^ 20
 
 -- Raises if a field of a configuration counts more layers than the files have tensors, or is more
--- than `most`. at: what comes before its fields in messages.
+-- than `most`. at: the words before its fields in messages.
 local function check_fields(self, config, at, tensors, most)
    for _, key in ipairs(counts) do
       local v = config[key]

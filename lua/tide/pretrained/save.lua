@@ -310,7 +310,7 @@ end
 -- Writes a model (of a family of tide.model) or what fully_shard returned as a published folder:
 -- config.json, model.safetensors or shards with their index, generation_config.json, README.md and,
 -- of a model that tide.model.load has read, the files of its tokenizer.
--- Changes of adapters (nn.lora) are merged into the weights. Of a sharded model all ranks call it.
+-- Changes of adapters (nn.lora) are merged into the weights. All ranks of a sharded model call it.
 -- Returns dir.
 function save.model(model, dir, opts)
    local o = options_of(dir, opts)

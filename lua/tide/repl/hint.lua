@@ -49,7 +49,7 @@ end
 
 -- Returns LuaJIT's message about a source, without its place, and the start of the token that it
 -- does not accept; nil if it accepts everything or needs more lines. A beginning that is wrong
--- stays so however it goes on, so the token is found by halving.
+-- stays wrong with any continuation, so the token is found by halving.
 local function first_wrong(source)
    local starts, stops, at = {}, {}, source:find '%S'
    while at do

@@ -18,7 +18,7 @@ function Input:init()
    self.lines, self.depth, self.tried = {}, 0, 0
 end
 
--- Returns the place behind a quoted string whose contents begin at `at`; nil if it goes on in the
+-- Returns the place behind a quoted string whose contents begin at `at`; nil if it continues in the
 -- next line.
 local function behind_quote(text, at, quote)
    while true do
@@ -51,7 +51,7 @@ local function behind_token(self, text, at)
    return at + #word
 end
 
--- Returns the place behind a string or comment that an earlier line began; nil if it goes on.
+-- Returns the place behind a string or comment that an earlier line began; nil if it continues.
 local function behind_rest(self, text, at)
    if self.quote then
       at = behind_quote(text, at, self.quote)

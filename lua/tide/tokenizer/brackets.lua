@@ -34,7 +34,7 @@ local function escape(part, text, at, rust)
    return at + 1 + (hex and 5 or #c)
 end
 
--- Reads what stands at `at`. Returns the place behind it.
+-- Reads the item at `at`. Returns the place behind it.
 local function item(part, text, at, rust, folds)
    local c = property.char(text, at)
    if c == '\\' then return escape(part, text, at, rust) end
@@ -94,7 +94,7 @@ function brackets.translate(text, at, rust, folds)
          at = item(part, text, at, rust, folds)
       end
    end
-   -- No bracket ends the set: PCRE2 says so.
+   -- No bracket ends the set: PCRE2 reports that.
    return '[' .. table.concat(part.items), at
 end
 

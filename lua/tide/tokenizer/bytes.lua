@@ -102,14 +102,15 @@ signature.doors('data.bytes', Bytes, {
 local bytes = setmetatable({ eos = 257, vocab_size = 258, unit = 'byte', special = {},
    config = {}, added = {}, is_special = {} }, Bytes)
 
--- Does as Bytes.encode. With a text alone (the 0.1 spelling) it returns ids of two bytes.
+-- Returns the list of ids of a text, its bytes; with opts.width (2 or 4) the ids as a string of so
+-- many bytes each. With a text alone (the 0.1 spelling) it returns ids of two bytes.
 function bytes.encode(self, text, opts)
    if self == bytes then return Bytes.encode(self, text, opts) end
    old('data.bytes.encode(text)', 'data.bytes:encode(text, { width = 2 })')
    return Bytes.encode(bytes, self, { width = 2 })
 end
 
--- Does as Bytes.decode, also with a list alone (the 0.1 spelling).
+-- Returns the text of a list of ids; ids above 255 give none. A list alone is the 0.1 spelling.
 function bytes.decode(self, ids)
    if self == bytes then return Bytes.decode(self, ids) end
    old('data.bytes.decode(ids)', 'data.bytes:decode(ids)')

@@ -49,7 +49,7 @@ function fold.check(text, c, before)
    end
 end
 
--- Refuses a set in a set that is given by what it has not, where case does not count.
+-- Refuses a negated set in a set where case does not count.
 function fold.check_nested(text, at)
    if text:find('^%[%^', at) then refuse(text, text:match('^%[%^[^%]]*%]?', at)) end
 end

@@ -2,7 +2,7 @@
 
 local options = {}
 
--- Of encode.
+-- Options of encode.
 options.encode = {
    'add_special_tokens: any? -- true: with the ids that the file puts around a text',
    'special: any? -- false: text that looks like a special token is text',
@@ -15,11 +15,11 @@ options.encode = {
       .. '{width}',
 }
 
--- Of encode_batch.
+-- Options of encode_batch.
 options.batch = { 'threads: integer in [0, 64] = 0 -- 0: those of the default context',
    options.encode }
 
--- Of decode and stream.
+-- Options of decode and stream.
 options.decode = { 'special: any? -- false: special tokens give no text' }
 
 return options

@@ -132,7 +132,7 @@ local function end_rests(self)
    return group
 end
 
--- Translates what stands at `at`. Returns the place behind it.
+-- Translates the pattern at `at`. Returns the place behind it.
 local function step(self, text, at, rust)
    local c, before = property.char(text, at), self.before
    self.before = nil

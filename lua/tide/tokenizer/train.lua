@@ -1,6 +1,6 @@
 -- Trains a byte-level BPE: counts the words of a corpus, then joins the most frequent pair of
--- neighbours, again and again, until the vocabulary is full. Of equally frequent pairs the one with
--- the smaller ids is first, so the same corpus gives the same file.
+-- neighbours, again and again, until the vocabulary is full. The first of equally frequent pairs is
+-- the one with the smaller ids, so the same corpus gives the same file.
 
 local raw = require 'tide.ffi.tokenizer'
 local each = require 'tide.util.each'

@@ -296,7 +296,7 @@ local function longest_of(cu)
 end
 
 -- Compares the longest text, whose positions begin at 0, with those that the model was made for:
--- beyond learned positions nothing can be read, beyond others a log line says so.
+-- it refuses texts beyond learned positions, and logs a line for texts beyond others.
 local function check_positions(self, corpus, plan)
    local config, most, longest = plan.model.config or {}, nil, self.opt.seq or 0
    plan.model:walk(function(m) most = most or m._positions and m:_positions() end)

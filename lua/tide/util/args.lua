@@ -6,7 +6,7 @@
 --
 -- The type follows from the default; without a default it must be given. also: other words for the
 -- option, which messages suggest; the last part of a nested name is one. list: each occurrence adds
--- a value, and several arrive as a list. Of any other option the last one counts. fixed: a
+-- a value, and several arrive as a list. The last value of any other option counts. fixed: a
 -- resumed run keeps the value that it was begun with (Parser:refuse_fixed). Nested names are
 -- written a.b and arrive as result.a.b. On a command line: --name value, --name=value, --flag,
 -- --flag yes, --no-flag, and --set a.b=value. --config FILE gives options by a file of data
@@ -129,6 +129,15 @@ end
 -- What every program has, with its kind. A command line alone has these.
 local common = { help = 'boolean', config = 'string', print_config = 'boolean', set = 'string' }
 
+-- Options of `tide run`.
+local of_run = { ['-n'] = true, ['-t'] = true, ['-p'] = true, ['--procs'] = true,
+   ['--grace'] = true, ['--max-restarts'] = true, ['--trace'] = true, ['--traceback'] = true }
+
+-- Returns the advice for an option of `tide run` behind the recipe, or nil.
+local function advice(word)
+   return of_run[word] and ('; %s is an option of tide run: give it before the recipe'):format(word)
+end
+
 -- Returns the option of a name. whence: the file that it is from, or nil for the command line. The
 -- error for a misspelt name suggests the nearest one, --help included.
 local function find(self, name, whence)
@@ -138,8 +147,8 @@ local function find(self, name, whence)
       flag_of(key_of(name)), whence and ' in ' .. whence or '')
    local names = { 'help', 'config', 'print_config', unpack(self.names) }
    local shown_name = whence and ("'%s' in %s"):format(name, whence) or ("'--%s'"):format(name)
-   err.usage('args', 'unknown option %s%s', shown_name,
-      near.hint(key_of(name), names, flag_of, self.also))
+   err.usage('args', 'unknown option %s%s', shown_name, not whence and advice('--' .. name)
+      or near.hint(key_of(name), names, flag_of, self.also))
 end
 
 -- Stores a given value: it replaces an earlier one, or follows it in an option that is a list.
@@ -274,7 +283,8 @@ local function read_words(self, argv, values)
       if word == '--' and i == 1 then
          i = 2
       elseif word:sub(1, 2) ~= '--' or word == '--' then
-         err.usage('args', 'unexpected argument %q (options begin with --)', word)
+         err.usage('args', 'unexpected argument %q (options begin with --)%s', word,
+            advice(word) or '')
       else
          i = read_option(self, argv, i, values, more)
       end

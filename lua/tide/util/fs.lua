@@ -38,7 +38,7 @@ end
 local function failed(op, what, path, problem)
    local e = err.of(problem)
    local code, reason = e and e.code or 'E_IO', e and e.message or tostring(problem)
-   if reason:find(path, 1, true) then what, path = nil, nil end      -- it says so itself
+   if reason:find(path, 1, true) then what, path = nil, nil end      -- the reason names it
    err.raise(code, op, '%s%s', what and ('cannot %s %s: '):format(what, path) or '', reason)
 end
 
@@ -119,8 +119,8 @@ function fs.open_tensors(op, path)
    return file or err.raise(why.code, op, '%s', why.message)
 end
 
--- Removes a folder with the files in it (one level, as checkpoints are), if it exists. Of a link it
--- removes the link and leaves its target.
+-- Removes a folder with the files in it (one level, as checkpoints are), if it exists. It removes
+-- a link and leaves its target.
 function fs.remove_dir(op, path)
    local io_ = fs.io()
    if io_.is_link(path) then

@@ -2,7 +2,7 @@
 
 local names = {}
 
--- Returns the Lua pattern of a name in which '*' stands for one part.
+-- Returns the Lua pattern of a name in which '*' matches one part.
 function names.pattern(text)
    return '^' .. text:gsub('[%-%.%+%[%]%(%)%$%^%%%?]', '%%%0'):gsub('%*', '[^.]+') .. '$'
 end

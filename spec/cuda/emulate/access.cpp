@@ -144,7 +144,7 @@ void check_far(uintptr_t a, size_t n, bool store)
                                                                      bytes_of(a)[i]});
 }
 
-/* What most accesses are comes first: the stack, shared memory, the allocation of the last one. */
+/* The most frequent accesses first: the stack, shared memory, the allocation of the last one. */
 inline void check(uintptr_t a, size_t n, bool store)
 {
   const running *r = launch_now;

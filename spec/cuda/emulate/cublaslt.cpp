@@ -276,7 +276,7 @@ TIDE_LT cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/* All that a product needs when its stream comes to it. */
+/* All that a product needs when its stream reaches it. */
 struct product {
   tide_emulated_desc op;
   tide_emulated_layout a, b, d;

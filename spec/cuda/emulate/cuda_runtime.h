@@ -1,6 +1,6 @@
 /* CUDA on the host, for specs: the kernels of kernels/cuda compiled as plain C++ and run.
  *
- * A block's threads are fibers of one host thread. A fiber runs until it comes to a
+ * A block's threads are fibers of one host thread. A fiber runs until it reaches a
  * barrier; shuffles and mma meet at a barrier of their warp. So indexing, masks, barriers and
  * arithmetic are executed as written; speed, memory order and instructions are not. Fresh device
  * memory and shared memory hold 0xff (NaN), and a barrier that some threads never reach ends the

@@ -2,10 +2,10 @@
  *
  * A call becomes a step of the stream it was given (stream.h). The step is not done
  * until all ranks' steps of that number have come; the last of them looks whether they agree, moves
- * everybody's data and marks it done. Sends and receives wait in a mailbox a pair, in order.
+ * the data of all and marks it done. Sends and receives wait in a mailbox a pair, in order.
  *
  * It is as unhelpful as NCCL may be: nothing blocks (config.blocking 0 is asked for), a group that
- * has ended is not on the stream before somebody has asked for the asynchronous error, init and
+ * has ended is not on the stream before a caller has read the asynchronous error, init and
  * split are in progress until all ranks have come, sends to ranks that do not receive never end,
  * and calls are only compared where NCCL would corrupt memory or hang: then the communicator fails.
  * What is given to a stream that captures is a call of each launch of the graph, and of the same
@@ -18,7 +18,7 @@
  *
  * A device has room for one kernel of NCCL at a time, the least that it may have (NCCL User Guide,
  * "Using multiple NCCL communicators concurrently": kernels may fit or not): the first that its
- * stream comes to, so ranks that begin with different ones wait for ever. With
+ * stream reaches, so ranks that begin with different ones wait for ever. With
  * NCCL_LAUNCH_ORDER_IMPLICIT=1 they begin in the order of their launches ("Environment Variables").
  * Two ranks that launch the collectives of two communicators in different orders may wait for each
  * other: a communicator fails when that is seen. Spec only.

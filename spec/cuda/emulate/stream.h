@@ -1,11 +1,11 @@
 /* Emulated streams: queues of steps that run as late as they may.
  *
- * Nothing runs when it is enqueued. A step runs when somebody waits for its stream,
+ * Nothing runs when it is enqueued. A step runs when the host waits for its stream,
  * asks whether it is done (of an event: asks again), or waits for an event behind it. So work that
  * another stream or the host uses without waiting is seen by its results. A step that answers false
  * is not done yet (a collective whose other ranks have not come) and is asked again.
  *
- * A stream that captures keeps how a step is made; each launch of the graph makes it anew.
+ * A stream that captures keeps how a step is made; each launch of the graph makes it again.
  *
  * Virtual, so that the emulated cuBLASLt and NCCL, libraries of their own, enqueue too. Spec only.
  */

@@ -1,10 +1,10 @@
 /* Streams, events and graphs of the emulated runtime. See stream.h and cuda_runtime.h.
  *
- * One lock guards all streams; whoever waits runs steps under it, so that a launch has the process
- * to itself. A wait for an event is one for its last record (CUDA Runtime API,
+ * One lock guards all streams; a thread that waits runs steps under it, so that a launch has the
+ * process to itself. A wait for an event is one for its last record (CUDA Runtime API,
  * cudaStreamWaitEvent: "the contents of event as captured by the last call to cudaEventRecord");
- * it runs the stream of that as far as there. Who asks for a record is told no the first time, and
- * nothing runs. An event that is used after it was destroyed ends the program.
+ * it runs the stream of that as far as there. The first query of a record answers no, and nothing
+ * runs. An event that is used after it was destroyed ends the program.
  *
  * A stream belongs to the device that was current when it was made, and so does an event: it is
  * recorded on streams of its device only, and waited for on any (CUDA C++ Programming Guide,
@@ -13,7 +13,7 @@
  *
  * While a stream captures, what it is given goes to the graph, and so does what streams are given
  * that have waited for an event of a capturing one. At a launch every such stream is a queue of its
- * own, so what nobody waits for in the capture runs as late as it may then too. What the driver
+ * own, so what is not waited for in the capture runs as late as it may then too. What the driver
  * refuses is refused, and spoils the capture: asking or waiting for a stream that captures or an
  * event of a capture, waiting in a capture for what is outside of it. A capture cannot end while
  * the stream that began it does not wait, directly or not, for all that is in it (programming
@@ -384,7 +384,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
   return sticky();
 }
 
-/* One launch: its marks, who sets each, and a queue for each stream beside the first. */
+/* One launch: its marks, what sets each, and a queue for each stream beside the first. */
 struct launch {
   std::vector<bool> is_set;
   std::vector<queue *> setter;

@@ -14,7 +14,7 @@ void tide_barrier_wait(uint32_t barrier, uint32_t parity);
 void tide_box_copy(uint32_t to, const CUtensorMap *map, uint32_t barrier, int c0, int c1, int c2,
                    int c3);
 
-/* d[64, n] = (add ? d : 0) + a b. a_registers: null if a comes from shared memory. */
+/* d[64, n] = (add ? d : 0) + a b. a_registers: null if a is in shared memory. */
 struct tide_emulate_product {
   float *d;
   int n;

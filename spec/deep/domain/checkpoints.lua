@@ -61,7 +61,7 @@ end
 -- ---- what is in the folder -------------------------------------------------------------------
 
 -- What each leg does by the rules: { from, first, last, kept }: the checkpoint that it goes on from
--- (a step or 'newest'; nil: it begins anew), its first and last step, and the checkpoints after it.
+-- (a step or 'newest'; nil: a new run), its first and last step, and the checkpoints after it.
 -- A save adds the step and keeps the newest `keep`; to go on from an earlier one moves the later
 -- ones away. A leg that is gone has not saved its last step, unless that was one to save.
 local function history(o)

@@ -194,7 +194,7 @@ local function check_order(o, got)
       or o.what:find 'balancing' and equal('pre_index', got.pre, exchange.places(o.cu, o.W))
 end
 
--- Where the value of output k of rank r comes from: rank and place (from 0).
+-- The source of the value of output k of rank r: rank and place (from 0).
 local function source_of(o, W, r, k)
    local Wd, L = o.width, o.L
    local B = o.flat and o.what ~= 'all_to_all' and 1 or o.B

@@ -31,7 +31,7 @@ function joined.make(c)
    o.view = c:chance(0.15)                     -- weights are slices that the tape records
    o.main = c:chance(0.4)                      -- gradients in f32
    o.rope = c:pick { 'none', 'new', 'reuse' }
-   o.between = c:chance(0.2)                   -- something stands between product and rotation
+   o.between = c:chance(0.2)                   -- an op between product and rotation
    o.interleaved = c:chance(0.3)
    o.rebind = c:chance(0.1)                    -- the last weight gets other bytes after a step
    o.retain, o.steps = c:chance(0.2), c:int(1, 3)

@@ -1,5 +1,5 @@
 -- Random cases: products whose weight has a change of low rank (linear_lora), on TIDE_SPEC_DEVICE
--- (cpu), against the products that it stands for, computed in f64 on the CPU: of odd and empty
+-- (cpu), against the products that it means, computed in f64 on the CPU: of odd and empty
 -- sizes, of views, some parts frozen or shared, used once or more, remade by checkpoints.
 
 local values = require 'spec.deep.fuzz.values'

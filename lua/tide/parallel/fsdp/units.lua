@@ -8,6 +8,7 @@
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local names = require 'tide.util.names'
+local near = require 'tide.util.near'
 local layout = require 'tide.parallel.layout'
 local Stack = require 'tide.nn.stack'
 
@@ -55,6 +56,20 @@ local function is_one_of(m, wanted)
    end
 end
 
+-- Refuses a class without a module in the model.
+local function check_used(model, wanted, used)
+   local seen, list = {}, {}
+   model:walk(function(m)
+      if not seen[m.class_name] then list[#list + 1] = m.class_name end
+      seen[m.class_name] = true
+   end)
+   for _, w in ipairs(wanted) do
+      local name = type(w) == 'table' and rawget(w, 'class_name') or tostring(w)
+      err.raise_if(not used[w], 'E_ARG', op, "units: no module of class '%s' in the model%s", name,
+         near.hint(name, list))
+   end
+end
+
 -- Returns the outermost modules of the given classes (names or class tables).
 local function by_class(model, wanted)
    local list, used = {}, {}
@@ -70,10 +85,7 @@ local function by_class(model, wanted)
       end
    end
    visit(model, '')
-   for _, w in ipairs(wanted) do
-      err.raise_if(not used[w], 'E_ARG', op, "units: no module of class '%s' in the model",
-         tostring(w))
-   end
+   check_used(model, wanted, used)
    if #list > 0 then list[#list].is_last = true end
    return list
 end

@@ -2,8 +2,9 @@
 
 local chats = require 'recipes.support.chats'
 local copy = require 'tide.util.copy'
+local options = require 'recipes.support.options'
 
-local pairs_ = {}
+local preference = {}
 
 -- Options of chats with another default or meaning for pairs.
 local instead = {
@@ -18,7 +19,7 @@ local instead = {
    lr = { help = 'peak learning rate; default: 1e-6, or 5e-6 with adapters' },
 }
 
-pairs_.rows = {
+preference.rows = {
    { 'loss', 'sigmoid', 'loss of a pair: sigmoid (DPO), or ipo (IPO, on the mean over the tokens '
      .. 'of an answer)', choices = { 'sigmoid', 'ipo' }, also = { 'loss-type' } },
    { 'beta', 0.1, 'strength of the pull to the reference: a larger beta keeps the model closer to '
@@ -32,31 +33,37 @@ for _, row in ipairs(chats.rows) do
    local own, other = copy(row), instead[row[1]] or {}
    own[2], own[3] = other[1] or own[2], other.help or own[3]
    own.choices = other.choices or own.choices
-   pairs_.rows[#pairs_.rows + 1] = own
+   preference.rows[#preference.rows + 1] = own
 end
 
-pairs_.change = { without = { 'train-on', unpack(chats.change.without) },
+-- What errors call the options.
+preference.words = options.joined(chats.words, {
+   { 'label_smoothing', '--label-smoothing' }, { 'kind', '--loss' },
+   { 'fp8', "--fp8, and fp8 = 'block' is --fp8 --fp8-scaling block" },
+})
+
+preference.change = { without = { 'train-on', unpack(chats.change.without) },
    default = chats.change.default }
 
 -- The pairs of --data, and those to evaluate on. images: how their images are read.
-function pairs_.corpus(job, opt, model, images)
-   return chats.corpus(job, opt, model, require('tide').data.preference.load,
-      '{ prompt, chosen, rejected }', images)
+function preference.corpus(job, opt, model, images)
+   return chats.corpus(job, opt, model, images, { load = require('tide').data.preference.load,
+      what = '{ prompt, chosen, rejected }' })
 end
 
 -- Prints the plan of a run over pairs; see chats.show_plan.
-function pairs_.show_plan(job, opt, plan, per_rank, corpus)
+function preference.show_plan(job, opt, plan, per_rank, corpus)
    chats.show_plan(job, opt, plan, per_rank, corpus, require('tide').data.preference.sampler)
 end
 
 -- Which pairs make up which rows of which step.
-function pairs_.sampler(job, opt, corpus, data)
+function preference.sampler(job, opt, corpus, data)
    return chats.sampler(job, opt, corpus, data, require('tide').data.preference.sampler)
 end
 
 -- Reads the weights, and computes what the reference says of all answers: the model before its
 -- first step, with adapters off, or that of --reference.
-function pairs_.fill(job, opt, run, corpus, sampler, rows)
+function preference.fill(job, opt, run, corpus, sampler, rows)
    local tide = require 'tide'
    job:check(tide.model.fill, run, opt.reference or opt.from)
    job.log:once('the reference (%s) reads %d pairs', opt.reference or opt.from, corpus.documents)
@@ -66,4 +73,4 @@ function pairs_.fill(job, opt, run, corpus, sampler, rows)
    if opt.adapter then job:check(tide.model.load_adapter, run, opt.adapter) end
 end
 
-return pairs_
+return preference
