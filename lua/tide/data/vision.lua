@@ -132,8 +132,8 @@ local function counts_of(f, list)
    return counts
 end
 
--- Returns ids in which each placeholder (config.image_token_id, config.video_token_id) stands as
--- often as its picture has features, and a list with the number of copies of each given id.
+-- Returns ids in which each placeholder (config.image_token_id, config.video_token_id) is repeated
+-- as often as its picture has features, and a list with the number of copies of each given id.
 -- pictures: of vision.read.
 function vision.expand(processor, config, ids, pictures)
    local op, out, copies = 'data.vision.expand', {}, {}
