@@ -11,7 +11,8 @@
 --
 -- A batch is one stream [1, rows * seq]: ids, labels (-100 at the end of a document and in
 -- padding), positions that restart in each document, index i32 [1, T, 2] of (document,
--- position), and cumulative lengths cu_real (tokens) and cu_slot (places), i32.
+-- position), and cumulative lengths cu_real (tokens) and cu_slot (places), i32. Its stamp says that
+-- index and lengths agree (util.stamp), so a step does not read an index on a GPU to compare them.
 --
 -- Held-out documents are packed the same way, in their order (`held_out`), so a model is evaluated
 -- as it is trained, whatever the mesh.
@@ -24,6 +25,7 @@ local image_parts = require 'tide.data.image_parts'
 local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
+local stamp = require 'tide.util.stamp'
 local upload = require 'tide.util.upload'
 
 local packed = {}
@@ -397,6 +399,7 @@ function packed.make(source, rows, seq, opts)
    out.cu_real, out.cu_slot = tide.tensor(real, host), tide.tensor(slots, host)
    local index = tide.slot_index(out.cu_slot, out.cu_real, at)
    out.index = upload(function(here) return index:to(here or 'cpu') end, opts.device)
+   out.stamp = stamp.of(out, { 'index', 'cu_real', 'cu_slot' })
    if source.images then
       add_images(out, source.images, rows, lists.ids, index, opts.device)
    end
