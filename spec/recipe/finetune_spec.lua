@@ -108,6 +108,18 @@ describe('recipes/finetune.lua', function()
       end)
    end)
 
+   it('with --overwrite removes the model of the run before, unless it reads it', function()
+      with_data(function(dir, words)
+         local model = dir .. '/a/model/config.json'
+         words = words .. '--steps 1 --out ' .. dir .. '/a '
+         ok(1, words)
+         ok(1, words .. ('--overwrite --from %s/a/model --export %s/e'):format(dir, dir))
+         assert.is_true(fs.exists(model))
+         ok(1, words .. ('--overwrite --export %s/f'):format(dir))
+         assert.is_false(fs.exists(model))
+      end)
+   end)
+
    it('refuses what newcomers get wrong, with what to do', function()
       with_data(function(dir, words, without_data)
          local run = '--steps 2 --out ' .. dir .. '/run '
