@@ -10,7 +10,8 @@ Stamp.__index = Stamp
 function stamp.of(t, names)
    local self = setmetatable({ id = {}, version = {} }, Stamp)
    for _, name in ipairs(names) do
-      self.id[name], self.version[name] = t[name].id, t[name]:version()
+      local x = t[name]
+      if x ~= nil then self.id[name], self.version[name] = x.id, x:version() end
    end
    return self
 end
