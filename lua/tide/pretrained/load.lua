@@ -309,7 +309,8 @@ local function read_plain(self)
 end
 
 -- Reads the weights in `dir`, as of load, into what plan:materialise gave for a model of the same
--- configuration. Every rank calls it. Returns run.
+-- configuration. Every rank calls it. Returns run. Make the optimiser from run.params after it: of
+-- a model that is not sharded, it then has the f32 weights that 16-bit parameters round.
 function load.fill(run, dir)
    local self = opened(dir, {})
    family.check('model.fill', read_plain(self), run.model)
