@@ -32,6 +32,7 @@ typedef struct run_options {
   int nrank, nthread, max_restarts;
   int nproc;               /* processes of one rank each; 0: this one */
   int grace;               /* seconds; -1: the default */
+  int timeout;             /* seconds of a collective; 0: the default */
   int restart;             /* 0 in the first attempt */
   const char *job;         /* one name for all attempts */
   const char *params, *recipe, *trace, *device;
@@ -114,7 +115,7 @@ int  cli_complain(const char *text);
 tide_ctx *cli_open_ctx(const run_options *o, int *code);
 /* Opens a context and a state on it. Returns 0, or the exit code after a message. */
 int  cli_open(const run_options *o, tide_ctx **ctx, lua_State **L);
-/* Describes the job for tide.comm.launch: only jobs that may be restarted have a name. As
+/* Describes the job for tide.comm: its timeout, and its name if it may be restarted. As
  * lua_cpcall. */
 int  cli_describe_job(lua_State *L, const run_options *o);
 

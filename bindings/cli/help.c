@@ -4,8 +4,9 @@
 const char cli_help_text[] =
   "tide: train large models in parallel, from Lua\n"
   "\n"
-  "  tide run [-n RANKS | --procs RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K]\n"
-  "           [--grace S] [--trace FOLDER] [--traceback] recipe.lua [options]\n"
+  "  tide run [-n RANKS | --procs RANKS] [-t THREADS] [-p PARAMS] [--timeout S]\n"
+  "           [--max-restarts K] [--grace S] [--trace FOLDER] [--traceback]\n"
+  "           recipe.lua [options]\n"
   "  tide trace FOLDER         report of a traced run: where ranks differ, which rank was late\n"
   "  tide score [-n RANKS] [-t THREADS] --from DIR [options]\n"
   "                            perplexity of a --file, or answers to --choices; see --help\n"
@@ -19,10 +20,11 @@ const char cli_help_text[] =
   "  tide help [run|repl|params|errors|ops]\n";
 
 const char cli_help_run[] =
-  "tide run [-n RANKS | --procs RANKS] [-t THREADS] [-p PARAMS] [--max-restarts K]\n"
-  "         [--grace S] [--trace FOLDER] [--traceback] recipe.lua [recipe options]\n"
-  "mpirun -np RANKS tide run [-t THREADS] [-p PARAMS] [--trace FOLDER] [--traceback]\n"
+  "tide run [-n RANKS | --procs RANKS] [-t THREADS] [-p PARAMS] [--timeout S]\n"
+  "         [--max-restarts K] [--grace S] [--trace FOLDER] [--traceback]\n"
   "         recipe.lua [recipe options]\n"
+  "mpirun -np RANKS tide run [-t THREADS] [-p PARAMS] [--timeout S] [--trace FOLDER]\n"
+  "         [--traceback] recipe.lua [recipe options]\n"
   "\n"
   "  -n RANKS    number of ranks, each a thread of this process (default: 1)\n"
   "  --procs RANKS\n"
@@ -34,6 +36,9 @@ const char cli_help_run[] =
   "  --trace F   record spans and the last collectives of each rank in folder F, even if the\n"
   "              run fails. tide trace F merges them (F/trace.json, for Perfetto) and reports.\n"
   "              Use one folder for each run\n"
+  "  --timeout S seconds that a rank waits in a collective for the others (default: 600). Then\n"
+  "              the run ends, and the error names the late rank and its last call. A rank that\n"
+  "              computes for longer between two collectives, or writes a checkpoint, is late too\n"
   "  --max-restarts K\n"
   "              restart a failed run up to K times, in new contexts and a new group;\n"
   "              training resumes from the newest checkpoint that this run has written\n"

@@ -43,7 +43,7 @@ static int run_lua(const char *lua, const char *name, int argc, char **argv)
 
 static int command_trace(int argc, char **argv)
 {
-  static const char lua[] = "io.stdout:write(require('tide.debug.trace').show((...)))";
+  static const char lua[] = "return require('tide.debug.trace').command(...)";
   if (argc != 1) return cli_complain("trace: expected one folder; see `tide help run`");
   int code = run_lua(lua, "=trace", argc, argv);
   return code == EXIT_USAGE ? EXIT_RAISED : code;

@@ -19,11 +19,14 @@ static void describe_job(lua_State *L, const void *user)
   lua_setfield(L, -2, "job");
   lua_pushinteger(L, o->restart);
   lua_setfield(L, -2, "restart");
+  if (o->timeout == 0) return;
+  lua_pushinteger(L, o->timeout);
+  lua_setfield(L, -2, "timeout");
 }
 
 int cli_describe_job(lua_State *L, const run_options *o)
 {
-  return o->job ? tide_host_describe(L, describe_job, o) : 0;
+  return o->job || o->timeout ? tide_host_describe(L, describe_job, o) : 0;
 }
 
 /* ---- contexts and states --------------------------------------------------------------------- */
@@ -162,6 +165,7 @@ int cli_parse_option(const char *command, const char *name, const char *value, r
     {"-t", "a number of threads in [1, 1024]", 1, 1024, &o->nthread, NULL},
     {"--max-restarts", "a number in [0, 1000000]", 0, 1000000, &o->max_restarts, NULL},
     {"--grace", "a number of seconds in [0, 1000000]", 0, 1000000, &o->grace, NULL},
+    {"--timeout", "a number of seconds in [1, 100000000]", 1, 100000000, &o->timeout, NULL},
     {"-p", "parameters, e.g. \"check=1\"; see `tide params`", 0, 0, NULL, &o->params},
     {"--trace", "a folder for the ranks' files", 1, 0, NULL, &o->trace},
     {"--device", "a device, e.g. cuda", 1, 0, NULL, &o->device},
@@ -184,7 +188,8 @@ int cli_parse_option(const char *command, const char *name, const char *value, r
  * else those that a command of the library leaves to the program. */
 static bool is_for_ranks(const char *word, const char *code)
 {
-  static const char *const shared[] = {"-n", "-t", "-p", "--procs", "--trace", "--traceback"};
+  static const char *const shared[] = {"-n", "-t", "-p", "--procs", "--timeout", "--trace",
+                                       "--traceback"};
   bool found = !code && word[0] == '-' && word[1];
   for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
     found = found || strcmp(word, shared[i]) == 0;

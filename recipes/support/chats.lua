@@ -224,6 +224,7 @@ function chats.images(job, opt, model)
    local proc = job:check(image.processor, dir)
    if opt.max_pixels then
       proc = job:check(image.processor, copy({ max_pixels = opt.max_pixels }, copy(proc.config)))
+      proc.folder = dir
    end
    return job:check(require('tide').data.chat.images, model, proc, { decode = opt.check_images }),
       dir
@@ -337,10 +338,26 @@ local function limited(job, path, most)
    return fs.json_text(all)
 end
 
+-- Removes the model and the adapters in --out of the run before, which --overwrite replaces, unless
+-- this run reads them: until its end a reader would take them for those of this run.
+local function clear_results(job, opt)
+   for _, name in ipairs { 'model', 'adapter' } do
+      local dir, is_read = fs.join(opt.out, name), false
+      for _, input in ipairs { 'from', 'adapter', 'reference', 'teacher', 'tokenizer' } do
+         local path = opt[input] and fs.resolve(opt[input])
+         is_read = is_read or path ~= nil and path == fs.resolve(dir)
+      end
+      local is_result = fs.exists(fs.join(dir, 'config.json'))
+         or fs.exists(fs.join(dir, 'adapter_config.json'))
+      if is_result and not is_read then fs.remove_dir(job.name, dir) end
+   end
+end
+
 -- Copies tokenizer and template into the folder of the run, which is resumed and sampled with them,
 -- and how images become patches. processor: the folder that says it, or nil.
 function chats.keep(job, opt, corpus, processor)
    if not job.first then return end
+   if opt.overwrite and not job:is_restart() then clear_results(job, opt) end
    text.keep_tokenizer(job, opt, corpus)
    local has_own = not processor or fs.absolute(processor) == fs.absolute(opt.out)
    for _, name in ipairs(has_own and {} or { 'video_preprocessor_config.json',

@@ -59,9 +59,25 @@ describe('tide run --procs', function()
       assert.is_truthy(out:find('no rain', 1, true), out)
    end)
 
+   local function names_late(how, stop)
+      local code = "local w = require('tide').comm.world() w:barrier() "
+         .. 'if w.rank == 1 then os.execute "%s" end w:barrier()'
+      local out, status = with(code:format(stop), 'run -t 1 --timeout 1 ' .. how)
+      assert.equal(1, status, out)
+      assert.is_truthy(out:find('rank 0 waited 1 s in #2 barrier', 1, true), out)
+      assert.is_truthy(out:find('rank 1 has not arrived; its last call here was #1', 1, true), out)
+   end
+
+   it('with --timeout names a late rank (threads)', function() names_late('-n 2', 'sleep 2') end)
+
+   it_mpi('with --timeout names a stopped rank (processes)', function()
+      names_late('--procs 2', 'kill -STOP $PPID')
+   end)
+
    it('is refused where it cannot be meant', function()
       for words, says in require 'tide.util.each' {
          ['--procs 2 -n 2'] = 'give one of them',
+         ['--timeout 0'] = '--timeout needs a number of seconds in [1, 100000000]',
          ['--procs 0'] = '--procs needs a number of processes in [1, 1024]',
          ['--procs 2 --max-restarts 1'] = '--max-restarts is for ranks of one process',
       } do

@@ -120,6 +120,17 @@ describe('the reader of traces', function()
          .. '(a.lua:2); its last call there was #1 barrier')
    end)
 
+   it('is refused by the program in one line without a place in it', function()
+      tmp.with(function(dir)
+         local pipe = io.popen(('%s/tide trace %s 2>&1'):format(os.getenv 'TIDE_BUILD' or 'build',
+            dir))
+         local out = pipe:read '*a'
+         pipe:close()
+         assert.equal(("tide: debug.trace.read: '%s' has no rank*.json; write them with tide run "
+            .. '--trace (E_IO)\n'):format(dir), out)
+      end)
+   end)
+
    it('refuses what is no trace of a rank, and two of one rank', function()
       tmp.with(function(dir)
          local function says(words, ...)

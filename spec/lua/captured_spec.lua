@@ -110,6 +110,18 @@ describe('a captured step', function()
       end
    end)
 
+   it('is refused for images and rows of documents, whose shapes differ', function()
+      local self = on_graph((new {}))
+      local b = batch(1)
+      b.image_grid_thw = tide.tensor({ { 1, 2, 2 } }, { dtype = 'i64' })
+      refused('E_UNSUPPORTED', 'captured: batches[2] has images, whose patches differ in number',
+         self.run, self, { batch(1), b })
+      b.image_grid_thw = nil
+      b.cu_real = tide.tensor({ 0, 2, 6 }, { dtype = 'i32' })
+      refused('E_UNSUPPORTED', 'captured: batches[1] has rows of documents (cu_real)', self.run,
+         self, { b })
+   end)
+
    it('is refused over ranks of the host, one by one updates, and weights elsewhere', function()
       local self = new {}
       refused('E_UNSUPPORTED', "captured: parameter '", captured.set, self, 'spec')

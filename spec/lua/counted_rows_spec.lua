@@ -2,7 +2,9 @@
 -- head work on these tokens alone, unless something expects every token.
 
 local tide = require 'tide'
+local refused = require 'spec.support.refused'
 local rows = require 'tide.nn.rows'
+local stamp = require 'tide.util.stamp'
 
 local V, T = 61, 11
 
@@ -88,6 +90,47 @@ describe('rows that count', function()
       end)
    end
 
+   -- Labels, the places of those that count, and a stamp that says so.
+   local function known_of(B)
+      local b = { ids = ids_of(B), labels = labels_of(B) }
+      b.counted = rows.counted(b.labels, -100)
+      b.stamp = stamp.of(b, { 'labels', 'counted' })
+      return b
+   end
+
+   it('may be known before: counted', function()
+      local model, b = model_of 'llama', known_of(2)
+      -- a place less is a row less: the places are taken as they are
+      local fewer = b.counted:narrow(1, 1, b.counted:numel() - 1)
+      assert.equal(fewer:numel(), seen_by_last(model, function()
+         model:loss(b.ids, b.labels, { counted = fewer })
+      end))
+      for _, name in ipairs { 'loss', 'label_logprobs' } do
+         local want, grads = graded(model, function()
+            return model[name](model, b.ids, b.labels)
+         end)
+         local got, whole = graded(model, function()
+            return model[name](model, b.ids, b.labels, { counted = b.counted })
+         end)
+         near(want, got, name)
+         for e, grad in pairs(grads) do near(grad, whole[e], e) end
+         refused('E_ARG', "argument 'counted': expected an index [K] of i64", model[name], model,
+            b.ids, b.labels, { counted = b.counted:to 'i32' })
+      end
+   end)
+
+   it('are those of a batch while its labels are', function()
+      local model = model_of 'llama'
+      local step = tide.train.step.new { model = model, optim = tide.optim.SGD(model, { lr = 0 }) }
+      local b = known_of(2)
+      b.counted = b.counted:narrow(1, 1, b.counted:numel() - 1)
+      b.stamp = stamp.of(b, { 'labels', 'counted' })
+      local function seen() return seen_by_last(model, function() step:run { b } end) end
+      assert.equal(b.counted:numel(), seen())
+      b.labels = b.labels:clone()
+      assert.equal(count(b.labels), seen())
+   end)
+
    for _, policy in ipairs { 'selective', 'mlp', 'full' } do
       it('give the same numbers under recomputation: ' .. policy, function()
          local model, ids, labels = model_of 'llama', ids_of(2), labels_of(2)
@@ -166,13 +209,16 @@ describe('rows that count', function()
             logp = top.logp:narrow(1, from, to - from + 1) }
             or { x = tx:narrow(1, from, to - from + 1), w = tw }
          return tide.nn.distil.loss(x:narrow(1, from, to - from + 1), w,
-            labels:narrow(1, from, to - from + 1), t, { alpha = 0.3, temperature = 2, count = 1 })
+            labels:narrow(1, from, to - from + 1), t, { alpha = 0.3, temperature = 2, count = 1,
+               counted = o.counted })
       end
       for _, top_only in ipairs { false, true } do
          local sum = 0
          for i = 1, 13 do sum = sum + loss({ first = i, last = i, top = top_only }):item() end
          local all = loss({ first = 1, last = 13, top = top_only }):item()
          assert(math.abs(sum - all) <= 1e-4 * math.abs(sum), sum .. ' ' .. all)
+         assert.equal(all, loss({ first = 1, last = 13, top = top_only,
+            counted = rows.counted(labels, -100) }):item())
       end
    end)
 end)

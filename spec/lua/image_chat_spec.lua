@@ -197,6 +197,12 @@ describe('a chat with images', function()
       e = raised(chat.images, tide.model.llama({ vocab_size = 9, hidden_size = 8,
          num_hidden_layers = 1, num_attention_heads = 2 }, { device = 'null' }), {})
       assert.matches('a model that reads images', e.message, 1, true)
+      tmp.with(function(dir)
+         write(dir .. '/preprocessor_config.json', '{"patch_size": 6}')
+         e = raised(chat.images, case.model { device = 'null' }, tide.data.image.processor(dir))
+         assert.matches(("argument 'processor.patch_size': expected 4, as vision_config.patch_size "
+            .. 'of the model (the processor is that of %s), got 6'):format(dir), e.message, 1, true)
+      end)
    end)
 
    it('may be the prompt of a pair of answers', function()

@@ -129,6 +129,22 @@ describe('tide score', function()
       end)
    end)
 
+   it('compares --seq with the positions of the model', function()
+      local lines, stderr = {}, io.stderr
+      rawset(io, 'stderr', { write = function(_, line) lines[#lines + 1] = line end })
+      local done, e = pcall(function()
+         for _, seq in ipairs { '16', '17' } do run(model, '--text', 'abc', '--seq', seq) end
+         local learned = tide.model.gpt2({ vocab_size = 258, hidden_size = 8,
+            num_hidden_layers = 1, num_attention_heads = 1, max_position_embeddings = 16 },
+            { seed = 3 })
+         refused('E_ARG', 'give --seq 16', run, learned, '--text', 'abc', '--seq', '17')
+      end)
+      rawset(io, 'stderr', stderr)
+      if not done then error(e, 0) end
+      assert.same({ '--seq 17: the model has 16 positions (max_position_embeddings); it was not '
+         .. 'trained on longer texts\n' }, lines)
+   end)
+
    it('says in one line what is wrong', function()
       tmp.with(function(dir)
          files.write(dir .. '/elf', '\127ELF\2\1\1\0')

@@ -94,6 +94,18 @@ describe('tide plot', function()
       end)
    end)
 
+   it('shows control characters of names as numbers, in text, SVG and tables', function()
+      tmp.with(function(dir)
+         write_run(dir, 'a\27[31m\nb', 8)
+         local out, status = program(("plot '%s/a\27[31m\nb' --out %s/p.svg"):format(dir, dir))
+         assert.equal(0, status, out)
+         for _, text in ipairs { out, files.read(dir .. '/p.svg'), (program('runs ' .. dir)) } do
+            assert.matches('a\\27[31m\\10b', text, 1, true)
+            assert.is_nil(text:find '\27')
+         end
+      end)
+   end)
+
    it('writes over no file but an SVG', function()
       tmp.with(function(dir)
          write_run(dir, 'a', 8)

@@ -244,6 +244,25 @@ describe('fields of a batch that tell of documents', function()
       assert.same({ { false, false, true, false } }, pad:tolist())
    end)
 
+   it('of packed rows are compared where one of them was replaced or written', function()
+      local source = tide.data.tokens.memory(('\1\2\3\5'):rep(9), 1)
+      local sampler = tide.data.packed.new { cu = { 0, 9, 20, 36 }, seq = 16, batch = 1 }
+      local function go(change)
+         local batch = sampler:make(source, { sampler:all()[1] })
+         if change then change(batch) end
+         return (select(2, cp.make_cp_batch_and_ctx(axis(2), batch)))
+      end
+      assert.is_nil(go().cu_real)
+      for _, change in ipairs {
+         function(batch) batch.cu_real, batch.cu_slot = { 0, 3, 16 }, { 0, 3, 16 } end,
+         function(batch) batch.index = tide.document_index(tide.tensor({ 0, 3, 16 },
+            { dtype = 'i32' }), 16) end,
+         function(batch) batch.index:narrow(2, 1, 3):fill_(5) end,
+      } do
+         refused('E_ARG', "'index' and 'cu_real' describe different documents", go, change)
+      end
+   end)
+
    it('call every number below 1 padding', function()
       local _, out = cp.make_cp_batch_and_ctx(nil, { ids = ints { { 1, 2, 3 } },
          labels = ints { { 1, 2, 3 } }, attention_mask = ints { { 1, 1 - 2^32, 0 } } })

@@ -34,6 +34,21 @@ describe('a step of replicas', function()
          "make { fsdp = { strategy = 'no_shard' }, lr = 1e-3 * (1 + rank) }")
    end)
 
+   it('is refused in f16, whose gradients need a scaled loss, sharded or not', function()
+      for _, fsdp in ipairs { 'nil', "{ mp_policy = { param_dtype = 'f16' } }" } do
+         fails("is trained in f16, where gradients below 6e-8 become 0, and a step does not scale",
+            ([[
+            local model = case.model {}
+            local fsdp = %s
+            model:materialise('cpu', 1)
+            if not fsdp then model:to 'f16' end
+            local sharded = fsdp and tide.parallel.fully_shard(model, fsdp) or nil
+            tide.train.step.new { model = model, parallel = sharded,
+               optim = tide.optim.AdamW(sharded or model, { lr = 1e-3 }) }
+         ]]):format(fsdp))
+      end
+   end)
+
    it('is refused where they take another loss', function()
       for _, fsdp in ipairs { 'nil', "{ strategy = 'optim' }" } do
          fails('rank 1 has other options of the loss', ([[

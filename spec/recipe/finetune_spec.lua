@@ -56,6 +56,21 @@ describe('recipes/finetune.lua', function()
       end)
    end)
 
+   it('loses on shards what one rank loses in bf16: both begin from the weights of the file',
+      function()
+         with_data(function(dir, words)
+            case.save(dir .. '/w', tide.model.llama({ vocab_size = 258, hidden_size = 32,
+               num_hidden_layers = 2, num_attention_heads = 4, intermediate_size = 48,
+               max_position_embeddings = 128, initializer_range = 0.1 }, { seed = 5 }))
+            words = ('%s--from %s/w --steps 6 --val-every 0 --dtype bf16 '):format(words, dir)
+            ok(1, words .. '--out ' .. dir .. '/one')
+            ok(2, words .. '--mesh.dp_shard 2 --out ' .. dir .. '/two')
+            local one, two, sum = losses(dir .. '/one'), losses(dir .. '/two'), 0
+            for i = 1, 6 do sum = sum + math.abs(one[i] - two[i]) / one[i] end
+            assert.is_true(sum / 6 < 1e-4, sum / 6)
+         end)
+      end)
+
    it('packs as it is asked to, and counts micro-batches by tokens', function()
       with_data(function(dir, words)
          ok(1, words .. '--steps 4 --out ' .. dir .. '/a')
@@ -110,6 +125,18 @@ describe('recipes/finetune.lua', function()
          bad(('--resume --out %s/a --from %s/e'):format(dir, dir), 'the run was begun with ' .. dir)
          ok(1, words .. '--steps 2 --overwrite --out ' .. dir .. '/a ' .. export)
          assert.is_true(first == weights())
+      end)
+   end)
+
+   it('with --overwrite removes the model of the run before, unless it reads it', function()
+      with_data(function(dir, words)
+         local model = dir .. '/a/model/config.json'
+         words = words .. '--steps 1 --out ' .. dir .. '/a '
+         ok(1, words)
+         ok(1, words .. ('--overwrite --from %s/a/model --export %s/e'):format(dir, dir))
+         assert.is_true(fs.exists(model))
+         ok(1, words .. ('--overwrite --export %s/f'):format(dir))
+         assert.is_false(fs.exists(model))
       end)
    end)
 

@@ -15,9 +15,15 @@ local dist = { solo = solo.new }
 
 local world
 
+-- Returns what the host has handed over: fields group, rank and timeout (seconds).
+local function of_host()
+   local host = package.loaded['tide.host']
+   return type(host) == 'table' and host or {}
+end
+
 local function join(opts)
-   local how, host = opts.transport, package.loaded['tide.host']
-   local group = type(host) == 'table' and host.group          -- what the host has handed over
+   local how, host = opts.transport, of_host()
+   local group = host.group
    err.raise_if(how == 'local' and not group, 'E_STATE', 'comm.init', "transport 'local' needs "
       .. 'ranks that are threads: tide run -n N')
    if how ~= 'mpi' and how ~= 'self' and group then
@@ -47,9 +53,14 @@ local function check_joined(opts)
 end
 
 -- Joins the group of this run once and returns the communicator of all its ranks. A later call may
--- change the timeout only.
+-- change the timeout only, which is that of `tide run --timeout` by default.
 function dist.init(opts)
-   if world then check_joined(opts) else world = join(opts) end
+   if world then
+      check_joined(opts)
+   else
+      opts.timeout = opts.timeout or of_host().timeout
+      world = join(opts)
+   end
    if opts.timeout then world:set_timeout(opts.timeout) end
    return world
 end

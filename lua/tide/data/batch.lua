@@ -3,6 +3,7 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+local stamp = require 'tide.util.stamp'
 local upload = require 'tide.util.upload'
 
 local batch = {}
@@ -21,16 +22,29 @@ local function ids_of(raw, B, n, width, device)
    return pairs_BT2:select(3, 1) + pairs_BT2:select(3, 2) * 256
 end
 
--- Returns the labels with -100 where the mask of a source says that a token does not count, and the
--- number of labels that count.
-local function masked(source, starts, seq, labels, device)
-   local pieces, count = {}, 0
-   for i, start in ipairs(starts) do
-      pieces[i] = source:mask(start + 1, seq)
-      count = count + select(2, pieces[i]:gsub('[^%z]', ''))
+-- Returns the places (from 0) of the bytes of a text that are not 0.
+local function places_of(text)
+   local list, at = {}, text:find '[^%z]'
+   while at do
+      list[#list + 1] = at - 1
+      at = text:find('[^%z]', at + 1)
    end
-   local keep = tensor_of(table.concat(pieces), { #starts, seq }, 'u8', device):to 'i64'
-   return labels * keep + (keep - 1) * 100, count
+   return list
+end
+
+-- Changes a batch: labels are -100 where the mask of a source says that a token does not count. On
+-- a GPU it gets their places as data.packed gives them.
+local function mask_labels(out, source, starts, seq, device)
+   local pieces = {}
+   for i, start in ipairs(starts) do pieces[i] = source:mask(start + 1, seq) end
+   local text = table.concat(pieces)
+   local keep, list = tensor_of(text, { #starts, seq }, 'u8', device):to 'i64', places_of(text)
+   out.labels, out.count = out.labels * keep + (keep - 1) * 100, #list
+   if out.labels.device == 'cpu' or #list == 0 then return end
+   out.counted = upload(function(here)
+      return tide.tensor(list, { dtype = 'i64', device = here })
+   end, device)
+   out.stamp = stamp.of(out, { 'labels', 'counted' })
 end
 
 -- Returns the windows of a source that begin at the tokens `starts` as { ids, labels, count },
@@ -44,9 +58,10 @@ function batch.make(source, starts, seq, device)
    end
    for i, start in ipairs(starts) do pieces[i] = source:raw(start, seq + 1) end
    local all = ids_of(table.concat(pieces), #starts, seq + 1, source.width, device)
-   local labels, count = all:slice(2, 2, seq + 1):contiguous(), #starts * seq
-   if source.mask then labels, count = masked(source, starts, seq, labels, device) end
-   return { ids = all:slice(2, 1, seq):contiguous(), labels = labels, count = count }
+   local out = { ids = all:slice(2, 1, seq):contiguous(), count = #starts * seq,
+      labels = all:slice(2, 2, seq + 1):contiguous() }
+   if source.mask then mask_labels(out, source, starts, seq, device) end
+   return out
 end
 
 -- Cuts a list of starts into n equal parts, one for each micro-batch.

@@ -35,7 +35,8 @@ function parts.of(model, processor, decode)
       { 'temporal_patch_size', 'temporal_patch_size' } } do
       local has, want = (processor.config or {})[names[1]], vision[names[2]]
       err.arg_if(has ~= want, 'data.chat.images', 'processor.' .. names[1], ('%s, as '
-         .. 'vision_config.%s of the model'):format(tostring(want), names[2]), has)
+         .. 'vision_config.%s of the model%s'):format(tostring(want), names[2], processor.folder
+            and ' (the processor is that of ' .. processor.folder .. ')' or ''), has)
    end
    return { processor = processor, decode = decode,
       image = c.image_token_id, video = c.video_token_id,

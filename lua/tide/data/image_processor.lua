@@ -213,7 +213,8 @@ end
 
 local processor = {}
 
--- Makes a processor. Fields: config (of images) and video_config, complete.
+-- Makes a processor. Fields: config (of images) and video_config, complete; folder: the one that it
+-- was read from, or nil.
 function processor.new(source)
    local images, videos
    if type(source) == 'string' then
@@ -225,7 +226,8 @@ function processor.new(source)
    check_type(where, images)
    check_type(where, videos)
    local self = setmetatable({ config = complete(images, sizes.image),
-      video_config = complete(videos, sizes.video) }, Processor)
+      video_config = complete(videos, sizes.video),
+      folder = type(source) == 'string' and source or nil }, Processor)
    self.form, self.video_form = form_of(self.config), form_of(self.video_config)
    return self
 end

@@ -11,7 +11,9 @@
 --
 -- A batch is one stream [1, rows * seq]: ids, labels (-100 at the end of a document and in
 -- padding), positions that restart in each document, index i32 [1, T, 2] of (document,
--- position), and cumulative lengths cu_real (tokens) and cu_slot (places), i32.
+-- position), and cumulative lengths cu_real (tokens) and cu_slot (places), i32. On a GPU it has
+-- counted, too: the places of the labels that count, i64. Its stamp says that these fields agree
+-- (util.stamp), so a step does not read them back to compare or count.
 --
 -- Held-out documents are packed the same way, in their order (`held_out`), so a model is evaluated
 -- as it is trained, whatever the mesh.
@@ -24,6 +26,7 @@ local image_parts = require 'tide.data.image_parts'
 local little = require 'tide.util.little'
 local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
+local stamp = require 'tide.util.stamp'
 local upload = require 'tide.util.upload'
 
 local packed = {}
@@ -320,23 +323,24 @@ end
 
 -- ---- batches ---------------------------------------------------------------------------------
 
--- Fills the lists from place `at` with one piece in its slot; returns the labels that count.
+-- Fills the lists from place `at` with one piece in its slot. lists.counted gets the places of the
+-- labels that count, from 0.
 local function put_piece(lists, source, piece, at, slot, pad)
    local start, n, goes_on = piece[1], piece[2], piece[3]
    local seen = goes_on and n + 1 or n
    local text, width = source:raw(start, seen), source.width
-   local mask, counted = source.mask and source:mask(start, seen), 0
+   local mask, counted = source.mask and source:mask(start, seen), lists.counted
    for i = 1, slot do
       local id, label = pad, -100
       if i <= n then
          id = little.read(text, (i - 1) * width + 1, width)
          if (i < n or goes_on) and not (mask and mask:byte(i + 1) == 0) then
-            label, counted = little.read(text, i * width + 1, width), counted + 1
+            label = little.read(text, i * width + 1, width)
+            counted[#counted + 1] = at + i - 1
          end
       end
       lists.ids[at + i], lists.labels[at + i], lists.positions[at + i] = id, label, i - 1
    end
-   return counted
 end
 
 local is_count = err.is_count
@@ -374,17 +378,17 @@ end
 -- count; of rows with images those of a call of their model.
 function packed.make(source, rows, seq, opts)
    check_rows('data.packed.make', rows)
-   local lists, at, count = { ids = {}, labels = {}, positions = {} }, 0, 0
+   local lists, at = { ids = {}, labels = {}, positions = {}, counted = {} }, 0
    local real, slots = { 0 }, { 0 }
    for r, row in ipairs(rows) do
       for i, piece in ipairs(row) do
          local slot = i == #row and r * seq - at or piece[4]      -- the last takes what is left
-         count = count + put_piece(lists, source, piece, at, slot, opts.pad)
+         put_piece(lists, source, piece, at, slot, opts.pad)
          at = at + slot
          real[#real + 1], slots[#slots + 1] = real[#real] + piece[2], at
       end
    end
-   local out = { count = count }
+   local out = { count = #lists.counted }
    local function tensor_of(list, dtype)
       return upload(function(here)
          return tide.tensor(list, { dtype = dtype, device = here })
@@ -397,6 +401,10 @@ function packed.make(source, rows, seq, opts)
    out.cu_real, out.cu_slot = tide.tensor(real, host), tide.tensor(slots, host)
    local index = tide.slot_index(out.cu_slot, out.cu_real, at)
    out.index = upload(function(here) return index:to(here or 'cpu') end, opts.device)
+   if out.count > 0 and out.labels.device ~= 'cpu' then
+      out.counted = tensor_of(lists.counted, 'i64')
+   end
+   out.stamp = stamp.of(out, { 'index', 'cu_real', 'cu_slot', 'labels', 'counted' })
    if source.images then
       add_images(out, source.images, rows, lists.ids, index, opts)
    end

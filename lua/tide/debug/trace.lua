@@ -348,9 +348,14 @@ function trace.show(folder)
    return table.concat(lines, '\n') .. '\n'
 end
 
+-- Runs `tide trace FOLDER`.
+function trace.command(folder)
+   err.people({ 'E_IO', 'E_FORMAT', 'E_ARG' }, function() io.stdout:write(trace.show(folder)) end)
+end
+
 local some = 'docs: trace_rank[]; '
    .. "where #docs > 0 -- argument 'docs': expected at least one, got none"
 return signature.doors('debug.trace', trace, {
-   dump = 'folder: string', read = 'folder: string', compare = some,
+   dump = 'folder: string', read = 'folder: string', command = 'folder: string', compare = some,
    report = some .. '; worst: integer >= 0 = 3', merge = 'folder: string; docs: trace_rank[]?',
 })

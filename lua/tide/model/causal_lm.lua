@@ -129,7 +129,7 @@ private.note(CausalLM.head_distil)
 
 -- Returns the names of all options of a call of loss.
 local function loss_options(self)
-   local names = { 'shift' }
+   local names = { 'shift', 'counted' }
    for _, list in ipairs { nn.loss.known, self.at_fields } do
       for _, name in ipairs(list) do names[#names + 1] = name end
    end
@@ -149,11 +149,22 @@ local function head_loss(self, h, labels, opts)
    return at_head(self, 'head_loss', h, labels, opts)
 end
 
+-- Refuses places of labels that are no index.
+local function check_counted(op, counted, labels)
+   local fits = counted == nil or tide.is_tensor(counted) and counted.ndim == 1
+      and counted.dtype == 'i64' and counted.device == labels.device
+   err.arg_if(not fits, op, 'counted', ("an index [K] of i64 on '%s', as labels"):format(
+      labels.device), counted)
+end
+
 -- Returns the final hidden states that a loss needs, and their labels. The states are [B, T, C], or
 -- [1, K, C] of the rows whose labels count, with the index of these rows (see nn.rows).
-local function states(self, ids_BT, labels_BT, place, ignore)
+local function states(self, ids_BT, labels_BT, place, ignore, counted)
    local rows
-   if self.picks_rows and self:picks_rows() then rows = rows_.counted(labels_BT, ignore) end
+   check_counted(self.op, counted, labels_BT)
+   if self.picks_rows and self:picks_rows() then
+      rows = rows_.counted(labels_BT, ignore, counted)
+   end
    local h = private.call(self.hidden, self, ids_BT, place, rows)
    return h, rows and rows_.pick_labels(labels_BT, rows) or labels_BT, rows
 end
@@ -166,18 +177,21 @@ local function loss(self, ids_BT, labels_BT, opts)
       nn.context.check_shift(self.op, place.context)
       labels_BT = nn.loss.shift(labels_BT, rest.ignore)
    end
-   rest.shift = nil
+   local counted = rest.counted
+   rest.shift, rest.counted = nil, nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   local h, labels = states(self, ids_BT, labels_BT, place, rest.ignore or nn.loss.ignore)
+   local h, labels = states(self, ids_BT, labels_BT, place, rest.ignore or nn.loss.ignore, counted)
    return private.replace(h, head_loss(self, h, labels, rest))
 end
 private.note(loss)
 
 -- Returns the sum of the token losses divided by opts.count (default: the labels counted in this
 -- call). labels_BT[t] is the token after ids_BT[t], -100 to leave it out; opts.shift = true makes
--- the labels from labels_BT = ids. Further options: ignore, label_smoothing, z_loss, and those of
--- forward. It is a call of the model: its hooks see these arguments and the loss.
+-- the labels from labels_BT = ids. Further options: ignore, label_smoothing, z_loss, counted, and
+-- those of forward. counted: the places of the labels that count, an index [K] i64 into all labels;
+-- with it the last layers work on these alone, also where labels lie on a GPU. It is a call of the
+-- model: its hooks see these arguments and the loss.
 function CausalLM:loss(ids_BT, labels_BT, opts)
    err.arg_if(type(self) ~= 'table', 'model.loss', 'self', 'a model: call model:loss(ids, labels), '
       .. 'with a colon', self)
@@ -185,15 +199,16 @@ function CausalLM:loss(ids_BT, labels_BT, opts)
 end
 
 local function label_logprobs(self, ids_BT, labels_BT, opts)
-   local names = { 'ignore', 'chunk' }
+   local names = { 'ignore', 'chunk', 'counted' }
    for _, name in ipairs(self.at_fields) do names[#names + 1] = name end
    local place = copy(err.options(self.op, opts, names))
    local rest = { ignore = place.ignore or nn.loss.ignore, chunk = place.chunk,
       cap = self.config.final_logit_softcapping }
-   place.ignore, place.chunk = nil, nil
+   local counted = place.counted
+   place.ignore, place.chunk, place.counted = nil, nil, nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   local h, labels, rows = states(self, ids_BT, labels_BT, place, rest.ignore)
+   local h, labels, rows = states(self, ids_BT, labels_BT, place, rest.ignore, counted)
    local values = private.replace(h, at_head(self, 'head_logprobs', h, labels, rest))
    if not rows then return values end
    return private.replace(values, rows_.spread(values, rows, labels_BT.shape))
@@ -202,7 +217,8 @@ private.note(label_logprobs)
 
 -- Returns the log-probability of each label, in their shape: 0 where it is opts.ignore (-100). The
 -- gradients of losses over whole answers go through it; logits exist for opts.chunk tokens at a
--- time. Further options: forward's. A call of the model, as loss is, on every mesh.
+-- time. Further options: counted, as of loss, and forward's. A call of the model, as loss is, on
+-- every mesh.
 function CausalLM:label_logprobs(ids_BT, labels_BT, opts)
    return self:as_call(label_logprobs, ids_BT, labels_BT, opts)
 end
@@ -231,11 +247,12 @@ function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
    local sums
    err.func(self.op, 'provide', provide)
    rest = copy(err.options(self.op, rest, { 'alpha', 'temperature', 'kind', 'chunk', 'count',
-      'ignore' }))
+      'ignore', 'counted' }))
    rest.cap = self.config.final_logit_softcapping
    local loss_ = self:as_call(function(me)
       me:check_ids(ids_BT)
       check_labels(me.op, ids_BT, labels_BT)
+      check_counted(me.op, rest.counted, labels_BT)
       local h, head = private.call(me.hidden, me, ids_BT, place), me.lm_head
       local function of_head(_, x)
          local value

@@ -211,7 +211,8 @@ function distil._of_part(op, x, w, labels, teacher, opts, part)
    local at = chunked.way(x, w, opts, part)
    at.alpha, at.temperature, at.kind = opts.alpha, opts.temperature, opts.kind
    local count = opts.count or math.max(1, nn_loss.count(labels, opts.ignore))
-   local x_KC, ids_K, rows = rows_.only(x:reshape(n, C), labels:reshape(n), opts.ignore)
+   local x_KC, ids_K, rows = rows_.only(x:reshape(n, C), labels:reshape(n), opts.ignore,
+      opts.counted)
    local sum = loss_fn(x_KC, w, ids_K, rows and picked(t, rows) or t, at)
    return sum * (1 / count), { kl = at.kl, ce = at.ce }
 end
@@ -277,7 +278,7 @@ function Objective:__call(model, batch, opts)
    local at, o = {}, self.opts
    for k, v in each(opts or {}) do if k ~= 'count' then at[k] = v end end
    local rest = { alpha = o.alpha, temperature = o.temperature, kind = o.kind, chunk = o.chunk,
-      count = opts and opts.count, ignore = nn_loss.ignore }
+      count = opts and opts.count, ignore = nn_loss.ignore, counted = batch.counted }
    local loss, sums = model:distil_loss(batch.ids, batch.labels, function(fn)
       with_teacher(self, batch, at, fn)
    end, at, rest)
@@ -319,7 +320,9 @@ return signature.doors('nn.distil', distil, {
    loss = { 'x: tensor; w: tensor; labels: tensor; teacher: table', opts = {
       'count: number? > 0 -- divisor of the sum',
       'ignore: integer = -100 -- label of tokens that do not count',
-      'cap: number? > 0 -- soft cap of the logits of the student', unpack(common) } },
+      'cap: number? > 0 -- soft cap of the logits of the student',
+      'counted: tensor? -- places of the labels that count, [K] of i64, where they are known',
+      unpack(common) } },
    top = { 'x: tensor; w: tensor; k: integer >= 1', opts = {
       'cap: number? > 0 -- soft cap of the logits',
       'chunk: integer? >= 1 -- tokens whose logits exist at a time; by default those of 16 MiB' } },

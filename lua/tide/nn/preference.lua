@@ -73,6 +73,7 @@ end
 function preference.answers(model, batch, opts)
    local at = {}
    for k, v in require 'tide.util.each'(opts or {}) do if k ~= 'count' then at[k] = v end end
+   at.counted = batch.counted
    local n = 2 * err.integer('nn.preference.answers', 'batch.pairs', batch.pairs, 1)
    local sums, parts = over_context(model, preference.by_answer(
       model:label_logprobs(batch.ids, batch.labels, at), batch.answers, n))

@@ -12,10 +12,15 @@ local rows_ = {}
 -- an MLP or a head, but not free.
 local most = 15 / 16
 
+-- Returns whether it is worth to pick the rows of k of n labels.
+local function is_worth(k, n) return k > 0 and k <= most * n end
+
 -- Returns the places of the labels that are not `ignore` as an index [K] i64 into the flattened
--- labels, ascending. Returns nil where rows should not be picked: nearly all labels count or none
--- do, or the labels do not lie in host memory, so that counting them would wait for the device.
-function rows_.counted(labels, ignore)
+-- labels, ascending. known: these places, from where the batch was made, or nil. Returns nil where
+-- rows should not be picked: nearly all labels count or none do, or the places are not known and
+-- the labels do not lie in host memory, so that counting them would wait for the device.
+function rows_.counted(labels, ignore, known)
+   if known ~= nil then return is_worth(known:numel(), labels:numel()) and known or nil end
    if labels.device ~= 'cpu' then return nil end
    local list, k = {}, 0
    for i, label in ipairs(labels:reshape(-1):tolist()) do
@@ -24,14 +29,14 @@ function rows_.counted(labels, ignore)
          list[k] = i - 1
       end
    end
-   if k == 0 or k > most * labels:numel() then return nil end
+   if not is_worth(k, labels:numel()) then return nil end
    return tide.tensor(list, { dtype = 'i64' })
 end
 
 -- Returns the rows of x [N, C] whose labels [N] count, these labels, and the index that counted
--- gives; or x, labels and nil where rows should not be picked.
-function rows_.only(x_NC, labels_N, ignore)
-   local rows = rows_.counted(labels_N, ignore)
+-- gives; or x, labels and nil where rows should not be picked. known: as of counted.
+function rows_.only(x_NC, labels_N, ignore, known)
+   local rows = rows_.counted(labels_N, ignore, known)
    if not rows then return x_NC, labels_N, nil end
    return x_NC:index_select(1, rows), labels_N:index_select(1, rows), rows
 end

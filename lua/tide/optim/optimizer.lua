@@ -12,6 +12,7 @@ local tide = require 'tide'
 local by_key = require 'tide.util.by_key'
 local captured = require 'tide.optim.captured'
 local class = require 'tide.class'
+local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
@@ -182,13 +183,49 @@ function Optimizer:zero_grad()
    end
 end
 
+-- Returns the f32 weight of which a parameter is the rounding (entry.exact), nil without one.
+-- Elements that were written into the parameter since have its values.
+local function exact_of(entry)
+   local exact, param = entry.exact, entry.param
+   if not exact or exact:is_gone() or exact.device ~= param.device
+      or not dims.equal(exact.shape, param.shape) then
+      return nil
+   end
+   tide.scope(function()
+      local same = exact:to(param.dtype):eq(param:detach())
+      exact:copy_(tide.where(same, exact, param:detach():to 'f32'))
+   end)
+   return exact
+end
+
+-- Returns whether a class keeps masters.
+local function keeps_masters(self)
+   for _, field in ipairs(self.fields) do
+      if field == 'master' then return true end
+   end
+   return false
+end
+
+-- Returns the state of an entry before its first update. Its master is the exact weight.
+function Optimizer:_begin_state(entry)
+   local state = self:new_state(entry)
+   local exact = exact_of(entry)
+   if exact and state.master then
+      state.master:release()
+      state.master = exact
+   elseif exact then
+      exact:release()                                  -- this class updates the parameter itself
+   end
+   return state
+end
+
 -- Returns the parameters of a group by fused call: same dtype, same number of updates.
 function Optimizer:_buckets(group)
    local list, at = by_key(function(step) return { step = step, p = {}, g = {}, states = {} } end)
    for _, entry in ipairs(group.params) do
       local g = entry.param.grad
       if g ~= nil then
-         local state = self.state[entry.name] or self:new_state(entry)
+         local state = self.state[entry.name] or self:_begin_state(entry)
          self.state[entry.name] = state
          local b = at(entry.param.dtype .. state.step, state.step + 1)
          b.p[#b.p + 1], b.g[#b.g + 1], b.states[#b.states + 1] = entry.param, g, state
@@ -260,7 +297,8 @@ function Optimizer:take_back()
 end
 
 -- Returns the state of a parameter before its first update: zeros for each of the class's fields,
--- `master` as the weight in f32 (parameters of 16 bits alone). entry: { name =, param = }.
+-- `master` as the weight in f32 (parameters of 16 bits alone). entry: { name =, param =, exact = },
+-- where exact is an f32 tensor of which param is the rounding; it becomes the master.
 function Optimizer:new_state(entry)
    local state = { step = 0 }
    for _, field in ipairs(self.fields) do
@@ -338,9 +376,14 @@ function Optimizer:read_field(state, field) return state[field] end
 function Optimizer:write_field(state, field, t) state[field]:copy_(t) end
 
 -- Returns tensors and meta. tensors: "name.field" -> tensor; meta: steps and the update count of
--- each parameter.
+-- each parameter. A parameter without an update has no count, and its master is its exact weight.
 function Optimizer:state_dict()
    local tensors, counts = {}, {}
+   for _, entry in ipairs(keeps_masters(self) and self:entries() or {}) do
+      if not self.state[entry.name] then
+         tensors[entry.name .. '.master'] = tide.no_grad(exact_of, entry)
+      end
+   end
    for name, state in each(self.state) do
       counts[name] = state.step
       for _, field in ipairs(self.fields) do
@@ -360,7 +403,7 @@ local function check_fits(op, key, to, from)
 end
 
 local function restore(self, op, entry, count, tensors)
-   local state = self:new_state(entry)
+   local state = self:_begin_state(entry)
    for _, field in ipairs(self.fields) do
       local key = entry.name .. '.' .. field
       local t = tensors[key]
@@ -377,7 +420,8 @@ local function restore(self, op, entry, count, tensors)
    return state
 end
 
--- Copies what state_dict gave into the state. Parameters without a state start with a new one.
+-- Copies what state_dict gave into the state. Parameters without a state start with a new one, with
+-- the master that the tensors have for them.
 -- E_ARG for a state of another class, or with parameters or tensors that are not kept here,
 -- E_FORMAT if one is missing, E_SHAPE if one does not fit.
 function Optimizer:load_state_dict(tensors, meta)
@@ -386,8 +430,12 @@ function Optimizer:load_state_dict(tensors, meta)
    tide.no_grad(function()
       for _, entry in ipairs(self:entries()) do
          known[entry.name] = true
-         local count = meta.counts[entry.name]
-         if count then state[entry.name] = restore(self, op, entry, count, tensors) end
+         local count, master = meta.counts[entry.name], tensors[entry.name .. '.master']
+         if count then
+            state[entry.name] = restore(self, op, entry, count, tensors)
+         elseif master and keeps_masters(self) then
+            entry.exact = master:to(entry.param.device):clone()
+         end
       end
    end)
    for name in each(meta.counts) do

@@ -133,7 +133,7 @@ end
 -- Returns the state and the f32 weight of this rank's piece, counted as one that a step changes.
 local function state_of(self, p)
    local name, entry = p.name, p.entry
-   self.state[name] = self.state[name] or self:new_state(entry)
+   self.state[name] = self.state[name] or self:_begin_state(entry)
    return self.state[name]
 end
 

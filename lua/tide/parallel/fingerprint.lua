@@ -105,6 +105,7 @@ local of_images = { pixel_values = true, pixel_values_videos = true, image_grid_
 
 -- Returns a field of a batch as text; nil of one that is not compared.
 local function field(name, v)
+   if name == 'counted' then return nil end                -- follows from the labels
    if not tide.is_tensor(v) then
       local is_list = type(v) == 'table' and (tostring(name):find '^cu_' or of_images[name])
       return is_list and canonical(v) or nil

@@ -10,6 +10,7 @@ local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local Exact = require 'tide.pretrained.exact'
 local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
 local lora = require 'tide.nn.lora'
@@ -326,8 +327,9 @@ local function less_norms(model, tensors)
    end)
 end
 
-local function fill_model(op, dir, c, model, tensors)
-   local whole, on_null = {}, false
+-- Fills a model that is not sharded. exact: keeps the weights that parameters round.
+local function fill_model(op, dir, c, exact, tensors)
+   local model, whole, on_null = exact.model, {}, false
    for _, e in ipairs(model:named_parameters()) do
       if low_rank.is_name(e.name) then whole[e.name] = cuts.shape(e.owner, e.field) end
       on_null = on_null or e.param.device == 'null'
@@ -337,7 +339,9 @@ local function fill_model(op, dir, c, model, tensors)
    if c.use_dora == true then less_norms(model, tensors) end
    for _, e in ipairs(model:named_parameters()) do
       local t, cut = tensors[e.name], cuts.get(e.owner, e.field)
-      if t then e.param:detach():copy_((cut and cut:cut(t) or t):to(e.param.device)) end
+      if t then
+         exact:fill(e, t.dtype, function(to) to:copy_((cut and cut:cut(t) or t):to(to.device)) end)
+      end
    end
 end
 
@@ -384,7 +388,10 @@ function adapter.load(what, dir)
       if sharded then
          fill_sharded(op, dir, c, sharded, tensors)
       else
-         fill_model(op, dir, c, model, tensors)
+         local run = what ~= model and what.params and what or { model = model }
+         local exact = Exact.of(run)
+         fill_model(op, dir, c, exact, tensors)
+         exact:keep(run)
       end
    end)
    return what

@@ -9,6 +9,7 @@ local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
+local Exact = require 'tide.pretrained.exact'
 local family = require 'tide.model.family'
 local folder = require 'tide.pretrained.folder'
 local low_rank = require 'tide.nn.low_rank'
@@ -166,6 +167,19 @@ local function fill_whole(store, model)
    end
 end
 
+-- Fills the model of a run that is not sharded, and keeps the weights that its parameters round.
+local function fill_exact(store, run)
+   local exact = Exact.of(run)
+   for _, e in ipairs(run.model:named_parameters()) do
+      if not is_new(store, e.name) then
+         exact:fill(e, store:dtype('model', e.name), function(t)
+            fill(store, e.name, dims.zeros(t.ndim), t.shape, t)
+         end)
+      end
+   end
+   exact:keep(run)
+end
+
 local function fill_pieces(store, sharded)
    for _, p in ipairs(sharded:named_parameters()) do
       for _, part in ipairs(is_new(store, p.name) and {} or p.parts) do
@@ -211,7 +225,7 @@ local function fill_run(store, run)
          if run.sharded then
             fill_pieces(store, run.sharded)
          else
-            fill_whole(store, run.model)
+            fill_exact(store, run)
          end
          fill_buffers(store, run.model)
          fill_quantised(store, run.model, run.model:parameters()[1].dtype)
@@ -295,7 +309,8 @@ local function read_plain(self)
 end
 
 -- Reads the weights in `dir`, as of load, into what plan:materialise gave for a model of the same
--- configuration. Every rank calls it. Returns run.
+-- configuration. Every rank calls it. Returns run. Make the optimiser from run.params after it: of
+-- a model that is not sharded, it then has the f32 weights that 16-bit parameters round.
 function load.fill(run, dir)
    local self = opened(dir, {})
    family.check('model.fill', read_plain(self), run.model)

@@ -1,9 +1,11 @@
 -- The batches of a step: their documents, and how many of their labels count.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 local documents = require 'tide.parallel.cp.documents'
 local err = require 'tide.util.err'
 local nn_loss = require 'tide.nn.loss'
+local stamp = require 'tide.util.stamp'
 
 local batches = {}
 
@@ -19,7 +21,12 @@ function batches.settled(op, name, b)
       err.raise('E_SHAPE', op, "argument '%s.labels': expected at least one row of tokens, got "
          .. '[%s]', name, table.concat(b.labels.shape, ', '))
    end
-   return documents.settled(op, b)
+   local is_known = stamp.holds(b.stamp, b, { 'labels', 'counted' })
+   local out = documents.settled(op, b)
+   if is_known or b.counted == nil then return out end
+   out = copy(out)
+   out.counted = nil                             -- the labels are others by now
+   return out
 end
 
 -- Returns the batches of a step, each as batches.settled returns it.

@@ -50,11 +50,26 @@ local function blame_captured(self, loss)
    return nonfinite.tell(self.comm, nonfinite.find(loss, {}), nonfinite.find(0, named))
 end
 
+-- Refuses fields that the host reads to lay a step out, and whose sizes differ from batch to batch.
+local function check_fixed(batch, i)
+   local has_images = batch.pixel_values ~= nil or batch.image_grid_thw ~= nil
+      or batch.pixel_values_videos ~= nil or batch.video_grid_thw ~= nil
+   err.raise_if(has_images, 'E_UNSUPPORTED', 'train.step', 'captured: batches[%d] has images, '
+      .. 'whose patches differ in number from batch to batch, and a captured step has fixed '
+      .. 'shapes; do without capturing', i)
+   local cu = batch.cu_real
+   err.raise_if(tide.is_tensor(cu) and cu.device == 'cpu', 'E_UNSUPPORTED', 'train.step',
+      'captured: batches[%d] has rows of documents (cu_real), whose number differs from batch to '
+      .. 'batch, and a captured step has fixed shapes; give windows, or do without capturing', i)
+end
+
 -- Returns the micro-batches as the recorded step takes them.
 local function parts_of(self, batches)
-   if not self.cp then return batches end
    local list = {}
-   for i, batch in ipairs(batches) do list[i] = self.replayed:cut(i, batch) end
+   for i, batch in ipairs(batches) do
+      list[i] = self.cp and self.replayed:cut(i, batch) or batch
+      check_fixed(list[i], i)
+   end
    return list
 end
 

@@ -17,6 +17,7 @@ local fs = require 'tide.util.fs'
 local launch = require 'tide.comm.launch'
 local pack = require 'tide.ffi.pack'
 local plan_options = require 'tide.parallel.plan.options'
+local positions = require 'tide.train.positions'
 
 local job = {}
 
@@ -298,9 +299,7 @@ end
 -- Compares the longest text, whose positions begin at 0, with those that the model was made for:
 -- it refuses texts beyond learned positions, and logs a line for texts beyond others.
 local function check_positions(self, corpus, plan)
-   local config, most, longest = plan.model.config or {}, nil, self.opt.seq or 0
-   plan.model:walk(function(m) most = most or m._positions and m:_positions() end)
-   local known = most or config.rope_theta and config.max_position_embeddings
+   local longest, known, is_last = self.opt.seq or 0, positions(plan.model)
    if not known or longest <= known then return end
    if corpus.cu then
       longest = math.min(longest, math.max(longest_of(corpus.cu), longest_of(corpus.val_cu)))
@@ -308,7 +307,7 @@ local function check_positions(self, corpus, plan)
    if longest <= known then return end
    local what = ('--seq %d: texts have up to %d tokens, and the model has %d positions '
       .. '(max_position_embeddings)'):format(self.opt.seq, longest, known)
-   err.usage_if(most, self.name, '%s; give --seq %d', what, known)
+   err.usage_if(is_last, self.name, '%s; give --seq %d', what, known)
    self.log:once('%s; it was not trained on longer ones', what)
 end
 

@@ -28,6 +28,7 @@ function reduce.loss_of(self, batch, count, options)
       err.arg_if(batch.position_ids ~= nil and batch.positions == nil, 'train.step', 'position_ids',
          "nil, as the model gets positions from the field 'positions' of a batch",
          batch.position_ids)
+      if self.model.picks_rows then opts.counted = mine.counted end
       loss = self.model:loss(mine.ids, mine.labels, opts)
    end
    if tide.is_tensor(loss) and loss:numel() == 1 then return loss end

@@ -7,6 +7,7 @@
 local args = require 'tide.util.args'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
+local positions = require 'tide.train.positions'
 
 local options = {
    { 'from', 'runs/pretrain', 'checkpoint, folder of a run (its newest checkpoint is used), or '
@@ -64,12 +65,25 @@ local function window(opt, config)
    return opt.seq > 0 and opt.seq or most
 end
 
+-- Compares --seq with the positions that the model was made for: beyond learned positions nothing
+-- can be read, beyond others a log line says so.
+local function check_window(tide, opt, model)
+   local known, is_last = positions(model)
+   if not known or opt.seq <= known then return end
+   local what = ('--seq %d: the model has %d positions (max_position_embeddings)'):format(opt.seq,
+      known)
+   err.usage_if(is_last, opt.op, '%s; give --seq %d', what, known)
+   tide.util.log.new({ rank = tide.comm.world().rank }):once('%s; it was not trained on longer '
+      .. 'texts', what)
+end
+
 -- Scores what the options name; returns it with its figures.
 local function compute(tide, opt)
    local work = read(tide, opt)
    local ranks = tide.comm.world().size
    local model, on = tide.model.load(opt.from, { device = opt.device,
       mesh = ranks > 1 and { dp_shard = ranks } or nil })
+   check_window(tide, opt, model)
    local config, evaluate = model.config, tide.train.evaluate
    local how = { sharded = on.sharded, seq = window(opt, config), batch = opt.batch,
       device = opt.device }

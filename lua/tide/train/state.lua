@@ -184,10 +184,11 @@ local function load_whole_optim(op, optim, saved, meta)
       'table')
    for _, e in ipairs(optim:entries()) do
       local key = e.name .. '.master'
-      if counts[e.name] and keeps_master(e.param) then
-         tensors[key] = tensors[key] or saved.model[e.name]
-      elseif counts[e.name] and tide.is_tensor(tensors[key])
-         and dims.equal(tensors[key].shape, e.param.shape) then
+      local weight = saved.model[e.name]
+      if keeps_master(e.param) then
+         local is_exact = counts[e.name] or weight.dtype == 'f32'
+         tensors[key] = tensors[key] or is_exact and weight or nil
+      elseif tide.is_tensor(tensors[key]) and dims.equal(tensors[key].shape, e.param.shape) then
          tide.no_grad(function() e.param:copy_(tensors[key]) end)
          tensors[key] = nil
       end
@@ -230,12 +231,14 @@ local function load_model(sharded, from)
    end)
 end
 
--- Returns the names of the optimiser's tensors of a piece that the checkpoint has.
+-- Returns the names of the optimiser's tensors of a piece that the checkpoint has: of a parameter
+-- without an update at most the master.
 local function optim_keys(p, optim, from, counts)
    local list = {}
-   for _, field in ipairs(counts[p.name] and optim.fields or {}) do
+   for _, field in ipairs(optim.fields) do
       local key = p.name .. '.' .. field
-      if from:shape('optim', key) then list[#list + 1] = key end
+      local is_read = counts[p.name] or field == 'master'
+      if is_read and from:shape('optim', key) then list[#list + 1] = key end
    end
    return list
 end
@@ -280,7 +283,8 @@ local function load_optim(sharded, optim, from, meta)
                { dtype = from:dtype('optim', key), device = device }))
          end
       end
-      if counts[p.name] and keeps_master(p.param) and not tensors[master] then
+      local is_exact = counts[p.name] or from:dtype('model', p.name) == 'f32'
+      if is_exact and keeps_master(p.param) and not tensors[master] then
          tensors[master] = read_piece(from, 'model', p.name, p, tide.empty(p.size,
             { dtype = 'f32', device = device }))
       end

@@ -29,18 +29,30 @@ local step = {}
 local Step = {}
 Step.__index = Step
 
+-- Refuses parameters that are trained in f16: their gradients need a scaled loss, which a step does
+-- not have.
+local function check_dtype(op, model)
+   for _, e in ipairs(model.named_parameters and model:named_parameters() or {}) do
+      err.raise_if(e.param.dtype == 'f16' and e.param.requires_grad, 'E_UNSUPPORTED', op,
+         "parameter '%s' is trained in f16, where gradients below 6e-8 become 0, and a step does "
+         .. "not scale its loss; use model:to 'bf16' or 'f32', or multiply the loss by s in a loop "
+         .. 'of your own and call optim:step { scale = 1 / s }', e.name)
+   end
+end
+
 -- Makes a step. Captured, it is one launch of a CUDA graph from the second on, with the same
 -- numbers; batches must keep their shapes and counts; several ranks need NCCL between them and
 -- record together. Collective. E_STATE: ranks differ in clip, in the options of optimiser or loss
--- or, of a model that each holds whole, in its parameters, modules or weights. E_UNSUPPORTED: the
--- step cannot be captured (another transport, a model that is not on 'cuda', gradients that the
--- host sees).
+-- or, of a model that each holds whole, in its parameters, modules or weights. E_UNSUPPORTED:
+-- parameters are trained in f16; the step cannot be captured (another transport, a model that is
+-- not on 'cuda', gradients that the host sees).
 function step.new(opts)
    local op = 'train.step.new'
    local sharded, comm = opts.parallel, opts.comm or dist.world()
    err.arg_if(not opts.loss and type(opts.model.loss) ~= 'function', op, 'model', 'a model with a '
       .. 'method loss(ids, labels, { count = n }), which returns the sum of the losses of its '
       .. 'labels divided by n', opts.model)
+   check_dtype(op, opts.model)
    replicas.check_cut(op, opts)
    local self = setmetatable({
       model = opts.model, optim = opts.optim, parallel = sharded,

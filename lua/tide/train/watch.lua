@@ -60,8 +60,9 @@ local function shown(v, fn) return v == nil and '-' or v ~= v and 'nan' or fn(v)
 local function four(v) return ('%.4f'):format(v) end
 
 local function row_of(s)
-   return { s.run, shown(s.steps, tostring), shown(s.tokens, units.count), shown(s.loss, four),
-      shown(s.val_loss, four), shown(s.best, four), shown(s.speed, units.count),
+   return { plot._line(s.run), shown(s.steps, tostring), shown(s.tokens, units.count),
+      shown(s.loss, four), shown(s.val_loss, four), shown(s.best, four),
+      shown(s.speed, units.count),
       shown(s.when, function(t) return os.date('%Y-%m-%d %H:%M', t) end) }
 end
 

@@ -131,7 +131,8 @@ local common = { help = 'boolean', config = 'string', print_config = 'boolean', 
 
 -- Options of `tide run`.
 local of_run = { ['-n'] = true, ['-t'] = true, ['-p'] = true, ['--procs'] = true,
-   ['--grace'] = true, ['--max-restarts'] = true, ['--trace'] = true, ['--traceback'] = true }
+   ['--grace'] = true, ['--max-restarts'] = true, ['--timeout'] = true, ['--trace'] = true,
+   ['--traceback'] = true }
 
 -- Returns the advice for an option of `tide run` behind the recipe, or nil.
 local function advice(word)

@@ -104,8 +104,13 @@ local function axis(lists, log, a, b)
    return self
 end
 
+-- Returns a text on one line: a control character is a backslash and its number.
+function plot._line(text)
+   return (tostring(text):gsub('%c', function(c) return ('\\%d'):format(c:byte()) end))
+end
+
 local function escape(text)
-   return (tostring(text):gsub('[&<>"]', {
+   return (plot._line(text):gsub('[&<>"]', {
       ['&'] = '&amp;', ['<'] = '&lt;', ['>'] = '&gt;', ['"'] = '&quot;',
    }))
 end
@@ -230,7 +235,7 @@ function plot.text(series, opts)
    out[rows + 1] = (' '):rep(10) .. '+' .. ('-'):rep(columns)
    out[rows + 2] = numbers_of(x, columns + 11)
    for i, s in ipairs(series) do
-      out[#out + 1] = ('%10s %s'):format(marks[(i - 1) % #marks + 1], tostring(s.name))
+      out[#out + 1] = ('%10s %s'):format(marks[(i - 1) % #marks + 1], plot._line(s.name))
    end
    return table.concat(out, '\n') .. '\n'
 end

@@ -177,7 +177,7 @@ local function begin(op, batch, loss_mask)
    signature.check(op, 'loss_mask', out.loss_mask, 'tensor [B, S]?', { B = B, S = S })
    local said = documents.of(op, out, B, S, t.device)
    documents.settle(said, out)
-   out.cu_real, out.cu_slot = nil, nil
+   out.cu_real, out.cu_slot, out.counted = nil, nil, nil
    with_positions(op, out, said, name, t, B, S)
    return out, said, B, S
 end

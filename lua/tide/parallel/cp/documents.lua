@@ -17,6 +17,7 @@ local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+local stamp = require 'tide.util.stamp'
 local mask_ = require 'tide.nn.mask'
 local cp_map = require 'tide.parallel.cp.map'
 
@@ -117,13 +118,19 @@ local function without_plain_mask(list, batch)
    end
 end
 
+-- Returns whether index and lengths of a batch were made together, so the index says all.
+local function is_stamped(batch)
+   return batch.index ~= nil
+      and stamp.holds(batch.stamp, batch, { 'index', 'cu_real', 'cu_slot' })
+end
+
 -- Returns what the fields of a batch of B rows of S tokens say together: { index = i32 [B or 1, S,
 -- 2], or nil where cu_real and cu_slot say all or each row is one document; cu_real, cu_slot =
 -- lists or nil; pad = bool [B or 1, S], nil: no token is padding }.
 function documents.of(op, batch, B, S, device)
    local list = numberings(op, batch, B, S, device)
    local real, slot = of_cu(op, batch, B, S)
-   if real and (#list > 0 or batch.padding_mask ~= nil) then
+   if real and (#list > 0 or batch.padding_mask ~= nil) and not is_stamped(batch) then
       list[#list + 1] = { name = 'cu_real', index = documents.cu_index(real, slot, S, device) }
    end
    local pad = batch.padding_mask ~= nil and of_padding(op, batch.padding_mask, B, S, device) or nil
