@@ -44,11 +44,11 @@ end
 -- litter (what a killed save leaves is in the folder), back (how many checkpoints before the newest
 -- it goes on from) }. moves: legs have places of their own.
 function checkpoints.make(c)
-   local o = { seed = c:int(0, 999), family = c:pick(models.families), moves = not c:chance(0.4),
+   local o = { seed = c:int(0, 999), family = c:pick(models.trained), moves = not c:chance(0.4),
       tp = c:pick { 1, 2 }, T = c:int(1, 9), legs = {} }
    o.config = models.config(c, o.family, o.tp)
    o.dtype = o.moves and 'f64' or c:pick { 'f64', 'f32', 'bf16' }
-   local state = o.family == 'mamba2' or o.family == 'hybrid'
+   local state = models.has_state[o.family] or o.family == 'gpt2'
    o.dropout = not o.moves and not state and c:chance(0.5)
    if o.dropout then o.config.attention_dropout = 0.3 end
    o.optim, o.clip = models.optim(c), c:pick { 0, 0.5 }
