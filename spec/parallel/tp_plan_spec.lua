@@ -405,6 +405,10 @@ describe('a plan that does not fit', function()
       model.model._tp_plan = { ['layers.*.mlp.up_proj'] = 'colwise' }
       refused('sequence_parallel is not supported', parallel.tensor_parallel, model, axis(2),
          { sequence_parallel = true, declared = true })
+      local learned = tide.model.gpt2({ vocab_size = 9, n_embd = 8, n_layer = 1, n_head = 2 },
+         { device = 'null' })
+      refused("no rule for learned positions, 'model.embed_positions'", parallel.tensor_parallel,
+         learned, axis(2), { sequence_parallel = true })
    end)
 
    it('takes booleans for its flags, and no model that is cut or sharded', function()

@@ -165,6 +165,12 @@ function tp_plans.with_sequence(plan, model)
    plan = spelt(plan, model)
    local embed = join(path, names.embed)
    if not plan[embed] then refuse_sequence("'%s' is whole", embed) end
+   for _, name in ipairs(body._child) do
+      if name ~= names.embed and class.is(body[name], nn.Embedding) then
+         refuse_sequence("no rule for learned positions, '%s'; leave sequence_parallel out",
+            join(path, name))
+      end
+   end
    plan[embed] = plan[embed]:with { output = 'S(1)' }
    for i, block in ipairs(body.layers) do
       local at = join(path, 'layers', body.layers._child[i])
