@@ -5,6 +5,7 @@ local tide = require 'tide'
 local bytes = require 'tide.tokenizer.bytes'
 local choices = require 'tide.data.choices'
 local encoder = require 'tide.data.encoder'
+local err = require 'tide.util.err'
 local files = require 'spec.support.files'
 local fs = require 'tide.util.fs'
 local jsonl = require 'tide.data.jsonl'
@@ -97,6 +98,31 @@ describe('a file of JSON Lines', function()
             { list, bad.count, #bad, bad[10] })
          refused('E_FORMAT', 'a, line 1: ' .. object .. ' (skip_bad = true', jsonl._records, 'spec',
             dir .. '/a', false, {}, function() end)
+      end)
+   end)
+
+   -- skip_bad left such a record out of the data
+   it('has no broken record where the memory runs out or an interrupt arrives', function()
+      tmp.with(function(dir)
+         files.write(dir .. '/a', '{"a":1}\n{"a":2}\n')
+         local ctx, bad, seen = require('tide.ffi.ctx').default(), { count = 0 }, {}
+         local function code_of(n, fn, ...)
+            ctx:param('fail_alloc', n)
+            local ok, e = pcall(fn, ...)
+            ctx:param('fail_alloc', 0)
+            return ok and 'OK' or err.of(e).code
+         end
+         assert.equal('E_NOMEM', code_of(1, jsonl._records, 'spec', dir .. '/a', true, bad,
+            function(t) return t end))
+         files.write(dir .. '/b', '{"a": [1, 2]}')
+         for n = 1, 4 do seen[code_of(n, fs.read_json, 'spec', dir .. '/b')] = true end
+         assert.is_true(seen.E_NOMEM and not seen.E_FORMAT)
+         for _, code in ipairs { 'E_NOMEM', 'E_INTERRUPT', 'E_DEVICE' } do
+            assert.equal(code, raised(jsonl._try, jsonl._guard, 'w: ', err.raise, code, 'a',
+               'b').code)
+         end
+         assert.equal(0, bad.count)
+         assert.is_false(pcall(jsonl._try, jsonl._guard, '', error, 'not enough memory', 0))
       end)
    end)
 end)

@@ -291,8 +291,7 @@ local function read_one(e)
    local proc, text = e.reader.processor, nil
    local ok, patches, grid = pcall(proc.read, proc, e.path)
    if not ok then
-      local known = err.of(patches)
-      text = known and known.message or err.text(patches)
+      text = err.fault(patches)
    elseif not dims.equal(grid, e.grid) then
       text = e.path .. ' has another size than when the chats were read; start again'
    end
