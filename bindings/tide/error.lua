@@ -292,6 +292,16 @@ function err.problem(fn, ...)
    return (e.message:gsub("^argument '': ", ''):gsub("^argument '", "field '"))
 end
 
+local of_machine = { E_NOMEM = true, E_DEVICE = true, E_INTERRUPT = true }
+
+-- Returns what is wrong with data that fn could not read: the message of a caught error. Raises the
+-- error again where it is about the machine: memory, a device, an interrupt.
+function err.fault(caught)
+   local e = err.of(caught)
+   if e and of_machine[e.code] or caught == 'not enough memory' then error(caught, 0) end
+   return e and e.message or err.text(caught)
+end
+
 local function fits(v, lo, hi) return (not lo or v >= lo) and (not hi or v <= hi) end
 
 local function range(kind, lo, hi)

@@ -64,14 +64,25 @@ static void from_cmyk(uint8_t *to, const uint8_t *from, int64_t n)
     }
 }
 
-static void from_rgb16(uint8_t *to, const uint16_t *from, int64_t n)
+/* Returns number i of 16 bits at `from`, which may lie at any byte. */
+static inline uint16_t wide_at(const uint8_t *from, int64_t i)
 {
-  for (int64_t i = 0; i < CHANNEL * n; i++) to[i] = (uint8_t)(from[i] >> 8);
+  uint16_t v;
+  memcpy(&v, from + 2 * i, sizeof v);
+  return v;
 }
 
-static void from_grey16(uint8_t *to, const uint16_t *from, int64_t n)
+static void from_rgb16(uint8_t *to, const uint8_t *from, int64_t n)
 {
-  for (int64_t i = 0; i < n; i++) memset(to + 3 * i, from[i] < 255 ? from[i] : 255, CHANNEL);
+  for (int64_t i = 0; i < CHANNEL * n; i++) to[i] = (uint8_t)(wide_at(from, i) >> 8);
+}
+
+static void from_grey16(uint8_t *to, const uint8_t *from, int64_t n)
+{
+  for (int64_t i = 0; i < n; i++) {
+    uint16_t v = wide_at(from, i);
+    memset(to + 3 * i, v < 255 ? v : 255, CHANNEL);
+  }
 }
 
 int tide_image_rgb(tide_tensor **out, tide_tensor *x, int layout)
@@ -90,8 +101,8 @@ int tide_image_rgb(tide_tensor **out, tide_tensor *x, int layout)
   int64_t n = x->shape[0] * x->shape[1];
   if (layout == TIDE_PIXELS_RGBA) from_rgba(to, from, n);
   else if (layout == TIDE_PIXELS_CMYK) from_cmyk(to, from, n);
-  else if (layout == TIDE_PIXELS_RGB16) from_rgb16(to, (const uint16_t *)(const void *)from, n);
-  else from_grey16(to, (const uint16_t *)(const void *)from, n);
+  else if (layout == TIDE_PIXELS_RGB16) from_rgb16(to, from, n);
+  else from_grey16(to, from, n);
   return TIDE_OK;
 }
 

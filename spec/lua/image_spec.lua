@@ -56,6 +56,22 @@ describe('data.image', function()
       assert.is_true(n >= 38, n)
    end)
 
+   -- make test-asan finds loads of 16 bits at an odd address
+   it('converts values of 16 bits that begin at any byte', function()
+      local ffi, own = require 'ffi', require 'tide.ffi.own'
+      local C = require('tide.ffi.lib').C
+      local memory = tide.tensor({ 0, 1, 2, 3, 4, 5, 6, 200, 0 }, { dtype = 'u8' })
+      local function rgb(first, n, layout)
+         local box, x = ffi.new 'tide_tensor *[1]', memory:narrow(1, first, n):reshape { 1, 1, n }
+         own.check(x, C.tide_image_rgb(box, x, layout))
+         return own.take(box):reshape(3):tolist()
+      end
+      assert.same({ 2, 4, 6 }, rgb(2, 6, C.TIDE_PIXELS_RGB16))
+      assert.same({ 3, 5, 200 }, rgb(3, 6, C.TIDE_PIXELS_RGB16))
+      assert.same({ 200, 200, 200 }, rgb(8, 2, C.TIDE_PIXELS_GREY16))
+      assert.same({ 255, 255, 255 }, rgb(2, 2, C.TIDE_PIXELS_GREY16))
+   end)
+
    it('reads sizes from the header alone, upright', function()
       tmp.with(function(dir)
          for name, text in each(bytes) do

@@ -5,6 +5,7 @@ local tide = require 'tide'
 local bytes = require 'tide.tokenizer.bytes'
 local choices = require 'tide.data.choices'
 local encoder = require 'tide.data.encoder'
+local err = require 'tide.util.err'
 local files = require 'spec.support.files'
 local fs = require 'tide.util.fs'
 local jsonl = require 'tide.data.jsonl'
@@ -97,6 +98,31 @@ describe('a file of JSON Lines', function()
             { list, bad.count, #bad, bad[10] })
          refused('E_FORMAT', 'a, line 1: ' .. object .. ' (skip_bad = true', jsonl._records, 'spec',
             dir .. '/a', false, {}, function() end)
+      end)
+   end)
+
+   -- skip_bad left such a record out of the data
+   it('has no broken record where the memory runs out or an interrupt arrives', function()
+      tmp.with(function(dir)
+         files.write(dir .. '/a', '{"a":1}\n{"a":2}\n')
+         local ctx, bad = require('tide.ffi.ctx').default(), { count = 0 }
+         ctx:param('fail_alloc', 1)
+         local ok, e = pcall(jsonl._records, 'spec', dir .. '/a', true, bad,
+            function(t) return t end)
+         ctx:param('fail_alloc', 0)
+         assert.same({ false, 'E_NOMEM' }, { ok, err.of(e).code })
+         local json = fs.io().json
+         local decode = json.decode
+         json.decode = function() err.raise('E_NOMEM', 'json', 'no memory') end
+         e = raised(fs.read_json, 'spec', dir .. '/a')
+         json.decode = decode
+         assert.equal('E_NOMEM', e.code)
+         for _, code in ipairs { 'E_NOMEM', 'E_INTERRUPT', 'E_DEVICE' } do
+            assert.equal(code, raised(jsonl._try, jsonl._guard, 'w: ', err.raise, code, 'a',
+               'b').code)
+         end
+         assert.equal(0, bad.count)
+         assert.is_false(pcall(jsonl._try, jsonl._guard, '', error, 'not enough memory', 0))
       end)
    end)
 end)

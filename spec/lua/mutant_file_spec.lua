@@ -1,6 +1,6 @@
--- Files of tokenizers, chats, templates, models and tokens with random changes: each works, or is
--- refused by one clear line. spec/deep/mutant_files.lua makes more of them, in processes of their
--- own, and counts seconds and bytes.
+-- Files of tokenizers, chats, templates, models, tokens and images with random changes: each works,
+-- or is refused by one clear line. spec/deep/mutant_files.lua makes more of them, in processes of
+-- their own, and counts seconds and bytes.
 
 local tide = require 'tide'
 local each = require 'tide.util.each'

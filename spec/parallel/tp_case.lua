@@ -116,7 +116,7 @@ M.families = {
    llama = {}, ['llama tied'] = { tie_word_embeddings = true },
    ['llama with biases'] = { attention_bias = true, mlp_bias = true, num_key_value_heads = false },
    qwen2 = { head_dim = 6 }, qwen3 = { tie_word_embeddings = true },
-   mistral = { sliding_window = 3 }, phi3 = {},
+   mistral = { sliding_window = 3 }, phi3 = {}, olmo2 = {},
    gemma3 = { sliding_window = 3, sliding_window_pattern = 2 },
 }
 

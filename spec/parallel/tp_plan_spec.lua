@@ -275,6 +275,13 @@ describe('plans by family', function()
       for _, n in ipairs { 'pre_feedforward_layernorm', 'post_feedforward_layernorm' } do
          assert.equal('sequence_parallel (S(1) -> S(1))', gemma[at .. n])
       end
+      -- attention that every rank computes whole takes the whole sequence
+      for name, child in each { phi3 = 'qkv_proj', olmo2 = 'q_proj' } do
+         local whole = text(plan_for(make(name), { sequence_parallel = true }))
+         assert.equal('gather_input (S(1) -> R)', whole[at .. 'self_attn'])
+         assert.equal('rowwise_rep (R -> R)', whole[at .. 'self_attn.' .. child])
+         assert.equal('colwise_rep (R -> S(1))', whole[at .. 'self_attn.o_proj'])
+      end
    end)
 
    it('hold for subclasses, and a registered one goes first', function()
@@ -398,6 +405,10 @@ describe('a plan that does not fit', function()
       model.model._tp_plan = { ['layers.*.mlp.up_proj'] = 'colwise' }
       refused('sequence_parallel is not supported', parallel.tensor_parallel, model, axis(2),
          { sequence_parallel = true, declared = true })
+      local learned = tide.model.gpt2({ vocab_size = 9, n_embd = 8, n_layer = 1, n_head = 2 },
+         { device = 'null' })
+      refused("no rule for learned positions, 'model.embed_positions'", parallel.tensor_parallel,
+         learned, axis(2), { sequence_parallel = true })
    end)
 
    it('takes booleans for its flags, and no model that is cut or sharded', function()

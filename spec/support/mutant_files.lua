@@ -278,6 +278,48 @@ kinds.tokens = {
    end,
 }
 
+-- ---- images ------------------------------------------------------------------------------------
+
+local pictures
+
+-- Returns a picture of spec/golden/image.py, as bytes.
+local function picture(random)
+   if not pictures then
+      pictures = {}
+      for name, t in each(tide.train.checkpoint.tensors 'spec/golden/image.safetensors') do
+         local bytes = name:find '^file/' and string.char(unpack(t:tolist()))
+         if bytes then pictures[#pictures + 1] = { name, bytes } end
+      end
+      table.sort(pictures, function(a, b) return a[1] < b[1] end)
+   end
+   return pick(pictures, random)[2]
+end
+
+kinds.image = {
+   make = function(dir, random) return { write(dir .. '/x', picture(random)) } end,
+   use = function(dir)
+      local h, w = tide.data.image.size(dir .. '/x')
+      local proc = tide.data.image.processor { patch_size = 2, min_pixels = 60, max_pixels = 120 }
+      local _, grid = proc:read(dir .. '/x')
+      local same = table.concat(proc:grid(h, w), ' ') == table.concat(grid, ' ')
+      assert(same, 'the header has another size than the pixels')
+   end,
+}
+
+kinds.processor = {
+   make = function(dir)
+      local fields = read 'spec/golden/vl_chat/processor_config.json'
+      return { write(dir .. '/processor_config.json', fields) }
+   end,
+   use = function(dir)
+      local proc = tide.data.image.processor(dir)
+      local x = tide.zeros({ 30, 40, 3 }, { dtype = 'u8' })
+      local one, three = proc:tokens(proc:grid(30, 40)), proc:tokens(proc:video_grid(3, 30, 40))
+      if one < 1e4 then proc:read(x) end           -- a file may ask for any number of pixels
+      if three < 1e4 then proc:frames { x, x, x } end
+   end,
+}
+
 local files = { kinds = kinds, names = {} }
 for name in each(kinds) do files.names[#files.names + 1] = name end
 table.sort(files.names)

@@ -307,8 +307,7 @@ local function tried(e, method)
       return proc[method](proc, e.bytes and require('tide.data.image').decode(e.bytes) or e.path)
    end)
    if not ok then
-      local known = err.of(x)
-      text = known and known.message or err.text(x)
+      text = err.fault(x)
    elseif not dims.equal(grid, e.grid) then
       text = e.path .. ' has another size than when the chats were read; start again'
    end

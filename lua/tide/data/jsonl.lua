@@ -49,13 +49,13 @@ function jsonl._try(fn, ...)
    error(result, 0)
 end
 
--- Returns the results of fn(...); any error in it is a fault of the record. what: text before it.
+-- Returns the results of fn(...); an error in it is a fault of the record, unless the memory or
+-- another part of the machine failed. what: text before it.
 function jsonl._guard(what, fn, ...)
    local ok, result, more = pcall(fn, ...)
    if ok then return result, more end
-   if type(result) ~= 'table' then jsonl._broken('%s%s', what, tostring(result)) end
    if getmetatable(result) == Problem then error(result, 0) end
-   jsonl._broken('%s%s', what, result.message or tostring(result))
+   jsonl._broken('%s%s', what, err.fault(result))
 end
 
 -- ---- files -------------------------------------------------------------------------------------
@@ -92,8 +92,7 @@ end
 local function decode(text)
    local ok, value = pcall(fs.io().json.decode, text, { lossless = true, nonfinite = true })
    if ok then return as_record(value) end
-   local why = type(value) == 'table' and value.message or tostring(value)
-   return nil, (why:gsub('^line 1, ', ''))            -- its line in the file is in the message
+   return nil, (err.fault(value):gsub('^line 1, ', ''))   -- its line in the file is in the message
 end
 
 -- Returns an iterator over the lines of a file. LuaJIT's own stops at a byte of 0 and adds the next
@@ -132,7 +131,7 @@ local function each_of_list(path, fn)
    local text = fs.read(op, path)
    if text:sub(1, #mark) == mark then text = text:sub(#mark + 1) end
    local ok, list = pcall(fs.io().json.decode, text, { lossless = true, nonfinite = true })
-   if not ok then err.raise('E_FORMAT', op, '%s: %s', path, list.message or tostring(list)) end
+   if not ok then err.raise('E_FORMAT', op, '%s: %s', path, err.fault(list)) end
    for i, v in ipairs(list) do
       local record, problem = as_record(v)
       fn(record, ('%s, record %d'):format(path, i), problem)

@@ -9,6 +9,7 @@
 --
 -- What is wrong with a record is a text that begins with the name of the field.
 
+local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local jsonl = require 'tide.data.jsonl'
 local signature = require 'tide.util.signature'
@@ -73,7 +74,9 @@ local function tools_of(t)
    if fs.is_null(v) or v == '' then return nil end
    if type(v) == 'string' then
       local ok, list = pcall(fs.io().json.decode, v, { lossless = true })
-      if not ok then refuse('tools', 'a list, or a text of JSON that holds one', v) end
+      if not ok and err.fault(list) then
+         refuse('tools', 'a list, or a text of JSON that holds one', v)
+      end
       v = list
    end
    if type(v) ~= 'table' then refuse('tools', 'a list', v) end

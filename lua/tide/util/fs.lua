@@ -155,7 +155,7 @@ function fs.read_json(op, path)
    local ok, value = pcall(fs.io().json.decode, text, { nonfinite = true })
    if not ok or type(value) ~= 'table' then
       err.raise('E_FORMAT', op, '%s holds no JSON object: %s', path,
-         ok and 'it is a ' .. type(value) or type(value) == 'table' and value.message or value)
+         ok and 'it is a ' .. type(value) or err.fault(value))
    end
    return value
 end

@@ -44,11 +44,11 @@ end
 -- litter (what a killed save leaves is in the folder), back (how many checkpoints before the newest
 -- it goes on from) }. moves: legs have places of their own.
 function checkpoints.make(c)
-   local o = { seed = c:int(0, 999), family = c:pick(models.families), moves = not c:chance(0.4),
+   local o = { seed = c:int(0, 999), family = c:pick(models.trained), moves = not c:chance(0.4),
       tp = c:pick { 1, 2 }, T = c:int(1, 9), legs = {} }
    o.config = models.config(c, o.family, o.tp)
    o.dtype = o.moves and 'f64' or c:pick { 'f64', 'f32', 'bf16' }
-   local state = o.family == 'mamba2' or o.family == 'hybrid'
+   local state = models.has_state[o.family] or o.family == 'gpt2'
    o.dropout = not o.moves and not state and c:chance(0.5)
    if o.dropout then o.config.attention_dropout = 0.3 end
    o.optim, o.clip = models.optim(c), c:pick { 0, 0.5 }
@@ -224,21 +224,31 @@ local function compare_state(t, folder, whole, step, exact)
       or compare_tensors(got.optim, want.optim, 'moments', exact)
 end
 
+-- Whether a published folder has the logits of a state.
+local function compare_logits(t, o, state, model)
+   local own = t.model[o.family](o.config, { dtype = 'f64' })
+   own:load_state_dict(state)
+   local ids = t.tensor({ { 0, 1, 2, 3, 1 } }, { dtype = 'i64' })
+   local function logits(m) return t.no_grad(function() return flat(m:eval()(ids)) end) end
+   if values.far(logits(model), logits(own)) ~= 0 then return 'the published model differs' end
+end
+
 -- The published files of a checkpoint: whole weights in a dtype, and a model that reads them.
 local function compare_published(t, o, folder, to)
    local cp = t.train.checkpoint
    cp.consolidate(folder, to)
-   local file, saved = cp.tensors(to .. '/model.safetensors'), cp.load(folder)
+   local saved = cp.load(folder)
+   if o.family == 'gpt2' then           -- whose files have other names, and weights transposed
+      return compare_logits(t, o, saved.model, t.model.load(to, { dtype = 'f64' }))
+   end
+   local file = cp.tensors(to .. '/model.safetensors')
    local problem = compare_tensors(file, saved.model, 'published weights', true)
    if problem then return problem end
    local config = t.json.decode(t.util.fs.read('fuzz', to .. '/config.json'), { nonfinite = true })
    local model = t.model[o.family](config, { dtype = 'f64' })
    model:load_state_dict(file)
-   local own = t.model[o.family](o.config, { dtype = 'f64' })
-   own:load_state_dict(saved.model)
-   local ids = t.tensor({ { 0, 1, 2, 3, 1 } }, { dtype = 'i64' })
-   local function logits(m) return t.no_grad(function() return flat(m:eval()(ids)) end) end
-   if values.far(logits(model), logits(own)) ~= 0 then return 'the published model differs' end
+   problem = compare_logits(t, o, saved.model, model)
+   if problem then return problem end
    cp.consolidate(folder, to .. '-half', { dtype = 'bf16' })
    local half = {}
    for name, x in pairs(saved.model) do half[name] = x:to 'bf16' end

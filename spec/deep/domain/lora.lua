@@ -7,7 +7,8 @@ local values = require 'spec.deep.fuzz.values'
 local lora = { limit = 60 }
 
 local device = os.getenv 'TIDE_SPEC_DEVICE' or 'cpu'
-local rounding = { f32 = 2e-5, f64 = 1e-11, bf16 = 6e-2, f16 = 8e-3 }
+-- Of sums over hundreds of products, each of which is rounded: gradients of expanded operands.
+local rounding = { f32 = 2e-5, f64 = 1e-11, bf16 = 9e-2, f16 = 1.2e-2 }
 
 -- ---- cases -----------------------------------------------------------------------------------
 

@@ -5,6 +5,14 @@ local choice = require 'spec.deep.fuzz.choice'
 
 local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gemma3', 'hybrid',
    'mamba2' } }
+-- Those that are trained over ranks.
+models.trained = { unpack(models.families) }
+for _, name in ipairs { 'gemma2', 'olmo2', 'granite', 'smollm3', 'ministral', 'gpt2', 'bamba' } do
+   models.trained[#models.trained + 1] = name
+end
+
+-- Families of which some layers keep a state.
+models.has_state = { mamba2 = true, hybrid = true, bamba = true }
 
 -- ---- models ----------------------------------------------------------------------------------
 
@@ -59,14 +67,65 @@ function more.gemma3(c, o)
    o.tie_word_embeddings = not c:chance(0.3)
 end
 
+function more.gemma2(c, o)
+   o.head_dim = 2 * c:few(1, 3)
+   o.query_pre_attn_scalar, o.sliding_window = c:int(1, 16), c:int(1, 9)
+   o.attn_logit_softcapping, o.final_logit_softcapping = c:pick { 50, 1 }, c:pick { 30, 2 }
+   o.tie_word_embeddings = not c:chance(0.3)
+end
+
+function more.olmo2(c, o) o.tie_word_embeddings = c:chance(0.3) end
+
+function more.granite(c, o)
+   o.embedding_multiplier, o.attention_multiplier = c:pick { 1, 6 }, c:pick { 1, 0.25 }
+   o.residual_multiplier, o.logits_scaling = c:pick { 1, 0.5 }, c:pick { 1, 4 }
+   o.attention_bias, o.tie_word_embeddings = c:chance(0.3), c:chance(0.5)
+end
+
+function more.smollm3(c, o)
+   o.no_rope_layer_interval, o.tie_word_embeddings = c:int(1, 3), c:chance(0.5)
+   if c:chance(0.3) then o.use_sliding_window, o.sliding_window = true, c:int(1, 9) end
+end
+
+function more.ministral(c, o)
+   o.sliding_window, o.layer_types = c:int(1, 9), {}
+   for i = 1, o.num_hidden_layers do
+      o.layer_types[i] = c:pick { 'sliding_attention', 'full_attention' }
+   end
+end
+
+function more.gpt2(c, o)
+   o.num_key_value_heads, o.max_position_embeddings = nil, 32
+   o.resid_pdrop, o.embd_pdrop, o.attn_pdrop = 0, 0, 0
+   o.scale_attn_by_inverse_layer_idx, o.tie_word_embeddings = c:chance(0.3), c:chance(0.5)
+end
+
+-- The fields of a Bamba: a head of attention has four numbers, of which two or all turn.
+local function bamba(c, o, s)
+   local width = 4 * o.num_attention_heads
+   local config = { vocab_size = o.vocab_size, hidden_size = width,
+      num_hidden_layers = o.num_hidden_layers, num_attention_heads = o.num_attention_heads,
+      num_key_value_heads = o.num_key_value_heads, intermediate_size = o.intermediate_size,
+      attn_layer_indices = {}, mamba_expand = s.heads * s.head_dim / width,
+      mamba_n_heads = s.heads, mamba_d_head = s.head_dim, mamba_n_groups = s.groups,
+      mamba_d_state = s.state, mamba_d_conv = s.conv, mamba_proj_bias = c:chance(0.3),
+      attention_bias = c:chance(0.3), partial_rotary_factor = c:pick { 0.5, 1 },
+      tie_word_embeddings = c:chance(0.5), initializer_range = 0.2 }
+   for i = 0, o.num_hidden_layers - 1 do
+      if c:chance(0.5) then table.insert(config.attn_layer_indices, i) end
+   end
+   return config
+end
+
 -- A configuration of a family whose heads divide among tp ranks.
 function models.config(c, family, tp)
    local o = attention_config(c, tp)
-   if family ~= 'hybrid' and family ~= 'mamba2' then
+   if not models.has_state[family] then
       more[family](c, o)
       return o
    end
    local s = state_config(c, tp)
+   if family == 'bamba' then return bamba(c, o, s) end
    if family == 'mamba2' then
       return { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
          num_hidden_layers = o.num_hidden_layers, state_size = s.state, head_dim = s.head_dim,

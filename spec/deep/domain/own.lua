@@ -2,6 +2,8 @@
 -- mixes), and wraps around layers, attention and MLPs, which a registered section hangs on the
 -- model that a plan spreads. For the domain training.
 
+local models = require 'spec.deep.domain.models'
+
 local own = {}
 
 -- Children of a block that have wraps ('': the block), and where the section may stand.
@@ -9,7 +11,7 @@ local places, sections = { 'mlp', 'self_attn', '' }, { 'fsdp', 'recompute', 'cp'
 
 -- A case's own parts, nil for none: mlp (channels of an own MLP), wrap (a place), before.
 function own.make(c, o)
-   if not o.config.intermediate_size or o.config.hybrid_override_pattern then return nil end
+   if not o.config.intermediate_size or models.has_state[o.family] then return nil end
    if not c:chance(0.4) then return nil end
    local parts = { before = c:pick(sections) }
    if c:chance(0.6) then parts.mlp = o.axes.tp + c:few(0, 9) end

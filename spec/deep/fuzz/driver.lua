@@ -225,7 +225,7 @@ end
 
 -- Names of all domains.
 driver.domains = { 'ops', 'attention', 'packed', 'scan', 'mamba', 'exchange',
-   'vision', 'training', 'fields', 'gradients', 'checkpoints', 'joined', 'lora' }
+   'vision', 'pictures', 'training', 'fields', 'gradients', 'checkpoints', 'joined', 'lora' }
 
 -- What the environment asks for: TIDE_SEED (default: the time), TIDE_CASES (of each domain),
 -- TIDE_MINUTES (of all domains together, 10).

@@ -92,22 +92,33 @@ local function refuse_sequence(text, ...)
       .. 'plan: ' .. text, ...)
 end
 
+-- Returns whether a child of a module reads the stream, and not what another child makes.
+local function reads_stream(m, child)
+   if child == 'qkv_proj' then return true end
+   for _, name in ipairs(m.shared_input or {}) do
+      if name == child then return true end
+   end
+   return false
+end
+
 -- Cuts a module along the sequence: children that read the stream gather it, and the last child
--- leaves its sum cut. own: the plan of the module's own tp_plan.
+-- leaves its sum cut. Where their results are whole, the module computes the whole sequence and
+-- gathers the stream itself. own: the plan of the module's own tp_plan.
 local function cut_stream(plan, path, m, own)
    local ends = false
    for child, style in each(own) do
       local key = join(path, child)
-      if style.output ~= 'S(-1)' and child ~= 'qkv_proj' then
+      if style.output ~= 'S(-1)' and reads_stream(m, child) then
+         plan[path] = get 'gather_input'
+      elseif style.output ~= 'S(-1)' then
          ends = ends or plan[key] ~= nil
          plan[key] = plan[key] and plan[key]:with { output = 'S(1)',
             input = style.input == 'R' and 'S(1)' or nil }
-      elseif style.input == 'R' and child ~= 'qkv_proj' then
+      elseif style.input == 'R' then
          plan[key] = plan[key] and plan[key]:with { input = 'S(1)' }
       end
    end
    if not ends then refuse_sequence("'%s' is whole", path) end
-   if m.qkv_proj then plan[path] = get 'gather_input' end
 end
 
 local function block_sequence(plan, at, name, m)
@@ -157,6 +168,12 @@ function tp_plans.with_sequence(plan, model)
    plan = spelt(plan, model)
    local embed = join(path, names.embed)
    if not plan[embed] then refuse_sequence("'%s' is whole", embed) end
+   for _, name in ipairs(body._child) do
+      if name ~= names.embed and class.is(body[name], nn.Embedding) then
+         refuse_sequence("no rule for learned positions, '%s'; leave sequence_parallel out",
+            join(path, name))
+      end
+   end
    plan[embed] = plan[embed]:with { output = 'S(1)' }
    for i, block in ipairs(body.layers) do
       local at = join(path, 'layers', body.layers._child[i])
