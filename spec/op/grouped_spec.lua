@@ -59,7 +59,7 @@ end
 
 describe('group_rows', function()
    -- rows, place and offsets by a loop over the groups.
-   local function loop(list, n, k, groups)
+   local function sorted(list, n, k, groups)
       local rows, place, ends = {}, {}, { 0 }
       local function take(is)
          for i, g in ipairs(list) do
@@ -87,9 +87,9 @@ describe('group_rows', function()
                           { 3, 0, 2 } } do
       local n, k, groups = unpack(row)
       it(('sorts %d rows of %d choices by %d groups'):format(n, k, groups), function()
-         local draw = tide.empty({ n, k }):uniform_(-1.5, groups + 1.5, { seed = n })
-         local ids = draw:floor():to { dtype = 'i64', device = fast }
-         local rows, place, ends = loop(numbers(ids), n, k, groups)
+         local drawn = tide.empty({ n, k }):uniform_(-1.5, groups + 1.5, { seed = n })
+         local ids = drawn:floor():to { dtype = 'i64', device = fast }
+         local rows, place, ends = sorted(numbers(ids), n, k, groups)
          -- a transposed copy has the same ids in other strides
          for _, t in ipairs { ids, ids:to 'i32', ids:t():contiguous():t() } do
             local got = { tide.group_rows(t, groups) }
