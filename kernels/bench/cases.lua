@@ -69,6 +69,24 @@ add_sft('sft-bf16-recompute', 'bf16', nil, 'selective')
 add_sft('sft-4-f32-recompute', 'f32', nil, 'selective', 4)
 add_sft('lora-f32', 'f32', 16)
 
+-- ---- a training step with experts: each token uses 4 of 32 ----
+
+local moe = { dim = 512, layers = 4, heads = 8, ffn = 256, experts = 32, topk = 4, vocab = 4096,
+   batch = 2, seq = 1024 }
+
+do
+   local tokens = moe.batch * moe.seq
+   local per_layer = 4 * moe.dim * moe.dim + moe.experts * moe.dim
+      + 3 * moe.topk * moe.dim * moe.ffn
+   local weights = moe.layers * per_layer + moe.vocab * moe.dim
+   add {
+      name = 'moe-f32', case = 'moe', options = moe, kind = 'fma', must = 1.5, tokens = tokens,
+      work = tokens * (6 * weights + 6 * moe.layers * moe.dim * moe.seq), rounds = 7, sample = 0.5,
+      memory = 'peak', needs = 'transformers', tolerance = 1e-3,
+      variants = { 'grouped_mm', 'eager' }, eager = true,
+   }
+end
+
 -- ---- generation: one sequence, greedy, with a cache ----
 
 -- The weights that a token reads: all but the table of embeddings. Work is their bytes alone, so

@@ -80,6 +80,20 @@ function cases.llama(o)
    })
 end
 
+function cases.moe(o)
+   local model = tide.model.qwen3_moe({
+      vocab_size = o.vocab, hidden_size = o.dim, num_hidden_layers = o.layers,
+      num_attention_heads = o.heads, moe_intermediate_size = o.ffn, intermediate_size = o.ffn,
+      num_experts = o.experts, num_experts_per_tok = o.topk, norm_topk_prob = true,
+   }, { dtype = o.dtype, seed = 1 })
+   local n = o.batch * o.seq
+   local inputs = { ids = ids(n, o.vocab), labels = ids(n, o.vocab) }
+   return step_of(model, inputs, {
+      ids = inputs.ids:reshape(o.batch, o.seq), labels = inputs.labels:reshape(o.batch, o.seq),
+      count = n,
+   })
+end
+
 -- Documents of 50 to 1000 tokens, of which two thirds count, in `batch` rows of `seq`.
 local function packed_batch(o)
    local ids_, mask, cu, state = {}, {}, { 0 }, 7

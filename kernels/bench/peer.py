@@ -426,8 +426,9 @@ CASES = {'llama': Llama, 'attention': Attention, 'linear_loss': LinearLoss,
 def case_of(name):
     if name in CASES:
         return CASES[name]
+    from peer_moe import CASES as experts
     from peer_sft import CASES as others
-    return others[name]
+    return {**others, **experts}[name]
 
 
 class Loop:
