@@ -93,21 +93,20 @@ local function refuse_sequence(text, ...)
 end
 
 -- Cuts a module along the sequence: children that read the stream gather it, and the last child
--- leaves its sum cut. own: the plan of the module's own tp_plan.
+-- leaves its sum cut. An attention that every rank computes as a whole gathers the stream once, for
+-- all its children. own: the plan of the module's own tp_plan; '' is the module itself.
 local function cut_stream(plan, path, m, own)
-   local ends = false
+   local ends, whole = false, m.qkv_proj or m.norms_whole
    for child, style in each(own) do
       local key = join(path, child)
-      if style.output ~= 'S(-1)' and child ~= 'qkv_proj' then
-         ends = ends or plan[key] ~= nil
-         plan[key] = plan[key] and plan[key]:with { output = 'S(1)',
-            input = style.input == 'R' and 'S(1)' or nil }
-      elseif style.input == 'R' and child ~= 'qkv_proj' then
-         plan[key] = plan[key] and plan[key]:with { input = 'S(1)' }
-      end
+      local sums = style.output ~= 'S(-1)' and (not whole or child == 'o_proj')
+      local reads = style.input == 'R' and not whole and (not sums or child == '')
+      ends = ends or sums and plan[key] ~= nil
+      plan[key] = plan[key] and plan[key]:with { input = reads and 'S(1)' or nil,
+         output = sums and 'S(1)' or nil }
    end
    if not ends then refuse_sequence("'%s' is whole", path) end
-   if m.qkv_proj then plan[path] = get 'gather_input' end
+   if whole then plan[path] = get 'gather_input' end
 end
 
 local function block_sequence(plan, at, name, m)
