@@ -130,6 +130,22 @@ describe('a decoder with experts', function()
       assert.same({ 'MLP', 'MoE' }, layers { decoder_sparse_step = 2 })
    end)
 
+   it("recomputes its experts as MLPs are, with equal gradients", function()
+      local function grads(policy)
+         local list = {}
+         local model = tide.model.qwen3_moe(with { mlp_only_layers = { 1 } }, { seed = 1 })
+         tide.parallel.recompute(model, policy)
+         local ids = tide.tensor({ { 3, 1, 4, 1, 5, 9, 2, 6 } }, { dtype = 'i64' })
+         model:loss(ids, ids, { shift = true }):backward()
+         for i, e in ipairs(model:named_parameters()) do list[i] = e.param.grad end
+         return list, tide.parallel.recompute.report(model)
+      end
+      local want = grads 'none'
+      local got, report = grads 'mlp'
+      assert.same({ 'model.layers.0.mlp', 'model.layers.1.mlp' }, report)
+      for i, g in ipairs(want) do assert.is_true(g:equal(got[i])) end
+   end)
+
    it('refuses what it would ignore', function()
       local function make(changes) return tide.model.qwen3_moe, with(changes) end
       refused('E_ARG', { 'mlp_only_layers[1]', '0 to 1', '2' }, make { mlp_only_layers = { 2 } })
