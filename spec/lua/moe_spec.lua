@@ -89,6 +89,26 @@ describe('nn.MoE', function()
       assert.same({ 2, 5, 4 }, m(tide.empty({ 2, 5, 4 }, { device = 'null' })).shape)
    end)
 
+   it('refuses what is not of its width', function()
+      local m = nn.MoE { dim = 4, hidden = 3, experts = 2, topk = 1 }
+      refused('E_ARG', { 'nn.MoE', "'x'", '[.., 4]', '3' }, m, 3)
+      refused('E_ARG', { 'nn.MoE', "'x'", '[.., 4]', '[4, 3]' }, m, tide.zeros { 4, 3 })
+   end)
+
+   it('chooses experts that exist, and has a loss of NaN, where the router gives NaN', function()
+      for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+         local m = nn.MoE { dim = 4, hidden = 3, experts = 5, topk = 2, dtype = dtype }
+         tide.no_grad(function() m.router:fill_(0 / 0) end)
+         local x = random(1, { 3, 4 }, dtype)
+         for _, id in ipairs((m:route(x)):reshape(-1):tolist()) do
+            assert.is_true(tonumber(id) >= 0 and tonumber(id) < 5)
+         end
+         local loss = m(x):sum()
+         loss:backward()
+         assert.is_true(loss:item() ~= loss:item())
+      end
+   end)
+
    it('refuses more experts a token than there are', function()
       refused('E_ARG', { 'nn.MoE', 'topk (3) must be at most experts (2)' }, nn.MoE,
          { dim = 4, hidden = 4, experts = 2, topk = 3 })
