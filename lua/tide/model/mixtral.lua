@@ -8,6 +8,7 @@ local Mixtral = experts.derive('Mixtral', { block = 'block_sparse_moe', gate_pro
 Mixtral.family = {
    op = 'model.mixtral',
    fields = experts.fields('num_local_experts', 8, 2),
+   alias = { num_experts = 'num_local_experts' },
    defaults = { rms_norm_eps = 1e-5, rope_theta = 1e6, max_position_embeddings = 131072 },
    only = { output_router_logits = false, router_jitter_noise = 0 },
    without = { mlp_bias = experts.no_bias },
