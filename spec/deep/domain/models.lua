@@ -4,7 +4,7 @@ local documents = require 'spec.deep.domain.documents'
 local choice = require 'spec.deep.fuzz.choice'
 
 local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gemma3', 'hybrid',
-   'mamba2' } }
+   'mamba2', 'mixtral', 'qwen3_moe' } }
 
 -- ---- models ----------------------------------------------------------------------------------
 
@@ -57,6 +57,27 @@ function more.gemma3(c, o)
    o.query_pre_attn_scalar, o.sliding_window = c:int(1, 16), c:int(1, 9)
    o.sliding_window_pattern = c:int(1, 3)
    o.tie_word_embeddings = not c:chance(0.3)
+end
+
+-- Sets the numbers of experts under the name of a family's field.
+local function experts(c, o, name)
+   o[name] = c:few(1, 5)
+   o.num_experts_per_tok = c:int(1, o[name])
+end
+
+function more.mixtral(c, o)
+   experts(c, o, 'num_local_experts')
+   o.tie_word_embeddings = c:chance(0.5)
+   if c:chance(0.5) then o.sliding_window = c:int(1, 9) end
+end
+
+function more.qwen3_moe(c, o)
+   experts(c, o, 'num_experts')
+   o.moe_intermediate_size, o.norm_topk_prob = o.intermediate_size, c:chance(0.5)
+   o.tie_word_embeddings, o.head_dim = c:chance(0.5), 2 * c:few(1, 3)
+   if c:chance(0.3) then o.use_sliding_window, o.sliding_window = true, c:int(1, 9) end
+   if c:chance(0.3) then o.decoder_sparse_step = c:int(1, 3) end
+   if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
 end
 
 -- A configuration of a family whose heads divide among tp ranks.
