@@ -175,6 +175,9 @@ describe('a decoder with experts', function()
          make { num_experts_per_tok = 5 })
       refused('E_ARG', 'output_router_logits', make { output_router_logits = true })
       refused('E_ARG', { 'mlp_bias', 'no biases' }, make { mlp_bias = true })
+      -- transformers would drop the biases of such a folder
+      refused('E_ARG', { 'attention_bias', 'no biases' }, tide.model.mixtral, { vocab_size = 9,
+         hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2, attention_bias = true })
       refused('E_ARG', 'router_jitter_noise', tide.model.mixtral, { vocab_size = 9,
          hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2,
          router_jitter_noise = 0.1 })
