@@ -338,18 +338,27 @@ local function limited(job, path, most)
    return fs.json_text(all)
 end
 
+-- Returns whether an option of this run names a folder or something in it.
+local function reads_from(opt, dir)
+   dir = fs.resolve(dir)
+   for _, input in ipairs { 'from', 'adapter', 'reference', 'teacher', 'tokenizer', 'chat_template',
+      'data', 'val_data' } do
+      for _, given in ipairs(text.listed(opt[input]) or {}) do
+         local path = fs.resolve(given)
+         if dir and path and (path .. '/'):sub(1, #dir + 1) == dir .. '/' then return true end
+      end
+   end
+   return false
+end
+
 -- Removes the model and the adapters in --out of the run before, which --overwrite replaces, unless
 -- this run reads them: until its end a reader would take them for those of this run.
 local function clear_results(job, opt)
    for _, name in ipairs { 'model', 'adapter' } do
-      local dir, is_read = fs.join(opt.out, name), false
-      for _, input in ipairs { 'from', 'adapter', 'reference', 'teacher', 'tokenizer' } do
-         local path = opt[input] and fs.resolve(opt[input])
-         is_read = is_read or path ~= nil and path == fs.resolve(dir)
-      end
+      local dir = fs.join(opt.out, name)
       local is_result = fs.exists(fs.join(dir, 'config.json'))
          or fs.exists(fs.join(dir, 'adapter_config.json'))
-      if is_result and not is_read then fs.remove_dir(job.name, dir) end
+      if is_result and not reads_from(opt, dir) then fs.remove_dir(job.name, dir) end
    end
 end
 
@@ -357,7 +366,7 @@ end
 -- and how images become patches. processor: the folder that says it, or nil.
 function chats.keep(job, opt, corpus, processor)
    if not job.first then return end
-   if opt.overwrite and not job:is_restart() then clear_results(job, opt) end
+   if job.replaces then clear_results(job, opt) end
    text.keep_tokenizer(job, opt, corpus)
    local has_own = not processor or fs.absolute(processor) == fs.absolute(opt.out)
    for _, name in ipairs(has_own and {} or { 'video_preprocessor_config.json',
