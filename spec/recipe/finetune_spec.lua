@@ -139,6 +139,11 @@ describe('recipes/finetune.lua', function()
          ok(1, words .. ('--overwrite --val-data %s/a/model/own.jsonl --export %s/e2'):format(dir,
             dir))
          assert.is_true(fs.exists(model))
+         fs.io().mkdir(dir .. '/a/model/mine')
+         bad(words .. '--overwrite', 'model, which holds the folder mine; move that elsewhere, or '
+            .. 'choose another --out')
+         assert.is_true(fs.exists(model))
+         os.remove(dir .. '/a/model/mine')
          ok(1, words .. ('--overwrite --export %s/f'):format(dir))
          assert.is_false(fs.exists(model))
          -- a folder without a run: its model is the user's
