@@ -283,6 +283,19 @@ describe('a decoder with experts', function()
 end)
 
 describe('Muon', function()
+   it('updates the weights of experts as matrices, and taps of a convolution as vectors', function()
+      local moe = nn.MoE { dim = 6, hidden = 4, experts = 3, topk = 2, dtype = 'f64', seed = 2 }
+      local optim = tide.optim.Muon(moe, { lr = 1e-2 })
+      moe(random(3, { 5, 6 })):square():sum():backward()
+      optim:step()
+      local tensors = optim:state_dict()
+      for _, name in ipairs { 'gate_proj', 'up_proj', 'down_proj' } do
+         assert.is_truthy(tensors[name .. '.m'])
+         assert.is_nil(tensors[name .. '.v'], name)
+      end
+      assert.is_false(optim:is_whole('conv.weight', { 8, 1, 4 }))
+   end)
+
    it('makes the matrix of each expert orthogonal by itself', function()
       local x = random(1, { 3, 4, 6 })
       local all = tide.optim.Muon.orthogonal(x, 5)
