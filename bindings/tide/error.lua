@@ -294,8 +294,8 @@ end
 
 local of_machine = { E_NOMEM = true, E_DEVICE = true, E_INTERRUPT = true }
 
--- Returns what is wrong with data that fn could not read: the message of a caught error. Raises the
--- error again where it is about the machine: memory, a device, an interrupt.
+-- Returns what is wrong with data: the message of an error that was caught while they were read.
+-- Raises the error again where it is about the machine: memory, a device, an interrupt.
 function err.fault(caught)
    local e = err.of(caught)
    if e and of_machine[e.code] or caught == 'not enough memory' then error(caught, 0) end

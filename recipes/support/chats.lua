@@ -161,12 +161,45 @@ local function check_export(job)
       opt.export)
 end
 
+-- Returns whether an option of this run names a folder or something in it.
+local function reads_from(opt, dir)
+   dir = fs.resolve(dir)
+   for _, input in ipairs { 'from', 'adapter', 'reference', 'teacher', 'tokenizer', 'chat_template',
+      'data', 'val_data' } do
+      for _, given in ipairs(text.listed(opt[input]) or {}) do
+         local path = fs.resolve(given)
+         if dir and path and (path .. '/'):sub(1, #dir + 1) == dir .. '/' then return true end
+      end
+   end
+   return false
+end
+
+-- Returns the folders of the model and the adapters in --out of the run before, which --overwrite
+-- replaces, but not those that this run reads. Refuses one that holds a folder: a model has none.
+local function old_results(job, opt)
+   local list = {}
+   for _, name in ipairs(job.replaces and { 'model', 'adapter' } or {}) do
+      local dir = fs.join(opt.out, name)
+      local is_result = fs.exists(fs.join(dir, 'config.json'))
+         or fs.exists(fs.join(dir, 'adapter_config.json'))
+      is_result = is_result and not reads_from(opt, dir)
+      for _, inner in ipairs(is_result and fs.list(job.name, dir) or {}) do
+         err.usage_if(fs.is_dir(fs.join(dir, inner)), job.name, '--overwrite would remove %s, '
+            .. 'which holds the folder %s; move that elsewhere, or choose another --out', dir,
+            inner)
+      end
+      list[#list + 1] = is_result and dir or nil
+   end
+   return list
+end
+
 -- Returns the model on the null device: of the run that is resumed, or of --from. With
 -- --lora.rank or --adapter all of it is frozen but its adapters.
 function chats.model(job)
    local tide, opt = require 'tide', job.opt
    if not opt.from then err.usage(job.name, '--from is needed: the model to train') end
    check_export(job)
+   old_results(job, opt)
    local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from,
       { dtype = opt.dtype, fp8 = options.fp8(job.name, opt), device = 'null' })
    if not opt.resume then adapt(tide, job, model) end
@@ -338,26 +371,12 @@ local function limited(job, path, most)
    return fs.json_text(all)
 end
 
--- Removes the model and the adapters in --out of the run before, which --overwrite replaces, unless
--- this run reads them: until its end a reader would take them for those of this run.
-local function clear_results(job, opt)
-   for _, name in ipairs { 'model', 'adapter' } do
-      local dir, is_read = fs.join(opt.out, name), false
-      for _, input in ipairs { 'from', 'adapter', 'reference', 'teacher', 'tokenizer' } do
-         local path = opt[input] and fs.resolve(opt[input])
-         is_read = is_read or path ~= nil and path == fs.resolve(dir)
-      end
-      local is_result = fs.exists(fs.join(dir, 'config.json'))
-         or fs.exists(fs.join(dir, 'adapter_config.json'))
-      if is_result and not is_read then fs.remove_dir(job.name, dir) end
-   end
-end
-
 -- Copies tokenizer and template into the folder of the run, which is resumed and sampled with them,
 -- and how images become patches. processor: the folder that says it, or nil.
 function chats.keep(job, opt, corpus, processor)
    if not job.first then return end
-   if opt.overwrite and not job:is_restart() then clear_results(job, opt) end
+   -- until the end of this run a reader would take them for its own
+   for _, dir in ipairs(old_results(job, opt)) do fs.remove_dir(job.name, dir) end
    text.keep_tokenizer(job, opt, corpus)
    local has_own = not processor or fs.absolute(processor) == fs.absolute(opt.out)
    for _, name in ipairs(has_own and {} or { 'video_preprocessor_config.json',

@@ -2,6 +2,7 @@
 
 local emulated = require 'spec.cuda.emulated'
 local case = require 'spec.recipe.finetune_case'
+local tide = require 'tide'
 local tmp = require 'spec.support.tmp'
 local vl = require 'spec.lua.vl_chat_case'
 local wide = require 'spec.support.wide'
@@ -54,6 +55,20 @@ describe('the pretrain recipe on emulated CUDA', function()
          '--accum 2 --captured')
       assert.is_true(#want >= steps)
       assert.same(want, got)
+   end)
+
+   it('has the losses of the CPU where the step of a model with experts is captured', function()
+      tmp.with(function(dir)
+         tide.model.save(tide.model.qwen3_moe({ vocab_size = 258, hidden_size = 16,
+            num_hidden_layers = 2, num_attention_heads = 2, moe_intermediate_size = 8,
+            num_experts = 6, num_experts_per_tok = 2 }, { seed = 1 }), dir .. '/m')
+         local function losses_on(device)
+            return (run(('env LD_LIBRARY_PATH=%s %s/tide run'):format(folder, build),
+               ('pretrain.lua --from %s/m --device %s --steps 3 --batch 1 --seq 24'):format(dir,
+               device)))
+         end
+         equal(losses_on 'cpu', losses_on 'cuda --captured', 3)
+      end)
    end)
 
    it('says in one line what --fp8 needs of a GPU', function()

@@ -149,7 +149,8 @@ def check_routes(model):
             m.register_forward_hook(look)
 
 
-def run(name, kind, extra, out, numbers):
+def build(kind, extra):
+    """The model of a case, in doubles, filled."""
     fields = {**BASE, **extra}
     if kind == "GPT2":
         fields = {k: v for k, v in fields.items() if k in extra or "token_id" in k}
@@ -161,15 +162,20 @@ def run(name, kind, extra, out, numbers):
     torch.manual_seed(0)
     cls = getattr(T, MODELS.get(kind, kind + "ForCausalLM"))
     model = cls(config).double().eval()
-    embed = model.get_input_embeddings()
-    embed.padding_idx = None
+    config.architectures = [cls.__name__]
+    model.get_input_embeddings().padding_idx = None
     fill(stored(model, kind, lambda p: p.detach()), CENTRE.get(kind, 1))
     check_routes(model)
+    return model
+
+
+def run(name, kind, extra, out, numbers):
+    model = build(kind, extra)
+    config = model.config
     ids, labels = inputs(V)
     logits = model(ids).logits
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, V), labels.reshape(-1))
     loss.backward()
-    config.architectures = [cls.__name__]
     text = wrapped(json.dumps(json.loads(config.to_json_string())))
     out.write(f"   {name} = {{\n      config = [==[\n{text}]==],\n"
               f"      loss = {loss.item():.15g},\n   }},\n")

@@ -1,4 +1,4 @@
--- Written by spec/golden/greedy.py: ids that transformers, version 5.23.0, generates.
+-- Written by spec/golden/greedy.py: ids that transformers, version 5.24.0, generates.
 
 return {
    prompt = { 3, 1, 4, 1, 5, 9, 2, 6 }, penalty = 1.5,
@@ -109,6 +109,26 @@ return {
    smollm3_sliding = {
       ids = { 2, 20, 13, 0, 21, 11, 1, 0, 21, 8, 1, 0 },
       penalised = { 21, 8, 7, 0, 18, 11, 10, 22, 12, 14, 13, 0 },
+   },
+   mixtral = {
+      ids = { 2, 1, 22, 15, 2, 20, 4, 22, 15, 2, 1, 22 },
+      penalised = { 21, 8, 20, 7, 0, 18, 11, 10, 22, 15, 14, 13 },
+   },
+   mixtral_window = {
+      ids = { 18, 21, 18, 15, 12, 9, 9, 6, 6, 6, 6, 6 },
+      penalised = { 18, 21, 15, 12, 0, 0, 3, 3, 3, 3, 3, 3 },
+   },
+   olmoe = {
+      ids = { 21, 5, 1, 22, 9, 2, 20, 4, 22, 9, 2, 20 },
+      penalised = { 21, 8, 7, 22, 12, 11, 10, 0, 18, 14, 13, 15 },
+   },
+   qwen3_moe = {
+      ids = { 21, 5, 20, 1, 16, 22, 0, 21, 5, 20, 1, 22 },
+      penalised = { 21, 8, 20, 7, 22, 0, 18, 11, 17, 10, 19, 12 },
+   },
+   qwen3_moe_step = {
+      ids = { 2, 14, 1, 22, 18, 5, 20, 13, 0, 2, 2, 14 },
+      penalised = { 8, 20, 13, 0, 11, 7, 22, 21, 14, 10, 19, 18 },
    },
    bamba = {
       ids = { 0, 18, 7, 16, 11, 6, 18, 7, 19, 17, 9, 21 },

@@ -25,22 +25,6 @@ NEW = 12
 PENALTY = 1.5
 
 
-def build(kind, extra):
-    fields = {**folders.BASE, **extra}
-    if kind == "GPT2":
-        fields = {k: v for k, v in fields.items() if k in extra or "token_id" in k}
-        fields.update(vocab_size=folders.V, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
-    if fields.get("head_dim", 0) is None:
-        del fields["head_dim"]
-    config = getattr(T, kind + "Config")(**fields)
-    config._attn_implementation = "eager"
-    cls = getattr(T, folders.MODELS.get(kind, kind + "ForCausalLM"))
-    model = cls(config).double().eval()
-    model.get_input_embeddings().padding_idx = None
-    folders.fill(model, kind)
-    return model
-
-
 def greedy(model, cached, penalty=1.0):
     new = min(NEW, getattr(model.config, "n_positions", 64) - len(PROMPT))
     ids = torch.tensor([PROMPT])
@@ -70,7 +54,7 @@ def main():
           f"{T.__version__}, generates.\n\nreturn {{")
     print("   prompt = { " + ", ".join(map(str, PROMPT)) + f" }}, penalty = {PENALTY},")
     for name, kind, extra in folders.CASES:
-        show(name, build(kind, extra))
+        show(name, folders.build(kind, extra))
     for folder in sorted(pathlib.Path("spec/golden/backbone").iterdir()):
         show(folder.name, T.AutoModelForCausalLM.from_pretrained(
             folder, attn_implementation="eager").double().eval())

@@ -6,6 +6,7 @@ local captured = require 'tide.train.captured'
 local graph = require 'tide.ffi.graph'
 local optim_captured = require 'tide.optim.captured'
 local refused = require 'spec.support.refused'
+local stamp = require 'tide.util.stamp'
 local step = require 'tide.train.step'
 
 local function batch(seed, bad)
@@ -120,6 +121,23 @@ describe('a captured step', function()
       b.cu_real = tide.tensor({ 0, 2, 6 }, { dtype = 'i32' })
       refused('E_UNSUPPORTED', 'captured: batches[1] has rows of documents (cu_real)', self.run,
          self, { b })
+   end)
+
+   it('gets no places of labels, whose number differs, and no stamp', function()
+      local self, seen = on_graph((new {})), {}
+      local loss = self.loss
+      self.loss = function(m, b, opts)
+         seen[#seen + 1] = { b.counted or false, b.stamp or false }
+         return loss(m, b, opts)
+      end
+      for seed = 1, 2 do
+         local b = batch(seed)
+         b.counted = tide.tensor({ 0, 2, 3, 4, 5 }, { dtype = 'i64' })
+         b.stamp = stamp.of(b, { 'labels', 'counted' })
+         self:run { b }
+         assert.equal(5, b.counted:numel())
+      end
+      assert.same({ { false, false }, { false, false } }, seen)
    end)
 
    it('is refused over ranks of the host, one by one updates, and weights elsewhere', function()

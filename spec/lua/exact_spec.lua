@@ -2,6 +2,7 @@
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
+local raised = require 'spec.support.raised'
 local ranks = require 'spec.support.ranks'
 local tmp = require 'spec.support.tmp'
 
@@ -128,6 +129,45 @@ describe('weights in f32 of a model in bf16', function()
             for _, v in ipairs(shard) do assert.near(1.0009, v, 1e-6) end
          end
       end)
+   end)
+
+   it('and state stay as they are where a state is refused', function()
+      with_folder(function(_, dir)
+         local run = run_of(dir)
+         local optim = tide.optim.AdamW(run.params, { lr = 0.01 })
+         step(run, optim)
+         local tensors, meta = optim:state_dict()
+         local before, other = {}, {}
+         for k, t in each(tensors) do before[k], other[k] = t:clone(), t + 1 end
+         other['model.norm.weight.m'] = tide.zeros { 3 }
+         assert.equal('E_SHAPE', raised(optim.load_state_dict, optim, other, meta).code)
+         for k, t in each((optim:state_dict())) do assert.is_true(t:equal(before[k]), k) end
+      end)
+   end)
+
+   it('are those of the parameters where a state without them goes back to the beginning',
+      function()
+         with_folder(function(_, dir)
+            local run = run_of(dir)
+            local optim = tide.optim.AdamW(run.params, { lr = 1e-6 })
+            step(run, optim)
+            optim:load_state_dict({}, { kind = 'AdamW', steps = 0, counts = {} })
+            optim.lr = 0
+            step(run, optim)
+            local tensors = optim:state_dict()
+            for _, e in ipairs(run.model:named_parameters()) do
+               local master = tensors[e.name .. '.master']
+               assert.is_true(master:equal(e.param:detach():to 'f32'), e.name)
+            end
+         end)
+      end)
+
+   it('are not asked for of parameters that have a number as their name', function()
+      local model, list = tide.model.llama(config, { seed = 3, dtype = 'bf16' }), {}
+      for i, e in ipairs(model:named_parameters()) do list[i] = e.param end
+      local optim = tide.optim.AdamW(list, { lr = 0.1 })
+      local run = { model = model, optim = optim, step = 0 }
+      assert.equal(0, tide.train.state.restore(run, tide.train.state.collect(run)))
    end)
 
    it('are not kept where nothing is rounded or trained', function()

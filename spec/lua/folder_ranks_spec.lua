@@ -63,20 +63,32 @@ describe('one head of keys', function()
    end)
 end)
 
+-- Checks a family on a mesh. sequence: see folder_step.
+local function check(name, mesh, sequence)
+   tmp.with(function(dir)
+      local row = golden[name]
+      tide.model.save(case.model(row), dir .. '/in')
+      local ids, labels = inputs()
+      local losses, logits, grads = step(dir .. '/in', mesh, ids, labels, dir, sequence)
+      for _, loss in ipairs(losses) do assert.near(row.loss, loss, 2e-5 * row.loss) end
+      case.check_logits(name, logits)
+      case.check_grads(name, grads)
+   end)
+end
+
 describe('a family over ranks', function()
    for i, name in ipairs(case.names(golden)) do
       for what, mesh in each(meshes(name, i)) do
          it(('has the numbers of transformers: %s, %s'):format(name, what), function()
-            tmp.with(function(dir)
-               local row = golden[name]
-               tide.model.save(case.model(row), dir .. '/in')
-               local ids, labels = inputs()
-               local losses, logits, grads = step(dir .. '/in', mesh, ids, labels, dir)
-               for _, loss in ipairs(losses) do assert.near(row.loss, loss, 2e-5 * row.loss) end
-               case.check_logits(name, logits)
-               case.check_grads(name, grads)
-            end)
+            check(name, mesh)
          end)
       end
+   end
+end)
+
+describe('sequence parallelism', function()
+   -- attention cut by heads, and as a whole on each rank; an MLP, and experts
+   for _, name in ipairs { 'qwen3_moe', 'phi3', 'olmo2', 'olmoe' } do
+      it('has the numbers of transformers: ' .. name, function() check(name, { tp = 2 }, true) end)
    end
 end)

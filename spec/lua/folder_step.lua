@@ -10,9 +10,10 @@ local rate = 2 ^ 12
 
 -- On a rank: writes the logits of all rows and positions as `out`.logits and the model after a step
 -- as `out`, and returns the loss. rows: { ids, labels } as lists.
-local function on_rank(rank, _, dir, mesh, rows, out, lr)
+local function on_rank(rank, _, dir, mesh, rows, out, lr, sequence)
    local t = require 'tide'
-   local model, run = t.model.load(dir, { mesh = mesh })
+   local model, run = t.model.load(dir, { mesh = mesh,
+      plan = sequence and { tp = { sequence_parallel = true } } or nil })
    local ids = t.tensor(rows.ids, { dtype = 'i64' })
    local labels = t.tensor(rows.labels, { dtype = 'i64' })
    local logits
@@ -46,12 +47,13 @@ local function rows_of(t)
 end
 
 -- The losses of the ranks, the logits [2, S, V], and the list of gradients { name =, grad = } of
--- the folder `dir` on a mesh. ids, labels: i64 [2, S]. work: a folder to write into.
-return function(dir, mesh, ids, labels, work)
+-- the folder `dir` on a mesh. ids, labels: i64 [2, S]. work: a folder to write into. sequence: true
+-- cuts the stream along it, too.
+return function(dir, mesh, ids, labels, work, sequence)
    local out = work .. '/out'
    local n = (mesh.cp or mesh.dp_shard or 1) * (mesh.tp or 1)
    local losses = ranks.run(n, on_rank, dir, mesh, { ids = rows_of(ids), labels = rows_of(labels) },
-      out, rate)
+      out, rate, sequence)
    local after, grads = tensors(out), {}
    for name, t in each(tensors(dir)) do
       grads[#grads + 1] = { name = name, grad = (t - after[name]) / rate }

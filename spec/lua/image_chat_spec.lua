@@ -4,6 +4,7 @@
 
 local tide = require 'tide'
 local case = require 'spec.lua.vl_chat_case'
+local dims = require 'tide.util.dims'
 local fs = require 'tide.util.fs'
 local raised = require 'spec.support.raised'
 local columns = require 'tide.train.rows'
@@ -545,6 +546,43 @@ describe('a conversation with images', function()
          t.messages[1].content[2].text = 'Another?'          -- a turn that is edited
       end
       ask 'Why?'
+   end)
+end)
+
+describe('a picture of a conversation', function()
+   it('is read again where its file or its pixels have changed', function()
+      tmp.with(function(dir)
+         local function put(name) return fs.read('spec', case.golden .. '/' .. name) end
+         local model, decoded = case.model():eval(), 0
+         local proc = tide.data.image.processor(case.golden)
+         local talk = tide.chat.conversation(model, { tokenizer = tide.tokenizer.load(case.golden),
+            template = tide.chat.load(case.golden), dir = dir,
+            processor = setmetatable({ read = function(_, ...)
+               decoded = decoded + 1
+               return proc:read(...)
+            end }, { __index = proc }) })
+         local function show(image)
+            talk:reset()
+            talk.messages[1] = { role = 'user', content = { { type = 'image', image = image } } }
+            local _, inputs = talk:ids()
+            return inputs.pixel_values
+         end
+         write(dir .. '/x.png', put 'a.png')
+         local first = show 'x.png'
+         assert.is_true(rawequal(first, show 'x.png'))
+         write(dir .. '/x.png', put 'b.png')
+         assert.is_false(dims.equal(first.shape, show('x.png').shape))
+         local pixels = tide.data.image.open(case.golden .. '/a.png')
+         local before, n = show(pixels):clone(), decoded
+         pixels:fill_(7)
+         assert.is_false(show(pixels):equal(before))
+         assert.equal(n + 1, decoded)
+         -- and its patches are freed once no message has pictures
+         talk:reset()
+         talk.messages[1] = { role = 'user', content = 'Q' }
+         talk:ids()
+         assert.is_nil(next(talk.kept))
+      end)
    end)
 end)
 

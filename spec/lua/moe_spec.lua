@@ -89,6 +89,26 @@ describe('nn.MoE', function()
       assert.same({ 2, 5, 4 }, m(tide.empty({ 2, 5, 4 }, { device = 'null' })).shape)
    end)
 
+   it('refuses what is not of its width', function()
+      local m = nn.MoE { dim = 4, hidden = 3, experts = 2, topk = 1 }
+      refused('E_ARG', { 'nn.MoE', "'x'", '[.., 4]', '3' }, m, 3)
+      refused('E_ARG', { 'nn.MoE', "'x'", '[.., 4]', '[4, 3]' }, m, tide.zeros { 4, 3 })
+   end)
+
+   it('chooses experts that exist, and has a loss of NaN, where the router gives NaN', function()
+      for _, dtype in ipairs { 'f32', 'bf16', 'f64' } do
+         local m = nn.MoE { dim = 4, hidden = 3, experts = 5, topk = 2, dtype = dtype }
+         tide.no_grad(function() m.router:fill_(0 / 0) end)
+         local x = random(1, { 3, 4 }, dtype)
+         for _, id in ipairs((m:route(x)):reshape(-1):tolist()) do
+            assert.is_true(tonumber(id) >= 0 and tonumber(id) < 5)
+         end
+         local loss = m(x):sum()
+         loss:backward()
+         assert.is_true(loss:item() ~= loss:item())
+      end
+   end)
+
    it('refuses more experts a token than there are', function()
       refused('E_ARG', { 'nn.MoE', 'topk (3) must be at most experts (2)' }, nn.MoE,
          { dim = 4, hidden = 4, experts = 2, topk = 3 })
@@ -130,16 +150,72 @@ describe('a decoder with experts', function()
       assert.same({ 'MLP', 'MoE' }, layers { decoder_sparse_step = 2 })
    end)
 
+   it("recomputes its experts as MLPs are, with equal gradients", function()
+      local function grads(policy)
+         local list = {}
+         local model = tide.model.qwen3_moe(with { mlp_only_layers = { 1 } }, { seed = 1 })
+         tide.parallel.recompute(model, policy)
+         local ids = tide.tensor({ { 3, 1, 4, 1, 5, 9, 2, 6 } }, { dtype = 'i64' })
+         model:loss(ids, ids, { shift = true }):backward()
+         for i, e in ipairs(model:named_parameters()) do list[i] = e.param.grad end
+         return list, tide.parallel.recompute.report(model)
+      end
+      local want = grads 'none'
+      local got, report = grads 'mlp'
+      assert.same({ 'model.layers.0.mlp', 'model.layers.1.mlp' }, report)
+      for i, g in ipairs(want) do assert.is_true(g:equal(got[i])) end
+   end)
+
    it('refuses what it would ignore', function()
       local function make(changes) return tide.model.qwen3_moe, with(changes) end
       refused('E_ARG', { 'mlp_only_layers[1]', '0 to 1', '2' }, make { mlp_only_layers = { 2 } })
+      refused('E_ARG', { 'mlp_only_layers', 'list' }, make { mlp_only_layers = { a = 1 } })
+      refused('E_ARG', 'sliding_window', make { use_sliding_window = true })
       refused('E_ARG', { 'num_experts_per_tok (5)', 'num_experts (4)' },
          make { num_experts_per_tok = 5 })
       refused('E_ARG', 'output_router_logits', make { output_router_logits = true })
       refused('E_ARG', { 'mlp_bias', 'no biases' }, make { mlp_bias = true })
+      -- transformers would drop the biases of such a folder
+      refused('E_ARG', { 'attention_bias', 'no biases' }, tide.model.mixtral, { vocab_size = 9,
+         hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2, attention_bias = true })
       refused('E_ARG', 'router_jitter_noise', tide.model.mixtral, { vocab_size = 9,
          hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2,
          router_jitter_noise = 0.1 })
+   end)
+
+   it('takes the fields of published configurations that change nothing', function()
+      local qwen = tide.model.qwen3_moe(with { max_window_layers = 48,
+         sliding_window = tide.json.null, use_sliding_window = false, router_aux_loss_coef = 0.001,
+         mlp_only_layers = {} })
+      assert.same({ 'max_window_layers', 'router_aux_loss_coef' }, qwen.unused_fields)
+      -- transformers reads both names of the field in each family
+      local made = tide.model.mixtral { vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2, num_experts = 3 }
+      assert.equal(3, made.model.layers[1].mlp.experts)
+   end)
+
+   it('names the tensors of a folder in all that it refuses', function()
+      tmp.with(function(dir)
+         local path = dir .. '/m/model.safetensors'
+         tide.model.save(tide.model.qwen3_moe(config), dir .. '/m')
+         local all = tide.train.checkpoint.tensors(path)
+         local function load_with(name, t)
+            local old = all[name]
+            all[name] = t
+            fs.io().safetensors_save(path, all, { format = 'pt' })
+            all[name] = old
+            return tide.model.load, dir .. '/m'
+         end
+         local gate = 'model.layers.0.mlp.gate.weight'
+         refused('E_SHAPE', { 'missing: ' .. gate }, load_with(gate, nil))
+         refused('E_FORMAT', { gate, 'model.layers.0.mlp.router', 'remove one' },
+            load_with('model.layers.0.mlp.router', all[gate]:clone()))
+         local text = fs.read('spec', dir .. '/m/config.json')
+         fs.write('spec', dir .. '/m/config.json',
+            (text:gsub('("num_experts": ?)4', '%11000000000')))
+         refused('E_FORMAT', { 'config.json', '2000000000 experts', 'tensors' },
+            load_with(gate, all[gate]))
+      end)
    end)
 
    it('says which expert a folder lacks, and which has another shape', function()
@@ -207,6 +283,19 @@ describe('a decoder with experts', function()
 end)
 
 describe('Muon', function()
+   it('updates the weights of experts as matrices, and taps of a convolution as vectors', function()
+      local moe = nn.MoE { dim = 6, hidden = 4, experts = 3, topk = 2, dtype = 'f64', seed = 2 }
+      local optim = tide.optim.Muon(moe, { lr = 1e-2 })
+      moe(random(3, { 5, 6 })):square():sum():backward()
+      optim:step()
+      local tensors = optim:state_dict()
+      for _, name in ipairs { 'gate_proj', 'up_proj', 'down_proj' } do
+         assert.is_truthy(tensors[name .. '.m'])
+         assert.is_nil(tensors[name .. '.v'], name)
+      end
+      assert.is_false(optim:is_whole('conv.weight', { 8, 1, 4 }))
+   end)
+
    it('makes the matrix of each expert orthogonal by itself', function()
       local x = random(1, { 3, 4, 6 })
       local all = tide.optim.Muon.orthogonal(x, 5)

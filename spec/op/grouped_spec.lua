@@ -59,7 +59,7 @@ end
 
 describe('group_rows', function()
    -- rows, place and offsets by a loop over the groups.
-   local function sorted(list, n, k, groups)
+   local function by_group(list, n, k, groups)
       local rows, place, ends = {}, {}, { 0 }
       local function take(is)
          for i, g in ipairs(list) do
@@ -89,7 +89,7 @@ describe('group_rows', function()
       it(('sorts %d rows of %d choices by %d groups'):format(n, k, groups), function()
          local drawn = tide.empty({ n, k }):uniform_(-1.5, groups + 1.5, { seed = n })
          local ids = drawn:floor():to { dtype = 'i64', device = fast }
-         local rows, place, ends = sorted(numbers(ids), n, k, groups)
+         local rows, place, ends = by_group(numbers(ids), n, k, groups)
          -- a transposed copy has the same ids in other strides
          for _, t in ipairs { ids, ids:to 'i32', ids:t():contiguous():t() } do
             local got = { tide.group_rows(t, groups) }
@@ -106,6 +106,15 @@ describe('group_rows', function()
       local rows, place, ends = tide.group_rows(offsets { 1, 0, 1, 9 }, 2)
       assert.same({ { 1, 0, 2, 3 }, { 1, 0, 2, 3 }, { 0, 1, 3 } },
          { numbers(rows), numbers(place), numbers(ends) })
+   end)
+
+   it('puts numbers at the limits of i64 and i32 in no group', function()
+      -- -2^63 to 2^63 - 1024
+      local ids = offsets { -2 ^ 53, 2 ^ 53 - 1, 2 ^ 22, -2 ^ 22, 0 } * 1024
+      local rows, _, ends = tide.group_rows(ids, 2)
+      assert.same({ { 4, 0, 1, 2, 3 }, { 0, 1, 1 } }, { numbers(rows), numbers(ends) })
+      rows, _, ends = tide.group_rows(offsets { -2 ^ 31, 1, 2 ^ 31 - 1, 0 }:to 'i32', 2)
+      assert.same({ { 3, 1, 0, 2 }, { 0, 1, 2 } }, { numbers(rows), numbers(ends) })
    end)
 
    it('refuses what has no groups', function()

@@ -95,9 +95,11 @@ describe('a batch over ranks', function()
          assert.equal(8, c.map.padded)
       end
       local _, mine = cp.make_cp_batch_and_ctx(axis(2), { ids = ints { { 1, 2, 3, 4, 5, 6, 7, 8 } },
-         labels = b.labels, cu_real = { 0, 4, 8 }, cu_slot = { 0, 4, 8 } }, { kind = 'document' })
+         labels = b.labels, counted = ints { 0, 2, 3 }, cu_real = { 0, 4, 8 },
+         cu_slot = { 0, 4, 8 } }, { kind = 'document' })
       assert.same({ { 1, 4, 5, 8 } }, list(mine.ids))
       assert.is_nil(mine.cu_real)
+      assert.is_nil(mine.counted)                  -- places in the whole, not in this part
       assert.is_truthy(mine.positions)
    end)
 

@@ -8,9 +8,11 @@ local Mixtral = experts.derive('Mixtral', { block = 'block_sparse_moe', gate_pro
 Mixtral.family = {
    op = 'model.mixtral',
    fields = experts.fields('num_local_experts', 8, 2),
+   alias = { num_experts = 'num_local_experts' },
    defaults = { rms_norm_eps = 1e-5, rope_theta = 1e6, max_position_embeddings = 131072 },
    only = { output_router_logits = false, router_jitter_noise = 0 },
-   without = { mlp_bias = experts.no_bias },
+   without = { mlp_bias = experts.no_bias,
+      attention_bias = { written = false, why = 'the projections of a Mixtral have no biases' } },
    free = experts.free, where = experts.fit 'num_local_experts',
    experts = function(c)
       return { hidden = c.intermediate_size, experts = c.num_local_experts,

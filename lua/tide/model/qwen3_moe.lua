@@ -1,10 +1,10 @@
 -- Qwen3 MoE decoder: Qwen3 with experts in each n-th layer, n being decoder_sparse_step, but those
 -- of mlp_only_layers, which count from 0.
 
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local experts = require 'tide.model.experts'
 local published = require 'tide.model.published'
+local qwen2 = require('tide.model.qwen2').family
 local qwen3 = require('tide.model.qwen3').family
 
 local op = 'model.qwen3_moe'
@@ -14,18 +14,19 @@ local Qwen3Moe = experts.derive('Qwen3Moe', experts.usual)
 local fields = experts.fields('num_experts', 128, 8)
 for _, row in ipairs {
    { 'moe_intermediate_size', 768, 'integer >= 1' }, { 'norm_topk_prob', false, 'boolean' },
-   { 'decoder_sparse_step', 1, 'integer >= 1' }, { 'mlp_only_layers', published.optional },
+   { 'decoder_sparse_step', 1, 'integer >= 1' },
+   { 'mlp_only_layers', published.optional, 'integer[] >= 0' },
    { 'use_sliding_window', false, 'boolean' },
 } do fields[#fields + 1] = row end
 
--- Refuses layers that the model does not have.
-local function check_layers(c)
-   local list = c.mlp_only_layers
-   if list == nil then return end
-   for i, v in each(err.type(op, 'mlp_only_layers', list, 'table')) do
-      local is = type(v) == 'number' and v % 1 == 0 and v >= 0 and v < c.num_hidden_layers
-      err.arg_if(not is, op, ('mlp_only_layers[%s]'):format(tostring(i)),
-         ('a layer from 0 to %d'):format(c.num_hidden_layers - 1), v)
+local check_window = qwen2.complete_for(op)
+
+-- Refuses a window without its size, and layers that the model does not have.
+local function complete(c)
+   check_window(c)
+   for i, layer in ipairs(c.mlp_only_layers or {}) do
+      err.arg_if(layer >= c.num_hidden_layers, op, ('mlp_only_layers[%d]'):format(i),
+         ('a layer from 0 to %d'):format(c.num_hidden_layers - 1), layer)
    end
 end
 
@@ -41,8 +42,9 @@ Qwen3Moe.family = {
    op = op, fields = fields, alias = { num_local_experts = 'num_experts' },
    defaults = { max_position_embeddings = 32768 },
    without = { mlp_bias = experts.no_bias },
-   only = experts.only, free = experts.free, where = experts.fit 'num_experts',
-   complete = check_layers, layer = qwen3.layer,
+   only = experts.only, where = experts.fit 'num_experts',
+   free = experts.free .. ' max_window_layers',    -- every layer has the window
+   complete = complete, layer = qwen3.layer,
    experts = function(c, i)
       return has_experts(c, i) and { hidden = c.moe_intermediate_size, experts = c.num_experts,
          topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob } or nil

@@ -11,6 +11,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
@@ -54,7 +55,9 @@ end
 
 -- Returns the output [.., C] of an input x of the same shape.
 function MoE:forward(x)
-   local C = x:size(-1)
+   local C = self.router:size(2)
+   err.arg_if(not tide.is_tensor(x) or x.ndim == 0 or x:size(-1) ~= C, 'nn.MoE', 'x',
+      ('a tensor [.., %d]'):format(C), x)
    local flat = x:reshape(-1, C)
    local ids, w = private.call(self.route, self, flat)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
@@ -79,7 +82,7 @@ end
 function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 
 -- Returns the number of elements of experts that a token does not use, of the whole layer.
-function MoE:idle_numel(numel) return numel * (self.experts - self.topk) / self.experts end
+function MoE:_idle_numel(numel) return numel * (self.experts - self.topk) / self.experts end
 
 -- Returns the sizes, for the text of a model.
 function MoE:detail()

@@ -402,8 +402,10 @@ local function check_fits(op, key, to, from)
    err.raise_if(want ~= got, 'E_SHAPE', op, "'%s' is [%s] in the state, [%s] here", key, got, want)
 end
 
+-- Returns a new state of an entry with the tensors of state_dict. The present state keeps its
+-- numbers: a later entry may be refused.
 local function restore(self, op, entry, count, tensors)
-   local state = self:_begin_state(entry)
+   local state = self.state[entry.name] and self:new_state(entry) or self:_begin_state(entry)
    for _, field in ipairs(self.fields) do
       local key = entry.name .. '.' .. field
       local t = tensors[key]
@@ -426,15 +428,15 @@ end
 -- E_FORMAT if one is missing, E_SHAPE if one does not fit.
 function Optimizer:load_state_dict(tensors, meta)
    local op = self.op .. '.load_state_dict'
-   local known, state = {}, {}
+   local known, state, exact = {}, {}, {}
    tide.no_grad(function()
       for _, entry in ipairs(self:entries()) do
          known[entry.name] = true
          local count, master = meta.counts[entry.name], tensors[entry.name .. '.master']
          if count then
             state[entry.name] = restore(self, op, entry, count, tensors)
-         elseif master and keeps_masters(self) then
-            entry.exact = master:to(entry.param.device):clone()
+         elseif keeps_masters(self) then
+            exact[entry] = master and master:to(entry.param.device):clone() or false
          end
       end
    end)
@@ -442,6 +444,7 @@ function Optimizer:load_state_dict(tensors, meta)
       err.raise_if(not known[name], 'E_ARG', op, "the state has a parameter '%s' that is not "
          .. 'optimised here', name)
    end
+   for entry, t in each(exact) do entry.exact = t or nil end
    self.steps = meta.steps
    self.state, self.counted = state, nil
 end

@@ -4,7 +4,7 @@
 --
 --    'none'                nothing
 --    'selective'           in every block, norms and gated products that a linear layer reads
---    'mlp'                 the MLP of every block
+--    'mlp'                 the MLP of every block, and experts
 --    'full'                every block
 --    k, or 'every:k'       every k-th block
 --    'name,name'           modules of these names: the last part of a path, or a pattern with dots
@@ -166,6 +166,9 @@ local function every(changes, model, k, change)
    end, 'list of blocks (nn.Stack)')
 end
 
+-- Returns whether a module is the MLP of a block, or the experts in its place.
+function recompute._is_mlp(m) return class.is(m, nn.MLP) or class.is(m, nn.MoE) end
+
 -- What is computed: which modules do so, the change, and what errors call them.
 local by_op = {
    norm = { norm.is, add, 'norm' }, linear = { is(nn.Linear), add, 'nn.Linear' },
@@ -196,7 +199,7 @@ local function changes_of(model, policy)
    elseif err.same(policy, 'selective') then
       every(changes, model, 1, add_remade)
    elseif err.same(policy, 'mlp') then
-      each_module(changes, model, is(nn.MLP), add, 'nn.MLP')
+      each_module(changes, model, recompute._is_mlp, add, 'nn.MLP or nn.MoE')
    elseif type(policy) == 'number' then
       every(changes, model, policy, add)
    elseif type(policy) == 'string' then

@@ -122,6 +122,13 @@ local function check_shape(self, entry)
       dims.text(entry.shape))
 end
 
+-- Raises if the file also has a tensor of the parameter's own name.
+local function check_single(self, entry, part)
+   err.raise_if(self.stored[part.name] and not self.views[part.name], 'E_FORMAT', self.op,
+      "%s holds '%s' and '%s', which name one parameter; remove one", self.dir, entry.name,
+      part.name)
+end
+
 -- Maps the tensor of an entry that is a slice of a parameter.
 local function view_slice(self, entry, part)
    local view = self.views[part.name] or { shape = part.shape }
@@ -148,6 +155,7 @@ function Weights:view(entries)
          self.sources[name] = self.stored[name]
          self.stored[name] = nil
          for _, part in ipairs(entry.parts) do
+            check_single(self, entry, part)
             if part.slice then
                view_slice(self, entry, part)
             else

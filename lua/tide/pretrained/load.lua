@@ -8,6 +8,7 @@ local class = require 'tide.class'
 local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local Exact = require 'tide.pretrained.exact'
 local family = require 'tide.model.family'
@@ -54,10 +55,10 @@ end
 -- Fields that count tensors, and fields that are a factor of the size of a tensor.
 local counts = { 'num_hidden_layers', 'n_layer', 'depth' }
 local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
-   'num_attention_heads', 'num_key_value_heads', 'n_embd', 'n_inner', 'n_positions', 'n_head',
-   'num_heads', 'n_groups', 'state_size', 'ssm_state_size', 'conv_kernel', 'mamba_num_heads',
-   'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head', 'mamba_d_state', 'mamba_n_groups',
-   'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans' }
+   'num_attention_heads', 'num_key_value_heads', 'moe_intermediate_size', 'n_embd', 'n_inner',
+   'n_positions', 'n_head', 'num_heads', 'n_groups', 'state_size', 'ssm_state_size',
+   'conv_kernel', 'mamba_num_heads', 'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head',
+   'mamba_d_state', 'mamba_n_groups', 'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans' }
 
 -- A field without a tensor (the MLP's, in a model without one) may exceed all tensors up to this.
 local free_size = 2 ^ 20
@@ -131,14 +132,40 @@ local function check_tied(self, model)
    if store.drop then store:drop(head) end
 end
 
+-- Raises if the model has more experts than the files have tensors, before they are listed.
+local function check_experts(self, model)
+   local experts, tensors = 0, #self.store:names 'model'
+   model:walk(function(m)
+      if class.is(m, nn.MoE) then experts = experts + m.experts end
+   end)
+   err.raise_if(experts > tensors, 'E_FORMAT', op, '%s/config.json says %.14g experts in all '
+      .. 'layers, the weights have %d tensors', self.dir, experts, tensors)
+end
+
+-- Gives parameters that the files lack the names of their tensors there. entries: of
+-- model:stored(); own: the shapes of parameters by name.
+local function name_as_stored(own, stored, entries)
+   local lacking = {}
+   for _, entry in ipairs(entries) do
+      for _, part in ipairs(entry.parts) do
+         if own[part.name] and not stored[part.name] then
+            lacking[part.name], own[entry.name] = true, entry.shape
+         end
+      end
+   end
+   for name in each(lacking) do own[name] = nil end
+end
+
 -- Compares names and shapes of the files with those of the model; one error lists all differences.
-local function check_names(self, model)
+-- entries: of model:stored(), or nil.
+local function check_names(self, model, entries)
    local own, stored, store = {}, {}, self.store
    for _, e in ipairs(model:named_parameters()) do own[e.name] = e.param.shape end
    for _, b in ipairs(model:named_buffers()) do
       if b.persistent then own[b.name] = b.buffer.shape end
    end
    for _, name in ipairs(store:names 'model') do stored[name] = store:shape('model', name) end
+   name_as_stored(own, stored, entries or {})
    states.refuse(op, states.differences(own, stored), { 'missing', 'unexpected', 'shape' },
       ('%s: the weights are not those that config.json describes: '):format(self.dir))
 end
@@ -256,9 +283,14 @@ local function opened(dir, opts)
    check_sizes(self)
    self.opts = { dtype = dtype_of(self, opts.dtype), fp8 = opts.fp8, device = 'null' }
    local model = build(self, self.opts)
-   if model.stored and self.store.view then self.store:view(model:stored()) end
+   local entries
+   if model.stored and self.store.view then
+      check_experts(self, model)
+      entries = model:stored()
+      self.store:view(entries)
+   end
    check_tied(self, model)
-   check_names(self, model)
+   check_names(self, model, entries)
    if opts.quantise and not rawget(model, 'quantised') then nf4.quantise_(model) end
    return self, model
 end

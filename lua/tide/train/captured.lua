@@ -1,6 +1,7 @@
 -- A step that is one launch of a CUDA graph: recorded once, then replayed.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local Optimizer = require 'tide.optim.optimizer'
@@ -63,11 +64,20 @@ local function check_fixed(batch, i)
       .. 'batch, and a captured step has fixed shapes; give windows, or do without capturing', i)
 end
 
+-- Returns a micro-batch without the places of labels that count, whose number differs from batch to
+-- batch, and without its stamp, which is another object for each batch.
+local function of_fixed_shape(batch)
+   if batch.counted == nil and batch.stamp == nil then return batch end
+   local out = copy(batch)
+   out.counted, out.stamp = nil, nil
+   return out
+end
+
 -- Returns the micro-batches as the recorded step takes them.
 local function parts_of(self, batches)
    local list = {}
    for i, batch in ipairs(batches) do
-      list[i] = self.cp and self.replayed:cut(i, batch) or batch
+      list[i] = of_fixed_shape(self.cp and self.replayed:cut(i, batch) or batch)
       check_fixed(list[i], i)
    end
    return list

@@ -14,6 +14,7 @@
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local fs = require 'tide.util.fs'
 local signature = require 'tide.util.signature'
 local sample = require 'tide.train.sample'
 local rows = require 'tide.train.rows'
@@ -100,10 +101,13 @@ local function hidden(self, messages)
    return list
 end
 
--- Returns a text that names a source: a path, pixels, bytes of a file, or the frames of a video.
+-- Returns a text that other pictures do not have, of a source: a path, pixels, bytes of a file, or
+-- the frames of a video. A file or pixels that have changed since have another text.
 local function key_of(source)
-   if type(source) == 'string' then return 'file ' .. source end
-   if tide.is_tensor(source) then return 'pixels ' .. source.id end
+   if type(source) == 'string' then
+      return ('file %s %s'):format(source, fs.size(source) and fs.io().xxh64_file(source) or '')
+   end
+   if tide.is_tensor(source) then return ('pixels %d %d'):format(source.id, source:version()) end
    if source.bytes then return 'bytes ' .. source.bytes end
    local list = { 'video ' .. tostring(source.fps) }
    for i, frame in ipairs(source.frames) do list[i + 1] = key_of(frame) end
@@ -130,7 +134,10 @@ end
 -- Returns the pictures of all messages; nil without any.
 local function pictures_of(self)
    local sources = vision.sources(self.messages, { dir = self.dir })
-   if not (sources.images[1] or sources.videos[1]) then return nil end
+   if not (sources.images[1] or sources.videos[1]) then
+      self.kept = {}
+      return nil
+   end
    err.arg_if(not self.model.rope_index, op, 'messages', 'texts, as the model takes ids alone',
       'images')
    err.arg_if(not self.processor, op, 'opts.processor', 'tide.data.image.processor(folder), which '

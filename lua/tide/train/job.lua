@@ -161,6 +161,7 @@ local function check_out(self)
    err.usage_if(step and not opt.resume and not opt.overwrite and not is_restart(opt), self.name,
       '%s holds a run at step %d; add --resume, or choose another --out, or --overwrite', opt.out,
       step)
+   self.replaces = step ~= nil and opt.overwrite and not is_restart(opt)
 end
 
 -- ---- what is settled before any work -----------------------------------------------------------

@@ -186,7 +186,7 @@ local function load_whole_optim(op, optim, saved, meta)
       local key = e.name .. '.master'
       local weight = saved.model[e.name]
       if keeps_master(e.param) then
-         local is_exact = counts[e.name] or weight.dtype == 'f32'
+         local is_exact = weight and (counts[e.name] or weight.dtype == 'f32')
          tensors[key] = tensors[key] or is_exact and weight or nil
       elseif tide.is_tensor(tensors[key]) and dims.equal(tensors[key].shape, e.param.shape) then
          tide.no_grad(function() e.param:copy_(tensors[key]) end)

@@ -224,34 +224,24 @@ local function compare_state(t, folder, whole, step, exact)
       or compare_tensors(got.optim, want.optim, 'moments', exact)
 end
 
--- Whether a published folder has the logits of a state.
-local function compare_logits(t, o, state, model)
-   local own = t.model[o.family](o.config, { dtype = 'f64' })
-   own:load_state_dict(state)
-   local ids = t.tensor({ { 0, 1, 2, 3, 1 } }, { dtype = 'i64' })
-   local function logits(m) return t.no_grad(function() return flat(m:eval()(ids)) end) end
-   if values.far(logits(model), logits(own)) ~= 0 then return 'the published model differs' end
-end
-
 -- The published files of a checkpoint: whole weights in a dtype, and a model that reads them.
 local function compare_published(t, o, folder, to)
    local cp = t.train.checkpoint
    cp.consolidate(folder, to)
-   local saved = cp.load(folder)
-   if o.family == 'gpt2' then           -- whose files have other names, and weights transposed
-      return compare_logits(t, o, saved.model, t.model.load(to, { dtype = 'f64' }))
-   end
-   local file = cp.tensors(to .. '/model.safetensors')
-   local problem = compare_tensors(file, saved.model, 'published weights', true)
+   local file, saved = cp.tensors(to .. '/model.safetensors'), cp.load(folder)
+   local own = t.model[o.family](o.config, { dtype = 'f64' })
+   own:load_state_dict(saved.model)
+   local want = saved.model
+   if own.stored then want = require('tide.model.stored').published(own:stored(), want) end
+   local problem = compare_tensors(file, want, 'published weights', true)
    if problem then return problem end
-   local config = t.json.decode(t.util.fs.read('fuzz', to .. '/config.json'), { nonfinite = true })
-   local model = t.model[o.family](config, { dtype = 'f64' })
-   model:load_state_dict(file)
-   problem = compare_logits(t, o, saved.model, model)
-   if problem then return problem end
+   local model = t.model.load(to, { dtype = 'f64' })
+   local ids = t.tensor({ { 0, 1, 2, 3, 1 } }, { dtype = 'i64' })
+   local function logits(m) return t.no_grad(function() return flat(m:eval()(ids)) end) end
+   if values.far(logits(model), logits(own)) ~= 0 then return 'the published model differs' end
    cp.consolidate(folder, to .. '-half', { dtype = 'bf16' })
    local half = {}
-   for name, x in pairs(saved.model) do half[name] = x:to 'bf16' end
+   for name, x in pairs(want) do half[name] = x:to 'bf16' end
    return compare_tensors(cp.tensors(to .. '-half/model.safetensors'), half, 'halved weights', true)
 end
 

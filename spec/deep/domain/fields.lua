@@ -30,6 +30,11 @@ local own = {
    phi3 = {},
    gemma3 = { query_pre_attn_scalar = 'positive', rope_local_base_freq = 'base',
       sliding_window_pattern = 'count', layer_types = 'types', hidden_activation = 'name' },
+   mixtral = { mlp_bias = 'absent', attention_bias = 'absent', num_local_experts = 'count',
+      num_experts_per_tok = 'topk' },
+   qwen3_moe = { mlp_bias = 'absent', num_experts = 'count', num_experts_per_tok = 'topk',
+      moe_intermediate_size = 'count', norm_topk_prob = 'flag', decoder_sparse_step = 'count',
+      mlp_only_layers = 'places', use_sliding_window = 'flag' },
    mamba2 = { state_size = 'count', head_dim = 'count', num_heads = 'heads',
       num_hidden_layers = 'layers' },
    hybrid = { ssm_state_size = 'count', mamba_head_dim = 'count', mamba_num_heads = 'heads',
@@ -60,6 +65,8 @@ local bad = {
    pair = { text, 3, { 2, 1 }, { -1, 2 }, { text, 2 } },
    taps = { 1, 9, 0, text, list, truth }, act = { text, 3, list },
    scaling = { text, 3, { rope_type = 'nothing' }, { type = 'linear' } },
+   topk = { 0, -1, 1.5, text, list, truth, 99 },
+   places = { 3, text, { -1 }, { 99 }, { 1.5 }, { text } },
    pattern = { text, 3, list, 'MQ' }, absent = { true, false, 3, text },
 }
 bad.least, bad.most, bad.off = bad.number, bad.number, bad.flag
@@ -87,6 +94,7 @@ function good.window(c, v) return (v or 5) % 6 + c:int(1, 3) end
 function good.pair(c) return c:pick { { 0.9, 1 }, { 0, 1e-4 } } end
 function good.taps(_, v) return v % 3 + 2 end
 function good.act(c, v) return c:pick { v == 'gelu' and 'relu' or 'gelu', 'silu' } end
+function good.places() return { 0 } end
 function good.scaling(c)
    return c:pick { { rope_type = 'linear', factor = 4 }, { type = 'linear', factor = 2 } }
 end
@@ -105,6 +113,7 @@ local function base_of(c, family)
    if config.use_sliding_window ~= nil then
       config.use_sliding_window, config.sliding_window, config.max_window_layers = nil, nil, nil
    end
+   config.mlp_only_layers, config.decoder_sparse_step = nil, nil   -- all layers have experts
    return config
 end
 
@@ -118,7 +127,7 @@ function fields.make(c)
    local kind = kinds[o.field]
    o.want = c:pick { 'change', 'error', 'unknown', 'null' }
    if o.want == 'unknown' then
-      o.field = c:pick { o.field .. 's', o.field:sub(2), 'num_experts', 'unheard_of' }
+      o.field = c:pick { o.field .. 's', o.field:sub(2), 'num_expert', 'unheard_of' }
       o.value = c:pick { 1, true, 'x' }
    elseif o.want == 'error' then
       o.value = c:pick(bad[kind])
@@ -165,7 +174,7 @@ local function with_company(o)
    local config = {}
    for k, v in pairs(o.config) do config[k] = v end
    local f, family = o.field, o.family
-   if (family == 'qwen2' or family == 'qwen3') and f == 'sliding_window' then
+   if family:find '^qwen' and f == 'sliding_window' then
       config.use_sliding_window, config.max_window_layers = true, 0
       config.sliding_window = 4
    elseif f == 'use_sliding_window' then
@@ -208,9 +217,13 @@ end
 
 -- Whether the field has anything to act on.
 local function applies(o)
-   local pattern = o.config.hybrid_override_pattern
+   local config, f = o.config, o.field
+   local pattern = config.hybrid_override_pattern
+   if o.family == 'qwen3_moe' and (f == 'intermediate_size'
+      or f == 'norm_topk_prob' and config.num_experts_per_tok == config.num_experts) then
+      return false
+   end
    if not pattern then return true end
-   local f = o.field
    if f:find 'mamba' or f:find 'conv' or f:find 'time_step' or f == 'ssm_state_size'
       or f == 'use_bias' or f == 'n_groups' then return pattern:find 'M' ~= nil end
    if f:find 'attention' or f:find 'key_value' or f == 'head_dim' then

@@ -4,15 +4,21 @@ local documents = require 'spec.deep.domain.documents'
 local choice = require 'spec.deep.fuzz.choice'
 
 local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gemma3', 'hybrid',
-   'mamba2' } }
+   'mamba2', 'mixtral', 'qwen3_moe' } }
 -- Those that are trained over ranks.
 models.trained = { unpack(models.families) }
 for _, name in ipairs { 'gemma2', 'olmo2', 'granite', 'smollm3', 'ministral', 'gpt2', 'bamba' } do
    models.trained[#models.trained + 1] = name
 end
 
--- Families of which some layers keep a state.
+-- Families that may have layers with a state.
 models.has_state = { mamba2 = true, hybrid = true, bamba = true }
+
+-- Whether a configuration of such a family has one; a Bamba may have attention in every layer.
+function models.keeps_state(family, config)
+   local attention = config.attn_layer_indices or {}
+   return models.has_state[family] and #attention < (config.num_hidden_layers or math.huge)
+end
 
 -- ---- models ----------------------------------------------------------------------------------
 
@@ -115,6 +121,27 @@ local function bamba(c, o, s)
       if c:chance(0.5) then table.insert(config.attn_layer_indices, i) end
    end
    return config
+end
+
+-- Sets the numbers of experts under the name of a family's field.
+local function experts(c, o, name)
+   o[name] = c:few(1, 5)
+   o.num_experts_per_tok = c:int(1, o[name])
+end
+
+function more.mixtral(c, o)
+   experts(c, o, 'num_local_experts')
+   o.tie_word_embeddings = c:chance(0.5)
+   if c:chance(0.5) then o.sliding_window = c:int(1, 9) end
+end
+
+function more.qwen3_moe(c, o)
+   experts(c, o, 'num_experts')
+   o.moe_intermediate_size, o.norm_topk_prob = o.intermediate_size, c:chance(0.5)
+   o.tie_word_embeddings, o.head_dim = c:chance(0.5), 2 * c:few(1, 3)
+   if c:chance(0.3) then o.use_sliding_window, o.sliding_window = true, c:int(1, 9) end
+   if c:chance(0.3) then o.decoder_sparse_step = c:int(1, 3) end
+   if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
 end
 
 -- A configuration of a family whose heads divide among tp ranks.

@@ -48,7 +48,7 @@ function training.make(c)
    if o.axes.cp > 1 then
       o.cp = { method = c:pick { 'ring', 'allgather', 'a2a' },
          layout = c:pick { 'zigzag', 'contiguous', 'document', 'balanced' } }
-      if models.has_state[o.family] then
+      if models.keeps_state(o.family, o.config) then
          o.cp.mamba = c:pick { 'auto', 'hidden' }
       end
    end

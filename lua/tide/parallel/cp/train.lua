@@ -290,7 +290,7 @@ function Attached:cut(batch, more)
    if self.size > 1 and self.comm.transport ~= 'sim' then
       context.batch = fingerprint.batch(batch)
    end
-   mine.context, mine.index, mine.packed_seq_ids, mine.counted = context, nil, nil, nil
+   mine.context, mine.index, mine.packed_seq_ids = context, nil, nil
    if bare then mine.labels = nil end
    return mine
 end

@@ -10,12 +10,11 @@
 -- changed. Parameters are sharded over data and context ranks together, whatever the axes are
 -- called, and unit classes that cannot be imported are an error.
 
-local class = require 'tide.class'
 local err = require 'tide.util.err'
 local import = require 'tide.parallel.import'
 local mesh_of = require 'tide.parallel.mesh'
-local nn = require 'tide.nn'
 local plan_of = require 'tide.parallel.plan'
+local recompute = require 'tide.parallel.recompute'
 local signature = require 'tide.util.signature'
 
 local parallelizer = {}
@@ -79,11 +78,11 @@ end
 
 -- ---- the common part -------------------------------------------------------------------------
 
--- Returns a policy of recomputation. true means the MLPs, if the model has any.
+-- Returns a policy of recomputation. true means the MLPs and experts, if the model has any.
 local function recompute_of(v, model)
    if v ~= true then return v or nil end
    local found = false
-   model:walk(function(m) found = found or class.is(m, nn.MLP) end)
+   model:walk(function(m) found = found or recompute._is_mlp(m) end)
    return found and 'mlp' or nil
 end
 

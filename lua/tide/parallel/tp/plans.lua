@@ -103,7 +103,7 @@ end
 
 -- Cuts a module along the sequence: children that read the stream gather it, and the last child
 -- leaves its sum cut. Where their results are whole, the module computes the whole sequence and
--- gathers the stream itself. own: the plan of the module's own tp_plan.
+-- gathers the stream itself. own: the plan of the module's own tp_plan; '' is the module itself.
 local function cut_stream(plan, path, m, own)
    local ends = false
    for child, style in each(own) do
@@ -113,7 +113,7 @@ local function cut_stream(plan, path, m, own)
       elseif style.output ~= 'S(-1)' then
          ends = ends or plan[key] ~= nil
          plan[key] = plan[key] and plan[key]:with { output = 'S(1)',
-            input = style.input == 'R' and 'S(1)' or nil }
+            input = child == '' and 'S(1)' or nil }
       elseif style.input == 'R' then
          plan[key] = plan[key] and plan[key]:with { input = 'S(1)' }
       end
