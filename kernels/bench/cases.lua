@@ -80,7 +80,7 @@ do
       + 3 * moe.topk * moe.dim * moe.ffn
    local weights = moe.layers * per_layer + moe.vocab * moe.dim
    add {
-      name = 'moe-f32', case = 'moe', options = moe, kind = 'fma', must = 1.5, tokens = tokens,
+      name = 'moe-f32', case = 'moe', options = moe, kind = 'fma', must = 1, tokens = tokens,
       work = tokens * (6 * weights + 6 * moe.layers * moe.dim * moe.seq), rounds = 7, sample = 0.5,
       memory = 'peak', needs = 'transformers', tolerance = 1e-3,
       variants = { 'grouped_mm', 'eager' }, eager = true,
