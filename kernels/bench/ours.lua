@@ -70,8 +70,8 @@ local function step_of(model, inputs, batch)
    end
 end
 
-function cases.llama(o)
-   local model = llama_of(o)
+-- A training step on o.batch windows of o.seq tokens.
+local function windows_step(model, o)
    local n = o.batch * o.seq
    local inputs = { ids = ids(n, o.vocab), labels = ids(n, o.vocab) }
    return step_of(model, inputs, {
@@ -80,18 +80,14 @@ function cases.llama(o)
    })
 end
 
+function cases.llama(o) return windows_step(llama_of(o), o) end
+
 function cases.moe(o)
-   local model = tide.model.qwen3_moe({
+   return windows_step(tide.model.qwen3_moe({
       vocab_size = o.vocab, hidden_size = o.dim, num_hidden_layers = o.layers,
       num_attention_heads = o.heads, moe_intermediate_size = o.ffn, intermediate_size = o.ffn,
       num_experts = o.experts, num_experts_per_tok = o.topk, norm_topk_prob = true,
-   }, { dtype = o.dtype, seed = 1 })
-   local n = o.batch * o.seq
-   local inputs = { ids = ids(n, o.vocab), labels = ids(n, o.vocab) }
-   return step_of(model, inputs, {
-      ids = inputs.ids:reshape(o.batch, o.seq), labels = inputs.labels:reshape(o.batch, o.seq),
-      count = n,
-   })
+   }, { dtype = o.dtype, seed = 1 }), o)
 end
 
 -- Documents of 50 to 1000 tokens, of which two thirds count, in `batch` rows of `seq`.
