@@ -10,7 +10,7 @@
 local promise = {}
 
 promise['lua/guide/generate.md'] = {
-   { 'A later turn decodes and reads only', 'lua/image_chat', 'is one of messages' },
+   { 'A later turn decodes and reads only', 'lua/image_turns', 'is one of messages' },
    { 'Where the context has no room', 'recipe/chat', 'forgets the oldest turns' },
    { 'seed seed of the sampling', 'lua/rows', 'draws alike on one thread and on two' },
    { 'The letters of a special token', 'recipe/chat',
