@@ -56,8 +56,9 @@ end
 -- Returns the output [.., C] of an input x of the same shape.
 function MoE:forward(x)
    local C = self.router:size(2)
-   err.arg_if(not tide.is_tensor(x) or x.ndim == 0 or x:size(-1) ~= C, 'nn.MoE', 'x',
-      ('a tensor [.., %d]'):format(C), x)
+   if not tide.is_tensor(x) or x.ndim == 0 or x:size(-1) ~= C then
+      err.arg('nn.MoE', 'x', ('a tensor [.., %d]'):format(C), x)
+   end
    local flat = x:reshape(-1, C)
    local ids, w = private.call(self.route, self, flat)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
