@@ -12,18 +12,22 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local nf4_part = require 'tide.nn.nf4_part'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
 
 local MoE = class('MoE', Module)
 MoE.mixes = false
+MoE._projections = { 'gate_proj', 'up_proj', 'down_proj' }
+MoE._order = { 'router', unpack(MoE._projections) }    -- of the parameters
 
 -- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I].
 function MoE:init(opts)
    Module.init(self)
    local E, I, C = opts.experts, opts.hidden, opts.dim
    self.experts, self.topk, self.norm_topk = E, opts.topk, opts.norm_topk
+   self.dim, self.hidden = C, I
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
          or { kind = 'kaiming', fan_in = fan_in, gain = 1 / math.sqrt(3) }, opts)
@@ -44,13 +48,20 @@ function MoE:route(x)
    return ids, w:to(x.dtype)
 end
 
+-- Returns the products of rows of x with the experts' weights of a projection, grouped by offsets.
+local function product(self, x, field, offsets)
+   if self[field] then return tide.grouped_linear(x, self[field], offsets) end
+   local into = field == 'down_proj'
+   return nf4_part.grouped(self, x, field, offsets, into and self.dim or self.hidden,
+      into and self.hidden or self.dim)
+end
+
 -- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
 local function of_experts(self, x, offsets)
-   local gate = tide.grouped_linear(x, self.gate_proj, offsets)
-   local up = tide.grouped_linear(x, self.up_proj, offsets)
+   local gate, up = product(self, x, 'gate_proj', offsets), product(self, x, 'up_proj', offsets)
    local h = tide.swiglu(gate, up)
    private.spend(gate, up)
-   return private.replace(h, tide.grouped_linear(h, self.down_proj, offsets))
+   return private.replace(h, product(self, h, 'down_proj', offsets))
 end
 
 -- Returns the output [.., C] of an input x of the same shape.
@@ -75,8 +86,18 @@ private.note_methods(MoE)
 function MoE:tp(style, on)
    if not style then return nil end
    if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
-   on:check_size('the hidden size of the experts', self.gate_proj:size(2))
-   return { cut = { gate_proj = 2, up_proj = 2, down_proj = 3 }, gives = 'P' }
+   on:check_size('the hidden size of the experts', self.hidden)
+   local cut = {}
+   for _, field in ipairs(MoE._projections) do
+      local is_down = field == 'down_proj'
+      if self[field] then
+         cut[field] = is_down and 3 or 2
+      else
+         cut[field .. '_nf4'] = nf4_part.answer(self, on, field, is_down
+            and { self.dim, self.hidden } or { self.hidden, self.dim }, is_down and 2 or 1)
+      end
+   end
+   return { cut = cut, gives = 'P' }
 end
 
 -- Returns the style of this module itself, see Module.tp_plan.
@@ -87,8 +108,8 @@ function MoE:_idle_numel(numel) return numel * (self.experts - self.topk) / self
 
 -- Returns the sizes, for the text of a model.
 function MoE:detail()
-   return ('%d of %d experts%s'):format(self.topk, self.experts,
-      self.norm_topk and ', factors sum to 1' or '')
+   return ('%d of %d experts%s%s'):format(self.topk, self.experts,
+      self.norm_topk and ', factors sum to 1' or '', self.gate_proj and '' or ', nf4')
 end
 
 return signature.doors('nn.MoE', MoE, {

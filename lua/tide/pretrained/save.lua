@@ -198,9 +198,10 @@ local function as_stored(plain, rows, read)
 end
 
 -- Returns the dtype of the parameters that are not in NF4.
-local function main_dtype(rows)
+local function main_dtype(rows, description)
+   local scales = nf4._scales(description)
    for name, row in each(rows) do
-      if row.dtype ~= 'u8' and not name:find '%.weight_scale$' and not low_rank.is_name(name) then
+      if row.dtype ~= 'u8' and not scales[name] and not low_rank.is_name(name) then
          return row.dtype
       end
    end
@@ -211,7 +212,8 @@ end
 -- a parameter by its name or, with a number (from 0), that slice of it along dim 1.
 local function source_of(plain, rows, read, dtype, is_merged)
    if plain.quantised then
-      rows, read = nf4._read_as_weights(plain.quantised, rows, read, dtype or main_dtype(rows))
+      rows, read = nf4._read_as_weights(plain.quantised, rows, read,
+         dtype or main_dtype(rows, plain.quantised))
    end
    if plain.adapter then
       rows, read = adapter.merged(plain.adapter, rows, read, is_merged)
