@@ -197,14 +197,18 @@ local function as_stored(plain, rows, read)
    end
 end
 
--- Returns the dtype of the parameters that are not in NF4.
+-- Returns the dtype of most numbers that are not in NF4.
 local function main_dtype(rows, description)
-   local scales = nf4._scales(description)
+   local scales, counts, most = nf4._scales(description), {}, nil
    for name, row in each(rows) do
       if row.dtype ~= 'u8' and not scales[name] and not low_rank.is_name(name) then
-         return row.dtype
+         counts[row.dtype] = (counts[row.dtype] or 0) + dims.numel(row.shape)
       end
    end
+   for name, n in each(counts) do
+      if not most or n > counts[most] then most = name end
+   end
+   return most
 end
 
 -- Returns a source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on
