@@ -209,6 +209,9 @@ static int check_grouped_nf4(tide__call *c, const tide_tensor *x, const tide_ten
   int64_t bytes, least;
   if (x->ndim != 2)
     return TIDE__FAIL(c, TIDE_E_SHAPE, "x: expected [rows, K], got %s", TIDE__SHAPE_OF(x));
+  if (a->rows < 0 || a->rows > most_numbers)
+    return TIDE__FAIL(c, TIDE_E_ARG, "n: expected the count of rows of a weight, got %lld",
+                      (long long)a->rows);
   TIDE_TRY(tide__check_index(offsets, TIDE__NAME(c), "offsets"));
   if (offsets->ndim != 1 || offsets->shape[0] < 1)
     return TIDE__FAIL(c, TIDE_E_SHAPE, "offsets: expected [groups + 1], got %s",

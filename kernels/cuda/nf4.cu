@@ -284,9 +284,9 @@ int k_cuda_grouped_linear_nf4(const k_call *call)
     grouped_product p(call, count);
     int64_t n = p.in[1].stride[0];
     groups_of o = {tide_array_of(call->in[3]), from, codes.shape[1], scale.shape[1]};
+    dim3 grid((unsigned)tide_cuda_grid((n + 1) / 2), (unsigned)count);
     if (n > 0 && count > 0)
-      TIDE_CUDA_LAUNCH(call, read_groups_kernel,
-                       dim3((unsigned)tide_cuda_grid((n + 1) / 2), (unsigned)count), TIDE_CUDA_BLOCK, 0,
+      TIDE_CUDA_LAUNCH(call, read_groups_kernel, grid, TIDE_CUDA_BLOCK, 0,
                        stored_of(codes, scale, attrs_of(call)), o, n,
                        tide_array{p.in[1].data, x.dtype});
     int rc = tide_cuda_grouped_from(&p.call, from);

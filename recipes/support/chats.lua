@@ -56,7 +56,8 @@ chats.rows = {
    { 'lora.dora', false, 'also train the norm of each row of the weights (DoRA)', fixed = true,
      also = { 'use-dora' } },
    { 'lora.quantise', nil, 'keep the frozen weights in 4 bits (NF4 with double quantisation, '
-     .. 'QLoRA): all Linear layers but the output head', choices = { 'nf4' }, fixed = true,
+     .. 'QLoRA): all Linear layers but the output head, and experts', choices = { 'nf4' },
+     fixed = true,
      also = { 'lora.quantize', 'quantize', 'quantise', 'quantization', 'load-in-4bit',
      'bnb-4bit-quant-type', 'qlora' } },
    { 'max-pixels', nil, 'most pixels of an image, above which it is made smaller; default: as '

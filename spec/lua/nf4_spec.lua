@@ -323,6 +323,15 @@ describe('nn.nf4 of experts', function()
       assert.is_not_nil(older:get 'model.layers.0.self_attn.q_proj'.weight_nf4)
    end)
 
+   it('counts the weights that are codes in what a token multiplies by', function()
+      for _, make in ipairs { mixed, made } do
+         local plain, coded = make { device = 'null' }, nf4.quantise_(make { device = 'null' })
+         assert.is_true(coded:num_parameters() < plain:num_parameters() / 2)
+         assert.equal(plain:multiplying(), coded:multiplying())
+         assert.equal(plain:flops_per_token(16), coded:flops_per_token(16))
+      end
+   end)
+
    it('is refused in f64', function()
       refused('E_DTYPE', { 'nn.nf4.quantise_', "'0.gate_proj'", 'f64' }, nf4.quantise_,
          tide.nn.Stack { tide.nn.MoE { dim = 4, hidden = 4, experts = 2, topk = 1,

@@ -115,7 +115,9 @@ describe('grouped_linear_nf4', function()
    end)
 
    it('takes shapes on the null device', function()
-      local function on(shape, dtype) return tide.empty(shape, { dtype = dtype, device = 'null' }) end
+      local function on(shape, dtype)
+         return tide.empty(shape, { dtype = dtype, device = 'null' })
+      end
       local x = on({ 6, 8 }, 'bf16'):requires_grad_()
       local y = tide.grouped_linear_nf4(x, on({ 3, 17 }, 'u8'), on({ 3, 2 }, 'f32'),
          on({ 4 }, 'i64'), 4, 0, 8)

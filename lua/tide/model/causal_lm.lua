@@ -15,6 +15,7 @@ local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
+local nf4_part = require 'tide.nn.nf4_part'
 local spread = require 'tide.nn.spread'
 
 local Module = nn.Module
@@ -317,9 +318,12 @@ function CausalLM:load_state_dict(state, opts)
 end
 
 -- Returns the number of elements of the whole model, of which this rank may hold a part
--- (parallel.layout says which).
+-- (parallel.layout says which), those in NF4 among them.
 local function whole_numel(model)
-   local n = 0
+   local n, seen = 0, {}
+   model:walk(function(m)
+      n, seen[m] = n + (seen[m] and 0 or nf4_part.numel(m)), true
+   end)
    for _, e in ipairs(model:named_parameters()) do
       local layout = rawget(e.owner, '_layout')
       n = n + dims.numel(layout and layout[e.field] and layout[e.field].shape or e.param.shape)

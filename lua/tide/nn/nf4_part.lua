@@ -30,6 +30,12 @@ local function blocks(n) return math.ceil(n / block_size) end
 local function pairs_of(n) return math.ceil(n / 2) end
 local function block_of(place) return math.floor(place / block_size) end
 
+-- Returns the layout of a buffer { owner, field }, or nil where it is whole.
+local function layout_of(b)
+   local all = rawget(b.owner, '_layout')
+   return all and all[b.field]
+end
+
 -- ---- boxes -------------------------------------------------------------------------------------
 
 -- Returns a box of a weight whose rows have `stride` numbers.
@@ -91,6 +97,23 @@ function part.answer(m, on, field, shape, dim, blocks_)
          m[codes_at] = tide.no_grad(part.cut, layout, codes)
       end
    end }
+end
+
+-- Returns how many numbers of a module's weights are codes, of all ranks.
+function part.numel(m)
+   local n = 0
+   for _, name in ipairs(m._buffer) do
+      local field = name:match '^(.*)_nf4$'
+      if field then
+         local layout = layout_of { owner = m, field = name }
+         local rows, cols
+         if layout then rows, cols = layout.shape[1], layout.shape[2]
+         elseif m._shape then rows, cols = m:_shape(field)
+         else rows, cols = m.nout, m.nin end
+         n = n + rows * cols * (m[name].ndim == 2 and m[name]:size(1) or 1)
+      end
+   end
+   return n
 end
 
 -- ---- cutting and joining ------------------------------------------------------------------------
@@ -168,11 +191,6 @@ end
 
 -- ---- buffers of a model -------------------------------------------------------------------------
 -- b: an entry of model:named_buffers(). One that is not cut is the whole.
-
-local function layout_of(b)
-   local all = rawget(b.owner, '_layout')
-   return all and all[b.field]
-end
 
 -- Returns the axis over which a buffer is cut, or nil.
 function part.axis(b)
