@@ -337,7 +337,7 @@ CausalLM._whole_numel = whole_numel
 local function idle_numel(model)
    local n = 0
    model:walk(function(m)
-      if class.is(m, nn.MoE) then n = n + m:_idle_numel(whole_numel(m) - m.router:numel()) end
+      if class.is(m, nn.MoE) then n = n + m:_idle_numel(whole_numel(m)) end
    end)
    return n
 end

@@ -48,22 +48,25 @@ function MoE:init(opts)
    self:ready(opts)
 end
 
+-- Returns the logits of the router for x [N, C], f32 at least [N, E].
+function MoE:_logits(x)
+   if self.score == 'sigmoid' and x.dtype ~= 'f64' then      -- published routers compute in f32
+      return tide.linear(x:to 'f32', self.router:to 'f32')
+   end
+   return tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
+end
+
 -- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
 -- [N, k] in x's dtype.
 function MoE:route(x)
-   local logits
-   if self.score == 'sigmoid' and x.dtype ~= 'f64' then      -- published routers compute in f32
-      logits = tide.linear(x:to 'f32', self.router:to 'f32')
-   else
-      logits = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
-   end
-   local ids, w = routing.choose(logits, self, self.router_bias)
+   local ids, w = routing.choose(self:_logits(x), self, self.router_bias)
    return ids, w:to(x.dtype)
 end
 
--- Returns the shape [out, in] of the weight of each expert at a field, whole.
+-- Returns the shape [out, in] of the weight of each expert at a field, or of the router, whole.
 function MoE:_shape(field)
    if field == 'down_proj' then return self.dim, self.hidden end
+   if field == 'router' then return self.experts, self.dim end
    return self.hidden, self.dim
 end
 
@@ -114,6 +117,8 @@ function MoE:tp(style, on)
       else
          cut[field .. '_nf4'] = nf4_part.answer(self, on, field, { self:_shape(field) }, dim)
       end
+      local adapter = field .. (dim == 2 and '_lora_A' or '_lora_B')
+      if self[adapter] then cut[adapter] = dim + 1 end
    end
    return { cut = cut, gives = 'P' }
 end
@@ -121,8 +126,14 @@ end
 -- Returns the style of this module itself, see Module.tp_plan.
 function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 
--- Returns the number of elements of experts that a token does not use, of the whole layer.
-function MoE:_idle_numel(numel) return numel * (self.experts - self.topk) / self.experts end
+-- Returns the number of elements of experts that a token does not use, of the whole layer, which
+-- has numel.
+function MoE:_idle_numel(numel)
+   for _, field in ipairs { 'router', 'router_lora_A', 'router_lora_B' } do
+      if self[field] then numel = numel - self[field]:numel() end
+   end
+   return numel * (self.experts - self.topk) / self.experts
+end
 
 -- Returns the sizes, for the text of a model.
 function MoE:detail()
