@@ -301,17 +301,19 @@ local function open(op, dir, model, of)
    err.raise_if(not fs.exists(path), 'E_IO', op, '%s has no %s; give the folder of an adapter', dir,
       config_name)
    local c = fs.read_json(op, path)
-   local is_mixture, all, tensors = has_experts(model), {}, {}
+   local is_mixture, all, tensors, names = has_experts(model), {}, {}, {}
    check_config(op, path, c, is_mixture)
    for name, t in each(checkpoint.tensors(fs.join(dir, weights_name))) do
-      all[inner_name(name, of)] = t
+      local inner = inner_name(name, of)
+      all[inner], names[inner] = t, name
    end
    if is_mixture then tensors, c = tide.no_grad(peft_moe.read, op, model, c, all) end
    for name, t in each(all) do
       local mine = own(name)
       if not mine then
-         err.raise('E_UNSUPPORTED', op, "%s: the tensor '%s' is no part of a LoRA of Linear layers",
-            fs.join(dir, weights_name), name)
+         err.raise('E_UNSUPPORTED', op, "%s: the tensor '%s' is no part of a LoRA of Linear layers"
+            .. '%s', fs.join(dir, weights_name), names[name],
+            is_mixture and ', experts or routers' or '')
       end
       tensors[mine] = t
    end

@@ -13,6 +13,7 @@
 
 local tide = require 'tide'
 local class = require 'tide.class'
+local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local low_rank = require 'tide.nn.low_rank'
@@ -189,7 +190,7 @@ local function take_joined(op, tensors, name, m)
       or A:size(2) == I and B:size(1) == C and 'down_proj'
    err.raise_if(not of or A:size(1) % E ~= 0 or A:size(1) ~= B:size(2), 'E_SHAPE', op, "'%s' has "
       .. 'lora_A %s and lora_B %s, which fit no parameter of %d experts of %d -> %d', name,
-      err.show(A.shape), err.show(B.shape), E, C, I)
+      dims.text(A.shape), dims.text(B.shape), E, C, I)
    return { A = deep_a(A, E), B = deep_b(B, E) }, of
 end
 
