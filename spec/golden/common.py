@@ -34,6 +34,8 @@ def doubles_only():
 
     torch.Tensor.to = lambda t, *a, **k: to(t, *map(wide, a), **{n: wide(v) for n, v in k.items()})
     torch.Tensor.float = torch.Tensor.double
+    of_tensor = torch.Tensor.softmax
+    torch.Tensor.softmax = lambda t, *a, **k: of_tensor(t, *a, **{n: wide(v) for n, v in k.items()})
     torch.nn.functional.softmax = lambda *a, **k: softmax(*a, **{n: wide(v) for n, v in k.items()})
     torch.set_default_dtype(torch.float64)
 
