@@ -21,7 +21,7 @@ import torch
 import transformers as T
 from safetensors.torch import save_file
 
-from common import doubles_only, fill, inputs, parameters_of, samples, wrapped
+from common import as_f32, doubles_only, fill, inputs, parameters_of, samples, wrapped
 
 V = 23
 SAMPLES = 32
@@ -124,6 +124,9 @@ CASES = [
     ("deepseek_v2_groups", "DeepseekV2", dict(
         MLA, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=10, n_group=3,
         topk_group=2, topk_method="group_limited_greedy", n_shared_experts=1)),
+    ("glm4_moe_lite", "Glm4MoeLite", dict(
+        MLA, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
+        mlp_layer_types=["sparse", "dense", "sparse"])),
     ("bamba", "Bamba", dict(BAMBA, attn_layer_indices=[1])),
     ("bamba_bias", "Bamba", dict(
         BAMBA, attn_layer_indices=[0, 2], mamba_n_groups=1, mamba_proj_bias=True,
@@ -225,7 +228,7 @@ def run(name, kind, extra, out, numbers):
     text = wrapped(json.dumps(json.loads(config.to_json_string())))
     out.write(f"   {name} = {{\n      config = [==[\n{text}]==],\n"
               f"      loss = {loss.item():.15g},\n   }},\n")
-    numbers[name + ".logits"] = logits.detach().type(torch.float32).contiguous()
+    numbers[name + ".logits"] = as_f32(logits).contiguous()
     grads = stored(model, kind, lambda p: p.grad)
     numbers[name + ".grads"] = torch.stack(
         [samples(row, grads[n].contiguous(), SAMPLES) for row, n in enumerate(sorted(grads))])

@@ -23,8 +23,8 @@ DeepseekV2.family = {
    alias = { num_experts = 'n_routed_experts', num_local_experts = 'n_routed_experts' },
    nullable = { 'q_lora_rank' },
    without = deepseek.without, where = deepseek.where(), translate = deepseek.translate,
-   only = copy({ scoring_func = 'softmax', moe_layer_freq = 1, norm_topk_prob = false },
-      experts.only),
+   only = copy(experts.only, { scoring_func = 'softmax', moe_layer_freq = 1,
+      norm_topk_prob = false }),
    free = experts.free .. ' aux_loss_alpha seq_aux ep_size qk_head_dim',
    rope = { interleaved = true },      -- pairs of channels lie side by side in every file
    mixer = deepseek.mixer,

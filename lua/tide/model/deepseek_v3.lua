@@ -19,8 +19,8 @@ DeepseekV3.family = {
    alias = { num_local_experts = 'n_routed_experts', num_mtp_layers = 'num_nextn_predict_layers' },
    defaults = { max_position_embeddings = 4096 }, nullable = { 'q_lora_rank' },
    without = deepseek.without, where = deepseek.where(), translate = deepseek.translate,
-   only = copy({ scoring_func = 'sigmoid', topk_method = 'noaux_tc', moe_layer_freq = 1 },
-      experts.only),
+   only = copy(experts.only, { scoring_func = 'sigmoid', topk_method = 'noaux_tc',
+      moe_layer_freq = 1 }),
    free = experts.free .. ' aux_loss_alpha seq_aux ep_size qk_head_dim',
    mixer = deepseek.mixer, experts = experts.by_sigmoid,
 }
