@@ -301,8 +301,8 @@ describe('nn.lora of experts', function()
             tide.model.load_adapter, model, folder('all', 'kept', text))
          refused('E_SHAPE', { 'mlp.experts', '[9, 8]', '4 experts of 12 -> 8' },
             tide.model.load_adapter, tide.model.qwen3_moe({ vocab_size = 23, hidden_size = 12,
-               moe_intermediate_size = 8, num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 1,
-               head_dim = 4, num_experts = 4, num_experts_per_tok = 2 }),
+               moe_intermediate_size = 8, num_hidden_layers = 2, num_attention_heads = 2,
+               num_key_value_heads = 1, head_dim = 4, num_experts = 4, num_experts_per_tok = 2 }),
             folder('down', 'kept'))
       end)
    end)

@@ -238,7 +238,8 @@ end
 -- Adds adapters to the Linear layers, experts and routers that `targets` names, and freezes
 -- everything else. Returns model.adapter: { rank, alpha, dropout, rslora, dora, modules (their
 -- paths; of experts that of their weight) }. E_STATE: the model has adapters, or is distributed
--- over ranks already. E_UNSUPPORTED: two of the layers share a weight; experts with dropout or dora.
+-- over ranks already. E_UNSUPPORTED: two of the layers share a weight; experts with dropout or
+-- dora.
 function lora.attach(model, opts)
    err.raise_if(rawget(model, 'adapter'), 'E_STATE', op, 'the model has adapters already; merge '
       .. 'and remove them first, or continue with them')

@@ -52,25 +52,26 @@ function lora_moe.find(model, path)
    return model:get(path), 'weight'
 end
 
+local other_half = { gate_proj = 'up_proj', up_proj = 'gate_proj' }
+
 -- Refuses adapters of experts that PEFT does not have.
 function lora_moe.check(op, list, opts)
    local chosen = {}
    for _, entry in ipairs(list) do
-      if entry.field ~= 'weight' then
-         for _, name in ipairs { 'dropout', 'dora' } do
-            err.raise_if(opts[name] and opts[name] ~= 0, 'E_UNSUPPORTED', op, "%s: '%s' is the "
-               .. 'weight of %s, whose adapters have no %s, as in PEFT; leave %s out, or name '
-               .. 'Linear layers in targets', name, entry.path, entry.experts and 'experts'
-               or 'a router', name, name)
-         end
-         chosen[entry.path] = entry
+      local is_linear = entry.field == 'weight'
+      for _, name in ipairs { 'dropout', 'dora' } do
+         err.raise_if(not is_linear and opts[name] and opts[name] ~= 0, 'E_UNSUPPORTED', op,
+            "%s: '%s' is the weight of %s, whose adapters have no %s, as in PEFT; leave %s out, or "
+            .. 'name Linear layers in targets', name, entry.path, entry.experts and 'experts'
+            or 'a router', name, name)
       end
+      chosen[entry.path] = true
    end
-   for path, entry in pairs(chosen) do
-      local other = ({ gate_proj = 'up_proj', up_proj = 'gate_proj' })[entry.field]
-      local name = other and path:sub(1, -#entry.field - 1) .. other
-      err.raise_if(name and not chosen[name], 'E_ARG', op, "targets: '%s' without '%s'; PEFT keeps "
-         .. 'the adapters of both in one, so name both (gate_proj|up_proj)', path, name)
+   for _, entry in ipairs(list) do
+      local half = entry.experts and other_half[entry.field]
+      local path = half and entry.path:sub(1, -#entry.field - 1) .. half
+      err.raise_if(half and not chosen[path], 'E_ARG', op, "targets: '%s' without '%s'; PEFT keeps "
+         .. 'the adapters of both in one, so name both (gate_proj|up_proj)', entry.path, path)
    end
 end
 

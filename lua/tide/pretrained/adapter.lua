@@ -129,7 +129,8 @@ local function targets(modules, all, of)
    return list
 end
 
--- linear: the modules that are Linear layers; more: fields for the others.
+-- Returns adapter_config.json. linear: the modules that are Linear layers; more: fields for the
+-- others.
 local function config_of(description, linear, more, all, base, of)
    local null = tide.json.null
    return copy(more, { peft_type = 'LORA', task_type = 'CAUSAL_LM', r = description.rank,
@@ -274,7 +275,7 @@ local neutral = { bias = 'none', fan_in_fan_out = false, lora_bias = false,
 -- Fields that folders of adapters of experts have.
 local of_experts = { rank_pattern = true, alpha_pattern = true, target_parameters = true }
 
--- is_mixture: whether the model has experts.
+-- Refuses a configuration of what is not known here. is_mixture: whether the model has experts.
 local function check_config(op, path, c, is_mixture)
    err.raise_if(c.peft_type ~= 'LORA', 'E_UNSUPPORTED', op, "%s: peft_type is '%s', expected "
       .. "'LORA'", path, tostring(c.peft_type))
