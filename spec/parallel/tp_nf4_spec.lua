@@ -106,7 +106,7 @@ local families = { llama = {}, phi3 = { hidden_size = 48 }, qwen2 = {}, gpt2 = {
    ['qwen3_moe of whole blocks'] = { moe_intermediate_size = 384, num_experts = 3,
       num_experts_per_tok = 2, hidden_size = 64, num_hidden_layers = 1 },
    glm4_moe = { moe_intermediate_size = 24, n_routed_experts = 4, num_experts_per_tok = 2,
-      n_shared_experts = 1, first_k_dense_replace = 1, n_group = 1, topk_group = 1 },
+      n_shared_experts = 1, first_k_dense_replace = 1, n_group = 1, topk_group = 1, head_dim = 8 },
    hybrid = { hybrid_override_pattern = 'M*-', ssm_state_size = 4, mamba_num_heads = 6,
       mamba_head_dim = 4, n_groups = 6, chunk_size = 4, num_hidden_layers = 3 },
 }
