@@ -90,6 +90,7 @@ Gemma3.family = {
    alias = { _sliding_window_pattern = 'sliding_window_pattern' },
    only = { attn_logit_softcapping = false, final_logit_softcapping = false,
       use_bidirectional_attention = false },
+   without = { mlp_bias = config_.no_mlp_bias },
    local_theta = 'rope_local_base_freq',
    complete = complete, window = window, layer = layer, Block = Block, names = names,
    norm_offset = 1,
