@@ -316,14 +316,24 @@ function CausalLM:load_state_dict(state, opts)
    return Module.load_state_dict(self, state, opts)
 end
 
--- Returns the number of elements of the whole model, of which this rank may hold a part
+-- Returns the shape of the whole field of a module, of which this rank may hold a part
 -- (parallel.layout says which).
+local function whole_shape(m, field, shape)
+   local layout = rawget(m, '_layout')
+   return layout and layout[field] and layout[field].shape or shape
+end
+
+-- Returns the number of elements of the whole model: of its parameters, and of weights in NF4.
 local function whole_numel(model)
    local n = 0
    for _, e in ipairs(model:named_parameters()) do
-      local layout = rawget(e.owner, '_layout')
-      n = n + dims.numel(layout and layout[e.field] and layout[e.field].shape or e.param.shape)
+      n = n + dims.numel(whole_shape(e.owner, e.field, e.param.shape))
    end
+   model:walk(function(m)
+      if rawget(m, 'weight_nf4') then
+         n = n + dims.numel(whole_shape(m, 'weight_nf4', { m.nout, m.nin }))
+      end
+   end)
    return n
 end
 
