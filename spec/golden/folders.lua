@@ -409,6 +409,68 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "vocab_size": 23}]==],
       loss = 3.4043923109353,
    },
+   qwen2_moe = {
+      config = [==[
+{"architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+"decoder_sparse_step": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["sliding_attention",
+"full_attention", "full_attention"], "max_position_embeddings": 64, "max_window_layers": 2,
+"mlp_only_layers": [], "model_type": "qwen2_moe", "moe_intermediate_size": 12,
+"norm_topk_prob": false, "num_attention_heads": 6, "num_experts": 4, "num_experts_per_tok": 2,
+"num_hidden_layers": 3, "num_key_value_heads": 2, "output_router_logits": false,
+"pad_token_id": 0, "qkv_bias": true, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta":
+10000.0, "rope_type": "default"}, "router_aux_loss_coef": 0.001,
+"shared_expert_intermediate_size": 16, "sliding_window": 3, "tie_word_embeddings": false,
+"transformers_version": "5.24.0", "use_cache": true, "use_sliding_window": true, "vocab_size":
+23}]==],
+      loss = 3.54788294828749,
+   },
+   qwen2_moe_step = {
+      config = [==[
+{"architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+"decoder_sparse_step": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
+"full_attention", "full_attention"], "max_position_embeddings": 64, "max_window_layers": 28,
+"mlp_only_layers": [0], "model_type": "qwen2_moe", "moe_intermediate_size": 10,
+"norm_topk_prob": true, "num_attention_heads": 6, "num_experts": 6, "num_experts_per_tok": 3,
+"num_hidden_layers": 3, "num_key_value_heads": 2, "output_router_logits": false,
+"pad_token_id": 0, "qkv_bias": false, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta":
+10000.0, "rope_type": "default"}, "router_aux_loss_coef": 0.001,
+"shared_expert_intermediate_size": 9, "sliding_window": 0, "tie_word_embeddings": true,
+"transformers_version": "5.24.0", "use_cache": true, "use_sliding_window": false,
+"vocab_size": 23}]==],
+      loss = 3.77625423092656,
+   },
+   glm4_moe = {
+      config = [==[
+{"architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 1, "head_dim": 4, "hidden_act":
+"silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"max_position_embeddings": 64, "model_type": "glm4_moe", "moe_intermediate_size": 10,
+"n_group": 4, "n_routed_experts": 8, "n_shared_experts": 1, "norm_topk_prob": true,
+"num_attention_heads": 6, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "num_nextn_predict_layers": 1, "output_router_logits": false,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"partial_rotary_factor": 0.5,
+"rope_theta": 10000.0, "rope_type": "default"}, "routed_scaling_factor": 1.5,
+"tie_word_embeddings": false, "topk_group": 2, "transformers_version": "5.24.0", "use_cache":
+true, "use_qk_norm": true, "vocab_size": 23}]==],
+      loss = 3.61160276688577,
+   },
+   glm4_moe_plain = {
+      config = [==[
+{"architectures": ["Glm4MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 0, "head_dim": 4, "hidden_act":
+"silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"max_position_embeddings": 64, "model_type": "glm4_moe", "moe_intermediate_size": 12,
+"n_group": 1, "n_routed_experts": 4, "n_shared_experts": 2, "norm_topk_prob": false,
+"num_attention_heads": 6, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "num_nextn_predict_layers": 1, "output_router_logits": false,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"partial_rotary_factor": 1.0,
+"rope_theta": 500.0, "rope_type": "default"}, "routed_scaling_factor": 1.0,
+"tie_word_embeddings": true, "topk_group": 1, "transformers_version": "5.24.0", "use_cache":
+true, "use_qk_norm": false, "vocab_size": 23}]==],
+      loss = 3.56726424688009,
+   },
    bamba = {
       config = [==[
 {"architectures": ["BambaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,

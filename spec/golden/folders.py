@@ -92,6 +92,21 @@ CASES = [
                                    norm_topk_prob=True, mlp_only_layers=[1])),
     ("qwen3_moe_step", "Qwen3Moe", dict(num_experts=3, num_experts_per_tok=3, head_dim=6,
                                         moe_intermediate_size=10, decoder_sparse_step=2)),
+    ("qwen2_moe", "Qwen2Moe", dict(
+        head_dim=None, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+        shared_expert_intermediate_size=16, use_sliding_window=True, sliding_window=3,
+        max_window_layers=2)),
+    ("qwen2_moe_step", "Qwen2Moe", dict(
+        head_dim=None, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=10,
+        shared_expert_intermediate_size=9, norm_topk_prob=True, mlp_only_layers=[0],
+        qkv_bias=False, tie_word_embeddings=True)),
+    ("glm4_moe", "Glm4Moe", dict(
+        n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=10, n_group=4,
+        topk_group=2, routed_scaling_factor=1.5, use_qk_norm=True, attention_bias=True)),
+    ("glm4_moe_plain", "Glm4Moe", dict(
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, n_shared_experts=2,
+        first_k_dense_replace=0, norm_topk_prob=False, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=1.0))),
     ("bamba", "Bamba", dict(BAMBA, attn_layer_indices=[1])),
     ("bamba_bias", "Bamba", dict(
         BAMBA, attn_layer_indices=[0, 2], mamba_n_groups=1, mamba_proj_bias=True,
@@ -136,16 +151,28 @@ def stored(model, kind, of):
             for file, part in parts(n, of(p), kind)}
 
 
+def check_gap(p, k):
+    """Raises if the k-th largest number of a row and the one after it are near."""
+    p = p.sort(-1, descending=True).values
+    if k < p.shape[-1]:
+        gap = float((p[:, k - 1] - p[:, k]).min())
+        assert gap > 1e-4, gap
+
+
 def check_routes(model):
     """Raises if rounding in f32 could choose other experts."""
     def look(module, args, out):
-        p = out[0].softmax(-1).sort(-1, descending=True).values
-        k = module.top_k
-        if k < p.shape[-1]:
-            gap = float((p[:, k - 1] - p[:, k]).min())
-            assert gap > 1e-4, gap
+        bias, groups = getattr(module, "e_score_correction_bias", None), getattr(module, "num_group", 1)
+        p = out[0].softmax(-1) if bias is None else out[0].sigmoid() + bias
+        if groups > 1:
+            each = p.view(p.shape[0], groups, -1)
+            best = each.topk(2, dim=-1)[0].sum(-1)
+            check_gap(best, module.topk_group)
+            kept = torch.zeros_like(best).scatter_(1, best.topk(module.topk_group)[1], 1)
+            p = each.masked_fill(kept[..., None] == 0, float("-inf")).reshape(p.shape)
+        check_gap(p, module.top_k)
     for m in model.modules():
-        if type(m).__name__.endswith("TopKRouter"):
+        if type(m).__name__.lower().endswith("topkrouter"):
             m.register_forward_hook(look)
 
 
@@ -165,6 +192,7 @@ def build(kind, extra):
     config.architectures = [cls.__name__]
     model.get_input_embeddings().padding_idx = None
     fill(stored(model, kind, lambda p: p.detach()), CENTRE.get(kind, 1))
+    fill({n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")})
     check_routes(model)
     return model
 

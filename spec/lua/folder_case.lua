@@ -24,10 +24,31 @@ local function sines(k, numel)
    return (tide.arange(numel, { dtype = 'f64' }) * 0.7 + 1.3 * k):sin() * 0.3
 end
 
+-- The entries of model:stored() for parameters.
+function case.stored(model)
+   local list, own = {}, {}
+   for _, e in ipairs(model:named_parameters()) do own[e.name] = true end
+   for _, entry in ipairs(model.stored and model:stored() or {}) do
+      if own[entry.parts[1].name] then list[#list + 1] = entry end
+   end
+   return list
+end
+
+-- Fills the biases by which routers choose, which are buffers, in order of names.
+local function fill_biases(model)
+   local k = 0
+   for _, b in ipairs(model:named_buffers()) do
+      if b.field == 'router_bias' then
+         b.buffer:copy_(sines(k, b.buffer:numel()))
+         k = k + 1
+      end
+   end
+end
+
 -- The tensors of a published file of a model, as model:stored() gives those that differ from
 -- parameters.
 local function entries_of(model)
-   local list, taken = model.stored and model:stored() or {}, {}
+   local list, taken = case.stored(model), {}
    for _, entry in ipairs(list) do
       for _, part in ipairs(entry.parts) do taken[part.name] = true end
    end
@@ -63,6 +84,7 @@ local function fill(model, kind)
             put(entry, part, of[part.name], t:reshape(entry.shape))
          end
       end
+      fill_biases(model)
    end)
    return model
 end
@@ -150,7 +172,7 @@ function case.run(model, ids, labels)
    loss:backward()
    local grads, list = {}, {}
    for _, e in ipairs(model:named_parameters()) do grads[e.name] = e.param.grad end
-   if model.stored then grads = stored.published(model:stored(), grads) end
+   grads = stored.published(case.stored(model), grads)
    for name, t in each(grads) do list[#list + 1] = { name = name, grad = t } end
    return { logits = logits, loss = loss:item(), grads = list }
 end

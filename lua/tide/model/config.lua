@@ -7,7 +7,7 @@ local canonical = require 'tide.util.canonical'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local Module = require 'tide.nn.module'
+local nn = require 'tide.nn'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local config = {}
@@ -155,7 +155,21 @@ end
 function config.part(c, opts, branches, extra)
    extra.dim, extra.std = c.hidden_size, c.initializer_range
    extra.out_std = c.initializer_range / math.sqrt(branches)
-   return Module.inner(opts, extra)
+   return nn.Module.inner(opts, extra)
+end
+
+-- Returns the experts of a layer. o: options of nn.MoE, and with shared experts `shared`: hidden
+-- (their width together), gate (true: a gate on their output) and names (of the parts, as
+-- nn.MoELayer takes them).
+function config.experts(c, opts, branches, o)
+   local shared = o.shared
+   o.shared = nil
+   local routed = nn.MoE(config.part(c, opts, branches, o))
+   if not shared then return routed end
+   return nn.MoELayer { routed = routed, names = shared.names,
+      shared = nn.MLP(config.part(c, opts, branches, { hidden = shared.hidden })),
+      gate = shared.gate and nn.Linear(c.hidden_size, 1,
+         nn.Module.inner(opts, { bias = false, std = c.initializer_range })) or nil }
 end
 
 -- A relation (see util.signature): each head of keys serves as many heads of queries.

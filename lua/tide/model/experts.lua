@@ -16,6 +16,48 @@ function experts.fields(name, default, topk)
    return { { name, default, count }, { 'num_experts_per_tok', topk, count } }
 end
 
+-- Fields of the routing by sigmoid (DeepSeek-V3), with the defaults of a family.
+function experts.sigmoid_fields(default)
+   return {
+      { 'n_routed_experts', default.experts, count },
+      { 'num_experts_per_tok', default.topk, count },
+      { 'moe_intermediate_size', default.hidden, count },
+      { 'n_shared_experts', 1, 'integer >= 0' },
+      { 'routed_scaling_factor', default.scale, 'number' },
+      { 'n_group', default.groups, count }, { 'topk_group', default.topk_groups, count },
+      { 'norm_topk_prob', true, 'boolean' }, { 'first_k_dense_replace', default.dense,
+         'integer >= 0' },
+   }
+end
+
+-- Returns the options of config.experts for such a configuration, nil for its first dense layers.
+function experts.by_sigmoid(c, i)
+   if i <= c.first_k_dense_replace then return nil end
+   return { score = 'sigmoid', correction = true, hidden = c.moe_intermediate_size,
+      experts = c.n_routed_experts, topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob,
+      groups = c.n_group, topk_groups = c.topk_group, scale = c.routed_scaling_factor,
+      shared = c.n_shared_experts > 0 and { names = { shared = 'shared_experts' },
+         hidden = c.n_shared_experts * c.moe_intermediate_size } or nil }
+end
+
+-- Relations of these fields.
+experts.fit_groups = {
+   'where num_experts_per_tok <= n_routed_experts * topk_group / n_group -- num_experts_per_tok '
+      .. '({num_experts_per_tok}) must be at most the experts (n_routed_experts, '
+      .. '{n_routed_experts}) in topk_group ({topk_group}) of n_group ({n_group}) groups',
+   'where topk_group <= n_group -- topk_group ({topk_group}) must be at most n_group ({n_group})',
+   'where n_group == 1 or n_routed_experts % n_group == 0 and n_routed_experts >= 2 * n_group '
+      .. '-- n_routed_experts ({n_routed_experts}) must be a multiple of n_group ({n_group}), and two '
+      .. 'of each at least',
+}
+
+-- Returns whether a tensor of a file is of a layer behind the last, which predicts further tokens.
+function experts.is_further(c, name)
+   local i = tonumber(name:match '^model%.layers%.(%d+)%.')
+   return i ~= nil and i >= c.num_hidden_layers
+      and i < c.num_hidden_layers + c.num_nextn_predict_layers
+end
+
 -- Rules that these families share: a loss of the router, which tide does not have, and biases.
 experts.only = { output_router_logits = false }
 experts.free = 'router_aux_loss_coef'
@@ -27,6 +69,27 @@ function experts.fit(name)
       .. '({num_experts_per_tok}) must be at most %s ({%s})'):format(name, name, name) }
 end
 
+-- Returns the entry of model:stored() for a tensor that a file holds under another name.
+local function renamed(name, own, shape)
+   return { name = name, shape = shape, parts = { { name = own, shape = shape, first = 0 } } }
+end
+
+-- Adds the tensors of a file that hold the parameter or buffer `field` of an nn.MoE. block: the
+-- name of the layer's part in the file.
+local function add_stored(list, block, own, field, shape, names)
+   if field == 'router' then
+      list[#list + 1] = renamed(block .. '.gate.weight', own, shape)
+   elseif field == 'router_bias' then
+      list[#list + 1] = renamed(block .. '.gate.e_score_correction_bias', own, shape)
+   else
+      for i = 0, shape[1] - 1 do
+         list[#list + 1] = { shape = { shape[2], shape[3] },
+            name = ('%s.experts.%d.%s.weight'):format(block, i, names[field]),
+            parts = { { name = own, shape = shape, slice = i } } }
+      end
+   end
+end
+
 -- Returns a class of decoders whose `names` say how files call the parts of a layer: block, and the
 -- projections gate_proj, up_proj and down_proj.
 function experts.derive(name, names)
@@ -35,20 +98,13 @@ function experts.derive(name, names)
    -- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
    function Model:stored()
       local list = {}
-      for _, e in ipairs(self:named_parameters()) do
-         local path = class.is(e.owner, nn.MoE) and e.name:match '^(.*)%.mlp%.[%w_]+$'
-         local shape, block = e.param.shape, path and path .. '.' .. names.block
-         if path and e.field == 'router' then
-            list[#list + 1] = { name = block .. '.gate.weight', shape = shape,
-               parts = { { name = e.name, shape = shape, first = 0 } } }
-         elseif path then
-            for i = 0, shape[1] - 1 do
-               list[#list + 1] = { shape = { shape[2], shape[3] },
-                  name = ('%s.experts.%d.%s.weight'):format(block, i, names[e.field]),
-                  parts = { { name = e.name, shape = shape, slice = i } } }
-            end
-         end
+      local function add(e, shape)
+         if not class.is(e.owner, nn.MoE) then return end
+         local layer = e.name:match '^(.*)%.mlp%.'
+         add_stored(list, layer .. '.' .. names.block, e.name, e.field, shape, names)
       end
+      for _, e in ipairs(self:named_parameters()) do add(e, e.param.shape) end
+      for _, e in ipairs(self:named_buffers()) do add(e, e.buffer.shape) end
       return list
    end
    return Model

@@ -4,7 +4,8 @@
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
 -- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
 -- or does not have (`without`), which layers have a window (`window`), and how their layers differ
--- (see qwen2.lua). Layers for which experts(c, i) returns sizes have an nn.MoE in place of the MLP.
+-- (see qwen2.lua). Layers for which experts(c, i) returns options have experts in place of the MLP
+-- (see config.experts).
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
@@ -61,6 +62,14 @@ local function rows_of(family)
    return rows
 end
 
+-- Returns whether a family has a field of its own.
+local function has_field(family, name)
+   for _, row in ipairs(family.fields or {}) do
+      if row[1] == name then return true end
+   end
+   return false
+end
+
 local heads_fit = signature.options { config_.whole_groups,
    'where head_dim % 2 == 0 -- head_dim ({head_dim}) must be even for rotary positions',
 }
@@ -90,7 +99,9 @@ local function complete(config, family)
             f.max_position_embeddings = (family.defaults or {}).max_position_embeddings or context
          end
          config_.translate_rope(f, problems, family.local_theta)
-         if f.partial_rotary_factor == 1 then f.partial_rotary_factor = nil end    -- whole heads
+         if f.partial_rotary_factor == 1 and not has_field(family, 'partial_rotary_factor') then
+            f.partial_rotary_factor = nil                  -- whole heads, as without the field
+         end
          config_.check_without(f, problems, family.without)
          if family.translate then family.translate(op, f, problems) end
       end,
@@ -118,7 +129,7 @@ local function layer(c, rope, opts, family, i)
    if family.layer then family.layer(c, i, mixer, mlp) end
    local experts = family.experts and family.experts(c, i)
    local parts = { names = layer_names, mixer = nn.Attention(mixer), mlp = experts
-      and nn.MoE(config_.part(c, opts, branches, experts)) or nn.MLP(mlp) }
+      and config_.experts(c, opts, branches, experts) or nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
       norm.offset = family.norm_offset
       parts[name] = nn.RMSNorm(c.hidden_size, norm)

@@ -19,14 +19,16 @@ for _, row in ipairs {
    { 'use_sliding_window', false, 'boolean' },
 } do fields[#fields + 1] = row end
 
-local check_window = qwen2.complete_for(op)
-
--- Refuses a window without its size, and layers that the model does not have.
-local function complete(c)
-   check_window(c)
-   for i, layer in ipairs(c.mlp_only_layers or {}) do
-      err.arg_if(layer >= c.num_hidden_layers, op, ('mlp_only_layers[%d]'):format(i),
-         ('a layer from 0 to %d'):format(c.num_hidden_layers - 1), layer)
+-- Returns a check of a family: it refuses a window without its size, and layers that the model does
+-- not have.
+local function complete_for(name)
+   local check_window = qwen2.complete_for(name)
+   return function(c)
+      check_window(c)
+      for i, layer in ipairs(c.mlp_only_layers or {}) do
+         err.arg_if(layer >= c.num_hidden_layers, name, ('mlp_only_layers[%d]'):format(i),
+            ('a layer from 0 to %d'):format(c.num_hidden_layers - 1), layer)
+      end
    end
 end
 
@@ -44,7 +46,8 @@ Qwen3Moe.family = {
    without = { mlp_bias = experts.no_bias },
    only = experts.only, where = experts.fit 'num_experts',
    free = experts.free .. ' max_window_layers',    -- every layer has the window
-   complete = complete, layer = qwen3.layer,
+   complete = complete_for(op), layer = qwen3.layer, complete_for = complete_for,
+   has_experts = has_experts,
    experts = function(c, i)
       return has_experts(c, i) and { hidden = c.moe_intermediate_size, experts = c.num_experts,
          topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob } or nil

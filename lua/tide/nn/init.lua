@@ -3,8 +3,8 @@
 return require 'tide.util.lazy' ('nn', {
    Module = 'module', Linear = 'linear', Embedding = 'embedding', Attention = 'attention',
    RMSNorm = { 'norm', 'RMSNorm' }, LayerNorm = { 'norm', 'LayerNorm' }, MLP = 'mlp',
-   Dropout = 'dropout', Block = 'block', Stack = 'stack', MoE = 'moe', rope = 'rope', loss = 'loss',
-   weight = 'weight', Mamba2 = { 'mamba', 'Mamba2' },
+   Dropout = 'dropout', Block = 'block', Stack = 'stack', rope = 'rope', loss = 'loss',
+   weight = 'weight', MoE = 'moe', MoELayer = 'moe_layer', Mamba2 = { 'mamba', 'Mamba2' },
    GatedRMSNorm = { 'mamba', 'GatedRMSNorm' }, context = 'context', window = 'window',
    lora = 'lora', nf4 = 'nf4', logprob = 'logprob', preference = 'preference', distil = 'distil',
 })

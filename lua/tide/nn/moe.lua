@@ -3,7 +3,8 @@
 --
 --    p = softmax(router x);  y = sum over the k largest p_e of w_e down_e(silu(gate_e x) * up_e x)
 --
--- w_e is p_e, or with norm_topk p_e over the sum of the k. p is f32 at least.
+-- w_e is p_e, or with norm_topk p_e over the sum of the k. p is f32 at least. routing.lua has this
+-- and the routing by sigmoid.
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
 -- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
 -- shapes do not depend on the routing.
@@ -13,17 +14,22 @@ local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local routing = require 'tide.nn.routing'
 local signature = require 'tide.util.signature'
 local Module = require 'tide.nn.module'
 
 local MoE = class('MoE', Module)
 MoE.mixes = false
 
--- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I].
+local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale' }
+
+-- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with
+-- correction, buffer router_bias [E], f32.
 function MoE:init(opts)
    Module.init(self)
    local E, I, C = opts.experts, opts.hidden, opts.dim
-   self.experts, self.topk, self.norm_topk = E, opts.topk, opts.norm_topk
+   self.experts = E
+   for _, name in ipairs(routes) do self[name] = opts[name] end
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
          or { kind = 'kaiming', fan_in = fan_in, gain = 1 / math.sqrt(3) }, opts)
@@ -32,25 +38,37 @@ function MoE:init(opts)
    weight('gate_proj', { E, I, C }, C, opts.std)
    weight('up_proj', { E, I, C }, C, opts.std)
    weight('down_proj', { E, C, I }, I, opts.out_std or opts.std)
+   if opts.correction then
+      local bias = tide.zeros({ E }, { device = opts.device })
+      self:buffer('router_bias', bias, { keeps_dtype = true })
+   end
    self:ready(opts)
 end
 
 -- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
 -- [N, k] in x's dtype.
 function MoE:route(x)
-   local p = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32'):softmax(-1)
-   local w, ids = p:topk(self.topk, -1)
-   if self.norm_topk then w = w / w:sum(-1, true) end
+   local logits
+   if self.score == 'sigmoid' and x.dtype ~= 'f64' then      -- published routers compute in f32
+      logits = tide.linear(x:to 'f32', self.router:to 'f32')
+   else
+      logits = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
+   end
+   local ids, w = routing.choose(logits, self, self.router_bias)
    return ids, w:to(x.dtype)
 end
 
+-- Returns the products of the rows of x [slots, in], grouped by offsets, with the weight `name` of
+-- each expert.
+function MoE:_grouped(name, x, offsets) return tide.grouped_linear(x, self[name], offsets) end
+
 -- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
 local function of_experts(self, x, offsets)
-   local gate = tide.grouped_linear(x, self.gate_proj, offsets)
-   local up = tide.grouped_linear(x, self.up_proj, offsets)
+   local gate = self:_grouped('gate_proj', x, offsets)
+   local up = self:_grouped('up_proj', x, offsets)
    local h = tide.swiglu(gate, up)
    private.spend(gate, up)
-   return private.replace(h, tide.grouped_linear(h, self.down_proj, offsets))
+   return private.replace(h, self:_grouped('down_proj', h, offsets))
 end
 
 -- Returns the output [.., C] of an input x of the same shape.
@@ -87,8 +105,12 @@ function MoE:_idle_numel(numel) return numel * (self.experts - self.topk) / self
 
 -- Returns the sizes, for the text of a model.
 function MoE:detail()
-   return ('%d of %d experts%s'):format(self.topk, self.experts,
-      self.norm_topk and ', factors sum to 1' or '')
+   local text = ('%d of %d experts'):format(self.topk, self.experts)
+   if self.score ~= 'softmax' then text = text .. ' by ' .. self.score end
+   if self.groups > 1 then
+      text = ('%s, in %d of %d groups'):format(text, self.topk_groups, self.groups)
+   end
+   return text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
 end
 
 return signature.doors('nn.MoE', MoE, {
@@ -98,8 +120,23 @@ return signature.doors('nn.MoE', MoE, {
       'experts: integer >= 1 -- how many there are',
       'topk: integer >= 1 -- how many each token uses',
       'norm_topk: boolean = false -- the factors of a token are divided by their sum',
+      "score: 'softmax' | 'sigmoid' = 'softmax' -- the scores of the experts, from the logits of "
+         .. 'the router',
+      'correction: boolean = false -- a buffer router_bias is added to the scores by which experts '
+         .. 'are chosen, not to factors',
+      'groups: integer >= 1 = 1 -- groups of experts, for sigmoid',
+      'topk_groups: integer >= 1 = 1 -- groups whose experts a token may use',
+      'scale: number = 1 -- the factors are multiplied by it',
       'std: number? >= 0 -- initial standard deviation',
       'out_std: number? >= 0 -- that of down_proj',
       Module.common,
-      'where topk <= experts -- topk ({topk}) must be at most experts ({experts})' } },
+      'where topk <= experts -- topk ({topk}) must be at most experts ({experts})',
+      "where score == 'sigmoid' or not correction and groups == 1 -- correction and groups are for "
+         .. "score = 'sigmoid'",
+      'where topk_groups <= groups -- topk_groups ({topk_groups}) must be at most groups '
+         .. '({groups})',
+      'where groups == 1 or experts % groups == 0 and experts >= 2 * groups -- experts ({experts}) '
+         .. 'must be a multiple of groups ({groups}), and two of each at least',
+      'where topk * groups <= experts * topk_groups -- topk ({topk}) is more than the experts of '
+         .. 'topk_groups ({topk_groups}) groups' } },
 })

@@ -164,7 +164,11 @@ local function check_names(self, model, entries)
    for _, b in ipairs(model:named_buffers()) do
       if b.persistent then own[b.name] = b.buffer.shape end
    end
-   for _, name in ipairs(store:names 'model') do stored[name] = store:shape('model', name) end
+   for _, name in ipairs(store:names 'model') do
+      if not (model._leaves_out and model:_leaves_out(name)) then
+         stored[name] = store:shape('model', name)
+      end
+   end
    name_as_stored(own, stored, entries or {})
    states.refuse(op, states.differences(own, stored), { 'missing', 'unexpected', 'shape' },
       ('%s: the weights are not those that config.json describes: '):format(self.dir))

@@ -121,10 +121,13 @@ local function cut_stream(plan, path, m, own)
    if not ends then refuse_sequence("'%s' is whole", path) end
 end
 
+-- Cuts a child of a block along the sequence; of a child with branches, each of them.
 local function block_sequence(plan, at, name, m)
    local path, own = join(at, name), own_plan(m)
    if norm.is(m) then
       plan[path] = get 'sequence_parallel'
+   elseif m.branches then
+      for _, child in ipairs(m.branches) do block_sequence(plan, path, child, m[child]) end
    elseif own then
       cut_stream(plan, path, m, own)
    elseif #m:parameters() > 0 then
