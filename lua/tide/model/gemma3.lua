@@ -43,7 +43,7 @@ function Block:forward(x, at)
    else
       h = private.replace(a, x + a)
    end
-   local y = self.mlp(m or h)
+   local y = nn.Block._call_mlp(self.mlp, m or h, at)
    if m then private.spend(m) end
    y = private.replace(y, self.post_feedforward_layernorm(y))
    local sum = h + y
