@@ -255,6 +255,33 @@ describe('the loss that balances experts', function()
    end)
 end)
 
+describe('ranks that would balance apart', function()
+   -- On a rank: a step of a mixture of experts with n(rank) micro-batches, or a loss of one's own.
+   local function step_on(rank, _, is_own)
+      local t = require 'tide'
+      local model = t.model.mixtral({ vocab_size = 23, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2, num_local_experts = 3, output_router_logits = true },
+         { seed = 1 })
+      local ids, labels = require('spec.lua.decoder_case').inputs()
+      local step = t.train.step.new { model = model, optim = t.optim.SGD(model, { lr = 0 }),
+         loss = is_own and function(m, batch, opts)
+            return m:loss(batch.ids, batch.labels, { count = opts.count })
+         end or nil }
+      local b, batches = { ids = ids, labels = labels, count = 15 }, {}
+      for i = 1, is_own and 1 or rank + 1 do batches[i] = b end
+      step:run(batches)
+   end
+
+   it('are refused: other numbers of micro-batches, a loss that drops its options', function()
+      for text, is_own in each { ['different numbers of micro-batches'] = false,
+         ['called the model without opts.balance'] = true } do
+         for _, row in ipairs(ranks.try(2, step_on, is_own)) do
+            assert.matches(text, row.message, 1, true)
+         end
+      end
+   end)
+end)
+
 describe('shares of tokens', function()
    it('are those of the busiest and the idlest expert of a layer, over micro-batches', function()
       local ids, labels = inputs()

@@ -354,7 +354,7 @@ promise['lua/guide/models.md'] = {
    { 'Padding is no token', 'lua/balance', 'is that of transformers, with padding and without' },
    { 'train step takes f and P over the ranks', 'lua/balance', 'is the same on every mesh' },
    { 'Evaluation and generation have no such term', 'lua/balance', 'is left out in eval mode' },
-   { 'Families whose experts are chosen by sigmoid', 'lua/balance', 'is refused where' },
+   { 'The DeepSeek and GLM families have no such loss', 'lua/balance', 'is refused where' },
    { 'They belong to all rows of `ids`', 'lua/qwen2_5_vl', 'has the numbers of transformers' },
    { 'Every rank gets all patches', 'lua/qwen2_5_vl_ranks', 'computes and learns what one rank' },
    { 'Tensor parallelism cuts the text', 'lua/qwen2_5_vl_ranks',

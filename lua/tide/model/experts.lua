@@ -68,8 +68,8 @@ function experts.is_further(c, name)
       and i < c.num_hidden_layers + c.num_nextn_predict_layers
 end
 
--- Rules that families share: experts that are chosen by sigmoid have no loss of the router, and
--- none have biases.
+-- Rules that families share: those without the fields of a loss of the router, which transformers
+-- does not have there, refuse it; experts have no biases.
 experts.only = { output_router_logits = false }
 experts.free = 'router_aux_loss_coef'
 experts.no_bias = { why = 'experts have no biases' }

@@ -37,6 +37,15 @@ function reduce.loss_of(self, batch, count, options)
       'a model whose loss(ids, labels, opts) returns a tensor of one element', loss)
 end
 
+-- Refuses a loss of the caller that leaves out the balance of the step, over ranks: each rank would
+-- balance its own tokens.
+local function check_balance(self, of)
+   err.raise_if(self.comm.size > 1 and not of:counts() and self.model:balance_way(), 'E_ARG',
+      'train.step', "option 'loss': it called the model without opts.balance, so each rank would "
+      .. 'balance the experts over its own tokens; pass its options on: model:loss(ids, labels, '
+      .. 'opts)')
+end
+
 -- Runs forward and backward of one micro-batch; returns its share of the loss and, of a model with
 -- experts, how often each was chosen and how many a token uses (see nn.balance). A micro-batch may
 -- use no trained parameter (a text, where only a vision tower is trained). Backward of a sharded
@@ -48,6 +57,7 @@ local function whole_loss(self, batch, count)
       options = copy(options, { balance = of })
    end
    local loss = reduce.loss_of(self, batch, count, options)
+   if of then check_balance(self, of) end
    if self.parallel or loss.requires_grad then loss:backward() end
    if self.parallel then self.parallel:finish() end
    -- handles of gradients would make the next sum a copy
