@@ -20,6 +20,7 @@ local Module = require 'tide.nn.module'
 
 local MoE = class('MoE', Module)
 MoE.mixes = false
+MoE.takes_at = true
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
@@ -28,7 +29,7 @@ local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale',
 function MoE:init(opts)
    Module.init(self)
    local E, I, C = opts.experts, opts.hidden, opts.dim
-   self.experts = E
+   self.experts, self._key = E, {}
    for _, name in ipairs(routes) do self[name] = opts[name] end
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
@@ -45,16 +46,25 @@ function MoE:init(opts)
    self:ready(opts)
 end
 
+-- Returns whether this rank adds the gradient of the loss that balances experts: of the ranks that
+-- share the experts, and route alike, one does.
+local function adds_balance(self)
+   local layout = self._layout and self._layout.gate_proj
+   return not (layout and layout.blocks) or layout.axis.rank == 0
+end
+
 -- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
--- [N, k] in x's dtype.
-function MoE:route(x)
+-- [N, k] in x's dtype. of: the balance of a call (nn.balance), or nil.
+function MoE:route(x, of)
    local logits
    if self.wide_router and x.dtype ~= 'f64' then
       logits = tide.linear(x:to 'f32', self.router:to 'f32')
    else
       logits = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
    end
+   if of then logits = of:_watch(logits, self._key, adds_balance(self)) end
    local ids, w = routing.choose(logits, self, self.router_bias)
+   if of then of:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
 end
 
@@ -71,14 +81,15 @@ local function of_experts(self, x, offsets)
    return private.replace(h, self:_grouped('down_proj', h, offsets))
 end
 
--- Returns the output [.., C] of an input x of the same shape.
-function MoE:forward(x)
+-- Returns the output [.., C] of an input x of the same shape. at: nil, or the place of a call of a
+-- model, whose field balance notes what is routed.
+function MoE:forward(x, at)
    local C = self.router:size(2)
    if not tide.is_tensor(x) or x.ndim == 0 or x:size(-1) ~= C then
       err.arg('nn.MoE', 'x', ('a tensor [.., %d]'):format(C), x)
    end
    local flat = x:reshape(-1, C)
-   local ids, w = private.call(self.route, self, flat)
+   local ids, w = private.call(self.route, self, flat, at and at.balance)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
    local picked = flat:index_select(1, rows)
    local y = private.replace(picked, of_experts(self, picked, offsets))
