@@ -150,7 +150,7 @@ describe('the loss that balances experts', function()
       case.near(golden.mixtral.whole.term, term(nil), 1e-7)
       local got, of, model = term(true)
       local want, N = 0, ids:numel()
-      for i, layer in ipairs(of.layers) do
+      for i, layer in ipairs(of.calls[1].layers) do
          local counts, probs = layer.counts:tolist(), layer.probs:tolist()
          for e = 1, 4 do want = want + 4 / 3 * counts[e] / N * probs[e] / N end
          assert.equal(i, layer.place)
@@ -164,6 +164,35 @@ describe('the loss that balances experts', function()
          values[k] = model:loss(ids, labels):item()
       end
       case.near(grad, (values[1] - values[2]) / (2 * h), 1e-6, 'gradient')
+   end)
+
+   it('is of each call, where calls share a balance', function()
+      local ids, labels = inputs()
+      local function half(model, rows, balance)
+         return model:loss(ids:narrow(1, rows, 1), labels:narrow(1, rows, 1), { count = 15,
+            balance = balance })
+      end
+      local function run(shared, model)
+         local list = { half(model, 1, shared), half(model, 2, shared) }
+         tide.grad.backward(list[1] + list[2])
+         return { list[1]:item(), list[2]:item(), routers(model)[1].grad:norm():item() }
+      end
+      local want, of = run(nil, model_of 'mixtral'), nn.balance.new {}
+      local got = run(of, model_of 'mixtral')
+      for i = 1, 3 do case.near(want[i], got[i], 1e-12) end
+      assert.equal(18 * 2 * 3, of:counts():sum():item())
+      -- calls without a loss share the next term
+      local model = model_of 'mixtral'
+      local zero = tide.zeros({ 1 }, { dtype = 'f64' })
+      for rows = 1, 2 do model(ids:narrow(1, rows, 1), { balance = of }) end
+      local both_ = of:add(zero):item()
+      local one = 0
+      for rows = 1, 2 do
+         model(ids:narrow(1, rows, 1), { balance = of })
+         one = one + of:add(zero):item() / 2
+      end
+      case.near(one, both_, 1e-12)
+      assert.equal(0, of:add(zero):item())
    end)
 
    it('is a part of the losses of distillation and of preference', function()

@@ -230,9 +230,9 @@ local function balanced(self, at, ids, fn)
    end
    local c, index = at.context, at.q_index or at.mask_index
    if c and not c.null then index = c:q_index(ids.device) end
-   of:_open(self:balance_way(), index, ids:size(1), ids:size(2))
+   at.balance = of:_open(self:balance_way(), index, ids:size(1), ids:size(2))
    local h = fn(at)
-   of:_close()
+   at.balance:_close()
    return h
 end
 

@@ -8,7 +8,7 @@
 -- another; by_layer, as in Megatron-LM, it is the mean of a term of each layer. Padding is no
 -- token. f has no gradient.
 --
---    local balance = tide.nn.balance.new { comm = comm }     -- of one call
+--    local balance = tide.nn.balance.new { comm = comm }     -- of a batch
 --    local loss = model:loss(ids, labels, { count = n, balance = balance })
 --    balance:counts()                                        -- choices of each layer and expert
 --
@@ -29,26 +29,31 @@ local balance = {}
 local Balance = { class_name = 'Balance' }
 Balance.__index = Balance
 
--- Makes the record of a call.
+-- Makes the record of a batch.
 function balance.new(opts)
-   return setmetatable({ comm = opts.comm, layers = {}, of = {}, is_open = false }, Balance)
+   return setmetatable({ comm = opts.comm, calls = {}, pending = {} }, Balance)
 end
 
--- ---- what a model calls ------------------------------------------------------------------------
+-- ---- a call of a model -------------------------------------------------------------------------
 
--- Begins a call of a model. way: of the loss, { coef, by_layer }, nil without one; index: i32 [B or
--- 1, T, 2] of the tokens [B, T], or nil.
+local Call = {}
+Call.__index = Call
+
+-- Begins a call of a model, and returns its record, which the routers get. way: of the loss, {
+-- coef, by_layer }, nil without one; index: i32 [B or 1, T, 2] of the tokens [B, T], or nil.
 function Balance:_open(way, index, B, T)
-   self.way, self.is_open, self.mask = way, true, nil
+   local call = setmetatable({ way = way, layers = {}, of = {}, is_open = true }, Call)
    if index then
-      self.mask = tide.no_grad(function()
+      call.mask = tide.no_grad(function()
          return index:select(3, 1):ge(0):expand(B, T):to('f32'):reshape(B * T, 1)
       end)
    end
+   self.calls[#self.calls + 1], self.pending[#self.pending + 1] = call, call
+   return call
 end
 
--- Ends it: what runs from here on is recomputed.
-function Balance:_close() self.is_open = false end
+-- Ends the call: what runs from here on is recomputed.
+function Call:_close() self.is_open = false end
 
 -- Returns the record of a layer; key: any value of its own.
 local function layer_of(self, key)
@@ -67,13 +72,13 @@ end
 -- Adds the gradient of the term to the one that the rest of the model gives the logits of a router.
 local watched = tide.grad.func {
    name = 'nn.balance',
-   forward = function(self, logits, of, key)
-      self.balance, self.place = of, layer_of(of, key).place
+   forward = function(self, logits, call, key)
+      self.call, self.place = call, layer_of(call, key).place
       self:save(logits)
       return logits
    end,
    backward = function(self, dy)
-      local slopes, mask = self.balance.slopes, self.balance.mask
+      local slopes, mask = self.call.slopes, self.call.mask
       if not slopes then return dy end
       local p = self:saved():softmax(-1)
       local g = p * slopes:narrow(1, self.place, 1):to(p.dtype)
@@ -85,7 +90,7 @@ local watched = tide.grad.func {
 
 -- Returns the logits [N, E] of a router, through which the loss reaches it. key: of the layer;
 -- adds: false on ranks that leave the gradient to another.
-function Balance:_watch(logits, key, adds)
+function Call:_watch(logits, key, adds)
    if not self.way then return logits end
    if self.is_open then
       add(layer_of(self, key), 'probs', tide.no_grad(function()
@@ -97,7 +102,7 @@ function Balance:_watch(logits, key, adds)
 end
 
 -- Counts the experts ids [N, k] that the router of a layer has chosen.
-function Balance:_count(ids, key, E)
+function Call:_count(ids, key, E)
    if not self.is_open then return end
    local N, k = ids:size(1), ids:size(2)
    self.topk = k
@@ -121,61 +126,76 @@ end
 
 local added = tide.grad.func {
    name = 'nn.balance.loss',
-   forward = function(self, loss, of, term, slopes)
-      self.balance, self.slopes = of, slopes.of
-      return loss + term.of:to(loss.dtype)
+   forward = function(self, loss, call, term)
+      self.call, self.slopes = call, term.slopes
+      return loss + term.value:to(loss.dtype)
    end,
    backward = function(self, dy)
-      self.balance.slopes = self.slopes * dy:to(self.slopes.dtype)
+      self.call.slopes = self.slopes * dy:to(self.slopes.dtype)
       return dy
    end,
 }
 
--- Returns the choices [L, E] and n, summed over the ranks of comm, in dtype.
-local function summed(self, n, dtype)
-   local counts = stacked(self, 'counts'):to(dtype)
+-- Returns the choices [L, E] of a call and n, summed over the ranks of comm, in dtype.
+local function summed(call, comm, n, dtype)
+   local counts = stacked(call, 'counts'):to(dtype)
    local L, E = counts:size(1), counts:size(2)
-   if not (self.comm and self.comm.size > 1) then return counts, n:to(dtype) end
+   if not (comm and comm.size > 1) then return counts, n:to(dtype) end
    local all = tide.cat({ counts:reshape(-1), n:to(dtype):reshape(1) }, 1)
-   self.comm:all_reduce(all)
+   comm:all_reduce(all)
    return all:narrow(1, 1, L * E):reshape(L, E), all:narrow(1, L * E + 1, 1)
 end
 
 -- Returns the derivatives [L, E] of the term by the sums of probabilities; share: how much the call
 -- counts.
-local function slopes_of(self, counts, share)
-   local way, L, E = self.way, counts:size(1), counts:size(2)
+local function slopes_of(call, counts, share)
+   local way, L, E = call.way, counts:size(1), counts:size(2)
    if not way.by_layer then counts = counts:sum(1, true):expand(L, E) end
-   local tokens = (counts:sum(2, true) * (1 / self.topk)):clamp(1, math.huge)
+   local tokens = (counts:sum(2, true) * (1 / call.topk)):clamp(1, math.huge)
    local factor = way.coef * E / (way.by_layer and L or 1)
    return counts / (tokens * tokens) * (share * factor)
 end
 
--- Returns the loss of a call with the term of its routers. n: a tensor of one element, the labels
--- that count in this call; count: those that the loss was divided by, of all calls and ranks. The
--- term of a call counts by its share n / count. Nil, nil: the loss is a mean of this call.
-function Balance:add(loss, n, count)
-   if not self.way then return loss end
-   err.raise_if(self.comm and self.comm.size > 1 and not count, 'E_ARG', 'nn.balance', 'a loss '
-      .. 'over ranks (comm) needs opts.count, the labels that count on all of them; got nil')
-   err.raise_if(#self.layers == 0, 'E_STATE', 'nn.balance', 'no router of the model ran in this '
+-- Returns the term of a call, { value, slopes }. weight: its factor; n, count: as of Balance:add.
+local function term_of(call, comm, weight, n, count)
+   err.raise_if(#call.layers == 0, 'E_STATE', 'nn.balance', 'no router of the model ran in this '
       .. 'call')
-   return added(loss, self, unpack(tide.no_grad(function()
-      local probs = stacked(self, 'probs')
-      n = n or tide.ones({ 1 }, { device = loss.device })
-      local counts, trained = summed(self, n, probs.dtype)
-      local slopes = slopes_of(self, counts, trained:sum() * (1 / (count or 1)))
-      return { { of = (slopes * probs):sum() }, { of = slopes } }
-   end)))
+   local probs = stacked(call, 'probs')
+   local counts, trained = summed(call, comm, n, probs.dtype)
+   local slopes = slopes_of(call, counts, trained:sum() * (weight / (count or 1)))
+   return { value = (slopes * probs):sum(), slopes = slopes }
+end
+
+-- Returns the loss of a batch with the term of its routers: the mean of those of the calls since
+-- the last add. n: a tensor of one element, the labels of this batch that count; count: those that
+-- the loss was divided by, of all batches and ranks. The term counts by its share n / count. Nil,
+-- nil: the loss is a mean of this batch. model:loss does it.
+function Balance:add(loss, n, count)
+   local calls = {}
+   for _, call in ipairs(self.pending) do calls[#calls + 1] = call.way and call or nil end
+   self.pending = {}
+   err.raise_if(#calls > 0 and self.comm and self.comm.size > 1 and not count, 'E_ARG',
+      'nn.balance', 'a loss over ranks (comm) needs opts.count, the labels that count on all of '
+      .. 'them; got nil')
+   n = n or tide.ones({ 1 }, { device = loss.device })
+   for _, call in ipairs(calls) do
+      loss = added(loss, call, tide.no_grad(term_of, call, self.comm, 1 / #calls, n, count))
+   end
+   return loss
 end
 
 -- ---- figures -----------------------------------------------------------------------------------
 
--- Returns the choices of each layer with experts and each expert by the tokens of this rank, f32
--- [L, E]; nil where no router ran.
+-- Returns how often the tokens of this rank chose each expert of each layer with experts, f32 [L,
+-- E], and how many experts a token uses; nil where no router ran.
 function Balance:counts()
-   if #self.layers == 0 then return nil end
-   return tide.no_grad(stacked, self, 'counts')
+   local sum, topk
+   for _, call in ipairs(self.calls) do
+      local here = #call.layers > 0 and tide.no_grad(stacked, call, 'counts') or nil
+      topk = topk or call.topk
+      sum = sum and here and tide.no_grad(function() return sum + here end) or sum or here
+   end
+   return sum, topk
 end
 
 -- Returns the largest and the smallest share of the tokens of a layer that use one expert, as a

@@ -54,7 +54,7 @@ local function adds_balance(self)
 end
 
 -- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
--- [N, k] in x's dtype. of: the balance of a call (nn.balance), or nil.
+-- [N, k] in x's dtype. of: the record of a call (nn.balance), or nil.
 function MoE:route(x, of)
    local logits
    if self.wide_router and x.dtype ~= 'f64' then

@@ -61,7 +61,8 @@ local function whole_loss(self, batch, count)
    if self.parallel or loss.requires_grad then loss:backward() end
    if self.parallel then self.parallel:finish() end
    -- handles of gradients would make the next sum a copy
-   return loss:detach(), of and of:counts(), of and of.topk
+   if not of then return loss:detach() end
+   return loss:detach(), of:counts()
 end
 
 -- Runs micro-batch i and adds what it gives to `losses`: its loss, and in field counts the choices
