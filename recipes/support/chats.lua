@@ -46,8 +46,9 @@ chats.rows = {
      .. 'all weights', min = 0, fixed = true, also = { 'lora-r', 'lora-rank', 'r' } },
    { 'lora.alpha', nil, 'scale of the adapters: alpha / rank; default: 2 * --lora.rank',
      type = 'number', min = 1e-9, fixed = true, also = { 'lora-alpha' } },
-   { 'lora.targets', 'all-linear', 'Linear layers to adapt, by the end of their path '
-     .. "('q_proj|v_proj'; '*' is one name); all-linear: all but the output head", fixed = true,
+   { 'lora.targets', 'all-linear', 'Linear layers and experts to adapt, by the end of their path '
+     .. "('q_proj|v_proj'; '*' is one name); all-linear: all but the output head, and experts and "
+     .. 'routers', fixed = true,
      also = { 'target-modules' } },
    { 'lora.dropout', 0, 'dropout of the input of the adapters', type = 'number', min = 0,
      max = 0.99, fixed = true, also = { 'lora-dropout' } },
@@ -56,7 +57,8 @@ chats.rows = {
    { 'lora.dora', false, 'also train the norm of each row of the weights (DoRA)', fixed = true,
      also = { 'use-dora' } },
    { 'lora.quantise', nil, 'keep the frozen weights in 4 bits (NF4 with double quantisation, '
-     .. 'QLoRA): all Linear layers but the output head', choices = { 'nf4' }, fixed = true,
+     .. 'QLoRA): all Linear layers but the output head, and experts', choices = { 'nf4' },
+     fixed = true,
      also = { 'lora.quantize', 'quantize', 'quantise', 'quantization', 'load-in-4bit',
      'bnb-4bit-quant-type', 'qlora' } },
    { 'max-pixels', nil, 'most pixels of an image, above which it is made smaller; default: as '

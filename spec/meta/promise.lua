@@ -440,6 +440,8 @@ promise['lua/guide/finetune.md'] = {
    { 'lora targets', 'lua/lora', 'changes nothing at first' },
    { 'fully_shard gathers frozen parameters', 'lua/lora', 'keeps frozen bf16 weights' },
    { 'Frozen bf16 weights have', 'lua/lora', 'keeps frozen bf16 weights' },
+   { 'PEFT then has one adapter for both', 'lua/lora_moe',
+      'is read from what peft keeps, and written so again' },
    { 'The loss of an NF4 model does not', 'recipe/finetune_nf4',
       'loses on every mesh what it loses on one rank', 'recipe/finetune_nf4',
       'loses the same with trained norms' },

@@ -15,6 +15,7 @@ local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
+local nf4_part = require 'tide.nn.nf4_part'
 local spread = require 'tide.nn.spread'
 
 local Module = nn.Module
@@ -193,7 +194,7 @@ end
 
 -- Returns the loss with the term that balances experts, where it has one. counted: as of loss;
 -- count: the labels by which the loss is divided, or nil.
-local function with_balance(self, loss_, place, labels, ignore, counted, count)
+local function with_balance(loss_, place, labels, ignore, counted, count)
    if not place.balance or not tide.is_grad_enabled() then return loss_ end
    local n = count and (counted and tide.full({ 1 }, counted:numel(), { device = labels.device })
       or labels:ne(ignore):sum())
@@ -216,7 +217,7 @@ local function loss(self, ids_BT, labels_BT, opts)
    local ignore = rest.ignore or nn.loss.ignore
    local h, labels = states(self, ids_BT, labels_BT, place, ignore, counted)
    local value = private.replace(h, head_loss(self, h, labels, rest))
-   return with_balance(self, value, place, labels_BT, ignore, counted, rest.count)
+   return with_balance(value, place, labels_BT, ignore, counted, rest.count)
 end
 private.note(loss)
 
@@ -352,24 +353,17 @@ function CausalLM:load_state_dict(state, opts)
    return Module.load_state_dict(self, state, opts)
 end
 
--- Returns the shape of the whole field of a module, of which this rank may hold a part
--- (parallel.layout says which).
-local function whole_shape(m, field, shape)
-   local layout = rawget(m, '_layout')
-   return layout and layout[field] and layout[field].shape or shape
-end
-
--- Returns the number of elements of the whole model: of its parameters, and of weights in NF4.
+-- Returns the number of elements of the whole model, of which this rank may hold a part
+-- (parallel.layout says which), those in NF4 among them.
 local function whole_numel(model)
-   local n = 0
-   for _, e in ipairs(model:named_parameters()) do
-      n = n + dims.numel(whole_shape(e.owner, e.field, e.param.shape))
-   end
+   local n, seen = 0, {}
    model:walk(function(m)
-      if rawget(m, 'weight_nf4') then
-         n = n + dims.numel(whole_shape(m, 'weight_nf4', { m.nout, m.nin }))
-      end
+      n, seen[m] = n + (seen[m] and 0 or nf4_part.numel(m)), true
    end)
+   for _, e in ipairs(model:named_parameters()) do
+      local layout = rawget(e.owner, '_layout')
+      n = n + dims.numel(layout and layout[e.field] and layout[e.field].shape or e.param.shape)
+   end
    return n
 end
 
@@ -379,7 +373,7 @@ CausalLM._whole_numel = whole_numel
 local function idle_numel(model)
    local n = 0
    model:walk(function(m)
-      if class.is(m, nn.MoE) then n = n + m:_idle_numel(whole_numel(m) - m.router:numel()) end
+      if class.is(m, nn.MoE) then n = n + m:_idle_numel(whole_numel(m)) end
    end)
    return n
 end

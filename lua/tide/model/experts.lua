@@ -92,7 +92,7 @@ local function add_stored(list, block, own, field, shape, names)
       list[#list + 1] = renamed(block .. '.gate.weight', own, shape)
    elseif field == 'router_bias' then
       list[#list + 1] = renamed(block .. '.gate.e_score_correction_bias', own, shape)
-   else
+   elseif names[field] then
       for i = 0, shape[1] - 1 do
          list[#list + 1] = { shape = { shape[2], shape[3] },
             name = ('%s.experts.%d.%s.weight'):format(block, i, names[field]),

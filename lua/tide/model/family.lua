@@ -219,7 +219,7 @@ function family.build(op, plain, opts, make)
    if make ~= nil then return err.type(op, 'make', make, 'function')(plain.config, opts) end
    local name = family.saved(op, plain)
    local model = require('tide.model')[name](config_of(name, plain.config), opts)
-   if plain.quantised then require('tide.nn.nf4').quantise_(model) end
+   if plain.quantised then require('tide.nn.nf4')._quantise_as(model, plain.quantised) end
    if plain.adapter then family.adapt(model, plain.adapter) end
    return model
 end

@@ -13,6 +13,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local nf4_part = require 'tide.nn.nf4_part'
 local private = require 'tide.util.private'
 local routing = require 'tide.nn.routing'
 local signature = require 'tide.util.signature'
@@ -21,6 +22,8 @@ local Module = require 'tide.nn.module'
 local MoE = class('MoE', Module)
 MoE.mixes = false
 MoE.takes_at = true
+MoE._projections = { 'gate_proj', 'up_proj', 'down_proj' }
+MoE._order = { 'router', unpack(MoE._projections) }    -- of the parameters
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
@@ -29,7 +32,7 @@ local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale',
 function MoE:init(opts)
    Module.init(self)
    local E, I, C = opts.experts, opts.hidden, opts.dim
-   self.experts, self._key = E, {}
+   self.experts, self.dim, self.hidden, self._key = E, C, I, {}
    for _, name in ipairs(routes) do self[name] = opts[name] end
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
@@ -46,31 +49,38 @@ function MoE:init(opts)
    self:ready(opts)
 end
 
--- Returns whether this rank adds the gradient of the loss that balances experts: of the ranks that
--- share the experts, and route alike, one does.
-local function adds_balance(self)
-   local layout = self._layout and self._layout.gate_proj
-   return not (layout and layout.blocks) or layout.axis.rank == 0
+-- Returns the logits of the router for x [N, C], f32 at least [N, E].
+function MoE:_logits(x)
+   if self.wide_router and x.dtype ~= 'f64' then
+      return tide.linear(x:to 'f32', self.router:to 'f32')
+   end
+   return tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
 end
 
 -- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
 -- [N, k] in x's dtype. of: the record of a call (nn.balance), or nil.
 function MoE:route(x, of)
-   local logits
-   if self.wide_router and x.dtype ~= 'f64' then
-      logits = tide.linear(x:to 'f32', self.router:to 'f32')
-   else
-      logits = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
-   end
-   if of then logits = of:_watch(logits, self._key, adds_balance(self)) end
+   local logits = self:_logits(x)
+   -- of the ranks that route alike one adds the gradient of the term
+   if of then logits = of:_watch(logits, self._key, self._leaves_balance ~= true) end
    local ids, w = routing.choose(logits, self, self.router_bias)
    if of then of:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
 end
 
+-- Returns the shape [out, in] of the weight of each expert at a field, or of the router, whole.
+function MoE:_shape(field)
+   if field == 'down_proj' then return self.dim, self.hidden end
+   if field == 'router' then return self.experts, self.dim end
+   return self.hidden, self.dim
+end
+
 -- Returns the products of the rows of x [slots, in], grouped by offsets, with the weight `name` of
 -- each expert.
-function MoE:_grouped(name, x, offsets) return tide.grouped_linear(x, self[name], offsets) end
+function MoE:_grouped(name, x, offsets)
+   if self[name] then return tide.grouped_linear(x, self[name], offsets) end
+   return nf4_part.grouped(self, x, name, offsets, self:_shape(name))
+end
 
 -- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
 local function of_experts(self, x, offsets)
@@ -104,15 +114,34 @@ private.note_methods(MoE)
 function MoE:tp(style, on)
    if not style then return nil end
    if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
-   on:check_size('the hidden size of the experts', self.gate_proj:size(2))
-   return { cut = { gate_proj = 2, up_proj = 2, down_proj = 3 }, gives = 'P' }
+   on:check_size('the hidden size of the experts', self.hidden)
+   local cut = {}
+   for _, field in ipairs(MoE._projections) do
+      local dim = field == 'down_proj' and 2 or 1             -- of the weight of an expert
+      if self[field] then
+         cut[field] = dim + 1
+      else
+         cut[field .. '_nf4'] = nf4_part.answer(self, on, field, { self:_shape(field) }, dim)
+      end
+      local adapter = field .. (dim == 2 and '_lora_A' or '_lora_B')
+      if self[adapter] then cut[adapter] = dim + 1 end
+   end
+   return { cut = cut, gives = 'P', done = function()
+      rawset(self, '_leaves_balance', on.rank > 0)
+   end }
 end
 
 -- Returns the style of this module itself, see Module.tp_plan.
 function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 
--- Returns the number of elements of experts that a token does not use, of the whole layer.
-function MoE:_idle_numel(numel) return numel * (self.experts - self.topk) / self.experts end
+-- Returns the number of elements of experts that a token does not use, of the whole layer, which
+-- has numel.
+function MoE:_idle_numel(numel)
+   for _, field in ipairs { 'router', 'router_lora_A', 'router_lora_B' } do
+      if self[field] then numel = numel - self[field]:numel() end
+   end
+   return numel * (self.experts - self.topk) / self.experts
+end
 
 -- Returns the sizes, for the text of a model.
 function MoE:detail()
@@ -121,7 +150,8 @@ function MoE:detail()
    if self.groups > 1 then
       text = ('%s, in %d of %d groups'):format(text, self.topk_groups, self.groups)
    end
-   return text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
+   text = text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
+   return text .. (self.gate_proj and '' or ', nf4')
 end
 
 return signature.doors('nn.MoE', MoE, {

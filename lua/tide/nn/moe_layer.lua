@@ -50,8 +50,8 @@ function MoELayer:forward(x, at)
 end
 private.note(MoELayer.forward)
 
--- Adds up the gradients of the gate where the sequence is cut: each rank has some of its tokens. See
--- Module.tp.
+-- Adds up the gradients of the gate where the sequence is cut: each rank has some of its tokens.
+-- See Module.tp.
 function MoELayer:tp(_, on)
    local routed, gate = on.children[self._part.routed], self._part.gate
    if gate and routed and routed.input == 'S(1)' then return { summed = { gate } } end

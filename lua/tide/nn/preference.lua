@@ -107,7 +107,8 @@ end
 -- Returns the loss of a batch of data.preference, for the option `loss` of train.run and
 -- train.step.
 function Objective:__call(model, batch, opts)
-   local o, of = self.opts, nil
+   local o = self.opts
+   local of
    opts, of = with_balance(model, opts)
    local sums, labels, parts = preference.answers(model, batch, opts)
    err.raise_if(not batch.reference, 'E_STATE', 'nn.preference.objective', 'the batch has no '
