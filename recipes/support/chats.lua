@@ -441,8 +441,9 @@ end
 function chats.export(job, opt, folder, model)
    if not job.first then return end
    local tide = require 'tide'
-   local has_names = require('tide.pretrained.adapter')._has_names(
-      require('tide.model.family').of(model))
+   local adapter = require 'tide.pretrained.adapter'
+   local has_names = adapter._has_names(require('tide.model.family').of(model),
+      adapter._has_moe(model))
    if model.adapter and has_names then
       export_adapters(job, opt, folder)
       if not opt.export then return end

@@ -183,6 +183,15 @@ describe('nn.lora of experts', function()
       end)
    end)
 
+   it('has no folder for families whose experts PEFT names otherwise', function()
+      local adapter = require 'tide.pretrained.adapter'
+      assert.is_true(adapter._has_moe(adapted()))
+      assert.is_false(adapter._has_moe(adapted { rank = 2, targets = 'q_proj' }))
+      assert.is_true(adapter._has_names('mixtral', true))
+      assert.is_true(adapter._has_names('another', false))
+      assert.is_false(adapter._has_names('another', true))
+   end)
+
    it('takes experts and routers by all-linear and by the names of published files', function()
       local function modules(targets)
          local model = made { device = 'null' }
@@ -197,6 +206,7 @@ describe('nn.lora of experts', function()
       assert.equal(mlp .. 'down_proj', modules 'experts.down_proj')
       assert.equal('model.layers.1.mlp.down_proj ' .. mlp .. 'down_proj', modules 'down_proj')
       assert.equal(mlp .. 'router', modules 'mlp.gate')
+      assert.equal(mlp .. 'gate_proj ' .. mlp .. 'up_proj', modules 'mlp.experts.gate_up_proj')
       assert.equal(mlp .. 'gate_proj ' .. mlp .. 'up_proj',
          modules 'layers.0.mlp.experts.gate_proj|layers.0.mlp.experts.up_proj')
    end)

@@ -61,7 +61,7 @@ function lora.layers(model)
 end
 
 -- Returns all weights that can be adapted: { path, m, field, nin, nout }, those of Linear layers
--- first; of experts and routers also `experts` and `public` (see lora_moe.lua).
+-- first; of experts and routers also `experts` and `public`, all paths that name it (lora_moe.lua).
 function lora._weights(model)
    local list = {}
    for i, entry in ipairs(lora.layers(model)) do
@@ -121,8 +121,8 @@ local function chosen(model, targets)
    for _, entry in ipairs(all) do
       local found = false
       for _, word in ipairs(words) do
-         if matches(entry.path, word) or entry.public and matches(entry.public, word) then
-            found, used[word] = true, true
+         for _, path in ipairs(entry.public or { entry.path }) do
+            if matches(path, word) then found, used[word] = true, true end
          end
       end
       if found then list[#list + 1] = entry end

@@ -2,9 +2,10 @@
 -- computes.
 --
 -- The path of such a weight is that of the parameter: 'model.layers.0.mlp.gate_proj'. Targets may
--- also end its name in published files, where experts are modules: 'BLOCK.experts.gate_proj', and
--- 'BLOCK.gate' for the router, with BLOCK = 'model.layers.0.mlp'. PEFT with transformers 5 adapts
--- the same weights by 'all-linear', and reads the same targets so.
+-- also end its name in published files, where experts are modules: 'BLOCK.experts.gate_proj',
+-- 'BLOCK.experts.gate_up_proj' for it and up_proj, and 'BLOCK.gate' for the router, with BLOCK =
+-- 'model.layers.0.mlp'. PEFT with transformers 5 adapts the same weights by 'all-linear', and reads
+-- the same targets so.
 --
 -- Each expert has its own A and B. All A of a projection are one parameter [experts, rank, in], all
 -- B [experts, out, rank], so the change is two grouped products.
@@ -24,20 +25,28 @@ local lora_moe = {}
 -- Returns the path that published files give the block of a layer at `path`.
 function lora_moe.block(path) return (path:gsub('%.routed$', '')) end
 
+-- Returns the paths whose ends may name the weight at a field of a layer.
+local function public_of(path, field)
+   local block = lora_moe.block(path)
+   local own, file = path == '' and '' or path .. '.', block == '' and '' or block .. '.'
+   if field == 'router' then return { own .. field, file .. 'gate' } end
+   local list = { own .. field, file .. 'experts.' .. field }
+   if field ~= 'down_proj' then list[3] = file .. 'experts.gate_up_proj' end
+   return list
+end
+
 -- Adds the weights of experts and routers to a list of nn.lora._weights; returns it.
 function lora_moe.add(list, model)
    local seen = {}
    model:walk(function(m, path)
       if not class.is(m, MoE) or seen[m] then return end
       seen[m] = true
-      local block = lora_moe.block(path)
+      local before = path == '' and '' or path .. '.'
       for _, field in ipairs(MoE._order) do
          local nout, nin = m:_shape(field)
          local is_router = field == 'router'
-         list[#list + 1] = { path = (path == '' and '' or path .. '.') .. field, m = m,
-            field = field, nin = nin, nout = nout, experts = not is_router and m.experts or nil,
-            public = (block == '' and '' or block .. '.')
-               .. (is_router and 'gate' or 'experts.' .. field) }
+         list[#list + 1] = { path = before .. field, m = m, field = field, nin = nin, nout = nout,
+            experts = not is_router and m.experts or nil, public = public_of(path, field) }
       end
    end)
    return list

@@ -162,8 +162,19 @@ local function norms_of(W)
    return (W * W):sum(2):sqrt()
 end
 
--- Returns whether published files of a family have a name for each layer with adapters.
-function adapter._has_names(name) return name ~= 'gpt2' end
+-- Returns whether published files of a family have a name for each layer with adapters. has_moe:
+-- whether experts or routers have adapters.
+function adapter._has_names(name, has_moe)
+   return name ~= 'gpt2' and (not has_moe or peft_moe.knows(name))
+end
+
+-- Returns whether experts or routers of a model have adapters.
+function adapter._has_moe(model)
+   for _, e in ipairs(model:named_parameters()) do
+      if low_rank.is_name(e.name) and class.is(e.owner, nn.MoE) then return true end
+   end
+   return false
+end
 
 -- Writes the adapters that read(name) gives. has(name): whether there is such a parameter;
 -- magnitude(path): of DoRA, as PEFT keeps it.
@@ -173,6 +184,11 @@ local function write(op, dir, plain, has, read, magnitude, o)
    err.raise_if(not adapter._has_names(plain.family), 'E_UNSUPPORTED', op, 'published files of '
       .. 'GPT-2 keep several layers in one tensor, so adapters of single layers have no name '
       .. 'there; write the merged model with tide.model.save or export')
+   for _, path in ipairs(description.modules) do
+      err.raise_if(not peft_moe.knows(plain.family) and not has(path .. '.lora_A'), 'E_UNSUPPORTED',
+         op, "'%s': adapters of experts of %s have no name in a folder for PEFT here; write the "
+            .. 'merged model with tide.model.save or export', path, plain.family)
+   end
    local all, is_mixture = description.modules, false
    if plain.family then all, is_mixture = paths_of(op, plain) end
    local of = names_of(plain.family)
@@ -289,8 +305,10 @@ local function check_config(op, path, c, is_mixture)
    for _, name in ipairs { 'r', 'lora_alpha' } do err.number(op, path .. ': ' .. name, c[name]) end
 end
 
+-- Returns whether a model has experts whose adapters have names in folders.
 local function has_experts(model)
    local found = false
+   if not peft_moe.knows(family.of(model)) then return false end
    model:walk(function(m) found = found or class.is(m, nn.MoE) end)
    return found
 end

@@ -29,6 +29,14 @@ local joint = '.*\\.gate_up_proj'              -- PEFT's pattern of its rank and
 local taken = { gate_proj = true, up_proj = true, down_proj = true, gate = true, w1 = true,
    w2 = true, w3 = true }
 
+-- Families whose layers in transformers have these parameters, in a part `mlp`.
+local known = { mixtral = true, olmoe = true, qwen2_moe = true, qwen3_moe = true, glm4_moe = true,
+   glm4_moe_lite = true, deepseek_v2 = true, deepseek_v3 = true }
+
+-- Returns whether folders of a family (nil: of a class of the user) have names for the adapters of
+-- experts.
+function peft_moe.knows(name) return name == nil or known[name] == true end
+
 -- ---- numbers -----------------------------------------------------------------------------------
 
 -- Returns B [out, r E] of a file from that of all experts [E, out, r].
