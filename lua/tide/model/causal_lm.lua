@@ -295,7 +295,7 @@ function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
          provide(function(teacher)
             value, sums = me:head_distil(x, labels_BT, teacher, rest)
          end)
-         return with_balance(me, value, place, labels_BT, rest.ignore or nn.loss.ignore,
+         return with_balance(value, place, labels_BT, rest.ignore or nn.loss.ignore,
             rest.counted, rest.count)
       end
       if head then return head:as_call(of_head, h) end
