@@ -163,12 +163,29 @@ local function check_export(job)
       opt.export)
 end
 
--- Returns whether an option of this run names a folder or something in it.
+-- Returns the folder whose weights the adapters change: --from, or what a run of --from began with;
+-- and whether that run has adapters of it, or this one makes some.
+local function base_of(of)
+   local has_new = not of.lora or of.lora.rank > 0 or of.adapter ~= nil
+   if has_new or not of.from or not fs.is_dir(of.from)
+      or require('tide.pretrained.folder').is(of.from) then
+      return of.from, has_new and of.lora ~= nil
+   end
+   return base_of(require('tide.train.checkpoint').recipe(of.from))
+end
+
+-- Returns whether an option of this run names a folder or something in it, or adapters at --from
+-- have it as their base.
 local function reads_from(opt, dir)
-   dir = fs.resolve(dir)
+   local base, has_adapters = base_of(opt)
+   local list = { { has_adapters and base or nil } }
    for _, input in ipairs { 'from', 'adapter', 'reference', 'teacher', 'tokenizer', 'chat_template',
       'data', 'val_data' } do
-      for _, given in ipairs(text.listed(opt[input]) or {}) do
+      list[#list + 1] = text.listed(opt[input])
+   end
+   dir = fs.resolve(dir)
+   for _, names in ipairs(list) do
+      for _, given in ipairs(names) do
          local path = fs.resolve(given)
          if dir and path and (path .. '/'):sub(1, #dir + 1) == dir .. '/' then return true end
       end
@@ -407,13 +424,6 @@ end
 function chats.chosen(opt, run, result)
    local checkpoint = require 'tide.train.checkpoint'
    return run.best and fs.join(opt.out, checkpoint.name(run.best.step)) or result.folder
-end
-
--- The folder whose weights the adapters change: --from, or what a run of --from began with.
-local function base_of(of)
-   local has_new = not of.lora or of.lora.rank > 0 or of.adapter
-   if has_new or not fs.is_dir(of.from) then return of.from end
-   return base_of(require('tide.train.checkpoint').recipe(of.from))
 end
 
 -- Writes the adapters of a checkpoint as a folder for PEFT.

@@ -100,6 +100,12 @@ describe('nn.nf4', function()
       assert.is_true(price.parameters >= codes + rest / 2 and price.parameters < codes + rest)
    end)
 
+   it('counts its weights among those that multiply', function()
+      local plain, coded = made { device = 'null' }, nf4.quantise_(made { device = 'null' })
+      assert.equal(plain:multiplying(), coded:multiplying())
+      assert.equal(plain:flops_per_token(16), coded:flops_per_token(16))
+   end)
+
    it('trains adapters alone, which PEFT names', function()
       tmp.with(function(dir)
          local model = nf4.quantise_(made()):train()

@@ -180,7 +180,8 @@ local free = {
    transformers_version = true, _name_or_path = true, bos_token_id = true, eos_token_id = true,
    pad_token_id = true, pretraining_tp = true, auto_map = true, hidden_act = true,
    max_position_embeddings = true, initializer_range = true, attention_dropout = true,
-   time_step_min = true,
+   time_step_min = true, output_router_logits = true, router_aux_loss_coef = true,
+   router_aux_loss_by_layer = true,
    time_step_max = true, time_step_floor = true, chunk_size = true,
 }
 

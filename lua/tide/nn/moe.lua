@@ -21,6 +21,7 @@ local Module = require 'tide.nn.module'
 
 local MoE = class('MoE', Module)
 MoE.mixes = false
+MoE.takes_at = true
 MoE._projections = { 'gate_proj', 'up_proj', 'down_proj' }
 MoE._order = { 'router', unpack(MoE._projections) }    -- of the parameters
 
@@ -31,7 +32,7 @@ local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale',
 function MoE:init(opts)
    Module.init(self)
    local E, I, C = opts.experts, opts.hidden, opts.dim
-   self.experts, self.dim, self.hidden = E, C, I
+   self.experts, self.dim, self.hidden, self._key = E, C, I, {}
    for _, name in ipairs(routes) do self[name] = opts[name] end
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
@@ -57,9 +58,13 @@ function MoE:_logits(x)
 end
 
 -- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
--- [N, k] in x's dtype.
-function MoE:route(x)
-   local ids, w = routing.choose(self:_logits(x), self, self.router_bias)
+-- [N, k] in x's dtype. of: the record of a call (nn.balance), or nil.
+function MoE:route(x, of)
+   local logits = self:_logits(x)
+   -- of the ranks that route alike one adds the gradient of the term
+   if of then logits = of:_watch(logits, self._key, self._leaves_balance ~= true) end
+   local ids, w = routing.choose(logits, self, self.router_bias)
+   if of then of:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
 end
 
@@ -86,14 +91,15 @@ local function of_experts(self, x, offsets)
    return private.replace(h, self:_grouped('down_proj', h, offsets))
 end
 
--- Returns the output [.., C] of an input x of the same shape.
-function MoE:forward(x)
+-- Returns the output [.., C] of an input x of the same shape. at: nil, or the place of a call of a
+-- model, whose field balance notes what is routed.
+function MoE:forward(x, at)
    local C = self.router:size(2)
    if not tide.is_tensor(x) or x.ndim == 0 or x:size(-1) ~= C then
       err.arg('nn.MoE', 'x', ('a tensor [.., %d]'):format(C), x)
    end
    local flat = x:reshape(-1, C)
-   local ids, w = private.call(self.route, self, flat)
+   local ids, w = private.call(self.route, self, flat, at and at.balance)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
    local picked = flat:index_select(1, rows)
    local y = private.replace(picked, of_experts(self, picked, offsets))
@@ -120,7 +126,9 @@ function MoE:tp(style, on)
       local adapter = field .. (dim == 2 and '_lora_A' or '_lora_B')
       if self[adapter] then cut[adapter] = dim + 1 end
    end
-   return { cut = cut, gives = 'P' }
+   return { cut = cut, gives = 'P', done = function()
+      rawset(self, '_leaves_balance', on.rank > 0)
+   end }
 end
 
 -- Returns the style of this module itself, see Module.tp_plan.
