@@ -6,6 +6,7 @@ return require 'tide.util.lazy' ('model', {
    smollm3 = 'smollm3', olmo2 = 'olmo2', gemma2 = 'gemma2', gemma3 = 'gemma3', mamba2 = 'mamba2',
    hybrid = 'hybrid', bamba = 'bamba', gpt2 = 'gpt2', mixtral = 'mixtral',
    olmoe = 'olmoe', qwen2_moe = 'qwen2_moe', qwen3_moe = 'qwen3_moe', glm4_moe = 'glm4_moe',
+   gpt_oss = 'gpt_oss',
    vision = 'vision',
    load = { 'tide.pretrained.load', 'model' }, fill = { 'tide.pretrained.load', 'fill' },
    generation = { 'tide.pretrained.generation', 'options' },

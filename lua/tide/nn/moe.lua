@@ -7,7 +7,11 @@
 -- and the routing by sigmoid.
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
 -- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
--- shapes do not depend on the routing.
+-- shapes do not depend on the routing. With bias and limit, experts have the form of gpt-oss:
+--
+--    gate = min(gate_e x + b, limit);  up = clamp(up_e x + b, -limit, limit)
+--    down_e((up + 1) gate sigmoid(alpha gate)) + b
+--
 -- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token.
 
 local tide = require 'tide'
@@ -23,7 +27,8 @@ MoE.mixes = false
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale' }
 
--- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with
+-- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with bias,
+-- logit_bias [E] of the router, gate_proj_bias and up_proj_bias [E, I], down_proj_bias [E, C]; with
 -- correction, buffer router_bias [E], f32.
 function MoE:init(opts)
    Module.init(self)
@@ -38,6 +43,11 @@ function MoE:init(opts)
    weight('gate_proj', { E, I, C }, C, opts.std)
    weight('up_proj', { E, I, C }, C, opts.std)
    weight('down_proj', { E, C, I }, I, opts.out_std or opts.std)
+   self.limit, self.alpha, self.bias_share = opts.limit, opts.alpha, 1
+   for _, row in ipairs(opts.bias and { { 'logit_bias', { E } }, { 'gate_proj_bias', { E, I } },
+      { 'up_proj_bias', { E, I } }, { 'down_proj_bias', { E, C } } } or {}) do
+      self:param(row[1], row[2], { kind = 'zeros' }, opts)
+   end
    if opts.correction then
       local bias = tide.zeros({ E }, { device = opts.device })
       self:buffer('router_bias', bias, { keeps_dtype = true })
@@ -50,9 +60,10 @@ end
 function MoE:route(x)
    local logits
    if self.score == 'sigmoid' and x.dtype ~= 'f64' then      -- published routers compute in f32
-      logits = tide.linear(x:to 'f32', self.router:to 'f32')
+      local bias = self.logit_bias and self.logit_bias:to 'f32'
+      logits = tide.linear(x:to 'f32', self.router:to 'f32', bias)
    else
-      logits = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
+      logits = tide.linear(x, self.router, self.logit_bias):to(x.dtype == 'f64' and 'f64' or 'f32')
    end
    local ids, w = routing.choose(logits, self, self.router_bias)
    return ids, w:to(x.dtype)
@@ -62,13 +73,49 @@ end
 -- each expert.
 function MoE:_grouped(name, x, offsets) return tide.grouped_linear(x, self[name], offsets) end
 
--- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
-local function of_experts(self, x, offsets)
-   local gate = self:_grouped('gate_proj', x, offsets)
-   local up = self:_grouped('up_proj', x, offsets)
+-- Returns the products of experts and their biases. of: the expert of each row, or nil.
+local function product(self, name, x, offsets, of)
+   local y = self:_grouped(name, x, offsets)
+   local bias = self[name .. '_bias']
+   if not bias then return y end
+   if name == 'down_proj' and self.bias_share ~= 1 then bias = bias * self.bias_share end
+   local rows = tide.embedding(bias, of)
+   y = private.replace(y, y + rows)
+   private.spend(rows)
+   return y
+end
+
+-- Returns (up + 1) gate sigmoid(alpha gate) of clamped gate and up, which it gives up.
+local function clamped_swiglu(self, gate, up)
+   local limit, alpha = self.limit, self.alpha
+   gate = private.replace(gate, gate:clamp(nil, limit))
+   gate = private.replace(gate, gate * alpha)
+   up = private.replace(up, up:clamp(-limit, limit))
+   up = private.replace(up, up + 1)
    local h = tide.swiglu(gate, up)
    private.spend(gate, up)
-   return private.replace(h, self:_grouped('down_proj', h, offsets))
+   return private.replace(h, h * (1 / alpha))
+end
+
+-- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
+-- of: the expert of each row, where experts have biases.
+local function of_experts(self, x, offsets, of)
+   local gate = product(self, 'gate_proj', x, offsets, of)
+   local up = product(self, 'up_proj', x, offsets, of)
+   local h
+   if self.limit then
+      h = clamped_swiglu(self, gate, up)
+   else
+      h = tide.swiglu(gate, up)
+      private.spend(gate, up)
+   end
+   return private.replace(h, product(self, 'down_proj', h, offsets, of))
+end
+
+-- Returns the expert of each slot, i64 [slots]. ids: [N, k]; place: of tide.group_rows.
+local function experts_of(ids, place)
+   ids = ids:reshape(-1)
+   return tide.zeros_like(ids):scatter_add(1, place:reshape(-1), ids)
 end
 
 -- Returns the output [.., C] of an input x of the same shape.
@@ -81,7 +128,8 @@ function MoE:forward(x)
    local ids, w = private.call(self.route, self, flat)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
    local picked = flat:index_select(1, rows)
-   local y = private.replace(picked, of_experts(self, picked, offsets))
+   local of = self.down_proj_bias and experts_of(ids, place) or nil
+   local y = private.replace(picked, of_experts(self, picked, offsets, of))
    y = private.replace(y, y:index_select(1, place:reshape(-1)))
    local weighted = private.replace(y, y:reshape(flat:size(1), self.topk, C) * w:unsqueeze(-1))
    return private.replace(weighted, weighted:sum(2):reshape(x.shape))
@@ -89,19 +137,26 @@ end
 private.note_methods(MoE)
 
 -- Cuts every expert by its hidden channels, so that all ranks have the same work whatever the
--- routing is. Each rank routes all tokens, alike.
+-- routing is. Each rank routes all tokens, alike. The first one adds the biases of down_proj.
 function MoE:tp(style, on)
    if not style then return nil end
    if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
    on:check_size('the hidden size of the experts', self.gate_proj:size(2))
-   return { cut = { gate_proj = 2, up_proj = 2, down_proj = 3 }, gives = 'P' }
+   local bias = self.down_proj_bias and 2 or nil
+   return { gives = 'P',
+      cut = { gate_proj = 2, up_proj = 2, down_proj = 3, gate_proj_bias = bias,
+         up_proj_bias = bias },
+      done = function() self.bias_share = on.rank == 0 and 1 or 0 end }
 end
 
 -- Returns the style of this module itself, see Module.tp_plan.
 function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 
 -- Returns the number of elements of experts that a token does not use, of the whole layer.
-function MoE:_idle_numel(numel) return numel * (self.experts - self.topk) / self.experts end
+function MoE:_idle_numel(numel)
+   local of_experts_ = numel - (self.logit_bias and self.experts or 0)
+   return of_experts_ * (self.experts - self.topk) / self.experts
+end
 
 -- Returns the sizes, for the text of a model.
 function MoE:detail()
@@ -110,6 +165,7 @@ function MoE:detail()
    if self.groups > 1 then
       text = ('%s, in %d of %d groups'):format(text, self.topk_groups, self.groups)
    end
+   if self.limit then text = ('%s, clamped at %g'):format(text, self.limit) end
    return text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
 end
 
@@ -127,6 +183,9 @@ return signature.doors('nn.MoE', MoE, {
       'groups: integer >= 1 = 1 -- groups of experts, for sigmoid',
       'topk_groups: integer >= 1 = 1 -- groups whose experts a token may use',
       'scale: number = 1 -- the factors are multiplied by it',
+      'bias: boolean = false -- adds biases to the products of the experts and of the router',
+      'limit: number? > 0 -- clamps gate and up, and adds 1 to up, as gpt-oss does',
+      'alpha: number > 0 = 1.702 -- with limit, of sigmoid(alpha gate)',
       'std: number? >= 0 -- initial standard deviation',
       'out_std: number? >= 0 -- that of down_proj',
       Module.common,
