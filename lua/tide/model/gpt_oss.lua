@@ -20,7 +20,7 @@ local fields = experts.fields('num_local_experts', 128, 4)
 for _, row in ipairs { { 'swiglu_limit', 7, 'number > 0' }, { 'swiglu_alpha', 1.702, 'number > 0' },
    { 'layer_types', published.optional } } do fields[#fields + 1] = row end
 
--- Scaling of positions where a file does not say it.
+-- Returns the scaling of positions of a file that does not say it.
 local function usual_scaling()
    return { rope_type = 'yarn', factor = 32, beta_fast = 32, beta_slow = 1, truncate = false,
       original_max_position_embeddings = 4096 }
@@ -56,7 +56,7 @@ local function translate(_, f, problems, config)
    f.rope_scaling = given(config.rope_parameters) and { rope_type = 'default' } or usual_scaling()
 end
 
--- A window in the first, third .. layer.
+-- Returns whether layer i, from 1, has a window: the first, third ..
 local function window(_, i) return i % 2 == 1 end
 
 local function complete(c)
