@@ -326,6 +326,9 @@ add { op = 'log_softmax', shapes = { { { 2, 5 } }, { { 3, 1 } }, { { 2, 3, 33 } 
 add { op = 'swiglu',
       shapes = { { { 2, 5 }, { 2, 5 } }, { { 0, 3 }, { 0, 3 } }, { { 65 }, { 65 } } },
       fn = function(t, g, u) return t.swiglu(g, u) end }
+add { op = 'swiglu_clamped',
+      shapes = { { { 2, 5 }, { 2, 5 } }, { { 0, 3 }, { 0, 3 } }, { { 65 }, { 65 } } },
+      fn = function(t, g, u) return t.swiglu_clamped(g, u, 0.4, 1.3), t.swiglu_clamped(g, u) end }
 add { op = 'dropout', shapes = { { { 3, 5 } }, { { 0 } } },
       fn = function(t, x)
          local c = x.device -- the same counter on every device: the generator is set before

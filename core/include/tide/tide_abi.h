@@ -572,6 +572,10 @@ int tide_softmax(tide_tensor **out, tide_tensor *x, int dim);
 int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim);
 /* Computes silu(gate) * up (arXiv 2002.05202). */
 int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up);
+/* Computes (u + 1) g sigmoid(alpha g) with g = min(gate, limit) and u = up clamped to [-limit,
+ * limit], the activation of gpt-oss. limit and alpha: above 0. */
+int tide_swiglu_clamped(tide_tensor **out, tide_tensor *gate, tide_tensor *up, double limit,
+                        double alpha);
 /* Zeroes elements with probability p and scales the rest by 1/(1-p). The mask is drawn from the
  * context's generator, which advances by the number of elements. p == 0 is the identity. */
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p);

@@ -85,30 +85,14 @@ local function product(self, name, x, offsets, of)
    return y
 end
 
--- Returns (up + 1) gate sigmoid(alpha gate) of clamped gate and up, which it gives up.
-local function clamped_swiglu(self, gate, up)
-   local limit, alpha = self.limit, self.alpha
-   gate = private.replace(gate, gate:clamp(nil, limit))
-   gate = private.replace(gate, gate * alpha)
-   up = private.replace(up, up:clamp(-limit, limit))
-   up = private.replace(up, up + 1)
-   local h = tide.swiglu(gate, up)
-   private.spend(gate, up)
-   return private.replace(h, h * (1 / alpha))
-end
-
 -- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
 -- of: the expert of each row, where experts have biases.
 local function of_experts(self, x, offsets, of)
    local gate = product(self, 'gate_proj', x, offsets, of)
    local up = product(self, 'up_proj', x, offsets, of)
-   local h
-   if self.limit then
-      h = clamped_swiglu(self, gate, up)
-   else
-      h = tide.swiglu(gate, up)
-      private.spend(gate, up)
-   end
+   local h = self.limit and tide.swiglu_clamped(gate, up, self.limit, self.alpha)
+      or tide.swiglu(gate, up)
+   private.spend(gate, up)
    return private.replace(h, product(self, 'down_proj', h, offsets, of))
 end
 
