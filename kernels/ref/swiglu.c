@@ -1,4 +1,5 @@
-/* Defines SwiGLU, silu(gate) * up, and its clamped form, forward and backward. Rows may have any strides. */
+/* Defines SwiGLU, silu(gate) * up, and its clamped form, forward and backward. Rows may have any
+ * strides. */
 #include "kernels/ref/activation.h"
 #include "kernels/ref/load.h"
 

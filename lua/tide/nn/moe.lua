@@ -25,7 +25,7 @@ local Module = require 'tide.nn.module'
 local MoE = class('MoE', Module)
 MoE.mixes = false
 
-local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale' }
+local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
 -- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with bias,
 -- logit_bias [E] of the router, gate_proj_bias and up_proj_bias [E, I], down_proj_bias [E, C]; with
@@ -59,7 +59,7 @@ end
 -- [N, k] in x's dtype.
 function MoE:route(x)
    local logits
-   if self.score == 'sigmoid' and x.dtype ~= 'f64' then      -- published routers compute in f32
+   if self.wide_router and x.dtype ~= 'f64' then
       local bias = self.logit_bias and self.logit_bias:to 'f32'
       logits = tide.linear(x:to 'f32', self.router:to 'f32', bias)
    else
@@ -164,7 +164,8 @@ return signature.doors('nn.MoE', MoE, {
          .. 'the router',
       'correction: boolean = false -- a buffer router_bias is added to the scores by which experts '
          .. 'are chosen, not to factors',
-      'groups: integer >= 1 = 1 -- groups of experts, for sigmoid',
+      'wide_router: boolean = false -- logits are f32 products also where x has 16 bits',
+      'groups: integer >= 1 = 1 -- groups of experts',
       'topk_groups: integer >= 1 = 1 -- groups whose experts a token may use',
       'scale: number = 1 -- the factors are multiplied by it',
       'bias: boolean = false -- adds biases to the products of the experts and of the router',
@@ -174,8 +175,7 @@ return signature.doors('nn.MoE', MoE, {
       'out_std: number? >= 0 -- that of down_proj',
       Module.common,
       'where topk <= experts -- topk ({topk}) must be at most experts ({experts})',
-      "where score == 'sigmoid' or not correction and groups == 1 -- correction and groups are for "
-         .. "score = 'sigmoid'",
+      "where score == 'sigmoid' or not correction -- correction is for score = 'sigmoid'",
       'where topk_groups <= groups -- topk_groups ({topk_groups}) must be at most groups '
          .. '({groups})',
       'where groups == 1 or experts % groups == 0 and experts >= 2 * groups -- experts ({experts}) '
