@@ -54,20 +54,22 @@ describe('tide.model.load onto a GPU', function()
       end
    end
 
-   it('codes weights in NF4 as the host does', function()
-      with_folder('llama', function(m)
-         local host = tide.model.load(m, { quantise = 'nf4' })
-         local gpu = tide.model.load(m, { quantise = 'nf4', device = 'cuda' })
-         local list = host:named_buffers()
-         assert.is_true(#list >= 14)
-         for i, b in ipairs(gpu:named_buffers()) do
-            assert.same(list[i].buffer:tolist(), b.buffer:to('cpu'):tolist())
-         end
-         is_near(host, gpu, 1e-5)
-         tide.nn.nf4.dequantise_(gpu)
-         is_near(host, gpu, 1e-5)
+   for _, family in ipairs { 'llama', 'mixtral' } do
+      it('codes weights in NF4 as the host does: ' .. family, function()
+         with_folder(family, function(m)
+            local host = tide.model.load(m, { quantise = 'nf4' })
+            local gpu = tide.model.load(m, { quantise = 'nf4', device = 'cuda' })
+            local list = host:named_buffers()
+            assert.is_true(#list >= 14)
+            for i, b in ipairs(gpu:named_buffers()) do
+               assert.same(list[i].buffer:tolist(), b.buffer:to('cpu'):tolist())
+            end
+            is_near(host, gpu, 1e-5)
+            tide.nn.nf4.dequantise_(gpu)
+            is_near(host, gpu, 1e-5)
+         end)
       end)
-   end)
+   end
 
    it('reads adapters, and merges them, as the host does', function()
       with_folder('llama', function(m, dir)

@@ -94,12 +94,14 @@ local tensors = {
    { 'experts.down_proj_bias', { 'down_proj_bias' } },
 }
 
--- Returns the entry of one of these tensors. shapes: of the parameters, by name.
+-- Returns the entry of one of these tensors; nil of one whose numbers lie in NF4. shapes: of the
+-- parameters, by name.
 local function entry_of(row, path, shapes)
    local e = { name = path .. '.' .. row[1], transposed = row.transposed, parts = {},
       along = #row[2] > 1 and 2 or 1, alternate = #row[2] > 1 or nil }
    for i, field in ipairs(row[2]) do
       local name = path .. '.' .. field
+      if not shapes[name] then return nil end
       e.parts[i] = { name = name, shape = shapes[name], first = i - 1 }
    end
    local shape = { unpack(e.parts[1].shape) }

@@ -39,6 +39,12 @@ end
 -- Returns the child that plays a part: 'norm1', 'mixer', 'norm2' or 'mlp'.
 function Block:part(name) return self[self._part[name]] end
 
+-- Returns mlp(x), which gets `at`, too, if it is a mixture of experts.
+function Block._call_mlp(mlp, x, at)
+   if mlp.takes_at then return mlp(x, at) end
+   return mlp(x)
+end
+
 -- Returns two tensors whose sum is the result for an input x [B, T, C], and whether the caller may
 -- overwrite the first; it may always overwrite the second. With `more` the input is x + more, two
 -- such results of the block before, and norm1 computes their sum. `more` is then overwritten, and x
@@ -67,7 +73,7 @@ function Block:addends(x, more, owned, at)
    end
    local m, h = self[part.norm2](a, x)
    private.spend(a, made)
-   local y = private.replace(m, self[part.mlp](m))
+   local y = private.replace(m, Block._call_mlp(self[part.mlp], m, at))
    if drop then y = private.replace(y, drop(y)) end
    if scale ~= 1 then y = private.replace(y, y * scale) end
    return h, y, true

@@ -17,6 +17,7 @@
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local nf4_part = require 'tide.nn.nf4_part'
 local private = require 'tide.util.private'
 local routing = require 'tide.nn.routing'
 local signature = require 'tide.util.signature'
@@ -24,6 +25,9 @@ local Module = require 'tide.nn.module'
 
 local MoE = class('MoE', Module)
 MoE.mixes = false
+MoE.takes_at = true
+MoE._projections = { 'gate_proj', 'up_proj', 'down_proj' }
+MoE._order = { 'router', unpack(MoE._projections) }    -- of the parameters
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
@@ -33,7 +37,7 @@ local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale',
 function MoE:init(opts)
    Module.init(self)
    local E, I, C = opts.experts, opts.hidden, opts.dim
-   self.experts = E
+   self.experts, self.dim, self.hidden, self._key = E, C, I, {}
    for _, name in ipairs(routes) do self[name] = opts[name] end
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
@@ -55,23 +59,39 @@ function MoE:init(opts)
    self:ready(opts)
 end
 
--- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
--- [N, k] in x's dtype.
-function MoE:route(x)
-   local logits
+-- Returns the logits of the router for x [N, C], f32 at least [N, E].
+function MoE:_logits(x)
    if self.wide_router and x.dtype ~= 'f64' then
       local bias = self.logit_bias and self.logit_bias:to 'f32'
-      logits = tide.linear(x:to 'f32', self.router:to 'f32', bias)
-   else
-      logits = tide.linear(x, self.router, self.logit_bias):to(x.dtype == 'f64' and 'f64' or 'f32')
+      return tide.linear(x:to 'f32', self.router:to 'f32', bias)
    end
+   return tide.linear(x, self.router, self.logit_bias):to(x.dtype == 'f64' and 'f64' or 'f32')
+end
+
+-- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
+-- [N, k] in x's dtype. of: the record of a call (nn.balance), or nil.
+function MoE:route(x, of)
+   local logits = self:_logits(x)
+   -- of the ranks that route alike one adds the gradient of the term
+   if of then logits = of:_watch(logits, self._key, self._leaves_balance ~= true) end
    local ids, w = routing.choose(logits, self, self.router_bias)
+   if of then of:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
+end
+
+-- Returns the shape [out, in] of the weight of each expert at a field, or of the router, whole.
+function MoE:_shape(field)
+   if field == 'down_proj' then return self.dim, self.hidden end
+   if field == 'router' then return self.experts, self.dim end
+   return self.hidden, self.dim
 end
 
 -- Returns the products of the rows of x [slots, in], grouped by offsets, with the weight `name` of
 -- each expert.
-function MoE:_grouped(name, x, offsets) return tide.grouped_linear(x, self[name], offsets) end
+function MoE:_grouped(name, x, offsets)
+   if self[name] then return tide.grouped_linear(x, self[name], offsets) end
+   return nf4_part.grouped(self, x, name, offsets, self:_shape(name))
+end
 
 -- Returns the products of experts and their biases. of: the expert of each row, or nil.
 local function product(self, name, x, offsets, of)
@@ -102,14 +122,15 @@ local function experts_of(ids, place)
    return tide.zeros_like(ids):scatter_add(1, place:reshape(-1), ids)
 end
 
--- Returns the output [.., C] of an input x of the same shape.
-function MoE:forward(x)
+-- Returns the output [.., C] of an input x of the same shape. at: nil, or the place of a call of a
+-- model, whose field balance notes what is routed.
+function MoE:forward(x, at)
    local C = self.router:size(2)
    if not tide.is_tensor(x) or x.ndim == 0 or x:size(-1) ~= C then
       err.arg('nn.MoE', 'x', ('a tensor [.., %d]'):format(C), x)
    end
    local flat = x:reshape(-1, C)
-   local ids, w = private.call(self.route, self, flat)
+   local ids, w = private.call(self.route, self, flat, at and at.balance)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
    local picked = flat:index_select(1, rows)
    local of = self.down_proj_bias and experts_of(ids, place) or nil
@@ -125,21 +146,35 @@ private.note_methods(MoE)
 function MoE:tp(style, on)
    if not style then return nil end
    if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
-   on:check_size('the hidden size of the experts', self.gate_proj:size(2))
-   local bias = self.down_proj_bias and 2 or nil
-   return { gives = 'P',
-      cut = { gate_proj = 2, up_proj = 2, down_proj = 3, gate_proj_bias = bias,
-         up_proj_bias = bias },
-      done = function() self.bias_share = on.rank == 0 and 1 or 0 end }
+   on:check_size('the hidden size of the experts', self.hidden)
+   local cut = {}
+   for _, field in ipairs(MoE._projections) do
+      local dim = field == 'down_proj' and 2 or 1             -- of the weight of an expert
+      if self[field] then
+         cut[field] = dim + 1
+      else
+         cut[field .. '_nf4'] = nf4_part.answer(self, on, field, { self:_shape(field) }, dim)
+      end
+      local adapter = field .. (dim == 2 and '_lora_A' or '_lora_B')
+      if self[adapter] then cut[adapter] = dim + 1 end
+   end
+   if self.down_proj_bias then cut.gate_proj_bias, cut.up_proj_bias = 2, 2 end
+   return { cut = cut, gives = 'P', done = function()
+      rawset(self, '_leaves_balance', on.rank > 0)
+      self.bias_share = on.rank == 0 and 1 or 0
+   end }
 end
 
 -- Returns the style of this module itself, see Module.tp_plan.
 function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 
--- Returns the number of elements of experts that a token does not use, of the whole layer.
+-- Returns the number of elements of experts that a token does not use, of the whole layer, which
+-- has numel.
 function MoE:_idle_numel(numel)
-   local of_experts_ = numel - (self.logit_bias and self.experts or 0)
-   return of_experts_ * (self.experts - self.topk) / self.experts
+   for _, field in ipairs { 'router', 'logit_bias', 'router_lora_A', 'router_lora_B' } do
+      if self[field] then numel = numel - self[field]:numel() end
+   end
+   return numel * (self.experts - self.topk) / self.experts
 end
 
 -- Returns the sizes, for the text of a model.
@@ -150,7 +185,8 @@ function MoE:detail()
       text = ('%s, in %d of %d groups'):format(text, self.topk_groups, self.groups)
    end
    if self.limit then text = ('%s, clamped at %g'):format(text, self.limit) end
-   return text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
+   text = text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
+   return text .. (self.gate_proj and '' or ', nf4')
 end
 
 return signature.doors('nn.MoE', MoE, {
