@@ -183,6 +183,39 @@ describe('nn.lora of experts', function()
       end)
    end)
 
+   it('is read from files of Mixtral with each expert apart', function()
+      tmp.with(function(dir)
+         local function mixtral()
+            return tide.model.mixtral({ vocab_size = 29, hidden_size = 16, intermediate_size = 10,
+               num_hidden_layers = 1, num_attention_heads = 2, num_local_experts = 3,
+               num_experts_per_tok = 2 }, { seed = 2 })
+         end
+         local model, list = mixtral(), {}
+         lora.attach(model, { rank = 2, targets = 'gate_proj|up_proj|down_proj' })
+         fill(model)
+         local m = model:get 'model.layers.0.mlp'
+         for field, name in pairs { gate_proj = 'w1', up_proj = 'w3', down_proj = 'w2' } do
+            for e = 0, 2 do
+               for _, which in ipairs { 'A', 'B' } do
+                  list[('base_model.model.model.layers.0.block_sparse_moe.experts.%d.%s.lora_%s'
+                     .. '.weight'):format(e, name, which)] =
+                     m[field .. '_lora_' .. which]:detach():select(1, e + 1):contiguous()
+               end
+            end
+         end
+         save(dir .. '/a', 'adapter_model.safetensors', list,
+            '{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["w1", "w2", "w3"]}',
+            'adapter_config.json')
+         local read = tide.model.load_adapter(mixtral(), dir .. '/a')
+         assert.equal(0, off(read(ids), model(ids)))
+         list['base_model.model.model.layers.0.block_sparse_moe.experts.1.w2.lora_A.weight'] = nil
+         save(dir .. '/b', 'adapter_model.safetensors', list,
+            '{"peft_type": "LORA", "r": 2, "lora_alpha": 4}', 'adapter_config.json')
+         refused('E_SHAPE', { "'model.layers.0.block_sparse_moe.experts.1.w2'", '2 of the 3' },
+            tide.model.load_adapter, mixtral(), dir .. '/b')
+      end)
+   end)
+
    it('has no folder for families whose experts PEFT names otherwise', function()
       local adapter = require 'tide.pretrained.adapter'
       assert.is_true(adapter._has_moe(adapted()))

@@ -114,6 +114,25 @@ describe('grouped_linear_nf4', function()
       tide.set_nthread(before)
    end)
 
+   it('keeps no weight in full', function()
+      if fast ~= 'cpu' then return end
+      local groups, n, k = 24, 128, 256
+      local codes, scale = weights(groups, n, k, fast, 3)
+      local list = { 0 }
+      for g = 1, groups do list[g + 1] = 20 * g end
+      local o = tide.tensor(list, { dtype = 'i64' })
+      local x, dy = random({ 20 * groups, k }, fast, 1), random({ 20 * groups, n }, fast, 2)
+      local ctx = tide.default()
+      collectgarbage()
+      ctx:collect()
+      ctx:reset_peak()
+      local before = ctx:stats().live
+      run(function(v) return tide.grouped_linear_nf4(v, codes, scale, o, n, 0, k) end, x, dy)
+      local rows = x:numel() * 4 * 2 + dy:numel() * 4 * 2
+      local taken = ctx:stats().peak - before
+      assert.is_true(taken < rows + 4 * groups * n * k / 4, taken)
+   end)
+
    it('takes shapes on the null device', function()
       local function on(shape, dtype)
          return tide.empty(shape, { dtype = dtype, device = 'null' })

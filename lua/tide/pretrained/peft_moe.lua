@@ -175,17 +175,20 @@ local function take(tensors, name)
 end
 
 -- Takes the adapters of a projection that a file has for each expert apart.
-local function take_apart(tensors, block, field, experts)
+local function take_apart(op, tensors, block, field, experts)
    local older = block:gsub('%.mlp$', '.block_sparse_moe')
    for _, names in ipairs { { block, field }, { older, before_block[field] },
                             { block, before_block[field] } } do
-      local As, Bs = {}, {}
+      local As, Bs, missing = {}, {}, nil
       for e = 0, experts - 1 do
-         local A, B = take(tensors, ('%s.experts.%d.%s'):format(names[1], e, names[2]))
-         if not A then break end
-         As[e + 1], Bs[e + 1] = A:unsqueeze(1), B:unsqueeze(1)
+         local name = ('%s.experts.%d.%s'):format(names[1], e, names[2])
+         local A, B = take(tensors, name)
+         missing = missing or not A and name
+         As[#As + 1], Bs[#Bs + 1] = A and A:unsqueeze(1), B and B:unsqueeze(1)
       end
-      if #As == experts then return { A = tide.cat(As, 1), B = tide.cat(Bs, 1) } end
+      err.raise_if(missing and #As > 0, 'E_SHAPE', op, "there is no adapter '%s', and %d of the %d "
+         .. 'experts have one', missing, #As, experts)
+      if #As > 0 then return { A = tide.cat(As, 1), B = tide.cat(Bs, 1) } end
    end
 end
 
@@ -221,7 +224,7 @@ local function take_layer(op, c, tensors, m, block)
       end
    end
    for _, field in ipairs(MoE._projections) do
-      found[field] = found[field] or take_apart(tensors, block, field, m.experts)
+      found[field] = found[field] or take_apart(op, tensors, block, field, m.experts)
    end
    return found
 end
