@@ -29,24 +29,30 @@ struct plain_form {
     *du = d * g * s;
   }
 };
+/* The numbers in both precisions: no kernel of f32 converts. */
 struct clamped_form {
-  double limit, alpha;
-  template <class T> TIDE_DEVICE T most(T x) const { return x > (T)limit ? (T)limit : x; }
+  float limit, alpha;
+  double limit64, alpha64;
+  TIDE_DEVICE float limit_in(float) const { return limit; }
+  TIDE_DEVICE double limit_in(double) const { return limit64; }
+  TIDE_DEVICE float alpha_in(float) const { return alpha; }
+  TIDE_DEVICE double alpha_in(double) const { return alpha64; }
+  template <class T> TIDE_DEVICE T most(T x) const { return x > limit_in(x) ? limit_in(x) : x; }
   template <class T> TIDE_DEVICE T both(T x) const
   {
     x = most(x);
-    return x < -(T)limit ? -(T)limit : x;
+    return x < -limit_in(x) ? -limit_in(x) : x;
   }
   template <class E, class T> TIDE_DEVICE T value(T x, T z) const
   {
     const T g = most(x);
-    return (both(z) + (T)1) * g * tide_gate<E>((T)alpha * g);
+    return (both(z) + (T)1) * g * tide_gate<E>(alpha_in(g) * g);
   }
   template <class E, class T> TIDE_DEVICE void slopes(T x, T z, T d, T *dg, T *du) const
   {
-    const T g = most(x), a = (T)alpha, s = tide_gate<E>(a * g);
-    *dg = x > (T)limit ? (T)0 : d * (both(z) + (T)1) * s * ((T)1 + a * g * ((T)1 - s));
-    *du = z > (T)limit || z < -(T)limit ? (T)0 : d * g * s;
+    const T limit = limit_in(x), a = alpha_in(x), g = most(x), s = tide_gate<E>(a * g);
+    *dg = x > limit ? (T)0 : d * (both(z) + (T)1) * s * ((T)1 + a * g * ((T)1 - s));
+    *du = z > limit || z < -limit ? (T)0 : d * g * s;
   }
 };
 
@@ -163,7 +169,7 @@ template <class F> int backward(const k_call *call, F form)
 clamped_form form_of(const k_call *call)
 {
   const k_swiglu_attrs *a = static_cast<const k_swiglu_attrs *>(call->attrs);
-  return {a->limit, a->alpha};
+  return {(float)a->limit, (float)a->alpha, a->limit, a->alpha};
 }
 
 }  // namespace
