@@ -471,6 +471,35 @@ true, "use_qk_norm": true, "vocab_size": 23}]==],
 true, "use_qk_norm": false, "vocab_size": 23}]==],
       loss = 3.56726424846923,
    },
+   gpt_oss = {
+      config = [==[
+{"architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["sliding_attention",
+"full_attention", "sliding_attention"], "max_position_embeddings": 64, "model_type":
+"gpt_oss", "num_attention_heads": 6, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "num_local_experts": 4, "output_router_logits": false,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"beta_fast": 4.0, "beta_slow":
+0.5, "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0, "rope_type":
+"yarn", "truncate": false}, "router_aux_loss_coef": 0.001, "sliding_window": 3,
+"swiglu_alpha": 1.702, "swiglu_limit": 0.2, "tie_word_embeddings": false,
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
+      loss = 3.97762438274225,
+   },
+   gpt_oss_plain = {
+      config = [==[
+{"architectures": ["GptOssForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
+"sliding_attention", "full_attention"], "max_position_embeddings": 64, "model_type":
+"gpt_oss", "num_attention_heads": 6, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+"num_key_value_heads": 1, "num_local_experts": 5, "output_router_logits": false,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 500.0,
+"rope_type": "default"}, "router_aux_loss_coef": 0.001, "sliding_window": 4, "swiglu_alpha":
+1.702, "swiglu_limit": 7.0, "tie_word_embeddings": true, "transformers_version": "5.24.0",
+"use_cache": true, "vocab_size": 23}]==],
+      loss = 4.1087710355085,
+   },
    deepseek_v3 = {
       config = [==[
 {"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout":

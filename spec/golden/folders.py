@@ -109,6 +109,13 @@ CASES = [
         n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, n_shared_experts=2,
         first_k_dense_replace=0, norm_topk_prob=False, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=1.0))),
+    ("gpt_oss", "GptOss", dict(
+        num_local_experts=4, num_experts_per_tok=2, sliding_window=3, swiglu_limit=0.2,
+        rope_parameters=dict(YARN, beta_fast=4.0, beta_slow=0.5, truncate=False))),
+    ("gpt_oss_plain", "GptOss", dict(
+        num_local_experts=5, num_experts_per_tok=3, sliding_window=4, num_key_value_heads=1,
+        layer_types=[FULL, SLIDING, FULL], attention_bias=False, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0))),
     ("deepseek_v3", "DeepseekV3", dict(
         MLA, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=10, n_group=4,
         topk_group=2, first_k_dense_replace=1, rope_parameters=dict(
@@ -150,7 +157,9 @@ def parts(name, p, kind):
     """Yields the name in files, and the part of a parameter or gradient p, of each tensor of a file."""
     layer, _, rest = name.partition(".mlp.")
     block, gate, up, down = EXPERTS.get(kind, USUAL)
-    if rest == "gate.weight":
+    if kind == "GptOss":
+        yield name, p
+    elif rest == "gate.weight":
         yield f"{layer}.{block}.{rest}", p
     elif rest.startswith("experts."):
         for e, one in enumerate(p):

@@ -105,6 +105,7 @@ end
 -- projections gate_proj, up_proj and down_proj.
 function experts.derive(name, names)
    local Model = class(name, Llama)
+   Model._lists_experts = true          -- a file has tensors of each expert
 
    -- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
    function Model:stored()

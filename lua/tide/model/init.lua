@@ -7,7 +7,7 @@ return require 'tide.util.lazy' ('model', {
    hybrid = 'hybrid', bamba = 'bamba', gpt2 = 'gpt2', mixtral = 'mixtral',
    olmoe = 'olmoe', qwen2_moe = 'qwen2_moe', qwen3_moe = 'qwen3_moe', glm4_moe = 'glm4_moe',
    glm4_moe_lite = 'glm4_moe_lite', deepseek_v2 = 'deepseek_v2',
-   deepseek_v3 = 'deepseek_v3', vision = 'vision',
+   deepseek_v3 = 'deepseek_v3', gpt_oss = 'gpt_oss', vision = 'vision',
    load = { 'tide.pretrained.load', 'model' }, fill = { 'tide.pretrained.load', 'fill' },
    generation = { 'tide.pretrained.generation', 'options' },
    save = { 'tide.pretrained.save', 'model' },

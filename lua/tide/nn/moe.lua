@@ -7,7 +7,11 @@
 -- and the routing by sigmoid.
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
 -- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
--- shapes do not depend on the routing.
+-- shapes do not depend on the routing. With bias and limit, experts have the form of gpt-oss:
+--
+--    gate = min(gate_e x + b, limit);  up = clamp(up_e x + b, -limit, limit)
+--    down_e((up + 1) gate sigmoid(alpha gate)) + b
+--
 -- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token.
 
 local tide = require 'tide'
@@ -27,7 +31,8 @@ MoE._order = { 'router', unpack(MoE._projections) }    -- of the parameters
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
--- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with
+-- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with bias,
+-- logit_bias [E] of the router, gate_proj_bias and up_proj_bias [E, I], down_proj_bias [E, C]; with
 -- correction, buffer router_bias [E], f32.
 function MoE:init(opts)
    Module.init(self)
@@ -42,6 +47,11 @@ function MoE:init(opts)
    weight('gate_proj', { E, I, C }, C, opts.std)
    weight('up_proj', { E, I, C }, C, opts.std)
    weight('down_proj', { E, C, I }, I, opts.out_std or opts.std)
+   self.limit, self.alpha, self.bias_share = opts.limit, opts.alpha, 1
+   for _, row in ipairs(opts.bias and { { 'logit_bias', { E } }, { 'gate_proj_bias', { E, I } },
+      { 'up_proj_bias', { E, I } }, { 'down_proj_bias', { E, C } } } or {}) do
+      self:param(row[1], row[2], { kind = 'zeros' }, opts)
+   end
    if opts.correction then
       local bias = tide.zeros({ E }, { device = opts.device })
       self:buffer('router_bias', bias, { keeps_dtype = true })
@@ -52,9 +62,10 @@ end
 -- Returns the logits of the router for x [N, C], f32 at least [N, E].
 function MoE:_logits(x)
    if self.wide_router and x.dtype ~= 'f64' then
-      return tide.linear(x:to 'f32', self.router:to 'f32')
+      local bias = self.logit_bias and self.logit_bias:to 'f32'
+      return tide.linear(x:to 'f32', self.router:to 'f32', bias)
    end
-   return tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
+   return tide.linear(x, self.router, self.logit_bias):to(x.dtype == 'f64' and 'f64' or 'f32')
 end
 
 -- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
@@ -82,13 +93,33 @@ function MoE:_grouped(name, x, offsets)
    return nf4_part.grouped(self, x, name, offsets, self:_shape(name))
 end
 
+-- Returns the products of experts and their biases. of: the expert of each row, or nil.
+local function product(self, name, x, offsets, of)
+   local y = self:_grouped(name, x, offsets)
+   local bias = self[name .. '_bias']
+   if not bias then return y end
+   if name == 'down_proj' and self.bias_share ~= 1 then bias = bias * self.bias_share end
+   local rows = tide.embedding(bias, of)
+   y = private.replace(y, y + rows)
+   private.spend(rows)
+   return y
+end
+
 -- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
-local function of_experts(self, x, offsets)
-   local gate = self:_grouped('gate_proj', x, offsets)
-   local up = self:_grouped('up_proj', x, offsets)
-   local h = tide.swiglu(gate, up)
+-- of: the expert of each row, where experts have biases.
+local function of_experts(self, x, offsets, of)
+   local gate = product(self, 'gate_proj', x, offsets, of)
+   local up = product(self, 'up_proj', x, offsets, of)
+   local h = self.limit and tide.swiglu_clamped(gate, up, self.limit, self.alpha)
+      or tide.swiglu(gate, up)
    private.spend(gate, up)
-   return private.replace(h, self:_grouped('down_proj', h, offsets))
+   return private.replace(h, product(self, 'down_proj', h, offsets, of))
+end
+
+-- Returns the expert of each slot, i64 [slots]. ids: [N, k]; place: of tide.group_rows.
+local function experts_of(ids, place)
+   ids = ids:reshape(-1)
+   return tide.zeros_like(ids):scatter_add(1, place:reshape(-1), ids)
 end
 
 -- Returns the output [.., C] of an input x of the same shape. at: nil, or the place of a call of a
@@ -102,7 +133,8 @@ function MoE:forward(x, at)
    local ids, w = private.call(self.route, self, flat, at and at.balance)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
    local picked = flat:index_select(1, rows)
-   local y = private.replace(picked, of_experts(self, picked, offsets))
+   local of = self.down_proj_bias and experts_of(ids, place) or nil
+   local y = private.replace(picked, of_experts(self, picked, offsets, of))
    y = private.replace(y, y:index_select(1, place:reshape(-1)))
    local weighted = private.replace(y, y:reshape(flat:size(1), self.topk, C) * w:unsqueeze(-1))
    return private.replace(weighted, weighted:sum(2):reshape(x.shape))
@@ -110,7 +142,7 @@ end
 private.note_methods(MoE)
 
 -- Cuts every expert by its hidden channels, so that all ranks have the same work whatever the
--- routing is. Each rank routes all tokens, alike.
+-- routing is. Each rank routes all tokens, alike. The first one adds the biases of down_proj.
 function MoE:tp(style, on)
    if not style then return nil end
    if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
@@ -126,8 +158,10 @@ function MoE:tp(style, on)
       local adapter = field .. (dim == 2 and '_lora_A' or '_lora_B')
       if self[adapter] then cut[adapter] = dim + 1 end
    end
+   if self.down_proj_bias then cut.gate_proj_bias, cut.up_proj_bias = 2, 2 end
    return { cut = cut, gives = 'P', done = function()
       rawset(self, '_leaves_balance', on.rank > 0)
+      self.bias_share = on.rank == 0 and 1 or 0
    end }
 end
 
@@ -137,7 +171,7 @@ function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 -- Returns the number of elements of experts that a token does not use, of the whole layer, which
 -- has numel.
 function MoE:_idle_numel(numel)
-   for _, field in ipairs { 'router', 'router_lora_A', 'router_lora_B' } do
+   for _, field in ipairs { 'router', 'logit_bias', 'router_lora_A', 'router_lora_B' } do
       if self[field] then numel = numel - self[field]:numel() end
    end
    return numel * (self.experts - self.topk) / self.experts
@@ -150,6 +184,7 @@ function MoE:detail()
    if self.groups > 1 then
       text = ('%s, in %d of %d groups'):format(text, self.topk_groups, self.groups)
    end
+   if self.limit then text = ('%s, clamped at %g'):format(text, self.limit) end
    text = text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
    return text .. (self.gate_proj and '' or ', nf4')
 end
@@ -169,6 +204,9 @@ return signature.doors('nn.MoE', MoE, {
       'groups: integer >= 1 = 1 -- groups of experts',
       'topk_groups: integer >= 1 = 1 -- groups whose experts a token may use',
       'scale: number = 1 -- the factors are multiplied by it',
+      'bias: boolean = false -- adds biases to the products of the experts and of the router',
+      'limit: number? > 0 -- clamps gate and up, and adds 1 to up, as gpt-oss does',
+      'alpha: number > 0 = 1.702 -- with limit, of sigmoid(alpha gate)',
       'std: number? >= 0 -- initial standard deviation',
       'out_std: number? >= 0 -- that of down_proj',
       Module.common,

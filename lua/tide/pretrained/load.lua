@@ -39,8 +39,9 @@ local function open_published(dir)
    self.plain = { config = self.config }
    self.plain.family = told_by(self, family.saved, op, self.plain)
    local made = tide.model[self.plain.family]
-   local rename = type(made.family) == 'table' and made.family.rename
-   self.store = folder.weights(op, dir, rename)
+   local fields = type(made.family) == 'table' and made.family or {}
+   self.store = folder.weights(op, dir, fields.rename,
+      fields.packing and told_by(self, fields.packing, self.config))
    return self
 end
 
@@ -283,7 +284,7 @@ local function opened(dir, opts)
    local model = build(self, self.opts)
    local entries
    if model.stored and self.store.view then
-      check_experts(self, model)
+      if model._lists_experts then check_experts(self, model) end
       entries = model:stored()
       self.store:view(entries)
    end

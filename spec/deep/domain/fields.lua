@@ -39,6 +39,9 @@ local own = {
       moe_intermediate_size = 'count', norm_topk_prob = 'flag', decoder_sparse_step = 'count',
       mlp_only_layers = 'places', use_sliding_window = 'flag', output_router_logits = 'flag',
       router_aux_loss_coef = 'number' },
+   gpt_oss = { mlp_bias = 'absent', num_local_experts = 'count', num_experts_per_tok = 'topk',
+      swiglu_limit = 'positive', swiglu_alpha = 'positive', layer_types = 'types',
+      output_router_logits = 'flag', router_aux_loss_coef = 'number' },
    mamba2 = { state_size = 'count', head_dim = 'count', num_heads = 'heads',
       num_hidden_layers = 'layers' },
    hybrid = { ssm_state_size = 'count', mamba_head_dim = 'count', mamba_num_heads = 'heads',
@@ -188,6 +191,8 @@ local function with_company(o)
       config.head_dim = 2
    elseif f == 'rope_local_base_freq' then
       config.sliding_window_pattern, config.sliding_window, config.head_dim = 5, 9, 4
+   elseif f == 'swiglu_limit' or f == 'swiglu_alpha' then
+      config.swiglu_limit, config.initializer_range = 0.03, 0.5
    elseif f == 'query_pre_attn_scalar' then
       config.sliding_window = 9
    elseif f == 'head_dim' then

@@ -4,7 +4,7 @@ local documents = require 'spec.deep.domain.documents'
 local choice = require 'spec.deep.fuzz.choice'
 
 local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gemma3', 'hybrid',
-   'mamba2', 'mixtral', 'qwen3_moe' } }
+   'mamba2', 'mixtral', 'qwen3_moe', 'gpt_oss' } }
 -- Those that are trained over ranks.
 models.trained = { unpack(models.families) }
 for _, name in ipairs { 'gemma2', 'olmo2', 'granite', 'smollm3', 'ministral', 'gpt2', 'bamba',
@@ -143,6 +143,14 @@ function more.qwen3_moe(c, o)
    if c:chance(0.3) then o.use_sliding_window, o.sliding_window = true, c:int(1, 9) end
    if c:chance(0.3) then o.decoder_sparse_step = c:int(1, 3) end
    if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
+end
+
+function more.gpt_oss(c, o)
+   experts(c, o, 'num_local_experts')
+   o.tie_word_embeddings, o.head_dim = c:chance(0.5), 2 * c:few(1, 3)
+   o.attention_bias, o.sliding_window = not c:chance(0.3), c:int(1, 9)
+   o.swiglu_limit = c:pick { 7, 0.02 }
+   if c:chance(0.3) then o.rope_scaling = { rope_type = 'default' } end
 end
 
 function more.qwen2_moe(c, o)
