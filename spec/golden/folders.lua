@@ -502,6 +502,43 @@ true, "use_qk_norm": false, "vocab_size": 23}]==],
 0.0}]==],
       loss = 4.04013655543535,
    },
+   granitemoehybrid = {
+      config = [==[
+{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false,
+"attention_dropout": 0.0, "attention_multiplier": 0.3, "bos_token_id": 1,
+"embedding_multiplier": 3.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 48,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["linear_attention",
+"full_attention", "linear_attention"], "logits_scaling": 2.0, "mamba_chunk_size": 4,
+"mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 8, "mamba_d_state": 5,
+"mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 12, "mamba_proj_bias": false,
+"max_position_embeddings": 64, "model_type": "granitemoehybrid", "num_attention_heads": 6,
+"num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"num_local_experts": 6, "output_router_logits": false, "pad_token_id": 0,
+"position_embedding_type": null, "residual_multiplier": 0.4, "rms_norm_eps": 1e-05,
+"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "router_aux_loss_coef":
+0.001, "shared_intermediate_size": 14, "tie_word_embeddings": false, "time_step_limit": [0.0,
+{"__float__": "Infinity"}], "transformers_version": "5.24.0", "use_cache": true, "vocab_size":
+23}]==],
+      loss = 3.28974988627123,
+   },
+   granitemoehybrid_dense = {
+      config = [==[
+{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": true,
+"attention_dropout": 0.0, "attention_multiplier": 0.3, "bos_token_id": 1,
+"embedding_multiplier": 3.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 48,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
+"linear_attention", "full_attention"], "logits_scaling": 2.0, "mamba_chunk_size": 4,
+"mamba_conv_bias": false, "mamba_d_conv": 4, "mamba_d_head": 8, "mamba_d_state": 5,
+"mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 12, "mamba_proj_bias": true,
+"max_position_embeddings": 64, "model_type": "granitemoehybrid", "num_attention_heads": 6,
+"num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"num_local_experts": 0, "output_router_logits": false, "pad_token_id": 0,
+"position_embedding_type": "rope", "residual_multiplier": 0.4, "rms_norm_eps": 1e-05,
+"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "router_aux_loss_coef":
+0.001, "shared_intermediate_size": 14, "tie_word_embeddings": true, "time_step_limit": [0.05,
+0.6], "transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
+      loss = 3.53687327463256,
+   },
    gpt2 = {
       config = [==[
 {"activation_function": "gelu_new", "add_cross_attention": false, "architectures":

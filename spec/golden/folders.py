@@ -34,6 +34,9 @@ LONG = dict(rope_type="longrope", rope_theta=500.0, short_factor=[1.0, 1.5],
             long_factor=[2.0, 3.0])
 BAMBA = dict(head_dim=None, hidden_size=48, mamba_n_heads=12, mamba_d_head=8, mamba_n_groups=2,
              mamba_d_state=5, mamba_chunk_size=4)
+LINEAR = "linear_attention"
+GRANITE = dict(BAMBA, mamba_chunk_size=4, shared_intermediate_size=14, embedding_multiplier=3.0,
+               logits_scaling=2.0, residual_multiplier=0.4, attention_multiplier=0.3)
 CASES = [
     ("llama", "Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0))),
     ("llama_mqa_bias", "Llama", dict(num_key_value_heads=1, attention_bias=True, mlp_bias=True,
@@ -112,6 +115,12 @@ CASES = [
         BAMBA, attn_layer_indices=[0, 2], mamba_n_groups=1, mamba_proj_bias=True,
         mamba_conv_bias=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
         time_step_limit=[0.05, 0.6])),
+    ("granitemoehybrid", "GraniteMoeHybrid", dict(
+        GRANITE, num_local_experts=6, num_experts_per_tok=2, layer_types=[LINEAR, FULL, LINEAR])),
+    ("granitemoehybrid_dense", "GraniteMoeHybrid", dict(
+        GRANITE, num_local_experts=0, layer_types=[FULL, LINEAR, FULL], mamba_proj_bias=True,
+        attention_bias=True, mamba_conv_bias=False, position_embedding_type="rope",
+        tie_word_embeddings=True, time_step_limit=[0.05, 0.6])),
     ("gpt2", "GPT2", dict(n_embd=24, n_layer=3, n_head=6, n_positions=16)),
     ("gpt2_untied", "GPT2", dict(n_embd=24, n_layer=2, n_head=4, n_positions=12, n_inner=20,
                                  tie_word_embeddings=False, activation_function="relu",
@@ -126,8 +135,17 @@ USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
 EXPERTS = {"Mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 
 
+# What files of Granite call the tensors with all experts of a layer.
+WHOLE = {"router.weight": "router.layer.weight", "experts.gate_up_proj": "input_linear.weight",
+         "experts.down_proj": "output_linear.weight"}
+
+
 def parts(name, p, kind):
     """Yields the name in files, and the part of a parameter or gradient p, of each tensor of a file."""
+    moe, _, whole = name.partition(".block_sparse_moe.")
+    if whole and kind == "GraniteMoeHybrid":
+        yield f"{moe}.block_sparse_moe.{WHOLE[whole]}", p
+        return
     layer, _, rest = name.partition(".mlp.")
     block, gate, up, down = EXPERTS.get(kind, USUAL)
     if rest == "gate.weight":
@@ -217,7 +235,8 @@ def check(folder):
     ids, _ = inputs(V)
     for sub in sorted(p for p in pathlib.Path(folder).iterdir() if (p / "logits.txt").exists()):
         model = T.AutoModelForCausalLM.from_pretrained(
-            sub, attn_implementation="eager", dtype=torch.float32).eval()
+            sub, attn_implementation="eager", experts_implementation="eager",
+            dtype=torch.float32).eval()
         got = model(ids % model.config.vocab_size, use_cache=False).logits.detach().double()
         want = torch.tensor([float(v) for v in (sub / "logits.txt").read_text().split()],
                             dtype=torch.float64).reshape(got.shape)

@@ -56,7 +56,9 @@ return function(dir, mesh, ids, labels, work, sequence)
       out, rate, sequence)
    local after, grads = tensors(out), {}
    for name, t in each(tensors(dir)) do
-      grads[#grads + 1] = { name = name, grad = (t - after[name]) / rate }
+      if not name:find 'e_score_correction_bias$' then             -- a buffer
+         grads[#grads + 1] = { name = name, grad = (t - after[name]) / rate }
+      end
    end
    return losses, tide.train.checkpoint.tensors(out .. '.logits').logits, grads
 end

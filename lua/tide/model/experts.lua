@@ -70,9 +70,11 @@ function experts.fit(name)
 end
 
 -- Returns the entry of model:stored() for a tensor that a file holds under another name.
-local function renamed(name, own, shape)
+function experts.renamed(name, own, shape)
    return { name = name, shape = shape, parts = { { name = own, shape = shape, first = 0 } } }
 end
+
+local renamed = experts.renamed
 
 -- Adds the tensors of a file that hold the parameter or buffer `field` of an nn.MoE. block: the
 -- name of the layer's part in the file.

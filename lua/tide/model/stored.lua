@@ -1,5 +1,6 @@
 -- Reads parameters from published tensors that hold them transposed, several in one, or a slice of
 -- one each: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
+-- An entry's `dim` is the dim along which it holds its parts, 1 by default.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'
@@ -9,9 +10,10 @@ local stored = {}
 -- Returns the box of a stored tensor that a box of one of its parts is: offset and size.
 function stored.box(entry, part, offset, size)
    if entry.transposed then return { offset[2], part.first + offset[1] }, { size[2], size[1] } end
-   local at, n = { part.first + offset[1] }, { size[1] }
-   for d = 2, #size do at[d], n[d] = offset[d], size[d] end
-   return at, n
+   local at = copy(offset)
+   local dim = entry.dim or 1
+   at[dim] = at[dim] + part.first
+   return at, copy(size)
 end
 
 -- Returns a box of a part from that of the stored tensor.
@@ -28,7 +30,7 @@ function stored.whole(entry, get)
       list[i] = entry.transposed and t:transpose(1, 2) or t
    end
    if #list == 1 then return list[1]:contiguous() end
-   return tide.cat(list, entry.transposed and 2 or 1)
+   return tide.cat(list, entry.transposed and 2 or entry.dim or 1)
 end
 
 -- Returns the list of model:stored() of a configuration of a family; nil where published files have

@@ -270,6 +270,9 @@ function Weights:fill(name, offset, size, t)
       return each_slice(view, offset, size, function(of, at, n, i)
          self:fill(of, at, n, t:select(1, i))
       end)
+   elseif view and not view.entry.transposed then
+      local at, n = stored_.box(view.entry, view.part, offset, size)
+      return self:fill(view.entry.name, at, n, t)
    elseif view or t.device ~= 'cpu' or not t:is_contiguous() then
       t:copy_(self:read('model', name, offset, size, t.device))
       return

@@ -55,7 +55,9 @@ end
 -- Fields that count tensors, and fields that are a factor of the size of a tensor.
 local counts = { 'num_hidden_layers', 'n_layer', 'depth' }
 local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
-   'num_attention_heads', 'num_key_value_heads', 'moe_intermediate_size', 'n_embd', 'n_inner',
+   'num_attention_heads', 'num_key_value_heads', 'moe_intermediate_size',
+   'shared_intermediate_size', 'moe_shared_expert_intermediate_size', 'moe_latent_size', 'n_embd',
+   'n_inner',
    'n_positions', 'n_head', 'num_heads', 'n_groups', 'state_size', 'ssm_state_size',
    'conv_kernel', 'mamba_num_heads', 'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head',
    'mamba_d_state', 'mamba_n_groups', 'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans' }
@@ -132,8 +134,10 @@ local function check_tied(self, model)
    if store.drop then store:drop(head) end
 end
 
--- Raises if the model has more experts than the files have tensors, before they are listed.
+-- Raises if the model has more experts than the files have tensors, before they are listed. Files
+-- of a class with holds_all hold all experts of a layer in one tensor.
 local function check_experts(self, model)
+   if model.holds_all then return end
    local experts, tensors = 0, #self.store:names 'model'
    model:walk(function(m)
       if class.is(m, nn.MoE) then experts = experts + m.experts end

@@ -1,0 +1,122 @@
+-- Decoders of Mamba-2, attention and experts: what their configurations and folders say, beside the
+-- numbers of transformers (folder_golden_spec.lua, backbone_golden_spec.lua).
+
+local tide = require 'tide'
+local each = require 'tide.util.each'
+local ranks = require 'spec.support.ranks'
+local refused = require 'spec.support.refused'
+local tmp = require 'spec.support.tmp'
+
+local nn = tide.nn
+local ids = tide.tensor({ { 3, 1, 4, 1, 5, 9, 2, 6 } }, { dtype = 'i64' })
+
+local function with(config, changes)
+   local c = {}
+   for _, t in ipairs { config, changes or {} } do
+      for k, v in each(t) do c[k] = v end
+   end
+   return c
+end
+
+local function tensors(dir) return tide.train.checkpoint.tensors(dir .. '/model.safetensors') end
+
+-- On a rank: the bytes read from a folder whose model is sharded over two.
+local function bytes_read(_, _, dir)
+   return select(2, require('tide').model.load(dir, { mesh = { dp_shard = 2 } })).nbyte
+end
+
+local granite = { vocab_size = 29, hidden_size = 16, num_hidden_layers = 2,
+   layer_types = { 'mamba', 'attention' }, num_attention_heads = 4, num_key_value_heads = 2,
+   mamba_n_heads = 4, mamba_d_state = 4, shared_intermediate_size = 12, intermediate_size = 5,
+   num_local_experts = 24, num_experts_per_tok = 2 }
+
+describe('a Granite with Mamba-2 layers', function()
+   local function make(changes) return tide.model.granitemoehybrid, with(granite, changes) end
+
+   it('holds the experts of a layer together in its folder, however many there are', function()
+      tmp.with(function(dir)
+         local model = tide.model.granitemoehybrid(granite, { seed = 2 })
+         tide.model.save(model, dir .. '/m')
+         local all, at = tensors(dir .. '/m'), 'model.layers.0.block_sparse_moe.'
+         assert.same({ 24, 10, 16 }, all[at .. 'input_linear.weight'].shape)
+         assert.same({ 24, 16, 5 }, all[at .. 'output_linear.weight'].shape)
+         assert.same({ 24, 16 }, all[at .. 'router.layer.weight'].shape)
+         assert.is_nil(all[at .. 'gate_proj'])
+         local again = tide.model.load(dir .. '/m')          -- 24 experts a layer, 31 tensors
+         assert.equal(0, (again(ids) - model(ids)):abs():amax():item())
+      end)
+   end)
+
+   it('is read by each rank but for what others keep', function()
+      tmp.with(function(dir)
+         tide.model.save(tide.model.granitemoehybrid(granite), dir .. '/m')
+         local _, run = tide.model.load(dir .. '/m')
+         for _, n in ipairs(ranks.run(2, bytes_read, dir .. '/m')) do
+            assert.is_true(n < 0.6 * run.nbyte, ('%d of %d bytes'):format(n, run.nbyte))
+         end
+      end)
+   end)
+
+   it('has no experts where its configuration has none', function()
+      local c = with(granite, { num_local_experts = 0 })
+      local model = tide.model.granitemoehybrid(c)
+      for _, e in ipairs(model:named_modules()) do
+         assert.is_false(nn.MoE == getmetatable(e.module))
+      end
+      assert.equal(model:num_parameters() - 29 * 16, model:multiplying())
+      local idle = 2 * 22 * 3 * 5 * 16                  -- layers, idle experts, projections
+      local routed = tide.model.granitemoehybrid(granite)
+      assert.equal(routed:num_parameters() - 29 * 16 - idle, routed:multiplying())
+   end)
+
+   it('names its adapters as PEFT does', function()
+      tmp.with(function(dir)
+         local model = tide.model.granitemoehybrid(granite)
+         nn.lora.attach(model, { rank = 2, targets = 'input_linear|in_proj' })
+         tide.model.save_adapter(model, dir .. '/a')
+         local all = tide.train.checkpoint.tensors(dir .. '/a/adapter_model.safetensors')
+         local at = 'base_model.model.model.layers.%d.%s.lora_A.weight'
+         assert.is_truthy(all[at:format(1, 'shared_mlp.input_linear')])
+         assert.is_truthy(all[at:format(0, 'mamba.in_proj')])
+      end)
+   end)
+
+   it('writes kinds of layers that all versions of transformers read', function()
+      tmp.with(function(dir)
+         local c = with(granite, { layer_types = { 'linear_attention', 'full_attention' } })
+         tide.model.save(tide.model.granitemoehybrid(c), dir .. '/m')
+         local text = tide.util.fs.read('spec', dir .. '/m/config.json')
+         assert.matches('"layer_types": ?%["mamba", ?"attention"%]', text)
+      end)
+   end)
+
+   it('has rotary positions only where its configuration says so', function()
+      local rope = with(granite, { position_embedding_type = 'rope', num_local_experts = 0 })
+      assert.equal(10000, tide.model.granitemoehybrid(rope).config.rope_theta)
+      local file = with(granite, { model_type = 'granitemoehybrid', rope_theta = 500 })
+      assert.is_nil(tide.model.granitemoehybrid(file).config.rope_theta)
+      refused('E_ARG', { 'rope_theta', "position_embedding_type = 'rope'" },
+         make { rope_theta = 500 })
+   end)
+
+   it('refuses what it would ignore', function()
+      refused('E_ARG', { 'layer_types', '2 names', 'list of 1' },
+         make { layer_types = { 'mamba' } })
+      refused('E_ARG', { 'layer_types[2]', 'sliding' },
+         make { layer_types = { 'mamba', 'sliding_attention' } })
+      refused('E_ARG', { 'num_experts_per_tok (25)', 'num_local_experts (24)' },
+         make { num_experts_per_tok = 25 })
+      refused('E_ARG', { 'mamba_n_heads (4)', 'hidden_size (16)' }, make { mamba_d_head = 4 })
+      refused('E_ARG', 'position_embedding_type', make { position_embedding_type = 'alibi' })
+      refused('E_ARG', 'normalization_function', make { normalization_function = 'layernorm' })
+      refused('E_ARG', 'output_router_logits', make { output_router_logits = true })
+   end)
+end)
+
+describe('a block', function()
+   it('has experts beside an MLP only', function()
+      local norm, mixer = nn.RMSNorm(8), nn.MLP { dim = 8, hidden = 4 }
+      refused('E_ARG', { 'mlp', 'beside experts' }, nn.Block, { norm1 = norm, mixer = mixer,
+         experts = nn.MoE { dim = 8, hidden = 4, experts = 2, topk = 1 } })
+   end)
+end)
