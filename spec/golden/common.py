@@ -34,8 +34,17 @@ def doubles_only():
 
     torch.Tensor.to = lambda t, *a, **k: to(t, *map(wide, a), **{n: wide(v) for n, v in k.items()})
     torch.Tensor.float = torch.Tensor.double
+    of_tensor, kind = torch.Tensor.softmax, torch.Tensor.type
+    torch.Tensor.type = lambda t, *a, **k: kind(t, *map(wide, a), **k)
+    torch.Tensor.softmax = lambda t, *a, **k: of_tensor(t, *a, **{n: wide(v) for n, v in k.items()})
     torch.nn.functional.softmax = lambda *a, **k: softmax(*a, **{n: wide(v) for n, v in k.items()})
     torch.set_default_dtype(torch.float64)
+
+
+def as_f32(t):
+    """A copy in f32, also where doubles_only holds."""
+    import torch
+    return torch.from_numpy(t.detach().numpy().astype("float32"))
 
 
 def places(row, numel, count):
@@ -51,8 +60,7 @@ def samples(row, grad, count):
     """The largest magnitude of a gradient and `count` of its numbers, in f32."""
     import torch
     flat = grad.detach().reshape(-1)
-    return torch.cat([flat.abs().max()[None],
-                      flat[places(row, flat.numel(), count)]]).type(torch.float32)
+    return as_f32(torch.cat([flat.abs().max()[None], flat[places(row, flat.numel(), count)]]))
 
 
 def parameters_of(model):

@@ -454,7 +454,7 @@ false, "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id":
 "rope_theta": 10000.0, "rope_type": "default"}, "routed_scaling_factor": 1.5,
 "tie_word_embeddings": false, "topk_group": 2, "transformers_version": "5.24.0", "use_cache":
 true, "use_qk_norm": true, "vocab_size": 23}]==],
-      loss = 3.61160276688577,
+      loss = 3.61160276336643,
    },
    glm4_moe_plain = {
       config = [==[
@@ -469,7 +469,90 @@ true, "use_qk_norm": true, "vocab_size": 23}]==],
 "rope_theta": 500.0, "rope_type": "default"}, "routed_scaling_factor": 1.0,
 "tie_word_embeddings": true, "topk_group": 1, "transformers_version": "5.24.0", "use_cache":
 true, "use_qk_norm": false, "vocab_size": 23}]==],
-      loss = 3.56726424688009,
+      loss = 3.56726424846923,
+   },
+   deepseek_v3 = {
+      config = [==[
+{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout":
+0.0, "bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 1, "head_dim": 4,
+"hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"kv_lora_rank": 10, "max_position_embeddings": 64, "model_type": "deepseek_v3",
+"moe_intermediate_size": 10, "n_group": 4, "n_routed_experts": 8, "n_shared_experts": 1,
+"norm_topk_prob": true, "num_attention_heads": 6, "num_experts_per_tok": 3,
+"num_hidden_layers": 3, "num_key_value_heads": 6, "num_nextn_predict_layers": 1,
+"output_router_logits": false, "pad_token_id": 0, "pretraining_tp": 1, "q_lora_rank": 14,
+"qk_head_dim": 6, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-05,
+"rope_interleave": true, "rope_parameters": {"factor": 4.0, "mscale": 1.0, "mscale_all_dim":
+1.0, "original_max_position_embeddings": 16, "rope_theta": 500.0, "rope_type": "yarn"},
+"routed_scaling_factor": 2.5, "tie_word_embeddings": false, "topk_group": 2,
+"transformers_version": "5.24.0", "use_cache": true, "v_head_dim": 5, "vocab_size": 23}]==],
+      loss = 3.33912641800869,
+   },
+   deepseek_v3_plain = {
+      config = [==[
+{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 0, "head_dim": 4, "hidden_act":
+"silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20, "kv_lora_rank":
+10, "max_position_embeddings": 64, "model_type": "deepseek_v3", "moe_intermediate_size": 12,
+"n_group": 1, "n_routed_experts": 4, "n_shared_experts": 2, "norm_topk_prob": false,
+"num_attention_heads": 6, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+"num_key_value_heads": 6, "num_nextn_predict_layers": 1, "output_router_logits": false,
+"pad_token_id": 0, "pretraining_tp": 1, "q_lora_rank": null, "qk_head_dim": 6,
+"qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-05, "rope_interleave": false,
+"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "routed_scaling_factor":
+2.5, "tie_word_embeddings": true, "topk_group": 1, "transformers_version": "5.24.0",
+"use_cache": true, "v_head_dim": 5, "vocab_size": 23}]==],
+      loss = 3.31656520032788,
+   },
+   deepseek_v2 = {
+      config = [==[
+{"architectures": ["DeepseekV2ForCausalLM"], "attention_bias": false, "attention_dropout":
+0.0, "bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 1, "head_dim": 4,
+"hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"kv_lora_rank": 10, "max_position_embeddings": 64, "mlp_bias": false, "model_type":
+"deepseek_v2", "moe_intermediate_size": 10, "n_group": null, "n_routed_experts": 5,
+"n_shared_experts": 2, "norm_topk_prob": false, "num_attention_heads": 6,
+"num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 6,
+"output_router_logits": false, "pad_token_id": 0, "pretraining_tp": 1, "q_lora_rank": null,
+"qk_head_dim": 6, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-05,
+"rope_parameters": {"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.9,
+"original_max_position_embeddings": 16, "rope_theta": 500.0, "rope_type": "yarn"},
+"routed_scaling_factor": 1.5, "tie_word_embeddings": false, "topk_group": null, "topk_method":
+"greedy", "transformers_version": "5.24.0", "use_cache": true, "v_head_dim": 5, "vocab_size":
+23}]==],
+      loss = 3.7502228863544,
+   },
+   deepseek_v2_groups = {
+      config = [==[
+{"architectures": ["DeepseekV2ForCausalLM"], "attention_bias": false, "attention_dropout":
+0.0, "bos_token_id": 1, "eos_token_id": 2, "first_k_dense_replace": 0, "head_dim": 4,
+"hidden_act": "silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20,
+"kv_lora_rank": 10, "max_position_embeddings": 64, "mlp_bias": false, "model_type":
+"deepseek_v2", "moe_intermediate_size": 10, "n_group": 3, "n_routed_experts": 6,
+"n_shared_experts": 1, "norm_topk_prob": false, "num_attention_heads": 6,
+"num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 6,
+"output_router_logits": false, "pad_token_id": 0, "pretraining_tp": 1, "q_lora_rank": 14,
+"qk_head_dim": 6, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-05,
+"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "routed_scaling_factor":
+1.0, "tie_word_embeddings": false, "topk_group": 2, "topk_method": "group_limited_greedy",
+"transformers_version": "5.24.0", "use_cache": true, "v_head_dim": 5, "vocab_size": 23}]==],
+      loss = 6.69202203643541,
+   },
+   glm4_moe_lite = {
+      config = [==[
+{"architectures": ["Glm4MoeLiteForCausalLM"], "attention_bias": false, "attention_dropout":
+0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "kv_lora_rank": 10,
+"max_position_embeddings": 64, "mlp_layer_types": ["sparse", "dense", "sparse"], "model_type":
+"glm4_moe_lite", "moe_intermediate_size": 10, "n_group": 1, "n_routed_experts": 4,
+"n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 6,
+"num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 6,
+"output_router_logits": false, "pad_token_id": 0, "pretraining_tp": 1, "q_lora_rank": 14,
+"qk_head_dim": 6, "qk_nope_head_dim": 2, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-05,
+"rope_interleave": true, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+"routed_scaling_factor": 1.8, "tie_word_embeddings": false, "topk_group": 1,
+"transformers_version": "5.24.0", "use_cache": true, "v_head_dim": 5, "vocab_size": 23}]==],
+      loss = 4.59207791667142,
    },
    bamba = {
       config = [==[

@@ -21,7 +21,7 @@ import torch
 import transformers as T
 from safetensors.torch import save_file
 
-from common import doubles_only, fill, inputs, parameters_of, samples, wrapped
+from common import as_f32, doubles_only, fill, inputs, parameters_of, samples, wrapped
 
 V = 23
 SAMPLES = 32
@@ -37,6 +37,8 @@ BAMBA = dict(head_dim=None, hidden_size=48, mamba_n_heads=12, mamba_d_head=8, ma
 LINEAR = "linear_attention"
 GRANITE = dict(BAMBA, mamba_chunk_size=4, shared_intermediate_size=14, embedding_multiplier=3.0,
                logits_scaling=2.0, residual_multiplier=0.4, attention_multiplier=0.3)
+MLA = dict(head_dim=None, num_key_value_heads=6, q_lora_rank=14, kv_lora_rank=10,
+           qk_nope_head_dim=2, qk_rope_head_dim=4, v_head_dim=5)
 CASES = [
     ("llama", "Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0))),
     ("llama_mqa_bias", "Llama", dict(num_key_value_heads=1, attention_bias=True, mlp_bias=True,
@@ -110,6 +112,24 @@ CASES = [
         n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, n_shared_experts=2,
         first_k_dense_replace=0, norm_topk_prob=False, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=1.0))),
+    ("deepseek_v3", "DeepseekV3", dict(
+        MLA, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=10, n_group=4,
+        topk_group=2, first_k_dense_replace=1, rope_parameters=dict(
+            YARN, mscale=1.0, mscale_all_dim=1.0))),
+    ("deepseek_v3_plain", "DeepseekV3", dict(
+        MLA, q_lora_rank=None, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        moe_intermediate_size=12, n_shared_experts=2, first_k_dense_replace=0, attention_bias=True,
+        rope_interleave=False, tie_word_embeddings=True, norm_topk_prob=False)),
+    ("deepseek_v2", "DeepseekV2", dict(
+        MLA, q_lora_rank=None, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=10,
+        first_k_dense_replace=1, routed_scaling_factor=1.5, rope_parameters=dict(
+            YARN, mscale=0.7, mscale_all_dim=0.9))),
+    ("deepseek_v2_groups", "DeepseekV2", dict(
+        MLA, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=10, n_group=3,
+        topk_group=2, topk_method="group_limited_greedy", n_shared_experts=1)),
+    ("glm4_moe_lite", "Glm4MoeLite", dict(
+        MLA, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
+        mlp_layer_types=["sparse", "dense", "sparse"])),
     ("bamba", "Bamba", dict(BAMBA, attn_layer_indices=[1])),
     ("bamba_bias", "Bamba", dict(
         BAMBA, attn_layer_indices=[0, 2], mamba_n_groups=1, mamba_proj_bias=True,
@@ -173,18 +193,19 @@ def check_gap(p, k):
     """Raises if the k-th largest number of a row and the one after it are near."""
     p = p.sort(-1, descending=True).values
     if k < p.shape[-1]:
-        gap = float((p[:, k - 1] - p[:, k]).min())
+        gap = float((p[:, k - 1] - p[:, k]).detach().min())
         assert gap > 1e-4, gap
 
 
 def check_routes(model):
     """Raises if rounding in f32 could choose other experts."""
     def look(module, args, out):
-        bias, groups = getattr(module, "e_score_correction_bias", None), getattr(module, "num_group", 1)
+        bias = getattr(module, "e_score_correction_bias", None)
+        groups = getattr(module, "num_group", None) or 1
         p = out[0].softmax(-1) if bias is None else out[0].sigmoid() + bias
         if groups > 1:
             each = p.view(p.shape[0], groups, -1)
-            best = each.topk(2, dim=-1)[0].sum(-1)
+            best = each.topk(1 if bias is None else 2, dim=-1)[0].sum(-1)
             check_gap(best, module.topk_group)
             kept = torch.zeros_like(best).scatter_(1, best.topk(module.topk_group)[1], 1)
             p = each.masked_fill(kept[..., None] == 0, float("-inf")).reshape(p.shape)
@@ -225,7 +246,7 @@ def run(name, kind, extra, out, numbers):
     text = wrapped(json.dumps(json.loads(config.to_json_string())))
     out.write(f"   {name} = {{\n      config = [==[\n{text}]==],\n"
               f"      loss = {loss.item():.15g},\n   }},\n")
-    numbers[name + ".logits"] = logits.detach().type(torch.float32).contiguous()
+    numbers[name + ".logits"] = as_f32(logits).contiguous()
     grads = stored(model, kind, lambda p: p.grad)
     numbers[name + ".grads"] = torch.stack(
         [samples(row, grads[n].contiguous(), SAMPLES) for row, n in enumerate(sorted(grads))])

@@ -24,7 +24,7 @@ import torch
 import transformers as T
 from safetensors.torch import load_file, save_file
 
-from common import doubles_only, samples
+from common import as_f32, doubles_only, samples
 
 V, SAMPLES, NEW = 41, 16, 4
 IMAGE, VIDEO, START, END = 36, 37, 38, 39
@@ -161,8 +161,7 @@ def run(name, case, out, numbers):
             found["steps"] = torch.stack(said.logits)
     for key, t in {**found, **{k: v for k, v in more.items() if not k.startswith("pixel")}}.items():
         t = t.detach()
-        numbers[f"{name}.{key}"] = (t.type(torch.float32) if t.is_floating_point()
-                                    else t).contiguous()
+        numbers[f"{name}.{key}"] = (as_f32(t) if t.is_floating_point() else t).contiguous()
     config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
     text = "\n".join(textwrap.wrap(json.dumps(json.loads(config.to_json_string())), 94,
                                    break_long_words=False, break_on_hyphens=False))

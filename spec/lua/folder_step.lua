@@ -56,7 +56,9 @@ return function(dir, mesh, ids, labels, work, sequence)
       out, rate, sequence)
    local after, grads = tensors(out), {}
    for name, t in each(tensors(dir)) do
-      if not name:find 'e_score_correction_bias$' then             -- a buffer
+      if name:find '%.e_score_correction_bias$' then                -- a buffer
+         assert(t:equal(after[name]), name)
+      else
          grads[#grads + 1] = { name = name, grad = (t - after[name]) / rate }
       end
    end

@@ -112,7 +112,9 @@ local function mixing_of(mixers)
    local sum = { 0, 0 }
    for _, m in ipairs(mixers) do
       if class.is(m, nn.Mamba2) then sum[1] = sum[1] + 12 * m.inner_dim * m.state end
-      if class.is(m, nn.Attention) then sum[2] = sum[2] + 6 * m.heads * m.head_dim end
+      if class.is(m, nn.Attention) then
+         sum[2] = sum[2] + 3 * m.heads * (m.head_dim + (m.value_dim or m.head_dim))
+      end
    end
    return sum
 end

@@ -30,14 +30,19 @@ function experts.sigmoid_fields(default)
    }
 end
 
--- Returns the options of config.experts for such a configuration, nil for its first dense layers.
-function experts.by_sigmoid(c, i)
-   if i <= c.first_k_dense_replace then return nil end
-   return { score = 'sigmoid', correction = true, hidden = c.moe_intermediate_size,
-      experts = c.n_routed_experts, topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob,
+-- Returns the options of config.experts for such a configuration.
+function experts.of_sigmoid(c)
+   return { score = 'sigmoid', correction = true, wide_router = true,
+      hidden = c.moe_intermediate_size, experts = c.n_routed_experts,
+      topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob,
       groups = c.n_group, topk_groups = c.topk_group, scale = c.routed_scaling_factor,
       shared = c.n_shared_experts > 0 and { names = { shared = 'shared_experts' },
          hidden = c.n_shared_experts * c.moe_intermediate_size } or nil }
+end
+
+-- Returns the options of layer i, nil for the first layers, which are dense.
+function experts.by_sigmoid(c, i)
+   return i > c.first_k_dense_replace and experts.of_sigmoid(c) or nil
 end
 
 -- Relations of these fields.
@@ -47,8 +52,8 @@ experts.fit_groups = {
       .. '{n_routed_experts}) in topk_group ({topk_group}) of n_group ({n_group}) groups',
    'where topk_group <= n_group -- topk_group ({topk_group}) must be at most n_group ({n_group})',
    'where n_group == 1 or n_routed_experts % n_group == 0 and n_routed_experts >= 2 * n_group '
-      .. '-- n_routed_experts ({n_routed_experts}) must be a multiple of n_group ({n_group}), and two '
-      .. 'of each at least',
+      .. '-- n_routed_experts ({n_routed_experts}) must be a multiple of n_group ({n_group}), and '
+      .. 'two of each at least',
 }
 
 -- Returns whether a tensor of a file is of a layer behind the last, which predicts further tokens.
@@ -96,6 +101,7 @@ end
 -- projections gate_proj, up_proj and down_proj.
 function experts.derive(name, names)
    local Model = class(name, Llama)
+   Model._lists_experts = true          -- a file has tensors of each expert
 
    -- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
    function Model:stored()

@@ -26,7 +26,8 @@ for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2',
    phi3 = 'Phi3', ministral = 'Ministral', granite = 'Granite', smollm3 = 'SmolLM3',
    olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2', mixtral = 'Mixtral', olmoe = 'Olmoe',
    qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', glm4_moe = 'Glm4Moe',
-   granitemoehybrid = 'GraniteMoeHybrid' } do
+   deepseek_v2 = 'DeepseekV2', deepseek_v3 = 'DeepseekV3',
+   glm4_moe_lite = 'Glm4MoeLite', granitemoehybrid = 'GraniteMoeHybrid' } do
    published[name] = { architectures = { title .. 'ForCausalLM' }, model_type = name,
       hidden_act = 'silu' }
 end

@@ -104,7 +104,6 @@ local rules = {
 local GraniteMoeHybrid = class('GraniteMoeHybrid', Backbone)
 GraniteMoeHybrid.op, GraniteMoeHybrid._rows, GraniteMoeHybrid._rules = op, rows, rules
 GraniteMoeHybrid._options = { 'recurrence_dtype' }
-GraniteMoeHybrid.holds_all = true
 
 GraniteMoeHybrid.form = { name = 'GraniteMoeHybridModel', body = 'model', embed = 'embed_tokens',
    norm = 'norm', eps = 'rms_norm_eps' }
@@ -140,7 +139,7 @@ end
 
 -- Returns the blocks, the mixer of each, and fields of the body.
 function GraniteMoeHybrid._blocks(_, c, opts)
-   local rope = has_positions(c) and Llama._rope_of(c) or nil
+   local rope = has_positions(c) and Llama._rope_of(c, {}) or nil
    local blocks, mixers = {}, {}
    for i, kind in ipairs(c.layer_types) do
       mixers[i] = kind == 'attention' and attention(c, opts, rope) or Bamba._mamba(c, opts)
@@ -170,7 +169,7 @@ function GraniteMoeHybrid:stored()
       add('router.layer', 'router')
       add('output_linear', 'down_proj')
       local E, I, C = unpack(m.gate_proj.shape)
-      list[#list + 1] = { name = path .. '.input_linear.weight', shape = { E, 2 * I, C }, dim = 2,
+      list[#list + 1] = { name = path .. '.input_linear.weight', shape = { E, 2 * I, C }, along = 2,
          parts = { { name = path .. '.gate_proj', shape = { E, I, C }, first = 0 },
             { name = path .. '.up_proj', shape = { E, I, C }, first = I } } }
    end)

@@ -4,8 +4,8 @@
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
 -- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
 -- or does not have (`without`), which layers have a window (`window`), and how their layers differ
--- (see qwen2.lua). Layers for which experts(c, i) returns options have experts in place of the MLP
--- (see config.experts).
+-- (see qwen2.lua); mixer(c, options) makes another mixer than nn.Attention. Layers for which
+-- experts(c, i) returns options have experts in place of the MLP (see config.experts).
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
@@ -128,7 +128,8 @@ local function layer(c, rope, opts, family, i)
       hidden = c.intermediate_size, bias = c.mlp_bias })
    if family.layer then family.layer(c, i, mixer, mlp) end
    local experts = family.experts and family.experts(c, i)
-   local parts = { names = layer_names, mixer = nn.Attention(mixer), mlp = experts
+   local parts = { names = layer_names, mixer = family.mixer and family.mixer(c, mixer)
+      or nn.Attention(mixer), mlp = experts
       and config_.experts(c, opts, branches, experts) or nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
       norm.offset = family.norm_offset
@@ -141,14 +142,15 @@ end
 
 -- Returns the rotary positions of a configuration. The kind dynamic is measured against the length
 -- that the model is for.
-local function rope_of(c)
+local function rope_of(c, family)
    local scaling = c.rope_scaling
    if scaling and (scaling.rope_type or scaling.type) == 'dynamic' then
       scaling = copy(scaling)
       scaling.original_max_position_embeddings = c.max_position_embeddings
    end
    local dim = math.floor(c.head_dim * (c.partial_rotary_factor or 1))
-   return nn.rope.new { dim = dim, theta = c.rope_theta, scaling = scaling }
+   return nn.rope.new { dim = dim, theta = c.rope_theta, scaling = scaling,
+      interleaved = c.rope_interleave or (family.rope or {}).interleaved }
 end
 
 local Llama = class('Llama', Backbone)
@@ -170,7 +172,8 @@ function Llama:_read(config) return complete(config, self.family) end
 
 -- Returns the blocks, and the mixer of each.
 function Llama:_blocks(c, opts)
-   local family, rope, blocks, mixers = self.family, rope_of(c), {}, {}
+   local family, blocks, mixers = self.family, {}, {}
+   local rope = rope_of(c, family)
    for i = 1, c.num_hidden_layers do
       blocks[i], mixers[i] = layer(c, rope, opts, family, i)
    end

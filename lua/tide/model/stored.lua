@@ -1,6 +1,6 @@
 -- Reads parameters from published tensors that hold them transposed, several in one, or a slice of
 -- one each: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
--- An entry's `dim` is the dim along which it holds its parts, 1 by default.
+-- An entry's `along` is the dim of the parameters along which its parts lie side by side (1).
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'
@@ -11,7 +11,7 @@ local stored = {}
 function stored.box(entry, part, offset, size)
    if entry.transposed then return { offset[2], part.first + offset[1] }, { size[2], size[1] } end
    local at = copy(offset)
-   local dim = entry.dim or 1
+   local dim = entry.along or 1
    at[dim] = at[dim] + part.first
    return at, copy(size)
 end
@@ -30,7 +30,7 @@ function stored.whole(entry, get)
       list[i] = entry.transposed and t:transpose(1, 2) or t
    end
    if #list == 1 then return list[1]:contiguous() end
-   return tide.cat(list, entry.transposed and 2 or entry.dim or 1)
+   return tide.cat(list, entry.transposed and 2 or entry.along or 1)
 end
 
 -- Returns the list of model:stored() of a configuration of a family; nil where published files have

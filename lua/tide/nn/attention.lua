@@ -118,6 +118,8 @@ local function rotated(self, q, k, at)
    return private.replace(q, q * rope:factors(q)), k
 end
 
+Attention._rotated = private.note(rotated)
+
 -- Returns the entries of an index [B, T, 2] of all tokens for the last n, which a cache has kept.
 local function last_of(index, n)
    local T = index and index:size(2) or n

@@ -2,6 +2,7 @@
 
 return require 'tide.util.lazy' ('nn', {
    Module = 'module', Linear = 'linear', Embedding = 'embedding', Attention = 'attention',
+   LatentAttention = 'latent_attention',
    RMSNorm = { 'norm', 'RMSNorm' }, LayerNorm = { 'norm', 'LayerNorm' }, MLP = 'mlp',
    Dropout = 'dropout', Block = 'block', Stack = 'stack', rope = 'rope', loss = 'loss',
    weight = 'weight', MoE = 'moe', MoELayer = 'moe_layer', Mamba2 = { 'mamba', 'Mamba2' },

@@ -21,7 +21,7 @@ local Module = require 'tide.nn.module'
 local MoE = class('MoE', Module)
 MoE.mixes = false
 
-local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale' }
+local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
 -- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with
 -- correction, buffer router_bias [E], f32.
@@ -49,7 +49,7 @@ end
 -- [N, k] in x's dtype.
 function MoE:route(x)
    local logits
-   if self.score == 'sigmoid' and x.dtype ~= 'f64' then      -- published routers compute in f32
+   if self.wide_router and x.dtype ~= 'f64' then
       logits = tide.linear(x:to 'f32', self.router:to 'f32')
    else
       logits = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
@@ -124,15 +124,15 @@ return signature.doors('nn.MoE', MoE, {
          .. 'the router',
       'correction: boolean = false -- a buffer router_bias is added to the scores by which experts '
          .. 'are chosen, not to factors',
-      'groups: integer >= 1 = 1 -- groups of experts, for sigmoid',
+      'wide_router: boolean = false -- logits are f32 products also where x has 16 bits',
+      'groups: integer >= 1 = 1 -- groups of experts',
       'topk_groups: integer >= 1 = 1 -- groups whose experts a token may use',
       'scale: number = 1 -- the factors are multiplied by it',
       'std: number? >= 0 -- initial standard deviation',
       'out_std: number? >= 0 -- that of down_proj',
       Module.common,
       'where topk <= experts -- topk ({topk}) must be at most experts ({experts})',
-      "where score == 'sigmoid' or not correction and groups == 1 -- correction and groups are for "
-         .. "score = 'sigmoid'",
+      "where score == 'sigmoid' or not correction -- correction is for score = 'sigmoid'",
       'where topk_groups <= groups -- topk_groups ({topk_groups}) must be at most groups '
          .. '({groups})',
       'where groups == 1 or experts % groups == 0 and experts >= 2 * groups -- experts ({experts}) '

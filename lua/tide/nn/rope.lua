@@ -15,7 +15,8 @@ local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local scaling = require 'tide.nn.rope_scaling'
 
-local rope = { check_scaling = scaling.check, frequencies = scaling.frequencies }
+local rope = { check_scaling = scaling.check, frequencies = scaling.frequencies,
+   _mscale = scaling.mscale }
 
 local Rope = { constant = true }       -- the same on every rank: see util.canonical
 Rope.__index = Rope

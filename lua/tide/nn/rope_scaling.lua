@@ -160,6 +160,8 @@ end
 -- Returns YaRN's multiplier of rotated queries and keys, from its factor.
 local function mscale(factor, m) return factor <= 1 and 1 or 0.1 * m * math.log(factor) + 1 end
 
+scaling.mscale = mscale
+
 -- Returns the number that rotated channels of queries, and those of keys, are multiplied by.
 function scaling.attention_factor(s)
    local kind = s and (s.rope_type or s.type)

@@ -134,10 +134,8 @@ local function check_tied(self, model)
    if store.drop then store:drop(head) end
 end
 
--- Raises if the model has more experts than the files have tensors, before they are listed. Files
--- of a class with holds_all hold all experts of a layer in one tensor.
+-- Raises if the model has more experts than the files have tensors, before they are listed.
 local function check_experts(self, model)
-   if model.holds_all then return end
    local experts, tensors = 0, #self.store:names 'model'
    model:walk(function(m)
       if class.is(m, nn.MoE) then experts = experts + m.experts end
@@ -293,7 +291,7 @@ local function opened(dir, opts)
    local model = build(self, self.opts)
    local entries
    if model.stored and self.store.view then
-      check_experts(self, model)
+      if model._lists_experts then check_experts(self, model) end
       entries = model:stored()
       self.store:view(entries)
    end

@@ -114,7 +114,7 @@ local function cut_stream(plan, path, m, own)
          ends = ends or plan[key] ~= nil
          plan[key] = plan[key] and plan[key]:with { output = 'S(1)',
             input = child == '' and 'S(1)' or nil }
-      elseif style.input == 'R' then
+      elseif style.input == 'R' and not (m.whole_input or {})[child] then
          plan[key] = plan[key] and plan[key]:with { input = 'S(1)' }
       end
    end

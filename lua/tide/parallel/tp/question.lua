@@ -76,6 +76,17 @@ function Question:by_heads()
    }
 end
 
+-- Gathers what the method `spread` of a LatentAttention gives in the layout `from`. The latent then
+-- feeds a product whose gradients are added over ranks, and the other channels the heads of this
+-- rank alone.
+function Question:spread_latents(from)
+   local env = self.env
+   layer.around(self.module, function(next, me, latent, rot)
+      latent, rot = next(me, latent, rot)
+      return layer.into_whole(env, latent, from), layer.into_parts(env, rot, from)
+   end, { of = 'spread' })
+end
+
 local answer_fields = { 'cut', 'takes', 'gives', 'late', 'call', 'after', 'length', 'done', 'give',
    'summed' }
 local into_layouts = { ['R S(1)'] = true, ['R R'] = true, ['S(-1) R'] = true,
