@@ -88,7 +88,8 @@ end)
 
 describe('sequence parallelism', function()
    -- attention cut by heads, and as a whole on each rank; an MLP, and experts
-   for _, name in ipairs { 'qwen3_moe', 'phi3', 'olmo2', 'olmoe', 'granitemoehybrid' } do
+   for _, name in ipairs { 'qwen3_moe', 'phi3', 'olmo2', 'olmoe', 'granitemoehybrid',
+      'nemotron_moe_latent' } do
       it('has the numbers of transformers: ' .. name, function() check(name, { tp = 2 }, true) end)
    end
 end)

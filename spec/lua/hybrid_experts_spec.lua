@@ -113,6 +113,118 @@ describe('a Granite with Mamba-2 layers', function()
    end)
 end)
 
+local nemotron = { vocab_size = 29, hidden_size = 16, hybrid_override_pattern = 'ME*E',
+   num_attention_heads = 4, num_key_value_heads = 2, ssm_state_size = 4, mamba_head_dim = 8,
+   intermediate_size = 12, n_routed_experts = 4, num_experts_per_tok = 2, moe_intermediate_size = 5,
+   moe_shared_expert_intermediate_size = 7 }
+
+describe('a Nemotron with experts', function()
+   local function make(changes) return tide.model.hybrid, with(nemotron, changes) end
+
+   it('names the tensors of each expert as published files do', function()
+      tmp.with(function(dir)
+         local model = tide.model.hybrid(nemotron, { seed = 2, dtype = 'bf16' })
+         tide.model.save(model, dir .. '/m')
+         local all, at = tensors(dir .. '/m'), 'backbone.layers.3.mixer.'
+         assert.same({ 5, 16 }, all[at .. 'experts.3.up_proj.weight'].shape)
+         assert.same({ 16, 5 }, all[at .. 'experts.0.down_proj.weight'].shape)
+         assert.same({ 7, 16 }, all[at .. 'shared_experts.up_proj.weight'].shape)
+         assert.same({ 4, 16 }, all[at .. 'gate.weight'].shape)
+         assert.equal('f32', all[at .. 'gate.e_score_correction_bias'].dtype)
+         assert.is_nil(all[at .. 'experts.0.gate_proj.weight'])
+         all['mtp.layers.0.norm.weight'] = tide.ones { 16 }      -- predicts further tokens
+         tide.util.fs.io().safetensors_save(dir .. '/m/model.safetensors', all, { format = 'pt' })
+         local again = tide.model.load(dir .. '/m')
+         assert.equal(0, (again(ids):to 'f32' - model(ids):to 'f32'):abs():amax():item())
+      end)
+   end)
+
+   it('counts the experts that a token uses, and its latents whole', function()
+      local layers, idle, projections = 2, 2, 2
+      for _, latent in ipairs { false, 3 } do
+         local model = tide.model.hybrid(with(nemotron, { moe_latent_size = latent or nil }))
+         assert.equal(model:num_parameters() - 29 * 16 - layers * idle * projections
+            * (latent or 16) * 5, model:multiplying())
+      end
+   end)
+
+   it('has a configuration without fields of experts where it has none', function()
+      local dense = tide.model.hybrid(with(nemotron, { hybrid_override_pattern = 'M*' }))
+      assert.is_nil(dense.config.n_routed_experts)
+      local unused = table.concat(dense.unused_fields, ' ')
+      assert.matches('n_routed_experts', unused, 1, true)
+      local listed = tide.model.hybrid { vocab_size = 29, hidden_size = 16, mamba_head_dim = 8,
+         layers_block_type = { 'mamba', 'moe' }, num_local_experts = 3 }
+      assert.equal('ME', listed.config.hybrid_override_pattern)
+      assert.equal(3, listed.config.n_routed_experts)
+      assert.equal(64, listed.config.moe_shared_expert_intermediate_size)
+   end)
+
+   it('reads adapters of PEFT, which calls its body model, and of files', function()
+      tmp.with(function(dir)
+         local model, file = tide.model.hybrid(nemotron), dir .. '/a/adapter_model.safetensors'
+         nn.lora.attach(model, { rank = 2, targets = 'shared_experts.up_proj|in_proj' })
+         tide.no_grad(function()
+            for _, e in ipairs(model:named_parameters()) do
+               if e.field == 'lora_B' then e.param:add_(0.1) end
+            end
+         end)
+         tide.model.save_adapter(model, dir .. '/a')
+         local theirs = {}
+         for name, t in each(tide.train.checkpoint.tensors(file)) do
+            theirs[(name:gsub('%.backbone%.', '.model.'))] = t
+         end
+         for _, written in ipairs { false, theirs } do
+            if written then tide.util.fs.io().safetensors_save(file, written, { format = 'pt' }) end
+            local again = tide.model.load_adapter(tide.model.hybrid(nemotron), dir .. '/a')
+            assert.equal(0, (again(ids) - model(ids)):abs():amax():item())
+         end
+      end)
+   end)
+
+   it('refuses what it would ignore', function()
+      refused('E_ARG', { 'num_experts_per_tok (5)', 'n_routed_experts, 4' },
+         make { num_experts_per_tok = 5 })
+      refused('E_ARG', { 'n_group (3)' }, make { n_group = 3, topk_group = 3 })
+      refused('E_ARG', { 'n_shared_experts', '2' }, make { n_shared_experts = 2 })
+      refused('E_ARG', { 'mlp_bias', 'moe_latent_size' },
+         make { mlp_bias = true, moe_latent_size = 3 })
+      refused('E_ARG', 'output_router_logits', make { output_router_logits = true })
+   end)
+end)
+
+describe('experts without a gate', function()
+   local function random(seed, shape)
+      return tide.empty(shape, { dtype = 'f64' }):normal_(0, 1, { seed = seed })
+   end
+
+   it('are down(act(up x)), in the width of latents where they have some', function()
+      local x = random(3, { 5, 6 })
+      for _, act in ipairs { 'relu2', 'relu', 'silu', 'gelu', 'gelu_tanh' } do
+         for _, latent in ipairs { false, 3 } do
+            local m = nn.MoE { dim = 6, hidden = 4, experts = 3, topk = 3, act = act,
+               latent = latent or nil, dtype = 'f64', seed = 2 }
+            assert.is_nil(m.gate_proj)
+            local inner = latent and tide.linear(x, m.fc1_latent_proj) or x
+            local p, want = tide.linear(x, m.router):softmax(-1), 0
+            for e = 1, 3 do
+               local h = tide.linear(inner, m.up_proj:select(1, e))
+               h = act == 'relu2' and h:relu():square() or act ~= 'relu2' and h[act](h)
+               want = want + tide.linear(h, m.down_proj:select(1, e)) * p:narrow(2, e, 1)
+            end
+            if latent then want = tide.linear(want, m.fc2_latent_proj) end
+            assert.is_true((m(x) - want):abs():amax():item() < 1e-12, act)
+         end
+      end
+   end)
+
+   it('have the gradients of differences', function()
+      local m = nn.MoE { dim = 4, hidden = 3, experts = 3, topk = 2, act = 'relu2', latent = 2,
+         score = 'sigmoid', dtype = 'f64', seed = 2 }
+      tide.debug.gradcheck(function(x) return m(x):square():sum() end, { random(1, { 5, 4 }) })
+   end)
+end)
+
 describe('a block', function()
    it('has experts beside an MLP only', function()
       local norm, mixer = nn.RMSNorm(8), nn.MLP { dim = 8, hidden = 4 }

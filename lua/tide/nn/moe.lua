@@ -4,11 +4,13 @@
 --    p = softmax(router x);  y = sum over the k largest p_e of w_e down_e(silu(gate_e x) * up_e x)
 --
 -- w_e is p_e, or with norm_topk p_e over the sum of the k. p is f32 at least. routing.lua has this
--- and the routing by sigmoid.
+-- and the routing by sigmoid. Experts without a gate (act) are down_e(act(up_e x)). With `latent`
+-- the experts work in that width: fc1_latent_proj takes x there, fc2_latent_proj takes y back.
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
 -- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
 -- shapes do not depend on the routing.
--- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token.
+-- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token, L width in
+-- which experts work.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -23,21 +25,36 @@ MoE.mixes = false
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
--- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with
--- correction, buffer router_bias [E], f32.
+-- The activation of experts without a gate.
+local plain = {
+   relu2 = function(x)
+      local y = x:relu()
+      return private.replace(y, y:square())
+   end,
+   relu = function(x) return x:relu() end, silu = function(x) return x:silu() end,
+   gelu = function(x) return x:gelu() end, gelu_tanh = function(x) return x:gelu_tanh() end,
+}
+
+-- Makes the layer: router [E, C], gate_proj and up_proj [E, I, L], down_proj [E, L, I]; with latent,
+-- fc1_latent_proj [L, C] and fc2_latent_proj [C, L]; with correction, buffer router_bias [E], f32.
 function MoE:init(opts)
    Module.init(self)
-   local E, I, C = opts.experts, opts.hidden, opts.dim
-   self.experts = E
+   local E, I, C, L = opts.experts, opts.hidden, opts.dim, opts.latent or opts.dim
+   local out_std = opts.out_std or opts.std
+   self.experts, self.act, self.latent = E, opts.act, opts.latent
    for _, name in ipairs(routes) do self[name] = opts[name] end
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
          or { kind = 'kaiming', fan_in = fan_in, gain = 1 / math.sqrt(3) }, opts)
    end
    weight('router', { E, C }, C, opts.std)
-   weight('gate_proj', { E, I, C }, C, opts.std)
-   weight('up_proj', { E, I, C }, C, opts.std)
-   weight('down_proj', { E, C, I }, I, opts.out_std or opts.std)
+   if not plain[opts.act] then weight('gate_proj', { E, I, L }, L, opts.std) end
+   weight('up_proj', { E, I, L }, L, opts.std)
+   weight('down_proj', { E, L, I }, I, opts.latent and opts.std or out_std)
+   if opts.latent then
+      weight('fc1_latent_proj', { L, C }, C, opts.std)
+      weight('fc2_latent_proj', { C, L }, L, out_std)
+   end
    if opts.correction then
       local bias = tide.zeros({ E }, { device = opts.device })
       self:buffer('router_bias', bias, { keeps_dtype = true })
@@ -62,12 +79,19 @@ end
 -- each expert.
 function MoE:_grouped(name, x, offsets) return tide.grouped_linear(x, self[name], offsets) end
 
--- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
-local function of_experts(self, x, offsets)
-   local gate = self:_grouped('gate_proj', x, offsets)
-   local up = self:_grouped('up_proj', x, offsets)
+-- Returns the hidden values [slots, I] of gate and up values, which it gives up. gate: nil of
+-- experts without one.
+local function activated(self, gate, up)
+   if not gate then return private.replace(up, plain[self.act](up)) end
    local h = tide.swiglu(gate, up)
    private.spend(gate, up)
+   return h
+end
+
+-- Returns the outputs [slots, L] of the experts for the rows of x [slots, L], grouped by offsets.
+local function of_experts(self, x, offsets)
+   local gate = self.gate_proj and self:_grouped('gate_proj', x, offsets)
+   local h = activated(self, gate, self:_grouped('up_proj', x, offsets))
    return private.replace(h, self:_grouped('down_proj', h, offsets))
 end
 
@@ -80,11 +104,15 @@ function MoE:forward(x)
    local flat = x:reshape(-1, C)
    local ids, w = private.call(self.route, self, flat)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
-   local picked = flat:index_select(1, rows)
+   local inner = self.latent and tide.linear(flat, self.fc1_latent_proj) or flat
+   local picked = inner:index_select(1, rows)
+   if self.latent then private.spend(inner) end
    local y = private.replace(picked, of_experts(self, picked, offsets))
    y = private.replace(y, y:index_select(1, place:reshape(-1)))
-   local weighted = private.replace(y, y:reshape(flat:size(1), self.topk, C) * w:unsqueeze(-1))
-   return private.replace(weighted, weighted:sum(2):reshape(x.shape))
+   y = private.replace(y, y:reshape(flat:size(1), self.topk, self.latent or C) * w:unsqueeze(-1))
+   y = private.replace(y, y:sum(2))
+   if self.latent then y = private.replace(y, tide.linear(y, self.fc2_latent_proj)) end
+   return y:reshape(x.shape)
 end
 private.note_methods(MoE)
 
@@ -93,15 +121,19 @@ private.note_methods(MoE)
 function MoE:tp(style, on)
    if not style then return nil end
    if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
-   on:check_size('the hidden size of the experts', self.gate_proj:size(2))
-   return { cut = { gate_proj = 2, up_proj = 2, down_proj = 3 }, gives = 'P' }
+   on:check_size('the hidden size of the experts', self.up_proj:size(2))
+   return { gives = 'P',
+      cut = { gate_proj = self.gate_proj and 2 or nil, up_proj = 2, down_proj = 3 } }
 end
 
 -- Returns the style of this module itself, see Module.tp_plan.
 function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 
 -- Returns the number of elements of experts that a token does not use, of the whole layer.
-function MoE:_idle_numel(numel) return numel * (self.experts - self.topk) / self.experts end
+function MoE:_idle_numel(numel)
+   local of_all = self.latent and 2 * self.latent * self.router:size(2) or 0
+   return (numel - of_all) * (self.experts - self.topk) / self.experts
+end
 
 -- Returns the sizes, for the text of a model.
 function MoE:detail()
@@ -110,6 +142,8 @@ function MoE:detail()
    if self.groups > 1 then
       text = ('%s, in %d of %d groups'):format(text, self.topk_groups, self.groups)
    end
+   if plain[self.act] then text = ('%s, %s'):format(text, self.act) end
+   if self.latent then text = ('%s in %d channels'):format(text, self.latent) end
    return text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
 end
 
@@ -128,8 +162,11 @@ return signature.doors('nn.MoE', MoE, {
       'groups: integer >= 1 = 1 -- groups of experts',
       'topk_groups: integer >= 1 = 1 -- groups whose experts a token may use',
       'scale: number = 1 -- the factors are multiplied by it',
+      "act: 'swiglu' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu' = 'swiglu' -- the function "
+         .. 'between the products of an expert; those but swiglu have no gate',
+      'latent: integer? >= 1 -- width in which the experts work; dim by default',
       'std: number? >= 0 -- initial standard deviation',
-      'out_std: number? >= 0 -- that of down_proj',
+      'out_std: number? >= 0 -- that of the projection into the output',
       Module.common,
       'where topk <= experts -- topk ({topk}) must be at most experts ({experts})',
       "where score == 'sigmoid' or not correction -- correction is for score = 'sigmoid'",

@@ -170,6 +170,17 @@ function more.qwen3_moe(c, o)
    if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
 end
 
+-- Adds the fields of experts to those of a hybrid that has some.
+local function with_experts(c, o)
+   if not o.hybrid_override_pattern:find 'E' then return o end
+   experts(c, o, 'n_routed_experts')
+   o.moe_intermediate_size = o.intermediate_size
+   o.moe_shared_expert_intermediate_size = o.intermediate_size
+   o.moe_latent_size = c:chance(0.3) and c:few(1, 6) or nil
+   o.norm_topk_prob, o.routed_scaling_factor = c:chance(0.5), c:pick { 1, 1.5 }
+   return o
+end
+
 -- A configuration of a family whose heads divide among tp ranks.
 function models.config(c, family, tp)
    local o = attention_config(c, tp)
@@ -186,14 +197,14 @@ function models.config(c, family, tp)
          num_heads = s.heads, n_groups = s.groups, conv_kernel = s.conv,
          tie_word_embeddings = c:chance(0.5), use_bias = c:chance(0.3), initializer_range = 0.2 }
    end
-   local pattern = c:pick { 'M-', 'M*-', '*M-', 'MM*', 'M' }
-   return { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
+   local pattern = c:pick { 'M-', 'M*-', '*M-', 'MM*', 'M', 'ME', 'E*M' }
+   return with_experts(c, { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
       hybrid_override_pattern = pattern, num_attention_heads = o.num_attention_heads,
       num_key_value_heads = o.num_key_value_heads, head_dim = 2 * c:few(1, 2),
       intermediate_size = o.intermediate_size, ssm_state_size = s.state,
       mamba_head_dim = s.head_dim, mamba_num_heads = s.heads, n_groups = s.groups,
       conv_kernel = s.conv, rope_theta = c:chance(0.5) and 10000 or nil,
-      mlp_hidden_act = c:pick { 'relu2', 'swiglu' }, initializer_range = 0.2 }
+      mlp_hidden_act = c:pick { 'relu2', 'swiglu' }, initializer_range = 0.2 })
 end
 
 -- ---- ranks -----------------------------------------------------------------------------------
