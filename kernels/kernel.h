@@ -205,7 +205,9 @@ typedef struct k_fp8_product_attrs {
  * [N, K], read in x's dtype, as linear; transposed: x[..., rows] -> y[..., cols] = x w.
  * Number c of row r is number first + r * stride + c of what quantize_nf4 has coded. row_blocks:
  * codes of magnitudes a row; 0 where rows follow each other (cols = stride) and share blocks.
- * dequantize_nf4_part, linear_nf4_part: the same kernels. */
+ * dequantize_nf4_part, linear_nf4_part: the same kernels.
+ * grouped_linear_nf4: x[rows, K], codes[groups, bytes], scale[groups, ..], offsets -> y[rows, N]:
+ * linear_nf4 of the rows of each group, with rows of codes and scale; else as grouped_linear. */
 typedef struct k_nf4_attrs {
   int64_t rows, cols, first, stride, row_blocks;
   int32_t transposed;

@@ -28,8 +28,36 @@ local rows = {
      min = 0, also = { 'window' } },
    { 'layers', 4, 'decoder layers', min = 1, also = { 'num-layers' } },
    option 'dim', option 'heads', option 'kv-heads',
-   option('hidden', 'width of the gated MLP; 0: about 8/3 of --dim'), option 'tie',
+   option('hidden', 'width of the gated MLP, or of each expert; 0: about 8/3 of --dim'),
+   option 'tie',
+   { 'experts', 0, 'experts in place of the MLP of each layer; 0: none', min = 0,
+     also = { 'num-experts' } },
+   { 'experts-per-token', nil, 'experts that each token uses; default: 2', type = 'integer',
+     min = 1, also = { 'moe-router-topk', 'num-experts-per-tok' } },
+   { 'balance', nil, 'factor of the loss that spreads tokens evenly over the experts; 0: none; '
+     .. 'default: 0.01, with --from what its configuration says', type = 'number', min = 0,
+     also = { 'moe-aux-loss-coeff', 'router-aux-loss-coef' } },
 }
+
+-- Refuses options of experts for a model that has none.
+local function check_experts(opt, has_experts)
+   for _, name in ipairs { 'experts_per_token', 'balance' } do
+      local is_own = name == 'balance' and opt.from ~= nil       -- of the model of --from
+      err.usage_if(opt[name] and not (is_own and has_experts or not is_own and opt.experts > 0),
+         'pretrain', '--%s is of experts, and the model has none; give --experts, or leave it out',
+         (name:gsub('_', '-')))
+   end
+end
+
+-- Adds the fields of a mixture of experts to a configuration.
+local function with_experts(c, opt)
+   local coef = opt.balance or 0.01
+   c.num_local_experts, c.num_experts_per_tok = opt.experts, opt.experts_per_token or 2
+   c.output_router_logits, c.router_aux_loss_coef = coef > 0, coef
+   c.router_aux_loss_by_layer = true
+   c.rope_theta = 10000                                  -- a Mixtral is for longer contexts
+   return c
+end
 
 local function config(opt, vocab)
    return {
@@ -46,13 +74,20 @@ end
 local function make_model(tide, opt, corpus)
    local o = { dtype = opt.dtype, fp8 = options.fp8('pretrain', opt), device = 'null' }
    if not opt.from then
-      local family = opt.sliding_window > 0 and tide.model.mistral or tide.model.llama
-      return family(config(opt, corpus.vocab_size), o)
+      check_experts(opt, opt.experts > 0)
+      local c = config(opt, corpus.vocab_size)
+      if opt.experts > 0 then return tide.model.mixtral(with_experts(c, opt), o) end
+      return opt.sliding_window > 0 and tide.model.mistral(c, o) or tide.model.llama(c, o)
    end
    local model = tide.model.load(opt.resume and (opt.resume_from or opt.out) or opt.from, o)
    if corpus.vocab_size and model.config.vocab_size < corpus.vocab_size then
       err.usage('pretrain', '--from %s: its vocabulary of %d is smaller than that of the data, %d',
          opt.from, model.config.vocab_size, corpus.vocab_size)
+   end
+   check_experts(opt, model:has_experts())
+   if opt.balance then
+      model.config.output_router_logits = opt.balance > 0
+      model.config.router_aux_loss_coef = opt.balance
    end
    return model:train()
 end

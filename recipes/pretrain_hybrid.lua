@@ -28,7 +28,8 @@ local rows = {
    { 'groups', 1, 'groups of Mamba-2 heads that share B and C', min = 1 },
    { 'conv', 4, 'kernel size of the convolution', min = 2, max = 4 },
    { 'experts', 8, 'experts of a layer E', min = 1, also = { 'num-experts' } },
-   { 'topk', 2, 'experts that a token uses', min = 1, also = { 'moe-router-topk' } },
+   { 'experts-per-token', 2, 'experts that each token uses', min = 1,
+     also = { 'moe-router-topk', 'num-experts-per-tok' } },
    { 'expert-hidden', 0, 'width of an expert; 0: that of the MLP', min = 0,
      also = { 'moe-ffn-hidden-size' } },
    { 'shared-hidden', 0, 'width of the shared expert; 0: that of an expert', min = 0,
@@ -44,7 +45,7 @@ local function given(n) return n > 0 and n or nil end
 -- Adds the fields of the layers with experts to those of a model.
 local function with_experts(c, opt)
    if not opt.pattern:find('E', 1, true) then return c end
-   c.n_routed_experts, c.num_experts_per_tok = opt.experts, opt.topk
+   c.n_routed_experts, c.num_experts_per_tok = opt.experts, opt.experts_per_token
    c.moe_intermediate_size = given(opt.expert_hidden)
    c.moe_shared_expert_intermediate_size = given(opt.shared_hidden)
    return c
@@ -66,7 +67,7 @@ local words = options.joined(options.words, {
    { 'mamba_num_heads', '--mamba-heads' }, { 'mamba_head_dim', '--mamba-head-dim' },
    { 'ssm_state_size', '--state' }, { 'n_groups', '--groups' },
    { 'hybrid_override_pattern', '--pattern' }, { 'n_routed_experts', '--experts' },
-   { 'num_experts_per_tok', '--topk' }, { 'moe_intermediate_size', '--expert-hidden' },
+   { 'num_experts_per_tok', '--experts-per-token' }, { 'moe_intermediate_size', '--expert-hidden' },
    { 'moe_shared_expert_intermediate_size', '--shared-hidden' },
 })
 

@@ -1,10 +1,12 @@
-/* Weights of 4 bits (NF4): coding and reading them, and products that read them a part at a time.
+/* Weights of 4 bits (NF4): coding and reading them, and products that read them a part at a time,
+ * also of groups of rows with a weight each (grouped.c has the meaning of groups).
  *
  * A coded weight gets no gradient; for y = x w^T + bias, dx = dy w is a product with the same
  * codes.
  */
 #include "core/op/derivative.h"
 #include "core/op/op.h"
+#include "core/op/operand.h"
 
 enum { BLOCK = 64, GROUP = 256 }; /* see kernels/ref/nf4.h */
 
@@ -52,9 +54,9 @@ static k_nf4_attrs whole_nf4(int64_t rows, int64_t cols)
   return (k_nf4_attrs){.rows = rows, .cols = cols, .stride = cols};
 }
 
-/* Checks codes and scales of a part of a weight, and completes its attributes. */
-static int check_nf4_part(tide__call *c, const tide_tensor *codes, const tide_tensor *scale,
-                          k_nf4_attrs *a)
+/* Checks the attributes of a part of a weight and completes them. bytes: those of its codes; least:
+ * the numbers of its scale at least. */
+static int check_part_of(tide__call *c, k_nf4_attrs *a, int64_t *bytes, int64_t *least)
 {
   int64_t n, last, blocks = 0;
   if (a->rows < 0 || a->rows > most_numbers)
@@ -78,13 +80,24 @@ static int check_nf4_part(tide__call *c, const tide_tensor *codes, const tide_te
                                       : nf4_parts(a->first % BLOCK + a->cols, BLOCK);
   if (n > 0)
     blocks = a->row_blocks ? a->rows * a->row_blocks : nf4_parts(last, BLOCK) - a->first / BLOCK;
-  if (codes->dtype != TIDE_U8 || codes->ndim != 1 || codes->shape[0] != nf4_parts(n, 2) + blocks)
+  *bytes = nf4_parts(n, 2) + blocks;
+  *least = nf4_scale_size(last);
+  return TIDE_OK;
+}
+
+/* Checks codes and scales of a part of a weight, and completes its attributes. */
+static int check_nf4_part(tide__call *c, const tide_tensor *codes, const tide_tensor *scale,
+                          k_nf4_attrs *a)
+{
+  int64_t bytes, least;
+  TIDE_TRY(check_part_of(c, a, &bytes, &least));
+  if (codes->dtype != TIDE_U8 || codes->ndim != 1 || codes->shape[0] != bytes)
     return TIDE__FAIL(c, TIDE_E_SHAPE, "codes: expected u8 [%lld], of %lld rows of %lld numbers, "
-                      "got %s", (long long)(nf4_parts(n, 2) + blocks), (long long)a->rows,
-                      (long long)a->cols, TIDE__TEXT(codes));
-  if (scale->dtype != TIDE_F32 || scale->ndim != 1 || scale->shape[0] < nf4_scale_size(last))
+                      "got %s", (long long)bytes, (long long)a->rows, (long long)a->cols,
+                      TIDE__TEXT(codes));
+  if (scale->dtype != TIDE_F32 || scale->ndim != 1 || scale->shape[0] < least)
     return TIDE__FAIL(c, TIDE_E_SHAPE, "scale: expected f32 of the whole weight, at least [%lld], "
-                      "got %s", (long long)nf4_scale_size(last), TIDE__TEXT(scale));
+                      "got %s", (long long)least, TIDE__TEXT(scale));
   return TIDE_OK;
 }
 
@@ -186,4 +199,68 @@ int tide__grad_linear_nf4(const tide__grad_call *g)
     TIDE__DO(&v, tide_sum(&g->gin[3], dy, 1, &first, false));
   }
   return tide__temps_end(&v);
+}
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+static int check_grouped_nf4(tide__call *c, const tide_tensor *x, const tide_tensor *codes,
+                             const tide_tensor *scale, const tide_tensor *offsets, k_nf4_attrs *a)
+{
+  int64_t bytes, least;
+  if (x->ndim != 2)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "x: expected [rows, K], got %s", TIDE__SHAPE_OF(x));
+  if (a->rows < 0 || a->rows > most_numbers)
+    return TIDE__FAIL(c, TIDE_E_ARG, "n: expected the count of rows of a weight, got %lld",
+                      (long long)a->rows);
+  TIDE_TRY(tide__check_index(offsets, TIDE__NAME(c), "offsets"));
+  if (offsets->ndim != 1 || offsets->shape[0] < 1)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "offsets: expected [groups + 1], got %s",
+                      TIDE__SHAPE_OF(offsets));
+  int64_t groups = offsets->shape[0] - 1;
+  a->cols = x->shape[1];
+  TIDE_TRY(check_part_of(c, a, &bytes, &least));
+  if (codes->dtype != TIDE_U8 || codes->ndim != 2 || codes->shape[0] != groups
+      || codes->shape[1] != bytes)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "codes: expected u8 [%lld, %lld], of %lld rows of %lld "
+                      "numbers a group, got %s", (long long)groups, (long long)bytes,
+                      (long long)a->rows, (long long)a->cols, TIDE__TEXT(codes));
+  if (scale->dtype != TIDE_F32 || scale->ndim != 2 || scale->shape[0] != groups
+      || scale->shape[1] < least)
+    return TIDE__FAIL(c, TIDE_E_SHAPE, "scale: expected f32 of whole weights, [%lld, %lld or "
+                      "more], got %s", (long long)groups, (long long)least, TIDE__TEXT(scale));
+  if (x->dtype != TIDE_F32 && x->dtype != TIDE_BF16 && x->dtype != TIDE_F16)
+    return TIDE__FAIL(c, TIDE_E_DTYPE, "x: expected f32, bf16 or f16, got %s",
+                      tide_dtype_name(x->dtype));
+  return TIDE_OK;
+}
+
+static int grouped_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes,
+                              tide_tensor *scale, tide_tensor *offsets, k_nf4_attrs a)
+{
+  tide__call c;
+  TIDE_TRY(tide__begin(&c, TIDE_OP_GROUPED_LINEAR_NF4, out, 4,
+                       (tide_tensor *[]){x, codes, scale, offsets}, 0));
+  c.attrs.nf4 = a;
+  return tide__dispatch_one(&c, out, x->dtype, 2,
+                            (int64_t[]){x->shape[0], a.transposed ? a.cols : a.rows});
+}
+
+int tide_grouped_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes,
+                            tide_tensor *scale, tide_tensor *offsets, int64_t n, int64_t first,
+                            int64_t stride)
+{
+  tide__call c;
+  k_nf4_attrs a = {.rows = n, .first = first, .stride = stride};
+  TIDE_TRY(tide__begin(&c, TIDE_OP_GROUPED_LINEAR_NF4, out, 4,
+                       (tide_tensor *[]){x, codes, scale, offsets}, 0));
+  TIDE_TRY(check_grouped_nf4(&c, x, codes, scale, offsets, &a));
+  return grouped_linear_nf4(out, x, codes, scale, offsets, a);
+}
+
+int tide__grad_grouped_linear_nf4(const tide__grad_call *g)
+{
+  k_nf4_attrs a = g->attrs->nf4;
+  a.transposed = !a.transposed;
+  if (!g->need[0]) return TIDE_OK;
+  return grouped_linear_nf4(&g->gin[0], g->gout[0], g->in[1], g->in[2], g->in[3], a);
 }

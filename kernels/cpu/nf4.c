@@ -1,4 +1,5 @@
-/* quantize_nf4, dequantize_nf4, linear_nf4 on the CPU (kernels/ref/nf4.h has the format).
+/* quantize_nf4, dequantize_nf4, linear_nf4 and its grouped form, a product a group, on the CPU
+ * (kernels/ref/nf4.h has the format).
  *
  * A product reads the weight a panel at a time: all threads turn rows of it (backward: columns)
  * into numbers of x's dtype, in scratch that stays in the cache, and gemm.c multiplies by that
@@ -6,6 +7,7 @@
  */
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/nf4_few.h"
+#include "kernels/ref/nf4_groups.h"
 
 enum {
   PANEL = 1 << 19,                       /* numbers of a panel, if that is wide enough */
@@ -228,3 +230,22 @@ int k_cpu_linear_nf4(const k_call *call)
   }
   return TIDE_OK;
 }
+
+/* Returns the bytes that suffice for a group of any number of rows. */
+int64_t k_cpu_grouped_linear_nf4_work(const k_call *call)
+{
+  nf4_group all;
+  nf4_product p;
+  int64_t few = 0;
+  nf4_group_make(&all, call, 0, 0, call->in[0].shape[0]);
+  make_product(&p, &all.call);
+  for (int64_t m = 1; m <= p.g.m && !p.a->transposed && tide__nf4_few_fits(m, p.a); m++)
+    few = tide__nf4_few_work(m, p.a->cols);
+  int64_t rest = p.width ? p.n % p.width : 0;
+  cpu_gemm whole = panel_product(&p, p.width), last = panel_product(&p, rest);
+  int64_t work = tide__cpu_gemm_most(&whole, call->nthread);
+  int64_t more = rest ? tide__cpu_gemm_most(&last, call->nthread) : 0;
+  return i64_max(few, p.panel_bytes + i64_max(work, more));
+}
+
+int k_cpu_grouped_linear_nf4(const k_call *call) { return nf4_each_group(call, k_cpu_linear_nf4); }

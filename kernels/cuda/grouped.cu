@@ -49,14 +49,16 @@ TIDE_DEVICE bool offsets_fit(const offsets_of &o)
   return tide_block_fold(bad, tide_plus(), 0) == 0;
 }
 
-/* Lists the tiles: of the rows before the groups, of each group, of the rows behind; the rest of
- * the list has no rows. One block of SCAN threads. */
-__global__ void tiles_kernel(offsets_of o, row_tile *tile, int64_t ntile)
+/* Lists the tiles of groups [from, from + count), counted from `from`: of the rows before all
+ * groups (with the first), of each group, of the rows behind (with the last); the rest of the list
+ * has no rows. One block of SCAN threads. */
+__global__ void tiles_kernel(offsets_of o, int64_t from, int64_t count, row_tile *tile,
+                             int64_t ntile)
 {
   __shared__ int64_t sum[SCAN];
-  bool fit = offsets_fit(o);
-  int64_t parts = fit ? o.groups + 2 : 1, done = 0;
-  for (int64_t p0 = 0; p0 < parts; p0 += SCAN) {
+  bool fit = offsets_fit(o), is_last = from + count == o.groups;
+  int64_t parts = fit ? from + count + 1 + is_last : 1, done = 0;
+  for (int64_t p0 = from ? from + 1 : 0; p0 < parts; p0 += SCAN) {
     int64_t p = p0 + threadIdx.x, begin = 0, end = 0;
     if (p < parts) {
       begin = p == 0 ? 0 : offset_at(o, p - 1);
@@ -71,7 +73,7 @@ __global__ void tiles_kernel(offsets_of o, row_tile *tile, int64_t ntile)
       sum[threadIdx.x] += before;
       __syncthreads();
     }
-    int group = fit && p > 0 && p <= o.groups ? (int)p - 1 : -1;
+    int group = fit && p > 0 && p <= o.groups ? (int)(p - 1 - from) : -1;
     int64_t at = done + sum[threadIdx.x] - mine;
     for (int64_t r = begin; r < end; r += BM, at++)
       tile[at] = {r, (int32_t)(end - r < BM ? end - r : BM), group};
@@ -452,7 +454,9 @@ int64_t k_cuda_grouped_linear_work(const k_call *call)
   return most_tiles(call) * (int64_t)sizeof(row_tile);
 }
 
-int k_cuda_grouped_linear(const k_call *call)
+/* Computes grouped_linear of the groups from `from` on that w has weights of; rows of others stay
+ * as they are. */
+int tide_cuda_grouped_from(const k_call *call, int64_t from)
 {
   const k_tensor &x = call->in[0], &w = call->in[1], &y = call->out[0];
   int64_t ntile = most_tiles(call);
@@ -461,9 +465,11 @@ int k_cuda_grouped_linear(const k_call *call)
   p.offsets = offsets_from(call), p.tile = tile;
   p.a = side_of(x, 0, 1), p.b = side_of(w, 1, 2), p.y = tide_array_of(y);
   p.n = w.shape[1], p.k = x.shape[1], p.b_group = w.stride[0], p.y_row = y.stride[0];
-  TIDE_CUDA_LAUNCH(call, tiles_kernel, 1, SCAN, 0, p.offsets, tile, ntile);
+  TIDE_CUDA_LAUNCH(call, tiles_kernel, 1, SCAN, 0, p.offsets, from, w.shape[0], tile, ntile);
   return launch(call, p, ntile);
 }
+
+int k_cuda_grouped_linear(const k_call *call) { return tide_cuda_grouped_from(call, 0); }
 
 int k_cuda_grouped_linear_bwd(const k_call *call) { return outer(call, false); }
 int k_cuda_grouped_addmm_(const k_call *call) { return outer(call, true); }

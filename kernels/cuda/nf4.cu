@@ -3,6 +3,7 @@
  * A warp codes a block of 64 numbers, two a lane, which are one byte. One block of threads sums the
  * magnitudes in a fixed order; then one codes each group of 256 magnitudes. linear_nf4 reads the
  * weight into scratch in x's dtype, at 2 bytes an element for 16-bit x, and multiplies that.
+ * grouped_linear_nf4 reads the weights of a few groups at a time, those without rows not at all.
  *
  * Meaning: kernels/ref/nf4.c, kernels/ref/nf4.h.
  */
@@ -12,6 +13,8 @@
 #include "kernels/cuda/product.cuh"
 
 int k_cuda_linear(const k_call *call);
+int64_t k_cuda_grouped_linear_work(const k_call *call);
+int tide_cuda_grouped_from(const k_call *call, int64_t from);
 
 namespace {
 
@@ -118,6 +121,29 @@ __global__ void read_kernel(stored q, int64_t n, tide_array y)
   }
 }
 
+/* Weights of groups: their offsets, the first of them, and what a row of codes and of scale has. */
+struct groups_of {
+  tide_array offsets;
+  int64_t from, nbyte, nscale;
+};
+
+/* Reads the numbers of weights that have rows, a weight each blockIdx.y. */
+__global__ void read_groups_kernel(stored q, groups_of o, int64_t n, tide_array y)
+{
+  __shared__ map8 map;
+  int64_t g = o.from + blockIdx.y, at = blockIdx.y * n;
+  if (tide_at<int64_t>(o.offsets, g) >= tide_at<int64_t>(o.offsets, g + 1)) return;
+  load_map(&map, true);
+  __syncthreads();
+  q.pair += g * o.nbyte, q.block += g * o.nbyte, q.scale += g * o.nscale;
+  TIDE_GRID_LOOP(p, (n + 1) / 2) {
+    int64_t i = 2 * p;
+    float size = magnitude_of(q, map, i);
+    tide_put<float>(y, at + i, shares[q.pair[p] >> 4] * size);
+    if (i + 1 < n) tide_put<float>(y, at + i + 1, shares[q.pair[p] & 15] * size);
+  }
+}
+
 unsigned grid_of(int64_t n) { return (unsigned)(n < 1 << 16 ? n : 1 << 16); }
 
 int64_t size_of(const k_tensor &t) { return t.dtype == TIDE_F32 ? 4 : 2; }
@@ -141,6 +167,41 @@ int transposed_product(const k_call *call, int64_t k, int64_t n)
                                   {call->work, x.dtype, k, n, n, 1, 0},
                                   {y.data, y.dtype, m, n, n, 1, 0}, 1, nullptr, false});
 }
+
+/* ---- groups ---- */
+
+constexpr int64_t AT_ONCE = 64 << 20; /* bytes of weights in scratch, unless one has more */
+
+/* Returns how many weights are in scratch at a time. */
+int64_t weights_at_once(const k_call *call)
+{
+  const k_nf4_attrs *a = attrs_of(call);
+  int64_t groups = call->in[3].shape[0] - 1;
+  int64_t bytes = a->rows * a->cols * size_of(call->in[0]), n = bytes ? AT_ONCE / bytes : groups;
+  n = n < 65535 ? n : 65535;
+  return n < 1 ? 1 : n < groups ? n : groups;
+}
+
+/* Makes a call of grouped_linear with `count` weights, which scratch has behind the tiles. */
+struct grouped_product {
+  k_tensor in[3];
+  k_call call;
+  int64_t tile_bytes;
+
+  grouped_product(const k_call *from, int64_t count) : call(*from)
+  {
+    const k_nf4_attrs *a = attrs_of(from);
+    k_tensor w = {};
+    int row = a->transposed ? 2 : 1, col = a->transposed ? 1 : 2;
+    w.dtype = from->in[0].dtype, w.ndim = 3;
+    w.shape[0] = count, w.shape[row] = a->rows, w.shape[col] = a->cols;
+    w.stride[0] = a->rows * a->cols, w.stride[row] = a->cols, w.stride[col] = 1;
+    in[0] = from->in[0], in[1] = w, in[2] = from->in[3];
+    call.in = in, call.nin = 3;
+    tile_bytes = parts(k_cuda_grouped_linear_work(&call), 64) * 64;
+    if (from->work) in[1].data = static_cast<char *>(from->work) + tile_bytes;
+  }
+};
 
 }  // namespace
 
@@ -206,3 +267,31 @@ int k_cuda_dequantize_nf4_part(const k_call *call) { return k_cuda_dequantize_nf
 int64_t k_cuda_linear_nf4_part_work(const k_call *call) { return k_cuda_linear_nf4_work(call); }
 
 int k_cuda_linear_nf4_part(const k_call *call) { return k_cuda_linear_nf4(call); }
+
+int64_t k_cuda_grouped_linear_nf4_work(const k_call *call)
+{
+  int64_t count = weights_at_once(call);
+  grouped_product p(call, count);
+  return p.tile_bytes + count * p.in[1].stride[0] * size_of(call->in[0]);
+}
+
+int k_cuda_grouped_linear_nf4(const k_call *call)
+{
+  const k_tensor &x = call->in[0], &codes = call->in[1], &scale = call->in[2];
+  int64_t most = weights_at_once(call), groups = call->in[3].shape[0] - 1, from = 0;
+  do {
+    int64_t count = groups - from < most ? groups - from : most;
+    grouped_product p(call, count);
+    int64_t n = p.in[1].stride[0];
+    groups_of o = {tide_array_of(call->in[3]), from, codes.shape[1], scale.shape[1]};
+    dim3 grid((unsigned)tide_cuda_grid((n + 1) / 2), (unsigned)count);
+    if (n > 0 && count > 0)
+      TIDE_CUDA_LAUNCH(call, read_groups_kernel, grid, TIDE_CUDA_BLOCK, 0,
+                       stored_of(codes, scale, attrs_of(call)), o, n,
+                       tide_array{p.in[1].data, x.dtype});
+    int rc = tide_cuda_grouped_from(&p.call, from);
+    if (rc < 0) return rc;
+    from += count;
+  } while (from < groups);
+  return TIDE_OK;
+}

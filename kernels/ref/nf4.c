@@ -1,6 +1,8 @@
-/* Defines quantize_nf4, dequantize_nf4 and linear_nf4: numbers of 4 bits (nf4.h), one at a time. */
+/* Defines quantize_nf4, dequantize_nf4, linear_nf4 and its grouped form: numbers of 4 bits (nf4.h),
+ * one at a time. */
 #include "kernels/ref/load.h"
 #include "kernels/ref/nf4.h"
+#include "kernels/ref/nf4_groups.h"
 
 int64_t k_ref_quantize_nf4_work(const k_call *call)
 {
@@ -76,3 +78,5 @@ int k_ref_linear_nf4(const k_call *call)
   }
   return TIDE_OK;
 }
+
+int k_ref_grouped_linear_nf4(const k_call *call) { return nf4_each_group(call, k_ref_linear_nf4); }

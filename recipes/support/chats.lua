@@ -46,8 +46,9 @@ chats.rows = {
      .. 'all weights', min = 0, fixed = true, also = { 'lora-r', 'lora-rank', 'r' } },
    { 'lora.alpha', nil, 'scale of the adapters: alpha / rank; default: 2 * --lora.rank',
      type = 'number', min = 1e-9, fixed = true, also = { 'lora-alpha' } },
-   { 'lora.targets', 'all-linear', 'Linear layers to adapt, by the end of their path '
-     .. "('q_proj|v_proj'; '*' is one name); all-linear: all but the output head", fixed = true,
+   { 'lora.targets', 'all-linear', 'Linear layers and experts to adapt, by the end of their path '
+     .. "('q_proj|v_proj'; '*' is one name); all-linear: all but the output head, and experts and "
+     .. 'routers', fixed = true,
      also = { 'target-modules' } },
    { 'lora.dropout', 0, 'dropout of the input of the adapters', type = 'number', min = 0,
      max = 0.99, fixed = true, also = { 'lora-dropout' } },
@@ -56,7 +57,8 @@ chats.rows = {
    { 'lora.dora', false, 'also train the norm of each row of the weights (DoRA)', fixed = true,
      also = { 'use-dora' } },
    { 'lora.quantise', nil, 'keep the frozen weights in 4 bits (NF4 with double quantisation, '
-     .. 'QLoRA): all Linear layers but the output head', choices = { 'nf4' }, fixed = true,
+     .. 'QLoRA): all Linear layers but the output head, and experts', choices = { 'nf4' },
+     fixed = true,
      also = { 'lora.quantize', 'quantize', 'quantise', 'quantization', 'load-in-4bit',
      'bnb-4bit-quant-type', 'qlora' } },
    { 'max-pixels', nil, 'most pixels of an image, above which it is made smaller; default: as '
@@ -161,12 +163,29 @@ local function check_export(job)
       opt.export)
 end
 
--- Returns whether an option of this run names a folder or something in it.
+-- Returns the folder whose weights the adapters change: --from, or what a run of --from began with;
+-- and whether that run has adapters of it, or this one makes some.
+local function base_of(of)
+   local has_new = not of.lora or of.lora.rank > 0 or of.adapter ~= nil
+   if has_new or not of.from or not fs.is_dir(of.from)
+      or require('tide.pretrained.folder').is(of.from) then
+      return of.from, has_new and of.lora ~= nil
+   end
+   return base_of(require('tide.train.checkpoint').recipe(of.from))
+end
+
+-- Returns whether an option of this run names a folder or something in it, or adapters at --from
+-- have it as their base.
 local function reads_from(opt, dir)
-   dir = fs.resolve(dir)
+   local base, has_adapters = base_of(opt)
+   local list = { { has_adapters and base or nil } }
    for _, input in ipairs { 'from', 'adapter', 'reference', 'teacher', 'tokenizer', 'chat_template',
       'data', 'val_data' } do
-      for _, given in ipairs(text.listed(opt[input]) or {}) do
+      list[#list + 1] = text.listed(opt[input])
+   end
+   dir = fs.resolve(dir)
+   for _, names in ipairs(list) do
+      for _, given in ipairs(names) do
          local path = fs.resolve(given)
          if dir and path and (path .. '/'):sub(1, #dir + 1) == dir .. '/' then return true end
       end
@@ -407,13 +426,6 @@ function chats.chosen(opt, run, result)
    return run.best and fs.join(opt.out, checkpoint.name(run.best.step)) or result.folder
 end
 
--- The folder whose weights the adapters change: --from, or what a run of --from began with.
-local function base_of(of)
-   local has_new = not of.lora or of.lora.rank > 0 or of.adapter
-   if has_new or not fs.is_dir(of.from) then return of.from end
-   return base_of(require('tide.train.checkpoint').recipe(of.from))
-end
-
 -- Writes the adapters of a checkpoint as a folder for PEFT.
 local function export_adapters(job, opt, folder)
    local dir, base = fs.join(opt.out, 'adapter'), base_of(opt)
@@ -429,8 +441,9 @@ end
 function chats.export(job, opt, folder, model)
    if not job.first then return end
    local tide = require 'tide'
-   local has_names = require('tide.pretrained.adapter')._has_names(
-      require('tide.model.family').of(model))
+   local adapter = require 'tide.pretrained.adapter'
+   local has_names = adapter._has_names(require('tide.model.family').of(model),
+      adapter._has_moe(model))
    if model.adapter and has_names then
       export_adapters(job, opt, folder)
       if not opt.export then return end

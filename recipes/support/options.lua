@@ -111,7 +111,8 @@ support.words = {
    { 'hidden_size', '--dim' }, { 'num_attention_heads', '--heads' },
    { 'num_key_value_heads', '--kv-heads, or --heads without it' },
    { 'head_dim', '--dim / --heads', follows = true },
-   { 'intermediate_size', '--hidden' }, { 'tensor parallel size', '--mesh.tp' },
+   { 'intermediate_size', '--hidden' }, { 'num_experts_per_tok', '--experts-per-token' },
+   { 'num_local_experts', '--experts' }, { 'tensor parallel size', '--mesh.tp' },
 }
 
 -- The declaration of such an option: 'dim', 'heads', 'kv-heads', 'hidden' or 'tie'. help: its line,

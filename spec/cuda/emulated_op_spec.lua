@@ -20,7 +20,7 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/op/inplace_spec.lua', 'spec/op/foreach_spec.lua',
                            'spec/op/loss_spec.lua', 'spec/op/update_spec.lua',
                            'spec/op/update_8bit_spec.lua', 'spec/op/nf4_spec.lua',
-                           'spec/op/nf4_part_spec.lua',
+                           'spec/op/nf4_part_spec.lua', 'spec/op/nf4_grouped_spec.lua',
                            'spec/op/conv1d_spec.lua', 'spec/op/scan_spec.lua',
                            'spec/op/layout_spec.lua', 'spec/op/round_spec.lua',
                            'spec/op/slope_spec.lua' } do

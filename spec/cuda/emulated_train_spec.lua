@@ -98,6 +98,24 @@ describe('the finetune recipe on emulated CUDA', function()
       end)
    end
 
+   it('has the losses of the CPU with experts in NF4 and their adapters', function()
+      case.with_data(function(dir, data)
+         case.save(dir .. '/moe', tide.model.qwen3_moe({ vocab_size = 258, hidden_size = 16,
+            num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1, head_dim = 8,
+            moe_intermediate_size = 8, num_experts = 4, num_experts_per_tok = 2,
+            max_position_embeddings = 128 }, { seed = 5 }))
+         data = data:gsub('%-%-seq 96 %-%-batch 4', '--seq 32 --batch 1')
+            :gsub('%-%-val%-every 3', '--val-every 0 --val-windows 1')
+            :gsub('%-%-from %S+', '--from ' .. dir .. '/moe')
+         local function losses(device)
+            return (run(('env LD_LIBRARY_PATH=%s %s/tide run'):format(folder, build),
+               ('finetune.lua --device %s --steps 3 --lora.rank 4 --lora.quantise nf4'):format(
+               device), data))
+         end
+         equal(losses 'cpu', losses 'cuda', 3)
+      end)
+   end)
+
    it('has the losses of the CPU on chats with images', function()
       tmp.with(function(dir)
          vl.write(dir)

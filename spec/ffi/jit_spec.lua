@@ -15,6 +15,8 @@ local scalar = tide.tensor(2)
 local shape = { 3, 4 }
 local two, pair = { f32(4, 3), f32(3) }, { x, v }
 local codes, scale = tide.quantize_nf4(y)
+local group_codes, group_scale = codes:unsqueeze(1), scale:unsqueeze(1)
+local offsets = tide.tensor({ 0, 2 }, { dtype = 'i64' })
 
 local unary = { 'neg', 'abs', 'sign', 'floor', 'exp', 'log', 'sqrt', 'rsqrt', 'square',
    'reciprocal', 'sin', 'cos', 'tanh', 'sigmoid', 'silu', 'gelu', 'gelu_tanh', 'relu', 'softplus',
@@ -65,6 +67,9 @@ local cases = {
    linear_fp8 = function() return tide.linear_fp8(x, y) end,
    linear_nf4 = function() return tide.linear_nf4(x, codes, scale, 4) end,
    linear_nf4_part = function() return tide.linear_nf4_part(x, codes, scale, nil, 4, 0, 3) end,
+   grouped_linear_nf4 = function()
+      return tide.grouped_linear_nf4(x, group_codes, group_scale, offsets, 4, 0, 3)
+   end,
    layer_norm = function() return tide.layer_norm(x, v, v) end,
    rms_norm = function() return tide.rms_norm(x, v) end,
    add_rms_norm = function() return tide.add_rms_norm(x, y, v) end,

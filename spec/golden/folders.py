@@ -289,7 +289,9 @@ def check(folder):
         print(f"{sub.name:24s} {off:.3g}", "" if off < 2e-5 else "DIFFERENT")
 
 
-if len(sys.argv) > 1:
+if __name__ != "__main__":
+    pass
+elif len(sys.argv) > 1:
     T.logging.set_verbosity_error()
     check(sys.argv[1])
 else:

@@ -2,6 +2,7 @@
 -- head work on these tokens alone, unless something expects every token.
 
 local tide = require 'tide'
+local batches = require 'tide.train.batches'
 local refused = require 'spec.support.refused'
 local rows = require 'tide.nn.rows'
 local stamp = require 'tide.util.stamp'
@@ -129,6 +130,31 @@ describe('rows that count', function()
       assert.equal(b.counted:numel(), seen())
       b.labels = b.labels:clone()
       assert.equal(count(b.labels), seen())
+   end)
+
+   it('of a batch without a stamp are used, and must be all places of labels that count', function()
+      local model = model_of 'llama'
+      local step = tide.train.step.new { model = model, optim = tide.optim.SGD(model, { lr = 0 }) }
+      local b, nothing = known_of(2), tide.tensor({}, { dtype = 'i64' })
+      local K, known = b.counted:numel(), b.counted
+      b.stamp = nil
+      local function given(counted)
+         return batches.settled('spec', 'batch', { ids = b.ids, labels = b.labels,
+            counted = counted }).counted
+      end
+      assert.equal(known, given(known))
+      assert.equal(K, seen_by_last(model, function() step:run { b } end))
+      for _, other in ipairs { known:narrow(1, 1, K - 1), nothing,
+         tide.cat({ known:narrow(1, 1, K - 1), known:narrow(1, 1, 1) }, 1) } do
+         refused('E_ARG', { "'batch.counted': expected the places of all labels that count",
+            'differ from labels' }, given, other)
+      end
+      refused('E_ARG', { "'batch.counted'", ('[0, %d)'):format(2 * T) }, given, known + 1000)
+      refused('E_ARG', { "'batch.counted'", 'i64' }, given, known:to 'i32')
+      local mask = tide.ones({ 2, T }, { dtype = 'i64' })
+      mask:narrow(2, 1, 8):zero_()
+      assert.is_nil(batches.settled('spec', 'batch', { ids = b.ids, labels = b.labels,
+         counted = known, attention_mask = mask }).counted)
    end)
 
    for _, policy in ipairs { 'selective', 'mlp', 'full' } do

@@ -2,6 +2,8 @@
 
 local tide = require 'tide'
 local each = require 'tide.util.each'
+local family = require 'tide.model.family'
+local refused = require 'spec.support.refused'
 local case_ = require 'spec.lua.decoder_case'
 
 local fill, inputs, near = case_.fill, case_.inputs, case_.near
@@ -107,6 +109,26 @@ describe('model families', function()
       bad('gemma3', 'sliding_window', tide.json.null)
       for _, v in ipairs { true, false, 1 } do bad('qwen2', 'attention_bias', v) end
       bad('qwen2', 'attention_bias', true, { model_type = 'qwen2' })
+   end)
+
+   -- transformers makes no such biases in these families, so it would drop those of a folder
+   it('refuse biases that their family does not have', function()
+      for name, fields in each { mistral = 'attention_bias mlp_bias', qwen2 = 'mlp_bias',
+         ministral = 'attention_bias mlp_bias', phi3 = 'attention_bias mlp_bias',
+         qwen3 = 'mlp_bias', gemma2 = 'mlp_bias', gemma3 = 'mlp_bias', olmo2 = 'mlp_bias',
+         qwen2_5_vl = 'mlp_bias' } do
+         for field in fields:gmatch '%S+' do
+            refused('E_ARG', { ("field '%s'"):format(field), 'no biases' }, tide.model[name],
+               with { [field] = true }, { device = 'null' })
+            if name ~= 'qwen2_5_vl' then
+               local file = family.published(name)
+               assert.has_no_error(function()
+                  tide.model[name](with { [field] = false, model_type = file.model_type },
+                     { device = 'null' })
+               end)
+            end
+         end
+      end
    end)
 
    it('take what published files say of themselves', function()

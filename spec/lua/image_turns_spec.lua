@@ -143,6 +143,7 @@ describe('a conversation with images', function()
             pixel_values = inputs.pixel_values:narrow(1, 1, 8) }
          assert.matches('pixel_values: the grids have', raised(tide.train.sample.generate, model,
             ids, o).message, 1, true)
+         if cache then assert.is_nil(cache.rows.inputs) end     -- a cache keeps no patches
       end
    end)
 

@@ -308,7 +308,8 @@ describe('an adapter', function()
       assert.matches("'_proj' matches no layer", message(modules, '_proj'), 1, true)
       assert.matches("targets: 'mlp.' matches no layer", message(modules, 'mlp.'), 1, true)
       assert.matches("'model.layers.0.mlp' is of class MLP; adapters are for Linear layers but the "
-         .. 'output head, here q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj',
+         .. 'output head, and experts, here q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, '
+         .. 'down_proj',
          message(modules, 'mlp'), 1, true)
       assert.matches("names of layers, or 'all-linear'", message(modules, ' , '), 1, true)
       assert.matches('targets', message(modules, { 5 }), 1, true)

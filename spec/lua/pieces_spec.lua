@@ -149,6 +149,10 @@ describe('pieces of ranks', function()
             refused('E_FORMAT', text, t.read, t, 'model', 'a', { 0 }, { 1 })
             part.pieces[1].name = 'b'
             refused('E_FORMAT', "'b' is not there", t.read, t, 'model', 'a', { 0 }, { 1 })
+            t.files['model.safetensors'] = { info = function()
+               require('tide.util.err').raise('E_NOMEM', 'spec', 'no memory')
+            end }
+            refused('E_NOMEM', 'no memory', t.read, t, 'model', 'a', { 0 }, { 1 })
          end
       end)
    end)

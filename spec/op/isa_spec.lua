@@ -27,8 +27,8 @@ describe('TIDE_ISA', function()
       return
    end
 
-   local files = { 'all', 'attention', 'scan', 'loss', 'fp8', 'nf4', 'nf4_part', 'conv1d',
-      'round', 'grouped' }
+   local files = { 'all', 'attention', 'scan', 'loss', 'fp8', 'nf4', 'nf4_part',
+      'nf4_grouped', 'conv1d', 'round', 'grouped' }
    for i, name in ipairs(files) do files[i] = ('spec/op/%s_spec.lua'):format(name) end
    local without = "--filter-out=' on ref' "
    -- The machine's own level is that of the op specs themselves.

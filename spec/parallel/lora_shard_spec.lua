@@ -15,9 +15,9 @@ local function check(rank, n, case)
    local t = require 'tide'
    local lora, layout = t.nn.lora, t.parallel.layout
    local dir, rows, T, V = case.dir, case.rows or 4, 8, case.config.vocab_size
-   local one = t.model.llama(case.config, { seed = 2 })
+   local one = t.model[case.family](case.config, { seed = 2 })
    lora.attach(one, case.lora)
-   local model = t.model.llama(case.config, { device = 'null' })
+   local model = t.model[case.family](case.config, { device = 'null' })
    lora.attach(model, case.lora)
    local run = t.parallel.plan(model, case.mesh, { ranks = n, fsdp = case.fsdp })
       :materialise { seed = 2 }
@@ -108,8 +108,9 @@ local function check(rank, n, case)
 end
 
 -- Adapters in a folder, none of whose numbers is zero.
-local function write(dir, opts)
-   local model = tide.model.llama(config, { seed = 2 })
+local function write(dir, opts, case)
+   local model = tide.model[case and case.family or 'llama'](case and case.config or config,
+      { seed = 2 })
    tide.nn.lora.attach(model, opts)
    tide.no_grad(function()
       for k, e in ipairs(model:named_parameters()) do
@@ -128,15 +129,26 @@ local cases = {
    { 4, { dp_shard = 2, cp = 2 } },
    { 4, { dp_replicate = 2, dp_shard = 2 }, plain = true },
    { 2, { tp = 2 }, give = 'sharded' },
+   { 2, { dp_shard = 2 }, experts = true },
+   { 4, { dp_shard = 2, tp = 2 }, experts = true },
+   { 2, { tp = 2 }, give = 'sharded', experts = true },
 }
+
+-- Experts of an odd hidden size, in one layer of two.
+local mixture = { vocab_size = 29, hidden_size = 20, num_hidden_layers = 2, num_attention_heads = 4,
+   num_key_value_heads = 2, head_dim = 6, intermediate_size = 22, mlp_only_layers = { 1 },
+   num_experts = 5, num_experts_per_tok = 2, moe_intermediate_size = 9, norm_topk_prob = true }
 
 describe('adapters in a sharded model', function()
    for _, c in ipairs(cases) do
-      it(('are those of one rank: %s'):format(tide.json.encode(c[2])), function()
+      local of = c.experts and 'of experts ' or ''
+      it(('%sare those of one rank: %s'):format(of, tide.json.encode(c[2])), function()
          tmp.with(function(dir)
-            local case = { config = config, mesh = c[2], fsdp = c.fsdp, dir = dir, give = c.give,
-               rows = c.rows, lora = { rank = 3, alpha = 5, seed = 2, dora = not c.plain } }
-            write(dir, case.lora)
+            local case = { family = c.experts and 'qwen3_moe' or 'llama',
+               config = c.experts and mixture or config, mesh = c[2], fsdp = c.fsdp, dir = dir,
+               give = c.give, rows = c.rows, lora = { rank = 3, alpha = 5, seed = 2,
+                  dora = not (c.plain or c.experts) } }
+            write(dir, case.lora, case)
             for rank, off in ipairs(ranks.run(c[1], check, case)) do
                for what, by in each(off) do
                   assert.is_true(by <= 1e-6, ('rank %d: %s: %g'):format(rank - 1, what, by))

@@ -30,7 +30,16 @@ local function check(_, n, case)
       local want = whole:get(b.name:match '^(.*)%.')
       local got = part.gather(b)
       if not got:equal(want[b.field]) then return b.name .. ': other codes are gathered' end
-      local layout = b.field == 'weight_nf4' and rawget(b.owner, '_layout').weight_nf4
+      local places = rawget(b.owner, '_layout')
+      local layout = b.field == 'weight_nf4' and places.weight_nf4
+      if b.field:find '_proj_nf4$' then
+         ncut = ncut + 1
+         if not places[b.field].blocks or b.buffer:numel() > 0.75 * want[b.field]:numel() then
+            return b.name .. ' is whole'
+         end
+         b.buffer:zero_()
+         part.fill(b, got)
+      end
       if layout and layout.blocks then
          ncut = ncut + 1
          if b.buffer:numel() > 0.75 * want.weight_nf4:numel() then return b.name .. ' is whole' end
@@ -93,12 +102,17 @@ local families = { llama = {}, phi3 = { hidden_size = 48 }, qwen2 = {}, gpt2 = {
    -- more than 2^18 numbers in the columns of down_proj that a rank keeps
    ['llama of several panels'] = { hidden_size = 600, num_attention_heads = 12,
       num_key_value_heads = 6, intermediate_size = 1320, num_hidden_layers = 1 },
+   qwen3_moe = { moe_intermediate_size = 24, num_experts = 5, num_experts_per_tok = 2 },
+   ['qwen3_moe of whole blocks'] = { moe_intermediate_size = 384, num_experts = 3,
+      num_experts_per_tok = 2, hidden_size = 64, num_hidden_layers = 1 },
+   glm4_moe = { moe_intermediate_size = 24, n_routed_experts = 4, num_experts_per_tok = 2,
+      n_shared_experts = 1, first_k_dense_replace = 1, n_group = 1, topk_group = 1, head_dim = 8 },
    hybrid = { hybrid_override_pattern = 'M*-', ssm_state_size = 4, mamba_num_heads = 6,
       mamba_head_dim = 4, n_groups = 6, chunk_size = 4, num_hidden_layers = 3 },
 }
 
 local function case_of(name, n, more)
-   local case = { family = name:match '%w+', config = config(n, families[name]) }
+   local case = { family = name:match '[%w_]+', config = config(n, families[name]) }
    if name == 'gpt2' then
       case.config = { vocab_size = 23, n_positions = 16, n_embd = 24 * n, n_layer = 2,
          n_head = 2 * n, resid_pdrop = 0, embd_pdrop = 0, attn_pdrop = 0 }
@@ -108,7 +122,7 @@ local function case_of(name, n, more)
 end
 
 -- What make test has of them on 3 ranks.
-local few = { gpt2 = families.gpt2, phi3 = families.phi3,
+local few = { gpt2 = families.gpt2, phi3 = families.phi3, qwen3_moe = families.qwen3_moe,
    ['llama of several groups'] = families['llama of several groups'] }
 
 describe('a base in NF4 over a tensor-parallel axis', function()
@@ -116,7 +130,8 @@ describe('a base in NF4 over a tensor-parallel axis', function()
       for name in each(n == 3 and not wide and few or families) do
          it(('of %s on %d ranks is the whole one'):format(name, n), function()
             all_true(n, case_of(name, n))
-            all_true(n, case_of(name, n, { dora = true, sequence = name ~= 'gpt2' }))
+            all_true(n, case_of(name, n, { dora = true, sequence = name ~= 'gpt2',
+               targets = name:find 'moe' and 'q_proj|o_proj' or nil }))   -- experts have no norms
          end)
       end
    end
@@ -146,6 +161,11 @@ describe('a base in NF4 over a tensor-parallel axis', function()
       assert.matches('layers%.%*%.mlp%.down_proj%.weight_nf4 +Shard%(2%)', tostring(cut))
       refused('E_ARG', { "'model.layers.0.mlp.down_proj'", '[40, 66]', 'tp of 2 ranks',
          'along dim 2', 'dp_shard' }, plan, { intermediate_size = 66 })
+      local mixture = tide.nn.nf4.quantise_(tide.model.qwen3_moe(config(2,
+         { moe_intermediate_size = 22, num_experts = 4, num_experts_per_tok = 2 }),
+         { device = 'null' }))
+      refused('E_ARG', { "'model.layers.0.mlp'", '[40, 22]', 'tp of 2 ranks', 'dp_shard' },
+         tide.parallel.plan, mixture, { tp = 2 }, { ranks = 2 })
       refused('E_ARG', { 'NF4', 'async_tp' }, plan, {}, { sequence_parallel = true,
          async_tp = true })
    end)

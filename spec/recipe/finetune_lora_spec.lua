@@ -55,6 +55,31 @@ describe('adapters in recipes/finetune.lua', function()
       end)
    end)
 
+   it('of experts lose on every mesh what they lose on one rank', function()
+      case.with_data(function(dir, words)
+         case.save(dir .. '/moe', tide.model.qwen3_moe({ vocab_size = 258, hidden_size = 16,
+            num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2, head_dim = 4,
+            moe_intermediate_size = 9, num_experts = 6, num_experts_per_tok = 2,
+            max_position_embeddings = 128 }, { seed = 5 }))
+         words = words:gsub('%-%-from %S+', '') .. '--from ' .. dir .. '/moe '
+         local first = words .. '--lora.rank 2 --lr 3e-2 --steps 4 --save-every 2 '
+         ok(1, ('%s--out %s/one'):format(first, dir))
+         local one, want = losses(dir .. '/one'), tide.model.load(dir .. '/one')
+         assert.is_true(one[4] < one[1])
+         local read = tide.model.load_adapter(tide.model.load(dir .. '/moe'), dir .. '/one/adapter')
+         assert.is_true(off(read, want) < 1e-5)
+         ok(4, ('%s--mesh.dp_shard 2 --mesh.tp 2 --sequence-parallel --recompute full --out %s/two')
+            :format(first, dir))
+         same_losses(one, losses(dir .. '/two'))
+         ok(2, ('--resume-from %s/one/step-00000002 --out %s/on --mesh.tp 2'):format(dir, dir))
+         local list = losses(dir .. '/on')
+         same_losses({ one[3], one[4] }, { list[#list - 1], list[#list] })
+         ok(1, ('%s--adapter %s/two/adapter --lr 1e-3 --steps 1 --out %s/more'):format(words, dir,
+            dir))
+         assert.is_true(losses(dir .. '/more')[1] < one[2])
+      end)
+   end)
+
    it('with trained norms lose the same on every mesh, also where a folder is read', function()
       case.with_data(function(dir, words)
          local first = words .. '--lora.rank 4 --lora.dora --lr 3e-2 --steps 4 '

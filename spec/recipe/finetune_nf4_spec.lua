@@ -109,6 +109,32 @@ describe('a base in NF4 in recipes/finetune.lua', function()
       end)
    end)
 
+   it('of a mixture of experts loses on every mesh what it loses on one rank', function()
+      case.with_data(function(dir, words)
+         case.save(dir .. '/moe', tide.model.qwen3_moe({ vocab_size = 258, hidden_size = 16,
+            num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2, head_dim = 4,
+            moe_intermediate_size = 24, num_experts = 6, num_experts_per_tok = 2,
+            max_position_embeddings = 128 }, { seed = 5 }))
+         words = ('%s--from %s/moe --lora.rank 4 --lora.quantise nf4 --lr 3e-2 --steps 4 ')
+            :format(words:gsub('%-%-from %S+', ''), dir)
+         local text = ok(1, ('%s--out %s/one --save-every 2'):format(words, dir))
+         assert.matches('%d+ in NF4', text)
+         local one, want = losses(dir .. '/one'), tide.model.load(dir .. '/one')
+         assert.is_true(one[4] < one[1])
+         assert.is_true(#want:get('model.layers.0.mlp').gate_proj_nf4.shape == 2)
+         tide.model.export(dir .. '/one', dir .. '/merged')
+         assert.is_true(off(want, tide.model.load(dir .. '/merged')) < 1e-5)
+         for i, mesh in ipairs { { 2, '--mesh.dp_shard 2 --recompute full' },
+                                 { 2, '--mesh.tp 2 --sequence-parallel' } } do
+            ok(mesh[1], ('%s%s --out %s/run%d'):format(words, mesh[2], dir, i))
+            same_losses(one, losses(dir .. '/run' .. i))
+         end
+         ok(2, ('--resume-from %s/one/step-00000002 --out %s/on --mesh.tp 2'):format(dir, dir))
+         local list = losses(dir .. '/on')
+         same_losses({ one[3], one[4] }, { list[#list - 1], list[#list] })
+      end)
+   end)
+
    it('is refused where it cannot be', function()
       case.with_data(function(dir, words)
          words = words .. '--steps 2 --out ' .. dir .. '/run --lora.quantise nf4 '

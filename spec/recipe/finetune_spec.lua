@@ -139,6 +139,13 @@ describe('recipes/finetune.lua', function()
          ok(1, words .. ('--overwrite --val-data %s/a/model/own.jsonl --export %s/e2'):format(dir,
             dir))
          assert.is_true(fs.exists(model))
+         -- adapters at --from whose base it is: the adapters of this run name it, too
+         ok(1, words:gsub('%-%-out.*', '') .. ('--from %s/a/model --lora.rank 2 --out %s/b'):format(
+            dir, dir))
+         ok(1, words .. ('--overwrite --from %s/b'):format(dir))
+         assert.equal(dir .. '/a/model', fs.read_json('spec',
+            dir .. '/a/adapter/adapter_config.json').base_model_name_or_path)
+         assert.is_true(fs.exists(model))
          fs.io().mkdir(dir .. '/a/model/mine')
          bad(words .. '--overwrite', 'model, which holds the folder mine; move that elsewhere, or '
             .. 'choose another --out')

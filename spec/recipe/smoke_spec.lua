@@ -48,6 +48,34 @@ describe('recipes/tensor_tour.lua', function()
 end)
 
 describe('recipes/pretrain.lua', function()
+   it('trains a mixture of experts, whose balance the metrics show, and resumes it', function()
+      with_data(function(dir, where)
+         local words = 'pretrain.lua ' .. where .. small .. '--experts 3 --sample 0 '
+         assert.matches('plan of Mixtral', ok(words .. '--plan'), 1, true)
+         ok(words .. '--steps 2')
+         local out = ok(('pretrain.lua --threads 1 --out %s/run --resume --steps 3'):format(dir))
+         assert.matches('step 3/3 .* | busiest expert [%d.]+ | idlest expert [%d.]+ | ', out)
+         local _, last = lines_of(dir .. '/run/metrics.jsonl')
+         local most, least = last:match '"busiest_expert":([%d.]+),"idlest_expert":([%d.]+)'
+         assert.is_true(tonumber(most) >= 2 / 3 and tonumber(least) <= 2 / 3, last)
+         local file = require('tide.util.fs').read('spec', dir .. '/run/step-00000003/config.json')
+         for _, field in ipairs { '"num_local_experts":3', '"num_experts_per_tok":2',
+            '"output_router_logits":true', '"router_aux_loss_coef":0.01' } do
+            assert.matches(field, file, 1, true)
+         end
+         words = words .. '--overwrite '
+         bad(words .. '--experts-per-token 4', '--experts-per-token')
+         bad('pretrain.lua ' .. where .. small .. '--overwrite --balance 1',
+            '--balance is of experts, and the model has none')
+         local on = ('pretrain.lua %s%s--out %s/on --from %s/run --steps 1 '):format(where, small,
+            dir, dir)
+         bad(on .. '--experts-per-token 2', '--experts-per-token is of experts')
+         ok(on .. '--balance 0.5')
+         file = require('tide.util.fs').read('spec', dir .. '/on/step-00000001/config.json')
+         assert.matches('"router_aux_loss_coef":0.5', file, 1, true)
+      end)
+   end)
+
    it('trains, evaluates, saves, samples; generate.lua goes on from there', function()
       with_data(function(dir, where)
          local out = ok('pretrain.lua ' .. where .. small .. '--val-every 3 --save-every 3')

@@ -42,6 +42,8 @@ return {
       tries = { n = few } },
    group_rows = { ids = 'i64 3', groups = 2 },
    grouped_linear = { w = 'f32 2,4,4', offsets = 'i64 3' },
+   grouped_linear_nf4 = { codes = 'u8 2,9', scale = 'f32 2,2', offsets = 'i64 3', n = 4, first = 0,
+      stride = 4 },
    grouped_addmm_ = { dst = 'f32 2,4,4', offsets = 'i64 3' },
    linear_nf4 = { codes = 'u8 9', scale = 'f32 2', bias = rows, n = 4 },
    dequantize_nf4 = { codes = 'u8 9', scale = 'f32 2', n = 16 },

@@ -220,6 +220,11 @@ make 'linear_nf4(x, codes, scale, n: int 0, bias: maybe) -> x, codes, scale, bia
 -- defines their order); scale is that of the whole weight.
 make 'linear_nf4_part(x, codes, scale, bias: maybe, n: int 0, first: int 0, stride: int 0)'
 
+-- Returns grouped_linear with a weight [n, K] in NF4 for each group: row g of codes [groups, bytes]
+-- and of scale [groups, ..] is that of group g. first and stride: 0 and K for whole weights, else
+-- the part of each that the codes have (see linear_nf4_part). x gets a gradient.
+make 'grouped_linear_nf4(x, codes, scale, offsets, n: int 0, first: int 0, stride: int 0)'
+
 -- Returns the numbers of a part of a weight in NF4 (see linear_nf4_part), f32 [rows, cols].
 make 'dequantize_nf4_part(codes, scale, rows: int 0, cols: int 0, first: int 0, stride: int 0)'
 

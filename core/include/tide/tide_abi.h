@@ -539,6 +539,13 @@ int tide_linear_nf4_part(tide_tensor **out, tide_tensor *x, tide_tensor *codes, 
 /* Returns the numbers of such a part, f32 [rows, cols]. Not recorded. E_ARG, E_SHAPE. */
 int tide_dequantize_nf4_part(tide_tensor **out, tide_tensor *codes, tide_tensor *scale,
                              int64_t rows, int64_t cols, int64_t first, int64_t stride);
+/* Computes tide_grouped_linear with a coded weight [n, K] for each group: row g of codes [groups,
+ * bytes] and of scale [groups, ..] is that of group g. Each is the whole weight (first 0, stride K)
+ * or the same part of it, as in tide_linear_nf4_part. Weights are read one group or a few at a
+ * time, in x's dtype (f32, bf16, f16). x gets a gradient. E_ARG, E_SHAPE, E_DTYPE. */
+int tide_grouped_linear_nf4(tide_tensor **out, tide_tensor *x, tide_tensor *codes,
+                            tide_tensor *scale, tide_tensor *offsets, int64_t n, int64_t first,
+                            int64_t stride);
 
 /* ---- normalisation, rotary positions, activations ------------------------------------------- */
 /* Over the last dim, statistics in f32 (f64 for f64). weight and bias may be null. */

@@ -17,6 +17,7 @@ local signature = require 'tide.util.signature'
 local private = require 'tide.util.private'
 local mask_ = require 'tide.nn.mask'
 local mixing = require 'tide.nn.mixing'
+require 'tide.nn.balance'                               -- the type of an option
 local nn = require 'tide.nn'
 local published = require 'tide.model.published'
 local spread = require 'tide.nn.spread'
@@ -148,7 +149,7 @@ end
 function Backbone:embedding() return self[self.form.body][self.form.embed] end
 
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
-   'caches', 'context' }
+   'caches', 'context', 'balance' }
 
 -- Options beside ids in a call of a model without Mamba-2 layers.
 local beside = {
@@ -157,6 +158,7 @@ local beside = {
    'index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'q_index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'k_index: tensor? [batch or 1, keys, 2] of i32, i64', 'attention_mask: any?', 'context: any?',
+   'balance: balance?',
 }
 Backbone._read_without_sequence = signature.options(beside)
 Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
@@ -213,8 +215,25 @@ local function placement(self, opts, ids, context)
       tiles = tiles.list(index or of_mask, opts.k_index or index or of_mask),
       sequence = sequence, caches = caches,
       context = opts.context, length = T, attention_mask = opts.attention_mask,
-      mask_index = of_mask, mask_checked = true,
+      mask_index = of_mask, mask_checked = true, balance = opts.balance,
    }
+end
+
+-- Returns fn(at), whose routers note what they choose in at.balance. What runs without recording
+-- is not trained and not noted.
+local function balanced(self, at, ids, fn)
+   local of = at.balance
+   if not of then return fn(at) end
+   if not tide.is_grad_enabled() then
+      at.balance = nil
+      return fn(at)
+   end
+   local c, index = at.context, at.q_index or at.mask_index
+   if c and not c.null then index = c:q_index(ids.device) end
+   at.balance = of:_open(self:balance_way(), index, ids:size(1), ids:size(2))
+   local h = fn(at)
+   at.balance:_close()
+   return h
 end
 
 -- Returns what the body reads of ids, or of given embeddings: the same, of embeddings the tokens
@@ -238,7 +257,7 @@ function Backbone:hidden(ids, opts, rows)
    local x = self:_inputs(ids, opts, context)
    local at = placement(self, opts, ids, context)
    at.last_rows, at.is_made = rows, not rawequal(x, ids)
-   return self[self.form.body](x, at)
+   return balanced(self, at, ids, function() return self[self.form.body](x, at) end)
 end
 private.note(Backbone.hidden)
 
@@ -254,11 +273,12 @@ local function is_by_token(module, mixer)
 end
 
 -- Returns whether hidden can compute some rows alone. With tensor parallelism it cannot: the ranks
--- would have to agree on the rows, and the head picks rows by itself there.
+-- would have to agree on the rows, and the head picks rows by itself there. A loss that balances
+-- experts is over all tokens.
 function Backbone:picks_rows()
    local body, adapter = self[self.form.body], rawget(self, '_adapter')
-   if self.hidden ~= Backbone.hidden or body.forward ~= Body.forward or spread.of(self).tp
-      or body:has_hooks() or body.layers:has_hooks()
+   if self:balance_way() or self.hidden ~= Backbone.hidden or body.forward ~= Body.forward
+      or spread.of(self).tp or body:has_hooks() or body.layers:has_hooks()
       or adapter and adapter.dropout > 0 and self.training then
       return false
    end

@@ -15,6 +15,7 @@ local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
+local nf4_part = require 'tide.nn.nf4_part'
 local spread = require 'tide.nn.spread'
 
 local Module = nn.Module
@@ -169,6 +170,37 @@ local function states(self, ids_BT, labels_BT, place, ignore, counted)
    return h, rows and rows_.pick_labels(labels_BT, rows) or labels_BT, rows
 end
 
+-- Returns how the loss balances experts in a call now, { coef, by_layer } of nn.balance; nil: it
+-- does not.
+function CausalLM:balance_way()
+   local c = self.config
+   local coef = self.training and c.output_router_logits and c.router_aux_loss_coef or 0
+   return coef > 0 and { coef = coef, by_layer = c.router_aux_loss_by_layer or false } or nil
+end
+
+-- Returns whether a layer is a mixture of experts.
+function CausalLM:has_experts()
+   local has = false
+   self:walk(function(m) has = has or class.is(m, nn.MoE) end)
+   return has
+end
+
+-- Gives a call the balance of its experts, where the loss has one. place: options of hidden.
+local function begin_balance(self, place)
+   if self:balance_way() and tide.is_grad_enabled() then
+      place.balance = place.balance or nn.balance.new {}
+   end
+end
+
+-- Returns the loss with the term that balances experts, where it has one. counted: as of loss;
+-- count: the labels by which the loss is divided, or nil.
+local function with_balance(loss_, place, labels, ignore, counted, count)
+   if not place.balance or not tide.is_grad_enabled() then return loss_ end
+   local n = count and (counted and tide.full({ 1 }, counted:numel(), { device = labels.device })
+      or labels:ne(ignore):sum())
+   return private.replace(loss_, place.balance:add(loss_, n, count))
+end
+
 local function loss(self, ids_BT, labels_BT, opts)
    if opts ~= nil then err.type(self.op, 'opts', opts, 'table') end
    local place, rest = {}, copy(err.options(self.op, opts, loss_options(self)))
@@ -181,8 +213,11 @@ local function loss(self, ids_BT, labels_BT, opts)
    rest.shift, rest.counted = nil, nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   local h, labels = states(self, ids_BT, labels_BT, place, rest.ignore or nn.loss.ignore, counted)
-   return private.replace(h, head_loss(self, h, labels, rest))
+   begin_balance(self, place)
+   local ignore = rest.ignore or nn.loss.ignore
+   local h, labels = states(self, ids_BT, labels_BT, place, ignore, counted)
+   local value = private.replace(h, head_loss(self, h, labels, rest))
+   return with_balance(value, place, labels_BT, ignore, counted, rest.count)
 end
 private.note(loss)
 
@@ -248,7 +283,8 @@ function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
    err.func(self.op, 'provide', provide)
    rest = copy(err.options(self.op, rest, { 'alpha', 'temperature', 'kind', 'chunk', 'count',
       'ignore', 'counted' }))
-   rest.cap = self.config.final_logit_softcapping
+   rest.cap, place = self.config.final_logit_softcapping, copy(place or {})
+   begin_balance(self, place)
    local loss_ = self:as_call(function(me)
       me:check_ids(ids_BT)
       check_labels(me.op, ids_BT, labels_BT)
@@ -259,7 +295,8 @@ function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
          provide(function(teacher)
             value, sums = me:head_distil(x, labels_BT, teacher, rest)
          end)
-         return value
+         return with_balance(value, place, labels_BT, rest.ignore or nn.loss.ignore,
+            rest.counted, rest.count)
       end
       if head then return head:as_call(of_head, h) end
       return of_head(nil, h)
@@ -317,9 +354,12 @@ function CausalLM:load_state_dict(state, opts)
 end
 
 -- Returns the number of elements of the whole model, of which this rank may hold a part
--- (parallel.layout says which).
+-- (parallel.layout says which), those in NF4 among them.
 local function whole_numel(model)
-   local n = 0
+   local n, seen = 0, {}
+   model:walk(function(m)
+      n, seen[m] = n + (seen[m] and 0 or nf4_part.numel(m)), true
+   end)
    for _, e in ipairs(model:named_parameters()) do
       local layout = rawget(e.owner, '_layout')
       n = n + dims.numel(layout and layout[e.field] and layout[e.field].shape or e.param.shape)
@@ -333,7 +373,7 @@ CausalLM._whole_numel = whole_numel
 local function idle_numel(model)
    local n = 0
    model:walk(function(m)
-      if class.is(m, nn.MoE) then n = n + m:_idle_numel(whole_numel(m) - m.router:numel()) end
+      if class.is(m, nn.MoE) then n = n + m:_idle_numel(whole_numel(m)) end
    end)
    return n
 end

@@ -115,6 +115,12 @@ function config.check_without(f, problems, without)
    end
 end
 
+-- Rows of `without` for biases that tide can compute and the family does not have: another program
+-- that reads a folder drops their weights.
+config.no_attention_bias = { written = false,
+   why = 'q_proj, k_proj, v_proj and o_proj of this family have no biases' }
+config.no_mlp_bias = { written = false, why = 'the MLPs of this family have no biases' }
+
 -- ---- windows by layer ------------------------------------------------------------------------
 
 local kinds = { 'full_attention', 'sliding_attention' }

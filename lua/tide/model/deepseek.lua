@@ -22,7 +22,6 @@ deepseek.fit = {
    'where num_key_value_heads == num_attention_heads -- num_key_value_heads '
       .. '({num_key_value_heads}) must be num_attention_heads ({num_attention_heads}): each head '
       .. 'has keys of its own',
-   'where qk_rope_head_dim % 2 == 0 -- qk_rope_head_dim ({qk_rope_head_dim}) must be even',
 }
 
 -- Completes the fields f of a configuration: head_dim is the size that rotates.
@@ -31,6 +30,10 @@ function deepseek.translate(_, f, problems)
    if f.head_dim ~= nil and f.head_dim ~= size then
       problems[#problems + 1] = ("field 'head_dim': expected nil or qk_rope_head_dim (%s), got %s")
          :format(tostring(size), tostring(f.head_dim))
+   end
+   if type(size) == 'number' and size % 2 ~= 0 then
+      problems[#problems + 1] = ("field 'qk_rope_head_dim': expected an even number, got %g")
+         :format(size)
    end
    f.head_dim = size
 end

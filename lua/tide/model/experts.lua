@@ -5,6 +5,7 @@
 local Llama = require 'tide.model.llama'
 local class = require 'tide.class'
 local nn = require 'tide.nn'
+local published = require 'tide.model.published'
 local signature = require 'tide.util.signature'
 
 local experts = {}
@@ -12,8 +13,12 @@ local experts = {}
 local count = 'integer >= 1'
 
 -- Returns the fields of a family with experts, before its own. name: of the field with their count.
-function experts.fields(name, default, topk)
-   return { { name, default, count }, { 'num_experts_per_tok', topk, count } }
+-- coef: default factor of the loss that balances experts (nn.balance), 0.001 if nil.
+function experts.fields(name, default, topk, coef)
+   return { { name, default, count }, { 'num_experts_per_tok', topk, count },
+      { 'output_router_logits', false, 'boolean' },
+      { 'router_aux_loss_coef', coef or 0.001, 'number >= 0' },
+      { 'router_aux_loss_by_layer', published.optional, 'boolean' } }      -- a field of tide
 end
 
 -- Fields of the routing by sigmoid (DeepSeek-V3), with the defaults of a family.
@@ -63,7 +68,8 @@ function experts.is_further(c, name)
       and i < c.num_hidden_layers + c.num_nextn_predict_layers
 end
 
--- Rules that these families share: a loss of the router, which tide does not have, and biases.
+-- Rules that families share: those without the fields of a loss of the router, which transformers
+-- does not have there, refuse it; experts have no biases.
 experts.only = { output_router_logits = false }
 experts.free = 'router_aux_loss_coef'
 experts.no_bias = { why = 'experts have no biases' }
@@ -88,9 +94,9 @@ local function add_stored(list, block, own, field, shape, names)
       list[#list + 1] = renamed(block .. '.gate.weight', own, shape)
    elseif field == 'router_bias' then
       list[#list + 1] = renamed(block .. '.gate.e_score_correction_bias', own, shape)
-   elseif #shape == 2 then                                -- a projection of all experts
+   elseif field:find '_latent_proj$' then                  -- of all experts
       list[#list + 1] = renamed(('%s.%s.weight'):format(block, field), own, shape)
-   else
+   elseif names[field] then
       for i = 0, shape[1] - 1 do
          list[#list + 1] = { shape = { shape[2], shape[3] },
             name = ('%s.experts.%d.%s.weight'):format(block, i, names[field]),
@@ -99,9 +105,9 @@ local function add_stored(list, block, own, field, shape, names)
    end
 end
 
--- Makes a class of decoders one whose files hold each expert apart. names: how files call the parts
--- of a layer: block, and the projections gate_proj, up_proj and down_proj. part: the child of a block
--- that holds the experts.
+-- Makes a class of decoders one whose files hold each expert apart. names: how files call the
+-- parts of a layer: block, and the projections gate_proj, up_proj and down_proj. part: the child of
+-- a block that holds the experts.
 function experts.store_apart(Model, names, part)
    local before = ('^(.*)%%.%s%%.'):format(part)
    Model._lists_experts = true          -- a file has tensors of each expert

@@ -180,7 +180,8 @@ local free = {
    transformers_version = true, _name_or_path = true, bos_token_id = true, eos_token_id = true,
    pad_token_id = true, pretraining_tp = true, auto_map = true, hidden_act = true,
    max_position_embeddings = true, initializer_range = true, attention_dropout = true,
-   time_step_min = true,
+   time_step_min = true, output_router_logits = true, router_aux_loss_coef = true,
+   router_aux_loss_by_layer = true,
    time_step_max = true, time_step_floor = true, chunk_size = true,
 }
 
@@ -218,7 +219,7 @@ function family.build(op, plain, opts, make)
    if make ~= nil then return err.type(op, 'make', make, 'function')(plain.config, opts) end
    local name = family.saved(op, plain)
    local model = require('tide.model')[name](config_of(name, plain.config), opts)
-   if plain.quantised then require('tide.nn.nf4').quantise_(model) end
+   if plain.quantised then require('tide.nn.nf4')._quantise_as(model, plain.quantised) end
    if plain.adapter then family.adapt(model, plain.adapter) end
    return model
 end

@@ -2,6 +2,7 @@
 -- windows on every other layer, soft caps on the scores of attention and on the logits.
 
 local class = require 'tide.class'
+local config_ = require 'tide.model.config'
 local signature = require 'tide.util.signature'
 local Gemma3 = require 'tide.model.gemma3'
 local Llama = require 'tide.model.llama'
@@ -27,6 +28,7 @@ Gemma2.family = {
       tie_word_embeddings = true, head_dim = 256, sliding_window = 4096,
       max_position_embeddings = 8192,
    },
+   without = { mlp_bias = config_.no_mlp_bias },
    nullable = { 'attn_logit_softcapping', 'final_logit_softcapping' },
    only = { use_bidirectional_attention = false },
    where = signature.options { 'where sliding_window or layer_types -- argument '

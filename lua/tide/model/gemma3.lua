@@ -43,7 +43,7 @@ function Block:forward(x, at)
    else
       h = private.replace(a, x + a)
    end
-   local y = self.mlp(m or h)
+   local y = nn.Block._call_mlp(self.mlp, m or h, at)
    if m then private.spend(m) end
    y = private.replace(y, self.post_feedforward_layernorm(y))
    local sum = h + y
@@ -90,6 +90,7 @@ Gemma3.family = {
    alias = { _sliding_window_pattern = 'sliding_window_pattern' },
    only = { attn_logit_softcapping = false, final_logit_softcapping = false,
       use_bidirectional_attention = false },
+   without = { mlp_bias = config_.no_mlp_bias },
    local_theta = 'rope_local_base_freq',
    complete = complete, window = window, layer = layer, Block = Block, names = names,
    norm_offset = 1,

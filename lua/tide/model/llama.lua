@@ -185,6 +185,6 @@ end
 
 Llama._read_place = Backbone._read_without_sequence
 Llama.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'caches',
-   'context' }
+   'context', 'balance' }
 
 return Llama

@@ -2,6 +2,7 @@
 -- up; rotary positions on the first channels of a head (partial_rotary_factor).
 
 local class = require 'tide.class'
+local config_ = require 'tide.model.config'
 local Llama = require 'tide.model.llama'
 local published = require 'tide.model.published'
 
@@ -16,6 +17,7 @@ Phi3.family = {
       { 'partial_rotary_factor', 1, share },
    },
    defaults = { rms_norm_eps = 1e-5, max_position_embeddings = 4096 },
+   without = { attention_bias = config_.no_attention_bias, mlp_bias = config_.no_mlp_bias },
    only = { resid_pdrop = 0, embd_pdrop = 0, full_attn_mod = 1, interpolate_factor = 1,
       lm_head_bias = false },
    layer = function(_, _, mixer, mlp) mixer.fused, mlp.fused = true, true end,

@@ -2,6 +2,7 @@
 -- if it is switched on, from layer max_window_layers (counted from 0) on.
 
 local class = require 'tide.class'
+local config_ = require 'tide.model.config'
 local err = require 'tide.util.err'
 local Llama = require 'tide.model.llama'
 local published = require 'tide.model.published'
@@ -30,7 +31,7 @@ Qwen2.family = {
       { 'layer_types', published.optional },
    },
    defaults = { max_position_embeddings = 32768 },
-   without = { attention_bias = { written = false,
+   without = { mlp_bias = config_.no_mlp_bias, attention_bias = { written = false,
       why = 'q_proj, k_proj and v_proj of a Qwen2 always have biases, o_proj never' } },
    complete = complete_for 'model.qwen2',
    window = function(c, i) return i > c.max_window_layers end,

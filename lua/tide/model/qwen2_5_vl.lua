@@ -163,7 +163,7 @@ VL._read_place = signature.options {
    'index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'q_index: tensor? [batch or 1, tokens, 2] of i32, i64',
    'k_index: tensor? [batch or 1, keys, 2] of i32, i64', 'attention_mask: any?', 'context: any?',
-   of_images,
+   of_images, 'balance: balance?',
    'feature_rows: tensor? [batch, tokens] of i64 -- the feature of each token, see feature_rows',
 }
 -- Fields of images and videos; and those of a batch that a call takes beside the place of its

@@ -22,7 +22,7 @@ for _, row in ipairs {
 
 local names = { shared = 'shared_expert', gate = 'shared_expert_gate' }
 
--- transformers writes a window of 0 where there is no window.
+-- Drops a window of 0, which transformers writes where there is no window.
 local function translate(_, f)
    if f.sliding_window == 0 and not f.use_sliding_window then f.sliding_window = nil end
 end

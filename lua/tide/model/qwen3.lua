@@ -2,6 +2,7 @@
 -- given apart from the width, and Qwen2's rule for the sliding window.
 
 local class = require 'tide.class'
+local config_ = require 'tide.model.config'
 local Llama = require 'tide.model.llama'
 local qwen2 = require('tide.model.qwen2').family
 
@@ -10,6 +11,7 @@ local Qwen3 = class('Qwen3', Llama)
 Qwen3.family = {
    op = 'model.qwen3', fields = qwen2.fields,
    defaults = { head_dim = 128, max_position_embeddings = 32768 },
+   without = { mlp_bias = config_.no_mlp_bias },
    complete = qwen2.complete_for 'model.qwen3', window = qwen2.window,
    layer = function(c, _, mixer) mixer.qk_norm = { eps = c.rms_norm_eps } end,
 }

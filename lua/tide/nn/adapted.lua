@@ -15,6 +15,35 @@ local adapted = {}
 
 local function no_sum() end
 
+-- Calls fn(W, e, 1, at) for the weights of experts in t [n, out, in], the first of them number
+-- `first` (from 0).
+local function each_expert(t, first, fn)
+   for e = 0, t:size(1) - 1 do
+      local at = t:select(1, e + 1)
+      tide.scope(function() fn(at:to 'f32', first + e, 1, at) end)
+   end
+end
+
+-- Returns the view of an adapted router or of adapted experts, at a field of an nn.MoE. Of experts
+-- each gives one weight at a time, and `row` counts experts. sharded: what fully_shard returned, or
+-- nil.
+function adapted.of_moe(m, field, sharded)
+   local a, b = low_rank.fields(field)
+   local is_router = field == 'router'
+   local function each(t, first, fn)
+      if is_router then return fn(t:to 'f32', first, t:size(1), t) end
+      return each_expert(t, first, fn)
+   end
+   local view = { m = m, is_stack = not is_router, sums = no_sum,
+      A = sharded and sharded:unsharded(m, a) or m[a],
+      B = sharded and sharded:unsharded(m, b) or m[b] }
+   function view.each(fn)
+      if not sharded then return each(m[field]:detach(), 0, fn) end
+      for _, p in ipairs(sharded:pieces(m, field)) do each(p.param:detach(), p.at.row, fn) end
+   end
+   return view
+end
+
 -- Returns the view of a layer whose parameters are whole.
 function adapted.whole(m)
    return { m = m, A = m.lora_A, B = m.lora_B, magnitude = m.lora_m, sums = no_sum,
@@ -52,6 +81,9 @@ local function squares(W) return (W * W):sum(2) end
 
 -- Returns the weight of rows `row` to row + n with their change, in f32.
 function adapted.changed(view, W, row, n, scale)
+   if view.is_stack then
+      return W + low_rank.change(view.A:select(1, row + 1), view.B:select(1, row + 1), scale)
+   end
    return W + low_rank.change(view.A, view.B:narrow(1, row + 1, n), scale)
 end
 

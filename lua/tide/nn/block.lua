@@ -40,11 +40,17 @@ end
 -- Returns the child that plays a part: 'norm1', 'mixer', 'norm2', 'mlp' or 'experts'.
 function Block:part(name) return self[self._part[name]] end
 
+-- Returns mlp(x), which gets `at`, too, if it is a mixture of experts.
+function Block._call_mlp(mlp, x, at)
+   if mlp.takes_at then return mlp(x, at) end
+   return mlp(x)
+end
+
 -- Returns the output of the MLP, and of the experts beside it, for m, which is given up.
-local function fed(self, m)
+local function fed(self, m, at)
    local part = self._part
-   local routed = part.experts and self[part.experts](m)
-   local y = private.replace(m, self[part.mlp](m))
+   local routed = part.experts and Block._call_mlp(self[part.experts], m, at)
+   local y = private.replace(m, Block._call_mlp(self[part.mlp], m, at))
    if not routed then return y end
    y = private.replace(y, routed + y)
    private.spend(routed)
@@ -79,7 +85,7 @@ function Block:addends(x, more, owned, at)
    end
    local m, h = self[part.norm2](a, x)
    private.spend(a, made)
-   local y = fed(self, m)
+   local y = fed(self, m, at)
    if drop then y = private.replace(y, drop(y)) end
    if scale ~= 1 then y = private.replace(y, y * scale) end
    return h, y, true

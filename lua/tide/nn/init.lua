@@ -7,5 +7,6 @@ return require 'tide.util.lazy' ('nn', {
    Dropout = 'dropout', Block = 'block', Stack = 'stack', rope = 'rope', loss = 'loss',
    weight = 'weight', MoE = 'moe', MoELayer = 'moe_layer', Mamba2 = { 'mamba', 'Mamba2' },
    GatedRMSNorm = { 'mamba', 'GatedRMSNorm' }, context = 'context', window = 'window',
-   lora = 'lora', nf4 = 'nf4', logprob = 'logprob', preference = 'preference', distil = 'distil',
+   lora = 'lora', nf4 = 'nf4', balance = 'balance', logprob = 'logprob',
+   preference = 'preference', distil = 'distil',
 })

@@ -37,7 +37,7 @@ end
 -- Returns the product of this layer with its weight in NF4 (see nn.nf4), or with a part of that
 -- weight.
 function Linear:product_nf4(x)
-   if self._nf4_boxes then return nf4_part.product(self, x) end
+   if self.weight_boxes then return nf4_part.product(self, x) end
    return tide.linear_nf4(x, self.weight_nf4, self.weight_scale, self.nout, self.bias or nil)
 end
 
@@ -64,7 +64,8 @@ function Linear:tp(style, on)
    if not style then return nil end
    local given = on.given
    local function codes(how)
-      return self.weight_nf4 and nf4_part.answer(self, on, how.dim, how.blocks)
+      return self.weight_nf4 and nf4_part.answer(self, on, 'weight', { self.nout, self.nin },
+         how.dim, how.blocks)
    end
    if style.shard == 'rows' then
       local k = style.blocks

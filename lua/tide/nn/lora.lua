@@ -1,4 +1,5 @@
--- LoRA: low-rank adapters beside the weights of Linear layers, which are frozen.
+-- LoRA: low-rank adapters beside the weights of Linear layers, experts and routers, which are
+-- frozen.
 --
 --    nn.lora.attach(model, { rank = 16, alpha = 32, targets = 'q_proj|v_proj' })
 --    local optim = tide.optim.AdamW(model, { lr = 2e-4 })      -- adapters alone get gradients
@@ -9,6 +10,9 @@
 -- itself: names of the base stay, tensor parallelism cuts B with the rows of the weight or A with
 -- its columns (Linear:tp), and sharding gathers frozen parameters and reduces the others. Attach
 -- before any of these. model.adapter is the description, which checkpoints keep.
+--
+-- Experts of an nn.MoE have an adapter each: parameters gate_proj_lora_A [experts, rank, in] and
+-- gate_proj_lora_B [experts, out, rank] of the layer, and so on (lora_moe.lua).
 --
 -- The wrap is inside that of tensor parallelism, so it gets this rank's parts.
 --
@@ -25,6 +29,7 @@ local class = require 'tide.class'
 local by_key = require 'tide.util.by_key'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
+local lora_moe = require 'tide.nn.lora_moe'
 local low_rank = require 'tide.nn.low_rank'
 local near = require 'tide.util.near'
 local outlive = require 'tide.util.outlive'
@@ -55,6 +60,17 @@ function lora.layers(model)
    return list
 end
 
+-- Returns all weights that can be adapted: { path, m, field, nin, nout }, those of Linear layers
+-- first; of experts and routers also `experts` and `public`, all paths that name it (lora_moe.lua).
+function lora._weights(model)
+   local list = {}
+   for i, entry in ipairs(lora.layers(model)) do
+      local m = entry.m
+      list[i] = { path = entry.path, m = m, field = 'weight', nin = m.nin, nout = m.nout }
+   end
+   return lora_moe.add(list, model)
+end
+
 -- Returns whether a path matches a target as in PEFT: the target is the end of the path, from a
 -- dot; '*' matches one name.
 local function matches(path, target)
@@ -75,8 +91,8 @@ local function refuse_target(model, list, target)
    for _, entry in ipairs(model:named_modules()) do
       if matches(entry.name, target) then
          err.raise('E_UNSUPPORTED', op, "targets: '%s' is of class %s; adapters are for Linear "
-            .. 'layers but the output head, here %s', entry.name, entry.module.class_name,
-            table.concat(last_names(list), ', '))
+            .. 'layers but the output head, and experts, here %s', entry.name,
+            entry.module.class_name, table.concat(last_names(list), ', '))
       end
    end
    local names = last_names(list)
@@ -97,7 +113,7 @@ end
 
 -- Returns the layers { path, m } that targets name, in the order of the model.
 local function chosen(model, targets)
-   local all, list, used = lora.layers(model), {}, {}
+   local all, list, used = lora._weights(model), {}, {}
    if #all == 0 then err.raise('E_ARG', op, 'the model has no Linear layer') end
    if targets == 'all-linear' then return all end
    local words = words_of(targets, 'targets')
@@ -105,7 +121,9 @@ local function chosen(model, targets)
    for _, entry in ipairs(all) do
       local found = false
       for _, word in ipairs(words) do
-         if matches(entry.path, word) then found, used[word] = true, true end
+         for _, path in ipairs(entry.public or { entry.path }) do
+            if matches(path, word) then found, used[word] = true, true end
+         end
       end
       if found then list[#list + 1] = entry end
    end
@@ -163,35 +181,36 @@ local function add_wrap(layer, o)
    end, { of = 'forward', order = wrap.order.lora, by = 'lora' })
 end
 
-local fields = { 'lora_A', 'lora_B', 'lora_m' }
-
--- Gives a layer its parameters.
+-- Gives a weight the parameters of its adapter.
 local function adapt(entry, rank, o, seed)
-   local m = entry.m
-   local like = { dtype = m.weight and m.weight.dtype or o.dtype,
-      device = (m.weight or m.weight_nf4).device }
-   m:param('lora_A', { rank, m.nin }, { kind = 'kaiming', fan_in = m.nin, gain = 1 / math.sqrt(3) },
-      like)
-   m:param('lora_B', { m.nout, rank }, 'zeros', like)
-   if o.dora then m:param('lora_m', { m.nout }, 'zeros', like) end
+   local m, W = entry.m, entry.m[entry.field]
+   local like = { dtype = W and W.dtype or o.dtype,
+      device = (W or m[entry.field .. '_nf4']).device }
+   local a, b, magnitude = low_rank.fields(entry.field)
+   local function shape(rows, cols)
+      return entry.experts and { entry.experts, rows, cols } or { rows, cols }
+   end
+   m:param(a, shape(rank, entry.nin), { kind = 'kaiming', fan_in = entry.nin,
+      gain = 1 / math.sqrt(3) }, like)
+   m:param(b, shape(entry.nout, rank), 'zeros', like)
+   if o.dora then m:param(magnitude, { entry.nout }, 'zeros', like) end
    if like.device ~= 'null' then
       tide.no_grad(function()
-         for _, field in ipairs(fields) do
-            if m[field] then
-               weight.fill(m[field], m._spec[field],
-                  { seed = seed, path = entry.path .. '.' .. field })
-            end
+         for _, field in ipairs { a, b, o.dora and magnitude or nil } do
+            weight.fill(m[field], m._spec[field], { seed = seed, path = entry.path
+               .. (entry.field == 'weight' and '.' .. field or field:sub(#entry.field + 1)) })
          end
       end)
    end
-   add_wrap(m, o)
+   if entry.field == 'weight' then add_wrap(m, o) else lora_moe.wrap(m, o) end
 end
 
 -- Raises if two layers have one weight, to which the changes of both could not be added.
 local function check_apart(list)
    local owner = {}
    for _, entry in ipairs(list) do
-      local id = entry.m.weight and entry.m.weight.id
+      local W = entry.m[entry.field]
+      local id = W and W.id
       err.raise_if(id and owner[id], 'E_UNSUPPORTED', op, "'%s' and '%s' share one weight, which "
          .. 'could not hold the changes of both; leave one of them out of targets', owner[id],
          entry.path)
@@ -216,21 +235,25 @@ end
 
 -- ---- doors -------------------------------------------------------------------------------------
 
--- Adds adapters to the Linear layers that `targets` names, and freezes everything else. Returns
--- model.adapter: { rank, alpha, dropout, rslora, dora, modules (their paths) }. E_STATE: the model
--- has adapters, or is distributed over ranks already. E_UNSUPPORTED: two of the layers share a
--- weight.
+-- Adds adapters to the Linear layers, experts and routers that `targets` names, and freezes
+-- everything else. Returns model.adapter: { rank, alpha, dropout, rslora, dora, modules (their
+-- paths; of experts that of their weight) }. E_STATE: the model has adapters, or is distributed
+-- over ranks already. E_UNSUPPORTED: two of the layers share a weight; experts with dropout or
+-- dora.
 function lora.attach(model, opts)
    err.raise_if(rawget(model, 'adapter'), 'E_STATE', op, 'the model has adapters already; merge '
       .. 'and remove them first, or continue with them')
    spread.check_whole(op, model, 'attach adapters first')
    local list = outside(chosen(model, opts.targets), words_of(opts.except or {}, 'except'))
    check_apart(list)
+   lora_moe.check(op, list, opts)
    for _, entry in ipairs(list) do
-      local most = math.min(entry.m.nin, entry.m.nout)
-      err.raise_if(opts.rank > most, 'E_ARG', op, "rank: %d is larger than '%s' (%d -> %d) allows; "
-         .. 'give at most %d, or leave the layer out of targets', opts.rank, entry.path,
-         entry.m.nin, entry.m.nout, most)
+      local most = math.min(entry.nin, entry.nout)
+      -- a router has few rows and a gate has one, and PEFT adapts them at any rank
+      local is_free = entry.field == 'router' or entry.nout == 1
+      err.raise_if(opts.rank > most and not is_free, 'E_ARG', op, "rank: %d is larger "
+         .. "than '%s' (%d -> %d) allows; give at most %d, or leave the layer out of targets",
+         opts.rank, entry.path, entry.nin, entry.nout, most)
    end
    local adapter = { rank = opts.rank, alpha = opts.alpha or 2 * opts.rank, dropout = opts.dropout,
       rslora = opts.rslora, dora = opts.dora, modules = {} }
@@ -259,7 +282,8 @@ local function each_layer(model, adapter, fn)
    tide.no_grad(function()
       for _, path in ipairs(adapter.modules) do
          tide.scope(function()
-            local m = model:get(path)
+            local m, field = lora_moe.find(model, path)
+            if field ~= 'weight' then return fn(adapted.of_moe(m, field, sharded), path) end
             fn(sharded and adapted.sharded(m, sharded) or adapted.whole(m), path)
          end)
       end
@@ -366,10 +390,14 @@ function lora.remove(model)
       .. 'its adapters in the shards; nn.lora.merge adds them to the weights, tide.model.save '
       .. 'writes the merged model')
    for _, path in ipairs(adapter.modules) do
-      local m = model:get(path)
-      wrap.drop(m, 'lora', 'forward')
-      rawset(m, '_adapted', nil)
-      for _, field in ipairs(fields) do m:_take_away(field) end
+      local m, field = lora_moe.find(model, path)
+      if field == 'weight' then
+         wrap.drop(m, 'lora', 'forward')
+         rawset(m, '_adapted', nil)
+      else
+         lora_moe.unwrap(m)
+      end
+      for _, name in ipairs { low_rank.fields(field) } do m:_take_away(name) end
    end
    rawset(model, 'adapter', nil)
    rawset(model, '_adapter', nil)
@@ -381,7 +409,7 @@ return signature.doors('nn.lora', lora, {
       'rank: integer >= 1 = 8 -- columns of B',
       'alpha: number? > 0 -- changes are multiplied by alpha / rank; 2 rank by default',
       "targets: string | string[] = 'all-linear' -- ends of paths ('q_proj|v_proj'; '*' is one "
-         .. 'name), or all Linear layers but the output head',
+         .. 'name), or all Linear layers but the output head, experts and routers',
       "except: string | string[]? -- modules without adapters, by their whole path ('visual')",
       'dropout: number in [0, 1) = 0 -- dropout of the input of A',
       'rslora: boolean = false -- alpha / sqrt(rank) in place of alpha / rank',

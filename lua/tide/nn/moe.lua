@@ -9,12 +9,13 @@
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
 -- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
 -- shapes do not depend on the routing.
--- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token, L width in
--- which experts work.
+-- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token, L width
+-- in which experts work.
 
 local tide = require 'tide'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
+local nf4_part = require 'tide.nn.nf4_part'
 local private = require 'tide.util.private'
 local routing = require 'tide.nn.routing'
 local signature = require 'tide.util.signature'
@@ -22,6 +23,10 @@ local Module = require 'tide.nn.module'
 
 local MoE = class('MoE', Module)
 MoE.mixes = false
+MoE.takes_at = true
+MoE._projections = { 'gate_proj', 'up_proj', 'down_proj' }
+MoE._ungated = { 'up_proj', 'down_proj' }              -- of experts without a gate
+MoE._order = { 'router', unpack(MoE._projections) }    -- of the parameters
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
@@ -35,13 +40,15 @@ local plain = {
    gelu = function(x) return x:gelu() end, gelu_tanh = function(x) return x:gelu_tanh() end,
 }
 
--- Makes the layer: router [E, C], gate_proj and up_proj [E, I, L], down_proj [E, L, I]; with latent,
--- fc1_latent_proj [L, C] and fc2_latent_proj [C, L]; with correction, buffer router_bias [E], f32.
+-- Makes the layer: router [E, C], gate_proj and up_proj [E, I, L], down_proj [E, L, I]; with
+-- latent, fc1_latent_proj [L, C] and fc2_latent_proj [C, L]; with correction, buffer router_bias
+-- [E], f32.
 function MoE:init(opts)
    Module.init(self)
    local E, I, C, L = opts.experts, opts.hidden, opts.dim, opts.latent or opts.dim
    local out_std = opts.out_std or opts.std
-   self.experts, self.act, self.latent = E, opts.act, opts.latent
+   self.experts, self.dim, self.hidden, self._key = E, C, I, {}
+   self.act, self.latent, self._inner = opts.act, opts.latent, L
    for _, name in ipairs(routes) do self[name] = opts[name] end
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
@@ -62,22 +69,41 @@ function MoE:init(opts)
    self:ready(opts)
 end
 
--- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
--- [N, k] in x's dtype.
-function MoE:route(x)
-   local logits
+-- Returns the logits of the router for x [N, C], f32 at least [N, E].
+function MoE:_logits(x)
    if self.wide_router and x.dtype ~= 'f64' then
-      logits = tide.linear(x:to 'f32', self.router:to 'f32')
-   else
-      logits = tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
+      return tide.linear(x:to 'f32', self.router:to 'f32')
    end
+   return tide.linear(x, self.router):to(x.dtype == 'f64' and 'f64' or 'f32')
+end
+
+-- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
+-- [N, k] in x's dtype. of: the record of a call (nn.balance), or nil.
+function MoE:route(x, of)
+   local logits = self:_logits(x)
+   -- of the ranks that route alike one adds the gradient of the term
+   if of then logits = of:_watch(logits, self._key, self._leaves_balance ~= true) end
    local ids, w = routing.choose(logits, self, self.router_bias)
+   if of then of:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
+end
+
+-- Returns the names of the projections of an expert.
+function MoE:_fields() return plain[self.act] and MoE._ungated or MoE._projections end
+
+-- Returns the shape [out, in] of the weight of each expert at a field, or of the router, whole.
+function MoE:_shape(field)
+   if field == 'down_proj' then return self._inner, self.hidden end
+   if field == 'router' then return self.experts, self.dim end
+   return self.hidden, self._inner
 end
 
 -- Returns the products of the rows of x [slots, in], grouped by offsets, with the weight `name` of
 -- each expert.
-function MoE:_grouped(name, x, offsets) return tide.grouped_linear(x, self[name], offsets) end
+function MoE:_grouped(name, x, offsets)
+   if self[name] then return tide.grouped_linear(x, self[name], offsets) end
+   return nf4_part.grouped(self, x, name, offsets, self:_shape(name))
+end
 
 -- Returns the hidden values [slots, I] of gate and up values, which it gives up. gate: nil of
 -- experts without one.
@@ -90,19 +116,20 @@ end
 
 -- Returns the outputs [slots, L] of the experts for the rows of x [slots, L], grouped by offsets.
 local function of_experts(self, x, offsets)
-   local gate = self.gate_proj and self:_grouped('gate_proj', x, offsets)
+   local gate = not plain[self.act] and self:_grouped('gate_proj', x, offsets) or nil
    local h = activated(self, gate, self:_grouped('up_proj', x, offsets))
    return private.replace(h, self:_grouped('down_proj', h, offsets))
 end
 
--- Returns the output [.., C] of an input x of the same shape.
-function MoE:forward(x)
+-- Returns the output [.., C] of an input x of the same shape. at: nil, or the place of a call of a
+-- model, whose field balance notes what is routed.
+function MoE:forward(x, at)
    local C = self.router:size(2)
    if not tide.is_tensor(x) or x.ndim == 0 or x:size(-1) ~= C then
       err.arg('nn.MoE', 'x', ('a tensor [.., %d]'):format(C), x)
    end
    local flat = x:reshape(-1, C)
-   local ids, w = private.call(self.route, self, flat)
+   local ids, w = private.call(self.route, self, flat, at and at.balance)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
    local inner = self.latent and tide.linear(flat, self.fc1_latent_proj) or flat
    local picked = inner:index_select(1, rows)
@@ -121,18 +148,34 @@ private.note_methods(MoE)
 function MoE:tp(style, on)
    if not style then return nil end
    if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
-   on:check_size('the hidden size of the experts', self.up_proj:size(2))
-   return { gives = 'P',
-      cut = { gate_proj = self.gate_proj and 2 or nil, up_proj = 2, down_proj = 3 } }
+   on:check_size('the hidden size of the experts', self.hidden)
+   local cut = {}
+   for _, field in ipairs(self:_fields()) do
+      local dim = field == 'down_proj' and 2 or 1             -- of the weight of an expert
+      if self[field] then
+         cut[field] = dim + 1
+      else
+         cut[field .. '_nf4'] = nf4_part.answer(self, on, field, { self:_shape(field) }, dim)
+      end
+      local adapter = field .. (dim == 2 and '_lora_A' or '_lora_B')
+      if self[adapter] then cut[adapter] = dim + 1 end
+   end
+   return { cut = cut, gives = 'P', done = function()
+      rawset(self, '_leaves_balance', on.rank > 0)
+   end }
 end
 
 -- Returns the style of this module itself, see Module.tp_plan.
 function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 
--- Returns the number of elements of experts that a token does not use, of the whole layer.
+-- Returns the number of elements of experts that a token does not use, of the whole layer, which
+-- has numel.
 function MoE:_idle_numel(numel)
-   local of_all = self.latent and 2 * self.latent * self.router:size(2) or 0
-   return (numel - of_all) * (self.experts - self.topk) / self.experts
+   for _, field in ipairs { 'router', 'router_lora_A', 'router_lora_B' } do
+      if self[field] then numel = numel - self[field]:numel() end
+   end
+   if self.latent then numel = numel - 2 * self.latent * self.dim end
+   return numel * (self.experts - self.topk) / self.experts
 end
 
 -- Returns the sizes, for the text of a model.
@@ -144,7 +187,8 @@ function MoE:detail()
    end
    if plain[self.act] then text = ('%s, %s'):format(text, self.act) end
    if self.latent then text = ('%s in %d channels'):format(text, self.latent) end
-   return text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
+   text = text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
+   return text .. (self.down_proj and '' or ', nf4')
 end
 
 return signature.doors('nn.MoE', MoE, {

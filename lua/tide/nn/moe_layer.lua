@@ -15,6 +15,7 @@ local Module = require 'tide.nn.module'
 local MoELayer = class('MoELayer', Module)
 MoELayer.mixes = false
 MoELayer.holds_parts = true
+MoELayer.takes_at = true
 
 local default_names = { routed = 'routed', shared = 'shared', gate = 'shared_gate' }
 
@@ -32,8 +33,8 @@ function MoELayer:init(parts)
    end
 end
 
--- Returns the output [.., C] of an input x of the same shape.
-function MoELayer:forward(x)
+-- Returns the output [.., C] of an input x of the same shape. at: as for nn.MoE.
+function MoELayer:forward(x, at)
    local part = self._part
    local y = self[part.shared](x)
    if part.gate then
@@ -42,14 +43,15 @@ function MoELayer:forward(x)
       y = private.replace(y, y * g)
       private.spend(g)
    end
-   local routed = self[part.routed](x)
+   local routed = self[part.routed](x, at)
    y = private.replace(y, routed + y)
    private.spend(routed)
    return y
 end
 private.note(MoELayer.forward)
 
--- Each rank has a part of the tokens of the gate where the sequence is cut. See Module.tp.
+-- Adds up the gradients of the gate where the sequence is cut: each rank has some of its tokens.
+-- See Module.tp.
 function MoELayer:tp(_, on)
    local routed, gate = on.children[self._part.routed], self._part.gate
    if gate and routed and routed.input == 'S(1)' then return { summed = { gate } } end

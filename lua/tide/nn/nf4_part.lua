@@ -1,4 +1,7 @@
--- Parts of weights in NF4: what a rank of tensor parallelism keeps of one.
+-- Weights in NF4 of a module, and their parts: what a rank of tensor parallelism keeps of one.
+--
+-- A weight [out, in] at a field of a module is two buffers, <field>_nf4 and <field>_scale. Those of
+-- experts, [experts, out, in], have a row for each expert, which is coded by itself.
 --
 -- A part is one box [rows, cols] of the weight [out, in], or several where projections are fused.
 -- A part keeps the codes of the numbers of each box, and those of the magnitudes of all blocks that
@@ -6,15 +9,19 @@
 -- 16384 numbers of the weight. So a part has exactly the numbers of the whole, wherever blocks of
 -- 64 and groups of 256 magnitudes are cut.
 --
--- module._layout.weight_nf4 is the layout of the weight on the axis, module._nf4_boxes the boxes of
--- this rank. A box: rows, cols; first, stride (its row r begins at number first + r * stride of
--- the weight); per_row (codes of magnitudes a row; nil where rows follow each other and share
--- blocks); row (its first row in the part); at, nbyte (where its codes lie in those of the part).
+-- module._layout[<field>_nf4] is the layout of the weight (of one expert) on the axis, and
+-- module[<field>_boxes] the boxes of this rank. A box: rows, cols; first, stride (its row r begins
+-- at number first + r * stride of the weight); per_row (codes of magnitudes a row; nil where rows
+-- follow each other and share blocks); row (its first row in the part); at, nbyte (where its codes
+-- lie in those of the part).
 
 local tide = require 'tide'
 local private = require 'tide.util.private'
 
 local part = {}
+
+-- Returns the names of the fields that codes, scale and boxes of the weight at a field have.
+function part.names(field) return field .. '_nf4', field .. '_scale', field .. '_boxes' end
 
 local block_size = 64
 local panel = 2 ^ 18                 -- numbers that each_rows reads at a time
@@ -22,6 +29,12 @@ local panel = 2 ^ 18                 -- numbers that each_rows reads at a time
 local function blocks(n) return math.ceil(n / block_size) end
 local function pairs_of(n) return math.ceil(n / 2) end
 local function block_of(place) return math.floor(place / block_size) end
+
+-- Returns the layout of a buffer { owner, field }, or nil where it is whole.
+local function layout_of(b)
+   local all = rawget(b.owner, '_layout')
+   return all and all[b.field]
+end
 
 -- ---- boxes -------------------------------------------------------------------------------------
 
@@ -51,30 +64,56 @@ local function boxes_of(layout, rank)
    return list, at
 end
 
--- Returns the result of Module.tp for the weight in NF4 of a Linear layer that is cut along dim.
--- on: as there; blocks: equal parts of the rows, or lists of their counts.
-function part.answer(m, on, dim, fused)
-   local layout = on:layout({ m.nout, m.nin }, dim, fused)
+-- Refuses boxes of a weight [rows, cols] that hold half of a byte of the whole: two numbers of it
+-- must be two numbers of one byte of the box.
+local function check_boxes(on, layout, dim)
+   local rows, cols = layout.shape[1], layout.shape[2]
    for rank = 0, on.ranks - 1 do
       for _, b in ipairs(boxes_of(layout, rank)) do
-         -- two numbers of a byte of the whole must be two numbers of one byte of the box
          if b.first % 2 ~= 0 or b.cols ~= b.stride and (b.cols % 2 ~= 0 or b.stride % 2 ~= 0) then
             on:refuse('a weight [%d, %d] in NF4 keeps two numbers a byte, and tp of %d ranks cuts '
                .. 'it along dim %d at an odd number; take a tp whose parts are even, dp_shard or '
-               .. 'cp in its place, or leave out NF4', m.nout, m.nin, on.ranks, dim)
+               .. 'cp in its place, or leave out NF4', rows, cols, on.ranks, dim)
          end
       end
    end
+end
+
+-- Returns the result of Module.tp for the weight in NF4 at a field that is cut along dim. shape:
+-- that of the weight, or of one expert; on: as in Module.tp; blocks: equal parts of the rows, or
+-- lists of their counts.
+function part.answer(m, on, field, shape, dim, blocks_)
+   local layout = on:layout(shape, dim, blocks_)
+   local codes_at, _, boxes_at = part.names(field)
+   check_boxes(on, layout, dim)
    return { layout = layout, place = function()
       local list, nbyte = boxes_of(layout)
-      local codes = m.weight_nf4
-      m._nf4_boxes = list
+      local codes = m[codes_at]
+      rawset(m, boxes_at, list)
       if codes.device == 'null' then
-         m.weight_nf4 = tide.empty({ nbyte }, { dtype = 'u8', device = 'null' })
+         local size = codes.ndim == 2 and { codes:size(1), nbyte } or { nbyte }
+         m[codes_at] = tide.empty(size, { dtype = 'u8', device = 'null' })
       else
-         m.weight_nf4 = tide.no_grad(part.cut, layout, codes)
+         m[codes_at] = tide.no_grad(part.cut, layout, codes)
       end
    end }
+end
+
+-- Returns how many numbers of a module's weights are codes, of all ranks.
+function part.numel(m)
+   local n = 0
+   for _, name in ipairs(m._buffer) do
+      local field = name:match '^(.*)_nf4$'
+      if field then
+         local layout = layout_of { owner = m, field = name }
+         local rows, cols
+         if layout then rows, cols = layout.shape[1], layout.shape[2]
+         elseif m._shape then rows, cols = m:_shape(field)
+         else rows, cols = m.nout, m.nin end
+         n = n + rows * cols * (m[name].ndim == 2 and m[name]:size(1) or 1)
+      end
+   end
+   return n
 end
 
 -- ---- cutting and joining ------------------------------------------------------------------------
@@ -89,8 +128,21 @@ end
 
 local function count(n, device) return tide.arange(0, n, 1, { dtype = 'f64', device = device }) end
 
--- Returns the codes that a rank (from 0; nil: this one) keeps of those of a whole weight.
+-- Returns what fn gives for each row of codes, as rows.
+local function rows_of(codes, fn)
+   local list = {}
+   for e = 1, codes:size(1) do
+      list[e] = tide.scope(function() return fn(codes:select(1, e), e):unsqueeze(1) end)
+   end
+   return tide.cat(list, 1)
+end
+
+-- Returns the codes that a rank (from 0; nil: this one) keeps of those of a whole weight, or of one
+-- for each expert.
 function part.cut(layout, codes, rank)
+   if codes.ndim == 2 then
+      return rows_of(codes, function(row) return part.cut(layout, row, rank) end)
+   end
    local n = layout.shape[1] * layout.shape[2]
    local magnitudes = codes:narrow(1, pairs_of(n) + 1, blocks(n))
    local list = {}
@@ -140,11 +192,6 @@ end
 -- ---- buffers of a model -------------------------------------------------------------------------
 -- b: an entry of model:named_buffers(). One that is not cut is the whole.
 
-local function layout_of(b)
-   local all = rawget(b.owner, '_layout')
-   return all and all[b.field]
-end
-
 -- Returns the axis over which a buffer is cut, or nil.
 function part.axis(b)
    local layout = layout_of(b)
@@ -156,7 +203,8 @@ function part.shape(b)
    local layout = layout_of(b)
    if not layout then return b.buffer.shape end
    local n = layout.shape[1] * layout.shape[2]
-   return { pairs_of(n) + blocks(n) }
+   local nbyte = pairs_of(n) + blocks(n)
+   return b.buffer.ndim == 2 and { b.buffer:size(1), nbyte } or { nbyte }
 end
 
 -- Fills a buffer from the whole one.
@@ -165,16 +213,31 @@ function part.fill(b, whole)
    b.buffer:copy_(layout and part.cut(layout, whole) or whole)
 end
 
+-- Returns the codes of all ranks for one expert, one rank after another, from those of all experts.
+local function of_expert(all, counts, experts, e)
+   local list, before = {}, 0
+   for i, nbyte in ipairs(counts) do
+      list[i] = all:narrow(1, before + (e - 1) * nbyte + 1, nbyte)
+      before = before + experts * nbyte
+   end
+   return tide.cat(list, 1)
+end
+
 -- Returns a copy of the whole buffer; all ranks of the axis call it, where it is cut.
 function part.gather(b)
-   local layout, counts = layout_of(b), {}
+   local layout, counts, sizes = layout_of(b), {}, {}
    if not layout then return b.buffer:detach():clone() end
+   local experts = b.buffer.ndim == 2 and b.buffer:size(1) or 1
    for rank = 0, layout.axis.size - 1 do
       local _, nbyte = boxes_of(layout, rank)
-      counts[rank + 1] = nbyte
+      counts[rank + 1], sizes[rank + 1] = nbyte, experts * nbyte
    end
    return tide.scope(function()
-      return join(layout, layout.axis.comm:all_gather_v(b.buffer, counts))
+      local all = layout.axis.comm:all_gather_v(b.buffer:reshape(-1), sizes)
+      if b.buffer.ndim == 1 then return join(layout, all) end
+      return rows_of(b.buffer, function(_, e)
+         return join(layout, of_expert(all, counts, experts, e))
+      end)
    end)
 end
 
@@ -183,7 +246,7 @@ end
 -- Returns the product of a layer with its part of the weight. self: the layer, or as a wrap sees
 -- it.
 function part.product(self, x)
-   local list, ys = self._nf4_boxes, {}
+   local list, ys = self.weight_boxes, {}
    for i, b in ipairs(list) do
       local bias = self.bias or nil
       ys[i] = tide.linear_nf4_part(x, self.weight_nf4:narrow(1, b.at + 1, b.nbyte),
@@ -196,10 +259,19 @@ function part.product(self, x)
    return y
 end
 
+-- Returns the products of rows of x in groups with the experts' weights at a field, [rows, cols] of
+-- each where they are whole.
+function part.grouped(self, x, field, offsets, rows, cols)
+   local codes, scale, boxes = part.names(field)
+   local b = self[boxes] and self[boxes][1]
+   return tide.grouped_linear_nf4(x, self[codes], self[scale], offsets, b and b.rows or rows,
+      b and b.first or 0, b and b.stride or cols)
+end
+
 -- Calls fn(W, row, n) with n rows of this rank's part of the weight of a layer at a time, in f32
 -- [n, cols], the first of them `row` (from 0); they are gone afterwards.
 function part.each_rows(m, fn)
-   for _, b in ipairs(m._nf4_boxes or { box_of(m.nout, m.nin, 0, m.nin) }) do
+   for _, b in ipairs(m.weight_boxes or { box_of(m.nout, m.nin, 0, m.nin) }) do
       local begin = b.at or 0
       local magnitudes, step = begin + b.npair, math.max(2, math.floor(panel / b.cols / 2) * 2)
       for a = 0, b.rows - 1, step do

@@ -1,10 +1,11 @@
 -- LoRA adapters as PEFT keeps them: a folder with adapter_config.json and
 -- adapter_model.safetensors, whose tensors are named base_model.model.PATH.lora_A.weight and
--- .lora_B.weight.
+-- .lora_B.weight. Those of experts have a form of their own (peft_moe.lua).
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
 local class = require 'tide.class'
+local copy = require 'tide.util.copy'
 local cuts = require 'tide.parallel.layout'
 local dims = require 'tide.util.dims'
 local dist = require 'tide.comm'
@@ -18,6 +19,7 @@ local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
 local nn = require 'tide.nn'
 local outlive = require 'tide.util.outlive'
+local peft_moe = require 'tide.pretrained.peft_moe'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local state = require 'tide.train.state'
@@ -46,12 +48,16 @@ local function published(name, of)
    return before .. (path and path .. '.lora_magnitude_vector' or name .. '.weight')
 end
 
--- Returns tide's name of a parameter of PEFT, or nil. of: names_of the family.
-local function own(name, of)
+-- Returns the name in transformers of a tensor of PEFT. of: names_of the family.
+local function inner_name(name, of)
    local inner = name:sub(1, #before) == before and name:sub(#before + 1) or name
    local rename = of.peft and of.rename or of.from_peft
    if rename then inner = rename(inner) end
-   inner = inner:gsub('%.default%f[.%z]', '')
+   return (inner:gsub('%.default%f[.%z]', ''))
+end
+
+-- Returns tide's name of a parameter of a Linear layer by inner_name, or nil.
+local function own(inner)
    local path, which = inner:match '^(.*)%.lora_([AB])%.weight$'
    if path then return ('%s.lora_%s'):format(path, which) end
    path = inner:match '^(.*)%.lora_magnitude_vector$'
@@ -79,6 +85,19 @@ end
 
 -- ---- merged weights ----------------------------------------------------------------------------
 
+-- Returns a weight, or those of experts [experts, out, in], with its change, in the dtype of W.
+local function with_change(W, A, B, m, scale)
+   if W.ndim == 2 then return low_rank.changed(W, A, B, m, scale):to(W.dtype) end
+   local sum = tide.empty(W.shape, { dtype = W.dtype, device = W.device })
+   for e = 1, W:size(1) do
+      tide.scope(function()
+         local a, b = A:select(1, e), B:select(1, e)
+         sum:select(1, e):copy_(low_rank.changed(W:select(1, e), a, b, nil, scale))
+      end)
+   end
+   return sum
+end
+
 -- Returns the rows (name -> { shape, dtype }) of a stored model and its reading without adapters,
 -- whose changes are in the weights. is_merged: they are there already.
 function adapter.merged(description, rows, read, is_merged)
@@ -86,14 +105,17 @@ function adapter.merged(description, rows, read, is_merged)
    for name, row in each(rows) do
       if not low_rank.is_name(name) then plain[name] = row end
    end
-   for _, path in ipairs(description.modules) do changed[path .. '.weight'] = path end
+   for _, path in ipairs(description.modules) do
+      local a, b, weight = low_rank.names(path, function(name) return rows[name] ~= nil end)
+      changed[weight] = { path = path, a = a, b = b }
+   end
    return plain, function(name, slice)
-      local t, path = read(name, slice), not is_merged and changed[name]
-      if not path then return t end
+      local t, of = read(name, slice), not is_merged and changed[name]
+      if not of then return t end
       return tide.no_grad(function()
-         local m = description.dora and read(path .. '.lora_m') or nil
-         return low_rank.changed(t, read(path .. '.lora_A'), read(path .. '.lora_B'), m, scale)
-            :to(t.dtype)
+         local m = description.dora and read(of.path .. '.lora_m') or nil
+         local expert = #rows[of.a].shape == 3 and slice or nil
+         return with_change(t, read(of.a, expert), read(of.b, expert), m, scale)
       end)
    end
 end
@@ -102,31 +124,38 @@ end
 
 -- Returns target_modules: of a model with several parts all paths, since a last name would be that
 -- of layers of others.
-local function targets(description, all, of)
-   if not of.peft then return targets_of(description.modules, all) end
+local function targets(modules, all, of)
+   if not of.peft then return targets_of(modules, all) end
    local list = {}
-   for i, path in ipairs(description.modules) do list[i] = of.peft(path) end
+   for i, path in ipairs(modules) do list[i] = of.peft(path) end
    return list
 end
 
-local function config_of(description, all, base, of)
+-- Returns adapter_config.json. linear: the modules that are Linear layers; more: fields for the
+-- others.
+local function config_of(description, linear, more, all, base, of)
    local null = tide.json.null
-   return { peft_type = 'LORA', task_type = 'CAUSAL_LM', r = description.rank,
+   return copy(more, { peft_type = 'LORA', task_type = 'CAUSAL_LM', r = description.rank,
       lora_alpha = description.alpha, lora_dropout = description.dropout,
       use_rslora = description.rslora, use_dora = description.dora or false,
       bias = 'none', fan_in_fan_out = false,
       inference_mode = true, init_lora_weights = true, modules_to_save = null,
       base_model_name_or_path = base or null,
-      target_modules = targets(description, all, of) }
+      target_modules = #linear > 0 and targets(linear, all, of) or tide.json.array {} })
 end
 
+-- Returns the paths of the Linear layers of a model, and whether it has experts.
 local function paths_of(op, plain)
-   local list = {}
+   local list, is_mixture = {}, false
    local bare = { config = plain.config, family = plain.family }
-   for i, entry in ipairs(lora.layers(family.build(op, bare, { device = 'null' }))) do
-      list[i] = entry.path
+   for _, entry in ipairs(lora._weights(family.build(op, bare, { device = 'null' }))) do
+      if entry.field == 'weight' then
+         list[#list + 1] = entry.path
+      else
+         is_mixture = true
+      end
    end
-   return list
+   return list, is_mixture
 end
 
 -- Returns the norms of the rows of a weight, in f32.
@@ -135,32 +164,56 @@ local function norms_of(W)
    return (W * W):sum(2):sqrt()
 end
 
--- Returns whether published files of a family have a name for each layer with adapters.
-function adapter._has_names(name) return name ~= 'gpt2' end
+-- Returns whether published files of a family have a name for each layer with adapters. has_moe:
+-- whether experts or routers have adapters.
+function adapter._has_names(name, has_moe)
+   return name ~= 'gpt2' and (not has_moe or peft_moe.knows(name))
+end
 
--- Writes the adapters that read(name) gives. magnitude(path): of DoRA, as PEFT keeps it.
-local function write(op, dir, plain, read, magnitude, o)
+-- Returns whether experts or routers of a model have adapters.
+function adapter._has_moe(model)
+   for _, e in ipairs(model:named_parameters()) do
+      if low_rank.is_name(e.name) and class.is(e.owner, nn.MoE) then return true end
+   end
+   return false
+end
+
+-- Writes the adapters that read(name) gives. has(name): whether there is such a parameter;
+-- magnitude(path): of DoRA, as PEFT keeps it.
+local function write(op, dir, plain, has, read, magnitude, o)
    local description = plain.adapter
    if not description then err.raise('E_STATE', op, 'the model has no adapters') end
    err.raise_if(not adapter._has_names(plain.family), 'E_UNSUPPORTED', op, 'published files of '
       .. 'GPT-2 keep several layers in one tensor, so adapters of single layers have no name '
       .. 'there; write the merged model with tide.model.save or export')
-   local all = plain.family and paths_of(op, plain) or description.modules
+   for _, path in ipairs(description.modules) do
+      err.raise_if(not peft_moe.knows(plain.family) and not has(path .. '.lora_A'), 'E_UNSUPPORTED',
+         op, "'%s': adapters of experts of %s have no name in a folder for PEFT here; write the "
+            .. 'merged model with tide.model.save or export', path, plain.family)
+   end
+   local all, is_mixture = description.modules, false
+   if plain.family then all, is_mixture = paths_of(op, plain) end
+   is_mixture = is_mixture and peft_moe.knows(plain.family)
    local of = names_of(plain.family)
+   local linear, more
    fs.mkdirs(op, dir)
    tide.scope(function()
       local tensors = {}
       local function add(name, t)
          tensors[published(name, of)] = (o.dtype and t:to(o.dtype) or t):contiguous()
       end
+      linear, more = peft_moe.write(description, is_mixture, has, read, add)
       for _, path in ipairs(description.modules) do
-         for _, name in ipairs { path .. '.lora_A', path .. '.lora_B' } do add(name, read(name)) end
+         for _, name in ipairs { path .. '.lora_A', path .. '.lora_B' } do
+            if has(name) then add(name, read(name)) end
+         end
          if description.dora then add(path .. '.lora_m', magnitude(path)) end
       end
       fs.io().safetensors_save(fs.join(dir, weights_name), tensors, { format = 'pt' })
    end)
    fs.io().fsync_file(fs.join(dir, weights_name))
-   fs.write_json(op, fs.join(dir, config_name), config_of(description, all, o.base, of))
+   fs.write_json(op, fs.join(dir, config_name), config_of(description, linear, more, all,
+      o.base, of))
    return dir
 end
 
@@ -178,7 +231,8 @@ local function write_checkpoint(op, where, dir, o, magnitudes)
       if saved.plain.quantised then
          _, weight = nf4._read_as_weights(saved.plain.quantised, {}, read, 'f32')
       end
-      return write(op, dir, saved.plain, read, function(path)
+      local function has(name) return store:shape('model', name) ~= nil end
+      return write(op, dir, saved.plain, has, read, function(path)
          return magnitudes and magnitudes[path]
             or norms_of(weight(path .. '.weight')) + read(path .. '.lora_m'):to 'f32'
       end, o)
@@ -223,7 +277,8 @@ function adapter.save(what, dir, opts)
    local tensors, adapters = model:state_dict(), rawget(model, 'adapter')
    local magnitudes = adapters and lora._magnitudes(model)
    return write(op, dir, { config = family.config(model), family = family.of(model),
-      adapter = adapters }, function(name) return tensors[name]:to 'cpu' end,
+      adapter = adapters }, function(name) return tensors[name] ~= nil end,
+      function(name) return tensors[name]:to 'cpu' end,
       function(path) return magnitudes[path] end, opts)
 end
 
@@ -236,32 +291,51 @@ local neutral = { bias = 'none', fan_in_fan_out = false, lora_bias = false,
    layer_replication = nothing, trainable_token_indices = nothing, target_parameters = nothing,
    megatron_config = nothing }
 
-local function check_config(op, path, c)
+-- Fields that folders of adapters of experts have.
+local of_experts = { rank_pattern = true, alpha_pattern = true, target_parameters = true }
+
+-- Refuses a configuration of what is not known here. is_mixture: whether the model has experts.
+local function check_config(op, path, c, is_mixture)
    err.raise_if(c.peft_type ~= 'LORA', 'E_UNSUPPORTED', op, "%s: peft_type is '%s', expected "
       .. "'LORA'", path, tostring(c.peft_type))
    for name, value in each(neutral) do
-      local v = c[name]
+      local v = not (is_mixture and of_experts[name]) and c[name] or nil
       err.raise_if(v ~= nil and v ~= tide.json.null and v ~= value and (type(v) ~= 'table'
          or value ~= nothing or next(v) ~= nil), 'E_UNSUPPORTED', op, '%s: %s = %s is not known '
          .. 'here', path, name, type(v) == 'string' and v or err.show(v))
    end
+   if is_mixture then peft_moe.check(op, path, c) end
    for _, name in ipairs { 'r', 'lora_alpha' } do err.number(op, path .. ': ' .. name, c[name]) end
 end
 
--- Returns the configuration and the tensors of a folder, under tide's names. of: names_of the
--- family.
-local function open(op, dir, of)
+-- Returns whether a model has experts whose adapters have names in folders.
+local function has_experts(model)
+   local found = false
+   if not peft_moe.knows(family.of(model)) then return false end
+   model:walk(function(m) found = found or class.is(m, nn.MoE) end)
+   return found
+end
+
+-- Returns the configuration and the tensors of a folder for a model, under tide's names. of:
+-- names_of the family.
+local function open(op, dir, model, of)
    local path = fs.join(dir, config_name)
    err.raise_if(not fs.exists(path), 'E_IO', op, '%s has no %s; give the folder of an adapter', dir,
       config_name)
    local c = fs.read_json(op, path)
-   check_config(op, path, c)
-   local tensors = {}
+   local is_mixture, all, tensors, names = has_experts(model), {}, {}, {}
+   check_config(op, path, c, is_mixture)
    for name, t in each(checkpoint.tensors(fs.join(dir, weights_name))) do
-      local mine = own(name, of)
+      local inner = inner_name(name, of)
+      all[inner], names[inner] = t, name
+   end
+   if is_mixture then tensors, c = tide.no_grad(peft_moe.read, op, model, c, all) end
+   for name, t in each(all) do
+      local mine = own(name)
       if not mine then
-         err.raise('E_UNSUPPORTED', op, "%s: the tensor '%s' is no part of a LoRA of Linear layers",
-            fs.join(dir, weights_name), name)
+         err.raise('E_UNSUPPORTED', op, "%s: the tensor '%s' is no part of a LoRA of Linear layers"
+            .. '%s', fs.join(dir, weights_name), names[name],
+            is_mixture and ', experts or routers' or '')
       end
       tensors[mine] = t
    end
@@ -271,7 +345,7 @@ end
 local function modules_of(tensors)
    local list = {}
    for name in each(tensors) do
-      local path = name:match '^(.*)%.lora_A$'
+      local path = low_rank.path(name)
       if path then list[#list + 1] = path end
    end
    table.sort(list)
@@ -281,7 +355,7 @@ end
 -- Raises if the model lacks a layer of the adapter.
 local function check_base(op, dir, model, c, modules)
    local known, missing = {}, {}
-   for _, entry in ipairs(lora.layers(model)) do known[entry.path] = true end
+   for _, entry in ipairs(lora._weights(model)) do known[entry.path] = true end
    for _, path in ipairs(modules) do
       if not known[path] then missing[#missing + 1] = path end
    end
@@ -373,7 +447,7 @@ function adapter.load(what, dir)
    local sharded = spread.of(model).sharded
    err.raise_if(spread.of(model).inside ~= sharded, 'E_STATE', op, 'the model is a part of a '
       .. 'sharded one; read its adapters before fully_shard')
-   local c, tensors = open(op, dir, names_of(family.of(model)))
+   local c, tensors = open(op, dir, model, names_of(family.of(model)))
    local modules = modules_of(tensors)
    check_base(op, dir, model, c, modules)
    local description = rawget(model, 'adapter')

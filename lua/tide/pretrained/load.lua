@@ -235,20 +235,14 @@ local function fill_buffers(store, model)
    end
 end
 
--- Quantises weights to NF4, one layer at a time. dtype: that in which they are read.
+-- Quantises weights to NF4, one layer or expert at a time. dtype: that in which they are read.
 local function fill_quantised(store, model, dtype)
-   for _, row in ipairs((rawget(model, 'quantised') or { modules = {} }).modules) do
-      local path, nout, nin = unpack(row)
-      local name = path .. '.weight'
-      if store:shape('model', name) then
-         tide.scope(function()
-            local m = model:get(path)
-            local W = tide.empty({ nout, nin }, { dtype = dtype, device = m.weight_nf4.device })
-            fill(store, name, { 0, 0 }, { nout, nin }, W)
-            nf4._fill(m, W)
-         end)
-      end
-   end
+   nf4._fill(model, function(name) return store:shape('model', name) end,
+      function(name, offset, size, device)
+         local W = tide.empty(size, { dtype = dtype, device = device })
+         fill(store, name, offset, size, W)
+         return W
+      end)
 end
 
 -- Fills the run that plan:materialise returned. Collective.
@@ -372,7 +366,7 @@ return signature.doors('model', load, {
          .. 'f16 as f32',
       "device: 'cpu' | 'ref' | 'cuda' | 'null' = 'cpu' -- 'null': shapes only",
       'fp8: fp8? -- multiplies by weights in FP8',
-      "quantise: 'nf4'? -- weights of Linear layers but the output head in 4 bits",
+      "quantise: 'nf4'? -- weights of Linear layers but the output head, and of experts, in 4 bits",
       'verbose: boolean? -- logs the fields of config.json that change nothing',
       'make: function? -- fn(config, options of modules) -> model, for a class of your own' } },
    fill = 'run: materialised; dir: string',

@@ -197,13 +197,18 @@ local function as_stored(plain, rows, read)
    end
 end
 
--- Returns the dtype of the parameters that are not in NF4.
-local function main_dtype(rows)
+-- Returns the dtype of most numbers that are not in NF4.
+local function main_dtype(rows, description)
+   local scales, counts, most = nf4._scales(description), {}, nil
    for name, row in each(rows) do
-      if row.dtype ~= 'u8' and not name:find '%.weight_scale$' and not low_rank.is_name(name) then
-         return row.dtype
+      if row.dtype ~= 'u8' and not scales[name] and not low_rank.is_name(name) then
+         counts[row.dtype] = (counts[row.dtype] or 0) + dims.numel(row.shape)
       end
    end
+   for name, n in each(counts) do
+      if not most or n > counts[most] then most = name end
+   end
+   return most
 end
 
 -- Returns a source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on
@@ -211,7 +216,8 @@ end
 -- a parameter by its name or, with a number (from 0), that slice of it along dim 1.
 local function source_of(plain, rows, read, dtype, is_merged)
    if plain.quantised then
-      rows, read = nf4._read_as_weights(plain.quantised, rows, read, dtype or main_dtype(rows))
+      rows, read = nf4._read_as_weights(plain.quantised, rows, read,
+         dtype or main_dtype(rows, plain.quantised))
    end
    if plain.adapter then
       rows, read = adapter.merged(plain.adapter, rows, read, is_merged)

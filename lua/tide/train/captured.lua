@@ -14,13 +14,14 @@ local unused = require 'tide.train.unused'
 
 local captured = {}
 
--- Runs a step without reading from the device. Returns the losses of this rank's micro-batches and
--- the norm, as tensors. found_inf is 0 where all of them are finite on all ranks, else NaN.
+-- Runs a step without reading from the device. Returns the losses of this rank's micro-batches, the
+-- norm, and of a model with experts the shares of its tokens (nn.balance.shares), as tensors.
+-- found_inf is 0 where all of them are finite on all ranks, else NaN.
 local function unread(self, batches, count)
    local losses = {}
    -- what a context keeps for its batch must outlive the first call, which is not recorded
-   local micro = self.cp and reduce.whole_loss or reduce.micro_loss
-   local function run(i, batch) losses[i] = micro(self, batch, count) end
+   local stays = self.cp ~= nil
+   local function run(i, batch) reduce.run_micro(self, losses, i, batch, count, stays) end
    if self.parallel then
       reduce.each_sharded(self, batches, run)
       local used = self.parallel:used()
@@ -41,7 +42,7 @@ local function unread(self, batches, count)
    for _, loss in ipairs(losses) do found = found + loss:to 'f32' * 0 end
    if self.comm.size > 1 then self.comm:all_reduce(found) end
    self.optim:step { factor = factor, found_inf = found }
-   return losses, norm
+   return { unpack(losses) }, norm, reduce.shares(self, losses)
 end
 
 -- Returns why a captured step was not applied. Gradients are known as sums over ranks only.
@@ -89,9 +90,9 @@ function captured.run(self, batches, meanwhile)
    local lr = among and self.optim:next_lr() or nil
    local means = self.parallel and self.parallel:gradient_divisor() or 1
    local count, whole = replicas.counted(self, batches, lr)
-   local losses, norm = self.captured(parts_of(self, whole), count / means)
+   local losses, norm, shares = self.captured(parts_of(self, whole), count / means)
    if meanwhile then meanwhile() end
-   local here, grad_norm = reduce.read(losses, norm)
+   local here, grad_norm, busiest, idlest = reduce.read(losses, norm, shares)
    local loss, cause = dist.sum(self.comm, { here })[1] / means, nil
    replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
@@ -105,7 +106,7 @@ function captured.run(self, batches, meanwhile)
       if self.parallel then self.parallel:zero_grad() end
    end
    return { loss = loss, grad_norm = grad_norm, lr = self.optim.last_lr, applied = applied,
-      cause = cause }
+      cause = cause, experts = busiest and { busiest = busiest, idlest = idlest } }
 end
 
 -- Refuses options of a sharded model with which the host takes part in backward.

@@ -320,9 +320,9 @@ local function parameters_text(plan, dtype)
    for _, entry in ipairs(plan.model:named_parameters()) do
       if entry.param.requires_grad then trained = trained + entry.param:numel() end
    end
-   plan.model:walk(function(m)
-      if m.weight_nf4 then codes = codes + m.nin * m.nout end
-   end)
+   for _, row in ipairs((rawget(plan.model, 'quantised') or { modules = {} }).modules) do
+      codes = codes + row[2] * row[3] * (row[5] or 1)
+   end
    if codes > 0 then parts[#parts + 1] = ('%d in NF4'):format(codes) end
    if trained < plan.numel then parts[#parts + 1] = ('%d of them trained'):format(trained) end
    return table.concat(parts, ', ')

@@ -8,6 +8,7 @@ local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local fingerprint = require 'tide.parallel.fingerprint'
+local nn_balance = require 'tide.nn.balance'
 local nonfinite = require 'tide.train.nonfinite'
 local parallel_clip = require 'tide.parallel.clip'
 local spread = require 'tide.nn.spread'
@@ -36,19 +37,54 @@ function reduce.loss_of(self, batch, count, options)
       'a model whose loss(ids, labels, opts) returns a tensor of one element', loss)
 end
 
--- Runs forward and backward of one micro-batch; returns its share of the loss. A micro-batch may
--- use no trained parameter (a text, where only a vision tower is trained). Backward of a sharded
--- model communicates, so that all ranks run it.
-function reduce.whole_loss(self, batch, count)
-   local loss = reduce.loss_of(self, batch, count, self.loss_options)
-   if self.parallel or loss.requires_grad then loss:backward() end
-   if self.parallel then self.parallel:finish() end
-   return loss:detach()                    -- handles of gradients would make the next sum a copy
+-- Refuses a loss of the caller that leaves out the balance of the step, over ranks: each rank would
+-- balance its own tokens.
+local function check_balance(self, of)
+   err.raise_if(self.comm.size > 1 and not of:counts() and self.model:balance_way(), 'E_ARG',
+      'train.step', "option 'loss': it called the model without opts.balance, so each rank would "
+      .. 'balance the experts over its own tokens; pass its options on: model:loss(ids, labels, '
+      .. 'opts)')
 end
 
--- Returns whole_loss, computed in a step scope.
-function reduce.micro_loss(self, batch, count)
-   return (tide.scope(function() return reduce.whole_loss(self, batch, count) end))
+-- Runs forward and backward of one micro-batch; returns its share of the loss and, of a model with
+-- experts, how often each was chosen and how many a token uses (see nn.balance). A micro-batch may
+-- use no trained parameter (a text, where only a vision tower is trained). Backward of a sharded
+-- model communicates, so that all ranks run it.
+local function whole_loss(self, batch, count)
+   local options, of = self.loss_options, nil
+   if self.has_experts then
+      of = nn_balance.new { comm = self.comm }
+      options = copy(options, { balance = of })
+   end
+   local loss = reduce.loss_of(self, batch, count, options)
+   if of then check_balance(self, of) end
+   if self.parallel or loss.requires_grad then loss:backward() end
+   if self.parallel then self.parallel:finish() end
+   -- handles of gradients would make the next sum a copy
+   if not of then return loss:detach() end
+   return loss:detach(), of:counts()
+end
+
+-- Runs micro-batch i and adds what it gives to `losses`: its loss, and in field counts the choices
+-- of experts. It runs in a step scope, unless what it makes must stay.
+function reduce.run_micro(self, losses, i, batch, count, stays)
+   local loss, counts, topk
+   if stays then
+      loss, counts, topk = whole_loss(self, batch, count)
+   else
+      loss, counts, topk = tide.scope(whole_loss, self, batch, count)
+   end
+   losses[i] = loss
+   if not counts then return end
+   losses.topk = topk
+   losses.counts = losses.counts and losses.counts + counts or counts
+end
+
+-- Returns the largest and smallest share of the tokens that use one expert, as nn.balance.shares
+-- does; nil without experts. Collective.
+function reduce.shares(self, losses)
+   if not losses.counts then return nil end
+   return nn_balance.shares(losses.counts, losses.topk, self.comm)
 end
 
 -- Reads the losses of this rank's micro-batches and the tensors behind them in the list together:
@@ -57,7 +93,7 @@ function reduce.read(losses, ...)
    local list, n, sum = { unpack(losses) }, #losses, 0
    for _, t in ipairs { ... } do list[#list + 1] = t end
    local numbers = #list == 1 and { list[1]:item() } or tide.no_grad(function()
-      for i, t in ipairs(list) do list[i] = t:to 'f64':reshape(1) end
+      for i, t in ipairs(list) do list[i] = t:to 'f64':reshape(-1) end
       return tide.cat(list, 1):tolist()
    end)
    for i = 1, n do sum = sum + numbers[i] end
@@ -70,7 +106,7 @@ function reduce.micros(self, batches, count)
    local comm, optim, losses = self.comm, self.optim, {}
    optim:zero_grad()
    if self.model.walk then spread.forget_rows(self.model) end
-   for i, batch in ipairs(batches) do losses[i] = reduce.micro_loss(self, batch, count) end
+   for i, batch in ipairs(batches) do reduce.run_micro(self, losses, i, batch, count) end
    if comm.size == 1 then return losses end
    local loss = reduce.read(losses)
    self.found = nonfinite.find(loss, self.model:named_parameters())
@@ -100,7 +136,7 @@ end
 function reduce.sharded_micros(self, batches, count)
    local losses = {}
    reduce.each_sharded(self, batches, function(i, batch)
-      losses[i] = reduce.micro_loss(self, batch, count)
+      reduce.run_micro(self, losses, i, batch, count)
    end)
    local comm, sharded, used = self.comm, self.parallel, self.parallel:used()
    if comm.size == 1 then

@@ -139,9 +139,13 @@ local function global_count(self, batches, lr)
       if sums[2] ~= 0 then other_rates(self, lr) end
    end
    local sums = dist.sum(comm, { batches_.count_of(batches), share(rate, comm.rank, comm.size),
+      self.has_experts and share(tostring(#batches), comm.rank, comm.size) or 0,
       cp and share(text, cp.rank, cp.size) or nil })
    if sums[2] ~= 0 then other_rates(self, lr) end
-   if cp and sums[3] ~= 0 then other_batches('context', cp.size) end
+   err.raise_if(sums[3] ~= 0, 'E_STATE', 'train.step', 'ranks have different numbers of '
+      .. 'micro-batches (here %d), and a model with experts counts their tokens over all ranks in '
+      .. 'each; give every rank as many', #batches)
+   if cp and sums[4] ~= 0 then other_batches('context', cp.size) end
    return sums[1] * self.groups / comm.size
 end
 

@@ -242,6 +242,8 @@ local function one_step(self, n)
       tokens_per_second = o.sampler.batch * o.sampler.seq / math.max(self.timer:lap(), 1e-9),
       memory_bytes = o.ctx:stats().peak, skipped = not r.applied and 1 or nil,
       tokens = self.step * o.sampler.batch * o.sampler.seq, time = os.time(),
+      more = r.experts and { busiest_expert = r.experts.busiest,
+         idlest_expert = r.experts.idlest },
    }
    return self.record
 end
@@ -278,7 +280,9 @@ end
 -- Iterates over steps up to step n of the run (default: the option `steps`), or until validation no
 -- longer improves (the option `patience`). The body of the loop runs after each step, with { step,
 -- loss, grad_norm, lr, tokens_per_second, memory_bytes, skipped (1, or nil), tokens (seen so far),
--- time (in seconds), last (whether it is step n) }. Collective.
+-- time (in seconds), last (whether it is step n), more (further figures by name: of a model with
+-- experts busiest_expert and idlest_expert, the largest and smallest share of the tokens of a layer
+-- that use one expert) }. Collective.
 function Run:steps(n)
    n = err.integer(self.op, 'steps', n or self.opts.steps, 0)
    guarded(self, begin, n)

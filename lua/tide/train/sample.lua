@@ -194,9 +194,10 @@ local function continue(op, model, prompts, o)
    finally(function() model:train(was_training) end, require('tide').no_grad, function()
       for _, group in ipairs(grouped(model, list, o)) do
          local rows = columns(model, o)
-         check_inputs(model, group, rows, o)
-         run_group(rows, group, o)
-         rows.inputs = nil                                -- a cache keeps no patches
+         finally(function() rows.inputs = nil end, function()      -- a cache keeps no patches
+            check_inputs(model, group, rows, o)
+            run_group(rows, group, o)
+         end)
       end
    end)
    for row, answer in ipairs(list) do list[row] = answer:finish() end

@@ -168,6 +168,7 @@ end
 local function check_stored(self, file, row, piece, name)
    local ok, info = pcall(file.info, file, name)
    if ok and info.dtype == row.dtype and dims.equal(info.shape, piece.size) then return end
+   if not ok and (not err.of(info) or info.code ~= 'E_ARG') then error(info, 0) end
    err.raise('E_FORMAT', self.op, "%s: '%s' is %s, the index says %s %s", fs.join(self.folder,
       piece.file), name, ok and info.stored .. ' ' .. dims.text(info.shape) or 'not there',
       row.dtype, dims.text(piece.size))

@@ -59,6 +59,7 @@ function step.new(opts)
       comm = sharded and sharded.data_comm or comm,
       clip = opts.clip, loss = opts.loss, loss_options = opts.loss_options or {},
    }, Step)
+   self.has_experts = type(opts.model.has_experts) == 'function' and opts.model:has_experts()
    replicas.set_groups(self, op)
    replicas.check_replicated(self, op)
    replicas.check_replicas(self, op)
@@ -66,9 +67,10 @@ function step.new(opts)
    return self
 end
 
--- Runs a whole step. Returns { loss, grad_norm, lr, applied, cause }; cause: unless it was applied,
--- what is not finite, by rank and name. meanwhile: called when forward and backward are enqueued,
--- before the host waits for their results.
+-- Runs a whole step. Returns { loss, grad_norm, lr, applied, cause, experts }; cause: unless it was
+-- applied, what is not finite, by rank and name; experts: of a model with experts { busiest, idlest
+-- }, the largest and smallest share of the tokens of a layer that use one expert. meanwhile: called
+-- when forward and backward are enqueued, before the host waits for their results.
 function Step:run(batches, meanwhile)
    if self.captured then return captured.run(self, batches, meanwhile) end
    local lr = err.number('train.step', 'lr', self.optim:next_lr(), 0)
@@ -79,17 +81,18 @@ function Step:run(batches, meanwhile)
    -- factor means
    local losses, loss = enqueue(self, whole, count / means)
    local norm, factor = reduce.norm_of(self)
-   local grad_norm
+   local shares = reduce.shares(self, losses)
    if meanwhile then meanwhile() end
-   if loss then grad_norm = norm:item() else loss, grad_norm = reduce.read(losses, norm) end
-   loss = loss / means
+   local sum, grad_norm, busiest, idlest = reduce.read(loss and {} or losses, norm, shares)
+   loss = (loss or sum) / means
    replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
    if applied then reduce.update(self, lr, factor) end
    local cause = not applied and reduce.blame(self, loss * means) or nil
    self.optim:zero_grad()
    if self.parallel then self.parallel:zero_grad() end
-   return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied, cause = cause }
+   return { loss = loss, grad_norm = grad_norm, lr = lr, applied = applied, cause = cause,
+      experts = busiest and { busiest = busiest, idlest = idlest } }
 end
 
 -- Counts a step that was left out, so that the schedule continues.

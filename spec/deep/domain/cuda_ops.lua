@@ -217,6 +217,20 @@ end, run = function(t, _, x, w)
    local codes, scale = t.quantize_nf4(w:contiguous())
    return t.linear_nf4(x, codes, scale, w:size(1)), t.dequantize_nf4(codes, scale, w:numel())
 end })
+add('grouped_linear_nf4', { dtypes = short, make = function(c)
+   local k, n, groups, list = some(c), some(c), c:int(1, 4), { 0 }
+   for g = 1, groups do list[g + 1] = list[g] + c:int(0, 3) end
+   return { { list[groups + 1] + c:int(0, 2), k }, { groups, n, k, dtype = 'f32', fixed = true } },
+      { list }
+end, run = function(t, o, x, w)
+   local codes, scales = {}, {}
+   for g = 1, w:size(1) do
+      local made, scale = t.quantize_nf4(w:select(1, g):contiguous())
+      codes[g], scales[g] = made:unsqueeze(1), scale:unsqueeze(1)
+   end
+   return t.grouped_linear_nf4(x, t.cat(codes, 1), t.cat(scales, 1),
+      t.tensor(o[1], { dtype = 'i64', device = x.device }), w:size(2), 0, w:size(3))
+end })
 
 -- ---- rows ------------------------------------------------------------------------------------
 

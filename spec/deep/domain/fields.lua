@@ -23,18 +23,22 @@ local state = { vocab_size = 'count', hidden_size = 'width', n_groups = 'group',
 
 -- Fields of a family beside those, and those that it does not have (false).
 local own = {
-   llama = { sliding_window = false }, mistral = {},
+   llama = { sliding_window = false }, mistral = { attention_bias = 'absent', mlp_bias = 'absent' },
    qwen2 = { use_sliding_window = 'flag', max_window_layers = 'limit', layer_types = 'types',
-      attention_bias = 'absent' },
-   qwen3 = { use_sliding_window = 'flag', max_window_layers = 'limit', layer_types = 'types' },
-   phi3 = {},
-   gemma3 = { query_pre_attn_scalar = 'positive', rope_local_base_freq = 'base',
+      attention_bias = 'absent', mlp_bias = 'absent' },
+   qwen3 = { use_sliding_window = 'flag', max_window_layers = 'limit', layer_types = 'types',
+      mlp_bias = 'absent' },
+   phi3 = { attention_bias = 'absent', mlp_bias = 'absent' },
+   gemma3 = { mlp_bias = 'absent', query_pre_attn_scalar = 'positive',
+      rope_local_base_freq = 'base',
       sliding_window_pattern = 'count', layer_types = 'types', hidden_activation = 'name' },
    mixtral = { mlp_bias = 'absent', attention_bias = 'absent', num_local_experts = 'count',
-      num_experts_per_tok = 'topk' },
+      num_experts_per_tok = 'topk', output_router_logits = 'flag',
+      router_aux_loss_coef = 'number' },
    qwen3_moe = { mlp_bias = 'absent', num_experts = 'count', num_experts_per_tok = 'topk',
       moe_intermediate_size = 'count', norm_topk_prob = 'flag', decoder_sparse_step = 'count',
-      mlp_only_layers = 'places', use_sliding_window = 'flag' },
+      mlp_only_layers = 'places', use_sliding_window = 'flag', output_router_logits = 'flag',
+      router_aux_loss_coef = 'number' },
    mamba2 = { state_size = 'count', head_dim = 'count', num_heads = 'heads',
       num_hidden_layers = 'layers' },
    hybrid = { ssm_state_size = 'count', mamba_head_dim = 'count', mamba_num_heads = 'heads',
@@ -204,6 +208,8 @@ local function with_company(o)
    elseif f == 'sliding_window_pattern' then
       config.sliding_window, config.num_hidden_layers = 2, 3
       config.sliding_window_pattern = 1
+   elseif f == 'router_aux_loss_coef' then
+      config.output_router_logits = true
    elseif f == 'num_hidden_layers' and family == 'hybrid' then
       config.num_hidden_layers = nil
    end

@@ -8,7 +8,8 @@ local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gem
 -- Those that are trained over ranks.
 models.trained = { unpack(models.families) }
 for _, name in ipairs { 'gemma2', 'olmo2', 'granite', 'smollm3', 'ministral', 'gpt2', 'bamba',
-   'granitemoehybrid' } do
+                        'qwen2_moe', 'glm4_moe', 'deepseek_v2', 'deepseek_v3',
+                         'granitemoehybrid' } do
    models.trained[#models.trained + 1] = name
 end
 
@@ -168,6 +169,54 @@ function more.qwen3_moe(c, o)
    if c:chance(0.3) then o.use_sliding_window, o.sliding_window = true, c:int(1, 9) end
    if c:chance(0.3) then o.decoder_sparse_step = c:int(1, 3) end
    if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
+end
+
+function more.qwen2_moe(c, o)
+   experts(c, o, 'num_experts')
+   o.moe_intermediate_size, o.norm_topk_prob = o.intermediate_size, c:chance(0.5)
+   o.shared_expert_intermediate_size, o.qkv_bias = o.intermediate_size, c:chance(0.5)
+   o.tie_word_embeddings = c:chance(0.5)
+   if c:chance(0.3) then o.use_sliding_window, o.sliding_window = true, c:int(1, 9) end
+   if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
+end
+
+-- Sets the numbers of experts, and of groups of two of them at least, of DeepSeek's fields.
+local function grouped_experts(c, o)
+   o.n_group = c:few(1, 3)
+   o.topk_group = c:int(1, o.n_group)
+   local of_group = c:int(2, 3)
+   o.n_routed_experts = o.n_group * of_group
+   o.num_experts_per_tok = c:int(1, o.topk_group * of_group)
+   o.moe_intermediate_size, o.n_shared_experts = o.intermediate_size, c:few(1, 2)
+   o.first_k_dense_replace = c:int(0, o.num_hidden_layers)
+   o.routed_scaling_factor, o.tie_word_embeddings = c:pick { 1, 2.5 }, c:chance(0.5)
+end
+
+function more.glm4_moe(c, o)
+   grouped_experts(c, o)
+   o.norm_topk_prob, o.use_qk_norm = c:chance(0.5), c:chance(0.5)
+   o.attention_bias, o.head_dim = c:chance(0.5), 4 * c:few(1, 2)
+end
+
+-- Sets the sizes of latent attention.
+local function latent(c, o)
+   o.num_key_value_heads = o.num_attention_heads
+   o.q_lora_rank = c:few(1, 7)
+   o.kv_lora_rank, o.qk_nope_head_dim = c:few(1, 7), c:few(1, 5)
+   o.qk_rope_head_dim, o.v_head_dim = 2 * c:few(1, 2), c:few(1, 6)
+end
+
+function more.deepseek_v3(c, o)
+   grouped_experts(c, o)
+   latent(c, o)
+   o.norm_topk_prob, o.rope_interleave = c:chance(0.5), c:chance(0.5)
+   o.attention_bias = c:chance(0.3)
+end
+
+function more.deepseek_v2(c, o)
+   grouped_experts(c, o)
+   latent(c, o)
+   o.topk_method = c:pick { 'greedy', 'group_limited_greedy' }
 end
 
 -- Adds the fields of experts to those of a hybrid that has some.
