@@ -218,6 +218,21 @@ describe('experts without a gate', function()
       end
    end)
 
+   it('are coded in NF4, and adapted, by their two projections', function()
+      local model = tide.model.hybrid(with(nemotron, { moe_latent_size = 6 }), { seed = 2 })
+      nn.lora.attach(model, { rank = 2, targets = 'experts.up_proj' })
+      model:loss(ids, ids, { shift = true }):backward()
+      local routed = model.backbone.layers[2].mixer.experts
+      assert.same({ 4, 2, 6 }, routed.up_proj_lora_A.shape)
+      assert.is_truthy(routed.up_proj_lora_B.grad)
+      local plain = tide.model.hybrid(with(nemotron, { moe_latent_size = 6 }), { seed = 2 })
+      nn.nf4.quantise_(plain)
+      local coded = plain(ids)
+      nn.nf4.dequantise_(plain)
+      assert.is_true((plain(ids) - coded):abs():amax():item() < 1e-5)
+      assert.matches('relu2 in 6 channels', tostring(routed))
+   end)
+
    it('have the gradients of differences', function()
       local m = nn.MoE { dim = 4, hidden = 3, experts = 3, topk = 2, act = 'relu2', latent = 2,
          score = 'sigmoid', dtype = 'f64', seed = 2 }
