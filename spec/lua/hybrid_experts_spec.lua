@@ -109,7 +109,16 @@ describe('a Granite with Mamba-2 layers', function()
       refused('E_ARG', { 'mamba_n_heads (4)', 'hidden_size (16)' }, make { mamba_d_head = 4 })
       refused('E_ARG', 'position_embedding_type', make { position_embedding_type = 'alibi' })
       refused('E_ARG', 'normalization_function', make { normalization_function = 'layernorm' })
-      refused('E_ARG', 'output_router_logits', make { output_router_logits = true })
+      refused('E_ARG', { 'output_router_logits', 'num_local_experts is 0' },
+         make { output_router_logits = true, num_local_experts = 0 })
+   end)
+
+   it('has a term that balances its experts in training', function()
+      local model = tide.model.granitemoehybrid(with(granite, { output_router_logits = true,
+         router_aux_loss_coef = 0.1 }), { seed = 2 })
+      local more = model:train():loss(ids, ids, { shift = true }):item()
+      more = more - model:eval():loss(ids, ids, { shift = true }):item()
+      assert.is_true(more > 0.1 * 2 * 0.9 and more < 0.1 * 24, tostring(more))
    end)
 end)
 

@@ -34,6 +34,8 @@ local rows = {
    { 'head_dim', config_.head_dim, count },
    { 'layer_types', layers_of, 'table' }, { 'shared_intermediate_size', 1024, count },
    { 'num_local_experts', 8, 'integer >= 0' }, { 'num_experts_per_tok', 2, count },
+   { 'output_router_logits', false, flag }, { 'router_aux_loss_coef', 0.001, number },
+   { 'router_aux_loss_by_layer', published.optional, flag },          -- a field of tide
    { 'intermediate_size', 11008, count },
    { 'mamba_expand', 2, count }, { 'mamba_n_heads', 128, count },
    { 'mamba_d_head', function(c) return c.mamba_expand * c.hidden_size / c.mamba_n_heads end,
@@ -89,16 +91,16 @@ end
 
 local rules = {
    translate = translate, complete = complete,
-   only = { attention_dropout = 0, output_router_logits = false,
-      normalization_function = 'rmsnorm' },
-   free = 'router_aux_loss_coef init_method',
+   only = { attention_dropout = 0, normalization_function = 'rmsnorm' }, free = 'init_method',
    where = signature.options { config_.whole_groups,
       'where mamba_n_heads * mamba_d_head == mamba_expand * hidden_size -- mamba_n_heads '
          .. '({mamba_n_heads}) * mamba_d_head ({mamba_d_head}) must be mamba_expand '
          .. '({mamba_expand}) * hidden_size ({hidden_size})',
       'where num_local_experts == 0 or num_experts_per_tok <= num_local_experts -- '
          .. 'num_experts_per_tok ({num_experts_per_tok}) must be at most num_local_experts '
-         .. '({num_local_experts})' },
+         .. '({num_local_experts})',
+      'where num_local_experts > 0 or not output_router_logits -- output_router_logits is of '
+         .. 'experts, and num_local_experts is 0; leave it out' },
 }
 
 local GraniteMoeHybrid = class('GraniteMoeHybrid', Backbone)
