@@ -90,7 +90,8 @@ end)
 describe('sequence parallelism', function()
    -- attention cut by heads, latent or not, and as a whole on each rank; an MLP, experts, both
    for _, name in ipairs { 'qwen3_moe', 'phi3', 'olmo2', 'olmoe', 'qwen2_moe', 'glm4_moe',
-                           'deepseek_v3', 'deepseek_v2', 'gpt_oss' } do
+                           'deepseek_v3', 'deepseek_v2', 'gpt_oss', 'granitemoehybrid',
+                           'nemotron_moe_latent' } do
       it('has the numbers of transformers: ' .. name, function() check(name, { tp = 2 }, true) end)
    end
 end)

@@ -27,7 +27,8 @@ for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2',
    olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2', mixtral = 'Mixtral', olmoe = 'Olmoe',
    qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', glm4_moe = 'Glm4Moe',
    deepseek_v2 = 'DeepseekV2', deepseek_v3 = 'DeepseekV3',
-   glm4_moe_lite = 'Glm4MoeLite', gpt_oss = 'GptOss' } do
+   glm4_moe_lite = 'Glm4MoeLite', gpt_oss = 'GptOss',
+   granitemoehybrid = 'GraniteMoeHybrid' } do
    published[name] = { architectures = { title .. 'ForCausalLM' }, model_type = name,
       hidden_act = 'silu' }
 end

@@ -155,6 +155,7 @@ end
 
 local Llama = class('Llama', Backbone)
 Llama.mixes = false
+Llama._rope_of = rope_of
 
 Llama.form = { name = 'LlamaModel', body = 'model', embed = 'embed_tokens', norm = 'norm',
    eps = 'rms_norm_eps' }

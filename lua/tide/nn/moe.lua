@@ -4,7 +4,8 @@
 --    p = softmax(router x);  y = sum over the k largest p_e of w_e down_e(silu(gate_e x) * up_e x)
 --
 -- w_e is p_e, or with norm_topk p_e over the sum of the k. p is f32 at least. routing.lua has this
--- and the routing by sigmoid.
+-- and the routing by sigmoid. Experts without a gate (act) are down_e(act(up_e x)). With `latent`
+-- the experts work in that width: fc1_latent_proj takes x there, fc2_latent_proj takes y back.
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
 -- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
 -- shapes do not depend on the routing. With bias and limit, experts have the form of gpt-oss:
@@ -12,7 +13,8 @@
 --    gate = min(gate_e x + b, limit);  up = clamp(up_e x + b, -limit, limit)
 --    down_e((up + 1) gate sigmoid(alpha gate)) + b
 --
--- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token.
+-- Legend: N tokens, C width, E experts, I hidden size of an expert, k experts of a token, L width
+-- in which experts work.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -27,29 +29,48 @@ local MoE = class('MoE', Module)
 MoE.mixes = false
 MoE.takes_at = true
 MoE._projections = { 'gate_proj', 'up_proj', 'down_proj' }
+MoE._ungated = { 'up_proj', 'down_proj' }              -- of experts without a gate
 MoE._order = { 'router', unpack(MoE._projections) }    -- of the parameters
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
--- Makes the layer: router [E, C], gate_proj and up_proj [E, I, C], down_proj [E, C, I]; with bias,
--- logit_bias [E] of the router, gate_proj_bias and up_proj_bias [E, I], down_proj_bias [E, C]; with
--- correction, buffer router_bias [E], f32.
+-- The activation of experts without a gate.
+local plain = {
+   relu2 = function(x)
+      local y = x:relu()
+      return private.replace(y, y:square())
+   end,
+   relu = function(x) return x:relu() end, silu = function(x) return x:silu() end,
+   gelu = function(x) return x:gelu() end, gelu_tanh = function(x) return x:gelu_tanh() end,
+}
+
+-- Makes the layer: router [E, C], gate_proj and up_proj [E, I, L], down_proj [E, L, I]; with
+-- latent, fc1_latent_proj [L, C] and fc2_latent_proj [C, L]; with bias, logit_bias [E] of the
+-- router, gate_proj_bias and up_proj_bias [E, I], down_proj_bias [E, L]; with correction, buffer
+-- router_bias [E], f32.
 function MoE:init(opts)
    Module.init(self)
-   local E, I, C = opts.experts, opts.hidden, opts.dim
+   local E, I, C, L = opts.experts, opts.hidden, opts.dim, opts.latent or opts.dim
+   local out_std = opts.out_std or opts.std
    self.experts, self.dim, self.hidden, self._key = E, C, I, {}
+   self.act, self.latent, self._inner = opts.act, opts.latent, L
    for _, name in ipairs(routes) do self[name] = opts[name] end
    local function weight(name, shape, fan_in, std)
       self:param(name, shape, std and { kind = 'normal', std = std }
          or { kind = 'kaiming', fan_in = fan_in, gain = 1 / math.sqrt(3) }, opts)
    end
    weight('router', { E, C }, C, opts.std)
-   weight('gate_proj', { E, I, C }, C, opts.std)
-   weight('up_proj', { E, I, C }, C, opts.std)
-   weight('down_proj', { E, C, I }, I, opts.out_std or opts.std)
+   local has_gate = not plain[opts.act]
+   if has_gate then weight('gate_proj', { E, I, L }, L, opts.std) end
+   weight('up_proj', { E, I, L }, L, opts.std)
+   weight('down_proj', { E, L, I }, I, opts.latent and opts.std or out_std)
+   if opts.latent then
+      weight('fc1_latent_proj', { L, C }, C, opts.std)
+      weight('fc2_latent_proj', { C, L }, L, out_std)
+   end
    self.limit, self.alpha, self.bias_share = opts.limit, opts.alpha, 1
-   for _, row in ipairs(opts.bias and { { 'logit_bias', { E } }, { 'gate_proj_bias', { E, I } },
-      { 'up_proj_bias', { E, I } }, { 'down_proj_bias', { E, C } } } or {}) do
+   for _, row in ipairs(opts.bias and { { 'logit_bias', { E } }, { 'up_proj_bias', { E, I } },
+      { 'down_proj_bias', { E, L } }, has_gate and { 'gate_proj_bias', { E, I } } or nil } or {}) do
       self:param(row[1], row[2], { kind = 'zeros' }, opts)
    end
    if opts.correction then
@@ -79,11 +100,14 @@ function MoE:route(x, of)
    return ids, w:to(x.dtype)
 end
 
+-- Returns the names of the projections of an expert.
+function MoE:_fields() return plain[self.act] and MoE._ungated or MoE._projections end
+
 -- Returns the shape [out, in] of the weight of each expert at a field, or of the router, whole.
 function MoE:_shape(field)
-   if field == 'down_proj' then return self.dim, self.hidden end
+   if field == 'down_proj' then return self._inner, self.hidden end
    if field == 'router' then return self.experts, self.dim end
-   return self.hidden, self.dim
+   return self.hidden, self._inner
 end
 
 -- Returns the products of the rows of x [slots, in], grouped by offsets, with the weight `name` of
@@ -105,14 +129,21 @@ local function product(self, name, x, offsets, of)
    return y
 end
 
--- Returns the outputs [slots, C] of the experts for the rows of x [slots, C], grouped by offsets.
--- of: the expert of each row, where experts have biases.
-local function of_experts(self, x, offsets, of)
-   local gate = product(self, 'gate_proj', x, offsets, of)
-   local up = product(self, 'up_proj', x, offsets, of)
+-- Returns the hidden values [slots, I] of gate and up values, which it gives up. gate: nil of
+-- experts without one.
+local function activated(self, gate, up)
+   if not gate then return private.replace(up, plain[self.act](up)) end
    local h = self.limit and tide.swiglu_clamped(gate, up, self.limit, self.alpha)
       or tide.swiglu(gate, up)
    private.spend(gate, up)
+   return h
+end
+
+-- Returns the outputs [slots, L] of the experts for the rows of x [slots, L], grouped by offsets.
+-- of: the expert of each row, where experts have biases.
+local function of_experts(self, x, offsets, of)
+   local gate = not plain[self.act] and product(self, 'gate_proj', x, offsets, of) or nil
+   local h = activated(self, gate, product(self, 'up_proj', x, offsets, of))
    return private.replace(h, product(self, 'down_proj', h, offsets, of))
 end
 
@@ -132,12 +163,16 @@ function MoE:forward(x, at)
    local flat = x:reshape(-1, C)
    local ids, w = private.call(self.route, self, flat, at and at.balance)
    local rows, place, offsets = tide.group_rows(ids, self.experts)
-   local picked = flat:index_select(1, rows)
+   local inner = self.latent and tide.linear(flat, self.fc1_latent_proj) or flat
+   local picked = inner:index_select(1, rows)
+   if self.latent then private.spend(inner) end
    local of = self.down_proj_bias and experts_of(ids, place) or nil
    local y = private.replace(picked, of_experts(self, picked, offsets, of))
    y = private.replace(y, y:index_select(1, place:reshape(-1)))
-   local weighted = private.replace(y, y:reshape(flat:size(1), self.topk, C) * w:unsqueeze(-1))
-   return private.replace(weighted, weighted:sum(2):reshape(x.shape))
+   y = private.replace(y, y:reshape(flat:size(1), self.topk, self.latent or C) * w:unsqueeze(-1))
+   y = private.replace(y, y:sum(2))
+   if self.latent then y = private.replace(y, tide.linear(y, self.fc2_latent_proj)) end
+   return y:reshape(x.shape)
 end
 private.note_methods(MoE)
 
@@ -148,7 +183,7 @@ function MoE:tp(style, on)
    if style.shard ~= 'rows' then on:refuse('an MoE cannot be %s', tostring(style)) end
    on:check_size('the hidden size of the experts', self.hidden)
    local cut = {}
-   for _, field in ipairs(MoE._projections) do
+   for _, field in ipairs(self:_fields()) do
       local dim = field == 'down_proj' and 2 or 1             -- of the weight of an expert
       if self[field] then
          cut[field] = dim + 1
@@ -158,7 +193,9 @@ function MoE:tp(style, on)
       local adapter = field .. (dim == 2 and '_lora_A' or '_lora_B')
       if self[adapter] then cut[adapter] = dim + 1 end
    end
-   if self.down_proj_bias then cut.gate_proj_bias, cut.up_proj_bias = 2, 2 end
+   for _, field in ipairs { 'gate_proj_bias', 'up_proj_bias' } do
+      if self[field] then cut[field] = 2 end
+   end
    return { cut = cut, gives = 'P', done = function()
       rawset(self, '_leaves_balance', on.rank > 0)
       self.bias_share = on.rank == 0 and 1 or 0
@@ -174,6 +211,7 @@ function MoE:_idle_numel(numel)
    for _, field in ipairs { 'router', 'logit_bias', 'router_lora_A', 'router_lora_B' } do
       if self[field] then numel = numel - self[field]:numel() end
    end
+   if self.latent then numel = numel - 2 * self.latent * self.dim end
    return numel * (self.experts - self.topk) / self.experts
 end
 
@@ -185,8 +223,10 @@ function MoE:detail()
       text = ('%s, in %d of %d groups'):format(text, self.topk_groups, self.groups)
    end
    if self.limit then text = ('%s, clamped at %g'):format(text, self.limit) end
+   if plain[self.act] then text = ('%s, %s'):format(text, self.act) end
+   if self.latent then text = ('%s in %d channels'):format(text, self.latent) end
    text = text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
-   return text .. (self.gate_proj and '' or ', nf4')
+   return text .. (self.down_proj and '' or ', nf4')
 end
 
 return signature.doors('nn.MoE', MoE, {
@@ -207,9 +247,13 @@ return signature.doors('nn.MoE', MoE, {
       'bias: boolean = false -- adds biases to the products of the experts and of the router',
       'limit: number? > 0 -- clamps gate and up, and adds 1 to up, as gpt-oss does',
       'alpha: number > 0 = 1.702 -- with limit, of sigmoid(alpha gate)',
+      "act: 'swiglu' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu' = 'swiglu' -- the function "
+         .. 'between the products of an expert; those but swiglu have no gate',
+      'latent: integer? >= 1 -- width in which the experts work; dim by default',
       'std: number? >= 0 -- initial standard deviation',
-      'out_std: number? >= 0 -- that of down_proj',
+      'out_std: number? >= 0 -- that of the projection into the output',
       Module.common,
+      "where limit == nil or act == 'swiglu' -- limit is for act = 'swiglu'",
       'where topk <= experts -- topk ({topk}) must be at most experts ({experts})',
       "where score == 'sigmoid' or not correction -- correction is for score = 'sigmoid'",
       'where topk_groups <= groups -- topk_groups ({topk_groups}) must be at most groups '

@@ -302,6 +302,9 @@ function Weights:fill(name, offset, size, t)
       return each_slice(view, offset, size, function(of, at, n, i)
          self:fill(of, at, n, t:select(1, i))
       end)
+   elseif view and not view.entry.transposed and not view.entry.alternate then
+      local at, n = stored_.box(view.entry, view.part, offset, size)
+      return self:fill(view.entry.name, at, n, t)
    elseif view and t.ndim == 3 then                -- of experts: one at a time
       local at, n = copy(offset), copy(size)
       n[1] = 1

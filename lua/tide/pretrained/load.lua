@@ -56,7 +56,9 @@ end
 -- Fields that count tensors, and fields that are a factor of the size of a tensor.
 local counts = { 'num_hidden_layers', 'n_layer', 'depth' }
 local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
-   'num_attention_heads', 'num_key_value_heads', 'moe_intermediate_size', 'n_embd', 'n_inner',
+   'num_attention_heads', 'num_key_value_heads', 'moe_intermediate_size',
+   'shared_intermediate_size', 'moe_shared_expert_intermediate_size', 'moe_latent_size', 'n_embd',
+   'n_inner',
    'n_positions', 'n_head', 'num_heads', 'n_groups', 'state_size', 'ssm_state_size',
    'conv_kernel', 'mamba_num_heads', 'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head',
    'mamba_d_state', 'mamba_n_groups', 'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans' }

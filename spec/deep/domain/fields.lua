@@ -47,8 +47,15 @@ local own = {
    hybrid = { ssm_state_size = 'count', mamba_head_dim = 'count', mamba_num_heads = 'heads',
       num_attention_heads = 'heads', num_key_value_heads = 'heads', head_dim = 'count',
       intermediate_size = 'count', mlp_hidden_act = 'act', attention_bias = 'flag',
-      mlp_bias = 'flag', hybrid_override_pattern = 'pattern' },
+      mlp_bias = 'flag', hybrid_override_pattern = 'pattern', n_routed_experts = 'count',
+      num_experts_per_tok = 'topk', moe_intermediate_size = 'count', norm_topk_prob = 'flag',
+      moe_shared_expert_intermediate_size = 'count', moe_latent_size = 'count' },
 }
+
+-- Fields of a hybrid that a model without experts does not read.
+local of_experts = { n_routed_experts = true, num_experts_per_tok = true, norm_topk_prob = true,
+   moe_intermediate_size = true, moe_shared_expert_intermediate_size = true,
+   moe_latent_size = true }
 
 local function known(family)
    local all = {}
@@ -235,6 +242,11 @@ local function applies(o)
       return false
    end
    if not pattern then return true end
+   local has = pattern:find 'E' ~= nil
+   if of_experts[f] then return has end
+   if has and (f == 'mlp_bias' or f == 'mlp_hidden_act') then
+      return f ~= 'mlp_bias' or config.moe_latent_size == nil
+   end
    if f:find 'mamba' or f:find 'conv' or f:find 'time_step' or f == 'ssm_state_size'
       or f == 'use_bias' or f == 'n_groups' then return pattern:find 'M' ~= nil end
    if f:find 'attention' or f:find 'key_value' or f == 'head_dim' then
@@ -261,6 +273,7 @@ end
 -- What is wrong with a case, or nil and a word on it.
 function fields.check(o)
    local t = require 'tide'
+   if o.want == 'error' and of_experts[o.field] and not applies(o) then return nil, 'idle' end
    if o.want == 'error' or o.want == 'unknown' then
       return refused(t, o, changed(o.config, o.field, o.value)), o.want
    end
