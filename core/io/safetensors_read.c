@@ -450,14 +450,22 @@ static int fetch(tide_file *f, const tide_tensor *t, char *data, int64_t nbytes,
   return rc;
 }
 
+/* Returns whether t can hold the codes of an entry: a byte each, of a dtype that tide lacks. */
+static bool holds_codes(const tide_tensor *t, const entry *e)
+{
+  return t->dtype == TIDE_U8 && e && e->dtype->dtype < 0 && e->dtype->bits == 8;
+}
+
 int tide_file_read(tide_tensor *t, tide_file *f, int64_t i, int64_t start)
 {
   TIDE_DOOR(TIDE_OBJECT(TENSOR, t), TIDE_OBJECT(FILE, f));
-  int rc;
-  const entry *e = loadable(f, i, "file_read", &rc);
+  int rc = TIDE_OK;
+  const entry *e = entry_at(__func__, f, i);
+  bool codes = holds_codes(t, e);
+  if (!codes) e = loadable(f, i, "file_read", &rc);
   if (!e) return rc;
   int64_t n = tide_tensor_numel(t);
-  if (t->dtype != e->dtype->dtype)
+  if (!codes && t->dtype != e->dtype->dtype)
     return tide__fail(f->ctx, TIDE_E_DTYPE, "file_read", "'%s': tensor '%.200s' is %s, the target "
                       "is %s", f->path, e->name, e->dtype->text, tide_dtype_name(t->dtype));
   if (!tide_tensor_is_contiguous(t))

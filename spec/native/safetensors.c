@@ -270,6 +270,13 @@ static void unknown_to_tide(void **state)
   OK(ctx, tide_file_load(&t, file, 2, TIDE_DEV_CPU)); /* stored as 5, 6, 7 */
   OK(ctx, tide_to_bytes(t, got, 3));
   assert_true(got[0] == 1 && got[1] == 1 && got[2] == 1);
+  assert_int_equal(tide_file_read(t, file, 0, 0), TIDE_E_UNSUPPORTED);
+  tide_tensor_release(t);
+  OK(ctx, tide_empty(&t, ctx, TIDE_DEV_CPU, TIDE_U8, 1, (int64_t[]){2}));
+  OK(ctx, tide_file_read(t, file, 0, 2)); /* stored as 2, 3 */
+  OK(ctx, tide_to_bytes(t, got, 2));
+  assert_true(got[0] == 2 && got[1] == 3);
+  assert_int_equal(tide_file_read(t, file, 0, 3), TIDE_E_SHAPE);
   tide_tensor_release(t);
   tide_file_release(file);
   unlink(path);

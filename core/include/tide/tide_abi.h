@@ -1058,7 +1058,8 @@ const char *tide_file_meta_value(const tide_file *file, int64_t i); /* the same 
 /* Loads tensor i, whole. E_UNSUPPORTED: a dtype or number of dims that tide does not support. */
 int  tide_file_load(tide_tensor **out, tide_file *file, int64_t i, int device);
 /* Fills a contiguous t with the elements start, start + 1, ... of tensor i (row-major): a shard, a
- * row, or the whole. Same dtype; start + numel <= the stored count. Not recorded. */
+ * row, or the whole. Same dtype, or u8 for the codes of a tensor of 8-bit floats, which tide has no
+ * dtype for; start + numel <= the stored count. Not recorded. */
 int  tide_file_read(tide_tensor *t, tide_file *file, int64_t i, int64_t start);
 /* Writes n tensors and nmeta (key, value) pairs as tide_path_write does. Names are unique, valid
  * UTF-8. Any strides and devices; data lie by element size, then name. keys, values may be null

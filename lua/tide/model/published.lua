@@ -8,6 +8,7 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local near = require 'tide.util.near'
+local packing = require 'tide.model.packing'
 local signature = require 'tide.util.signature'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 
@@ -210,6 +211,7 @@ function published.read(op, config, known, rules)
    local fields = {}
    for k, v in each(config) do fields[tostring(k)] = plain(v) end
    check_type(op, fields, self.problems)
+   packing.translate(fields, self.problems)
    if rules.translate then rules.translate(op, fields, self.problems) end
    local c, from = {}, {}
    for _, k in ipairs(sorted_keys(fields)) do read_field(self, c, from, k, fields[k]) end

@@ -8,6 +8,7 @@ local checkpoint = require 'tide.train.checkpoint'
 local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
+local fp8_block = require 'tide.pretrained.fp8_block'
 local fs = require 'tide.util.fs'
 local mxfp4 = require 'tide.pretrained.mxfp4'
 local sorted_keys = require('tide.util.pretty').sorted_keys
@@ -90,8 +91,7 @@ function row_of(self, name)
    end
    local packed = self.packed[name]
    if packed then
-      row = { dtype = 'bf16', shape = mxfp4.shape(self.op, self.dir, packed,
-         self.file:info(packed .. '_blocks'), self.file:info(packed .. '_scales')) }
+      row = { dtype = 'bf16', shape = packed.shape() }
       self.rows[name] = row
       return row
    end
@@ -103,17 +103,37 @@ function row_of(self, name)
 end
 
 -- Maps tensors in MXFP4, two of the file each, to one name.
-local function unpack_names(self)
+local function unpack_mxfp4(self)
    for _, name in ipairs(mxfp4.packed(sorted_keys(self.stored))) do
       err.raise_if(self.stored[name], 'E_FORMAT', self.op, "%s holds '%s' and '%s_blocks', which "
          .. 'name one tensor; remove one', self.dir, name, name)
-      self.packed[name], self.stored[name] = name, name
+      self.packed[name] = { box = mxfp4.box, shape = function()
+         return mxfp4.shape(self.op, self.dir, name, self.file:info(name .. '_blocks'),
+            self.file:info(name .. '_scales'))
+      end }
+      self.stored[name] = name
       self.stored[name .. '_blocks'], self.stored[name .. '_scales'] = nil, nil
    end
 end
 
+-- Maps tensors in FP8 and their scales to one name.
+local function unpack_fp8(self, block)
+   for _, name in ipairs(fp8_block.packed(sorted_keys(self.stored))) do
+      local stored = self.stored[name]
+      self.packed[name] = {
+         box = function(offset, size, read) return fp8_block.box(offset, size, block, read) end,
+         shape = function()
+            return fp8_block.shape(self.op, self.dir, stored, self.file:info(stored),
+               self.file:info(stored .. '_scale_inv'), block)
+         end,
+      }
+      self.stored[name .. '_scale_inv'] = nil
+   end
+end
+
 -- Opens the weights of a folder. rename: nil, or a function from a name of the file to that of the
--- model; it returns nil for a tensor to ignore. packing: 'mxfp4' or nil.
+-- model; it returns nil for a tensor to ignore. packing: 'mxfp4', a block of FP8 (see
+-- model/packing.lua) or nil.
 local function weights_of(op, dir, rename, packing)
    local self = setmetatable({ op = op, dir = dir, file = open_weights(op, dir), stored = {},
       rows = {}, views = {}, sources = {}, packed = {}, nbyte = 0 }, Weights)
@@ -122,7 +142,7 @@ local function weights_of(op, dir, rename, packing)
       if own and rename then own = rename(own) end
       if own then self.stored[own] = name end
    end
-   if packing == 'mxfp4' then unpack_names(self) end
+   if packing == 'mxfp4' then unpack_mxfp4(self) elseif packing then unpack_fp8(self, packing) end
    return self
 end
 
@@ -267,18 +287,19 @@ local function count(self, size, dtype)
    self.nbyte = self.nbyte + dims.numel(size) * tide.dtype_size(dtype)
 end
 
--- Returns a box of a tensor in MXFP4.
+-- Returns a box of a packed tensor.
 local function unpacked_box(self, name, offset, size)
-   return mxfp4.box(offset, size, function(what, at, n)
-      local stored = name .. '_' .. what
-      local t = tide.empty(n, { dtype = 'u8', device = 'cpu' })
-      read_runs(self, stored, self.file:info(stored).shape, at, n, t:reshape(dims.numel(n)))
-      count(self, n, 'u8')
+   return self.packed[name].box(offset, size, function(what, at, n)
+      local stored = (self.sources[name] or self.stored[name]) .. what
+      local info = self.file:info(stored)
+      local t = tide.empty(n, { dtype = info.dtype or 'u8', device = 'cpu' })
+      read_runs(self, stored, info.shape, at, n, t:reshape(dims.numel(n)))
+      count(self, n, t.dtype)
       return t
    end)
 end
 
--- Returns a box of a tensor as the file has it; in bf16 of one in MXFP4.
+-- Returns a box of a tensor as the file has it; in bf16 of one that is packed.
 function Weights:box(name, offset, size)
    if self.packed[name] then return unpacked_box(self, name, offset, size) end
    local row, stored = row_of(self, name), self.sources[name] or self.stored[name]
@@ -315,7 +336,7 @@ function Weights:fill(name, offset, size, t)
          end)
       end
       return
-   elseif view or t.device ~= 'cpu' or not t:is_contiguous() then
+   elseif view or self.packed[name] or t.device ~= 'cpu' or not t:is_contiguous() then
       t:copy_(self:read('model', name, offset, size, t.device))
       return
    end

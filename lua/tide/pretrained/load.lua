@@ -17,6 +17,7 @@ local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
 local nf4_part = require 'tide.nn.nf4_part'
 local nn = require 'tide.nn'
+local packing = require 'tide.model.packing'
 local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
 
@@ -41,7 +42,7 @@ local function open_published(dir)
    local made = tide.model[self.plain.family]
    local fields = type(made.family) == 'table' and made.family or {}
    self.store = folder.weights(op, dir, fields.rename,
-      fields.packing and told_by(self, fields.packing, self.config))
+      told_by(self, packing.of, op, self.config, fields.packing))
    return self
 end
 

@@ -51,13 +51,13 @@ function mxfp4.shape(op, dir, name, blocks, scales)
 end
 
 -- Returns a box of X in bf16: offset and size in X. read(what, offset, size): gives a box of the
--- blocks or of the scales.
+-- blocks ('_blocks') or of the scales ('_scales').
 function mxfp4.box(offset, size, read)
    local first = math.floor(offset[2] / group)
    local n = size[2] == 0 and 0 or math.ceil((offset[2] + size[2]) / group) - first
    local at, count = { offset[1], offset[3], first }, { size[1], size[3], n }
-   local codes = read('blocks', { at[1], at[2], first, 0 }, { count[1], count[2], n, group / 2 })
-   local scales = read('scales', at, count)
+   local codes = read('_blocks', { at[1], at[2], first, 0 }, { count[1], count[2], n, group / 2 })
+   local scales = read('_scales', at, count)
    local pairs_, powers = tables()
    local x = tide.embedding(pairs_, codes:to 'i32'):reshape { size[1], size[3], n, group }
    x = x * tide.embedding(powers, scales:to 'i32')
