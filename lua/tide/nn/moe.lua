@@ -69,7 +69,7 @@ function MoE:init(opts)
       weight('fc1_latent_proj', { L, C }, C, opts.std)
       weight('fc2_latent_proj', { C, L }, L, out_std)
    end
-   self.limit, self.alpha, self.bias_share = opts.limit, opts.alpha, 1
+   self.limit, self.alpha, self.bias_share = opts.limit, opts.alpha or 1.702, 1
    for _, row in ipairs(opts.bias and { { 'logit_bias', { E } }, { 'up_proj_bias', { E, I } },
       { 'down_proj_bias', { E, L } },
       self:_is_gated() and { 'gate_proj_bias', { E, I } } or nil } or {}) do
@@ -251,7 +251,7 @@ return signature.doors('nn.MoE', MoE, {
       'scale: number = 1 -- the factors are multiplied by it',
       'bias: boolean = false -- adds biases to the products of the experts and of the router',
       'limit: number? > 0 -- clamps gate and up, and adds 1 to up, as gpt-oss does',
-      'alpha: number > 0 = 1.702 -- with limit, of sigmoid(alpha gate)',
+      'alpha: number? > 0 -- with limit, of sigmoid(alpha gate); 1.702 by default',
       "act: 'swiglu' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu' = 'swiglu' -- the function "
          .. 'between the products of an expert; those but swiglu have no gate',
       'latent: integer? >= 1 -- width in which the experts work; dim by default',
@@ -259,6 +259,7 @@ return signature.doors('nn.MoE', MoE, {
       'out_std: number? >= 0 -- that of the projection into the output',
       Module.common,
       "where limit == nil or act == 'swiglu' -- limit is for act = 'swiglu'",
+      'where alpha == nil or limit -- alpha has an effect with limit alone; give both',
       'where topk <= experts -- topk ({topk}) must be at most experts ({experts})',
       "where score == 'sigmoid' or not correction -- correction is for score = 'sigmoid'",
       'where topk_groups <= groups -- topk_groups ({topk_groups}) must be at most groups '
