@@ -36,8 +36,8 @@ local rows = {
      also = { 'moe-ffn-hidden-size' } },
    { 'shared-hidden', 0, 'width of the shared expert; 0: that of an expert', min = 0,
      also = { 'moe-shared-expert-intermediate-size' } },
-   option('tie', 'share the weight of the embedding with the output head; transformers reads '
-     .. 'hybrids without it: --no-tie'),
+   option('tie', 'share the weight of the embedding with the output head; transformers reads only '
+     .. 'hybrids that do not'),
    { 'cp.mamba', 'auto', 'how Mamba-2 layers run under context parallelism: split by heads '
      .. '(hidden), hand the state from rank to rank (state), or whichever sends less (auto)',
      choices = { 'auto', 'hidden', 'state' } },
