@@ -32,10 +32,10 @@ local rows = {
      min = 1, also = { 'num-experts' } },
    { 'experts-per-token', nil, 'experts that each token uses; default: 2', type = 'integer',
      min = 1, also = { 'moe-router-topk', 'num-experts-per-tok' } },
-   { 'expert-hidden', 0, 'width of an expert; 0: that of the MLP', min = 0,
-     also = { 'moe-ffn-hidden-size' } },
-   { 'shared-hidden', 0, 'width of the shared expert; 0: that of an expert', min = 0,
-     also = { 'moe-shared-expert-intermediate-size' } },
+   { 'expert-hidden', nil, 'width of an expert; default: that of the MLP', type = 'integer',
+     min = 0, also = { 'moe-ffn-hidden-size' } },
+   { 'shared-hidden', nil, 'width of the shared expert; default: that of an expert',
+     type = 'integer', min = 0, also = { 'moe-shared-expert-intermediate-size' } },
    option('tie', 'share the weight of the embedding with the output head; transformers reads only '
      .. 'hybrids that do not'),
    { 'cp.mamba', 'auto', 'how Mamba-2 layers run under context parallelism: split by heads '
@@ -43,21 +43,20 @@ local rows = {
      choices = { 'auto', 'hidden', 'state' } },
 }
 
-local function given(n) return n > 0 and n or nil end
+local function given(n) return n and n > 0 and n or nil end
 
--- Refuses options of experts for a pattern without them.
-local function check_experts(opt)
+-- Refuses options of experts for a model that has none.
+local function refuse_experts(opt)
    for _, name in ipairs { 'experts', 'experts_per_token', 'expert_hidden', 'shared_hidden' } do
-      err.usage_if((opt[name] or 0) > 0, 'pretrain_hybrid', '--%s is of experts, and --pattern '
-         .. "'%s' has no layer E; give one such as 'ME*E', or leave it out", (name:gsub('_', '-')),
-         opt.pattern)
+      err.usage_if(opt[name], 'pretrain_hybrid', '--%s is of experts, and --pattern %s has none; '
+         .. 'put an E into the pattern, or leave it out', (name:gsub('_', '-')), opt.pattern)
    end
 end
 
 -- Adds the fields of the layers with experts to those of a model.
 local function with_experts(c, opt)
    if not opt.pattern:find('E', 1, true) then
-      check_experts(opt)
+      refuse_experts(opt)
       return c
    end
    c.n_routed_experts, c.num_experts_per_tok = opt.experts, opt.experts_per_token

@@ -80,8 +80,8 @@ describe('recipes/pretrain_hybrid.lua', function()
             ['--cp.mamba heads'] = 'cp.mamba', ['--pattern MX'] = 'hybrid_override_pattern',
             ['--pattern ME --experts-per-token 9'] = '(num_experts_per_tok is --experts-per-token, '
                .. 'n_routed_experts is --experts)',
-            ['--experts 4'] = "--experts is of experts, and --pattern 'M*-M' has no layer E",
-            ['--shared-hidden 4'] = '--shared-hidden is of experts',
+            ['--pattern M- --experts 4'] = '--experts is of experts, and --pattern M- has none',
+            ['--pattern M- --shared-hidden 4'] = '--shared-hidden is of experts',
          } do
             local out, status = run(words:find 'cp 2' and 2 or 1,
                small .. ' --out ' .. dir .. '/bad ' .. words)
