@@ -39,14 +39,25 @@ local rows = {
      also = { 'moe-aux-loss-coeff', 'router-aux-loss-coef' } },
 }
 
--- Refuses options of experts for a model that has none.
-local function check_experts(opt, has_experts)
+-- Refuses options of experts for a model without --from that has none.
+local function check_experts(opt)
    for _, name in ipairs { 'experts_per_token', 'balance' } do
-      local is_own = name == 'balance' and opt.from ~= nil       -- of the model of --from
-      err.usage_if(opt[name] and not (is_own and has_experts or not is_own and opt.experts > 0),
-         'pretrain', '--%s is of experts, and the model has none; give --experts, or leave it out',
-         (name:gsub('_', '-')))
+      err.usage_if(opt[name] and opt.experts == 0, 'pretrain', '--%s is of experts, and the model '
+         .. 'has none; give --experts, or leave it out', (name:gsub('_', '-')))
    end
+end
+
+-- Gives the model of --from the loss of --balance, where its family has it.
+local function set_balance(opt, model)
+   err.usage_if(opt.experts_per_token, 'pretrain', '--experts-per-token is of experts, which the '
+      .. 'model of --from has as its configuration says; leave it out')
+   if not opt.balance then return end
+   err.usage_if(not model:has_experts(), 'pretrain', '--balance is of experts, and the model of '
+      .. '--from has none; leave it out')
+   local c = model.config
+   err.usage_if(not c.router_aux_loss_coef, 'pretrain', '--balance: a %s has no loss that balances '
+      .. 'its experts, in transformers either; leave it out', model.class_name)
+   c.output_router_logits, c.router_aux_loss_coef = opt.balance > 0, opt.balance
 end
 
 -- Adds the fields of a mixture of experts to a configuration.
@@ -74,7 +85,7 @@ end
 local function make_model(tide, opt, corpus)
    local o = { dtype = opt.dtype, fp8 = options.fp8('pretrain', opt), device = 'null' }
    if not opt.from then
-      check_experts(opt, opt.experts > 0)
+      check_experts(opt)
       local c = config(opt, corpus.vocab_size)
       if opt.experts > 0 then return tide.model.mixtral(with_experts(c, opt), o) end
       return opt.sliding_window > 0 and tide.model.mistral(c, o) or tide.model.llama(c, o)
@@ -84,11 +95,7 @@ local function make_model(tide, opt, corpus)
       err.usage('pretrain', '--from %s: its vocabulary of %d is smaller than that of the data, %d',
          opt.from, model.config.vocab_size, corpus.vocab_size)
    end
-   check_experts(opt, model:has_experts())
-   if opt.balance then
-      model.config.output_router_logits = opt.balance > 0
-      model.config.router_aux_loss_coef = opt.balance
-   end
+   set_balance(opt, model)
    return model:train()
 end
 

@@ -9,6 +9,7 @@
 
 pcall(dofile, (arg[0]:match '^.*/' or '') .. 'support/path.lua')     -- for plain luajit
 
+local err = require 'tide.util.err'
 local job = require 'tide.train.job'
 local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
@@ -27,24 +28,37 @@ local rows = {
    { 'state', 64, 'state size of a Mamba-2 head', min = 1 },
    { 'groups', 1, 'groups of Mamba-2 heads that share B and C', min = 1 },
    { 'conv', 4, 'kernel size of the convolution', min = 2, max = 4 },
-   { 'experts', 8, 'experts of a layer E', min = 1, also = { 'num-experts' } },
-   { 'experts-per-token', 2, 'experts that each token uses', min = 1,
-     also = { 'moe-router-topk', 'num-experts-per-tok' } },
-   { 'expert-hidden', 0, 'width of an expert; 0: that of the MLP', min = 0,
-     also = { 'moe-ffn-hidden-size' } },
-   { 'shared-hidden', 0, 'width of the shared expert; 0: that of an expert', min = 0,
-     also = { 'moe-shared-expert-intermediate-size' } },
-   option 'tie',
+   { 'experts', nil, 'experts of a layer E; default: 8. No loss balances them', type = 'integer',
+     min = 1, also = { 'num-experts' } },
+   { 'experts-per-token', nil, 'experts that each token uses; default: 2', type = 'integer',
+     min = 1, also = { 'moe-router-topk', 'num-experts-per-tok' } },
+   { 'expert-hidden', nil, 'width of an expert; default: that of the MLP', type = 'integer',
+     min = 0, also = { 'moe-ffn-hidden-size' } },
+   { 'shared-hidden', nil, 'width of the shared expert; default: that of an expert',
+     type = 'integer', min = 0, also = { 'moe-shared-expert-intermediate-size' } },
+   option('tie', 'share the weight of the embedding with the output head; transformers reads only '
+     .. 'hybrids that do not'),
    { 'cp.mamba', 'auto', 'how Mamba-2 layers run under context parallelism: split by heads '
      .. '(hidden), hand the state from rank to rank (state), or whichever sends less (auto)',
      choices = { 'auto', 'hidden', 'state' } },
 }
 
-local function given(n) return n > 0 and n or nil end
+local function given(n) return n and n > 0 and n or nil end
+
+-- Refuses options of experts for a model that has none.
+local function refuse_experts(opt)
+   for _, name in ipairs { 'experts', 'experts_per_token', 'expert_hidden', 'shared_hidden' } do
+      err.usage_if(opt[name], 'pretrain_hybrid', '--%s is of experts, and --pattern %s has none; '
+         .. 'put an E into the pattern, or leave it out', (name:gsub('_', '-')), opt.pattern)
+   end
+end
 
 -- Adds the fields of the layers with experts to those of a model.
 local function with_experts(c, opt)
-   if not opt.pattern:find('E', 1, true) then return c end
+   if not opt.pattern:find('E', 1, true) then
+      refuse_experts(opt)
+      return c
+   end
    c.n_routed_experts, c.num_experts_per_tok = opt.experts, opt.experts_per_token
    c.moe_intermediate_size = given(opt.expert_hidden)
    c.moe_shared_expert_intermediate_size = given(opt.shared_hidden)
@@ -67,7 +81,7 @@ local words = options.joined(options.words, {
    { 'mamba_num_heads', '--mamba-heads' }, { 'mamba_head_dim', '--mamba-head-dim' },
    { 'ssm_state_size', '--state' }, { 'n_groups', '--groups' },
    { 'hybrid_override_pattern', '--pattern' }, { 'n_routed_experts', '--experts' },
-   { 'num_experts_per_tok', '--experts-per-token' }, { 'moe_intermediate_size', '--expert-hidden' },
+   { 'moe_intermediate_size', '--expert-hidden' },
    { 'moe_shared_expert_intermediate_size', '--shared-hidden' },
 })
 

@@ -442,13 +442,15 @@ function chats.export(job, opt, folder, model)
    if not job.first then return end
    local tide = require 'tide'
    local adapter = require 'tide.pretrained.adapter'
-   local has_names = adapter._has_names(require('tide.model.family').of(model),
-      adapter._has_moe(model))
+   local has_moe = adapter._has_moe(model)
+   local has_names = adapter._has_names(require('tide.model.family').of(model), has_moe)
    if model.adapter and has_names then
       export_adapters(job, opt, folder)
       if not opt.export then return end
    elseif model.adapter then
-      job:print('PEFT has no names for adapters of this family; they are merged into the weights')
+      job:print('PEFT has no names for adapters of %s; they are merged into the weights%s',
+         has_moe and "this family's experts" or 'this family', has_moe
+         and '; for a folder of adapters, leave experts and routers out of --lora.targets' or '')
    end
    local dir = opt.export or fs.join(opt.out, 'model')
    job:check(tide.model.export, folder, dir, { dtype = opt.dtype, overwrite = true,

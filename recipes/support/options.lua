@@ -52,7 +52,7 @@ local before_model = {
 local after_model = {
    { 'dtype', 'f32', 'dtype of parameters and activations', choices = { 'f32', 'bf16' },
      also = { 'bf16', 'precision' } },
-   { 'fp8', false, 'multiply by weights in FP8, except in the output head' },
+   { 'fp8', false, 'multiply by weights in FP8, except in the output head and in experts' },
    { 'fp8-scaling', 'tensor', 'what has a scale of its own in --fp8, from its largest element: '
      .. 'tensor, an operand; block, 128 neighbours of it and 128 x 128 of a weight, scales powers '
      .. 'of two; block_f32, any scales', choices = { 'tensor', 'block', 'block_f32' },

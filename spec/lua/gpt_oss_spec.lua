@@ -3,6 +3,7 @@
 
 local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
+local mxfp4 = require 'tide.pretrained.mxfp4'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
 local stored = require 'tide.model.stored'
@@ -368,6 +369,15 @@ describe('weights in MXFP4', function()
       end)
    end)
 
+   it('are nan where a scale is', function()
+      local x = mxfp4.box({ 0, 0, 0 }, { 1, 64, 1 }, function(what)
+         if what == 'blocks' then return tide.zeros({ 1, 1, 2, 16 }, { dtype = 'u8' }) end
+         return tide.tensor({ { { 255, 254 } } }, { dtype = 'u8' })
+      end)
+      assert.equal(32, x:narrow(2, 1, 32):ne(x:narrow(2, 1, 32)):sum():item())
+      assert.equal(0, x:narrow(2, 33, 32):abs():amax():item())
+   end)
+
    it('are refused where they do not fit together', function()
       tmp.with(function(dir)
          local tensors, path = write_packed(dir)
@@ -384,7 +394,10 @@ describe('weights in MXFP4', function()
             load_with { [name .. '_scales'] = tensors[name .. '_scales']:narrow(2, 1, 3)
                :contiguous() })
          refused('E_FORMAT', { name, 'remove one' }, load_with { [name] = tide.zeros { 1 } })
-         refused('E_FORMAT', { name .. '_blocks' }, load_with { [name .. '_scales'] = false })
+         for _, row in ipairs { { 'blocks', 'scales' }, { 'scales', 'blocks' } } do
+            refused('E_FORMAT', { ("lacks '%s_%s'"):format(name, row[1]), name .. '_' .. row[2] },
+               load_with { [name .. '_' .. row[1]] = false })
+         end
          local text = fs.read('spec', dir .. '/packed/config.json')
          fs.write('spec', dir .. '/packed/config.json', (text:gsub('mxfp4', 'bitsandbytes')))
          refused('E_ARG', { 'config.json', 'quant_method', 'bitsandbytes' }, load_with {})

@@ -274,7 +274,8 @@ describe('nn.lora', function()
       local function attach(code, text, opts) refused(code, text, lora.attach, model, opts) end
       attach('E_ARG', "'q_pro' matches no layer; did you mean 'q_proj'? (those of",
          { targets = 'q_pro' })
-      attach('E_ARG', 'those of the model: q_proj, k_proj', { targets = 'wholly_other' })
+      attach('E_ARG', "'wholly_other' matches no layer (those of the model: q_proj, k_proj",
+         { targets = 'wholly_other' })
       attach('E_UNSUPPORTED', 'is of class Embedding; adapters are for Linear',
          { targets = 'embed_tokens' })
       attach('E_UNSUPPORTED', 'but the output head', { targets = 'lm_head' })

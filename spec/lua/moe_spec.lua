@@ -109,6 +109,13 @@ describe('nn.MoE', function()
       end
    end)
 
+   it('refuses options that have no effect', function()
+      local o = { dim = 4, hidden = 3, experts = 2, topk = 1, alpha = 2 }
+      refused('E_ARG', { 'nn.MoE', 'alpha has an effect with limit alone' }, nn.MoE, o)
+      o.limit = 7
+      assert.equal(2, nn.MoE(o).alpha)
+   end)
+
    it('refuses more experts a token than there are', function()
       refused('E_ARG', { 'nn.MoE', 'topk (3) must be at most experts (2)' }, nn.MoE,
          { dim = 4, hidden = 4, experts = 2, topk = 3 })

@@ -95,6 +95,22 @@ describe('adapters in recipes/finetune.lua', function()
       end)
    end)
 
+   it('of experts without names in a folder for PEFT are merged, and the run says the other way',
+      function()
+      case.with_data(function(dir, words)
+         case.save(dir .. '/g', tide.model.gpt_oss({ vocab_size = 258, hidden_size = 8,
+            num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1, head_dim = 4,
+            intermediate_size = 6, num_local_experts = 3, num_experts_per_tok = 2 }, { seed = 3 }))
+         words = ('%s--from %s/g --lora.rank 2 --steps 1 --out %s/run'):format(words, dir, dir)
+         assert.matches("adapters of this family's experts; they are merged into the weights; for "
+            .. 'a folder of adapters, leave experts and routers out of --lora.targets',
+            ok(1, words), 1, true)
+         assert.is_true(fs.is_dir(dir .. '/run/model'))
+         ok(1, words .. " --overwrite --lora.targets 'q_proj|v_proj'")
+         assert.is_true(fs.is_dir(dir .. '/run/adapter'))
+      end)
+   end)
+
    it('of GPT-2, which have no names in a folder for PEFT, are merged into one', function()
       case.with_data(function(dir, words)
          case.save(dir .. '/g', tide.model.gpt2({ vocab_size = 258, n_positions = 96, n_embd = 8,

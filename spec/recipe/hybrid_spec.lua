@@ -78,7 +78,10 @@ describe('recipes/pretrain_hybrid.lua', function()
          for words, text in require 'tide.util.each' {
             ['--mesh.cp 2 --cp.mamba state --cp.layout document'] = "use 'hidden' (any layout)",
             ['--cp.mamba heads'] = 'cp.mamba', ['--pattern MX'] = 'hybrid_override_pattern',
-            ['--pattern ME --experts-per-token 9'] = 'is --experts-per-token',
+            ['--pattern ME --experts-per-token 9'] = '(num_experts_per_tok is --experts-per-token, '
+               .. 'n_routed_experts is --experts)',
+            ['--pattern M- --experts 4'] = '--experts is of experts, and --pattern M- has none',
+            ['--pattern M- --shared-hidden 4'] = '--shared-hidden is of experts',
          } do
             local out, status = run(words:find 'cp 2' and 2 or 1,
                small .. ' --out ' .. dir .. '/bad ' .. words)

@@ -2,6 +2,7 @@
 
 local list_of = require('spec.support.files').lines_of
 local recipe = require 'spec.support.recipe'
+local tide = require 'tide'
 local tmp = require 'spec.support.tmp'
 local write = require('spec.support.files').write
 
@@ -69,10 +70,25 @@ describe('recipes/pretrain.lua', function()
             '--balance is of experts, and the model has none')
          local on = ('pretrain.lua %s%s--out %s/on --from %s/run --steps 1 '):format(where, small,
             dir, dir)
-         bad(on .. '--experts-per-token 2', '--experts-per-token is of experts')
+         bad(on .. '--experts-per-token 2', '--experts-per-token is of experts, which the model of')
          ok(on .. '--balance 0.5')
          file = require('tide.util.fs').read('spec', dir .. '/on/step-00000001/config.json')
          assert.matches('"router_aux_loss_coef":0.5', file, 1, true)
+      end)
+   end)
+
+   -- its checkpoints could not be read: transformers has no such loss there
+   it('refuses --balance for a family without the loss', function()
+      with_data(function(dir, where)
+         local model = tide.model.deepseek_v3({ vocab_size = 258, hidden_size = 8,
+            num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 2,
+            intermediate_size = 8, moe_intermediate_size = 4, n_routed_experts = 4,
+            num_experts_per_tok = 2, n_group = 1, topk_group = 1, first_k_dense_replace = 0,
+            q_lora_rank = 4, kv_lora_rank = 4, qk_nope_head_dim = 4, qk_rope_head_dim = 4,
+            v_head_dim = 4 }, { seed = 1 })
+         tide.model.save(model, dir .. '/ds')
+         bad(('pretrain.lua %s%s--from %s/ds --balance 0.1'):format(where, small, dir),
+            '--balance: a DeepseekV3 has no loss that balances its experts')
       end)
    end)
 

@@ -1,5 +1,6 @@
 -- What the families with latent attention share: their fields, and the layer's options.
 
+local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
 local nn = require 'tide.nn'
 local signature = require 'tide.util.signature'
@@ -65,7 +66,7 @@ end
 
 deepseek.without = {
    sliding_window = { why = 'a DeepSeek model attends to all tokens before' },
-   mlp_bias = { written = false, why = 'the MLPs of the family have no biases' },
+   mlp_bias = config_.no_mlp_bias,
 }
 
 return deepseek

@@ -20,7 +20,7 @@ local fields = experts.fields('num_local_experts', 128, 4)
 for _, row in ipairs { { 'swiglu_limit', 7, 'number > 0' }, { 'swiglu_alpha', 1.702, 'number > 0' },
    { 'layer_types', published.optional } } do fields[#fields + 1] = row end
 
--- Returns the scaling of positions of a file that does not say it.
+-- Returns the scaling of positions of a file without that field.
 local function usual_scaling()
    return { rope_type = 'yarn', factor = 32, beta_fast = 32, beta_slow = 1, truncate = false,
       original_max_position_embeddings = 4096 }
@@ -39,15 +39,15 @@ local function read_packing(config)
       err.show(how.quant_method))
 end
 
--- Returns the same, and raises for another way.
+-- Returns read_packing's first result; raises on a problem.
 local function packing(config)
    local how, problem = read_packing(config)
    if problem then err.raise('E_ARG', op, '%s', problem) end
    return how
 end
 
--- Takes away how the weights of a file are packed, and says which scaling of positions there is: a
--- file without any has the usual one.
+-- Removes the field of packed weights, and adds the scaling of positions: a file without one has
+-- the usual one.
 local function translate(_, f, problems, config)
    local _, problem = read_packing(f)
    problems[#problems + 1] = problem

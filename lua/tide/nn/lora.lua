@@ -96,8 +96,10 @@ local function refuse_target(model, list, target)
       end
    end
    local names = last_names(list)
+   local found = near.best(target, names)
    err.raise('E_ARG', op, "targets: '%s' matches no layer%s (those of the model: %s; all: "
-      .. 'all-linear)', target, near.hint(target, names), table.concat(names, ', '))
+      .. 'all-linear)', target, found and ("; did you mean '%s'?"):format(found) or '',
+      table.concat(names, ', '))
 end
 
 -- Returns the words of an option: a text 'q_proj|v_proj', or a list of such texts.

@@ -77,7 +77,7 @@ function lora_moe.check(op, list, opts)
       chosen[entry.path] = true
    end
    for _, entry in ipairs(list) do
-      local is_half = entry.experts and entry.m:_fields() ~= MoE._ungated
+      local is_half = entry.experts and entry.m:_is_gated()
       local half = is_half and other_half[entry.field]
       local path = half and entry.path:sub(1, -#entry.field - 1) .. half
       err.raise_if(half and not chosen[path], 'E_ARG', op, "targets: '%s' without '%s'; PEFT keeps "

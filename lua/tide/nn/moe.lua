@@ -28,9 +28,11 @@ local Module = require 'tide.nn.module'
 local MoE = class('MoE', Module)
 MoE.mixes = false
 MoE.takes_at = true
-MoE._projections = { 'gate_proj', 'up_proj', 'down_proj' }
-MoE._ungated = { 'up_proj', 'down_proj' }              -- of experts without a gate
-MoE._order = { 'router', unpack(MoE._projections) }    -- of the parameters
+
+-- The projections of an expert with a gate, and of one without.
+local gated, ungated = { 'gate_proj', 'up_proj', 'down_proj' }, { 'up_proj', 'down_proj' }
+
+MoE._order = { 'router', unpack(gated) }                -- of the parameters
 
 local routes = { 'topk', 'norm_topk', 'score', 'groups', 'topk_groups', 'scale', 'wide_router' }
 
@@ -60,17 +62,17 @@ function MoE:init(opts)
          or { kind = 'kaiming', fan_in = fan_in, gain = 1 / math.sqrt(3) }, opts)
    end
    weight('router', { E, C }, C, opts.std)
-   local has_gate = not plain[opts.act]
-   if has_gate then weight('gate_proj', { E, I, L }, L, opts.std) end
+   if self:_is_gated() then weight('gate_proj', { E, I, L }, L, opts.std) end
    weight('up_proj', { E, I, L }, L, opts.std)
    weight('down_proj', { E, L, I }, I, opts.latent and opts.std or out_std)
    if opts.latent then
       weight('fc1_latent_proj', { L, C }, C, opts.std)
       weight('fc2_latent_proj', { C, L }, L, out_std)
    end
-   self.limit, self.alpha, self.bias_share = opts.limit, opts.alpha, 1
+   self.limit, self.alpha, self.bias_share = opts.limit, opts.alpha or 1.702, 1
    for _, row in ipairs(opts.bias and { { 'logit_bias', { E } }, { 'up_proj_bias', { E, I } },
-      { 'down_proj_bias', { E, L } }, has_gate and { 'gate_proj_bias', { E, I } } or nil } or {}) do
+      { 'down_proj_bias', { E, L } },
+      self:_is_gated() and { 'gate_proj_bias', { E, I } } or nil } or {}) do
       self:param(row[1], row[2], { kind = 'zeros' }, opts)
    end
    if opts.correction then
@@ -93,15 +95,18 @@ end
 -- [N, k] in x's dtype. of: the record of a call (nn.balance), or nil.
 function MoE:route(x, of)
    local logits = self:_logits(x)
-   -- of the ranks that route alike one adds the gradient of the term
+   -- ranks of tensor parallelism choose the same experts, and the first adds the term's gradient
    if of then logits = of:_watch(logits, self._key, self._leaves_balance ~= true) end
    local ids, w = routing.choose(logits, self, self.router_bias)
    if of then of:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
 end
 
+-- Returns whether the experts have a gate, gate_proj.
+function MoE:_is_gated() return plain[self.act] == nil end
+
 -- Returns the names of the projections of an expert.
-function MoE:_fields() return plain[self.act] and MoE._ungated or MoE._projections end
+function MoE:_fields() return self:_is_gated() and gated or ungated end
 
 -- Returns the shape [out, in] of the weight of each expert at a field, or of the router, whole.
 function MoE:_shape(field)
@@ -142,7 +147,7 @@ end
 -- Returns the outputs [slots, L] of the experts for the rows of x [slots, L], grouped by offsets.
 -- of: the expert of each row, where experts have biases.
 local function of_experts(self, x, offsets, of)
-   local gate = not plain[self.act] and product(self, 'gate_proj', x, offsets, of) or nil
+   local gate = self:_is_gated() and product(self, 'gate_proj', x, offsets, of) or nil
    local h = activated(self, gate, product(self, 'up_proj', x, offsets, of))
    return private.replace(h, product(self, 'down_proj', h, offsets, of))
 end
@@ -223,7 +228,7 @@ function MoE:detail()
       text = ('%s, in %d of %d groups'):format(text, self.topk_groups, self.groups)
    end
    if self.limit then text = ('%s, clamped at %g'):format(text, self.limit) end
-   if plain[self.act] then text = ('%s, %s'):format(text, self.act) end
+   if not self:_is_gated() then text = ('%s, %s'):format(text, self.act) end
    if self.latent then text = ('%s in %d channels'):format(text, self.latent) end
    text = text .. (self.norm_topk and ', factors sum to ' .. self.scale or '')
    return text .. (self.down_proj and '' or ', nf4')
@@ -246,7 +251,7 @@ return signature.doors('nn.MoE', MoE, {
       'scale: number = 1 -- the factors are multiplied by it',
       'bias: boolean = false -- adds biases to the products of the experts and of the router',
       'limit: number? > 0 -- clamps gate and up, and adds 1 to up, as gpt-oss does',
-      'alpha: number > 0 = 1.702 -- with limit, of sigmoid(alpha gate)',
+      'alpha: number? > 0 -- with limit, of sigmoid(alpha gate); 1.702 by default',
       "act: 'swiglu' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu2' | 'silu' = 'swiglu' -- the function "
          .. 'between the products of an expert; those but swiglu have no gate',
       'latent: integer? >= 1 -- width in which the experts work; dim by default',
@@ -254,6 +259,7 @@ return signature.doors('nn.MoE', MoE, {
       'out_std: number? >= 0 -- that of the projection into the output',
       Module.common,
       "where limit == nil or act == 'swiglu' -- limit is for act = 'swiglu'",
+      'where alpha == nil or limit -- alpha has an effect with limit alone; give both',
       'where topk <= experts -- topk ({topk}) must be at most experts ({experts})',
       "where score == 'sigmoid' or not correction -- correction is for score = 'sigmoid'",
       'where topk_groups <= groups -- topk_groups ({topk_groups}) must be at most groups '

@@ -178,7 +178,7 @@ function nf4._fill(model, has, read)
    end)
 end
 
--- Puts the weight that codes of a module stand for in their place.
+-- Replaces codes of a module by the weight that they represent.
 local function dequantise_weight(w, m, dtype, trained)
    local codes_at, scale_at = part.names(w.field)
    local W = tide.no_grad(weight_from, w, m[codes_at], m[scale_at], dtype)

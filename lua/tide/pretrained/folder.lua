@@ -104,7 +104,7 @@ end
 
 -- Maps tensors in MXFP4, two of the file each, to one name.
 local function unpack_mxfp4(self)
-   for _, name in ipairs(mxfp4.packed(sorted_keys(self.stored))) do
+   for _, name in ipairs(mxfp4.packed(self.op, self.dir, sorted_keys(self.stored))) do
       err.raise_if(self.stored[name], 'E_FORMAT', self.op, "%s holds '%s' and '%s_blocks', which "
          .. 'name one tensor; remove one', self.dir, name, name)
       self.packed[name] = { box = mxfp4.box, shape = function()

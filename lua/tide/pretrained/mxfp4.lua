@@ -16,24 +16,29 @@ local group = 32
 -- The numbers of codes 0 to 7; the code's highest bit is the sign.
 local numbers = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 }
 
--- Returns the two numbers of each byte, f32 [256, 2], and the power of each scale, [256, 1].
+-- Returns the two numbers of each byte, f32 [256, 2], and the power of each scale, [256, 1]. The
+-- scale 255 is nan.
 local function tables()
    local pairs_, powers = {}, {}
    local function number(code) return numbers[code % 8 + 1] * (code < 8 and 1 or -1) end
    for byte = 0, 255 do
       pairs_[byte + 1] = { number(byte % 16), number(math.floor(byte / 16)) }
-      powers[byte + 1] = { 2 ^ (byte - 127) }
+      powers[byte + 1] = { byte < 255 and 2 ^ (byte - 127) or 0 / 0 }
    end
    return tide.tensor(pairs_, { dtype = 'f32' }), tide.tensor(powers, { dtype = 'f32' })
 end
 
--- Returns the names X of tensors that a file has as X_blocks and X_scales. names: of the file.
-function mxfp4.packed(names)
+-- Returns the names X of tensors that a file has as X_blocks and X_scales, and raises where it has
+-- one of the two. names: of the file.
+function mxfp4.packed(op, dir, names)
    local is_there, list = {}, {}
    for _, name in ipairs(names) do is_there[name] = true end
    for _, name in ipairs(names) do
-      local x = name:match '^(.*)_blocks$'
-      if x and is_there[x .. '_scales'] then list[#list + 1] = x end
+      local x, part = name:match '^(.*)_(%l+)$'
+      local other = part == 'blocks' and 'scales' or part == 'scales' and 'blocks'
+      err.raise_if(other and not is_there[x .. '_' .. other], 'E_FORMAT', op, "%s holds '%s' and "
+         .. "lacks '%s_%s', the other part of a tensor in MXFP4", dir, name, x, tostring(other))
+      if part == 'blocks' then list[#list + 1] = x end
    end
    return list
 end
