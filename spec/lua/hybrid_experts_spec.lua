@@ -83,7 +83,8 @@ describe('a Granite with Mamba-2 layers', function()
 
    it('writes kinds of layers that all versions of transformers read', function()
       tmp.with(function(dir)
-         local c = with(granite, { layer_types = { 'linear_attention', 'full_attention' } })
+         local c = with(granite, { layer_types = { 'linear_attention', 'full_attention' },
+            layers_block_type = { 'mamba', 'attention' } })
          tide.model.save(tide.model.granitemoehybrid(c), dir .. '/m')
          local text = tide.util.fs.read('spec', dir .. '/m/config.json')
          assert.matches('"layer_types": ?%["mamba", ?"attention"%]', text)
@@ -104,6 +105,8 @@ describe('a Granite with Mamba-2 layers', function()
          make { layer_types = { 'mamba' } })
       refused('E_ARG', { 'layer_types[2]', 'sliding' },
          make { layer_types = { 'mamba', 'sliding_attention' } })
+      refused('E_ARG', { 'layer_types', 'layers_block_type', 'differ' },
+         make { layers_block_type = { 'mamba', 'mamba' } })
       refused('E_ARG', { 'num_experts_per_tok (25)', 'num_local_experts (24)' },
          make { num_experts_per_tok = 25 })
       refused('E_ARG', { 'mamba_n_heads (4)', 'hidden_size (16)' }, make { mamba_d_head = 4 })

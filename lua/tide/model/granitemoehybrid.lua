@@ -3,6 +3,7 @@
 -- Granite. Attention has rotary positions (position_embedding_type 'rope'), or none ('nope').
 
 local class = require 'tide.class'
+local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
@@ -60,15 +61,29 @@ local rows = {
 local kinds = { mamba = 'mamba', linear_attention = 'mamba', attention = 'attention',
    full_attention = 'attention' }
 
+-- Returns a list of kinds by the names that every reader knows; another value as it is.
+local function named(list)
+   if type(list) ~= 'table' then return list end
+   local out = {}
+   for i, kind in ipairs(list) do out[i] = kinds[kind] or kind end
+   return out
+end
+
+-- Returns the kinds of the layers from two fields that mean the same.
+local function kinds_of(f, problems)
+   local list, other = named(f.layer_types), named(f.layers_block_type)
+   if list == nil or other == nil then return list or other end
+   if type(list) ~= 'table' or type(other) ~= 'table' or not dims.equal(list, other) then
+      problems[#problems + 1] = "fields 'layer_types' and 'layers_block_type' mean the same and "
+         .. 'differ; remove one'
+   end
+   return list
+end
+
 -- Gives layer_types the names that every reader knows. Files without positions have fields of
 -- rotary ones, too.
 local function translate(_, f, problems)
-   local list = f.layer_types or f.layers_block_type
-   f.layers_block_type = nil
-   if type(list) == 'table' then
-      f.layer_types = {}
-      for i, kind in ipairs(list) do f.layer_types[i] = kinds[kind] or kind end
-   end
+   f.layer_types, f.layers_block_type = kinds_of(f, problems), nil
    if f.mamba_d_head == 'auto' then f.mamba_d_head = nil end
    config_.translate_rope(f, problems)
    if f.model_type and f.position_embedding_type ~= 'rope' then
