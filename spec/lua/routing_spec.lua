@@ -99,6 +99,22 @@ describe('routing', function()
       assert.is_true(m.router.grad:abs():amax():item() > 0)
    end)
 
+   it('has a correction of zeros where a module gets its bytes late', function()
+      local opts = { dim = 4, hidden = 3, experts = 40, topk = 2, score = 'sigmoid',
+         correction = true, device = 'null' }
+      local function zeros(m)
+         assert.equal('cpu', m.router_bias.device)
+         assert.equal(0, m.router_bias:abs():amax():item())
+      end
+      for _ = 1, 3 do                              -- bytes of tensors that are gone hold numbers
+         tide.full({ 40 }, 7):release()
+         zeros(nn.MoE(opts):materialise('cpu', 1))
+         local m = nn.MoE(opts)
+         tide.parallel.fully_shard(m, tide.comm.solo(), { device = 'cpu' })
+         zeros(m)
+      end
+   end)
+
    it('refuses groups that do not fit', function()
       local function make(more)
          return nn.MoE, (require 'tide.util.copy')(more, { dim = 4, hidden = 4, experts = 6,
