@@ -229,12 +229,16 @@ typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
 /* unary x_bwd rows: tanh_bwd sigmoid_bwd relu_bwd: dy, y -> dx;
  * silu_bwd gelu_bwd gelu_tanh_bwd softplus_bwd: dy, x -> dx. No attrs.
  * clamp_bwd: dy, x -> dx, zero outside [lo, hi] (k_scalar_attrs).
- * swiglu: gate, up -> y;  swiglu_bwd: dy, gate, up -> dgate, dup. */
+ * swiglu: gate, up -> y;  swiglu_bwd: dy, gate, up -> dgate, dup.
+ * swiglu_clamped and its backward: the same of y = (u + 1) g sigmoid(alpha g), g = min(gate,
+ * limit), u = up clamped to [-limit, limit]; no gradient outside, NaN stays. */
+typedef struct k_swiglu_attrs { double limit, alpha; } k_swiglu_attrs;
 
 /* attention: q_BTHD, k, v, bias or absent [B,H,Tq,Tk] (expanded by stride 0), q_index, k_index
  * (both or neither; i32 [B or 1, T, 2] of (document, position), batch stride 0 when 1), q_tiles,
- * k_tiles (each or absent, contiguous: attention_tiles of its index, which a kernel need not read)
- * -> out [B,Tq,H,Dv], lse f32* [B,H,Tq].
+ * k_tiles (each or absent, contiguous: attention_tiles of its index, which a kernel need not
+ * read), sinks or absent (which kernels do not read: attention_sinks_ follows) -> out [B,Tq,H,Dv],
+ * lse f32* [B,H,Tq].
  * attention_bwd: dout, q, k, v, out, lse, bias, q_index, k_index, dlse or absent [B,H,Tq] f32*,
  * q_tiles, k_tiles -> dq, dk, dv, dbias or absent [B,H,Tq,Tk] f32*. Mask rules:
  * tide_attention_attrs in the public header. All operands K_INNER (heads may be strided). window
@@ -243,6 +247,10 @@ typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
  * attention_merge_: part [B,T,H,D], part_lse f32* [B,H,T] -> out f32* [B,T,H,D], lse f32* in place:
  *   l = log(e^lse + e^part_lse), out = out e^(lse - l) + part e^(part_lse - l), lse = l;
  * a weight of 0 (lse -inf) takes no part whatever its values, and two of them give out 0.
+ * attention_sinks_: sinks [H] of any float dtype -> out [B,T,H,D], lse f32* [B,H,T] in place:
+ *   l = log(e^lse + e^sink), out = out e^(lse - l), lse = l; out = 0 where lse is -inf.
+ * attention_sinks_backward: dout, out, lse (those of attention_sinks_), sinks, dlse or absent
+ * [B,H,T] f32* -> dsinks [H], of the dtype of sinks: the sum of e^(sink - lse) (dlse - dout . out).
  * attention_tiles: index i32 [B,T,2] -> i32 [B, ceil(T / K_TILE), 4], of each K_TILE tokens the
  * least and greatest document and the least and greatest position, over the tokens that have a
  * document (>= 0). The least document is complemented where some token has none; a tile without

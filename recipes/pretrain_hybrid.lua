@@ -1,5 +1,5 @@
--- Pretraining of a hybrid decoder: a pattern of Mamba-2, attention and MLP layers, as in
--- Nemotron-H (arXiv 2504.03624).
+-- Pretraining of a hybrid decoder: a pattern of Mamba-2, attention, MLP and expert layers, as in
+-- Nemotron-H (arXiv 2504.03624) and Nemotron 3.
 --
 --    tide run recipes/pretrain_hybrid.lua --data FILE|DIR --out runs/hybrid --steps 400
 --    tide run -n 4 recipes/pretrain_hybrid.lua --mesh.dp_shard 2 --mesh.cp 2 --packed
@@ -17,7 +17,7 @@ local text = require 'recipes.support.text'
 local option = options.option
 
 local rows = {
-   { 'pattern', 'M-M*-M-', 'layers in order: M is Mamba-2, * attention, - an MLP' },
+   { 'pattern', 'M-M*-M-', 'layers in order: M is Mamba-2, * attention, - an MLP, E experts' },
    option 'dim', option 'heads', option 'kv-heads',
    option('hidden', 'width of the MLP; 0: four times --dim'),
    { 'rope-theta', 0, 'base of the rotary positions in attention; 0: no positions, the Mamba-2 '
@@ -27,6 +27,13 @@ local rows = {
    { 'state', 64, 'state size of a Mamba-2 head', min = 1 },
    { 'groups', 1, 'groups of Mamba-2 heads that share B and C', min = 1 },
    { 'conv', 4, 'kernel size of the convolution', min = 2, max = 4 },
+   { 'experts', 8, 'experts of a layer E', min = 1, also = { 'num-experts' } },
+   { 'experts-per-token', 2, 'experts that each token uses', min = 1,
+     also = { 'moe-router-topk', 'num-experts-per-tok' } },
+   { 'expert-hidden', 0, 'width of an expert; 0: that of the MLP', min = 0,
+     also = { 'moe-ffn-hidden-size' } },
+   { 'shared-hidden', 0, 'width of the shared expert; 0: that of an expert', min = 0,
+     also = { 'moe-shared-expert-intermediate-size' } },
    option 'tie',
    { 'cp.mamba', 'auto', 'how Mamba-2 layers run under context parallelism: split by heads '
      .. '(hidden), hand the state from rank to rank (state), or whichever sends less (auto)',
@@ -35,22 +42,33 @@ local rows = {
 
 local function given(n) return n > 0 and n or nil end
 
+-- Adds the fields of the layers with experts to those of a model.
+local function with_experts(c, opt)
+   if not opt.pattern:find('E', 1, true) then return c end
+   c.n_routed_experts, c.num_experts_per_tok = opt.experts, opt.experts_per_token
+   c.moe_intermediate_size = given(opt.expert_hidden)
+   c.moe_shared_expert_intermediate_size = given(opt.shared_hidden)
+   return c
+end
+
 local function config(opt, vocab)
-   return {
+   return with_experts({
       vocab_size = vocab, hidden_size = opt.dim, hybrid_override_pattern = opt.pattern,
       num_attention_heads = opt.heads, num_key_value_heads = given(opt.kv_heads),
       intermediate_size = given(opt.hidden), rope_theta = given(opt.rope_theta),
       mamba_num_heads = given(opt.mamba_heads), mamba_head_dim = opt.mamba_head_dim,
       ssm_state_size = opt.state, n_groups = opt.groups, conv_kernel = opt.conv,
       max_position_embeddings = opt.seq, tie_word_embeddings = opt.tie,
-   }
+   }, opt)
 end
 
 -- What errors call the options.
 local words = options.joined(options.words, {
    { 'mamba_num_heads', '--mamba-heads' }, { 'mamba_head_dim', '--mamba-head-dim' },
    { 'ssm_state_size', '--state' }, { 'n_groups', '--groups' },
-   { 'hybrid_override_pattern', '--pattern' },
+   { 'hybrid_override_pattern', '--pattern' }, { 'n_routed_experts', '--experts' },
+   { 'num_experts_per_tok', '--experts-per-token' }, { 'moe_intermediate_size', '--expert-hidden' },
+   { 'moe_shared_expert_intermediate_size', '--shared-hidden' },
 })
 
 local function train(self, opt)

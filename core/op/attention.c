@@ -119,6 +119,24 @@ static int full_bias(tide_tensor **out, tide_tensor *bias, const tide_tensor *q,
   return tide_expand(out, bias, 4, shape);
 }
 
+/* Computes the call without its sinks, lets them have their share, and records the whole. */
+static int with_sinks(tide__call *c, tide_tensor **y, int nuser)
+{
+  tide_ctx *ctx = c->ctx;
+  bool recording = ctx->recording;
+  ctx->recording = false;
+  int rc = tide__dispatch(c, y, 2);
+  if (rc == TIDE_OK) {
+    rc = tide__attention_sinks(y[0], y[1], c->in_[8]);
+    ctx->recording = recording;
+    if (rc == TIDE_OK) rc = tide__record(c);
+    for (int i = 0; i < 2; i++)
+      if (rc < 0 || i >= nuser) tide_tensor_release(y[i]);
+  }
+  ctx->recording = recording;
+  return rc;
+}
+
 int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_tensor *k,
                    tide_tensor *v, const tide_attention_attrs *attrs)
 {
@@ -129,17 +147,18 @@ int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_te
   if (lse) *lse = NULL;
   tide_attention_attrs_init(&def);
   TIDE_TRY(tide__read_attrs(&def, sizeof def, attrs, q, "attention"));
-  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION, out, 8,
+  TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION, out, 9,
                        (tide_tensor *[]){q, k, v, a->bias, a->q_index, a->k_index, a->q_tiles,
-                                         a->k_tiles}, 0xf8));
+                                         a->k_tiles, a->sinks}, 0x1f8));
   TIDE_TRY(tide__check_attention(q, k, v, a));
+  TIDE_TRY(tide__check_sinks(q, a->sinks, "attention"));
   TIDE_TRY(full_bias(&bias, a->bias, q, k));
   c.in_[3] = bias;
   c.attrs.attention = tide__attention_attrs_of(q, a);
   tide__result(&c, 0, q->dtype, 4, (int64_t[]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]});
   tide__result(&c, 1, q->dtype == TIDE_F64 ? TIDE_F64 : TIDE_F32, 3,
                (int64_t[]){q->shape[0], q->shape[2], q->shape[1]});
-  int rc = tide__dispatch(&c, y, lse ? 2 : 1);
+  int rc = a->sinks ? with_sinks(&c, y, lse ? 2 : 1) : tide__dispatch(&c, y, lse ? 2 : 1);
   tide_tensor_release(bias);
   if (rc < 0) return rc;
   *out = y[0];
@@ -168,6 +187,8 @@ int tide__grad_attention(const tide__grad_call *g)
   TIDE__DO(&v, tide__dispatch(&c, dy, 4));
   for (int i = 0; i < 3; i++) g->gin[i] = dy[i];
   if (dy[3]) TIDE__DO(&v, tide_cast(&g->gin[3], dy[3], g->meta[3].dtype));
+  if (g->need[8])
+    TIDE__DO(&v, tide__attention_dsinks(&g->gin[8], dout, o, g->out[1], g->in[8], g->gout[1]));
   tide_tensor_release(dy[3]);
   return tide__temps_end(&v);
 }

@@ -18,8 +18,7 @@ static int check_float_like(const tide_tensor *t, const tide_tensor *part, const
                     tide_dtype_name(want), tide_dtype_name(t->dtype));
 }
 
-/* Returns whether lse is the [B, H, T] of x [B, T, H, D]. */
-static bool fits_lse(const tide_tensor *x, const tide_tensor *lse)
+bool tide__fits_lse(const tide_tensor *x, const tide_tensor *lse)
 {
   return x->ndim == 4 && lse->ndim == 3 && lse->shape[0] == x->shape[0] &&
          lse->shape[1] == x->shape[2] && lse->shape[2] == x->shape[1];
@@ -33,7 +32,7 @@ static int check_merge(const tide__call *c, tide_tensor *const *x)
   TIDE_TRY(check_float_like(x[1], x[2], "lse", name));
   TIDE_TRY(check_float_like(x[3], x[2], "part_lse", name));
   if (!tide__tensor_same_shape(x[0], x[2]) || !tide__tensor_same_shape(x[1], x[3]) ||
-      !fits_lse(x[0], x[1]))
+      !tide__fits_lse(x[0], x[1]))
     return tide__fail(c->ctx, TIDE_E_SHAPE, name, "expected out and part [B, T, H, D], lse and "
                       "part_lse [B, H, T], got %s, %s, %s and %s", TIDE__SHAPE_OF(x[0]),
                       TIDE__SHAPE_OF(x[2]), TIDE__SHAPE_OF(x[1]), TIDE__SHAPE_OF(x[3]));
@@ -46,9 +45,8 @@ static int check_merge(const tide__call *c, tide_tensor *const *x)
   return TIDE_OK;
 }
 
-/* Refuses operands with a history: these ops are not recorded, and the gradient would be lost. */
-static int check_history(const tide__call *c, const char *op, int n, tide_tensor *const *x,
-                         const char *const *names, const char *advice)
+int tide__check_history(const tide__call *c, const char *op, int n, tide_tensor *const *x,
+                        const char *const *names, const char *advice)
 {
   for (int i = 0; c->ctx->recording && i < n; i++)
     if (tide__tensor_needs_grad(x[i]))
@@ -64,9 +62,9 @@ int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
   tide_tensor *x[4] = {out, lse, part, part_lse};
   TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_MERGE_, NULL, 4, x, 0));
   TIDE_TRY(check_merge(&c, x));
-  TIDE_TRY(check_history(&c, TIDE__NAME(&c), 2, x + 2, (const char *[]){"part", "part_lse"},
-                         "merge under no_grad and take the gradient of each part with "
-                         "attention_backward"));
+  TIDE_TRY(tide__check_history(&c, TIDE__NAME(&c), 2, x + 2, (const char *[]){"part", "part_lse"},
+                               "merge under no_grad and take the gradient of each part with "
+                               "attention_backward"));
   c.nin = c.nout = 2;
   c.in_[0] = part;
   c.in_[1] = part_lse;
@@ -83,7 +81,7 @@ static int check_backward(const tide__call *c, const tide_tensor *dout, const ti
 {
   TIDE_TRY(check_float_like(lse, q, "lse", "attention_backward"));
   bool fit = dout->dtype == q->dtype && out->dtype == q->dtype &&
-             tide__tensor_same_shape(dout, out) && out->ndim == 4 && fits_lse(out, lse);
+             tide__tensor_same_shape(dout, out) && out->ndim == 4 && tide__fits_lse(out, lse);
   for (int d = 0; fit && d < 4; d++) fit = out->shape[d] == (d < 3 ? q->shape[d] : v->shape[3]);
   if (fit) return TIDE_OK;
   return tide__fail(c->ctx, TIDE_E_SHAPE, "attention_backward", "expected dout and out like the "
@@ -111,11 +109,15 @@ int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv
   if (a->bias)
     return tide__fail(c.ctx, TIDE_E_UNSUPPORTED, name, "attention over a part of the "
                       "keys takes no bias; use tide_attention and the tape");
+  if (a->sinks)
+    return tide__fail(c.ctx, TIDE_E_UNSUPPORTED, name, "attention over a part of the keys takes no "
+                      "sinks; out and lse contain them, and attention_sinks_backward makes their "
+                      "gradient");
   TIDE_TRY(tide__relabel(c.ctx, tide__check_attention(q, k, v, a), name));
   TIDE_TRY(check_backward(&c, dout, q, v, out, lse));
-  TIDE_TRY(check_history(&c, name, 6, (tide_tensor *[]){q, k, v, dout, out, lse},
-                         (const char *[]){"q", "k", "v", "dout", "out", "lse"},
-                         "call it under no_grad, or attention, whose gradient is"));
+  TIDE_TRY(tide__check_history(&c, name, 6, (tide_tensor *[]){q, k, v, dout, out, lse},
+                               (const char *[]){"q", "k", "v", "dout", "out", "lse"},
+                               "call it under no_grad, or attention, whose gradient is"));
   c.attrs.attention = tide__attention_attrs_of(q, a);
   for (int i = 0; i < 3; i++) tide__result(&c, i, x[i]->dtype, 4, x[i]->shape);
   tide__result(&c, 3, lse->dtype, -1, lse->shape);

@@ -46,6 +46,7 @@ typedef union tide__attrs {
   k_conv1d_attrs conv1d;
   k_ssd_attrs ssd;
   k_rope_attrs rope;
+  k_swiglu_attrs swiglu;
   k_attention_attrs attention;
   k_cross_entropy_attrs cross_entropy;
   k_random_attrs random;

@@ -71,21 +71,31 @@ add_sft('lora-f32', 'f32', 16)
 
 -- ---- a training step with experts: each token uses 4 of 32 ----
 
-local moe = { dim = 512, layers = 4, heads = 8, ffn = 256, experts = 32, topk = 4, vocab = 4096,
-   batch = 2, seq = 1024 }
-
-do
-   local tokens = moe.batch * moe.seq
-   local per_layer = 4 * moe.dim * moe.dim + moe.experts * moe.dim
-      + 3 * moe.topk * moe.dim * moe.ffn
-   local weights = moe.layers * per_layer + moe.vocab * moe.dim
+-- Adds a row. attends: the weights of an attention, and the channels of its scores and of its
+-- values, of all heads; shared: experts that each token uses beside the routed ones.
+local function add_moe(name, case, attends, shared, more)
+   local o = { dim = 512, layers = 4, heads = 8, ffn = 256, experts = 32, topk = 4, vocab = 4096,
+      batch = 2, seq = 1024 }
+   for k, v in pairs(more or {}) do o[k] = v end
+   local weights, channels = attends(o)
+   local tokens = o.batch * o.seq
+   local per_layer = weights + o.experts * o.dim + 3 * (o.topk + shared) * o.dim * o.ffn
+   local all = o.layers * per_layer + o.vocab * o.dim
    add {
-      name = 'moe-f32', case = 'moe', options = moe, kind = 'fma', must = 1, tokens = tokens,
-      work = tokens * (6 * weights + 6 * moe.layers * moe.dim * moe.seq), rounds = 7, sample = 0.5,
+      name = name, case = case, options = o, kind = 'fma', must = 1, tokens = tokens,
+      work = tokens * (6 * all + 3 * o.layers * channels * o.seq), rounds = 7, sample = 0.5,
       memory = 'peak', needs = 'transformers', tolerance = 1e-3,
       variants = { 'grouped_mm', 'eager' }, eager = true,
    }
 end
+
+add_moe('moe-f32', 'moe', function(o) return 4 * o.dim * o.dim, 2 * o.dim end, 0)
+-- ---- the same with latent attention and a shared expert, as in DeepSeek-V3 ----
+add_moe('latent-f32', 'latent', function(o)
+   local size = o.nope + o.rope
+   return o.dim * (o.qlatent + o.latent + o.rope) + o.heads * (o.qlatent * size
+      + o.latent * (o.nope + o.value) + o.value * o.dim), o.heads * (size + o.value)
+end, 1, { nope = 48, rope = 16, value = 64, qlatent = 192, latent = 128 })
 
 -- ---- generation: one sequence, greedy, with a cache ----
 

@@ -90,6 +90,16 @@ function cases.moe(o)
    }, { dtype = o.dtype, seed = 1 }), o)
 end
 
+function cases.latent(o)
+   return windows_step(tide.model.deepseek_v3({
+      vocab_size = o.vocab, hidden_size = o.dim, num_hidden_layers = o.layers,
+      num_attention_heads = o.heads, moe_intermediate_size = o.ffn, intermediate_size = o.ffn,
+      n_routed_experts = o.experts, num_experts_per_tok = o.topk, n_group = 1, topk_group = 1,
+      first_k_dense_replace = 0, q_lora_rank = o.qlatent, kv_lora_rank = o.latent,
+      qk_nope_head_dim = o.nope, qk_rope_head_dim = o.rope, v_head_dim = o.value,
+   }, { dtype = o.dtype, seed = 1 }), o)
+end
+
 -- Documents of 50 to 1000 tokens, of which two thirds count, in `batch` rows of `seq`.
 local function packed_batch(o)
    local ids_, mask, cu, state = {}, {}, { 0 }, 7

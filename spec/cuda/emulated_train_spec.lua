@@ -57,19 +57,25 @@ describe('the pretrain recipe on emulated CUDA', function()
       assert.same(want, got)
    end)
 
-   it('has the losses of the CPU where the step of a model with experts is captured', function()
-      tmp.with(function(dir)
-         tide.model.save(tide.model.qwen3_moe({ vocab_size = 258, hidden_size = 16,
-            num_hidden_layers = 2, num_attention_heads = 2, moe_intermediate_size = 8,
-            num_experts = 6, num_experts_per_tok = 2 }, { seed = 1 }), dir .. '/m')
-         local function losses_on(device)
-            return (run(('env LD_LIBRARY_PATH=%s %s/tide run'):format(folder, build),
-               ('pretrain.lua --from %s/m --device %s --steps 3 --batch 1 --seq 24'):format(dir,
-               device)))
-         end
-         equal(losses_on 'cpu', losses_on 'cuda --captured', 3)
+   local with_experts = { qwen3_moe = { moe_intermediate_size = 8 },
+      gpt_oss = { intermediate_size = 8, head_dim = 8, sliding_window = 5 } }
+   for family, config in pairs(with_experts) do
+      it('has the losses of the CPU where the step of a model with experts is captured: '
+         .. family, function()
+         tmp.with(function(dir)
+            config.vocab_size, config.hidden_size, config.num_hidden_layers = 258, 16, 2
+            config.num_attention_heads, config.num_experts = 2, 6
+            config.num_experts_per_tok = 2
+            tide.model.save(tide.model[family](config, { seed = 1 }), dir .. '/m')
+            local function losses_on(device)
+               return (run(('env LD_LIBRARY_PATH=%s %s/tide run'):format(folder, build),
+                  ('pretrain.lua --from %s/m --device %s --steps 3 --batch 1 --seq 24'):format(dir,
+                  device)))
+            end
+            equal(losses_on 'cpu', losses_on 'cuda --captured', 3)
+         end)
       end)
-   end)
+   end
 
    it('says in one line what --fp8 needs of a GPU', function()
       tmp.with(function(dir)

@@ -10,6 +10,9 @@ local tmp = require 'spec.support.tmp'
 local sizes = { vocab_size = 20, hidden_size = 8, num_hidden_layers = 1, num_attention_heads = 2,
    num_key_value_heads = 1, intermediate_size = 12, max_position_embeddings = 16 }
 local experts = { num_local_experts = 3, num_experts_per_tok = 2 }
+local of_family = { mixtral = experts, gpt_oss = experts, granitemoehybrid = {
+   num_local_experts = 3, num_experts_per_tok = 2, layer_types = { 'mamba' }, mamba_n_heads = 2,
+   mamba_d_state = 4, shared_intermediate_size = 6 } }
 local ids = { { 5, 6, 7, 8 } }
 
 local function logits(model)
@@ -26,7 +29,7 @@ end
 local function with_folder(family, fn)
    tmp.with(function(dir)
       local config = {}
-      for _, list in ipairs { sizes, family == 'mixtral' and experts or {} } do
+      for _, list in ipairs { sizes, of_family[family] or {} } do
          for k, v in each(list) do config[k] = v end
       end
       tide.model.save(tide.model[family](config, { seed = 3 }), dir .. '/m')
@@ -36,8 +39,9 @@ end
 
 describe('tide.model.load onto a GPU', function()
    -- phi3 stores q, k and v as one tensor, so its weights are views of what is stored; mixtral
-   -- stores each expert apart
-   for _, family in ipairs { 'llama', 'phi3', 'mixtral' } do
+   -- stores each expert apart, gpt_oss gate and up in turns, granitemoehybrid those of all experts
+   -- as one tensor
+   for _, family in ipairs { 'llama', 'phi3', 'mixtral', 'gpt_oss', 'granitemoehybrid' } do
       for _, dtype in ipairs { 'f32', 'bf16' } do
          it(('gives the model of the host: %s in %s'):format(family, dtype), function()
             with_folder(family, function(m)

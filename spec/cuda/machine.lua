@@ -71,12 +71,16 @@ by_type('fp8_codes.cu', 'codes_kernel', 'Lb1EE', { f32 = { 128, 256, loads = 16,
                                                   bf16 = { 128, 128, loads = 8, stores = 8 },
                                                   f16 = { 128, 128, loads = 8, stores = 8 } })
 -- Li1: operands have one layout; Li3, Li4: they are columns of one matrix.
-for dtype in pairs(types) do
-   for _, tail in ipairs { 'Li1EE', 'Li3EE' } do
-      by_type('swiglu.cu', 'swiglu_job', tail, { [dtype] = { 40, 64, stores = 2 } })
-   end
-   for _, tail in ipairs { 'Li1EE', 'Li4EE' } do
-      by_type('swiglu.cu', 'swiglu_bwd_job', tail, { [dtype] = { 48, 96, stores = 4 } })
+for form, registers in pairs { plain_form = 48, clamped_form = 54 } do
+   local rest = ('ENS*%d%s'):format(#form, form)
+   for dtype in pairs(types) do
+      for _, tail in ipairs { 'Li1', 'Li3' } do
+         by_type('swiglu.cu', 'swiglu_job', tail .. rest, { [dtype] = { 40, 64, stores = 2 } })
+      end
+      for _, tail in ipairs { 'Li1', 'Li4' } do
+         by_type('swiglu.cu', 'swiglu_bwd_job', tail .. rest,
+            { [dtype] = { registers, 96, stores = 4 } })
+      end
    end
 end
 -- A copy that is not contiguous, by the size of an element; casts have 16 bytes on the wide side.

@@ -13,7 +13,11 @@ from common import doubles_only, inputs
 from folders import CASES, V, build
 
 COEF, SAMPLES, PADDING = 0.5, 5, 4
-NAMES = ["mixtral", "olmoe", "qwen3_moe", "qwen3_moe_step", "qwen2_moe"]
+NAMES = ["mixtral", "olmoe", "qwen3_moe", "qwen3_moe_step", "qwen2_moe",
+         "gpt_oss"]
+
+
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 
 
 def numbers(values):
@@ -50,7 +54,7 @@ def row(kind, extra, padded):
     loss = torch.nn.functional.cross_entropy(out.logits.reshape(-1, V), labels.reshape(-1))
     loss = loss + COEF * term
     loss.backward()
-    grads = [p.grad.flatten() for n, p in model.named_parameters() if n.endswith("mlp.gate.weight")]
+    grads = [p.grad.flatten() for n, p in model.named_parameters() if n.endswith(ROUTERS)]
     norms = numbers(float(g.norm()) for g in grads)
     samples = ",\n         ".join(numbers(g[:: g.numel() // SAMPLES][:SAMPLES].tolist())
                                   for g in grads)

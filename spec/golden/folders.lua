@@ -471,6 +471,35 @@ true, "use_qk_norm": true, "vocab_size": 23}]==],
 true, "use_qk_norm": false, "vocab_size": 23}]==],
       loss = 3.56726424846923,
    },
+   gpt_oss = {
+      config = [==[
+{"architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["sliding_attention",
+"full_attention", "sliding_attention"], "max_position_embeddings": 64, "model_type":
+"gpt_oss", "num_attention_heads": 6, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "num_local_experts": 4, "output_router_logits": false,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"beta_fast": 4.0, "beta_slow":
+0.5, "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0, "rope_type":
+"yarn", "truncate": false}, "router_aux_loss_coef": 0.001, "sliding_window": 3,
+"swiglu_alpha": 1.702, "swiglu_limit": 0.2, "tie_word_embeddings": false,
+"transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
+      loss = 3.97762438274225,
+   },
+   gpt_oss_plain = {
+      config = [==[
+{"architectures": ["GptOssForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "head_dim": 4, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
+"sliding_attention", "full_attention"], "max_position_embeddings": 64, "model_type":
+"gpt_oss", "num_attention_heads": 6, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+"num_key_value_heads": 1, "num_local_experts": 5, "output_router_logits": false,
+"pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 500.0,
+"rope_type": "default"}, "router_aux_loss_coef": 0.001, "sliding_window": 4, "swiglu_alpha":
+1.702, "swiglu_limit": 7.0, "tie_word_embeddings": true, "transformers_version": "5.24.0",
+"use_cache": true, "vocab_size": 23}]==],
+      loss = 4.1087710355085,
+   },
    deepseek_v3 = {
       config = [==[
 {"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout":
@@ -584,6 +613,109 @@ true, "use_qk_norm": false, "vocab_size": 23}]==],
 "transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23, "z_loss_coefficient":
 0.0}]==],
       loss = 4.04013655543535,
+   },
+   granitemoehybrid = {
+      config = [==[
+{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false,
+"attention_dropout": 0.0, "attention_multiplier": 0.3, "bos_token_id": 1,
+"embedding_multiplier": 3.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 48,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["linear_attention",
+"full_attention", "linear_attention"], "logits_scaling": 2.0, "mamba_chunk_size": 4,
+"mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 8, "mamba_d_state": 5,
+"mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 12, "mamba_proj_bias": false,
+"max_position_embeddings": 64, "model_type": "granitemoehybrid", "num_attention_heads": 6,
+"num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"num_local_experts": 6, "output_router_logits": false, "pad_token_id": 0,
+"position_embedding_type": null, "residual_multiplier": 0.4, "rms_norm_eps": 1e-05,
+"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "router_aux_loss_coef":
+0.001, "shared_intermediate_size": 14, "tie_word_embeddings": false, "time_step_limit": [0.0,
+{"__float__": "Infinity"}], "transformers_version": "5.24.0", "use_cache": true, "vocab_size":
+23}]==],
+      loss = 3.28974988627123,
+   },
+   granitemoehybrid_dense = {
+      config = [==[
+{"architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": true,
+"attention_dropout": 0.0, "attention_multiplier": 0.3, "bos_token_id": 1,
+"embedding_multiplier": 3.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 48,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["full_attention",
+"linear_attention", "full_attention"], "logits_scaling": 2.0, "mamba_chunk_size": 4,
+"mamba_conv_bias": false, "mamba_d_conv": 4, "mamba_d_head": 8, "mamba_d_state": 5,
+"mamba_expand": 2, "mamba_n_groups": 2, "mamba_n_heads": 12, "mamba_proj_bias": true,
+"max_position_embeddings": 64, "model_type": "granitemoehybrid", "num_attention_heads": 6,
+"num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 2,
+"num_local_experts": 0, "output_router_logits": false, "pad_token_id": 0,
+"position_embedding_type": "rope", "residual_multiplier": 0.4, "rms_norm_eps": 1e-05,
+"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "router_aux_loss_coef":
+0.001, "shared_intermediate_size": 14, "tie_word_embeddings": true, "time_step_limit": [0.05,
+0.6], "transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
+      loss = 3.53687327463256,
+   },
+   nemotron_moe = {
+      config = [==[
+{"architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "chunk_size": 4, "conv_kernel": 4, "eos_token_id": 2, "expand": 2,
+"head_dim": 4, "hidden_dropout": 0.0, "hidden_size": 24, "initializer_range": 0.02,
+"intermediate_size": 20, "layer_norm_epsilon": 1e-05, "layers_block_type":
+["linear_attention", "moe", "full_attention"], "mamba_head_dim": 6, "mamba_hidden_act":
+"silu", "mamba_num_heads": 8, "mamba_proj_bias": false, "mamba_ssm_cache_dtype": "float32",
+"max_position_embeddings": 64, "mlp_bias": false, "mlp_hidden_act": "relu2", "model_type":
+"nemotron_h", "moe_intermediate_size": 10, "moe_latent_size": null,
+"moe_shared_expert_intermediate_size": 14, "moe_shared_expert_overlap": true,
+"mtp_layers_block_type": ["full_attention", "moe"], "n_group": 1, "n_groups": 2,
+"n_routed_experts": 6, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads":
+6, "num_experts_per_tok": 2, "num_key_value_heads": 2, "num_logits_to_keep": 1,
+"num_nextn_predict_layers": 0, "output_router_logits": false, "pad_token_id": 0,
+"rescale_prenorm_residual": true, "residual_in_fp32": false, "routed_scaling_factor": 1.5,
+"sliding_window": null, "ssm_state_size": 5, "tie_word_embeddings": false, "time_step_floor":
+0.0001, "time_step_limit": [0.0, {"__float__": "Infinity"}], "time_step_max": 0.1,
+"time_step_min": 0.001, "topk_group": 1, "transformers_version": "5.24.0", "use_bias": false,
+"use_cache": true, "use_conv_bias": true, "use_mamba_kernels": true, "vocab_size": 23}]==],
+      loss = 3.4144339932879,
+   },
+   nemotron_moe_latent = {
+      config = [==[
+{"architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "chunk_size": 4, "conv_kernel": 4, "eos_token_id": 2, "expand": 2,
+"head_dim": 4, "hidden_dropout": 0.0, "hidden_size": 24, "initializer_range": 0.02,
+"intermediate_size": 20, "layer_norm_epsilon": 1e-05, "layers_block_type": ["moe",
+"linear_attention", "full_attention", "moe"], "mamba_head_dim": 6, "mamba_hidden_act": "silu",
+"mamba_num_heads": 8, "mamba_proj_bias": false, "mamba_ssm_cache_dtype": "float32",
+"max_position_embeddings": 64, "mlp_bias": false, "mlp_hidden_act": "silu", "model_type":
+"nemotron_h", "moe_intermediate_size": 10, "moe_latent_size": 7,
+"moe_shared_expert_intermediate_size": 14, "moe_shared_expert_overlap": true,
+"mtp_layers_block_type": ["full_attention", "moe"], "n_group": 3, "n_groups": 2,
+"n_routed_experts": 6, "n_shared_experts": 1, "norm_topk_prob": false, "num_attention_heads":
+6, "num_experts_per_tok": 3, "num_key_value_heads": 2, "num_logits_to_keep": 1,
+"num_nextn_predict_layers": 0, "output_router_logits": false, "pad_token_id": 0,
+"rescale_prenorm_residual": true, "residual_in_fp32": false, "routed_scaling_factor": 1.0,
+"sliding_window": null, "ssm_state_size": 5, "tie_word_embeddings": false, "time_step_floor":
+0.0001, "time_step_limit": [0.0, {"__float__": "Infinity"}], "time_step_max": 0.1,
+"time_step_min": 0.001, "topk_group": 2, "transformers_version": "5.24.0", "use_bias": false,
+"use_cache": true, "use_conv_bias": true, "use_mamba_kernels": true, "vocab_size": 23}]==],
+      loss = 3.38748405356784,
+   },
+   nemotron_moe_bias = {
+      config = [==[
+{"architectures": ["NemotronHForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "chunk_size": 4, "conv_kernel": 4, "eos_token_id": 2, "expand": 2,
+"head_dim": 4, "hidden_dropout": 0.0, "hidden_size": 24, "initializer_range": 0.02,
+"intermediate_size": 20, "layer_norm_epsilon": 1e-05, "layers_block_type": ["full_attention",
+"moe", "mlp"], "mamba_head_dim": 6, "mamba_hidden_act": "silu", "mamba_num_heads": 8,
+"mamba_proj_bias": false, "mamba_ssm_cache_dtype": "float32", "max_position_embeddings": 64,
+"mlp_bias": true, "mlp_hidden_act": "relu2", "model_type": "nemotron_h",
+"moe_intermediate_size": 10, "moe_latent_size": null, "moe_shared_expert_intermediate_size":
+14, "moe_shared_expert_overlap": true, "mtp_layers_block_type": ["full_attention", "moe"],
+"n_group": 1, "n_groups": 2, "n_routed_experts": 4, "n_shared_experts": 1, "norm_topk_prob":
+true, "num_attention_heads": 6, "num_experts_per_tok": 2, "num_key_value_heads": 2,
+"num_logits_to_keep": 1, "num_nextn_predict_layers": 0, "output_router_logits": false,
+"pad_token_id": 0, "rescale_prenorm_residual": true, "residual_in_fp32": false,
+"routed_scaling_factor": 1.0, "sliding_window": null, "ssm_state_size": 5,
+"tie_word_embeddings": false, "time_step_floor": 0.0001, "time_step_limit": [0.0,
+{"__float__": "Infinity"}], "time_step_max": 0.1, "time_step_min": 0.001, "topk_group": 1,
+"transformers_version": "5.24.0", "use_bias": false, "use_cache": true, "use_conv_bias": true,
+"use_mamba_kernels": true, "vocab_size": 23}]==],
+      loss = 5.03491227196361,
    },
    gpt2 = {
       config = [==[

@@ -34,8 +34,14 @@ LONG = dict(rope_type="longrope", rope_theta=500.0, short_factor=[1.0, 1.5],
             long_factor=[2.0, 3.0])
 BAMBA = dict(head_dim=None, hidden_size=48, mamba_n_heads=12, mamba_d_head=8, mamba_n_groups=2,
              mamba_d_state=5, mamba_chunk_size=4)
+LINEAR = "linear_attention"
+GRANITE = dict(BAMBA, mamba_chunk_size=4, shared_intermediate_size=14, embedding_multiplier=3.0,
+               logits_scaling=2.0, residual_multiplier=0.4, attention_multiplier=0.3)
 MLA = dict(head_dim=None, num_key_value_heads=6, q_lora_rank=14, kv_lora_rank=10,
            qk_nope_head_dim=2, qk_rope_head_dim=4, v_head_dim=5)
+NEMOTRON = dict(ssm_state_size=5, mamba_num_heads=8, mamba_head_dim=6, n_groups=2, chunk_size=4,
+                moe_intermediate_size=10, moe_shared_expert_intermediate_size=14,
+                num_hidden_layers=None, rms_norm_eps=None)
 CASES = [
     ("llama", "Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0))),
     ("llama_mqa_bias", "Llama", dict(num_key_value_heads=1, attention_bias=True, mlp_bias=True,
@@ -109,6 +115,13 @@ CASES = [
         n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, n_shared_experts=2,
         first_k_dense_replace=0, norm_topk_prob=False, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=1.0))),
+    ("gpt_oss", "GptOss", dict(
+        num_local_experts=4, num_experts_per_tok=2, sliding_window=3, swiglu_limit=0.2,
+        rope_parameters=dict(YARN, beta_fast=4.0, beta_slow=0.5, truncate=False))),
+    ("gpt_oss_plain", "GptOss", dict(
+        num_local_experts=5, num_experts_per_tok=3, sliding_window=4, num_key_value_heads=1,
+        layer_types=[FULL, SLIDING, FULL], attention_bias=False, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0))),
     ("deepseek_v3", "DeepseekV3", dict(
         MLA, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=10, n_group=4,
         topk_group=2, first_k_dense_replace=1, rope_parameters=dict(
@@ -132,6 +145,22 @@ CASES = [
         BAMBA, attn_layer_indices=[0, 2], mamba_n_groups=1, mamba_proj_bias=True,
         mamba_conv_bias=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
         time_step_limit=[0.05, 0.6])),
+    ("granitemoehybrid", "GraniteMoeHybrid", dict(
+        GRANITE, num_local_experts=6, num_experts_per_tok=2, layer_types=[LINEAR, FULL, LINEAR])),
+    ("granitemoehybrid_dense", "GraniteMoeHybrid", dict(
+        GRANITE, num_local_experts=0, layer_types=[FULL, LINEAR, FULL], mamba_proj_bias=True,
+        attention_bias=True, mamba_conv_bias=False, position_embedding_type="rope",
+        tie_word_embeddings=True, time_step_limit=[0.05, 0.6])),
+    ("nemotron_moe", "NemotronH", dict(
+        NEMOTRON, layers_block_type=[LINEAR, "moe", FULL], n_routed_experts=6,
+        num_experts_per_tok=2, routed_scaling_factor=1.5)),
+    ("nemotron_moe_latent", "NemotronH", dict(
+        NEMOTRON, layers_block_type=["moe", LINEAR, FULL, "moe"], n_routed_experts=6,
+        num_experts_per_tok=3, n_group=3, topk_group=2, norm_topk_prob=False, moe_latent_size=7,
+        mlp_hidden_act="silu")),
+    ("nemotron_moe_bias", "NemotronH", dict(
+        NEMOTRON, layers_block_type=[FULL, "moe", "mlp"], n_routed_experts=4,
+        num_experts_per_tok=2, mlp_bias=True)),
     ("gpt2", "GPT2", dict(n_embd=24, n_layer=3, n_head=6, n_positions=16)),
     ("gpt2_untied", "GPT2", dict(n_embd=24, n_layer=2, n_head=4, n_positions=12, n_inner=20,
                                  tie_word_embeddings=False, activation_function="relu",
@@ -141,16 +170,39 @@ CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
 MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 
 
+# Fields of BASE that a case leaves out by None.
+NONE = ("head_dim", "num_hidden_layers", "rms_norm_eps")
+
 # What files of a kind call the experts of a layer and their projections; others as Qwen3Moe.
 USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
 EXPERTS = {"Mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 
 
+# What files of Granite call the tensors with all experts of a layer.
+WHOLE = {"router.weight": "router.layer.weight", "experts.gate_up_proj": "input_linear.weight",
+         "experts.down_proj": "output_linear.weight"}
+
+
 def parts(name, p, kind):
     """Yields the name in files, and the part of a parameter or gradient p, of each tensor of a file."""
+    moe, _, whole = name.partition(".block_sparse_moe.")
+    if whole and kind == "GraniteMoeHybrid":
+        yield f"{moe}.block_sparse_moe.{WHOLE[whole]}", p
+        return
+    if kind == "NemotronH":
+        name = name.replace("model.", "backbone.", 1)
+        layer, _, field = name.partition(".experts.")
+        if field:
+            for e, one in enumerate(p):
+                yield f"{layer}.experts.{e}.{field}.weight", one
+        else:
+            yield name, p
+        return
     layer, _, rest = name.partition(".mlp.")
     block, gate, up, down = EXPERTS.get(kind, USUAL)
-    if rest == "gate.weight":
+    if kind == "GptOss":
+        yield name, p
+    elif rest == "gate.weight":
         yield f"{layer}.{block}.{rest}", p
     elif rest.startswith("experts."):
         for e, one in enumerate(p):
@@ -203,8 +255,7 @@ def build(kind, extra):
     if kind == "GPT2":
         fields = {k: v for k, v in fields.items() if k in extra or "token_id" in k}
         fields.update(vocab_size=V, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
-    if fields.get("head_dim", 0) is None:
-        del fields["head_dim"]
+    fields = {k: v for k, v in fields.items() if v is not None or k not in NONE}
     config = getattr(T, kind + "Config")(**fields)
     config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(0)
@@ -238,7 +289,8 @@ def check(folder):
     ids, _ = inputs(V)
     for sub in sorted(p for p in pathlib.Path(folder).iterdir() if (p / "logits.txt").exists()):
         model = T.AutoModelForCausalLM.from_pretrained(
-            sub, attn_implementation="eager", dtype=torch.float32).eval()
+            sub, attn_implementation="eager", experts_implementation="eager",
+            dtype=torch.float32).eval()
         got = model(ids % model.config.vocab_size, use_cache=False).logits.detach().double()
         want = torch.tensor([float(v) for v in (sub / "logits.txt").read_text().split()],
                             dtype=torch.float64).reshape(got.shape)

@@ -30,6 +30,12 @@ CASES = [
                                   mamba_n_groups=2, mamba_d_state=5, mamba_chunk_size=4,
                                   attn_layer_indices=[1]),
      dict(r=3, lora_alpha=6, target_modules=["in_proj", "v_proj"])),
+    ("granitemoehybrid_mlp", "GraniteMoeHybrid", dict(
+        head_dim=None, hidden_size=48, mamba_n_heads=12, mamba_d_head=8, mamba_n_groups=2,
+        mamba_d_state=5, mamba_chunk_size=4, layer_types=["mamba", "attention"],
+        num_local_experts=0, shared_intermediate_size=14, residual_multiplier=0.4,
+        attention_multiplier=0.3), dict(r=3, lora_alpha=6, target_modules=["input_linear",
+        "output_linear", "out_proj"])),
 ]
 
 

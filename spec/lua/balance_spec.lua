@@ -12,7 +12,7 @@ local tmp = require 'spec.support.tmp'
 local folders, golden = dofile 'spec/golden/folders.lua', dofile 'spec/golden/balance.lua'
 local nn = tide.nn
 
-local names = { 'mixtral', 'olmoe', 'qwen2_moe', 'qwen3_moe', 'qwen3_moe_step' }
+local names = { 'gpt_oss', 'mixtral', 'olmoe', 'qwen2_moe', 'qwen3_moe', 'qwen3_moe_step' }
 
 -- A row of the stored configurations with the loss that balances experts, or without it.
 local function row_of(name, off)

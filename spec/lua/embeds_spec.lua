@@ -28,6 +28,9 @@ local configs = {
    mamba2 = mamba, hybrid = hybrid,
    bamba = with { attn_layer_indices = { 1 }, mamba_n_heads = 4, mamba_d_head = 8,
       mamba_n_groups = 1, mamba_d_state = 4, mamba_expand = 2 },
+   granitemoehybrid = with { layer_types = { 'mamba', 'attention' }, mamba_n_heads = 4,
+      mamba_d_state = 4, num_local_experts = 3, shared_intermediate_size = 12,
+      residual_multiplier = 0.5, embedding_multiplier = 3 },
    gpt2 = { vocab_size = 31, n_embd = 16, n_layer = 2, n_head = 4, n_positions = 32,
       resid_pdrop = 0, embd_pdrop = 0, attn_pdrop = 0 },
 }

@@ -67,7 +67,7 @@ local function put(entry, part, param, t)
    if part.slice then return param:select(1, part.slice + 1):copy_(t) end
    local at, n = stored.box(entry, part, dims.zeros(#part.shape), part.shape)
    for d = 1, #n do t = t:narrow(d, at[d] + 1, n[d]) end
-   param:copy_(stored.part(entry, t))
+   param:copy_(stored.part(entry, part, t))
 end
 
 local function fill(model, kind)

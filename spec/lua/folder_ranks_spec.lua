@@ -35,7 +35,8 @@ describe('learned positions', function()
 end)
 
 -- Families with one head of keys, which no tensor parallelism cuts.
-local one_head = { gemma2_uncapped = true, llama_mqa_bias = true, olmo2_mqa = true }
+local one_head = { gemma2_uncapped = true, gpt_oss_plain = true, llama_mqa_bias = true,
+   olmo2_mqa = true }
 
 -- Meshes of family i by name. Variants, whose names have a _, are on one of two unless `wide`.
 local function meshes(name, i)
@@ -89,7 +90,8 @@ end)
 describe('sequence parallelism', function()
    -- attention cut by heads, latent or not, and as a whole on each rank; an MLP, experts, both
    for _, name in ipairs { 'qwen3_moe', 'phi3', 'olmo2', 'olmoe', 'qwen2_moe', 'glm4_moe',
-                           'deepseek_v3', 'deepseek_v2' } do
+                           'deepseek_v3', 'deepseek_v2', 'gpt_oss', 'granitemoehybrid',
+                           'nemotron_moe_latent' } do
       it('has the numbers of transformers: ' .. name, function() check(name, { tp = 2 }, true) end)
    end
 end)

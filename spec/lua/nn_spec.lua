@@ -269,6 +269,32 @@ describe('nn.Attention', function()
       end
    end)
 
+   it('has sinks, a score of each head that no value has, also with a cache', function()
+      local m, cache = new { sinks = true, rope = nn.rope.new { dim = 6 } }, {}
+      assert.same({ 4 }, m.sinks.shape)
+      tide.no_grad(function() m.sinks:copy_(tide.tensor { 0.5, -1, 2, -math.huge }) end)
+      local plain = new { rope = nn.rope.new { dim = 6 } }
+      local state = m:state_dict()
+      state.sinks = nil
+      plain:load_state_dict(state)
+      plain:wrap('sunk', function(_, _, q, k, v)
+         local none = tide.zeros { 1, 1, 2, 6 }
+         local bias = tide.zeros { 1, 4, 3, 4 }
+         bias:select(4, 4):copy_(m.sinks:detach():reshape(1, 4, 1):expand(1, 4, 3))
+         for i = 1, 3 do
+            if i < 3 then bias:select(3, i):slice(3, i + 1, 3):fill_(-math.huge) end
+         end
+         return tide.attention(q, tide.cat({ k, none }, 2), tide.cat({ v, none }, 2),
+            { bias = bias })
+      end, { of = 'attend' })
+      local whole = m(x_BTC)
+      close(whole, plain(x_BTC))
+      for t = 1, 3 do
+         close(whole:slice(2, t, t), m(x_BTC:slice(2, t, t), {
+            cache = cache, positions = tide.tensor({ { t - 1 } }, { dtype = 'i64' }) }))
+      end
+   end)
+
    it('refuses heads that do not divide', function()
       bad("'dropout'", new, { dropout = 1 })
       bad("'dropout'", new, { dropout = 'some' })
@@ -305,6 +331,7 @@ describe('dropout of attention probabilities', function()
       else
          o.q_start = Tk - Tq
       end
+      if math.random() < 0.3 then o.sinks = tide.randn({ K * G }):requires_grad_(true) end
       if math.random() < 0.3 then o.bias = tide.randn { 1, K * G, Tq, Tk } end
       local list = { tide.randn { B, Tq, K * G, D }, tide.randn { B, Tk, K, D },
          tide.randn { B, Tk, K, D } }
@@ -319,6 +346,10 @@ describe('dropout of attention probabilities', function()
       for i, t in ipairs(list) do
          r[i + 1] = t.grad
          t:zero_grad()
+      end
+      if o.sinks then
+         r[#r + 1] = o.sinks.grad
+         o.sinks:zero_grad()
       end
       return r
    end

@@ -98,14 +98,13 @@ describe('a published configuration', function()
    it('is refused with all that would change the numbers, in one message', function()
       local c = decode(nemotron_text)
       c.attention_dropout, c.sliding_window, c.mamba_hidden_act = 0.1, 64, 'gelu'
-      c.num_nextn_predict_layers, c.mamba_proj_bias, c.hidden_sise = 1, true, 3
-      c.rms_norm_eps, c.layers_block_type[2] = 1e-6, 'moe'
+      c.mamba_proj_bias, c.hidden_sise = true, 3
+      c.rms_norm_eps, c.layers_block_type[2] = 1e-6, 'conv'
       local want = "field 'attention_dropout' is 0.1; only 0 is supported; "
-         .. 'field \'layers_block_type[2]\' is "moe"; supported kinds are '
-         .. 'linear_attention (mamba), full_attention (attention) and mlp; '
+         .. 'field \'layers_block_type[2]\' is "conv"; supported kinds are '
+         .. 'linear_attention (mamba), full_attention (attention), mlp and moe; '
          .. 'field \'mamba_hidden_act\' is "gelu"; only "silu" is supported; '
          .. "field 'mamba_proj_bias' is true, which is not supported; "
-         .. "field 'num_nextn_predict_layers' is 1; only 0 is supported; "
          .. "field 'rms_norm_eps' is 1e-06, but 'layer_norm_epsilon', which means the same, is "
          .. "1e-05; field 'sliding_window' is 64, which is not supported; "
          .. "unknown field 'hidden_sise'; did you mean 'hidden_size'?"
@@ -130,8 +129,8 @@ describe('a published configuration', function()
             model_type = 'llama' })
       c.time_step_limit, c.rms_norm = nil, false
       refused('E_ARG', "'rms_norm'", make, 'mamba2', c)
-      refused('E_ARG', "'E' (experts) is not supported", make, 'hybrid', { vocab_size = 9,
-         hidden_size = 16, hybrid_override_pattern = 'ME' })
+      refused('E_ARG', "'-' (MLP) and 'E' (experts)", make, 'hybrid', { vocab_size = 9,
+         hidden_size = 16, hybrid_override_pattern = 'MQ', mamba_head_dim = 8 })
    end)
 end)
 

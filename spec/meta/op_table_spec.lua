@@ -17,12 +17,16 @@ local function text_of(pattern)
    return text
 end
 
--- Names of ops that people call (not those that only a derivative uses).
+-- Ops that only another op runs.
+local inside = { attention_sinks_ = true }
+
+-- Names of ops that people call (not those that only a derivative or another op uses).
 local function public_ops()
    local names = {}
    for i = 0, C.tide_op_count() - 1 do
-      if bit.band(C.tide_op_flags(i), C.TIDE_OPF_BACKWARD) == 0 then
-         names[#names + 1] = ffi.string(C.tide_op_name(i))
+      local name = ffi.string(C.tide_op_name(i))
+      if bit.band(C.tide_op_flags(i), C.TIDE_OPF_BACKWARD) == 0 and not inside[name] then
+         names[#names + 1] = name
       end
    end
    return names

@@ -177,6 +177,67 @@ describe('attention', function()
       end
    end)
 
+   -- Attention with one more key, whose score a bias gives and whose value is 0.
+   local function by_column(q, k, v, sinks, T, seen)
+      local none = tide.zeros({ 1, 1, k:size(3), 8 }, { dtype = q.dtype, device = q.device })
+      local column = sinks:reshape(1, -1, 1, 1):expand(1, q:size(3), T, 1)
+      local hide = tide.zeros({ 1, q:size(3), T, T }, { dtype = q.dtype, device = q.device })
+      if not seen then hide:fill_(-math.huge) end
+      return tide.attention(q, tide.cat({ k, none }, 2), tide.cat({ v, none }, 2),
+         { bias = tide.cat({ hide, column }, 4), return_lse = true })
+   end
+
+   it('with sinks is attention with one more column, gradients too', function()
+      for _, device in ipairs(fast == 'cuda' and { fast } or { 'ref', fast }) do
+         for dtype, most in pairs { f32 = 2e-5, f64 = 1e-12, bf16 = 4e-2, f16 = 4e-3 } do
+            for _, T in ipairs { 1, 5, 70 } do
+               for _, seen in ipairs { true, false } do
+                  local function leaf(x) return x:to(dtype):to(device):requires_grad_() end
+                  local function draw(seed, ...)
+                     return tide.empty({ ... }):normal_(0, 1, { seed = seed })
+                  end
+                  local dy, dl = draw(5, 1, T, 4, 8):to(dtype):to(device),
+                     draw(6, 1, 4, T):to(dtype == 'f64' and 'f64' or 'f32'):to(device)
+                  local got, want = {}, {}
+                  for _, list in ipairs { got, want } do
+                     list[1], list[2] = leaf(draw(1, 1, T, 4, 8)), leaf(draw(2, 1, T, 2, 8))
+                     list[3], list[4] = leaf(draw(3, 1, T, 2, 8)), leaf(draw(4, 4))
+                  end
+                  local q, k, v, sinks = unpack(got)
+                  local y, l = tide.attention(q, k, v, { sinks = sinks, return_lse = true,
+                     q_start = seen and 0 or -T, causal = not seen })
+                  local y2, l2 = by_column(want[1], want[2], want[3], want[4], T, seen)
+                  ;((y * dy):to(dl.dtype):sum() + (l * dl):sum()):backward()
+                  ;((y2 * dy):to(dl.dtype):sum() + (l2 * dl):sum()):backward()
+                  local what = ('%s %s %d %s'):format(device, dtype, T, tostring(seen))
+                  local function near(a, b, name)
+                     a, b = a:to 'f64':to 'cpu', b:to 'f64':to 'cpu'
+                     local off = (a - b):abs():amax():item() / math.max(1, b:abs():amax():item())
+                     assert.is_true(off < most, ('%s %s %g'):format(what, name, off))
+                  end
+                  near(y, y2, 'out')
+                  near(l, l2, 'lse')
+                  for i, name in ipairs { 'q', 'k', 'v', 'sinks' } do
+                     near(got[i].grad, want[i].grad, name)
+                  end
+                  if not seen then assert.equal(0, y:to 'f64':abs():sum():item(), what) end
+               end
+            end
+         end
+      end
+   end)
+
+   it('with a sink of -inf is attention without', function()
+      local q, k = random(1, 6, 2, 8), random(1, 6, 1, 8)
+      local none = tide.full({ 2 }, -math.huge):requires_grad_()
+      local y, lse = tide.attention(q, k, k, { causal = true, q_start = -2, return_lse = true })
+      local y2, lse2 = tide.attention(q, k, k, { causal = true, q_start = -2, return_lse = true,
+         sinks = none })
+      assert.is_true(y:equal(y2) and lse:equal(lse2))
+      y2:sum():backward()
+      assert.same({ 0, 0 }, none.grad:tolist())
+   end)
+
    it('of a packed stream is that of its documents one by one', function()
       local lengths, at = { 5, 1, 9, 17 }, 1
       local q, k, v = random(1, 32, 4, 8), random(1, 32, 2, 8):mul(0.5), random(1, 32, 2, 8)
@@ -281,6 +342,18 @@ describe('attention', function()
               { q_index = index:to 'f32', k_index = index })
       refused('E_SHAPE', { 'attention', 'bias' }, tide.attention, q, k, k,
               { bias = tide.zeros { 1, 4, 3, 6 } })
+      refused('E_SHAPE', { 'attention', 'sinks', 'f32 [3]' }, tide.attention, q, k, k,
+              { sinks = tide.zeros { 3 } })
+      refused('E_DTYPE', { 'attention', 'sinks', 'i64' }, tide.attention, q, k, k,
+              { sinks = tide.zeros({ 4 }, { dtype = 'i64' }) })
+      refused('E_SHAPE', { 'attention_sinks_backward', 'lse' }, tide.attention_sinks_backward, q, q,
+              tide.zeros { 1, 3, 4 }, tide.zeros { 4 })
+      refused('E_STATE', { 'attention_sinks_backward', 'sinks needs a gradient' },
+              tide.attention_sinks_backward, q, q, tide.zeros { 1, 4, 3 },
+              tide.zeros({ 4 }):requires_grad_())
+      refused('E_UNSUPPORTED', { 'attention_backward', 'sinks', 'attention_sinks_backward' },
+              tide.attention_backward, q, q, q, q, q, tide.zeros { 1, 4, 3 },
+              { sinks = tide.zeros { 4 } })
       refused('E_ARG', { 'attention', 'opts.window' }, tide.attention, q, k, k, { window = -1 })
       for _, window in ipairs { { left = 2 }, { 1, 2, 3 }, { [q] = 1 } } do
          refused('E_ARG', { 'opts.window', 'nothing else' }, tide.attention, q, k, k,

@@ -97,6 +97,11 @@ describe('check mode', function()
          local out, lse = x:reshape(1, 4, 2, 3), x:slice(2, 1, 2):t():clone():unsqueeze(1)
          tide.attention_merge_(out, lse, w:reshape(1, 4, 2, 3), lse:mul(0.5))
       end,
+      attention_sinks_ = function(x, w)
+         local q = x:reshape(1, 4, 2, 3)
+         return tide.attention(q, q, w:reshape(1, 4, 2, 3),
+            { sinks = w:select(2, 1):narrow(1, 1, 2) })
+      end,
    }
 
    for name, write in pairs(writes) do

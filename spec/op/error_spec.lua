@@ -130,6 +130,8 @@ local rows = {
       { 'E_ARG', { 'softmax', 'dim' }, function() return x:softmax(3) end },
       { 'E_DTYPE', { 'softmax', 'i64' }, function() return i(2):softmax(1) end },
       { 'E_SHAPE', { 'swiglu', '[2, 3]', '[3, 4]' }, function() return tide.swiglu(x, m) end },
+      { 'E_ARG', { 'swiglu_clamped', 'limit', '0' },
+         function() return tide.swiglu_clamped(x, x, 0) end },
       { 'E_ARG', { 'dropout', 'p' }, function() return x:dropout(1) end },
       { 'E_ARG', { 'dropout', 'p' }, function() return x:dropout(-0.1) end },
       { 'E_DTYPE', { 'dropout', 'i64' }, function() return i(2):dropout(0.5) end },

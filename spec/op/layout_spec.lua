@@ -54,6 +54,7 @@ local ops = {
    rms_norm = function(x) return { tide.rms_norm(x) } end,
    softmax = function(x) return { x:softmax(2), x:softmax(1) } end,
    swiglu = function(x) return { tide.swiglu(x, x:neg()) } end,
+   swiglu_clamped = function(x) return { tide.swiglu_clamped(x, x:neg(), 0.5) } end,
    sums = function(x) return { x:sum(1), x:sum(2), x:amax(1), x:mean() } end,
    gather = function(_, w)
       return { tide.embedding(w, tide.tensor(targets, { dtype = 'i64', device = w.device })) }

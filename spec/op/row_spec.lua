@@ -44,6 +44,7 @@ local ops = {
       return tide.gated_rms_norm(x, z, w, { gate_last = true })
    end },
    swiglu = { { 'row', 'row' }, tide.swiglu },
+   swiglu_clamped = { { 'row', 'row' }, tide.swiglu_clamped },
    softmax = { { 'row' }, function(x) return x:softmax(2) end },
    log_softmax = { { 'row' }, function(x) return x:log_softmax(2) end },
    cross_entropy = { { 'row' }, function(x)

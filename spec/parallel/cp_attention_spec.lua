@@ -28,10 +28,14 @@ local source = [[
       local index = {}
       for r = 0, n - 1 do index[r + 1] = pick(pair, r) end
       local q, k, v = full[1]:clone(), full[2]:clone(), full[3]:clone()
+      local sinks = c.sinks and tide.empty({ c.heads }, { dtype = 'f32' })
+         :normal_(0, 2, { seed = 5 }):to(c.dtype)
+      local function sinks_of() return sinks and sinks:clone():requires_grad_(true) or nil end
       for _, t in ipairs { q, k, v } do t:requires_grad_(true) end
       local mask = { causal = c.mask.causal, window = c.mask.window, softcap = c.mask.softcap }
       local dense_mask = { q_index = pair, k_index = pair }
       for key, value in pairs(mask) do dense_mask[key] = value end
+      dense_mask.sinks = sinks_of()
       local dense = tide.attention(q, k, v, dense_mask)
       dense:backward(full[4])
 
@@ -39,6 +43,7 @@ local source = [[
       local lq, lk, lv = pick(full[1], rank), pick(full[2], rank), pick(full[3], rank)
       for _, t in ipairs { lq, lk, lv } do t:requires_grad_(true) end
       local out
+      mask.sinks = sinks_of()
       inner:with(index, function()
          out = inner(lq, lk, lv, mask)
          out:backward(pick(full[4], rank))
@@ -51,6 +56,12 @@ local source = [[
          errors[i] = got:numel() == 0 and 0 or (got - want):abs():amax():item() / scale
          if not (errors[i] < 1e9) then errors[i] = 1e9 end
       end
+      if sinks then
+         local want, got = dense_mask.sinks.grad:to 'f64', mask.sinks.grad:to 'f64'
+         tide.comm.world():all_reduce(got)
+         errors[5] = (got - want):abs():amax():item() / want:abs():amax():item()
+         if not (errors[5] < 1e9) then errors[5] = 1e9 end
+      end
       return errors
    end
    for i, c in ipairs(cases) do cases[i] = errors_of(c) end
@@ -61,9 +72,10 @@ local source = [[
 local function check(n, cases, tolerance)
    for r, rows in ipairs(ranks.run(n, source, cases)) do
       for k, errors in ipairs(rows) do
-         for i, name in ipairs { 'out', 'dq', 'dk', 'dv' } do
-            assert.is_true(errors[i] < tolerance, ('case %d, %s of rank %d: off by %g'):format(k,
-               name, r - 1, errors[i]))
+         for i, name in ipairs { 'out', 'dq', 'dk', 'dv', 'dsinks' } do
+            local off = errors[i] or 0                    -- dsinks: of cases with sinks
+            assert.is_true(off < tolerance, ('case %d, %s of rank %d: off by %g'):format(k, name,
+               r - 1, off))
          end
       end
    end
@@ -193,11 +205,30 @@ describe('attention across ranks', function()
       end
    end)
 
+   it('gives sinks their share once, whatever the method', function()
+      for _, n in ipairs { 1, 2, 3 } do
+         local list = {}
+         for _, method in ipairs { 'ring', 'allgather', 'a2a' } do
+            for _, name in ipairs { 'full', 'causal', 'window' } do
+               list[#list + 1] = { method = method, mask = masks[name], heads = 4, kv = 2,
+                  sinks = true, dtype = 'f32', layout = layouts.scattered(n, T),
+                  pairs_of = name == 'causal' and documents(T, { 9, 1, 10 }) or one_document(T) }
+            end
+         end
+         check(n, list, 1e-5)
+      end
+      check(4, { { method = 'a2a+p2p', a2a = 2, mask = masks.causal, heads = 4, kv = 2,
+         sinks = true, dtype = 'f64', layout = layouts.zigzag(4, T),
+         pairs_of = documents(T, { 5, 12, 4 }) },
+         { method = 'a2a', mask = masks.causal, heads = 3, kv = 1, sinks = true, dtype = 'bf16',
+            layout = layouts.zigzag(4, T), pairs_of = one_document(T) } }, 2e-2)
+   end)
+
    it('works with more ranks than tokens', function()
       local list = {}
       for i, method in ipairs { 'ring', 'allgather', 'a2a' } do
          list[i] = { method = method, mask = masks.causal, heads = 2, kv = 1, dtype = 'f32',
-            layout = layouts.contiguous(4, 3), pairs_of = one_document(3) }
+            sinks = i == 1, layout = layouts.contiguous(4, 3), pairs_of = one_document(3) }
       end
       check(4, list, 1e-5)
    end)

@@ -50,6 +50,16 @@ describe('recipes/pretrain_hybrid.lua', function()
       end)
    end)
 
+   it('with experts over ranks has the losses of one', function()
+      tmp.with(function(dir)
+         local experts = '--pattern ME*E --experts 4 --expert-hidden 6 --sample 0 '
+         local want, out = train(dir .. '/one', 1, experts)
+         assert.equal(8, #want, out)
+         same(want, (train(dir .. '/cp', 4, experts .. '--mesh.dp_shard 2 --mesh.cp 2')))
+         same(want, (train(dir .. '/sp', 2, experts .. '--mesh.tp 2 --sequence-parallel')))
+      end)
+   end)
+
    it('resumes over other ranks, and generate.lua goes on from it', function()
       tmp.with(function(dir)
          local want = train(dir .. '/one', 1, '--schedule constant')
@@ -68,6 +78,7 @@ describe('recipes/pretrain_hybrid.lua', function()
          for words, text in require 'tide.util.each' {
             ['--mesh.cp 2 --cp.mamba state --cp.layout document'] = "use 'hidden' (any layout)",
             ['--cp.mamba heads'] = 'cp.mamba', ['--pattern MX'] = 'hybrid_override_pattern',
+            ['--pattern ME --experts-per-token 9'] = 'is --experts-per-token',
          } do
             local out, status = run(words:find 'cp 2' and 2 or 1,
                small .. ' --out ' .. dir .. '/bad ' .. words)

@@ -57,6 +57,8 @@ return {
    attention = { q = heads, k = heads, v = heads },
    attention_merge_ = { out = heads, lse = lse, part = heads, part_lse = lse },
    attention_backward = { dout = heads, q = heads, k = heads, v = heads, out = heads, lse = lse },
+   attention_sinks_backward = { dout = heads, out = heads, lse = lse, sinks = 'f32 2' },
+   swiglu_clamped = { limit = 1, alpha = 1 },
    attention_rows = { q_index = index, k_index = index }, attention_tiles = { index = index },
    document_index = cu, zigzag_index = cu, zigzag_places = cu, sequence_index = cu,
    slot_index = { cu_slot = 'i64 3', cu_real = 'i64 3' },

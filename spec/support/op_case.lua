@@ -326,6 +326,9 @@ add { op = 'log_softmax', shapes = { { { 2, 5 } }, { { 3, 1 } }, { { 2, 3, 33 } 
 add { op = 'swiglu',
       shapes = { { { 2, 5 }, { 2, 5 } }, { { 0, 3 }, { 0, 3 } }, { { 65 }, { 65 } } },
       fn = function(t, g, u) return t.swiglu(g, u) end }
+add { op = 'swiglu_clamped',
+      shapes = { { { 2, 5 }, { 2, 5 } }, { { 0, 3 }, { 0, 3 } }, { { 65 }, { 65 } } },
+      fn = function(t, g, u) return t.swiglu_clamped(g, u, 0.4, 1.3), t.swiglu_clamped(g, u) end }
 add { op = 'dropout', shapes = { { { 3, 5 } }, { { 0 } } },
       fn = function(t, x)
          local c = x.device -- the same counter on every device: the generator is set before
@@ -355,6 +358,14 @@ add { op = 'attention', shapes = { { { 2, 5, 4, 6 }, { 2, 5, 2, 6 }, { 2, 5, 2, 
 add { op = 'attention',
       shapes = { { { 2, 3, 2, 4 }, { 2, 5, 2, 4 }, { 2, 5, 2, 4 }, { 2, 1, 3, 5 } } },
       fn = function(t, q, k, v, bias) return t.attention(q, k, v, { bias = bias }) end }
+add { op = 'attention',
+      shapes = { { { 2, 5, 4, 6 }, { 2, 5, 2, 6 }, { 2, 5, 2, 6 }, { 4 }, packed },
+                 { { 1, 0, 2, 4 }, { 1, 0, 2, 4 }, { 1, 0, 2, 4 }, { 2 } },
+                 { { 1, 70, 1, 3 }, { 1, 2, 1, 3 }, { 1, 2, 1, 300 }, { 1 } } },
+      fn = function(t, q, k, v, sinks, index)
+         return t.attention(q, k, v, { causal = true, q_index = index, k_index = index,
+            sinks = sinks, return_lse = true })
+      end }
 
 -- State-space layers. A row for each option; lengths that chunks do not divide, one token, no
 -- token; sequences that begin at every kind of place: chunk edges, inside, single tokens.

@@ -21,7 +21,7 @@ local tensor, finite, int = arg.tensor, arg.finite, arg.int
 local tensor_or_nil, flag, bad = arg.tensor_or_nil, arg.flag, status.bad_arg
 
 local attention_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
-   'k_index', 'q_tiles', 'k_tiles', 'bias', 'return_lse' }
+   'k_index', 'q_tiles', 'k_tiles', 'bias', 'sinks', 'return_lse' }
 local new_attrs = ffi.typeof 'tide_attention_attrs'
 
 -- Writes the window of a call: {left, right} with nil for no limit, or one number for both sides.
@@ -68,6 +68,7 @@ local function fill_attention(opts)
    opts = arg.opts('attention', opts, attention_opts)
    local a = fill_mask(opts)
    a.bias = tensor_or_nil('attention', 'opts.bias', opts.bias)
+   a.sinks = tensor_or_nil('attention', 'opts.sinks', opts.sinks)
    return a, flag('attention', 'opts.return_lse', opts.return_lse)
 end
 
@@ -76,7 +77,8 @@ end
 -- for both sides, or { left, right }, -1 or nil for any); scale (1 / sqrt(D); not 0); softcap;
 -- q_start (position of the first query); q_index and k_index (i32 [B or 1, T, 2] of (document,
 -- position): each query sees its document only; tide.document_index makes them); q_tiles and
--- k_tiles (tide.attention_tiles of the two, made once for all calls with them); bias; return_lse.
+-- k_tiles (tide.attention_tiles of the two, made once for all calls with them); bias; sinks [H] (a
+-- score of each head, without a value, that takes a share of the softmax); return_lse.
 function M.attention(q, k, v, opts)
    tensor('attention', 'q', q)
    tensor('attention', 'k', k)
@@ -91,7 +93,7 @@ end
 once 'attention_merge_(out, lse, part, part_lse)'
 
 local part_opts = arg.set { 'causal', 'window', 'scale', 'softcap', 'q_start', 'q_index',
-   'k_index', 'q_tiles', 'k_tiles' }
+   'k_index', 'q_tiles', 'k_tiles', 'sinks' }
 
 -- Returns the gradients of q, k and v from one part of the keys; out and lse are those over all
 -- parts, opts those of the part's forward. Not recorded; raises E_STATE if one of them needs a
@@ -103,7 +105,9 @@ function M.attention_backward(dout, q, k, v, out, lse, opts)
    tensor('attention_backward', 'v', v)
    tensor('attention_backward', 'out', out)
    tensor('attention_backward', 'lse', lse)
-   local a = fill_mask(arg.opts('attention_backward', opts, part_opts))
+   opts = arg.opts('attention_backward', opts, part_opts)
+   local a = fill_mask(opts)
+   a.sinks = tensor_or_nil('attention_backward', 'opts.sinks', opts.sinks)
    local dq, dk, dv = new_box(), new_box(), new_box()
    local rc = C.tide_attention_backward(dq, dk, dv, dout, q, k, v, out, lse, a)
    if rc ~= 0 and again(q, rc) then
@@ -112,6 +116,11 @@ function M.attention_backward(dout, q, k, v, out, lse, opts)
    local gk, gv = take(dk), take(dv)
    return take(dq), gk, gv
 end
+
+-- Returns the gradient of the sinks [H] of an attention from dout, its output and its lse. Of a
+-- sequence in parts, out and lse are those over all parts, one of which was given the sinks. Not
+-- recorded; raises E_STATE if one of them needs a gradient.
+make 'attention_sinks_backward(dout, out, lse, sinks)'
 
 local row_opts = arg.set { 'causal', 'window' }
 local new_run = ffi.typeof 'int64_t[2]'

@@ -276,6 +276,8 @@ end
 
 -- Returns silu(gate) * up.
 make 'swiglu(gate, up)'
+-- Returns (u + 1) g sigmoid(alpha g), g = min(gate, limit), u = up clamped to [-limit, limit].
+make 'swiglu_clamped(gate, up, limit: finite = 7, alpha: finite = 1.702)'
 -- Zeroes with probability p, scales the rest by 1 / (1 - p); mask from the context's generator.
 make 'dropout(x, p: finite 0 1)'
 

@@ -579,6 +579,10 @@ int tide_softmax(tide_tensor **out, tide_tensor *x, int dim);
 int tide_log_softmax(tide_tensor **out, tide_tensor *x, int dim);
 /* Computes silu(gate) * up (arXiv 2002.05202). */
 int tide_swiglu(tide_tensor **out, tide_tensor *gate, tide_tensor *up);
+/* Computes (u + 1) g sigmoid(alpha g) with g = min(gate, limit) and u = up clamped to [-limit,
+ * limit], the activation of gpt-oss. limit and alpha: above 0. */
+int tide_swiglu_clamped(tide_tensor **out, tide_tensor *gate, tide_tensor *up, double limit,
+                        double alpha);
 /* Zeroes elements with probability p and scales the rest by 1/(1-p). The mask is drawn from the
  * context's generator, which advances by the number of elements. p == 0 is the identity. */
 int tide_dropout(tide_tensor **out, tide_tensor *x, double p);
@@ -604,13 +608,15 @@ typedef struct tide_attention_attrs {
   tide_tensor *bias;     /* additive, broadcastable to [B, H, Tq, Tk]; may be null */
   tide_tensor *q_tiles;  /* tide_attention_tiles of q_index, which saves each call the search; */
   tide_tensor *k_tiles;  /* the same of k_index; each may be null */
+  tide_tensor *sinks;    /* float [H]: a score of each head with no value, which takes a share of
+                          * the softmax; may be null */
 } tide_attention_attrs;
 void tide_attention_attrs_init(tide_attention_attrs *attrs);
 /* Computes out_BTHD = softmax(scale q k^T + bias, masked) v. q_BTHD, k and v [B, Tk, Hk, D], H % Hk
  * == 0 (query head h reads key head h / (H / Hk)); v may have its own head size. lse (may be null)
- * receives f32 [B, H, Tq], the log of the sum of exponentials. A query that sees nothing gives 0
- * and lse -inf. Memory O(T): scores are never stored (arXiv 2205.14135, 2307.08691). attrs may be
- * null. */
+ * receives f32 [B, H, Tq], the log of the sum of exponentials, e^sink included. A query that sees
+ * nothing gives 0 and lse -inf, or its sink. Memory O(T): scores are never stored (arXiv
+ * 2205.14135, 2307.08691). attrs may be null. */
 int tide_attention(tide_tensor **out, tide_tensor **lse, tide_tensor *q, tide_tensor *k,
                    tide_tensor *v, const tide_attention_attrs *attrs);
 /* Merges attention over one part of the keys into attention over others, in place: out f32 [B, T,
@@ -621,10 +627,17 @@ int tide_attention_merge_(tide_tensor *out, tide_tensor *lse, tide_tensor *part,
                           tide_tensor *part_lse);
 /* Computes gradients of q, k and v (owned, in their dtypes) from one part of the keys, given dout,
  * the output and the log-sum-exp over all parts: the parts' dq add up. Not recorded: E_STATE if one
- * of them needs a gradient. attrs as those of the part's forward; a bias is E_UNSUPPORTED. */
+ * of them needs a gradient. attrs as those of the part's forward; a bias is E_UNSUPPORTED, and so
+ * are sinks, which the parts of out and lse contain. */
 int tide_attention_backward(tide_tensor **dq, tide_tensor **dk, tide_tensor **dv,
                             tide_tensor *dout, tide_tensor *q, tide_tensor *k, tide_tensor *v,
                             tide_tensor *out, tide_tensor *lse, const tide_attention_attrs *attrs);
+/* Computes the gradient of sinks [H] (owned, in their dtype) from dout, the output and the
+ * log-sum-exp of an attention with these sinks over all its keys. Of a sequence in parts, the sinks
+ * are given to the forward of one part of each query. Not recorded: E_STATE if one of them needs a
+ * gradient. */
+int tide_attention_sinks_backward(tide_tensor **dsinks, tide_tensor *dout, tide_tensor *out,
+                                  tide_tensor *lse, tide_tensor *sinks);
 /* Returns the shortest run of keys, *first and *count, such that no query sees a key outside it by
  * document and position range (some key inside may be unseen too): the rows that a rank needs of
  * another rank's block. q_index i32 [B or 1, Tq, 2], k_index i32 [B or 1, Tk, 2], on the host; of

@@ -149,7 +149,7 @@ end
 function Backbone:embedding() return self[self.form.body][self.form.embed] end
 
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
-   'caches', 'context' }
+   'caches', 'context', 'balance' }
 
 -- Options beside ids in a call of a model without Mamba-2 layers.
 local beside = {

@@ -100,6 +100,7 @@ end
 local Bamba = class('Bamba', Backbone)
 Bamba.op, Bamba._rows, Bamba._rules = op, rows, rules
 Bamba._options = { 'recurrence_dtype' }
+Bamba._mamba = mamba
 
 Bamba.form = {
    body = 'model', embed = 'embed_tokens', norm = 'final_layernorm', eps = 'rms_norm_eps',

@@ -159,7 +159,7 @@ function config.part(c, opts, branches, extra)
 end
 
 -- Returns the experts of a layer. o: options of nn.MoE, and with shared experts `shared`: hidden
--- (their width together), gate (true: a gate on their output) and names (of the parts, as
+-- (their width together), bias, gate (true: a gate on their output) and names (of the parts, as
 -- nn.MoELayer takes them).
 function config.experts(c, opts, branches, o)
    local shared = o.shared
@@ -167,7 +167,8 @@ function config.experts(c, opts, branches, o)
    local routed = nn.MoE(config.part(c, opts, branches, o))
    if not shared then return routed end
    return nn.MoELayer { routed = routed, names = shared.names,
-      shared = nn.MLP(config.part(c, opts, branches, { hidden = shared.hidden })),
+      shared = nn.MLP(config.part(c, opts, branches, { hidden = shared.hidden, act = o.act,
+         bias = shared.bias })),
       gate = shared.gate and nn.Linear(c.hidden_size, 1,
          nn.Module.inner(opts, { bias = false, std = c.initializer_range })) or nil }
 end

@@ -81,9 +81,11 @@ function experts.fit(name)
 end
 
 -- Returns the entry of model:stored() for a tensor that a file holds under another name.
-local function renamed(name, own, shape)
+function experts.renamed(name, own, shape)
    return { name = name, shape = shape, parts = { { name = own, shape = shape, first = 0 } } }
 end
+
+local renamed = experts.renamed
 
 -- Adds the tensors of a file that hold the parameter or buffer `field` of an nn.MoE. block: the
 -- name of the layer's part in the file.
@@ -92,6 +94,8 @@ local function add_stored(list, block, own, field, shape, names)
       list[#list + 1] = renamed(block .. '.gate.weight', own, shape)
    elseif field == 'router_bias' then
       list[#list + 1] = renamed(block .. '.gate.e_score_correction_bias', own, shape)
+   elseif field:find '_latent_proj$' then                  -- of all experts
+      list[#list + 1] = renamed(('%s.%s.weight'):format(block, field), own, shape)
    elseif names[field] then
       for i = 0, shape[1] - 1 do
          list[#list + 1] = { shape = { shape[2], shape[3] },
@@ -101,23 +105,31 @@ local function add_stored(list, block, own, field, shape, names)
    end
 end
 
--- Returns a class of decoders whose `names` say how files call the parts of a layer: block, and the
--- projections gate_proj, up_proj and down_proj.
-function experts.derive(name, names)
-   local Model = class(name, Llama)
+-- Makes a class of decoders one whose files hold each expert apart. names: how files call the
+-- parts of a layer: block, and the projections gate_proj, up_proj and down_proj. part: the child of
+-- a block that holds the experts.
+function experts.store_apart(Model, names, part)
+   local before = ('^(.*)%%.%s%%.'):format(part)
+   Model._lists_experts = true          -- a file has tensors of each expert
 
    -- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
    function Model:stored()
       local list = {}
       local function add(e, shape)
          if not class.is(e.owner, nn.MoE) then return end
-         local layer = e.name:match '^(.*)%.mlp%.'
+         local layer = e.name:match(before)
          add_stored(list, layer .. '.' .. names.block, e.name, e.field, shape, names)
       end
       for _, e in ipairs(self:named_parameters()) do add(e, e.param.shape) end
       for _, e in ipairs(self:named_buffers()) do add(e, e.buffer.shape) end
       return list
    end
+end
+
+-- Returns a class of decoders as Llama, whose MLPs are experts that files hold apart.
+function experts.derive(name, names)
+   local Model = class(name, Llama)
+   experts.store_apart(Model, names, 'mlp')
    return Model
 end
 

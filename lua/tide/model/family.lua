@@ -27,7 +27,8 @@ for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2',
    olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2', mixtral = 'Mixtral', olmoe = 'Olmoe',
    qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', glm4_moe = 'Glm4Moe',
    deepseek_v2 = 'DeepseekV2', deepseek_v3 = 'DeepseekV3',
-   glm4_moe_lite = 'Glm4MoeLite' } do
+   glm4_moe_lite = 'Glm4MoeLite', gpt_oss = 'GptOss',
+   granitemoehybrid = 'GraniteMoeHybrid' } do
    published[name] = { architectures = { title .. 'ForCausalLM' }, model_type = name,
       hidden_act = 'silu' }
 end
@@ -106,8 +107,8 @@ function family.published(name) return published[name] or {} end
 local floats = { 'initializer_range', 'layer_norm_epsilon', 'rms_norm_eps', 'time_step_min',
    'time_step_max', 'time_step_floor', 'attn_logit_softcapping', 'final_logit_softcapping',
    'embedding_multiplier', 'attention_multiplier', 'residual_multiplier', 'logits_scaling',
-   'routed_scaling_factor', 'partial_rotary_factor', 'attention_dropout',
-   'router_aux_loss_coef' }
+   'routed_scaling_factor', 'partial_rotary_factor', 'swiglu_limit', 'swiglu_alpha',
+   'attention_dropout', 'router_aux_loss_coef' }
 
 local function as_floats(c, json)
    for _, k in ipairs(floats) do

@@ -1,16 +1,19 @@
 -- Hybrid decoder from a pattern of layers, as in Nemotron-H (arXiv 2504.03624): M is a Mamba-2
--- layer, * attention, - an MLP, each with its norm and residual. Field and parameter names are
--- those of the published checkpoints; see model/backbone.lua for calls.
+-- layer, * attention, - an MLP, E experts beside a shared one (Nemotron 3), each with its norm and
+-- residual. Field and parameter names are those of the published checkpoints; see
+-- model/backbone.lua for calls.
 --
 -- The published model's attention uses no positions. `rope_theta` of a configuration without
 -- model_type gives it rotary ones; files of nemotron_h may have the field, without effect.
 
 local class = require 'tide.class'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local config_ = require 'tide.model.config'
+local experts = require 'tide.model.experts'
 local published = require 'tide.model.published'
 
 local op = 'model.hybrid'
@@ -21,8 +24,8 @@ local grain, flag = 'false | integer >= 1', 'boolean'
 
 local function pattern(o, name, v)
    err.type(o, name, v, 'string')
-   err.arg_if(v == '' or v:find '[^M%*%-]', o, name, "a string of 'M' (Mamba), '*' (attention) and "
-      .. "'-' (MLP); 'E' (experts) is not supported", v)
+   err.arg_if(v == '' or v:find '[^M%*%-E]', o, name, "a string of 'M' (Mamba), '*' (attention), "
+      .. "'-' (MLP) and 'E' (experts)", v)
    return v
 end
 
@@ -58,9 +61,19 @@ local rows = {
    { 'tie_word_embeddings', false, flag }, { 'max_position_embeddings', 4096, count },
 }
 
+-- Fields of models with experts beside those.
+local rows_of_experts = {
+   { 'n_routed_experts', 8, count }, { 'num_experts_per_tok', 2, count },
+   { 'moe_intermediate_size', function(c) return c.intermediate_size end, count },
+   { 'moe_shared_expert_intermediate_size', function(c) return c.moe_intermediate_size end, count },
+   { 'moe_latent_size', published.optional, count }, { 'routed_scaling_factor', 1, 'number' },
+   { 'n_group', 1, count }, { 'topk_group', 1, count }, { 'norm_topk_prob', true, flag },
+}
+
 -- Names of the kinds of layers in published lists.
 local kinds = {
    mamba = 'M', linear_attention = 'M', attention = '*', full_attention = '*', mlp = '-',
+   moe = 'E',
 }
 
 -- Returns the pattern of a list of kinds.
@@ -70,7 +83,7 @@ local function pattern_of(name, list, problems)
       text[i] = kinds[kind]
       if not text[i] then
          problems[#problems + 1] = ("field '%s[%d]' is %s; supported kinds are "
-            .. 'linear_attention (mamba), full_attention (attention) and mlp'):format(name, i,
+            .. 'linear_attention (mamba), full_attention (attention), mlp and moe'):format(name, i,
             err.show(kind))
          text[i] = '-'                          -- refused by now
       end
@@ -100,13 +113,17 @@ local function translate(_, f, problems)
 end
 
 -- Fields of experts and of further heads have no effect without them.
-local rules = {
-   translate = translate,
-   where = signature.options {
+local free = [[residual_in_fp32 rescale_prenorm_residual time_step_rank use_mamba_kernels
+   mamba_ssm_cache_dtype mtp_layers_block_type mtp_hybrid_override_pattern num_nextn_predict_layers
+   moe_shared_expert_overlap]]
+local relations = {
       'where num_hidden_layers == #hybrid_override_pattern -- num_hidden_layers '
          .. "({num_hidden_layers}) is not the length of the pattern '{hybrid_override_pattern}' "
          .. '({#hybrid_override_pattern})',
-      config_.whole_groups },
+      config_.whole_groups }
+
+local rules = {
+   translate = translate, where = signature.options(relations),
    alias = {
       mamba_n_groups = 'n_groups', mamba_d_conv = 'conv_kernel', mamba_expand = 'expand',
       mamba_dt_min = 'time_step_min', mamba_dt_max = 'time_step_max',
@@ -116,14 +133,33 @@ local rules = {
    },
    only = {
       attention_dropout = 0, hidden_dropout = 0, mamba_hidden_act = 'silu',
-      mamba_proj_bias = false, sliding_window = false, num_nextn_predict_layers = 0,
+      mamba_proj_bias = false, sliding_window = false,
    },
-   free = [[residual_in_fp32 rescale_prenorm_residual time_step_rank use_mamba_kernels
-      mamba_ssm_cache_dtype mtp_layers_block_type mtp_hybrid_override_pattern output_router_logits
-      n_routed_experts num_local_experts n_shared_experts moe_intermediate_size
-      moe_shared_expert_intermediate_size moe_latent_size moe_shared_expert_overlap
-      num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob]],
+   free = free .. [[ output_router_logits n_routed_experts num_local_experts n_shared_experts
+      moe_intermediate_size moe_shared_expert_intermediate_size moe_latent_size num_experts_per_tok
+      routed_scaling_factor n_group topk_group norm_topk_prob]],
 }
+
+-- The rules of models with experts. Each layer of them has one shared expert, as in transformers.
+local rules_of_experts = copy(rules, {})
+rules_of_experts.free = free
+rules_of_experts.alias = copy(rules.alias, { num_local_experts = 'n_routed_experts' })
+rules_of_experts.only = copy(rules.only, { output_router_logits = false, n_shared_experts = 1 })
+rules_of_experts.where = signature.options { relations, experts.fit_groups,
+   'where not mlp_bias or moe_latent_size == nil -- biases (mlp_bias) of the projections of '
+      .. 'moe_latent_size are not supported' }
+
+-- Returns whether a configuration has layers with experts.
+local function names_experts(config)
+   for _, field in ipairs { 'hybrid_override_pattern', 'layers_block_type', 'layer_types' } do
+      local v = config[field]
+      if type(v) == 'string' and v:find('E', 1, true) then return true end
+      for _, kind in ipairs(type(v) == 'table' and v or {}) do
+         if kind == 'moe' then return true end
+      end
+   end
+   return false
+end
 
 local function common(c, opts, extra)
    return config_.part(c, opts, c.num_hidden_layers, extra)
@@ -154,9 +190,37 @@ make['-'] = function(c, opts)
    }))
 end
 
+make.E = function(c, opts)
+   return config_.experts(c, opts, c.num_hidden_layers, {
+      score = 'sigmoid', correction = true, wide_router = true, act = c.mlp_hidden_act,
+      hidden = c.moe_intermediate_size, latent = c.moe_latent_size, experts = c.n_routed_experts,
+      topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob, groups = c.n_group,
+      topk_groups = c.topk_group, scale = c.routed_scaling_factor,
+      shared = { hidden = c.moe_shared_expert_intermediate_size, bias = c.mlp_bias,
+         names = { routed = 'experts', shared = 'shared_experts' } },
+   })
+end
+
 local Hybrid = class('HybridModel', Backbone)
-Hybrid.op, Hybrid._rows, Hybrid._rules = op, rows, rules
+Hybrid.op = op
 Hybrid._options = { 'recurrence_dtype' }
+
+-- transformers 5 calls the body model; files, and programs before it, call it backbone.
+Hybrid.family = { from_peft = function(name) return (name:gsub('^model%.', 'backbone.')) end }
+
+-- Returns the complete configuration, and the names of fields that change nothing.
+function Hybrid._read(_, config)
+   if not names_experts(config) then return published.read(op, config, rows, rules) end
+   local all = copy(rows)
+   for _, row in ipairs(rows_of_experts) do all[#all + 1] = row end
+   return published.read(op, config, all, rules_of_experts)
+end
+
+-- Returns whether a file's tensor is of a layer that predicts further tokens, which is left out.
+function Hybrid._leaves_out(_, name) return name:find '^mtp%.' ~= nil end
+
+experts.store_apart(Hybrid, { block = 'mixer', gate_proj = 'gate_proj', up_proj = 'up_proj',
+   down_proj = 'down_proj' }, 'mixer')
 
 -- Makes the fields of config.json of c, a complete configuration. A model that nemotron_h cannot
 -- describe gets a model type of its own, so that readers refuse it.

@@ -103,7 +103,7 @@ local function complete(config, family)
             f.partial_rotary_factor = nil                  -- whole heads, as without the field
          end
          config_.check_without(f, problems, family.without)
-         if family.translate then family.translate(op, f, problems) end
+         if family.translate then family.translate(op, f, problems, config) end
       end,
       complete = function(c) complete_together(c, family) end,
       only = family.only, free = family.free, alias = family.alias,
@@ -155,6 +155,7 @@ end
 
 local Llama = class('Llama', Backbone)
 Llama.mixes = false
+Llama._rope_of = rope_of
 
 Llama.form = { name = 'LlamaModel', body = 'model', embed = 'embed_tokens', norm = 'norm',
    eps = 'rms_norm_eps' }

@@ -1,21 +1,56 @@
 -- Reads parameters from published tensors that hold them transposed, several in one, or a slice of
 -- one each: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
+-- Fields of an entry, beside those there: along, the dim of the parameters along which its parts
+-- lie side by side (1); alternate, whether their elements take turns along it, part.first being the
+-- place of a part in the turn.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'
 
 local stored = {}
 
--- Returns the box of a stored tensor that a box of one of its parts is: offset and size.
+-- Returns the dim of a parameter along which the parts of an entry lie side by side.
+local function along(entry) return entry.along or 1 end
+
+-- Exchanges the last two entries of a list.
+local function exchange(list)
+   local n = #list
+   list[n], list[n - 1] = list[n - 1], list[n]
+   return list
+end
+
+-- Returns the box of a stored tensor that a box of one of its parts is: offset and size. Of parts
+-- that alternate it has the elements of all of them.
 function stored.box(entry, part, offset, size)
-   if entry.transposed then return { offset[2], part.first + offset[1] }, { size[2], size[1] } end
-   local at, n = { part.first + offset[1] }, { size[1] }
-   for d = 2, #size do at[d], n[d] = offset[d], size[d] end
+   local at, n, d = {}, {}, along(entry)
+   for k = 1, #size do at[k], n[k] = offset[k], size[k] end
+   if entry.alternate then
+      at[d], n[d] = at[d] * #entry.parts, n[d] * #entry.parts
+   else
+      at[d] = at[d] + part.first
+   end
+   if entry.transposed then return exchange(at), exchange(n) end
    return at, n
 end
 
 -- Returns a box of a part from that of the stored tensor.
-function stored.part(entry, t) return entry.transposed and t:transpose(1, 2):contiguous() or t end
+function stored.part(entry, part, t)
+   if entry.transposed then t = t:transpose(-2, -1) end
+   if entry.alternate and t:numel() > 0 then
+      local d = along(entry)
+      t = t:slice(d, part.first + 1, t:size(d), #entry.parts)
+   end
+   return t:contiguous()
+end
+
+-- Returns the parts of an entry as one tensor, in the order of the parameters' dims.
+local function joined(entry, list)
+   if #list == 1 then return list[1] end
+   if not entry.alternate then return tide.cat(list, along(entry)) end
+   local d, shape = along(entry), list[1].shape
+   shape[d] = shape[d] * #list
+   return tide.stack(list, d + 1):reshape(shape)
+end
 
 -- Returns the stored tensor of its parts. get(name, slice): the parameter, or a tensor like it;
 -- with a slice (from 0) that one along dim 1.
@@ -23,12 +58,9 @@ function stored.whole(entry, get)
    local first = entry.parts[1]
    if first.slice then return get(first.name, first.slice):contiguous() end
    local list = {}
-   for i, part in ipairs(entry.parts) do
-      local t = get(part.name)
-      list[i] = entry.transposed and t:transpose(1, 2) or t
-   end
-   if #list == 1 then return list[1]:contiguous() end
-   return tide.cat(list, entry.transposed and 2 or 1)
+   for i, part in ipairs(entry.parts) do list[i] = get(part.name) end
+   local t = joined(entry, list)
+   return (entry.transposed and t:transpose(-2, -1) or t):contiguous()
 end
 
 -- Returns the list of model:stored() of a configuration of a family; nil where published files have

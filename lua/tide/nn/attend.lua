@@ -13,7 +13,7 @@ local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 
 local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'q_tiles',
-   'k_tiles', 'bias', 'dropout', 'context' }
+   'k_tiles', 'bias', 'sinks', 'dropout', 'context' }
 
 local most = 2 ^ 22                     -- probabilities of a block, at most (or one query's)
 
@@ -60,7 +60,15 @@ local function by_head(x, K)
    return x:reshape(B, n, K, H / K, D):permute(1, 3, 4, 2, 5):reshape(B, K, H / K * n, D)
 end
 
-local function block(q, k, v, o, first)
+-- Returns the probabilities of scores [B, K, G, n, T]; sinks [H] take their share and are left out.
+local function softmax(scores, sinks)
+   if not sinks then return scores:softmax(-1) end
+   local B, K, G, n, T = unpack(scores.shape)
+   local column_ = sinks:to(scores.dtype):reshape(1, K, G, 1, 1):expand(B, K, G, n, 1)
+   return tide.cat({ scores, column_ }, -1):softmax(-1):narrow(-1, 1, T)
+end
+
+local function block(q, k, v, sinks, o, first)
    local B, n, H, D = unpack(q.shape)
    local T, K = k:size(2), k:size(3)
    local scores = tide.matmul(by_head(q, K), by_head(k, K):transpose(3, 4))
@@ -73,7 +81,7 @@ local function block(q, k, v, o, first)
    end
    local seen = seen_by(o, first, n, T, q)
    if seen then scores = scores:masked_fill(tide.logical_not(seen), -1e30) end
-   local p = scores:softmax(-1)
+   local p = softmax(scores, sinks)
    if seen then p = p * seen:to(p.dtype) end         -- a query that sees nothing gives 0
    p = tide.dropout(p, o.dropout):reshape(B, K, H / K * n, T)
    local y = tide.matmul(p, by_head(v, K)):reshape(B, K, H / K, n, v:size(4))
@@ -86,10 +94,10 @@ local function dropped(q, k, v, o)
    local parts = {}
    for first = 0, n - 1, step do
       local count = math.min(step, n - first)
-      local function run(a, b, c) return block(a, b, c, o, first) end
+      local function run(a, b, c, sinks) return block(a, b, c, sinks, o, first) end
       local part = q:narrow(2, first + 1, count)
-      parts[#parts + 1] = tide.is_grad_enabled() and private.checkpoint(run, part, k, v)
-         or run(part, k, v)
+      parts[#parts + 1] = tide.is_grad_enabled() and private.checkpoint(run, part, k, v, o.sinks)
+         or run(part, k, v, o.sinks)
    end
    return #parts == 1 and parts[1] or tide.cat(parts, 2)
 end

@@ -39,6 +39,9 @@ function Attention:init(opts)
    self.rope, self.causal, self.dropout = opts.rope, opts.causal, opts.dropout
    self.window = window.check('nn.Attention', 'window', opts.window)
    self.softcap, self.scale = opts.softcap, opts.scale
+   if opts.sinks then
+      self:param('sinks', { H }, { kind = 'normal', std = opts.std or 0.02 }, opts)
+   end
    local qkv = { bias = opts.bias, std = opts.std }
    local parts = opts.fused and { qkv = H + 2 * K } or { q = H, k = K, v = K }
    for _, name in ipairs { 'qkv', 'q', 'k', 'v' } do
@@ -133,7 +136,7 @@ function Attention:told(at, q_start, device, n)
    local causal, of_mask = self.causal, mask_.of_layer('nn.Attention', at, over or whole)
    if at.is_causal ~= nil then causal = at.is_causal end
    local o = { causal = causal, window = self.window, softcap = self.softcap,
-      scale = self.scale, q_start = q_start, q_index = at.q_index or of_mask,
+      scale = self.scale, sinks = self.sinks, q_start = q_start, q_index = at.q_index or of_mask,
       k_index = last_of(at.k_index, n) or of_mask, context = over,
       dropout = self.training and self.dropout > 0 and self.dropout or nil }
    if whole then
@@ -188,6 +191,7 @@ function Attention:tp(_, on)
    if self.norms_whole then on:refuse 'norms over all heads cannot be cut by heads' end
    on:check_heads(self.heads, self.kv_heads)
    return { summed = self.q_norm and { 'q_norm', 'k_norm' } or nil, done = function()
+      if self.sinks then on:cut('sinks', 1) end
       self.heads, self.kv_heads = self.heads / on.ranks, self.kv_heads / on.ranks
    end }
 end
@@ -226,6 +230,7 @@ return signature.doors('nn.Attention', Attention, {
       'window: any? -- distances { left, right }: n tokens, itself included, are { n - 1, -1 }',
       'softcap: number? -- scores become softcap * tanh(score / softcap)',
       'scale: number? -- of scores; 1 / sqrt(head_dim) by default',
+      'sinks: boolean = false -- a learnt score of each head takes a share of the softmax',
       'std: number? >= 0 -- initial standard deviation', 'out_std: number? >= 0 -- that of o_proj',
       'fused: boolean = false -- one qkv_proj',
       'qk_norm: table? -- options of an RMSNorm over each head of queries and of keys',

@@ -1,5 +1,5 @@
 -- Block: the pre-norm residual block  h = x + s mixer(norm1(x));  y = h + s mlp(norm2(h)), where
--- s is 1 unless it is given.
+-- s is 1 unless it is given. With experts the last term is s (mlp(norm2(h)) + experts(norm2(h))).
 --
 -- Works over any mixer (attention, a state-space layer). Child names are given, so that a model
 -- can follow the names of published checkpoints.
@@ -16,18 +16,19 @@ local Block = class('Block', Module)
 Block.mixes = false
 Block.holds_parts = true
 
-local default_names = { norm1 = 'norm1', mixer = 'mixer', norm2 = 'norm2', mlp = 'mlp' }
+local roles = { 'norm1', 'mixer', 'norm2', 'mlp', 'experts' }
 
 -- Makes a block of its parts.
 function Block:init(parts)
    Module.init(self)
    err.arg_if((parts.norm2 == nil) ~= (parts.mlp == nil), 'nn.Block', 'mlp', 'norm2 and mlp '
       .. 'together or neither', parts.mlp)
+   err.arg_if(parts.experts and not parts.mlp, 'nn.Block', 'mlp', 'an MLP beside experts', nil)
    local names = parts.names or {}
    self._part = {}
-   for _, part in ipairs { 'norm1', 'mixer', 'norm2', 'mlp' } do
+   for _, part in ipairs(roles) do
       if parts[part] then
-         local name = names[part] or default_names[part]
+         local name = names[part] or part
          self:child(name, parts[part])
          self._part[part] = name
       end
@@ -36,13 +37,24 @@ function Block:init(parts)
    self.scale = parts.scale
 end
 
--- Returns the child that plays a part: 'norm1', 'mixer', 'norm2' or 'mlp'.
+-- Returns the child that plays a part: 'norm1', 'mixer', 'norm2', 'mlp' or 'experts'.
 function Block:part(name) return self[self._part[name]] end
 
 -- Returns mlp(x), which gets `at`, too, if it is a mixture of experts.
 function Block._call_mlp(mlp, x, at)
    if mlp.takes_at then return mlp(x, at) end
    return mlp(x)
+end
+
+-- Returns the output of the MLP, and of the experts beside it, for m, which is given up.
+local function fed(self, m, at)
+   local part = self._part
+   local routed = part.experts and Block._call_mlp(self[part.experts], m, at)
+   local y = private.replace(m, Block._call_mlp(self[part.mlp], m, at))
+   if not routed then return y end
+   y = private.replace(y, routed + y)
+   private.spend(routed)
+   return y
 end
 
 -- Returns two tensors whose sum is the result for an input x [B, T, C], and whether the caller may
@@ -73,7 +85,7 @@ function Block:addends(x, more, owned, at)
    end
    local m, h = self[part.norm2](a, x)
    private.spend(a, made)
-   local y = private.replace(m, Block._call_mlp(self[part.mlp], m, at))
+   local y = fed(self, m, at)
    if drop then y = private.replace(y, drop(y)) end
    if scale ~= 1 then y = private.replace(y, y * scale) end
    return h, y, true
@@ -108,6 +120,7 @@ return signature.doors('nn.Block', Block, {
    init = { opts = {
       'norm1: module -- before the mixer', 'mixer: module -- attention, a state-space layer',
       'norm2: module? -- before the MLP', 'mlp: module? -- with norm2 or not at all',
+      'experts: module? -- beside the MLP: both read the output of norm2, and the sum is added',
       'dropout: module? -- an nn.Dropout on both branches',
       'scale: number = 1 -- factor of both branches before they are added',
       'names: table? -- names of the parts as children' } },

@@ -42,7 +42,7 @@ function lora_moe.add(list, model)
       if not class.is(m, MoE) or seen[m] then return end
       seen[m] = true
       local before = path == '' and '' or path .. '.'
-      for _, field in ipairs(MoE._order) do
+      for _, field in ipairs { 'router', unpack(m:_fields()) } do
          local nout, nin = m:_shape(field)
          local is_router = field == 'router'
          list[#list + 1] = { path = before .. field, m = m, field = field, nin = nin, nout = nout,
@@ -77,7 +77,8 @@ function lora_moe.check(op, list, opts)
       chosen[entry.path] = true
    end
    for _, entry in ipairs(list) do
-      local half = entry.experts and other_half[entry.field]
+      local is_half = entry.experts and entry.m:_fields() ~= MoE._ungated
+      local half = is_half and other_half[entry.field]
       local path = half and entry.path:sub(1, -#entry.field - 1) .. half
       err.raise_if(half and not chosen[path], 'E_ARG', op, "targets: '%s' without '%s'; PEFT keeps "
          .. 'the adapters of both in one, so name both (gate_proj|up_proj)', entry.path, path)

@@ -25,6 +25,8 @@ local in_product = { gelu_tanh = 'gelu_tanh', relu = 'relu', relu2 = 'relu' }
 function MLP:init(opts)
    Module.init(self)
    self.act = opts.act
+   local names = opts.names or {}
+   self._both, self._down = names.gate_up_proj or 'gate_up_proj', names.down_proj or 'down_proj'
    local function linear(nin, nout, std, device)
       local inner = Module.inner(opts, { bias = opts.bias, std = std })
       inner.device = device or inner.device
@@ -32,7 +34,7 @@ function MLP:init(opts)
    end
    if opts.fused then
       err.arg_if(not is_gated[self.act], 'nn.MLP', 'fused', 'a gated act with it', self.act)
-      self:child('gate_up_proj', linear(opts.dim, 2 * opts.hidden, opts.std))
+      self:child(self._both, linear(opts.dim, 2 * opts.hidden, opts.std))
    elseif is_gated[self.act] then
       for _, name in ipairs(MLP.shared_input) do
          self:child(name, linear(opts.dim, opts.hidden, opts.std, 'null'))
@@ -41,14 +43,14 @@ function MLP:init(opts)
    else
       self:child('up_proj', linear(opts.dim, opts.hidden, opts.std))
    end
-   self:child('down_proj', linear(opts.hidden, opts.dim, opts.out_std or opts.std))
+   self:child(self._down, linear(opts.hidden, opts.dim, opts.out_std or opts.std))
    self:ready(opts)
 end
 
 -- Returns gate and up values of x; the gate is nil in the plain form.
 function MLP:project(x)
-   if self.gate_up_proj then
-      local both = self.gate_up_proj(x)
+   if self[self._both] then
+      local both = self[self._both](x)
       return unpack(private.replace(both, both:chunk(2, -1)))
    end
    local both = self.gate_proj and joined.call(self, MLP.shared_input, x)
@@ -84,27 +86,27 @@ function MLP:forward(x)
       end
       private.spend(gate, up)
    end
-   return private.replace(h, self.down_proj(h))
+   return private.replace(h, self[self._down](h))
 end
 private.note_methods(MLP)
 
 -- Cuts the layer by its hidden channels, or keeps it whole. See Module.tp.
 function MLP:tp(_, on)
-   local into = { 'gate_proj', 'up_proj', 'gate_up_proj' }
+   local into = { 'gate_proj', 'up_proj', self._both }
    for _, name in ipairs(into) do
-      local style, blocks = on.children[name], name == 'gate_up_proj' and 2 or 1
+      local style, blocks = on.children[name], name == self._both and 2 or 1
       if style and style.output == 'S(-1)' and style.blocks ~= blocks then
          on:refuse('%s: expected a style with %d blocks', name, blocks)
       end
    end
-   on:all_or_none(into, 'down_proj',
+   on:all_or_none(into, self._down,
       'the projections into the hidden layer must be colwise and down_proj rowwise')
 end
 
 -- Returns the styles of the projections, see Module.tp_plan.
 function MLP:tp_plan()
    return { gate_proj = self.gate_proj and 'colwise', up_proj = self.up_proj and 'colwise',
-      gate_up_proj = self.gate_up_proj and { 'colwise', blocks = 2 }, down_proj = 'rowwise' }
+      [self._both] = self[self._both] and { 'colwise', blocks = 2 }, [self._down] = 'rowwise' }
 end
 
 -- Returns the activation, for the text of a model.
@@ -120,5 +122,6 @@ return signature.doors('nn.MLP', MLP, {
       'std: number? >= 0 -- initial standard deviation',
       'out_std: number? >= 0 -- that of down_proj',
       "fused: boolean = false -- one gate_up_proj, the gate's rows first; gated forms only",
+      'names: table? -- names of gate_up_proj and down_proj as children',
       Module.common } },
 })

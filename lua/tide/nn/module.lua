@@ -368,7 +368,8 @@ end
 -- Returns how a module is cut over the ranks of a tensor-parallel axis; parallel.parallelize_module
 -- asks every module of a model, parents first. style: what the plan gives it (fields shard, input,
 -- output, blocks), or nil. on: ranks, rank, path, children (name -> style), refuse(text, ...),
--- check_size(what, n), first(n), all_or_none(into, out, text). nil: not cut. Else a table:
+-- check_size(what, n), first(n), all_or_none(into, out, text), cut(field, dim) for done.
+-- nil: not cut. Else a table:
 --    cut     parameter -> dim along which it is cut, or { dim =, blocks = }: the call sees a part;
 --            buffer -> { layout = on:layout(shape, dim, blocks), place = fn() that cuts it }
 --    takes   layout in which the call wants x: 'R' (default: whole), 'S(-1)' or 'S(1)'

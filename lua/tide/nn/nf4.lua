@@ -48,7 +48,7 @@ local function rows_of(model)
    model:walk(function(m, path)
       if not class.is(m, MoE) or seen[m] then return end
       seen[m] = true
-      for _, field in ipairs(MoE._projections) do
+      for _, field in ipairs(m:_fields()) do
          local E, out, into = unpack(m[field].shape)
          rows[#rows + 1] = { path, out, into, field, E }
       end

@@ -114,7 +114,8 @@ local function number_of(patterns, name)
 end
 
 -- Returns the groups { params =, .. } of entries. Matrices of a rule with decay decay; norms,
--- biases and other vectors do not, unless their pattern or opts.decay_vectors says so.
+-- biases (those of experts are [experts, width]) and other vectors do not, unless their pattern or
+-- opts.decay_vectors says so.
 function groups.make(entries, patterns, opts, decays)
    local list, at = by_key(function(own, rest)
       local group = copy(own, { params = {} })
@@ -125,7 +126,8 @@ function groups.make(entries, patterns, opts, decays)
       for _, entry in ipairs(entries) do
          local n = number_of(patterns, entry.name)
          local own = n > 0 and patterns[n].own or {}
-         local rest = (decays and entry.param.ndim < 2 and not opts.decay_vectors
+         local vector = entry.param.ndim < 2 or entry.name:find '_bias$' ~= nil
+         local rest = (decays and vector and not opts.decay_vectors
             and own.weight_decay == nil) or false
          if rest == (pass == 2) then
             table.insert(at(n .. (rest and ' rest' or ''), own, rest).params, entry)

@@ -16,7 +16,7 @@ local Muon = class('Muon', Whole)
 
 Muon.fields = { 'm', 'v', 'master' }
 
-local not_matrices = 'embed|lm_head|head.weight|norm|wte|wpe|router|gate.weight'
+local not_matrices = 'embed|lm_head|head.weight|norm|wte|wpe|router|gate.weight|_bias'
 
 -- Makes an optimiser of params (see Optimizer:init).
 function Muon:init(params, opts)

@@ -33,10 +33,11 @@ local before = 'base_model.model.'
 -- ---- names -------------------------------------------------------------------------------------
 
 -- Returns what a family says of the names of its modules in transformers, where they are not those
--- of published files: { peft, rename } (see model/qwen2_5_vl.lua), or an empty table.
+-- of published files: { peft, rename } (see model/qwen2_5_vl.lua), from_peft alone where PEFT also
+-- reads those of files (see model/hybrid.lua), or an empty table.
 local function names_of(kind)
    local of = kind and tide.model[kind].family
-   return type(of) == 'table' and of.peft and of or {}
+   return type(of) == 'table' and (of.peft and of or { from_peft = of.from_peft }) or {}
 end
 
 -- Returns PEFT's name of a parameter such as 'model.layers.0.q_proj.lora_A'. of: names_of its
@@ -50,7 +51,8 @@ end
 -- Returns the name in transformers of a tensor of PEFT. of: names_of the family.
 local function inner_name(name, of)
    local inner = name:sub(1, #before) == before and name:sub(#before + 1) or name
-   if of.peft then inner = of.rename(inner) end
+   local rename = of.peft and of.rename or of.from_peft
+   if rename then inner = rename(inner) end
    return (inner:gsub('%.default%f[.%z]', ''))
 end
 
@@ -191,6 +193,7 @@ local function write(op, dir, plain, has, read, magnitude, o)
    end
    local all, is_mixture = description.modules, false
    if plain.family then all, is_mixture = paths_of(op, plain) end
+   is_mixture = is_mixture and peft_moe.knows(plain.family)
    local of = names_of(plain.family)
    local linear, more
    fs.mkdirs(op, dir)

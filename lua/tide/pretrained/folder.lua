@@ -5,9 +5,11 @@
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
+local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
+local mxfp4 = require 'tide.pretrained.mxfp4'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 local stored_ = require 'tide.model.stored'
 
@@ -86,6 +88,13 @@ function row_of(self, name)
       self.rows[name] = row
       return row
    end
+   local packed = self.packed[name]
+   if packed then
+      row = { dtype = 'bf16', shape = mxfp4.shape(self.op, self.dir, packed,
+         self.file:info(packed .. '_blocks'), self.file:info(packed .. '_scales')) }
+      self.rows[name] = row
+      return row
+   end
    local info = self.file:info(self.stored[name])
    err.raise_if(not is_float[info.dtype], 'E_FORMAT', self.op, "%s: tensor '%s' is %s; expected "
       .. 'F32, BF16, F16 or F64', self.dir, self.stored[name], info.stored)
@@ -93,16 +102,27 @@ function row_of(self, name)
    return info
 end
 
+-- Maps tensors in MXFP4, two of the file each, to one name.
+local function unpack_names(self)
+   for _, name in ipairs(mxfp4.packed(sorted_keys(self.stored))) do
+      err.raise_if(self.stored[name], 'E_FORMAT', self.op, "%s holds '%s' and '%s_blocks', which "
+         .. 'name one tensor; remove one', self.dir, name, name)
+      self.packed[name], self.stored[name] = name, name
+      self.stored[name .. '_blocks'], self.stored[name .. '_scales'] = nil, nil
+   end
+end
+
 -- Opens the weights of a folder. rename: nil, or a function from a name of the file to that of the
--- model; it returns nil for a tensor to ignore.
-local function weights_of(op, dir, rename)
+-- model; it returns nil for a tensor to ignore. packing: 'mxfp4' or nil.
+local function weights_of(op, dir, rename, packing)
    local self = setmetatable({ op = op, dir = dir, file = open_weights(op, dir), stored = {},
-      rows = {}, views = {}, sources = {}, nbyte = 0 }, Weights)
+      rows = {}, views = {}, sources = {}, packed = {}, nbyte = 0 }, Weights)
    for _, name in ipairs(self.file:names()) do
       local own = not is_passed_over(name) and name or nil
       if own and rename then own = rename(own) end
       if own then self.stored[own] = name end
    end
+   if packing == 'mxfp4' then unpack_names(self) end
    return self
 end
 
@@ -210,7 +230,7 @@ local function read_box(self, name, offset, size)
       return t
    elseif view then
       local at, n = stored_.box(view.entry, view.part, offset, size)
-      return stored_.part(view.entry, self:box(view.entry.name, at, n))
+      return stored_.part(view.entry, view.part, self:box(view.entry.name, at, n))
    end
    return self:box(name, offset, size)
 end
@@ -247,8 +267,20 @@ local function count(self, size, dtype)
    self.nbyte = self.nbyte + dims.numel(size) * tide.dtype_size(dtype)
 end
 
--- Returns a box of a tensor as the file has it.
+-- Returns a box of a tensor in MXFP4.
+local function unpacked_box(self, name, offset, size)
+   return mxfp4.box(offset, size, function(what, at, n)
+      local stored = name .. '_' .. what
+      local t = tide.empty(n, { dtype = 'u8', device = 'cpu' })
+      read_runs(self, stored, self.file:info(stored).shape, at, n, t:reshape(dims.numel(n)))
+      count(self, n, 'u8')
+      return t
+   end)
+end
+
+-- Returns a box of a tensor as the file has it; in bf16 of one in MXFP4.
 function Weights:box(name, offset, size)
+   if self.packed[name] then return unpacked_box(self, name, offset, size) end
    local row, stored = row_of(self, name), self.sources[name] or self.stored[name]
    local t = tide.empty(size, { dtype = row.dtype, device = 'cpu' })
    read_runs(self, stored, row.shape, offset, size, t:reshape(dims.numel(size)))
@@ -270,6 +302,19 @@ function Weights:fill(name, offset, size, t)
       return each_slice(view, offset, size, function(of, at, n, i)
          self:fill(of, at, n, t:select(1, i))
       end)
+   elseif view and not view.entry.transposed and not view.entry.alternate then
+      local at, n = stored_.box(view.entry, view.part, offset, size)
+      return self:fill(view.entry.name, at, n, t)
+   elseif view and t.ndim == 3 then                -- of experts: one at a time
+      local at, n = copy(offset), copy(size)
+      n[1] = 1
+      for i = 1, size[1] do
+         at[1] = offset[1] + i - 1
+         tide.scope(function()
+            t:narrow(1, i, 1):copy_(self:read('model', name, at, n, t.device))
+         end)
+      end
+      return
    elseif view or t.device ~= 'cpu' or not t:is_contiguous() then
       t:copy_(self:read('model', name, offset, size, t.device))
       return

@@ -39,8 +39,9 @@ local function open_published(dir)
    self.plain = { config = self.config }
    self.plain.family = told_by(self, family.saved, op, self.plain)
    local made = tide.model[self.plain.family]
-   local rename = type(made.family) == 'table' and made.family.rename
-   self.store = folder.weights(op, dir, rename)
+   local fields = type(made.family) == 'table' and made.family or {}
+   self.store = folder.weights(op, dir, fields.rename,
+      fields.packing and told_by(self, fields.packing, self.config))
    return self
 end
 
@@ -55,7 +56,9 @@ end
 -- Fields that count tensors, and fields that are a factor of the size of a tensor.
 local counts = { 'num_hidden_layers', 'n_layer', 'depth' }
 local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
-   'num_attention_heads', 'num_key_value_heads', 'moe_intermediate_size', 'n_embd', 'n_inner',
+   'num_attention_heads', 'num_key_value_heads', 'moe_intermediate_size',
+   'shared_intermediate_size', 'moe_shared_expert_intermediate_size', 'moe_latent_size', 'n_embd',
+   'n_inner',
    'n_positions', 'n_head', 'num_heads', 'n_groups', 'state_size', 'ssm_state_size',
    'conv_kernel', 'mamba_num_heads', 'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head',
    'mamba_d_state', 'mamba_n_groups', 'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans' }
@@ -283,7 +286,7 @@ local function opened(dir, opts)
    local model = build(self, self.opts)
    local entries
    if model.stored and self.store.view then
-      check_experts(self, model)
+      if model._lists_experts then check_experts(self, model) end
       entries = model:stored()
       self.store:view(entries)
    end

@@ -223,7 +223,7 @@ local function take_layer(op, c, tensors, m, block)
          found.down_proj = t
       end
    end
-   for _, field in ipairs(MoE._projections) do
+   for _, field in ipairs(m:_fields()) do
       found[field] = found[field] or take_apart(op, tensors, block, field, m.experts)
    end
    return found

@@ -39,13 +39,23 @@ local own = {
       moe_intermediate_size = 'count', norm_topk_prob = 'flag', decoder_sparse_step = 'count',
       mlp_only_layers = 'places', use_sliding_window = 'flag', output_router_logits = 'flag',
       router_aux_loss_coef = 'number' },
+   gpt_oss = { mlp_bias = 'absent', num_local_experts = 'count', num_experts_per_tok = 'topk',
+      swiglu_limit = 'positive', swiglu_alpha = 'positive', layer_types = 'types',
+      output_router_logits = 'flag', router_aux_loss_coef = 'number' },
    mamba2 = { state_size = 'count', head_dim = 'count', num_heads = 'heads',
       num_hidden_layers = 'layers' },
    hybrid = { ssm_state_size = 'count', mamba_head_dim = 'count', mamba_num_heads = 'heads',
       num_attention_heads = 'heads', num_key_value_heads = 'heads', head_dim = 'count',
       intermediate_size = 'count', mlp_hidden_act = 'act', attention_bias = 'flag',
-      mlp_bias = 'flag', hybrid_override_pattern = 'pattern' },
+      mlp_bias = 'flag', hybrid_override_pattern = 'pattern', n_routed_experts = 'count',
+      num_experts_per_tok = 'topk', moe_intermediate_size = 'count', norm_topk_prob = 'flag',
+      moe_shared_expert_intermediate_size = 'count', moe_latent_size = 'count' },
 }
+
+-- Fields of a hybrid that a model without experts does not read.
+local of_experts = { n_routed_experts = true, num_experts_per_tok = true, norm_topk_prob = true,
+   moe_intermediate_size = true, moe_shared_expert_intermediate_size = true,
+   moe_latent_size = true }
 
 local function known(family)
    local all = {}
@@ -188,6 +198,8 @@ local function with_company(o)
       config.head_dim = 2
    elseif f == 'rope_local_base_freq' then
       config.sliding_window_pattern, config.sliding_window, config.head_dim = 5, 9, 4
+   elseif f == 'swiglu_limit' or f == 'swiglu_alpha' then
+      config.swiglu_limit, config.initializer_range = 0.03, 0.5
    elseif f == 'query_pre_attn_scalar' then
       config.sliding_window = 9
    elseif f == 'head_dim' then
@@ -230,6 +242,11 @@ local function applies(o)
       return false
    end
    if not pattern then return true end
+   local has = pattern:find 'E' ~= nil
+   if of_experts[f] then return has end
+   if has and (f == 'mlp_bias' or f == 'mlp_hidden_act') then
+      return f ~= 'mlp_bias' or config.moe_latent_size == nil
+   end
    if f:find 'mamba' or f:find 'conv' or f:find 'time_step' or f == 'ssm_state_size'
       or f == 'use_bias' or f == 'n_groups' then return pattern:find 'M' ~= nil end
    if f:find 'attention' or f:find 'key_value' or f == 'head_dim' then
@@ -256,6 +273,7 @@ end
 -- What is wrong with a case, or nil and a word on it.
 function fields.check(o)
    local t = require 'tide'
+   if o.want == 'error' and of_experts[o.field] and not applies(o) then return nil, 'idle' end
    if o.want == 'error' or o.want == 'unknown' then
       return refused(t, o, changed(o.config, o.field, o.value)), o.want
    end

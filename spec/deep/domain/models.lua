@@ -4,20 +4,25 @@ local documents = require 'spec.deep.domain.documents'
 local choice = require 'spec.deep.fuzz.choice'
 
 local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gemma3', 'hybrid',
-   'mamba2', 'mixtral', 'qwen3_moe' } }
+   'mamba2', 'mixtral', 'qwen3_moe', 'gpt_oss' } }
 -- Those that are trained over ranks.
 models.trained = { unpack(models.families) }
 for _, name in ipairs { 'gemma2', 'olmo2', 'granite', 'smollm3', 'ministral', 'gpt2', 'bamba',
-                        'qwen2_moe', 'glm4_moe', 'deepseek_v2', 'deepseek_v3' } do
+                        'qwen2_moe', 'glm4_moe', 'deepseek_v2', 'deepseek_v3',
+                         'granitemoehybrid' } do
    models.trained[#models.trained + 1] = name
 end
 
 -- Families that may have layers with a state.
-models.has_state = { mamba2 = true, hybrid = true, bamba = true }
+models.has_state = { mamba2 = true, hybrid = true, bamba = true, granitemoehybrid = true }
 
--- Whether a configuration of such a family has one; a Bamba may have attention in every layer.
+-- Whether a configuration of such a family has one; a Bamba or a Granite may have attention in
+-- every layer.
 function models.keeps_state(family, config)
    local attention = config.attn_layer_indices or {}
+   if config.layer_types then
+      return table.concat(config.layer_types):find 'mamba' ~= nil
+   end
    return models.has_state[family] and #attention < (config.num_hidden_layers or math.huge)
 end
 
@@ -130,6 +135,27 @@ local function experts(c, o, name)
    o.num_experts_per_tok = c:int(1, o[name])
 end
 
+-- The fields of a Granite with Mamba-2 layers.
+local function granite(c, o, s)
+   local width = 2 * o.num_attention_heads
+   while width % s.heads > 0 do width = width + 2 * o.num_attention_heads end
+   local config = { vocab_size = o.vocab_size, hidden_size = width,
+      num_hidden_layers = o.num_hidden_layers, num_attention_heads = o.num_attention_heads,
+      num_key_value_heads = o.num_key_value_heads, shared_intermediate_size = o.intermediate_size,
+      intermediate_size = o.intermediate_size, layer_types = {}, mamba_expand = 1,
+      mamba_n_heads = s.heads, mamba_n_groups = s.groups, mamba_d_state = s.state,
+      mamba_d_conv = s.conv, mamba_proj_bias = c:chance(0.3), attention_bias = c:chance(0.3),
+      position_embedding_type = c:pick { 'nope', 'rope' }, residual_multiplier = c:pick { 1, 0.5 },
+      embedding_multiplier = c:pick { 1, 6 }, attention_multiplier = c:pick { 1, 0.25 },
+      logits_scaling = c:pick { 1, 4 }, num_local_experts = 0,
+      tie_word_embeddings = c:chance(0.5), initializer_range = 0.2 }
+   for i = 1, o.num_hidden_layers do
+      config.layer_types[i] = c:pick { 'mamba', 'attention' }
+   end
+   if c:chance(0.6) then experts(c, config, 'num_local_experts') end
+   return config
+end
+
 function more.mixtral(c, o)
    experts(c, o, 'num_local_experts')
    o.tie_word_embeddings = c:chance(0.5)
@@ -143,6 +169,14 @@ function more.qwen3_moe(c, o)
    if c:chance(0.3) then o.use_sliding_window, o.sliding_window = true, c:int(1, 9) end
    if c:chance(0.3) then o.decoder_sparse_step = c:int(1, 3) end
    if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
+end
+
+function more.gpt_oss(c, o)
+   experts(c, o, 'num_local_experts')
+   o.tie_word_embeddings, o.head_dim = c:chance(0.5), 2 * c:few(1, 3)
+   o.attention_bias, o.sliding_window = not c:chance(0.3), c:int(1, 9)
+   o.swiglu_limit = c:pick { 7, 0.02 }
+   if c:chance(0.3) then o.rope_scaling = { rope_type = 'default' } end
 end
 
 function more.qwen2_moe(c, o)
@@ -193,6 +227,17 @@ function more.deepseek_v2(c, o)
    o.topk_method = c:pick { 'greedy', 'group_limited_greedy' }
 end
 
+-- Adds the fields of experts to those of a hybrid that has some.
+local function with_experts(c, o)
+   if not o.hybrid_override_pattern:find 'E' then return o end
+   experts(c, o, 'n_routed_experts')
+   o.moe_intermediate_size = o.intermediate_size
+   o.moe_shared_expert_intermediate_size = o.intermediate_size
+   o.moe_latent_size = c:chance(0.3) and c:few(1, 6) or nil
+   o.norm_topk_prob, o.routed_scaling_factor = c:chance(0.5), c:pick { 1, 1.5 }
+   return o
+end
+
 -- A configuration of a family whose heads divide among tp ranks.
 function models.config(c, family, tp)
    local o = attention_config(c, tp)
@@ -202,20 +247,21 @@ function models.config(c, family, tp)
    end
    local s = state_config(c, tp)
    if family == 'bamba' then return bamba(c, o, s) end
+   if family == 'granitemoehybrid' then return granite(c, o, s) end
    if family == 'mamba2' then
       return { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
          num_hidden_layers = o.num_hidden_layers, state_size = s.state, head_dim = s.head_dim,
          num_heads = s.heads, n_groups = s.groups, conv_kernel = s.conv,
          tie_word_embeddings = c:chance(0.5), use_bias = c:chance(0.3), initializer_range = 0.2 }
    end
-   local pattern = c:pick { 'M-', 'M*-', '*M-', 'MM*', 'M' }
-   return { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
+   local pattern = c:pick { 'M-', 'M*-', '*M-', 'MM*', 'M', 'ME', 'E*M' }
+   return with_experts(c, { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
       hybrid_override_pattern = pattern, num_attention_heads = o.num_attention_heads,
       num_key_value_heads = o.num_key_value_heads, head_dim = 2 * c:few(1, 2),
       intermediate_size = o.intermediate_size, ssm_state_size = s.state,
       mamba_head_dim = s.head_dim, mamba_num_heads = s.heads, n_groups = s.groups,
       conv_kernel = s.conv, rope_theta = c:chance(0.5) and 10000 or nil,
-      mlp_hidden_act = c:pick { 'relu2', 'swiglu' }, initializer_range = 0.2 }
+      mlp_hidden_act = c:pick { 'relu2', 'swiglu' }, initializer_range = 0.2 })
 end
 
 -- ---- ranks -----------------------------------------------------------------------------------

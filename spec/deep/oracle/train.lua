@@ -60,7 +60,8 @@ function train.run(model, steps, o, clip)
             for k = 1, #g do g[k] = g[k] * factor end
             local options = {}
             for k, v in pairs(o) do options[k] = v end
-            if e.param.ndim < 2 and not o.decay_vectors then options.weight_decay = 0 end
+            local vector = e.param.ndim < 2 or e.name:find '_bias$'       -- of experts: [E, n]
+            if vector and not o.decay_vectors then options.weight_decay = 0 end
             states[e.name] = states[e.name] or {}
             optim[o.kind](p, g, states[e.name], options)
             t.no_grad(function()

@@ -90,8 +90,8 @@ end
 -- ---- the methods -----------------------------------------------------------------------------
 
 -- Returns attention of q over k and v. own: the queries are this rank's tokens, else those of all
--- ranks; all: the keys are those of all ranks.
-local function attend(q, k, v, mask, context, own, all)
+-- ranks; all: the keys are those of all ranks. sinks: of the heads of q, or nil.
+local function attend(q, k, v, sinks, mask, context, own, all)
    local device = q.device
    return nn_attend(q, k, v, {
       causal = mask.causal, window = mask.window, softcap = mask.softcap, scale = mask.scale,
@@ -99,7 +99,7 @@ local function attend(q, k, v, mask, context, own, all)
       k_index = all and context:joined(device) or context:q_index(device),
       q_tiles = own and context:q_tiles(device) or context:joined_tiles(device),
       k_tiles = all and context:joined_tiles(device) or context:q_tiles(device),
-      dropout = mask.dropout,
+      sinks = sinks, dropout = mask.dropout,
    })
 end
 
@@ -108,21 +108,21 @@ local run = {}
 function run.ring(_, context, q, k, v, mask)
    return ring.attention(q, k, v, { comm = context.comm, mask = mask,
       index = context:groups(q.device, 1), tiles = context:q_tiles(q.device),
-      hops = context:hops(1, context.rank, mask) })
+      hops = context:hops(1, context.rank, mask) }, mask.sinks)
 end
 
 function run.allgather(_, context, q, k, v, mask)
    local tokens = context:tokens()
    local all_k = collective.all_gather_v(k, context.comm, 2, tokens)
    local all_v = collective.all_gather_v(v, context.comm, 2, tokens)
-   local y = attend(q, all_k, all_v, mask, context, true, true)
+   local y = attend(q, all_k, all_v, mask.sinks, mask, context, true, true)
    private.spend(all_k, all_v)
    return y
 end
 
 function run.a2a(_, context, q, k, v, mask)
    local qh, kh, vh, way = heads.enter(q, k, v, context.comm, context:tokens())
-   local o = attend(qh, kh, vh, mask, context, false, true)
+   local o = attend(qh, kh, vh, heads.own(mask.sinks, way), mask, context, false, true)
    private.spend(qh, kh, vh)
    return private.replace(o, heads.leave(o, context.comm, way))
 end
@@ -138,7 +138,7 @@ run['a2a+p2p'] = function(self, context, q, k, v, mask)
    local qh, kh, vh, way = heads.enter(q, k, v, near, tokens)
    local o = ring.attention(qh, kh, vh, { comm = far, mask = mask,
       index = context:groups(q.device, n), tiles = context:joined_tiles(q.device, first, n),
-      hops = context:hops(n, far.rank, mask) })
+      hops = context:hops(n, far.rank, mask) }, heads.own(mask.sinks, way))
    private.spend(qh, kh, vh)
    return private.replace(o, heads.leave(o, near, way))
 end
@@ -146,7 +146,7 @@ end
 -- ---- the call --------------------------------------------------------------------------------
 
 local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'q_tiles',
-   'k_tiles', 'bias', 'return_lse', 'context', 'dropout' }
+   'k_tiles', 'bias', 'sinks', 'return_lse', 'context', 'dropout' }
 
 local function check_call(name, context, q, k, opts)
    local mine = context:q_index(q.device)
@@ -183,9 +183,9 @@ end
 local function kind_of(method, mask, q, k, v)
    local left, right = window.sides(mask.window)
    return ('%s, causal %s, window %s %s, softcap %s, scale %s, dropout %s, %s, %d rows, '
-      .. '%d heads of %d on %d of %d'):format(method, tostring(mask.causal), left, right,
+      .. '%d heads of %d on %d of %d%s'):format(method, tostring(mask.causal), left, right,
       tostring(mask.softcap), tostring(mask.scale), tostring(mask.dropout), q.dtype, q:size(1),
-      q:size(3), q:size(4), k:size(3), v:size(4))
+      q:size(3), q:size(4), k:size(3), v:size(4), mask.sinks and ', sinks' or '')
 end
 
 -- Computes tide.attention(q_BTHD, k_BTKD, v_BTKD, opts) of this rank's tokens with opts.context.
@@ -202,10 +202,10 @@ function Inner:__call(q, k, v, opts)
    end
    check_call(name, context, q, k, opts)
    local mask = { causal = opts.causal, window = opts.window or context.window,
-      softcap = opts.softcap, scale = opts.scale, dropout = opts.dropout }
+      softcap = opts.softcap, scale = opts.scale, sinks = opts.sinks, dropout = opts.dropout }
    if mask.causal == nil then mask.causal = context.causal end
    if context.size == 1 then
-      return attend(q, k, v, mask, context, true, false)
+      return attend(q, k, v, mask.sinks, mask, context, true, false)
    end
    local method = self.method or context.method
    if opts.dropout then cp_attention.check_dropout(name, method) end

@@ -75,8 +75,11 @@ function heads.enter(q, k, v, comm, tokens)
    spend_list(xs)
    return replace(qh, heads_of(qh, own.nq, D)), replace(kh, heads_of(kh, own.nk, D)),
       replace(vh, heads_of(vh, own.nk, E)),
-      { cols = exchange.columns(back, H * E), rows = rows, heads = H, width = E }
+      { cols = exchange.columns(back, H * E), rows = rows, heads = H, width = E, own = own }
 end
+
+-- Returns those of x [H], a number a query head, that are this rank's; nil of nil.
+function heads.own(x, way) return x and x:narrow(1, way.own.q + 1, way.own.nq) end
 
 -- Undoes enter: o of all tokens and this rank's heads -> of this rank's tokens and all heads.
 function heads.leave(o, comm, way)

@@ -147,8 +147,8 @@ local function heads_of(x, H)
    return x:index_select(3, tide.tensor(at, { dtype = 'i64', device = x.device })):transpose(2, 3)
 end
 
--- Returns a call like tide.attention(q, k, v, { causal, window, softcap, scale }), whose mask is
--- dense and follows from the fields of the probe.
+-- Returns a call like tide.attention(q, k, v, { causal, window, softcap, scale, sinks }), whose
+-- mask is dense and follows from the fields of the probe.
 function oracle.attention(probe, B, T)
    local docs, at, masks = oracle.documents(probe, B, T), positions_of(probe, B, T), {}
    local function hidden(o, device)
@@ -168,7 +168,12 @@ function oracle.attention(probe, B, T)
       local scores = tide.matmul(heads_of(q:to(wide), H), heads_of(k:to(wide), H):transpose(3, 4))
          * (o.scale or 1 / math.sqrt(D))
       if o.softcap and o.softcap > 0 then scores = (scores / o.softcap):tanh() * o.softcap end
-      local share = scores:masked_fill(hide, -1e30):softmax(-1):masked_fill(hide, 0)
+      local share = scores:masked_fill(hide, -1e30)
+      if o.sinks then
+         local last = o.sinks:to(wide):reshape(1, H, 1, 1):expand(q:size(1), H, T, 1)
+         share = tide.cat({ share, last }, -1)
+      end
+      share = share:softmax(-1):narrow(-1, 1, T):masked_fill(hide, 0)
       return tide.matmul(share, heads_of(v:to(wide), H)):transpose(2, 3):to(q.dtype)
    end
 end

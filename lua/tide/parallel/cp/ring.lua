@@ -88,14 +88,15 @@ local function each_block(self, k, v, fn)
    end
 end
 
-local function forward(self, q, k, v)
+-- Sinks are part of the own block: one more key, with the value 0, of each query.
+local function forward(self, q, k, v, sinks)
    local opts = { dtype = wide_of(q.dtype), device = q.device }
    local B, T, H = q:size(1), q:size(2), q:size(3)
    local out, lse
    each_block(self, k, v, function(hop, block)
       if hop and hop.recv.count == 0 then return release(block) end
       local o = options(self, hop)
-      o.return_lse = true
+      o.return_lse, o.sinks = true, not hop and sinks or nil
       local part, part_lse = tide.attention(q, block[1], block[2], o)
       if not out then
          out, lse = into(part, opts.dtype), part_lse
@@ -154,22 +155,24 @@ end
 
 local attend = private.func {
    name = 'parallel.ring_attention',
-   forward = function(self, q, k, v, plan)
+   forward = function(self, q, k, v, plan, sinks)
       self.plan = plan
-      local wide, lse = forward(plan, q, k, v)
+      local wide, lse = forward(plan, q, k, v, sinks)
       local out = into(wide, q.dtype)
-      self:save(q, k, v, out, lse)
+      self:save(unpack { q, k, v, out, lse, sinks })
       return out
    end,
    backward = function(self, dout)
-      local q, k, v, out, lse = self:saved()
-      return backward(self.plan, dout:contiguous(), q, k, v, out, lse)
+      local q, k, v, out, lse, sinks = self:saved()
+      dout = dout:contiguous()
+      local dq, dk, dv = backward(self.plan, dout, q, k, v, out, lse)
+      return dq, dk, dv, nil, sinks and tide.attention_sinks_backward(dout, out, lse, sinks)
    end,
 }
 
 -- Returns attention by a ring of blocks. q, k, v: this rank's tokens. plan: { comm =, index = pairs
 -- of every rank's tokens, tiles = those of this rank or nil, mask = { causal, window, softcap,
--- scale }, hops = of blocks.lua for this rank }.
-function ring.attention(q, k, v, plan) return attend(q, k, v, plan) end
+-- scale }, hops = of blocks.lua for this rank }. sinks: [H] or nil.
+function ring.attention(q, k, v, plan, sinks) return attend(q, k, v, plan, sinks) end
 
 return ring

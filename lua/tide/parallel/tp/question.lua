@@ -65,6 +65,9 @@ function Question:check_heads(heads, kv_heads)
    question.check_heads({ num_key_value_heads = kv_heads, num_attention_heads = heads }, self.ranks)
 end
 
+-- Cuts a parameter of the module along dim, for the function `done` of an answer.
+function Question:cut(field, dim) layer.place(self.module, field, self.env, dim) end
+
 -- Returns the answer of a Mamba-2 layer that is cut by heads.
 function Question:by_heads()
    local m, env = self.module, self.env

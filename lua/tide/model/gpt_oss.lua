@@ -1,0 +1,126 @@
+-- GPT-OSS decoder: attention with sinks (a learnt score of each head that no value has), a window
+-- in each second layer, YaRN, experts with biases and clamped gates in each layer.
+--
+-- Files hold each projection of all experts of a layer in one tensor, transposed, gate and up in
+-- turns. Files of OpenAI have the weights of experts in MXFP4, which are read as plain numbers (see
+-- pretrained/mxfp4.lua). Written files are plain.
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local experts = require 'tide.model.experts'
+local Llama = require 'tide.model.llama'
+local nn = require 'tide.nn'
+local published = require 'tide.model.published'
+
+local op = 'model.gpt_oss'
+
+local GptOss = class('GptOss', Llama)
+
+local fields = experts.fields('num_local_experts', 128, 4)
+for _, row in ipairs { { 'swiglu_limit', 7, 'number > 0' }, { 'swiglu_alpha', 1.702, 'number > 0' },
+   { 'layer_types', published.optional } } do fields[#fields + 1] = row end
+
+-- Returns the scaling of positions of a file that does not say it.
+local function usual_scaling()
+   return { rope_type = 'yarn', factor = 32, beta_fast = 32, beta_slow = 1, truncate = false,
+      original_max_position_embeddings = 4096 }
+end
+
+-- Returns whether a field of a configuration is there, and not null.
+local function given(v) return v ~= nil and v ~= require('tide').json.null end
+
+-- Returns how the weights of experts lie in the files of a configuration, 'mxfp4' or nil (plain),
+-- and the problem of another way.
+local function read_packing(config)
+   local how = config.quantization_config
+   if type(how) ~= 'table' then return nil end
+   if how.quant_method == 'mxfp4' then return 'mxfp4' end
+   return nil, ("field 'quantization_config.quant_method' is %s; only 'mxfp4' is supported"):format(
+      err.show(how.quant_method))
+end
+
+-- Returns the same, and raises for another way.
+local function packing(config)
+   local how, problem = read_packing(config)
+   if problem then err.raise('E_ARG', op, '%s', problem) end
+   return how
+end
+
+-- Takes away how the weights of a file are packed, and says which scaling of positions there is: a
+-- file without any has the usual one.
+local function translate(_, f, problems, config)
+   local _, problem = read_packing(f)
+   problems[#problems + 1] = problem
+   if type(f.quantization_config) == 'table' then f.quantization_config = nil end
+   if f.rope_scaling ~= nil then return end
+   f.rope_scaling = given(config.rope_parameters) and { rope_type = 'default' } or usual_scaling()
+end
+
+-- Returns whether layer i, from 1, has a window: the first, third ..
+local function window(_, i) return i % 2 == 1 end
+
+local function complete(c)
+   for i = 1, c.num_hidden_layers do
+      local has = c.layer_types and c.layer_types[i] == 'sliding_attention'
+         or not c.layer_types and window(c, i)
+      err.arg_if(has and c.sliding_window == nil, op, 'sliding_window',
+         ('tokens that layer %d sees'):format(i - 1), nil)
+   end
+end
+
+GptOss.family = {
+   op = op, fields = fields,
+   alias = { num_experts = 'num_local_experts', experts_per_token = 'num_experts_per_tok' },
+   defaults = { rms_norm_eps = 1e-5, rope_theta = 150000, max_position_embeddings = 131072,
+      sliding_window = 128, attention_bias = true, head_dim = 64 },
+   without = { mlp_bias = { why = 'the experts of a GPT-OSS have biases' } },
+   only = experts.only, where = experts.fit 'num_local_experts',
+   free = experts.free .. ' initial_context_length',
+   packing = packing, translate = translate, complete = complete, window = window,
+   layer = function(_, _, mixer) mixer.sinks = true end,
+   experts = function(c)
+      return { hidden = c.intermediate_size, experts = c.num_local_experts, bias = true,
+         topk = c.num_experts_per_tok, norm_topk = true, limit = c.swiglu_limit,
+         alpha = c.swiglu_alpha }
+   end,
+}
+
+-- Tensors of a file: names of ours, dim along which they lie side by side, transposed.
+local tensors = {
+   { 'router.weight', { 'router' } }, { 'router.bias', { 'logit_bias' } },
+   { 'experts.gate_up_proj', { 'gate_proj', 'up_proj' }, transposed = true },
+   { 'experts.gate_up_proj_bias', { 'gate_proj_bias', 'up_proj_bias' } },
+   { 'experts.down_proj', { 'down_proj' }, transposed = true },
+   { 'experts.down_proj_bias', { 'down_proj_bias' } },
+}
+
+-- Returns the entry of one of these tensors; nil of one whose numbers lie in NF4. shapes: of the
+-- parameters, by name.
+local function entry_of(row, path, shapes)
+   local e = { name = path .. '.' .. row[1], transposed = row.transposed, parts = {},
+      along = #row[2] > 1 and 2 or 1, alternate = #row[2] > 1 or nil }
+   for i, field in ipairs(row[2]) do
+      local name = path .. '.' .. field
+      if not shapes[name] then return nil end
+      e.parts[i] = { name = name, shape = shapes[name], first = i - 1 }
+   end
+   local shape = { unpack(e.parts[1].shape) }
+   if e.alternate then shape[2] = 2 * shape[2] end
+   if e.transposed then shape[2], shape[3] = shape[3], shape[2] end
+   e.shape = shape
+   return e
+end
+
+-- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
+function GptOss:stored()
+   local shapes, list = {}, {}
+   for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end
+   for _, m in ipairs(self:named_modules()) do
+      if class.is(m.module, nn.MoE) then
+         for _, row in ipairs(tensors) do list[#list + 1] = entry_of(row, m.name, shapes) end
+      end
+   end
+   return list
+end
+
+return GptOss

@@ -1,0 +1,181 @@
+-- Granite 4 decoder: Mamba-2 layers and attention (layer_types), each followed by a gated MLP
+-- (shared_mlp) and, where num_local_experts is not 0, by experts beside it; the four multipliers of
+-- Granite. Attention has rotary positions (position_embedding_type 'rope'), or none ('nope').
+
+local class = require 'tide.class'
+local err = require 'tide.util.err'
+local signature = require 'tide.util.signature'
+local nn = require 'tide.nn'
+local Backbone = require 'tide.model.backbone'
+local Bamba = require 'tide.model.bamba'
+local Llama = require 'tide.model.llama'
+local config_ = require 'tide.model.config'
+local experts = require 'tide.model.experts'
+local published = require 'tide.model.published'
+
+local op = 'model.granitemoehybrid'
+
+local count, number, flag = 'integer >= 1', 'number >= 0', 'boolean'
+
+local function has_positions(c) return c.position_embedding_type == 'rope' end
+
+local function layers_of(c)
+   local list = {}
+   for i = 1, type(c.num_hidden_layers) == 'number' and c.num_hidden_layers or 0 do
+      list[i] = 'mamba'
+   end
+   return list
+end
+
+local rows = {
+   { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
+   { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
+   { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
+   { 'head_dim', config_.head_dim, count },
+   { 'layer_types', layers_of, 'table' }, { 'shared_intermediate_size', 1024, count },
+   { 'num_local_experts', 8, 'integer >= 0' }, { 'num_experts_per_tok', 2, count },
+   { 'output_router_logits', false, flag }, { 'router_aux_loss_coef', 0.001, number },
+   { 'router_aux_loss_by_layer', published.optional, flag },          -- a field of tide
+   { 'intermediate_size', 11008, count },
+   { 'mamba_expand', 2, count }, { 'mamba_n_heads', 128, count },
+   { 'mamba_d_head', function(c) return c.mamba_expand * c.hidden_size / c.mamba_n_heads end,
+      count },
+   { 'mamba_n_groups', 1, count }, { 'mamba_d_state', 256, count },
+   { 'mamba_d_conv', 4, 'integer in [2, 4]' },
+   { 'mamba_chunk_size', 256, count }, { 'mamba_conv_bias', true, flag },
+   { 'mamba_proj_bias', false, flag }, { 'attention_bias', false, flag },
+   { 'time_step_limit', false, published.time_step_limit },
+   { 'embedding_multiplier', 1, 'number' }, { 'attention_multiplier', 1, 'number' },
+   { 'residual_multiplier', 1, 'number' }, { 'logits_scaling', 1, 'number > 0' },
+   { 'position_embedding_type', 'nope', "'rope' | 'nope'" },
+   { 'rope_theta', function(c) return has_positions(c) and 10000 or published.optional end,
+      'number >= 1' },
+   { 'rope_scaling', published.optional, function(o, _, v) nn.rope.check_scaling(o, v) end },
+   { 'rms_norm_eps', 1e-6, number }, { 'initializer_range', 0.02, number },
+   { 'tie_word_embeddings', false, flag }, { 'max_position_embeddings', 2048, count },
+   { 'hidden_act', 'silu', "'silu'" },
+}
+
+-- Names of the kinds of layers in published lists.
+local kinds = { mamba = 'mamba', linear_attention = 'mamba', attention = 'attention',
+   full_attention = 'attention' }
+
+-- Gives layer_types the names that every reader knows. Files without positions have fields of
+-- rotary ones, too.
+local function translate(_, f, problems)
+   local list = f.layer_types or f.layers_block_type
+   f.layers_block_type = nil
+   if type(list) == 'table' then
+      f.layer_types = {}
+      for i, kind in ipairs(list) do f.layer_types[i] = kinds[kind] or kind end
+   end
+   if f.mamba_d_head == 'auto' then f.mamba_d_head = nil end
+   config_.translate_rope(f, problems)
+   if f.model_type and f.position_embedding_type ~= 'rope' then
+      f.rope_theta, f.rope_scaling = nil, nil
+   end
+end
+
+local function complete(c)
+   err.raise_if(#c.layer_types ~= c.num_hidden_layers, 'E_ARG', op, "argument 'layer_types': "
+      .. 'expected a list of %d names, one for each layer, got a list of %d', c.num_hidden_layers,
+      #c.layer_types)
+   for i, kind in ipairs(c.layer_types) do
+      err.choice(op, ('layer_types[%d]'):format(i), kind, { 'mamba', 'attention' })
+   end
+   for _, name in ipairs { 'rope_theta', 'rope_scaling' } do
+      err.arg_if(c[name] ~= nil and not has_positions(c), op, name, "nil where "
+         .. "position_embedding_type is 'nope'; give position_embedding_type = 'rope'", c[name])
+   end
+end
+
+local rules = {
+   translate = translate, complete = complete,
+   only = { attention_dropout = 0, normalization_function = 'rmsnorm' }, free = 'init_method',
+   where = signature.options { config_.whole_groups,
+      'where mamba_n_heads * mamba_d_head == mamba_expand * hidden_size -- mamba_n_heads '
+         .. '({mamba_n_heads}) * mamba_d_head ({mamba_d_head}) must be mamba_expand '
+         .. '({mamba_expand}) * hidden_size ({hidden_size})',
+      'where num_local_experts == 0 or num_experts_per_tok <= num_local_experts -- '
+         .. 'num_experts_per_tok ({num_experts_per_tok}) must be at most num_local_experts '
+         .. '({num_local_experts})',
+      'where num_local_experts > 0 or not output_router_logits -- output_router_logits is of '
+         .. 'experts, and num_local_experts is 0; leave it out' },
+}
+
+local GraniteMoeHybrid = class('GraniteMoeHybrid', Backbone)
+GraniteMoeHybrid.op, GraniteMoeHybrid._rows, GraniteMoeHybrid._rules = op, rows, rules
+GraniteMoeHybrid._options = { 'recurrence_dtype' }
+
+GraniteMoeHybrid.form = { name = 'GraniteMoeHybridModel', body = 'model', embed = 'embed_tokens',
+   norm = 'norm', eps = 'rms_norm_eps' }
+
+-- ---- layers ------------------------------------------------------------------------------------
+
+local function part(c, opts, extra)
+   return config_.part(c, opts, 2 * c.num_hidden_layers, extra)
+end
+
+local function attention(c, opts, rope)
+   return nn.Attention(part(c, opts, {
+      heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, head_dim = c.head_dim,
+      rope = rope, bias = c.attention_bias, out_bias = c.attention_bias,
+      scale = c.attention_multiplier,
+   }))
+end
+
+local function block(c, mixer, opts)
+   local norm = nn.Module.inner(opts, { eps = c.rms_norm_eps })
+   return nn.Block {
+      names = { norm1 = 'input_layernorm', norm2 = 'post_attention_layernorm', mlp = 'shared_mlp',
+         experts = 'block_sparse_moe', mixer = class.is(mixer, nn.Mamba2) and 'mamba'
+            or 'self_attn' },
+      scale = c.residual_multiplier, mixer = mixer, norm1 = nn.RMSNorm(c.hidden_size, norm),
+      norm2 = nn.RMSNorm(c.hidden_size, norm),
+      mlp = nn.MLP(part(c, opts, { hidden = c.shared_intermediate_size, fused = true,
+         names = { gate_up_proj = 'input_linear', down_proj = 'output_linear' } })),
+      experts = c.num_local_experts > 0 and nn.MoE(part(c, opts, { hidden = c.intermediate_size,
+         experts = c.num_local_experts, topk = c.num_experts_per_tok, norm_topk = true })) or nil,
+   }
+end
+
+-- Returns the blocks, the mixer of each, and fields of the body.
+function GraniteMoeHybrid._blocks(_, c, opts)
+   local rope = has_positions(c) and Llama._rope_of(c, {}) or nil
+   local blocks, mixers = {}, {}
+   for i, kind in ipairs(c.layer_types) do
+      mixers[i] = kind == 'attention' and attention(c, opts, rope) or Bamba._mamba(c, opts)
+      blocks[i] = block(c, mixers[i], opts)
+   end
+   return blocks, mixers, { rope = rope, embed_scale = c.embedding_multiplier, scales_given = true,
+      out_scale = 1 / c.logits_scaling }
+end
+
+-- ---- published files ---------------------------------------------------------------------------
+
+-- Makes the fields of config.json of c, a complete configuration.
+function GraniteMoeHybrid.publish(c)
+   c.time_step_limit = c.time_step_limit or { 0, math.huge }
+end
+
+-- Returns the tensors of a published file that hold the experts of a layer together (see
+-- model/gpt2.lua): gate_proj and up_proj of each expert one after the other.
+function GraniteMoeHybrid:stored()
+   local list = {}
+   self:walk(function(m, path)
+      if not class.is(m, nn.MoE) then return end
+      local function add(name, field)
+         list[#list + 1] = experts.renamed(('%s.%s.weight'):format(path, name),
+            path .. '.' .. field, m[field].shape)
+      end
+      add('router.layer', 'router')
+      add('output_linear', 'down_proj')
+      local E, I, C = unpack(m.gate_proj.shape)
+      list[#list + 1] = { name = path .. '.input_linear.weight', shape = { E, 2 * I, C }, along = 2,
+         parts = { { name = path .. '.gate_proj', shape = { E, I, C }, first = 0 },
+            { name = path .. '.up_proj', shape = { E, I, C }, first = I } } }
+   end)
+   return list
+end
+
+return GraniteMoeHybrid
