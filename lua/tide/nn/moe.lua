@@ -169,10 +169,12 @@ function MoE:forward(x, at)
    local of = self.down_proj_bias and experts_of(ids, place) or nil
    local y = private.replace(picked, of_experts(self, picked, offsets, of))
    y = private.replace(y, y:index_select(1, place:reshape(-1)))
-   y = private.replace(y, y:reshape(flat:size(1), self.topk, self.latent or C) * w:unsqueeze(-1))
+   y = private.replace(y, y:reshape(flat:size(1), self.topk, self.latent or C))
+   y = private.replace(y, y * w:unsqueeze(-1))
    y = private.replace(y, y:sum(2))
    if self.latent then y = private.replace(y, tide.linear(y, self.fc2_latent_proj)) end
-   return y:reshape(x.shape)
+   if not rawequal(flat, x) then private.spend(flat) end          -- a view, which holds x
+   return private.replace(y, y:reshape(x.shape))
 end
 private.note_methods(MoE)
 
