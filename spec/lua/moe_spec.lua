@@ -92,6 +92,8 @@ describe('nn.MoE', function()
    it('frees what it makes at its last use, and its input with it', function()
       local function live() return tide.default():stats().live end
       for name, part in each { MoE = nn.MoE { dim = 64, hidden = 8, experts = 4, topk = 3 },
+         ['in groups'] = nn.MoE { dim = 64, hidden = 8, experts = 16, topk = 3, groups = 4,
+            topk_groups = 2, score = 'sigmoid', wide_router = true },
          MoELayer = nn.MoELayer { routed = nn.MoE { dim = 64, hidden = 8, experts = 4, topk = 3 },
             shared = nn.MLP { dim = 64, hidden = 8 } } } do
          local m = nn.Block { norm1 = nn.RMSNorm(64), mixer = nn.Linear(64, 64),

@@ -145,4 +145,18 @@ describe('nn.MoELayer', function()
       assert.is_true((m(x) - want):abs():amax():item() < 1e-14)
       assert.same({ 0, 6 }, m(tide.zeros({ 0, 6 }, { dtype = 'f64' })).shape)
    end)
+
+   it('refuses parts of other classes, and names of no part', function()
+      local routed = nn.MoE { dim = 6, hidden = 5, experts = 4, topk = 2 }
+      local mlp = nn.MLP { dim = 6, hidden = 3 }
+      local function make(parts)
+         return nn.MoELayer, (require 'tide.util.copy')(parts, { routed = routed, shared = mlp })
+      end
+      refused('E_ARG', { "'routed'", 'an nn.MoE', 'MLP' }, make { routed = mlp })
+      refused('E_ARG', { "'shared'", 'an nn.MLP', 'MoE' }, make { shared = routed })
+      refused('E_ARG', { "'gate'", 'one number', 'Linear' }, make { gate = nn.Linear(6, 6) })
+      refused('E_ARG', { 'share', 'shared' }, make { names = { share = 'a' } })
+      refused('E_ARG', { "'counts'", '[layers, experts]', '[3]' }, nn.balance.shares,
+         tide.ones { 3 }, 1)
+   end)
 end)

@@ -84,7 +84,10 @@ end
 function MoE:_logits(x)
    if self.wide_router and x.dtype ~= 'f64' then
       local bias = self.logit_bias and self.logit_bias:to 'f32'
-      return tide.linear(x:to 'f32', self.router:to 'f32', bias)
+      local wide = x:to 'f32'
+      local y = tide.linear(wide, self.router:to 'f32', bias)
+      if not rawequal(wide, x) then private.spend(wide) end
+      return y
    end
    return tide.linear(x, self.router, self.logit_bias):to(x.dtype == 'f64' and 'f64' or 'f32')
 end
@@ -96,6 +99,7 @@ function MoE:route(x, of)
    -- of the ranks that route alike one adds the gradient of the term
    if of then logits = of:_watch(logits, self._key, self._leaves_balance ~= true) end
    local ids, w = routing.choose(logits, self, self.router_bias)
+   private.spend(logits)
    if of then of:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
 end
