@@ -147,6 +147,15 @@ describe('a checkpoint', function()
       end
    end)
 
+   it('writes numbers with a decimal point where transformers takes no others', function()
+      local plain = { family = 'deepseek_v2', config = { attention_dropout = 0,
+         router_aux_loss_coef = 1, routed_scaling_factor = 2, rms_norm_eps = 1 } }
+      local text = family.config_file(plain, 'f32')
+      for name in each(plain.config) do
+         assert.truthy(text:find(('"%s": ?%%d%%.0[,}]'):format(name)), name)
+      end
+   end)
+
    it('of a class of its own is made by its own function', function()
       tmp.with(function(dir)
          local Own = require 'tide.class' ('Own', tide.model.llama)

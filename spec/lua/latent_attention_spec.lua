@@ -194,6 +194,20 @@ describe('a decoder with latent attention', function()
       refused('E_ARG', 'scoring_func', make { scoring_func = 'softmax' })
    end)
 
+   it('takes a mscale of 0 as one that is not there, as transformers does', function()
+      local function numbers(scaling)
+         scaling.rope_type, scaling.factor = 'yarn', 4
+         local c = { vocab_size = 9, hidden_size = 8, num_hidden_layers = 1,
+            num_attention_heads = 2, n_routed_experts = 2, num_experts_per_tok = 1,
+            n_group = 1, topk_group = 1, max_position_embeddings = 64, rope_scaling = scaling }
+         local mixer = tide.model.deepseek_v3(c, { device = 'null' }).model.layers[1].self_attn
+         return { mixer.scale, mixer.rope.attention_factor }
+      end
+      assert.same(numbers {}, numbers { mscale = 0.7, mscale_all_dim = 0 })
+      assert.same(numbers {}, numbers { mscale = 0 })
+      assert.same(numbers { mscale_all_dim = 0.7 }, numbers { mscale = 0, mscale_all_dim = 0.7 })
+   end)
+
    it('leaves out the layers of a file that predict further tokens', function()
       tmp.with(function(dir)
          local model = case.model(golden.deepseek_v3)

@@ -89,6 +89,27 @@ describe('nn.MoE', function()
       assert.same({ 2, 5, 4 }, m(tide.empty({ 2, 5, 4 }, { device = 'null' })).shape)
    end)
 
+   it('frees what it makes at its last use, and its input with it', function()
+      local function live() return tide.default():stats().live end
+      for name, part in each { MoE = nn.MoE { dim = 64, hidden = 8, experts = 4, topk = 3 },
+         ['in groups'] = nn.MoE { dim = 64, hidden = 8, experts = 16, topk = 3, groups = 4,
+            topk_groups = 2, score = 'sigmoid', wide_router = true },
+         MoELayer = nn.MoELayer { routed = nn.MoE { dim = 64, hidden = 8, experts = 4, topk = 3 },
+            shared = nn.MLP { dim = 64, hidden = 8 } } } do
+         local m = nn.Block { norm1 = nn.RMSNorm(64), mixer = nn.Linear(64, 64),
+            norm2 = nn.RMSNorm(64), mlp = part }
+         local x = tide.zeros { 1, 512, 64 }
+         collectgarbage()
+         collectgarbage()
+         collectgarbage 'stop'
+         local before = live()
+         local y = tide.no_grad(m, x)
+         local left = live() - before
+         collectgarbage 'restart'
+         assert.is_true(left < 1.5 * 4 * y:numel(), name .. ': ' .. left)
+      end
+   end)
+
    it('refuses what is not of its width', function()
       local m = nn.MoE { dim = 4, hidden = 3, experts = 2, topk = 1 }
       refused('E_ARG', { 'nn.MoE', "'x'", '[.., 4]', '3' }, m, 3)

@@ -99,6 +99,22 @@ describe('routing', function()
       assert.is_true(m.router.grad:abs():amax():item() > 0)
    end)
 
+   it('has a correction of zeros where a module gets its bytes late', function()
+      local opts = { dim = 4, hidden = 3, experts = 40, topk = 2, score = 'sigmoid',
+         correction = true, device = 'null' }
+      local function zeros(m)
+         assert.equal('cpu', m.router_bias.device)
+         assert.equal(0, m.router_bias:abs():amax():item())
+      end
+      for _ = 1, 3 do                              -- bytes of tensors that are gone hold numbers
+         tide.full({ 40 }, 7):release()
+         zeros(nn.MoE(opts):materialise('cpu', 1))
+         local m = nn.MoE(opts)
+         tide.parallel.fully_shard(m, tide.comm.solo(), { device = 'cpu' })
+         zeros(m)
+      end
+   end)
+
    it('refuses groups that do not fit', function()
       local function make(more)
          return nn.MoE, (require 'tide.util.copy')(more, { dim = 4, hidden = 4, experts = 6,
@@ -128,5 +144,19 @@ describe('nn.MoELayer', function()
       local want = m.routed(x) + m.shared_gate(x):sigmoid() * m.shared(x)
       assert.is_true((m(x) - want):abs():amax():item() < 1e-14)
       assert.same({ 0, 6 }, m(tide.zeros({ 0, 6 }, { dtype = 'f64' })).shape)
+   end)
+
+   it('refuses parts of other classes, and names of no part', function()
+      local routed = nn.MoE { dim = 6, hidden = 5, experts = 4, topk = 2 }
+      local mlp = nn.MLP { dim = 6, hidden = 3 }
+      local function make(parts)
+         return nn.MoELayer, (require 'tide.util.copy')(parts, { routed = routed, shared = mlp })
+      end
+      refused('E_ARG', { "'routed'", 'an nn.MoE', 'MLP' }, make { routed = mlp })
+      refused('E_ARG', { "'shared'", 'an nn.MLP', 'MoE' }, make { shared = routed })
+      refused('E_ARG', { "'gate'", 'one number', 'Linear' }, make { gate = nn.Linear(6, 6) })
+      refused('E_ARG', { 'share', 'shared' }, make { names = { share = 'a' } })
+      refused('E_ARG', { "'counts'", '[layers, experts]', '[3]' }, nn.balance.shares,
+         tide.ones { 3 }, 1)
    end)
 end)

@@ -42,7 +42,7 @@ end
 -- Returns the factor of scores: with YaRN and mscale_all_dim larger than 1 / sqrt(channels).
 local function scale_of(c)
    local s, scale = c.rope_scaling, (c.qk_nope_head_dim + c.qk_rope_head_dim) ^ -0.5
-   if not s or not s.mscale_all_dim then return scale end
+   if not s or (s.mscale_all_dim or 0) == 0 then return scale end
    return scale * nn.rope._mscale(s.factor, s.mscale_all_dim) ^ 2
 end
 

@@ -107,7 +107,8 @@ function family.published(name) return published[name] or {} end
 local floats = { 'initializer_range', 'layer_norm_epsilon', 'rms_norm_eps', 'time_step_min',
    'time_step_max', 'time_step_floor', 'attn_logit_softcapping', 'final_logit_softcapping',
    'embedding_multiplier', 'attention_multiplier', 'residual_multiplier', 'logits_scaling',
-   'routed_scaling_factor', 'partial_rotary_factor', 'swiglu_limit', 'swiglu_alpha' }
+   'routed_scaling_factor', 'partial_rotary_factor', 'swiglu_limit', 'swiglu_alpha',
+   'attention_dropout', 'router_aux_loss_coef' }
 
 local function as_floats(c, json)
    for _, k in ipairs(floats) do

@@ -202,6 +202,8 @@ end
 -- tensor [2], over the ranks of comm. counts [L, E]: of calls; topk: experts of a token. It does
 -- not wait for a device. Collective.
 function balance.shares(counts, topk, comm)
+   err.arg_if(counts.ndim ~= 2 or counts:numel() == 0, 'nn.balance.shares', 'counts',
+      'choices [layers, experts]', counts)
    return tide.no_grad(function()
       counts = counts:clone()
       if comm and comm.size > 1 then comm:all_reduce(counts) end

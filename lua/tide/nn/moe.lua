@@ -86,7 +86,10 @@ end
 function MoE:_logits(x)
    if self.wide_router and x.dtype ~= 'f64' then
       local bias = self.logit_bias and self.logit_bias:to 'f32'
-      return tide.linear(x:to 'f32', self.router:to 'f32', bias)
+      local wide = x:to 'f32'
+      local y = tide.linear(wide, self.router:to 'f32', bias)
+      if not rawequal(wide, x) then private.spend(wide) end
+      return y
    end
    return tide.linear(x, self.router, self.logit_bias):to(x.dtype == 'f64' and 'f64' or 'f32')
 end
@@ -98,6 +101,7 @@ function MoE:route(x, of)
    -- ranks of tensor parallelism choose the same experts, and the first adds the term's gradient
    if of then logits = of:_watch(logits, self._key, self._leaves_balance ~= true) end
    local ids, w = routing.choose(logits, self, self.router_bias)
+   private.spend(logits)
    if of then of:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
 end
@@ -174,10 +178,12 @@ function MoE:forward(x, at)
    local of = self.down_proj_bias and experts_of(ids, place) or nil
    local y = private.replace(picked, of_experts(self, picked, offsets, of))
    y = private.replace(y, y:index_select(1, place:reshape(-1)))
-   y = private.replace(y, y:reshape(flat:size(1), self.topk, self.latent or C) * w:unsqueeze(-1))
+   y = private.replace(y, y:reshape(flat:size(1), self.topk, self.latent or C))
+   y = private.replace(y, y * w:unsqueeze(-1))
    y = private.replace(y, y:sum(2))
    if self.latent then y = private.replace(y, tide.linear(y, self.fc2_latent_proj)) end
-   return y:reshape(x.shape)
+   if not rawequal(flat, x) then private.spend(flat) end          -- a view, which holds x
+   return private.replace(y, y:reshape(x.shape))
 end
 private.note_methods(MoE)
 

@@ -7,9 +7,13 @@
 
 local class = require 'tide.class'
 local each = require 'tide.util.each'
+local err = require 'tide.util.err'
 local names_ = require 'tide.util.names'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
+local Linear = require 'tide.nn.linear'
+local MLP = require 'tide.nn.mlp'
+local MoE = require 'tide.nn.moe'
 local Module = require 'tide.nn.module'
 
 local MoELayer = class('MoELayer', Module)
@@ -19,8 +23,20 @@ MoELayer.takes_at = true
 
 local default_names = { routed = 'routed', shared = 'shared', gate = 'shared_gate' }
 
+-- Refuses parts of other classes, which would compute something else, and names of no part.
+local function check(parts)
+   local op = 'nn.MoELayer'
+   err.arg_if(not class.is(parts.routed, MoE), op, 'routed', 'an nn.MoE', parts.routed)
+   err.arg_if(not class.is(parts.shared, MLP), op, 'shared', 'an nn.MLP', parts.shared)
+   local gate = parts.gate
+   err.arg_if(gate and not (class.is(gate, Linear) and gate.nout == 1), op, 'gate',
+      'an nn.Linear to one number', gate)
+   err.options(op, parts.names or {}, { 'routed', 'shared', 'gate' })
+end
+
 -- Makes the layer of its parts.
 function MoELayer:init(parts)
+   check(parts)
    Module.init(self)
    self._part, self.branches = {}, {}
    for _, part in ipairs { 'routed', 'shared', 'gate' } do

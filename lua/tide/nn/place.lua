@@ -65,15 +65,32 @@ function place.to(self, target)
    end)
 end
 
--- Allocates the tensors on device 'null' on `device`, contents undefined.
+-- Returns a tensor on `device` in place of a buffer on device 'null': zeros, as buffers have no
+-- initialiser that would fill them later.
+local function zeros_like(t, device)
+   return tide.zeros(t.shape, { dtype = t.dtype, device = device })
+end
+
+-- Allocates the buffers on device 'null' on `device`, zeros.
+function place.give_buffers(self, device)
+   for _, e in ipairs(self:named_buffers()) do
+      if e.buffer.device == 'null' and device ~= 'null' then
+         e.owner[e.field] = zeros_like(e.buffer, device)
+      end
+   end
+end
+
+-- Allocates the tensors on device 'null' on `device`: parameters with undefined contents, buffers
+-- with zeros.
 function place.materialise(self, device)
    local function goal(t)
       return { dtype = t.dtype, device = t.device == 'null' and device or t.device }
    end
    replace(self, 'nn.Module.materialise', goal, function(t, is_param, _, into)
       if t.device ~= 'null' then return t end
+      if not is_param then return zeros_like(t, device) end
       local new = into or tide.empty(t.shape, { dtype = t.dtype, device = device })
-      if is_param and t.requires_grad then new:requires_grad_(true) end
+      if t.requires_grad then new:requires_grad_(true) end
       return new
    end)
 end

@@ -18,8 +18,8 @@ local keys = {
    linear = { 'factor' .. positive },
    dynamic = { 'factor' .. positive, most .. ': integer? >= 1' },
    yarn = { 'factor' .. positive, most .. count, 'attention_factor: number? >= 1e-9',
-      'beta_fast: number? >= 1e-9', 'beta_slow: number? >= 1e-9', 'mscale: number? >= 1e-9',
-      'mscale_all_dim: number? >= 1e-9', 'truncate: boolean?' },
+      'beta_fast: number? >= 1e-9', 'beta_slow: number? >= 1e-9', 'mscale: number? >= 0',
+      'mscale_all_dim: number? >= 0', 'truncate: boolean?' },                -- 0: as without it
    longrope = { 'short_factor: number[] >= 1e-9', 'long_factor: number[] >= 1e-9',
       most .. count, 'factor: number? >= 1e-9', 'attention_factor: number? >= 1e-9' },
    llama3 = { 'factor' .. positive, 'low_freq_factor' .. positive, 'high_freq_factor' .. positive,
@@ -168,7 +168,7 @@ function scaling.attention_factor(s)
    if kind ~= 'yarn' and kind ~= 'longrope' then return 1 end
    if s.attention_factor then return s.attention_factor end
    if kind == 'yarn' then
-      if s.mscale and s.mscale_all_dim then
+      if (s.mscale or 0) > 0 and (s.mscale_all_dim or 0) > 0 then
          return mscale(s.factor, s.mscale) / mscale(s.factor, s.mscale_all_dim)
       end
       return mscale(s.factor, 1)

@@ -51,7 +51,7 @@ end
 -- Returns the experts of each token, i64 [N, k], the likeliest first, and their factors [N, k].
 -- o: score ('softmax' or 'sigmoid'), topk, norm_topk, groups, topk_groups, scale.
 function routing.choose(logits, o, bias)
-   local ids, w = kinds[o.score](logits, o, bias)
+   local ids, w = private.frame(kinds[o.score], logits, o, bias)
    return ids, o.scale ~= 1 and private.replace(w, w * o.scale) or w
 end
 

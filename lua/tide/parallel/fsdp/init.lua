@@ -31,6 +31,7 @@ local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local fingerprint = require 'tide.parallel.fingerprint'
 local nf4_part = require 'tide.nn.nf4_part'
+local nn_place = require 'tide.nn.place'
 local options = require 'tide.parallel.fsdp.options'
 local signature = require 'tide.util.signature'
 local schedule = require 'tide.parallel.fsdp.schedule'
@@ -182,6 +183,7 @@ function Sharded:init(model, ranks, opts)
    self.sync, self.phase, self.seen, self.reduced, self.pending = true, 'forward', {}, {}, {}
    self.handles, self.buffers = {}, {}
    make_units(self, model, list)
+   if self.device then nn_place.give_buffers(model, self.device) end
    set_policy(self)
    schedule.set_order(self, self.units)
    if self.opts.nccl_ub then schedule.make_buffers(self) end

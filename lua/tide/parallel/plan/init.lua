@@ -241,15 +241,6 @@ local function real_mesh(self)
    return mesh_of(axes_list(self), { comm = comm })
 end
 
--- Allocates buffers without bytes; shards hold parameters only.
-local function give_buffers(model, device)
-   for _, e in ipairs(model:named_buffers()) do
-      if e.buffer.device == 'null' and device ~= 'null' then
-         e.owner[e.field] = tide.empty(e.buffer.shape, { dtype = e.buffer.dtype, device = device })
-      end
-   end
-end
-
 -- Distributes the model over the ranks of the run, in place; every rank calls it, once. Returns {
 -- model, sharded (nil without fsdp), params (for the optimiser), comm (for train.loop), data (ranks
 -- with data of their own: rank, size for the sampler), mesh, context (of context parallelism), plan
@@ -269,7 +260,6 @@ function Plan:materialise(opts)
    local run = agree.settled(mesh.comm, self.model, apply, self, self.model, mesh,
       on_null and device or nil, seed, opts.init)
    if on_null and not run.sharded then run.model:materialise(device, seed, opts) end
-   if run.sharded then give_buffers(run.model, device) end
    return run
 end
 
