@@ -37,6 +37,9 @@ local rows = {
    { 'balance', nil, 'factor of the loss that spreads tokens evenly over the experts; 0: none; '
      .. 'default: 0.01, with --from what its configuration says', type = 'number', min = 0,
      also = { 'moe-aux-loss-coeff', 'router-aux-loss-coef' } },
+   { 'router-bias-rate', nil, 'with --from: step by which the correction biases of routers move '
+     .. 'against the load of their experts; default: they stay', type = 'number', min = 0,
+     also = { 'moe-router-bias-update-rate' } },
 }
 
 -- Refuses options of experts for a model without --from that has none.
@@ -122,6 +125,7 @@ local function train(self, opt)
    local run = self:run(corpus, plan, {
       model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
       sampler = text.sampler(self, opt, corpus, spread.data), accum = opt.accum, clip = opt.clip,
+      router_bias_rate = opt.router_bias_rate,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite, captured = opt.captured })
    text.keep_tokenizer(self, opt, corpus)
    for s in run:steps() do

@@ -28,8 +28,11 @@ local rows = {
    { 'state', 64, 'state size of a Mamba-2 head', min = 1 },
    { 'groups', 1, 'groups of Mamba-2 heads that share B and C', min = 1 },
    { 'conv', 4, 'kernel size of the convolution', min = 2, max = 4 },
-   { 'experts', nil, 'experts of a layer E; default: 8. No loss balances them', type = 'integer',
-     min = 1, also = { 'num-experts' } },
+   { 'experts', nil, 'experts of a layer E; default: 8', type = 'integer', min = 1,
+     also = { 'num-experts' } },
+   { 'router-bias-rate', nil, 'step by which the correction bias of an expert moves against its '
+     .. 'load, which balances the experts; 0: none; default: 0.001', type = 'number', min = 0,
+     also = { 'moe-router-bias-update-rate' } },
    { 'experts-per-token', nil, 'experts that each token uses; default: 2', type = 'integer',
      min = 1, also = { 'moe-router-topk', 'num-experts-per-tok' } },
    { 'expert-hidden', nil, 'width of an expert; default: that of the MLP', type = 'integer',
@@ -47,7 +50,8 @@ local function given(n) return n and n > 0 and n or nil end
 
 -- Refuses options of experts for a model that has none.
 local function refuse_experts(opt)
-   for _, name in ipairs { 'experts', 'experts_per_token', 'expert_hidden', 'shared_hidden' } do
+   for _, name in ipairs { 'experts', 'experts_per_token', 'expert_hidden', 'shared_hidden',
+                           'router_bias_rate' } do
       err.usage_if(opt[name], 'pretrain_hybrid', '--%s is of experts, and --pattern %s has none; '
          .. 'put an E into the pattern, or leave it out', (name:gsub('_', '-')), opt.pattern)
    end
@@ -106,6 +110,7 @@ local function train(self, opt)
    local run = self:run(corpus, plan, {
       model = spread.model, parallel = spread.sharded, comm = spread.comm, optim = optimiser,
       sampler = text.sampler(self, opt, corpus, spread.data), accum = opt.accum, clip = opt.clip,
+      router_bias_rate = opt.pattern:find('E', 1, true) and (opt.router_bias_rate or 0.001) or nil,
       val_windows = opt.val_windows, on_nonfinite = opt.on_nonfinite, captured = opt.captured })
    text.keep_tokenizer(self, opt, corpus)
    for s in run:steps() do

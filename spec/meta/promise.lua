@@ -353,6 +353,7 @@ promise['lua/guide/models.md'] = {
       'has the numbers of transformers' },
    { 'Padding is no token', 'lua/balance', 'is that of transformers, with padding and without' },
    { 'train step takes f and P over the ranks', 'lua/balance', 'is the same on every mesh' },
+   { 'The loads are those of the whole step', 'lua/router_bias', 'is the same on every mesh' },
    { 'Evaluation and generation have no such term', 'lua/balance', 'is left out in eval mode' },
    { 'The DeepSeek and GLM families have no such loss', 'lua/balance', 'is refused where' },
    { 'They belong to all rows of `ids`', 'lua/qwen2_5_vl', 'has the numbers of transformers' },

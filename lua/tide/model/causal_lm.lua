@@ -163,7 +163,8 @@ end
 local function states(self, ids_BT, labels_BT, place, ignore, counted)
    local rows
    check_counted(self.op, counted, labels_BT)
-   if self.picks_rows and self:picks_rows() then
+   local all = place.balance and place.balance.whole
+   if not all and self.picks_rows and self:picks_rows() then
       rows = rows_.counted(labels_BT, ignore, counted)
    end
    local h = private.call(self.hidden, self, ids_BT, place, rows)

@@ -117,10 +117,10 @@ local free = [[residual_in_fp32 rescale_prenorm_residual time_step_rank use_mamb
    mamba_ssm_cache_dtype mtp_layers_block_type mtp_hybrid_override_pattern num_nextn_predict_layers
    moe_shared_expert_overlap]]
 local relations = {
-      'where num_hidden_layers == #hybrid_override_pattern -- num_hidden_layers '
-         .. "({num_hidden_layers}) is not the length of the pattern '{hybrid_override_pattern}' "
-         .. '({#hybrid_override_pattern})',
-      config_.whole_groups }
+   'where num_hidden_layers == #hybrid_override_pattern -- num_hidden_layers '
+      .. "({num_hidden_layers}) is not the length of the pattern '{hybrid_override_pattern}' "
+      .. '({#hybrid_override_pattern})',
+   config_.whole_groups }
 
 local rules = {
    translate = translate, where = signature.options(relations),
@@ -210,7 +210,9 @@ Hybrid.family = { from_peft = function(name) return (name:gsub('^model%.', 'back
 
 -- Returns the complete configuration, and the names of fields that change nothing.
 function Hybrid._read(_, config)
-   if not names_experts(config) then return published.read(op, config, rows, rules) end
+   if type(config) ~= 'table' or not names_experts(config) then
+      return published.read(op, config, rows, rules)
+   end
    local all = copy(rows)
    for _, row in ipairs(rows_of_experts) do all[#all + 1] = row end
    return published.read(op, config, all, rules_of_experts)

@@ -17,9 +17,13 @@
 -- is therefore counted once: the backward of the loss, which was recorded last, runs before that of
 -- the layers and leaves them their slopes. Ranks that tensor parallelism gives the same tokens have
 -- the same term, and one of them adds the gradient.
+--
+-- Routers with a correction bias (nn.MoE) need no such loss: `correct` moves the bias of an expert
+-- against its load after each step (DeepSeek-V3; Wang et al., arXiv 2408.15664).
 -- Legend: L layers, N tokens, E experts, k experts of a token.
 
 local tide = require 'tide'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
@@ -31,7 +35,7 @@ Balance.__index = Balance
 
 -- Makes the record of a batch.
 function balance.new(opts)
-   return setmetatable({ comm = opts.comm, calls = {}, pending = {} }, Balance)
+   return setmetatable({ comm = opts.comm, whole = opts.whole, calls = {}, pending = {} }, Balance)
 end
 
 -- ---- a call of a model -------------------------------------------------------------------------
@@ -198,6 +202,32 @@ function Balance:counts()
    return sum, topk
 end
 
+-- Returns the place of each layer in counts: its key -> 1 to L.
+function Balance:_places()
+   local places = {}
+   for _, call in ipairs(self.calls) do
+      for key, layer in each(call.of) do places[key] = layer.place end
+   end
+   return places
+end
+
+-- Adds rate to the correction bias of each expert with fewer tokens than the mean of its layer, and
+-- subtracts it from those with more. counts [L, E]: choices of a step, of all ranks; places: of
+-- Balance:_places; factor: nil, or a tensor of one element, 0 where the step changes nothing. It
+-- does not wait for a device.
+function balance._correct(model, counts, places, rate, factor)
+   tide.no_grad(function()
+      model:walk(function(m)
+         local place = m.router_bias and places[m._key]
+         if not place then return end
+         local load = counts:select(1, place)
+         local change = (load:mean() - load):sign() * rate
+         if factor then change = change * factor end
+         m.router_bias:add_(change:to(m.router_bias.dtype))
+      end)
+   end)
+end
+
 -- Returns the largest and the smallest share of the tokens of a layer that use one expert, as a
 -- tensor [2], over the ranks of comm. counts [L, E]: of calls; topk: experts of a token. It does
 -- not wait for a device. Collective.
@@ -218,6 +248,8 @@ signature.kind('balance', 'a balance of tide.nn.balance.new', function(v)
 end, 'tide.Balance')
 
 return signature.doors('nn.balance', balance, {
-   new = { opts = { 'comm: comm? -- ranks with tokens of their own; this one by default' } },
+   new = { opts = { 'comm: comm? -- ranks with tokens of their own; this one by default',
+      'whole: boolean = false -- counts all tokens in the last layer too, not those of the loss '
+         .. 'alone' } },
    shares = 'counts: tensor; topk: integer >= 1; comm: comm?',
 })

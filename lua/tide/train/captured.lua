@@ -42,7 +42,9 @@ local function unread(self, batches, count)
    for _, loss in ipairs(losses) do found = found + loss:to 'f32' * 0 end
    if self.comm.size > 1 then self.comm:all_reduce(found) end
    self.optim:step { factor = factor, found_inf = found }
-   return { unpack(losses) }, norm, reduce.shares(self, losses)
+   local shares = reduce.shares(self, losses)
+   reduce.correct(self, losses, self.router_bias_rate > 0 and found:eq(0):to 'f32' or nil)
+   return { unpack(losses) }, norm, shares
 end
 
 -- Returns why a captured step was not applied. Gradients are known as sums over ranks only.

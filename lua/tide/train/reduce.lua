@@ -37,9 +37,12 @@ function reduce.loss_of(self, batch, count, options)
       'a model whose loss(ids, labels, opts) returns a tensor of one element', loss)
 end
 
--- Refuses a loss of the caller that leaves out the balance of the step, over ranks: each rank would
--- balance its own tokens.
+-- Refuses a loss of the caller that leaves out the balance of the step, where a correction bias
+-- needs it, and over ranks, where each rank would balance its own tokens.
 local function check_balance(self, of)
+   err.raise_if(self.router_bias_rate > 0 and not of:counts(), 'E_ARG', 'train.step', "option "
+      .. "'loss': it called the model without opts.balance, and router_bias_rate needs what the "
+      .. 'routers chose; pass its options on: model:loss(ids, labels, opts)')
    err.raise_if(self.comm.size > 1 and not of:counts() and self.model:balance_way(), 'E_ARG',
       'train.step', "option 'loss': it called the model without opts.balance, so each rank would "
       .. 'balance the experts over its own tokens; pass its options on: model:loss(ids, labels, '
@@ -47,13 +50,14 @@ local function check_balance(self, of)
 end
 
 -- Runs forward and backward of one micro-batch; returns its share of the loss and, of a model with
--- experts, how often each was chosen and how many a token uses (see nn.balance). A micro-batch may
+-- experts, how often each was chosen, how many a token uses and the places of the layers (see
+-- nn.balance). A micro-batch may
 -- use no trained parameter (a text, where only a vision tower is trained). Backward of a sharded
 -- model communicates, so that all ranks run it.
 local function whole_loss(self, batch, count)
    local options, of = self.loss_options, nil
    if self.has_experts then
-      of = nn_balance.new { comm = self.comm }
+      of = nn_balance.new { comm = self.comm, whole = self.router_bias_rate > 0 }
       options = copy(options, { balance = of })
    end
    local loss = reduce.loss_of(self, batch, count, options)
@@ -62,29 +66,41 @@ local function whole_loss(self, batch, count)
    if self.parallel then self.parallel:finish() end
    -- handles of gradients would make the next sum a copy
    if not of then return loss:detach() end
-   return loss:detach(), of:counts()
+   local counts, topk = of:counts()
+   return loss:detach(), counts, topk, of:_places()
 end
 
 -- Runs micro-batch i and adds what it gives to `losses`: its loss, and in field counts the choices
 -- of experts. It runs in a step scope, unless what it makes must stay.
 function reduce.run_micro(self, losses, i, batch, count, stays)
-   local loss, counts, topk
+   local loss, counts, topk, places
    if stays then
-      loss, counts, topk = whole_loss(self, batch, count)
+      loss, counts, topk, places = whole_loss(self, batch, count)
    else
-      loss, counts, topk = tide.scope(whole_loss, self, batch, count)
+      loss, counts, topk, places = tide.scope(whole_loss, self, batch, count)
    end
    losses[i] = loss
    if not counts then return end
-   losses.topk = topk
+   losses.topk, losses.places = topk, places
    losses.counts = losses.counts and losses.counts + counts or counts
 end
 
 -- Returns the largest and smallest share of the tokens that use one expert, as nn.balance.shares
--- does; nil without experts. Collective.
+-- does; nil without experts. losses.counts become those of all ranks. Collective.
 function reduce.shares(self, losses)
    if not losses.counts then return nil end
-   return nn_balance.shares(losses.counts, losses.topk, self.comm)
+   if self.comm.size > 1 then
+      losses.counts = losses.counts:clone()
+      self.comm:all_reduce(losses.counts)
+   end
+   return nn_balance.shares(losses.counts, losses.topk)
+end
+
+-- Moves the correction biases of routers by what reduce.shares has left in losses. factor: nil, or
+-- a tensor, 0 where the step is not applied.
+function reduce.correct(self, losses, factor)
+   if self.router_bias_rate == 0 then return end
+   nn_balance._correct(self.model, losses.counts, losses.places, self.router_bias_rate, factor)
 end
 
 -- Reads the losses of this rank's micro-batches and the tensors behind them in the list together:

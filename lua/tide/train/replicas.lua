@@ -103,6 +103,7 @@ end
 function replicas.check_replicas(self, op)
    local items = {
       { 'limits of the gradient norm (clip)', tostring(self.clip), 'shown' },
+      { 'rates of correction biases (router_bias_rate)', tostring(self.router_bias_rate), 'shown' },
       { 'options of the optimiser', optim_text(self.optim, self.parallel), 'shown' },
       { 'options of the loss', canonical(self.loss_options), 'shown' },
    }

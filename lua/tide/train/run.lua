@@ -348,6 +348,7 @@ local function open(self)
    self.step, self.folder, self.val_loss, self.best = resume(o)
    self.val_step, self.began = self.step, self.step
    self.step_fn = step.new { model = o.model, optim = o.optim, clip = o.clip, comm = o.comm,
+      router_bias_rate = o.router_bias_rate,
       parallel = o.parallel, captured = o.captured, loss = o.loss }
    options.check_sampler(self.op, o, self.step_fn.groups)
    local aside = options.clear_out(self.op, o, self.step)        -- after all that may be refused

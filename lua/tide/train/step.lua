@@ -40,6 +40,15 @@ local function check_dtype(op, model)
    end
 end
 
+-- Refuses a rate for a model whose routers have no correction biases.
+local function check_router_bias(op, self)
+   if self.router_bias_rate == 0 then return end
+   local has = false
+   if self.model.walk then self.model:walk(function(m) has = has or m.router_bias ~= nil end) end
+   err.raise_if(not has, 'E_ARG', op, 'router_bias_rate: no router of the model has a correction '
+      .. 'bias (correction = true of nn.MoE); leave it out, or give output_router_logits')
+end
+
 -- Makes a step. Captured, it is one launch of a CUDA graph from the second on, with the same
 -- numbers; batches must keep their shapes and counts; several ranks need NCCL between them and
 -- record together. Collective. E_STATE: ranks differ in clip, in the options of optimiser or loss
@@ -57,8 +66,10 @@ function step.new(opts)
    local self = setmetatable({
       model = opts.model, optim = opts.optim, parallel = sharded,
       comm = sharded and sharded.data_comm or comm,
-      clip = opts.clip, loss = opts.loss, loss_options = opts.loss_options or {},
+      clip = opts.clip, router_bias_rate = opts.router_bias_rate,
+      loss = opts.loss, loss_options = opts.loss_options or {},
    }, Step)
+   check_router_bias(op, self)
    self.has_experts = type(opts.model.has_experts) == 'function' and opts.model:has_experts()
    replicas.set_groups(self, op)
    replicas.check_replicated(self, op)
@@ -87,7 +98,10 @@ function Step:run(batches, meanwhile)
    loss = (loss or sum) / means
    replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
-   if applied then reduce.update(self, lr, factor) end
+   if applied then
+      reduce.update(self, lr, factor)
+      reduce.correct(self, losses)
+   end
    local cause = not applied and reduce.blame(self, loss * means) or nil
    self.optim:zero_grad()
    if self.parallel then self.parallel:zero_grad() end
@@ -136,6 +150,8 @@ return signature.doors('train.step', step, {
       'model: table -- with loss(ids, labels, { count = n })',
       'optim: optimizer -- the optimiser of its parameters',
       'clip: number >= 0 = 0 -- limit of the gradient norm; 0: none',
+      'router_bias_rate: number >= 0 = 0 -- what a step adds to the correction bias of an expert '
+         .. 'with few tokens, and subtracts from one with many (see nn.balance)',
       'comm: comm? -- ranks with data of their own; all by default',
       'loss: any? -- called as loss(model, batch, { count = n, .. }) in place of model:loss, with '
          .. 'the part of a batch of this rank; batches then have count',
