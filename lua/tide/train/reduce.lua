@@ -51,9 +51,8 @@ end
 
 -- Runs forward and backward of one micro-batch; returns its share of the loss and, of a model with
 -- experts, how often each was chosen, how many a token uses and the places of the layers (see
--- nn.balance). A micro-batch may
--- use no trained parameter (a text, where only a vision tower is trained). Backward of a sharded
--- model communicates, so that all ranks run it.
+-- nn.balance). A micro-batch may use no trained parameter (a text, where only a vision tower is
+-- trained). Backward of a sharded model communicates, so that all ranks run it.
 local function whole_loss(self, batch, count)
    local options, of = self.loss_options, nil
    if self.has_experts then
