@@ -25,10 +25,6 @@ DeepseekV3.family = {
    mixer = deepseek.mixer, experts = experts.by_sigmoid,
 }
 
--- Returns whether a file's tensor is of a layer that predicts further tokens, which is left out.
-function DeepseekV3:_leaves_out(name) return experts.is_further(self.config, name) end
-
--- Makes the fields of config.json of c: the file has no layers that predict further tokens.
-function DeepseekV3.publish(c) c.num_nextn_predict_layers = 0 end
+experts.without_further_layers(DeepseekV3)
 
 return DeepseekV3

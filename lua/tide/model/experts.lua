@@ -61,11 +61,17 @@ experts.fit_groups = {
       .. 'two of each at least',
 }
 
--- Returns whether a tensor of a file is of a layer behind the last, which predicts further tokens.
-function experts.is_further(c, name)
-   local i = tonumber(name:match '^model%.layers%.(%d+)%.')
-   return i ~= nil and i >= c.num_hidden_layers
-      and i < c.num_hidden_layers + c.num_nextn_predict_layers
+-- Lets a class leave out the layers of a file that predict further tokens; it writes none.
+function experts.without_further_layers(Model)
+   -- Returns whether a tensor of a file is of a layer behind the last.
+   function Model:_leaves_out(name)
+      local c, i = self.config, tonumber(name:match '^model%.layers%.(%d+)%.')
+      return i ~= nil and i >= c.num_hidden_layers
+         and i < c.num_hidden_layers + c.num_nextn_predict_layers
+   end
+
+   -- Makes the fields of config.json of c.
+   function Model.publish(c) c.num_nextn_predict_layers = 0 end
 end
 
 -- Rules that families share: those without the fields of a loss of the router, which transformers

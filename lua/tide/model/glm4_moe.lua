@@ -30,10 +30,6 @@ Glm4Moe.family = {
    experts = experts.by_sigmoid,
 }
 
--- Returns whether a file's tensor is of a layer that predicts further tokens, which is left out.
-function Glm4Moe:_leaves_out(name) return experts.is_further(self.config, name) end
-
--- Makes the fields of config.json of c: the file has no layers that predict further tokens.
-function Glm4Moe.publish(c) c.num_nextn_predict_layers = 0 end
+experts.without_further_layers(Glm4Moe)
 
 return Glm4Moe

@@ -45,6 +45,6 @@ Glm4MoeLite.family = copy({                      -- the rest is DeepSeek-V3's
    end,
 }, copy(of_v3))
 
-Glm4MoeLite._leaves_out, Glm4MoeLite.publish = deepseek_v3._leaves_out, deepseek_v3.publish
+experts.without_further_layers(Glm4MoeLite)
 
 return Glm4MoeLite
