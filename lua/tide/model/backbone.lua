@@ -222,15 +222,15 @@ end
 -- Returns fn(at), whose routers note what they choose in at.balance. What runs without recording
 -- is not trained and not noted.
 local function balanced(self, at, ids, fn)
-   local of = at.balance
-   if not of then return fn(at) end
+   local record = at.balance
+   if not record then return fn(at) end
    if not tide.is_grad_enabled() then
       at.balance = nil
       return fn(at)
    end
    local c, index = at.context, at.q_index or at.mask_index
    if c and not c.null then index = c:q_index(ids.device) end
-   at.balance = of:_open(self:balance_way(), index, ids:size(1), ids:size(2))
+   at.balance = record:_open(self:balance_way(), index, ids:size(1), ids:size(2))
    local h = fn(at)
    at.balance:_close()
    return h

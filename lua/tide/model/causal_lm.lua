@@ -186,13 +186,6 @@ function CausalLM:has_experts()
    return has
 end
 
--- Gives a call the balance of its experts, where the loss has one. place: options of hidden.
-local function begin_balance(self, place)
-   if self:balance_way() and tide.is_grad_enabled() then
-      place.balance = place.balance or nn.balance.new {}
-   end
-end
-
 -- Returns the loss with the term that balances experts, where it has one. counted: as of loss;
 -- count: the labels by which the loss is divided, or nil.
 local function with_balance(loss_, place, labels, ignore, counted, count)
@@ -214,7 +207,7 @@ local function loss(self, ids_BT, labels_BT, opts)
    rest.shift, rest.counted = nil, nil
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
-   begin_balance(self, place)
+   nn.balance._begin(self, place)
    local ignore = rest.ignore or nn.loss.ignore
    local h, labels = states(self, ids_BT, labels_BT, place, ignore, counted)
    local value = private.replace(h, head_loss(self, h, labels, rest))
@@ -285,7 +278,7 @@ function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
    rest = copy(err.options(self.op, rest, { 'alpha', 'temperature', 'kind', 'chunk', 'count',
       'ignore', 'counted' }))
    rest.cap, place = self.config.final_logit_softcapping, copy(place or {})
-   begin_balance(self, place)
+   nn.balance._begin(self, place)
    local loss_ = self:as_call(function(me)
       me:check_ids(ids_BT)
       check_labels(me.op, ids_BT, labels_BT)

@@ -18,7 +18,7 @@
 -- the layers and leaves them their slopes. Ranks that tensor parallelism gives the same tokens have
 -- the same term, and one of them adds the gradient.
 --
--- Routers with a correction bias (nn.MoE) need no such loss: `correct` moves the bias of an expert
+-- Routers with a correction bias (nn.MoE) need no such loss: `_correct` moves the bias of an expert
 -- against its load after each step (DeepSeek-V3; Wang et al., arXiv 2408.15664).
 -- Legend: L layers, N tokens, E experts, k experts of a token.
 
@@ -36,6 +36,14 @@ Balance.__index = Balance
 -- Makes the record of a batch.
 function balance.new(opts)
    return setmetatable({ comm = opts.comm, whole = opts.whole, calls = {}, pending = {} }, Balance)
+end
+
+-- Gives a call of a model the record of its experts, and returns it, where the loss of the model
+-- has the term now; else returns nil. place: options of the call.
+function balance._begin(model, place)
+   if not (model.balance_way and model:balance_way() and tide.is_grad_enabled()) then return nil end
+   place.balance = place.balance or balance.new {}
+   return place.balance
 end
 
 -- ---- a call of a model -------------------------------------------------------------------------

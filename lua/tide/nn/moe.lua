@@ -95,14 +95,14 @@ function MoE:_logits(x)
 end
 
 -- Returns the experts of each row of x [N, C], i64 [N, k], the likeliest first, and their factors
--- [N, k] in x's dtype. of: the record of a call (nn.balance), or nil.
-function MoE:route(x, of)
+-- [N, k] in x's dtype. record: of a call (nn.balance), or nil.
+function MoE:route(x, record)
    local logits = self:_logits(x)
    -- ranks of tensor parallelism choose the same experts, and the first adds the term's gradient
-   if of then logits = of:_watch(logits, self._key, self._leaves_balance ~= true) end
+   if record then logits = record:_watch(logits, self._key, self._leaves_balance ~= true) end
    local ids, w = routing.choose(logits, self, self.router_bias)
    private.spend(logits)
-   if of then of:_count(ids, self._key, self.experts) end
+   if record then record:_count(ids, self._key, self.experts) end
    return ids, w:to(x.dtype)
 end
 

@@ -93,23 +93,12 @@ local function note(self, model, margin, chosen, rejected)
       reward(chosen), reward(rejected) })
 end
 
--- Returns the options of a call with the balance of its experts, and this balance, where the loss
--- of the model has a term of it.
-local function with_balance(model, opts)
-   if not (model.balance_way and model:balance_way() and tide.is_grad_enabled()) then
-      return opts, nil
-   end
-   opts = copy(opts or {})
-   opts.balance = opts.balance or balance.new {}
-   return opts, opts.balance
-end
-
 -- Returns the loss of a batch of data.preference, for the option `loss` of train.run and
 -- train.step.
 function Objective:__call(model, batch, opts)
    local o = self.opts
-   local of
-   opts, of = with_balance(model, opts)
+   opts = copy(opts or {})
+   local record = balance._begin(model, opts)
    local sums, labels, parts = preference.answers(model, batch, opts)
    err.raise_if(not batch.reference, 'E_STATE', 'nn.preference.objective', 'the batch has no '
       .. 'reference; call train.reference.compute with its sampler before the first step')
@@ -126,8 +115,9 @@ function Objective:__call(model, batch, opts)
    end
    -- every rank of the axis has all of it
    if parts > 1 then loss = loss - loss:detach() * (1 - 1 / parts) end
-   if not of then return loss end
-   return of:add(loss, tide.full({ 1 }, batch.pairs / parts, { device = loss.device }), opts.count)
+   if not record then return loss end
+   local pairs_ = tide.full({ 1 }, batch.pairs / parts, { device = loss.device })
+   return record:add(loss, pairs_, opts.count)
 end
 
 -- Returns { accuracy, margin, reward_chosen, reward_rejected } of the pairs since the last call,

@@ -110,12 +110,12 @@ function adapter.merged(description, rows, read, is_merged)
       changed[weight] = { path = path, a = a, b = b }
    end
    return plain, function(name, slice)
-      local t, of = read(name, slice), not is_merged and changed[name]
-      if not of then return t end
+      local t, change = read(name, slice), not is_merged and changed[name]
+      if not change then return t end
       return tide.no_grad(function()
-         local m = description.dora and read(of.path .. '.lora_m') or nil
-         local expert = #rows[of.a].shape == 3 and slice or nil
-         return with_change(t, read(of.a, expert), read(of.b, expert), m, scale)
+         local m = description.dora and read(change.path .. '.lora_m') or nil
+         local expert = #rows[change.a].shape == 3 and slice or nil
+         return with_change(t, read(change.a, expert), read(change.b, expert), m, scale)
       end)
    end
 end

@@ -215,11 +215,11 @@ local function take_layer(op, c, tensors, m, block)
    local A, B = take(tensors, block .. '.gate')
    if A then found.router = { A = A, B = B } end
    for _, name in ipairs { block .. '.experts.base_layer', block .. '.experts' } do
-      local t, of = take_joined(op, tensors, name, m)
-      if of == 'gate_up_proj' then
+      local t, field = take_joined(op, tensors, name, m)
+      if field == 'gate_up_proj' then
          local ratio = scale(alphas[joint] or c.lora_alpha, t.A:size(2)) / scale(c.lora_alpha, c.r)
          found.gate_proj, found.up_proj = split(t.A, ratio == 1 and t.B or t.B * ratio, c.r)
-      elseif of then
+      elseif field then
          found.down_proj = t
       end
    end

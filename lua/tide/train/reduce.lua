@@ -39,11 +39,11 @@ end
 
 -- Refuses a loss of the caller that leaves out the balance of the step, where a correction bias
 -- needs it, and over ranks, where each rank would balance its own tokens.
-local function check_balance(self, of)
-   err.raise_if(self.router_bias_rate > 0 and not of:counts(), 'E_ARG', 'train.step', "option "
+local function check_balance(self, record)
+   err.raise_if(self.router_bias_rate > 0 and not record:counts(), 'E_ARG', 'train.step', "option "
       .. "'loss': it called the model without opts.balance, and router_bias_rate needs what the "
       .. 'routers chose; pass its options on: model:loss(ids, labels, opts)')
-   err.raise_if(self.comm.size > 1 and not of:counts() and self.model:balance_way(), 'E_ARG',
+   err.raise_if(self.comm.size > 1 and not record:counts() and self.model:balance_way(), 'E_ARG',
       'train.step', "option 'loss': it called the model without opts.balance, so each rank would "
       .. 'balance the experts over its own tokens; pass its options on: model:loss(ids, labels, '
       .. 'opts)')
@@ -54,19 +54,19 @@ end
 -- nn.balance). A micro-batch may use no trained parameter (a text, where only a vision tower is
 -- trained). Backward of a sharded model communicates, so that all ranks run it.
 local function whole_loss(self, batch, count)
-   local options, of = self.loss_options, nil
+   local options, record = self.loss_options, nil
    if self.has_experts then
-      of = nn_balance.new { comm = self.comm, whole = self.router_bias_rate > 0 }
-      options = copy(options, { balance = of })
+      record = nn_balance.new { comm = self.comm, whole = self.router_bias_rate > 0 }
+      options = copy(options, { balance = record })
    end
    local loss = reduce.loss_of(self, batch, count, options)
-   if of then check_balance(self, of) end
+   if record then check_balance(self, record) end
    if self.parallel or loss.requires_grad then loss:backward() end
    if self.parallel then self.parallel:finish() end
    -- handles of gradients would make the next sum a copy
-   if not of then return loss:detach() end
-   local counts, topk = of:counts()
-   return loss:detach(), counts, topk, of:_places()
+   if not record then return loss:detach() end
+   local counts, topk = record:counts()
+   return loss:detach(), counts, topk, record:_places()
 end
 
 -- Runs micro-batch i and adds what it gives to `losses`: its loss, and in field counts the choices
