@@ -215,7 +215,7 @@ local function placement(self, opts, ids, context)
       tiles = tiles.list(index or of_mask, opts.k_index or index or of_mask),
       sequence = sequence, caches = caches,
       context = opts.context, length = T, attention_mask = opts.attention_mask,
-      mask_index = of_mask, mask_checked = true, balance = opts.balance,
+      mask_index = of_mask, mask_checked = true, balance = opts.balance, after = opts.after,
    }
 end
 
@@ -238,8 +238,8 @@ end
 
 -- Returns what the body reads of ids, or of given embeddings: the same, of embeddings the tokens
 -- that this rank has between layers. A family that replaces some embeddings by features of images
--- does it here. opts: those of the call, read, which this may complete; context: theirs, nil
--- without one or for null.
+-- does it here. opts: those of the call, read, which this may complete, also with `after` (see
+-- nn.Stack); context: theirs, nil without one or for null.
 function Backbone:_inputs(ids, _, _)
    local tp = spread.of(self).tp
    return ids.ndim == 3 and tp and tp.sequence and tp.cut(ids) or ids

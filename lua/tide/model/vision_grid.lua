@@ -94,7 +94,8 @@ end
 --    back     the place of each block of the stream in that order, from 0
 --    rows, columns   of each patch, in that order
 --    frames, windows   cumulative patches, from 0
--- side: blocks along a side of a window.
+-- side: blocks along a side of a window; math.huge: frames are windows, and the order is that of
+-- the stream.
 function grid_.layout(grids, merge, side)
    local order, back, rows, columns = {}, {}, {}, {}
    local frames, windows, first, n = { 0 }, {}, 0, 0

@@ -3,6 +3,7 @@
 -- `layers[1]`. They survive slicing, so a pipeline stage keeps the names of the whole.
 
 local class = require 'tide.class'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
@@ -68,10 +69,10 @@ function Stack:slice(first, last)
 end
 
 -- Returns `at` for block i: its at.cache is at.caches[i]. at.last_rows is at.rows of the last
--- block, if that block picks rows.
-local function here(self, at, i)
+-- block, if that block picks rows. is_read: something reads the whole output of the block.
+local function here(self, at, i, is_read)
    local caches, block = at.caches, self[i]
-   local rows = i == #self and at.last_rows or nil
+   local rows = i == #self and not is_read and at.last_rows or nil
    if rows and not (block.picks_rows and block:picks_rows()) then rows = nil end
    if not (caches or rows) then return at end
    return setmetatable({ cache = caches and caches[i], rows = rows }, { __index = at })
@@ -86,23 +87,43 @@ local function added(h, more, owned)
    return sum
 end
 
+-- Returns fn of the sum of a block's addends, and whether the caller may overwrite it.
+local function followed(fn, h, more, owned)
+   local sum, is_own = added(h, more, owned), owned or more ~= nil
+   local y = fn(sum)
+   if rawequal(y, sum) then return y, is_own end
+   if is_own then private.spend(sum) end
+   return y, true
+end
+
 -- Runs the blocks. Returns two addends of the result, h and more (nil: h is the result), and
 -- whether the caller may overwrite h. Where no hook or wrap is between two blocks, the norm of the
--- second one computes the sum between them.
+-- second one computes the sum between them. at.after[i], which no block gets: a function of the
+-- output of block i that returns what the next block reads.
 function Stack:addends(x, at)
    local h, more, owned = x, nil, false
    at = err.type('nn.Stack', 'at', at or {}, 'table')
+   local after = at.after
+   if after then
+      at = copy(at)
+      at.after = nil
+   end
    for i, block in ipairs(self) do
+      local fn = after and after[i]
       if block.takes_addends and block:takes_addends() then
          local given, had = h, owned and not more
-         h, more, owned = block:addends(h, more, owned, here(self, at, i))
+         h, more, owned = block:addends(h, more, owned, here(self, at, i, fn))
          if had and not rawequal(h, given) then private.spend(given) end
       else
          local sum = added(h, more, owned)
          owned = owned or more ~= nil
-         h, more = block(sum, here(self, at, i)), nil
+         h, more = block(sum, here(self, at, i, fn)), nil
          if owned then private.spend(sum) end
          owned = true
+      end
+      if fn then
+         h, owned = followed(fn, h, more, owned)
+         more = nil
       end
    end
    return h, more, owned
@@ -110,6 +131,7 @@ end
 private.note(Stack.addends)
 
 -- Calls the blocks in order, each with `at`; at.caches[i], if given, becomes at.cache of block i.
+-- at.after[i], if given, is called with the output of block i, and returns the input of the next.
 -- at.last_rows: index [K] of the rows that are needed of the result (see nn.rows), which is then
 -- [1, K, C] if the last block picks rows.
 function Stack:forward(x, at)
