@@ -171,7 +171,7 @@ true, "use_cache": true, "vocab_size": 41}, "tie_word_embeddings": false,
 "silu", "hidden_size": 16, "initializer_range": 0.02, "intermediate_size": 12,
 "max_position_embeddings": 64, "mlp_only_layers": [1], "model_type": "qwen3_vl_moe_text",
 "moe_intermediate_size": 6, "num_attention_heads": 2, "num_experts_per_tok": 2,
-"num_hidden_layers": 3, "num_key_value_heads": 1, "num_local_experts": 4,
+"num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 4,
 "output_router_logits": false, "pad_token_id": null, "rms_norm_eps": 1e-06, "rope_parameters":
 {"mrope_interleaved": true, "mrope_section": [2, 1, 1], "rope_theta": 100.0, "rope_type":
 "default"}, "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings":

@@ -52,7 +52,8 @@ CASES = {
         [1, [1, 3, 5], 2]], "left"),
     "ahead": ({}, {}, {}, [[1, (4, 2, 2), 2], [2, [1, 4, 6], END], [1, [1, 2, 6], 3]], "left"),
     "moe": (MOE, {}, {}, [[2, [1, 4, 6], 3]], "left"),
-    "moe_mixed": ({**MOE, "num_hidden_layers": 3, "mlp_only_layers": [1]}, {}, {}, [
+    "moe_mixed": ({**MOE, "num_hidden_layers": 3, "mlp_only_layers": [1], "num_key_value_heads": 2},
+                  {}, {}, [
         [2, (2, 4, 2), 1, [1, 4, 4], 2], [1, [1, 2, 4], 1, (1, 6, 2), 2]], "left"),
 }
 

@@ -223,4 +223,8 @@ all.qwen3_vl = cases_of('spec/golden/qwen3_vl', function(name)
    return name:find '^moe' and 'qwen3_vl_moe' or 'qwen3_vl'
 end)
 all.far = far
+
+-- Returns the cases of a name: nil, or 'qwen3_vl'.
+function all.of(name) return name and all[name] or all end
+
 return all

@@ -1,8 +1,9 @@
--- Qwen3-VL-MoE: Qwen3-VL whose text model has experts, as Qwen3 MoE has them. The chosen experts of a
--- token always have weights whose sum is 1.
+-- Qwen3-VL-MoE: Qwen3-VL whose text model has experts, as Qwen3 MoE has them. The weights of the
+-- experts that a token chooses always add up to 1.
 --
--- Files hold each projection of all experts of a layer in one tensor, transposed, the gate beside
--- the up projection.
+-- Files hold each projection of all experts of a layer in one tensor, the gate beside the up
+-- projection. Published files have them transposed, those of transformers 5 do not; a square one is
+-- not.
 
 local Llama = require 'tide.model.llama'
 local Qwen3VL = require 'tide.model.qwen3_vl'
@@ -52,24 +53,28 @@ VL.family = copy(Qwen3VL.shared_family, {
    end,
 })
 
--- Returns the entries of a layer's experts: a tensor of the file, and the parameters that lie in it
--- side by side.
-local function entries_of(path, shapes)
-   local outer, list = decoder.inner_name(path), {}
-   for name, parts in pairs { gate_up_proj = { 'gate_proj', 'up_proj' },
-      down_proj = { 'down_proj' } } do
-      local e = { name = ('%s.experts.%s'):format(outer, name), transposed = true, along = 2,
-         parts = {} }
-      local rows = 0
-      for i, part in ipairs(parts) do
-         local own = path .. '.' .. part
-         e.parts[i] = { name = own, shape = shapes[own], first = rows }
-         rows = rows + shapes[own][2]
-      end
-      local shape = e.parts[1].shape
-      e.shape = { shape[1], shape[3], rows }
-      list[#list + 1] = e
+-- Returns the entry of a tensor of a file, in which parameters lie side by side.
+local function entry_of(name, parts, shapes)
+   local list, rows = {}, 0
+   for i, own in ipairs(parts) do
+      list[i] = { name = own, shape = shapes[own], first = rows }
+      rows = rows + shapes[own][2]
    end
+   local n, _, columns = unpack(shapes[parts[1]])
+   local plain = { name = name, parts = list, along = 2, shape = { n, rows, columns } }
+   if rows == columns then return plain end
+   return { name = name, parts = list, along = 2, shape = { n, columns, rows }, transposed = true,
+      also = plain }
+end
+
+-- Returns the entries of a layer's experts.
+local function entries_of(path, shapes)
+   local outer = decoder.inner_name(path)
+   local list = {
+      entry_of(outer .. '.experts.gate_up_proj', { path .. '.gate_proj', path .. '.up_proj' },
+         shapes),
+      entry_of(outer .. '.experts.down_proj', { path .. '.down_proj' }, shapes),
+   }
    list[#list + 1] = experts.renamed(outer .. '.gate.weight', path .. '.router',
       shapes[path .. '.router'])
    return list

@@ -140,18 +140,14 @@ local function positions_of(self, lay, grids, x)
    return private.replace(parts, parts:sum(2))
 end
 
--- Returns the functions of the outputs of blocks (see nn.Stack) that add their deepstack features
--- to a list, in the order of the blocks.
-local function taps(self, list)
-   local after = {}
+-- Returns the functions of the outputs of blocks (see nn.Stack) that make deepstack features.
+local function after(self)
+   local list = {}
    for k, i in ipairs(self.config.deepstack_visual_indexes) do
       local merger = self.deepstack_merger_list[tostring(k - 1)]
-      after[i + 1] = function(h)
-         list[#list + 1] = merger(h)
-         return h
-      end
+      list[i + 1] = function(h) return h, merger(h) end
    end
-   return after
+   return list
 end
 
 -- Returns features [N / m m, (1 + K) O] of patches [N, P] of images and videos: those of the last
@@ -159,7 +155,7 @@ end
 -- grids: { t, h, w } in patches, N together, as a list or a tensor [images, 3].
 function Vision:forward(patches, grids)
    grids = self:_checked(patches, grids)
-   local device, list = patches.device, {}
+   local device = patches.device
    local lay = grid_.layout(grids, self.config.spatial_merge_size, math.huge)
    local x = self.patch_embed.proj(patches)
    local learned = positions_of(self, lay, grids, x)
@@ -167,10 +163,11 @@ function Vision:forward(patches, grids)
    private.spend(x, learned)
    x = private.replace(sum, sum:reshape(1, sum:size(1), sum:size(2)))
    local frames = grid_.index(lay.frames, device)
-   local y = self.blocks(x, { positions = self._index({ { lay.rows }, { lay.columns } }, device),
-      frames = frames, tiles = frames and tiles.list(frames) or {}, after = taps(self, list) })
-   y = private.replace(x, y)
-   table.insert(list, 1, (private.replace(y, self.merger(y))))
+   local list = { self.blocks(x, { frames = frames, after = after(self),
+      positions = self._index({ { lay.rows }, { lay.columns } }, device),
+      tiles = frames and tiles.list(frames) or {} }) }
+   local y = private.replace(x, list[1])
+   list[1] = private.replace(y, self.merger(y))
    if #list == 1 then return list[1] end
    local all = tide.cat(list, 2)
    private.spend(unpack(list))

@@ -406,16 +406,14 @@ local function joined(x, rows, features)
    return private.replace(y, y:reshape(B, T, C))
 end
 
--- Returns the functions of the outputs of the first layers (see nn.Stack) that add deepstack
--- features to tokens of images; nil of features [F, C], which have none beside them.
-local function added_after(rows, features, C)
-   local K = features:size(2) / C - 1
-   if K == 0 then return nil end
+-- Returns the functions of the outputs of the first K layers and of features [F, C + K C] (see
+-- nn.Stack) that add deepstack features to tokens of images.
+local function added_after(rows, F, C, K)
    local B, T = rows:size(1), rows:size(2)
-   local from = tide.where(rows:ge(0), rows, features:size(1)):reshape(B * T)
+   local from = tide.where(rows:ge(0), rows, F):reshape(B * T)
    local after = {}
    for k = 1, K do
-      after[k] = function(h)
+      after[k] = function(h, features)
          local deep = features:narrow(2, k * C + 1, C)
          deep = private.replace(deep, deep:to(h.dtype))
          local none = tide.zeros({ 1, C }, { dtype = h.dtype, device = h.device })
@@ -475,7 +473,10 @@ function VL:_inputs(ids, o, context)
    if tp and tp.sequence then                       -- this rank has its tokens between layers
       rows, features = tp.cut(rows), tp.copy(features)
    end
-   o.after = added_after(rows, features, x:size(3))
+   local F, C = features:size(1), x:size(3)
+   if features:size(2) > C then
+      o.after, o.beside = added_after(rows, F, C, features:size(2) / C - 1), features
+   end
    return joined(x, rows, features)
 end
 private.note(VL._inputs)

@@ -87,21 +87,22 @@ local function added(h, more, owned)
    return sum
 end
 
--- Returns fn of the sum of a block's addends, and whether the caller may overwrite it.
-local function followed(fn, h, more, owned)
+-- Returns fn of the sum of a block's addends and of `beside`, whether the caller may overwrite it,
+-- and fn's further result.
+local function followed(fn, h, more, owned, beside)
    local sum, is_own = added(h, more, owned), owned or more ~= nil
-   local y = fn(sum)
-   if rawequal(y, sum) then return y, is_own end
+   local y, aside = fn(sum, beside)
+   if rawequal(y, sum) then return y, is_own, aside end
    if is_own then private.spend(sum) end
-   return y, true
+   return y, true, aside
 end
 
 -- Runs the blocks. Returns two addends of the result, h and more (nil: h is the result), and
 -- whether the caller may overwrite h. Where no hook or wrap is between two blocks, the norm of the
--- second one computes the sum between them. at.after[i], which no block gets: a function of the
--- output of block i that returns what the next block reads.
-function Stack:addends(x, at)
-   local h, more, owned = x, nil, false
+-- second one computes the sum between them. The last result is a list of further results of the
+-- functions at.after, in order; no block gets these.
+function Stack:addends(x, at, beside)
+   local h, more, owned, asides = x, nil, false, {}
    at = err.type('nn.Stack', 'at', at or {}, 'table')
    local after = at.after
    if after then
@@ -122,32 +123,35 @@ function Stack:addends(x, at)
          owned = true
       end
       if fn then
-         h, owned = followed(fn, h, more, owned)
+         h, owned, asides[#asides + 1] = followed(fn, h, more, owned, beside)
          more = nil
       end
    end
-   return h, more, owned
+   return h, more, owned, asides
 end
 private.note(Stack.addends)
 
 -- Calls the blocks in order, each with `at`; at.caches[i], if given, becomes at.cache of block i.
--- at.after[i], if given, is called with the output of block i, and returns the input of the next.
+-- at.after[i], if given, is called with the output of block i and the tensor `beside`, or nil. It
+-- returns the input of the next block and, or nil, a tensor: those are further results, in order.
+-- So gradients to and from a module that is run again in backward go through its call.
 -- at.last_rows: index [K] of the rows that are needed of the result (see nn.rows), which is then
 -- [1, K, C] if the last block picks rows.
-function Stack:forward(x, at)
-   return added(self:addends(x, at))
+function Stack:forward(x, at, beside)
+   local h, more, owned, asides = self:addends(x, at, beside)
+   return added(h, more, owned), unpack(asides)
 end
 private.note(Stack.forward)
 
--- Returns norm(self(x, at)). The norm computes the last sum, too, if no hook or wrap needs it
--- before.
-function Stack:normed(norm, x, at)
+-- Returns norm(self(x, at, beside)). The norm computes the last sum, too, if no hook or wrap needs
+-- it before.
+function Stack:normed(norm, x, at, beside)
    if self.forward ~= Stack.forward or self._call ~= Module._call
       or not norms.takes_addends(norm) then
-      local y = self(x, at)
+      local y = self(x, at, beside)
       return rawequal(y, x) and norm(y) or private.replace(y, norm(y))
    end
-   local h, more, owned = self:addends(x, at)
+   local h, more, owned = self:addends(x, at, beside)
    local y, sum = norm(more or h, more and h)
    private.spend(more, sum)
    if owned then private.spend(h) end
