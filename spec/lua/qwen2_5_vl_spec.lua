@@ -203,7 +203,7 @@ describe('qwen2_5_vl', function()
             .. 'other rows out, or add their tokens'] = message(text),
          ['ids have tokens of image_token_id (36) or video_token_id (37), but the call has no '
             .. 'images; give pixel_values and image_grid_thw'] = raised(model, n.ids).message,
-         ['image_grid_thw[1] stands for 12 tokens, but only 6 of image_token_id (36) follow one '
+         ['image_grid_thw[1] is 12 tokens, but only 6 of image_token_id (36) follow one '
             .. 'another in row 1 of ids'] = message(n.ids, {
                image_grid_thw = { { 2, 4, 6 } }, pixel_values = tide.zeros { 48, 24 } }),
          ['ids[1][17] is image_token_id (36), but image_grid_thw has no row for it'] =

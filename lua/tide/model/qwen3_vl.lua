@@ -1,5 +1,5 @@
 -- Qwen3-VL: a Qwen3 decoder that reads texts with images and videos (arXiv 2511.21631). Each frame
--- of a video stands apart in the text, behind its time in words. The positions of time, height and
+-- of a video is apart in the text, behind its time in words. The positions of time, height and
 -- width take turns over the frequencies, and the first layers add deepstack features of the tower.
 --
 -- Published files call the parts model.visual and model.language_model; parameters have the names

@@ -196,7 +196,7 @@ local function times_of(self, o, grids)
    return times
 end
 
--- Returns what rows of ids (lists) and the grids of a call say, for vision_grid. Where frames stand
+-- Returns what rows of ids (lists) and the grids of a call say, for vision_grid. Where frames are
 -- apart in a text, each is a grid of its own.
 local function said_of(self, rows, o)
    local c, op = self.config, self.op
@@ -311,8 +311,8 @@ local function patches_of(self, o)
 end
 
 -- Returns the pictures of a text (a list of ids) in the order of their tokens: { kind, first, last,
--- number, grid, patches, seconds }, seconds of videos alone, where they have any. A frame that
--- stands apart is a picture of its own. inputs: fields of images of a call.
+-- number, grid, patches, seconds }, seconds of videos alone, where they have any. A frame that is
+-- apart is a picture of its own. inputs: fields of images of a call.
 function VL:_pictures(ids, inputs)
    local o, patches = self._read_place(self.op, inputs), { image = {}, video = {} }
    for _, stream in ipairs(streams_of(self, o)) do
@@ -505,7 +505,7 @@ end
 --    Vision         the class of its tower
 --    text_types     values of text_config.model_type
 --    has_seconds    whether frames of a video lie in one run of tokens, whose positions follow from
---                   second_per_grid_ts; otherwise each frame stands apart behind its time in words
+--                   second_per_grid_ts; otherwise each frame is apart, behind its time in words
 --    ties_outside   whether tie_word_embeddings of text_config says nothing
 --    check_parts    nil, or a function of the complete configuration that compares its parts
 -- with what all such models have. Returns it.

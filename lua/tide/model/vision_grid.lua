@@ -126,21 +126,29 @@ end
 
 local kinds = { image = 'image_grid_thw', video = 'video_grid_thw' }
 
+-- Returns what a grid of a kind is: a row of the argument, or a frame of the videos of its rows.
+local function part_of(o, kind) return o.by_frame and kind == 'video' and 'frame' or 'row' end
+
 local function no_grid(o, b, t, kind)
-   err.raise('E_ARG', o.op, 'ids[%d][%d] is %s_token_id (%d), but %s has no row for it; give a row '
-      .. 'for each %s, or leave its tokens out of ids', b, t, kind, o.ids[kind], kinds[kind], kind)
+   local part = part_of(o, kind)
+   err.raise('E_ARG', o.op, 'ids[%d][%d] is %s_token_id (%d), but %s has no %s for it; give a %s '
+      .. 'for each %s, or leave its tokens out of ids', b, t, kind, o.ids[kind], kinds[kind], part,
+      part, part == 'frame' and 'run of such tokens' or kind)
 end
 
 local function cut_off(o, b, kind, i, n, got)
-   err.raise('E_ARG', o.op, '%s[%d] stands for %d tokens, but only %d of %s_token_id (%d) follow '
-      .. 'one another in row %d of ids; repeat the token t h w / %d times', kinds[kind], i, n, got,
-      kind, o.ids[kind], b, o.merge ^ 2)
+   local is_frame = part_of(o, kind) == 'frame'
+   err.raise('E_ARG', o.op, '%s is %d tokens, but only %d of %s_token_id (%d) follow one another '
+      .. 'in row %d of ids; repeat the token %s / %d times', is_frame
+      and ('frame %d of %s'):format(i, kinds[kind]) or ('%s[%d]'):format(kinds[kind], i), n, got,
+      kind, o.ids[kind], b, is_frame and 'h w' or 't h w', o.merge ^ 2)
 end
 
 -- Calls fn(b, kind, first, last, i) for what each row of tokens consists of, in order: a run of
 -- text (kind nil), or the tokens of image or video number i. Padding (document 0 of docs) is in no
 -- run, a document begins a new one. o: op, rows (lists of ids), docs (lists of documents or nil),
--- ids (the tokens { image, video }), grids ({ image, video }, lists), merge.
+-- ids (the tokens { image, video }), grids ({ image, video }, lists), merge, by_frame (grids of
+-- videos are those of their frames).
 local function each_run(o, fn)
    local used = { image = 0, video = 0 }
    local function kind_of(id)
@@ -171,9 +179,10 @@ local function each_run(o, fn)
       end
    end
    for kind, name in each(kinds) do
-      err.raise_if(used[kind] < #o.grids[kind], 'E_ARG', o.op, '%s has %d rows, but ids have '
-         .. 'tokens (%s_token_id %d) of only %d; leave the other rows out, or add their tokens',
-         name, #o.grids[kind], kind, o.ids[kind], used[kind])
+      local part = part_of(o, kind)
+      err.raise_if(used[kind] < #o.grids[kind], 'E_ARG', o.op, '%s has %d %ss, but ids have '
+         .. 'tokens (%s_token_id %d) of only %d; leave the other %ss out, or add their tokens',
+         name, #o.grids[kind], part, kind, o.ids[kind], used[kind], part)
    end
 end
 
