@@ -374,7 +374,8 @@ describe('data.vision', function()
       assert.equal(14, #ids)
       assert.is_nil(vision.fields(pictures).second_per_grid_ts)
       refused('E_ARG', 'ids: expected a placeholder for each of 2 rows of patches of videos, got '
-         .. '1; write each behind its time in words', vision.expand, apart, config, { 37 }, pictures)
+         .. '1; write each behind its time in words', vision.expand, apart, config, { 37 },
+         pictures)
    end)
 
    it('gives frames of Qwen3-VL the sizes of transformers', function()
