@@ -259,7 +259,9 @@ function Backbone:hidden(ids, opts, rows)
    local at, body = placement(self, opts, ids, context), self[self.form.body]
    -- a hook or wrap of the body may need its input again
    at.last_rows, at.is_made = rows, not rawequal(x, ids) and body._call == Module._call
-   return balanced(self, at, ids, function() return body(x, at, opts.beside) end)
+   local y = balanced(self, at, ids, function() return body(x, at, opts.beside) end)
+   if body._call == Module._call then private.spend(opts.beside) end
+   return y
 end
 private.note(Backbone.hidden)
 

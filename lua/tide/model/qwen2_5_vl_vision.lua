@@ -101,15 +101,15 @@ function Vision:forward(patches, grids)
    local x = self.patch_embed.proj(patches)
    local C = x:size(2)
    x = private.replace(x, x:reshape(n / unit, unit * C))
-   x = private.replace(x, x:index_select(1, self._index(lay.order, device)))
+   x = private.replace(x, x:index_select(1, self._tensor(lay.order, 'i64', device)))
    x = private.replace(x, x:reshape(1, n, C))
    local frames, windows = grid_.index(lay.frames, device), grid_.index(lay.windows, device)
-   local positions = self._index({ { lay.rows }, { lay.columns } }, device)
+   local positions = self._tensor({ { lay.rows }, { lay.columns } }, 'i64', device)
    local y = self.blocks(x, { positions = positions, frames = frames, windows = windows,
       tiles = (frames or windows) and tiles.list(frames, windows) or {} })
    y = private.replace(x, y)
    y = private.replace(y, self.merger(y))
-   return private.replace(y, y:index_select(1, self._index(lay.back, device)))
+   return private.replace(y, y:index_select(1, self._tensor(lay.back, 'i64', device)))
 end
 private.note(Vision.forward)
 

@@ -81,9 +81,14 @@ end
 -- Returns the features [N / m m, O] of x [1, N, C].
 function Merger:forward(x)
    local rows, width, first = x:numel() / self.width, self.width, self.linear_fc1
-   local given = self.is_late and x:reshape(rows, width) or x
-   local n = self.norm(given)
-   local joined = private.replace(n, n:reshape(rows, width))
+   local joined
+   if self.is_late then
+      local given = x:reshape(rows, width)
+      joined = private.replace(given, self.norm(given))
+   else
+      local n = self.norm(x)
+      joined = private.replace(n, n:reshape(rows, width))
+   end
    local h = private.replace(joined, first(joined))
    h = private.replace(h, h:gelu())
    return private.replace(h, self.linear_fc2(h))
@@ -112,32 +117,21 @@ function Vision:cost(g)
    return n * (4 * c.hidden_size + 2 * c.intermediate_size + 2 * n)
 end
 
--- Returns the two nearest entries of a side of the table, i64 [N], for each place on an axis, and
--- their weights. places: [N], from 0; sizes: [N], how many places the axis has; side: entries of a
--- side.
-local function nearest(places, sizes, side)
-   local at = places * (side - 1) / (sizes - 1):clamp(1, math.huge)
-   local first = at:floor()
-   local i, near = first:to 'i64', 1 - (at - first)
-   return i, (i + 1):clamp(0, side - 1), near, 1 - near
-end
-
 -- Returns learned positions [N, C] of patches, in f32, or in f64 beside x in f64. lay: of
 -- grid_.layout; grids: theirs.
 local function positions_of(self, lay, grids, x)
    local dtype = x.dtype == 'f64' and 'f64' or 'f32'
-   local side, high, wide = math.floor(math.sqrt(self.config.num_position_embeddings)), {}, {}
-   for _, g in ipairs(grids) do
-      for _ = 1, g[1] * g[2] * g[3] do high[#high + 1], wide[#wide + 1] = g[2], g[3] end
-   end
-   local all = self._index({ lay.rows, lay.columns, high, wide }, x.device):to(dtype)
-   local y0, y1, v0, v1 = nearest(all:select(1, 1), all:select(1, 3), side)
-   local x0, x1, w0, w1 = nearest(all:select(1, 2), all:select(1, 4), side)
-   local ids = tide.stack({ y0 * side + x0, y0 * side + x1, y1 * side + x0, y1 * side + x1 }, 2)
-   local weights = tide.stack({ v0 * w0, v0 * w1, v1 * w0, v1 * w1 }, 2)
-   local near = self.pos_embed(ids)
-   local parts = private.replace(near, near:to(dtype) * weights:unsqueeze(3))
-   return private.replace(parts, parts:sum(2))
+   local side, n = math.floor(math.sqrt(self.config.num_position_embeddings)), #lay.rows
+   local ids, weights = grid_.nearest(lay, grids, side)
+   ids = self._tensor(ids, 'i64', x.device)
+   weights = self._tensor(weights, dtype, x.device)
+   weights = private.replace(weights, weights:reshape(n, 4, 1))
+   local y = private.replace(ids, self.pos_embed(ids))
+   y = private.replace(y, y:to(dtype))
+   y = private.replace(y, y:reshape(n, 4, x:size(2)))
+   y = private.replace(y, y * weights)
+   private.spend(weights)
+   return private.replace(y, y:sum(2))
 end
 
 -- Returns the functions of the outputs of blocks (see nn.Stack) that make deepstack features.
@@ -159,12 +153,13 @@ function Vision:forward(patches, grids)
    local lay = grid_.layout(grids, self.config.spatial_merge_size, math.huge)
    local x = self.patch_embed.proj(patches)
    local learned = positions_of(self, lay, grids, x)
-   local sum = x + learned:to(x.dtype)
+   learned = private.replace(learned, learned:to(x.dtype))
+   local sum = x + learned
    private.spend(x, learned)
    x = private.replace(sum, sum:reshape(1, sum:size(1), sum:size(2)))
    local frames = grid_.index(lay.frames, device)
    local list = { self.blocks(x, { frames = frames, after = after(self),
-      positions = self._index({ { lay.rows }, { lay.columns } }, device),
+      positions = self._tensor({ { lay.rows }, { lay.columns } }, 'i64', device),
       tiles = frames and tiles.list(frames) or {} }) }
    local y = private.replace(x, list[1])
    list[1] = private.replace(y, self.merger(y))

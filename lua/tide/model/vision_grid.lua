@@ -122,6 +122,40 @@ function grid_.layout(grids, merge, side)
       frames = frames, windows = windows }
 end
 
+-- Returns for each of n places on an axis, from 0, the two nearest of `side` entries, from 0, whose
+-- first and last lie at the ends of the axis, and their weights.
+local function nearest(n, side)
+   local list = {}
+   for i = 0, n - 1 do
+      local at = i * (side - 1) / max(n - 1, 1)
+      local first = math.floor(at)
+      local near = 1 - (at - first)
+      list[i] = { first, min(first + 1, side - 1), near, 1 - near }
+   end
+   return list
+end
+
+-- Returns the four entries of a square table that are nearest to each patch, and their weights, two
+-- flat lists: bilinear interpolation of the table to each grid. lay: of grid_.layout; side: entries
+-- along a side of the table.
+function grid_.nearest(lay, grids, side)
+   local ids, weights, n, at = {}, {}, 0, 0
+   for _, g in ipairs(grids) do
+      local high, wide = nearest(g[2], side), nearest(g[3], side)
+      for _ = 1, g[1] * g[2] * g[3] do
+         n = n + 1
+         local y, x = high[lay.rows[n]], wide[lay.columns[n]]
+         for i = 1, 2 do
+            for j = 1, 2 do
+               at = at + 1
+               ids[at], weights[at] = y[i] * side + x[j], y[i + 2] * x[j + 2]
+            end
+         end
+      end
+   end
+   return ids, weights
+end
+
 -- ---- in the text -------------------------------------------------------------------------------
 
 local kinds = { image = 'image_grid_thw', video = 'video_grid_thw' }

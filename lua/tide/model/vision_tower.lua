@@ -173,9 +173,9 @@ function Tower:_rope()
    return nn.rope.new { dim = c.hidden_size / c.num_heads, theta = c.rope_theta, axes = 2 }
 end
 
--- Returns an i64 tensor of a list on a device.
-function Tower._index(list, device)
-   return upload(function(here) return tide.tensor(list, { dtype = 'i64', device = here }) end,
+-- Returns a tensor of a list on a device.
+function Tower._tensor(list, dtype, device)
+   return upload(function(here) return tide.tensor(list, { dtype = dtype, device = here }) end,
       device)
 end
 
