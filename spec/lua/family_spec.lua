@@ -32,6 +32,13 @@ local configs = {
    qwen2_5_vl = with { image_token_id = 28, video_token_id = 29, vision_config = { depth = 2,
       hidden_size = 8, num_heads = 1, intermediate_size = 6, patch_size = 2, window_size = 8,
       fullatt_block_indexes = { 1 } } },
+   qwen3_vl = with { head_dim = 8, image_token_id = 28, video_token_id = 29, vision_config = {
+      depth = 2, hidden_size = 8, num_heads = 1, intermediate_size = 6, patch_size = 2,
+      num_position_embeddings = 9, deepstack_visual_indexes = { 0 } } },
+   qwen3_vl_moe = with { head_dim = 8, image_token_id = 28, video_token_id = 29, num_experts = 4,
+      num_experts_per_tok = 2, moe_intermediate_size = 4, mlp_only_layers = { 0 },
+      vision_config = { depth = 1, hidden_size = 8, num_heads = 1, intermediate_size = 6,
+         patch_size = 2, num_position_embeddings = 9, deepstack_visual_indexes = {} } },
    gemma3 = with { head_dim = 6, sliding_window = 2, sliding_window_pattern = 2 },
    mamba2 = { vocab_size = 31, hidden_size = 16, num_hidden_layers = 2, head_dim = 8,
       state_size = 4, chunk_size = 4, time_step_limit = { 0.01, math.huge } },

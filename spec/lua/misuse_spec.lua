@@ -234,6 +234,12 @@ local objects = {
          vision_config = { depth = 1, hidden_size = 8, num_heads = 1, intermediate_size = 6,
             patch_size = 2, window_size = 4, fullatt_block_indexes = { 0 } } }
    end,
+   ['model.qwen3_vl'] = function()
+      return tide.model.qwen3_vl { vocab_size = 11, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2, head_dim = 4, intermediate_size = 6, image_token_id = 9,
+         video_token_id = 10, vision_config = { depth = 1, hidden_size = 8, num_heads = 1,
+            intermediate_size = 6, patch_size = 2, deepstack_visual_indexes = { 0 } } }
+   end,
    ['model.hybrid'] = function()
       return tide.model.hybrid { vocab_size = 11, hidden_size = 8, hybrid_override_pattern = 'M*-',
          num_attention_heads = 2, mamba_head_dim = 8, ssm_state_size = 2 }

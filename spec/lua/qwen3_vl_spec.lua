@@ -55,6 +55,19 @@ describe('qwen3_vl', function()
       end)
    end)
 
+   it('refuses a file with a larger table of positions than its weights have', function()
+      tmp.with(function(dir)
+         tide.model.save(case.model 'image', dir .. '/out')
+         for words, n in each { ["field 'vision_config.num_position_embeddings' is 1e+15, no tensor"]
+            = 1e15, ['pos_embed.weight\' is [16, 16], config.json says [25, 16]'] = 25 } do
+            local config = case.config 'image'
+            config.vision_config.num_position_embeddings = n
+            fs.write('spec', dir .. '/out/config.json', tide.json.encode(config))
+            assert.matches(words, raised(tide.model.load, dir .. '/out').message, 1, true)
+         end
+      end)
+   end)
+
    it('writes square tensors of experts as transformers 5 reads them', function()
       local config = case.config 'moe'
       config.text_config.moe_intermediate_size = 8
@@ -140,17 +153,30 @@ describe('qwen3_vl', function()
       end
    end)
 
-   it('has a price of the tower, and of deepstack features', function()
-      local function peak(mesh, change, images)
-         local config = case.config 'mixed'
-         config.vision_config.deepstack_visual_indexes = change
-         return tide.parallel.plan(tide.model.qwen3_vl(config, { device = 'null' }), mesh,
-            { ranks = 2 }):price { batch = 1, seq = 512, images = images }.activations
+   it('has the price of what it keeps for backward, deepstack features among it', function()
+      local config, grids, ids = case.config 'mixed', {}, {}
+      for i = 1, 8 do
+         grids[i] = { 1, 8, 8 }
+         for _ = 1, 16 do ids[#ids + 1] = config.image_token_id end
+         ids[#ids + 1] = 3
       end
-      for _, mesh in ipairs { { dp_shard = 2 }, { cp = 2 } } do
-         local text = peak(mesh, { 2, 0 })
-         assert.is_true(peak(mesh, {}, { { 1, 40, 40 } }) > text)
-         assert.is_true(peak(mesh, { 2, 0 }, { { 1, 40, 40 } }) > peak(mesh, {}, { { 1, 40, 40 } }))
+      ids = tide.tensor({ ids }, { dtype = 'i64' })
+      for _, indexes in ipairs { {}, { 2, 0 } } do
+         config.vision_config.deepstack_visual_indexes = indexes
+         local model = tide.model.qwen3_vl(config)
+         local o = { pixel_values = tide.zeros { 512, 24 }, image_grid_thw = grids }
+         model:loss(ids, ids, o):backward()
+         collectgarbage()
+         collectgarbage()
+         collectgarbage 'stop'
+         local before = tide.default():stats().live
+         local loss = model:loss(ids, ids, o)
+         local kept = tide.default():stats().live - before
+         collectgarbage 'restart'
+         loss:backward()
+         local price = tide.parallel.plan(tide.model.qwen3_vl(config, { device = 'null' }),
+            { dp_shard = 1 }):price { batch = 1, seq = ids:size(2), images = grids }
+         assert.near(1, price.activations / kept, 0.01)
       end
    end)
 

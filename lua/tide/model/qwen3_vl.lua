@@ -28,7 +28,7 @@ local fields = {}
 for _, row in ipairs(decoder.fields) do
    if row[1] ~= 'vision_token_id' then fields[#fields + 1] = row end
 end
-VL.own_fields = fields
+VL._own_fields = fields
 
 -- Sections of the positions where a file has none: those of published models, 24, 20 and 20 of 64,
 -- as far as they reach.
@@ -42,7 +42,7 @@ local function sections(head_dim)
 end
 
 -- Returns a check of a family, of a complete configuration. name: of the family in errors.
-function VL.complete_for(name)
+function VL._complete_for(name)
    return function(c)
       decoder.check_tokens(name, c)
       c.rope_scaling = decoder.rope_scaling(name, c, sections(c.head_dim), true)
@@ -50,21 +50,21 @@ function VL.complete_for(name)
 end
 
 -- Refuses more deepstack features than layers that add them.
-function VL.check_parts(c)
+function VL._check_parts(c)
    local n = #c.vision_config.deepstack_visual_indexes
    err.arg_if(n > c.num_hidden_layers, op, 'vision_config.deepstack_visual_indexes',
       ('at most %d blocks, one for each layer of the text'):format(c.num_hidden_layers), n)
 end
 
 -- What a family of these models has beside that of its text model.
-VL.shared_family = {
+VL._shared_family = {
    -- names of modules in transformers, and the reverse
    peft = decoder.inner_name, from_peft = decoder.own_name,
 }
 
-VL.family = copy(VL.shared_family, copy(Qwen3.family))
+VL.family = copy(VL._shared_family, copy(Qwen3.family))
 copy({
-   op = op, fields = fields, complete = VL.complete_for(op), window = false,
+   op = op, fields = fields, complete = VL._complete_for(op), window = false,
    defaults = { head_dim = 128, max_position_embeddings = 128000, rope_theta = 500000 },
    without = copy(Qwen3.family.without, { sliding_window = {
       why = 'the text of a Qwen3-VL attends to all tokens before' } }),
@@ -88,7 +88,7 @@ local outside = { 'architectures', 'model_type', 'image_token_id', 'video_token_
    'torch_dtype' }
 
 -- Makes the fields of config.json of c, a complete configuration. kind: its model_type.
-function VL.publish_as(c, kind)
+function VL._publish_as(c, kind)
    local text, v = copy(c), decoder.published_tower(c.vision_config, kind)
    for name in each(text) do c[name] = nil end
    for _, name in ipairs(outside) do c[name], text[name] = text[name], nil end
@@ -97,6 +97,6 @@ function VL.publish_as(c, kind)
 end
 
 -- Makes the fields of config.json of c, a complete configuration.
-function VL.publish(c) VL.publish_as(c, 'qwen3_vl') end
+function VL.publish(c) VL._publish_as(c, 'qwen3_vl') end
 
 return decoder.extend(VL)

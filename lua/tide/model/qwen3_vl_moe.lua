@@ -24,10 +24,10 @@ local Tower = class('Qwen3_VL_MoE_Vision', Vision)
 Tower.holds_parts, Tower.mixes = true, false
 Tower.described = Vision._of(op, { 'qwen3_vl_moe', 'qwen3_vl_moe_vision', 'qwen3_vl' })
 
-VL.Vision, VL.ties_outside, VL.check_parts = Tower, true, Qwen3VL.check_parts
+VL.Vision, VL.ties_outside, VL._check_parts = Tower, true, Qwen3VL._check_parts
 VL.text_types = { 'qwen3_vl_moe_text', 'qwen3_vl_moe' }
 
-local fields = copy(Qwen3VL.own_fields)
+local fields = copy(Qwen3VL._own_fields)
 for _, list in ipairs { experts.fields('num_experts', 60, 4), {
    { 'moe_intermediate_size', 1408, 'integer >= 1' }, { 'decoder_sparse_step', 1, 'integer >= 1' },
    { 'mlp_only_layers', published.optional, 'integer[] >= 0' },
@@ -35,9 +35,9 @@ for _, list in ipairs { experts.fields('num_experts', 60, 4), {
    for _, row in ipairs(list) do fields[#fields + 1] = row end
 end
 
-local check_layers, check_vision = qwen3_moe.complete_for(op), Qwen3VL.complete_for(op)
+local check_layers, check_vision = qwen3_moe.complete_for(op), Qwen3VL._complete_for(op)
 
-VL.family = copy(Qwen3VL.shared_family, {
+VL.family = copy(Qwen3VL._shared_family, {
    op = op, fields = fields, alias = { num_local_experts = 'num_experts' },
    defaults = { max_position_embeddings = 128000, rope_theta = 500000 },
    without = Qwen3VL.family.without,
@@ -99,6 +99,6 @@ function VL:stored()
 end
 
 -- Makes the fields of config.json of c, a complete configuration.
-function VL.publish(c) Qwen3VL.publish_as(c, 'qwen3_vl_moe') end
+function VL.publish(c) Qwen3VL._publish_as(c, 'qwen3_vl_moe') end
 
 return decoder.extend(VL)

@@ -62,7 +62,8 @@ local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
    'n_inner',
    'n_positions', 'n_head', 'num_heads', 'n_groups', 'state_size', 'ssm_state_size',
    'conv_kernel', 'mamba_num_heads', 'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head',
-   'mamba_d_state', 'mamba_n_groups', 'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans' }
+   'mamba_d_state', 'mamba_n_groups', 'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans',
+   'num_position_embeddings' }
 
 -- A field without a tensor (the MLP's, in a model without one) may exceed all tensors up to this.
 local free_size = 2 ^ 20
