@@ -58,8 +58,8 @@ describe('qwen3_vl', function()
    it('refuses a file with a larger table of positions than its weights have', function()
       tmp.with(function(dir)
          tide.model.save(case.model 'image', dir .. '/out')
-         for words, n in each { ["field 'vision_config.num_position_embeddings' is 1e+15, no tensor"]
-            = 1e15, ['pos_embed.weight\' is [16, 16], config.json says [25, 16]'] = 25 } do
+         for words, n in each { ["'vision_config.num_position_embeddings' is 1e+15, no tensor"]
+            = 1e15, ["pos_embed.weight' is [16, 16], config.json says [25, 16]"] = 25 } do
             local config = case.config 'image'
             config.vision_config.num_position_embeddings = n
             fs.write('spec', dir .. '/out/config.json', tide.json.encode(config))
@@ -180,6 +180,14 @@ describe('qwen3_vl', function()
       end
    end)
 
+   it('multiplies in FP8 in the text alone', function()
+      for _, e in ipairs(case.model('image', { fp8 = true }):named_modules()) do
+         if e.module.nin and e.name ~= 'lm_head' then
+            assert.equal(e.name:find '^model%.' ~= nil, e.module.fp8, e.name)
+         end
+      end
+   end)
+
    it('has LoRA of chosen parts, written under the names of modules in transformers', function()
       local function adapted()
          local model = case.model 'image'
@@ -245,6 +253,9 @@ describe('qwen3_vl', function()
       end
       assert.matches('num_experts_per_tok', message(function(_, t) t.num_experts_per_tok = 9 end,
          'moe'), 1, true)
+      assert.matches('model.qwen3_vl_moe: argument', message(function(_, t)
+         t.num_hidden_layers = 1
+      end, 'moe'), 1, true)
       local other = all.config 'image'
       other.text_config.rope_parameters.mrope_interleaved = true
       assert.matches("field 'rope_scaling.mrope_interleaved' is true; only false is supported",

@@ -49,10 +49,10 @@ function VL._complete_for(name)
    end
 end
 
--- Refuses more deepstack features than layers that add them.
-function VL._check_parts(c)
+-- Refuses more deepstack features than layers that add them. name: of the family in errors.
+function VL._check_parts(name, c)
    local n = #c.vision_config.deepstack_visual_indexes
-   err.arg_if(n > c.num_hidden_layers, op, 'vision_config.deepstack_visual_indexes',
+   err.arg_if(n > c.num_hidden_layers, name, 'vision_config.deepstack_visual_indexes',
       ('at most %d blocks, one for each layer of the text'):format(c.num_hidden_layers), n)
 end
 

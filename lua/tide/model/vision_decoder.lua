@@ -116,7 +116,7 @@ function VL:_read(config)
    local c, unused = Llama._read(self, flattened(self, err.type(op, 'config', config, 'table')))
    local more
    c.vision_config, more = self.Vision:read(c.vision_config, c.hidden_size)
-   if self._check_parts then self._check_parts(c) end
+   if self._check_parts then self._check_parts(op, c) end
    for _, name in ipairs(more) do unused[#unused + 1] = 'vision_config.' .. name end
    return c, unused
 end
@@ -507,7 +507,7 @@ end
 --    has_seconds    whether frames of a video lie in one run of tokens, whose positions follow from
 --                   second_per_grid_ts; otherwise each frame is apart, behind its time in words
 --    ties_outside   whether tie_word_embeddings of text_config says nothing
---    _check_parts    nil, or a function of the complete configuration that compares its parts
+--    _check_parts   nil, or a function (op, complete configuration) that compares its parts
 -- with what all such models have. Returns it.
 function decoder.extend(Model)
    copy(VL, Model)
