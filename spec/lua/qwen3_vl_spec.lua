@@ -253,9 +253,10 @@ describe('qwen3_vl', function()
       end
       assert.matches('num_experts_per_tok', message(function(_, t) t.num_experts_per_tok = 9 end,
          'moe'), 1, true)
-      assert.matches('model.qwen3_vl_moe: argument', message(function(_, t)
-         t.num_hidden_layers = 1
-      end, 'moe'), 1, true)
+      local moe = case.config 'moe'
+      moe.text_config.num_hidden_layers = 1
+      assert.matches('tide.model.qwen3_vl_moe: argument', tostring(raised(tide.model.qwen3_vl_moe,
+         moe, { device = 'null' })), 1, true)
       local other = all.config 'image'
       other.text_config.rope_parameters.mrope_interleaved = true
       assert.matches("field 'rope_scaling.mrope_interleaved' is true; only false is supported",
