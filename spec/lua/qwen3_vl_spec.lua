@@ -137,6 +137,33 @@ describe('qwen3_vl', function()
          i64(ids), copy({ second_per_grid_ts = { 1 } }, copy(grids))).message, 1, true)
    end)
 
+   it('reads frames of an earlier turn once, and again where one has changed', function()
+      local model, patches, cache, seen = case.model 'mixed', tide.randn { 24, 24 }, {}, 0
+      local ids = { 3, 5, 38, 37, 37, 39, 6, 38, 37, 37, 39, 7, 8 }
+      local function answer(pixels, counts, kept)
+         local grids = {}
+         for i, n in ipairs(counts) do grids[i] = { n, 2, 4 } end
+         return tide.train.sample.generate(model, ids, { tokens = 3, temperature = 0, cache = kept,
+            inputs = { pixel_values_videos = pixels, video_grid_thw = grids } })
+      end
+      model:hook_pre(function(_, x) seen = seen + x:size(2) end)
+      local function check(pixels, counts, most)
+         seen = 0
+         local got = answer(pixels, counts, cache)
+         assert.equal(most, seen)
+         assert.same(answer(pixels, counts), got)
+         return got
+      end
+      local first = check(patches:narrow(1, 1, 16), { 2 }, #ids + 2)
+      for _, list in ipairs { first, { 9, 38, 37, 37, 39, 5 } } do
+         for _, id in ipairs(list) do ids[#ids + 1] = id end
+      end
+      check(patches, { 2, 1 }, 7 + 2)                        -- and the last id of the answer
+      local changed = patches:clone()
+      changed:narrow(1, 9, 8):add_(1)
+      check(changed, { 2, 1 }, #ids - 8 + 2)
+   end)
+
    it('is run again in backward, whole or in parts, with the same gradients', function()
       for _, row in ipairs { { case, 'mixed' }, { case, 'moe' }, { all, 'image' } } do
          local of, name = unpack(row)
@@ -218,6 +245,23 @@ describe('qwen3_vl', function()
          assert.equal(0, far(again(n.ids, o), model(n.ids, o)))
          tide.model.save(model, dir .. '/merged')
          assert.is_true(far(tide.model.load(dir .. '/merged')(n.ids, o), model(n.ids, o)) <= 1e-5)
+      end)
+   end)
+
+   it('has adapters of experts, which the merged model alone has names for', function()
+      local model, n = case.model('moe', { dtype = 'f64' }), case.numbers 'moe'
+      tide.nn.lora.attach(model, { rank = 2, seed = 3, targets = 'gate_proj|up_proj|down_proj' })
+      tide.no_grad(function()
+         for _, e in ipairs(model:named_parameters()) do
+            if e.name:find 'lora_B' then e.param:fill_(0.1) end
+         end
+      end)
+      tmp.with(function(dir)
+         assert.matches('write the merged model with tide.model.save', raised(
+            tide.model.save_adapter, model, dir .. '/a').message, 1, true)
+         tide.model.save(model, dir .. '/merged')
+         local o = case.call_of('moe', n, 'f64')
+         assert.is_true(far(tide.model.load(dir .. '/merged')(n.ids, o), model(n.ids, o)) <= 1e-12)
       end)
    end)
 
