@@ -78,18 +78,23 @@ local function written(doc, d)
    return ids, mask, images
 end
 
-local model
+local models = {}
 
--- What completes batches: a model without bytes.
-local function model_of(t)
-   model = model or t.model.qwen2_5_vl({ vocab_size = 64, hidden_size = 8, num_hidden_layers = 1,
-      num_attention_heads = 1, num_key_value_heads = 1, intermediate_size = 8,
-      image_token_id = IMAGE, video_token_id = VIDEO,
+-- Fields of towers by family, which others do not have.
+local towers = { qwen2_5_vl = { window_size = 8, fullatt_block_indexes = { 0 } },
+   qwen3_vl = { deepstack_visual_indexes = { 0 } } }
+
+-- What completes batches: a model of a family without bytes.
+local function model_of(t, family)
+   local copy = require 'tide.util.copy'
+   models[family] = models[family] or t.model[family]({ vocab_size = 64, hidden_size = 8,
+      num_hidden_layers = 1, num_attention_heads = 1, num_key_value_heads = 1, head_dim = 8,
+      intermediate_size = 8, image_token_id = IMAGE, video_token_id = VIDEO,
       rope_scaling = { rope_type = 'default', mrope_section = { 2, 1, 1 } },
-      vision_config = { depth = 1, hidden_size = 8, num_heads = 1, intermediate_size = 8,
-         out_hidden_size = 8, patch_size = 2, spatial_merge_size = MERGE, temporal_patch_size = 2,
-         window_size = 8, fullatt_block_indexes = { 0 } } }, { device = 'null' })
-   return model
+      vision_config = copy(towers[family], { depth = 1, hidden_size = 8, num_heads = 1,
+         intermediate_size = 8, out_hidden_size = 8, patch_size = 2, spatial_merge_size = MERGE,
+         temporal_patch_size = 2 }) }, { device = 'null' })
+   return models[family]
 end
 
 -- The patches of an image: a function of its path.
@@ -104,7 +109,8 @@ end
 local function source_of(t, o)
    local parts = require 'tide.data.image_parts'
    local all = { ids = {}, mask = {}, cu = { 0 }, blocks = {}, images = {} }
-   local m, list = model_of(t), {}
+   local family = #o.docs % 2 == 0 and 'qwen2_5_vl' or 'qwen3_vl'
+   local m, list = model_of(t, family), {}
    for d, doc in ipairs(o.docs) do
       local ids, mask, images = written(doc, d)
       for _, e in ipairs(images) do
