@@ -112,6 +112,18 @@ function MoE:_is_gated() return plain[self.act] == nil end
 -- Returns the names of the projections of an expert.
 function MoE:_fields() return self:_is_gated() and gated or ungated end
 
+-- Returns those of `names` (of parameters or buffers) that have a row for each expert and work on
+-- its tokens.
+function MoE:_of_experts(names)
+   local list = {}
+   for _, name in ipairs(names) do
+      for _, field in ipairs(self:_fields()) do
+         if name:sub(1, #field) == field then list[#list + 1] = name end
+      end
+   end
+   return list
+end
+
 -- Returns the shape [out, in] of the weight of each expert at a field, or of the router, whole.
 function MoE:_shape(field)
    if field == 'down_proj' then return self._inner, self.hidden end
@@ -175,8 +187,14 @@ function MoE:forward(x, at)
    local inner = self.latent and tide.linear(flat, self.fc1_latent_proj) or flat
    local picked = inner:index_select(1, rows)
    if self.latent then private.spend(inner) end
-   local of = self.down_proj_bias and experts_of(ids, place) or nil
-   local y = private.replace(picked, of_experts(self, picked, offsets, of))
+   local of = (self.down_proj_bias or self._exchange) and experts_of(ids, place) or nil
+   local y
+   if self._exchange then                                  -- see parallel/experts.lua
+      y = self._exchange:run(picked, of, offsets, function(...) return of_experts(self, ...) end)
+   else
+      y = of_experts(self, picked, offsets, of)
+   end
+   y = private.replace(picked, y)
    y = private.replace(y, y:index_select(1, place:reshape(-1)))
    y = private.replace(y, y:reshape(flat:size(1), self.topk, self.latent or C))
    y = private.replace(y, y * w:unsqueeze(-1))

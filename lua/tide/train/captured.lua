@@ -116,6 +116,8 @@ local by_device = signature.options {
    'where not (check_for_nan_in_grad or cpu_offload) -- E_UNSUPPORTED: captured: '
       .. "{check_for_nan_in_grad and 'check_for_nan_in_grad' or 'cpu_offload'} of fully_shard lets "
       .. 'the host look at gradients within the step, which a captured one cannot',
+   'where ep_size == 1 -- E_UNSUPPORTED: captured: with ep_size ({ep_size}) of fully_shard the '
+      .. 'host reads how many tokens each rank gets; leave out ep_size, or do without capturing',
 }
 
 -- Makes the step a captured one (tide.cuda.captured), where it can be.
