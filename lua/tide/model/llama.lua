@@ -106,7 +106,7 @@ local function complete(config, family)
          if family.translate then family.translate(op, f, problems, config) end
       end,
       complete = function(c) complete_together(c, family) end,
-      only = family.only, free = family.free, alias = family.alias,
+      only = family.only, free = family.free, alias = family.alias, packing = family.packing,
    })
 end
 
