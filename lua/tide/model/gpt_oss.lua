@@ -9,7 +9,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local experts = require 'tide.model.experts'
 local Llama = require 'tide.model.llama'
-local nn = require 'tide.nn'
+local mixtures = require 'tide.nn.mixtures'
 local published = require 'tide.model.published'
 
 local op = 'model.gpt_oss'
@@ -94,10 +94,8 @@ end
 function GptOss:stored()
    local shapes, list = {}, {}
    for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end
-   for _, m in ipairs(self:named_modules()) do
-      if class.is(m.module, nn.MoE) then
-         for _, row in ipairs(tensors) do list[#list + 1] = entry_of(row, m.name, shapes) end
-      end
+   for _, layer in ipairs(mixtures(self)) do
+      for _, row in ipairs(tensors) do list[#list + 1] = entry_of(row, layer.path, shapes) end
    end
    return list
 end

@@ -6,6 +6,7 @@ local class = require 'tide.class'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+local mixtures = require 'tide.nn.mixtures'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local Bamba = require 'tide.model.bamba'
@@ -177,8 +178,8 @@ end
 -- model/gpt2.lua): gate_proj and up_proj of each expert one after the other.
 function GraniteMoeHybrid:stored()
    local list = {}
-   self:walk(function(m, path)
-      if not class.is(m, nn.MoE) then return end
+   for _, layer in ipairs(mixtures(self)) do
+      local m, path = layer.m, layer.path
       local function add(name, field)
          list[#list + 1] = experts.renamed(('%s.%s.weight'):format(path, name),
             path .. '.' .. field, m[field].shape)
@@ -189,7 +190,7 @@ function GraniteMoeHybrid:stored()
       list[#list + 1] = { name = path .. '.input_linear.weight', shape = { E, 2 * I, C }, along = 2,
          parts = { { name = path .. '.gate_proj', shape = { E, I, C }, first = 0 },
             { name = path .. '.up_proj', shape = { E, I, C }, first = I } } }
-   end)
+   end
    return list
 end
 

@@ -14,6 +14,7 @@ local Exact = require 'tide.pretrained.exact'
 local family = require 'tide.model.family'
 local folder = require 'tide.pretrained.folder'
 local low_rank = require 'tide.nn.low_rank'
+local mixtures = require 'tide.nn.mixtures'
 local nf4 = require 'tide.nn.nf4'
 local nf4_part = require 'tide.nn.nf4_part'
 local nn = require 'tide.nn'
@@ -139,9 +140,7 @@ end
 -- Raises if the model has more experts than the files have tensors, before they are listed.
 local function check_experts(self, model)
    local experts, tensors = 0, #self.store:names 'model'
-   model:walk(function(m)
-      if class.is(m, nn.MoE) then experts = experts + m.experts end
-   end)
+   for _, layer in ipairs(mixtures(model)) do experts = experts + layer.m.experts end
    err.raise_if(experts > tensors, 'E_FORMAT', op, '%s/config.json says %.14g experts in all '
       .. 'layers, the weights have %d tensors', self.dir, experts, tensors)
 end
