@@ -35,7 +35,7 @@ function experts.sigmoid_fields(default)
    }
 end
 
--- Returns the options of config.experts for such a configuration.
+-- Returns the options of part.experts for such a configuration.
 function experts.of_sigmoid(c)
    return { score = 'sigmoid', correction = true, wide_router = true,
       hidden = c.moe_intermediate_size, experts = c.n_routed_experts,

@@ -13,6 +13,7 @@ local Bamba = require 'tide.model.bamba'
 local Llama = require 'tide.model.llama'
 local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
+local part = require 'tide.model.part'
 local published = require 'tide.model.published'
 
 local op = 'model.granitemoehybrid'
@@ -128,12 +129,12 @@ GraniteMoeHybrid.form = { name = 'GraniteMoeHybridModel', body = 'model', embed 
 
 -- ---- layers ------------------------------------------------------------------------------------
 
-local function part(c, opts, extra)
-   return config_.part(c, opts, 2 * c.num_hidden_layers, extra)
+local function options(c, opts, extra)
+   return part.options(c, opts, 2 * c.num_hidden_layers, extra)
 end
 
 local function attention(c, opts, rope)
-   return nn.Attention(part(c, opts, {
+   return nn.Attention(options(c, opts, {
       heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, head_dim = c.head_dim,
       rope = rope, bias = c.attention_bias, out_bias = c.attention_bias,
       scale = c.attention_multiplier,
@@ -148,9 +149,9 @@ local function block(c, mixer, opts)
             or 'self_attn' },
       scale = c.residual_multiplier, mixer = mixer, norm1 = nn.RMSNorm(c.hidden_size, norm),
       norm2 = nn.RMSNorm(c.hidden_size, norm),
-      mlp = nn.MLP(part(c, opts, { hidden = c.shared_intermediate_size, fused = true,
+      mlp = nn.MLP(options(c, opts, { hidden = c.shared_intermediate_size, fused = true,
          names = { gate_up_proj = 'input_linear', down_proj = 'output_linear' } })),
-      experts = c.num_local_experts > 0 and nn.MoE(part(c, opts, { hidden = c.intermediate_size,
+      experts = c.num_local_experts > 0 and nn.MoE(options(c, opts, { hidden = c.intermediate_size,
          experts = c.num_local_experts, topk = c.num_experts_per_tok, norm_topk = true })) or nil,
    }
 end

@@ -14,6 +14,7 @@ local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
+local part = require 'tide.model.part'
 local published = require 'tide.model.published'
 
 local op = 'model.hybrid'
@@ -162,7 +163,7 @@ local function names_experts(config)
 end
 
 local function common(c, opts, extra)
-   return config_.part(c, opts, c.num_hidden_layers, extra)
+   return part.options(c, opts, c.num_hidden_layers, extra)
 end
 
 local make = {}
@@ -191,7 +192,7 @@ make['-'] = function(c, opts)
 end
 
 make.E = function(c, opts)
-   return config_.experts(c, opts, c.num_hidden_layers, {
+   return part.experts(c, opts, c.num_hidden_layers, {
       score = 'sigmoid', correction = true, wide_router = true, act = c.mlp_hidden_act,
       hidden = c.moe_intermediate_size, latent = c.moe_latent_size, experts = c.n_routed_experts,
       topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob, groups = c.n_group,
