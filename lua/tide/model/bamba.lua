@@ -101,6 +101,8 @@ end
 local Bamba = class('Bamba', Backbone)
 Bamba.op, Bamba._rows, Bamba._rules = op, rows, rules
 Bamba._options = { 'recurrence_dtype' }
+Bamba.family = { sizes = { 'mamba_n_heads', 'mamba_d_head', 'mamba_d_state', 'mamba_n_groups',
+   'mamba_d_conv' } }
 Bamba._mamba = mamba
 
 Bamba.form = {

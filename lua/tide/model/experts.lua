@@ -13,11 +13,14 @@ local experts = {}
 local count = 'integer >= 1'
 
 -- Returns the fields of a family with experts, before its own. name: of the field with their count.
--- coef: default factor of the loss that balances experts (nn.balance), 0.001 if nil.
-function experts.fields(name, default, topk, coef)
-   return { { name, default, count }, { 'num_experts_per_tok', topk, count },
+-- o: nil, or coef (default factor of the loss that balances experts, nn.balance; 0.001 if nil) and
+-- least (the least count; 1 if nil).
+function experts.fields(name, default, topk, o)
+   o = o or {}
+   return { { name, default, ('integer >= %d'):format(o.least or 1) },
+      { 'num_experts_per_tok', topk, count },
       { 'output_router_logits', false, 'boolean' },
-      { 'router_aux_loss_coef', coef or 0.001, 'number >= 0' },
+      { 'router_aux_loss_coef', o.coef or 0.001, 'number >= 0' },
       { 'router_aux_loss_by_layer', published.optional, 'boolean' } }      -- a field of tide
 end
 

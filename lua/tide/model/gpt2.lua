@@ -85,6 +85,7 @@ end
 -- ---- published files ---------------------------------------------------------------------------
 
 GPT2.family = {
+   counts = { 'n_layer' }, sizes = { 'n_embd', 'n_inner', 'n_positions', 'n_head' },
    -- Adds the first part of names, which old files omit, and drops their masks.
    rename = function(name)
       if name:find '%.attn%.bias$' or name:find '%.attn%.masked_bias$' then return nil end

@@ -36,9 +36,6 @@ local rows = {
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
    { 'head_dim', config_.head_dim, count },
    { 'layer_types', layers_of, 'table' }, { 'shared_intermediate_size', 1024, count },
-   { 'num_local_experts', 8, 'integer >= 0' }, { 'num_experts_per_tok', 2, count },
-   { 'output_router_logits', false, flag }, { 'router_aux_loss_coef', 0.001, number },
-   { 'router_aux_loss_by_layer', published.optional, flag },          -- a field of tide
    { 'intermediate_size', 11008, count },
    { 'mamba_expand', 2, count }, { 'mamba_n_heads', 128, count },
    { 'mamba_d_head', function(c) return c.mamba_expand * c.hidden_size / c.mamba_n_heads end,
@@ -58,6 +55,10 @@ local rows = {
    { 'tie_word_embeddings', false, flag }, { 'max_position_embeddings', 2048, count },
    { 'hidden_act', 'silu', "'silu'" },
 }
+
+for _, row in ipairs(experts.fields('num_local_experts', 8, 2, { least = 0 })) do
+   rows[#rows + 1] = row
+end
 
 -- Names of the kinds of layers in published lists.
 local kinds = { mamba = 'mamba', linear_attention = 'mamba', attention = 'attention',
@@ -123,6 +124,7 @@ local rules = {
 local GraniteMoeHybrid = class('GraniteMoeHybrid', Backbone)
 GraniteMoeHybrid.op, GraniteMoeHybrid._rows, GraniteMoeHybrid._rules = op, rows, rules
 GraniteMoeHybrid._options = { 'recurrence_dtype' }
+GraniteMoeHybrid.family = { sizes = { 'shared_intermediate_size', unpack(Bamba.family.sizes) } }
 
 GraniteMoeHybrid.form = { name = 'GraniteMoeHybridModel', body = 'model', embed = 'embed_tokens',
    norm = 'norm', eps = 'rms_norm_eps' }

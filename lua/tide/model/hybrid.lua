@@ -206,8 +206,13 @@ local Hybrid = class('HybridModel', Backbone)
 Hybrid.op = op
 Hybrid._options = { 'recurrence_dtype' }
 
--- transformers 5 calls the body model; files, and programs before it, call it backbone.
-Hybrid.family = { from_peft = function(name) return (name:gsub('^model%.', 'backbone.')) end }
+Hybrid.family = {
+   sizes = { 'ssm_state_size', 'mamba_head_dim', 'mamba_num_heads', 'n_groups', 'mamba_n_groups',
+      'conv_kernel', 'mamba_d_conv', 'attention_head_dim', 'moe_intermediate_size',
+      'moe_shared_expert_intermediate_size', 'moe_latent_size' },
+   -- transformers 5 calls the body model; files, and programs before it, call it backbone
+   from_peft = function(name) return (name:gsub('^model%.', 'backbone.')) end,
+}
 
 -- Returns the complete configuration, and the names of fields that change nothing.
 function Hybrid._read(_, config)

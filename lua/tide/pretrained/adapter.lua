@@ -37,8 +37,8 @@ local before = 'base_model.model.'
 -- of published files: { peft, rename } (see model/qwen2_5_vl.lua), from_peft alone where PEFT also
 -- reads those of files (see model/hybrid.lua), or an empty table.
 local function names_of(kind)
-   local of = kind and tide.model[kind].family
-   return type(of) == 'table' and (of.peft and of or { from_peft = of.from_peft }) or {}
+   local of = family.rules(kind)
+   return of.peft and of or { from_peft = of.from_peft }
 end
 
 -- Returns PEFT's name of a parameter such as 'model.layers.0.q_proj.lora_A'. of: names_of its
