@@ -64,6 +64,15 @@ function Balance:_open(way, index, B, T)
    return call
 end
 
+-- Returns the record of the call of a model in which a layer runs; nil without one.
+function balance._call(op, at)
+   if at == nil then return nil end
+   local call = err.type(op, 'at', at, 'table').balance
+   err.arg_if(call ~= nil and getmetatable(call) ~= Call, op, 'at.balance', 'what a model makes of '
+      .. 'its opts.balance', call)
+   return call
+end
+
 -- Ends the call: what runs from here on is recomputed.
 function Call:_close() self.is_open = false end
 
