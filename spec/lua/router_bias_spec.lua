@@ -19,6 +19,15 @@ local function biases(model)
    return list
 end
 
+-- On a rank: makes a step of a folder on a mesh, whose rank 1 begins with other biases.
+local function begin_apart(rank, _, dir, mesh)
+   local t = require 'tide'
+   local model, run = t.model.load(dir, { mesh = mesh })
+   for _, b in ipairs(rank == 1 and model:named_buffers() or {}) do b.buffer:fill_(0.5) end
+   t.train.step.new { model = model:train(), parallel = run.sharded, comm = run.comm,
+      optim = t.optim.SGD(run.params, { lr = 0.1 }), router_bias_rate = 0.01 }
+end
+
 -- On a rank: three steps of a folder on a mesh, of whose labels some do not count. Returns the loss
 -- and the biases.
 local function train(_, _, dir, mesh, ids, accum, sequence)
@@ -92,6 +101,17 @@ describe('router_bias_rate', function()
                                    { 2, { dp_shard = 1, tp = 2 }, 1, true } } do
                for _, got in ipairs(ranks.run(row[1], train, at, row[2], rows.ids, row[3],
                   row[4])) do check(want, got) end
+            end
+         end
+      end)
+   end)
+
+   it('is refused where ranks begin with other biases', function()
+      tmp.with(function(dir)
+         tide.model.save(case.model(folders.glm4_moe), dir .. '/m')
+         for _, mesh in ipairs { { dp = 2 }, { dp_shard = 2 } } do
+            for _, row in ipairs(ranks.try(2, begin_apart, dir .. '/m', mesh)) do
+               assert.matches('values', row.message, 1, true)
             end
          end
       end)

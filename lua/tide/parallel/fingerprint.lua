@@ -69,7 +69,7 @@ function fingerprint.parameters(model)
    return table.concat(list, '\n')
 end
 
--- Returns checksums of parameters that have bytes; it reads all of them. of: a list of parameters.
+-- Returns checksums of tensors that have bytes; it reads all of them. of: a list of tensors.
 function fingerprint.values(of)
    local list = {}
    for i, p in ipairs(of) do
@@ -78,13 +78,22 @@ function fingerprint.values(of)
    return table.concat(list, ' ')
 end
 
+-- Returns what a checkpoint of a model holds, as a list: parameters and persistent buffers.
+local function kept(model)
+   local list = model:parameters()
+   for _, b in ipairs(model:named_buffers()) do
+      if b.persistent then list[#list + 1] = b.buffer end
+   end
+   return list
+end
+
 -- Returns what ranks with the same model have in common: items of comm.agree. among: which ranks
 -- those are (default: all that compare).
 function fingerprint.model(model, among)
    return {
       { 'parameters', fingerprint.parameters(model), 'lines', among = among },
       { 'modules', fingerprint.structure(model), 'lines', among = among },
-      { 'values', function() return fingerprint.values(model:parameters()) end, among = among },
+      { 'values', function() return fingerprint.values(kept(model)) end, among = among },
    }
 end
 
