@@ -7,6 +7,7 @@
 local tide = require 'tide'
 local canonical = require 'tide.util.canonical'
 local each = require 'tide.util.each'
+local image_fields = require 'tide.nn.image_fields'
 local layout = require 'tide.parallel.layout'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 
@@ -107,20 +108,16 @@ end
 -- Returns the shape and contents of a tensor of whole numbers, of any integer dtype.
 local function integers(t) return contents(t:to 'i64') end
 
--- Fields of images. Their numbers are compared on the host alone: ranks may read or augment images
--- by themselves.
-local of_images = { pixel_values = true, pixel_values_videos = true, image_grid_thw = true,
-   video_grid_thw = true, second_per_grid_ts = true }
-
 -- Returns a field of a batch as text; nil of one that is not compared.
 local function field(name, v)
    if name == 'counted' then return nil end                -- follows from the labels
    if not tide.is_tensor(v) then
-      local is_list = type(v) == 'table' and (tostring(name):find '^cu_' or of_images[name])
+      local is_list = type(v) == 'table' and (tostring(name):find '^cu_' or image_fields.is[name])
       return is_list and canonical(v) or nil
    end
    if not v.dtype:find 'f' then return integers(v) end
-   if of_images[name] and v.device == 'cpu' then return contents(v) end
+   -- on the host alone: ranks may read or augment images by themselves
+   if image_fields.is[name] and v.device == 'cpu' then return contents(v) end
    return table.concat(v.shape, 'x') .. ' ' .. v.dtype
 end
 
