@@ -55,7 +55,7 @@ static volatile sig_atomic_t is_apart;           /* it has a group of its own */
 
 /* Whether a signal arrives twice: supervisors signal a process and then its group. Open MPI leaves
  * its ranks alone at a second one within 5 s. */
-static bool is_repeat(int sig)
+static bool is_echo(int sig)
 {
   static struct timespec last;
   static int of;
@@ -69,32 +69,31 @@ static bool is_repeat(int sig)
 }
 
 /* Passes a signal on, but for one of the terminal that the launcher gets by itself. */
-static void pass_on(int sig, siginfo_t *info, void *context)
+static void forward_signal(int sig, siginfo_t *info, void *context)
 {
   (void)context;
   int saved = errno;
   if (!ended_by && (sig == SIGTERM || sig == SIGINT)) ended_by = sig;
-  if ((is_apart || info->si_code <= 0) && !is_repeat(sig)) kill((pid_t)launcher, sig);
+  if ((is_apart || info->si_code <= 0) && !is_echo(sig)) kill((pid_t)launcher, sig);
   errno = saved;
 }
 
-static void watch(void)
+static void forward_signals(void)
 {
   static const int passed[] = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
-  struct sigaction action = {.sa_sigaction = pass_on, .sa_flags = SA_RESTART | SA_SIGINFO};
+  struct sigaction action = {.sa_sigaction = forward_signal, .sa_flags = SA_RESTART | SA_SIGINFO};
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < sizeof passed / sizeof passed[0]; i++)
     sigaction(passed[i], &action, NULL);
 }
 
-/* Becomes the launcher, which ends with its parent. */
-static _Noreturn void launch(char **words, const char *command, pid_t parent)
+/* Becomes the launcher, which ends with its parent. mask: blocked signals. */
+static _Noreturn void become_launcher(char **words, const char *command, pid_t parent,
+                                      const sigset_t *mask)
 {
   if (is_apart) setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, NULL);
+  sigprocmask(SIG_SETMASK, mask, NULL);
   if (getppid() == parent) execvp(words[0], words);
   fprintf(stderr, "tide: %s: --procs needs mpirun (Open MPI or MPICH): %s\n", command,
           strerror(errno));
@@ -118,9 +117,9 @@ static int run_launcher(char **words, const char *command)
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, &before); /* until there is a process to pass them on to */
   pid_t child = fork();
-  if (child == 0) launch(words, command, parent);
+  if (child == 0) become_launcher(words, command, parent, &before);
   launcher = child;
-  if (child > 0) watch();
+  if (child > 0) forward_signals();
   sigprocmask(SIG_SETMASK, &before, NULL);
   if (child < 0) return cli_complain("run: --procs: no process could be made");
   while (waitpid(child, &status, 0) < 0)
