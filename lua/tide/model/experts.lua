@@ -55,6 +55,8 @@ end
 
 -- Relations of these fields.
 experts.fit_groups = {
+   'where num_experts_per_tok <= n_routed_experts -- num_experts_per_tok ({num_experts_per_tok}) '
+      .. 'must be at most n_routed_experts ({n_routed_experts})',
    'where num_experts_per_tok <= n_routed_experts * topk_group / n_group -- num_experts_per_tok '
       .. '({num_experts_per_tok}) must be at most the experts (n_routed_experts, '
       .. '{n_routed_experts}) in topk_group ({topk_group}) of n_group ({n_group}) groups',

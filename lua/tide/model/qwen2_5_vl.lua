@@ -16,6 +16,7 @@ local class = require 'tide.class'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local grid_ = require 'tide.model.vision_grid'
+local image_fields = require 'tide.nn.image_fields'
 local mask_ = require 'tide.nn.mask'
 local private = require 'tide.util.private'
 local published = require 'tide.model.published'
@@ -169,8 +170,7 @@ VL._read_place = signature.options {
 }
 -- Fields of images and videos; and those of a batch that a call takes beside the place of its
 -- tokens.
-VL.image_fields = { 'pixel_values', 'image_grid_thw', 'pixel_values_videos', 'video_grid_thw',
-   'second_per_grid_ts' }
+VL.image_fields = image_fields.list
 VL.input_fields = { 'feature_rows', unpack(VL.image_fields) }
 VL.at_fields = copy(Llama.at_fields)
 for _, name in ipairs(VL.input_fields) do VL.at_fields[#VL.at_fields + 1] = name end

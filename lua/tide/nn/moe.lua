@@ -17,6 +17,7 @@
 -- in which experts work.
 
 local tide = require 'tide'
+local balance = require 'tide.nn.balance'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nf4_part = require 'tide.nn.nf4_part'
@@ -182,7 +183,7 @@ function MoE:forward(x, at)
       err.arg('nn.MoE', 'x', ('a tensor [.., %d]'):format(C), x)
    end
    local flat = x:reshape(-1, C)
-   local ids, w = private.call(self.route, self, flat, at and at.balance)
+   local ids, w = private.call(self.route, self, flat, balance._call('nn.MoE', at))
    local rows, place, offsets = tide.group_rows(ids, self.experts)
    local inner = self.latent and tide.linear(flat, self.fc1_latent_proj) or flat
    local picked = inner:index_select(1, rows)
