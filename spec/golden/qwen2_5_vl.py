@@ -82,8 +82,9 @@ def fill(model):
     return names
 
 
-def inputs(vision, rows, seconds, side):
-    """Ids, mask and what the model takes beside them. The pixels of a kind are one row of sines."""
+def inputs(vision, rows, seconds, side, apart=False):
+    """Ids, mask and what the model takes beside them. The pixels of a kind are one row of sines.
+    apart: each frame of a video has a token before it that stands for its time."""
     merge, ids, grids = vision.get("spatial_merge_size", 2), [], {"image": [], "video": []}
     for b, row in enumerate(rows):
         line = []
@@ -95,8 +96,11 @@ def inputs(vision, rows, seconds, side):
             else:
                 kind = "image" if isinstance(part, list) else "video"
                 grids[kind].append(list(part))
-                n = part[0] * part[1] * part[2] // merge ** 2
-                line += [START] + [IMAGE if kind == "image" else VIDEO] * n + [END]
+                frames = part[0] if kind == "video" and apart else 1
+                n = part[0] * part[1] * part[2] // merge ** 2 // frames
+                for frame in range(frames):
+                    line += [frame + 5] * (kind == "video" and apart)
+                    line += [START] + [IMAGE if kind == "image" else VIDEO] * n + [END]
         ids.append(line)
     length = max(map(len, ids))
 

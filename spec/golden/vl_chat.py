@@ -196,6 +196,25 @@ def listed(values, fmt="{}"):
     return "\n".join(lines + [line])
 
 
+def write_learned(out, kind, c, processor, documents):
+    """Writes losses of both ways to train a model of a class and a configuration, and its turns."""
+    for name in ("full", "frozen_tower"):
+        model = kind(c).double()
+        fill(model)
+        if name == "frozen_tower":
+            model.model.visual.requires_grad_(False)
+        losses = train(model, documents)
+        out.write(f"   {name} = {{\n{listed(losses, '{:.12g}')}\n   }},\n")
+    model = kind(c).double()
+    fill(model)
+    out.write("   turns = {\n")
+    for ids, names, said in answers(processor, model):
+        files = ", ".join(f"'{n}'" for n in names)
+        out.write(f"   {{ images = {{ {files} }}, ids = {{\n{listed(ids)}\n   }}, answer = {{\n"
+                  f"{listed(said)}\n   }} }},\n")
+    out.write("   },\n}\n")
+
+
 def main():
     doubles_only()
     torch.float = torch.float64
@@ -234,21 +253,8 @@ def main():
                 out.write(f"      {axis} = {{\n{listed(positions[k, 0].tolist())}\n      }},\n")
             whole["pixel_values"] = whole["pixel_values"].double()
         out.write("   },\n")
-    for name in ("full", "frozen_tower"):
-        model = T.Qwen2_5_VLForConditionalGeneration(c).double()
-        fill(model)
-        if name == "frozen_tower":
-            model.model.visual.requires_grad_(False)
-        losses = train(model, documents)
-        out.write(f"   {name} = {{\n{listed(losses, '{:.12g}')}\n   }},\n")
-    model = T.Qwen2_5_VLForConditionalGeneration(c).double()
-    fill(model)
-    out.write("   turns = {\n")
-    for ids, names, said in answers(processor, model):
-        files = ", ".join(f"'{n}'" for n in names)
-        out.write(f"   {{ images = {{ {files} }}, ids = {{\n{listed(ids)}\n   }}, answer = {{\n"
-                  f"{listed(said)}\n   }} }},\n")
-    out.write("   },\n}\n")
+    write_learned(out, T.Qwen2_5_VLForConditionalGeneration, c, processor, documents)
 
 
-main()
+if __name__ == "__main__":
+    main()

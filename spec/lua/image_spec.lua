@@ -360,6 +360,40 @@ describe('data.vision', function()
       end)
    end)
 
+   it('reads videos of Qwen3-VL, whose rows of patches are apart behind their times', function()
+      local apart = image.processor { image_processor = fields, video_processor = {
+         video_processor_type = 'Qwen3VLVideoProcessor', patch_size = 2, min_pixels = 4,
+         max_pixels = 4096 } }
+      local pictures = vision.read(apart, { videos = { { frames = { rgb, rgb, rgb }, fps = 4 } } })
+      local video = pictures.videos[1]
+      assert.same({ 0.125, 0.5 }, video.times)
+      assert.is_nil(video.seconds)
+      assert.same({ 2, 4, 6 }, video.grid)
+      local ids, copies = vision.expand(apart, config, { 1, 37, 2, 37 }, pictures)
+      assert.same({ 1, 6, 1, 6 }, copies)
+      assert.equal(14, #ids)
+      assert.is_nil(vision.fields(pictures).second_per_grid_ts)
+      refused('E_ARG', 'ids: expected a placeholder for each of 2 rows of patches of videos, got '
+         .. '1; write each behind its time in words', vision.expand, apart, config, { 37 },
+         pictures)
+   end)
+
+   it('gives frames of Qwen3-VL the sizes of transformers', function()
+      -- frames, height and width, and what smart_resize of transformers makes of them; with
+      -- cap_pixels_per_frame
+      for _, row in ipairs { { 2, 480, 640, 480, 640 }, { 5, 480, 640, 320, 448 },
+         { 16, 1080, 1920, 160, 288 }, { 3, 20, 100, 96, 480 }, { 4, 40, 33, 224, 192 },
+         { 768, 720, 1280, 32, 32 }, { 16, 1080, 1920, 256, 480, true },
+         { 7, 1500, 100, 1408, 64, true } } do
+         local proc_ = image.processor { image_processor = {}, video_processor = {
+            video_processor_type = 'Qwen3VLVideoProcessor', cap_pixels_per_frame = row[6] } }
+         assert.same({ math.ceil(row[1] / 2), row[4] / 16, row[5] / 16 },
+            proc_:video_grid(row[1], row[2], row[3]))
+         refused('E_SHAPE', 'a video of 1 frames; expected at least 2', proc_.video_grid, proc_, 1,
+            row[2], row[3])
+      end
+   end)
+
    it('reads bytes in base64', function()
       local text = 'R0lGODlh'                                  -- GIF89a
       for _, part in ipairs { { type = 'image', base64 = text },

@@ -16,15 +16,17 @@ describe('a conversation with images', function()
    local model = case.model():eval()
    local c = model.config
 
-   -- Returns fn(...), and how many ids and patches the model reads in it.
-   local function counted(fn, ...)
+   -- Returns fn(...), and how many ids and patches a model reads in it.
+   local function counted_of(m, fn, ...)
       local ids, patches = 0, 0
-      local hooks = { model:hook_pre(function(_, x) ids = ids + x:size(2) end),
-         model.visual:hook_pre(function(_, x) patches = patches + x:size(1) end) }
+      local hooks = { m:hook_pre(function(_, x) ids = ids + x:size(2) end),
+         m.visual:hook_pre(function(_, x) patches = patches + x:size(1) end) }
       local result = fn(...)
       for _, hook in ipairs(hooks) do hook:remove() end
       return result, ids, patches
    end
+
+   local function counted(fn, ...) return counted_of(model, fn, ...) end
 
    -- Returns what the model gets beside ids with images of these names and videos of these frames.
    local function inputs_of(images, videos)
@@ -38,14 +40,15 @@ describe('a conversation with images', function()
       return inputs.pixel_values and inputs.pixel_values:size(1) or 0
    end
 
-   it('answers turn after turn as transformers does, and reads only what is new', function()
+   -- Checks the answers of a model, turn after turn.
+   local function check_turns(m, turns)
       local cache, prompt, names, last = {}, {}, {}, 0
-      for k, turn in ipairs(case.numbers.turns) do
+      for k, turn in ipairs(turns) do
          for _, id in ipairs(turn.ids) do prompt[#prompt + 1] = id end
          for _, name in ipairs(turn.images) do names[#names + 1] = name end
          local o = { tokens = #turn.answer, temperature = 0, cache = cache,
             inputs = inputs_of(names) }
-         local got, ids, patches = counted(tide.train.sample.generate, model, prompt, o)
+         local got, ids, patches = counted_of(m, tide.train.sample.generate, m, prompt, o)
          assert.same(turn.answer, got)
          -- the last id of an answer is read with the next turn
          assert.equal(#turn.ids + #turn.answer - 1 + (k > 1 and 1 or 0), ids)
@@ -53,6 +56,20 @@ describe('a conversation with images', function()
          last = patches_of(o.inputs)
          for _, id in ipairs(got) do prompt[#prompt + 1] = id end
       end
+   end
+
+   it('answers turn after turn as transformers does, and reads only what is new', function()
+      check_turns(model, case.numbers.turns)
+      check_turns(case.qwen3_vl.model():eval(), case.qwen3_vl.numbers.turns)
+   end)
+
+   it('has no videos where each frame is apart behind its time in words', function()
+      local talk = tide.chat.conversation(case.qwen3_vl.model(), { processor = proc,
+         tokenizer = tide.tokenizer.load(case.golden), template = tide.chat.load(case.golden),
+         dir = case.golden })
+      assert.matches('messages: Qwen3_VL reads each frame of a video behind its time in words, and '
+         .. 'no template writes these; give frames as images', raised(talk.say, talk, {
+            { type = 'video', video = { 'a.png', 'a.png' } } }).message, 1, true)
    end)
 
    -- Returns a prompt of pieces: numbers are ids, names are images, lists of names are videos.

@@ -7,92 +7,15 @@ local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
 local raised = require 'spec.support.raised'
-local rows = require 'tide.train.rows'
 local tmp = require 'spec.support.tmp'
 
-local function far(got, want)
-   return (got:to 'f64' - want:to 'f64'):abs():amax():item() / want:to('f64'):abs():amax():item()
-end
-
--- What a call of a case gets beside ids. Without images transformers counts padding as tokens.
-local function call_of(name, n, dtype)
-   local o = case.images(name, dtype)
-   o.attention_mask = n.mask
-   if not n.positions then
-      o.positions = tide.arange(n.ids:size(2), { dtype = 'i64' }):reshape(1, -1)
-   end
-   return o
-end
-
-local function grids_of(o)
-   return { image_grid_thw = o.image_grid_thw, video_grid_thw = o.video_grid_thw,
-      second_per_grid_ts = o.second_per_grid_ts, attention_mask = o.attention_mask }
-end
-
-local tolerances = { f64 = { 2e-7, 1e-6 }, f32 = { 2e-5, 3e-4 } }
+local call_of, far = case.call_of, case.far
 
 describe('qwen2_5_vl', function()
    for _, name in ipairs(case.names()) do
-      it('has the numbers of transformers: ' .. name, function()
-         local n = case.numbers(name)
-         for dtype, row in each(tolerances) do
-            local model, o = case.model(name, { dtype = dtype }), call_of(name, n, dtype)
-            if n.positions then
-               local positions, deltas = model:rope_index(n.ids, grids_of(o))
-               assert.same(n.positions:tolist(), positions:tolist())
-               assert.same(n.deltas:tolist(), deltas:tolist())
-            end
-            local keep = n.mask:to 'f32':unsqueeze(3)
-            assert.is_true(far(model(n.ids, o):to 'f32' * keep, n.logits * keep) <= row[1])
-            local loss = model:loss(n.ids, n.labels, o)
-            assert.near(n.loss:item(), loss:item(), 2e-5 * n.loss:item())
-            loss:backward()
-            local most = n.grads:select(2, 1):amax():item() * 1e-3
-            for k, e in ipairs(case.parameters(model)) do
-               local want = n.grads:select(1, k)
-               local grad = e.param.grad or tide.zeros { 1 }
-               local got = case.samples(k, grad, want:size(1) - 1)
-               local off = (got:to 'f64' - want:to 'f64'):abs():amax():item()
-               assert.is_true(off <= row[2] * math.max(want:at(1), most), e.name)
-            end
-         end
-      end)
-
+      it('has the numbers of transformers: ' .. name, function() case.check_numbers(name) end)
       it('goes on as transformers does, and goes through a folder: ' .. name, function()
-         local n, model = case.numbers(name), case.model(name)
-         tmp.with(function(dir)
-            tide.model.save(model, dir .. '/out')
-            local again, run = tide.model.load(dir .. '/out')
-            assert.equal('qwen2_5_vl', run.family)
-            assert.same(model.config, again.config)
-            for i, e in ipairs(model:named_parameters()) do
-               assert.is_true(e.param:equal(again:named_parameters()[i].param))
-            end
-            model = again
-         end)
-         if not n.generated then return end
-         local prompts, mask, images = {}, n.mask:tolist(), case.images(name)
-         for b, row in ipairs(n.ids:tolist()) do
-            prompts[b] = {}
-            for t, id in ipairs(row) do
-               if mask[b][t] == 1 then table.insert(prompts[b], id) end
-            end
-         end
-         local opts = { tokens = 4, temperature = 0, inputs = next(images) and images or nil }
-         local got = {}
-         for b, r in ipairs(tide.train.sample.batch(model, prompts, opts)) do got[b] = r.ids end
-         assert.same(n.generated:tolist(), got)
-         -- the logits show positions that greedy ids hide
-         local columns, steps = rows.new(model), n.steps:to 'f32'
-         columns.inputs = opts.inputs
-         for k = 1, #got[1] do
-            local lists = {}
-            for b, ids in ipairs(got) do lists[b] = { ids[k - 1] } end
-            local y = tide.no_grad(function()
-               return k == 1 and columns:begin(prompts) or columns:advance(lists)
-            end)
-            assert.is_true(far(y, steps:select(1, k)) <= 2e-5, ('step %d'):format(k))
-         end
+         case.check_answers(name)
       end)
    end
 
@@ -169,31 +92,7 @@ describe('qwen2_5_vl', function()
    end)
 
    it('reads packed documents as it reads them alone', function()
-      local model = case.model('images', { dtype = 'f64' })
-      local n, o = case.numbers 'images', case.images('images', 'f64')
-      local ids, mask = n.ids:tolist(), n.mask:tolist()
-      local packed, docs, parts = {}, {}, {}
-      for b = 1, 3 do
-         parts[b] = { from = #packed + 1 }
-         for t, id in ipairs(ids[b]) do
-            if mask[b][t] == 1 then packed[#packed + 1], docs[#docs + 1] = id, b end
-         end
-         parts[b].to = #packed
-      end
-      local y = model(tide.tensor({ packed }, { dtype = 'i64' }), copy(o, {
-         attention_mask = tide.tensor({ docs }, { dtype = 'i64' }) }))
-      local context, batch = tide.parallel.cp.make_cp_batch_and_ctx(nil, {
-         ids = tide.tensor({ packed }, { dtype = 'i64' }),
-         labels = tide.tensor({ packed }, { dtype = 'i64' }),
-         packed_seq_ids = tide.tensor({ docs }, { dtype = 'i64' }) })
-      assert.equal(0, far(y, model(batch.ids, copy(o, { context = context }))))
-      local each_ = model(n.ids, copy(o, { attention_mask = n.mask }))
-      local T = n.ids:size(2)
-      for b, part in ipairs(parts) do
-         local length = part.to - part.from + 1
-         assert.is_true(far(y:select(1, 1):narrow(1, part.from, length),
-            each_:select(1, b):narrow(1, T - length + 1, length)) <= 1e-12)
-      end
+      case.check_packed('images', 3)
    end)
 
    it('takes pixels of images and of videos in different dtypes', function()
@@ -304,7 +203,7 @@ describe('qwen2_5_vl', function()
             .. 'other rows out, or add their tokens'] = message(text),
          ['ids have tokens of image_token_id (36) or video_token_id (37), but the call has no '
             .. 'images; give pixel_values and image_grid_thw'] = raised(model, n.ids).message,
-         ['image_grid_thw[1] stands for 12 tokens, but only 6 of image_token_id (36) follow one '
+         ['image_grid_thw[1] is 12 tokens, but only 6 of image_token_id (36) follow one '
             .. 'another in row 1 of ids'] = message(n.ids, {
                image_grid_thw = { { 2, 4, 6 } }, pixel_values = tide.zeros { 48, 24 } }),
          ['ids[1][17] is image_token_id (36), but image_grid_thw has no row for it'] =

@@ -167,6 +167,21 @@ describe('positions of several rows', function()
       end
    end)
 
+   it('take turns over the frequencies with mrope_interleaved, as far as sections reach', function()
+      local three = { { 0, 5, 6, 9 }, { 0, 5, 7, 9 }, { 0, 8, 6, 9 } }
+      local all = tide.tensor({ { three[1] }, { three[2] }, { three[3] } }, { dtype = 'i64' })
+      local x = tide.randn({ 1, 4, 1, 14 }, { dtype = 'f64' })
+      local plain, scaling = nn.rope.new { dim = 14, theta = 500 }, { rope_type = 'default',
+         mrope_interleaved = true, mrope_section = { 4, 1, 2 } }
+      local y = nn.rope.new({ dim = 14, theta = 500, scaling = scaling }):apply(x, all)
+      for i, row in ipairs { 1, 2, 3, 1, 1, 3, 1 } do
+         local z = plain:apply(x, tide.tensor({ three[row] }, { dtype = 'i64' }))
+         for _, c in ipairs { i, i + 7 } do
+            assert.is_true(far(z:narrow(4, c, 1), y:narrow(4, c, 1)) <= 1e-12)
+         end
+      end
+   end)
+
    it('turn shares of the channels from the same frequencies with axes', function()
       local rope = nn.rope.new { dim = 8, theta = 500, axes = 2 }
       local share, two = nn.rope.frequencies(4, 500), { rows[1], rows[3] }

@@ -1,4 +1,5 @@
--- The small Qwen2.5-VL and the chats with images of spec/golden/vl_chat.py, in a folder.
+-- The small Qwen2.5-VL and the chats with images of spec/golden/vl_chat.py, in a folder; and the
+-- small Qwen3-VL of qwen3_vl_chat.py, as `case.qwen3_vl`.
 
 local tide = require 'tide'
 local fs = require 'tide.util.fs'
@@ -7,11 +8,12 @@ local vlm = require 'spec.lua.vlm_case'
 local case = { golden = 'spec/golden/vl_chat' }
 
 case.numbers = dofile(case.golden .. '/numbers.lua')
+case.qwen3_vl = { numbers = dofile(case.golden .. '/qwen3_vl.lua') }
 
--- Returns the model, with the weights of the script.
-function case.model(opts)
-   local config = tide.json.decode(fs.read('spec', case.golden .. '/config.json'))
-   local model = tide.model.qwen2_5_vl(config, opts)
+-- Returns a model of a family and the configuration in a file, with the weights of the scripts.
+local function model_of(family, file, opts)
+   local config = tide.json.decode(fs.read('spec', case.golden .. '/' .. file))
+   local model = tide.model[family](config, opts)
    if opts and opts.device == 'null' then return model end
    tide.no_grad(function()
       for k, e in ipairs(vlm.parameters(model)) do
@@ -26,15 +28,20 @@ function case.model(opts)
    return model
 end
 
+-- Returns the models, with the weights of the scripts.
+function case.model(opts) return model_of('qwen2_5_vl', 'config.json', opts) end
+function case.qwen3_vl.model(opts) return model_of('qwen3_vl', 'qwen3_vl.json', opts) end
+
 local function copy_to(dir, names)
    for _, name in ipairs(names) do
       fs.write('spec', dir .. '/' .. name, fs.read('spec', case.golden .. '/' .. name))
    end
 end
 
--- Writes the model into dir/m, as transformers has it, and the images into dir.
-function case.write(dir)
-   tide.model.save(case.model(), dir .. '/m')
+-- Writes a model (that of case.model() by default) into dir/m, as transformers has it, and the
+-- images into dir.
+function case.write(dir, model)
+   tide.model.save(model or case.model(), dir .. '/m')
    copy_to(dir .. '/m', { 'tokenizer.json', 'tokenizer_config.json', 'processor_config.json',
       'chat_template.jinja' })
    copy_to(dir, { 'a.png', 'b.png', 'c.png' })

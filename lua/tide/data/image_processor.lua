@@ -1,5 +1,6 @@
--- The processor of images of Qwen2-VL and Qwen2.5-VL, with the numbers of transformers:
+-- The processor of images of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with the numbers of transformers:
 -- smart_resize to whole patches, bicubic resizing of 8-bit pixels, rescaling, normalising, patches.
+-- Limits of pixels of a video are those of a frame; with is_whole (Qwen3-VL) those of all frames.
 
 local copy = require 'tide.util.copy'
 local decoders = require 'tide.ffi.image'
@@ -26,8 +27,12 @@ local defaults = {
    image_std = { 0.26862954, 0.26130258, 0.27577711 },
    max_video_tokens = 128000, cap_pixels_per_frame = false,
 }
--- Least and most pixels of an image, and of a frame.
-local sizes = { image = { 56 * 56, 28 * 28 * 1280 }, video = { 128 * 28 * 28, 28 * 28 * 768 } }
+-- Least and most pixels of an image, and of a frame or of all frames.
+local sizes = { image = { 56 * 56, 28 * 28 * 1280 }, video = { 128 * 28 * 28, 28 * 28 * 768 },
+   whole = { 128 * 32 * 32, 32 * 32 * 768 } }
+-- What the processor of videos of Qwen3-VL has in place of defaults.
+local whole_defaults = { patch_size = 16, image_mean = { 0.5, 0.5, 0.5 },
+   image_std = { 0.5, 0.5, 0.5 }, max_video_tokens = 768 }
 local is_sized = { size = true, min_pixels = true, max_pixels = true }
 
 -- Fields that change nothing here: names of classes, and what other processors read.
@@ -40,7 +45,8 @@ for name in ([[image_processor_type video_processor_type feature_extractor_type 
 end
 
 local known = { Qwen2VLImageProcessor = true, Qwen2VLImageProcessorFast = true,
-   Qwen2VLImageProcessorPil = true, Qwen2_5_VLImageProcessor = true, Qwen2VLVideoProcessor = true }
+   Qwen2VLImageProcessorPil = true, Qwen2_5_VLImageProcessor = true, Qwen2VLVideoProcessor = true,
+   Qwen3VLVideoProcessor = true }
 
 -- Refuses the processor of another family. where: the file, or the name of the argument.
 local function check_type(where, fields)
@@ -48,7 +54,8 @@ local function check_type(where, fields)
       'feature_extractor_type' } do
       local kind = fields[key]
       err.raise_if(not fs.is_null(kind) and not known[kind], 'E_UNSUPPORTED', op, '%s: %s is %s; '
-         .. 'tide has Qwen2VLImageProcessor and Qwen2VLVideoProcessor', where, key, err.show(kind))
+         .. 'tide has Qwen2VLImageProcessor, Qwen2VLVideoProcessor and Qwen3VLVideoProcessor',
+         where, key, err.show(kind))
    end
 end
 
@@ -97,9 +104,10 @@ local checks = {
    max_video_tokens = { 1, 2 ^ 40 },
 }
 
--- Returns complete fields. usual: least and most pixels where `given` has none.
-local function complete(given, usual)
-   local f = copy(defaults)
+-- Returns complete fields. usual: least and most pixels where `given` has none; own: further
+-- defaults, or nil.
+local function complete(given, usual, own)
+   local f = copy(own or {}, copy(defaults))
    for name in each(defaults) do
       if not fs.is_null(given[name]) then f[name] = given[name] end
    end
@@ -182,8 +190,38 @@ local function smart_resize(h, w, factor, least, most)
    return rows, columns
 end
 
--- Returns the size in pixels that fields f give an image of h x w. name: of the image in messages.
-local function target(what, name, f, h, w, most)
+-- Returns rows and columns of pixels of a frame, multiples of `factor`, of a video of n frames of
+-- h x w pixels, whose frames have these pixels together. depth: frames of a patch.
+local function smart_resize_whole(n, depth, h, w, factor, least, most)
+   if h < factor or w < factor then
+      local scale = math.max(factor / h, factor / w)
+      h, w = math.floor(h * scale), math.floor(w * scale)
+   end
+   local frames = rounded(n / depth) * depth
+   local rows, columns = rounded(h / factor) * factor, rounded(w / factor) * factor
+   if frames * rows * columns > most then
+      local beta = math.sqrt(n * h * w / most)
+      rows = math.max(factor, math.floor(h / beta / factor) * factor)
+      columns = math.max(factor, math.floor(w / beta / factor) * factor)
+   elseif frames * rows * columns < least then
+      local beta = math.sqrt(least / (n * h * w))
+      rows = math.ceil(h * beta / factor) * factor
+      columns = math.ceil(w * beta / factor) * factor
+   end
+   return rows, columns
+end
+
+-- Returns the most pixels of all of n frames.
+local function most_of_whole(f, n)
+   if not f.cap_pixels_per_frame then return f.max_pixels end
+   local most = math.min(f.max_video_tokens * (f.patch_size * f.merge_size) ^ 2,
+      math.floor(f.max_pixels / n))
+   return n * math.max(most, math.floor(f.min_pixels * 1.05))
+end
+
+-- Returns the size in pixels that fields f give an image, or a frame, of h x w. name: of the image
+-- in messages; resize(factor): returns the size that fits.
+local function target(what, name, f, h, w, resize)
    local factor = f.patch_size * f.merge_size
    if not f.do_resize then
       err.raise_if(h % factor ~= 0 or w % factor ~= 0, 'E_SHAPE', what, '%s has %d x %d pixels; '
@@ -192,7 +230,14 @@ local function target(what, name, f, h, w, most)
    end
    err.raise_if(math.max(h, w) / math.min(h, w) > 200, 'E_SHAPE', what, '%s has %d x %d pixels; '
       .. 'expected an aspect ratio of at most 200', name, h, w)
-   return smart_resize(h, w, factor, f.min_pixels, most or f.max_pixels)
+   return resize(factor)
+end
+
+-- Returns the size in pixels of an image of h x w.
+local function image_target(what, name, f, h, w)
+   return target(what, name, f, h, w, function(factor)
+      return smart_resize(h, w, factor, f.min_pixels, f.max_pixels)
+   end)
 end
 
 -- Returns the most pixels of each of n frames.
@@ -201,6 +246,19 @@ local function most_of_frame(f, n)
    local budget = math.floor(f.max_video_tokens * (f.patch_size * f.merge_size) ^ 2 * 0.9)
    return math.max(math.min(f.max_pixels, math.floor(budget * f.temporal_patch_size / n)),
       math.floor(f.min_pixels * 1.05))
+end
+
+-- Returns the size in pixels of each of n frames of h x w.
+local function video_target(what, name, f, n, h, w)
+   return target(what, name, f, h, w, function(factor)
+      if not f.is_whole then
+         return smart_resize(h, w, factor, f.min_pixels, most_of_frame(f, n))
+      end
+      local depth = f.temporal_patch_size
+      err.raise_if(n < depth, 'E_SHAPE', what, '%s is a video of %d frames; expected at least %d '
+         .. '(temporal_patch_size)', name, n, depth)
+      return smart_resize_whole(n, depth, h, w, factor, f.min_pixels, most_of_whole(f, n))
+   end)
 end
 
 -- ---- a processor -------------------------------------------------------------------------------
@@ -213,8 +271,8 @@ end
 
 local processor = {}
 
--- Makes a processor. Fields: config (of images) and video_config, complete; folder: the one that it
--- was read from, or nil.
+-- Makes a processor. Fields: config (of images) and video_config, complete, which says as is_whole
+-- whether each frame is apart in a text; folder: the one that it was read from, or nil.
 function processor.new(source)
    local images, videos
    if type(source) == 'string' then
@@ -225,9 +283,12 @@ function processor.new(source)
    local where = type(source) == 'string' and source or 'source'
    check_type(where, images)
    check_type(where, videos)
+   local is_whole = videos.video_processor_type == 'Qwen3VLVideoProcessor'
    local self = setmetatable({ config = complete(images, sizes.image),
-      video_config = complete(videos, sizes.video),
+      video_config = is_whole and complete(videos, sizes.whole, whole_defaults)
+         or complete(videos, sizes.video),
       folder = type(source) == 'string' and source or nil }, Processor)
+   self.video_config.is_whole = is_whole
    self.form, self.video_form = form_of(self.config), form_of(self.video_config)
    return self
 end
@@ -235,15 +296,14 @@ end
 -- Returns the grid { 1, rows, columns } of patches of an image of h x w pixels.
 function Processor:grid(h, w)
    local f = self.config
-   local rows, columns = target('data.image_processor.grid', 'an image', f, h, w)
+   local rows, columns = image_target('data.image_processor.grid', 'an image', f, h, w)
    return { 1, rows / f.patch_size, columns / f.patch_size }
 end
 
 -- Returns the grid of patches of a video of n frames of h x w pixels.
 function Processor:video_grid(n, h, w)
    local f = self.video_config
-   local rows, columns = target('data.image_processor.video_grid', 'a video', f, h, w,
-      most_of_frame(f, n))
+   local rows, columns = video_target('data.image_processor.video_grid', 'a video', f, n, h, w)
    return { math.ceil(n / f.temporal_patch_size), rows / f.patch_size, columns / f.patch_size }
 end
 
@@ -286,7 +346,7 @@ function Processor:_resized(x)
    local what, f = 'data.image_processor.read', self.config
    local name = type(x) == 'string' and x or 'x'
    local shown = pixels(what, name, x)
-   local rows, columns = target(what, name, f, shown:size(1), shown:size(2))
+   local rows, columns = image_target(what, name, f, shown:size(1), shown:size(2))
    local y, grid = shown, { 1, rows / f.patch_size, columns / f.patch_size }
    if shown:size(1) == rows and shown:size(2) == columns then return y, grid end
    y = decoders.resize(shown, rows, columns)
@@ -322,7 +382,7 @@ function Processor:frames(list, opts)
       local x = pixels(what, name, frame)
       if i == 1 then
          h, w = x:size(1), x:size(2)
-         rows, columns = target(what, name, f, h, w, most_of_frame(f, #list))
+         rows, columns = video_target(what, name, f, #list, h, w)
          grid = { math.ceil(#list / depth), rows / f.patch_size, columns / f.patch_size }
          patches = decoders.patches(self.video_form, grid[1], rows, columns)
       end

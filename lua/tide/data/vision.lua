@@ -102,8 +102,19 @@ local function readable(source)
    return type(source) == 'table' and image.decode(source.bytes) or source
 end
 
+-- Returns the times in seconds of rows of patches of a video of n frames: each is halfway between
+-- its first and its last frame. depth: frames of a row, of which the last may be given again.
+local function times_of(n, depth, fps)
+   local list = {}
+   for first = 0, n - 1, depth do
+      list[#list + 1] = (first + math.min(first + depth, n) - 1) / 2 / fps
+   end
+   return list
+end
+
 -- Reads sources with a processor: returns { images = list of { patches, grid }, videos = list of
--- { patches, grid, seconds } }; seconds: from one row of patches to the next.
+-- { patches, grid, seconds, times } }; seconds: from one row of patches to the next; times: in
+-- place of it, the seconds of each row, where each is apart in a text (Qwen3-VL).
 function vision.read(processor, sources, opts)
    local out = { images = {}, videos = {} }
    for i, source in ipairs(sources.images or {}) do
@@ -114,27 +125,33 @@ function vision.read(processor, sources, opts)
       local frames = {}
       for k, frame in ipairs(video.frames) do frames[k] = readable(frame) end
       local patches, grid = processor:frames(frames, { device = opts.device })
+      local f, fps = processor.video_config, video.fps or FPS
       out.videos[i] = { patches = patches, grid = grid,
-         seconds = processor.video_config.temporal_patch_size / (video.fps or FPS) }
+         seconds = not f.is_whole and f.temporal_patch_size / fps or nil,
+         times = f.is_whole and times_of(#frames, f.temporal_patch_size, fps) or nil }
    end
    return out
 end
 
 -- ---- ids and fields ----------------------------------------------------------------------------
 
--- Returns the number of tokens of each picture of a list; f: fields of their processor.
+-- Returns the number of tokens of each placeholder of a list of pictures; f: fields of their
+-- processor.
 local function counts_of(f, list)
    local counts = {}
-   for i, picture in ipairs(list) do
+   for _, picture in ipairs(list) do
       local t, rows, columns = unpack(picture.grid)
-      counts[i] = t * rows * columns / f.merge_size ^ 2
+      local places = f.is_whole and t or 1
+      for _ = 1, places do
+         counts[#counts + 1] = t * rows * columns / f.merge_size ^ 2 / places
+      end
    end
    return counts
 end
 
 -- Returns ids in which each placeholder (config.image_token_id, config.video_token_id) is repeated
 -- as often as its picture has features, and a list with the number of copies of each given id.
--- pictures: of vision.read.
+-- Rows of patches of a video that are apart have a placeholder each. pictures: of vision.read.
 function vision.expand(processor, config, ids, pictures)
    local op, out, copies = 'data.vision.expand', {}, {}
    local kind_of = { [config.image_token_id] = 'images', [config.video_token_id] = 'videos' }
@@ -151,8 +168,10 @@ function vision.expand(processor, config, ids, pictures)
       for _ = 1, n do out[#out + 1] = id end
    end
    for kind, n in each(used) do
+      local is_apart = kind == 'videos' and processor.video_config.is_whole
       err.raise_if(n ~= #counts[kind], 'E_ARG', op, 'ids: expected a placeholder for each of %d '
-         .. '%s, got %d; the chat template writes them', #counts[kind], kind, n)
+         .. '%s, got %d; %s', #counts[kind], is_apart and 'rows of patches of videos' or kind, n,
+         is_apart and 'write each behind its time in words' or 'the chat template writes them')
    end
    return out, copies
 end
@@ -165,15 +184,18 @@ local function joined(list)
 end
 
 -- Returns the fields of a call of the model: pixel_values and image_grid_thw where there are
--- images; pixel_values_videos, video_grid_thw and second_per_grid_ts where there are videos.
+-- images; pixel_values_videos, video_grid_thw and, of videos with seconds, second_per_grid_ts where
+-- there are videos.
 function vision.fields(pictures)
    local out = {}
    local images, videos = pictures.images or {}, pictures.videos or {}
    if images[1] then out.pixel_values, out.image_grid_thw = joined(images) end
    if videos[1] then
       out.pixel_values_videos, out.video_grid_thw = joined(videos)
-      out.second_per_grid_ts = {}
-      for i, video in ipairs(videos) do out.second_per_grid_ts[i] = video.seconds end
+      out.second_per_grid_ts = videos[1].seconds and {} or nil
+      for i, video in ipairs(videos[1].seconds and videos or {}) do
+         out.second_per_grid_ts[i] = video.seconds
+      end
    end
    return out
 end

@@ -77,10 +77,11 @@ local function embedded(self, x, at)
 end
 
 -- Returns the final hidden states [B, T, C] of ids [B, T], or of their embeddings [B, T, C]. With
--- at.last_rows [K] it returns those of these tokens alone, [1, K, C]. at: where the tokens lie.
-function Body:forward(ids, at)
+-- at.last_rows [K] it returns those of these tokens alone, [1, K, C]. at: where the tokens lie;
+-- beside: nil, or the tensor of at.after (see nn.Stack).
+function Body:forward(ids, at, beside)
    local x, is_own = embedded(self, ids, at)
-   local y = self.layers:normed(self[self._form.norm], x, at)
+   local y = self.layers:normed(self[self._form.norm], x, at, beside)
    x = is_own and private.replace(x, y) or y
    if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
    return self.out_scale and private.replace(x, x * self.out_scale) or x
@@ -215,7 +216,7 @@ local function placement(self, opts, ids, context)
       tiles = tiles.list(index or of_mask, opts.k_index or index or of_mask),
       sequence = sequence, caches = caches,
       context = opts.context, length = T, attention_mask = opts.attention_mask,
-      mask_index = of_mask, mask_checked = true, balance = opts.balance,
+      mask_index = of_mask, mask_checked = true, balance = opts.balance, after = opts.after,
    }
 end
 
@@ -238,8 +239,8 @@ end
 
 -- Returns what the body reads of ids, or of given embeddings: the same, of embeddings the tokens
 -- that this rank has between layers. A family that replaces some embeddings by features of images
--- does it here. opts: those of the call, read, which this may complete; context: theirs, nil
--- without one or for null.
+-- does it here. opts: those of the call, read, which this may complete, also with `after` and
+-- `beside` (see nn.Stack); context: theirs, nil without one or for null.
 function Backbone:_inputs(ids, _, _)
    local tp = spread.of(self).tp
    return ids.ndim == 3 and tp and tp.sequence and tp.cut(ids) or ids
@@ -255,9 +256,12 @@ function Backbone:hidden(ids, opts, rows)
    opts = self._read_place(self.op, opts)
    local context = nn.context.of(self.op, opts, ids)
    local x = self:_inputs(ids, opts, context)
-   local at = placement(self, opts, ids, context)
-   at.last_rows, at.is_made = rows, not rawequal(x, ids)
-   return balanced(self, at, ids, function() return self[self.form.body](x, at) end)
+   local at, body = placement(self, opts, ids, context), self[self.form.body]
+   -- a hook or wrap of the body may need its input again
+   at.last_rows, at.is_made = rows, not rawequal(x, ids) and body._call == Module._call
+   local y = balanced(self, at, ids, function() return body(x, at, opts.beside) end)
+   if body._call == Module._call then private.spend(opts.beside) end
+   return y
 end
 private.note(Backbone.hidden)
 

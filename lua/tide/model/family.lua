@@ -20,6 +20,10 @@ local published = {
    gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
    qwen2_5_vl = { architectures = { 'Qwen2_5_VLForConditionalGeneration' },
       model_type = 'qwen2_5_vl', hidden_act = 'silu' },
+   qwen3_vl = { architectures = { 'Qwen3VLForConditionalGeneration' }, model_type = 'qwen3_vl',
+      hidden_act = 'silu' },
+   qwen3_vl_moe = { architectures = { 'Qwen3VLMoeForConditionalGeneration' },
+      model_type = 'qwen3_vl_moe', hidden_act = 'silu' },
    hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
 }
 for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2', qwen3 = 'Qwen3',
@@ -141,6 +145,7 @@ function family.config_file(plain, dtype, transposed)
    end
    c.torch_dtype = dtype_names[dtype]
    as_floats(c, json)
+   if c.text_config then as_floats(c.text_config, json) end
    return json.encode(c, { nonfinite = 'word' }) .. '\n'
 end
 

@@ -2,6 +2,7 @@
 
 return require 'tide.util.lazy' ('model', {
    llama = 'llama', qwen2 = 'qwen2', qwen2_5_vl = 'qwen2_5_vl', qwen3 = 'qwen3',
+   qwen3_vl = 'qwen3_vl', qwen3_vl_moe = 'qwen3_vl_moe',
    mistral = 'mistral', phi3 = 'phi3', ministral = 'ministral', granite = 'granite',
    smollm3 = 'smollm3', olmo2 = 'olmo2', gemma2 = 'gemma2', gemma3 = 'gemma3', mamba2 = 'mamba2',
    hybrid = 'hybrid', bamba = 'bamba', granitemoehybrid = 'granitemoehybrid',

@@ -2,7 +2,7 @@
 -- one each: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
 -- Fields of an entry, beside those there: along, the dim of the parameters along which its parts
 -- lie side by side (1); alternate, whether their elements take turns along it, part.first being the
--- place of a part in the turn.
+-- place of a part in the turn; also, an entry of the same name for tensors of another shape.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'

@@ -94,7 +94,8 @@ end
 --    back     the place of each block of the stream in that order, from 0
 --    rows, columns   of each patch, in that order
 --    frames, windows   cumulative patches, from 0
--- side: blocks along a side of a window.
+-- side: blocks along a side of a window; math.huge: frames are windows, and the order is that of
+-- the stream.
 function grid_.layout(grids, merge, side)
    local order, back, rows, columns = {}, {}, {}, {}
    local frames, windows, first, n = { 0 }, {}, 0, 0
@@ -121,25 +122,67 @@ function grid_.layout(grids, merge, side)
       frames = frames, windows = windows }
 end
 
+-- Returns for each of n places on an axis, from 0, the two nearest of `side` entries, from 0, whose
+-- first and last lie at the ends of the axis, and their weights.
+local function nearest(n, side)
+   local list = {}
+   for i = 0, n - 1 do
+      local at = i * (side - 1) / max(n - 1, 1)
+      local first = math.floor(at)
+      local near = 1 - (at - first)
+      list[i] = { first, min(first + 1, side - 1), near, 1 - near }
+   end
+   return list
+end
+
+-- Returns the four entries of a square table that are nearest to each patch, and their weights, two
+-- flat lists: bilinear interpolation of the table to each grid. lay: of grid_.layout; side: entries
+-- along a side of the table.
+function grid_.nearest(lay, grids, side)
+   local ids, weights, n, at = {}, {}, 0, 0
+   for _, g in ipairs(grids) do
+      local high, wide = nearest(g[2], side), nearest(g[3], side)
+      for _ = 1, g[1] * g[2] * g[3] do
+         n = n + 1
+         local y, x = high[lay.rows[n]], wide[lay.columns[n]]
+         for i = 1, 2 do
+            for j = 1, 2 do
+               at = at + 1
+               ids[at], weights[at] = y[i] * side + x[j], y[i + 2] * x[j + 2]
+            end
+         end
+      end
+   end
+   return ids, weights
+end
+
 -- ---- in the text -------------------------------------------------------------------------------
 
 local kinds = { image = 'image_grid_thw', video = 'video_grid_thw' }
 
+-- Returns what a grid of a kind is: a row of the argument, or a frame of the videos of its rows.
+local function part_of(o, kind) return o.by_frame and kind == 'video' and 'frame' or 'row' end
+
 local function no_grid(o, b, t, kind)
-   err.raise('E_ARG', o.op, 'ids[%d][%d] is %s_token_id (%d), but %s has no row for it; give a row '
-      .. 'for each %s, or leave its tokens out of ids', b, t, kind, o.ids[kind], kinds[kind], kind)
+   local part = part_of(o, kind)
+   err.raise('E_ARG', o.op, 'ids[%d][%d] is %s_token_id (%d), but %s has no %s for it; give a %s '
+      .. 'for each %s, or leave its tokens out of ids', b, t, kind, o.ids[kind], kinds[kind], part,
+      part, part == 'frame' and 'run of such tokens' or kind)
 end
 
 local function cut_off(o, b, kind, i, n, got)
-   err.raise('E_ARG', o.op, '%s[%d] stands for %d tokens, but only %d of %s_token_id (%d) follow '
-      .. 'one another in row %d of ids; repeat the token t h w / %d times', kinds[kind], i, n, got,
-      kind, o.ids[kind], b, o.merge ^ 2)
+   local is_frame = part_of(o, kind) == 'frame'
+   err.raise('E_ARG', o.op, '%s is %d tokens, but only %d of %s_token_id (%d) follow one another '
+      .. 'in row %d of ids; repeat the token %s / %d times', is_frame
+      and ('frame %d of %s'):format(i, kinds[kind]) or ('%s[%d]'):format(kinds[kind], i), n, got,
+      kind, o.ids[kind], b, is_frame and 'h w' or 't h w', o.merge ^ 2)
 end
 
 -- Calls fn(b, kind, first, last, i) for what each row of tokens consists of, in order: a run of
 -- text (kind nil), or the tokens of image or video number i. Padding (document 0 of docs) is in no
 -- run, a document begins a new one. o: op, rows (lists of ids), docs (lists of documents or nil),
--- ids (the tokens { image, video }), grids ({ image, video }, lists), merge.
+-- ids (the tokens { image, video }), grids ({ image, video }, lists), merge, by_frame (grids of
+-- videos are those of their frames).
 local function each_run(o, fn)
    local used = { image = 0, video = 0 }
    local function kind_of(id)
@@ -170,9 +213,10 @@ local function each_run(o, fn)
       end
    end
    for kind, name in each(kinds) do
-      err.raise_if(used[kind] < #o.grids[kind], 'E_ARG', o.op, '%s has %d rows, but ids have '
-         .. 'tokens (%s_token_id %d) of only %d; leave the other rows out, or add their tokens',
-         name, #o.grids[kind], kind, o.ids[kind], used[kind])
+      local part = part_of(o, kind)
+      err.raise_if(used[kind] < #o.grids[kind], 'E_ARG', o.op, '%s has %d %ss, but ids have '
+         .. 'tokens (%s_token_id %d) of only %d; leave the other %ss out, or add their tokens',
+         name, #o.grids[kind], part, kind, o.ids[kind], used[kind], part)
    end
 end
 

@@ -27,6 +27,7 @@ function MLP:init(opts)
    self.act = opts.act
    local names = opts.names or {}
    self._both, self._down = names.gate_up_proj or 'gate_up_proj', names.down_proj or 'down_proj'
+   self._up = not is_gated[self.act] and names.up_proj or 'up_proj'
    local function linear(nin, nout, std, device)
       local inner = Module.inner(opts, { bias = opts.bias, std = std })
       inner.device = device or inner.device
@@ -41,7 +42,7 @@ function MLP:init(opts)
       end
       joined.lay(self, opts.device)
    else
-      self:child('up_proj', linear(opts.dim, opts.hidden, opts.std))
+      self:child(self._up, linear(opts.dim, opts.hidden, opts.std))
    end
    self:child(self._down, linear(opts.hidden, opts.dim, opts.out_std or opts.std))
    self:ready(opts)
@@ -55,12 +56,12 @@ function MLP:project(x)
    end
    local both = self.gate_proj and joined.call(self, MLP.shared_input, x)
    if both then return both[1], both[2] end
-   return self.gate_proj and self.gate_proj(x), self.up_proj(x)
+   return self.gate_proj and self.gate_proj(x), self[self._up](x)
 end
 
 -- Returns act(up x) of the plain form, in one op if the projection has no hooks or wraps.
 function MLP:activated(x)
-   local m, act = self.up_proj, in_product[self.act]
+   local m, act = self[self._up], in_product[self.act]
    local y
    if act and product.is_plain(m) and self.project == MLP.project then
       y = tide.linear_act(x, m.weight, m.bias, act)
@@ -92,7 +93,7 @@ private.note_methods(MLP)
 
 -- Cuts the layer by its hidden channels, or keeps it whole. See Module.tp.
 function MLP:tp(_, on)
-   local into = { 'gate_proj', 'up_proj', self._both }
+   local into = { 'gate_proj', self._up, self._both }
    for _, name in ipairs(into) do
       local style, blocks = on.children[name], name == self._both and 2 or 1
       if style and style.output == 'S(-1)' and style.blocks ~= blocks then
@@ -105,7 +106,7 @@ end
 
 -- Returns the styles of the projections, see Module.tp_plan.
 function MLP:tp_plan()
-   return { gate_proj = self.gate_proj and 'colwise', up_proj = self.up_proj and 'colwise',
+   return { gate_proj = self.gate_proj and 'colwise', [self._up] = self[self._up] and 'colwise',
       [self._both] = self[self._both] and { 'colwise', blocks = 2 }, [self._down] = 'rowwise' }
 end
 
@@ -122,6 +123,7 @@ return signature.doors('nn.MLP', MLP, {
       'std: number? >= 0 -- initial standard deviation',
       'out_std: number? >= 0 -- that of down_proj',
       "fused: boolean = false -- one gate_up_proj, the gate's rows first; gated forms only",
-      'names: table? -- names of gate_up_proj and down_proj as children',
+      'names: table? -- names of gate_up_proj, down_proj and, of the plain form, up_proj as '
+         .. 'children',
       Module.common } },
 })

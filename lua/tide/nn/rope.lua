@@ -6,8 +6,8 @@
 -- of the sequence, which the caller of apply gives.
 --
 -- Positions may have several rows (M-RoPE, arXiv 2409.12191: time, height and width): each row
--- turns a section of the frequencies. A rotation by one row leaves the channels of the other
--- sections exactly as they are, so that rows are turned one after the other.
+-- turns some of the frequencies. A rotation by one row leaves the channels of the others exactly as
+-- they are, so that rows are turned one after the other.
 
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
@@ -21,50 +21,46 @@ local rope = { check_scaling = scaling.check, frequencies = scaling.frequencies,
 local Rope = { constant = true }       -- the same on every rank: see util.canonical
 Rope.__index = Rope
 
--- Returns the frequencies of rotary positions along opts.axes axes, and how many each axis has:
--- every axis turns an equal share of the channels from the same frequencies.
+-- Returns the frequencies of rotary positions along opts.axes axes, and the axis of each: every
+-- axis turns an equal share of the channels from the same frequencies.
 local function of_axes(opts)
-   local n, list, sections = opts.axes, {}, {}
+   local n, list, rows = opts.axes, {}, {}
    local share = rope.frequencies(opts.dim / n, opts.theta)
    for axis = 1, n do
-      sections[axis] = #share
-      for _, f in ipairs(share) do list[#list + 1] = f end
+      for _, f in ipairs(share) do list[#list + 1], rows[#rows + 1] = f, axis end
    end
-   return list, sections
+   return list, rows
 end
 
 -- Makes rotary positions. Fields of the result: attention_factor, by which the caller of apply
 -- multiplies rotated queries and keys (see factors); trained_length, the length of the sequence
--- from which on frequencies change with it, or nil; sections, how many frequencies turn by each row
--- of positions, or nil where positions have one row.
+-- from which on frequencies change with it, or nil; rows, the row of positions by which each
+-- frequency turns, and row_count, the number of rows, or nil where positions have one row.
 function rope.new(opts)
-   local list, sections
+   local list, rows
    if opts.axes then
-      list, sections = of_axes(opts)
+      list, rows = of_axes(opts)
    else
       list = rope.frequencies(opts.dim, opts.theta, opts.scaling)
-      sections = scaling.sections(opts.dim, opts.scaling)
+      rows = scaling.rows(opts.dim, opts.scaling)
    end
    return setmetatable({
-      list = list, sections = sections,
+      list = list, rows = rows, row_count = rows and (opts.axes or 3),
       options = { interleaved = opts.interleaved }, by_device = {}, _longest = {},
       attention_factor = scaling.attention_factor(opts.scaling), dim = opts.dim, theta = opts.theta,
       scaling = opts.scaling, trained_length = scaling.trained_length(opts.scaling),
    }, Rope)
 end
 
--- Returns a list of frequencies with 0 in place of those outside the section of a row.
+-- Returns a list of frequencies with 0 in place of those that another row turns.
 local function only_of(self, list, row)
-   local out, first = {}, 0
-   for r = 1, row - 1 do first = first + self.sections[r] end
-   for i, f in ipairs(list) do
-      out[i] = i > first and i <= first + self.sections[row] and f or 0
-   end
+   local out = {}
+   for i, f in ipairs(list) do out[i] = self.rows[i] == row and f or 0 end
    return out
 end
 
 -- Returns frequencies on x's device for a sequence of this length: f64 for an f64 x, else f32; with
--- a row of positions those of its section, 0 for the others. They are made once each and outlive
+-- a row of positions those that it turns, 0 for the others. They are made once each and outlive
 -- step scopes, since a captured step could not make them.
 local function frequencies_for(self, x, length, row)
    local dtype = x.dtype == 'f64' and 'f64' or 'f32'
@@ -97,18 +93,17 @@ local function check_tensors(op, name, x, positions)
    err.arg_if(not is(positions), 'nn.rope.' .. op, 'positions', 'a tensor [B or 1, T]', positions)
 end
 
--- Raises unless positions have a row for each section.
+-- Raises unless positions have all rows.
 local function check_rows(self, op, positions)
-   local n = self.sections and #self.sections
+   local n = self.row_count
    if n and positions:size(1) == n then return end
    err.raise('E_SHAPE', 'nn.rope.' .. op, 'positions: expected [B or 1, T]%s, got [%s]', n
       and (' or [%d, B or 1, T]'):format(n) or ' (mrope_section of rope_scaling gives three rows)',
       table.concat(positions.shape, ', '))
 end
 
--- Returns x_BTHD rotated by positions [B or 1, T], or [rows, B or 1, T] with a row for each
--- section. length: of the whole sequence (the largest position plus one), for frequencies that
--- depend on it.
+-- Returns x_BTHD rotated by positions [B or 1, T], or [rows, B or 1, T] where they have several.
+-- length: of the whole sequence (the largest position plus one), for frequencies that depend on it.
 function Rope:apply(x_BTHD, positions, length)
    local tide = require 'tide'
    check_tensors('apply', 'x', x_BTHD, positions)
@@ -117,7 +112,7 @@ function Rope:apply(x_BTHD, positions, length)
    end
    check_rows(self, 'apply', positions)
    local y = x_BTHD
-   for row = 1, #self.sections do
+   for row = 1, self.row_count do
       local turned = tide.rope(y, positions:select(1, row),
          frequencies_for(self, x_BTHD, length, row), self.options)
       y = row > 1 and private.replace(y, turned) or turned
@@ -146,7 +141,7 @@ function Rope:apply_both(q, k, positions, length, reuse)
    if positions.ndim ~= 3 then return turned(self, q, k, positions, length, nil, opts) end
    check_rows(self, 'apply_both', positions)
    local a, b = turned(self, q, k, positions:select(1, 1), length, 1, opts)
-   for row = 2, #self.sections do
+   for row = 2, self.row_count do
       local c, d = turned(self, a, b, positions:select(1, row), length, row, opts)
       a, b = private.replace(a, c), private.replace(b, d)
    end

@@ -27,6 +27,7 @@ local keys = {
 }
 for kind, rows in each(keys) do
    rows[#rows + 1] = 'mrope_section: integer[]? >= 0'
+   rows[#rows + 1] = 'mrope_interleaved: boolean?'
    signature.record('rope_' .. kind, 'a table', rows)
 end
 
@@ -132,17 +133,26 @@ function of.llama3(dim, theta, s)
    return function(i) return llama3(theta ^ (-2 * i / dim), s) end
 end
 
--- Returns how many of the dim/2 frequencies turn by each row of positions, in order, of a table
--- with mrope_section; nil without one.
-function scaling.sections(dim, s)
+-- Returns by which row of positions (1, 2 or 3) each of the dim/2 frequencies turns, a list, of a
+-- table with mrope_section; nil without one. Sections lie one behind the other or, with
+-- mrope_interleaved, take turns as far as they reach: height at 1, 4, 7 .., width at 2, 5, 8 ..
+-- from 0, and time at all others.
+function scaling.rows(dim, s)
    local list = s and s.mrope_section
    if not list then return nil end
-   local sum = 0
-   for _, n in ipairs(list) do sum = sum + n end
-   if #list == 3 and sum == dim / 2 then return list end
-   err.arg_text('nn.rope', 'rope_scaling.mrope_section', ('three counts (time, height, width) that '
-      .. 'add up to %d, half of the channels that rotate'):format(dim / 2),
-      '{ ' .. table.concat(list, ', ') .. ' }')
+   local rows, n, sum = {}, dim / 2, 0
+   for _, k in ipairs(list) do sum = sum + k end
+   if #list ~= 3 or sum ~= n then
+      err.arg_text('nn.rope', 'rope_scaling.mrope_section', ('three counts (time, height, width) '
+         .. 'that add up to %d, half of the channels that rotate'):format(n),
+         '{ ' .. table.concat(list, ', ') .. ' }')
+   end
+   for i = 0, n - 1 do
+      local turn = i % 3 + 1
+      rows[i + 1] = s.mrope_interleaved and (i < 3 * list[turn] and turn or 1)
+         or i < list[1] and 1 or i < list[1] + list[2] and 2 or 3
+   end
+   return rows
 end
 
 -- Returns a list of dim/2 frequencies. length: of the sequence, which some kinds depend on;

@@ -3,6 +3,7 @@
 -- `layers[1]`. They survive slicing, so a pipeline stage keeps the names of the whole.
 
 local class = require 'tide.class'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
@@ -68,10 +69,10 @@ function Stack:slice(first, last)
 end
 
 -- Returns `at` for block i: its at.cache is at.caches[i]. at.last_rows is at.rows of the last
--- block, if that block picks rows.
-local function here(self, at, i)
+-- block, if that block picks rows. is_read: something reads the whole output of the block.
+local function here(self, at, i, is_read)
    local caches, block = at.caches, self[i]
-   local rows = i == #self and at.last_rows or nil
+   local rows = i == #self and not is_read and at.last_rows or nil
    if rows and not (block.picks_rows and block:picks_rows()) then rows = nil end
    if not (caches or rows) then return at end
    return setmetatable({ cache = caches and caches[i], rows = rows }, { __index = at })
@@ -86,46 +87,71 @@ local function added(h, more, owned)
    return sum
 end
 
+-- Returns fn of the sum of a block's addends and of `beside`, whether the caller may overwrite it,
+-- and fn's further result.
+local function followed(fn, h, more, owned, beside)
+   local sum, is_own = added(h, more, owned), owned or more ~= nil
+   local y, aside = fn(sum, beside)
+   if rawequal(y, sum) then return y, is_own, aside end
+   if is_own then private.spend(sum) end
+   return y, true, aside
+end
+
 -- Runs the blocks. Returns two addends of the result, h and more (nil: h is the result), and
 -- whether the caller may overwrite h. Where no hook or wrap is between two blocks, the norm of the
--- second one computes the sum between them.
-function Stack:addends(x, at)
-   local h, more, owned = x, nil, false
+-- second one computes the sum between them. The last result is a list of further results of the
+-- functions at.after, in order; no block gets these.
+function Stack:addends(x, at, beside)
+   local h, more, owned, asides = x, nil, false, {}
    at = err.type('nn.Stack', 'at', at or {}, 'table')
+   local after = at.after
+   if after then
+      at = copy(at)
+      at.after = nil
+   end
    for i, block in ipairs(self) do
+      local fn = after and after[i]
       if block.takes_addends and block:takes_addends() then
          local given, had = h, owned and not more
-         h, more, owned = block:addends(h, more, owned, here(self, at, i))
+         h, more, owned = block:addends(h, more, owned, here(self, at, i, fn))
          if had and not rawequal(h, given) then private.spend(given) end
       else
          local sum = added(h, more, owned)
          owned = owned or more ~= nil
-         h, more = block(sum, here(self, at, i)), nil
+         h, more = block(sum, here(self, at, i, fn)), nil
          if owned then private.spend(sum) end
          owned = true
       end
+      if fn then
+         h, owned, asides[#asides + 1] = followed(fn, h, more, owned, beside)
+         more = nil
+      end
    end
-   return h, more, owned
+   return h, more, owned, asides
 end
 private.note(Stack.addends)
 
 -- Calls the blocks in order, each with `at`; at.caches[i], if given, becomes at.cache of block i.
+-- at.after[i], if given, is called with the output of block i and the tensor `beside`, or nil. It
+-- returns the input of the next block and, or nil, a tensor: those are further results, in order.
+-- So gradients to and from a module that is run again in backward go through its call.
 -- at.last_rows: index [K] of the rows that are needed of the result (see nn.rows), which is then
 -- [1, K, C] if the last block picks rows.
-function Stack:forward(x, at)
-   return added(self:addends(x, at))
+function Stack:forward(x, at, beside)
+   local h, more, owned, asides = self:addends(x, at, beside)
+   return added(h, more, owned), unpack(asides)
 end
 private.note(Stack.forward)
 
--- Returns norm(self(x, at)). The norm computes the last sum, too, if no hook or wrap needs it
--- before.
-function Stack:normed(norm, x, at)
+-- Returns norm(self(x, at, beside)). The norm computes the last sum, too, if no hook or wrap needs
+-- it before.
+function Stack:normed(norm, x, at, beside)
    if self.forward ~= Stack.forward or self._call ~= Module._call
       or not norms.takes_addends(norm) then
-      local y = self(x, at)
+      local y = self(x, at, beside)
       return rawequal(y, x) and norm(y) or private.replace(y, norm(y))
    end
-   local h, more, owned = self:addends(x, at)
+   local h, more, owned = self:addends(x, at, beside)
    local y, sum = norm(more or h, more and h)
    private.spend(more, sum)
    if owned then private.spend(h) end

@@ -203,8 +203,9 @@ end
 -- Maps names of files that differ from those of parameters. entries: of model:stored().
 function Weights:view(entries)
    for _, entry in ipairs(entries) do
-      local name = entry.name
+      local name, also = entry.name, entry.also
       if self.stored[name] then
+         if also and dims.equal(row_of(self, name).shape, also.shape) then entry = also end
          check_shape(self, entry)
          self.sources[name] = self.stored[name]
          self.stored[name] = nil

@@ -1,0 +1,102 @@
+-- Qwen3-VL: a Qwen3 decoder that reads texts with images and videos (arXiv 2511.21631). Each frame
+-- of a video is apart in the text, behind its time in words. The positions of time, height and
+-- width take turns over the frequencies, and the first layers add deepstack features of the tower.
+--
+-- Published files call the parts model.visual and model.language_model; parameters have the names
+-- of Qwen3 and visual.* here.
+
+local Qwen3 = require 'tide.model.qwen3'
+local Vision = require 'tide.model.qwen3_vl_vision'
+local class = require 'tide.class'
+local copy = require 'tide.util.copy'
+local decoder = require 'tide.model.vision_decoder'
+local each = require 'tide.util.each'
+local err = require 'tide.util.err'
+local experts = require 'tide.model.experts'
+
+local op = 'model.qwen3_vl'
+
+local VL = class('Qwen3_VL', Qwen3)
+
+local Tower = class('Qwen3_VL_Vision', Vision)
+Tower.holds_parts, Tower.mixes = true, false
+Tower.described = Vision._of(op, { 'qwen3_vl', 'qwen3_vl_vision' })
+
+VL.Vision, VL.text_types, VL.ties_outside = Tower, { 'qwen3_vl_text', 'qwen3_vl' }, true
+
+local fields = {}
+for _, row in ipairs(decoder.fields) do
+   if row[1] ~= 'vision_token_id' then fields[#fields + 1] = row end
+end
+VL.own_fields = fields
+
+-- Sections of the positions where a file has none: those of published models, 24, 20 and 20 of 64,
+-- as far as they reach.
+local function sections(head_dim)
+   local n, counts = head_dim / 2, { 0, 0, 0 }
+   for i = 0, n - 1 do
+      local turn = i < 60 and i % 3 + 1 or 1
+      counts[turn] = counts[turn] + 1
+   end
+   return counts
+end
+
+-- Returns a check of a family, of a complete configuration. name: of the family in errors.
+function VL.complete_for(name)
+   return function(c)
+      decoder.check_tokens(name, c)
+      c.rope_scaling = decoder.rope_scaling(name, c, sections(c.head_dim), true)
+   end
+end
+
+-- Refuses more deepstack features than layers that add them.
+function VL.check_parts(c)
+   local n = #c.vision_config.deepstack_visual_indexes
+   err.arg_if(n > c.num_hidden_layers, op, 'vision_config.deepstack_visual_indexes',
+      ('at most %d blocks, one for each layer of the text'):format(c.num_hidden_layers), n)
+end
+
+-- What a family of these models has beside that of its text model.
+VL.shared_family = {
+   -- names of modules in transformers, and the reverse
+   peft = decoder.inner_name, from_peft = decoder.own_name,
+}
+
+VL.family = copy(VL.shared_family, copy(Qwen3.family))
+copy({
+   op = op, fields = fields, complete = VL.complete_for(op), window = false,
+   defaults = { head_dim = 128, max_position_embeddings = 128000, rope_theta = 500000 },
+   without = copy(Qwen3.family.without, { sliding_window = {
+      why = 'the text of a Qwen3-VL attends to all tokens before' } }),
+}, VL.family)
+
+-- Returns the tensors of a published file, whose names differ (see model/gpt2.lua).
+function VL:stored()
+   local list = {}
+   for _, e in ipairs(self:named_parameters()) do
+      local name = decoder.inner_name(e.name)
+      if name ~= e.name then
+         list[#list + 1] = experts.renamed(name, e.name, e.param.shape)
+      end
+   end
+   return list
+end
+
+-- Fields of config.json that lie beside the tables of the text and of the tower.
+local outside = { 'architectures', 'model_type', 'image_token_id', 'video_token_id',
+   'vision_start_token_id', 'vision_end_token_id', 'tie_word_embeddings', 'transformers_version',
+   'torch_dtype' }
+
+-- Makes the fields of config.json of c, a complete configuration. kind: its model_type.
+function VL.publish_as(c, kind)
+   local text, v = copy(c), decoder.published_tower(c.vision_config, kind)
+   for name in each(text) do c[name] = nil end
+   for _, name in ipairs(outside) do c[name], text[name] = text[name], nil end
+   text.vision_config, text.model_type = nil, kind .. '_text'
+   c.text_config, c.vision_config = text, v
+end
+
+-- Makes the fields of config.json of c, a complete configuration.
+function VL.publish(c) VL.publish_as(c, 'qwen3_vl') end
+
+return decoder.extend(VL)

@@ -1,0 +1,104 @@
+-- Qwen3-VL-MoE: Qwen3-VL whose text model has experts, as Qwen3 MoE has them. The weights of the
+-- experts that a token chooses always add up to 1.
+--
+-- Files hold each projection of all experts of a layer in one tensor, the gate beside the up
+-- projection. Published files have them transposed, those of transformers 5 do not; a square one is
+-- not.
+
+local Llama = require 'tide.model.llama'
+local Qwen3VL = require 'tide.model.qwen3_vl'
+local Vision = require 'tide.model.qwen3_vl_vision'
+local class = require 'tide.class'
+local copy = require 'tide.util.copy'
+local decoder = require 'tide.model.vision_decoder'
+local experts = require 'tide.model.experts'
+local nn = require 'tide.nn'
+local published = require 'tide.model.published'
+local qwen3_moe = require('tide.model.qwen3_moe').family
+
+local op = 'model.qwen3_vl_moe'
+
+local VL = class('Qwen3_VL_MoE', Llama)
+
+local Tower = class('Qwen3_VL_MoE_Vision', Vision)
+Tower.holds_parts, Tower.mixes = true, false
+Tower.described = Vision._of(op, { 'qwen3_vl_moe', 'qwen3_vl_moe_vision', 'qwen3_vl' })
+
+VL.Vision, VL.ties_outside, VL.check_parts = Tower, true, Qwen3VL.check_parts
+VL.text_types = { 'qwen3_vl_moe_text', 'qwen3_vl_moe' }
+
+local fields = copy(Qwen3VL.own_fields)
+for _, list in ipairs { experts.fields('num_experts', 60, 4), {
+   { 'moe_intermediate_size', 1408, 'integer >= 1' }, { 'decoder_sparse_step', 1, 'integer >= 1' },
+   { 'mlp_only_layers', published.optional, 'integer[] >= 0' },
+} } do
+   for _, row in ipairs(list) do fields[#fields + 1] = row end
+end
+
+local check_layers, check_vision = qwen3_moe.complete_for(op), Qwen3VL.complete_for(op)
+
+VL.family = copy(Qwen3VL.shared_family, {
+   op = op, fields = fields, alias = { num_local_experts = 'num_experts' },
+   defaults = { max_position_embeddings = 128000, rope_theta = 500000 },
+   without = Qwen3VL.family.without,
+   where = experts.fit 'num_experts', free = 'norm_topk_prob', window = false,
+   layer = qwen3_moe.layer, has_experts = qwen3_moe.has_experts,
+   complete = function(c)
+      check_layers(c)
+      check_vision(c)
+   end,
+   experts = function(c, i)
+      return qwen3_moe.has_experts(c, i) and { hidden = c.moe_intermediate_size,
+         experts = c.num_experts, topk = c.num_experts_per_tok, norm_topk = true } or nil
+   end,
+})
+
+-- Returns the entry of a tensor of a file, in which parameters lie side by side.
+local function entry_of(name, parts, shapes)
+   local list, rows = {}, 0
+   for i, own in ipairs(parts) do
+      list[i] = { name = own, shape = shapes[own], first = rows }
+      rows = rows + shapes[own][2]
+   end
+   local n, _, columns = unpack(shapes[parts[1]])
+   local plain = { name = name, parts = list, along = 2, shape = { n, rows, columns } }
+   if rows == columns then return plain end
+   return { name = name, parts = list, along = 2, shape = { n, columns, rows }, transposed = true,
+      also = plain }
+end
+
+-- Returns the entries of a layer's experts.
+local function entries_of(path, shapes)
+   local outer = decoder.inner_name(path)
+   local list = {
+      entry_of(outer .. '.experts.gate_up_proj', { path .. '.gate_proj', path .. '.up_proj' },
+         shapes),
+      entry_of(outer .. '.experts.down_proj', { path .. '.down_proj' }, shapes),
+   }
+   list[#list + 1] = experts.renamed(outer .. '.gate.weight', path .. '.router',
+      shapes[path .. '.router'])
+   return list
+end
+
+-- Returns the tensors of a published file, whose names differ (see model/gpt2.lua).
+function VL:stored()
+   local list, shapes, is_expert = {}, {}, {}
+   for _, e in ipairs(self:named_parameters()) do
+      shapes[e.name] = e.param.shape
+      if class.is(e.owner, nn.MoE) then is_expert[e.name] = true end
+   end
+   for _, m in ipairs(self:named_modules()) do
+      if class.is(m.module, nn.MoE) then
+         for _, e in ipairs(entries_of(m.name, shapes)) do list[#list + 1] = e end
+      end
+   end
+   for _, e in ipairs(Qwen3VL.stored(self)) do
+      if not is_expert[e.parts[1].name] then list[#list + 1] = e end
+   end
+   return list
+end
+
+-- Makes the fields of config.json of c, a complete configuration.
+function VL.publish(c) Qwen3VL.publish_as(c, 'qwen3_vl_moe') end
+
+return decoder.extend(VL)

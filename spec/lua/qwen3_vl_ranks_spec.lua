@@ -1,0 +1,32 @@
+-- Qwen3-VL and Qwen3-VL-MoE over ranks: a step of plain gradient descent on texts with images and
+-- videos has the loss, the gradients and the logits of one rank. Deepstack features lie where the
+-- tokens of their images do.
+
+local over = require 'spec.lua.vlm_ranks_case'
+
+local sequence = over.sequence
+
+local cases = {
+   { 'cp 2, images of several rows', 2, { cp = 2 }, { case = 'images' } },
+   { 'cp 3, fewer images than ranks', 3, { cp = 3 }, { case = 'image' } },
+   { 'dp_shard 2, one without images', 2, { dp_shard = 2 },
+      { case = 'mixed', rows = true, text = true } },
+   { 'dp_shard 2 x cp 2', 4, { dp_shard = 2, cp = 2 }, { case = 'mixed', rows = true } },
+   { 'tp 2', 2, { tp = 2 }, { case = 'mixed' } },
+   { 'cp 2 x tp 2 with sequence_parallel', 4, { cp = 2, tp = 2 }, { case = 'mixed' }, sequence },
+   { 'dp_shard 2 x tp 2 with sequence_parallel, one without images', 4, { dp_shard = 2, tp = 2 },
+      { case = 'mixed', rows = true, text = true }, sequence },
+   { 'experts, cp 2', 2, { cp = 2 }, { case = 'moe_mixed' } },
+   { 'experts, tp 2 with sequence_parallel', 2, { tp = 2 }, { case = 'moe_mixed' }, sequence },
+   { 'experts, dp_shard 2, one without images', 2, { dp_shard = 2 },
+      { case = 'moe_mixed', rows = true, text = true } },
+}
+
+describe('qwen3_vl over ranks', function()
+   for _, row in ipairs(cases) do
+      it('computes and learns what one rank does: ' .. row[1], function()
+         row[4].plan, row[4].of = row[5], 'qwen3_vl'
+         over.check(row[2], row[3], row[4])
+      end)
+   end
+end)
