@@ -228,10 +228,10 @@ typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
 
 /* unary x_bwd rows: tanh_bwd sigmoid_bwd relu_bwd: dy, y -> dx;
  * silu_bwd gelu_bwd gelu_tanh_bwd softplus_bwd: dy, x -> dx. No attrs.
- * clamp_bwd: dy, x -> dx, zero outside [lo, hi] (k_scalar_attrs).
+ * clamp_bwd: dy, x -> dx, zero unless lo < x < hi (k_scalar_attrs).
  * swiglu: gate, up -> y;  swiglu_bwd: dy, gate, up -> dgate, dup.
  * swiglu_clamped and its backward: the same of y = (u + 1) g sigmoid(alpha g), g = min(gate,
- * limit), u = up clamped to [-limit, limit]; no gradient outside, NaN stays. */
+ * limit), u = up clamped to [-limit, limit]; no gradient from the limits on, NaN stays. */
 typedef struct k_swiglu_attrs { double limit, alpha; } k_swiglu_attrs;
 
 /* attention: q_BTHD, k, v, bias or absent [B,H,Tq,Tk] (expanded by stride 0), q_index, k_index

@@ -38,7 +38,7 @@ local rows = {
      .. 'default: 0.01, with --from what its configuration says', type = 'number', min = 0,
      also = { 'moe-aux-loss-coeff', 'router-aux-loss-coef' } },
    { 'router-bias-rate', nil, 'with --from: step by which the correction biases of routers move '
-     .. 'against the load of their experts; default: they stay', type = 'number', min = 0,
+     .. 'against the load of their experts; default: they stay', type = 'number', min = 0, max = 1,
      also = { 'moe-router-bias-update-rate' } },
 }
 

@@ -32,7 +32,7 @@ local rows = {
      also = { 'num-experts' } },
    { 'router-bias-rate', nil, 'step by which the correction bias of an expert moves against its '
      .. 'load, which balances the experts; 0: none; default: 0.001', type = 'number', min = 0,
-     also = { 'moe-router-bias-update-rate' } },
+     max = 1, also = { 'moe-router-bias-update-rate' } },
    { 'experts-per-token', nil, 'experts that each token uses; default: 2', type = 'integer',
      min = 1, also = { 'moe-router-topk', 'num-experts-per-tok' } },
    { 'expert-hidden', nil, 'width of an expert; default: that of the MLP', type = 'integer',

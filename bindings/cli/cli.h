@@ -121,8 +121,8 @@ int  cli_describe_job(lua_State *L, const run_options *o);
 
 /* ---- procs.c --------------------------------------------------------------------------------- */
 
-/* Becomes the launcher of o->nproc processes that run the command with its words but for --procs.
- * Returns only after a message, with the exit code. */
+/* Launches o->nproc processes that run the command with its words but for --procs. Returns the exit
+ * code of the job: 128 + signal if a signal ended it. */
 int  cli_run_processes(const run_options *o, const char *command, int argc, char **argv);
 
 /* ---- threads.c, place.c ---------------------------------------------------------------------- */

@@ -1,8 +1,20 @@
-/* `tide run --procs N`: N processes of one rank each, started by mpirun with the same words. */
+/* `tide run --procs N`: N processes of one rank each, started by mpirun with the same words.
+ *
+ * mpirun that a signal has ended has code 1, whatever the ranks return. So this process waits for
+ * it, passes signals on and returns 128 + signal itself. A terminal signals the whole group;
+ * without one mpirun has a group of its own, so that a signal to the group reaches it once.
+ *
+ * The mutable statics are the state of the signal handler; there is one program.
+ */
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -36,6 +48,86 @@ static const char *refusal(const run_options *o)
   return NULL;
 }
 
+/* ---- the launcher ---------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t launcher, ended_by; /* its process; the first signal that ends */
+static volatile sig_atomic_t is_apart;           /* it has a group of its own */
+
+/* Whether a signal arrives twice: supervisors signal a process and then its group. Open MPI leaves
+ * its ranks alone at a second one within 5 s. */
+static bool is_echo(int sig)
+{
+  static struct timespec last;
+  static int of;
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  double since = (double)(now.tv_sec - last.tv_sec) + 1e-9 * (double)(now.tv_nsec - last.tv_nsec);
+  bool is = of == sig && since < 0.3;
+  last = now;
+  of = sig;
+  return is;
+}
+
+/* Passes a signal on, but for one of the terminal that the launcher gets by itself. */
+static void forward_signal(int sig, siginfo_t *info, void *context)
+{
+  (void)context;
+  int saved = errno;
+  if (!ended_by && (sig == SIGTERM || sig == SIGINT)) ended_by = sig;
+  if ((is_apart || info->si_code <= 0) && !is_echo(sig)) kill((pid_t)launcher, sig);
+  errno = saved;
+}
+
+static void forward_signals(void)
+{
+  static const int passed[] = {SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
+  struct sigaction action = {.sa_sigaction = forward_signal, .sa_flags = SA_RESTART | SA_SIGINFO};
+  sigemptyset(&action.sa_mask);
+  for (size_t i = 0; i < sizeof passed / sizeof passed[0]; i++)
+    sigaction(passed[i], &action, NULL);
+}
+
+/* Becomes the launcher, which ends with its parent. mask: blocked signals. */
+static _Noreturn void become_launcher(char **words, const char *command, pid_t parent,
+                                      const sigset_t *mask)
+{
+  if (is_apart) setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  sigprocmask(SIG_SETMASK, mask, NULL);
+  if (getppid() == parent) execvp(words[0], words);
+  fprintf(stderr, "tide: %s: --procs needs mpirun (Open MPI or MPICH): %s\n", command,
+          strerror(errno));
+  _exit(EXIT_USAGE);
+}
+
+static bool has_terminal(void)
+{
+  int fd = open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC);
+  if (fd >= 0) close(fd);
+  return fd >= 0;
+}
+
+/* Runs the words and returns the exit code. */
+static int run_launcher(char **words, const char *command)
+{
+  sigset_t all, before;
+  int status;
+  pid_t parent = getpid();
+  is_apart = !has_terminal();
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, &before); /* until there is a process to pass them on to */
+  pid_t child = fork();
+  if (child == 0) become_launcher(words, command, parent, &before);
+  launcher = child;
+  if (child > 0) forward_signals();
+  sigprocmask(SIG_SETMASK, &before, NULL);
+  if (child < 0) return cli_complain("run: --procs: no process could be made");
+  while (waitpid(child, &status, 0) < 0)
+    if (errno != EINTR) return cli_complain("run: --procs: mpirun was waited for by another");
+  if (ended_by) return 128 + ended_by;
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
 int cli_run_processes(const run_options *o, const char *command, int argc, char **argv)
 {
   char self[4096], number[16];
@@ -60,9 +152,7 @@ int cli_run_processes(const run_options *o, const char *command, int argc, char 
   }
   set_launcher();
   fflush(NULL);
-  execvp(words[0], words);
-  fprintf(stderr, "tide: %s: --procs needs mpirun (Open MPI or MPICH): %s\n", command,
-          strerror(errno));
+  int code = run_launcher(words, command);
   free(words);
-  return EXIT_USAGE;
+  return code;
 }

@@ -6,6 +6,7 @@
  */
 #include <math.h>
 
+#include "core/base/float.h"
 #include "core/op/derivative.h"
 #include "core/op/op.h"
 #include "core/op/operand.h"
@@ -116,12 +117,24 @@ int tide_pow_scalar(tide_tensor **out, tide_tensor *x, double exponent)
   return unary(out, TIDE_OP_POW_SCALAR, x, TO_FLOAT, &(k_scalar_attrs){exponent, 0});
 }
 
+/* Returns a bound as a number of a float dtype, the nearest one. */
+static double bound_in(int dtype, double v)
+{
+  switch (dtype) {
+    case TIDE_F32: return (float)v;
+    case TIDE_BF16: return tide__bf16_to_f32(tide__f64_to_bf16(v));
+    case TIDE_F16: return tide__f16_to_f32(tide__f64_to_f16(v));
+    default: return v;
+  }
+}
+
 int tide_clamp(tide_tensor **out, tide_tensor *x, double lo, double hi)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   if (!(lo <= hi))
     return tide__fail(x->ctx, TIDE_E_ARG, "clamp", "expected lo <= hi, got %g and %g", lo, hi);
-  return unary(out, TIDE_OP_CLAMP, x, AS_IS, &(k_scalar_attrs){lo, hi});
+  return unary(out, TIDE_OP_CLAMP, x, AS_IS,
+               &(k_scalar_attrs){bound_in(x->dtype, lo), bound_in(x->dtype, hi)});
 }
 
 int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor *b)

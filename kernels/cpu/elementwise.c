@@ -253,18 +253,18 @@ BINARY_FLOAT(gelu_bwd, a * gelu_slope(b), a * gelu_slope_d(b))
 BINARY_FLOAT(gelu_tanh_bwd, a * gelu_tanh_slope(b), a * gelu_tanh_slope_d(b))
 BINARY_FLOAT(softplus_bwd, a * tide__sigmoidf(b), a * sigmoid_d(b))
 
-BODY2(clamp_bwd_f32, float, float, ((b >= (float)s[0]) & (b <= (float)s[1])) ? a : 0)
-BODY2(clamp_bwd_f64, double, double, ((b >= s[0]) & (b <= s[1])) ? a : 0)
+BODY2(clamp_bwd_f32, float, float, ((b > (float)s[0]) & (b < (float)s[1])) ? a : 0)
+BODY2(clamp_bwd_f64, double, double, ((b > s[0]) & (b < s[1])) ? a : 0)
 
 int k_cpu_clamp_bwd(const k_call *call)
 {
   static const bodies b = { clamp_bwd_f32, clamp_bwd_f64, NULL };
   const k_scalar_attrs *attrs = call->attrs;
   double s[2] = { attrs->mul, attrs->add };
-  if (tide__loop_form(call->in[0].dtype) == TIDE_F32) { /* the floats just inside the bounds */
+  if (tide__loop_form(call->in[0].dtype) == TIDE_F32) { /* the floats just outside */
     float lo = (float)s[0], hi = (float)s[1];
-    s[0] = lo < s[0] ? nextafterf(lo, HUGE_VALF) : lo;
-    s[1] = hi > s[1] ? nextafterf(hi, -HUGE_VALF) : hi;
+    s[0] = lo > s[0] ? nextafterf(lo, -HUGE_VALF) : lo;
+    s[1] = hi < s[1] ? nextafterf(hi, HUGE_VALF) : hi;
   }
   return map(call, 2, &b, 0, s);
 }

@@ -54,8 +54,8 @@ TIDE_LEVELS(void, swiglu_clamped_bwd,
     float d = dy[i], x = gate[i], z = up[i], g = x > limit ? limit : x, u = z > limit ? limit : z;
     u = u < -limit ? -limit : u;
     float s = sigmoid(alpha * g), slope = s * (1.0f + alpha * g * (1.0f - s));
-    dgate[i] = x > limit ? 0.0f : d * (u + 1.0f) * slope;
-    dup[i] = z > limit || z < -limit ? 0.0f : d * (g * s);
+    dgate[i] = x >= limit ? 0.0f : d * (u + 1.0f) * slope;
+    dup[i] = z >= limit || z <= -limit ? 0.0f : d * (g * s);
   }
 }
 

@@ -171,7 +171,7 @@ struct clamp_bwd_f {
   double lo, hi;
   template <class T> __device__ T operator()(T dy, T x) const
   {
-    return x >= (T)lo && x <= (T)hi ? dy : (T)0;
+    return x > (T)lo && x < (T)hi ? dy : (T)0;
   }
 };
 }  // namespace

@@ -51,8 +51,8 @@ struct clamped_form {
   template <class E, class T> TIDE_DEVICE void slopes(T x, T z, T d, T *dg, T *du) const
   {
     const T limit = limit_in(x), a = alpha_in(x), g = most(x), s = tide_gate<E>(a * g);
-    *dg = x > limit ? (T)0 : d * (both(z) + (T)1) * s * ((T)1 + a * g * ((T)1 - s));
-    *du = z > limit || z < -limit ? (T)0 : d * g * s;
+    *dg = x >= limit ? (T)0 : d * (both(z) + (T)1) * s * ((T)1 + a * g * ((T)1 - s));
+    *du = z >= limit || z <= -limit ? (T)0 : d * g * s;
   }
 };
 

@@ -156,7 +156,7 @@ BINARY_FLOAT(gelu_bwd, a * gelu_slope(b))
 BINARY_FLOAT(gelu_tanh_bwd, a * gelu_tanh_slope(b))
 BINARY_FLOAT(softplus_bwd, a * ref_sigmoid(b))
 /* NaN lies outside every interval. */
-BINARY_FLOAT(clamp_bwd, b >= s->mul && b <= s->add ? a : 0)
+BINARY_FLOAT(clamp_bwd, b > s->mul && b < s->add ? a : 0)
 
 /* ---- scalar attributes --------------------------------------------------------------------- */
 

@@ -74,8 +74,8 @@ int k_ref_swiglu_clamped_bwd(const k_call *call)
       double z = ref_get(up, up_at + i), g = swiglu_most(x, a->limit);
       double u = swiglu_least(swiglu_most(z, a->limit), a->limit), s = ref_sigmoid(a->alpha * g);
       double dg = d * (u + 1) * s * (1 + a->alpha * g * (1 - s)), du = d * (g * s);
-      ref_put(dgate, dgate_at + i, x > a->limit ? 0 : dg);
-      ref_put(dup, dup_at + i, z > a->limit || z < -a->limit ? 0 : du);
+      ref_put(dgate, dgate_at + i, x >= a->limit ? 0 : dg);
+      ref_put(dup, dup_at + i, z >= a->limit || z <= -a->limit ? 0 : du);
     }
   }
   return TIDE_OK;

@@ -100,11 +100,11 @@ local function check_adapters(job, model)
    for _, name in ipairs { 'alpha', 'targets', 'dropout', 'rslora', 'dora' } do
       if job.given['lora.' .. name] ~= nil then given = given or name end
    end
-   local of = opt.adapter and '--adapter ' .. opt.adapter
+   local owner = opt.adapter and '--adapter ' .. opt.adapter
       or rawget(model, 'adapter') and ('--from %s'):format(opt.from)
-   if given and of then
+   if given and owner then
       err.usage(job.name, '--lora.%s is only for new adapters, and %s already has adapters; leave '
-         .. 'the option out, or give --lora.rank instead of those adapters', given, of)
+         .. 'the option out, or give --lora.rank instead of those adapters', given, owner)
    elseif given and opt.lora.rank == 0 then
       err.usage(job.name, '--lora.%s needs adapters, but --lora.rank is 0, which trains all '
          .. 'weights; give --lora.rank, or leave --lora.%s out', given, given)

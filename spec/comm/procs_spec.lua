@@ -59,6 +59,18 @@ describe('tide run --procs', function()
       assert.is_truthy(out:find('no rain', 1, true), out)
    end)
 
+   it_mpi('ends with 128 + signal, and its processes with it', function()
+      local path = os.tmpname()
+      os.remove(path)
+      local code = ([[local tide = require 'tide'
+         if tide.comm.world().rank == 0 then io.open('%s', 'w'):close() end
+         while not tide.interrupted() do tide.ones { 4 } end]]):format(path)
+      local out, status = with(code, 'run -t 1 --procs 2', ('& p=$!; for i in $(seq 100); do '
+         .. 'test -e %s && break; sleep 0.1; done; kill -TERM $p; wait $p'):format(path))
+      os.remove(path)
+      assert.equal(143, status, out)
+   end)
+
    local function names_late(how, stop)
       local code = "local w = require('tide').comm.world() w:barrier() "
          .. 'if w.rank == 1 then os.execute "%s" end w:barrier()'

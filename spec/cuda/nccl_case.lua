@@ -233,6 +233,34 @@ describe('collectives over NCCL', function()
          assert.is_true(far[r][6] < far[r][1])
       end
    end)
+
+   it('carry tokens to the experts of other ranks', function()
+      local body = [[
+         local on_host = select(4, ...)
+         if on_host then tide.default().device = 'cpu' end
+         local device = tide.default().device
+         local model = tide.model.qwen3_moe({ vocab_size = 32, hidden_size = 8,
+            num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1, head_dim = 4,
+            moe_intermediate_size = 8, num_experts = 3, num_experts_per_tok = 2 },
+            { device = 'null' })
+         local sharded = tide.parallel.fully_shard(model, on_host and over or comm,
+            { ep_size = 2, seed = 3, device = device })
+         local step = require('tide.train.step').new { model = model, parallel = sharded,
+            optim = tide.optim.AdamW(sharded, { lr = 0.05 }), clip = 1 }
+         local losses = {}
+         for i = 1, 3 do
+            local row = { 3, 1 + i, 4, 1, 5 + 9 * over.rank, 9, 2 * i, 6 }
+            local ids = tide.tensor({ row }, { dtype = 'i64', device = device })
+            losses[i] = step:run({ { ids = ids, labels = ids } }).loss
+         end
+         return losses
+      ]]
+      local far, near = values(2, nil, body), values(2, nil, body, true)
+      for r = 1, 2 do
+         for i = 1, 3 do assert.near(near[r][i], far[r][i], 1e-4) end
+         assert.is_true(far[r][3] < far[r][1])
+      end
+   end)
 end)
 
 describe('a failure under NCCL', function()

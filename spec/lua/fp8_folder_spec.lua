@@ -128,11 +128,14 @@ describe('a folder in FP8', function()
                dir .. '/packed')
             make(dir, function(t) t[name .. '_scale_inv'] = nil end)
             refused('E_FORMAT', { name, 'F8_E4M3', 'expected' }, tide.model.load, dir .. '/packed')
+            make(dir, function(t) t[name] = nil end)
+            refused('E_FORMAT', { name .. '_scale_inv', ("lacks '%s'"):format(name), 'FP8' },
+               tide.model.load, dir .. '/packed')
             local path = dir .. '/packed/config.json'
             local text = fs.read('spec', path)
             for _, row in ipairs { { '%[3, 4%]', 'null', 'weight_block_size' },
                                    { '"e4m3"', '"e5m2"', 'quantization_config.fmt' },
-                                   { '"fp8"', '"awq"', 'quantization_config' } } do
+                                   { '"fp8"', '"awq"', "only 'fp8' is supported" } } do
                fs.write('spec', path, (text:gsub(row[1], row[2])))
                refused('E_ARG', { 'config.json', row[3] }, tide.model.load, dir .. '/packed')
             end

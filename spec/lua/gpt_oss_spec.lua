@@ -168,7 +168,7 @@ describe('GPT-OSS', function()
       local function make(changes) return tide.model.gpt_oss, with(changes) end
       refused('E_ARG', { 'mlp_bias', 'biases' }, make { mlp_bias = true })
       refused('E_ARG', { 'sliding_window', 'layer 0' }, make { sliding_window = tide.json.null })
-      refused('E_ARG', { 'quantization_config.quant_method', '"awq"', "'mxfp4'" },
+      refused('E_ARG', { 'quantization_config.quant_method', '"awq"', "'fp8' and 'mxfp4'" },
          make { quantization_config = { quant_method = 'awq' } })
       refused('E_ARG', { 'swiglu_limit' }, make { swiglu_limit = 0 })
       refused('E_ARG', { 'num_experts_per_tok (5)', 'num_local_experts (4)' },

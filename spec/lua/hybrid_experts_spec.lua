@@ -195,8 +195,11 @@ describe('a Nemotron with experts', function()
    end)
 
    it('refuses what it would ignore', function()
-      refused('E_ARG', { 'num_experts_per_tok (5)', 'n_routed_experts, 4' },
+      local e = refused('E_ARG', { 'num_experts_per_tok (5)', 'n_routed_experts (4)' },
          make { num_experts_per_tok = 5 })
+      assert.is_nil(e.message:find 'group')                -- it has none
+      refused('E_ARG', { 'num_experts_per_tok (3)', 'in topk_group (1) of n_group (2)' },
+         make { num_experts_per_tok = 3, n_group = 2, topk_group = 1 })
       refused('E_ARG', { 'n_group (3)' }, make { n_group = 3, topk_group = 3 })
       refused('E_ARG', { 'n_shared_experts', '2' }, make { n_shared_experts = 2 })
       refused('E_ARG', { 'mlp_bias', 'moe_latent_size' },

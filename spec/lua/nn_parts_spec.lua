@@ -464,3 +464,36 @@ describe('a Mamba2 layer', function()
       assert.same({ 0, 0, 0, 0 }, layer({ A_range = { 1, 1 } }).A_log:tolist())
    end)
 end)
+
+describe('what a layer gets as `at`', function()
+   local x = tide.ones { 1, 4, 8 }
+   local function norm() return nn.RMSNorm(8) end
+   local function moe() return nn.MoE { dim = 8, hidden = 8, experts = 4, topk = 2 } end
+   local function mlp() return nn.MLP { dim = 8, hidden = 8 } end
+   local layers = {
+      Attention = nn.Attention { dim = 8, heads = 2 }, MoE = moe(),
+      LatentAttention = nn.LatentAttention { dim = 8, heads = 2, nope_dim = 4, rope_dim = 2,
+         value_dim = 4, latent_dim = 4, rope = nn.rope.new { dim = 2 } },
+      Block = nn.Block { norm1 = norm(), mixer = nn.Linear(8, 8), norm2 = norm(), mlp = mlp() },
+   }
+
+   it('is a table of fields of their kinds', function()
+      for name, layer in each(layers) do
+         for _, at in ipairs { 5, 'x', true } do
+            local e = raised(layer, x, at)
+            assert.equal('nn.' .. name, e.op)
+            assert.matches("argument 'at': expected a table", e.message, 1, true)
+         end
+      end
+      local of = nn.MoELayer { routed = moe(), shared = mlp() }
+      assert.matches("argument 'at': expected a table", message(of, x, 5), 1, true)
+      assert.matches("'at.balance'", message(of, x, { balance = 5 }), 1, true)
+      assert.matches("'at.balance'", message(of, x, { balance = nn.balance.new {} }), 1, true)
+      assert.matches("'at.rows'", message(layers.Block, x, { rows = 5 }), 1, true)
+   end)
+
+   it('and the names of a block are of its parts', function()
+      assert.matches("'norm_1'; did you mean 'norm1'", message(nn.Block, { norm1 = norm(),
+         mixer = nn.Linear(8, 8), names = { norm_1 = 'x' } }), 1, true)
+   end)
+end)

@@ -123,6 +123,24 @@ describe('a damaged folder', function()
       end)
    end)
 
+   it('is named with the fields of its family that are larger than its tensors', function()
+      tmp.with(function(dir)
+         local model = tide.model.qwen2_moe({ vocab_size = 32, hidden_size = 8,
+            num_hidden_layers = 1, num_attention_heads = 2, num_experts = 2,
+            num_experts_per_tok = 1, moe_intermediate_size = 4,
+            shared_expert_intermediate_size = 4 }, { seed = 3 })
+         tide.model.save(model, dir .. '/m')
+         for _, field in ipairs { 'intermediate_size', 'moe_intermediate_size',
+            'shared_expert_intermediate_size' } do
+            local was
+            json(dir .. '/m/config.json', function(c) was, c[field] = c[field], 2 ^ 40 end)
+            damaged('E_FORMAT', { 'config.json', ("field '%s'"):format(field),
+               'no tensor of the weights' }, dir .. '/m')
+            json(dir .. '/m/config.json', function(c) c[field] = was end)
+         end
+      end)
+   end)
+
    it('is named where a tied head differs from the embedding', function()
       with_folder('1GB', function(dir)
          local file = dir .. '/model.safetensors'

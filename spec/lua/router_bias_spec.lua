@@ -19,6 +19,15 @@ local function biases(model)
    return list
 end
 
+-- On a rank: makes a step of a folder on a mesh, whose rank 1 begins with other biases.
+local function begin_apart(rank, _, dir, mesh)
+   local t = require 'tide'
+   local model, run = t.model.load(dir, { mesh = mesh })
+   for _, b in ipairs(rank == 1 and model:named_buffers() or {}) do b.buffer:fill_(0.5) end
+   t.train.step.new { model = model:train(), parallel = run.sharded, comm = run.comm,
+      optim = t.optim.SGD(run.params, { lr = 0.1 }), router_bias_rate = 0.01 }
+end
+
 -- On a rank: three steps of a folder on a mesh, of whose labels some do not count. Returns the loss
 -- and the biases.
 local function train(_, _, dir, mesh, ids, accum, sequence)
@@ -97,6 +106,17 @@ describe('router_bias_rate', function()
       end)
    end)
 
+   it('is refused where ranks begin with other biases', function()
+      tmp.with(function(dir)
+         tide.model.save(case.model(folders.glm4_moe), dir .. '/m')
+         for _, mesh in ipairs { { dp = 2 }, { dp_shard = 2 } } do
+            for _, row in ipairs(ranks.try(2, begin_apart, dir .. '/m', mesh)) do
+               assert.matches('values', row.message, 1, true)
+            end
+         end
+      end)
+   end)
+
    it('evens out what a router alone does not', function()
       local function busiest(rate)
          local moe = tide.model.glm4_moe({ vocab_size = 23, hidden_size = 16,
@@ -122,7 +142,10 @@ describe('router_bias_rate', function()
             optim = tide.optim.SGD(model, { lr = 1 }), router_bias_rate = 0.1 })
       end
       refused('E_ARG', { 'router_bias_rate', 'correction' }, make 'mixtral')
-      refused('E_ARG', { 'router_bias_rate', '-1' }, make('glm4_moe', { router_bias_rate = -1 }))
+      for _, rate in ipairs { -1, 1e30, 0 / 0 } do
+         refused('E_ARG', { 'router_bias_rate', ('%g'):format(rate) },
+            make('glm4_moe', { router_bias_rate = rate }))
+      end
       local new, opts = make('glm4_moe', { loss = function(model, batch, o)
          return model:loss(batch.ids, batch.labels, { count = o.count })
       end })
@@ -130,5 +153,41 @@ describe('router_bias_rate', function()
       local ids = tide.tensor(rows.ids, { dtype = 'i64' })
       refused('E_ARG', { 'router_bias_rate', 'opts.balance' }, step.run, step,
          { { ids = ids, labels = tide.nn.loss.shift(ids) } })
+      -- a teacher that gets the balance of the step
+      local teacher = case.model(folders.glm4_moe):train()
+      new, opts = make('glm4_moe', { loss = function(model, batch, o)
+         return model:loss(batch.ids, batch.labels, o)
+            + teacher:loss(batch.ids, batch.labels, o):detach()
+      end })
+      step = new(opts)
+      refused('E_STATE', { 'two models', 'opts.balance' }, step.run, step,
+         { { ids = ids, labels = tide.nn.loss.shift(ids), count = 32 } })
+   end)
+
+   it('is refused for a model of one\'s own, and for adapters, which are saved without the biases',
+      function()
+      local Own = (require 'tide.class')('Own', tide.nn.Module)
+      function Own:init()
+         tide.nn.Module.init(self)
+         self:child('moe', tide.nn.MoE { dim = 4, hidden = 4, experts = 3, topk = 1,
+            score = 'sigmoid', correction = true })
+      end
+      function Own:loss(_, _, _) return self.moe(tide.ones { 2, 4 }):sum() end
+      local function new(model)
+         return tide.train.step.new { model = model, router_bias_rate = 0.1,
+            optim = tide.optim.SGD(model, { lr = 1 }) }
+      end
+      refused('E_UNSUPPORTED', { 'router_bias_rate', 'has_experts' }, new, Own())
+      local model = case.model(folders.glm4_moe)
+      tide.nn.lora.attach(model, { rank = 2 })
+      refused('E_UNSUPPORTED', { 'router_bias_rate', 'adapters' }, new, model)
+   end)
+
+   it('leaves a layer with equal loads as it is, however many tokens there are', function()
+      local moe = tide.nn.MoE { dim = 4, hidden = 4, experts = 169, topk = 1, score = 'sigmoid',
+         correction = true }
+      local counts = tide.full({ 1, 169 }, 99999)
+      tide.nn.balance._correct(moe, counts, { [moe._key] = 1 }, 0.5)
+      assert.equal(0, moe.router_bias:abs():amax():item())
    end)
 end)

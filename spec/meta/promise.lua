@@ -384,6 +384,17 @@ promise['lua/guide/models.md'] = {
 }
 
 promise['lua/guide/parallel.md'] = {
+   { 'With ep_size k', 'parallel/expert_parallel', 'gives the numbers of one rank on every mesh' },
+   { 'It adds no axis each rank keeps its own', 'parallel/expert_parallel',
+      'gives the numbers of one rank on every mesh' },
+   { 'Where k is smaller than the number', 'parallel/expert_parallel',
+      'gives the numbers of one rank on every mesh' },
+   { 'Loss gradients and weights are those of one rank', 'parallel/expert_parallel',
+      'gives the numbers of one rank on every mesh', 'parallel/expert_parallel', 'works with' },
+   { 'NF4 LoRA and Muon work as without it', 'parallel/expert_parallel',
+      'keeps the codes of its experts in NF4', 'parallel/expert_parallel', 'updates whole matrices',
+      'parallel/expert_parallel', 'resumes a checkpoint with any other' },
+   { 'No token is dropped', 'parallel/expert_parallel', 'gives the numbers of one rank on every' },
    { 'With one rank nothing changes', 'parallel/parallelizer',
       'shards the model it is given and leaves tensor parallelism alone on one rank' },
    { 'Every rank of the axis gets', 'parallel/tp_train',

@@ -47,6 +47,41 @@ describe('the gradient of a power', function()
    end)
 end)
 
+describe('the gradient of a clamp', function()
+   --             lo   hi    of 1, 2, 3, NaN, 0, 5, as torch 2.15 gives it for upstream 1 to 6
+   local rows = { { 1, 3, { 0, 2, 0, 0, 0, 0 } }, { 1, nil, { 0, 2, 3, 0, 0, 6 } },
+      { nil, 3, { 1, 2, 0, 0, 5, 0 } }, { 2, 2, { 0, 0, 0, 0, 0, 0 } },
+      { -inf, inf, { 1, 2, 3, 0, 5, 6 } } }
+
+   it('is 0 from the bounds on, and at NaN', function()
+      each(function(device, dtype, what)
+         local up = tide.tensor({ 1, 2, 3, 4, 5, 6 }, { dtype = dtype, device = device })
+         for i = 1, 5 do
+            local lo, hi, want = rows[i][1], rows[i][2], rows[i][3]
+            local x = leaf({ 1, 2, 3, nan, 0, 5 }, device, dtype)
+            x:clamp(lo, hi):backward(up)
+            same(want, flat(x.grad), ('%s, row %d'):format(what, i))
+         end
+         -- bounds that the dtype rounds
+         local x = leaf({ 0.1, 0.2, 0.3 }, device, dtype)
+         x:clamp(0.1, 0.3):sum():backward()
+         same({ 0, 1, 0 }, flat(x.grad), what)
+      end)
+   end)
+
+   it('is that of the clamped gate and of up in SwiGLU', function()
+      each(function(device, dtype, what)
+         local gate, up = leaf({ 7, 8, 1, 1, 1 }, device, dtype),
+            leaf({ 1, 1, 7, -7, 8 }, device, dtype)
+         tide.swiglu_clamped(gate, up, 7, 1.702):sum():backward()
+         local dgate, dup = flat(gate.grad), flat(up.grad)
+         same({ 0, 0 }, { dgate[1], dgate[2] }, what)
+         same({ 0, 0, 0 }, { dup[3], dup[4], dup[5] }, what)
+         for i = 3, 4 do assert.is_true(dgate[i] ~= 0, what) end
+      end)
+   end)
+end)
+
 describe('the gradient of a quotient', function()
    it('stays within the range of f16 where its factors do', function()
       for _, device in ipairs(devices) do

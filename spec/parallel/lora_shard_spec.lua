@@ -132,6 +132,8 @@ local cases = {
    { 2, { dp_shard = 2 }, experts = true },
    { 4, { dp_shard = 2, tp = 2 }, experts = true },
    { 2, { tp = 2 }, give = 'sharded', experts = true },
+   { 2, { dp_shard = 2 }, experts = true, fsdp = { ep_size = 2 } },
+   { 4, { dp_shard = 2, tp = 2 }, experts = true, fsdp = { ep_size = 2, strategy = 'optim' } },
 }
 
 -- Experts of an odd hidden size, in one layer of two.
@@ -142,7 +144,8 @@ local mixture = { vocab_size = 29, hidden_size = 20, num_hidden_layers = 2, num_
 describe('adapters in a sharded model', function()
    for _, c in ipairs(cases) do
       local of = c.experts and 'of experts ' or ''
-      it(('%sare those of one rank: %s'):format(of, tide.json.encode(c[2])), function()
+      local ep = c.fsdp and c.fsdp.ep_size and ', ep' or ''
+      it(('%sare those of one rank: %s%s'):format(of, tide.json.encode(c[2]), ep), function()
          tmp.with(function(dir)
             local case = { family = c.experts and 'qwen3_moe' or 'llama',
                config = c.experts and mixture or config, mesh = c[2], fsdp = c.fsdp, dir = dir,

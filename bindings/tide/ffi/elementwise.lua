@@ -167,7 +167,7 @@ function M.affine(x, mul, add)
    return affine(x, number('affine', 'mul', mul), number('affine', 'add', add))
 end
 
--- Returns x limited to [lo, hi]. Either bound may be nil.
+-- Returns x limited to [lo, hi]. Either bound may be nil. The gradient is 0 from a bound on.
 function M.clamp(x, lo, hi)
    tensor('clamp', 'x', x)
    lo = number('clamp', 'lo', lo == nil and -math.huge or lo)

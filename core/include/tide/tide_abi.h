@@ -355,8 +355,8 @@ int tide_affine(tide_tensor **out, tide_tensor *x, double mul, double add);
 /* Computes x ^ exponent; an integer x gives f32. */
 int tide_pow_scalar(tide_tensor **out, tide_tensor *x, double exponent);
 /* Computes min(max(x, lo), hi) in x's dtype; an integer x is clamped to the integers inside the
- * bounds. NaN stays NaN. The gradient passes where lo <= x <= hi. Bounds may be infinite; E_ARG
- * unless lo <= hi. */
+ * bounds, a float to bounds rounded to its dtype. NaN stays NaN. The gradient passes where lo < x <
+ * hi, as in torch. Bounds may be infinite; E_ARG unless lo <= hi. */
 int tide_clamp(tide_tensor **out, tide_tensor *x, double lo, double hi);
 /* Computes cond ? a : b, broadcast. cond is bool. */
 int tide_where(tide_tensor **out, tide_tensor *cond, tide_tensor *a, tide_tensor *b);

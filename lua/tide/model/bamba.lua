@@ -7,6 +7,7 @@ local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local config_ = require 'tide.model.config'
+local part = require 'tide.model.part'
 local published = require 'tide.model.published'
 
 local op = 'model.bamba'
@@ -78,7 +79,7 @@ local rules = {
 }
 
 local function common(c, opts, extra)
-   return config_.part(c, opts, 2 * c.num_hidden_layers, extra)
+   return part.options(c, opts, 2 * c.num_hidden_layers, extra)
 end
 
 local function mamba(c, opts)
@@ -100,6 +101,8 @@ end
 local Bamba = class('Bamba', Backbone)
 Bamba.op, Bamba._rows, Bamba._rules = op, rows, rules
 Bamba._options = { 'recurrence_dtype' }
+Bamba.family = { sizes = { 'mamba_n_heads', 'mamba_d_head', 'mamba_d_state', 'mamba_n_groups',
+   'mamba_d_conv' } }
 Bamba._mamba = mamba
 
 Bamba.form = {

@@ -13,6 +13,7 @@ local rows_ = require 'tide.nn.rows'
 local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
+local mixtures = require 'tide.nn.mixtures'
 local private = require 'tide.util.private'
 local nn = require 'tide.nn'
 local nf4_part = require 'tide.nn.nf4_part'
@@ -180,11 +181,7 @@ function CausalLM:balance_way()
 end
 
 -- Returns whether a layer is a mixture of experts.
-function CausalLM:has_experts()
-   local has = false
-   self:walk(function(m) has = has or class.is(m, nn.MoE) end)
-   return has
-end
+function CausalLM:has_experts() return #mixtures(self) > 0 end
 
 -- Returns the loss with the term that balances experts, where it has one. counted: as of loss;
 -- count: the labels by which the loss is divided, or nil.
@@ -366,9 +363,7 @@ CausalLM._whole_numel = whole_numel
 -- Returns the number of elements of experts that a token does not use.
 local function idle_numel(model)
    local n = 0
-   model:walk(function(m)
-      if class.is(m, nn.MoE) then n = n + m:_idle_numel(whole_numel(m)) end
-   end)
+   for _, layer in ipairs(mixtures(model)) do n = n + layer.m:_idle_numel(whole_numel(layer.m)) end
    return n
 end
 

@@ -7,7 +7,6 @@ local canonical = require 'tide.util.canonical'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local nn = require 'tide.nn'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 
 local config = {}
@@ -148,30 +147,7 @@ function config.has_window(c, i, rule)
    return not rule or rule(c, i)
 end
 
--- Returns the options of a part of a model: its dtype and device, and the width of its residual
--- stream. The initial weights of projections into the stream are smaller by sqrt(branches), where
--- branches is the number of parts that add to it. So the variance of the stream does not depend on
--- depth (Radford et al., 2019).
-function config.part(c, opts, branches, extra)
-   extra.dim, extra.std = c.hidden_size, c.initializer_range
-   extra.out_std = c.initializer_range / math.sqrt(branches)
-   return nn.Module.inner(opts, extra)
-end
-
--- Returns the experts of a layer. o: options of nn.MoE, and with shared experts `shared`: hidden
--- (their width together), bias, gate (true: a gate on their output) and names (of the parts, as
--- nn.MoELayer takes them).
-function config.experts(c, opts, branches, o)
-   local shared = o.shared
-   o.shared = nil
-   local routed = nn.MoE(config.part(c, opts, branches, o))
-   if not shared then return routed end
-   return nn.MoELayer { routed = routed, names = shared.names,
-      shared = nn.MLP(config.part(c, opts, branches, { hidden = shared.hidden, act = o.act,
-         bias = shared.bias })),
-      gate = shared.gate and nn.Linear(c.hidden_size, 1,
-         nn.Module.inner(opts, { bias = false, std = c.initializer_range })) or nil }
-end
+-- ---- heads -----------------------------------------------------------------------------------
 
 -- A relation (see util.signature): each head of keys serves as many heads of queries.
 config.whole_groups = 'where num_attention_heads % num_key_value_heads == 0 -- num_attention_heads '

@@ -13,11 +13,14 @@ local experts = {}
 local count = 'integer >= 1'
 
 -- Returns the fields of a family with experts, before its own. name: of the field with their count.
--- coef: default factor of the loss that balances experts (nn.balance), 0.001 if nil.
-function experts.fields(name, default, topk, coef)
-   return { { name, default, count }, { 'num_experts_per_tok', topk, count },
+-- o: nil, or coef (default factor of the loss that balances experts, nn.balance; 0.001 if nil) and
+-- least (the least count; 1 if nil).
+function experts.fields(name, default, topk, o)
+   o = o or {}
+   return { { name, default, ('integer >= %d'):format(o.least or 1) },
+      { 'num_experts_per_tok', topk, count },
       { 'output_router_logits', false, 'boolean' },
-      { 'router_aux_loss_coef', coef or 0.001, 'number >= 0' },
+      { 'router_aux_loss_coef', o.coef or 0.001, 'number >= 0' },
       { 'router_aux_loss_by_layer', published.optional, 'boolean' } }      -- a field of tide
 end
 
@@ -35,7 +38,7 @@ function experts.sigmoid_fields(default)
    }
 end
 
--- Returns the options of config.experts for such a configuration.
+-- Returns the options of part.experts for such a configuration.
 function experts.of_sigmoid(c)
    return { score = 'sigmoid', correction = true, wide_router = true,
       hidden = c.moe_intermediate_size, experts = c.n_routed_experts,
@@ -52,6 +55,8 @@ end
 
 -- Relations of these fields.
 experts.fit_groups = {
+   'where num_experts_per_tok <= n_routed_experts -- num_experts_per_tok ({num_experts_per_tok}) '
+      .. 'must be at most n_routed_experts ({n_routed_experts})',
    'where num_experts_per_tok <= n_routed_experts * topk_group / n_group -- num_experts_per_tok '
       .. '({num_experts_per_tok}) must be at most the experts (n_routed_experts, '
       .. '{n_routed_experts}) in topk_group ({topk_group}) of n_group ({n_group}) groups',

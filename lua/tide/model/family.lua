@@ -68,6 +68,10 @@ end
 -- Returns the plain data that a checkpoint keeps beside its tensors.
 local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table') end
 
+-- Returns what a family says of its configurations and files, the table `family` of its class; an
+-- empty one where name is nil or false, for a user's class.
+function family.rules(name) return published[name] and require('tide.model')[name].family or {} end
+
 -- Returns the name of a model's family; false for a user's class, whose configuration does not
 -- determine what it computes.
 function family.of(model)
@@ -94,8 +98,7 @@ end
 -- Returns the configuration of what a checkpoint of `name` keeps, without fields that earlier
 -- versions wrote for the family and that change nothing.
 local function config_of(name, config)
-   local made = published[name] and require('tide.model')[name]
-   local without = made and type(made.family) == 'table' and made.family.without
+   local without = family.rules(name).without
    if not without then return config end
    local c = {}
    for k, v in each(config) do

@@ -9,7 +9,7 @@ local each = require 'tide.util.each'
 local signature = require 'tide.util.signature'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
-local config_ = require 'tide.model.config'
+local part_ = require 'tide.model.part'
 
 local op = 'model.gpt2'
 
@@ -56,7 +56,7 @@ GPT2.form = {
             norm2 = 'post_attention_layernorm', mlp = 'mlp' },
          norm1 = nn.LayerNorm(c.hidden_size, norm), mixer = mixer,
          norm2 = nn.LayerNorm(c.hidden_size, norm), dropout = dropout(c.resid_pdrop),
-         mlp = nn.MLP(config_.part(c, opts, 2 * c.num_hidden_layers, {
+         mlp = nn.MLP(part_.options(c, opts, 2 * c.num_hidden_layers, {
             hidden = c.intermediate_size, bias = true,
             act = acts[c.activation_function] or c.activation_function })),
       }
@@ -74,7 +74,7 @@ end
 function GPT2._mixers(c, opts)
    local mixers, size = {}, c.hidden_size / c.num_attention_heads
    for i = 1, c.num_hidden_layers do
-      mixers[i] = nn.Attention(config_.part(c, opts, 2 * c.num_hidden_layers, {
+      mixers[i] = nn.Attention(part_.options(c, opts, 2 * c.num_hidden_layers, {
          heads = c.num_attention_heads, bias = true, out_bias = true, dropout = c.attn_pdrop,
          scale = size ^ -0.5 / (c.scale_attn_by_inverse_layer_idx and i or 1),
       }))
@@ -85,6 +85,7 @@ end
 -- ---- published files ---------------------------------------------------------------------------
 
 GPT2.family = {
+   counts = { 'n_layer' }, sizes = { 'n_embd', 'n_inner', 'n_positions', 'n_head' },
    -- Adds the first part of names, which old files omit, and drops their masks.
    rename = function(name)
       if name:find '%.attn%.bias$' or name:find '%.attn%.masked_bias$' then return nil end

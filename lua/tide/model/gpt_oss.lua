@@ -9,7 +9,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local experts = require 'tide.model.experts'
 local Llama = require 'tide.model.llama'
-local nn = require 'tide.nn'
+local mixtures = require 'tide.nn.mixtures'
 local published = require 'tide.model.published'
 
 local op = 'model.gpt_oss'
@@ -29,29 +29,8 @@ end
 -- Returns whether a field of a configuration is there, and not null.
 local function given(v) return v ~= nil and v ~= require('tide').json.null end
 
--- Returns how the weights of experts lie in the files of a configuration, 'mxfp4' or nil (plain),
--- and the problem of another way.
-local function read_packing(config)
-   local how = config.quantization_config
-   if type(how) ~= 'table' then return nil end
-   if how.quant_method == 'mxfp4' then return 'mxfp4' end
-   return nil, ("field 'quantization_config.quant_method' is %s; only 'mxfp4' is supported"):format(
-      err.show(how.quant_method))
-end
-
--- Returns read_packing's first result; raises on a problem.
-local function packing(config)
-   local how, problem = read_packing(config)
-   if problem then err.raise('E_ARG', op, '%s', problem) end
-   return how
-end
-
--- Removes the field of packed weights, and adds the scaling of positions: a file without one has
--- the usual one.
-local function translate(_, f, problems, config)
-   local _, problem = read_packing(f)
-   problems[#problems + 1] = problem
-   if type(f.quantization_config) == 'table' then f.quantization_config = nil end
+-- Adds the scaling of positions: a file without one has the usual one.
+local function translate(_, f, _, config)
    if f.rope_scaling ~= nil then return end
    f.rope_scaling = given(config.rope_parameters) and { rope_type = 'default' } or usual_scaling()
 end
@@ -76,7 +55,7 @@ GptOss.family = {
    without = { mlp_bias = { why = 'the experts of a GPT-OSS have biases' } },
    only = experts.only, where = experts.fit 'num_local_experts',
    free = experts.free .. ' initial_context_length',
-   packing = packing, translate = translate, complete = complete, window = window,
+   packing = { 'mxfp4' }, translate = translate, complete = complete, window = window,
    layer = function(_, _, mixer) mixer.sinks = true end,
    experts = function(c)
       return { hidden = c.intermediate_size, experts = c.num_local_experts, bias = true,
@@ -115,10 +94,8 @@ end
 function GptOss:stored()
    local shapes, list = {}, {}
    for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end
-   for _, m in ipairs(self:named_modules()) do
-      if class.is(m.module, nn.MoE) then
-         for _, row in ipairs(tensors) do list[#list + 1] = entry_of(row, m.name, shapes) end
-      end
+   for _, layer in ipairs(mixtures(self)) do
+      for _, row in ipairs(tensors) do list[#list + 1] = entry_of(row, layer.path, shapes) end
    end
    return list
 end

@@ -6,12 +6,14 @@ local class = require 'tide.class'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+local mixtures = require 'tide.nn.mixtures'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local Bamba = require 'tide.model.bamba'
 local Llama = require 'tide.model.llama'
 local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
+local part = require 'tide.model.part'
 local published = require 'tide.model.published'
 
 local op = 'model.granitemoehybrid'
@@ -34,9 +36,6 @@ local rows = {
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
    { 'head_dim', config_.head_dim, count },
    { 'layer_types', layers_of, 'table' }, { 'shared_intermediate_size', 1024, count },
-   { 'num_local_experts', 8, 'integer >= 0' }, { 'num_experts_per_tok', 2, count },
-   { 'output_router_logits', false, flag }, { 'router_aux_loss_coef', 0.001, number },
-   { 'router_aux_loss_by_layer', published.optional, flag },          -- a field of tide
    { 'intermediate_size', 11008, count },
    { 'mamba_expand', 2, count }, { 'mamba_n_heads', 128, count },
    { 'mamba_d_head', function(c) return c.mamba_expand * c.hidden_size / c.mamba_n_heads end,
@@ -56,6 +55,10 @@ local rows = {
    { 'tie_word_embeddings', false, flag }, { 'max_position_embeddings', 2048, count },
    { 'hidden_act', 'silu', "'silu'" },
 }
+
+for _, row in ipairs(experts.fields('num_local_experts', 8, 2, { least = 0 })) do
+   rows[#rows + 1] = row
+end
 
 -- Names of the kinds of layers in published lists.
 local kinds = { mamba = 'mamba', linear_attention = 'mamba', attention = 'attention',
@@ -121,18 +124,19 @@ local rules = {
 local GraniteMoeHybrid = class('GraniteMoeHybrid', Backbone)
 GraniteMoeHybrid.op, GraniteMoeHybrid._rows, GraniteMoeHybrid._rules = op, rows, rules
 GraniteMoeHybrid._options = { 'recurrence_dtype' }
+GraniteMoeHybrid.family = { sizes = { 'shared_intermediate_size', unpack(Bamba.family.sizes) } }
 
 GraniteMoeHybrid.form = { name = 'GraniteMoeHybridModel', body = 'model', embed = 'embed_tokens',
    norm = 'norm', eps = 'rms_norm_eps' }
 
 -- ---- layers ------------------------------------------------------------------------------------
 
-local function part(c, opts, extra)
-   return config_.part(c, opts, 2 * c.num_hidden_layers, extra)
+local function options(c, opts, extra)
+   return part.options(c, opts, 2 * c.num_hidden_layers, extra)
 end
 
 local function attention(c, opts, rope)
-   return nn.Attention(part(c, opts, {
+   return nn.Attention(options(c, opts, {
       heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, head_dim = c.head_dim,
       rope = rope, bias = c.attention_bias, out_bias = c.attention_bias,
       scale = c.attention_multiplier,
@@ -147,9 +151,9 @@ local function block(c, mixer, opts)
             or 'self_attn' },
       scale = c.residual_multiplier, mixer = mixer, norm1 = nn.RMSNorm(c.hidden_size, norm),
       norm2 = nn.RMSNorm(c.hidden_size, norm),
-      mlp = nn.MLP(part(c, opts, { hidden = c.shared_intermediate_size, fused = true,
+      mlp = nn.MLP(options(c, opts, { hidden = c.shared_intermediate_size, fused = true,
          names = { gate_up_proj = 'input_linear', down_proj = 'output_linear' } })),
-      experts = c.num_local_experts > 0 and nn.MoE(part(c, opts, { hidden = c.intermediate_size,
+      experts = c.num_local_experts > 0 and nn.MoE(options(c, opts, { hidden = c.intermediate_size,
          experts = c.num_local_experts, topk = c.num_experts_per_tok, norm_topk = true })) or nil,
    }
 end
@@ -177,8 +181,8 @@ end
 -- model/gpt2.lua): gate_proj and up_proj of each expert one after the other.
 function GraniteMoeHybrid:stored()
    local list = {}
-   self:walk(function(m, path)
-      if not class.is(m, nn.MoE) then return end
+   for _, layer in ipairs(mixtures(self)) do
+      local m, path = layer.m, layer.path
       local function add(name, field)
          list[#list + 1] = experts.renamed(('%s.%s.weight'):format(path, name),
             path .. '.' .. field, m[field].shape)
@@ -189,7 +193,7 @@ function GraniteMoeHybrid:stored()
       list[#list + 1] = { name = path .. '.input_linear.weight', shape = { E, 2 * I, C }, along = 2,
          parts = { { name = path .. '.gate_proj', shape = { E, I, C }, first = 0 },
             { name = path .. '.up_proj', shape = { E, I, C }, first = I } } }
-   end)
+   end
    return list
 end
 

@@ -14,6 +14,7 @@ local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
+local part = require 'tide.model.part'
 local published = require 'tide.model.published'
 
 local op = 'model.hybrid'
@@ -162,7 +163,7 @@ local function names_experts(config)
 end
 
 local function common(c, opts, extra)
-   return config_.part(c, opts, c.num_hidden_layers, extra)
+   return part.options(c, opts, c.num_hidden_layers, extra)
 end
 
 local make = {}
@@ -191,7 +192,7 @@ make['-'] = function(c, opts)
 end
 
 make.E = function(c, opts)
-   return config_.experts(c, opts, c.num_hidden_layers, {
+   return part.experts(c, opts, c.num_hidden_layers, {
       score = 'sigmoid', correction = true, wide_router = true, act = c.mlp_hidden_act,
       hidden = c.moe_intermediate_size, latent = c.moe_latent_size, experts = c.n_routed_experts,
       topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob, groups = c.n_group,
@@ -205,8 +206,13 @@ local Hybrid = class('HybridModel', Backbone)
 Hybrid.op = op
 Hybrid._options = { 'recurrence_dtype' }
 
--- transformers 5 calls the body model; files, and programs before it, call it backbone.
-Hybrid.family = { from_peft = function(name) return (name:gsub('^model%.', 'backbone.')) end }
+Hybrid.family = {
+   sizes = { 'ssm_state_size', 'mamba_head_dim', 'mamba_num_heads', 'n_groups', 'mamba_n_groups',
+      'conv_kernel', 'mamba_d_conv', 'attention_head_dim', 'moe_intermediate_size',
+      'moe_shared_expert_intermediate_size', 'moe_latent_size' },
+   -- transformers 5 calls the body model; files, and programs before it, call it backbone
+   from_peft = function(name) return (name:gsub('^model%.', 'backbone.')) end,
+}
 
 -- Returns the complete configuration, and the names of fields that change nothing.
 function Hybrid._read(_, config)

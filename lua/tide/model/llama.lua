@@ -5,7 +5,7 @@
 -- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
 -- or does not have (`without`), which layers have a window (`window`), and how their layers differ
 -- (see qwen2.lua); mixer(c, options) makes another mixer than nn.Attention. Layers for which
--- experts(c, i) returns options have experts in place of the MLP (see config.experts).
+-- experts(c, i) returns options have experts in place of the MLP (see part.experts).
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
@@ -14,6 +14,7 @@ local config_ = require 'tide.model.config'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local signature = require 'tide.util.signature'
+local part = require 'tide.model.part'
 local published = require 'tide.model.published'
 local nn = require 'tide.nn'
 
@@ -106,7 +107,7 @@ local function complete(config, family)
          if family.translate then family.translate(op, f, problems, config) end
       end,
       complete = function(c) complete_together(c, family) end,
-      only = family.only, free = family.free, alias = family.alias,
+      only = family.only, free = family.free, alias = family.alias, packing = family.packing,
    })
 end
 
@@ -118,19 +119,19 @@ local function layer(c, rope, opts, family, i)
    local branches = 2 * c.num_hidden_layers
    local window = config_.has_window(c, i, family.window) and c.sliding_window or nil
    local norm = Module.inner(opts, { eps = c.rms_norm_eps })
-   local mixer = config_.part(c, opts, branches, {
+   local mixer = part.options(c, opts, branches, {
       heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, head_dim = c.head_dim,
       bias = c.attention_bias, out_bias = c.attention_bias, rope = rope,
       dropout = c.attention_dropout,
       window = nn.window.of_tokens(family.op, 'sliding_window', window),
    })
-   local mlp = config_.part(c, opts, branches, {
+   local mlp = part.options(c, opts, branches, {
       hidden = c.intermediate_size, bias = c.mlp_bias })
    if family.layer then family.layer(c, i, mixer, mlp) end
    local experts = family.experts and family.experts(c, i)
    local parts = { names = layer_names, mixer = family.mixer and family.mixer(c, mixer)
       or nn.Attention(mixer), mlp = experts
-      and config_.experts(c, opts, branches, experts) or nn.MLP(mlp) }
+      and part.experts(c, opts, branches, experts) or nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
       norm.offset = family.norm_offset
       parts[name] = nn.RMSNorm(c.hidden_size, norm)

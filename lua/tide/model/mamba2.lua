@@ -5,7 +5,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
-local config_ = require 'tide.model.config'
+local part = require 'tide.model.part'
 local published = require 'tide.model.published'
 
 local op = 'model.mamba2'
@@ -41,6 +41,7 @@ local rules = {
 local Mamba2 = class('Mamba2Model', Backbone)
 Mamba2.op, Mamba2._rows, Mamba2._rules = op, rows, rules
 Mamba2._options = { 'recurrence_dtype' }
+Mamba2.family = { sizes = { 'num_heads', 'n_groups', 'state_size', 'conv_kernel' } }
 
 -- Makes the fields of config.json of c, a complete configuration: choices of the library become
 -- values that every reader accepts.
@@ -53,7 +54,7 @@ end
 function Mamba2._mixers(c, opts)
    local mixers = {}
    for i = 1, c.num_hidden_layers do
-      mixers[i] = nn.Mamba2(config_.part(c, opts, c.num_hidden_layers, {
+      mixers[i] = nn.Mamba2(part.options(c, opts, c.num_hidden_layers, {
          state = c.state_size, conv = c.conv_kernel, heads = c.num_heads,
          head_dim = c.head_dim, groups = c.n_groups, chunk = c.chunk_size or nil, bias = c.use_bias,
          conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,

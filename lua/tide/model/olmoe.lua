@@ -6,7 +6,7 @@ local olmo2 = require('tide.model.olmo2').family
 
 local Olmoe = experts.derive('Olmoe', experts.usual)
 
-local fields = experts.fields('num_experts', 64, 8, 0.01)
+local fields = experts.fields('num_experts', 64, 8, { coef = 0.01 })
 fields[#fields + 1] = { 'norm_topk_prob', false, 'boolean' }
 
 Olmoe.family = {

@@ -1,15 +1,16 @@
--- How the weights of published files are packed, by quantization_config of config.json. Folders in
--- 8 bits (FP8 in blocks, as DeepSeek-V3 and Qwen3 publish them) are read as plain numbers.
+-- How the weights of published files are packed, by quantization_config of config.json. Weights in
+-- 8 bits (FP8 in blocks, as DeepSeek-V3 and Qwen3 publish them) and in 4 bits (MXFP4, of gpt-oss)
+-- are read as plain numbers.
 
 local err = require 'tide.util.err'
 
 local packing = {}
 
--- Returns the rows and columns of the weights that share a scale, of a configuration whose file has
--- FP8; nil: it has none. The second result is the problem of one that is not supported.
-function packing.fp8_block(config)
-   local how = config.quantization_config
-   if type(how) ~= 'table' or how.quant_method ~= 'fp8' then return nil end
+-- Kinds of packing by quant_method. Each returns { kind, block } of the table, or nil and the
+-- problem of one that is not supported.
+local kinds = {}
+
+function kinds.fp8(how)
    local block = how.weight_block_size
    local fits = type(block) == 'table' and #block == 2
    for i = 1, fits and 2 or 0 do
@@ -23,30 +24,40 @@ function packing.fp8_block(config)
       return nil, ("field 'quantization_config.fmt' is %s; only 'e4m3' is supported"):format(
          err.show(how.fmt))
    end
-   return { block[1], block[2] }
+   return { kind = 'fp8', block = { block[1], block[2] } }
 end
 
--- Returns how the weights of a folder are packed: 'mxfp4', a block of FP8, or nil (plain). own:
--- nil, or fn(config) of a family whose files may be packed in another way. Raises E_ARG for ways
--- that are not supported.
+function kinds.mxfp4() return { kind = 'mxfp4' } end
+
+-- Returns how the weights of a configuration's file are packed, nil if they are plain. The second
+-- result is the problem of a kind that is not supported. own: the kinds of a family beside FP8, or
+-- nil.
+local function read(config, own)
+   local how, names = config.quantization_config, { 'fp8', unpack(own or {}) }
+   if type(how) ~= 'table' or how.quant_method == nil then return nil end
+   for _, name in ipairs(names) do
+      if how.quant_method == name then return kinds[name](how) end
+   end
+   return nil, ("field 'quantization_config.quant_method' is %s; only '%s' %s supported: load the "
+      .. 'model with another program and save it in bf16'):format(err.show(how.quant_method),
+      table.concat(names, "' and '"), #names == 1 and 'is' or 'are')
+end
+
+-- Returns how the weights of a folder are packed: nil (plain), or kind, 'fp8' or 'mxfp4', and of
+-- FP8 block, the rows and columns that share a scale. own: the kinds of the family beside FP8, or
+-- nil. Raises E_ARG for kinds that are not supported.
 function packing.of(op, config, own)
-   local block, problem = packing.fp8_block(config)
-   if block then return block end
+   local how, problem = read(config, own)
    err.raise_if(problem, 'E_ARG', op, '%s', problem)
-   if own then return own(config) end
-   local how = config.quantization_config
-   err.raise_if(type(how) == 'table' and how.quant_method ~= nil, 'E_ARG', op, "field "
-      .. "'quantization_config.quant_method' is %s; only 'fp8' is supported: load the model with "
-      .. 'another program and save it in bf16', err.show(type(how) == 'table' and how.quant_method))
-   return nil
+   return how
 end
 
--- Takes quantization_config of FP8 out of the fields of a configuration, which has none once its
--- weights are read.
-function packing.translate(fields, problems)
-   local block, problem = packing.fp8_block(fields)
+-- Takes quantization_config out of the fields of a configuration, which has none once its weights
+-- are read.
+function packing.translate(fields, problems, own)
+   local how, problem = read(fields, own)
    problems[#problems + 1] = problem
-   if block or problem then fields.quantization_config = nil end
+   if how or problem then fields.quantization_config = nil end
 end
 
 return packing

@@ -193,10 +193,10 @@ end
 -- util.signature, a function (op, name, value) -> value, or nil for the value itself; default: a
 -- value, a function of the fields so far, nil (required) or published.optional. rules: alias (other
 -- names of known fields), free (names of fields that change nothing, in a text), only (fields with
--- the one value that is supported; false: none), translate(op, fields, problems), which may change
--- the fields first, where (relations of fields, made by signature.options) and complete(c), which
--- checks them further. JSON's null means a field that is missing. Raises E_ARG with all that
--- does not fit.
+-- the one value that is supported; false: none), packing (kinds of packed weights: packing.lua),
+-- translate(op, fields, problems), which may change the fields first, where (relations of fields,
+-- made by signature.options) and complete(c), which checks them further. JSON's null means a field
+-- that is missing. Raises E_ARG with all that does not fit.
 function published.read(op, config, known, rules)
    err.type(op, 'config', config, 'table')
    local self = { op = op, known = {}, names = {}, problems = {}, unused = {}, rules = {
@@ -211,7 +211,7 @@ function published.read(op, config, known, rules)
    local fields = {}
    for k, v in each(config) do fields[tostring(k)] = plain(v) end
    check_type(op, fields, self.problems)
-   packing.translate(fields, self.problems)
+   packing.translate(fields, self.problems, rules.packing)
    if rules.translate then rules.translate(op, fields, self.problems) end
    local c, from = {}, {}
    for _, k in ipairs(sorted_keys(fields)) do read_field(self, c, from, k, fields[k]) end

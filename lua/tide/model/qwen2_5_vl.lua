@@ -38,6 +38,7 @@ end
 VL.family = copy(Qwen2.family)
 copy({
    op = op, fields = fields, complete = complete,
+   counts = { 'depth' }, sizes = { 'num_heads', 'out_hidden_size', 'in_channels', 'in_chans' },
    defaults = { max_position_embeddings = 32768, rope_theta = 1e6, rms_norm_eps = 1e-5 },
    -- names of modules in transformers: the reverse of peft
    rename = decoder.own_name, peft = decoder.inner_name,

@@ -28,7 +28,9 @@ local function translate(_, f)
 end
 
 Qwen2Moe.family = {
-   op = op, fields = fields, alias = { num_local_experts = 'num_experts' },
+   op = op, fields = fields,
+   sizes = { 'moe_intermediate_size', 'shared_expert_intermediate_size' },
+   alias = { num_local_experts = 'num_experts' },
    defaults = { max_position_embeddings = 32768 },
    without = { mlp_bias = experts.no_bias, attention_bias = { written = false,
       why = 'qkv_bias says whether q_proj, k_proj and v_proj have biases' } },

@@ -41,7 +41,8 @@ local function has_experts(c, i)
 end
 
 Qwen3Moe.family = {
-   op = op, fields = fields, alias = { num_local_experts = 'num_experts' },
+   op = op, fields = fields, sizes = { 'moe_intermediate_size' },
+   alias = { num_local_experts = 'num_experts' },
    defaults = { max_position_embeddings = 32768 },
    without = { mlp_bias = experts.no_bias },
    only = experts.only, where = experts.fit 'num_experts',

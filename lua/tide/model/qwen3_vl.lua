@@ -60,6 +60,9 @@ end
 VL._shared_family = {
    -- names of modules in transformers, and the reverse
    peft = decoder.inner_name, from_peft = decoder.own_name,
+   -- fields of the tower and of experts that are as large as a dim of a tensor
+   counts = { 'depth' }, sizes = { 'num_heads', 'out_hidden_size', 'in_channels',
+      'num_position_embeddings', 'moe_intermediate_size' },
 }
 
 VL.family = copy(VL._shared_family, copy(Qwen3.family))

@@ -53,10 +53,12 @@ VL.family = copy(Qwen3VL._shared_family, {
    end,
 })
 
--- Returns the entry of a tensor of a file, in which parameters lie side by side.
+-- Returns the entry of a tensor of a file, in which parameters lie side by side; nil of one whose
+-- numbers lie in NF4. shapes: of the parameters, by name.
 local function entry_of(name, parts, shapes)
    local list, rows = {}, 0
    for i, own in ipairs(parts) do
+      if not shapes[own] then return nil end
       list[i] = { name = own, shape = shapes[own], first = rows }
       rows = rows + shapes[own][2]
    end
@@ -67,17 +69,19 @@ local function entry_of(name, parts, shapes)
       also = plain }
 end
 
--- Returns the entries of a layer's experts.
-local function entries_of(path, shapes)
+-- Tensors of a file that hold experts of a layer, and the parameters that lie in each.
+local tensors = { { 'gate_up_proj', { 'gate_proj', 'up_proj' } }, { 'down_proj', { 'down_proj' } } }
+
+-- Adds the entries of the experts of a layer to a list.
+local function add_entries(list, path, shapes)
    local outer = decoder.inner_name(path)
-   local list = {
-      entry_of(outer .. '.experts.gate_up_proj', { path .. '.gate_proj', path .. '.up_proj' },
-         shapes),
-      entry_of(outer .. '.experts.down_proj', { path .. '.down_proj' }, shapes),
-   }
-   list[#list + 1] = experts.renamed(outer .. '.gate.weight', path .. '.router',
-      shapes[path .. '.router'])
-   return list
+   for _, row in ipairs(tensors) do
+      local parts = {}
+      for i, field in ipairs(row[2]) do parts[i] = path .. '.' .. field end
+      list[#list + 1] = entry_of(('%s.experts.%s'):format(outer, row[1]), parts, shapes)
+   end
+   local router = path .. '.router'
+   list[#list + 1] = experts.renamed(outer .. '.gate.weight', router, shapes[router])
 end
 
 -- Returns the tensors of a published file, whose names differ (see model/gpt2.lua).
@@ -85,12 +89,10 @@ function VL:stored()
    local list, shapes, is_expert = {}, {}, {}
    for _, e in ipairs(self:named_parameters()) do
       shapes[e.name] = e.param.shape
-      if class.is(e.owner, nn.MoE) then is_expert[e.name] = true end
+      is_expert[e.name] = class.is(e.owner, nn.MoE)
    end
    for _, m in ipairs(self:named_modules()) do
-      if class.is(m.module, nn.MoE) then
-         for _, e in ipairs(entries_of(m.name, shapes)) do list[#list + 1] = e end
-      end
+      if class.is(m.module, nn.MoE) then add_entries(list, m.name, shapes) end
    end
    for _, e in ipairs(Qwen3VL.stored(self)) do
       if not is_expert[e.parts[1].name] then list[#list + 1] = e end

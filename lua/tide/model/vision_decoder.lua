@@ -15,6 +15,7 @@ local Llama = require 'tide.model.llama'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local grid_ = require 'tide.model.vision_grid'
+local image_fields = require 'tide.nn.image_fields'
 local mask_ = require 'tide.nn.mask'
 local private = require 'tide.util.private'
 local published = require 'tide.model.published'
@@ -514,8 +515,7 @@ function decoder.extend(Model)
    local op = Model.family.op
    -- fields of images and videos, and those of a batch that a call takes beside the place of its
    -- tokens
-   Model.image_fields = { 'pixel_values', 'image_grid_thw', 'pixel_values_videos',
-      'video_grid_thw', Model.has_seconds and 'second_per_grid_ts' or nil }
+   Model.image_fields = image_fields.list
    Model.input_fields = names_of({ 'feature_rows' }, Model.image_fields)
    Model.at_fields = names_of(Llama.at_fields, Model.input_fields)
    Model._read_place = signature.options { of_place, of_pixels,

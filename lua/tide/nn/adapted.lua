@@ -39,7 +39,9 @@ function adapted.of_moe(m, field, sharded)
       B = sharded and sharded:unsharded(m, b) or m[b] }
    function view.each(fn)
       if not sharded then return each(m[field]:detach(), 0, fn) end
-      for _, p in ipairs(sharded:pieces(m, field)) do each(p.param:detach(), p.at.row, fn) end
+      for _, p in ipairs(sharded:pieces(m, field)) do
+         each(p.param:detach(), p.parts[1].offset[1], fn)
+      end
    end
    return view
 end

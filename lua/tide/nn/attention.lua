@@ -152,7 +152,7 @@ end
 -- context, of a sequence over ranks (see parallel.cp); rows, an index [K] of the tokens whose
 -- result is needed (see nn.rows).
 function Attention:forward(x_BTC, at)
-   at = at or {}
+   at = context._place('nn.Attention', at)
    local q, k, v = private.call(self.project, self, x_BTC)
    if self.q_norm and self.norms_whole then
       q, k = private.replace(q, self.q_norm(q)), private.replace(k, self.k_norm(k))

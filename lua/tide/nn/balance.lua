@@ -64,6 +64,15 @@ function Balance:_open(way, index, B, T)
    return call
 end
 
+-- Returns the record of the call of a model in which a layer runs; nil without one.
+function balance._call(op, at)
+   if at == nil then return nil end
+   local call = err.type(op, 'at', at, 'table').balance
+   err.arg_if(call ~= nil and getmetatable(call) ~= Call, op, 'at.balance', 'what a model makes of '
+      .. 'its opts.balance', call)
+   return call
+end
+
 -- Ends the call: what runs from here on is recomputed.
 function Call:_close() self.is_open = false end
 
@@ -198,9 +207,26 @@ end
 
 -- ---- figures -----------------------------------------------------------------------------------
 
+-- Returns the place of each layer in counts: its key -> 1 to L. E_STATE: calls of other layers.
+function Balance:_places()
+   local places, keys = {}, {}
+   for _, call in ipairs(self.calls) do
+      for key, layer in each(call.of) do
+         local other = (places[key] or layer.place) ~= layer.place
+            or (keys[layer.place] or key) ~= key
+         err.raise_if(other, 'E_STATE', 'nn.balance', 'two models were called with this balance, '
+            .. 'which would add up what their routers choose; give a teacher or a reference no '
+            .. 'opts.balance, or call it under tide.no_grad')
+         places[key], keys[layer.place] = layer.place, key
+      end
+   end
+   return places
+end
+
 -- Returns how often the tokens of this rank chose each expert of each layer with experts, f32 [L,
 -- E], and how many experts a token uses; nil where no router ran.
 function Balance:counts()
+   self:_places()
    local sum, topk
    for _, call in ipairs(self.calls) do
       local here = #call.layers > 0 and tide.no_grad(stacked, call, 'counts') or nil
@@ -208,15 +234,6 @@ function Balance:counts()
       sum = sum and here and tide.no_grad(function() return sum + here end) or sum or here
    end
    return sum, topk
-end
-
--- Returns the place of each layer in counts: its key -> 1 to L.
-function Balance:_places()
-   local places = {}
-   for _, call in ipairs(self.calls) do
-      for key, layer in each(call.of) do places[key] = layer.place end
-   end
-   return places
 end
 
 -- Adds rate to the correction bias of each expert with fewer tokens than the mean of its layer, and
@@ -228,7 +245,7 @@ function balance._correct(model, counts, places, rate, factor)
       model:walk(function(m)
          local place = m.router_bias and places[m._key]
          if not place then return end
-         local load = counts:select(1, place)
+         local load = counts:select(1, place):to 'f64'       -- whose mean is exact
          local change = (load:mean() - load):sign() * rate
          if factor then change = change * factor end
          m.router_bias:add_(change:to(m.router_bias.dtype))

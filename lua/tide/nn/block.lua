@@ -5,6 +5,7 @@
 -- can follow the names of published checkpoints.
 
 local class = require 'tide.class'
+local context = require 'tide.nn.context'
 local rows_ = require 'tide.nn.rows'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
@@ -24,7 +25,7 @@ function Block:init(parts)
    err.arg_if((parts.norm2 == nil) ~= (parts.mlp == nil), 'nn.Block', 'mlp', 'norm2 and mlp '
       .. 'together or neither', parts.mlp)
    err.arg_if(parts.experts and not parts.mlp, 'nn.Block', 'mlp', 'an MLP beside experts', nil)
-   local names = parts.names or {}
+   local names = err.options('nn.Block', parts.names, roles)
    self._part = {}
    for _, part in ipairs(roles) do
       if parts[part] then
@@ -63,6 +64,7 @@ end
 -- if `owned`. at.rows: index [K] of the rows of the result that are needed (see nn.rows); the
 -- result is then [1, K, C].
 function Block:addends(x, more, owned, at)
+   at = context._place('nn.Block', at)
    local part, drop, scale = self._part, self.dropout, self.scale
    local n, made
    if more then
@@ -77,7 +79,7 @@ function Block:addends(x, more, owned, at)
    if drop then a = private.replace(a, drop(a)) end
    if scale ~= 1 then a = private.replace(a, a * scale) end
    if not part.mlp then return x, a, made ~= nil or owned end
-   if at and at.rows then
+   if at.rows then
       a = private.replace(a, rows_.pick(a, at.rows))
       local picked = rows_.pick(x, at.rows)
       private.spend(made)

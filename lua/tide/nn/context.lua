@@ -33,6 +33,12 @@ function context.of(op, opts, ids)
    return c
 end
 
+-- Returns what a call of a layer gets as `at`; an empty table for nil.
+function context._place(op, at)
+   if at == nil then return {} end
+   return err.type(op, 'at', at, 'table')
+end
+
 -- Returns the positions, i64 [B or 1, T], that an index (document, position) [B or 1, T, 2] gives,
 -- at least 0 in padding too.
 function context._in_documents(index) return index:select(3, 2):to 'i64':clamp(0, 2^31 - 1) end

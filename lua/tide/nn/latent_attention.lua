@@ -15,6 +15,7 @@ local private = require 'tide.util.private'
 local product = require 'tide.nn.product'
 local signature = require 'tide.util.signature'
 local joined = require 'tide.nn.joined'
+local context = require 'tide.nn.context'
 local kv_cache = require 'tide.nn.kv_cache'
 local rows_ = require 'tide.nn.rows'
 local Module = require 'tide.nn.module'
@@ -137,7 +138,7 @@ end
 
 -- Returns the output [B, T, C] of x. Fields of at: as of nn.Attention.
 function LatentAttention:forward(x_BTC, at)
-   at = at or {}
+   at = context._place('nn.LatentAttention', at)
    local q, latent, rot = private.call(self.project, self, x_BTC)
    latent, rot = private.call(self.spread, self, latent, rot)
    local B, T = q:size(1), q:size(2)

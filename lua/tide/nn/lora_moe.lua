@@ -15,6 +15,7 @@ local MoE = require 'tide.nn.moe'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local low_rank = require 'tide.nn.low_rank'
+local mixtures = require 'tide.nn.mixtures'
 local private = require 'tide.util.private'
 local wrap = require 'tide.nn.wrap'
 
@@ -37,10 +38,8 @@ end
 
 -- Adds the weights of experts and routers to a list of nn.lora._weights; returns it.
 function lora_moe.add(list, model)
-   local seen = {}
-   model:walk(function(m, path)
-      if not class.is(m, MoE) or seen[m] then return end
-      seen[m] = true
+   for _, layer in ipairs(mixtures(model)) do
+      local m, path = layer.m, layer.path
       local before = path == '' and '' or path .. '.'
       for _, field in ipairs { 'router', unpack(m:_fields()) } do
          local nout, nin = m:_shape(field)
@@ -48,7 +47,7 @@ function lora_moe.add(list, model)
          list[#list + 1] = { path = before .. field, m = m, field = field, nin = nin, nout = nout,
             experts = not is_router and m.experts or nil, public = public_of(path, field) }
       end
-   end)
+   end
    return list
 end
 

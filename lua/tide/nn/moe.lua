@@ -17,6 +17,7 @@
 -- in which experts work.
 
 local tide = require 'tide'
+local balance = require 'tide.nn.balance'
 local class = require 'tide.class'
 local err = require 'tide.util.err'
 local nf4_part = require 'tide.nn.nf4_part'
@@ -112,6 +113,18 @@ function MoE:_is_gated() return plain[self.act] == nil end
 -- Returns the names of the projections of an expert.
 function MoE:_fields() return self:_is_gated() and gated or ungated end
 
+-- Returns those of `names` (of parameters or buffers) that have a row for each expert and work on
+-- its tokens.
+function MoE:_of_experts(names)
+   local list = {}
+   for _, name in ipairs(names) do
+      for _, field in ipairs(self:_fields()) do
+         if name:sub(1, #field) == field then list[#list + 1] = name end
+      end
+   end
+   return list
+end
+
 -- Returns the shape [out, in] of the weight of each expert at a field, or of the router, whole.
 function MoE:_shape(field)
    if field == 'down_proj' then return self._inner, self.hidden end
@@ -170,13 +183,19 @@ function MoE:forward(x, at)
       err.arg('nn.MoE', 'x', ('a tensor [.., %d]'):format(C), x)
    end
    local flat = x:reshape(-1, C)
-   local ids, w = private.call(self.route, self, flat, at and at.balance)
+   local ids, w = private.call(self.route, self, flat, balance._call('nn.MoE', at))
    local rows, place, offsets = tide.group_rows(ids, self.experts)
    local inner = self.latent and tide.linear(flat, self.fc1_latent_proj) or flat
    local picked = inner:index_select(1, rows)
    if self.latent then private.spend(inner) end
-   local of = self.down_proj_bias and experts_of(ids, place) or nil
-   local y = private.replace(picked, of_experts(self, picked, offsets, of))
+   local of = (self.down_proj_bias or self._exchange) and experts_of(ids, place) or nil
+   local y
+   if self._exchange then                                  -- see parallel/experts.lua
+      y = self._exchange:run(picked, of, offsets, function(...) return of_experts(self, ...) end)
+   else
+      y = of_experts(self, picked, offsets, of)
+   end
+   y = private.replace(picked, y)
    y = private.replace(y, y:index_select(1, place:reshape(-1)))
    y = private.replace(y, y:reshape(flat:size(1), self.topk, self.latent or C))
    y = private.replace(y, y * w:unsqueeze(-1))

@@ -164,10 +164,11 @@ function nf4._fill(model, has, read)
    each_weight(model, (rawget(model, 'quantised') or { modules = {} }).modules, function(w, m)
       if not has(name_of(w)) then return end
       local codes_at, scale_at = part.names(w.field)
-      for e = 1, w.experts or 1 do
+      local first, count = part.experts_here(m, codes_at, w.experts or 1)
+      for e = 1, count do
          tide.scope(function()
             local codes, scale = m[codes_at], m[scale_at]
-            local W = read(name_of(w), w.experts and { e - 1, 0, 0 } or { 0, 0 },
+            local W = read(name_of(w), w.experts and { first + e - 1, 0, 0 } or { 0, 0 },
                w.experts and { 1, w.rows, w.cols } or { w.rows, w.cols }, codes.device)
             if w.experts then codes, scale = codes:select(1, e), scale:select(1, e) end
             local made, size = tide.quantize_nf4(W)

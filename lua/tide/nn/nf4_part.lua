@@ -9,6 +9,9 @@
 -- 16384 numbers of the weight. So a part has exactly the numbers of the whole, wherever blocks of
 -- 64 and groups of 256 magnitudes are cut.
 --
+-- Expert parallelism gives a rank the rows of its experts, of codes and of scales:
+-- module._dealt[name] is the layout of a buffer along dim 1, see parallel/experts.lua.
+--
 -- module._layout[<field>_nf4] is the layout of the weight (of one expert) on the axis, and
 -- module[<field>_boxes] the boxes of this rank. A box: rows, cols; first, stride (its row r begins
 -- at number first + r * stride of the weight); per_row (codes of magnitudes a row; nil where rows
@@ -34,6 +37,13 @@ local function block_of(place) return math.floor(place / block_size) end
 local function layout_of(b)
    local all = rawget(b.owner, '_layout')
    return all and all[b.field]
+end
+
+-- Returns the layout of the rows of a buffer { owner, field, buffer }, or nil where they are those
+-- of all experts.
+local function dealt_of(b)
+   local all = b.buffer.ndim == 2 and rawget(b.owner, '_dealt')
+   return all and all[b.field] or nil
 end
 
 -- ---- boxes -------------------------------------------------------------------------------------
@@ -110,7 +120,7 @@ function part.numel(m)
          if layout then rows, cols = layout.shape[1], layout.shape[2]
          elseif m._shape then rows, cols = m:_shape(field)
          else rows, cols = m.nout, m.nin end
-         n = n + rows * cols * (m[name].ndim == 2 and m[name]:size(1) or 1)
+         n = n + rows * cols * (m[name].ndim == 2 and m.experts or 1)
       end
    end
    return n
@@ -194,22 +204,32 @@ end
 
 -- Returns the axis over which a buffer is cut, or nil.
 function part.axis(b)
-   local layout = layout_of(b)
+   local layout = layout_of(b) or dealt_of(b)
    return layout and layout.axis
 end
 
 -- Returns the shape of the whole buffer.
 function part.shape(b)
-   local layout = layout_of(b)
-   if not layout then return b.buffer.shape end
-   local n = layout.shape[1] * layout.shape[2]
-   local nbyte = pairs_of(n) + blocks(n)
-   return b.buffer.ndim == 2 and { b.buffer:size(1), nbyte } or { nbyte }
+   local layout, dealt, shape = layout_of(b), dealt_of(b), b.buffer.shape
+   if layout then
+      local n = layout.shape[1] * layout.shape[2]
+      shape[#shape] = pairs_of(n) + blocks(n)
+   end
+   if dealt then shape[1] = dealt.shape[1] end
+   return shape
+end
+
+-- Returns the number of the first expert (from 0) whose codes a buffer of a module has, and how
+-- many it has. all: the experts of the layer.
+function part.experts_here(m, field, all)
+   local dealt = dealt_of { owner = m, field = field, buffer = m[field] }
+   return dealt and dealt:boxes()[1].offset[1] or 0, dealt and m[field]:size(1) or all
 end
 
 -- Fills a buffer from the whole one.
 function part.fill(b, whole)
-   local layout = layout_of(b)
+   local layout, dealt = layout_of(b), dealt_of(b)
+   if dealt then whole = dealt:cut(whole) end
    b.buffer:copy_(layout and part.cut(layout, whole) or whole)
 end
 
@@ -223,8 +243,8 @@ local function of_expert(all, counts, experts, e)
    return tide.cat(list, 1)
 end
 
--- Returns a copy of the whole buffer; all ranks of the axis call it, where it is cut.
-function part.gather(b)
+-- Returns a copy of a buffer, joined from the ranks that tensor parallelism cuts it over.
+local function joined(b)
    local layout, counts, sizes = layout_of(b), {}, {}
    if not layout then return b.buffer:detach():clone() end
    local experts = b.buffer.ndim == 2 and b.buffer:size(1) or 1
@@ -239,6 +259,12 @@ function part.gather(b)
          return join(layout, of_expert(all, counts, experts, e))
       end)
    end)
+end
+
+-- Returns a copy of the whole buffer; all ranks of its axes call it, where it is cut.
+function part.gather(b)
+   local dealt, t = dealt_of(b), joined(b)
+   return dealt and private.replace(t, dealt:gather(t)) or t
 end
 
 -- ---- computing ----------------------------------------------------------------------------------

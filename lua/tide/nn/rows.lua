@@ -4,6 +4,7 @@
 -- the tokens with a label that counts; of packed chats these are often less than half.
 
 local tide = require 'tide'
+local err = require 'tide.util.err'
 local private = require 'tide.util.private'
 
 local rows_ = {}
@@ -44,6 +45,7 @@ end
 -- Returns the rows of x [B, T, C] that an index [K] names, [1, K, C]; x itself where a part of the
 -- model has picked them already: K is less than B T.
 function rows_.pick(x, rows)
+   err.arg_if(not tide.is_tensor(rows), 'nn.rows', 'at.rows', 'an index tensor [K]', rows)
    local n, K, C = x:size(1) * x:size(2), rows:size(1), x:size(3)
    if n == K then return x end
    local y = x:reshape(n, C):index_select(1, rows)

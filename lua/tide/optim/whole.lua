@@ -69,7 +69,7 @@ local function parameters(self)
    for _, keeper in ipairs(self.keepers) do
       for _, e in ipairs(keeper.entries) do
          if self:is_whole(e.name, e.whole) then
-            add(e.name, e.whole, { keeper.shard_comm, e.axis and e.axis.comm or nil })
+            add(e.name, e.whole, e.comms)
          end
       end
    end

@@ -7,6 +7,7 @@
 local tide = require 'tide'
 local canonical = require 'tide.util.canonical'
 local each = require 'tide.util.each'
+local image_fields = require 'tide.nn.image_fields'
 local layout = require 'tide.parallel.layout'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 
@@ -69,7 +70,7 @@ function fingerprint.parameters(model)
    return table.concat(list, '\n')
 end
 
--- Returns checksums of parameters that have bytes; it reads all of them. of: a list of parameters.
+-- Returns checksums of tensors that have bytes; it reads all of them. of: a list of tensors.
 function fingerprint.values(of)
    local list = {}
    for i, p in ipairs(of) do
@@ -78,13 +79,22 @@ function fingerprint.values(of)
    return table.concat(list, ' ')
 end
 
+-- Returns what a checkpoint of a model holds, as a list: parameters and persistent buffers.
+local function kept(model)
+   local list = model:parameters()
+   for _, b in ipairs(model:named_buffers()) do
+      if b.persistent then list[#list + 1] = b.buffer end
+   end
+   return list
+end
+
 -- Returns what ranks with the same model have in common: items of comm.agree. among: which ranks
 -- those are (default: all that compare).
 function fingerprint.model(model, among)
    return {
       { 'parameters', fingerprint.parameters(model), 'lines', among = among },
       { 'modules', fingerprint.structure(model), 'lines', among = among },
-      { 'values', function() return fingerprint.values(model:parameters()) end, among = among },
+      { 'values', function() return fingerprint.values(kept(model)) end, among = among },
    }
 end
 
@@ -98,20 +108,16 @@ end
 -- Returns the shape and contents of a tensor of whole numbers, of any integer dtype.
 local function integers(t) return contents(t:to 'i64') end
 
--- Fields of images. Their numbers are compared on the host alone: ranks may read or augment images
--- by themselves.
-local of_images = { pixel_values = true, pixel_values_videos = true, image_grid_thw = true,
-   video_grid_thw = true, second_per_grid_ts = true }
-
 -- Returns a field of a batch as text; nil of one that is not compared.
 local function field(name, v)
    if name == 'counted' then return nil end                -- follows from the labels
    if not tide.is_tensor(v) then
-      local is_list = type(v) == 'table' and (tostring(name):find '^cu_' or of_images[name])
+      local is_list = type(v) == 'table' and (tostring(name):find '^cu_' or image_fields.is[name])
       return is_list and canonical(v) or nil
    end
    if not v.dtype:find 'f' then return integers(v) end
-   if of_images[name] and v.device == 'cpu' then return contents(v) end
+   -- on the host alone: ranks may read or augment images by themselves
+   if image_fields.is[name] and v.device == 'cpu' then return contents(v) end
    return table.concat(v.shape, 'x') .. ' ' .. v.dtype
 end
 

@@ -67,13 +67,19 @@ end
 -- Copies what every rank has written in a scope to the shards. All ranks must have written the
 -- same: a rank keeps its own rows only. failed: fn has raised here.
 local function keep_writes(op, sharded, list, failed)
-   local written, flats = failed and {} or written_of(list), {}
-   for i, b in ipairs(written) do flats[i] = b.flat end
+   local written, flats, of_experts = failed and {} or written_of(list), {}, {}
+   for _, b in ipairs(written) do
+      local all = b.opts.parts > 1 and of_experts or flats
+      all[#all + 1] = b.flat
+   end
    agree.check(sharded.data_comm, op, 'E_STATE', {
       { 'ends of the scope', failed and 'an error' or 'a result', 'shown',
         hint = 'the function must end alike on all ranks' },
       { 'values of parameters', #flats > 0 and fingerprint.values(flats) or '',
         hint = 'what is written into whole parameters must be the same on every rank' },
+      { 'values of experts', #of_experts > 0 and fingerprint.values(of_experts) or '',
+        among = sharded.ep and sharded.ep.rank,
+        hint = 'what is written into experts must be the same on every rank that keeps them' },
    })
    for _, b in ipairs(written) do b:write_back() end
 end

@@ -16,6 +16,7 @@ local family = require 'tide.model.family'
 local fs = require 'tide.util.fs'
 local lora = require 'tide.nn.lora'
 local low_rank = require 'tide.nn.low_rank'
+local mixtures = require 'tide.nn.mixtures'
 local nf4 = require 'tide.nn.nf4'
 local nn = require 'tide.nn'
 local outlive = require 'tide.util.outlive'
@@ -36,8 +37,8 @@ local before = 'base_model.model.'
 -- of published files: { peft, rename } (see model/qwen2_5_vl.lua), from_peft alone where PEFT also
 -- reads those of files (see model/hybrid.lua), or an empty table.
 local function names_of(kind)
-   local of = kind and tide.model[kind].family
-   return type(of) == 'table' and (of.peft and of or { from_peft = of.from_peft }) or {}
+   local of = family.rules(kind)
+   return of.peft and of or { from_peft = of.from_peft }
 end
 
 -- Returns PEFT's name of a parameter such as 'model.layers.0.q_proj.lora_A'. of: names_of its
@@ -309,11 +310,8 @@ local function check_config(op, path, c, is_mixture)
 end
 
 -- Returns whether a model has experts whose adapters have names in folders.
-local function has_experts(model)
-   local found = false
-   if not peft_moe.knows(family.of(model)) then return false end
-   model:walk(function(m) found = found or class.is(m, nn.MoE) end)
-   return found
+local function names_experts(model)
+   return peft_moe.knows(family.of(model)) and #mixtures(model) > 0
 end
 
 -- Returns the configuration and the tensors of a folder for a model, under tide's names. of:
@@ -323,7 +321,7 @@ local function open(op, dir, model, of)
    err.raise_if(not fs.exists(path), 'E_IO', op, '%s has no %s; give the folder of an adapter', dir,
       config_name)
    local c = fs.read_json(op, path)
-   local is_mixture, all, tensors, names = has_experts(model), {}, {}, {}
+   local is_mixture, all, tensors, names = names_experts(model), {}, {}, {}
    check_config(op, path, c, is_mixture)
    for name, t in each(checkpoint.tensors(fs.join(dir, weights_name))) do
       local inner = inner_name(name, of)

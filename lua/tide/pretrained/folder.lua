@@ -7,6 +7,7 @@ local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
 local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local fp8_block = require 'tide.pretrained.fp8_block'
 local fs = require 'tide.util.fs'
@@ -74,6 +75,9 @@ local function is_passed_over(name) return name:find '%f[%w]rotary_emb%.inv_freq
 local Weights = { class_name = 'PublishedWeights' }
 Weights.__index = Weights
 
+-- How packed tensors lie in files, by kind (see model/packing.lua).
+local forms = { fp8 = fp8_block, mxfp4 = mxfp4 }
+
 -- Number of elements that are read and converted at a time, so that they stay in the CPU cache.
 local PIECE = 2 ^ 19
 
@@ -102,38 +106,48 @@ function row_of(self, name)
    return info
 end
 
--- Maps tensors in MXFP4, two of the file each, to one name.
-local function unpack_mxfp4(self)
-   for _, name in ipairs(mxfp4.packed(self.op, self.dir, sorted_keys(self.stored))) do
-      err.raise_if(self.stored[name], 'E_FORMAT', self.op, "%s holds '%s' and '%s_blocks', which "
-         .. 'name one tensor; remove one', self.dir, name, name)
-      self.packed[name] = { box = mxfp4.box, shape = function()
-         return mxfp4.shape(self.op, self.dir, name, self.file:info(name .. '_blocks'),
-            self.file:info(name .. '_scales'))
-      end }
-      self.stored[name] = name
-      self.stored[name .. '_blocks'], self.stored[name .. '_scales'] = nil, nil
+-- Returns the names X of packed tensors: those that a file has as X .. form.codes and
+-- X .. form.scales. Raises where it has one of the two, unless that is X itself, a plain tensor.
+local function packed_names(self, form)
+   local ends, list = { [form.scales] = form.codes }, {}
+   if form.codes ~= '' then ends[form.codes] = form.scales end
+   for _, name in ipairs(sorted_keys(self.stored)) do
+      for this, other in each(ends) do
+         local x = #name > #this and name:sub(-#this) == this and name:sub(1, -#this - 1)
+         err.raise_if(x and not self.stored[x .. other], 'E_FORMAT', self.op, "%s holds '%s' and "
+            .. "lacks '%s%s', the other part of a tensor in %s", self.dir, name, x, other,
+            form.name)
+         if x and this == form.scales then list[#list + 1] = x end
+      end
    end
+   return list
 end
 
--- Maps tensors in FP8 and their scales to one name.
-local function unpack_fp8(self, block)
-   for _, name in ipairs(fp8_block.packed(sorted_keys(self.stored))) do
-      local stored = self.stored[name]
+-- Maps packed tensors, two of the file each, to one name. packing: of model/packing.lua.
+local function unpack_pairs(self, packing)
+   local form, stored = forms[packing.kind], self.stored
+   for _, name in ipairs(packed_names(self, form)) do
+      local codes, scales = name .. form.codes, name .. form.scales
+      err.raise_if(codes ~= name and stored[name], 'E_FORMAT', self.op, "%s holds '%s' and '%s', "
+         .. 'which name one tensor; remove one', self.dir, name, codes)
+      local of_codes, of_scales = stored[codes], stored[scales]
+      local in_file = of_codes:sub(1, -#form.codes - 1)
       self.packed[name] = {
-         box = function(offset, size, read) return fp8_block.box(offset, size, block, read) end,
+         box = function(offset, size, read)
+            return form.box(offset, size, read, packing.block)
+         end,
          shape = function()
-            return fp8_block.shape(self.op, self.dir, stored, self.file:info(stored),
-               self.file:info(stored .. '_scale_inv'), block)
+            return form.shape(self.op, self.dir, in_file, self.file:info(of_codes),
+               self.file:info(of_scales), packing.block)
          end,
       }
-      self.stored[name .. '_scale_inv'] = nil
+      stored[codes], stored[scales] = nil, nil
+      stored[name] = in_file
    end
 end
 
 -- Opens the weights of a folder. rename: nil, or a function from a name of the file to that of the
--- model; it returns nil for a tensor to ignore. packing: 'mxfp4', a block of FP8 (see
--- model/packing.lua) or nil.
+-- model; it returns nil for a tensor to ignore. packing: of model/packing.lua, or nil.
 local function weights_of(op, dir, rename, packing)
    local self = setmetatable({ op = op, dir = dir, file = open_weights(op, dir), stored = {},
       rows = {}, views = {}, sources = {}, packed = {}, nbyte = 0 }, Weights)
@@ -142,7 +156,7 @@ local function weights_of(op, dir, rename, packing)
       if own and rename then own = rename(own) end
       if own then self.stored[own] = name end
    end
-   if packing == 'mxfp4' then unpack_mxfp4(self) elseif packing then unpack_fp8(self, packing) end
+   if packing then unpack_pairs(self, packing) end
    return self
 end
 

@@ -6,7 +6,7 @@ local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 
-local fp8_block = {}
+local fp8_block = { name = 'FP8', codes = '', scales = '_scale_inv' }
 
 local PIECE = 2 ^ 20                   -- numbers that are converted at a time
 
@@ -23,16 +23,6 @@ local function numbers()
    local list = {}
    for code = 0, 255 do list[code + 1] = { number(code) } end
    return tide.tensor(list, { dtype = 'f32' })
-end
-
--- Returns the names X of tensors that a file has with X_scale_inv. names: of the file.
-function fp8_block.packed(names)
-   local is_there, list = {}, {}
-   for _, name in ipairs(names) do is_there[name] = true end
-   for _, name in ipairs(names) do
-      if is_there[name .. '_scale_inv'] then list[#list + 1] = name end
-   end
-   return list
 end
 
 -- Returns the shape of X. codes, scales: { dtype, shape, stored } of the two tensors; block: rows
@@ -60,21 +50,21 @@ local function scales_of(at, n, offset, size, block, read)
    local row, col = math.floor(at / block[1]), math.floor(offset[2] / block[2])
    local rows = math.floor((at + n - 1) / block[1]) - row + 1
    local cols = math.floor((offset[2] + size[2] - 1) / block[2]) - col + 1
-   local scales = read('_scale_inv', { row, col }, { rows, cols }):to 'f32'
+   local scales = read(fp8_block.scales, { row, col }, { rows, cols }):to 'f32'
    return scales:index_select(1, blocks_of(at, n, block[1]))
       :index_select(2, blocks_of(offset[2], size[2], block[2]))
 end
 
--- Returns a box of X in bf16. read(what, offset, size): gives a box of the codes ('') or of the
--- scales ('_scale_inv').
-function fp8_block.box(offset, size, block, read)
+-- Returns a box of X in bf16. read(what, offset, size): gives a box of the tensor X .. what of the
+-- file.
+function fp8_block.box(offset, size, read, block)
    local out = tide.empty(size, { dtype = 'bf16', device = 'cpu' })
    if dims.numel(size) == 0 then return out end
    local all, most = numbers(), math.max(1, math.floor(PIECE / size[2]))
    for done = 0, size[1] - 1, most do
       tide.scope(function()
          local n, at = math.min(most, size[1] - done), offset[1] + done
-         local codes = read('', { at, offset[2] }, { n, size[2] })
+         local codes = read(fp8_block.codes, { at, offset[2] }, { n, size[2] })
          local x = tide.embedding(all, codes:to 'i32'):reshape { n, size[2] }
          out:narrow(1, done + 1, n):copy_(x * scales_of(at, n, offset, size, block, read))
       end)

@@ -14,6 +14,7 @@ local Exact = require 'tide.pretrained.exact'
 local family = require 'tide.model.family'
 local folder = require 'tide.pretrained.folder'
 local low_rank = require 'tide.nn.low_rank'
+local mixtures = require 'tide.nn.mixtures'
 local nf4 = require 'tide.nn.nf4'
 local nf4_part = require 'tide.nn.nf4_part'
 local nn = require 'tide.nn'
@@ -39,10 +40,9 @@ local function open_published(dir)
    local self = folder.open(op, dir)
    self.plain = { config = self.config }
    self.plain.family = told_by(self, family.saved, op, self.plain)
-   local made = tide.model[self.plain.family]
-   local fields = type(made.family) == 'table' and made.family or {}
-   self.store = folder.weights(op, dir, fields.rename,
-      told_by(self, packing.of, op, self.config, fields.packing))
+   local rules = family.rules(self.plain.family)
+   self.store = folder.weights(op, dir, rules.rename,
+      told_by(self, packing.of, op, self.config, rules.packing))
    return self
 end
 
@@ -54,47 +54,49 @@ local function open_checkpoint(where)
    return { dir = saved.folder, plain = saved.plain, store = saved.store }
 end
 
--- Fields that count tensors, and fields that are a factor of the size of a tensor.
-local counts = { 'num_hidden_layers', 'n_layer', 'depth' }
-local factors = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
-   'num_attention_heads', 'num_key_value_heads', 'moe_intermediate_size',
-   'shared_intermediate_size', 'moe_shared_expert_intermediate_size', 'moe_latent_size', 'n_embd',
-   'n_inner',
-   'n_positions', 'n_head', 'num_heads', 'n_groups', 'state_size', 'ssm_state_size',
-   'conv_kernel', 'mamba_num_heads', 'mamba_head_dim', 'mamba_n_heads', 'mamba_d_head',
-   'mamba_d_state', 'mamba_n_groups', 'mamba_d_conv', 'out_hidden_size', 'in_channels', 'in_chans',
-   'num_position_embeddings' }
+-- Fields that count layers, and fields that are a factor of the size of a tensor. A family names
+-- its further ones by `counts` and `sizes`.
+local counts = { 'num_hidden_layers' }
+local sizes = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
+   'num_attention_heads', 'num_key_value_heads' }
 
 -- A field without a tensor (the MLP's, in a model without one) may exceed all tensors up to this.
 local free_size = 2 ^ 20
 
 -- Raises if a field of a configuration counts more layers than the files have tensors, or is more
--- than `most`. at: the words before its fields in messages.
-local function check_fields(self, config, at, tensors, most)
-   for _, key in ipairs(counts) do
-      local v = config[key]
-      err.raise_if(type(v) == 'number' and v > tensors, 'E_FORMAT', op, "%s/config.json: field "
-         .. "'%s%s' says %.14g layers, the weights have %d tensors", self.dir, at, key, v, tensors)
+-- than `most`. at: the words before its fields in messages; rules: of the family.
+local function check_fields(self, config, at, rules, tensors, most)
+   local function each_above(limit, lists, fn)
+      for _, list in ipairs(lists) do
+         for _, key in ipairs(list) do
+            local v = config[key]
+            if type(v) == 'number' and v > limit then fn(at .. key, v) end
+         end
+      end
    end
-   for _, key in ipairs(factors) do
-      local v = config[key]
-      err.raise_if(type(v) == 'number' and v > most, 'E_FORMAT', op, "%s/config.json: field '%s%s' "
-         .. 'is %.14g, no tensor of the weights has more than %d numbers', self.dir, at, key, v,
-         most)
-   end
+   each_above(tensors, { counts, rules.counts }, function(key, v)
+      err.raise('E_FORMAT', op, "%s/config.json: field '%s' says %.14g layers, the weights have %d "
+         .. 'tensors', self.dir, key, v, tensors)
+   end)
+   each_above(most, { sizes, rules.sizes }, function(key, v)
+      err.raise('E_FORMAT', op, "%s/config.json: field '%s' is %.14g, no tensor of the weights has "
+         .. 'more than %d numbers', self.dir, key, v, most)
+   end)
 end
 
 -- Raises if the configuration has more layers than the files have tensors, or is wider than the
 -- largest tensor, before anything of that size is allocated.
 local function check_sizes(self)
    local config, names, most = self.plain.config, self.store:names 'model', free_size
+   local rules = family.rules(self.make and self.plain.family
+      or told_by(self, family.saved, op, self.plain))
    for _, name in ipairs(names) do
       most = math.max(most, dims.numel(self.store:shape('model', name)))
    end
-   check_fields(self, config, '', #names, most)
+   check_fields(self, config, '', rules, #names, most)
    for _, part in ipairs { 'text_config', 'vision_config' } do
       if type(config[part]) == 'table' then
-         check_fields(self, config[part], part .. '.', #names, most)
+         check_fields(self, config[part], part .. '.', rules, #names, most)
       end
    end
 end
@@ -140,9 +142,7 @@ end
 -- Raises if the model has more experts than the files have tensors, before they are listed.
 local function check_experts(self, model)
    local experts, tensors = 0, #self.store:names 'model'
-   model:walk(function(m)
-      if class.is(m, nn.MoE) then experts = experts + m.experts end
-   end)
+   for _, layer in ipairs(mixtures(model)) do experts = experts + layer.m.experts end
    err.raise_if(experts > tensors, 'E_FORMAT', op, '%s/config.json says %.14g experts in all '
       .. 'layers, the weights have %d tensors', self.dir, experts, tensors)
 end

@@ -9,7 +9,7 @@ local tide = require 'tide'
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 
-local mxfp4 = {}
+local mxfp4 = { name = 'MXFP4', codes = '_blocks', scales = '_scales' }
 
 local group = 32
 
@@ -28,21 +28,6 @@ local function tables()
    return tide.tensor(pairs_, { dtype = 'f32' }), tide.tensor(powers, { dtype = 'f32' })
 end
 
--- Returns the names X of tensors that a file has as X_blocks and X_scales, and raises where it has
--- one of the two. names: of the file.
-function mxfp4.packed(op, dir, names)
-   local is_there, list = {}, {}
-   for _, name in ipairs(names) do is_there[name] = true end
-   for _, name in ipairs(names) do
-      local x, part = name:match '^(.*)_(%l+)$'
-      local other = part == 'blocks' and 'scales' or part == 'scales' and 'blocks'
-      err.raise_if(other and not is_there[x .. '_' .. other], 'E_FORMAT', op, "%s holds '%s' and "
-         .. "lacks '%s_%s', the other part of a tensor in MXFP4", dir, name, x, tostring(other))
-      if part == 'blocks' then list[#list + 1] = x end
-   end
-   return list
-end
-
 -- Returns the shape [E, C, R] of X. blocks, scales: { dtype, shape } of the two tensors.
 function mxfp4.shape(op, dir, name, blocks, scales)
    local b, s = blocks.shape, scales.shape
@@ -56,13 +41,13 @@ function mxfp4.shape(op, dir, name, blocks, scales)
 end
 
 -- Returns a box of X in bf16: offset and size in X. read(what, offset, size): gives a box of the
--- blocks ('_blocks') or of the scales ('_scales').
+-- tensor X .. what of the file.
 function mxfp4.box(offset, size, read)
    local first = math.floor(offset[2] / group)
    local n = size[2] == 0 and 0 or math.ceil((offset[2] + size[2]) / group) - first
    local at, count = { offset[1], offset[3], first }, { size[1], size[3], n }
-   local codes = read('_blocks', { at[1], at[2], first, 0 }, { count[1], count[2], n, group / 2 })
-   local scales = read('_scales', at, count)
+   local codes = read(mxfp4.codes, { at[1], at[2], first, 0 }, { count[1], count[2], n, group / 2 })
+   local scales = read(mxfp4.scales, at, count)
    local pairs_, powers = tables()
    local x = tide.embedding(pairs_, codes:to 'i32'):reshape { size[1], size[3], n, group }
    x = x * tide.embedding(powers, scales:to 'i32')

@@ -12,13 +12,12 @@
 -- Legend: E experts, C width, I hidden size of an expert.
 
 local tide = require 'tide'
-local class = require 'tide.class'
 local dims = require 'tide.util.dims'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local low_rank = require 'tide.nn.low_rank'
 local lora_moe = require 'tide.nn.lora_moe'
-local MoE = require 'tide.nn.moe'
+local mixtures = require 'tide.nn.mixtures'
 
 local peft_moe = {}
 
@@ -234,15 +233,14 @@ end
 -- ones get zeros, also those that stay in tensors.
 function peft_moe.read(op, model, c, tensors)
    local own, rank = {}, c.r
-   model:walk(function(m, path)
-      if not class.is(m, MoE) then return end
-      local before = path == '' and '' or path .. '.'
-      for field, t in each(take_layer(op, c, tensors, m, lora_moe.block(path))) do
+   for _, layer in ipairs(mixtures(model)) do
+      local before = layer.path == '' and '' or layer.path .. '.'
+      for field, t in each(take_layer(op, c, tensors, layer.m, lora_moe.block(layer.path))) do
          local a, b = low_rank.fields(field)
          own[before .. a], own[before .. b] = t.A, t.B
          rank = math.max(rank, t.B:size(-1))
       end
-   end)
+   end
    if rank == c.r then return own, c end
    local wider = setmetatable({ r = rank, lora_alpha = c.lora_alpha
       * (c.use_rslora == true and math.sqrt(rank / c.r) or rank / c.r) }, { __index = c })

@@ -4,6 +4,7 @@ local tide = require 'tide'
 local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
+local image_fields = require 'tide.nn.image_fields'
 local Optimizer = require 'tide.optim.optimizer'
 local nonfinite = require 'tide.train.nonfinite'
 local reduce = require 'tide.train.reduce'
@@ -56,8 +57,8 @@ end
 
 -- Refuses fields that the host reads to lay a step out, and whose sizes differ from batch to batch.
 local function check_fixed(batch, i)
-   local has_images = batch.pixel_values ~= nil or batch.image_grid_thw ~= nil
-      or batch.pixel_values_videos ~= nil or batch.video_grid_thw ~= nil
+   local has_images = false
+   for _, name in ipairs(image_fields.list) do has_images = has_images or batch[name] ~= nil end
    err.raise_if(has_images, 'E_UNSUPPORTED', 'train.step', 'captured: batches[%d] has images, '
       .. 'whose patches differ in number from batch to batch, and a captured step has fixed '
       .. 'shapes; do without capturing', i)
@@ -116,6 +117,8 @@ local by_device = signature.options {
    'where not (check_for_nan_in_grad or cpu_offload) -- E_UNSUPPORTED: captured: '
       .. "{check_for_nan_in_grad and 'check_for_nan_in_grad' or 'cpu_offload'} of fully_shard lets "
       .. 'the host look at gradients within the step, which a captured one cannot',
+   'where ep_size == 1 -- E_UNSUPPORTED: captured: with ep_size ({ep_size}) of fully_shard the '
+      .. 'host reads how many tokens each rank gets; leave out ep_size, or do without capturing',
 }
 
 -- Makes the step a captured one (tide.cuda.captured), where it can be.

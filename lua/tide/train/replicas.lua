@@ -96,6 +96,13 @@ local function optim_names(optim)
    return table.concat(list, '\n')
 end
 
+-- Returns checksums of the correction biases of routers, of which every rank has the whole.
+local function biases(model)
+   local list = {}
+   model:walk(function(m) list[#list + 1] = m.router_bias end)
+   return fingerprint.values(list)
+end
+
 -- Refuses ranks that add up gradients but differ in weights, clip, optimiser or loss. They update
 -- their replicas separately, so the replicas would silently drift apart or learn a mixture. It also
 -- refuses models of equal shapes that compute different things or freeze other parameters.
@@ -107,6 +114,10 @@ function replicas.check_replicas(self, op)
       { 'options of the optimiser', optim_text(self.optim, self.parallel), 'shown' },
       { 'options of the loss', canonical(self.loss_options), 'shown' },
    }
+   if self.parallel and self.router_bias_rate > 0 then
+      items[#items + 1] = { 'values of correction biases',
+         function() return biases(self.model) end }
+   end
    if not self.parallel then
       items[#items + 1] = { 'parameters of the optimiser', optim_names(self.optim) }
       if class.is(self.model, nn.Module) then items[#items + 1] = fingerprint.model(self.model) end

@@ -21,7 +21,7 @@ options.rows = {
    'sampler: table -- chooses the tokens of each step',
    'accum: integer >= 1 = 1 -- micro-batches of a step',
    'clip: number? >= 0 -- limit of the gradient norm; 0: none',
-   'router_bias_rate: number? >= 0 -- step of the correction biases of routers (see train.step)',
+   'router_bias_rate: number? in [0, 1] -- step of the correction biases (see train.step)',
    'out: string? -- folder of the run; without it nothing is written to disk',
    'val_windows: integer >= 1 = 64 -- windows, or rows, of an evaluation',
    'keep: integer? >= 1 -- number of checkpoints to keep; default: all',

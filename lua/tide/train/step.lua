@@ -40,13 +40,20 @@ local function check_dtype(op, model)
    end
 end
 
--- Refuses a rate for a model whose routers have no correction biases.
+-- Refuses a rate for a model whose routers have no correction biases, which does not note what they
+-- choose, or whose adapters are written without the biases.
 local function check_router_bias(op, self)
    if self.router_bias_rate == 0 then return end
    local has = false
    if self.model.walk then self.model:walk(function(m) has = has or m.router_bias ~= nil end) end
    err.raise_if(not has, 'E_ARG', op, 'router_bias_rate: no router of the model has a correction '
       .. 'bias (correction = true of nn.MoE); leave it out, or give output_router_logits')
+   err.raise_if(not self.has_experts, 'E_UNSUPPORTED', op, 'router_bias_rate: the model has no '
+      .. 'method has_experts, so the step does not see what its routers choose; take a model of '
+      .. 'tide.model, or move the biases in a loop of your own')
+   err.raise_if(rawget(self.model, '_adapter'), 'E_UNSUPPORTED', op, 'router_bias_rate: the model '
+      .. 'has adapters (nn.lora), whose files hold no correction biases, so that they would be '
+      .. 'lost; leave it out, or train the model without adapters')
 end
 
 -- Makes a step. Captured, it is one launch of a CUDA graph from the second on, with the same
@@ -69,8 +76,8 @@ function step.new(opts)
       clip = opts.clip, router_bias_rate = opts.router_bias_rate,
       loss = opts.loss, loss_options = opts.loss_options or {},
    }, Step)
-   check_router_bias(op, self)
    self.has_experts = type(opts.model.has_experts) == 'function' and opts.model:has_experts()
+   check_router_bias(op, self)
    replicas.set_groups(self, op)
    replicas.check_replicated(self, op)
    replicas.check_replicas(self, op)
@@ -150,8 +157,8 @@ return signature.doors('train.step', step, {
       'model: table -- with loss(ids, labels, { count = n })',
       'optim: optimizer -- the optimiser of its parameters',
       'clip: number >= 0 = 0 -- limit of the gradient norm; 0: none',
-      'router_bias_rate: number >= 0 = 0 -- what a step adds to the correction bias of an expert '
-         .. 'with few tokens, and subtracts from one with many (see nn.balance)',
+      'router_bias_rate: number in [0, 1] = 0 -- what a step adds to the correction bias of an '
+         .. 'expert with few tokens, and subtracts from one with many (see nn.balance)',
       'comm: comm? -- ranks with data of their own; all by default',
       'loss: any? -- called as loss(model, batch, { count = n, .. }) in place of model:loss, with '
          .. 'the part of a batch of this rank; batches then have count',

@@ -287,6 +287,16 @@ function models.mesh(c, n)
    return axes
 end
 
+-- The fewest experts that a layer of a model has; 0: no layer has any.
+function models.fewest_experts(t, o)
+   local least = math.huge
+   local model = t.model[o.family](o.config, { device = 'null' })
+   model:walk(function(m)
+      if m.class_name == 'MoE' then least = math.min(least, m.experts) end
+   end)
+   return least < math.huge and least or 0
+end
+
 -- ---- optimisers ------------------------------------------------------------------------------
 
 -- Options of an optimiser, with its class in `kind`.

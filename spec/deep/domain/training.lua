@@ -41,6 +41,7 @@ function training.make(c)
    o.config = models.config(c, o.family, o.axes.tp)
    o.T, o.rows, o.accum, o.steps = c:few(1, 20), c:few(1, 2), c:few(1, 3), c:few(1, 3)
    if o.axes.dp_shard > 1 or not c:chance(0.3) then o.fsdp = fsdp(c, o) end
+   o.ep = models.divisor(c, o.axes.dp_shard * o.axes.cp)
    if o.axes.tp > 1 then
       o.tp = { sequence_parallel = c:chance(0.5) and o.family ~= 'gpt2' }    -- is refused there
       o.tp.async_tp = o.tp.sequence_parallel and c:chance(0.3) or nil
@@ -123,6 +124,7 @@ function training.trait(o)
       if o.axes[name] > 1 then list[#list + 1] = name end
    end
    if o.fsdp then list[#list + 1] = o.fsdp.strategy end
+   if o.fsdp and (o.fsdp.ep_size or 1) > 1 then list[#list + 1] = 'ep' end
    if o.own then list[#list + 1] = 'own' end
    return table.concat(list, ' ')
 end
@@ -131,6 +133,8 @@ end
 function training.check(o)
    local t = require 'tide'
    local steps = {}
+   local replaced = o.own and o.own.mlp                     -- may take the experts away
+   if o.fsdp and not replaced and o.ep <= models.fewest_experts(t, o) then o.fsdp.ep_size = o.ep end
    for s = 1, o.steps do
       local ids, labels = models.tokens(o.seed + s, step_rows(o), o.T, o.config.vocab_size)
       steps[s] = { ids = ids, labels = labels, says = o.says[s] }

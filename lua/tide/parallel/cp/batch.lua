@@ -15,6 +15,7 @@ local signature = require 'tide.util.signature'
 local cp = require 'tide.parallel.cp'
 local cp_map = require 'tide.parallel.cp.map'
 local documents = require 'tide.parallel.cp.documents'
+local image_fields = require 'tide.nn.image_fields'
 local in_documents = require('tide.nn.context')._in_documents
 local mask_ = require 'tide.nn.mask'
 
@@ -36,9 +37,6 @@ batch_.fields = {
    answers = { dim = 2, fill = 0 }, teacher_ids = { dim = 2, fill = 0 },
    teacher_logp = { dim = 2, fill = 0 }, feature_rows = { dim = 2, fill = -1 },
 }
--- Fields of images, of which every rank has all.
-local of_images = { pixel_values = true, image_grid_thw = true, pixel_values_videos = true,
-   video_grid_thw = true, second_per_grid_ts = true }
 -- Fields that the context replaces: the result leaves them out.
 local masks = { attention_mask = true }
 
@@ -118,7 +116,7 @@ end
 -- Returns how to cut a field; nil: it stays whole.
 local function field_of(op, fields, name, v, B, S)
    local row = fields and fields[name]
-   if row == false or row == nil and of_images[name] then return nil end
+   if row == false or row == nil and image_fields.is[name] then return nil end
    row = row or batch_.fields[name]
    if not tide.is_tensor(v) then
       if row and v ~= false then err.arg(op, name, 'a tensor with a value for each token', v) end

@@ -140,9 +140,17 @@ local function summed_in(dtype, reduce_dtype)
    return half and reduce_dtype ~= dtype and 'f32' or dtype
 end
 
+-- Returns the communicators along which distinct parts of a parameter lie.
+local function comms_of(entry, shards)
+   local list = { shards }
+   for _, axis in ipairs(entry.cut and entry.cut:axes() or {}) do list[#list + 1] = axis.comm end
+   return list
+end
+
 -- Makes a bucket. entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts:
--- comm (ranks of the shards), replicas (ranks that hold the same shard), full (bytes are freed
--- between uses), shard_dtype, dtype (of the computation), reduce_dtype, device, shard_device,
+-- comm (ranks of the shards), replicas (ranks that hold the same shard), parts (ranks of the sum of
+-- gradients that hold other parameters, times more), full (bytes are freed between uses),
+-- shard_dtype, dtype (of the computation), reduce_dtype, device, shard_device,
 -- offload, seed, init (false: no values).
 function Bucket:init(entries, opts)
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas
@@ -175,7 +183,7 @@ function Bucket:init(entries, opts)
    tide.no_grad(show, self, false)
    for _, e in ipairs(entries) do
       if e.param.device == 'null' then e.param:release() end
-      e.param = nil
+      e.param, e.comms = nil, comms_of(e, self.comm)
    end
 end
 
@@ -404,14 +412,15 @@ function Bucket:reduce(opts)
    for _, p in ipairs(self.pieces) do begun = begun or p.param.grad ~= nil end
    local direct = not begun and o.reduce_dtype == gshard.dtype and not o.offload
    local r = { op = opts.op, begun = begun }
+   local scale = opts.scale / (opts.op == 'mean' and o.parts or 1)
    tide.no_grad(function()
       if self.comm.size == 1 then
          r.out = direct and gshard
             or tide.empty({ self.layout.total }, { dtype = o.reduce_dtype, device = o.device })
-         collect(self, r.out, opts.scale)
+         collect(self, r.out, scale)
       else
          r.flat, r.kept = opts.take(self, self.layout.total, o.reduce_dtype, o.device)
-         collect(self, r.flat, opts.scale)
+         collect(self, r.flat, scale)
          r.out = direct and gshard or tide.empty({ self.counts[self.comm.rank + 1] },
             { dtype = o.reduce_dtype, device = o.device })
          local work = self.comm:reduce_scatter_v(r.flat, self.counts, opts.op, r.out,

@@ -27,12 +27,14 @@ local by_key = require 'tide.util.by_key'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
 local dist = require 'tide.comm'
+local experts = require 'tide.parallel.experts'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local fingerprint = require 'tide.parallel.fingerprint'
 local nf4_part = require 'tide.nn.nf4_part'
 local nn_place = require 'tide.nn.place'
 local options = require 'tide.parallel.fsdp.options'
+local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local schedule = require 'tide.parallel.fsdp.schedule'
 local spread = require 'tide.nn.spread'
@@ -63,6 +65,32 @@ local function comms_of(ranks, strategy)
    return all, shard, replicas or dist.solo(), data
 end
 
+-- Returns every n-th rank of comm from this one on.
+local function every(comm, n)
+   if comm.size == n then return dist.solo() end
+   return n == 1 and comm or subgroup.far(comm, n, 'expert_data')
+end
+
+-- Deals the experts out over ep_size neighbours, where it is more than 1, and sets over which ranks
+-- parameters lie as shards: shards, replicas, and parts, ranks of the gradient's sum that have
+-- other parameters.
+local function deal_experts(self)
+   local k, shards = self.opts.ep_size, self.shard_comm
+   self.of_others = { shards = shards, replicas = self.replicas, parts = 1 }
+   if k == 1 then return end
+   local wide = self.opts.strategy == 'no_shard' and self.data_comm or shards
+   err.raise_if(wide.size % k ~= 0, 'E_ARG', op, 'ep_size (%d) must divide the %d ranks that have '
+      .. 'data of their own (dp_shard x cp, and with no_shard dp)', k, wide.size)
+   self.ep = experts.axis(wide, k)
+   experts.deal(op, self.model, self.ep)
+   local rest = every(wide, k)
+   if wide == shards then
+      self.of_experts = { shards = rest, replicas = self.replicas, parts = k }
+   else
+      self.of_experts = { shards = shards, replicas = rest, parts = k }
+   end
+end
+
 local is_half = { bf16 = true, f16 = true }
 
 -- Returns where shards and their gradients lie. A rehearsal, on the null device, has no host.
@@ -70,17 +98,19 @@ local function shard_device(self)
    return self.opts.cpu_offload and self.device ~= 'null' and 'cpu' or self.device
 end
 
--- Returns a function that gives the options of a bucket of parameters stored as `dtype`. Frozen
--- ones need no copy in f32.
+-- Returns a function that gives the options of the bucket of an entry. Frozen parameters need no
+-- copy in f32.
 local function bucket_opts(self)
    local o = self.opts
-   return function(dtype, trained)
+   return function(entry)
+      local dtype, among = entry.dtype, entry.is_expert and self.of_experts or self.of_others
       local compute, shard = o.mp.param_dtype or dtype, dtype
-      if trained and (is_half[compute] or is_half[dtype]) then
+      if entry.requires_grad and (is_half[compute] or is_half[dtype]) then
          shard = o.preserve_fp32_weights and 'f32' or compute
       end
       return {
-         comm = self.shard_comm, replicas = self.replicas, dtype = compute, shard_dtype = shard,
+         comm = among.shards, replicas = among.replicas, parts = among.parts,
+         dtype = compute, shard_dtype = shard,
          reduce_dtype = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute,
          device = self.device, shard_device = shard_device(self), offload = o.cpu_offload,
          seed = o.seed, init = o.init,
@@ -131,7 +161,9 @@ local function set_policy(self)
       else
          unit.reshard_after_forward = k ~= false and k ~= 1
       end
-      for _, b in ipairs(small and unit.buckets or {}) do b:set_small(small) end
+      for _, b in ipairs(small and unit.buckets or {}) do
+         if b.opts.parts == 1 then b:set_small(small) end
+      end
    end
 end
 
@@ -180,6 +212,7 @@ function Sharded:init(model, ranks, opts)
    end
    local list = self.opts.disable_bucketing and {} or units.choose(model, self.opts.units)
    check_agreed(self, model, list)
+   deal_experts(self)
    self.sync, self.phase, self.seen, self.reduced, self.pending = true, 'forward', {}, {}, {}
    self.handles, self.buffers = {}, {}
    make_units(self, model, list)
@@ -336,10 +369,14 @@ end
 -- in the same order on every rank: a list of { grads =, comms =, device = }.
 function Sharded:norm_groups()
    local device = shard_device(self)
-   local groups, at = by_key(function(axis)
-      return { grads = {}, comms = { self.shard_comm, axis and axis.comm }, device = device }
+   local groups, at = by_key(function(comms)
+      return { grads = {}, comms = comms, device = device }
    end)
-   for _, e in ipairs(self.entries) do e.group = at(e.axis and e.axis.name or '', e.axis) end
+   for _, e in ipairs(self.entries) do
+      local names = {}
+      for i, axis in ipairs(e.cut and e.cut:axes() or {}) do names[i] = axis.name end
+      e.group = at(table.concat(names, ' '), e.comms)
+   end
    for _, p in ipairs(self:named_parameters()) do
       local g = p.param.grad
       if g ~= nil then table.insert(p.entry.group.grads, g) end
@@ -414,7 +451,8 @@ end
 -- dtype of its shards. Collective.
 function Sharded:unsharded(m, field)
    local bucket, i = place_of(self, 'parallel.Sharded.unsharded', m, field)
-   return tide.no_grad(bucket.whole, bucket, i)
+   local t, e = tide.no_grad(bucket.whole, bucket, i), bucket.entries[i]
+   return e.is_expert and private.replace(t, e.cut:joined(t)) or t
 end
 
 -- Returns the bytes and collectives of a step; see price.lua.

@@ -44,6 +44,8 @@ options.rows = {
    'backward_prefetch: integer >= 0 = 2 -- gathers begun ahead in backward',
    'sync_each_backward: boolean? -- reduces after every micro-batch; by default if gradients are '
       .. 'sharded; false: whole gradients add up on each rank until the last',
+   'ep_size: integer >= 1 = 1 -- ranks that share the experts: each keeps some of every layer, and '
+      .. 'tokens travel to them',
    'device: any? -- device of a model that is on the null device now',
    'seed: integer >= 0 = 0 -- seed of its values',
    'keep_fp8_transpose_cache_when_using_custom_fsdp: boolean? -- keeps FP8 codes of weights for '
@@ -86,7 +88,7 @@ function options.text(o)
       list[#list + 1] = k .. ' ' .. tostring(o.mp[k])
    end
    for _, k in ipairs { 'reshard', 'forward_prefetch', 'backward_prefetch',
-      'sync_each_backward' } do
+      'sync_each_backward', 'ep_size' } do
       list[#list + 1] = k .. ' ' .. tostring(o[k])
    end
    for _, k in ipairs(flag_names) do list[#list + 1] = k .. ' ' .. tostring(o[k]) end

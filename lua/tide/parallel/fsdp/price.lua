@@ -89,7 +89,9 @@ function price.sharded(sharded, opts)
    for _, unit in ipairs(sharded:all_units()) do
       sum.gathered = 0
       for _, b in ipairs(unit.buckets) do
-         add_kept(sum, b, opts.rank or b.comm.rank, opts.state_bytes, unreduced, block)
+         -- neighbours among the shards hold other experts, so they are one rank of an expert's
+         local rank = opts.rank and math.floor(opts.rank / b.opts.parts) or b.comm.rank
+         add_kept(sum, b, rank, opts.state_bytes, unreduced, block)
          local again = b.full and unit.reshard_after_forward and runs[unit] and micro or 0
          add_wire(sum, b, b.full and micro or 1, again, unreduced and 1 or micro)
          if b.small then sum.stays = sum.stays + b:small_count() * bytes_of(b.opts.dtype) end

@@ -1,7 +1,8 @@
 -- One unit: buckets that are gathered, dropped and reduced together.
 --
--- A bucket holds parameters of one dtype, all trained or all frozen, so a unit has one collective a
--- bucket. schedule.lua decides when; this file only calls the buckets.
+-- A bucket holds parameters of one dtype, all trained or all frozen, all shared among the same
+-- ranks, so a unit has one collective a bucket. schedule.lua decides when; this file only calls the
+-- buckets.
 
 local by_key = require 'tide.util.by_key'
 local class = require 'tide.class'
@@ -10,21 +11,23 @@ local Bucket = require 'tide.parallel.fsdp.bucket'
 
 local Unit = class 'FsdpUnit'
 
--- Returns entries grouped by (dtype, trained or not), in order of their first entry.
+-- Returns entries grouped by (dtype, trained or not, dealt out or not), in order of their first
+-- entry.
 local function split(entries)
    local list, at = by_key()
    for _, e in ipairs(entries) do
-      table.insert(at(e.dtype .. (e.requires_grad and '+' or '-')), e)
+      local key = { e.dtype, e.requires_grad and 'trained' or 'frozen', e.is_expert and 'dealt' }
+      table.insert(at(table.concat(key, ' ', 1, e.is_expert and 3 or 2)), e)
    end
    return list
 end
 
--- Makes a unit. desc: name, modules, is_last. bucket_opts(dtype, trained): options of a bucket.
+-- Makes a unit. desc: name, modules, is_last. bucket_opts(entry): options of an entry's bucket.
 function Unit:init(desc, entries, bucket_opts)
    self.name, self.modules, self.is_last = desc.name, desc.modules, desc.is_last
    self.entries, self.buckets, self.numel = entries, {}, 0
    for i, list in ipairs(split(entries)) do
-      self.buckets[i] = Bucket(list, bucket_opts(list[1].dtype, list[1].requires_grad))
+      self.buckets[i] = Bucket(list, bucket_opts(list[1]))
       self.numel = self.numel + self.buckets[i].layout.total
    end
    self.reshard_after_forward, self.calls, self.holds = false, 0, 0

@@ -128,8 +128,8 @@ function units.entries(model, list, root)
                requires_grad = t.requires_grad, whole = t.shape }
             local at = layout.get(m, field)
             if at then
-               e.cut, e.axis = at.blocks and at, at.blocks and at.axis
-               e.whole, e.boxes = at.shape, at:boxes()
+               e.cut, e.whole, e.boxes = at.blocks and at, at.shape, at:boxes()
+               e.is_expert = at.axis.name == 'ep'
             end
             by_id[t.id] = e
             entries[#entries + 1] = e

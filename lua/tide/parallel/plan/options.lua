@@ -21,6 +21,9 @@ options.rows = {
      also = { 'tensor-parallel-size', 'tensor-model-parallel-size' } },
    { 'mesh.cp', 1, 'context-parallel ranks: each sequence is split over them', min = 1,
      also = { 'context-parallel-size' } },
+   { 'mesh.ep', 1, 'expert-parallel ranks, neighbours among the data and context-parallel ranks: '
+     .. 'each keeps some experts of every layer, and tokens travel to them', min = 1,
+     also = { 'expert-model-parallel-size' } },
    { 'cp.layout', 'zigzag', 'which tokens of a sequence each context-parallel rank holds',
      choices = { 'zigzag', 'contiguous', 'document', 'balanced' } },
    { 'cp.method', 'ring', 'how context-parallel ranks exchange queries, keys and values',
@@ -105,17 +108,18 @@ local function reshard_of(text)
    return k
 end
 
-local function fsdp_of(opt)
+local function fsdp_of(opt, mesh)
    local f = opt.fsdp
    local reshard, strategy = reshard_of(f.reshard), f.strategy
-   local wanted = opt.mesh.dp_shard > 0 or opt.mesh.dp_replicate > 0 or f.reduce ~= 'auto'
+   local wanted = mesh.dp_shard > 0 or mesh.dp_replicate > 0 or f.reduce ~= 'auto'
       or opt.offload or reshard ~= nil
    if strategy == 'auto' then
-      if not wanted then return nil end
-      strategy = 'optim_grads_params'
+      if not wanted and mesh.ep == 1 then return nil end
+      strategy = wanted and 'optim_grads_params' or 'no_shard'
    end
    return {
       strategy = strategy, reshard_after_forward = reshard, cpu_offload = opt.offload,
+      ep_size = mesh.ep,
       forward_prefetch = f.forward_prefetch, backward_prefetch = f.backward_prefetch,
       mp_policy = f.reduce ~= 'auto' and { reduce_dtype = f.reduce } or nil,
    }
@@ -143,7 +147,7 @@ function options.read(opt, n, simulate)
    local recompute, cp = opt.recompute == '0' and 'none' or opt.recompute, opt.cp
    if recompute:find '^%d+$' then recompute = 'every:' .. recompute end
    return axes, {
-      ranks = ranks, recompute = recompute, fsdp = fsdp_of(opt),
+      ranks = ranks, recompute = recompute, fsdp = fsdp_of(opt, mesh),
       tp = opt.mesh.tp > 1 and { sequence_parallel = opt.sequence_parallel,
          async_tp = opt.async_tp } or nil,
       cp = opt.mesh.cp > 1 and { layout = cp.layout, method = cp.method,

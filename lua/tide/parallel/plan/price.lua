@@ -241,8 +241,14 @@ local function finish(run)
 end
 
 local function comms_of(run)
-   local mesh = run.mesh
-   local list = { mesh.root.comm, run.sharded and run.sharded.small_comm }
+   local mesh, sharded = run.mesh, run.sharded
+   local list = { mesh.root.comm, sharded and sharded.small_comm }
+   if sharded and sharded.ep then
+      local of = sharded.of_experts
+      for _, comm in ipairs { sharded.ep.comm, of.shards, of.replicas } do
+         list[#list + 1] = comm
+      end
+   end
    for _, name in ipairs { 'near', 'far' } do                -- of the exchange inside a ring
       list[#list + 1] = run.context and run.context[name]
    end

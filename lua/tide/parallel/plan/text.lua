@@ -37,10 +37,19 @@ local function grouped(names)
    return counted(list, '%s (%d)')
 end
 
--- Returns "weight rows / 2" of everything that is cut.
-local function cut_modules(model)
+local function is_of_experts(entry) return entry.axis.name == 'ep' end
+local function by_tensors(entry)
+   if is_of_experts(entry) then return entry.within end
+   return entry
+end
+local function by_experts(entry) return is_of_experts(entry) and entry or nil end
+
+-- Returns "weight rows / 2" of everything that is cut. of: the layout to show of that of a
+-- parameter, or nil.
+local function cut_modules(model, of)
    local names = {}
    local function add(name, entry)
+      entry = entry and of(entry)
       if not entry or not entry.blocks then return end
       names[#names + 1] = ('%-48s Shard(%d)'):format(name:gsub('%.%d+%.', '.*.'),
          entry.placement.dim)
@@ -60,7 +69,8 @@ function text.of(run)
    local names = {}
    for i, unit in ipairs(sharded and sharded.units or {}) do names[i] = unit.name end
    return {
-      cut = cut_modules(run.model), recomputed = grouped(recompute.report(run.model)),
+      cut = cut_modules(run.model, by_tensors), experts = cut_modules(run.model, by_experts),
+      ep = sharded and sharded.opts.ep_size or 1, recomputed = grouped(recompute.report(run.model)),
       units = grouped(names), shards = sharded and sharded.shard_comm.size,
       replicas = sharded and sharded.replicas.size, data = run.data.size,
       strategy = sharded and sharded.opts.strategy, styles = cut and cut.styles or '',
@@ -142,6 +152,8 @@ function text.show(plan)
    add_list(lines, r.cut)
    head('context parallel', '%s', cp == 1 and 'none'
       or ("axis '%s' of %d%s"):format(plan.cp.axis, cp, options_text(plan.cp, {})))
+   if r.ep > 1 then head('expert parallel', '%d ranks', r.ep) end
+   add_list(lines, r.experts)
    head('recompute', '%s', #r.recomputed == 0 and 'none' or show_value(plan.recompute)
       .. (plan.scope and '; scope ' .. plan.scope or ''))
    add_list(lines, r.recomputed)
