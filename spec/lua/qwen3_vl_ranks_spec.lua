@@ -14,6 +14,8 @@ local cases = {
    { 'tp 2', 2, { tp = 2 }, { case = 'mixed' } },
    { 'cp 2 x tp 2 with sequence_parallel', 4, { cp = 2, tp = 2 }, { case = 'mixed' }, sequence },
    { 'experts, cp 2', 2, { cp = 2 }, { case = 'moe_mixed' } },
+   { 'experts that stay on their ranks, one without images', 2, { dp_shard = 2 },
+      { case = 'moe_mixed', rows = true, text = true }, { fsdp = { ep_size = 2 } } },
    { 'experts, tp 2 with sequence_parallel', 2, { tp = 2 }, { case = 'moe_mixed' }, sequence },
 }
 for _, row in ipairs(wide and {
