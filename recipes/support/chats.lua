@@ -436,21 +436,20 @@ local function export_adapters(job, opt, folder)
    end
 end
 
--- Writes the checkpoint as a published folder, or the adapters of it, on one rank. Where PEFT has
--- no names for the adapters of a family, the published folder has them merged.
+-- Writes the checkpoint as a published folder, or the adapters of it, on one rank. The published
+-- folder has adapters merged that PEFT cannot read.
 function chats.export(job, opt, folder, model)
    if not job.first then return end
    local tide = require 'tide'
-   local adapter = require 'tide.pretrained.adapter'
-   local has_moe = adapter._has_moe(model)
-   local has_names = adapter._has_names(require('tide.model.family').of(model), has_moe)
-   if model.adapter and has_names then
-      export_adapters(job, opt, folder)
-      if not opt.export then return end
-   elseif model.adapter then
-      job:print('PEFT has no names for adapters of %s; they are merged into the weights%s',
-         has_moe and "this family's experts" or 'this family', has_moe
-         and '; for a folder of adapters, leave experts and routers out of --lora.targets' or '')
+   if model.adapter then
+      local why, targets = require('tide.pretrained.adapter')._obstacle(model)
+      if not why then
+         export_adapters(job, opt, folder)
+         if not opt.export then return end
+      else
+         job:print('%s; the adapters are merged into the weights%s', why,
+            targets and ('; for a folder of adapters, train %s'):format(targets) or '')
+      end
    end
    local dir = opt.export or fs.join(opt.out, 'model')
    job:check(tide.model.export, folder, dir, { dtype = opt.dtype, overwrite = true,

@@ -142,6 +142,9 @@ function experts.derive(name, names)
    return Model
 end
 
+-- How transformers and PEFT have the experts of most families (see pretrained/peft_moe.lua).
+experts.peft = { router = 'gate', takes_names = true }
+
 -- How files of most families call them.
 experts.usual = { block = 'mlp', gate_proj = 'gate_proj', up_proj = 'up_proj',
    down_proj = 'down_proj' }

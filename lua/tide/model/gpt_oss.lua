@@ -55,6 +55,7 @@ GptOss.family = {
    without = { mlp_bias = { why = 'the experts of a GPT-OSS have biases' } },
    only = experts.only, where = experts.fit 'num_local_experts',
    free = experts.free .. ' initial_context_length',
+   peft_experts = { router = 'router', in_turns = true, transposed = true },
    packing = { 'mxfp4' }, translate = translate, complete = complete, window = window,
    layer = function(_, _, mixer) mixer.sinks = true end,
    experts = function(c)

@@ -124,7 +124,8 @@ local rules = {
 local GraniteMoeHybrid = class('GraniteMoeHybrid', Backbone)
 GraniteMoeHybrid.op, GraniteMoeHybrid._rows, GraniteMoeHybrid._rules = op, rows, rules
 GraniteMoeHybrid._options = { 'recurrence_dtype' }
-GraniteMoeHybrid.family = { sizes = { 'shared_intermediate_size', unpack(Bamba.family.sizes) } }
+GraniteMoeHybrid.family = { sizes = { 'shared_intermediate_size', unpack(Bamba.family.sizes) },
+   peft_experts = { router = 'router' } }
 
 GraniteMoeHybrid.form = { name = 'GraniteMoeHybridModel', body = 'model', embed = 'embed_tokens',
    norm = 'norm', eps = 'rms_norm_eps' }

@@ -23,8 +23,9 @@ local lora_moe = {}
 
 -- ---- which weights -----------------------------------------------------------------------------
 
--- Returns the path that published files give the block of a layer at `path`.
-function lora_moe.block(path) return (path:gsub('%.routed$', '')) end
+-- Returns the path that published files give the block of a layer at `path`: that of the layer with
+-- shared experts of which it is a part.
+function lora_moe.block(path) return (path:gsub('%.routed$', ''):gsub('%.experts$', '')) end
 
 -- Returns the paths whose ends may name the weight at a field of a layer.
 local function public_of(path, field)
