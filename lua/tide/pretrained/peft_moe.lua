@@ -23,6 +23,7 @@ local err = require 'tide.util.err'
 local low_rank = require 'tide.nn.low_rank'
 local lora_moe = require 'tide.nn.lora_moe'
 local mixtures = require 'tide.nn.mixtures'
+local names_ = require 'tide.util.names'
 local peft_names = require 'tide.pretrained.peft_names'
 
 local peft_moe = {}
@@ -122,8 +123,7 @@ local function write_layer(path, of, fields, read, add)
    local block, list = lora_moe.block(path), {}
    local function adapter_of(field)
       local a, b = low_rank.fields(field)
-      local before = path == '' and '' or path .. '.'
-      return { A = read(before .. a), B = read(before .. b) }
+      return { A = read(names_.join(path, a)), B = read(names_.join(path, b)) }
    end
    if fields.router then
       local t, router = adapter_of 'router', block .. '.' .. of.router
@@ -160,8 +160,7 @@ function peft_moe.write(description, rules, has, read, add)
    local of = rules.peft_experts
    for _, path in ipairs(description.modules) do
       if not has(path .. '.lora_A') then
-         local parent, field = ('.' .. path):match '^(.*)%.([^.]+)$'
-         parent = parent:sub(2)
+         local parent, field = names_.split(path)
          if not fields_of[parent] then paths[#paths + 1], fields_of[parent] = parent, {} end
          fields_of[parent][field] = true
       elseif is_taken(path, of) then
@@ -290,11 +289,10 @@ end
 function peft_moe.read(op, model, rules, c, tensors)
    local own, rank = {}, c.r
    for _, layer in ipairs(mixtures(model)) do
-      local before = layer.path == '' and '' or layer.path .. '.'
       local block = lora_moe.block(layer.path)
       for field, t in each(take_layer(op, c, tensors, layer.m, block, rules)) do
          local a, b = low_rank.fields(field)
-         own[before .. a], own[before .. b] = t.A, t.B
+         own[names_.join(layer.path, a)], own[names_.join(layer.path, b)] = t.A, t.B
          rank = math.max(rank, t.B:size(-1))
       end
    end
