@@ -121,7 +121,7 @@ function experts.store_apart(Model, names, part)
    local before = ('^(.*)%%.%s%%.'):format(part)
    Model._lists_experts = true          -- a file has tensors of each expert
 
-   -- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
+   -- Returns the tensors of a published file that hold parts of the experts (see model/stored.lua).
    function Model:stored()
       local list = {}
       local function add(e, shape)

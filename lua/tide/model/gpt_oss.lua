@@ -91,7 +91,7 @@ local function entry_of(row, path, shapes)
    return e
 end
 
--- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
+-- Returns the tensors of a published file that hold parts of the experts (see model/stored.lua).
 function GptOss:stored()
    local shapes, list = {}, {}
    for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end

@@ -179,7 +179,7 @@ function GraniteMoeHybrid.publish(c)
 end
 
 -- Returns the tensors of a published file that hold the experts of a layer together (see
--- model/gpt2.lua): gate_proj and up_proj of each expert one after the other.
+-- model/stored.lua): gate_proj and up_proj of each expert one after the other.
 function GraniteMoeHybrid:stored()
    local list = {}
    for _, layer in ipairs(mixtures(self)) do
