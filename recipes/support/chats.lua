@@ -427,10 +427,15 @@ function chats.chosen(opt, run, result)
 end
 
 -- Writes the adapters of a checkpoint as a folder for PEFT.
-local function export_adapters(job, opt, folder)
+local function export_adapters(job, opt, folder, model)
    local dir, base = fs.join(opt.out, 'adapter'), base_of(opt)
    job:check(require('tide').model.save_adapter, folder, dir, { dtype = opt.dtype, base = base })
    job:print('the adapters of %s are written as %s', folder, dir)
+   local refused = require('tide.pretrained.adapter')._refused(model)
+   if refused then
+      job:print('PEFT refuses adapters of %s in this family, and tide reads them; for PEFT leave '
+         .. '%s out of --lora.targets', refused, refused)
+   end
    if base and fs.is_dir(base) and not fs.exists(fs.join(base, 'config.json')) then
       job:print('PEFT needs their base as a folder of transformers: tide export %s DIR', base)
    end
@@ -444,7 +449,7 @@ function chats.export(job, opt, folder, model)
    if model.adapter then
       local why, targets = require('tide.pretrained.adapter')._obstacle(model)
       if not why then
-         export_adapters(job, opt, folder)
+         export_adapters(job, opt, folder, model)
          if not opt.export then return end
       else
          job:print('%s; the adapters are merged into the weights%s', why,

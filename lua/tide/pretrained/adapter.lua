@@ -115,6 +115,15 @@ function adapter._obstacle(model)
       function(name) return has[name] end)
 end
 
+-- Returns the last name of a layer with adapters that PEFT refuses in a model, though it has a form
+-- for them; nil if it reads all.
+function adapter._refused(model)
+   local name = family.rules(family.of(model)).peft_refuses
+   for _, path in ipairs(name and model.adapter.modules or {}) do
+      if path:match '[^.]*$' == name then return name end
+   end
+end
+
 -- Writes the adapters that read(name) gives. has(name): whether there is such a parameter;
 -- magnitude(path): of DoRA, as PEFT keeps it.
 local function write(op, dir, plain, has, read, magnitude, o)

@@ -40,7 +40,7 @@ local function is_taken(path, of) return of and of.takes_names and taken[path:ma
 -- can. of: peft_experts of the family, or nil; plain, has: as of adapter.lua.
 function peft_moe.obstacle(plain, of, has)
    local description = plain.adapter
-   local attention = "layers of attention alone (targets = 'q_proj|k_proj|v_proj|o_proj')"
+   local attention = "layers of attention alone (targets = 'self_attn.*')"
    local without = description.dora and 'DoRA' or description.dropout ~= 0 and 'dropout'
    for _, path in ipairs(description.modules) do
       local is_linear = has(path .. '.lora_A')
