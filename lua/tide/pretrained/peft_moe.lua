@@ -45,8 +45,9 @@ function peft_moe.obstacle(plain, of, has)
    for _, path in ipairs(description.modules) do
       local is_linear = has(path .. '.lora_A')
       if not is_linear and not of then
-         return ("'%s' is the weight of experts or of a router of a class of your own, which have "
-            .. 'no name in a folder for PEFT'):format(path), 'Linear layers alone'
+         return ("'%s' is the weight of experts or of a router of %s, which have no name in a "
+            .. 'folder for PEFT'):format(path, plain.family or 'a class of your own'),
+            'Linear layers alone'
       elseif not is_linear and of.transposed and plain.config.num_local_experts == 1
          and not path:find '%.router$' then
          return ("'%s' is the weight of a single expert, and PEFT computes its change in another "
