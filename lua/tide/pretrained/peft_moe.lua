@@ -232,7 +232,7 @@ end
 local function is_target(c, path, rules)
    path = '.' .. peft_names.target(path, rules)
    for _, name in ipairs(type(c.target_parameters) == 'table' and c.target_parameters or {}) do
-      name = '.' .. peft_names.inner(name, rules)
+      name = '.' .. peft_names.inner(tostring(name), rules)
       if path:sub(-#name) == name or name:sub(-#path) == path then return true end
    end
    return false
