@@ -427,30 +427,34 @@ function chats.chosen(opt, run, result)
 end
 
 -- Writes the adapters of a checkpoint as a folder for PEFT.
-local function export_adapters(job, opt, folder)
+local function export_adapters(job, opt, folder, model)
    local dir, base = fs.join(opt.out, 'adapter'), base_of(opt)
    job:check(require('tide').model.save_adapter, folder, dir, { dtype = opt.dtype, base = base })
    job:print('the adapters of %s are written as %s', folder, dir)
+   local refused = require('tide.pretrained.adapter')._refused(model)
+   if refused then
+      job:print('PEFT refuses adapters of %s in this family, and tide reads them; for PEFT leave '
+         .. '%s out of --lora.targets', refused, refused)
+   end
    if base and fs.is_dir(base) and not fs.exists(fs.join(base, 'config.json')) then
       job:print('PEFT needs their base as a folder of transformers: tide export %s DIR', base)
    end
 end
 
--- Writes the checkpoint as a published folder, or the adapters of it, on one rank. Where PEFT has
--- no names for the adapters of a family, the published folder has them merged.
+-- Writes the checkpoint as a published folder, or the adapters of it, on one rank. The published
+-- folder has adapters merged that PEFT cannot read.
 function chats.export(job, opt, folder, model)
    if not job.first then return end
    local tide = require 'tide'
-   local adapter = require 'tide.pretrained.adapter'
-   local has_moe = adapter._has_moe(model)
-   local has_names = adapter._has_names(require('tide.model.family').of(model), has_moe)
-   if model.adapter and has_names then
-      export_adapters(job, opt, folder)
-      if not opt.export then return end
-   elseif model.adapter then
-      job:print('PEFT has no names for adapters of %s; they are merged into the weights%s',
-         has_moe and "this family's experts" or 'this family', has_moe
-         and '; for a folder of adapters, leave experts and routers out of --lora.targets' or '')
+   if model.adapter then
+      local why, targets = require('tide.pretrained.adapter')._obstacle(model)
+      if not why then
+         export_adapters(job, opt, folder, model)
+         if not opt.export then return end
+      else
+         job:print('%s; the adapters are merged into the weights%s', why,
+            targets and ('; for a folder of adapters, train %s'):format(targets) or '')
+      end
    end
    local dir = opt.export or fs.join(opt.out, 'model')
    job:check(tide.model.export, folder, dir, { dtype = opt.dtype, overwrite = true,

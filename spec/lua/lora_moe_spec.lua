@@ -33,10 +33,11 @@ local function save(dir, name, list, text, config)
 end
 
 -- Calls fn(base, folder, dir): a folder of the base, and a function that writes one of an adapter.
-local function with_folders(fn)
+-- name: of the base; default: that of most cases.
+local function with_folders(fn, name)
    tmp.with(function(dir)
-      local base = save(dir .. '/base', 'model.safetensors', under 'base', golden.config,
-         'config.json')
+      local base = save(dir .. '/base', 'model.safetensors', under(name and name .. '.base'
+         or 'base'), golden.config[name or 'qwen3_moe'], 'config.json')
       return fn(base, function(case, which, text)
          return save(('%s/%s-%s'):format(dir, case, which), 'adapter_model.safetensors',
             under(case .. '.' .. which), text or golden[case][which], 'adapter_config.json')
@@ -168,6 +169,49 @@ describe('nn.lora of experts', function()
       end)
    end)
 
+   for _, case in ipairs { 'oss', 'oss_joint', 'granite', 'nemotron', 'square' } do
+      it('of other families has the logits of peft, and is written so again: ' .. case, function()
+         with_folders(function(base, folder, dir)
+            local model = tide.model.load_adapter(tide.model.load(base), folder(case, 'kept'))
+            local want = tensors[case .. '.logits']
+            assert.is_true(off(model(ids), want) < 1e-5)
+            tide.model.save_adapter(model, dir .. '/a')
+            local again = tide.model.load_adapter(tide.model.load(base), dir .. '/a')
+            assert.is_true(off(again(ids), want) < 1e-5)
+            if case == 'oss_joint' then return end             -- goes out block-diagonal
+            local kept, mine = under(case .. '.kept'), {}
+            for name, t in each(tide.train.checkpoint.tensors(dir
+               .. '/a/adapter_model.safetensors')) do
+               mine[(name:gsub('%.backbone%.', '.model.'))] = t      -- peft renames it
+            end
+            for name, t in each(kept) do assert.equal(0, off(mine[name], t), name) end
+            for name in each(mine) do assert.is_truthy(kept[name], name) end
+            local theirs = tide.json.decode(golden[case].kept)
+            local c = fs.read_json('spec', dir .. '/a/adapter_config.json')
+            assert.same(theirs.r, c.r)
+            assert.same(next(theirs.rank_pattern) and theirs.rank_pattern, c.rank_pattern or nil)
+            assert.same(next(theirs.alpha_pattern) and theirs.alpha_pattern,
+               c.alpha_pattern or nil)
+         end, golden[case].base)
+      end)
+   end
+
+   -- peft finds a target by the end of its path in transformers, where the body is `model`
+   it('of a hybrid is named by paths that peft finds', function()
+      tmp.with(function(dir)
+         local model = tide.model.hybrid({ vocab_size = 29, hidden_size = 16,
+            hybrid_override_pattern = 'E*-*', num_attention_heads = 2, head_dim = 4,
+            intermediate_size = 8, moe_intermediate_size = 8, n_routed_experts = 4 }, { seed = 2 })
+         lora.attach(model, { rank = 2, targets = '1.mixer.q_proj|mixer.gate|experts.up_proj' })
+         tide.model.save_adapter(fill(model), dir)
+         local c = fs.read_json('spec', dir .. '/adapter_config.json')
+         table.sort(c.target_parameters)
+         assert.same({ 'layers.1.mixer.q_proj' }, setmetatable(c.target_modules, nil))
+         assert.same({ 'layers.0.mixer.experts.up_proj', 'layers.0.mixer.gate.weight' },
+            setmetatable(c.target_parameters, nil))
+      end)
+   end)
+
    it('names Linear layers that peft would take for experts as parameters', function()
       tmp.with(function(dir)
          local model = adapted { rank = 2, targets = 'q_proj|up_proj|gate_proj|gate' }
@@ -216,13 +260,35 @@ describe('nn.lora of experts', function()
       end)
    end)
 
-   it('has no folder for families whose experts PEFT names otherwise', function()
-      local adapter = require 'tide.pretrained.adapter'
-      assert.is_true(adapter._has_moe(adapted()))
-      assert.is_false(adapter._has_moe(adapted { rank = 2, targets = 'q_proj' }))
-      assert.is_true(adapter._has_names('mixtral', true))
-      assert.is_true(adapter._has_names('another', false))
-      assert.is_false(adapter._has_names('another', true))
+   it('has no folder where PEFT has no form for it, and says what to do', function()
+      tmp.with(function(dir)
+         local function save_of(model, opts)
+            lora.attach(model, opts)
+            return tide.model.save_adapter, fill(model), dir .. '/a'
+         end
+         for _, row in ipairs { { 'dora', 'DoRA', true }, { 'dropout', 'dropout', 0.1 } } do
+            refused('E_UNSUPPORTED', { "'model.layers.1.mlp.gate_proj' for experts by its name",
+               'have no ' .. row[2], 'merged model', 'train without ' .. row[2] },
+               save_of(made(), { rank = 2, targets = '1.mlp.gate_proj', [row[1]] = row[3] }))
+            local save_it, model = save_of(made(), { rank = 2, targets = 'q_proj',
+               [row[1]] = row[3] })
+            save_it(model, dir .. '/q')
+         end
+         local function oss()
+            return tide.model.gpt_oss({ vocab_size = 29, hidden_size = 8, num_hidden_layers = 1,
+               num_attention_heads = 2, num_key_value_heads = 1, head_dim = 4,
+               intermediate_size = 6, num_local_experts = 1, num_experts_per_tok = 1 })
+         end
+         refused('E_UNSUPPORTED', { "'model.layers.0.mlp.down_proj'", 'single expert',
+            'merged model' }, save_of(oss(), { rank = 2, targets = 'experts.down_proj' }))
+         local model = oss()
+         lora.attach(model, { rank = 1, targets = 'mlp.router' })
+         tide.model.save_adapter(model, dir .. '/r')
+         local mine = tide.nn.MoE { dim = 8, hidden = 6, experts = 2, topk = 1 }
+         refused('E_UNSUPPORTED', { "'down_proj'", 'class of your own', 'Linear layers alone' },
+            save_of(mine, { rank = 2, targets = 'down_proj' }))
+         assert.is_false(fs.exists(dir .. '/a'))
+      end)
    end)
 
    it('takes experts and routers by all-linear and by the names of published files', function()

@@ -20,6 +20,7 @@ for _, row in ipairs {
 
 DeepseekV2.family = {
    op = 'model.deepseek_v2', fields = fields, sizes = { 'moe_intermediate_size' },
+   peft_experts = experts.peft,
    alias = { num_experts = 'n_routed_experts', num_local_experts = 'n_routed_experts' },
    nullable = { 'q_lora_rank' },
    without = deepseek.without, where = deepseek.where(), translate = deepseek.translate,

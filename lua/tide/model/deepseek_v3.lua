@@ -16,6 +16,7 @@ fields[#fields + 1] = { 'num_nextn_predict_layers', 0, 'integer >= 0' }
 
 DeepseekV3.family = {
    op = 'model.deepseek_v3', fields = fields, sizes = { 'moe_intermediate_size' },
+   peft_experts = experts.peft,
    alias = { num_local_experts = 'n_routed_experts', num_mtp_layers = 'num_nextn_predict_layers' },
    defaults = { max_position_embeddings = 4096 }, nullable = { 'q_lora_rank' },
    without = deepseek.without, where = deepseek.where(), translate = deepseek.translate,

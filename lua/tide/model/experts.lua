@@ -123,7 +123,7 @@ function experts.store_apart(Model, names, part)
    local before = ('^(.*)%%.%s%%.'):format(part)
    Model._lists_experts = true          -- a file has tensors of each expert
 
-   -- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
+   -- Returns the tensors of a published file that hold parts of the experts (see model/stored.lua).
    function Model:stored()
       local list = {}
       local function add(e, shape)
@@ -143,6 +143,9 @@ function experts.derive(name, names)
    experts.store_apart(Model, names, 'mlp')
    return Model
 end
+
+-- How transformers and PEFT have the experts of most families (see pretrained/peft_moe.lua).
+experts.peft = { router = 'gate', takes_names = true }
 
 -- How files of most families call them.
 experts.usual = { block = 'mlp', gate_proj = 'gate_proj', up_proj = 'up_proj',

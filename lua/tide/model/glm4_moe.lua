@@ -18,6 +18,7 @@ for _, row in ipairs { { 'use_qk_norm', false, 'boolean' },
 
 Glm4Moe.family = {
    op = 'model.glm4_moe', fields = fields, sizes = { 'moe_intermediate_size' },
+   peft_experts = experts.peft,
    alias = { num_local_experts = 'n_routed_experts', num_mtp_layers = 'num_nextn_predict_layers' },
    defaults = { rms_norm_eps = 1e-5, max_position_embeddings = 131072 },
    without = { sliding_window = { why = 'a GLM-4.5 attends to all tokens before' },

@@ -101,10 +101,7 @@ local parts_of = {
    ['mlp.c_fc'] = { 'mlp.up_proj' }, ['mlp.c_proj'] = { 'mlp.down_proj' },
 }
 
--- Returns the tensors of a published file: a list of { name, shape, transposed (its last two dims
--- are exchanged), parts }, where parts are { name (of the parameter), shape, first (its first
--- column, or element, from 0) }. Other families have entries of one part with `slice`: the tensor
--- is that slice of the parameter along dim 1, from 0. For further fields see stored.lua.
+-- Returns the tensors of a published file (see model/stored.lua).
 function GPT2:stored()
    local shapes, list = {}, {}
    for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end

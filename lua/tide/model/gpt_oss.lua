@@ -55,6 +55,7 @@ GptOss.family = {
    without = { mlp_bias = { why = 'the experts of a GPT-OSS have biases' } },
    only = experts.only, where = experts.fit 'num_local_experts',
    free = experts.free .. ' initial_context_length',
+   peft_experts = { router = 'router', in_turns = true, transposed = true },
    packing = { 'mxfp4' }, translate = translate, complete = complete, window = window,
    layer = function(_, _, mixer) mixer.sinks = true end,
    experts = function(c)
@@ -90,7 +91,7 @@ local function entry_of(row, path, shapes)
    return e
 end
 
--- Returns the tensors of a published file that hold parts of the experts (see model/gpt2.lua).
+-- Returns the tensors of a published file that hold parts of the experts (see model/stored.lua).
 function GptOss:stored()
    local shapes, list = {}, {}
    for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end

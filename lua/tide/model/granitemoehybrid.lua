@@ -124,7 +124,8 @@ local rules = {
 local GraniteMoeHybrid = class('GraniteMoeHybrid', Backbone)
 GraniteMoeHybrid.op, GraniteMoeHybrid._rows, GraniteMoeHybrid._rules = op, rows, rules
 GraniteMoeHybrid._options = { 'recurrence_dtype' }
-GraniteMoeHybrid.family = { sizes = { 'shared_intermediate_size', unpack(Bamba.family.sizes) } }
+GraniteMoeHybrid.family = { sizes = { 'shared_intermediate_size', unpack(Bamba.family.sizes) },
+   peft_experts = { router = 'router' } }
 
 GraniteMoeHybrid.form = { name = 'GraniteMoeHybridModel', body = 'model', embed = 'embed_tokens',
    norm = 'norm', eps = 'rms_norm_eps' }
@@ -178,7 +179,7 @@ function GraniteMoeHybrid.publish(c)
 end
 
 -- Returns the tensors of a published file that hold the experts of a layer together (see
--- model/gpt2.lua): gate_proj and up_proj of each expert one after the other.
+-- model/stored.lua): gate_proj and up_proj of each expert one after the other.
 function GraniteMoeHybrid:stored()
    local list = {}
    for _, layer in ipairs(mixtures(self)) do

@@ -210,7 +210,10 @@ Hybrid.family = {
    sizes = { 'ssm_state_size', 'mamba_head_dim', 'mamba_num_heads', 'n_groups', 'mamba_n_groups',
       'conv_kernel', 'mamba_d_conv', 'attention_head_dim', 'moe_intermediate_size',
       'moe_shared_expert_intermediate_size', 'moe_latent_size' },
-   -- transformers 5 calls the body model; files, and programs before it, call it backbone
+   peft_experts = { router = 'gate' }, peft_refuses = 'out_proj',
+   -- transformers 5 calls the body model; files, and programs before it, call it backbone. PEFT
+   -- reads both in names of tensors, and finds a target by the end of its path.
+   peft_target = function(path) return (path:gsub('^backbone%.', '')) end,
    from_peft = function(name) return (name:gsub('^model%.', 'backbone.')) end,
 }
 

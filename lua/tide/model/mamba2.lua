@@ -41,7 +41,8 @@ local rules = {
 local Mamba2 = class('Mamba2Model', Backbone)
 Mamba2.op, Mamba2._rows, Mamba2._rules = op, rows, rules
 Mamba2._options = { 'recurrence_dtype' }
-Mamba2.family = { sizes = { 'num_heads', 'n_groups', 'state_size', 'conv_kernel' } }
+Mamba2.family = { sizes = { 'num_heads', 'n_groups', 'state_size', 'conv_kernel' },
+   peft_refuses = 'out_proj' }
 
 -- Makes the fields of config.json of c, a complete configuration: choices of the library become
 -- values that every reader accepts.

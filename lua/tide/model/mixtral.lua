@@ -8,7 +8,7 @@ local Mixtral = experts.derive('Mixtral', { block = 'block_sparse_moe', gate_pro
 
 Mixtral.family = {
    op = 'model.mixtral',
-   fields = experts.fields('num_local_experts', 8, 2),
+   fields = experts.fields('num_local_experts', 8, 2), peft_experts = experts.peft,
    alias = { num_experts = 'num_local_experts' },
    defaults = { rms_norm_eps = 1e-5, rope_theta = 1e6, max_position_embeddings = 131072 },
    only = copy(experts.only, { router_jitter_noise = 0 }),

@@ -10,7 +10,8 @@ local fields = experts.fields('num_experts', 64, 8, { coef = 0.01 })
 fields[#fields + 1] = { 'norm_topk_prob', false, 'boolean' }
 
 Olmoe.family = {
-   op = 'model.olmoe', fields = fields, alias = { num_local_experts = 'num_experts' },
+   op = 'model.olmoe', fields = fields, peft_experts = experts.peft,
+   alias = { num_local_experts = 'num_experts' },
    defaults = { rms_norm_eps = 1e-5, max_position_embeddings = 4096 },
    without = { sliding_window = { why = 'an OLMoE attends to all tokens before' },
       mlp_bias = experts.no_bias,

@@ -30,6 +30,7 @@ end
 Qwen2Moe.family = {
    op = op, fields = fields,
    sizes = { 'moe_intermediate_size', 'shared_expert_intermediate_size' },
+   peft_experts = { router = 'gate' },
    alias = { num_local_experts = 'num_experts' },
    defaults = { max_position_embeddings = 32768 },
    without = { mlp_bias = experts.no_bias, attention_bias = { written = false,

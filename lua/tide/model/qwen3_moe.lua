@@ -42,6 +42,7 @@ end
 
 Qwen3Moe.family = {
    op = op, fields = fields, sizes = { 'moe_intermediate_size' },
+   peft_experts = experts.peft,
    alias = { num_local_experts = 'num_experts' },
    defaults = { max_position_embeddings = 32768 },
    without = { mlp_bias = experts.no_bias },

@@ -1,11 +1,16 @@
--- Reads parameters from published tensors that hold them transposed, several in one, or a slice of
--- one each: the lists of model:stored() (see model/gpt2.lua) as boxes and as whole tensors.
--- Fields of an entry, beside those there: along, the dim of the parameters along which its parts
--- lie side by side (1); alternate, whether their elements take turns along it, part.first being the
--- place of a part in the turn; also, an entry of the same name for tensors of another shape.
+-- Tensors of published files that hold parameters under another name, transposed, several in one,
+-- or a slice of one each, as boxes and as whole tensors.
+--
+-- model:stored() returns a list of them: { name, shape, transposed (its last two dims are
+-- exchanged), along (the dim of the parameters along which parts lie side by side; 1 if nil),
+-- alternate (elements of the parts take turns along it), parts, also (an entry of the same name,
+-- for tensors of another shape) }. parts: { name (of the parameter), shape, first (its place along
+-- that dim, or in the turn, from 0) }. An entry of one part with `slice` is that slice of the
+-- parameter along dim 1, from 0.
 
 local tide = require 'tide'
 local copy = require 'tide.util.copy'
+local each = require 'tide.util.each'
 
 local stored = {}
 
@@ -72,18 +77,31 @@ function stored.entries(op, plain)
       { device = 'null' }):stored()
 end
 
+-- Returns rows (name -> { shape, dtype }) and their reading by the names of published files, of
+-- those by the names of parameters. Tensors that no entry has stay. entries: of stored.entries;
+-- read(name, slice): a tensor, or with a slice (from 0) that one along dim 1.
+function stored.view(entries, rows, read)
+   local list, of = copy(rows), {}
+   for _, entry in ipairs(entries or {}) do
+      for _, part in ipairs(entry.parts) do list[part.name] = nil end
+   end
+   for _, entry in ipairs(entries or {}) do
+      list[entry.name] = { shape = entry.shape, dtype = rows[entry.parts[1].name].dtype }
+      of[entry.name] = entry
+   end
+   return list, function(name)
+      return of[name] and stored.whole(of[name], read) or read(name)
+   end
+end
+
 -- Returns the tensors by the names of published files, of tensors by the names of parameters.
--- Tensors that no entry has stay. entries: of stored.entries.
+-- entries: as of stored.view.
 function stored.published(entries, tensors)
-   local out = copy(tensors)
-   for _, entry in ipairs(entries or {}) do
-      for _, part in ipairs(entry.parts) do out[part.name] = nil end
-   end
-   for _, entry in ipairs(entries or {}) do
-      out[entry.name] = stored.whole(entry, function(name, slice)
-         return slice and tensors[name]:select(1, slice + 1) or tensors[name]
-      end)
-   end
+   local rows, read = stored.view(entries, tensors, function(name, slice)
+      return slice and tensors[name]:select(1, slice + 1) or tensors[name]
+   end)
+   local out = {}
+   for name in each(rows) do out[name] = read(name) end
    return out
 end
 

@@ -16,6 +16,7 @@ local class = require 'tide.class'
 local err = require 'tide.util.err'
 local low_rank = require 'tide.nn.low_rank'
 local mixtures = require 'tide.nn.mixtures'
+local names_ = require 'tide.util.names'
 local private = require 'tide.util.private'
 local wrap = require 'tide.nn.wrap'
 
@@ -23,16 +24,16 @@ local lora_moe = {}
 
 -- ---- which weights -----------------------------------------------------------------------------
 
--- Returns the path that published files give the block of a layer at `path`.
-function lora_moe.block(path) return (path:gsub('%.routed$', '')) end
+-- Returns the path that published files give the block of a layer at `path`: that of the layer with
+-- shared experts of which it is a part.
+function lora_moe.block(path) return (path:gsub('%.routed$', ''):gsub('%.experts$', '')) end
 
 -- Returns the paths whose ends may name the weight at a field of a layer.
 local function public_of(path, field)
-   local block = lora_moe.block(path)
-   local own, file = path == '' and '' or path .. '.', block == '' and '' or block .. '.'
-   if field == 'router' then return { own .. field, file .. 'gate' } end
-   local list = { own .. field, file .. 'experts.' .. field }
-   if field ~= 'down_proj' then list[3] = file .. 'experts.gate_up_proj' end
+   local block, own = lora_moe.block(path), names_.join(path, field)
+   if field == 'router' then return { own, names_.join(block, 'gate') } end
+   local list = { own, names_.join(block, 'experts', field) }
+   if field ~= 'down_proj' then list[3] = names_.join(block, 'experts.gate_up_proj') end
    return list
 end
 
@@ -40,12 +41,12 @@ end
 function lora_moe.add(list, model)
    for _, layer in ipairs(mixtures(model)) do
       local m, path = layer.m, layer.path
-      local before = path == '' and '' or path .. '.'
       for _, field in ipairs { 'router', unpack(m:_fields()) } do
          local nout, nin = m:_shape(field)
          local is_router = field == 'router'
-         list[#list + 1] = { path = before .. field, m = m, field = field, nin = nin, nout = nout,
-            experts = not is_router and m.experts or nil, public = public_of(path, field) }
+         list[#list + 1] = { path = names_.join(path, field), m = m, field = field, nin = nin,
+            nout = nout, experts = not is_router and m.experts or nil,
+            public = public_of(path, field) }
       end
    end
    return list
@@ -54,7 +55,7 @@ end
 -- Returns the module and field of the weight at a path of model.adapter.modules: 'weight' of a
 -- Linear layer.
 function lora_moe.find(model, path)
-   local parent, field = ('.' .. path):match '^(.*)%.([^.]+)$'
+   local parent, field = names_.split(path)
    local m = model:get(parent)
    if class.is(m, MoE) then return m, field end
    return model:get(path), 'weight'

@@ -17,6 +17,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local lora = require 'tide.nn.lora'
 local MoE = require 'tide.nn.moe'
+local mixtures = require 'tide.nn.mixtures'
 local part = require 'tide.nn.nf4_part'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
@@ -41,18 +42,16 @@ end
 
 -- Returns the rows of the description for a model without codes.
 local function rows_of(model)
-   local rows, seen = {}, {}
+   local rows = {}
    for i, entry in ipairs(lora.layers(model)) do
       rows[i] = { entry.path, entry.m.nout, entry.m.nin }
    end
-   model:walk(function(m, path)
-      if not class.is(m, MoE) or seen[m] then return end
-      seen[m] = true
-      for _, field in ipairs(m:_fields()) do
-         local E, out, into = unpack(m[field].shape)
-         rows[#rows + 1] = { path, out, into, field, E }
+   for _, layer in ipairs(mixtures(model)) do
+      for _, field in ipairs(layer.m:_fields()) do
+         local E, out, into = unpack(layer.m[field].shape)
+         rows[#rows + 1] = { layer.path, out, into, field, E }
       end
-   end)
+   end
    return rows
 end
 

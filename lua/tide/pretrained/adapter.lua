@@ -1,6 +1,5 @@
 -- LoRA adapters as PEFT keeps them: a folder with adapter_config.json and
--- adapter_model.safetensors, whose tensors are named base_model.model.PATH.lora_A.weight and
--- .lora_B.weight. Those of experts have a form of their own (peft_moe.lua).
+-- adapter_model.safetensors (see peft_names.lua and, for experts, peft_moe.lua).
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
@@ -21,6 +20,7 @@ local nf4 = require 'tide.nn.nf4'
 local nn = require 'tide.nn'
 local outlive = require 'tide.util.outlive'
 local peft_moe = require 'tide.pretrained.peft_moe'
+local peft_names = require 'tide.pretrained.peft_names'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local state = require 'tide.train.state'
@@ -29,60 +29,6 @@ local states = require 'tide.nn.state'
 local adapter = {}
 
 local config_name, weights_name = 'adapter_config.json', 'adapter_model.safetensors'
-local before = 'base_model.model.'
-
--- ---- names -------------------------------------------------------------------------------------
-
--- Returns what a family says of the names of its modules in transformers, where they are not those
--- of published files: { peft, rename } (see model/qwen2_5_vl.lua), from_peft alone where PEFT also
--- reads those of files (see model/hybrid.lua), or an empty table.
-local function names_of(kind)
-   local of = family.rules(kind)
-   return of.peft and of or { from_peft = of.from_peft }
-end
-
--- Returns PEFT's name of a parameter such as 'model.layers.0.q_proj.lora_A'. of: names_of its
--- family.
-local function published(name, of)
-   if of.peft then name = of.peft(name) end
-   local path = name:match '^(.*)%.lora_m$'
-   return before .. (path and path .. '.lora_magnitude_vector' or name .. '.weight')
-end
-
--- Returns the name in transformers of a tensor of PEFT. of: names_of the family.
-local function inner_name(name, of)
-   local inner = name:sub(1, #before) == before and name:sub(#before + 1) or name
-   local rename = of.peft and of.rename or of.from_peft
-   if rename then inner = rename(inner) end
-   return (inner:gsub('%.default%f[.%z]', ''))
-end
-
--- Returns tide's name of a parameter of a Linear layer by inner_name, or nil.
-local function own(inner)
-   local path, which = inner:match '^(.*)%.lora_([AB])%.weight$'
-   if path then return ('%s.lora_%s'):format(path, which) end
-   path = inner:match '^(.*)%.lora_magnitude_vector$'
-      or inner:match '^(.*)%.lora_magnitude_vector%.weight$'
-   return path and path .. '.lora_m'
-end
-
--- Returns the value of target_modules: last names if they select exactly these paths, else the
--- paths. all: the paths of all Linear layers.
-local function targets_of(modules, all)
-   local has, names, seen = {}, {}, {}
-   for _, path in ipairs(modules) do has[path] = true end
-   for _, path in ipairs(all) do
-      local name = path:match '[^.]*$'
-      if has[path] and not seen[name] then
-         seen[name] = true
-         names[#names + 1] = name
-      end
-   end
-   for _, path in ipairs(all) do
-      if seen[path:match '[^.]*$'] and not has[path] then return modules end
-   end
-   return names
-end
 
 -- ---- merged weights ----------------------------------------------------------------------------
 
@@ -123,18 +69,9 @@ end
 
 -- ---- writing -----------------------------------------------------------------------------------
 
--- Returns target_modules: of a model with several parts all paths, since a last name would be that
--- of layers of others.
-local function targets(modules, all, of)
-   if not of.peft then return targets_of(modules, all) end
-   local list = {}
-   for i, path in ipairs(modules) do list[i] = of.peft(path) end
-   return list
-end
-
 -- Returns adapter_config.json. linear: the modules that are Linear layers; more: fields for the
--- others.
-local function config_of(description, linear, more, all, base, of)
+-- others; rules: of the family.
+local function config_of(description, linear, more, all, base, rules)
    local null = tide.json.null
    return copy(more, { peft_type = 'LORA', task_type = 'CAUSAL_LM', r = description.rank,
       lora_alpha = description.alpha, lora_dropout = description.dropout,
@@ -142,21 +79,16 @@ local function config_of(description, linear, more, all, base, of)
       bias = 'none', fan_in_fan_out = false,
       inference_mode = true, init_lora_weights = true, modules_to_save = null,
       base_model_name_or_path = base or null,
-      target_modules = #linear > 0 and targets(linear, all, of) or tide.json.array {} })
+      target_modules = #linear > 0 and peft_names.targets(linear, all, rules)
+         or tide.json.array {} })
 end
 
 -- Returns the paths of the Linear layers of a model, and whether it has experts.
 local function paths_of(op, plain)
-   local list, is_mixture = {}, false
    local bare = { config = plain.config, family = plain.family }
-   for _, entry in ipairs(lora._weights(family.build(op, bare, { device = 'null' }))) do
-      if entry.field == 'weight' then
-         list[#list + 1] = entry.path
-      else
-         is_mixture = true
-      end
-   end
-   return list, is_mixture
+   local list, model = {}, family.build(op, bare, { device = 'null' })
+   for i, entry in ipairs(lora.layers(model)) do list[i] = entry.path end
+   return list, #mixtures(model) > 0
 end
 
 -- Returns the norms of the rows of a weight, in f32.
@@ -165,18 +97,31 @@ local function norms_of(W)
    return (W * W):sum(2):sqrt()
 end
 
--- Returns whether published files of a family have a name for each layer with adapters. has_moe:
--- whether experts or routers have adapters.
-function adapter._has_names(name, has_moe)
-   return name ~= 'gpt2' and (not has_moe or peft_moe.knows(name))
+-- Returns why PEFT cannot read adapters, and which targets it can read (nil: none); nil if it can.
+-- plain: family, config and adapter (its description); has(name): whether there is a parameter.
+local function obstacle(plain, has)
+   if plain.family == 'gpt2' then
+      return 'published files of GPT-2 keep several layers in one tensor, so adapters of single '
+         .. 'layers have no name there'
+   end
+   return peft_moe.obstacle(plain, family.rules(plain.family).peft_experts, has)
 end
 
--- Returns whether experts or routers of a model have adapters.
-function adapter._has_moe(model)
-   for _, e in ipairs(model:named_parameters()) do
-      if low_rank.is_name(e.name) and class.is(e.owner, nn.MoE) then return true end
+-- Returns obstacle of the adapters of a model.
+function adapter._obstacle(model)
+   local has = {}
+   for _, e in ipairs(model:named_parameters()) do has[e.name] = true end
+   return obstacle({ family = family.of(model), config = model.config, adapter = model.adapter },
+      function(name) return has[name] end)
+end
+
+-- Returns the last name of a layer with adapters that PEFT refuses in a model, though it has a form
+-- for them; nil if it reads all.
+function adapter._refused(model)
+   local name = family.rules(family.of(model)).peft_refuses
+   for _, path in ipairs(name and model.adapter.modules or {}) do
+      if path:match '[^.]*$' == name then return name end
    end
-   return false
 end
 
 -- Writes the adapters that read(name) gives. has(name): whether there is such a parameter;
@@ -184,26 +129,20 @@ end
 local function write(op, dir, plain, has, read, magnitude, o)
    local description = plain.adapter
    if not description then err.raise('E_STATE', op, 'the model has no adapters') end
-   err.raise_if(not adapter._has_names(plain.family), 'E_UNSUPPORTED', op, 'published files of '
-      .. 'GPT-2 keep several layers in one tensor, so adapters of single layers have no name '
-      .. 'there; write the merged model with tide.model.save or export')
-   for _, path in ipairs(description.modules) do
-      err.raise_if(not peft_moe.knows(plain.family) and not has(path .. '.lora_A'), 'E_UNSUPPORTED',
-         op, "'%s': adapters of experts of %s have no name in a folder for PEFT here; write the "
-            .. 'merged model with tide.model.save or export', path, plain.family)
-   end
-   local all, is_mixture = description.modules, false
+   local why, targets = obstacle(plain, has)
+   err.raise_if(why, 'E_UNSUPPORTED', op, '%s; write the merged model with tide.model.save or '
+      .. 'export%s', why, targets and ', or train ' .. targets or '')
+   local rules, all, is_mixture = family.rules(plain.family), description.modules, false
    if plain.family then all, is_mixture = paths_of(op, plain) end
-   is_mixture = is_mixture and peft_moe.knows(plain.family)
-   local of = names_of(plain.family)
    local linear, more
    fs.mkdirs(op, dir)
    tide.scope(function()
       local tensors = {}
       local function add(name, t)
-         tensors[published(name, of)] = (o.dtype and t:to(o.dtype) or t):contiguous()
+         name = peft_names.published(name, rules)
+         tensors[name] = (o.dtype and t:to(o.dtype) or t):contiguous()
       end
-      linear, more = peft_moe.write(description, is_mixture, has, read, add)
+      linear, more = peft_moe.write(description, is_mixture and rules or {}, has, read, add)
       for _, path in ipairs(description.modules) do
          for _, name in ipairs { path .. '.lora_A', path .. '.lora_B' } do
             if has(name) then add(name, read(name)) end
@@ -214,7 +153,7 @@ local function write(op, dir, plain, has, read, magnitude, o)
    end)
    fs.io().fsync_file(fs.join(dir, weights_name))
    fs.write_json(op, fs.join(dir, config_name), config_of(description, linear, more, all,
-      o.base, of))
+      o.base, rules))
    return dir
 end
 
@@ -309,27 +248,22 @@ local function check_config(op, path, c, is_mixture)
    for _, name in ipairs { 'r', 'lora_alpha' } do err.number(op, path .. ': ' .. name, c[name]) end
 end
 
--- Returns whether a model has experts whose adapters have names in folders.
-local function names_experts(model)
-   return peft_moe.knows(family.of(model)) and #mixtures(model) > 0
-end
-
--- Returns the configuration and the tensors of a folder for a model, under tide's names. of:
--- names_of the family.
-local function open(op, dir, model, of)
+-- Returns the configuration and the tensors of a folder for a model, under tide's names.
+local function open(op, dir, model)
    local path = fs.join(dir, config_name)
    err.raise_if(not fs.exists(path), 'E_IO', op, '%s has no %s; give the folder of an adapter', dir,
       config_name)
    local c = fs.read_json(op, path)
-   local is_mixture, all, tensors, names = names_experts(model), {}, {}, {}
+   local rules, all, tensors, names = family.rules(family.of(model)), {}, {}, {}
+   local is_mixture = rules.peft_experts ~= nil and #mixtures(model) > 0
    check_config(op, path, c, is_mixture)
    for name, t in each(checkpoint.tensors(fs.join(dir, weights_name))) do
-      local inner = inner_name(name, of)
+      local inner = peft_names.inner(name, rules)
       all[inner], names[inner] = t, name
    end
-   if is_mixture then tensors, c = tide.no_grad(peft_moe.read, op, model, c, all) end
+   if is_mixture then tensors, c = tide.no_grad(peft_moe.read, op, model, rules, c, all) end
    for name, t in each(all) do
-      local mine = own(name)
+      local mine = peft_names.own(name)
       if not mine then
          err.raise('E_UNSUPPORTED', op, "%s: the tensor '%s' is no part of a LoRA of Linear layers"
             .. '%s', fs.join(dir, weights_name), names[name],
@@ -445,7 +379,7 @@ function adapter.load(what, dir)
    local sharded = spread.of(model).sharded
    err.raise_if(spread.of(model).inside ~= sharded, 'E_STATE', op, 'the model is a part of a '
       .. 'sharded one; read its adapters before fully_shard')
-   local c, tensors = open(op, dir, model, names_of(family.of(model)))
+   local c, tensors = open(op, dir, model)
    local modules = modules_of(tensors)
    check_base(op, dir, model, c, modules)
    local description = rawget(model, 'adapter')

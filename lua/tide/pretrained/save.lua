@@ -18,6 +18,7 @@ local fs = require 'tide.util.fs'
 local low_rank = require 'tide.nn.low_rank'
 local nf4 = require 'tide.nn.nf4'
 local signature = require 'tide.util.signature'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 local spread = require 'tide.nn.spread'
 local stored = require 'tide.model.stored'
 local state = require 'tide.train.state'
@@ -181,34 +182,15 @@ end
 
 -- ---- sources -----------------------------------------------------------------------------------
 
--- Returns the rows and reading by the names of published files, of a family that has others.
-local function as_stored(plain, rows, read)
-   local entries, list, of = stored.entries(op, plain), copy(rows), {}
-   if not entries then return rows, read end
-   for _, entry in ipairs(entries) do
-      for _, part in ipairs(entry.parts) do list[part.name] = nil end
-   end
-   for _, entry in ipairs(entries) do
-      list[entry.name] = { shape = entry.shape, dtype = rows[entry.parts[1].name].dtype }
-      of[entry.name] = entry
-   end
-   return list, function(name)
-      return of[name] and stored.whole(of[name], read) or read(name)
-   end
-end
-
 -- Returns the dtype of most numbers that are not in NF4.
 local function main_dtype(rows, description)
-   local scales, counts, most = nf4._scales(description), {}, nil
+   local scales, list = nf4._scales(description), {}
    for name, row in each(rows) do
       if row.dtype ~= 'u8' and not scales[name] and not low_rank.is_name(name) then
-         counts[row.dtype] = (counts[row.dtype] or 0) + dims.numel(row.shape)
+         list[name] = row
       end
    end
-   for name, n in each(counts) do
-      if not most or n > counts[most] then most = name end
-   end
-   return most
+   return checkpoint._main_dtype(list)
 end
 
 -- Returns a source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on
@@ -223,19 +205,10 @@ local function source_of(plain, rows, read, dtype, is_merged)
       rows, read = adapter.merged(plain.adapter, rows, read, is_merged)
       plain = { config = plain.config, family = plain.family }
    end
-   rows, read = as_stored(plain, rows, read)
-   local source, counts = { plain = plain, names = {}, numel = 0 }, {}
-   for name, row in each(rows) do
-      source.names[#source.names + 1] = name
-      local n = dims.numel(row.shape)
-      local to = dtype or row.dtype
-      counts[to], source.numel = (counts[to] or 0) + n, source.numel + n
-   end
-   table.sort(source.names)
-   for name, n in each(counts) do
-      local most = counts[source.dtype]
-      if not most or n > most or n == most and name < source.dtype then source.dtype = name end
-   end
+   rows, read = stored.view(stored.entries(op, plain), rows, read)
+   local source = { plain = plain, names = sorted_keys(rows), numel = 0,
+      dtype = dtype or checkpoint._main_dtype(rows) }
+   for _, row in each(rows) do source.numel = source.numel + dims.numel(row.shape) end
    function source.nbyte(name)
       return dims.numel(rows[name].shape) * tide.dtype_size(dtype or rows[name].dtype)
    end

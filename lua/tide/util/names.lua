@@ -14,4 +14,10 @@ function names.join(a, b, ...)
    return names.join(path, ...)
 end
 
+-- Returns the path of the parent ('' at the top) and the last part of a path.
+function names.split(path)
+   local parent, last = path:match '^(.*)%.([^.]*)$'
+   return parent or '', last or path
+end
+
 return names

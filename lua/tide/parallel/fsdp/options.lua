@@ -70,6 +70,7 @@ local read_precision = signature.options { 'param_dtype: float?', 'reduce_dtype:
 function options.settle(o)
    o.mp, o.reshard = read_precision(op .. ': mp_policy', o.mp_policy), o.reshard_after_forward
    o.mp_policy, o.reshard_after_forward = nil, nil
+   o.ep_size = o.ep_size or 1
    if o.sync_each_backward == nil then
       o.sync_each_backward = o.strategy == 'optim_grads' or o.strategy == 'optim_grads_params'
    end
