@@ -63,6 +63,15 @@ local function set_balance(opt, model)
    c.output_router_logits, c.router_aux_loss_coef = opt.balance > 0, opt.balance
 end
 
+-- Refuses --router-bias-rate for a model whose routers have no correction biases.
+local function check_bias_rate(opt, model)
+   if not opt.router_bias_rate then return end
+   local has = false
+   model:walk(function(m) has = has or m.router_bias ~= nil end)
+   err.usage_if(not has, 'pretrain', '--router-bias-rate: a %s has no correction biases; leave it '
+      .. 'out%s', model.class_name, model:has_experts() and ', or give --balance' or '')
+end
+
 -- Adds the fields of a mixture of experts to a configuration.
 local function with_experts(c, opt)
    local coef = opt.balance or 0.01
@@ -108,6 +117,7 @@ local function train(self, opt)
    -- The data, and a model of its vocabulary, which has no bytes yet.
    local corpus = text.corpus(self, opt)
    local model = self:check(make_model, tide, opt, corpus)
+   self:check(check_bias_rate, opt, model)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())

@@ -83,6 +83,13 @@ describe('weights in f32 of a model in bf16', function()
       end)
    end
 
+   it('are what model.load gives with a mesh of one rank', function()
+      with_folder(function(model, dir)
+         local _, run = tide.model.load(dir, { dtype = 'bf16', mesh = { dp = 1 } })
+         same_masters(model, tide.optim.AdamW(run.params, { lr = 1e-3 }))
+      end)
+   end)
+
    it('follow a parameter that is written before the first step', function()
       with_folder(function(_, dir)
          local run = run_of(dir)

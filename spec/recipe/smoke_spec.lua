@@ -71,6 +71,7 @@ describe('recipes/pretrain.lua', function()
          local on = ('pretrain.lua %s%s--out %s/on --from %s/run --steps 1 '):format(where, small,
             dir, dir)
          bad(on .. '--experts-per-token 2', '--experts-per-token is of experts, which the model of')
+         bad(on .. '--router-bias-rate 0.1', '--router-bias-rate: a Mixtral has no correction')
          ok(on .. '--balance 0.5')
          file = require('tide.util.fs').read('spec', dir .. '/on/step-00000001/config.json')
          assert.matches('"router_aux_loss_coef":0.5', file, 1, true)
