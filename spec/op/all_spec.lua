@@ -10,9 +10,6 @@ local fast = require 'spec.support.fast'
 local wide = require 'spec.support.wide'
 local cases = require 'spec.support.op_case'
 
--- busted looks up a global of a spec file through all contexts, at each use.
-local assert, error, ipairs, math, type, unpack = assert, error, ipairs, math, type, unpack
-
 local groups = { float = { 'f32', 'f64', 'bf16', 'f16' },
                  number = { 'f32', 'f64', 'bf16', 'f16', 'i64', 'i32', 'u8' },
                  all = { 'f32', 'f64', 'bf16', 'f16', 'i64', 'i32', 'u8', 'bool' } }
