@@ -33,6 +33,30 @@ describe('tensor', function()
       assert.is_false(x:same_storage(x:clone()))
    end)
 
+   it('of a list names the place of what is no number', function()
+      local function says(words, list)
+         assert.matches("argument 'list" .. words, tostring(select(2, pcall(tide.tensor, list))), 1,
+            true)
+      end
+      says('[2][1]\': expected a number or boolean, got "a"', { { 1 }, { 'a' } })
+      says("[2]': expected a list of 2, as its neighbours, got 1", { { 1, 2 }, { 3 } })
+      says("[2]': expected a list of 1, as its neighbours, got 3", { { 1 }, 3 })
+      says("': expected a number or boolean", 'a')
+   end)
+
+   it('of a list makes no text of each place', function()
+      local rows, each = {}, 256
+      for i = 1, 64 do rows[i] = {} for k = 1, each do rows[i][k] = k end end
+      finally(function() collectgarbage 'restart' end)
+      tide.tensor(rows[1])
+      collectgarbage()
+      collectgarbage 'stop'
+      local before = collectgarbage 'count'
+      tide.tensor(rows)
+      local bytes = 1024 * (collectgarbage 'count' - before) / (#rows * each)
+      assert.is_true(bytes < 40, bytes)                  -- a table that doubles takes up to 32
+   end)
+
    it('gives a new shape list each time', function()
       local s = x.shape
       s[1] = 99

@@ -404,20 +404,32 @@ local function shape_of_list(list)
    return shape
 end
 
-local function flatten(list, shape, depth, out, path)
-   if depth > #shape then
-      if type(list) ~= 'number' and type(list) ~= 'boolean' then
-         bad('tensor', 'list' .. path, 'a number or boolean', list)
-      end
-      out.n = out.n + 1
-      out[out.n] = list
-      return
+-- Returns how a message writes the first n of the places `at`: '[2][1]'.
+local function path_of(at, n)
+   return n == 0 and '' or '[' .. table.concat(at, '][', 1, n) .. ']'
+end
+
+-- Appends a number or boolean to out. at, n: its place, for the message.
+local function append(out, value, at, n)
+   if type(value) ~= 'number' and type(value) ~= 'boolean' then
+      bad('tensor', 'list' .. path_of(at, n), 'a number or boolean', value)
    end
+   out.n = out.n + 1
+   out[out.n] = value
+end
+
+-- Appends the elements of nested lists to out. at: the place of `list`, depth - 1 numbers.
+local function flatten(list, shape, depth, out, at)
+   if depth > #shape then return append(out, list, at, depth - 1) end
    if type(list) ~= 'table' or #list ~= shape[depth] then
-      bad('tensor', 'list' .. path, ('a list of %d, as its neighbours'):format(shape[depth]),
+      bad('tensor', 'list' .. path_of(at, depth - 1),
+         ('a list of %d, as its neighbours'):format(shape[depth]),
          type(list) == 'table' and #list or list)
    end
-   for i = 1, shape[depth] do flatten(list[i], shape, depth + 1, out, path .. '[' .. i .. ']') end
+   for i = 1, shape[depth] do
+      at[depth] = i
+      flatten(list[i], shape, depth + 1, out, at)
+   end
 end
 
 local new_elements = {
@@ -436,7 +448,7 @@ end
 -- Returns a tensor from a number, boolean or nested list. dtype f32, or bool if all are booleans.
 function Context:tensor(list, opts)
    local values, shape = { n = 0 }, shape_of_list(list)
-   flatten(list, shape, 1, values, '')
+   flatten(list, shape, 1, values, {})
    local handle, device, dtype, wants = place(self, 'tensor', opts,
       is_all_boolean(values) and 'bool' or 'f32')
    -- f16 and bf16 are rounded once, by the cast from f64
