@@ -189,6 +189,13 @@ describe('nn.lora of experts', function()
             local theirs = tide.json.decode(golden[case].kept)
             local c = fs.read_json('spec', dir .. '/a/adapter_config.json')
             assert.same(theirs.r, c.r)
+            for _, path in ipairs(c.target_parameters) do
+               local found = false
+               for _, name in ipairs(theirs.target_parameters) do
+                  found = found or path:sub(-#name - 1) == '.' .. name or path == name
+               end
+               assert.is_true(found, path)
+            end
             assert.same(next(theirs.rank_pattern) and theirs.rank_pattern, c.rank_pattern or nil)
             assert.same(next(theirs.alpha_pattern) and theirs.alpha_pattern,
                c.alpha_pattern or nil)
