@@ -73,7 +73,7 @@ copy({
       why = 'the text of a Qwen3-VL attends to all tokens before' } }),
 }, VL.family)
 
--- Returns the tensors of a published file, whose names differ (see model/gpt2.lua).
+-- Returns the tensors of a published file, whose names differ (see model/stored.lua).
 function VL:stored()
    local list = {}
    for _, e in ipairs(self:named_parameters()) do

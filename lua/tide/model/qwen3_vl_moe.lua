@@ -84,7 +84,7 @@ local function add_entries(list, path, shapes)
    list[#list + 1] = experts.renamed(outer .. '.gate.weight', router, shapes[router])
 end
 
--- Returns the tensors of a published file, whose names differ (see model/gpt2.lua).
+-- Returns the tensors of a published file, whose names differ (see model/stored.lua).
 function VL:stored()
    local list, shapes, is_expert = {}, {}, {}
    for _, e in ipairs(self:named_parameters()) do

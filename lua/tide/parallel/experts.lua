@@ -13,14 +13,13 @@
 -- Legend: E experts, k ranks of the group, n rows, C width.
 
 local tide = require 'tide'
-local class = require 'tide.class'
 local collective = require 'tide.parallel.collective_op'
 local err = require 'tide.util.err'
 local layout = require 'tide.parallel.layout'
+local mixtures = require 'tide.nn.mixtures'
 local placement = require 'tide.parallel.placement'
 local private = require 'tide.util.private'
 local subgroup = require 'tide.parallel.subgroup'
-local MoE = require 'tide.nn.moe'
 
 local experts = {}
 
@@ -114,16 +113,12 @@ end
 -- Deals the experts of all nn.MoE of a model out over an axis. Each rank keeps neighbours; where
 -- their number does not divide, the first ranks keep one more.
 function experts.deal(op, model, axis)
-   local list = {}
-   model:walk(function(m, path)
-      if class.is(m, MoE) then
-         check(op, m, path, axis.size)
-         list[#list + 1] = m
-      end
-   end)
+   local list = mixtures(model)
    err.raise_if(#list == 0, 'E_ARG', op, 'ep_size (%d): the model has no experts (nn.MoE); leave '
       .. 'it out', axis.size)
-   for _, m in ipairs(list) do
+   for _, layer in ipairs(list) do check(op, layer.m, layer.path, axis.size) end
+   for _, layer in ipairs(list) do
+      local m = layer.m
       for _, field in ipairs(m:_of_experts(m._param)) do place(m, field, axis) end
       for _, field in ipairs(m:_of_experts(m._buffer)) do place_buffer(m, field, axis) end
       rawset(m, '_exchange', exchange_of(m, axis))
