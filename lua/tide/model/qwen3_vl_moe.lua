@@ -39,6 +39,7 @@ local check_layers, check_vision = qwen3_moe.complete_for(op), Qwen3VL._complete
 
 VL.family = copy(Qwen3VL._shared_family, {
    op = op, fields = fields, alias = { num_local_experts = 'num_experts' },
+   peft_experts = { router = 'gate' },
    defaults = { max_position_embeddings = 128000, rope_theta = 500000 },
    without = Qwen3VL.family.without,
    where = experts.fit 'num_experts', free = 'norm_topk_prob', window = false,
