@@ -16,6 +16,15 @@ end
 -- Families that may have layers with a state.
 models.has_state = { mamba2 = true, hybrid = true, bamba = true, granitemoehybrid = true }
 
+-- Families whose routers have correction biases; a hybrid has them in layers E.
+local corrected = { glm4_moe = true, deepseek_v3 = true }
+
+-- Whether a router of a configuration has a correction bias.
+function models.has_bias(family, config)
+   if corrected[family] then return config.first_k_dense_replace < config.num_hidden_layers end
+   return (config.hybrid_override_pattern or ''):find 'E' ~= nil
+end
+
 -- Whether a configuration of such a family has one; a Bamba or a Granite may have attention in
 -- every layer.
 function models.keeps_state(family, config)

@@ -61,6 +61,9 @@ function training.make(c)
    o.says = {}
    for s = 1, o.steps do o.says[s] = models.says(c, all, o.T) end
    o.own = own.make(c, o)
+   if models.has_bias(o.family, o.config) and not (o.own and o.own.mlp) then
+      o.bias_rate = c:chance(0.7) and c:pick { 0.01, 0.3 } or nil
+   end
    return o
 end
 
@@ -80,7 +83,7 @@ function training.on_rank(o)
    local plan = own.plan(t, o, { recompute = o.recompute, fsdp = o.fsdp, tp = o.tp, cp = o.cp })
    local run = plan:materialise { seed = o.seed }
    local step = t.train.step.new { model = run.model, parallel = run.sharded, comm = run.comm,
-      optim = optimiser(t, o, run.params), clip = o.clip }
+      optim = optimiser(t, o, run.params), clip = o.clip, router_bias_rate = o.bias_rate }
    local got = { losses = {}, norms = {} }
    for s = 1, o.steps do
       local ids, labels = models.tokens(o.seed + s, step_rows(o), o.T, o.config.vocab_size)
@@ -99,6 +102,7 @@ function training.on_rank(o)
    for name, v in pairs(state) do
       got.weights[name] = v:detach():to 'f64':reshape(-1):tolist()
    end
+   got.biases = train.biases(run.model)
    return got
 end
 
@@ -144,13 +148,17 @@ function training.check(o)
    if not all then return text end
    local model = own.model(t, o)
    if o.own then own.wrap(model, o.own) end
-   local want = train.run(model, steps, o.optim, o.clip)
+   local want = train.run(model, steps, o.optim, o.clip, o.bias_rate)
    for r, got in ipairs(all) do
       for _, what in ipairs { 'losses', 'norms' } do
          local far = values.far(got[what], want[what], 1e-3)
          if far > allowed(o) then
             return ('%s of rank %d are off by %.3g'):format(what, r - 1, far)
          end
+      end
+      for name, list in pairs(want.biases) do
+         local far = values.far(got.biases[name], list, 1e-2)
+         if far > 1e-4 then return ('%s of rank %d is off by %.3g'):format(name, r - 1, far) end
       end
       for name, list in pairs(want.weights) do
          if got.weights[name] then
@@ -161,7 +169,7 @@ function training.check(o)
          end
       end
    end
-   return nil, o.own and 'with own parts' or nil
+   return nil, o.own and 'with own parts' or o.bias_rate and 'with biases' or nil
 end
 
 training.idle = { empty = true }

@@ -28,6 +28,15 @@ local function settled(t, b)
    return t.tensor(pairs_, { dtype = 'i32' }), t.tensor(labels, { dtype = 'i64' }), count
 end
 
+-- Whether each token of a batch is no padding, a list in order.
+local function tokens_of(b)
+   local list = {}
+   for _, row in ipairs(documents.tokens(b.says, #b.ids, #b.ids[1])) do
+      for _, token in ipairs(row) do list[#list + 1] = not token.pad end
+   end
+   return list
+end
+
 -- Loss and gradients (lists by name) of a batch { ids, labels, says } of whole rows.
 local function gradients(t, model, b)
    local index, labels, count = settled(t, b)
@@ -42,12 +51,59 @@ local function gradients(t, model, b)
    return loss:item(), list, count
 end
 
+-- ---- correction biases of routers (DeepSeek-V3) -------------------------------------------------
+
+-- Returns the correction biases of a model, lists by name.
+function train.biases(model)
+   local list = {}
+   for _, b in ipairs(model:named_buffers()) do
+      if b.field == 'router_bias' then list[b.name] = listed(b.buffer) end
+   end
+   return list
+end
+
+-- Lets the routers of a model count; returns the loads by router, which a caller empties. real():
+-- whether each token of the batch is one, a list in order.
+local function counting(model, real)
+   local loads = {}
+   model:walk(function(m)
+      if not m.router_bias then return end
+      m:hook_pre(function(self, x)
+         local ids = require 'tide'.no_grad(self.route, self, x:reshape(-1, self.dim)):tolist()
+         loads[self] = {}
+         for e = 1, self.experts do loads[self][e] = 0 end
+         for i, is_token in ipairs(real()) do
+            for _, e in ipairs(is_token and ids[i] or {}) do
+               loads[self][e + 1] = loads[self][e + 1] + 1
+            end
+         end
+      end)
+   end)
+   return loads
+end
+
+local function correct(t, router, load, rate)
+   local sum, bias = 0, listed(router.router_bias)
+   for _, n in ipairs(load) do sum = sum + n end
+   for e, n in ipairs(load) do
+      if n * #load < sum then bias[e] = bias[e] + rate end
+      if n * #load > sum then bias[e] = bias[e] - rate end
+   end
+   t.no_grad(function() router.router_bias:copy_(t.tensor(bias, { dtype = 'f64' })) end)
+end
+
+-- ---- the run -----------------------------------------------------------------------------------
+
 -- Trains in place. steps: list of batches { ids, labels, says }; o: options of the optimiser with
--- kind; clip. Returns { losses, norms, weights by name }.
-function train.run(model, steps, o, clip)
+-- kind; clip; rate: of correction biases, nil without. Returns { losses, norms, weights and biases
+-- by name }.
+function train.run(model, steps, o, clip, rate)
    local t = require 'tide'
    local states, out = {}, { losses = {}, norms = {}, weights = {} }
+   local real
+   local loads = rate and counting(model, function() return real end) or {}
    for i, batch in ipairs(steps) do
+      real = tokens_of(batch)
       local loss, grads = gradients(t, model, batch)
       local all = {}
       for _, list in pairs(grads) do all[#all + 1] = list end
@@ -69,8 +125,10 @@ function train.run(model, steps, o, clip)
             end)
          end
       end
+      for router, load in pairs(loads) do correct(t, router, load, rate) end
    end
    for _, e in ipairs(model:named_parameters()) do out.weights[e.name] = listed(e.param) end
+   out.biases = train.biases(model)
    return out
 end
 
