@@ -181,20 +181,23 @@ end
 
 -- ---- sources -----------------------------------------------------------------------------------
 
--- Returns the rows and reading by the names of published files, of a family that has others.
+-- Returns the rows and reading by the names of published files, of a family that has others, and
+-- the names of correction biases of routers, which stay f32: a step moves them by less than 16 bits
+-- can hold.
 local function as_stored(plain, rows, read)
-   local entries, list, of = stored.entries(op, plain), copy(rows), {}
-   if not entries then return rows, read end
+   local entries, list, of, stay = stored.entries(op, plain), copy(rows), {}, {}
+   if not entries then return rows, read, stay end
    for _, entry in ipairs(entries) do
       for _, part in ipairs(entry.parts) do list[part.name] = nil end
    end
    for _, entry in ipairs(entries) do
       list[entry.name] = { shape = entry.shape, dtype = rows[entry.parts[1].name].dtype }
       of[entry.name] = entry
+      stay[entry.name] = entry.parts[1].name:find '%.router_bias$' ~= nil
    end
    return list, function(name)
       return of[name] and stored.whole(of[name], read) or read(name)
-   end
+   end, stay
 end
 
 -- Returns the dtype of most numbers that are not in NF4.
@@ -223,12 +226,14 @@ local function source_of(plain, rows, read, dtype, is_merged)
       rows, read = adapter.merged(plain.adapter, rows, read, is_merged)
       plain = { config = plain.config, family = plain.family }
    end
-   rows, read = as_stored(plain, rows, read)
+   local stay
+   rows, read, stay = as_stored(plain, rows, read)
+   local function dtype_of(name) return not stay[name] and dtype or rows[name].dtype end
    local source, counts = { plain = plain, names = {}, numel = 0 }, {}
    for name, row in each(rows) do
       source.names[#source.names + 1] = name
       local n = dims.numel(row.shape)
-      local to = dtype or row.dtype
+      local to = dtype_of(name)
       counts[to], source.numel = (counts[to] or 0) + n, source.numel + n
    end
    table.sort(source.names)
@@ -237,11 +242,11 @@ local function source_of(plain, rows, read, dtype, is_merged)
       if not most or n > most or n == most and name < source.dtype then source.dtype = name end
    end
    function source.nbyte(name)
-      return dims.numel(rows[name].shape) * tide.dtype_size(dtype or rows[name].dtype)
+      return dims.numel(rows[name].shape) * tide.dtype_size(dtype_of(name))
    end
    function source.read(name)
-      local t = read(name)
-      return (dtype and t.dtype ~= dtype and t:to(dtype) or t):contiguous()
+      local t, to = read(name), dtype and dtype_of(name)
+      return (to and t.dtype ~= to and t:to(to) or t):contiguous()
    end
    return source
 end
