@@ -183,6 +183,20 @@ describe('router_bias_rate', function()
       refused('E_UNSUPPORTED', { 'router_bias_rate', 'adapters' }, new, model)
    end)
 
+   it('keeps the dtype of the biases in files of 16 bits', function()
+      tmp.with(function(dir)
+         local model = case.model(folders.nemotron_moe)
+         local want = biases(model)
+         tide.train.checkpoint.save(dir .. '/run', tide.train.state.collect { model = model,
+            optim = tide.optim.SGD(model, { lr = 1 }), step = 1 })
+         tide.model.save(model, dir .. '/m', { dtype = 'bf16' })
+         tide.model.export(dir .. '/run', dir .. '/e', { dtype = 'f16' })
+         for _, name in ipairs { 'm', 'e' } do
+            assert.same(want, biases(tide.model.load(dir .. '/' .. name)))
+         end
+      end)
+   end)
+
    it('leaves a layer with equal loads as it is, however many tokens there are', function()
       local moe = tide.nn.MoE { dim = 4, hidden = 4, experts = 169, topk = 1, score = 'sigmoid',
          correction = true }

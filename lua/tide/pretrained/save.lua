@@ -193,6 +193,17 @@ local function main_dtype(rows, description)
    return checkpoint._main_dtype(list)
 end
 
+-- Returns the set of the names of correction biases of routers in files. They stay f32 beside
+-- weights in 16 bits, as published: a step moves them by less than 16 bits can hold. entries: of
+-- stored.entries, or nil.
+local function biases_of(entries)
+   local set = {}
+   for _, entry in ipairs(entries or {}) do
+      set[entry.name] = entry.parts[1].name:find '%.router_bias$' ~= nil
+   end
+   return set
+end
+
 -- Returns a source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on
 -- the host, dtype (of most numbers), numel, generation and tokenizer (a folder) or nil. read: gives
 -- a parameter by its name or, with a number (from 0), that slice of it along dim 1.
@@ -205,16 +216,19 @@ local function source_of(plain, rows, read, dtype, is_merged)
       rows, read = adapter.merged(plain.adapter, rows, read, is_merged)
       plain = { config = plain.config, family = plain.family }
    end
-   rows, read = stored.view(stored.entries(op, plain), rows, read)
+   local entries = stored.entries(op, plain)
+   rows, read = stored.view(entries, rows, read)
    local source = { plain = plain, names = sorted_keys(rows), numel = 0,
       dtype = dtype or checkpoint._main_dtype(rows) }
    for _, row in each(rows) do source.numel = source.numel + dims.numel(row.shape) end
+   local is_bias = biases_of(entries)
+   local function dtype_of(name) return not is_bias[name] and dtype or rows[name].dtype end
    function source.nbyte(name)
-      return dims.numel(rows[name].shape) * tide.dtype_size(dtype or rows[name].dtype)
+      return dims.numel(rows[name].shape) * tide.dtype_size(dtype_of(name))
    end
    function source.read(name)
-      local t = read(name)
-      return (dtype and t.dtype ~= dtype and t:to(dtype) or t):contiguous()
+      local t, to = read(name), dtype_of(name)
+      return (t.dtype ~= to and t:to(to) or t):contiguous()
    end
    return source
 end
