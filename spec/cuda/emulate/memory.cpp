@@ -34,7 +34,7 @@ namespace emulated {
 namespace {
 
 const size_t SPACE = (size_t)1 << 37; /* addresses of a device, which are not used again */
-const size_t UNIT = 256, GUARD = 256, PAGE = 4096, CHUNK = (size_t)1 << 20;
+const size_t UNIT = 256, GUARD = 256, PAGE = 4096, CHUNK = (size_t)1 << 17;
 enum { NDEVICE = 8 };
 
 struct arena {
