@@ -35,6 +35,7 @@ local function counts_of(self, offsets, n)
    local comm = self.axis.comm
    if comm.transport == 'sim' or offsets.device == 'null' then
       local sent, taken = layout.balanced(n, comm.size), {}
+      if comm.transport == 'sim' then comm:all_gather(offsets:narrow(1, 1, comm.size)) end
       for r = 1, comm.size do taken[r] = sent[comm.rank + 1] end
       return sent, taken
    end
@@ -109,6 +110,16 @@ end
 local function check(op, m, path, size)
    err.raise_if(size > m.experts, 'E_ARG', op, "ep_size (%d) is more than the %d experts of '%s'; "
       .. 'give at most as many ranks as a layer has experts', size, m.experts, path)
+end
+
+-- Refuses a model whose experts an earlier fully_shard has dealt out: other ranks have the rest.
+function experts.check_whole(op, model)
+   model:walk(function(m, path)
+      local exchange = rawget(m, '_exchange')
+      err.raise_if(exchange, 'E_STATE', op, "the experts of '%s' lie on %d ranks already (ep_size "
+         .. 'of an earlier fully_shard); give a new model, and load a checkpoint into it', path,
+         exchange and exchange.axis.size)
+   end)
 end
 
 -- Deals the experts of all nn.MoE of a model out over an axis. Each rank keeps neighbours; where
