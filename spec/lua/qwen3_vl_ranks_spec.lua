@@ -20,6 +20,10 @@ local cases = {
    { 'experts, tp 2 with sequence_parallel', 2, { tp = 2 }, { case = 'moe_mixed' }, sequence },
    { 'experts, dp_shard 2, one without images', 2, { dp_shard = 2 },
       { case = 'moe_mixed', rows = true, text = true } },
+   { 'experts on their ranks, one without images', 2, { dp_shard = 2 },
+      { case = 'moe_mixed', rows = true, text = true }, { fsdp = { ep_size = 2 } } },
+   { 'experts on their ranks, cp 2', 2, { cp = 2 }, { case = 'moe_mixed' },
+      { fsdp = { ep_size = 2 } } },
 }
 
 describe('qwen3_vl over ranks', function()

@@ -181,7 +181,8 @@ local function alone(rank)
    local model = t.model.qwen3_moe { vocab_size = 8, hidden_size = 8, num_hidden_layers = 1,
       num_attention_heads = 2, num_key_value_heads = 2, moe_intermediate_size = 4,
       num_experts = 2, num_experts_per_tok = 1 }
-   t.parallel.fully_shard(model, nil, { ep_size = 2 })
+   t.scope(t.parallel.fully_shard, model, nil, { ep_size = 2 })     -- what it makes stays
+   model(t.zeros({ 1, 2 }, { dtype = 'i64' }))
    t.parallel.unshard_fsdp2_model(model, function()
       if rank == 0 then model(t.zeros({ 1, 2 }, { dtype = 'i64' })) end
    end)

@@ -40,7 +40,8 @@ local function counts_of(self, offsets, n)
       return sent, taken
    end
    return tide.no_grad(function()
-      local first = offsets:index_select(1, self.first:to(offsets.device))
+      local first = offsets:index_select(1, tide.tensor(self.first, { dtype = 'i64',
+         device = offsets.device }))
       local all = comm:all_gather(first:narrow(1, 2, comm.size) - first:narrow(1, 1, comm.size))
       local list, sent, taken = all:tolist(), {}, {}
       for r = 1, comm.size do
@@ -104,7 +105,7 @@ local function exchange_of(m, axis)
    local counts, first = layout.balanced(m.experts, axis.size), { 0 }
    for r = 1, axis.size do first[r + 1] = first[r] + counts[r] end
    return setmetatable({ axis = axis, counts = counts, begins = first[axis.rank + 1],
-      first = tide.tensor(first, { dtype = 'i64' }) }, Exchange)
+      first = first }, Exchange)
 end
 
 local function check(op, m, path, size)
