@@ -175,6 +175,35 @@ local function misuse(rank, _, dir)
    return said
 end
 
+-- On a rank: outputs before and after a step, and the names of the weights, of two layers that are
+-- one module (how: 'module'), or have the same experts ('experts').
+local function shared(rank, n, k, how)
+   local t = require 'tide'
+   local Two, fields = t.class('Two', t.nn.Module), { 'gate_proj', 'up_proj', 'down_proj' }
+   function Two:init(a, b)
+      t.nn.Module.init(self)
+      self:child('a', a)
+      self:child('b', b)
+   end
+   function Two:forward(x) return self.b(self.a(x)) end
+   local function layer() return t.nn.MoE { dim = 4, hidden = 3, experts = 4, topk = 2,
+      seed = 3, std = 1, dtype = 'f64' } end
+   local a, b = layer(), layer()
+   for _, field in ipairs(how == 'experts' and fields or {}) do b[field] = a[field] end
+   local model = Two(a, how == 'module' and a or b)
+   local sharded = t.parallel.fully_shard(model, nil, { ep_size = k })
+   local optim = t.optim.SGD(sharded, { lr = 0.05 })
+   local x = t.arange(32, { dtype = 'f64' }):sin():reshape(8, 4):narrow(1, rank * 8 / n + 1, 8 / n)
+   local function run() return model(x):square():sum() end
+   local first, names = run(), {}
+   first:backward()
+   sharded:finish()
+   optim:step()
+   for name in pairs(sharded:full_state_dict()) do names[#names + 1] = name end
+   table.sort(names)
+   return { first:item(), run():item(), table.concat(names, ' ') }
+end
+
 -- On a rank: one rank runs a model that is whole on all.
 local function alone(rank)
    local t = require 'tide'
@@ -192,6 +221,16 @@ describe('ep_size', function()
    it('ends with an error where one rank runs alone', function()
       ranks.fail(2, alone, 'ranks disagree about call')      -- the group is all ranks
       ranks.fail(4, alone, 'ranks wait for each other')
+   end)
+
+   it('leaves shared what modules share', function()
+      for _, how in ipairs { 'module', 'experts' } do
+         local want, got = ranks.run(2, shared, 1, how), ranks.run(2, shared, 2, how)
+         for r = 1, 2 do
+            for i = 1, 2 do assert.near(want[r][i], got[r][i], 1e-10 * want[r][i], how) end
+            assert.equal(want[r][3], got[r][3])
+         end
+      end
    end)
 
    it('has the price of what it sends', function()

@@ -83,13 +83,16 @@ local function part_of(entry, t)
    return tide.empty(entry:local_shape(), { dtype = t.dtype, device = 'null' })
 end
 
--- Replaces a parameter, whose dim 1 counts experts, by the experts of this rank.
-local function place(m, field, axis)
+-- Replaces a parameter, whose dim 1 counts experts, by the experts of this rank. made: what has
+-- replaced the parameters so far, { entry, param } by id, as modules may share one.
+local function place(m, field, axis, made)
    local t, before = m[field], layout.get(m, field)
-   local entry = layout.set(m, field, { axis = axis, placement = placement.shard(1),
-      shape = before and before.shape or t.shape,
+   local new = made[t.id]
+   local entry = layout.set(m, field, new and new.entry or { axis = axis,
+      placement = placement.shard(1), shape = before and before.shape or t.shape,
       within = before and before.blocks and before or nil })
-   m[field] = part_of(entry, t):requires_grad_(t.requires_grad)
+   new = new or { entry = entry, param = part_of(entry, t):requires_grad_(t.requires_grad) }
+   made[t.id], m[field] = new, new.param
 end
 
 -- Replaces a buffer of codes or scales, [E, ..], by the rows of this rank's experts.
@@ -126,17 +129,17 @@ end
 -- Deals the experts of all nn.MoE of a model out over an axis. Each rank keeps neighbours; where
 -- their number does not divide, the first ranks keep one more.
 function experts.deal(op, model, axis)
-   local list = {}
+   local list, seen, made = {}, {}, {}
    model:walk(function(m, path)
-      if class.is(m, MoE) then
+      if class.is(m, MoE) and not seen[m] then                   -- it may lie at several places
          check(op, m, path, axis.size)
-         list[#list + 1] = m
+         list[#list + 1], seen[m] = m, true
       end
    end)
    err.raise_if(#list == 0, 'E_ARG', op, 'ep_size (%d): the model has no experts (nn.MoE); leave '
       .. 'it out', axis.size)
    for _, m in ipairs(list) do
-      for _, field in ipairs(m:_of_experts(m._param)) do place(m, field, axis) end
+      for _, field in ipairs(m:_of_experts(m._param)) do place(m, field, axis, made) end
       for _, field in ipairs(m:_of_experts(m._buffer)) do place_buffer(m, field, axis) end
       rawset(m, '_exchange', exchange_of(m, axis))
    end
