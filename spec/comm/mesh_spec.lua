@@ -64,6 +64,7 @@ describe('mesh sizes', function()
       { { dp = '2' }, 4, 'expected a positive integer' },
       { { dp = 0 / 0 }, 4, 'expected a positive integer' },
       { { dp = 2, ring = 2 }, 4, "no place is known for 'ring'" },
+      { { dp_shard = 2, ep = 2 }, 4, 'give fully_shard the option ep_size' },
       { { dp_shared = 2 }, 2, "did you mean 'dp_shard'?" },
       { {}, 1, 'at least one axis' },
       { 'dp', 1, 'table' },

@@ -86,9 +86,9 @@ local function make(dir, change)
 end
 
 -- On a rank: the model of a folder on a mesh, written as a folder.
-local function spread(rank, _, dir, mesh, out)
+local function spread(rank, _, dir, mesh, out, plan)
    local t = require 'tide'
-   local model, run = t.model.load(dir, { mesh = mesh, dtype = 'bf16' })
+   local model, run = t.model.load(dir, { mesh = mesh, dtype = 'bf16', plan = plan })
    if run.sharded or rank == 0 then t.model.save(run.sharded or model, out) end
 end
 
@@ -109,11 +109,12 @@ describe('a folder in FP8', function()
       end)
    end)
 
-   for i, mesh in ipairs { { dp_shard = 2 }, { dp_shard = 1, tp = 2 } } do
+   for i, row in ipairs { { { dp_shard = 2 } }, { { dp_shard = 1, tp = 2 } },
+      { { dp_shard = 2 }, { fsdp = { ep_size = 2 } } } } do
       it('is read over ranks, a part each: ' .. i, function()
          tmp.with(function(dir)
             local want = make(dir)
-            ranks.run(2, spread, dir .. '/packed', mesh, dir .. '/out')
+            ranks.run(2, spread, dir .. '/packed', row[1], dir .. '/out', row[2])
             check(want, dir .. '/out')
          end)
       end)

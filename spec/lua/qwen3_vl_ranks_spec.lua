@@ -25,6 +25,8 @@ for _, row in ipairs(wide and {
       { case = 'mixed', rows = true, text = true }, sequence },
    { 'experts, dp_shard 2, one without images', 2, { dp_shard = 2 },
       { case = 'moe_mixed', rows = true, text = true } },
+   { 'experts on their ranks, cp 2', 2, { cp = 2 }, { case = 'moe_mixed' },
+      { fsdp = { ep_size = 2 } } },
 } or {}) do cases[#cases + 1] = row end
 
 describe('qwen3_vl over ranks', function()

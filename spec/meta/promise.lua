@@ -385,6 +385,8 @@ promise['lua/guide/models.md'] = {
 
 promise['lua/guide/parallel.md'] = {
    { 'With ep_size k', 'parallel/expert_parallel', 'gives the numbers of one rank on every mesh' },
+   { 'Generation on all ranks takes the same', 'parallel/expert_parallel',
+      'ends with an error where one rank runs alone' },
    { 'It adds no axis each rank keeps its own', 'parallel/expert_parallel',
       'gives the numbers of one rank on every mesh' },
    { 'Where k is smaller than the number', 'parallel/expert_parallel',

@@ -387,6 +387,10 @@ describe('bad options', function()
       assert.matches('must divide the 1 ranks', raised { reshard_after_forward = 3 }, 1, true)
       assert.matches('got "optim_grad"', raised { strategy = 'optim_grad' }, 1, true)
       assert.matches("overlap_grad_reduce", raised { overlap_grad_reduc = true }, 1, true)
+      local named = tide.parallel.fully_shard(tide.model.llama({ vocab_size = 4, hidden_size = 4,
+         num_hidden_layers = 1, num_attention_heads = 1, intermediate_size = 4 },
+         { device = 'null' }), tide.comm.solo(), { units = { 'LlamaModel' } })
+      assert.equal('model', named.units[1].name)               -- a name that only the module has
       assert.matches("no module of class 'Liner' in the model; did you mean 'Linear'?",
          raised { units = { 'Liner' } }, 1, true)
       assert.matches("no module of class 'Dropout' in the model; known: Stack, Linear",

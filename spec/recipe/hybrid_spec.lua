@@ -57,6 +57,11 @@ describe('recipes/pretrain_hybrid.lua', function()
          assert.equal(8, #want, out)
          same(want, (train(dir .. '/cp', 4, experts .. '--mesh.dp_shard 2 --mesh.cp 2')))
          same(want, (train(dir .. '/sp', 2, experts .. '--mesh.tp 2 --sequence-parallel')))
+         local dealt, text = train(dir .. '/ep', 2, experts .. '--mesh.ep 2')
+         same(want, dealt)
+         assert.equal(out:match '%d+ parameters', text:match '%d+ parameters')
+         assert.is_nil(text:find 'of them trained')
+         assert.matches('2 ranks: dp=2 x tp=1, ep=2', text, 1, true)
       end)
    end)
 
@@ -80,6 +85,7 @@ describe('recipes/pretrain_hybrid.lua', function()
             ['--cp.mamba heads'] = 'cp.mamba', ['--pattern MX'] = 'hybrid_override_pattern',
             ['--pattern ME --experts-per-token 9'] = '(num_experts_per_tok is --experts-per-token, '
                .. 'n_routed_experts is --experts)',
+            ['--pattern ME --mesh.ep 2'] = 'ranks (ep_size is --mesh.ep)',
             ['--pattern M- --experts 4'] = '--experts is of experts, and --pattern M- has none',
             ['--pattern M- --shared-hidden 4'] = '--shared-hidden is of experts',
          } do

@@ -64,12 +64,15 @@ function spread.check_whole(op, model, hint, ways)
    end)
 end
 
--- Refuses a model that is cut over ranks: what this rank would write are parts of its weights.
+-- Refuses a model that is cut over ranks: what this rank would write are parts of its weights, or
+-- some of its experts.
 function spread.check_uncut(op, model)
-   local tp = spread.of(model).tp
-   err.raise_if(tp, 'E_STATE', op, 'the model is cut over %d ranks, and this '
-      .. 'one has parts of its weights; give what fully_shard(model, mesh) returned, which writes '
-      .. "them whole (strategy = 'no_shard' cuts no further)", tp and tp.axis.size)
+   local of = spread.of(model)
+   local ep = of.sharded and of.sharded.ep
+   local n = of.tp and of.tp.axis.size or ep and ep.size
+   err.raise_if(n, 'E_STATE', op, 'the model is cut over %d ranks, and this one has %s; give what '
+      .. "fully_shard(model, mesh) returned, which writes them whole (strategy = 'no_shard' cuts "
+      .. 'no further)', n, of.tp and 'parts of its weights' or 'some of its experts')
 end
 
 return spread

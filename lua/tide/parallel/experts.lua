@@ -34,11 +34,13 @@ local function counts_of(self, offsets, n)
    local comm = self.axis.comm
    if comm.transport == 'sim' or offsets.device == 'null' then
       local sent, taken = layout.balanced(n, comm.size), {}
+      if comm.transport == 'sim' then comm:all_gather(offsets:narrow(1, 1, comm.size)) end
       for r = 1, comm.size do taken[r] = sent[comm.rank + 1] end
       return sent, taken
    end
    return tide.no_grad(function()
-      local first = offsets:index_select(1, self.first:to(offsets.device))
+      local first = offsets:index_select(1, tide.tensor(self.first, { dtype = 'i64',
+         device = offsets.device }))
       local all = comm:all_gather(first:narrow(1, 2, comm.size) - first:narrow(1, 1, comm.size))
       local list, sent, taken = all:tolist(), {}, {}
       for r = 1, comm.size do
@@ -80,13 +82,16 @@ local function part_of(entry, t)
    return tide.empty(entry:local_shape(), { dtype = t.dtype, device = 'null' })
 end
 
--- Replaces a parameter, whose dim 1 counts experts, by the experts of this rank.
-local function place(m, field, axis)
+-- Replaces a parameter, whose dim 1 counts experts, by the experts of this rank. made: what has
+-- replaced the parameters so far, { entry, param } by id, as modules may share one.
+local function place(m, field, axis, made)
    local t, before = m[field], layout.get(m, field)
-   local entry = layout.set(m, field, { axis = axis, placement = placement.shard(1),
-      shape = before and before.shape or t.shape,
+   local new = made[t.id]
+   local entry = layout.set(m, field, new and new.entry or { axis = axis,
+      placement = placement.shard(1), shape = before and before.shape or t.shape,
       within = before and before.blocks and before or nil })
-   m[field] = part_of(entry, t):requires_grad_(t.requires_grad)
+   new = new or { entry = entry, param = part_of(entry, t):requires_grad_(t.requires_grad) }
+   made[t.id], m[field] = new, new.param
 end
 
 -- Replaces a buffer of codes or scales, [E, ..], by the rows of this rank's experts.
@@ -102,7 +107,7 @@ local function exchange_of(m, axis)
    local counts, first = layout.balanced(m.experts, axis.size), { 0 }
    for r = 1, axis.size do first[r + 1] = first[r] + counts[r] end
    return setmetatable({ axis = axis, counts = counts, begins = first[axis.rank + 1],
-      first = tide.tensor(first, { dtype = 'i64' }) }, Exchange)
+      first = first }, Exchange)
 end
 
 local function check(op, m, path, size)
@@ -110,16 +115,26 @@ local function check(op, m, path, size)
       .. 'give at most as many ranks as a layer has experts', size, m.experts, path)
 end
 
+-- Refuses a model whose experts an earlier fully_shard has dealt out: other ranks have the rest.
+function experts.check_whole(op, model)
+   model:walk(function(m, path)
+      local exchange = rawget(m, '_exchange')
+      err.raise_if(exchange, 'E_STATE', op, "the experts of '%s' lie on %d ranks already (ep_size "
+         .. 'of an earlier fully_shard); give a new model, and load a checkpoint into it', path,
+         exchange and exchange.axis.size)
+   end)
+end
+
 -- Deals the experts of all nn.MoE of a model out over an axis. Each rank keeps neighbours; where
 -- their number does not divide, the first ranks keep one more.
 function experts.deal(op, model, axis)
-   local list = mixtures(model)
+   local list, made = mixtures(model), {}
    err.raise_if(#list == 0, 'E_ARG', op, 'ep_size (%d): the model has no experts (nn.MoE); leave '
       .. 'it out', axis.size)
    for _, layer in ipairs(list) do check(op, layer.m, layer.path, axis.size) end
    for _, layer in ipairs(list) do
       local m = layer.m
-      for _, field in ipairs(m:_of_experts(m._param)) do place(m, field, axis) end
+      for _, field in ipairs(m:_of_experts(m._param)) do place(m, field, axis, made) end
       for _, field in ipairs(m:_of_experts(m._buffer)) do place_buffer(m, field, axis) end
       rawset(m, '_exchange', exchange_of(m, axis))
    end

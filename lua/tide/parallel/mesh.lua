@@ -107,6 +107,8 @@ local function from_map(op, axes)
       local known = false
       for _, k in ipairs(canonical) do known = known or k == name end
       if not known then
+         err.raise_if(name == 'ep', 'E_ARG', op, "argument 'axes': expert parallelism has no axis "
+            .. 'of its own; give fully_shard the option ep_size (--mesh.ep of the recipes)')
          err.raise('E_ARG', op, "argument 'axes': no place is known for '%s' in {name = size}%s; "
             .. "other names need a list: {{'%s', ...}, ...}", name, near.hint(name, canonical),
             name)

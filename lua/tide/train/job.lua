@@ -46,6 +46,9 @@ local function in_words(words, e)
    if #list > 0 then e.message = ('%s (%s)'):format(e.message, table.concat(list, ', ')) end
 end
 
+-- The options of every recipe that set options of `parallel`, as `words`.
+local shared = { { 'ep_size', '--mesh.ep' } }
+
 local function explain(words, caught)
    local e = err.of(caught)
    if not e or e.brief then return caught end
@@ -54,6 +57,7 @@ local function explain(words, caught)
          .. 'selective or full, or --mesh.dp_shard needs less'
    else
       in_words(words, e)
+      in_words(shared, e)
    end
    return e
 end
@@ -312,13 +316,16 @@ local function check_positions(self, corpus, plan)
    self.log:once('%s; it was not trained on longer ones', what)
 end
 
--- Returns how many parameters there are: all, those trained where others are frozen, weights in 4
--- bits.
+-- Returns how many parameters the whole model has: all, those trained where others are frozen,
+-- weights in 4 bits.
 local function parameters_text(plan, dtype)
+   local layout, dims = require 'tide.parallel.layout', require 'tide.util.dims'
    local parts = { ('%d parameters (%s)'):format(plan.numel, dtype) }
    local trained, codes = 0, 0
    for _, entry in ipairs(plan.model:named_parameters()) do
-      if entry.param.requires_grad then trained = trained + entry.param:numel() end
+      if entry.param.requires_grad then
+         trained = trained + dims.numel(layout.shape(entry.owner, entry.field))
+      end
    end
    for _, row in ipairs((rawget(plan.model, 'quantised') or { modules = {} }).modules) do
       codes = codes + row[2] * row[3] * (row[5] or 1)
@@ -332,9 +339,10 @@ local function tell(self, corpus, plan)
    local opt, log, n = self.opt, self.log, self.world.size
    local gpus = opt.device ~= 'cuda' and ''
       or self.world.transport == 'nccl' and ', a GPU each, over NCCL' or ', all on one GPU'
+   local experts = opt.mesh.ep > 1 and (', ep=%d'):format(opt.mesh.ep) or ''
    log:once('%d file%s, %d training tokens; %s; %d rank%s', corpus.files,
       corpus.files == 1 and '' or 's', corpus.train.count, parameters_text(plan, opt.dtype), n,
-      n == 1 and '' or 's: ' .. plan:axes_text() .. gpus)
+      n == 1 and '' or 's: ' .. plan:axes_text() .. experts .. gpus)
    if not opt.resume and not is_restart(opt) then return end
    local checkpoint = require 'tide.train.checkpoint'
    local kept = #checkpoint.list(opt.out)

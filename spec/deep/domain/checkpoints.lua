@@ -21,6 +21,7 @@ local function place(c, o)
    if p.axes.dp_shard > 1 or not c:chance(0.3) then
       p.fsdp = { strategy = c:pick { 'optim_grads_params', 'optim_grads', 'optim', 'no_shard' } }
    end
+   p.ep = models.divisor(c, p.axes.dp_shard * p.axes.cp)
    if p.axes.cp > 1 then
       p.cp = { method = c:pick { 'allgather', 'ring', 'a2a' },
          layout = c:pick { 'contiguous', 'zigzag' } }
@@ -306,13 +307,27 @@ end
 
 -- What a failing case has.
 function checkpoints.trait(o)
-   return ('%s %s %s%s'):format(o.family, o.dtype, o.moves and 'moves' or 'stays',
-      o.dropout and ' dropout' or '')
+   local ep = ''
+   for _, l in ipairs(o.legs) do
+      if ((l.place.fsdp or {}).ep_size or 1) > 1 then ep = ' ep' end
+   end
+   return ('%s %s %s%s%s'):format(o.family, o.dtype, o.moves and 'moves' or 'stays',
+      o.dropout and ' dropout' or '', ep)
+end
+
+-- Deals experts out over ranks in the legs that can: every layer has one for each rank.
+local function deal_experts(o)
+   local most = models.fewest_experts(require 'tide', o)
+   for _, l in ipairs(o.legs) do
+      local p = l.place
+      if p.fsdp and p.ep <= most then p.fsdp.ep_size = p.ep end
+   end
 end
 
 -- What is wrong with a case, or nil and a word on it.
 function checkpoints.check(o)
    local problem, note
+   deal_experts(o)
    require 'spec.support.tmp'.with(function(dir) problem, note = check_in(dir, o) end)
    return problem, note
 end

@@ -79,8 +79,9 @@ local function deal_experts(self)
    self.of_others = { shards = shards, replicas = self.replicas, parts = 1 }
    if k == 1 then return end
    local wide = self.opts.strategy == 'no_shard' and self.data_comm or shards
-   err.raise_if(wide.size % k ~= 0, 'E_ARG', op, 'ep_size (%d) must divide the %d ranks that have '
-      .. 'data of their own (dp_shard x cp, and with no_shard dp)', k, wide.size)
+   err.raise_if(wide.size % k ~= 0, 'E_ARG', op, 'ep_size (%d) must divide the number of ranks '
+      .. 'that have data of their own (dp_shard x cp, and with no_shard all of dp), which is %d; '
+      .. 'give a divisor of it, or more of those ranks', k, wide.size)
    self.ep = experts.axis(wide, k)
    experts.deal(op, self.model, self.ep)
    local rest = every(wide, k)
@@ -202,6 +203,7 @@ end
 function Sharded:init(model, ranks, opts)
    self.opts = options.settle(opts)
    spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
+   experts.check_whole(op, model)
    self.model = model
    self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(ranks,
       opts.strategy)

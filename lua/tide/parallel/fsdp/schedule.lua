@@ -76,8 +76,12 @@ end
 
 -- Registers a buffer with the communicators that reduce it (NCCL's user buffers).
 local function register(self, t)
-   for _, comm in ipairs { self.shard_comm, self.replicas } do
-      if comm.size > 1 and t.device == 'cuda' then comm:register(t) end
+   local done = {}
+   for _, among in ipairs { self.of_others, self.of_experts } do
+      for _, comm in ipairs { among.shards, among.replicas } do
+         if comm.size > 1 and t.device == 'cuda' and not done[comm] then comm:register(t) end
+         done[comm] = true
+      end
    end
    return t
 end

@@ -48,6 +48,7 @@ end
 
 local function is_one_of(m, wanted)
    for _, w in ipairs(wanted) do
+      if rawget(m, 'class_name') == w then return w end           -- a module with a name of its own
       local c = getmetatable(m)
       while c do
          if c == w or rawget(c, 'class_name') == w then return w end
