@@ -423,5 +423,12 @@ describe('data.vision', function()
       refused('E_ARG', 'ids: expected a placeholder for each of 1 images, got 2',
          vision.expand, proc, config, { 36, 36 }, pictures)
       refused('E_ARG', 'of 1 images, got 0', vision.expand, proc, config, { 1 }, pictures)
+      local other = { image_token_id = 36, video_token_id = 37, vision_config = {
+         patch_size = proc.config.patch_size, spatial_merge_size = proc.config.merge_size,
+         temporal_patch_size = proc.config.temporal_patch_size } }
+      assert.equal('table', type(vision.expand(proc, other, { 36 }, pictures)))
+      other.vision_config.patch_size = 99
+      refused('E_ARG', "'processor.patch_size': expected 99, as vision_config.patch_size of the "
+         .. 'model', vision.expand, proc, other, { 36 }, pictures)
    end)
 end)

@@ -18,6 +18,7 @@ local fs = require 'tide.util.fs'
 local image_share = require 'tide.data.image_share'
 local image_source = require 'tide.data.image_source'
 local jsonl = require 'tide.data.jsonl'
+local vision = require 'tide.data.vision'
 
 local parts = {}
 
@@ -30,14 +31,7 @@ function parts.of(model, processor, decode)
    local c = model.config or {}
    err.arg_if(type(model.placed) ~= 'function' or c.image_token_id == nil, 'data.chat.images',
       'model', 'a model that reads images, such as one of tide.model.qwen2_5_vl', model)
-   local vision = c.vision_config or {}
-   for _, names in ipairs { { 'patch_size', 'patch_size' }, { 'merge_size', 'spatial_merge_size' },
-      { 'temporal_patch_size', 'temporal_patch_size' } } do
-      local has, want = (processor.config or {})[names[1]], vision[names[2]]
-      err.arg_if(has ~= want, 'data.chat.images', 'processor.' .. names[1], ('%s, as '
-         .. 'vision_config.%s of the model%s'):format(tostring(want), names[2], processor.folder
-            and ' (the processor is that of ' .. processor.folder .. ')' or ''), has)
-   end
+   vision._check_fit('data.chat.images', processor, c.vision_config or {})
    return { processor = processor, decode = decode,
       image = c.image_token_id, video = c.video_token_id,
       first = c.vision_start_token_id, last = c.vision_end_token_id,

@@ -149,11 +149,23 @@ local function counts_of(f, list)
    return counts
 end
 
+-- Raises unless a processor makes the patches of a model with this vision_config.
+function vision._check_fit(op, processor, of)
+   for _, names in ipairs { { 'patch_size', 'patch_size' }, { 'merge_size', 'spatial_merge_size' },
+      { 'temporal_patch_size', 'temporal_patch_size' } } do
+      local has, want = (processor.config or {})[names[1]], of[names[2]]
+      err.arg_if(has ~= want, op, 'processor.' .. names[1], ('%s, as vision_config.%s of the '
+         .. 'model%s'):format(tostring(want), names[2], processor.folder
+            and ' (the processor is that of ' .. processor.folder .. ')' or ''), has)
+   end
+end
+
 -- Returns ids in which each placeholder (config.image_token_id, config.video_token_id) is repeated
 -- as often as its picture has features, and a list with the number of copies of each given id.
 -- Rows of patches of a video that are apart have a placeholder each. pictures: of vision.read.
 function vision.expand(processor, config, ids, pictures)
    local op, out, copies = 'data.vision.expand', {}, {}
+   if config.vision_config then vision._check_fit(op, processor, config.vision_config) end
    local kind_of = { [config.image_token_id] = 'images', [config.video_token_id] = 'videos' }
    local used = { images = 0, videos = 0 }
    local counts = { images = counts_of(processor.config, pictures.images or {}),

@@ -4,6 +4,7 @@
 local Qwen2 = require 'tide.model.qwen2'
 local Vision = require 'tide.model.qwen2_5_vl_vision'
 local class = require 'tide.class'
+local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
 local decoder = require 'tide.model.vision_decoder'
 
@@ -14,7 +15,7 @@ local VL = class('Qwen2_5_VL', Qwen2)
 VL.Vision, VL.text_types = Vision, { 'qwen2_5_vl_text', 'qwen2_5_vl' }
 VL.has_seconds = true
 
-local fields = copy(decoder.fields)
+local fields = copy(config_.fields)
 for _, row in ipairs(Qwen2.family.fields) do
    fields[#fields + 1] = row[1] == 'max_window_layers' and { row[1], 80, row[3] } or row
 end
@@ -31,8 +32,8 @@ local complete_text = Qwen2.family.complete_for(op)
 
 local function complete(c)
    complete_text(c)
-   decoder.check_tokens(op, c)
-   c.rope_scaling = decoder.rope_scaling(op, c, sections(c.head_dim), false)
+   config_.check_tokens(op, c)
+   c.rope_scaling = config_.rope_scaling(op, c, sections(c.head_dim), false)
 end
 
 VL.family = copy(Qwen2.family)
@@ -41,13 +42,13 @@ copy({
    counts = { 'depth' }, sizes = { 'num_heads', 'out_hidden_size', 'in_channels', 'in_chans' },
    defaults = { max_position_embeddings = 32768, rope_theta = 1e6, rms_norm_eps = 1e-5 },
    -- names of modules in transformers: the reverse of peft
-   rename = decoder.own_name, peft = decoder.inner_name,
+   rename = config_.own_name, peft = config_.inner_name,
 }, VL.family)
 
 -- Makes the fields of config.json of c, a complete configuration: those of text beside the table of
 -- the tower, as all versions of transformers read them.
 function VL.publish(c)
-   local v, rope = decoder.published_tower(c.vision_config, 'qwen2_5_vl'), copy(c.rope_scaling)
+   local v, rope = config_.published_tower(c.vision_config, 'qwen2_5_vl'), copy(c.rope_scaling)
    v.in_chans = v.in_channels
    if rope.rope_type == 'default' then rope.rope_type, rope.type = nil, 'mrope' end
    c.vision_config, c.rope_scaling = v, rope

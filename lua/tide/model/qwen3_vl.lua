@@ -8,6 +8,7 @@
 local Qwen3 = require 'tide.model.qwen3'
 local Vision = require 'tide.model.qwen3_vl_vision'
 local class = require 'tide.class'
+local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
 local decoder = require 'tide.model.vision_decoder'
 local each = require 'tide.util.each'
@@ -25,7 +26,7 @@ Tower.described = Vision._of(op, { 'qwen3_vl', 'qwen3_vl_vision' })
 VL.Vision, VL.text_types, VL.ties_outside = Tower, { 'qwen3_vl_text', 'qwen3_vl' }, true
 
 local fields = {}
-for _, row in ipairs(decoder.fields) do
+for _, row in ipairs(config_.fields) do
    if row[1] ~= 'vision_token_id' then fields[#fields + 1] = row end
 end
 VL._own_fields = fields
@@ -44,8 +45,8 @@ end
 -- Returns a check of a family, of a complete configuration. name: of the family in errors.
 function VL._complete_for(name)
    return function(c)
-      decoder.check_tokens(name, c)
-      c.rope_scaling = decoder.rope_scaling(name, c, sections(c.head_dim), true)
+      config_.check_tokens(name, c)
+      c.rope_scaling = config_.rope_scaling(name, c, sections(c.head_dim), true)
    end
 end
 
@@ -59,7 +60,7 @@ end
 -- What a family of these models has beside that of its text model.
 VL._shared_family = {
    -- names of modules in transformers, and the reverse
-   peft = decoder.inner_name, from_peft = decoder.own_name,
+   peft = config_.inner_name, from_peft = config_.own_name,
    -- fields of the tower and of experts that are as large as a dim of a tensor
    counts = { 'depth' }, sizes = { 'num_heads', 'out_hidden_size', 'in_channels',
       'num_position_embeddings', 'moe_intermediate_size' },
@@ -77,7 +78,7 @@ copy({
 function VL:stored()
    local list = {}
    for _, e in ipairs(self:named_parameters()) do
-      local name = decoder.inner_name(e.name)
+      local name = config_.inner_name(e.name)
       if name ~= e.name then
          list[#list + 1] = experts.renamed(name, e.name, e.param.shape)
       end
@@ -92,7 +93,7 @@ local outside = { 'architectures', 'model_type', 'image_token_id', 'video_token_
 
 -- Makes the fields of config.json of c, a complete configuration. kind: its model_type.
 function VL._publish_as(c, kind)
-   local text, v = copy(c), decoder.published_tower(c.vision_config, kind)
+   local text, v = copy(c), config_.published_tower(c.vision_config, kind)
    for name in each(text) do c[name] = nil end
    for _, name in ipairs(outside) do c[name], text[name] = text[name], nil end
    text.vision_config, text.model_type = nil, kind .. '_text'

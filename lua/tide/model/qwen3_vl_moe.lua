@@ -9,6 +9,7 @@ local Llama = require 'tide.model.llama'
 local Qwen3VL = require 'tide.model.qwen3_vl'
 local Vision = require 'tide.model.qwen3_vl_vision'
 local class = require 'tide.class'
+local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
 local decoder = require 'tide.model.vision_decoder'
 local experts = require 'tide.model.experts'
@@ -75,7 +76,7 @@ local tensors = { { 'gate_up_proj', { 'gate_proj', 'up_proj' } }, { 'down_proj',
 
 -- Adds the entries of the experts of a layer to a list.
 local function add_entries(list, path, shapes)
-   local outer = decoder.inner_name(path)
+   local outer = config_.inner_name(path)
    for _, row in ipairs(tensors) do
       local parts = {}
       for i, field in ipairs(row[2]) do parts[i] = path .. '.' .. field end

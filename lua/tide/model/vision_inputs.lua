@@ -1,0 +1,130 @@
+-- Inputs of the layers of a decoder with a vision tower: embeddings in which features take the
+-- places of their tokens, and deepstack features for the outputs of the first layers.
+--
+-- Legend: B batch, T tokens, C model width, F features, K layers with deepstack features.
+
+local tide = require 'tide'
+local Backbone = require 'tide.model.backbone'
+local copy = require 'tide.util.copy'
+local err = require 'tide.util.err'
+local features_ = require 'tide.model.vision_features'
+local place = require 'tide.model.vision_place'
+local private = require 'tide.util.private'
+local spread = require 'tide.nn.spread'
+
+local inputs, methods = {}, {}
+
+-- Refuses rows of features, of a call that gives them, whose shape is not that of ids.
+local function check_rows(op, ids, rows)
+   if rows == nil or rows:size(1) == ids:size(1) and rows:size(2) == ids:size(2) then return end
+   err.raise('E_SHAPE', op, 'feature_rows: expected [%d, %d] as ids, got [%d, %d]', ids:size(1),
+      ids:size(2), rows:size(1), rows:size(2))
+end
+
+-- Refuses tokens that stand for images without any. Ids on a device are not read. Beside caches
+-- they may be those of an answer.
+local function check_text(self, ids, o)
+   if ids.device ~= 'cpu' or o.caches or ids.ndim ~= 2 then return end
+   local c = self.config
+   local found = tide.logical_or(ids:eq(c.image_token_id), ids:eq(c.video_token_id))
+   err.raise_if(ids:numel() > 0 and found:any():item(), 'E_ARG', self.op, 'ids have tokens of '
+      .. 'image_token_id (%d) or video_token_id (%d), but the call has no images; give '
+      .. 'pixel_values and image_grid_thw, or pixel_values_videos and video_grid_thw',
+      c.image_token_id, c.video_token_id)
+end
+
+-- Returns embeddings x [B, T, C], given up, in which the first features [F, C or more] take the
+-- places that rows name; all of features may hold those of deepstack beside them.
+local function joined(x, rows, features)
+   local B, T, C = unpack(x.shape)
+   local n = B * T
+   local text = tide.arange(n, { dtype = 'i64', device = x.device })
+   local from = tide.where(rows:ge(0), rows + n, text:reshape(B, T)):reshape(n)
+   local first = features:size(2) > C and features:narrow(2, 1, C) or features
+   local cast = private.replace(first, first:to(x.dtype))
+   x = private.replace(x, x:reshape(n, C))
+   local all = tide.cat({ x, cast }, 1)
+   private.spend(x, cast)
+   local y = private.replace(all, all:index_select(1, from))
+   return private.replace(y, y:reshape(B, T, C))
+end
+
+-- Returns the functions of the outputs of the first K layers and of features [F, C + K C] (see
+-- nn.Stack) that add deepstack features to tokens of images.
+local function added_after(rows, F, C, K)
+   local B, T = rows:size(1), rows:size(2)
+   local from = tide.where(rows:ge(0), rows, F):reshape(B * T)
+   local after = {}
+   for k = 1, K do
+      after[k] = function(h, features)
+         local deep = features:narrow(2, k * C + 1, C)
+         deep = private.replace(deep, deep:to(h.dtype))
+         local none = tide.zeros({ 1, C }, { dtype = h.dtype, device = h.device })
+         local all = tide.cat({ deep, none }, 1)
+         private.spend(deep, none)
+         local more = private.replace(all, all:index_select(1, from))
+         more = private.replace(more, more:reshape(B, T, C))
+         local sum = h + more
+         private.spend(more)
+         return sum
+      end
+   end
+   return after
+end
+
+-- Refuses images beside what shows no place for them: embeddings, positions of a text, and a part
+-- of a row without the numbers that the whole row gives.
+local function check_images(op, ids, o, context)
+   err.arg_if(ids.ndim ~= 2, op, 'ids', 'ids beside images: embeddings have their features already',
+      ids)
+   for _, name in ipairs(context and context.size > 1 and { 'positions', 'feature_rows' } or {}) do
+      err.arg_if(o[name] == nil, op, name, "this rank's part of those of whole rows, beside a "
+         .. 'context: cut a batch that model:placed(batch) completed (handle:cut does so)', nil)
+   end
+   err.arg_if(o.positions and o.positions.ndim ~= 3, op, 'positions', 'positions [3, B, T] of '
+      .. 'tokens and images: leave them out, or give those of model:rope_index', o.positions)
+   err.arg_if(o.positions == nil and Backbone._has_keys(o.caches), op, 'positions', 'those of the '
+      .. 'tokens in the whole sequence, [3, B, T], beside caches that hold earlier ones', nil)
+end
+
+-- Returns ids or given embeddings as embeddings on which features hang that stand for no token, so
+-- that backward reaches the tower.
+local function beside(self, x, features)
+   local made = x.ndim == 2 and self[self.form.body][self.form.embed](x) or nil
+   x = made or Backbone._inputs(self, x)
+   local y = x + features:narrow(1, 1, 0):sum():to(x.dtype)
+   private.spend(made, features)
+   return y
+end
+
+-- Completes the positions of a call, see Backbone._inputs.
+function methods:_inputs(ids, o, context)
+   local has = o.pixel_values or o.pixel_values_videos
+   if has then check_images(self.op, ids, o, context) else check_text(self, ids, o) end
+   local features = features_.of(self, o, context)
+   if not features then return ids end
+   if not has then return beside(self, ids, features) end
+   local where = o
+   if context and context.size == 1 then
+      where = copy({ index = context:q_index(ids.device) }, copy(o))
+      where.attention_mask = nil
+   end
+   check_rows(self.op, ids, o.feature_rows)
+   place.complete(self, ids, o, where)
+   local x, tp, rows = self[self.form.body][self.form.embed](ids), spread.of(self).tp,
+      o.feature_rows
+   if tp and tp.sequence then                       -- this rank has its tokens between layers
+      rows, features = tp.cut(rows), tp.copy(features)
+   end
+   local F, C = features:size(1), x:size(3)
+   if features:size(2) > C then
+      o.after, o.beside = added_after(rows, F, C, features:size(2) / C - 1), features
+   end
+   return joined(x, rows, features)
+end
+private.note(methods._inputs)
+
+-- Methods of every class with a tower.
+inputs.methods = methods
+
+return inputs
