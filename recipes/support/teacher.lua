@@ -15,6 +15,8 @@ teacher.rows = {
      'teacher-model-name-or-path' } },
    { 'teacher-dtype', nil, "dtype of the teacher's weights; default: --dtype", choices = { 'f32',
      'bf16' }, type = 'string' },
+   { 'teacher-ep', 1, 'ranks that share the experts of the teacher: neighbours among all ranks, '
+     .. 'whatever the mesh of the student; 1: experts are gathered', min = 1 },
    { 'alpha', 1, 'weight of the divergence from the teacher; the loss on labels has weight 1 - '
      .. 'alpha', type = 'number', min = 0, max = 1 },
    { 'temperature', 1, 'divides the logits of teacher and student; the divergence is multiplied by '
@@ -71,6 +73,21 @@ local function check_images(job, opt, model, corpus, big)
       .. '%s here', opt.teacher, b, a)
 end
 
+-- Refuses ranks among which the experts of the teacher cannot be shared.
+local function check_ep(job, opt, ranks, big)
+   local k = opt.teacher_ep
+   if k == 1 then return end
+   local layers = require('tide.nn.mixtures')(big)
+   err.usage_if(#layers == 0, job.name, '--teacher-ep %d: --teacher %s has no experts; leave it '
+      .. 'out', k, opt.teacher)
+   err.usage_if(ranks % k ~= 0, job.name, '--teacher-ep %d must divide the ranks of the run, which '
+      .. 'are %d', k, ranks)
+   for _, layer in ipairs(layers) do
+      err.usage_if(k > layer.m.experts, job.name, '--teacher-ep %d is more than the %d experts of '
+         .. 'the teacher', k, layer.m.experts)
+   end
+end
+
 -- Spreads the teacher over all ranks, whatever the student's mesh, but for a context axis, which
 -- both share. Returns the model and, of several ranks, its Sharded.
 local function place(tide, opt, spread, big)
@@ -85,7 +102,8 @@ local function place(tide, opt, spread, big)
       o.axis = nil
       tide.parallel.cp.attach(big, spread.mesh:axis 'cp', o)
    end
-   local sharded = tide.parallel.fully_shard(big, world, { device = opt.device, init = false })
+   local sharded = tide.parallel.fully_shard(big, world, { device = opt.device, init = false,
+      ep_size = opt.teacher_ep })
    return { model = big, sharded = sharded, mesh = spread.mesh }, sharded
 end
 
@@ -97,6 +115,7 @@ function teacher.load(job, opt, spread, corpus)
       device = 'null' })
    check_tokens(job, tide, opt, spread.model, corpus, big)
    check_images(job, opt, spread.model, corpus, big)
+   check_ep(job, opt, spread.mesh.comm.size, big)
    big:requires_grad_(false)
    local run, sharded = job:check(place, tide, opt, spread, big)
    job:check(tide.model.fill, run, opt.teacher)

@@ -49,6 +49,20 @@ describe('recipes/distil.lua', function()
       end)
    end)
 
+   it('from a teacher whose experts stay on their ranks', function()
+      with_data(function(dir, words)
+         words = words:gsub('/t ', '/e ') .. '--steps 2 '
+         case.save(dir .. '/e', tide.model.qwen3_moe({ vocab_size = 258, hidden_size = 16,
+            num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1, head_dim = 8,
+            moe_intermediate_size = 8, num_experts = 3, num_experts_per_tok = 2,
+            max_position_embeddings = 128, initializer_range = 0.2 }, { seed = 9 }))
+         ok(1, words .. '--out ' .. dir .. '/one')
+         ok(2, words .. '--mesh.dp 2 --teacher-ep 2 --out ' .. dir .. '/two')
+         same_losses(losses(dir .. '/one'), losses(dir .. '/two'))
+         bad(words .. '--teacher-ep 2 --out ' .. dir .. '/no', 'must divide the ranks of the run')
+      end)
+   end)
+
    it('the other way and with adapters, too', function()
       with_data(function(dir, words)
          words = words .. '--steps 4 --lora.rank 4 --lr 3e-2 --kl reverse --alpha 1 '
