@@ -116,6 +116,7 @@ static int run_launcher(char **words, const char *command)
   int status;
   pid_t parent = getpid();
   is_apart = !has_terminal();
+  signal(SIGCHLD, SIG_DFL); /* if a parent left it ignored, waitpid would get no exit code */
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, &before); /* until mpirun can get them */
   pid_t child = fork();
@@ -123,9 +124,11 @@ static int run_launcher(char **words, const char *command)
   launcher = child;
   if (child > 0) forward_signals();
   sigprocmask(SIG_SETMASK, &before, NULL);
-  if (child < 0) return cli_complain("run: --procs: no process could be made");
+  if (child < 0)
+    return cli_complain("run: --procs: no process could be made; free memory or processes, or give "
+                        "-n for ranks as threads");
   while (waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) return cli_complain("run: --procs: mpirun was waited for by another");
+    if (errno != EINTR) return cli_complain("run: --procs: mpirun ended without an exit code");
   if (ended_by) return 128 + ended_by;
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
