@@ -194,7 +194,8 @@ function peft_moe.check(op, path, c)
    for _, name in ipairs { 'rank_pattern', 'alpha_pattern' } do
       for key in each(type(c[name]) == 'table' and c[name] or {}) do
          err.raise_if(key ~= joint, 'E_UNSUPPORTED', op, "%s: %s has '%s'; only that of the "
-            .. "experts, '%s', is known here", path, name, key, joint)
+            .. "experts, '%s', is known here; merge the adapter into its base with PEFT "
+            .. '(merge_and_unload), and load that', path, name, key, joint)
       end
    end
 end
