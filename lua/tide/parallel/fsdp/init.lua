@@ -80,8 +80,8 @@ local function deal_experts(self)
    if k == 1 then return end
    local wide = self.opts.strategy == 'no_shard' and self.data_comm or shards
    err.raise_if(wide.size % k ~= 0, 'E_ARG', op, 'ep_size (%d) must divide the number of ranks '
-      .. 'that have data of their own (dp_shard x cp, and with no_shard all of dp), which is %d; '
-      .. 'give a divisor of it, or more of those ranks', k, wide.size)
+      .. 'that can share experts (dp_shard x cp; with no_shard all of dp x cp), which is %d; give '
+      .. 'a divisor of %d, or a mesh with more of these ranks', k, wide.size, wide.size)
    self.ep = experts.axis(wide, k)
    experts.deal(op, self.model, self.ep)
    local rest = every(wide, k)
