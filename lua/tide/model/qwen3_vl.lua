@@ -19,7 +19,6 @@ local op = 'model.qwen3_vl'
 local VL = class('Qwen3_VL', Qwen3)
 
 local Tower = class('Qwen3_VL_Vision', Vision)
-Tower.holds_parts, Tower.mixes = true, false
 Tower.described = Vision._of(op, { 'qwen3_vl', 'qwen3_vl_vision' })
 
 VL.Vision, VL.text_types, VL.ties_outside = Tower, { 'qwen3_vl_text', 'qwen3_vl' }, true
