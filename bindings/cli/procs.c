@@ -1,10 +1,10 @@
 /* `tide run --procs N`: N processes of one rank each, started by mpirun with the same words.
  *
- * mpirun that a signal has ended has code 1, whatever the ranks return. So this process waits for
- * it, passes signals on and returns 128 + signal itself. A terminal signals the whole group;
- * without one mpirun has a group of its own, so that a signal to the group reaches it once.
+ * mpirun exits with 1 after a signal, whatever the ranks return. So this process waits for mpirun,
+ * passes signals on and returns 128 + signal itself. A terminal signals its whole process group.
+ * Without a terminal mpirun gets a group of its own, so a signal to this group reaches it once.
  *
- * The mutable statics are the state of the signal handler; there is one program.
+ * The mutable statics are the state of the signal handler, which can get no argument.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -50,11 +50,12 @@ static const char *refusal(const run_options *o)
 
 /* ---- the launcher ---------------------------------------------------------------------------- */
 
-static volatile sig_atomic_t launcher, ended_by; /* its process; the first signal that ends */
-static volatile sig_atomic_t is_apart;           /* it has a group of its own */
+static volatile sig_atomic_t launcher; /* process id of mpirun */
+static volatile sig_atomic_t ended_by; /* the first signal that ends the job, or 0 */
+static volatile sig_atomic_t is_apart; /* whether mpirun has a process group of its own */
 
-/* Whether a signal arrives twice: supervisors signal a process and then its group. Open MPI leaves
- * its ranks alone at a second one within 5 s. */
+/* Returns whether a signal repeats the last one: supervisors signal a process and then its group.
+ * At a second signal within 5 s Open MPI exits without ending its ranks. */
 static bool is_echo(int sig)
 {
   static struct timespec last;
@@ -68,7 +69,7 @@ static bool is_echo(int sig)
   return is;
 }
 
-/* Passes a signal on, but for one of the terminal that the launcher gets by itself. */
+/* Passes a signal on to mpirun, except one of a terminal, which mpirun gets by itself. */
 static void forward_signal(int sig, siginfo_t *info, void *context)
 {
   (void)context;
@@ -87,14 +88,15 @@ static void forward_signals(void)
     sigaction(passed[i], &action, NULL);
 }
 
-/* Becomes the launcher, which ends with its parent. mask: blocked signals. */
+/* Executes mpirun in this process, which ends when its parent ends. mask: blocked signals. */
 static _Noreturn void become_launcher(char **words, const char *command, pid_t parent,
                                       const sigset_t *mask)
 {
   if (is_apart) setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   sigprocmask(SIG_SETMASK, mask, NULL);
-  if (getppid() == parent) execvp(words[0], words);
+  if (getppid() != parent) _exit(EXIT_USAGE); /* the parent ended before prctl */
+  execvp(words[0], words);
   fprintf(stderr, "tide: %s: --procs needs mpirun (Open MPI or MPICH): %s\n", command,
           strerror(errno));
   _exit(EXIT_USAGE);
@@ -107,23 +109,26 @@ static bool has_terminal(void)
   return fd >= 0;
 }
 
-/* Runs the words and returns the exit code. */
+/* Runs mpirun with its words. Returns the exit code of the job. */
 static int run_launcher(char **words, const char *command)
 {
   sigset_t all, before;
   int status;
   pid_t parent = getpid();
   is_apart = !has_terminal();
+  signal(SIGCHLD, SIG_DFL); /* if a parent left it ignored, waitpid would get no exit code */
   sigfillset(&all);
-  sigprocmask(SIG_SETMASK, &all, &before); /* until there is a process to pass them on to */
+  sigprocmask(SIG_SETMASK, &all, &before); /* until mpirun can get them */
   pid_t child = fork();
   if (child == 0) become_launcher(words, command, parent, &before);
   launcher = child;
   if (child > 0) forward_signals();
   sigprocmask(SIG_SETMASK, &before, NULL);
-  if (child < 0) return cli_complain("run: --procs: no process could be made");
+  if (child < 0)
+    return cli_complain("run: --procs: no process could be made; free memory or processes, or give "
+                        "-n for ranks as threads");
   while (waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) return cli_complain("run: --procs: mpirun was waited for by another");
+    if (errno != EINTR) return cli_complain("run: --procs: mpirun ended without an exit code");
   if (ended_by) return 128 + ended_by;
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }

@@ -35,6 +35,12 @@ describe('tide run --procs', function()
       end
    end)
 
+   it_mpi('has the exit code of the job where its parent ignores SIGCHLD', function()
+      local out, status = mpi.shell(('env --ignore-signal=CHLD %s --procs 1 %s'):format(run,
+         'spec/comm/mpi_case.lua probe'))
+      assert.equal(0, status, out)
+   end)
+
    it_mpi('trains as threads do', function()
       local function losses(how)
          local dir = os.tmpname()

@@ -204,6 +204,18 @@ local function shared(rank, n, k, how)
    return { first:item(), run():item(), table.concat(names, ' ') }
 end
 
+-- On a rank: the rows that Sharded:unsharded gives of a weight that tensor parallelism cuts over an
+-- axis of the name 'ep'.
+local function rows_of_namesake()
+   local t = require 'tide'
+   local model = t.model.qwen2 { vocab_size = 8, hidden_size = 8, num_hidden_layers = 1,
+      num_attention_heads = 2, num_key_value_heads = 2, intermediate_size = 8 }
+   local mesh = t.parallel.mesh { { 'dp_shard', 1 }, { 'ep', 2 } }
+   t.parallel.tensor_parallel(model, mesh:axis 'ep')
+   local sharded = t.scope(t.parallel.fully_shard, model, mesh)
+   return sharded:unsharded(model:get 'model.layers.0.mlp.up_proj', 'weight'):size(1)
+end
+
 -- On a rank: one rank runs a model that is whole on all.
 local function alone(rank)
    local t = require 'tide'
@@ -221,6 +233,10 @@ describe('ep_size', function()
    it('ends with an error where one rank runs alone', function()
       ranks.fail(2, alone, 'ranks disagree about call')      -- the group is all ranks
       ranks.fail(4, alone, 'ranks wait for each other')
+   end)
+
+   it('takes no part of tensor parallelism for experts, whatever the name of its axis', function()
+      assert.same({ 4, 4 }, ranks.run(2, rows_of_namesake))
    end)
 
    it('leaves shared what modules share', function()

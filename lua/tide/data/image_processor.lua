@@ -1,6 +1,7 @@
 -- The processor of images of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with the numbers of transformers:
 -- smart_resize to whole patches, bicubic resizing of 8-bit pixels, rescaling, normalising, patches.
--- Limits of pixels of a video are those of a frame; with is_whole (Qwen3-VL) those of all frames.
+-- Limits of pixels of a video are those of a frame; where each frame is apart in a text (Qwen3-VL),
+-- those of all frames.
 
 local copy = require 'tide.util.copy'
 local decoders = require 'tide.ffi.image'
@@ -251,7 +252,7 @@ end
 -- Returns the size in pixels of each of n frames of h x w.
 local function video_target(what, name, f, n, h, w)
    return target(what, name, f, h, w, function(factor)
-      if not f.is_whole then
+      if not f.frames_apart then
          return smart_resize(h, w, factor, f.min_pixels, most_of_frame(f, n))
       end
       local depth = f.temporal_patch_size
@@ -271,8 +272,8 @@ end
 
 local processor = {}
 
--- Makes a processor. Fields: config (of images) and video_config, complete, which says as is_whole
--- whether each frame is apart in a text; folder: the one that it was read from, or nil.
+-- Makes a processor. Fields: config (of images) and video_config, complete, with frames_apart
+-- (whether each frame is apart in a text); folder: the one that it was read from, or nil.
 function processor.new(source)
    local images, videos
    if type(source) == 'string' then
@@ -283,12 +284,12 @@ function processor.new(source)
    local where = type(source) == 'string' and source or 'source'
    check_type(where, images)
    check_type(where, videos)
-   local is_whole = videos.video_processor_type == 'Qwen3VLVideoProcessor'
+   local frames_apart = videos.video_processor_type == 'Qwen3VLVideoProcessor'
    local self = setmetatable({ config = complete(images, sizes.image),
-      video_config = is_whole and complete(videos, sizes.whole, whole_defaults)
+      video_config = frames_apart and complete(videos, sizes.whole, whole_defaults)
          or complete(videos, sizes.video),
       folder = type(source) == 'string' and source or nil }, Processor)
-   self.video_config.is_whole = is_whole
+   self.video_config.frames_apart = frames_apart
    self.form, self.video_form = form_of(self.config), form_of(self.video_config)
    return self
 end

@@ -127,8 +127,8 @@ function vision.read(processor, sources, opts)
       local patches, grid = processor:frames(frames, { device = opts.device })
       local f, fps = processor.video_config, video.fps or FPS
       out.videos[i] = { patches = patches, grid = grid,
-         seconds = not f.is_whole and f.temporal_patch_size / fps or nil,
-         times = f.is_whole and times_of(#frames, f.temporal_patch_size, fps) or nil }
+         seconds = not f.frames_apart and f.temporal_patch_size / fps or nil,
+         times = f.frames_apart and times_of(#frames, f.temporal_patch_size, fps) or nil }
    end
    return out
 end
@@ -141,7 +141,7 @@ local function counts_of(f, list)
    local counts = {}
    for _, picture in ipairs(list) do
       local t, rows, columns = unpack(picture.grid)
-      local places = f.is_whole and t or 1
+      local places = f.frames_apart and t or 1
       for _ = 1, places do
          counts[#counts + 1] = t * rows * columns / f.merge_size ^ 2 / places
       end
@@ -180,7 +180,7 @@ function vision.expand(processor, config, ids, pictures)
       for _ = 1, n do out[#out + 1] = id end
    end
    for kind, n in each(used) do
-      local is_apart = kind == 'videos' and processor.video_config.is_whole
+      local is_apart = kind == 'videos' and processor.video_config.frames_apart
       err.raise_if(n ~= #counts[kind], 'E_ARG', op, 'ids: expected a placeholder for each of %d '
          .. '%s, got %d; %s', #counts[kind], is_apart and 'rows of patches of videos' or kind, n,
          is_apart and 'write each behind its time in words' or 'the chat template writes them')

@@ -65,7 +65,7 @@ local function found(op, field, value, what)
       tostring(value), table.concat(list, ', '))
 end
 
--- Returns the plain data that a checkpoint keeps beside its tensors.
+-- Returns plain, what a checkpoint keeps beside its tensors; raises unless it is a table.
 local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table') end
 
 -- Returns what a family says of its configurations and files, the table `family` of its class; an

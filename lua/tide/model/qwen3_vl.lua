@@ -20,7 +20,6 @@ local op = 'model.qwen3_vl'
 local VL = class('Qwen3_VL', Qwen3)
 
 local Tower = class('Qwen3_VL_Vision', Vision)
-Tower.holds_parts, Tower.mixes = true, false
 Tower.described = Vision._of(op, { 'qwen3_vl', 'qwen3_vl_vision' })
 
 VL.Vision, VL.text_types, VL.ties_outside = Tower, { 'qwen3_vl_text', 'qwen3_vl' }, true
@@ -42,7 +41,7 @@ local function sections(head_dim)
    return counts
 end
 
--- Returns a check of a family, of a complete configuration. name: of the family in errors.
+-- Returns the check of complete configurations of a family. name: of the family in errors.
 function VL._complete_for(name)
    return function(c)
       config_.check_tokens(name, c)
@@ -61,7 +60,7 @@ end
 VL._shared_family = {
    -- names of modules in transformers, and the reverse
    peft = config_.inner_name, from_peft = config_.own_name,
-   -- fields of the tower and of experts that are as large as a dim of a tensor
+   -- fields that count layers, and fields that are a factor of the size of a tensor
    counts = { 'depth' }, sizes = { 'num_heads', 'out_hidden_size', 'in_channels',
       'num_position_embeddings', 'moe_intermediate_size' },
 }

@@ -22,7 +22,6 @@ local op = 'model.qwen3_vl_moe'
 local VL = class('Qwen3_VL_MoE', Llama)
 
 local Tower = class('Qwen3_VL_MoE_Vision', Vision)
-Tower.holds_parts, Tower.mixes = true, false
 Tower.described = Vision._of(op, { 'qwen3_vl_moe', 'qwen3_vl_moe_vision', 'qwen3_vl' })
 
 VL.Vision, VL.ties_outside, VL._check_parts = Tower, true, Qwen3VL._check_parts

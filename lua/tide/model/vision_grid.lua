@@ -1,5 +1,5 @@
 -- Where the patches of images and videos lie, as numbers: rows and columns, frames and windows of a
--- vision tower, and the positions and features of the tokens that stand for them in a text.
+-- vision tower, and the positions and features of the tokens that represent them in a text.
 --
 -- A grid is { t, h, w }: frames, and rows and columns of patches of a frame. Patches of a stream
 -- lie frame by frame, and in a frame block by block: `merge` x `merge` neighbours become one

@@ -1,5 +1,5 @@
 -- What vision towers of published families share: the fields that they have in common, layers over
--- one stream of patches, and the door to a tower. Frames are documents of bidirectional attention.
+-- one stream of patches, and the checks of a call. Frames are documents of bidirectional attention.
 --
 -- Names of parameters follow published files (visual.blocks.0.attn.qkv). Positions are rows and
 -- columns, rotary ones of two axes.
@@ -23,7 +23,7 @@ local Module = nn.Module
 
 local count = 'integer >= 1'
 
--- Fields of all towers, with the defaults of the first.
+-- Fields of all towers, with the defaults of Qwen2.5-VL.
 local common = {
    { 'depth', 32, count }, { 'hidden_size', 3584, count }, { 'num_heads', 16, count },
    { 'intermediate_size', 3420, count }, { 'in_channels', 3, count }, { 'patch_size', 14, count },
@@ -45,7 +45,7 @@ local function translate(_, f, problems)
    f.rope_theta = rope.rope_theta
 end
 
--- The relation of all towers.
+-- The relation of fields that all towers need.
 local heads_fit = 'where hidden_size % (4 * num_heads) == 0 -- hidden_size ({hidden_size}) must be '
    .. 'a multiple of {4 * num_heads}: heads of pairs of channels for rows and columns'
 
@@ -89,8 +89,8 @@ end
 
 -- ---- layers ------------------------------------------------------------------------------------
 
--- The product of published files: a convolution whose steps are its size, so that it is one of a
--- matrix with whole patches.
+-- The embedding of patches. Published files have a convolution whose stride is its kernel size, so
+-- it is a product of whole patches with one matrix.
 local Patches = class('VisionPatches', Module)
 Patches.mixes = false
 

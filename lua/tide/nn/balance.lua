@@ -51,8 +51,8 @@ end
 local Call = {}
 Call.__index = Call
 
--- Begins a call of a model, and returns its record, which the routers get. way: of the loss, {
--- coef, by_layer }, nil without one; index: i32 [B or 1, T, 2] of the tokens [B, T], or nil.
+-- Begins a call of a model, and returns its record, which the routers get. way: nil, or coef and
+-- by_layer of the loss; index: i32 [B or 1, T, 2] of the tokens [B, T], or nil.
 function Balance:_open(way, index, B, T)
    local call = setmetatable({ way = way, layers = {}, of = {}, is_open = true }, Call)
    if index then
@@ -189,8 +189,8 @@ end
 
 -- Returns the loss of a batch with the term of its routers: the mean of those of the calls since
 -- the last add. n: a tensor of one element, the labels of this batch that count; count: those that
--- the loss was divided by, of all batches and ranks. The term counts by its share n / count. Nil,
--- nil: the loss is a mean of this batch. model:loss does it.
+-- the loss was divided by, of all batches and ranks. The term counts by its share n / count. Both
+-- nil: the loss is a mean of this batch. model:loss calls it.
 function Balance:add(loss, n, count)
    local calls = {}
    for _, call in ipairs(self.pending) do calls[#calls + 1] = call.way and call or nil end

@@ -1,5 +1,5 @@
 -- The fields of a batch or call that hold images and videos, as published models name them. Every
--- rank of a context has all of them, and their sizes differ from batch to batch.
+-- rank of a context axis has all of them, and their sizes differ from batch to batch.
 
 local image_fields = { list = { 'pixel_values', 'image_grid_thw', 'pixel_values_videos',
    'video_grid_thw', 'second_per_grid_ts' } }

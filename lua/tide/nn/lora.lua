@@ -274,7 +274,8 @@ end
 -- Returns the adapters of a model; raises if it has no adapters.
 local function adapters_of(name, model)
    local adapter = rawget(model, 'adapter')
-   if not adapter then err.raise('E_STATE', name, 'the model has no adapters') end
+   err.raise_if(not adapter, 'E_STATE', name, 'the model has no adapters; attach some with '
+      .. 'nn.lora.attach')
    return adapter, rawget(model, '_adapter')
 end
 
@@ -376,8 +377,10 @@ end
 -- model.
 function lora.without(model, fn)
    local o = rawget(model, '_adapter')
-   err.raise_if(not o, 'E_STATE', 'nn.lora.without', 'the model has no adapters')
-   if o.merged then err.raise('E_STATE', 'nn.lora.without', 'the adapters are merged') end
+   err.raise_if(not o, 'E_STATE', 'nn.lora.without', 'the model has no adapters; attach some '
+      .. 'with nn.lora.attach')
+   err.raise_if(o.merged, 'E_STATE', 'nn.lora.without', 'the adapters are merged; call '
+      .. 'nn.lora.unmerge(model) first')
    err.func('nn.lora.without', 'fn', fn)
    local before = o.off
    o.off = true

@@ -8,7 +8,8 @@
 -- the experts work in that width: fc1_latent_proj takes x there, fc2_latent_proj takes y back.
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
 -- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
--- shapes do not depend on the routing. With bias and limit, experts have the form of gpt-oss:
+-- shapes do not depend on the routing, but for experts over ranks (parallel/experts.lua). With bias
+-- and limit, experts have the form of gpt-oss:
 --
 --    gate = min(gate_e x + b, limit);  up = clamp(up_e x + b, -limit, limit)
 --    down_e((up + 1) gate sigmoid(alpha gate)) + b
@@ -175,8 +176,8 @@ local function experts_of(ids, place)
    return tide.zeros_like(ids):scatter_add(1, place:reshape(-1), ids)
 end
 
--- Returns the output [.., C] of an input x of the same shape. at: nil, or the place of a call of a
--- model, whose field balance notes what is routed.
+-- Returns the output [.., C] of an input x of the same shape. at: nil, or where the tokens of a
+-- model's call lie; its field balance records what is routed.
 function MoE:forward(x, at)
    local C = self.router:size(2)
    if not tide.is_tensor(x) or x.ndim == 0 or x:size(-1) ~= C then
@@ -235,8 +236,8 @@ end
 -- Returns the style of this module itself, see Module.tp_plan.
 function MoE:tp_plan() return { [''] = 'colwise_rep' } end
 
--- Returns the number of elements of experts that a token does not use, of the whole layer, which
--- has numel.
+-- Returns the number of elements of experts that a token does not use. numel: elements of the whole
+-- layer.
 function MoE:_idle_numel(numel)
    for _, field in ipairs { 'router', 'logit_bias', 'router_lora_A', 'router_lora_B' } do
       if self[field] then numel = numel - self[field]:numel() end

@@ -202,7 +202,7 @@ end
 -- ---- buffers of a model -------------------------------------------------------------------------
 -- b: an entry of model:named_buffers(). One that is not cut is the whole.
 
--- Returns the axis over which a buffer is cut, or nil.
+-- Returns an axis over which a buffer is cut, or nil: that of tensor parallelism if there are two.
 function part.axis(b)
    local layout = layout_of(b) or dealt_of(b)
    return layout and layout.axis

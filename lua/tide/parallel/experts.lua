@@ -9,7 +9,7 @@
 --       -> all_to_all -> rows as before
 --
 -- How many rows a rank gets depends on the routing, so each call waits once for the counts. On the
--- null device and on simulated ranks all ranks send as many rows to each.
+-- null device and on simulated ranks each rank sends equally many rows to each.
 -- Legend: E experts, k ranks of the group, n rows, C width.
 
 local tide = require 'tide'
@@ -34,6 +34,7 @@ local function counts_of(self, offsets, n)
    local comm = self.axis.comm
    if comm.transport == 'sim' or offsets.device == 'null' then
       local sent, taken = layout.balanced(n, comm.size), {}
+      -- the gather of the counts, for its price
       if comm.transport == 'sim' then comm:all_gather(offsets:narrow(1, 1, comm.size)) end
       for r = 1, comm.size do taken[r] = sent[comm.rank + 1] end
       return sent, taken
@@ -70,10 +71,11 @@ end
 
 -- ---- dealing experts out -----------------------------------------------------------------------
 
--- Returns the group of this rank: `size` neighbours of comm, as an axis. Collective.
+-- Returns the group of this rank: `size` neighbours of comm, as an axis. deals_experts
+-- marks its layouts, as a mesh may have an axis of the same name. Collective.
 function experts.axis(comm, size)
-   local of = size == comm.size and comm or subgroup.near(comm, size, 'ep')
-   return { name = 'ep', size = size, rank = of.rank, comm = of }
+   local group = size == comm.size and comm or subgroup.near(comm, size, 'ep')
+   return { name = 'ep', size = size, rank = group.rank, comm = group, deals_experts = true }
 end
 
 -- Returns the rows of a tensor that this rank keeps by a layout.
@@ -110,7 +112,7 @@ local function exchange_of(m, axis)
       first = first }, Exchange)
 end
 
-local function check(op, m, path, size)
+local function check_size(op, m, path, size)
    err.raise_if(size > m.experts, 'E_ARG', op, "ep_size (%d) is more than the %d experts of '%s'; "
       .. 'give at most as many ranks as a layer has experts', size, m.experts, path)
 end
@@ -131,7 +133,7 @@ function experts.deal(op, model, axis)
    local list, made = mixtures(model), {}
    err.raise_if(#list == 0, 'E_ARG', op, 'ep_size (%d): the model has no experts (nn.MoE); leave '
       .. 'it out', axis.size)
-   for _, layer in ipairs(list) do check(op, layer.m, layer.path, axis.size) end
+   for _, layer in ipairs(list) do check_size(op, layer.m, layer.path, axis.size) end
    for _, layer in ipairs(list) do
       local m = layer.m
       for _, field in ipairs(m:_of_experts(m._param)) do place(m, field, axis, made) end

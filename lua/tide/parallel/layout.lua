@@ -1,6 +1,6 @@
 -- Layout: how the parameters of a module lie on a mesh axis. Integers only.
 --
---    module._layout[field] = { axis, placement, shape, counts, blocks }
+--    module._layout[field] = { axis, placement, shape, counts, blocks, within }
 --
 -- A local parameter is one or more boxes of the whole one, and a box is enough to
 -- fill it (the counter-based random numbers take a start and strides), save it and shard it

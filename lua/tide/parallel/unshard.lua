@@ -69,7 +69,7 @@ end
 local function keep_writes(op, sharded, list, failed)
    local written, flats, of_experts = failed and {} or written_of(list), {}, {}
    for _, b in ipairs(written) do
-      local all = b.opts.parts > 1 and of_experts or flats
+      local all = b.opts.ep_size > 1 and of_experts or flats
       all[#all + 1] = b.flat
    end
    agree.check(sharded.data_comm, op, 'E_STATE', {

@@ -128,7 +128,8 @@ end
 -- magnitude(path): of DoRA, as PEFT keeps it.
 local function write(op, dir, plain, has, read, magnitude, o)
    local description = plain.adapter
-   if not description then err.raise('E_STATE', op, 'the model has no adapters') end
+   err.raise_if(not description, 'E_STATE', op, 'the model has no adapters; attach some '
+      .. '(nn.lora.attach), or write the model with tide.model.save')
    local why, targets = obstacle(plain, has)
    err.raise_if(why, 'E_UNSUPPORTED', op, '%s; write the merged model with tide.model.save or '
       .. 'export%s', why, targets and ', or train ' .. targets or '')
@@ -242,7 +243,8 @@ local function check_config(op, path, c, is_mixture)
       local v = not (is_mixture and of_experts[name]) and c[name] or nil
       err.raise_if(v ~= nil and v ~= tide.json.null and v ~= value and (type(v) ~= 'table'
          or value ~= nothing or next(v) ~= nil), 'E_UNSUPPORTED', op, '%s: %s = %s is not known '
-         .. 'here', path, name, type(v) == 'string' and v or err.show(v))
+         .. 'here; merge the adapter into its base with PEFT (merge_and_unload), and load that',
+         path, name, type(v) == 'string' and v or err.show(v))
    end
    if is_mixture then peft_moe.check(op, path, c) end
    for _, name in ipairs { 'r', 'lora_alpha' } do err.number(op, path .. ': ' .. name, c[name]) end

@@ -194,7 +194,8 @@ function peft_moe.check(op, path, c)
    for _, name in ipairs { 'rank_pattern', 'alpha_pattern' } do
       for key in each(type(c[name]) == 'table' and c[name] or {}) do
          err.raise_if(key ~= joint, 'E_UNSUPPORTED', op, "%s: %s has '%s'; only that of the "
-            .. "experts, '%s', is known here", path, name, key, joint)
+            .. "experts, '%s', is known here; merge the adapter into its base with PEFT "
+            .. '(merge_and_unload), and load that', path, name, key, joint)
       end
    end
 end
@@ -269,12 +270,12 @@ local function take_layer(op, c, tensors, m, block, rules)
       return alpha / (c.use_rslora == true and math.sqrt(rank) or rank)
    end
    local alphas = type(c.alpha_pattern) == 'table' and c.alpha_pattern or {}
-   local A, B = take(tensors, block .. '.' .. of.router)
-   if A then found.router = { A = A, B = B } end
+   local router_A, router_B = take(tensors, block .. '.' .. of.router)
+   if router_A then found.router = { A = router_A, B = router_B } end
    local t = found.gate_up_proj
    if t then
       local ratio = scale(alphas[joint] or c.lora_alpha, t.A:size(2)) / scale(c.lora_alpha, c.r)
-      B = of.in_turns and in_halves(t.B) or t.B
+      local B = of.in_turns and in_halves(t.B) or t.B
       found.gate_proj, found.up_proj = split(t.A, ratio == 1 and B or B * ratio, c.r)
       found.gate_up_proj = nil
    end

@@ -53,8 +53,8 @@ local function each_buffer(model, fn)
    end
 end
 
--- Adds the buffers, which are whole in a checkpoint. What tensor parallelism has cut (codes of NF4)
--- is gathered one by one, and each rank of the axis keeps its share of the buffers.
+-- Adds the buffers, which are whole in a checkpoint. What tensor or expert parallelism has cut
+-- (codes of NF4) is gathered one by one, and each rank of the axis keeps its share of the buffers.
 local function add_buffers(list, model, wants)
    local ncut = 0
    each_buffer(model, function(name, b)

@@ -71,24 +71,24 @@ local function every(comm, n)
    return n == 1 and comm or subgroup.far(comm, n, 'expert_data')
 end
 
--- Deals the experts out over ep_size neighbours, where it is more than 1, and sets over which ranks
--- parameters lie as shards: shards, replicas, and parts, ranks of the gradient's sum that have
--- other parameters.
+-- Deals the experts out over ep_size neighbours, where it is more than 1. Sets the ranks over which
+-- parameters lie, of_others and of_experts: shards, replicas (communicators), and ep_size, the
+-- ranks over which the gradient on one rank is a sum before it is reduced.
 local function deal_experts(self)
    local k, shards = self.opts.ep_size, self.shard_comm
-   self.of_others = { shards = shards, replicas = self.replicas, parts = 1 }
+   self.of_others = { shards = shards, replicas = self.replicas, ep_size = 1 }
    if k == 1 then return end
    local wide = self.opts.strategy == 'no_shard' and self.data_comm or shards
    err.raise_if(wide.size % k ~= 0, 'E_ARG', op, 'ep_size (%d) must divide the number of ranks '
-      .. 'that have data of their own (dp_shard x cp, and with no_shard all of dp), which is %d; '
-      .. 'give a divisor of it, or more of those ranks', k, wide.size)
+      .. 'that can share experts (dp_shard x cp; with no_shard all of dp x cp), which is %d; give '
+      .. 'a divisor of %d, or a mesh with more of these ranks', k, wide.size, wide.size)
    self.ep = experts.axis(wide, k)
    experts.deal(op, self.model, self.ep)
    local rest = every(wide, k)
    if wide == shards then
-      self.of_experts = { shards = rest, replicas = self.replicas, parts = k }
+      self.of_experts = { shards = rest, replicas = self.replicas, ep_size = k }
    else
-      self.of_experts = { shards = shards, replicas = rest, parts = k }
+      self.of_experts = { shards = shards, replicas = rest, ep_size = k }
    end
 end
 
@@ -110,7 +110,7 @@ local function bucket_opts(self)
          shard = o.preserve_fp32_weights and 'f32' or compute
       end
       return {
-         comm = among.shards, replicas = among.replicas, parts = among.parts,
+         comm = among.shards, replicas = among.replicas, ep_size = among.ep_size,
          dtype = compute, shard_dtype = shard,
          reduce_dtype = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute,
          device = self.device, shard_device = shard_device(self), offload = o.cpu_offload,
@@ -163,7 +163,7 @@ local function set_policy(self)
          unit.reshard_after_forward = k ~= false and k ~= 1
       end
       for _, b in ipairs(small and unit.buckets or {}) do
-         if b.opts.parts == 1 then b:set_small(small) end
+         if b.opts.ep_size == 1 then b:set_small(small) end
       end
    end
 end

@@ -30,7 +30,7 @@ local function add_kept(sum, b, rank, state_bytes, unreduced, block)
    for _, p in ipairs(b.layout.pieces[rank + 1]) do
       local each = state_bytes
       if type(each) == 'function' then
-         each = err.number('parallel.sharded.price', 'state_bytes(..)',
+         each = err.number('parallel.fsdp.price', 'state_bytes(..)',
             each(b.entries[p.index], b.opts.shard_dtype), 0)
       end
       sum.optimizer = sum.optimizer + p.numel * each
@@ -89,8 +89,8 @@ function price.sharded(sharded, opts)
    for _, unit in ipairs(sharded:all_units()) do
       sum.gathered = 0
       for _, b in ipairs(unit.buckets) do
-         -- neighbours among the shards hold other experts, so they are one rank of an expert's
-         local rank = opts.rank and math.floor(opts.rank / b.opts.parts) or b.comm.rank
+         -- ep_size neighbours have one place among the ranks of their experts' shards
+         local rank = opts.rank and math.floor(opts.rank / b.opts.ep_size) or b.comm.rank
          add_kept(sum, b, rank, opts.state_bytes, unreduced, block)
          local again = b.full and unit.reshard_after_forward and runs[unit] and micro or 0
          add_wire(sum, b, b.full and micro or 1, again, unreduced and 1 or micro)

@@ -130,7 +130,7 @@ function units.entries(model, list, root)
             local at = layout.get(m, field)
             if at then
                e.cut, e.whole, e.boxes = at.blocks and at, at.shape, at:boxes()
-               e.is_expert = at.axis.name == 'ep'
+               e.is_expert = at.axis.deals_experts
             end
             by_id[t.id] = e
             entries[#entries + 1] = e

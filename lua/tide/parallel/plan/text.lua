@@ -37,11 +37,15 @@ local function grouped(names)
    return counted(list, '%s (%d)')
 end
 
-local function is_of_experts(entry) return entry.axis.name == 'ep' end
+local function is_of_experts(entry) return entry.axis.deals_experts end
+
+-- Returns the layout of what tensor parallelism cuts, or nil.
 local function by_tensors(entry)
    if is_of_experts(entry) then return entry.within end
    return entry
 end
+
+-- Returns the layout of experts that are dealt out, or nil.
 local function by_experts(entry) return is_of_experts(entry) and entry or nil end
 
 -- Returns "weight rows / 2" of everything that is cut. of: the layout to show of that of a
