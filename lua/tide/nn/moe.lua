@@ -8,8 +8,8 @@
 -- the experts work in that width: fc1_latent_proj takes x there, fc2_latent_proj takes y back.
 -- The weights of all experts are one tensor for each projection, so each is one grouped product
 -- over the slots of tide.group_rows. No token is dropped and nothing waits for a count on the host:
--- shapes do not depend on the routing, but for experts over ranks (parallel/experts.lua). With bias
--- and limit, experts have the form of gpt-oss:
+-- shapes do not depend on the routing, but for experts over ranks (parallel/expert_parallel.lua).
+-- With bias and limit, experts have the form of gpt-oss:
 --
 --    gate = min(gate_e x + b, limit);  up = clamp(up_e x + b, -limit, limit)
 --    down_e((up + 1) gate sigmoid(alpha gate)) + b
@@ -191,7 +191,7 @@ function MoE:forward(x, at)
    if self.latent then private.spend(inner) end
    local of = (self.down_proj_bias or self._exchange) and experts_of(ids, place) or nil
    local y
-   if self._exchange then                                  -- see parallel/experts.lua
+   if self._exchange then                                  -- see parallel/expert_parallel.lua
       y = self._exchange:run(picked, of, offsets, function(...) return of_experts(self, ...) end)
    else
       y = of_experts(self, picked, offsets, of)

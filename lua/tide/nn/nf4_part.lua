@@ -10,7 +10,7 @@
 -- 64 and groups of 256 magnitudes are cut.
 --
 -- Expert parallelism gives a rank the rows of its experts, of codes and of scales:
--- module._dealt[name] is the layout of a buffer along dim 1, see parallel/experts.lua.
+-- module._dealt[name] is the layout of a buffer along dim 1, see parallel/expert_parallel.lua.
 --
 -- module._layout[<field>_nf4] is the layout of the weight (of one expert) on the axis, and
 -- module[<field>_boxes] the boxes of this rank. A box: rows, cols; first, stride (its row r begins
