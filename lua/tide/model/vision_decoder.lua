@@ -5,6 +5,11 @@
 -- time, height and width). A tower may make deepstack features, too, which the outputs of the first
 -- layers get added. Parameters have the names visual.* and those of the text model.
 --
+-- The parts: vision_config reads configurations; vision_grid counts patches, positions and pictures
+-- of rows of ids; vision_place makes positions and feature rows of a batch; vision_tower has what
+-- towers share; vision_features runs a tower, also over ranks; vision_inputs puts its features into
+-- embeddings. vision.lua is a tower by itself, apart from these families.
+--
 -- Legend: B batch, T tokens, N and M patches, P numbers of a patch.
 
 local CausalLM = require 'tide.model.causal_lm'
