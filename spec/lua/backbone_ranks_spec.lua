@@ -5,7 +5,6 @@ local tide = require 'tide'
 local each = require 'tide.util.each'
 local fs = require 'tide.util.fs'
 local step = require 'spec.lua.folder_step'
-local tmp = require 'spec.support.tmp'
 
 local root = 'spec/golden/backbone/'
 
@@ -29,11 +28,23 @@ local function off(got, want)
    return (got:to 'f64' - want:to 'f64'):abs():amax():item() / want:to('f64'):abs():amax():item()
 end
 
-local function check(name, mesh, work)
-   local want = tide.train.checkpoint.tensors(root .. name .. '/expected.safetensors')
-   local losses, logits, grads = step(folder_of(name, work), mesh, want.ids, want.labels, work)
-   for _, loss in ipairs(losses) do assert.near(want.loss:item(), loss, 2e-5 * want.loss:item()) end
-   local error_ = off(logits, want.logits)
+local function expected(name)
+   return tide.train.checkpoint.tensors(root .. name .. '/expected.safetensors')
+end
+
+local function folder(work, name, mesh)
+   local want = expected(name)
+   return folder_of(name, work), mesh, want.ids, want.labels
+end
+
+-- The steps of this file, by the number of ranks: one start for all of them.
+local steps = { [2] = step.batch(2, folder), [4] = step.batch(4, folder) }
+
+local function check(name, got)
+   local want, grads = expected(name), got.grads
+   local want_loss = want.loss:item()
+   for _, loss in ipairs(got.losses) do assert.near(want_loss, loss, 2e-5 * want_loss) end
+   local error_ = off(got.logits, want.logits)
    assert.is_true(error_ <= 2e-5, 'logits off by ' .. error_)
    local left = -#grads
    for key in each(want) do left = left + (key:find '^grad ' and 1 or 0) end
@@ -47,8 +58,10 @@ end
 describe('a backbone over ranks', function()
    for _, name in ipairs(fs.list('spec', root)) do
       for what, mesh in each(meshes) do
-         it(('has the numbers of transformers: %s, %s'):format(name, what), function()
-            tmp.with(function(work) check(name, mesh, work) end)
+         local runs, key = steps[step.count(mesh)], ('%s, %s'):format(name, what)
+         runs:add(key, name, mesh)
+         it('has the numbers of transformers: ' .. key, function()
+            check(name, runs:get(key))
          end)
       end
    end

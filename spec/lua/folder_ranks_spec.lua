@@ -64,25 +64,32 @@ describe('one head of keys', function()
    end)
 end)
 
--- Checks a family on a mesh. sequence: see folder_step.
-local function check(name, mesh, sequence)
-   tmp.with(function(dir)
-      local row = golden[name]
-      tide.model.save(case.model(row, { dtype = 'f64' }), dir .. '/in')
-      local ids, labels = inputs()
-      local losses, logits, grads = step(dir .. '/in', mesh, ids, labels, dir, sequence)
-      for _, loss in ipairs(losses) do assert.near(row.loss, loss, 1e-7 * row.loss) end
-      case.check_logits(name, logits)
-      case.check_grads(name, grads)
+-- Returns, in `work`, a folder of a family, and what a step needs beside it.
+local function folder(work, name, mesh, sequence)
+   tide.model.save(case.model(golden[name], { dtype = 'f64' }), work .. '/in')
+   local ids, labels = inputs()
+   return work .. '/in', mesh, ids, labels, sequence
+end
+
+-- The steps of this file, by the number of ranks: one start for all of them.
+local steps = { [2] = step.batch(2, folder), [4] = step.batch(4, folder) }
+
+-- Declares the case that checks a family on a mesh. sequence: see folder_step.
+local function declare(title, name, what, mesh, sequence)
+   local runs, key = steps[step.count(mesh)], ('%s, %s'):format(name, what)
+   runs:add(key, name, mesh, sequence)
+   it(('%s: %s'):format(title, sequence and name or key), function()
+      local row, got = golden[name], runs:get(key)
+      for _, loss in ipairs(got.losses) do assert.near(row.loss, loss, 1e-7 * row.loss) end
+      case.check_logits(name, got.logits)
+      case.check_grads(name, got.grads)
    end)
 end
 
 describe('a family over ranks', function()
    for i, name in ipairs(case.names(golden)) do
       for what, mesh in each(meshes(name, i)) do
-         it(('has the numbers of transformers: %s, %s'):format(name, what), function()
-            check(name, mesh)
-         end)
+         declare('has the numbers of transformers', name, what, mesh)
       end
    end
 end)
@@ -92,6 +99,6 @@ describe('sequence parallelism', function()
    for _, name in ipairs { 'qwen3_moe', 'phi3', 'olmo2', 'olmoe', 'qwen2_moe', 'glm4_moe',
                            'deepseek_v3', 'deepseek_v2', 'gpt_oss', 'granitemoehybrid',
                            'nemotron_moe_latent' } do
-      it('has the numbers of transformers: ' .. name, function() check(name, { tp = 2 }, true) end)
+      declare('has the numbers of transformers', name, 'sequence', { tp = 2 }, true)
    end
 end)

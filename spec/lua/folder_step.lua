@@ -2,8 +2,10 @@
 -- its gradient, so that the gradients over ranks are seen in the folder that is written after it.
 
 local tide = require 'tide'
+local batch = require 'spec.support.batch'
 local each = require 'tide.util.each'
-local ranks = require 'spec.support.ranks'
+
+local M = {}
 
 -- A rate at which a step is the gradients: rounding of the parameters is small beside them.
 local rate = 2 ^ 12
@@ -46,14 +48,13 @@ local function rows_of(t)
    return list
 end
 
--- The losses of the ranks, the logits [2, S, V], and the list of gradients { name =, grad = } of
--- the folder `dir` on a mesh. ids, labels: i64 [2, S]. work: a folder to write into. sequence: true
--- cuts the stream along it, too.
-return function(dir, mesh, ids, labels, work, sequence)
+-- Returns how many ranks a mesh has.
+function M.count(mesh) return (mesh.cp or mesh.dp_shard or 1) * (mesh.tp or 1) end
+
+-- Returns the logits [2, S, V] and the list of gradients { name =, grad = } that a step of the
+-- folder `dir` has written into `work`.
+local function written(dir, work)
    local out = work .. '/out'
-   local n = (mesh.cp or mesh.dp_shard or 1) * (mesh.tp or 1)
-   local losses = ranks.run(n, on_rank, dir, mesh, { ids = rows_of(ids), labels = rows_of(labels) },
-      out, rate, sequence)
    local after, grads = tensors(out), {}
    for name, t in each(tensors(dir)) do
       if name:find '%.e_score_correction_bias$' then                -- a buffer
@@ -62,5 +63,24 @@ return function(dir, mesh, ids, labels, work, sequence)
          grads[#grads + 1] = { name = name, grad = (t - after[name]) / rate }
       end
    end
-   return losses, tide.train.checkpoint.tensors(out .. '.logits').logits, grads
+   return tide.train.checkpoint.tensors(out .. '.logits').logits, grads
 end
+
+-- Returns runs of steps on n ranks (spec/support/batch.lua). add takes a key and what `folder`
+-- takes. folder(work, ...) returns a folder to read, a mesh, ids and labels (i64 [2, S]) and, to
+-- cut the stream along the sequence, too, true. get returns the losses of the ranks, logits and
+-- gradients as { losses =, logits =, grads = }.
+function M.batch(n, folder)
+   local function prepare(work, ...)
+      local dir, mesh, ids, labels, sequence = folder(work, ...)
+      return dir, mesh, { ids = rows_of(ids), labels = rows_of(labels) }, work .. '/out', rate,
+         sequence
+   end
+   local function finish(losses, work, dir)
+      local logits, grads = written(dir, work)
+      return { losses = losses, logits = logits, grads = grads }
+   end
+   return batch.new(n, on_rank, { prepare = prepare, finish = finish })
+end
+
+return M

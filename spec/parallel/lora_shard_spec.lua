@@ -1,6 +1,8 @@
 -- Adapters with trained norms (DoRA) and without in a sharded model: what N ranks read, compute,
 -- train, merge, unmerge and write is what one rank does.
 
+local batch = require 'spec.support.batch'
+local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
@@ -38,7 +40,7 @@ local function check(rank, n, case)
       end
       off[what] = worst
    end
-   local function batch(step, first, count)
+   local function draw_batch(step, first, count)
       t.default():seed(step)
       local function draw()
          return t.rand({ rows, T }):mul(V - 1):to 'i64':narrow(1, first, count)
@@ -53,9 +55,9 @@ local function check(rank, n, case)
    local solo = trainer(one, one, nil, t.comm.solo())
    local many = trainer(run.model, run.params, run.sharded, run.comm)
    local function train(what, step)
-      local a = solo:run { batch(step, 1, rows) }
+      local a = solo:run { draw_batch(step, 1, rows) }
       local per = rows / run.data.size
-      local b = many:run { batch(step, run.data.rank * per + 1, per) }
+      local b = many:run { draw_batch(step, run.data.rank * per + 1, per) }
       off[what .. ' loss'] = math.abs(a.loss - b.loss) / a.loss
       off[what .. ' norm'] = math.abs(a.grad_norm - b.grad_norm) / a.grad_norm
       compare(what .. ' weights')
@@ -88,7 +90,7 @@ local function check(rank, n, case)
    lora.merge(lora.merge(one))
    lora.merge(lora.merge(run.model))
    compare 'merged weights'
-   local b = batch(3, 1, rows)
+   local b = draw_batch(3, 1, rows)
    local want = t.no_grad(loss_of, one, b):item()
    if not run.context then
       off['merged loss'] = math.abs(t.no_grad(loss_of, run.model, b):item() - want) / want
@@ -141,23 +143,30 @@ local mixture = { vocab_size = 29, hidden_size = 20, num_hidden_layers = 2, num_
    num_key_value_heads = 2, head_dim = 6, intermediate_size = 22, mlp_only_layers = { 1 },
    num_experts = 5, num_experts_per_tok = 2, moe_intermediate_size = 9, norm_topk_prob = true }
 
+-- The case in `dir`, with adapters to read.
+local function prepare(dir, case)
+   write(dir, case.lora, case)
+   return copy(case, { dir = dir })
+end
+
+-- The runs of this file, by the number of ranks.
+local runs = {}
+for n = 2, 4 do runs[n] = batch.new(n, check, { prepare = prepare }) end
+
 describe('adapters in a sharded model', function()
-   for _, c in ipairs(cases) do
+   for i, c in ipairs(cases) do
       local of = c.experts and 'of experts ' or ''
       local ep = c.fsdp and c.fsdp.ep_size and ', ep' or ''
+      runs[c[1]]:add(tostring(i), { family = c.experts and 'qwen3_moe' or 'llama',
+         config = c.experts and mixture or config, mesh = c[2], fsdp = c.fsdp, give = c.give,
+         rows = c.rows, lora = { rank = 3, alpha = 5, seed = 2,
+            dora = not (c.plain or c.experts) } })
       it(('%sare those of one rank: %s%s'):format(of, tide.json.encode(c[2]), ep), function()
-         tmp.with(function(dir)
-            local case = { family = c.experts and 'qwen3_moe' or 'llama',
-               config = c.experts and mixture or config, mesh = c[2], fsdp = c.fsdp, dir = dir,
-               give = c.give, rows = c.rows, lora = { rank = 3, alpha = 5, seed = 2,
-                  dora = not (c.plain or c.experts) } }
-            write(dir, case.lora, case)
-            for rank, off in ipairs(ranks.run(c[1], check, case)) do
-               for what, by in each(off) do
-                  assert.is_true(by <= 1e-6, ('rank %d: %s: %g'):format(rank - 1, what, by))
-               end
+         for rank, off in ipairs(runs[c[1]]:get(tostring(i))) do
+            for what, by in each(off) do
+               assert.is_true(by <= 1e-6, ('rank %d: %s: %g'):format(rank - 1, what, by))
             end
-         end)
+         end
       end)
    end
 

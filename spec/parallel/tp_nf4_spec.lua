@@ -1,8 +1,8 @@
 -- Tensor parallelism of weights in NF4: N ranks against one, with LoRA and DoRA; the numbers that
 -- parts stand for; codes that are joined again; and what is refused.
 
+local batch = require 'spec.support.batch'
 local each = require 'tide.util.each'
-local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
 local tide = require 'tide'
 local wide = require 'spec.support.wide'
@@ -80,10 +80,19 @@ local function check(_, n, case)
    return count > 0 or 'no gradients'
 end
 
-local function all_true(n, case)
-   for r, got in ipairs(ranks.run(n, check, case)) do
-      if got ~= true then error(('rank %d: %s'):format(r - 1, tostring(got)), 2) end
-   end
+-- The runs of this file, by the number of ranks.
+local runs = { [2] = batch.new(2, check), [3] = batch.new(3, check) }
+
+-- Declares a case: `check` holds on n ranks for each of a list.
+local function holds(title, n, list)
+   for i, case in ipairs(list) do runs[n]:add(('%s, %d'):format(title, i), case) end
+   it(title, function()
+      for i in ipairs(list) do
+         for r, got in ipairs(runs[n]:get(('%s, %d'):format(title, i))) do
+            if got ~= true then error(('rank %d: %s'):format(r - 1, tostring(got)), 2) end
+         end
+      end
+   end)
 end
 
 -- Rows that are not whole blocks, and parts of them.
@@ -128,18 +137,15 @@ local few = { gpt2 = families.gpt2, phi3 = families.phi3, qwen3_moe = families.q
 describe('a base in NF4 over a tensor-parallel axis', function()
    for _, n in ipairs { 2, 3 } do
       for name in each(n == 3 and not wide and few or families) do
-         it(('of %s on %d ranks is the whole one'):format(name, n), function()
-            all_true(n, case_of(name, n))
-            all_true(n, case_of(name, n, { dora = true, sequence = name ~= 'gpt2',
-               targets = name:find 'moe' and 'q_proj|o_proj' or nil }))   -- experts have no norms
-         end)
+         holds(('of %s on %d ranks is the whole one'):format(name, n), n, { case_of(name, n),
+            case_of(name, n, { dora = true, sequence = name ~= 'gpt2',
+               targets = name:find 'moe' and 'q_proj|o_proj' or nil }) }) -- experts have no norms
       end
    end
 
-   it('is the same where some layers have no adapters, and recomputed', function()
-      all_true(2, case_of('llama', 2, { targets = 'q_proj|down_proj', recompute = 'full' }))
-      all_true(2, case_of('phi3', 2, { targets = 'o_proj', dora = true, recompute = 'full' }))
-   end)
+   holds('is the same where some layers have no adapters, and recomputed', 2, {
+      case_of('llama', 2, { targets = 'q_proj|down_proj', recompute = 'full' }),
+      case_of('phi3', 2, { targets = 'o_proj', dora = true, recompute = 'full' }) })
 
    it('is priced with the part that a rank keeps, and is refused where it cannot be cut', function()
       local function plan(changes, opts, is_plain)
