@@ -4,6 +4,7 @@
 
 local Llama = require 'tide.model.llama'
 local class = require 'tide.class'
+local names_ = require 'tide.util.names'
 local nn = require 'tide.nn'
 local published = require 'tide.model.published'
 local signature = require 'tide.util.signature'
@@ -97,6 +98,27 @@ function experts.renamed(name, own, shape)
 end
 
 local renamed = experts.renamed
+
+-- Returns the entry of model:stored() for a tensor of a file in which parameters of a mixture lie
+-- side by side along dim 2; nil where one of them is no parameter (its numbers lie in NF4). layer:
+-- of nn.mixtures; fields: names of the parameters. how: nil, or a table with alternate (rows take
+-- turns) and transposed (the last two dims are exchanged).
+function experts.joined(name, layer, fields, how)
+   how = how or {}
+   local parts, rows = {}, 0
+   for i, field in ipairs(fields) do
+      if not layer.m[field] then return nil end
+      local shape = layer.m[field].shape
+      parts[i] = { name = names_.join(layer.path, field), shape = shape,
+         first = how.alternate and i - 1 or rows }
+      rows = rows + shape[2]
+   end
+   local shape = { unpack(parts[1].shape) }
+   shape[2] = rows
+   if how.transposed then shape[2], shape[3] = shape[3], shape[2] end
+   return { name = name, shape = shape, parts = parts, along = 2, alternate = how.alternate,
+      transposed = how.transposed }
+end
 
 -- Adds the tensors of a file that hold the parameter or buffer `field` of an nn.MoE. block: the
 -- name of the layer's part in the file.

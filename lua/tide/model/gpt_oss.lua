@@ -65,38 +65,30 @@ GptOss.family = {
    end,
 }
 
--- Tensors of a file: names of ours, dim along which they lie side by side, transposed.
+-- Tensors of a file, and the parameters that lie in each; how: of experts.joined.
 local tensors = {
    { 'router.weight', { 'router' } }, { 'router.bias', { 'logit_bias' } },
-   { 'experts.gate_up_proj', { 'gate_proj', 'up_proj' }, transposed = true },
-   { 'experts.gate_up_proj_bias', { 'gate_proj_bias', 'up_proj_bias' } },
-   { 'experts.down_proj', { 'down_proj' }, transposed = true },
+   { 'experts.gate_up_proj', { 'gate_proj', 'up_proj' },
+      how = { alternate = true, transposed = true } },
+   { 'experts.gate_up_proj_bias', { 'gate_proj_bias', 'up_proj_bias' },
+      how = { alternate = true } },
+   { 'experts.down_proj', { 'down_proj' }, how = { transposed = true } },
    { 'experts.down_proj_bias', { 'down_proj_bias' } },
 }
 
--- Returns the entry of one of these tensors; nil of one whose numbers lie in NF4. shapes: of the
--- parameters, by name.
-local function entry_of(row, path, shapes)
-   local e = { name = path .. '.' .. row[1], transposed = row.transposed, parts = {},
-      along = #row[2] > 1 and 2 or 1, alternate = #row[2] > 1 or nil }
-   for i, field in ipairs(row[2]) do
-      local name = path .. '.' .. field
-      if not shapes[name] then return nil end
-      e.parts[i] = { name = name, shape = shapes[name], first = i - 1 }
-   end
-   local shape = { unpack(e.parts[1].shape) }
-   if e.alternate then shape[2] = 2 * shape[2] end
-   if e.transposed then shape[2], shape[3] = shape[3], shape[2] end
-   e.shape = shape
-   return e
-end
-
 -- Returns the tensors of a published file that hold parts of the experts (see model/stored.lua).
 function GptOss:stored()
-   local shapes, list = {}, {}
-   for _, e in ipairs(self:named_parameters()) do shapes[e.name] = e.param.shape end
+   local list = {}
    for _, layer in ipairs(mixtures(self)) do
-      for _, row in ipairs(tensors) do list[#list + 1] = entry_of(row, layer.path, shapes) end
+      for _, row in ipairs(tensors) do
+         local name, names = layer.path .. '.' .. row[1], row[2]
+         if row.how then
+            list[#list + 1] = experts.joined(name, layer, names, row.how)
+         else
+            local own = names[1]
+            list[#list + 1] = experts.renamed(name, layer.path .. '.' .. own, layer.m[own].shape)
+         end
+      end
    end
    return list
 end

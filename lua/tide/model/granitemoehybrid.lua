@@ -190,10 +190,8 @@ function GraniteMoeHybrid:stored()
       end
       add('router.layer', 'router')
       add('output_linear', 'down_proj')
-      local E, I, C = unpack(m.gate_proj.shape)
-      list[#list + 1] = { name = path .. '.input_linear.weight', shape = { E, 2 * I, C }, along = 2,
-         parts = { { name = path .. '.gate_proj', shape = { E, I, C }, first = 0 },
-            { name = path .. '.up_proj', shape = { E, I, C }, first = I } } }
+      list[#list + 1] = experts.joined(path .. '.input_linear.weight', layer,
+         { 'gate_proj', 'up_proj' })
    end
    return list
 end

@@ -13,6 +13,7 @@ local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
 local decoder = require 'tide.model.vision_decoder'
 local experts = require 'tide.model.experts'
+local mixtures = require 'tide.nn.mixtures'
 local nn = require 'tide.nn'
 local published = require 'tide.model.published'
 local qwen3_moe = require('tide.model.qwen3_moe').family
@@ -54,47 +55,27 @@ VL.family = copy(Qwen3VL._shared_family, {
    end,
 })
 
--- Returns the entry of a tensor of a file, in which parameters lie side by side; nil of one whose
--- numbers lie in NF4. shapes: of the parameters, by name.
-local function entry_of(name, parts, shapes)
-   local list, rows = {}, 0
-   for i, own in ipairs(parts) do
-      if not shapes[own] then return nil end
-      list[i] = { name = own, shape = shapes[own], first = rows }
-      rows = rows + shapes[own][2]
-   end
-   local n, _, columns = unpack(shapes[parts[1]])
-   local plain = { name = name, parts = list, along = 2, shape = { n, rows, columns } }
-   if rows == columns then return plain end
-   return { name = name, parts = list, along = 2, shape = { n, columns, rows }, transposed = true,
-      also = plain }
+-- Returns the entry of a tensor of a file, in which parameters of a layer lie side by side; nil of
+-- one whose numbers lie in NF4. names: of the parameters.
+local function entry_of(name, layer, names)
+   local plain = experts.joined(name, layer, names)
+   if not plain or plain.shape[2] == plain.shape[3] then return plain end
+   return copy({ also = plain }, experts.joined(name, layer, names, { transposed = true }))
 end
 
--- Tensors of a file that hold experts of a layer, and the parameters that lie in each.
-local tensors = { { 'gate_up_proj', { 'gate_proj', 'up_proj' } }, { 'down_proj', { 'down_proj' } } }
-
 -- Adds the entries of the experts of a layer to a list.
-local function add_entries(list, path, shapes)
-   local outer = config_.inner_name(path)
-   for _, row in ipairs(tensors) do
-      local parts = {}
-      for i, field in ipairs(row[2]) do parts[i] = path .. '.' .. field end
-      list[#list + 1] = entry_of(('%s.experts.%s'):format(outer, row[1]), parts, shapes)
-   end
-   local router = path .. '.router'
-   list[#list + 1] = experts.renamed(outer .. '.gate.weight', router, shapes[router])
+local function add_entries(list, layer)
+   local outer, router = config_.inner_name(layer.path), layer.path .. '.router'
+   list[#list + 1] = entry_of(outer .. '.experts.gate_up_proj', layer, { 'gate_proj', 'up_proj' })
+   list[#list + 1] = entry_of(outer .. '.experts.down_proj', layer, { 'down_proj' })
+   list[#list + 1] = experts.renamed(outer .. '.gate.weight', router, layer.m.router.shape)
 end
 
 -- Returns the tensors of a published file, whose names differ (see model/stored.lua).
 function VL:stored()
-   local list, shapes, is_expert = {}, {}, {}
-   for _, e in ipairs(self:named_parameters()) do
-      shapes[e.name] = e.param.shape
-      is_expert[e.name] = class.is(e.owner, nn.MoE)
-   end
-   for _, m in ipairs(self:named_modules()) do
-      if class.is(m.module, nn.MoE) then add_entries(list, m.name, shapes) end
-   end
+   local list, is_expert = {}, {}
+   for _, e in ipairs(self:named_parameters()) do is_expert[e.name] = class.is(e.owner, nn.MoE) end
+   for _, layer in ipairs(mixtures(self)) do add_entries(list, layer) end
    for _, e in ipairs(Qwen3VL.stored(self)) do
       if not is_expert[e.parts[1].name] then list[#list + 1] = e end
    end

@@ -34,25 +34,27 @@ local joint = '.*\\.gate_up_proj'              -- PEFT's pattern of its rank and
 -- ends in one of them for experts, so a Linear layer of such a name is named as a parameter.
 local taken = { gate_proj = true, up_proj = true, down_proj = true }
 
-local function is_taken(path, of) return of and of.takes_names and taken[path:match '[^.]*$'] end
+local function is_taken(path, form)
+   return form and form.takes_names and taken[path:match '[^.]*$']
+end
 
 -- Returns why PEFT cannot read the adapters of a model, and which targets it can read; nil if it
--- can. of: peft_experts of the family, or nil; plain, has: as of adapter.lua.
-function peft_moe.obstacle(plain, of, has)
+-- can. form: peft_experts of the family, or nil; plain, has: as of adapter.lua.
+function peft_moe.obstacle(plain, form, has)
    local description = plain.adapter
    local attention = "layers of attention alone (targets = 'self_attn.*')"
    local without = description.dora and 'DoRA' or description.dropout ~= 0 and 'dropout'
    for _, path in ipairs(description.modules) do
       local is_linear = has(path .. '.lora_A')
-      if not is_linear and not of then
+      if not (is_linear or form) then
          return ("'%s' is the weight of experts or of a router of %s, which have no name in a "
             .. 'folder for PEFT'):format(path, plain.family or 'a class of your own'),
             'Linear layers alone'
-      elseif not is_linear and of.transposed and plain.config.num_local_experts == 1
+      elseif not is_linear and form.transposed and plain.config.num_local_experts == 1
          and not path:find '%.router$' then
          return ("'%s' is the weight of a single expert, and PEFT computes its change in another "
             .. 'layout than the weight has'):format(path), attention
-      elseif is_linear and without and is_taken(path, of) then
+      elseif is_linear and without and is_taken(path, form) then
          return ("PEFT takes the layer '%s' for experts by its name, and its adapters of experts "
             .. 'have no %s'):format(path, without), ('without %s, or %s'):format(without, attention)
       end
