@@ -317,6 +317,11 @@ describe('ep_size', function()
       end
    end)
 
+   it('takes the norm over the ranks of each part, whatever the name of an axis', function()
+      same('gpt_oss', { [4] = { { name = 'tp over an axis ep', fsdp = ep(2), tp = { axis = 'ep' },
+         mesh = { { 'dp_shard', 2 }, { 'ep', 2 } } } } })
+   end)
+
    it('updates whole matrices', function()
       same('qwen3_moe', { [4] = { { name = 'Muon', mesh = { dp_shard = 4 }, fsdp = ep(2) } } },
          { optim = 'Muon' })

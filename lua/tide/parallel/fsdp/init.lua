@@ -375,8 +375,8 @@ function Sharded:norm_groups()
       return { grads = {}, comms = comms, device = device }
    end)
    for _, e in ipairs(self.entries) do
-      local names = {}
-      for i, axis in ipairs(e.cut and e.cut:axes() or {}) do names[i] = axis.name end
+      local names = { e.is_expert and 'dealt' or 'sharded' }       -- a mesh may name an axis 'ep'
+      for _, axis in ipairs(e.cut and e.cut:axes() or {}) do names[#names + 1] = axis.name end
       e.group = at(table.concat(names, ' '), e.comms)
    end
    for _, p in ipairs(self:named_parameters()) do
