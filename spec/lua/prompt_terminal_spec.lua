@@ -94,7 +94,7 @@ for _, options in ipairs { {}, { '-n', '3' } } do
             p:wait(done .. 'begun')
             p:send '\3'
             p:wait '^C'
-            os.execute 'sleep 0.2' -- a signal that is pending takes up the next
+            os.execute 'sleep 0.5' -- a signal that is pending takes up the next
             p:send '\3'
             p:wait 'interrupted'
             p:wait(ready)

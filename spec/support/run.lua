@@ -192,8 +192,7 @@ local function waits(path)
 end
 
 -- Runs C specs and spec files opt.jobs at a time, each into a file of its own. Of several jobs, one
--- more takes the files that mostly wait, one after another; and as any file waits for disks and for
--- other ranks, the others are one more than the cores that they are for.
+-- more takes the files that mostly wait, one after another.
 local function run_all(programs, files)
    local dir = os.tmpname()                 -- of this run alone: several may go at once
    os.execute('rm -f ' .. quote(dir) .. ' && mkdir ' .. quote(dir))
@@ -215,9 +214,8 @@ local function run_all(programs, files)
       return ('xargs -r -a %s -P %d -L 1 sh -c %s %s'):format(quote(dir .. '/' .. name), jobs,
          quote(one), quote(dir))
    end
-   local jobs = tonumber(opt.jobs)
    local pipe = assert(io.popen(('{ %s & %s; wait; }'):format(queue('waiting', 1),
-      queue('list', jobs > 1 and jobs + 1 or 1))))
+      queue('list', opt.jobs))))
    for index in pipe:lines() do
       local item, f = all[tonumber(index)], assert(io.open(dir .. '/' .. index))
       item.count(item.name, note_times(item.name, f:read '*a'))
