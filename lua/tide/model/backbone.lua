@@ -78,15 +78,39 @@ end
 
 -- Returns the final hidden states [B, T, C] of ids [B, T], or of their embeddings [B, T, C]. With
 -- at.last_rows [K] it returns those of these tokens alone, [1, K, C]. at: where the tokens lie;
--- beside: nil, or the tensor of at.after (see nn.Stack).
+-- beside: nil, or the tensor of at.after (see nn.Stack). A stage of a pipeline receives its input,
+-- and returns the output of its last block.
 function Body:forward(ids, at, beside)
-   local x, is_own = embedded(self, ids, at)
-   local y = self.layers:normed(self[self._form.norm], x, at, beside)
+   local stage, x, is_own = spread.of(self).pp, nil, true
+   if stage and not stage.first then
+      x = stage:input(ids)
+   else
+      x, is_own = embedded(self, ids, at)
+   end
+   local y
+   if stage and not stage.last then
+      y = self.layers(x, at, beside)
+      return is_own and private.replace(x, y) or y
+   end
+   y = self.layers:normed(self[self._form.norm], x, at, beside)
    x = is_own and private.replace(x, y) or y
    if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
    return self.out_scale and private.replace(x, x * self.out_scale) or x
 end
 private.note(Body.forward)
+
+-- Keeps what a stage of a pipeline runs.
+function Body:_cut_stage(stage)
+   local form = self._form
+   self.layers:keep(unpack(stage.blocks))
+   if not stage.first then
+      if form.positions then self:_remove(form.positions) end
+      if self.dropout then self:_remove 'dropout' end
+      if not (stage.last and stage.tied) then self:_remove(form.embed) end
+   end
+   if not stage.last then self:_remove(form.norm) end
+   spread.set(self, 'pp', stage)
+end
 
 -- Returns the number of learned positions, beyond which no token can lie; nil without a table.
 function Body:_positions()
@@ -148,6 +172,21 @@ end
 
 -- Returns the embedding, whose weight a tied head shares.
 function Backbone:embedding() return self[self.form.body][self.form.embed] end
+
+-- Returns the list of blocks.
+function Backbone:blocks() return self[self.form.body].layers end
+
+-- Returns the weights of a block that multiply a token.
+function Backbone:block_cost(block) return CausalLM._multiplying(block) end
+
+-- Keeps what a stage of parallel.pipeline_parallel runs.
+function Backbone:cut_stage(stage)
+   err.raise_if(self._inputs ~= Backbone._inputs, 'E_UNSUPPORTED', self.op, 'a model that reads '
+      .. 'images cannot be cut into stages; leave out the axis pp')
+   self[self.form.body]:_cut_stage(stage)
+   if self.lm_head and not stage.last then self:_remove 'lm_head' end
+   spread.set(self, 'pp', stage)
+end
 
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
    'caches', 'context', 'balance' }
@@ -251,6 +290,9 @@ private.note(Backbone._inputs)
 -- rows [K] (see nn.rows) it returns those of these tokens alone, [1, K, C].
 function Backbone:hidden(ids, opts, rows)
    self:check_ids(ids)
+   local stage = spread.of(self).pp
+   err.raise_if(stage and not stage.inside, 'E_UNSUPPORTED', self.op, 'hidden states lie on the '
+      .. 'last stage of the pipeline alone; call the model, or its loss or label_logprobs')
    err.arg_if(rows ~= nil and not tide.is_tensor(rows), self.op, 'rows', 'an index tensor [K]',
       rows)
    opts = self._read_place(self.op, opts)
@@ -281,7 +323,9 @@ end
 -- experts is over all tokens.
 function Backbone:picks_rows()
    local body, adapter = self[self.form.body], rawget(self, '_adapter')
-   if self:balance_way() or self.hidden ~= Backbone.hidden or body.forward ~= Body.forward
+   local stage = spread.of(self).pp
+   if stage and not stage.last or self:balance_way()
+      or self.hidden ~= Backbone.hidden or body.forward ~= Body.forward
       or spread.of(self).tp or body:has_hooks() or body.layers:has_hooks()
       or adapter and adapter.dropout > 0 and self.training then
       return false

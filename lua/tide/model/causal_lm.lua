@@ -101,6 +101,28 @@ local function at_head(self, method, h, ...)
    end), h)
 end
 
+-- Returns the final hidden states of a call; on a stage of a pipeline before the last one the output
+-- of the stage. Arguments: those of the method hidden.
+local function final_states(self, ...)
+   local stage = spread.of(self).pp
+   if not stage then return private.call(self.hidden, self, ...) end
+   return stage:within(private.call, self.hidden, self, ...)
+end
+
+-- Returns fn(h) of final hidden states; in a pipeline what the last stage computes (see
+-- Stage:result).
+local function at_end(self, h, fn, shape)
+   local stage = spread.of(self).pp
+   if not stage then return fn(h) end
+   return stage:result(h, fn, shape)
+end
+
+-- Refuses a stage of a pipeline.
+local function check_no_stage(self, what)
+   err.raise_if(spread.of(self).pp, 'E_UNSUPPORTED', self.op, '%s is not supported of a model in '
+      .. 'stages of a pipeline; leave out the axis pp', what)
+end
+
 local function logits(self, h) return capped(self, at_head(self, 'head_logits', h)) end
 
 local function last_token(x)
@@ -118,10 +140,12 @@ function CausalLM:forward(ids_BT, opts)
       opts = copy(opts)
       opts.last_only = nil
    end
-   local h, tp = private.call(self.hidden, self, ids_BT, opts), spread.of(self).tp
-   if last_only and not (tp and tp.sequence) then h = last_token(h) end
-   local y = private.replace(h, logits(self, h))
-   return last_only and last_token(y) or y
+   local h, tp = final_states(self, ids_BT, opts), spread.of(self).tp
+   return at_end(self, h, function(x)
+      if last_only and not (tp and tp.sequence) then x = last_token(x) end
+      local y = private.replace(x, logits(self, x))
+      return last_only and last_token(y) or y
+   end)
 end
 private.note(CausalLM.forward)
 private.note(CausalLM.head_logits)
@@ -168,16 +192,21 @@ local function states(self, ids_BT, labels_BT, place, ignore, counted)
    if not all and self.picks_rows and self:picks_rows() then
       rows = rows_.counted(labels_BT, ignore, counted)
    end
-   local h = private.call(self.hidden, self, ids_BT, place, rows)
+   local h = final_states(self, ids_BT, place, rows)
    return h, rows and rows_.pick_labels(labels_BT, rows) or labels_BT, rows
 end
 
--- Returns how the loss balances experts in a call now, { coef, by_layer } of nn.balance; nil: it
--- does not.
+-- Returns how the loss balances experts in a call now, { coef, by_layer, layers } of nn.balance;
+-- nil: it does not.
 function CausalLM:balance_way()
    local c = self.config
    local coef = self.training and c.output_router_logits and c.router_aux_loss_coef or 0
-   return coef > 0 and { coef = coef, by_layer = c.router_aux_loss_by_layer or false } or nil
+   if not (coef > 0) then return nil end
+   local stage, by_layer = spread.of(self).pp, c.router_aux_loss_by_layer or false
+   err.raise_if(stage and not by_layer, 'E_UNSUPPORTED', self.op, 'the loss that balances experts '
+      .. 'over all layers together needs the choices of all stages of the pipeline; set '
+      .. 'router_aux_loss_by_layer = true, or output_router_logits = false')
+   return { coef = coef, by_layer = by_layer, layers = stage and stage.mixtures }
 end
 
 -- Returns whether a layer is a mixture of experts.
@@ -207,7 +236,9 @@ local function loss(self, ids_BT, labels_BT, opts)
    nn.balance._begin(self, place)
    local ignore = rest.ignore or nn.loss.ignore
    local h, labels = states(self, ids_BT, labels_BT, place, ignore, counted)
-   local value = private.replace(h, head_loss(self, h, labels, rest))
+   local value = at_end(self, h, function(x)
+      return private.replace(x, head_loss(self, x, labels, rest))
+   end, {})
    return with_balance(value, place, labels_BT, ignore, counted, rest.count)
 end
 private.note(loss)
@@ -235,9 +266,11 @@ local function label_logprobs(self, ids_BT, labels_BT, opts)
    self:check_ids(ids_BT)
    check_labels(self.op, ids_BT, labels_BT)
    local h, labels, rows = states(self, ids_BT, labels_BT, place, rest.ignore, counted)
-   local values = private.replace(h, at_head(self, 'head_logprobs', h, labels, rest))
-   if not rows then return values end
-   return private.replace(values, rows_.spread(values, rows, labels_BT.shape))
+   return at_end(self, h, function(x)
+      local values = private.replace(x, at_head(self, 'head_logprobs', x, labels, rest))
+      if not rows then return values end
+      return private.replace(values, rows_.spread(values, rows, labels_BT.shape))
+   end, labels_BT.shape)
 end
 private.note(label_logprobs)
 
@@ -254,6 +287,7 @@ end
 function CausalLM:with_head(ids_BT, opts, fn)
    local head, cap = self.lm_head, self.config.final_logit_softcapping
    err.func(self.op, 'fn', fn)
+   check_no_stage(self, 'with_head')
    self:as_call(function(me)
       local h = private.call(me.hidden, me, ids_BT, opts)
       if not head then
@@ -272,6 +306,7 @@ end
 function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
    local sums
    err.func(self.op, 'provide', provide)
+   check_no_stage(self, 'distillation')
    rest = copy(err.options(self.op, rest, { 'alpha', 'temperature', 'kind', 'chunk', 'count',
       'ignore', 'counted' }))
    rest.cap, place = self.config.final_logit_softcapping, copy(place or {})
@@ -315,13 +350,14 @@ local function logprobs_of(self, h_NC, index_K, targets_K)
 end
 
 local function logprobs(self, ids_BT, index_K, targets_K)
-   local h = private.call(self.hidden, self, ids_BT)
-   local flat = private.replace(h, h:reshape(h:size(1) * h:size(2), h:size(3)))
-   local head = self.lm_head
-   if not head then return logprobs_of(self, flat, index_K, targets_K) end
-   return head:as_call(private.note(function(_, x)
-      return logprobs_of(self, x, index_K, targets_K)
-   end), flat)
+   return at_end(self, final_states(self, ids_BT), function(h)
+      local flat = private.replace(h, h:reshape(h:size(1) * h:size(2), h:size(3)))
+      local head = self.lm_head
+      if not head then return logprobs_of(self, flat, index_K, targets_K) end
+      return head:as_call(private.note(function(_, x)
+         return logprobs_of(self, x, index_K, targets_K)
+      end), flat)
+   end)
 end
 private.note(logprobs)
 
@@ -367,8 +403,13 @@ local function idle_numel(model)
    return n
 end
 
--- Returns the number of parameters that multiply something for each token.
+-- Returns the number of elements of a module that multiply something for each token.
+function CausalLM._multiplying(module) return whole_numel(module) - idle_numel(module) end
+
+-- Returns the number of parameters of the whole model that multiply something for each token.
 function CausalLM:multiplying()
+   local stage = spread.of(self).pp
+   if stage then return stage.multiplying end
    local c, n = self.config, whole_numel(self) - idle_numel(self)
    return c.tie_word_embeddings and n or n - c.vocab_size * c.hidden_size
 end

@@ -52,7 +52,8 @@ local Call = {}
 Call.__index = Call
 
 -- Begins a call of a model, and returns its record, which the routers get. way: nil, or coef and
--- by_layer of the loss; index: i32 [B or 1, T, 2] of the tokens [B, T], or nil.
+-- by_layer of the loss and layers, the layers with experts of the whole model where a stage of a
+-- pipeline has some of them; index: i32 [B or 1, T, 2] of the tokens [B, T], or nil.
 function Balance:_open(way, index, B, T)
    local call = setmetatable({ way = way, layers = {}, of = {}, is_open = true }, Call)
    if index then
@@ -171,16 +172,15 @@ end
 -- counts.
 local function slopes_of(call, counts, share)
    local way, L, E = call.way, counts:size(1), counts:size(2)
+   local layers = way.layers or L
    if not way.by_layer then counts = counts:sum(1, true):expand(L, E) end
    local tokens = (counts:sum(2, true) * (1 / call.topk)):clamp(1, math.huge)
-   local factor = way.coef * E / (way.by_layer and L or 1)
+   local factor = way.coef * E / (way.by_layer and layers or 1)
    return counts / (tokens * tokens) * (share * factor)
 end
 
 -- Returns the term of a call, { value, slopes }. weight: its factor; n, count: as of Balance:add.
 local function term_of(call, comm, weight, n, count)
-   err.raise_if(#call.layers == 0, 'E_STATE', 'nn.balance', 'no router of the model ran in this '
-      .. 'call')
    local probs = stacked(call, 'probs')
    local counts, trained = summed(call, comm, n, probs.dtype)
    local slopes = slopes_of(call, counts, trained:sum() * (weight / (count or 1)))
@@ -200,7 +200,9 @@ function Balance:add(loss, n, count)
       .. 'them; got nil')
    n = n or tide.ones({ 1 }, { device = loss.device })
    for _, call in ipairs(calls) do
-      loss = added(loss, call, tide.no_grad(term_of, call, self.comm, 1 / #calls, n, count))
+      err.raise_if(#call.layers == 0 and not call.way.layers, 'E_STATE', 'nn.balance', 'no router of '
+         .. 'the model ran in this call')
+      loss = #call.layers == 0 and loss or added(loss, call, tide.no_grad(term_of, call, self.comm, 1 / #calls, n, count))
    end
    return loss
 end

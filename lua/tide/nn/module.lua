@@ -121,6 +121,14 @@ function Module:_take_away(name)
    rawset(self, name, nil)
 end
 
+-- Removes a child.
+function Module:_remove(name)
+   for i = #self._child, 1, -1 do
+      if self._child[i] == name then table.remove(self._child, i) end
+   end
+   rawset(self, name, nil)
+end
+
 -- Declares a tensor that is not a parameter. opts.persistent = false keeps it out of the state;
 -- opts.keeps_dtype = true keeps its dtype where that of the module changes.
 function Module:buffer(name, t, opts)

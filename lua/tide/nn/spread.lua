@@ -5,6 +5,7 @@
 --             gives a rank's part of x [B, T, ..], and copy(x) gives x, alike on all ranks, for
 --             work on parts, whose gradients it adds up
 --    cp       the handle of parallel.cp.attach: the model
+--    pp       the stage of parallel.pipeline_parallel: the model and its body
 --    sharded  what parallel.fully_shard returned: the model that it was given
 --    inside   the same: every module of that model
 --    rows     on how many rows of data a module ran since the last step (Module:note_rows)
@@ -18,7 +19,7 @@ local spread = {}
 
 local whole = {}
 
--- Returns the five fields above, nil where nothing was done; to be read alone. v: a module, or any
+-- Returns the fields above, nil where nothing was done; to be read alone. v: a module, or any
 -- value.
 function spread.of(v) return type(v) == 'table' and rawget(v, '_spread') or whole end
 
@@ -48,7 +49,7 @@ end
 
 local said = {
    { 'inside', 'is sharded already' }, { 'tp', 'is cut over ranks already' },
-   { 'cp', 'is attached to a context axis already' },
+   { 'cp', 'is attached to a context axis already' }, { 'pp', 'is cut into stages already' },
 }
 
 -- Refuses a model of which a module is spread in one of these ways (default: any). hint: what to
@@ -64,15 +65,16 @@ function spread.check_whole(op, model, hint, ways)
    end)
 end
 
--- Refuses a model that is cut over ranks: what this rank would write are parts of its weights, or
--- some of its experts.
+-- Refuses a model that is cut over ranks: what this rank would write are parts of its weights, some
+-- of its blocks, or some of its experts.
 function spread.check_uncut(op, model)
    local of = spread.of(model)
    local ep = of.sharded and of.sharded.ep
-   local n = of.tp and of.tp.axis.size or ep and ep.size
+   local n = of.tp and of.tp.axis.size or of.pp and of.pp.size or ep and ep.size
    err.raise_if(n, 'E_STATE', op, 'the model is cut over %d ranks, and this one has %s; give what '
       .. "fully_shard(model, mesh) returned, which writes them whole (strategy = 'no_shard' cuts "
-      .. 'no further)', n, of.tp and 'parts of its weights' or 'some of its experts')
+      .. 'no further)', n, of.tp and 'parts of its weights' or of.pp and 'some of its blocks'
+      or 'some of its experts')
 end
 
 return spread

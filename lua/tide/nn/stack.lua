@@ -68,6 +68,18 @@ function Stack:slice(first, last)
    return Stack(blocks, names)
 end
 
+-- Removes all blocks but first .. last, which keep their names.
+function Stack:keep(first, last)
+   local blocks, names = {}, {}
+   for i = first, last do blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i] end
+   for i = #self, 1, -1 do rawset(self, i, nil) end
+   self._child, self._place = names, {}
+   for i, block in ipairs(blocks) do
+      rawset(self, i, block)
+      self._place[names[i]] = i
+   end
+end
+
 -- Returns `at` for block i: its at.cache is at.caches[i]. at.last_rows is at.rows of the last
 -- block, if that block picks rows. is_read: something reads the whole output of the block.
 local function here(self, at, i, is_read)
@@ -162,4 +174,5 @@ private.note(Stack.normed)
 return signature.doors('nn.Stack', Stack, {
    at = 'i: integer in [1, #self]',
    slice = 'first: integer in [1, #self]; last: integer in [first, #self]',
+   keep = 'first: integer in [1, #self]; last: integer in [first, #self]',
 })

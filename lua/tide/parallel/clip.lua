@@ -3,7 +3,8 @@
 -- Gradients are given in groups { grads =, comms = }, where comms are the communicators
 -- along which *different* parts lie. A group's sum of powers is summed over its comms and over
 -- nothing else, so an element that many ranks hold counts once. Every rank has the same groups,
--- with perhaps no gradient in them.
+-- with perhaps no gradient in them. Ranks of different stages of a pipeline may have other groups:
+-- the field `stages` of the list is the communicator along which the stages lie.
 --
 -- clip_grad_norm_ scales in place, whatever the dtype, by max_norm / (norm + 1e-6) if that is < 1.
 
@@ -86,6 +87,7 @@ function clip.norm(source, norm_type, comm)
          total = not total and part or p == math.huge and tide.maximum(total, part) or total + part
       end
       total = total or local_part({}, p, device)
+      if groups.stages then groups.stages:all_reduce(total, p == math.huge and 'max' or 'sum') end
       if p == math.huge or p == 1 then return total end
       return p == 2 and total:sqrt() or total:pow(1 / p)
    end)

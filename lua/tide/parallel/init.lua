@@ -15,6 +15,7 @@ return require 'tide.util.lazy' ('parallel', {
    import_class_from_path = { 'import', 'import_class_from_path' },
    import_classes_from_paths = { 'import', 'import_classes_from_paths' },
    linear_cross_entropy = { 'loss_parallel', 'linear_cross_entropy' },
+   pipeline_parallel = { 'pipeline', 'pipeline_parallel' }, pipeline = 'pipeline',
    recompute = 'recompute', plan = 'plan', mamba_cp = 'names.mamba_cp',
    fsdp2_strategy_parallelize = { 'names.parallelizer', 'fsdp2_strategy_parallelize' },
    megatron_fsdp_strategy_parallelize = { 'names.parallelizer',

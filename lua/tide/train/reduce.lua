@@ -49,11 +49,9 @@ local function check_balance(self, record)
       .. 'opts)')
 end
 
--- Runs forward and backward of one micro-batch; returns its share of the loss and, of a model with
--- experts, how often each was chosen, how many a token uses and the places of the layers (see
--- nn.balance). A micro-batch may use no trained parameter (a text, where only a vision tower is
--- trained). Backward of a sharded model communicates, so that all ranks run it.
-local function whole_loss(self, batch, count)
+-- Runs the forward of one micro-batch. Returns its share of the loss and, of a model with experts,
+-- the record of what its routers choose (see nn.balance).
+function reduce.forward(self, batch, count)
    local options, record = self.loss_options, nil
    if self.has_experts then
       record = nn_balance.new { comm = self.comm, whole = self.router_bias_rate > 0 }
@@ -61,27 +59,41 @@ local function whole_loss(self, batch, count)
    end
    local loss = reduce.loss_of(self, batch, count, options)
    if record then check_balance(self, record) end
+   return loss, record
+end
+
+-- Runs the backward of one micro-batch. A micro-batch may use no trained parameter (a text, where
+-- only a vision tower is trained). Backward of a sharded model communicates, so that all ranks run
+-- it.
+function reduce.backward(self, loss)
    if self.parallel or loss.requires_grad then loss:backward() end
    if self.parallel then self.parallel:finish() end
+end
+
+-- Runs forward and backward of one micro-batch; returns its share of the loss and, of a model with
+-- experts, how often each was chosen, how many a token uses and the places of the layers.
+local function whole_loss(self, batch, count)
+   local loss, record = reduce.forward(self, batch, count)
+   reduce.backward(self, loss)
    -- handles of gradients would make the next sum a copy
    if not record then return loss:detach() end
    local counts, topk = record:counts()
    return loss:detach(), counts, topk, record:_places()
 end
 
--- Runs micro-batch i and adds what it gives to `losses`: its loss, and in field counts the choices
--- of experts. It runs in a step scope, unless what it makes must stay.
-function reduce.run_micro(self, losses, i, batch, count, stays)
-   local loss, counts, topk, places
-   if stays then
-      loss, counts, topk, places = whole_loss(self, batch, count)
-   else
-      loss, counts, topk, places = tide.scope(whole_loss, self, batch, count)
-   end
+-- Adds what micro-batch i gave to `losses`: its loss, and in field counts the choices of experts.
+function reduce.note(losses, i, loss, counts, topk, places)
    losses[i] = loss
    if not counts then return end
    losses.topk, losses.places = topk, places
    losses.counts = losses.counts and losses.counts + counts or counts
+end
+
+-- Runs micro-batch i and adds what it gives to `losses`. It runs in a step scope, unless what it
+-- makes must stay.
+function reduce.run_micro(self, losses, i, batch, count, stays)
+   if stays then return reduce.note(losses, i, whole_loss(self, batch, count)) end
+   reduce.note(losses, i, tide.scope(whole_loss, self, batch, count))
 end
 
 -- Returns the largest and smallest share of the tokens that use one expert, as nn.balance.shares
@@ -93,6 +105,17 @@ function reduce.shares(self, losses)
       self.comm:all_reduce(losses.counts)
    end
    return nn_balance.shares(losses.counts, losses.topk)
+end
+
+-- Returns the largest and the smallest of the shares of all stages of a pipeline. nil: this stage
+-- has no experts.
+function reduce.shares_of_stages(self, busiest, idlest)
+   for _, row in ipairs(self.stage.comm:all_gather_object { busiest or false, idlest or false }) do
+      if row[1] then
+         busiest, idlest = math.max(busiest or 0, row[1]), math.min(idlest or 1e300, row[2])
+      end
+   end
+   return busiest, idlest
 end
 
 -- Moves the correction biases of routers by what reduce.shares has left in losses. factor: nil, or
@@ -131,20 +154,47 @@ function reduce.micros(self, batches, count)
    return losses, sums[1]
 end
 
--- Calls run(i, batch) for each micro-batch. Reduction is the sharded model's: after the last, or
--- after each.
-function reduce.each_sharded(self, batches, run)
+-- Calls run() with the gradients of a sharded model cleared; after an error it is ready for a new
+-- step.
+function reduce.with_sharded(self, run)
    local sharded = self.parallel
    sharded:zero_grad()
    finally(function(failed)
       sharded:set_requires_gradient_sync(true)
       if failed then sharded:reset() end
-   end, function()
+   end, run)
+end
+
+-- Sets whether the next backward reduces gradients: the last one does, or each.
+function reduce.sync_at(self, is_last)
+   local sharded = self.parallel
+   sharded:set_requires_gradient_sync(is_last or sharded.opts.sync_each_backward)
+end
+
+-- Calls run(i, batch) for each micro-batch. Reduction is the sharded model's: after the last, or
+-- after each.
+function reduce.each_sharded(self, batches, run)
+   reduce.with_sharded(self, function()
       for i, batch in ipairs(batches) do
-         sharded:set_requires_gradient_sync(i == #batches or sharded.opts.sync_each_backward)
+         reduce.sync_at(self, i == #batches)
          run(i, batch)
       end
    end)
+end
+
+-- Returns the losses of micro-batches, and their sum over all ranks. Drops the gradients of
+-- parameters that no rank has used.
+function reduce.summed(self, losses)
+   local comm, sharded, used = self.comm, self.parallel, self.parallel:used()
+   local stage = self.stage
+   if comm.size == 1 and not stage then
+      sharded:drop_unused { used }
+      return losses
+   end
+   self.loss_here = reduce.read(losses)
+   local sums = dist.sum(comm, { self.loss_here, fingerprint.share(used, comm.rank, comm.size) })
+   sharded:drop_unused(sums[2] == 0 and { used } or comm:all_gather_object(used))
+   return losses, stage and stage:sum({ sums[1] })[1] or sums[1]
 end
 
 -- Does what micros does, for a sharded model.
@@ -153,15 +203,7 @@ function reduce.sharded_micros(self, batches, count)
    reduce.each_sharded(self, batches, function(i, batch)
       reduce.run_micro(self, losses, i, batch, count)
    end)
-   local comm, sharded, used = self.comm, self.parallel, self.parallel:used()
-   if comm.size == 1 then
-      sharded:drop_unused { used }
-      return losses
-   end
-   self.loss_here = reduce.read(losses)
-   local sums = dist.sum(comm, { self.loss_here, fingerprint.share(used, comm.rank, comm.size) })
-   sharded:drop_unused(sums[2] == 0 and { used } or comm:all_gather_object(used))
-   return losses, sums[1]
+   return reduce.summed(self, losses)
 end
 
 -- Returns the global norm and the factor that clips it (nil: none).
@@ -192,8 +234,9 @@ function reduce.blame(self, loss)
       self.found = nonfinite.find(loss, self.model:named_parameters())
    end
    if not self.parallel then return nonfinite.tell(self.comm, self.found) end
-   local here = self.comm.size == 1 and loss or self.loss_here
-   return nonfinite.tell(self.comm, nonfinite.find(here, {}),
+   local comm = self.stage and self.parallel.comm or self.comm
+   local here = comm.size == 1 and loss or self.loss_here
+   return nonfinite.tell(comm, nonfinite.find(here, {}),
       nonfinite.find(0, self.parallel:named_parameters()))
 end
 

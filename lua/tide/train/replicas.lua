@@ -33,6 +33,11 @@ function replicas.check_cut(op, opts)
    err.raise_if(of.sharded and not opts.parallel, 'E_STATE', op, 'the model is sharded; give '
       .. 'parallel: what tide.parallel.fully_shard returned (run.sharded of a plan), and its '
       .. 'optimiser the same (run.params)')
+   err.raise_if(of.pp and not opts.parallel, 'E_STATE', op, 'the model is cut into stages of a '
+      .. 'pipeline; shard it with tide.parallel.fully_shard(model, mesh) (strategy no_shard keeps '
+      .. "a stage whole), and give parallel: what that returned")
+   err.raise_if(of.pp and opts.captured, 'E_UNSUPPORTED', op, 'captured: a step of a pipeline '
+      .. 'cannot be captured; leave it out')
    if of.tp and not opts.parallel then takes_cut(op, {}, opts) end
 end
 
@@ -142,8 +147,14 @@ end
 -- decides that, and one more sum for tp.
 local function global_count(self, batches, lr)
    local cp, tp, comm, share = self.cp, self.tp, self.comm, fingerprint.share
-   local rate = ('%.17g'):format(lr or 0)
-   local text = (cp or tp and tp.size > 1) and fingerprint.batches(batches)
+   local rate, stage = ('%.17g'):format(lr or 0), self.stage
+   local text = (cp or stage or tp and tp.size > 1) and fingerprint.batches(batches)
+   if stage then
+      local sums = stage:sum { share(text, stage.rank, stage.size),
+         share(rate, stage.rank, stage.size) }
+      if sums[1] ~= 0 then other_batches('pipeline', stage.size) end
+      if sums[2] ~= 0 then other_rates(self, lr) end
+   end
    if tp and tp.size > 1 then
       local sums = dist.sum(tp, { share(text, tp.rank, tp.size),
          share(rate, tp.rank, tp.size) })

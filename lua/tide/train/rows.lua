@@ -200,7 +200,10 @@ function Rows:begin(lists)
    self.shown = pictures.known(shown)
    if n > 0 then return go_on(self, one, shown, n) end
    self.caches, self.width, self.index, self.ahead, self.placed = {}, 0, nil, nil, nil
-   for i = 1, self.model.config.num_hidden_layers do self.caches[i] = {} end
+   local model = self.model
+   for i = 1, model.blocks and #model:blocks() or model.config.num_hidden_layers do
+      self.caches[i] = {}
+   end
    self.fed = one and {} or nil
    lists, self.leads = padded(lists)
    return read(self, lists, self.inputs and { lists, self.inputs })

@@ -9,7 +9,8 @@
 -- (where it takes means over ranks, losses are larger by their number: the step is the same); else
 -- the ranks of comm are plain data parallelism. With a model that tide.parallel.cp.attach has
 -- attached, the ranks of its axis get the same batches and cut them; comm holds data and context
--- ranks, since gradients and losses are sums over both.
+-- ranks, since gradients and losses are sums over both. Stages of a pipeline get the same batches,
+-- and overlap the micro-batches of a step (pipelined.lua).
 --
 -- With `captured` the update is enqueued before the host has read the loss. If loss or norm is not
 -- finite, the update changes nothing, on all ranks (found_inf on the device).
@@ -20,6 +21,7 @@ local captured = require 'tide.train.captured'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local nonfinite = require 'tide.train.nonfinite'
+local pipelined = require 'tide.train.pipelined'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
 local signature = require 'tide.util.signature'
@@ -74,7 +76,7 @@ function step.new(opts)
       model = opts.model, optim = opts.optim, parallel = sharded,
       comm = sharded and sharded.data_comm or comm,
       clip = opts.clip, router_bias_rate = opts.router_bias_rate,
-      loss = opts.loss, loss_options = opts.loss_options or {},
+      loss = opts.loss, loss_options = opts.loss_options or {}, stage = sharded and sharded.stage,
    }, Step)
    self.has_experts = type(opts.model.has_experts) == 'function' and opts.model:has_experts()
    check_router_bias(op, self)
@@ -94,7 +96,8 @@ function Step:run(batches, meanwhile)
    local lr = err.number('train.step', 'lr', self.optim:next_lr(), 0)
    local count, whole = replicas.counted(self, batches, lr)
    local means = self.parallel and self.parallel:gradient_divisor() or 1
-   local enqueue = self.parallel and reduce.sharded_micros or reduce.micros
+   local enqueue = self.stage and pipelined.micros or self.parallel and reduce.sharded_micros
+      or reduce.micros
    -- losses: on the device; loss: their sum over ranks, on the host. Both are too large by the
    -- factor means
    local losses, loss = enqueue(self, whole, count / means)
@@ -102,6 +105,7 @@ function Step:run(batches, meanwhile)
    local shares = reduce.shares(self, losses)
    if meanwhile then meanwhile() end
    local sum, grad_norm, busiest, idlest = reduce.read(loss and {} or losses, norm, shares)
+   if self.stage then busiest, idlest = reduce.shares_of_stages(self, busiest, idlest) end
    loss = (loss or sum) / means
    replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)
@@ -138,12 +142,14 @@ function Step:evaluate(starts, batch, make)
       if self.loss then b.spare = #here == 0 end
       local n = batches_.count_of { b }
       local loss = tide.no_grad(function()
-         return tide.scope(function() return reduce.loss_of(self, b, math.max(n, 1)) end)
+         local loss_of = self.stage and pipelined.loss or reduce.loss_of
+         return tide.scope(function() return loss_of(self, b, math.max(n, 1)) end)
       end)
       if #here > 0 then sum, count = sum + loss:item() * n, count + n end
    end
    if self.parallel then self.parallel:release() end
    model:train(was_training)
+   if self.stage then sum = self.stage:sum({ sum })[1] end
    local all = dist.sum(self.comm, { sum, count })
    all[2] = all[2] * self.groups / self.comm.size
    return all[2] > 0 and all[1] / all[2] or nil

@@ -92,6 +92,19 @@ local function deal_experts(self)
    end
 end
 
+-- Sets of_tied, the ranks over which a weight lies that the first and the last stage of a pipeline
+-- share: its gradient is added over both. Collective.
+local function tie_stages(self, ranks)
+   local stage = self.stage
+   if not stage then return end
+   err.raise_if(not (ranks and ranks.root), 'E_ARG', op, 'ranks: a model in stages of a pipeline '
+      .. 'needs the mesh, whose axes say which ranks hold the same stage; give fully_shard(model, '
+      .. 'mesh, opts)')
+   if not stage.tied then return end
+   self.of_tied = { shards = self.shard_comm, ep_size = 1,
+      replicas = stage:ends(ranks.root.comm, self.replicas) }
+end
+
 local is_half = { bf16 = true, f16 = true }
 
 -- Returns where shards and their gradients lie. A rehearsal, on the null device, has no host.
@@ -104,7 +117,9 @@ end
 local function bucket_opts(self)
    local o = self.opts
    return function(entry)
-      local dtype, among = entry.dtype, entry.is_expert and self.of_experts or self.of_others
+      local dtype, among = entry.dtype, self.of_others
+      if entry.is_expert then among = self.of_experts end
+      if entry.is_tied then among = self.of_tied end
       local compute, shard = o.mp.param_dtype or dtype, dtype
       if entry.requires_grad and (is_half[compute] or is_half[dtype]) then
          shard = o.preserve_fp32_weights and 'f32' or compute
@@ -128,7 +143,10 @@ local function make_units(self, model, list)
    local entries, of = units.entries(model, list, root)
    local mine = { [root] = {} }
    for _, d in ipairs(list) do mine[d] = {} end
-   for _, e in ipairs(entries) do table.insert(mine[e.unit], e) end
+   for _, e in ipairs(entries) do
+      e.is_tied = self.stage ~= nil and self.stage:is_tied(e.param)
+      table.insert(mine[e.unit], e)
+   end
    self.units, self.unit_of = {}, {}
    local made = {}
    for _, d in ipairs(list) do
@@ -172,7 +190,9 @@ end
 -- or collectives would not match. Ranks that hold other parts of the parameters must have the same
 -- options and configuration.
 local function check_agreed(self, model, list)
-   local o, part, names = self.opts, self.data_comm.id, {}
+   local o, names, stage = self.opts, {}, self.stage
+   local part = stage and ('stage %d, %s'):format(stage.rank, self.data_comm.id)
+      or self.data_comm.id
    for i, d in ipairs(list) do names[i] = ('%s (%d)'):format(d.name, #d.modules) end
    agree.check(self.comm, op, 'E_ARG', {
       { 'options', options.text(o), 'shown' }, { 'seeds', tostring(o.seed) },
@@ -204,7 +224,7 @@ function Sharded:init(model, ranks, opts)
    self.opts = options.settle(opts)
    spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
    experts.check_whole(op, model)
-   self.model = model
+   self.model, self.stage = model, spread.of(model).pp
    self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(ranks,
       opts.strategy)
    self.device = self.opts.device
@@ -215,6 +235,7 @@ function Sharded:init(model, ranks, opts)
    local list = self.opts.disable_bucketing and {} or units.choose(model, self.opts.units)
    check_agreed(self, model, list)
    deal_experts(self)
+   tie_stages(self, ranks)
    self.sync, self.phase, self.seen, self.reduced, self.pending = true, 'forward', {}, {}, {}
    self.handles, self.buffers = {}, {}
    make_units(self, model, list)
@@ -368,9 +389,11 @@ function Sharded:drop_unused(texts)
 end
 
 -- Returns the gradients by the communicators over which their distinct parts lie, the same groups
--- in the same order on every rank: a list of { grads =, comms =, device = }.
+-- in the same order on every rank of a stage: a list of { grads =, comms =, device = }, with the
+-- communicator of the stages of a pipeline in its field `stages`. A weight that two stages share
+-- counts on the first one.
 function Sharded:norm_groups()
-   local device = shard_device(self)
+   local device, stage = shard_device(self), self.stage
    local groups, at = by_key(function(comms)
       return { grads = {}, comms = comms, device = device }
    end)
@@ -381,8 +404,11 @@ function Sharded:norm_groups()
    end
    for _, p in ipairs(self:named_parameters()) do
       local g = p.param.grad
-      if g ~= nil then table.insert(p.entry.group.grads, g) end
+      if g ~= nil and not (p.entry.is_tied and not stage.first) then
+         table.insert(p.entry.group.grads, g)
+      end
    end
+   groups.stages = stage and stage.comm
    return groups
 end
 

@@ -11,13 +11,14 @@ local Bucket = require 'tide.parallel.fsdp.bucket'
 
 local Unit = class 'FsdpUnit'
 
--- Returns entries grouped by (dtype, trained or not, dealt out or not), in order of their first
+-- Returns entries grouped by (dtype, trained or not, over which ranks), in order of their first
 -- entry.
 local function split(entries)
    local list, at = by_key()
    for _, e in ipairs(entries) do
-      local key = { e.dtype, e.requires_grad and 'trained' or 'frozen', e.is_expert and 'dealt' }
-      table.insert(at(table.concat(key, ' ', 1, e.is_expert and 3 or 2)), e)
+      local over = e.is_expert and 'dealt' or e.is_tied and 'tied' or 'sharded'
+      local key = { e.dtype, e.requires_grad and 'trained' or 'frozen', over }
+      table.insert(at(table.concat(key, ' ')), e)
    end
    return list
 end

@@ -9,7 +9,7 @@
 -- A plan is rehearsed. The code that distributes the model runs on a copy without bytes,
 -- over simulated ranks, when the plan is made; whatever is wrong is raised then, and the model is
 -- as it was. The same copy is priced. The order is fixed: tensor parallelism, context parallelism,
--- recomputation, sharding, since each has to see what the ones before have made.
+-- pipeline stages, recomputation, sharding, since each has to see what the ones before have made.
 
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
@@ -24,6 +24,7 @@ local signature = require 'tide.util.signature'
 local fingerprint = require 'tide.parallel.fingerprint'
 local mesh_of = require 'tide.parallel.mesh'
 local nn = require 'tide.nn'
+local pipeline = require 'tide.parallel.pipeline'
 local plan_price = require 'tide.parallel.plan.price'
 local plan_text = require 'tide.parallel.plan.text'
 local spread = require 'tide.nn.spread'
@@ -33,7 +34,7 @@ local Plan = class 'Plan'
 
 local op = 'parallel.plan'
 
-local own_options = { 'tp', 'cp', 'recompute', 'scope', 'fsdp' }
+local own_options = { 'tp', 'cp', 'pp', 'recompute', 'scope', 'fsdp' }
 local not_fsdp = { mesh = true, comm = true, device = true, seed = true, init = true }
 
 -- ---- what it is made of ----------------------------------------------------------------------
@@ -68,8 +69,8 @@ local function read_mesh(self, mesh, ranks)
    self.axes = with_data(list)
    self.ranks = mesh_of._product(self.axes)
    if self.mesh and #self.axes ~= #list then self.base, self.mesh = self.mesh.comm, nil end
-   err.raise_if(size_of(self, 'pp') > 1, 'E_UNSUPPORTED', op, 'the mesh has an axis pp of %d '
-      .. 'ranks; a plan takes dp, dp_replicate, dp_shard, cp and tp', size_of(self, 'pp'))
+   err.raise_if(size_of(self, 'pp') > 1 and self.axes[1].name ~= 'pp', 'E_ARG', op, "the axis 'pp' "
+      .. 'must be the outermost one, it is not in %s', plan_text.axes(self))
 end
 
 -- Reads the model: a description { family =, config =, dtype = }, a function, or a module.
@@ -112,6 +113,9 @@ local sections = {
    { name = 'cp', apply = function(self, run)
       run.context = over_axis(self, run, 'cp', cp_train.attach)
    end },
+   { name = 'pp', apply = function(self, run)
+      run.stage = over_axis(self, run, 'pp', pipeline.pipeline_parallel)
+   end },
    { name = 'recompute', apply = function(self, run)
       if self.recompute == nil then return end
       tide.parallel.recompute(run.model, self.recompute, { scope = self.scope })
@@ -140,17 +144,19 @@ local function read_sections(self, opts)
    end
    if opts.tp then err.options(op .. ': tp', opts.tp, names_of(tp.tensor_parallel)) end
    if opts.cp then err.options(op .. ': cp', opts.cp, names_of(cp_train.attach)) end
+   if opts.pp then err.options(op .. ': pp', opts.pp, { 'layers' }) end
    for k in each(opts.fsdp and err.type(op, 'fsdp', opts.fsdp, 'table') or {}) do
       err.raise_if(not_fsdp[k], 'E_ARG', op, "fsdp: '%s' is the plan's; leave it out", tostring(k))
    end
    self.tp, self.fsdp = copy(opts.tp or {}), opts.fsdp and copy(opts.fsdp)
    self.cp = copy(opts.cp or {})
-   self.tp.axis, self.cp.axis = self.tp.axis or 'tp', self.cp.axis or 'cp'
-   self.given = { tp = opts.tp ~= nil, cp = opts.cp ~= nil }
+   self.pp = copy(opts.pp or {})
+   self.tp.axis, self.cp.axis, self.pp.axis = self.tp.axis or 'tp', self.cp.axis or 'cp', 'pp'
+   self.given = { tp = opts.tp ~= nil, cp = opts.cp ~= nil, pp = opts.pp ~= nil }
    if opts.fsdp then return end
    if size_of(self, 'dp_shard') > 1 then
       self.fsdp = {}
-   elseif size_of(self, self.tp.axis) * size_of(self, self.cp.axis) > 1 then
+   elseif size_of(self, self.tp.axis) * size_of(self, self.cp.axis) * size_of(self, 'pp') > 1 then
       self.fsdp = { strategy = 'no_shard' }
    end
 end
@@ -188,10 +194,10 @@ end
 -- Plans how a model is distributed over ranks. model: a module (best on the null device), a
 -- function that returns one, or { family =, config =, dtype = }. mesh: a mesh, or axes as
 -- parallel.mesh takes them (opts.ranks: of how many ranks; default: this run's). opts: tp (options
--- of tensor_parallel and axis), cp (those of cp.attach), recompute and scope (of
--- parallel.recompute), fsdp (options of fully_shard; absent: its defaults if an axis dp_shard has
--- several ranks, else plain data parallelism, or beside tp and cp the strategy no_shard), ranks,
--- and the registered ones (see plan.register). A section whose axis has one rank changes nothing.
+-- of tensor_parallel and axis), cp (those of cp.attach), pp (those of pipeline_parallel), recompute
+-- and scope (of parallel.recompute), fsdp (options of fully_shard; absent: its defaults if an axis
+-- dp_shard has several ranks, else plain data parallelism, or beside tp, cp and pp the strategy
+-- no_shard), ranks, and the registered ones (see plan.register). A section whose axis has one rank changes nothing.
 function Plan:init(model, mesh, opts)
    local known = { 'ranks', unpack(own_options) }
    for _, s in ipairs(sections) do known[#known + 1] = s.is_own and s.name or nil end
@@ -207,7 +213,8 @@ end
 -- Returns bytes: parameters (with buffers), gradients, optimizer, their sum state; activations
 -- (kept from forward to backward), unit (largest gathered unit), stays (what
 -- reshard_after_forward = k keeps of gathered units until backward), peak (everything, at its
--- largest); wire (sent a step) and of that wire_between_hosts; collectives: calls by kind.
+-- largest); wire (sent a step) and of that wire_between_hosts; collectives: calls by kind; idle: of
+-- a pipeline, the share of a step in which a stage waits.
 -- Prints as a table.
 function Plan:price(opts)
    local o, config = opts, self.model.config or {}

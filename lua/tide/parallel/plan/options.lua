@@ -21,6 +21,8 @@ options.rows = {
      also = { 'tensor-parallel-size', 'tensor-model-parallel-size' } },
    { 'mesh.cp', 1, 'context-parallel ranks: each sequence is split over them', min = 1,
      also = { 'context-parallel-size' } },
+   { 'mesh.pp', 1, 'pipeline stages: each keeps some neighbouring layers; with --accum of several '
+     .. 'times as many, few of them wait', min = 1, also = { 'pipeline-model-parallel-size' } },
    { 'mesh.ep', 1, 'expert-parallel ranks, neighbours among the data and context-parallel ranks: '
      .. 'each keeps some experts of every layer, and tokens travel to them', min = 1,
      also = { 'expert-model-parallel-size' } },
@@ -29,6 +31,8 @@ options.rows = {
    { 'cp.method', 'ring', 'how context-parallel ranks exchange queries, keys and values',
      choices = { 'ring', 'allgather', 'a2a', 'a2a+p2p' } },
    { 'cp.a2a', 0, 'ranks of the inner all-to-all of a2a+p2p; 0: another method', min = 0 },
+   { 'pp.layers', nil, 'layers of each pipeline stage, as 7,8,8,7; by default so that the largest '
+     .. 'work of a stage is least', type = 'string' },
    { 'sequence-parallel', false, 'split activations along the sequence between the tensor-parallel '
      .. 'parts of a layer', also = { 'sp' } },
    { 'async-tp', false, 'overlap the collectives of sequence parallelism with matrix products' },
@@ -59,19 +63,19 @@ end
 
 -- ---- ranks -----------------------------------------------------------------------------------
 
-local axis_names = { 'dp', 'dp_replicate', 'dp_shard', 'cp', 'tp' }
+local axis_names = { 'pp', 'dp', 'dp_replicate', 'dp_shard', 'cp', 'tp' }
 
 -- Returns the sizes that are given, as for parallel.mesh, and the ranks they need.
 local function given_axes(m)
    local axes, n, words = {}, 1, {}
    for _, name in ipairs(axis_names) do
       local size = m[name]
-      if size > (name == 'cp' and 1 or 0) then axes[name] = size end
+      if size > ((name == 'cp' or name == 'pp') and 1 or 0) then axes[name] = size end
       -- dp beside its factors is their product
       if size > 0 and not (name == 'dp' and (m.dp_replicate > 0 or m.dp_shard > 0)) then
          n = n * size
       end
-      if size > 1 or size == 1 and name ~= 'tp' and name ~= 'cp' then
+      if size > 1 or size == 1 and name:find '^dp' then
          words[#words + 1] = ('--mesh.%s %d'):format(name, size)
       end
    end
@@ -85,11 +89,12 @@ function options.axes(opt, n, simulate)
    err.integer('parallel.plan.options.axes', 'n', n, 1)
    local axes, need, words = given_axes(m)
    local open = m.dp == 0 and m.dp_shard == 0
+   local by_dp = m.dp * m.cp * m.tp * m.pp
    if simulate and n == 1 then
-      n = (m.dp > 0 and (m.dp_replicate > 0 or m.dp_shard > 0)) and m.dp * m.cp * m.tp or need
+      n = (m.dp > 0 and (m.dp_replicate > 0 or m.dp_shard > 0)) and by_dp or need
    elseif open and n % need ~= 0 or not open and m.dp == 0 and n ~= need
-      or m.dp > 0 and n ~= m.dp * m.cp * m.tp then
-      local want = m.dp > 0 and m.dp * m.cp * m.tp or need
+      or m.dp > 0 and n ~= by_dp then
+      local want = m.dp > 0 and by_dp or need
       err.usage(op, '%s, but the run has %d rank%s (tide run -n %d, or mpirun -np '
          .. '%d)', words, n, n == 1 and '' or 's', want, want)
    end
@@ -129,11 +134,25 @@ end
 local fits = signature.options {
    'where opt.sequence_parallel or not opt.async_tp -- usage: --async-tp requires '
       .. '--sequence-parallel',
+   'where mesh.pp > 1 or not pp.layers -- usage: --pp.layers belongs to --mesh.pp of 2 or more',
    'where mesh.tp > 1 or not opt.sequence_parallel -- usage: --sequence-parallel requires '
       .. '--mesh.tp of 2 or more: it cuts activations over the tensor-parallel ranks',
    "where (cp.method == 'a2a+p2p') == (cp.a2a > 0) -- usage: --cp.a2a belongs to --cp.method "
       .. 'a2a+p2p, and that needs it',
 }
+
+-- Returns the numbers of --pp.layers, or nil.
+local function layers_of(text)
+   if text == nil then return nil end
+   local list = {}
+   for word in (text .. ','):gmatch '([^,]*),' do
+      local n = word:match '^%s*(%d+)%s*$'
+      err.usage_if(not n, op, '--pp.layers: expected numbers with commas between them, as 7,8,8,7, '
+         .. 'got %s', err.show(text))
+      list[#list + 1] = tonumber(n)
+   end
+   return list
+end
 
 -- Returns the mesh and the options of parallel.plan over the `n` ranks of a run. simulate: see
 -- axes.
@@ -142,7 +161,7 @@ function options.read(opt, n, simulate)
    local mesh = checked(fn, opt)
    for _, k in ipairs { 'cp', 'fsdp' } do err.type(fn, 'opt.' .. k, opt[k], 'table') end
    err.type(fn, 'opt.recompute', opt.recompute, 'string')
-   fits(op, {}, { opt = opt, mesh = mesh, cp = opt.cp })
+   fits(op, {}, { opt = opt, mesh = mesh, cp = opt.cp, pp = opt.pp or {} })
    local axes, ranks = options.axes(opt, n, simulate)
    local recompute, cp = opt.recompute == '0' and 'none' or opt.recompute, opt.cp
    if recompute:find '^%d+$' then recompute = 'every:' .. recompute end
@@ -150,6 +169,7 @@ function options.read(opt, n, simulate)
       ranks = ranks, recompute = recompute, fsdp = fsdp_of(opt, mesh),
       tp = opt.mesh.tp > 1 and { sequence_parallel = opt.sequence_parallel,
          async_tp = opt.async_tp } or nil,
+      pp = mesh.pp > 1 and { layers = layers_of((opt.pp or {}).layers) } or nil,
       cp = opt.mesh.cp > 1 and { layout = cp.layout, method = cp.method,
          a2a = cp.a2a > 0 and cp.a2a or nil, mamba = cp.mamba } or nil,
    }

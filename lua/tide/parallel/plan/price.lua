@@ -12,6 +12,7 @@ local copied = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local dtype_size = tide.dtype_size
 local err = require 'tide.util.err'
+local private = require 'tide.util.private'
 
 local price = {}
 
@@ -215,8 +216,40 @@ local function micro(run, forward, last)
    return math.max(0, activations)
 end
 
+-- Runs the micro-batches of a step on a stage of a pipeline. Returns what is sent, and the most that
+-- forwards keep for backwards.
+local function staged(run, o, count)
+   local forward, stage, sharded = forward_of(run, o), run.stage, run.sharded
+   local before, activations, open, ids = since(), 0, {}, {}
+   local first = count:read()
+   local one = tide.empty({ o.batch, o.seq }, { dtype = 'i64', device = 'null' })
+   one = run.context and run.context:cut({ ids = one, labels = one }).ids or one
+   for i = 1, o.accum do ids[i] = one end
+   local events = stage:begin(ids)
+   for k, event in ipairs(events) do
+      stage:at(event)
+      if event.kind == 'forward' then
+         open[event.i] = forward(run.model)
+         activations = math.max(activations, since() - before - gathered(sharded))
+      else
+         sharded:set_requires_gradient_sync(k == #events or sharded.opts.sync_each_backward)
+         local loss = open[event.i]
+         open[event.i] = nil
+         tide.scope(function()
+            loss:backward()
+            sharded:finish()
+            return stage:received()
+         end)
+         private.spend(loss)
+      end
+   end
+   stage:finish()
+   return add({ calls = {}, bytes = { 0, 0 } }, 1, count:read(), first), activations
+end
+
 -- Runs a step of `accum` micro-batches: the first, one of those between for all of them, the last.
 local function step(run, o, count)
+   if run.stage then return staged(run, o, count) end
    local forward, readings, activations = forward_of(run, o), {}, 0
    local passes = math.min(o.accum, 3)
    readings[0] = count:read()
@@ -243,6 +276,13 @@ end
 local function comms_of(run)
    local mesh, sharded = run.mesh, run.sharded
    local list = { mesh.root.comm, sharded and sharded.small_comm }
+   local stage = run.stage
+   if stage then
+      for _, link in ipairs { stage.before or stage.after, stage.before and stage.after } do
+         list[#list + 1] = link.comm
+      end
+      list[#list + 1] = sharded.of_tied and sharded.of_tied.replicas
+   end
    if sharded and sharded.ep then
       local of = sharded.of_experts
       for _, comm in ipairs { sharded.ep.comm, of.shards, of.replicas } do
@@ -283,6 +323,7 @@ function price.of(run, o)
    sum.peak = sum.parameters + sum.optimizer + math.max(working, sum.gradients)
    sum.collectives, sum.wire = total.calls, total.bytes[1] + total.bytes[2]
    sum.wire_between_hosts = total.bytes[2]
+   sum.idle = run.stage and run.stage:idle(o.accum)
    sum.state = sum.parameters + sum.gradients + sum.optimizer
    return sum
 end

@@ -77,6 +77,7 @@ function text.of(run)
       ep = sharded and sharded.opts.ep_size or 1, recomputed = grouped(recompute.report(run.model)),
       units = grouped(names), shards = sharded and sharded.shard_comm.size,
       replicas = sharded and sharded.replicas.size, data = run.data.size,
+      stages = run.stage and run.stage.counts,
       strategy = sharded and sharded.opts.strategy, styles = cut and cut.styles or '',
    }
 end
@@ -158,6 +159,10 @@ function text.show(plan)
       or ("axis '%s' of %d%s"):format(plan.cp.axis, cp, options_text(plan.cp, {})))
    if r.ep > 1 then head('expert parallel', '%d ranks', r.ep) end
    add_list(lines, r.experts)
+   if r.stages then
+      head('pipeline', '%d stages of %s blocks; below is the first one', #r.stages,
+         table.concat(r.stages, ', '))
+   end
    head('recompute', '%s', #r.recomputed == 0 and 'none' or show_value(plan.recompute)
       .. (plan.scope and '; scope ' .. plan.scope or ''))
    add_list(lines, r.recomputed)
@@ -189,6 +194,10 @@ text.price_meta = { __tostring = function(p)
    local calls = {}
    for i, kind in ipairs(sorted_keys(p.collectives)) do
       calls[i] = ('%s %d'):format(kind, p.collectives[kind])
+   end
+   if p.idle then
+      lines[#lines + 1] = ('   %-20s %10.1f %%   of a step, where all stages take equally long')
+         :format('waits', 100 * p.idle)
    end
    lines[#lines + 1] = ('   %-20s %s'):format('collectives a step',
       #calls > 0 and table.concat(calls, ', ') or 'none')
@@ -237,6 +246,7 @@ function text.to_table(plan)
    for i, a in ipairs(plan.axes) do t.axes[i] = { name = a.name, size = a.size } end
    if plan.given.tp then t.tp = tp_table(plan.tp) end
    if plan.given.cp then t.cp = plain(plan.cp, 'cp') end
+   if plan.given.pp then t.pp = { layers = plan.pp.layers } end
    t.recompute = plain(plan.recompute, 'recompute')
    t.fsdp = plan.fsdp and plain(plan.fsdp, 'fsdp')
    t.own = next(plan.own) and plain(plan.own, 'own')
@@ -265,16 +275,16 @@ end
 
 -- Returns the arguments of a plan: { mesh =, opts = }.
 function text.from_table(op, t)
-   err.options(op, t, { 'version', 'axes', 'model', 'tp', 'cp', 'recompute', 'scope', 'fsdp',
-      'own' })
+   err.options(op, t, { 'version', 'axes', 'model', 'tp', 'cp', 'pp', 'recompute', 'scope',
+      'fsdp', 'own' })
    if t.version ~= 1 then err.arg(op, 'version', '1, which this library reads', t.version) end
    local mesh, n = {}, 1
    for i, a in ipairs(err.type(op, 'axes', t.axes, 'table')) do
       err.type(op, 'axes', a, 'table')
       mesh[i], n = { a.name, a.size }, n * err.integer(op, 'axes.size', a.size, 1)
    end
-   local opts = { tp = read_styles(op, t.tp), cp = t.cp, recompute = t.recompute,
-      scope = t.scope, fsdp = t.fsdp, ranks = n }
+   local opts = { tp = read_styles(op, t.tp), cp = t.cp, pp = t.pp,
+      recompute = t.recompute, scope = t.scope, fsdp = t.fsdp, ranks = n }
    for name, options in each(err.type(op, 'own', t.own or {}, 'table')) do
       opts[err.type(op, 'own', name, 'string')] = options
    end

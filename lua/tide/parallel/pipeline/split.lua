@@ -1,0 +1,75 @@
+-- How many blocks of a model each stage of a pipeline gets.
+--
+-- Without a list of the caller the blocks are split so that the stage with the most work has as
+-- little as possible. Work counts the weights that multiply a token; the output projection counts
+-- for the last stage. Of equal splits the one with more blocks on early stages is taken.
+
+local dims = require 'tide.util.dims'
+local err = require 'tide.util.err'
+
+local split = {}
+
+-- Returns how many of the next blocks a stage may take without more than `most` work, of at least
+-- one, leaving at least `rest` blocks.
+local function fill(costs, first, most, rest)
+   local sum, n = costs[first], 1
+   while first + n <= #costs - rest and sum + costs[first + n] <= most do
+      sum, n = sum + costs[first + n], n + 1
+   end
+   return n, sum
+end
+
+-- Returns the counts of blocks with at most `most` work a stage, or nil. last: the work of the last
+-- stage beside its blocks.
+local function within(costs, size, most, last)
+   local counts, at = {}, 1
+   for s = 1, size - 1 do
+      local n, sum = fill(costs, at, most, size - s)
+      if sum > most then return nil end
+      counts[s], at = n, at + n
+   end
+   local sum = last
+   for i = at, #costs do sum = sum + costs[i] end
+   counts[size] = #costs - at + 1
+   return sum <= most and counts or nil
+end
+
+-- Returns the sums of neighbouring costs, with the last work where they reach the end: one of them
+-- is the largest work of the best split.
+local function candidates(costs, last)
+   local list = {}
+   for i = 1, #costs do
+      local sum = 0
+      for k = i, #costs do
+         sum = sum + costs[k]
+         list[#list + 1] = k == #costs and sum + last or sum
+      end
+   end
+   table.sort(list)
+   return list
+end
+
+-- Returns the blocks of each stage. costs: the work of each block; last: that of the last stage
+-- beside its blocks; size: stages, at most as many as blocks.
+function split.by_cost(costs, size, last)
+   local list = candidates(costs, last)
+   local lo, hi = 1, #list
+   while lo < hi do
+      local mid = math.floor((lo + hi) / 2)
+      if within(costs, size, list[mid], last) then hi = mid else lo = mid + 1 end
+   end
+   return within(costs, size, list[lo], last)
+end
+
+-- Returns the list of the caller, checked.
+function split.given(op, layers, n, size)
+   err.type(op, 'layers', layers, 'table')
+   err.arg_if(#layers ~= size, op, 'layers', ('a list of %d numbers, one for each stage'):format(
+      size), ('a list of %d'):format(#layers))
+   for i, k in ipairs(layers) do err.integer(op, ('layers[%d]'):format(i), k, 1, n) end
+   err.arg_if(dims.sum(layers) ~= n, op, 'layers', ('numbers that add up to the %d blocks of the '
+      .. 'model'):format(n), ('a sum of %d'):format(dims.sum(layers)))
+   return layers
+end
+
+return split

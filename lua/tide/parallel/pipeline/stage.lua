@@ -1,0 +1,258 @@
+-- One stage of a pipeline: what a rank receives, computes and sends in a call of the model.
+--
+-- A call of the model runs the blocks of this stage. Their input is received from the stage before
+-- and their output is sent to the one after, both by differentiable functions: the backward of the
+-- input sends its gradient back, that of the output receives it. So a backward on every rank is a
+-- backward through the whole model.
+--
+-- Outside of a step (`begin`) each call passes through all stages, and its result is sent from the
+-- last one to all. Within a step calls are forwards and backwards in the order of schedule.lua;
+-- results exist on the last stage alone, and the others get a placeholder that leads backward to
+-- what they have sent.
+
+local tide = require 'tide'
+local dist = require 'tide.comm'
+local err = require 'tide.util.err'
+local finally = require 'tide.util.finally'
+local layout = require 'tide.parallel.layout'
+local link = require 'tide.parallel.pipeline.link'
+local private = require 'tide.util.private'
+local schedule = require 'tide.parallel.pipeline.schedule'
+local spread = require 'tide.nn.spread'
+
+local Stage = { class_name = 'PipelineStage' }
+Stage.__index = Stage
+
+-- ---- what lies between two stages --------------------------------------------------------------
+
+-- Returns the shape of the hidden states between two stages. ids: [B, T], or embeddings that tensor
+-- parallelism has cut already.
+local function shape_of(self, ids)
+   local tp, T = spread.of(self.model).tp, ids:size(2)
+   if ids.ndim == 2 and tp and tp.sequence then
+      T = layout.balanced(T, tp.axis.size)[tp.axis.rank + 1]
+   end
+   return { ids:size(1), T, self.width }
+end
+
+-- Returns the input of micro-batch i of a step, as Link:exchange takes it.
+local function input_like(self, i)
+   local m = self.micros
+   return { shape = shape_of(self, m.ids[i]), dtype = m.dtype, device = m.ids[i].device }
+end
+
+local function like(t) return { shape = t.shape, dtype = t.dtype, device = t.device } end
+
+-- Returns the result of first(list), or else of fn().
+local function taken(list, fn)
+   local t = table.remove(list, 1)
+   if t then return t end
+   return fn()
+end
+
+-- ---- the functions with a backward -------------------------------------------------------------
+
+-- They are relays, as an exchange may make a tensor that a later event uses.
+
+-- Sends h; the result is a zero that leads backward to it.
+local sent = private.relay {
+   name = 'parallel.pipeline.send',
+   forward = function(self, h, stage)
+      self.stage, self.like = stage, like(h)
+      stage:_push(h)
+      return tide.zeros({}, { dtype = 'f32', device = h.device })
+   end,
+   backward = function(self)
+      local stage, m = self.stage, self.stage.micros
+      local function receive() return stage.after:exchange(nil, self.like) end
+      return m and taken(m.gradients, receive) or not m and receive() or nil
+   end,
+}
+
+-- Returns what the stage before sends; anchor: a scalar that requires a gradient.
+local received = private.relay {
+   name = 'parallel.pipeline.receive',
+   forward = function(self, _, stage, from)
+      self.stage, self.like = stage, from
+      return stage:_pull(from)
+   end,
+   backward = function(self, dx)
+      self.stage:_return(dx or link.empty(self.like):zero_())
+      return nil
+   end,
+}
+
+-- Sends h to the stage after. Within a step it receives the gradient that is due there, too.
+function Stage:_push(h)
+   local m = self.micros
+   if not m then
+      self.after:exchange(h)
+      return
+   end
+   local joint = m.event.joint
+   m.likes[m.event.i] = like(h)
+   local gradient = self.after:exchange(h, joint and m.likes[joint])
+   if joint then m.gradients[#m.gradients + 1] = gradient end
+end
+
+-- Returns the input of this stage. from: what to receive, as Link:exchange takes it.
+function Stage:_pull(from)
+   local m = self.micros
+   local function receive() return self.before:exchange(nil, from) end
+   return m and not m.event.take and taken(m.inputs, receive) or receive()
+end
+
+-- Sends the gradient of the input to the stage before. Within a step it receives the next input
+-- that is due, too.
+function Stage:_return(dx)
+   local m = self.micros
+   if not m then
+      self.before:exchange(dx)
+      return
+   end
+   local joint = m.event.joint
+   local input = self.before:exchange(dx, joint and input_like(self, joint))
+   if joint then m.inputs[#m.inputs + 1] = input end
+end
+
+-- Returns fn(...), in which the model may compute the states of this stage.
+function Stage:within(fn, ...)
+   local before = self.inside
+   self.inside = true
+   return finally(function() self.inside = before end, fn, ...)
+end
+
+-- ---- what a model calls ------------------------------------------------------------------------
+
+-- Returns the input of the first block of this stage, which the caller may overwrite. ids: what the
+-- model was given, [B, T] or embeddings [B, T, C].
+function Stage:input(ids)
+   local m, from, grad = self.micros, nil, nil
+   if m then
+      from, grad = input_like(self, m.event.i), m.has.before and tide.is_grad_enabled()
+   else
+      local told = self.before:tell() or { dtype = self.dtype, shape = shape_of(self, ids),
+         grad = true }
+      from = { shape = told.shape, dtype = told.dtype, device = ids.device }
+      grad = told.grad and tide.is_grad_enabled()
+   end
+   if not grad then return self:_pull(from) end
+   local anchor = tide.zeros({}, { device = ids.device }):requires_grad_(true)
+   return received(anchor, self, from)
+end
+
+-- Sends the output of the last block of this stage. Returns a zero that leads backward to it.
+local function output(self, h)
+   if not self.micros then
+      self.after:tell { shape = h.shape, dtype = h.dtype, grad = h.requires_grad }
+   end
+   if h.requires_grad then return sent(h, self) end
+   self:_push(h)
+   return tide.zeros({}, { dtype = 'f32', device = h.device })
+end
+
+-- Returns the value of the last stage on every stage. y: the value there, nil elsewhere; device: of
+-- the others.
+local function share(self, y, device)
+   local root = self.size - 1
+   if self.comm.transport == 'sim' then return y or tide.zeros({}, { device = device }) end
+   local told = self.comm:broadcast_object(y and { shape = y.shape, dtype = y.dtype }, root)
+   local t = y and y:detach():contiguous()
+      or tide.empty(told.shape, { dtype = told.dtype, device = device })
+   return self.comm:broadcast(t, root)
+end
+
+-- Returns fn(h), which the last stage computes. h: its final hidden states, elsewhere the output of
+-- the stage. shape: that of the result, nil where only a call outside of a step can have it. Within
+-- a step the other stages get zeros.
+function Stage:result(h, fn, shape)
+   if self.last then
+      local y = fn(h)
+      if not self.micros then tide.no_grad(share, self, y) end
+      return y
+   end
+   local m = self.micros
+   err.raise_if(m and not shape, 'E_UNSUPPORTED', self.model.op or 'model', 'within a step of a '
+      .. 'pipeline the last stage alone has logits; take the loss from model:loss or '
+      .. 'model:label_logprobs')
+   local chain = output(self, h)
+   if m then
+      m.is_placeholder = m.is_placeholder or #shape > 0
+      return #shape > 0 and chain:expand(shape) or chain
+   end
+   local y = tide.no_grad(share, self, nil, h.device)
+   return chain.requires_grad and y + chain:to(y.dtype) or y
+end
+
+-- ---- a step ------------------------------------------------------------------------------------
+
+-- Begins the micro-batches of a step or of an evaluation. ids: of each, as the model gets them on
+-- this rank. Returns the events of this stage (see schedule.lua). Collective over the stages.
+function Stage:begin(ids)
+   local trained = false
+   for _, e in ipairs(self.model:named_parameters()) do
+      trained = trained or e.param.requires_grad
+   end
+   local all = self.comm.transport == 'sim' and {}
+      or self.comm:all_gather_object { trained = trained, dtype = self.dtype, n = #ids }
+   local has = { before = false, here = false }
+   for s = 0, self.rank do
+      local is = not all[s + 1] or all[s + 1].trained
+      has.before, has.here = s < self.rank and (has.before or is) or has.before, has.here or is
+   end
+   for s, row in ipairs(all) do
+      err.raise_if(row.n ~= #ids, 'E_STATE', 'parallel.pipeline', 'stage %d has %d micro-batches, '
+         .. 'stage %d has %d; every stage needs the same', s - 1, row.n, self.rank, #ids)
+   end
+   if not tide.is_grad_enabled() then has.before, has.here = false, false end
+   self.micros = { ids = ids, has = has, dtype = all[1] and all[1].dtype or self.dtype,
+      inputs = {}, gradients = {}, likes = {} }
+   return schedule.events(self.rank, self.size, #ids, has)
+end
+
+-- Sets the event that runs now.
+function Stage:at(event)
+   self.micros.event, self.micros.is_placeholder = event, false
+end
+
+-- Returns the inputs that are received and not used yet.
+function Stage:received() return self.micros.inputs end
+
+-- Returns whether the present forward gave zeros in place of what the last stage has.
+function Stage:gave_placeholder() return self.micros.is_placeholder end
+
+-- Ends the step: blocks until the neighbours have received what was sent, unless it has failed.
+function Stage:finish(failed)
+   self.micros = nil
+   for _, link in ipairs { self.before or self.after, self.before and self.after } do
+      if failed then link.sent = {} else link:flush() end
+   end
+end
+
+-- Returns whether the first and the last stage share a parameter.
+function Stage:is_tied(t) return self.tied ~= nil and t.id == self.tied.id end
+
+-- Returns the communicator of the ranks of `replicas` on the first stage and on the last one; on a
+-- stage between of those of this stage. root: the communicator of the mesh. Collective.
+function Stage:ends(root, replicas)
+   local n = replicas.size
+   if root.transport == 'sim' then
+      if not (self.first or self.last) then return replicas end
+      return dist.simulate(2 * n, (self.last and n or 0) + replicas.rank)
+   end
+   local each = root.size / self.size                  -- the axis pp is the outermost
+   local place = root.rank % each
+   for _, r in ipairs(n > 1 and replicas:all_gather_object(place) or {}) do
+      place = math.min(place, r)
+   end
+   local is_end = self.first or self.last
+   return root:split((is_end and 0 or self.rank) * each + place, root.rank, 'tied')
+end
+
+-- Returns the share of a step of n micro-batches in which a stage waits, if all take equally long.
+function Stage:idle(n) return schedule.idle(self.size, n) end
+
+-- Returns the element-wise sums of a list of numbers over the stages. Collective.
+function Stage:sum(numbers) return dist.sum(self.comm, numbers) end
+
+return Stage
