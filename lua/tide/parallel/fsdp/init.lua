@@ -437,7 +437,7 @@ function Sharded:state_dict()
 end
 
 -- Returns copies of the whole parameters and persistent buffers by name, also of those that tensor
--- parallelism has cut. Values and dtype are those of the shards (f32 where only the computation is
+-- parallelism has cut and of all stages of a pipeline. Values and dtype are those of the shards (f32 where only the computation is
 -- bf16). Within a scope of unshard_fsdp2_model, what the scope has written counts. Gathers one
 -- bucket at a time. Collective.
 function Sharded:full_state_dict()
@@ -448,7 +448,7 @@ function Sharded:full_state_dict()
    for _, entry in ipairs(self.model:named_buffers()) do
       if entry.persistent then state[entry.name] = nf4_part.gather(entry) end
    end
-   return state
+   return self.stage and self.stage:joined(state, self.device) or state
 end
 
 -- Returns the bucket of the parameter at a field of a module, and its number there.

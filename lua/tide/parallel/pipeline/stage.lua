@@ -11,6 +11,7 @@
 -- what they have sent.
 
 local tide = require 'tide'
+local copy = require 'tide.util.copy'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
@@ -18,6 +19,7 @@ local layout = require 'tide.parallel.layout'
 local link = require 'tide.parallel.pipeline.link'
 local private = require 'tide.util.private'
 local schedule = require 'tide.parallel.pipeline.schedule'
+local sorted_keys = require('tide.util.pretty').sorted_keys
 local spread = require 'tide.nn.spread'
 
 local Stage = { class_name = 'PipelineStage' }
@@ -251,6 +253,24 @@ end
 
 -- Returns the share of a step of n micro-batches in which a stage waits, if all take equally long.
 function Stage:idle(n) return schedule.idle(self.size, n) end
+
+-- Returns the tensors of all stages by name. state: those of this one; device: of the others.
+-- Collective.
+function Stage:joined(state, device)
+   local mine, out = {}, copy(state)
+   for _, name in ipairs(sorted_keys(state)) do
+      mine[#mine + 1] = { name = name, shape = state[name].shape, dtype = state[name].dtype }
+   end
+   for s, list in ipairs(self.comm:all_gather_object(mine)) do
+      for _, row in ipairs(list) do
+         local t = s - 1 == self.rank and state[row.name]:contiguous()
+            or tide.empty(row.shape, { dtype = row.dtype, device = device })
+         self.comm:broadcast(t, s - 1)
+         out[row.name] = out[row.name] or t
+      end
+   end
+   return out
+end
 
 -- Returns the element-wise sums of a list of numbers over the stages. Collective.
 function Stage:sum(numbers) return dist.sum(self.comm, numbers) end
