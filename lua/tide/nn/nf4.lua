@@ -55,9 +55,13 @@ local function rows_of(model)
    return rows
 end
 
--- Calls fn(w, m) for the weights of a description; w as above.
+-- Calls fn(w, m) for the weights of a description, those of this stage of a pipeline; w as above.
 local function each_weight(model, rows, fn)
-   for _, row in ipairs(rows) do fn(of_row(row), model:get(row[1])) end
+   local has = {}
+   if spread.of(model).pp then model:walk(function(_, path) has[path] = true end) end
+   for _, row in ipairs(rows) do
+      if not next(has) or has[row[1]] then fn(of_row(row), model:get(row[1])) end
+   end
 end
 
 -- ---- coding ------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ end
 -- Returns the names of all parameters: of a sharded model also of those that lie on other ranks.
 local function names_of(source, entries)
    local list = {}
-   local all = is_keeper(source) and source.entries or entries
+   local all = is_keeper(source) and source.whole_parameters and source:whole_parameters()
+      or entries
    for i, e in ipairs(all) do list[i] = e.name end
    return list
 end

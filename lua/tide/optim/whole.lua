@@ -85,7 +85,7 @@ end
 local function with_gradients(self, list)
    local keeper, flags = self.keepers[1], {}
    for i, p in ipairs(list) do flags[i] = p.entry and p.entry.param.grad ~= nil and 1 or 0 end
-   if keeper and #flags > 0 then flags = dist.sum(keeper.comm, flags) end
+   if keeper and #flags > 0 then flags = dist.sum(keeper.stage_comm, flags) end
    local some = {}
    for i, p in ipairs(list) do
       if flags[i] > 0 then some[#some + 1] = p end

@@ -357,8 +357,8 @@ end
 
 local function fill_sharded(op, dir, c, sharded, tensors)
    local whole = {}
-   for _, e in ipairs(sharded.entries) do
-      if low_rank.is_name(e.name) then whole[e.name] = e.whole end
+   for _, e in ipairs(sharded:whole_parameters()) do
+      if low_rank.is_name(e.name) then whole[e.name] = e.shape end
    end
    check_names(op, dir, c, whole, tensors)
    if c.use_dora == true then less_norms(sharded.model, tensors) end

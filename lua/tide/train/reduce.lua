@@ -110,7 +110,7 @@ end
 -- Returns the largest and the smallest of the shares of all stages of a pipeline. nil: this stage
 -- has no experts.
 function reduce.shares_of_stages(self, busiest, idlest)
-   for _, row in ipairs(self.stage.comm:all_gather_object { busiest or false, idlest or false }) do
+   for _, row in ipairs(self.stage:gather { busiest or false, idlest or false }) do
       if row[1] then
          busiest, idlest = math.max(busiest or 0, row[1]), math.min(idlest or 1e300, row[2])
       end

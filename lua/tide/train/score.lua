@@ -139,7 +139,8 @@ end
 -- each request { context = ids, continuation = ids }. The last seq + 1 ids of a request are seen.
 -- Every rank calls it with the same requests, which are shared out, and gets all.
 function score.loglikelihood(model, requests, opts)
-   local comm = opts.sharded and opts.sharded.comm or dist.solo()
+   local sharded = opts.sharded
+   local comm = sharded and (sharded.stage and sharded.data_comm or sharded.comm) or dist.solo()
    local rows = rows_of(requests, opts.seq, (model.config or {}).vocab_size)
    local is_padded = not rows_.varying_rope(model)      -- padding would change the positions
    local batches = batches_of(rows, opts, comm.size, is_padded)

@@ -202,10 +202,10 @@ end
 -- differ. Returns this one's, by name.
 local function check_stored(op, sharded, from)
    local own, stored = {}, {}
-   for _, e in ipairs(sharded.entries) do own[e.name] = e.whole end
+   for _, e in ipairs(sharded:whole_parameters()) do own[e.name] = e.shape end
    each_buffer(sharded.model, function(name, b) own[name] = nf4_part.shape(b) end)
    if sharded.stage then                                   -- the other stages have the rest
-      for _, list in ipairs(sharded.stage.comm:all_gather_object(own)) do copy(list, own) end
+      for _, list in ipairs(sharded.stage:gather(own)) do copy(list, own) end
    end
    for _, name in ipairs(from:names 'model') do stored[name] = from:shape('model', name) end
    states.refuse(op, states.differences(own, stored), { 'missing', 'unexpected', 'shape' },

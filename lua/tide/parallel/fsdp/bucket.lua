@@ -149,7 +149,8 @@ end
 
 -- Makes a bucket. entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts:
 -- comm (ranks of the shards), replicas (ranks that hold the same shard), ep_size (of experts that
--- are dealt out, whose gradients are sums over as many ranks already; 1 for others), full (bytes
+-- are dealt out, whose gradients are sums over as many ranks already; 1 for others), mean_scale (the
+-- factor of gradients that are means over comm and replicas), full (bytes
 -- are freed between uses), shard_dtype, dtype (of the computation), reduce_dtype, device,
 -- shard_device, offload, pin (the shard in pinned memory), seed, init (false: no values).
 function Bucket:init(entries, opts)
@@ -412,7 +413,7 @@ function Bucket:reduce(opts)
    for _, p in ipairs(self.pieces) do begun = begun or p.param.grad ~= nil end
    local direct = not begun and o.reduce_dtype == gshard.dtype and not o.offload
    local r = { op = opts.op, begun = begun }
-   local scale = opts.scale / (opts.op == 'mean' and o.ep_size or 1)
+   local scale = opts.scale * (opts.op == 'mean' and o.mean_scale or 1)
    tide.no_grad(function()
       if self.comm.size == 1 then
          r.out = direct and gshard

@@ -48,6 +48,15 @@ local op = 'parallel.fully_shard'
 
 -- ---- ranks -----------------------------------------------------------------------------------
 
+-- Returns the communicator of the ranks of a mesh with the same stage of a pipeline.
+local function stage_comm(mesh)
+   local names = {}
+   for _, axis in ipairs(mesh.root.axes) do
+      if axis.name ~= 'pp' then names[#names + 1] = axis.name end
+   end
+   return #names == 0 and dist.solo() or mesh.root:flatten(names, 'stage').comm
+end
+
 -- Returns the communicators: of all ranks of the model, of the shards, of the replicas of a shard,
 -- and of all ranks that have data of their own. ranks: a mesh, an axis, a communicator or nil.
 local function comms_of(ranks, strategy)
@@ -72,11 +81,12 @@ local function every(comm, n)
 end
 
 -- Deals the experts out over ep_size neighbours, where it is more than 1. Sets the ranks over which
--- parameters lie, of_others and of_experts: shards, replicas (communicators), and ep_size, the
--- ranks over which the gradient on one rank is a sum before it is reduced.
+-- parameters lie, of_others and of_experts: shards, replicas (communicators), ep_size, the ranks
+-- over which the gradient on one rank is a sum before it is reduced, and mean_scale, by which a mean
+-- over shards and replicas is to be multiplied.
 local function deal_experts(self)
    local k, shards = self.opts.ep_size, self.shard_comm
-   self.of_others = { shards = shards, replicas = self.replicas, ep_size = 1 }
+   self.of_others = { shards = shards, replicas = self.replicas, ep_size = 1, mean_scale = 1 }
    if k == 1 then return end
    local wide = self.opts.strategy == 'no_shard' and self.data_comm or shards
    err.raise_if(wide.size % k ~= 0, 'E_ARG', op, 'ep_size (%d) must divide the number of ranks '
@@ -86,22 +96,26 @@ local function deal_experts(self)
    experts.deal(op, self.model, self.ep)
    local rest = every(wide, k)
    if wide == shards then
-      self.of_experts = { shards = rest, replicas = self.replicas, ep_size = k }
+      self.of_experts = { shards = rest, replicas = self.replicas }
    else
-      self.of_experts = { shards = shards, replicas = rest, ep_size = k }
+      self.of_experts = { shards = shards, replicas = rest }
    end
+   self.of_experts.ep_size, self.of_experts.mean_scale = k, 1 / k
 end
 
--- Sets of_tied, the ranks over which a weight lies that the first and the last stage of a pipeline
--- share: its gradient is added over both. Collective.
+-- Sets stage_comm, of all ranks that hold the same stage of a pipeline, and of_tied, the ranks over
+-- which a weight lies that the first and the last stage share: its gradient is added over both.
+-- Collective.
 local function tie_stages(self, ranks)
    local stage = self.stage
    if not stage then return end
    err.raise_if(not (ranks and ranks.root), 'E_ARG', op, 'ranks: a model in stages of a pipeline '
       .. 'needs the mesh, whose axes say which ranks hold the same stage; give fully_shard(model, '
       .. 'mesh, opts)')
+   self.stage_comm = stage_comm(ranks)
    if not stage.tied then return end
-   self.of_tied = { shards = self.shard_comm, ep_size = 1,
+   -- the gradient is the sum of both stages, each a mean over its own ranks
+   self.of_tied = { shards = self.shard_comm, ep_size = 1, mean_scale = 2,
       replicas = stage:ends(ranks.root.comm, self.replicas) }
 end
 
@@ -126,6 +140,7 @@ local function bucket_opts(self)
       end
       return {
          comm = among.shards, replicas = among.replicas, ep_size = among.ep_size,
+         mean_scale = among.mean_scale,
          dtype = compute, shard_dtype = shard,
          reduce_dtype = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute,
          device = self.device, shard_device = shard_device(self), offload = o.cpu_offload,
@@ -203,6 +218,19 @@ local function check_agreed(self, model, list)
    }, model)
 end
 
+-- Lists the parameters of the whole model, by the names of a stage in order of stages. Collective
+-- where there are several.
+local function set_whole(self)
+   local list, seen = {}, {}
+   for i, e in ipairs(self.entries) do list[i] = { name = e.name, shape = e.whole } end
+   self.whole = self.stage and {} or list
+   for _, rows in ipairs(self.stage and self.stage:gather(list) or {}) do
+      for _, row in ipairs(rows) do
+         if not seen[row.name] then self.whole[#self.whole + 1], seen[row.name] = row, true end
+      end
+   end
+end
+
 local how_whole = 'read it within parallel.unshard_fsdp2_model(model, fn), or take '
    .. "full_state_dict() of what fully_shard returned (state_dict() of that: this rank's piece)"
 
@@ -227,6 +255,7 @@ function Sharded:init(model, ranks, opts)
    self.model, self.stage = model, spread.of(model).pp
    self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(ranks,
       opts.strategy)
+   self.stage_comm = self.comm
    self.device = self.opts.device
    if not self.device then
       local first = model:parameters()[1]
@@ -248,6 +277,7 @@ function Sharded:init(model, ranks, opts)
    spread.set(model, 'sharded', self)
    model:walk(function(m) spread.set(m, 'inside', self) end)
    for _, piece in ipairs(self:named_parameters()) do piece.keeper = self end
+   set_whole(self)
    tide.tell_gone(self, tell_gone)
 end
 
@@ -354,6 +384,9 @@ function Sharded:named_parameters()
    end
    return list
 end
+
+-- Returns the parameters of the whole model, of all stages of a pipeline: a list of { name, shape }.
+function Sharded:whole_parameters() return self.whole end
 
 -- Clears the gradients of the shards and of the parameters, also those not yet reduced.
 function Sharded:zero_grad()

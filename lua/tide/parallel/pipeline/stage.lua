@@ -254,6 +254,12 @@ end
 -- Returns the share of a step of n micro-batches in which a stage waits, if all take equally long.
 function Stage:idle(n) return schedule.idle(self.size, n) end
 
+-- Returns a list of the plain values that the stages give. Collective.
+function Stage:gather(value)
+   if self.comm.transport == 'sim' then return { value } end
+   return self.comm:all_gather_object(value)
+end
+
 -- Returns the tensors of all stages by name. state: those of this one; device: of the others.
 -- Collective.
 function Stage:joined(state, device)
