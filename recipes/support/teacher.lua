@@ -88,11 +88,18 @@ local function check_ep(job, opt, ranks, big)
    end
 end
 
--- Spreads the teacher over all ranks, whatever the student's mesh, but for a context axis, which
--- both share. Returns the model and, of several ranks, its Sharded.
-local function place(tide, opt, spread, big)
-   local world = spread.mesh.comm
-   if world.size == 1 then
+-- Returns the ranks that share the teacher: all, or where each step runs it those of the last stage
+-- of a student's pipeline. The second result: whether this rank is one of them.
+local function ranks_of(opt, spread)
+   local stage = spread.stage
+   if not stage or opt.teacher_top_k > 0 then return spread.mesh.comm, true end
+   return spread.sharded.stage_comm, stage.last
+end
+
+-- Spreads the teacher over ranks (see ranks_of), whatever the student's mesh, but for a context
+-- axis, which both share. Returns the model and, of several ranks, its Sharded.
+local function place(tide, opt, spread, big, world)
+   if spread.mesh.comm.size == 1 then
       local run = tide.parallel.plan(big, { { 'dp', 1 } }):materialise { device = opt.device,
          init = false }
       return run, nil
@@ -104,7 +111,7 @@ local function place(tide, opt, spread, big)
    end
    local sharded = tide.parallel.fully_shard(big, world, { device = opt.device, init = false,
       ep_size = opt.teacher_ep })
-   return { model = big, sharded = sharded, mesh = spread.mesh }, sharded
+   return { model = big, sharded = sharded, mesh = { comm = world } }, sharded
 end
 
 -- The teacher with its weights, in eval mode and frozen, and its Sharded. spread: of the student.
@@ -115,9 +122,11 @@ function teacher.load(job, opt, spread, corpus)
       device = 'null' })
    check_tokens(job, tide, opt, spread.model, corpus, big)
    check_images(job, opt, spread.model, corpus, big)
-   check_ep(job, opt, spread.mesh.comm.size, big)
+   local world, is_here = ranks_of(opt, spread)
+   check_ep(job, opt, world.size, big)
    big:requires_grad_(false)
-   local run, sharded = job:check(place, tide, opt, spread, big)
+   if not is_here then return big:eval(), nil end
+   local run, sharded = job:check(place, tide, opt, spread, big, world)
    job:check(tide.model.fill, run, opt.teacher)
    job.log:once('the teacher (%s) has %d parameters', opt.teacher, run.model:num_parameters())
    return run.model:eval(), sharded

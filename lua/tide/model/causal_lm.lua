@@ -117,12 +117,6 @@ local function at_end(self, h, fn, shape)
    return stage:result(h, fn, shape)
 end
 
--- Refuses a stage of a pipeline.
-local function check_no_stage(self, what)
-   err.raise_if(spread.of(self).pp, 'E_UNSUPPORTED', self.op, '%s is not supported of a model in '
-      .. 'stages of a pipeline; leave out the axis pp', what)
-end
-
 local function logits(self, h) return capped(self, at_head(self, 'head_logits', h)) end
 
 local function last_token(x)
@@ -287,7 +281,8 @@ end
 function CausalLM:with_head(ids_BT, opts, fn)
    local head, cap = self.lm_head, self.config.final_logit_softcapping
    err.func(self.op, 'fn', fn)
-   check_no_stage(self, 'with_head')
+   err.raise_if(spread.of(self).pp, 'E_UNSUPPORTED', self.op, 'the states and the head of a model '
+      .. 'in stages of a pipeline lie on the last stage alone; leave out the axis pp')
    self:as_call(function(me)
       local h = private.call(me.hidden, me, ids_BT, opts)
       if not head then
@@ -302,11 +297,11 @@ function CausalLM:with_head(ids_BT, opts, fn)
 end
 
 -- Returns the loss of nn.distil and its parts. provide(fn) calls fn(teacher), once; place: options
--- of forward; rest: those of nn.distil.loss. It is a call of the model, as loss is.
+-- of forward; rest: those of nn.distil.loss. It is a call of the model, as loss is. In a pipeline
+-- the last stage alone calls provide and has the parts.
 function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
    local sums
    err.func(self.op, 'provide', provide)
-   check_no_stage(self, 'distillation')
    rest = copy(err.options(self.op, rest, { 'alpha', 'temperature', 'kind', 'chunk', 'count',
       'ignore', 'counted' }))
    rest.cap, place = self.config.final_logit_softcapping, copy(place or {})
@@ -315,17 +310,20 @@ function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
       me:check_ids(ids_BT)
       check_labels(me.op, ids_BT, labels_BT)
       check_counted(me.op, rest.counted, labels_BT)
-      local h, head = private.call(me.hidden, me, ids_BT, place), me.lm_head
       local function of_head(_, x)
          local value
          provide(function(teacher)
             value, sums = me:head_distil(x, labels_BT, teacher, rest)
          end)
-         return with_balance(value, place, labels_BT, rest.ignore or nn.loss.ignore,
-            rest.counted, rest.count)
+         return value
       end
-      if head then return head:as_call(of_head, h) end
-      return of_head(nil, h)
+      local value = at_end(me, final_states(me, ids_BT, place), function(h)
+         local head = me.lm_head
+         if head then return head:as_call(of_head, h) end
+         return of_head(nil, h)
+      end, {})
+      return with_balance(value, place, labels_BT, rest.ignore or nn.loss.ignore, rest.counted,
+         rest.count)
    end)
    return loss_, sums
 end

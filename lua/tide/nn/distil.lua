@@ -282,7 +282,7 @@ function Objective:__call(model, batch, opts)
    local loss, sums = model:distil_loss(batch.ids, batch.labels, function(fn)
       with_teacher(self, batch, at, fn)
    end, at, rest)
-   if batch.spare then return loss end
+   if batch.spare or not sums then return loss end
    self.figures:add(model, { nn_loss.count(batch.labels), sums.kl, sums.ce })
    return loss
 end

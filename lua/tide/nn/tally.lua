@@ -4,6 +4,8 @@
 --    figures:add(model, { 4, 2.5 })                       -- numbers in the order of the names
 --    figures:take(comm, 'train')                          -- { margin = 0.625 }, over all ranks
 
+local spread = require 'tide.nn.spread'
+
 local Tally = {}
 Tally.__index = Tally
 
@@ -13,8 +15,11 @@ local function zeros(n)
    return list
 end
 
--- Adds numbers to the sums of training, or of evaluation if the model is in eval mode.
+-- Adds numbers to the sums of training, or of evaluation if the model is in eval mode; not those
+-- that a stage of a pipeline made of placeholders.
 function Tally:add(model, numbers)
+   local stage = spread.of(model).pp
+   if stage and stage:gave_placeholder() then return end
    local sums = self.sums[model.training and 'train' or 'val']
    for i, v in ipairs(numbers) do sums[i] = sums[i] + v end
 end

@@ -109,8 +109,10 @@ end
 
 -- Returns obstacle of the adapters of a model.
 function adapter._obstacle(model)
-   local has = {}
-   for _, e in ipairs(model:named_parameters()) do has[e.name] = true end
+   local has, sharded = {}, spread.of(model).sharded
+   for _, e in ipairs(sharded and sharded:whole_parameters() or model:named_parameters()) do
+      has[e.name] = true
+   end
    return obstacle({ family = family.of(model), config = model.config, adapter = model.adapter },
       function(name) return has[name] end)
 end

@@ -319,19 +319,14 @@ end
 -- Returns how many parameters the whole model has: all, those trained where others are frozen,
 -- weights in 4 bits.
 local function parameters_text(plan, dtype)
-   local layout, dims = require 'tide.parallel.layout', require 'tide.util.dims'
-   local parts = { ('%d parameters (%s)'):format(plan.numel, dtype) }
-   local trained, codes = 0, 0
-   for _, entry in ipairs(plan.model:named_parameters()) do
-      if entry.param.requires_grad then
-         trained = trained + dims.numel(layout.shape(entry.owner, entry.field))
-      end
-   end
+   local parts, codes = { ('%d parameters (%s)'):format(plan.numel, dtype) }, 0
    for _, row in ipairs((rawget(plan.model, 'quantised') or { modules = {} }).modules) do
       codes = codes + row[2] * row[3] * (row[5] or 1)
    end
    if codes > 0 then parts[#parts + 1] = ('%d in NF4'):format(codes) end
-   if trained < plan.numel then parts[#parts + 1] = ('%d of them trained'):format(trained) end
+   if plan.trained < plan.numel then
+      parts[#parts + 1] = ('%d of them trained'):format(plan.trained)
+   end
    return table.concat(parts, ', ')
 end
 

@@ -221,7 +221,7 @@ end
 function Stage:received() return self.micros.inputs end
 
 -- Returns whether the present forward gave zeros in place of what the last stage has.
-function Stage:gave_placeholder() return self.micros.is_placeholder end
+function Stage:gave_placeholder() return self.micros ~= nil and self.micros.is_placeholder end
 
 -- Ends the step: blocks until the neighbours have received what was sent, unless it has failed.
 function Stage:finish(failed)

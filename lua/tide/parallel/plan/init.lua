@@ -205,7 +205,10 @@ function Plan:init(model, mesh, opts)
    read_mesh(self, mesh, opts.ranks)
    read_model(self, model)
    read_sections(self, opts)
-   self.numel = self.model:num_parameters()
+   self.numel, self.trained = self.model:num_parameters(), 0
+   for _, e in ipairs(self.model:named_parameters()) do
+      if e.param.requires_grad then self.trained = self.trained + e.param:numel() end
+   end
    self.rehearsal = plan_text.of(rehearse(self, 0))
 end
 
