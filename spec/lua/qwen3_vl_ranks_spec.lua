@@ -13,6 +13,8 @@ local cases = {
       { case = 'mixed', rows = true, text = true } },
    { 'tp 2', 2, { tp = 2 }, { case = 'mixed' } },
    { 'cp 2 x tp 2 with sequence_parallel', 4, { cp = 2, tp = 2 }, { case = 'mixed' }, sequence },
+   { 'two stages, one micro-batch without images', 2, { pp = 2 },
+      { case = 'mixed', rows = true, text = true, layers = 3 } },
    { 'experts, cp 2', 2, { cp = 2 }, { case = 'moe_mixed' } },
    { 'experts that stay on their ranks, one without images', 2, { dp_shard = 2 },
       { case = 'moe_mixed', rows = true, text = true }, { fsdp = { ep_size = 2 } } },
@@ -25,6 +27,9 @@ for _, row in ipairs(wide and {
       { case = 'mixed', rows = true, text = true }, sequence },
    { 'experts, dp_shard 2, one without images', 2, { dp_shard = 2 },
       { case = 'moe_mixed', rows = true, text = true } },
+   { 'two stages, cp 2', 4, { pp = 2, cp = 2 }, { case = 'mixed', layers = 3 } },
+   { 'two stages, tp 2 with sequence_parallel', 4, { pp = 2, tp = 2 },
+      { case = 'mixed', layers = 3 }, sequence },
    { 'experts on their ranks, cp 2', 2, { cp = 2 }, { case = 'moe_mixed' },
       { fsdp = { ep_size = 2 } } },
 } or {}) do cases[#cases + 1] = row end

@@ -68,9 +68,15 @@ local function cases_of(file, family_of)
    -- Returns the configuration of a case.
    function case.config(name) return tide.json.decode(case.golden[name], { nonfinite = true }) end
 
-   -- Returns the model of a case, in eval mode. opts: of modules.
-   function case.model(name, opts)
-      return case.fill(tide.model[family_of(name)](case.config(name), opts)):eval()
+   -- Returns the model of a case, in eval mode. opts: of modules; layers: nil, or another number of
+   -- layers of the text.
+   function case.model(name, opts, layers)
+      local c = case.config(name)
+      if layers then
+         c.text_config.num_hidden_layers = layers
+         c.text_config.layer_types, c.text_config.max_window_layers = nil, nil
+      end
+      return case.fill(tide.model[family_of(name)](c, opts)):eval()
    end
 
    -- Returns what a case gives a model beside ids. dtype: of the pixels.

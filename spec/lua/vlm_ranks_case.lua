@@ -12,7 +12,7 @@ local case = { sequence = { tp = { sequence_parallel = true } } }
 
 -- On a rank: logits of the first micro-batch, and the model after a step, as `out`; returns loss.
 -- how: of (nil, or a name of vlm_case.of), case, plan, rows (whether the rows of the case are
--- batches of their own), text (whether the second of them is a text).
+-- batches of their own), text (whether the second of them is a text), layers (see vlm_case).
 local function on_rank(rank, _, dir, mesh, out, how)
    local t = require 'tide'
    local case_ = require('spec.lua.vlm_case').of(how.of)
@@ -84,8 +84,8 @@ local alone = {}
 -- Returns what one rank computes and learns, and the weights before; once for each batch. work: a
 -- folder with the model.
 local function of_one(work, how)
-   local key = table.concat({ tostring(how.of), how.case, tostring(how.rows), tostring(how.text) },
-      ' ')
+   local key = table.concat({ tostring(how.of), how.case, tostring(how.rows), tostring(how.text),
+      tostring(how.layers) }, ' ')
    if not alone[key] then
       local plan = how.plan
       how.plan = nil
@@ -100,7 +100,7 @@ end
 function case.check(size, mesh, how)
    local of = vlm_case.of(how.of)
    tmp.with(function(work)
-      tide.model.save(of.model(how.case), work .. '/model')
+      tide.model.save(of.model(how.case, nil, how.layers), work .. '/model')
       local want, before = of_one(work, how)
       local got, largest = run_on(work .. '/model', work, size, mesh, how), 0
       local keep = how.rows and 1 or of.numbers(how.case).mask:to 'f64':unsqueeze(3)

@@ -16,11 +16,13 @@ local CausalLM = require 'tide.model.causal_lm'
 local Llama = require 'tide.model.llama'
 local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
+local err = require 'tide.util.err'
 local features = require 'tide.model.vision_features'
 local image_fields = require 'tide.nn.image_fields'
 local inputs = require 'tide.model.vision_inputs'
 local place = require 'tide.model.vision_place'
 local signature = require 'tide.util.signature'
+local spread = require 'tide.nn.spread'
 
 local decoder, methods = {}, {}
 
@@ -34,7 +36,24 @@ end
 
 -- Returns how many numbers multiply something for each token: those of the text.
 function methods:multiplying()
+   if spread.of(self).pp then return CausalLM.multiplying(self) end
    return CausalLM.multiplying(self) - CausalLM._whole_numel(self.visual)
+end
+
+-- Returns how many blocks the first stage of a pipeline needs: those that add deepstack features.
+function methods:first_blocks()
+   return math.max(1, #(self.config.vision_config.deepstack_visual_indexes or {}))
+end
+
+-- Keeps what a stage of parallel.pipeline_parallel runs: the tower lies on the first one, with the
+-- blocks that add deepstack features.
+function methods:cut_stage(stage)
+   local least, n = self:first_blocks(), stage.counts[1]
+   err.raise_if(least > n, 'E_ARG', self.op, 'the first %d layers add deepstack features of images, '
+      .. 'and the first of %d pipeline stages has %d; give it as many (layers of '
+      .. 'pipeline_parallel, --pp.layers), or take fewer stages', least, stage.size, n)
+   Llama.cut_stage(self, stage)
+   if not stage.first then self:_remove 'visual' end
 end
 
 -- ---- options of a call -------------------------------------------------------------------------

@@ -101,7 +101,7 @@ function features.of(self, o, context)
    if patches and context and context.size > 1 then return shared(self, patches, grids, context) end
    if patches then return self.visual(patches, grids) end
    if not spread.of(self).inside then return nil end
-   local like = self[self.form.body][self.form.norm].weight
+   local like = self:embedding().weight                     -- the first stage of a pipeline has it
    return self.visual(self.visual:blank(like))
 end
 

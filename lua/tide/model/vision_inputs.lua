@@ -97,13 +97,16 @@ local function beside(self, x, features)
    return y
 end
 
--- Completes the positions of a call, see Backbone._inputs.
+-- Completes the positions of a call, see Backbone._inputs. Stages of a pipeline after the first need
+-- no more than these.
 function methods:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
    if has then check_images(self.op, ids, o, context) else check_text(self, ids, o) end
-   local features = features_.of(self, o, context)
-   if not features then return ids end
-   if not has then return beside(self, ids, features) end
+   local stage = spread.of(self).pp
+   local is_first = not stage or stage.first
+   local features = is_first and features_.of(self, o, context) or nil
+   if is_first and not features then return ids end
+   if not has then return is_first and beside(self, ids, features) or Backbone._inputs(self, ids) end
    local where = o
    if context and context.size == 1 then
       where = copy({ index = context:q_index(ids.device) }, copy(o))
@@ -111,6 +114,7 @@ function methods:_inputs(ids, o, context)
    end
    check_rows(self.op, ids, o.feature_rows)
    place.complete(self, ids, o, where)
+   if not is_first then return ids end                    -- it receives its input
    local x, tp, rows = self[self.form.body][self.form.embed](ids), spread.of(self).tp,
       o.feature_rows
    if tp and tp.sequence then                       -- this rank has its tokens between layers

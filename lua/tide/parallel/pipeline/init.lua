@@ -36,22 +36,18 @@ local function check_model(model, size)
          { [way] = true })
    end
    local n = #model:blocks()
-   err.raise_if(size > n, 'E_ARG', op, '%d stages of a model with %d blocks; give at most as many '
-      .. 'ranks to the axis as the model has blocks', size, n)
-end
-
--- Returns the work of each block for a token, and that of the output projection.
-local function costs_of(model)
-   local list = {}
-   for i, block in ipairs(model:blocks()) do list[i] = model:block_cost(block) end
-   return list, model.config.vocab_size * model.config.hidden_size
+   err.raise_if(size > n, 'E_ARG', op, 'the axis has %d ranks, but the model has %d block%s, one of '
+      .. 'which is the least that a stage can have; give at most as many ranks', size, n,
+      n == 1 and '' or 's')
 end
 
 -- Returns how many blocks each stage gets.
 local function counts_of(model, size, layers)
-   if layers then return split.given(op, layers, #model:blocks(), size) end
-   local costs, head = costs_of(model)
-   return split.by_cost(costs, size, head)
+   local blocks, costs, c = model:blocks(), {}, model.config
+   if layers then return split.given(op, layers, #blocks, size) end
+   for i, block in ipairs(blocks) do costs[i] = model:block_cost(block) end
+   return split.by_cost(costs, size, { last = c.vocab_size * c.hidden_size,
+      least = math.min(model:first_blocks(), #blocks - size + 1) })
 end
 
 -- Refuses ranks that cut different models, or cut them differently.

@@ -9,26 +9,25 @@ local err = require 'tide.util.err'
 
 local split = {}
 
--- Returns how many of the next blocks a stage may take without more than `most` work, of at least
--- one, leaving at least `rest` blocks.
-local function fill(costs, first, most, rest)
-   local sum, n = costs[first], 1
-   while first + n <= #costs - rest and sum + costs[first + n] <= most do
+-- Returns how many of the next blocks a stage may take without more than `most` work, but at least
+-- `least`, leaving at least `rest` blocks; and their work.
+local function fill(costs, first, most, least, rest)
+   local sum, n = 0, 0
+   while first + n <= #costs - rest and (n < least or sum + costs[first + n] <= most) do
       sum, n = sum + costs[first + n], n + 1
    end
    return n, sum
 end
 
--- Returns the counts of blocks with at most `most` work a stage, or nil. last: the work of the last
--- stage beside its blocks.
-local function within(costs, size, most, last)
+-- Returns the counts of blocks with at most `most` work a stage, or nil. o: of split.by_cost.
+local function within(costs, size, most, o)
    local counts, at = {}, 1
    for s = 1, size - 1 do
-      local n, sum = fill(costs, at, most, size - s)
+      local n, sum = fill(costs, at, most, s == 1 and o.least or 1, size - s)
       if sum > most then return nil end
       counts[s], at = n, at + n
    end
-   local sum = last
+   local sum = o.last
    for i = at, #costs do sum = sum + costs[i] end
    counts[size] = #costs - at + 1
    return sum <= most and counts or nil
@@ -49,16 +48,17 @@ local function candidates(costs, last)
    return list
 end
 
--- Returns the blocks of each stage. costs: the work of each block; last: that of the last stage
--- beside its blocks; size: stages, at most as many as blocks.
-function split.by_cost(costs, size, last)
-   local list = candidates(costs, last)
+-- Returns the blocks of each stage. costs: the work of each block; size: stages, at most as many as
+-- blocks. o: last, the work of the last stage beside its blocks; least, the fewest blocks of the
+-- first stage, which leave one for each other.
+function split.by_cost(costs, size, o)
+   local list = candidates(costs, o.last)
    local lo, hi = 1, #list
    while lo < hi do
       local mid = math.floor((lo + hi) / 2)
-      if within(costs, size, list[mid], last) then hi = mid else lo = mid + 1 end
+      if within(costs, size, list[mid], o) then hi = mid else lo = mid + 1 end
    end
-   return within(costs, size, list[lo], last)
+   return within(costs, size, list[lo], o)
 end
 
 -- Returns the list of the caller, checked.
