@@ -15,8 +15,8 @@ local folders = dofile 'spec/golden/folders.lua'
 local ids = { { 3, 1, 4, 1, 5, 9, 2, 6, 5, 2 }, { 2, 7, 1, 8, 2, 8, 1, 8, 2, 4 },
    { 1, 4, 1, 4, 2, 1, 3, 5, 6, 9 }, { 5, 7, 7, 2, 1, 5, 6, 6, 4, 3 } }
 
--- On a rank: two steps of each run of a list. o: mesh, fsdp, tp, pp, recompute (of the plan), optim,
--- accum; nf4: adapters are trained on codes; save: a folder in which the run leaves a checkpoint
+-- On a rank: two steps of each run of a list. o: mesh, fsdp, tp, pp, recompute (of the plan),
+-- optim, accum; nf4: adapters are trained on codes; save: a folder in which the run leaves a checkpoint
 -- after its first step; resume: it has its second step alone, from there. The oracle (o.oracle)
 -- writes all tensors to a file; the last rank of the others compares its own with it. Returns loss,
 -- norm, and by how much tensors are off, for each run.

@@ -1,8 +1,8 @@
 -- The micro-batches of a step, and of an evaluation, on a stage of a pipeline.
 --
--- Each stage runs the forwards and backwards that parallel/pipeline/schedule.lua puts in order. What
--- a forward keeps for its backward outlives other micro-batches, so forwards run in no step scope:
--- the modules free their temporaries at the last use.
+-- Each stage runs the forwards and backwards that parallel/pipeline/schedule.lua puts in order.
+-- What a forward keeps for its backward outlives other micro-batches, so forwards run in no step
+-- scope: the modules free their temporaries at the last use.
 
 local tide = require 'tide'
 local finally = require 'tide.util.finally'

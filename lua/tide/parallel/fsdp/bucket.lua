@@ -149,9 +149,9 @@ end
 
 -- Makes a bucket. entries: { name, param, places, shape, whole, boxes, spec, requires_grad }. opts:
 -- comm (ranks of the shards), replicas (ranks that hold the same shard), ep_size (of experts that
--- are dealt out, whose gradients are sums over as many ranks already; 1 for others), mean_scale (the
--- factor of gradients that are means over comm and replicas), full (bytes
--- are freed between uses), shard_dtype, dtype (of the computation), reduce_dtype, device,
+-- are dealt out, whose gradients are sums over as many ranks already; 1 for others), mean_scale
+-- (the factor of gradients that are means over comm and replicas), full (bytes are freed between
+-- uses), shard_dtype, dtype (of the computation), reduce_dtype, device,
 -- shard_device, offload, pin (the shard in pinned memory), seed, init (false: no values).
 function Bucket:init(entries, opts)
    self.entries, self.opts, self.comm, self.replicas = entries, opts, opts.comm, opts.replicas

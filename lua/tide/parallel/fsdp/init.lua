@@ -82,8 +82,8 @@ end
 
 -- Deals the experts out over ep_size neighbours, where it is more than 1. Sets the ranks over which
 -- parameters lie, of_others and of_experts: shards, replicas (communicators), ep_size, the ranks
--- over which the gradient on one rank is a sum before it is reduced, and mean_scale, by which a mean
--- over shards and replicas is to be multiplied.
+-- over which the gradient on one rank is a sum before it is reduced, and mean_scale, by which a
+-- mean over shards and replicas is to be multiplied.
 local function deal_experts(self)
    local k, shards = self.opts.ep_size, self.shard_comm
    self.of_others = { shards = shards, replicas = self.replicas, ep_size = 1, mean_scale = 1 }
@@ -109,9 +109,9 @@ end
 local function tie_stages(self, ranks)
    local stage = self.stage
    if not stage then return end
-   err.raise_if(not (ranks and ranks.root), 'E_ARG', op, 'ranks: a model in stages of a pipeline '
-      .. 'needs the mesh, whose axes say which ranks hold the same stage; give fully_shard(model, '
-      .. 'mesh, opts)')
+   err.raise_if(not (ranks and ranks.fsdp_mesh), 'E_ARG', op, 'ranks: a model in stages of a '
+      .. 'pipeline needs the mesh, whose axes say which ranks hold the same stage; give '
+      .. 'fully_shard(model, mesh, opts)')
    self.stage_comm = stage_comm(ranks)
    if not stage.tied then return end
    -- the gradient is the sum of both stages, each a mean over its own ranks
@@ -385,7 +385,8 @@ function Sharded:named_parameters()
    return list
 end
 
--- Returns the parameters of the whole model, of all stages of a pipeline: a list of { name, shape }.
+-- Returns the parameters of the whole model, of all stages of a pipeline: a list of { name, shape
+-- }.
 function Sharded:whole_parameters() return self.whole end
 
 -- Clears the gradients of the shards and of the parameters, also those not yet reduced.
@@ -470,9 +471,9 @@ function Sharded:state_dict()
 end
 
 -- Returns copies of the whole parameters and persistent buffers by name, also of those that tensor
--- parallelism has cut and of all stages of a pipeline. Values and dtype are those of the shards (f32 where only the computation is
--- bf16). Within a scope of unshard_fsdp2_model, what the scope has written counts. Gathers one
--- bucket at a time. Collective.
+-- parallelism has cut and of all stages of a pipeline. Values and dtype are those of the shards
+-- (f32 where only the computation is bf16). Within a scope of unshard_fsdp2_model, what the scope
+-- has written counts. Gathers one bucket at a time. Collective.
 function Sharded:full_state_dict()
    local state = {}
    for _, unit in ipairs(self:all_units()) do

@@ -1,5 +1,6 @@
--- Pipeline parallelism: each rank of an axis keeps some neighbouring blocks of a model, a stage, and
--- hidden states travel from stage to stage (GPipe, arXiv 1811.06965; Megatron-LM, arXiv 2104.04473).
+-- Pipeline parallelism: each rank of an axis keeps some neighbouring blocks of a model, a stage,
+-- and hidden states travel from stage to stage (GPipe, arXiv 1811.06965; Megatron-LM, arXiv
+-- 2104.04473).
 --
 --    local stage = tide.parallel.pipeline_parallel(model, mesh:axis 'pp')
 --    model:loss(ids, labels, { count = n }):backward()       -- every stage, with the same batch
@@ -36,9 +37,8 @@ local function check_model(model, size)
          { [way] = true })
    end
    local n = #model:blocks()
-   err.raise_if(size > n, 'E_ARG', op, 'the axis has %d ranks, but the model has %d block%s, one of '
-      .. 'which is the least that a stage can have; give at most as many ranks', size, n,
-      n == 1 and '' or 's')
+   err.raise_if(size > n, 'E_ARG', op, 'the axis has %d ranks, and the model has %d block%s, of '
+      .. 'which each stage needs one; give at most as many ranks', size, n, n == 1 and '' or 's')
 end
 
 -- Returns how many blocks each stage gets.

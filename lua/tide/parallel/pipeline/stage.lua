@@ -129,7 +129,7 @@ end
 -- Returns the input of the first block of this stage, which the caller may overwrite. ids: what the
 -- model was given, [B, T] or embeddings [B, T, C].
 function Stage:input(ids)
-   local m, from, grad = self.micros, nil, nil
+   local m, from, grad = self.micros
    if m then
       from, grad = input_like(self, m.event.i), m.has.before and tide.is_grad_enabled()
    else
@@ -143,14 +143,21 @@ function Stage:input(ids)
    return received(anchor, self, from)
 end
 
--- Sends the output of the last block of this stage. Returns a zero that leads backward to it.
+-- Sends the output h of the last block of this stage, which is given up. Returns a zero that leads
+-- backward to it.
 local function output(self, h)
    if not self.micros then
       self.after:tell { shape = h.shape, dtype = h.dtype, grad = h.requires_grad }
    end
-   if h.requires_grad then return sent(h, self) end
-   self:_push(h)
-   return tide.zeros({}, { dtype = 'f32', device = h.device })
+   local chain
+   if h.requires_grad then
+      chain = sent(h, self)
+   else
+      self:_push(h)
+      chain = tide.zeros({}, { dtype = 'f32', device = h.device })
+   end
+   private.spend(h)
+   return chain
 end
 
 -- Returns the value of the last stage on every stage. y: the value there, nil elsewhere; device: of
@@ -177,12 +184,13 @@ function Stage:result(h, fn, shape)
    err.raise_if(m and not shape, 'E_UNSUPPORTED', self.model.op or 'model', 'within a step of a '
       .. 'pipeline the last stage alone has logits; take the loss from model:loss or '
       .. 'model:label_logprobs')
+   local device = h.device
    local chain = output(self, h)
    if m then
       m.is_placeholder = m.is_placeholder or #shape > 0
       return #shape > 0 and chain:expand(shape) or chain
    end
-   local y = tide.no_grad(share, self, nil, h.device)
+   local y = tide.no_grad(share, self, nil, device)
    return chain.requires_grad and y + chain:to(y.dtype) or y
 end
 
@@ -223,11 +231,14 @@ function Stage:received() return self.micros.inputs end
 -- Returns whether the present forward gave zeros in place of what the last stage has.
 function Stage:gave_placeholder() return self.micros ~= nil and self.micros.is_placeholder end
 
+-- Returns the links of this stage.
+function Stage:links() return { self.before or self.after, self.before and self.after } end
+
 -- Ends the step: blocks until the neighbours have received what was sent, unless it has failed.
 function Stage:finish(failed)
    self.micros = nil
-   for _, link in ipairs { self.before or self.after, self.before and self.after } do
-      if failed then link.sent = {} else link:flush() end
+   for _, to in ipairs(self:links()) do
+      if failed then to.sent = {} else to:flush() end
    end
 end
 

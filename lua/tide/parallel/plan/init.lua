@@ -197,7 +197,8 @@ end
 -- of tensor_parallel and axis), cp (those of cp.attach), pp (those of pipeline_parallel), recompute
 -- and scope (of parallel.recompute), fsdp (options of fully_shard; absent: its defaults if an axis
 -- dp_shard has several ranks, else plain data parallelism, or beside tp, cp and pp the strategy
--- no_shard), ranks, and the registered ones (see plan.register). A section whose axis has one rank changes nothing.
+-- no_shard), ranks, and the registered ones (see plan.register). A section whose axis has one rank
+-- changes nothing.
 function Plan:init(model, mesh, opts)
    local known = { 'ranks', unpack(own_options) }
    for _, s in ipairs(sections) do known[#known + 1] = s.is_own and s.name or nil end

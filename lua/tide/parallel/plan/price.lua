@@ -216,8 +216,8 @@ local function micro(run, forward, last)
    return math.max(0, activations)
 end
 
--- Runs the micro-batches of a step on a stage of a pipeline. Returns what is sent, and the most that
--- forwards keep for backwards.
+-- Runs the micro-batches of a step on a stage of a pipeline. Returns what is sent, and the most
+-- that forwards keep for backwards.
 local function staged(run, o, count)
    local forward, stage, sharded = forward_of(run, o), run.stage, run.sharded
    local before, activations, open, ids = since(), 0, {}, {}
@@ -278,9 +278,7 @@ local function comms_of(run)
    local list = { mesh.root.comm, sharded and sharded.small_comm }
    local stage = run.stage
    if stage then
-      for _, link in ipairs { stage.before or stage.after, stage.before and stage.after } do
-         list[#list + 1] = link.comm
-      end
+      for _, link in ipairs(stage:links()) do list[#list + 1] = link.comm end
       list[#list + 1] = sharded.of_tied and sharded.of_tied.replicas
    end
    if sharded and sharded.ep then
