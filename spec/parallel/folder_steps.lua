@@ -1,5 +1,5 @@
--- Two steps of a stored model (golden/folders.lua) on any mesh, compared with those of one rank: the
--- loss, the norm and all tensors.
+-- Two steps of a stored model (golden/folders.lua) on any mesh, compared with those of one rank:
+-- the loss, the norm and all tensors.
 
 local assert = require 'luassert'
 local case = require 'spec.lua.folder_case'
@@ -15,11 +15,11 @@ local folders = dofile 'spec/golden/folders.lua'
 local ids = { { 3, 1, 4, 1, 5, 9, 2, 6, 5, 2 }, { 2, 7, 1, 8, 2, 8, 1, 8, 2, 4 },
    { 1, 4, 1, 4, 2, 1, 3, 5, 6, 9 }, { 5, 7, 7, 2, 1, 5, 6, 6, 4, 3 } }
 
--- On a rank: two steps of each run of a list. o: mesh, fsdp, tp, pp, recompute (of the plan),
--- optim, accum; nf4: adapters are trained on codes; save: a folder in which the run leaves a checkpoint
--- after its first step; resume: it has its second step alone, from there. The oracle (o.oracle)
--- writes all tensors to a file; the last rank of the others compares its own with it. Returns loss,
--- norm, and by how much tensors are off, for each run.
+-- On a rank: two steps of each run of a list. o: mesh; fsdp, tp, pp, recompute (of the plan);
+-- optim; accum; nf4: adapters are trained on codes; save: a folder in which the run leaves a
+-- checkpoint after its first step; resume: it has its second step alone, from there. The oracle
+-- (o.oracle) writes all tensors to a file; the last rank of the others compares its own with it.
+-- Returns loss, norm, and by how much tensors are off, for each run.
 local function train(rank, _, dir, list, rows)
    local t, io = require 'tide', require('tide').util.fs.io()
    local each_of, path, results = require 'tide.util.each', dir .. '/all.safetensors', {}

@@ -81,19 +81,16 @@ end
 -- beside: nil, or the tensor of at.after (see nn.Stack). A stage of a pipeline receives its input,
 -- and returns the output of its last block.
 function Body:forward(ids, at, beside)
-   local stage, x, is_own = spread.of(self).pp, nil, true
+   local stage, x, is_own = spread.of(self).pp
    if stage and not stage.first then
-      x = stage:input(ids)
+      x, is_own = stage:input(ids), true
    else
       x, is_own = embedded(self, ids, at)
    end
-   local y
-   if stage and not stage.last then
-      y = self.layers(x, at, beside)
-      return is_own and private.replace(x, y) or y
-   end
-   y = self.layers:normed(self[self._form.norm], x, at, beside)
+   local norm = self[self._form.norm]
+   local y = norm and self.layers:normed(norm, x, at, beside) or self.layers(x, at, beside)
    x = is_own and private.replace(x, y) or y
+   if not norm then return x end                           -- a stage before the last one
    if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
    return self.out_scale and private.replace(x, x * self.out_scale) or x
 end

@@ -101,8 +101,8 @@ local function at_head(self, method, h, ...)
    end), h)
 end
 
--- Returns the final hidden states of a call; on a stage of a pipeline before the last one the output
--- of the stage. Arguments: those of the method hidden.
+-- Returns the final hidden states of a call; on a stage of a pipeline before the last one the
+-- output of the stage. Arguments: those of the method hidden.
 local function final_states(self, ...)
    local stage = spread.of(self).pp
    if not stage then return private.call(self.hidden, self, ...) end
@@ -195,7 +195,7 @@ end
 function CausalLM:balance_way()
    local c = self.config
    local coef = self.training and c.output_router_logits and c.router_aux_loss_coef or 0
-   if not (coef > 0) then return nil end
+   if coef <= 0 then return nil end
    local stage, by_layer = spread.of(self).pp, c.router_aux_loss_by_layer or false
    err.raise_if(stage and not by_layer, 'E_UNSUPPORTED', self.op, 'the loss that balances experts '
       .. 'over all layers together needs the choices of all stages of the pipeline; set '

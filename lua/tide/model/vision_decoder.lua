@@ -49,8 +49,8 @@ end
 -- blocks that add deepstack features.
 function methods:cut_stage(stage)
    local least, n = self:first_blocks(), stage.counts[1]
-   err.raise_if(least > n, 'E_ARG', self.op, 'the first %d layers add deepstack features of images, '
-      .. 'and the first of %d pipeline stages has %d; give it as many (layers of '
+   err.raise_if(least > n, 'E_ARG', self.op, 'the first %d layers add deepstack features of '
+      .. 'images, and the first of %d pipeline stages has %d; give it as many (layers of '
       .. 'pipeline_parallel, --pp.layers), or take fewer stages', least, stage.size, n)
    Llama.cut_stage(self, stage)
    if not stage.first then self:_remove 'visual' end

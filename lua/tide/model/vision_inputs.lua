@@ -97,8 +97,8 @@ local function beside(self, x, features)
    return y
 end
 
--- Completes the positions of a call, see Backbone._inputs. Stages of a pipeline after the first need
--- no more than these.
+-- Completes the positions of a call, see Backbone._inputs. Stages of a pipeline after the first
+-- need no more than these.
 function methods:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
    if has then check_images(self.op, ids, o, context) else check_text(self, ids, o) end
@@ -106,7 +106,9 @@ function methods:_inputs(ids, o, context)
    local is_first = not stage or stage.first
    local features = is_first and features_.of(self, o, context) or nil
    if is_first and not features then return ids end
-   if not has then return is_first and beside(self, ids, features) or Backbone._inputs(self, ids) end
+   if not has then
+      return is_first and beside(self, ids, features) or Backbone._inputs(self, ids)
+   end
    local where = o
    if context and context.size == 1 then
       where = copy({ index = context:q_index(ids.device) }, copy(o))

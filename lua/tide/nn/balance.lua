@@ -200,9 +200,11 @@ function Balance:add(loss, n, count)
       .. 'them; got nil')
    n = n or tide.ones({ 1 }, { device = loss.device })
    for _, call in ipairs(calls) do
-      err.raise_if(#call.layers == 0 and not call.way.layers, 'E_STATE', 'nn.balance', 'no router of '
-         .. 'the model ran in this call')
-      loss = #call.layers == 0 and loss or added(loss, call, tide.no_grad(term_of, call, self.comm, 1 / #calls, n, count))
+      local ran = #call.layers > 0                -- a stage of a pipeline may have no routers
+      err.raise_if(not ran and not call.way.layers, 'E_STATE', 'nn.balance', 'no router of the '
+         .. 'model ran in this call')
+      local term = ran and tide.no_grad(term_of, call, self.comm, 1 / #calls, n, count)
+      loss = term and added(loss, call, term) or loss
    end
    return loss
 end

@@ -11,14 +11,9 @@ local reduce = require 'tide.train.reduce'
 
 local pipelined = {}
 
--- Returns the part of each batch that this rank computes, and its ids.
-local function cut(self, batches)
-   local mine, ids = {}, {}
-   for i, batch in ipairs(batches) do
-      mine[i] = self.cp and not batch.context and self.cp:cut(batch) or batch
-      ids[i] = mine[i].ids
-   end
-   return mine, ids
+-- Returns the part of a batch that this rank computes.
+local function cut(self, batch)
+   return self.cp and not batch.context and self.cp:cut(batch) or batch
 end
 
 -- Returns the loss as the step counts it: that of the last stage, and what the routers of the
@@ -28,11 +23,10 @@ local function counted(self, loss)
    return loss:detach()
 end
 
--- Calls fn(events, batches) within a step of the pipeline.
-local function within(self, batches, fn)
-   local mine, ids = cut(self, batches)
-   local events = self.stage:begin(ids)
-   finally(function(failed) self.stage:finish(failed) end, fn, events, mine)
+-- Calls fn(events) within n micro-batches of the pipeline.
+local function within(self, ids, n, fn)
+   local events = self.stage:begin(ids, n)
+   finally(function(failed) self.stage:finish(failed) end, fn, events)
 end
 
 local function run_forward(self, losses, i, batch, count)
@@ -54,35 +48,42 @@ end
 
 -- Does what reduce.sharded_micros does, on a stage of a pipeline.
 function pipelined.micros(self, batches, count)
-   local losses, open = {}, {}
-   reduce.with_sharded(self, function()
-      within(self, batches, function(events, mine)
-         for k, event in ipairs(events) do
-            local i = event.i
-            self.stage:at(event)
-            if event.kind == 'forward' then
-               open[i] = run_forward(self, losses, i, mine[i], count)
-            else
-               local loss = open[i]
-               open[i] = nil
-               run_backward(self, loss, k == #events)
-            end
+   local losses, open, mine, ids = {}, {}, {}, {}
+   for i, batch in ipairs(batches) do
+      mine[i] = cut(self, batch)
+      ids[i] = mine[i].ids
+   end
+   local function run(events)
+      for k, event in ipairs(events) do
+         local i = event.i
+         self.stage:at(event)
+         if event.kind == 'forward' then
+            open[i] = run_forward(self, losses, i, mine[i], count)
+         else
+            local loss = open[i]
+            open[i] = nil
+            run_backward(self, loss, k == #events)
          end
-         if next(open) then self.parallel:finish() end        -- nothing is trained up to this stage
-      end)
-   end)
+      end
+      if next(open) then self.parallel:finish() end        -- nothing is trained up to this stage
+   end
+   reduce.with_sharded(self, function() within(self, ids, #batches, run) end)
    return reduce.summed(self, losses)
 end
 
--- Returns the loss of one batch in an evaluation: on the last stage, what others add to it
--- elsewhere.
-function pipelined.loss(self, batch, count)
-   local loss
-   within(self, { batch }, function(events, mine)
-      self.stage:at(events[1])
-      loss = counted(self, reduce.loss_of(self, mine[1], count))
+-- Calls fn(loss_of), which evaluates n batches: loss_of(self, batch, count) returns the loss of
+-- one, on the last stage and 0 elsewhere.
+function pipelined.evaluate(self, n, fn)
+   local ids, i = {}, 0
+   tide.no_grad(within, self, ids, n, function(events)
+      fn(function(_, batch, count)
+         local mine = cut(self, batch)
+         i = i + 1
+         ids[i] = mine.ids
+         self.stage:at(events[i])
+         return counted(self, reduce.loss_of(self, mine, count))
+      end)
    end)
-   return loss
 end
 
 return pipelined

@@ -15,8 +15,6 @@
 -- With `captured` the update is enqueued before the host has read the loss. If loss or norm is not
 -- finite, the update changes nothing, on all ranks (found_inf on the device).
 
-local tide = require 'tide'
-local batches_ = require 'tide.train.batches'
 local captured = require 'tide.train.captured'
 local dist = require 'tide.comm'
 local err = require 'tide.util.err'
@@ -25,6 +23,7 @@ local pipelined = require 'tide.train.pipelined'
 local reduce = require 'tide.train.reduce'
 local replicas = require 'tide.train.replicas'
 local signature = require 'tide.util.signature'
+local validate = require 'tide.train.validate'
 
 local step = {}
 
@@ -125,35 +124,7 @@ function Step:skip() reduce.skip(self) end
 
 -- Returns the mean loss per token over windows of a source that begin at `starts`, `batch` of them
 -- at a time, shared among the ranks. make(starts) builds a batch.
-function Step:evaluate(starts, batch, make)
-   local op = 'train.step.evaluate'
-   local model = self.model
-   local was_training = model.training
-   model:eval()
-   local mine, sum, count = {}, 0, 0
-   for i = self.group + 1, #starts, self.groups do mine[#mine + 1] = starts[i] end
-   -- a sharded model, or a loss of its own, runs equally often on all ranks; what a rank adds to
-   -- that counts nothing (spare)
-   local most = (self.parallel or self.loss) and math.ceil(#starts / self.groups) or #mine
-   for first = 1, most, batch do
-      local here = { unpack(mine, first, math.min(first + batch - 1, #mine)) }
-      local b = make(#here > 0 and here or { starts[1] })
-      b = batches_.settled(op, 'batch of make', b)
-      if self.loss then b.spare = #here == 0 end
-      local n = batches_.count_of { b }
-      local loss = tide.no_grad(function()
-         local loss_of = self.stage and pipelined.loss or reduce.loss_of
-         return tide.scope(function() return loss_of(self, b, math.max(n, 1)) end)
-      end)
-      if #here > 0 then sum, count = sum + loss:item() * n, count + n end
-   end
-   if self.parallel then self.parallel:release() end
-   model:train(was_training)
-   if self.stage then sum = self.stage:sum({ sum })[1] end
-   local all = dist.sum(self.comm, { sum, count })
-   all[2] = all[2] * self.groups / self.comm.size
-   return all[2] > 0 and all[1] / all[2] or nil
-end
+function Step:evaluate(starts, batch, make) return validate(self, starts, batch, make) end
 
 signature.doors('train.step', Step, {
    evaluate = 'starts: table; batch: number >= 1; make: function',

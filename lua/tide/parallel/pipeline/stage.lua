@@ -196,28 +196,29 @@ end
 
 -- ---- a step ------------------------------------------------------------------------------------
 
--- Begins the micro-batches of a step or of an evaluation. ids: of each, as the model gets them on
--- this rank. Returns the events of this stage (see schedule.lua). Collective over the stages.
-function Stage:begin(ids)
+-- Begins n micro-batches of a step or of an evaluation. ids: those of each, as the model gets them
+-- on this rank; without gradients the caller may add them before each event. Returns the events of
+-- this stage (see schedule.lua). Collective over the stages.
+function Stage:begin(ids, n)
    local trained = false
    for _, e in ipairs(self.model:named_parameters()) do
       trained = trained or e.param.requires_grad
    end
    local all = self.comm.transport == 'sim' and {}
-      or self.comm:all_gather_object { trained = trained, dtype = self.dtype, n = #ids }
+      or self.comm:all_gather_object { trained = trained, dtype = self.dtype, n = n }
    local has = { before = false, here = false }
    for s = 0, self.rank do
       local is = not all[s + 1] or all[s + 1].trained
       has.before, has.here = s < self.rank and (has.before or is) or has.before, has.here or is
    end
    for s, row in ipairs(all) do
-      err.raise_if(row.n ~= #ids, 'E_STATE', 'parallel.pipeline', 'stage %d has %d micro-batches, '
-         .. 'stage %d has %d; every stage needs the same', s - 1, row.n, self.rank, #ids)
+      err.raise_if(row.n ~= n, 'E_STATE', 'parallel.pipeline', 'stage %d has %d micro-batches, '
+         .. 'stage %d has %d; every stage needs the same', s - 1, row.n, self.rank, n)
    end
    if not tide.is_grad_enabled() then has.before, has.here = false, false end
    self.micros = { ids = ids, has = has, dtype = all[1] and all[1].dtype or self.dtype,
       inputs = {}, gradients = {}, likes = {} }
-   return schedule.events(self.rank, self.size, #ids, has)
+   return schedule.events(self.rank, self.size, n, has)
 end
 
 -- Sets the event that runs now.
