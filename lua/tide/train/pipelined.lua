@@ -67,7 +67,10 @@ function pipelined.micros(self, batches, count)
       end
       if next(open) then self.parallel:finish() end        -- nothing is trained up to this stage
    end
-   reduce.with_sharded(self, function() within(self, ids, #batches, run) end)
+   reduce.with_sharded(self, function()
+      within(self, ids, #batches, run)
+      self.parallel:_report_bad()
+   end)
    return reduce.summed(self, losses)
 end
 

@@ -25,6 +25,8 @@ local spread = require 'tide.nn.spread'
 local Stage = { class_name = 'PipelineStage' }
 Stage.__index = Stage
 
+local op = 'parallel.pipeline'
+
 -- ---- what lies between two stages --------------------------------------------------------------
 
 -- Returns the shape of the hidden states between two stages. ids: [B, T], or embeddings that tensor
@@ -196,26 +198,34 @@ end
 
 -- ---- a step ------------------------------------------------------------------------------------
 
--- Begins n micro-batches of a step or of an evaluation. ids: those of each, as the model gets them
--- on this rank; without gradients the caller may add them before each event. Returns the events of
--- this stage (see schedule.lua). Collective over the stages.
-function Stage:begin(ids, n)
+-- Returns what each stage says of its micro-batches: { trained (whether it trains something), dtype
+-- (of hidden states), n }, {} of simulated stages. Raises unless they fit together. Collective.
+local function said(self, n)
+   if self.comm.transport == 'sim' then return {} end
    local trained = false
    for _, e in ipairs(self.model:named_parameters()) do
       trained = trained or e.param.requires_grad
    end
-   local all = self.comm.transport == 'sim' and {}
-      or self.comm:all_gather_object { trained = trained, dtype = self.dtype, n = n }
-   local has = { before = false, here = false }
-   for s = 0, self.rank do
+   local all, any = self.comm:all_gather_object { trained = trained, dtype = self.dtype, n = n }
+   for s, row in ipairs(all) do
+      any = any or row.trained
+      err.raise_if(row.n ~= n, 'E_STATE', op, 'stage %d has %d micro-batches, stage %d has %d; '
+         .. 'every stage needs the same', s - 1, row.n, self.rank, n)
+   end
+   err.raise_if(not any and tide.is_grad_enabled(), 'E_STATE', op, 'no parameter of any stage '
+      .. 'requires a gradient, so there is nothing to train; see requires_grad_ of modules')
+   return all
+end
+
+-- Begins n micro-batches of a step or of an evaluation. ids: those of each, as the model gets them
+-- on this rank; without gradients the caller may add them before each event. Returns the events of
+-- this stage (see schedule.lua). Collective over the stages.
+function Stage:begin(ids, n)
+   local all, has = said(self, n), { before = false, here = false }
+   for s = 0, tide.is_grad_enabled() and self.rank or -1 do
       local is = not all[s + 1] or all[s + 1].trained
       has.before, has.here = s < self.rank and (has.before or is) or has.before, has.here or is
    end
-   for s, row in ipairs(all) do
-      err.raise_if(row.n ~= n, 'E_STATE', 'parallel.pipeline', 'stage %d has %d micro-batches, '
-         .. 'stage %d has %d; every stage needs the same', s - 1, row.n, self.rank, n)
-   end
-   if not tide.is_grad_enabled() then has.before, has.here = false, false end
    self.micros = { ids = ids, has = has, dtype = all[1] and all[1].dtype or self.dtype,
       inputs = {}, gradients = {}, likes = {} }
    return schedule.events(self.rank, self.size, n, has)
@@ -231,6 +241,9 @@ function Stage:received() return self.micros.inputs end
 
 -- Returns whether the present forward gave zeros in place of what the last stage has.
 function Stage:gave_placeholder() return self.micros ~= nil and self.micros.is_placeholder end
+
+-- Returns whether the micro-batches of a step run.
+function Stage:is_stepping() return self.micros ~= nil end
 
 -- Returns the links of this stage.
 function Stage:links() return { self.before or self.after, self.before and self.after } end
