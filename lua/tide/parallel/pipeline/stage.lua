@@ -39,9 +39,18 @@ local function shape_of(self, ids)
    return { ids:size(1), T, self.width }
 end
 
--- Returns the input of micro-batch i of a step, as Link:exchange takes it.
+-- Returns the dtype of hidden states where the stage before cannot say it: it is simulated.
+local function simulated_dtype(self)
+   local sharded = spread.of(self.model).sharded
+   local mp = sharded and sharded.opts.mp or {}
+   return mp.output_dtype or mp.param_dtype or self.dtype
+end
+
+-- Returns the input of micro-batch i of a step, as Link:exchange takes it. The first input of a step
+-- follows its dtype, which the others have too.
 local function input_like(self, i)
    local m = self.micros
+   m.dtype = m.dtype or self.before:tell() or simulated_dtype(self)
    return { shape = shape_of(self, m.ids[i]), dtype = m.dtype, device = m.ids[i].device }
 end
 
@@ -119,11 +128,48 @@ function Stage:_return(dx)
    if joint then m.inputs[#m.inputs + 1] = input end
 end
 
--- Returns fn(...), in which the model may compute the states of this stage.
-function Stage:within(fn, ...)
-   local before = self.inside
+-- Notes a call of the model within a step. Raises if a stage cannot know what it receives.
+local function count_call(self, ids)
+   local m, name = self.micros, self.model.op or 'model'
+   err.raise_if(m.called, 'E_UNSUPPORTED', name, 'the loss of a micro-batch calls the model a '
+      .. 'second time, and stages of a pipeline send the states of one call; put both rows into '
+      .. 'one batch, or compute what needs no gradient before the step')
+   local given, ids_ = m.ids[m.event.i], { ids:size(1), ids:size(2) }
+   err.raise_if(given:size(1) ~= ids_[1] or given:size(2) ~= ids_[2], 'E_UNSUPPORTED', name, 'the '
+      .. 'loss of a micro-batch calls the model with ids [%d, %d], and those of the batch, whose '
+      .. 'states the stages of a pipeline expect, are [%d, %d]; give the batch as it is',
+      ids_[1], ids_[2], given:size(1), given:size(2))
+   m.called = true
+end
+
+-- Refuses a forward that has not called the model: other stages wait for what it sends.
+function Stage:check_called()
+   err.raise_if(not self.micros.called, 'E_STATE', 'train.step', "option 'loss': it did not call "
+      .. 'the model, and the stages of a pipeline wait for its states; call model:loss or '
+      .. 'model:label_logprobs once for each batch')
+end
+
+-- Lets what follows draw from a stream of random numbers of this stage, so that blocks of different
+-- stages drop different elements. Returns a function that ends it.
+local function draw_apart(self)
+   local ctx = tide.default()
+   local before = ctx:rng_state()
+   ctx:set_rng_state(copy({ stream = before.stream + self.rank }, copy(before)))
+   return function()
+      ctx:set_rng_state(copy({ stream = before.stream }, ctx:rng_state()))
+   end
+end
+
+-- Returns fn(...), in which the model may compute the states of this stage. ids: what the model was
+-- given.
+function Stage:within(ids, fn, ...)
+   if self.micros then count_call(self, ids) end
+   local before, draw_as_before = self.inside, draw_apart(self)
    self.inside = true
-   return finally(function() self.inside = before end, fn, ...)
+   return finally(function()
+      self.inside = before
+      draw_as_before()
+   end, fn, ...)
 end
 
 -- ---- what a model calls ------------------------------------------------------------------------
@@ -135,8 +181,8 @@ function Stage:input(ids)
    if m then
       from, grad = input_like(self, m.event.i), m.has.before and tide.is_grad_enabled()
    else
-      local told = self.before:tell() or { dtype = self.dtype, shape = shape_of(self, ids),
-         grad = true }
+      local told = self.before:tell() or { dtype = simulated_dtype(self),
+         shape = shape_of(self, ids), grad = true }
       from = { shape = told.shape, dtype = told.dtype, device = ids.device }
       grad = told.grad and tide.is_grad_enabled()
    end
@@ -148,10 +194,13 @@ end
 -- Sends the output h of the last block of this stage, which is given up. Returns a zero that leads
 -- backward to it.
 local function output(self, h)
-   if not self.micros then
+   local m, chain = self.micros
+   if not m then
       self.after:tell { shape = h.shape, dtype = h.dtype, grad = h.requires_grad }
+   elseif not m.has_told then
+      self.after:tell(h.dtype)
+      m.has_told = true
    end
-   local chain
    if h.requires_grad then
       chain = sent(h, self)
    else
@@ -198,15 +247,15 @@ end
 
 -- ---- a step ------------------------------------------------------------------------------------
 
--- Returns what each stage says of its micro-batches: { trained (whether it trains something), dtype
--- (of hidden states), n }, {} of simulated stages. Raises unless they fit together. Collective.
+-- Returns what each stage says of its micro-batches: { trained (whether it trains something), n },
+-- {} of simulated stages. Raises unless they fit together. Collective.
 local function said(self, n)
    if self.comm.transport == 'sim' then return {} end
    local trained = false
    for _, e in ipairs(self.model:named_parameters()) do
       trained = trained or e.param.requires_grad
    end
-   local all, any = self.comm:all_gather_object { trained = trained, dtype = self.dtype, n = n }
+   local all, any = self.comm:all_gather_object { trained = trained, n = n }, false
    for s, row in ipairs(all) do
       any = any or row.trained
       err.raise_if(row.n ~= n, 'E_STATE', op, 'stage %d has %d micro-batches, stage %d has %d; '
@@ -226,14 +275,14 @@ function Stage:begin(ids, n)
       local is = not all[s + 1] or all[s + 1].trained
       has.before, has.here = s < self.rank and (has.before or is) or has.before, has.here or is
    end
-   self.micros = { ids = ids, has = has, dtype = all[1] and all[1].dtype or self.dtype,
-      inputs = {}, gradients = {}, likes = {} }
+   self.micros = { ids = ids, has = has, inputs = {}, gradients = {}, likes = {} }
    return schedule.events(self.rank, self.size, n, has)
 end
 
 -- Sets the event that runs now.
 function Stage:at(event)
-   self.micros.event, self.micros.is_placeholder = event, false
+   local m = self.micros
+   m.event, m.is_placeholder, m.called = event, false, false
 end
 
 -- Returns the inputs that are received and not used yet.
