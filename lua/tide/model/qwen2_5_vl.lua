@@ -13,7 +13,6 @@ local op = 'model.qwen2_5_vl'
 local VL = class('Qwen2_5_VL', Qwen2)
 
 VL.Vision, VL.text_types = Vision, { 'qwen2_5_vl_text', 'qwen2_5_vl' }
-VL.has_seconds = true
 
 local fields = copy(config_.fields)
 for _, row in ipairs(Qwen2.family.fields) do

@@ -23,6 +23,7 @@ local Tower = class('Qwen3_VL_Vision', Vision)
 Tower.described = Vision._of(op, { 'qwen3_vl', 'qwen3_vl_vision' })
 
 VL.Vision, VL.text_types, VL.ties_outside = Tower, { 'qwen3_vl_text', 'qwen3_vl' }, true
+VL.frames_apart = true
 
 local fields = {}
 for _, row in ipairs(config_.fields) do

@@ -26,7 +26,7 @@ local Tower = class('Qwen3_VL_MoE_Vision', Vision)
 Tower.described = Vision._of(op, { 'qwen3_vl_moe', 'qwen3_vl_moe_vision', 'qwen3_vl' })
 
 VL.Vision, VL.ties_outside, VL._check_parts = Tower, true, Qwen3VL._check_parts
-VL.text_types = { 'qwen3_vl_moe_text', 'qwen3_vl_moe' }
+VL.text_types, VL.frames_apart = { 'qwen3_vl_moe_text', 'qwen3_vl_moe' }, true
 
 local fields = copy(Qwen3VL._own_fields)
 for _, list in ipairs { experts.fields('num_experts', 60, 4), {
