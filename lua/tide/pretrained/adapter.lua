@@ -161,7 +161,7 @@ end
 -- Writes the adapters of a checkpoint. magnitudes: those of the layers, by path; nil: computed from
 -- the weights in the checkpoint.
 local function write_checkpoint(op, where, dir, o, magnitudes)
-   local saved = checkpoint.load(where, { model_only = true, lazy = true })
+   local saved = checkpoint._load(op, where, { model_only = true, lazy = true })
    local store = saved.store
    local function read(name)
       local shape = store:shape('model', name)
