@@ -24,6 +24,7 @@ local nn = require 'tide.nn'
 local packing = require 'tide.model.packing'
 local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
+local weights = require 'tide.pretrained.weights'
 
 -- ---- sources -----------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ local function open_published(op, dir)
    self.plain = { config = self.config }
    self.plain.family = told_by(self, family.saved, op, self.plain)
    local rules = family.rules(self.plain.family)
-   self.store = folder.weights(op, dir, rules.rename,
+   self.store = weights.open(op, dir, rules.rename,
       told_by(self, packing.of, op, self.config, rules.packing))
    return self
 end
