@@ -27,10 +27,8 @@ local function sections(head_dim)
    return { n - 2 * side, side, side }
 end
 
-local complete_text = Qwen2.family.complete_for(op)
-
 local function complete(c)
-   complete_text(c)
+   Qwen2.family.complete(c, op)
    config_.check_tokens(op, c)
    c.rope_scaling = config_.rope_scaling(op, c, sections(c.head_dim), false)
 end

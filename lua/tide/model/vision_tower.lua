@@ -34,7 +34,7 @@ local common = {
 
 -- Takes the base of the positions, which never differs, out of the table in which transformers 5
 -- has it.
-local function translate(_, f, problems)
+local function translate(f, problems)
    local rope = f.rope_parameters
    f.rope_parameters = nil
    if type(rope) ~= 'table' then return end
@@ -55,7 +55,7 @@ Tower.mixes = false              -- frames lie whole on a rank, whatever tokens 
 
 -- Returns the fields and rules of a family's tower, for Tower.read. how: op (of the text model),
 -- types (values of model_type), fields (rows of its own), defaults (of common fields), free (names
--- of fields that change nothing), where (relations beside those of all), complete(c) or nil.
+-- of fields that change nothing), where (relations beside those of all), complete(c, op) or nil.
 function Tower._described(how)
    local rows, own = {}, how.defaults or {}
    for _, row in ipairs(common) do
