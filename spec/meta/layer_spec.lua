@@ -110,15 +110,16 @@ describe('layers', function()
    end)
 
    it('of the FFI binding: itself, not the library above', function()
+      local plain = { ['tide.error'] = true, ['tide.near'] = true, ['tide.compile'] = true,
+         ['tide.utf8'] = true }
       check(lua_files 'bindings/tide', requires, function(used)
-         local plain = used == 'tide.error' or used == 'tide.near' or used == 'tide.compile'
-         return plain or used:find '^tide%.ffi%.' or not used:find '^tide'
+         return plain[used] or used:find '^tide%.ffi%.' or not used:find '^tide'
       end)
    end)
 
-   it('of errors: no FFI', function()
+   it('of errors and other plain Lua: no FFI', function()
       local plain = { 'bindings/tide/error.lua', 'bindings/tide/near.lua',
-         'bindings/tide/compile.lua', 'bindings/tide/ffi/pack.lua' }
+         'bindings/tide/compile.lua', 'bindings/tide/utf8.lua', 'bindings/tide/ffi/pack.lua' }
       local known = { ['tide.error'] = true, ['tide.near'] = true, ['tide.ffi.pack'] = true }
       check(plain, requires, function(used) return known[used] end)
    end)
