@@ -199,12 +199,6 @@ local function write_sharded(op, sharded, dir, o)
    return dir
 end
 
--- Returns whether the weights of a model hold the changes of its adapters (nn.lora.merge).
-local function is_merged(model)
-   local of = rawget(model, '_adapter')
-   return of ~= nil and of.merged
-end
-
 -- Writes the adapters of a model, of what fully_shard returned (all ranks call it), or of a
 -- checkpoint or the newest of a run, as PEFT does. opts: base (what base_model_name_or_path says;
 -- default: the folder that the model was loaded from), dtype. Returns dir.
@@ -386,8 +380,8 @@ function adapter.load(what, dir)
    check_base(op, dir, model, c, modules)
    local description = rawget(model, 'adapter')
    if description then
-      err.raise_if(is_merged(model), 'E_STATE', op, 'the adapters of the model are merged, so '
-         .. 'its weights hold their changes; call nn.lora.unmerge(model) first')
+      err.raise_if(low_rank.is_merged(model), 'E_STATE', op, 'the adapters of the model are '
+         .. 'merged, so its weights hold their changes; call nn.lora.unmerge(model) first')
       check_description(op, dir, c, description)
    else
       local o = change_of(c)

@@ -242,12 +242,11 @@ local function source_of_model(o, model)
       .. 'published configuration', model.class_name)
    spread.check_uncut(o.op, model)
    local tensors = model:state_dict()
-   local adapted = rawget(model, '_adapter')
    return source_of(o, { config = family.config(model), family = own,
       adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised') }, tensors,
       function(name, slice)
          return (slice and tensors[name]:select(1, slice + 1) or tensors[name]):to 'cpu'
-      end, adapted and adapted.merged)
+      end, low_rank.is_merged(model))
 end
 
 -- Returns the source of what checkpoint._load gave with lazy = true.
