@@ -138,6 +138,10 @@ describe('a damaged folder', function()
                'no tensor of the weights' }, dir .. '/m')
             json(dir .. '/m/config.json', function(c) c[field] = was end)
          end
+         json(dir .. '/m/config.json', function(c)
+            c.num_experts, c.moe_intermediate_size = 1e9, 2 ^ 20
+         end)
+         damaged('E_FORMAT', { 'config.json', 'a tensor that is too large' }, dir .. '/m')
       end)
    end)
 

@@ -21,13 +21,14 @@ local Module = nn.Module
 
 -- ---- the configuration -------------------------------------------------------------------------
 
-local count = 'integer >= 1'
+-- side and window: pixels, and patches or frames, at most as many as image processors take.
+local count, side, window = 'integer >= 1', 'integer in [1, 1024]', 'integer in [1, 64]'
 
 -- Fields of all towers, with the defaults of Qwen2.5-VL.
 local common = {
    { 'depth', 32, count }, { 'hidden_size', 3584, count }, { 'num_heads', 16, count },
-   { 'intermediate_size', 3420, count }, { 'in_channels', 3, count }, { 'patch_size', 14, count },
-   { 'spatial_merge_size', 2, count }, { 'temporal_patch_size', 2, count },
+   { 'intermediate_size', 3420, count }, { 'in_channels', 3, count }, { 'patch_size', 14, side },
+   { 'spatial_merge_size', 2, window }, { 'temporal_patch_size', 2, window },
    { 'out_hidden_size', published.optional, count },
    { 'initializer_range', 0.02, 'number >= 0' }, { 'rope_theta', 10000, 'number >= 1' },
 }

@@ -3,7 +3,7 @@
 -- except weights in NF4, which are read whole, one after another.
 --
 -- `self` is the opened source: op (the public function, in errors), dir, plain (config and family),
--- generation and store.
+-- generation, store and opts (options of modules).
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
@@ -33,7 +33,12 @@ local function told_by(self, fn, ...)
    local ok, result = pcall(fn, ...)
    if ok then return result end
    local e = result
-   if not err.is(e) or e.code == 'E_DEVICE' or e.code == 'E_NOMEM' then error(e, 0) end
+   if not err.is(e) or e.code == 'E_DEVICE' then error(e, 0) end
+   if e.code == 'E_NOMEM' then
+      if (self.opts or {}).device ~= 'null' then error(e, 0) end
+      err.raise('E_FORMAT', self.op, '%s/config.json: its sizes make a tensor that is too large: '
+         .. '%s; compare them with the shapes in the files', self.dir, e.message:match '^[^;]*')
+   end
    err.raise(e.code, self.op, '%s/config.json: %s', self.dir, e.message)
 end
 
