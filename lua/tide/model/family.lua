@@ -3,6 +3,39 @@
 --
 -- A checkpoint stores the family beside the configuration. Older ones, and those of other programs,
 -- do not: their family follows from the published fields, or from fields that one family alone has.
+--
+-- The table `family` of a class says how its files differ; all of it may be nil.
+--
+--    op              name of the class in errors
+--    counts          fields that count layers
+--    sizes           fields that are a factor of the size of a tensor
+--    rename          function: a tensor's name in the file -> in the model, nil to ignore it
+--    packing         kinds of packed weights beside FP8 (see packing.lua)
+--    peft, from_peft, peft_target    names of layers in adapters (see pretrained/peft_names.lua)
+--    peft_experts    how transformers has experts (see pretrained/peft_moe.lua)
+--    peft_obstacle   why PEFT cannot read adapters of the family
+--    peft_refuses    last name of a layer whose adapters PEFT refuses
+--
+-- Families derived from llama.lua also say how their configuration and layers differ from Llama's.
+-- c is the complete configuration, and layers i count from 1.
+--
+--    fields          rows of their own fields (see published.read)
+--    defaults        field of a Llama -> the family's default
+--    without         field of a Llama that files lack -> { why, written } (see config.lua)
+--    nullable        fields whose default a null in the file takes away
+--    act             value of hidden_act; 'silu' if nil
+--    local_theta     field for the rotary base of layers with a window
+--    alias, only, free, translate, where, complete    as in published.read
+--    window          function (c, i): whether a layer has the window; nil: each has it
+--    layer           function (c, i, mixer, mlp) that changes options of nn.Attention and nn.MLP
+--    mixer           function (c, options) that returns another mixer than nn.Attention
+--    experts         function (c, i): options of part.experts for a mixture; nil: an MLP
+--    Block           class of blocks; names: of their parts; norms: which norms they have
+--    norm_offset     number that is added to the weights of norms
+--    residual        function (c): the factor of the branches of a block
+--    embed_scale     function (c): that of embeddings; scales_given: of given ones, too
+--    out_scale       function (c): that of the last hidden states
+--    rope            { interleaved }: whether pairs of channels lie side by side
 
 local canonical = require 'tide.util.canonical'
 local copy = require 'tide.util.copy'

@@ -93,6 +93,8 @@ GPT2.family = {
       if name:find '^transformer%.' or name:find '^lm_head%.' then return name end
       return 'transformer.' .. name
    end,
+   peft_obstacle = 'published files of GPT-2 keep several layers in one tensor, so adapters of '
+      .. 'single layers have no name there',
 }
 
 local parts_of = {

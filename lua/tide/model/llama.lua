@@ -2,10 +2,7 @@
 --
 -- Parameter names follow those checkpoints too (model.layers.0.self_attn.q_proj.weight), so a
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
--- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
--- or does not have (`without`), which layers have a window (`window`), and how their layers differ
--- (see qwen2.lua); mixer(c, options) makes another mixer than nn.Attention. Layers for which
--- experts(c, i) returns options have experts in place of the MLP (see part.experts).
+-- Other families are subclasses with a table `family`, which model/family.lua describes.
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'

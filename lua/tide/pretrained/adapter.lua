@@ -100,11 +100,9 @@ end
 -- Returns why PEFT cannot read adapters, and which targets it can read (nil: none); nil if it can.
 -- plain: family, config and adapter (its description); has(name): whether there is a parameter.
 local function obstacle(plain, has)
-   if plain.family == 'gpt2' then
-      return 'published files of GPT-2 keep several layers in one tensor, so adapters of single '
-         .. 'layers have no name there'
-   end
-   return peft_moe.obstacle(plain, family.rules(plain.family).peft_experts, has)
+   local rules = family.rules(plain.family)
+   if rules.peft_obstacle then return rules.peft_obstacle end
+   return peft_moe.obstacle(plain, rules.peft_experts, has)
 end
 
 -- Returns obstacle of the adapters of a model.

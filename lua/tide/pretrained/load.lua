@@ -29,7 +29,7 @@ local weights = require 'tide.pretrained.weights'
 -- ---- sources -----------------------------------------------------------------------------------
 
 -- Returns fn(...). Errors about the fields of a configuration name the file.
-local function told_by(self, fn, ...)
+local function of_file(self, fn, ...)
    local ok, result = pcall(fn, ...)
    if ok then return result end
    local e = result
@@ -47,10 +47,10 @@ local function open_published(op, dir)
    local self = folder.open(op, dir)
    self.op = op
    self.plain = { config = self.config }
-   self.plain.family = told_by(self, family.saved, op, self.plain)
+   self.plain.family = of_file(self, family.saved, op, self.plain)
    local rules = family.rules(self.plain.family)
    self.store = weights.open(op, dir, rules.rename,
-      told_by(self, packing.of, op, self.config, rules.packing))
+      of_file(self, packing.of, op, self.config, rules.packing))
    return self
 end
 
@@ -62,8 +62,8 @@ local function open_checkpoint(op, where)
    return { op = op, dir = saved.folder, plain = saved.plain, store = saved.store }
 end
 
--- Fields that count layers, and fields that are a factor of the size of a tensor. A family names
--- its further ones by `counts` and `sizes`.
+-- Fields of all families that count layers, and fields that are a factor of the size of a tensor
+-- (see model/family.lua).
 local counts = { 'num_hidden_layers' }
 local sizes = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
    'num_attention_heads', 'num_key_value_heads' }
@@ -97,7 +97,7 @@ end
 local function check_sizes(self)
    local config, names, most = self.plain.config, self.store:names 'model', free_size
    local rules = family.rules(self.make and self.plain.family
-      or told_by(self, family.saved, self.op, self.plain))
+      or of_file(self, family.saved, self.op, self.plain))
    for _, name in ipairs(names) do
       most = math.max(most, dims.numel(self.store:shape('model', name)))
    end
@@ -111,7 +111,7 @@ end
 
 -- Makes a model of the configuration.
 local function build(self, opts)
-   return told_by(self, family.build, self.op, self.plain, opts, self.make)
+   return of_file(self, family.build, self.op, self.plain, opts, self.make)
 end
 
 -- Returns the dtype of the parameters. auto: that of most elements of the file, f32 for f16.
