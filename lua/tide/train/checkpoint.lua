@@ -333,11 +333,11 @@ return signature.doors('train.checkpoint', checkpoint, {
    name = 'step: integer >= 0', list = 'out: string', step_in = 'out: string',
    clear = 'out: string', find = 'where: string', verify = 'folder: string',
    tensors = 'path: string',
-   save = saving, save_async = saving, lock = 'out: string',
-   load = { opts = {
+   save = saving, save_async = saving, lock = 'out: string', recipe = 'where: string',
+   load = { 'where: string', opts = {
       'device: string? -- device of the tensors',
       'model_only: boolean = false -- leaves the state of the optimiser out',
       'lazy: boolean = false -- gives `store` in place of tensors, for a sharded model' } },
-   consolidate = { 'to: string', opts = {
+   consolidate = { 'where: string; to: string', opts = {
       'dtype: float? -- dtype of the weights; by default as stored' } },
 })
