@@ -43,6 +43,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local published_config = require 'tide.model.published'
+require 'tide.nn.module'                -- the kind 'module'
 
 local family = {}
 

@@ -14,6 +14,8 @@ local nf4_part = require 'tide.nn.nf4_part'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local states = require 'tide.nn.state'
+require 'tide.nn.module'                -- the kind 'module'
+require 'tide.optim.optimizer'          -- the kind 'optimizer'
 
 local state = {}
 
