@@ -139,6 +139,19 @@ function config.check_layer_types(op, c)
    end
 end
 
+-- Raises for a window that use_sliding_window switches on without sliding_window, and for one in
+-- layer_types that it leaves off.
+function config.check_window(c, op)
+   err.arg_if(c.use_sliding_window and c.sliding_window == nil, op, 'sliding_window',
+      'tokens that a layer sees, with use_sliding_window', nil)
+   for i = 1, c.layer_types and not c.use_sliding_window and #c.layer_types or 0 do
+      if c.layer_types[i] == 'sliding_attention' then
+         err.arg(op, ('layer_types[%d]'):format(i), "'full_attention' where "
+            .. 'use_sliding_window is false', c.layer_types[i])
+      end
+   end
+end
+
 -- Returns whether a layer (from 1) has the window of a configuration: by layer_types, one name a
 -- layer, else by rule(c, i) (nil: each layer has it). use_sliding_window = false: no layer has it.
 function config.has_window(c, i, rule)

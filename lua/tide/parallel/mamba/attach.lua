@@ -25,6 +25,7 @@ local hidden = require 'tide.parallel.mamba.hidden'
 local state = require 'tide.parallel.mamba.state'
 local wrap = require 'tide.nn.wrap'
 local Mamba2 = require('tide.nn.mamba').Mamba2
+require 'tide.parallel.cp.map'          -- the kind 'plan'
 
 local attach = {}
 
