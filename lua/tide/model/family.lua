@@ -29,7 +29,7 @@ local published = {
 for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2', qwen3 = 'Qwen3',
    phi3 = 'Phi3', ministral = 'Ministral', granite = 'Granite', smollm3 = 'SmolLM3',
    olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2', mixtral = 'Mixtral', olmoe = 'Olmoe',
-   qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', glm4_moe = 'Glm4Moe',
+   qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', qwen3_next = 'Qwen3Next', glm4_moe = 'Glm4Moe',
    deepseek_v2 = 'DeepseekV2', deepseek_v3 = 'DeepseekV3',
    glm4_moe_lite = 'Glm4MoeLite', gpt_oss = 'GptOss',
    granitemoehybrid = 'GraniteMoeHybrid' } do

@@ -4,8 +4,9 @@
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
 -- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
 -- or does not have (`without`), which layers have a window (`window`), and how their layers differ
--- (see qwen2.lua); mixer(c, options) makes another mixer than nn.Attention. Layers for which
--- experts(c, i) returns options have experts in place of the MLP (see part.experts).
+-- (see qwen2.lua); mixer(c, options, i, opts) makes another mixer than nn.Attention and its name, or
+-- returns nil. Layers for which experts(c, i) returns options have experts in place of the MLP (see
+-- part.experts).
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
@@ -79,7 +80,7 @@ local heads_fit = signature.options { config_.whole_groups,
 local function complete_together(c, family)
    c.head_dim = c.head_dim or config_.head_dim(c)
    heads_fit(family.op, {}, c)
-   config_.check_layer_types(family.op, c)
+   config_.check_layer_types(family.op, c, family.kinds)
    if family.where then family.where(family.op, {}, c) end
    if family.complete then family.complete(c) end
 end
@@ -129,8 +130,10 @@ local function layer(c, rope, opts, family, i)
       hidden = c.intermediate_size, bias = c.mlp_bias })
    if family.layer then family.layer(c, i, mixer, mlp) end
    local experts = family.experts and family.experts(c, i)
-   local parts = { names = layer_names, mixer = family.mixer and family.mixer(c, mixer)
-      or nn.Attention(mixer), mlp = experts
+   local own, name
+   if family.mixer then own, name = family.mixer(c, mixer, i, opts) end
+   local parts = { names = name and copy({ mixer = name }, copy(layer_names)) or layer_names,
+      mixer = own or nn.Attention(mixer), mlp = experts
       and part.experts(c, opts, branches, experts) or nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
       norm.offset = family.norm_offset
