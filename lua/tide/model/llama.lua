@@ -4,8 +4,8 @@
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
 -- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
 -- or does not have (`without`), which layers have a window (`window`), and how their layers differ
--- (see qwen2.lua); mixer(c, options, i, opts) makes another mixer than nn.Attention and its name, or
--- returns nil. Layers for which experts(c, i) returns options have experts in place of the MLP (see
+-- (see qwen2.lua); mixer(c, options, i, opts) returns another mixer than nn.Attention and its name,
+-- or nil. Layers for which experts(c, i) returns options have experts in place of the MLP (see
 -- part.experts).
 
 local tide = require 'tide'
@@ -130,9 +130,9 @@ local function layer(c, rope, opts, family, i)
       hidden = c.intermediate_size, bias = c.mlp_bias })
    if family.layer then family.layer(c, i, mixer, mlp) end
    local experts = family.experts and family.experts(c, i)
-   local own, name
-   if family.mixer then own, name = family.mixer(c, mixer, i, opts) end
-   local parts = { names = name and copy({ mixer = name }, copy(layer_names)) or layer_names,
+   local own, own_name
+   if family.mixer then own, own_name = family.mixer(c, mixer, i, opts) end
+   local parts = { names = copy({ mixer = own_name }, copy(layer_names)),
       mixer = own or nn.Attention(mixer), mlp = experts
       and part.experts(c, opts, branches, experts) or nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do

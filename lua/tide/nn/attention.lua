@@ -65,8 +65,8 @@ function Attention:init(opts)
    self:ready(opts)
 end
 
--- Returns queries, keys and values of x, with their heads still joined: [B, T, heads D]. With a gate
--- the query of each head is followed by its gate.
+-- Returns queries, keys and values of x, with their heads still joined: [B, T, heads D]. With a
+-- gate, the query of each head is followed by its gate.
 function Attention:project(x_BTC)
    if not self.qkv_proj then
       local list = joined.call(self, Attention.shared_input, x_BTC)
@@ -126,8 +126,7 @@ end
 
 Attention._rotated = private.note(rotated)
 
--- Returns the queries and their gates, both [B, T, H, D], that lie in q [B, T, 2 H D], which is given
--- up.
+-- Returns the queries and their gates, both [B, T, H, D], of q [B, T, 2 H D], which is given up.
 local function parted(self, q)
    local D = self.head_dim
    q = private.replace(q, q:reshape(q:size(1), q:size(2), self.heads, 2 * D))

@@ -77,7 +77,7 @@ end
 -- The two ops of mix.
 GatedDeltaNet.conv, GatedDeltaNet.rule = mamba.Mamba2.conv, private.note(tide.gated_delta)
 
--- ---- from the order of the projections to that of the convolution --------------------------------
+-- ---- from the order of the projections to that of the convolution ------------------------------
 
 -- Returns views [B, T, K, n] of x [B, T, ..]: for each heads of n channels, one after another.
 local function by_head(x, heads, sizes)
@@ -152,7 +152,7 @@ function GatedDeltaNet:read(x_BTM)
    return mixed, z
 end
 
--- ---- along the sequence --------------------------------------------------------------------------
+-- ---- along the sequence ------------------------------------------------------------------------
 
 -- Returns the convolution's weight [C, taps] and no bias.
 function GatedDeltaNet:filter()
