@@ -734,7 +734,7 @@ true, "num_attention_heads": 6, "num_experts_per_tok": 2, "num_key_value_heads":
 "vocab_size": 23}]==],
       loss = 3.17473799116315,
    },
-   qwen3_next_dense = {
+   qwen3_next_step = {
       config = [==[
 {"architectures": ["Qwen3NextForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
 "bos_token_id": 1, "decoder_sparse_step": 2, "eos_token_id": 2, "head_dim": 8, "hidden_act":

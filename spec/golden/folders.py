@@ -166,7 +166,7 @@ CASES = [
     ("qwen3_next", "Qwen3Next", dict(
         DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
         shared_expert_intermediate_size=16, layer_types=[LINEAR, FULL, LINEAR])),
-    ("qwen3_next_dense", "Qwen3Next", dict(
+    ("qwen3_next_step", "Qwen3Next", dict(
         DELTA, linear_num_value_heads=2, linear_conv_kernel_dim=3, num_experts=5,
         num_experts_per_tok=3, moe_intermediate_size=10, shared_expert_intermediate_size=9,
         norm_topk_prob=False, mlp_only_layers=[0], decoder_sparse_step=2, attention_bias=True,
