@@ -44,7 +44,8 @@ static void pass_on(const ssd *s, const ssd_at *at, const float *dstate, float *
 {
   if (dstate) tide__ssd_scale(before, dstate, r->st.whole, s->P * s->N);
   tide__panel_pack_a(s->kern, r->a_cols, ssd_own(s, r->in_g, 1, s->P), s->P, at->n);
-  tide__panel_mm(s->kern, (panel_mm){r->a_cols, r->b_Cn, before, s->N, s->P, s->N, at->n, dstate != 0});
+  tide__panel_mm(s->kern, (panel_mm){r->a_cols, r->b_Cn, before, s->N, s->P, s->N, at->n,
+                                     dstate != 0});
 }
 
 /* Passes the gradient over one chunk, for a block of heads. */
@@ -211,7 +212,8 @@ static int64_t lay_out_all(ssd_back *w, int nthread)
   tide__panel_take(&k, w->each * nthread);
   w->part = tide__panel_take(&k, s->nb * w->K * s->H * (2 + s->P) * (int64_t)sizeof(double));
   w->sum = tide__panel_take(&k, s->nb * s->H * (2 + s->P) * (int64_t)sizeof(double));
-  w->dstate = tide__panel_take(&k, s->nb * (w->K + 1) * s->H * s->P * s->N * (int64_t)sizeof(float));
+  w->dstate = tide__panel_take(&k, s->nb * (w->K + 1) * s->H * s->P * s->N *
+                               (int64_t)sizeof(float));
   return k.used;
 }
 

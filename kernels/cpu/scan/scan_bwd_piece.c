@@ -68,7 +68,8 @@ void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_scratch *r)
   tide__panel_pack_b(s->kern, r->b_Cq, ssd_rows(C, at, 0), at->n, s->N);
   tide__panel_pack_b(s->kern, r->b_Cn, ssd_rows(C, at, 1), s->N, at->n);
   tide__panel_pack_b(s->kern, r->b_Bn, ssd_rows(s->B, at, 1), s->N, at->n);
-  tide__panel_mm_triangle(s->kern, (panel_mm){r->a_B, r->b_Cq, r->cb, s->ld, at->n, at->n, s->N, 0});
+  panel_mm pairs = {r->a_B, r->b_Cq, r->cb, s->ld, at->n, at->n, s->N, 0};
+  tide__panel_mm_triangle(s->kern, pairs);
   memset(r->dcb, 0, (size_t)(at->n * s->ld) * sizeof(float));
   memset(r->sum_B, 0, (size_t)(at->n * s->N) * sizeof(float));
   memset(r->sum_C, 0, (size_t)(at->n * s->N) * sizeof(float));
