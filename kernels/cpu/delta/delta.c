@@ -61,7 +61,7 @@ void tide__delta_take_steps(panel_arena *r, const gdelta *s, delta_steps *st)
   st->out = tide__panel_take(r, n);
 }
 
-TIDE_LEVELS(void, delta_decays,
+TIDE_LEVELS(void, delta_ends,
             (float *in, float *out, const float *hi, const float *lo, int64_t n),
             (in, out, hi, lo, n))
 {
@@ -84,18 +84,8 @@ void tide__delta_steps(const gdelta *s, const delta_at *at, int64_t h, delta_ste
     st->lo[i] = (float)(sum - st->hi[i]);
     st->beta[i] = vec_get(beta->data, delta_offset(beta, at->b, at->t0 + i, h), beta->dtype);
   }
-  delta_decays(st->in, st->out, st->hi, st->lo, at->n);
+  delta_ends(st->in, st->out, st->hi, st->lo, at->n);
   st->whole = st->in[at->n - 1];
-}
-
-TIDE_LEVELS_GLOBAL(void, tide__delta_decay_row,
-                   (float *D, const delta_steps *st, int64_t j, int64_t n), (D, st, j, n))
-{
-  const float *hi = st->hi, *lo = st->lo;
-  float h = hi[j], l = lo[j];
-  D[j] = 1;
-#pragma omp simd
-  for (int64_t t = j + 1; t < n; t++) D[t] = tide__expf((hi[t] - h) + (lo[t] - l));
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
@@ -144,11 +134,42 @@ TIDE_LEVELS_GLOBAL(void, tide__delta_scale,
   for (int64_t i = 0; i < n; i++) y[i] = a * x[i];
 }
 
-/* ---- the inverse --------------------------------------------------------------------------- */
+/* ---- triangles ------------------------------------------------------------------------------ */
+
+TIDE_LEVELS_GLOBAL(void, tide__delta_decays,
+                   (float *D, const delta_steps *st, int64_t n), (D, st, n))
+{
+  const float *hi = st->hi, *lo = st->lo;
+  for (int64_t j = 0; j < n; j++) {
+    float h = hi[j], l = lo[j], *row = D + j * DELTA_LD;
+    row[j] = 1;
+#pragma omp simd
+    for (int64_t t = j + 1; t < n; t++) row[t] = tide__expf((hi[t] - h) + (lo[t] - l));
+  }
+}
+
+/* Multiplies two triangles. */
+TIDE_LEVELS(void, delta_times, (float *to, const float *x, const float *D, int64_t n),
+            (to, x, D, n))
+{
+  for (int64_t j = 0; j < n; j++) {
+    float *row = to + j * DELTA_LD;
+    const float *xs = x + j * DELTA_LD, *ds = D + j * DELTA_LD;
+#pragma omp simd
+    for (int64_t t = j; t < n; t++) row[t] = xs[t] * ds[t];
+  }
+}
+
+void tide__delta_pairs(const gdelta *s, float *P, const float *QK, const float *D, int64_t n)
+{
+  delta_times(P, QK, D, n);
+  for (int64_t j = 0; j < n; j++) tide__panel_clear(s->kern, P + j * DELTA_LD, j);
+}
 
 enum { HALF = DELTA_PIECE / 2 };
 
-/* Subtracts a[i] times half a row of T for rows first to last - 1; the sums stay in registers. */
+/* Writes minus the sum of a[i] times half a row i of T, over rows first to last - 1; the sums stay
+ * in registers. */
 TIDE_INLINE void subtract_rows(float *to, const float *a, const float *T, int64_t first,
                                int64_t last)
 {
@@ -160,14 +181,17 @@ TIDE_INLINE void subtract_rows(float *to, const float *a, const float *T, int64_
 }
 
 /* Row j of T = (1 + A')^-1 is row j of 1 minus A'[j, i] times row i of T, over i > j. */
-TIDE_LEVELS_GLOBAL(void, tide__delta_inverse, (float *A, int64_t n), (A, n))
+TIDE_LEVELS_GLOBAL(void, tide__delta_inverse,
+                   (float *inverse, const float *KK, const float *D, const float *beta, int64_t n),
+                   (inverse, KK, D, beta, n))
 {
   float a[DELTA_PIECE];
   for (int64_t j = n - 1; j >= 0; j--) {
-    float *row = A + j * DELTA_LD;
-    for (int64_t i = j + 1; i < n; i++) a[i] = row[i];
-    subtract_rows(row, a, A, j + 1, i64_min(n, HALF));
-    subtract_rows(row + HALF, a, A + HALF, j + 1, n);
+    float *row = inverse + j * DELTA_LD;
+    const float *kk = KK + j * DELTA_LD, *d = D + j * DELTA_LD;
+    for (int64_t i = j + 1; i < n; i++) a[i] = beta[i] * (kk[i] * d[i]);
+    subtract_rows(row, a, inverse, j + 1, i64_min(n, HALF));
+    subtract_rows(row + HALF, a, inverse + HALF, j + 1, n);
     memset(row, 0, (size_t)j * sizeof(float));
     row[j] = 1;
   }

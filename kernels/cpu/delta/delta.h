@@ -66,11 +66,13 @@ void tide__delta_rows(const gdelta *s, const k_tensor *t, const delta_at *at, in
 /* Writes the state before token 0, or another [B, Hv, Dk, Dv]; zeros if t is absent. */
 void tide__delta_state(const gdelta *s, const k_tensor *t, int64_t b, int64_t h, float *state);
 
-/* Writes row j of D, columns j to n - 1. */
-void tide__delta_decay_row(float *D, const delta_steps *st, int64_t j, int64_t n);
-/* Writes rows of the triangle ((1 + A)^-1)' over those of A', of which it reads columns past the
- * diagonal. */
-void tide__delta_inverse(float *A, int64_t n);
+/* Writes D of a piece of n tokens. */
+void tide__delta_decays(float *D, const delta_steps *st, int64_t n);
+/* Computes P = D (q_t . k_s) from D and the products QK. */
+void tide__delta_pairs(const gdelta *s, float *P, const float *QK, const float *D, int64_t n);
+/* Computes inverse = (1 + A)^-1 from D, the products KK and beta. */
+void tide__delta_inverse(float *inverse, const float *KK, const float *D, const float *beta,
+                         int64_t n);
 
 /* Returns the offset of row (token t, head h). */
 static inline int64_t delta_offset(const k_tensor *t, int64_t b, int64_t token, int64_t h)

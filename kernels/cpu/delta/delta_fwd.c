@@ -15,7 +15,7 @@ typedef struct delta_scratch {
   delta_steps st;
   float *q, *k;                  /* [Q, Dk]: rows, normalized if the op asks for it */
   float *KK, *QK;                /* [Q, LD]: triangles of all heads */
-  float *D, *A, *P;              /* [Q, LD] */
+  float *D, *T, *P;              /* [Q, LD]: triangles of a head; T = (1 + A)^-1 */
   float *x, *u, *y;              /* [Q, Dv] */
   float *state;                  /* [heads, Dk, Dv] */
   void  *a_k, *a_q, *a_kt, *a_tri, *b_key, *b_state, *b_u; /* packed */
@@ -39,8 +39,8 @@ static int64_t delta_fwd_lay_out(const delta_fwd *f, char *base, delta_scratch *
   r->k = tide__panel_take(&k, rows_k);
   r->KK = tide__panel_take(&k, tri);
   r->QK = tide__panel_take(&k, tri);
-  r->D = tide__panel_take(&k, DELTA_LD * 4);
-  r->A = tide__panel_take(&k, tri);
+  r->D = tide__panel_take(&k, tri);
+  r->T = tide__panel_take(&k, tri);
   r->P = tide__panel_take(&k, tri);
   r->x = tide__panel_take(&k, rows_v);
   r->u = tide__panel_take(&k, rows_v);
@@ -72,30 +72,6 @@ static void delta_fwd_share(const gdelta *s, const delta_at *at, delta_scratch *
   tide__panel_mm_triangle(kern, (panel_mm){r->a_k, r->b_key, r->QK, DELTA_LD, n, n, Dk, 0});
   if (at->seen) tide__panel_pack_a(kern, r->a_q, delta_mat(r->q, Dk), n, Dk);
   if (at->used) tide__panel_pack_a(kern, r->a_kt, delta_mat_t(r->k, Dk), Dk, n);
-}
-
-/* Row j of the triangles, columns from j on: P = QK D, A = beta KK D. */
-TIDE_LEVELS(void, delta_triangle_row,
-            (float *P, float *A, const float *QK, const float *KK, const float *D,
-             const float *beta, int64_t j, int64_t n), (P, A, QK, KK, D, beta, j, n))
-{
-#pragma omp simd
-  for (int64_t t = j; t < n; t++) {
-    P[t] = QK[t] * D[t];
-    A[t] = beta[t] * (KK[t] * D[t]);
-  }
-}
-
-static void delta_triangles(const gdelta *s, const delta_at *at, delta_scratch *r)
-{
-  int64_t n = at->n;
-  for (int64_t j = 0; j < n; j++) {
-    int64_t row = j * DELTA_LD;
-    tide__delta_decay_row(r->D, &r->st, j, n);
-    delta_triangle_row(r->P + row, r->A + row, r->QK + row, r->KK + row, r->D, r->st.beta, j, n);
-    tide__panel_clear(s->kern, r->P + row, j);
-  }
-  tide__delta_inverse(r->A, n);
 }
 
 /* x = beta (v - in x), y = in y; f = {in, beta}. */
@@ -137,7 +113,7 @@ static void delta_fwd_within(const gdelta *s, const delta_at *at, delta_scratch 
 {
   const tile_kernel *kern = s->kern;
   int64_t n = at->n, Dv = s->Dv;
-  tide__panel_pack_lower(kern, r->a_tri, delta_mat_t(r->A, DELTA_LD), n);
+  tide__panel_pack_lower(kern, r->a_tri, delta_mat_t(r->T, DELTA_LD), n);
   tide__panel_pack_b(kern, r->b_u, delta_mat_t(r->x, Dv), Dv, n);
   tide__panel_mm_lower(kern, (panel_mm){r->a_tri, r->b_u, r->u, Dv, n, Dv, n, 0});
   tide__panel_pack_lower(kern, r->a_tri, delta_mat_t(r->P, DELTA_LD), n);
@@ -169,7 +145,9 @@ static void delta_fwd_head(const delta_fwd *f, const delta_at *at, int64_t h, fl
 {
   const gdelta *s = &f->s;
   tide__delta_steps(s, at, h, &r->st);
-  delta_triangles(s, at, r);
+  tide__delta_decays(r->D, &r->st, at->n);
+  tide__delta_pairs(s, r->P, r->QK, r->D, at->n);
+  tide__delta_inverse(r->T, r->KK, r->D, r->st.beta, at->n);
   delta_fwd_entering(s, at, h, state, r);
   delta_fwd_within(s, at, r);
   for (int64_t i = 0; i < at->n; i++) delta_put_row(f, at, at->t0 + i, h, r->y + i * s->Dv);
