@@ -205,8 +205,8 @@ describe('ep_size', function()
          })
       end)
 
-   it('serves biases of experts, latent widths and hybrids', function()
-      for _, name in ipairs { 'gpt_oss', 'nemotron_moe_latent' } do
+   it('serves biases of experts, latent widths, shared experts with a gate and hybrids', function()
+      for _, name in ipairs { 'gpt_oss', 'nemotron_moe_latent', 'qwen3_next' } do
          same(name, { [2] = { { name = 'ep 2', mesh = { dp_shard = 2 }, fsdp = ep(2) } } })
       end
    end)

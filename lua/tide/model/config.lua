@@ -124,8 +124,9 @@ config.no_mlp_bias = { written = false, why = 'the MLPs of this family have no b
 
 local kinds = { 'full_attention', 'sliding_attention' }
 
--- Checks layer_types: nil, or the kind of every layer. Windows need sliding_window.
-function config.check_layer_types(op, c)
+-- Checks layer_types: nil, or the kind of every layer. Windows need sliding_window. own: the kinds
+-- of a family, or nil.
+function config.check_layer_types(op, c, own)
    local list = c.layer_types
    if list == nil then return end
    err.raise_if(#err.type(op, 'layer_types', list, 'table') ~= c.num_hidden_layers, 'E_ARG', op,
@@ -133,7 +134,7 @@ function config.check_layer_types(op, c)
       c.num_hidden_layers, #list)
    for i, v in ipairs(list) do
       local field = ('layer_types[%d]'):format(i)
-      err.choice(op, field, v, kinds)
+      err.choice(op, field, v, own or kinds)
       err.arg_if(v == 'sliding_attention' and not c.sliding_window, op, field,
          "'full_attention' without sliding_window", v)
    end

@@ -28,7 +28,9 @@
 --    alias, only, free, translate, where, complete    as in published.read
 --    window          function (c, i): whether a layer has the window; nil: each has it
 --    layer           function (c, i, mixer, mlp) that changes options of nn.Attention and nn.MLP
---    mixer           function (c, options) that returns another mixer than nn.Attention
+--    kinds           values of layer_types beside those of attention
+--    mixer           function (c, options, i, opts) that returns another mixer than nn.Attention,
+--                    and its name; nil: attention
 --    experts         function (c, i): options of part.experts for a mixture; nil: an MLP
 --    Block           class of blocks; names: of their parts; norms: which norms they have
 --    norm_offset     number that is added to the weights of norms
@@ -63,7 +65,7 @@ local published = {
 for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2', qwen3 = 'Qwen3',
    phi3 = 'Phi3', ministral = 'Ministral', granite = 'Granite', smollm3 = 'SmolLM3',
    olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2', mixtral = 'Mixtral', olmoe = 'Olmoe',
-   qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', glm4_moe = 'Glm4Moe',
+   qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', qwen3_next = 'Qwen3Next', glm4_moe = 'Glm4Moe',
    deepseek_v2 = 'DeepseekV2', deepseek_v3 = 'DeepseekV3',
    glm4_moe_lite = 'Glm4MoeLite', gpt_oss = 'GptOss',
    granitemoehybrid = 'GraniteMoeHybrid' } do

@@ -77,7 +77,7 @@ local heads_fit = signature.options { config_.whole_groups,
 local function complete_together(c, family)
    c.head_dim = c.head_dim or config_.head_dim(c)
    heads_fit(family.op, {}, c)
-   config_.check_layer_types(family.op, c)
+   config_.check_layer_types(family.op, c, family.kinds)
    if family.where then family.where(family.op, {}, c) end
    if family.complete then family.complete(c, family.op) end
 end
@@ -121,8 +121,10 @@ local function layer(c, rope, opts, family, i)
       hidden = c.intermediate_size, bias = c.mlp_bias })
    if family.layer then family.layer(c, i, mixer, mlp) end
    local experts = family.experts and family.experts(c, i)
-   local parts = { names = layer_names, mixer = family.mixer and family.mixer(c, mixer)
-      or nn.Attention(mixer), mlp = experts
+   local own, own_name
+   if family.mixer then own, own_name = family.mixer(c, mixer, i, opts) end
+   local parts = { names = copy({ mixer = own_name }, copy(layer_names)),
+      mixer = own or nn.Attention(mixer), mlp = experts
       and part.experts(c, opts, branches, experts) or nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
       norm.offset = family.norm_offset
