@@ -11,7 +11,6 @@ local Backbone = require 'tide.model.backbone'
 local experts = require 'tide.model.experts'
 local part = require 'tide.model.part'
 local published = require 'tide.model.published'
-local qwen3_moe = require('tide.model.qwen3_moe').family
 
 local op = 'model.qwen3_next'
 
@@ -30,31 +29,24 @@ local function kinds_of(c)
    return list
 end
 
--- Fields of the layers, with and without experts.
-local fields = {
+local fields = published._rows(experts.fields('num_experts', 512, 10, { least = 0 }),
+   experts.layer_fields, {
    { 'partial_rotary_factor', 0.25, 'number in [1e-9, 1]' },
    { 'full_attention_interval', 4, count }, { 'layer_types', kinds_of },
    { 'linear_conv_kernel_dim', 4, 'integer in [2, 4]' },
    { 'linear_key_head_dim', 128, count }, { 'linear_value_head_dim', 128, count },
    { 'linear_num_key_heads', 16, count }, { 'linear_num_value_heads', 32, count },
-}
-
-local of_experts = experts.fields('num_experts', 512, 10, { least = 0 })
-for _, row in ipairs(fields) do of_experts[#of_experts + 1] = row end
-for _, row in ipairs {
    { 'moe_intermediate_size', 512, count }, { 'shared_expert_intermediate_size', 512, count },
-   { 'norm_topk_prob', true, 'boolean' }, { 'decoder_sparse_step', 1, count },
-   { 'mlp_only_layers', published.optional, 'integer[] >= 0' },
-} do of_experts[#of_experts + 1] = row end
+   { 'norm_topk_prob', true, 'boolean' },
+})
 
 local relations = { 'where linear_num_value_heads % linear_num_key_heads == 0 -- '
    .. 'linear_num_value_heads ({linear_num_value_heads}) must be a multiple of '
    .. 'linear_num_key_heads ({linear_num_key_heads})' }
 
-local check_layers = qwen3_moe.complete_for(op)
-
-local function complete(c)
-   check_layers(c)
+-- Refuses layers that the model does not have.
+local function complete(c, name)
+   experts.check_layers(c, name)
    c.full_attention_interval = nil                           -- layer_types says it now
 end
 
@@ -72,7 +64,7 @@ end
 local names = { shared = 'shared_expert', gate = 'shared_expert_gate' }
 
 Qwen3Next.family = {
-   op = op, fields = of_experts, kinds = { 'linear_attention', 'full_attention' },
+   op = op, fields = fields, kinds = { 'linear_attention', 'full_attention' },
    sizes = { 'moe_intermediate_size', 'shared_expert_intermediate_size', 'linear_key_head_dim',
       'linear_value_head_dim', 'linear_num_key_heads', 'linear_num_value_heads',
       'linear_conv_kernel_dim' },
@@ -92,7 +84,7 @@ Qwen3Next.family = {
       o.gate, o.qk_norm = true, { eps = c.rms_norm_eps, offset = 1 }
    end,
    experts = function(c, i)
-      return c.num_experts > 0 and qwen3_moe.has_experts(c, i) and {
+      return c.num_experts > 0 and experts.is_in_layer(c, i) and {
          hidden = c.moe_intermediate_size, experts = c.num_experts, topk = c.num_experts_per_tok,
          norm_topk = c.norm_topk_prob,
          shared = { hidden = c.shared_expert_intermediate_size, gate = true, names = names } }
