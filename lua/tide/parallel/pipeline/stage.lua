@@ -9,20 +9,25 @@
 -- last one to all. Within a step calls are forwards and backwards in the order of schedule.lua;
 -- results exist on the last stage alone, and the others get a placeholder that leads backward to
 -- what they have sent.
+--
+-- Fields: model; comm, rank, size (of the stages); counts (blocks of each stage), blocks (first and
+-- last one here); first, last (whether this is that stage); before, after (links to neighbours);
+-- width, dtype (of hidden states); mixtures, multiplying (of the whole model); tied (the weight
+-- that the first and the last stage share); micros (of the step under way: ids, has, dtype, event,
+-- inputs and gradients that are received and not used yet, likes, is_placeholder).
 
 local tide = require 'tide'
+local across = require 'tide.parallel.pipeline.across'
 local copy = require 'tide.util.copy'
-local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local layout = require 'tide.parallel.layout'
 local link = require 'tide.parallel.pipeline.link'
 local private = require 'tide.util.private'
 local schedule = require 'tide.parallel.pipeline.schedule'
-local sorted_keys = require('tide.util.pretty').sorted_keys
 local spread = require 'tide.nn.spread'
 
-local Stage = { class_name = 'PipelineStage' }
+local Stage = copy(across, { class_name = 'PipelineStage' })
 Stage.__index = Stage
 
 -- ---- what lies between two stages --------------------------------------------------------------
@@ -196,29 +201,43 @@ end
 
 -- ---- a step ------------------------------------------------------------------------------------
 
+-- Returns whether this stage trains a parameter.
+local function trains(self)
+   for _, e in ipairs(self.model:named_parameters()) do
+      if e.param.requires_grad then return true end
+   end
+   return false
+end
+
+-- Returns the dtype in which the stage computes.
+local function dtype_of(self)
+   local sharded = spread.of(self.model).sharded
+   return sharded and sharded.opts.mp.param_dtype or self.dtype
+end
+
+-- Returns which gradients pass here, as schedule.events takes it. all: what the stages said; of a
+-- simulated one this one alone, which then speaks for all.
+local function gradients_of(self, all)
+   local has = { before = false, here = false }
+   if not tide.is_grad_enabled() then return has end
+   for s = 0, self.rank do
+      has.before, has.here = has.here, has.here or (all[s + 1] or all[1]).trained
+   end
+   return has
+end
+
 -- Begins n micro-batches of a step or of an evaluation. ids: those of each, as the model gets them
 -- on this rank; without gradients the caller may add them before each event. Returns the events of
 -- this stage (see schedule.lua). Collective over the stages.
 function Stage:begin(ids, n)
-   local trained = false
-   for _, e in ipairs(self.model:named_parameters()) do
-      trained = trained or e.param.requires_grad
-   end
-   local all = self.comm.transport == 'sim' and {}
-      or self.comm:all_gather_object { trained = trained, dtype = self.dtype, n = n }
-   local has = { before = false, here = false }
-   for s = 0, self.rank do
-      local is = not all[s + 1] or all[s + 1].trained
-      has.before, has.here = s < self.rank and (has.before or is) or has.before, has.here or is
-   end
+   local all = self:gather { trained = trains(self), dtype = dtype_of(self), n = n }
    for s, row in ipairs(all) do
       err.raise_if(row.n ~= n, 'E_STATE', 'parallel.pipeline', 'stage %d has %d micro-batches, '
          .. 'stage %d has %d; every stage needs the same', s - 1, row.n, self.rank, n)
    end
-   if not tide.is_grad_enabled() then has.before, has.here = false, false end
-   self.micros = { ids = ids, has = has, dtype = all[1] and all[1].dtype or self.dtype,
-      inputs = {}, gradients = {}, likes = {} }
-   return schedule.events(self.rank, self.size, n, has)
+   self.micros = { ids = ids, has = gradients_of(self, all), dtype = all[1].dtype, inputs = {},
+      gradients = {}, likes = {} }
+   return schedule.events(self.rank, self.size, n, self.micros.has)
 end
 
 -- Sets the event that runs now.
@@ -242,55 +261,5 @@ function Stage:finish(failed)
       if failed then to.sent = {} else to:flush() end
    end
 end
-
--- Returns whether the first and the last stage share a parameter.
-function Stage:is_tied(t) return self.tied ~= nil and t.id == self.tied.id end
-
--- Returns the communicator of the ranks of `replicas` on the first stage and on the last one; on a
--- stage between of those of this stage. root: the communicator of the mesh. Collective.
-function Stage:ends(root, replicas)
-   local n = replicas.size
-   if root.transport == 'sim' then
-      if not (self.first or self.last) then return replicas end
-      return dist.simulate(2 * n, (self.last and n or 0) + replicas.rank)
-   end
-   local each = root.size / self.size                  -- the axis pp is the outermost
-   local place = root.rank % each
-   for _, r in ipairs(n > 1 and replicas:all_gather_object(place) or {}) do
-      place = math.min(place, r)
-   end
-   local is_end = self.first or self.last
-   return root:split((is_end and 0 or self.rank) * each + place, root.rank, 'tied')
-end
-
--- Returns the share of a step of n micro-batches in which a stage waits, if all take equally long.
-function Stage:idle(n) return schedule.idle(self.size, n) end
-
--- Returns a list of the plain values that the stages give. Collective.
-function Stage:gather(value)
-   if self.comm.transport == 'sim' then return { value } end
-   return self.comm:all_gather_object(value)
-end
-
--- Returns the tensors of all stages by name. state: those of this one; device: of the others.
--- Collective.
-function Stage:joined(state, device)
-   local mine, out = {}, copy(state)
-   for _, name in ipairs(sorted_keys(state)) do
-      mine[#mine + 1] = { name = name, shape = state[name].shape, dtype = state[name].dtype }
-   end
-   for s, list in ipairs(self.comm:all_gather_object(mine)) do
-      for _, row in ipairs(list) do
-         local t = s - 1 == self.rank and state[row.name]:contiguous()
-            or tide.empty(row.shape, { dtype = row.dtype, device = device })
-         self.comm:broadcast(t, s - 1)
-         out[row.name] = out[row.name] or t
-      end
-   end
-   return out
-end
-
--- Returns the element-wise sums of a list of numbers over the stages. Collective.
-function Stage:sum(numbers) return dist.sum(self.comm, numbers) end
 
 return Stage
