@@ -19,7 +19,7 @@ describe('recipes/parallel_tour.lua', function()
          assert.equal(0, status, out)
          assert.is_nil(out:find 'is a spelling of 0.1', out)
          local list = losses(out)
-         for _, name in ipairs { 'hooks', 'dp', 'fsdp', 'tp', 'cp' } do
+         for _, name in ipairs { 'hooks', 'dp', 'fsdp', 'tp', 'cp', 'pp' } do
             assert.equal(list.alone, list[name], out)
          end
          local first, last = list.alone:match '^(%S+).- (%S+)$'
