@@ -42,7 +42,7 @@ end
 -- Trains five steps by hand and prints their losses. exchange(optim): what the ranks do between
 -- backward and update. alike: all ranks see the whole loss, in place of a share of it.
 local function train(comm, name, what, o)
-   local optim, losses = tide.optim.AdamW(o.sharded or o.model, { lr = 6e-3 }), {}
+   local optim, losses = tide.optim.AdamW(o.sharded or o.model, { lr = 8e-3 }), {}
    for i = 1, 5 do
       local b = o.cut and o.cut(o.batch) or o.batch
       local loss = o.model:loss(b.ids, b.labels, { count = count, positions = b.positions,
