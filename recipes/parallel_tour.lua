@@ -39,11 +39,11 @@ local function own_batch(comm)
    return batch(comm.rank * share + 1, (comm.rank + 1) * share)
 end
 
--- Trains six steps by hand and prints their losses. exchange(optim): what the ranks do between
+-- Trains eight steps by hand and prints their losses. exchange(optim): what the ranks do between
 -- backward and update. alike: all ranks see the whole loss, in place of a share of it.
 local function train(comm, name, what, o)
-   local optim, losses = tide.optim.AdamW(o.sharded or o.model, { lr = 6e-3 }), {}
-   for i = 1, 6 do
+   local optim, losses = tide.optim.AdamW(o.sharded or o.model, { lr = 5e-3 }), {}
+   for i = 1, 8 do
       local b = o.cut and o.cut(o.batch) or o.batch
       local loss = o.model:loss(b.ids, b.labels, { count = count, positions = b.positions,
          index = b.index, context = b.context })
