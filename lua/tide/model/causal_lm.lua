@@ -102,11 +102,11 @@ local function at_head(self, method, h, ...)
 end
 
 -- Returns the final hidden states of a call; on a stage of a pipeline before the last one the
--- output of the stage. Arguments: those of the method hidden.
-local function final_states(self, ...)
+-- output of the stage. Further arguments: those of the method hidden.
+local function final_states(self, ids, ...)
    local stage = spread.of(self).pp
-   if not stage then return private.call(self.hidden, self, ...) end
-   return stage:within(private.call, self.hidden, self, ...)
+   if not stage then return private.call(self.hidden, self, ids, ...) end
+   return stage:within(ids, private.call, self.hidden, self, ids, ...)
 end
 
 -- Returns fn(h) of final hidden states; in a pipeline what the last stage computes (see

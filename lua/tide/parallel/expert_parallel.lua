@@ -19,6 +19,7 @@ local layout = require 'tide.parallel.layout'
 local mixtures = require 'tide.nn.mixtures'
 local placement = require 'tide.parallel.placement'
 local private = require 'tide.util.private'
+local spread = require 'tide.nn.spread'
 local subgroup = require 'tide.parallel.subgroup'
 
 local experts = {}
@@ -128,11 +129,12 @@ function experts.check_whole(op, model)
 end
 
 -- Deals the experts of all nn.MoE of a model out over an axis. Each rank keeps neighbours; where
--- their number does not divide, the first ranks keep one more.
+-- their number does not divide, the first ranks keep one more. A stage of a pipeline may have no
+-- experts, where others do.
 function experts.deal(op, model, axis)
-   local list, made = mixtures(model), {}
-   err.raise_if(#list == 0, 'E_ARG', op, 'ep_size (%d): the model has no experts (nn.MoE); leave '
-      .. 'it out', axis.size)
+   local list, made, stage = mixtures(model), {}, spread.of(model).pp
+   err.raise_if((stage and stage.mixtures or #list) == 0, 'E_ARG', op, 'ep_size (%d): the model '
+      .. 'has no experts (nn.MoE); leave it out', axis.size)
    for _, layer in ipairs(list) do check_size(op, layer.m, layer.path, axis.size) end
    for _, layer in ipairs(list) do
       local m = layer.m

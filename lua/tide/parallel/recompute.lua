@@ -16,8 +16,8 @@
 -- module cut over ranks repeats its collectives in the same order on every rank and keeps only its
 -- part of the sequence. 'selective' runs no module again: the tape makes those results again from
 -- what it holds anyway (parameter remake, set while a block runs). Apply a policy after tensor
--- parallelism and before FSDP. It replaces the one before. opts.scope limits it to parts of a
--- model: 'language', 'vision', 'audio'.
+-- parallelism and before pipeline_parallel, which leaves some blocks of the model, and FSDP. It
+-- replaces the one before. opts.scope limits it to parts of a model: 'language', 'vision', 'audio'.
 
 local tide = require 'tide'
 local class = require 'tide.class'

@@ -5,6 +5,7 @@
 -- scope: the modules free their temporaries at the last use.
 
 local tide = require 'tide'
+local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local private = require 'tide.util.private'
 local reduce = require 'tide.train.reduce'
@@ -13,6 +14,8 @@ local pipelined = {}
 
 -- Returns the part of a batch that this rank computes.
 local function cut(self, batch)
+   err.arg_if(not tide.is_tensor(batch.ids), 'train.step', 'ids', 'a tensor [batch, tokens] in '
+      .. 'each batch, as stages of a pipeline must know the shape of hidden states', batch.ids)
    return self.cp and not batch.context and self.cp:cut(batch) or batch
 end
 
@@ -31,6 +34,7 @@ end
 
 local function run_forward(self, losses, i, batch, count)
    local loss, record = reduce.forward(self, batch, count)
+   self.stage:check_called()
    local counts, topk
    if record then counts, topk = record:counts() end
    reduce.note(losses, i, counted(self, loss), counts, topk, record and record:_places())
@@ -67,7 +71,10 @@ function pipelined.micros(self, batches, count)
       end
       if next(open) then self.parallel:finish() end        -- nothing is trained up to this stage
    end
-   reduce.with_sharded(self, function() within(self, ids, #batches, run) end)
+   reduce.with_sharded(self, function()
+      within(self, ids, #batches, run)
+      self.parallel:_report_bad()
+   end)
    return reduce.summed(self, losses)
 end
 
@@ -81,7 +88,9 @@ function pipelined.evaluate(self, n, fn)
          i = i + 1
          ids[i] = mine.ids
          self.stage:at(events[i])
-         return counted(self, reduce.loss_of(self, mine, count))
+         local loss = reduce.loss_of(self, mine, count)
+         self.stage:check_called()
+         return counted(self, loss)
       end)
    end)
 end

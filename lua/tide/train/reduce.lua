@@ -119,9 +119,9 @@ function reduce.shares_of_stages(self, busiest, idlest)
 end
 
 -- Moves the correction biases of routers by what reduce.shares has left in losses. factor: nil, or
--- a tensor, 0 where the step is not applied.
+-- a tensor, 0 where the step is not applied. A stage of a pipeline may have no routers.
 function reduce.correct(self, losses, factor)
-   if self.router_bias_rate == 0 then return end
+   if self.router_bias_rate == 0 or not losses.counts then return end
    nn_balance._correct(self.model, losses.counts, losses.places, self.router_bias_rate, factor)
 end
 

@@ -111,23 +111,25 @@ end
 -- Refuses ranks that add up gradients but differ in weights, clip, optimiser or loss. They update
 -- their replicas separately, so the replicas would silently drift apart or learn a mixture. It also
 -- refuses models of equal shapes that compute different things or freeze other parameters.
--- Collective; a sharded model has compared them already.
+-- Ranks that hold other parts of a sharded model would clip or update their parts otherwise.
+-- Collective; a sharded model has compared its parameters already.
 function replicas.check_replicas(self, op)
+   local sharded, stage = self.parallel, self.stage
    local items = {
       { 'limits of the gradient norm (clip)', tostring(self.clip), 'shown' },
       { 'rates of correction biases (router_bias_rate)', tostring(self.router_bias_rate), 'shown' },
-      { 'options of the optimiser', optim_text(self.optim, self.parallel), 'shown' },
+      { 'options of the optimiser', optim_text(self.optim, sharded), 'shown' },
       { 'options of the loss', canonical(self.loss_options), 'shown' },
    }
-   if self.parallel and self.router_bias_rate > 0 then
+   if sharded and self.router_bias_rate > 0 then
       items[#items + 1] = { 'values of correction biases',
-         function() return biases(self.model) end }
+         function() return biases(self.model) end, among = stage and stage.rank }
    end
-   if not self.parallel then
+   if not sharded then
       items[#items + 1] = { 'parameters of the optimiser', optim_names(self.optim) }
       if class.is(self.model, nn.Module) then items[#items + 1] = fingerprint.model(self.model) end
    end
-   agree.check(self.comm, op, 'E_STATE', items)
+   agree.check(sharded and sharded.comm or self.comm, op, 'E_STATE', items)
 end
 
 local function other_batches(axis, size)

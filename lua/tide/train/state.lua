@@ -111,6 +111,17 @@ local function description(model)
       quantised = rawget(model, 'quantised') }
 end
 
+-- Returns the stage of a pipeline that a run has here; nil without one.
+local function stage_of(run) return run.parallel and run.parallel.stage end
+
+-- Returns the random state of a run on this rank. plain: of a checkpoint, which has one for each
+-- stage of a pipeline, as these draw differently often.
+local function rng_of(run, plain)
+   local stage, list = stage_of(run), plain.rng_stages
+   local is_same = stage and list and #list == stage.size
+   return is_same and list[stage.rank + 1] or plain.rng
+end
+
 -- Refuses a run whose model a checkpoint cannot hold: one that would apply its adapters twice, or
 -- parts of weights.
 local function check_model(op, run)
@@ -126,9 +137,10 @@ end
 function state.collect(run)
    check_model('train.state.collect', run)
    local saved, meta = tensors_of(run)
+   local rng, stage = ctx_of(run):rng_state(), stage_of(run)
    saved.plain = copy(description(run.model), {
       step = run.step, optim = meta, sampler = run.sampler and run.sampler:state(),
-      rng = ctx_of(run):rng_state(), recipe = run.recipe, job = run.job,
+      rng = rng, rng_stages = stage and stage:gather(rng), recipe = run.recipe, job = run.job,
       data = data_of(run), val_loss = run.val_loss, best = run.best,
    })
    return saved
@@ -327,7 +339,8 @@ function state.restore(run, saved)
       load_whole_optim(op, run.optim, saved, plain.optim)
    end
    if run.sampler and plain.sampler then run.sampler:restore(plain.sampler) end
-   if plain.rng then ctx_of(run):set_rng_state(plain.rng) end
+   local rng = rng_of(run, plain)
+   if rng then ctx_of(run):set_rng_state(rng) end
    run.step, run.val_loss, run.best = plain.step, plain.val_loss, plain.best
    return run.step
 end

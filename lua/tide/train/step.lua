@@ -41,17 +41,24 @@ local function check_dtype(op, model)
    end
 end
 
+-- Returns whether `has` holds on a stage of the pipeline, of a model without one here. Collective.
+local function on_any_stage(self, has)
+   for _, other in ipairs(self.stage and self.stage:gather(has) or {}) do has = has or other end
+   return has
+end
+
 -- Refuses a rate for a model whose routers have no correction biases, which does not note what they
 -- choose, or whose adapters are written without the biases.
 local function check_router_bias(op, self)
    if self.router_bias_rate == 0 then return end
    local has = false
    if self.model.walk then self.model:walk(function(m) has = has or m.router_bias ~= nil end) end
-   err.raise_if(not has, 'E_ARG', op, 'router_bias_rate: no router of the model has a correction '
-      .. 'bias (correction = true of nn.MoE); leave it out, or give output_router_logits')
-   err.raise_if(not self.has_experts, 'E_UNSUPPORTED', op, 'router_bias_rate: the model has no '
-      .. 'method has_experts, so the step does not see what its routers choose; take a model of '
-      .. 'tide.model, or move the biases in a loop of your own')
+   err.raise_if(not on_any_stage(self, has), 'E_ARG', op, 'router_bias_rate: no router of the '
+      .. 'model has a correction bias (correction = true of nn.MoE); leave it out, or give '
+      .. 'output_router_logits')
+   err.raise_if(not on_any_stage(self, self.has_experts), 'E_UNSUPPORTED', op, 'router_bias_rate: '
+      .. 'the model has no method has_experts, so the step does not see what its routers choose; '
+      .. 'take a model of tide.model, or move the biases in a loop of your own')
    err.raise_if(rawget(self.model, '_adapter'), 'E_UNSUPPORTED', op, 'router_bias_rate: the model '
       .. 'has adapters (nn.lora), whose files hold no correction biases, so that they would be '
       .. 'lost; leave it out, or train the model without adapters')
@@ -78,10 +85,10 @@ function step.new(opts)
       loss = opts.loss, loss_options = opts.loss_options or {}, stage = sharded and sharded.stage,
    }, Step)
    self.has_experts = type(opts.model.has_experts) == 'function' and opts.model:has_experts()
-   check_router_bias(op, self)
    replicas.set_groups(self, op)
    replicas.check_replicated(self, op)
    replicas.check_replicas(self, op)
+   check_router_bias(op, self)
    if opts.captured then captured.set(self, op) end
    return self
 end

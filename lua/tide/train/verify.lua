@@ -100,8 +100,9 @@ signature.record('stored_optim', 'a table', { 'kind: string', 'steps: integer >=
 signature.record('stored_rng', 'a table', { 'seed: integer >= 0', 'stream: integer >= 0',
    'offset: integer >= 0' })
 signature.record('stored_state', 'a table', { 'step: integer >= 0', 'optim: stored_optim',
-   'sampler: table?', 'rng: stored_rng?', 'config: table?', 'family: string | false?',
-   'data: table?', 'val_loss: any_number?', 'recipe: table?', 'job: string?' })
+   'sampler: table?', 'rng: stored_rng?', 'rng_stages: stored_rng[]?', 'config: table?',
+   'family: string | false?', 'data: table?', 'val_loss: any_number?', 'recipe: table?',
+   'job: string?' })
 
 -- Returns what state.json of the checkpoint at `path` holds, with fields that have their types.
 function verify.plain(op, path)

@@ -14,7 +14,7 @@ local checkpoints = { limit = 120 }
 -- How a leg lies over ranks: n, axes, and the sections of the plan.
 local function place(c, o)
    local p = { n = c:pick { 1, 2, 3, 4, 6 } }
-   p.axes = models.mesh(c, p.n)
+   p.axes = models.mesh(c, p.n, o.stages)
    if o.tp % p.axes.tp ~= 0 then
       p.axes.tp, p.axes.dp_shard = 1, p.axes.dp_shard * p.axes.tp
    end
@@ -46,8 +46,8 @@ end
 -- it goes on from) }. moves: legs have places of their own.
 function checkpoints.make(c)
    local o = { seed = c:int(0, 999), family = c:pick(models.trained), moves = not c:chance(0.4),
-      tp = c:pick { 1, 2 }, T = c:int(1, 9), legs = {} }
-   o.config = models.config(c, o.family, o.tp)
+      tp = c:pick { 1, 2 }, stages = c:pick { 1, 2, 3 }, T = c:int(1, 9), legs = {} }
+   o.config = models.config(c, o.family, o.tp, o.stages)
    o.dtype = o.moves and 'f64' or c:pick { 'f64', 'f32', 'bf16' }
    local state = models.has_state[o.family] or o.family == 'gpt2'
    o.dropout = not o.moves and not state and c:chance(0.5)
@@ -267,7 +267,7 @@ local function through(o, l, last, whole)
    return all and all[1], text
 end
 
-local alone = { n = 1, axes = { dp_shard = 1, dp_replicate = 1, cp = 1, tp = 1 } }
+local alone = { n = 1, axes = { pp = 1, dp_shard = 1, dp_replicate = 1, cp = 1, tp = 1 } }
 
 local function check_in(dir, o)
    local t = require 'tide'

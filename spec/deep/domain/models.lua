@@ -39,12 +39,13 @@ end
 
 -- ---- models ----------------------------------------------------------------------------------
 
-local function attention_config(c, tp)
+local function attention_config(c, tp, pp)
    local kv = tp * c:few(1, 2)
    local heads = kv * c:few(1, 2)
    return { vocab_size = c:int(5, 41) + tp, hidden_size = heads * 2 * c:few(1, 2),
-      num_hidden_layers = c:few(1, 3), num_attention_heads = heads, num_key_value_heads = kv,
-      intermediate_size = c:int(1, 24) + tp, initializer_range = 0.2 }
+      num_hidden_layers = math.max(c:few(1, 3), pp), num_attention_heads = heads,
+      num_key_value_heads = kv, intermediate_size = c:int(1, 24) + tp,
+      initializer_range = 0.2 }
 end
 
 local function state_config(c, tp)
@@ -268,9 +269,11 @@ local function with_experts(c, o)
    return o
 end
 
--- A configuration of a family whose heads divide among tp ranks.
-function models.config(c, family, tp)
-   local o = attention_config(c, tp)
+-- A configuration of a family whose heads divide among tp ranks, and its layers among pp stages (nil:
+-- one).
+function models.config(c, family, tp, pp)
+   pp = pp or 1
+   local o = attention_config(c, tp, pp)
    if not models.has_state[family] then
       more[family](c, o)
       return o
@@ -286,6 +289,7 @@ function models.config(c, family, tp)
          tie_word_embeddings = c:chance(0.5), use_bias = c:chance(0.3), initializer_range = 0.2 }
    end
    local pattern = c:pick { 'M-', 'M*-', '*M-', 'MM*', 'M', 'ME', 'E*M' }
+   while #pattern < pp do pattern = pattern .. pattern end
    return with_experts(c, { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
       hybrid_override_pattern = pattern, num_attention_heads = o.num_attention_heads,
       num_key_value_heads = o.num_key_value_heads, head_dim = 2 * c:few(1, 2),
@@ -306,12 +310,14 @@ function models.divisor(c, n)
    return c:pick(list)
 end
 
--- Axes of n ranks: { dp_replicate, dp_shard, cp, tp }.
-function models.mesh(c, n)
-   local axes = { dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1 }
+-- Axes of n ranks: { pp, dp_replicate, dp_shard, cp, tp }, with at most `stages` (4) of pp.
+function models.mesh(c, n, stages)
+   local axes = { pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1 }
+   local d = models.divisor(c, n)
+   if d > 1 and d <= (stages or 4) then axes.pp, n = d, n / d end
    local names = { 'tp', 'cp', 'dp_replicate' }
    for _, name in ipairs(names) do
-      local d = models.divisor(c, n)
+      d = models.divisor(c, n)
       axes[name], n = d, n / d
    end
    axes.dp_shard = n

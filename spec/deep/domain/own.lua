@@ -7,7 +7,7 @@ local models = require 'spec.deep.domain.models'
 local own = {}
 
 -- Children of a block that have wraps ('': the block), and where the section may stand.
-local places, sections = { 'mlp', 'self_attn', '' }, { 'fsdp', 'recompute', 'cp', 'tp' }
+local places, sections = { 'mlp', 'self_attn', '' }, { 'fsdp', 'recompute', 'pp', 'cp', 'tp' }
 
 -- A case's own parts, nil for none: mlp (channels of an own MLP), wrap (a place), before.
 function own.make(c, o)

@@ -32,19 +32,34 @@ local function fsdp(c, o)
    return f
 end
 
+-- The number of layers of a configuration.
+function training.layers(config)
+   return config.num_hidden_layers or #config.hybrid_override_pattern
+end
+
 -- A case: family and config, axes of n ranks, sections of the plan, optimiser, clip, steps of
 -- `accum` micro-batches of `rows` rows a data rank, and own parts (domain/own.lua).
 function training.make(c)
    local o = { n = c:pick { 1, 2, 3, 4, 6, 8 }, seed = c:int(0, 999) }
    o.axes = models.mesh(c, o.n)
    o.family = c:pick(models.trained)
-   o.config = models.config(c, o.family, o.axes.tp)
+   o.config = models.config(c, o.family, o.axes.tp, o.axes.pp)
    o.T, o.rows, o.accum, o.steps = c:few(1, 20), c:few(1, 2), c:few(1, 3), c:few(1, 3)
    if o.axes.dp_shard > 1 or not c:chance(0.3) then o.fsdp = fsdp(c, o) end
    o.ep = models.divisor(c, o.axes.dp_shard * o.axes.cp)
    if o.axes.tp > 1 then
       o.tp = { sequence_parallel = c:chance(0.5) and o.family ~= 'gpt2' }    -- is refused there
       o.tp.async_tp = o.tp.sequence_parallel and c:chance(0.3) or nil
+   end
+   if o.axes.pp > 1 then
+      o.accum = c:few(1, 7)
+      local n, list = training.layers(o.config), {}
+      for s = o.axes.pp, 2, -1 do
+         list[s] = c:int(1, n - s + 1)
+         n = n - list[s]
+      end
+      list[1] = n
+      o.pp = { layers = c:chance(0.5) and list or nil }
    end
    if o.axes.cp > 1 then
       o.cp = { method = c:pick { 'ring', 'allgather', 'a2a' },
@@ -80,7 +95,8 @@ end
 
 function training.on_rank(o)
    local t = require 'tide'
-   local plan = own.plan(t, o, { recompute = o.recompute, fsdp = o.fsdp, tp = o.tp, cp = o.cp })
+   local plan = own.plan(t, o, { recompute = o.recompute, fsdp = o.fsdp, tp = o.tp, cp = o.cp,
+      pp = o.pp })
    local run = plan:materialise { seed = o.seed }
    local step = t.train.step.new { model = run.model, parallel = run.sharded, comm = run.comm,
       optim = optimiser(t, o, run.params), clip = o.clip, router_bias_rate = o.bias_rate }
@@ -97,7 +113,8 @@ function training.on_rank(o)
       if not done.applied then error('the step was not applied: ' .. tostring(done.cause)) end
    end
    local function whole() return t.parallel.layout.gathered(run.model) end
-   local state = run.sharded and t.parallel.unshard_fsdp2_model(run.sharded, whole) or whole()
+   local state = run.stage and run.sharded:full_state_dict()
+      or run.sharded and t.parallel.unshard_fsdp2_model(run.sharded, whole) or whole()
    got.weights = {}
    for name, v in pairs(state) do
       got.weights[name] = v:detach():to 'f64':reshape(-1):tolist()
@@ -124,7 +141,7 @@ end
 -- What a failing case has.
 function training.trait(o)
    local list = { o.family }
-   for _, name in ipairs { 'dp_replicate', 'dp_shard', 'cp', 'tp' } do
+   for _, name in ipairs { 'pp', 'dp_replicate', 'dp_shard', 'cp', 'tp' } do
       if o.axes[name] > 1 then list[#list + 1] = name end
    end
    if o.fsdp then list[#list + 1] = o.fsdp.strategy end
@@ -157,7 +174,9 @@ function training.check(o)
          end
       end
       for name, list in pairs(want.biases) do
-         local far = values.far(got.biases[name], list, 1e-2)
+         -- a stage has those of its own layers
+         local has = o.axes.pp == 1 or got.biases[name]
+         local far = has and values.far(got.biases[name], list, 1e-2) or 0
          if far > 1e-4 then return ('%s of rank %d is off by %.3g'):format(name, r - 1, far) end
       end
       for name, list in pairs(want.weights) do

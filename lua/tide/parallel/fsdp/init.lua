@@ -321,8 +321,14 @@ function Sharded:finish()
    self.pending, self.reduced, self.unsynced = {}, {}, not self.sync
    self.unfinished = false
    self:release()
-   if self.sync then schedule.report_bad(self) end
+   local stage = self.stage
+   if self.sync and not (stage and stage:is_stepping()) then schedule.report_bad(self) end
 end
+
+-- Raises on every rank if a gradient that finish has reduced is not finite on any rank, and
+-- check_for_nan_in_grad is set. A step of a pipeline calls it at its end: stages reduce at
+-- different times. Collective.
+function Sharded:_report_bad() schedule.report_bad(self) end
 
 -- Raises unless the gradients are ready for a norm or an update of the shards.
 function Sharded:check_finished(name)

@@ -14,7 +14,8 @@
 -- last one here); first, last (whether this is that stage); before, after (links to neighbours);
 -- width, dtype (of hidden states); mixtures, multiplying (of the whole model); tied (the weight
 -- that the first and the last stage share); micros (of the step under way: ids, has, dtype, event,
--- inputs and gradients that are received and not used yet, likes, is_placeholder).
+-- inputs and gradients that are received and not used yet, likes, has_told (dtype is sent), called
+-- and is_placeholder (of the present forward)).
 
 local tide = require 'tide'
 local across = require 'tide.parallel.pipeline.across'
@@ -30,6 +31,8 @@ local spread = require 'tide.nn.spread'
 local Stage = copy(across, { class_name = 'PipelineStage' })
 Stage.__index = Stage
 
+local op = 'parallel.pipeline'
+
 -- ---- what lies between two stages --------------------------------------------------------------
 
 -- Returns the shape of the hidden states between two stages. ids: [B, T], or embeddings that tensor
@@ -42,9 +45,18 @@ local function shape_of(self, ids)
    return { ids:size(1), T, self.width }
 end
 
--- Returns the input of micro-batch i of a step, as Link:exchange takes it.
+-- Returns the dtype of hidden states where the stage before cannot say it: it is simulated.
+local function simulated_dtype(self)
+   local sharded = spread.of(self.model).sharded
+   local mp = sharded and sharded.opts.mp or {}
+   return mp.output_dtype or mp.param_dtype or self.dtype
+end
+
+-- Returns the input of micro-batch i of a step, as Link:exchange takes it. The first input of a
+-- step follows its dtype, which the others have too.
 local function input_like(self, i)
    local m = self.micros
+   m.dtype = m.dtype or self.before:tell() or simulated_dtype(self)
    return { shape = shape_of(self, m.ids[i]), dtype = m.dtype, device = m.ids[i].device }
 end
 
@@ -122,11 +134,48 @@ function Stage:_return(dx)
    if joint then m.inputs[#m.inputs + 1] = input end
 end
 
--- Returns fn(...), in which the model may compute the states of this stage.
-function Stage:within(fn, ...)
-   local before = self.inside
+-- Notes a call of the model within a step. Raises if a stage cannot know what it receives.
+local function count_call(self, ids)
+   local m, name = self.micros, self.model.op or 'model'
+   err.raise_if(m.called, 'E_UNSUPPORTED', name, 'the loss of a micro-batch calls the model a '
+      .. 'second time, and stages of a pipeline send the states of one call; put both rows into '
+      .. 'one batch, or compute what needs no gradient before the step')
+   local given, ids_ = m.ids[m.event.i], { ids:size(1), ids:size(2) }
+   err.raise_if(given:size(1) ~= ids_[1] or given:size(2) ~= ids_[2], 'E_UNSUPPORTED', name, 'the '
+      .. 'loss of a micro-batch calls the model with ids [%d, %d], and those of the batch, whose '
+      .. 'states the stages of a pipeline expect, are [%d, %d]; give the batch as it is',
+      ids_[1], ids_[2], given:size(1), given:size(2))
+   m.called = true
+end
+
+-- Refuses a forward that has not called the model: other stages wait for what it sends.
+function Stage:check_called()
+   err.raise_if(not self.micros.called, 'E_STATE', 'train.step', "option 'loss': it did not call "
+      .. 'the model, and the stages of a pipeline wait for its states; call model:loss or '
+      .. 'model:label_logprobs once for each batch')
+end
+
+-- Lets what follows draw from a stream of random numbers of this stage, so that blocks of different
+-- stages drop different elements. Returns a function that ends it.
+local function draw_apart(self)
+   local ctx = tide.default()
+   local before = ctx:rng_state()
+   ctx:set_rng_state(copy({ stream = before.stream + self.rank }, copy(before)))
+   return function()
+      ctx:set_rng_state(copy({ stream = before.stream }, ctx:rng_state()))
+   end
+end
+
+-- Returns fn(...), in which the model may compute the states of this stage. ids: what the model was
+-- given.
+function Stage:within(ids, fn, ...)
+   if self.micros then count_call(self, ids) end
+   local before, draw_as_before = self.inside, draw_apart(self)
    self.inside = true
-   return finally(function() self.inside = before end, fn, ...)
+   return finally(function()
+      self.inside = before
+      draw_as_before()
+   end, fn, ...)
 end
 
 -- ---- what a model calls ------------------------------------------------------------------------
@@ -138,8 +187,8 @@ function Stage:input(ids)
    if m then
       from, grad = input_like(self, m.event.i), m.has.before and tide.is_grad_enabled()
    else
-      local told = self.before:tell() or { dtype = self.dtype, shape = shape_of(self, ids),
-         grad = true }
+      local told = self.before:tell() or { dtype = simulated_dtype(self),
+         shape = shape_of(self, ids), grad = true }
       from = { shape = told.shape, dtype = told.dtype, device = ids.device }
       grad = told.grad and tide.is_grad_enabled()
    end
@@ -151,10 +200,13 @@ end
 -- Sends the output h of the last block of this stage, which is given up. Returns a zero that leads
 -- backward to it.
 local function output(self, h)
-   if not self.micros then
+   local m, chain = self.micros
+   if not m then
       self.after:tell { shape = h.shape, dtype = h.dtype, grad = h.requires_grad }
+   elseif not m.has_told then
+      self.after:tell(h.dtype)
+      m.has_told = true
    end
-   local chain
    if h.requires_grad then
       chain = sent(h, self)
    else
@@ -201,48 +253,41 @@ end
 
 -- ---- a step ------------------------------------------------------------------------------------
 
--- Returns whether this stage trains a parameter.
-local function trains(self)
+-- Returns what each stage says of its micro-batches: { trained (whether it trains something), n },
+-- {} of simulated stages. Raises unless they fit together. Collective.
+local function said(self, n)
+   if self.comm.transport == 'sim' then return {} end
+   local trained = false
    for _, e in ipairs(self.model:named_parameters()) do
-      if e.param.requires_grad then return true end
+      trained = trained or e.param.requires_grad
    end
-   return false
-end
-
--- Returns the dtype in which the stage computes.
-local function dtype_of(self)
-   local sharded = spread.of(self.model).sharded
-   return sharded and sharded.opts.mp.param_dtype or self.dtype
-end
-
--- Returns which gradients pass here, as schedule.events takes it. all: what the stages said; of a
--- simulated one this one alone, which then speaks for all.
-local function gradients_of(self, all)
-   local has = { before = false, here = false }
-   if not tide.is_grad_enabled() then return has end
-   for s = 0, self.rank do
-      has.before, has.here = has.here, has.here or (all[s + 1] or all[1]).trained
+   local all, any = self.comm:all_gather_object { trained = trained, n = n }, false
+   for s, row in ipairs(all) do
+      any = any or row.trained
+      err.raise_if(row.n ~= n, 'E_STATE', op, 'stage %d has %d micro-batches, stage %d has %d; '
+         .. 'every stage needs the same', s - 1, row.n, self.rank, n)
    end
-   return has
+   err.raise_if(not any and tide.is_grad_enabled(), 'E_STATE', op, 'no parameter of any stage '
+      .. 'requires a gradient, so there is nothing to train; see requires_grad_ of modules')
+   return all
 end
 
 -- Begins n micro-batches of a step or of an evaluation. ids: those of each, as the model gets them
 -- on this rank; without gradients the caller may add them before each event. Returns the events of
 -- this stage (see schedule.lua). Collective over the stages.
 function Stage:begin(ids, n)
-   local all = self:gather { trained = trains(self), dtype = dtype_of(self), n = n }
-   for s, row in ipairs(all) do
-      err.raise_if(row.n ~= n, 'E_STATE', 'parallel.pipeline', 'stage %d has %d micro-batches, '
-         .. 'stage %d has %d; every stage needs the same', s - 1, row.n, self.rank, n)
+   local all, has = said(self, n), { before = false, here = false }
+   for s = 0, tide.is_grad_enabled() and self.rank or -1 do
+      has.before, has.here = has.here, has.here or not all[s + 1] or all[s + 1].trained
    end
-   self.micros = { ids = ids, has = gradients_of(self, all), dtype = all[1].dtype, inputs = {},
-      gradients = {}, likes = {} }
-   return schedule.events(self.rank, self.size, n, self.micros.has)
+   self.micros = { ids = ids, has = has, inputs = {}, gradients = {}, likes = {} }
+   return schedule.events(self.rank, self.size, n, has)
 end
 
 -- Sets the event that runs now.
 function Stage:at(event)
-   self.micros.event, self.micros.is_placeholder = event, false
+   local m = self.micros
+   m.event, m.is_placeholder, m.called = event, false, false
 end
 
 -- Returns the inputs that are received and not used yet.
@@ -250,6 +295,9 @@ function Stage:received() return self.micros.inputs end
 
 -- Returns whether the present forward gave zeros in place of what the last stage has.
 function Stage:gave_placeholder() return self.micros ~= nil and self.micros.is_placeholder end
+
+-- Returns whether the micro-batches of a step run.
+function Stage:is_stepping() return self.micros ~= nil end
 
 -- Returns the links of this stage.
 function Stage:links() return { self.before or self.after, self.before and self.after } end

@@ -113,12 +113,12 @@ local sections = {
    { name = 'cp', apply = function(self, run)
       run.context = over_axis(self, run, 'cp', cp_train.attach)
    end },
-   { name = 'pp', apply = function(self, run)
-      run.stage = over_axis(self, run, 'pp', pipeline.pipeline_parallel)
-   end },
    { name = 'recompute', apply = function(self, run)
       if self.recompute == nil then return end
       tide.parallel.recompute(run.model, self.recompute, { scope = self.scope })
+   end },
+   { name = 'pp', apply = function(self, run)
+      run.stage = over_axis(self, run, 'pp', pipeline.pipeline_parallel)
    end },
    { name = 'fsdp', apply = function(self, run, device, seed, init)
       if not self.fsdp then return end
