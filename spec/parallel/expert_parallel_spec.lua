@@ -25,7 +25,7 @@ local function sends(rank, n, list)
       local price, run = plan:price { batch = 1, seq = 6, rank = rank }, plan:materialise()
       local s, comms = run.sharded, {}
       for _, comm in ipairs { s.comm, s.shard_comm, s.replicas, s.data_comm, s.ep.comm,
-         s.of_experts.shards, s.of_experts.replicas } do comms[comm] = true end
+         s.over.dealt.shards, s.over.dealt.replicas } do comms[comm] = true end
       local function traffic()
          local sum = 0
          for comm in pairs(comms) do
