@@ -63,13 +63,18 @@ static double delta_normalize(const delta *s, double *row)
   return factor;
 }
 
-static void read_token(const delta *s, token *w, int64_t b, int64_t t, int64_t h)
+/* Reads q and k of a key head. */
+static void read_keys(const delta *s, token *w, int64_t b, int64_t t, int64_t hk)
 {
-  int64_t hk = h / (s->Hv / s->Hk);
   delta_row(s->q, w->q, b, t, hk, s->Dk);
   delta_row(s->k, w->k, b, t, hk, s->Dk);
   w->rq = delta_normalize(s, w->q);
   w->rk = delta_normalize(s, w->k);
+}
+
+static void read_token(const delta *s, token *w, int64_t b, int64_t t, int64_t h)
+{
+  read_keys(s, w, b, t, h / (s->Hv / s->Hk));
   delta_row(s->v, w->r, b, t, h, s->Dv);
   w->beta = delta_at3(s->beta, b, t, h);
   bool begins = t > 0 && !sequence_goes_on(s->seq, b, t);
@@ -294,7 +299,7 @@ static void delta_back_group(delta_back *k, int64_t b, int64_t hk)
   for (int64_t h = hk * group; h < (hk + 1) * group; h++) delta_back_head(k, b, h);
   for (int64_t t = 0; t < s->T; t++) {
     int64_t at = (b * s->T + t) * s->Hk + hk;
-    read_token(s, &k->w, b, t, hk * group);
+    read_keys(s, &k->w, b, t, hk);
     put_row(s, &k->out[OUT_Q], at, k->dq + t * s->Dk, k->w.q, k->w.rq);
     put_row(s, &k->out[OUT_K], at, k->dk + t * s->Dk, k->w.k, k->w.rk);
   }
