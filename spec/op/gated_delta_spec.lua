@@ -72,6 +72,22 @@ local function delta(i, opts)
    return tide.gated_delta(i.q, i.k, i.v, i.g, i.beta, o)
 end
 
+-- Checks results and gradients in f32 against the reference in f64.
+local function equals_reference(i, dy)
+   local function run_in(dtype, device)
+      local c = {}
+      for name, x in pairs(i) do c[name] = x:to(device):to(dtype):clone():requires_grad_() end
+      local o, last = delta(c)
+      local loss = (o * dy:to(device):to(dtype)):to('f64'):sum() + last:to('f64'):sum()
+      loss:backward()
+      local out = { o = o:detach(), last = last:detach() }
+      for name, x in pairs(c) do out[name] = x.grad end
+      return out
+   end
+   local want = run_in('f64', 'ref')
+   for name, x in pairs(run_in('f32', fast)) do check(x:to 'ref', want[name], 'f32', name) end
+end
+
 describe('gated_delta', function()
    for _, dtype in ipairs { 'f64', 'f32' } do
       it('of a packed stream equals its sequences apart, wherever they begin, in ' .. dtype,
@@ -117,21 +133,13 @@ describe('gated_delta', function()
    end)
 
    it('in f32 is as accurate as f64 where strong and weak decays mix', function()
-      local T = 150
-      local i = make(T, 1, 2, 8, 6, 'f64')
-      i.g = -(tide.randn { 1, T, 2 } * 6):exp():to 'f64' -- from 1e-8 to 1e8
-      local dy = tide.randn { 1, T, 2, 6 }
-      local function gradients(dtype)
-         local c = {}
-         for name, x in pairs(i) do c[name] = x:to(dtype):clone():requires_grad_() end
-         local o = delta(c)
-         o:backward(dy:to(dtype))
-         local out = { o = o:detach() }
-         for name, x in pairs(c) do out[name] = x.grad end
-         return out
-      end
-      local want = gradients 'f64'
-      for name, x in pairs(gradients 'f32') do check(x, want[name], 'f32', name) end
+      local i = make(150, 1, 2, 8, 6, 'f64')
+      i.g = -(tide.randn { 1, 150, 2 } * 6):exp():to 'f64' -- from 1e-8 to 1e8
+      equals_reference(i, tide.randn { 1, 150, 2, 6 })
+   end)
+
+   it('of states wider than a block of threads keeps equals the reference', function()
+      equals_reference(make(5, 1, 2, 310, 40, 'f64'), tide.randn { 1, 5, 2, 40 })
    end)
 
    it('does not depend on the number of threads, backward included', function()

@@ -242,7 +242,7 @@ static void delta_back_advance(delta_back *k, int64_t b, int64_t t, int64_t h,
   ref_put(&k->out[OUT_G], row, dkeep * w->keep);
 }
 
-static void delta_back_chunk(delta_back *k, int64_t c, int64_t b, int64_t h)
+static void ref_back_chunk(delta_back *k, int64_t c, int64_t b, int64_t h)
 {
   const delta *s = &k->s;
   int64_t t0 = c * k->chunk, end = t0 + k->chunk < s->T ? t0 + k->chunk : s->T;
@@ -274,7 +274,7 @@ static void delta_back_head(delta_back *k, int64_t b, int64_t h)
     if (k_absent(k->dlast)) memset(k->dstate + i * s->Dv, 0, (size_t)s->Dv * sizeof *state);
     else delta_row(k->dlast, k->dstate + i * s->Dv, b, h, i, s->Dv);
   }
-  for (int64_t c = k->nchunk - 1; c >= 0; c--) delta_back_chunk(k, c, b, h);
+  for (int64_t c = k->nchunk - 1; c >= 0; c--) ref_back_chunk(k, c, b, h);
   const k_tensor *dinitial = &k->out[OUT_INITIAL];
   if (!k_absent(dinitial)) delta_put(dinitial, (b * s->Hv + h) * s->n, k->dstate, s->n);
 }
