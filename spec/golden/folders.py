@@ -172,17 +172,26 @@ CASES = [
         norm_topk_prob=False, mlp_only_layers=[0], decoder_sparse_step=2, attention_bias=True,
         full_attention_interval=2, tie_word_embeddings=True,
         rope_parameters=dict(YARN, partial_rotary_factor=0.5))),
+    ("qwen3_5", "Qwen3_5Text", dict(DELTA, layer_types=[LINEAR, FULL, LINEAR])),
+    ("qwen3_5_moe", "Qwen3_5MoeText", dict(
+        DELTA, intermediate_size=None, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=12, shared_expert_intermediate_size=10, attention_bias=True,
+        layer_types=[FULL, LINEAR, LINEAR], tie_word_embeddings=True, rope_parameters=dict(
+            rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5,
+            mrope_interleaved=True, mrope_section=[1, 1, 0]))),
     ("gpt2", "GPT2", dict(n_embd=24, n_layer=3, n_head=6, n_positions=16)),
     ("gpt2_untied", "GPT2", dict(n_embd=24, n_layer=2, n_head=4, n_positions=12, n_inner=20,
                                  tie_word_embeddings=False, activation_function="relu",
                                  scale_attn_by_inverse_layer_idx=True)),
 ]
-CENTRE = {"Gemma2": 0, "Gemma3Text": 0, "Qwen3Next": 0}
-MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+CENTRE = {"Gemma2": 0, "Gemma3Text": 0, "Qwen3Next": 0, "Qwen3_5Text": 0,
+          "Qwen3_5MoeText": 0}
+MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel",
+          "Qwen3_5Text": "Qwen3_5ForCausalLM", "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM"}
 
 
 # Fields of BASE that a case leaves out by None.
-NONE = ("head_dim", "num_hidden_layers", "rms_norm_eps")
+NONE = ("head_dim", "num_hidden_layers", "rms_norm_eps", "intermediate_size")
 
 # What files of a kind call the experts of a layer and their projections; others as Qwen3Moe.
 USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")

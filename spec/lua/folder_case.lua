@@ -11,7 +11,8 @@ local stored = require 'tide.model.stored'
 local case = { V = 23 }
 
 -- Around what the weights of norms lie, but those of gated delta nets; elsewhere 1.
-local centres = { gemma2 = 0, gemma3 = 0, qwen3_next = 0 }
+local centres = { gemma2 = 0, gemma3 = 0, qwen3_next = 0, qwen3_5 = 0,
+   qwen3_5_moe = 0 }
 
 -- The fields of a stored configuration, and the family that they name.
 function case.config(row)

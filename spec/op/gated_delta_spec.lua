@@ -72,6 +72,22 @@ local function delta(i, opts)
    return tide.gated_delta(i.q, i.k, i.v, i.g, i.beta, o)
 end
 
+-- Checks results and gradients in f32 against the reference in f64.
+local function equals_reference(i, dy)
+   local function run_in(dtype, device)
+      local c = {}
+      for name, x in pairs(i) do c[name] = x:to(device):to(dtype):clone():requires_grad_() end
+      local o, last = delta(c)
+      local loss = (o * dy:to(device):to(dtype)):to('f64'):sum() + last:to('f64'):sum()
+      loss:backward()
+      local out = { o = o:detach(), last = last:detach() }
+      for name, x in pairs(c) do out[name] = x.grad end
+      return out
+   end
+   local want = run_in('f64', 'ref')
+   for name, x in pairs(run_in('f32', fast)) do check(x:to 'ref', want[name], 'f32', name) end
+end
+
 describe('gated_delta', function()
    for _, dtype in ipairs { 'f64', 'f32' } do
       it('of a packed stream equals its sequences apart, wherever they begin, in ' .. dtype,
@@ -114,6 +130,77 @@ describe('gated_delta', function()
       end
       close(tide.stack(steps, 2), want, { rel = 1e-5, abs = 1e-5 })
       close(state, want_last, { rel = 1e-5, abs = 1e-5 })
+   end)
+
+   it('in f32 is as accurate as f64 where strong and weak decays mix', function()
+      local i = make(150, 1, 2, 8, 6, 'f64')
+      i.g = -(tide.randn { 1, 150, 2 } * 6):exp():to 'f64' -- from 1e-8 to 1e8
+      equals_reference(i, tide.randn { 1, 150, 2, 6 })
+   end)
+
+   it('of states wider than a block of threads keeps equals the reference', function()
+      equals_reference(make(5, 1, 2, 310, 40, 'f64'), tide.randn { 1, 5, 2, 40 })
+   end)
+
+   it('does not depend on the number of threads, backward included', function()
+      finally(function() tide.set_nthread(2) end)
+      local cu = tide.tensor({ 0, 7, 64, 131, 150 }, { dtype = 'i32' })
+      local packed = tide.sequence_index(cu, 150)
+      for _, heads in ipairs { { 1, 6 }, { 5, 5 }, { 2, 6 } } do
+         local i = make(150, heads[1], heads[2], 9, 17, 'f32')
+         local function bits(n, sequence)
+            tide.set_nthread(n)
+            local c, text = {}, {}
+            for name, x in pairs(i) do c[name] = x:clone():requires_grad_() end
+            local o = delta(c, { sequence = sequence, chunk = 70 })
+            o:square():sum():backward()
+            for _, name in ipairs { 'q', 'k', 'v', 'g', 'beta' } do
+               text[#text + 1] = c[name].grad:to_string_bytes()
+            end
+            return o:detach():to_string_bytes() .. table.concat(text)
+         end
+         local one, other = bits(1), bits(1, packed)
+         for n = 2, 5 do
+            assert.is_true(one == bits(n))
+            assert.is_true(other == bits(n, packed))
+         end
+      end
+   end)
+
+   -- What is no number in one sequence stays there: all else is the same to the bit.
+   it('keeps NaN and infinities within their sequence', function()
+      local T, cu = 150, { 0, 1, 2, 19, 64, 96, 128, 150 }
+      local q = tide.sequence_index(tide.tensor(cu, { dtype = 'i32' }), T):to(fast)
+      local i = make(T, 1, 1, 6, 4, 'f32')
+      i.dy = tide.randn { 1, T, 1, 4 }
+      local function with(name, first, last, value)
+         local c = {}
+         for key, x in pairs(i) do c[key] = x:clone() end
+         if name then c[name]:slice(2, (first + last) / 2, (first + last) / 2):fill_(value) end
+         for key, x in pairs(c) do c[key] = x:to(fast):requires_grad_() end
+         local o = delta(c, { sequence = q, chunk = 100, return_last = false })
+         o:backward(c.dy:detach())
+         local out = { o = o:detach() }
+         for _, key in ipairs { 'q', 'k', 'v', 'g', 'beta' } do out[key] = c[key].grad end
+         for key, x in pairs(out) do out[key] = x:to 'cpu' end
+         return out
+      end
+      local function bytes(x, first, last)
+         return first > last and '' or x:slice(2, first, last):to_string_bytes()
+      end
+      local want = with()
+      for k = 1, #cu - 1, fast == 'cuda' and 3 or 1 do
+         local first, last = cu[k] + 1, cu[k + 1]
+         if (first + last) % 2 == 1 then last = last - 1 end
+         for _, name in ipairs { 'q', 'k', 'v', 'g', 'beta', 'dy' } do
+            local got = with(name, first, last, k % 2 == 0 and math.huge or 0 / 0)
+            for field, x in pairs(want) do
+               assert.is_true(bytes(x, 1, cu[k]) == bytes(got[field], 1, cu[k])
+                  and bytes(x, cu[k + 1] + 1, T) == bytes(got[field], cu[k + 1] + 1, T),
+                  ('%s of sequence %d shows in %s'):format(name, k, field))
+            end
+         end
+      end
    end)
 
    it('of no token returns the initial state', function()

@@ -2,7 +2,8 @@
  * CPU.
  *
  * Chunks as in arXiv 2412.06464: in a piece of up to 64 tokens that begins with state S,
- *   D[t, s] = exp(cum_t - cum_s),  A = beta_t D (k_t . k_s) for s < t,  P = D (q_t . k_s) for s <= t
+ *   D[t, s] = exp(cum_t - cum_s)
+ *   A = beta_t D (k_t . k_s) for s < t,  P = D (q_t . k_s) for s <= t
  *   R = v - in * (K S),  U = (1 + A)^-1 (beta * R),  o = scale (in * (Q S) + P U)
  *   S <- whole S + (out * K)' U
  * with in_t = exp(cum_t), out_t = exp(cum_n - cum_t), whole = exp(cum_n). All products are register

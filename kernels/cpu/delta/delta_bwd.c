@@ -108,7 +108,7 @@ static float *delta_state_at(const gdelta *s, const delta_back_head *k, const de
   return i == 0 ? (float *)k->before : r->between + (i - 1) * s->Dk * s->Dv;
 }
 
-/* ---- a chunk, before its heads ---------------------------------------------------------------- */
+/* ---- a chunk, before its heads ------------------------------------------------------------- */
 
 /* Lists the pieces of chunk c and computes what the heads share. Returns the number of pieces. */
 static int64_t delta_back_share(const delta_back *w, delta_at *at, int64_t c, delta_back_scratch *r)
@@ -136,7 +136,7 @@ static int64_t delta_back_share(const delta_back *w, delta_at *at, int64_t c, de
   return count;
 }
 
-/* ---- forwards over the pieces of a head ------------------------------------------------------- */
+/* ---- forwards over the pieces of a head ---------------------------------------------------- */
 
 /* R = v - in x, x = beta R; f = {in, beta}. */
 TIDE_LEVELS(void, delta_rest_row,
@@ -201,7 +201,7 @@ static void delta_back_forwards(const gdelta *s, const delta_back_head *k, const
   tide__panel_mm(kern, (panel_mm){r->a_cols, r->b_values_t, state, Dv, Dk, Dv, n, at->seen});
 }
 
-/* ---- backwards over the pieces of a head ------------------------------------------------------ */
+/* ---- backwards over the pieces of a head --------------------------------------------------- */
 
 /* Computes dU = P' g + out * (K dS), and left: what the state after the piece gives to the decays
  * that follow token i, summed over the tokens before it. */
@@ -404,7 +404,7 @@ static void delta_back_piece(const delta_back *w, const delta_back_head *k, cons
   delta_back_put(w, k, at, edge, r);
 }
 
-/* ---- a chunk, after its heads ----------------------------------------------------------------- */
+/* ---- a chunk, after its heads -------------------------------------------------------------- */
 
 /* Completes dq and dk of a piece by the sums over the heads. */
 static void delta_back_end(const gdelta *s, const delta_at *at, int64_t from, delta_back_scratch *r)
@@ -447,7 +447,7 @@ static void delta_back_put_rows(const gdelta *s, const k_tensor *out, int64_t ro
   }
 }
 
-/* ---- tasks ------------------------------------------------------------------------------------ */
+/* ---- tasks --------------------------------------------------------------------------------- */
 
 static void delta_back_chunk(const delta_back *w, delta_at *at, int64_t c, delta_back_scratch *r)
 {
@@ -489,7 +489,7 @@ static void delta_back_tasks(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t i = begin; i < end; i++) delta_back_task(w, i, &r);
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------- */
+/* ---- the kernel ---------------------------------------------------------------------------- */
 
 static void delta_back_plan(delta_back *w, const k_call *call)
 {

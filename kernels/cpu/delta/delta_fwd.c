@@ -291,7 +291,9 @@ static void delta_few_tasks(void *arg, int64_t begin, int64_t end, int thread)
   for (int64_t m = begin; m < end; m++) {
     int64_t h = m % s->Hv;
     delta_at at = {.b = m / s->Hv, .hk = h / s->group};
-    tide__delta_state(s, s->initial, at.b, h, r.state);
+    float *state = r.state;
+    if (!k_absent(f->last)) state = (float *)f->last->data + m * s->Dk * s->Dv;
+    tide__delta_state(s, s->initial, at.b, h, state);
     for (int64_t c = 0; c < s->nchunk; c++) {
       tide__delta_chunk(s, &at, c);
       while (tide__delta_next(s, &at)) {
@@ -299,10 +301,9 @@ static void delta_few_tasks(void *arg, int64_t begin, int64_t end, int thread)
         tide__delta_rows(s, s->k, &at, at.t0, at.n, r.k, 0);
         tide__delta_steps(s, &at, h, &r.st);
         for (int64_t i = 0; i < at.n; i++)
-          delta_step(f, &at, h, i, delta_keep(&r.st, i), r.state, &r);
+          delta_step(f, &at, h, i, delta_keep(&r.st, i), state, &r);
       }
     }
-    delta_put_last(f, at.b, h, r.state);
   }
 }
 

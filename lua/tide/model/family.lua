@@ -60,6 +60,10 @@ local published = {
       hidden_act = 'silu' },
    qwen3_vl_moe = { architectures = { 'Qwen3VLMoeForConditionalGeneration' },
       model_type = 'qwen3_vl_moe', hidden_act = 'silu' },
+   qwen3_5 = { architectures = { 'Qwen3_5ForCausalLM' }, model_type = 'qwen3_5_text',
+      hidden_act = 'silu' },
+   qwen3_5_moe = { architectures = { 'Qwen3_5MoeForCausalLM' }, model_type = 'qwen3_5_moe_text',
+      hidden_act = 'silu' },
    hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
 }
 for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2', qwen3 = 'Qwen3',

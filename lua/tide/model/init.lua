@@ -8,6 +8,7 @@ return require 'tide.util.lazy' ('model', {
    hybrid = 'hybrid', bamba = 'bamba', granitemoehybrid = 'granitemoehybrid',
    gpt2 = 'gpt2', mixtral = 'mixtral',
    olmoe = 'olmoe', qwen2_moe = 'qwen2_moe', qwen3_moe = 'qwen3_moe', qwen3_next = 'qwen3_next',
+   qwen3_5 = 'qwen3_5', qwen3_5_moe = 'qwen3_5_moe',
    glm4_moe = 'glm4_moe',
    glm4_moe_lite = 'glm4_moe_lite', deepseek_v2 = 'deepseek_v2',
    deepseek_v3 = 'deepseek_v3', gpt_oss = 'gpt_oss', vision = 'vision',

@@ -63,13 +63,18 @@ static double delta_normalize(const delta *s, double *row)
   return factor;
 }
 
-static void read_token(const delta *s, token *w, int64_t b, int64_t t, int64_t h)
+/* Reads q and k of a key head. */
+static void read_keys(const delta *s, token *w, int64_t b, int64_t t, int64_t hk)
 {
-  int64_t hk = h / (s->Hv / s->Hk);
   delta_row(s->q, w->q, b, t, hk, s->Dk);
   delta_row(s->k, w->k, b, t, hk, s->Dk);
   w->rq = delta_normalize(s, w->q);
   w->rk = delta_normalize(s, w->k);
+}
+
+static void read_token(const delta *s, token *w, int64_t b, int64_t t, int64_t h)
+{
+  read_keys(s, w, b, t, h / (s->Hv / s->Hk));
   delta_row(s->v, w->r, b, t, h, s->Dv);
   w->beta = delta_at3(s->beta, b, t, h);
   bool begins = t > 0 && !sequence_goes_on(s->seq, b, t);
@@ -237,7 +242,7 @@ static void delta_back_advance(delta_back *k, int64_t b, int64_t t, int64_t h,
   ref_put(&k->out[OUT_G], row, dkeep * w->keep);
 }
 
-static void delta_back_chunk(delta_back *k, int64_t c, int64_t b, int64_t h)
+static void ref_back_chunk(delta_back *k, int64_t c, int64_t b, int64_t h)
 {
   const delta *s = &k->s;
   int64_t t0 = c * k->chunk, end = t0 + k->chunk < s->T ? t0 + k->chunk : s->T;
@@ -269,7 +274,7 @@ static void delta_back_head(delta_back *k, int64_t b, int64_t h)
     if (k_absent(k->dlast)) memset(k->dstate + i * s->Dv, 0, (size_t)s->Dv * sizeof *state);
     else delta_row(k->dlast, k->dstate + i * s->Dv, b, h, i, s->Dv);
   }
-  for (int64_t c = k->nchunk - 1; c >= 0; c--) delta_back_chunk(k, c, b, h);
+  for (int64_t c = k->nchunk - 1; c >= 0; c--) ref_back_chunk(k, c, b, h);
   const k_tensor *dinitial = &k->out[OUT_INITIAL];
   if (!k_absent(dinitial)) delta_put(dinitial, (b * s->Hv + h) * s->n, k->dstate, s->n);
 }
@@ -294,7 +299,7 @@ static void delta_back_group(delta_back *k, int64_t b, int64_t hk)
   for (int64_t h = hk * group; h < (hk + 1) * group; h++) delta_back_head(k, b, h);
   for (int64_t t = 0; t < s->T; t++) {
     int64_t at = (b * s->T + t) * s->Hk + hk;
-    read_token(s, &k->w, b, t, hk * group);
+    read_keys(s, &k->w, b, t, hk);
     put_row(s, &k->out[OUT_Q], at, k->dq + t * s->Dk, k->w.q, k->w.rq);
     put_row(s, &k->out[OUT_K], at, k->dk + t * s->Dk, k->w.k, k->w.rk);
   }
