@@ -377,7 +377,8 @@ function adapter.load(what, dir)
       .. 'sharded one; read its adapters before fully_shard')
    local c, tensors = open(op, dir, model)
    local modules = modules_of(tensors)
-   check_base(op, dir, model, c, modules)
+   -- a stage of a pipeline has some of the layers; fill_sharded compares those of all stages
+   if not spread.of(model).pp then check_base(op, dir, model, c, modules) end
    local description = rawget(model, 'adapter')
    if description then
       err.raise_if(low_rank.is_merged(model), 'E_STATE', op, 'the adapters of the model are '
