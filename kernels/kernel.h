@@ -299,6 +299,24 @@ typedef struct k_ssd_attrs {
   int32_t softplus;
 } k_ssd_attrs;
 
+/* gated_delta: q, k [B, T, Hk, Dk], v [B, T, Hv, Dv], g, beta [B, T, Hv], initial [B, Hv, Dk, Dv]
+ *   or absent, sequence [B or 1, T] or absent
+ *   -> o [B, T, Hv, Dv], final f32* [B, Hv, Dk, Dv] or absent, states f32* [B, ceil(T / chunk), Hv,
+ *   Dk, Dv] or absent: the state that enters each chunk.
+ * gated_delta_bwd: do, q, k, v, g, beta, initial, sequence, states, dfinal or absent
+ *   -> dq, dk, dv, dg, dbeta, dinitial or absent, each in the dtype of its operand.
+ * Value head h reads head h / (Hv / Hk) of q and k. With rows q_t and k_t, which l2norm divides by
+ * sqrt(sum of squares + eps):
+ *   R_t = exp(g_t) S_{t-1},  u_t = beta_t (v_t - R_t' k_t),  S_t = R_t + k_t u_t',
+ *   o_t = scale S_t' q_t
+ * and S_{t-1} counts as zero where token t is of another sequence than t - 1. chunk >= 1 is the
+ * grain of states; it changes results by rounding only. */
+typedef struct k_gated_delta_attrs {
+  double  scale, eps;
+  int64_t chunk;
+  int32_t l2norm;
+} k_gated_delta_attrs;
+
 /* cross_entropy: logits_NV (K_INNER), targets_N i64/i32 -> loss_N f32*, logsum_N f32*
  * cross_entropy_bwd: dloss_N f32*, logits, targets, logsum -> dlogits
  * linear_cross_entropy: x_ND, w_VD, bias_V or absent, targets_N -> loss f32* scalar (sum),

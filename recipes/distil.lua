@@ -21,23 +21,24 @@ local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
 local teacher = require 'recipes.support.teacher'
 local text = require 'recipes.support.text'
+local tuned = require 'recipes.support.tuned'
 
 local function train(self, opt)
    local tide = require 'tide'
 
    -- The model, which has no bytes yet, and the chats as its tokens.
-   local model = self:check(chats.model, self)
+   local model = self:check(tuned.model, self)
    opt.lr = opt.lr or model.adapter and 2e-4 or 2e-5
    local images, processor = chats.images(self, opt, model)
    local corpus = chats.corpus(self, opt, model, images)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
-   local per_rank = text.rows(opt, plan:data().size)
+   local per_rank = text.rows(self, opt, plan:data().size)
    if opt.plan then return chats.show_plan(self, opt, plan, per_rank, corpus) end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
-   if not opt.resume then chats.fill(self, opt, spread) end
+   if not opt.resume then tuned.fill(self, opt, spread) end
 
    -- Which chats make up which step, and how many steps there are.
    local sampler = chats.sampler(self, opt, corpus, spread.data)
@@ -69,7 +70,7 @@ local function train(self, opt)
    -- The result.
    if result.val_loss then self:print('validation loss %.4f per token', result.val_loss) end
    self:print('the run is in %s', opt.out)
-   chats.export(self, opt, chats.chosen(opt, run, result), model)
+   tuned.export(self, opt, tuned.chosen(opt, run, result), model)
 end
 
 return job.main({ name = 'distil', title = 'distil a larger model into a smaller one',

@@ -18,6 +18,7 @@ local optim = require 'recipes.support.optim'
 local options = require 'recipes.support.options'
 local preference = require 'recipes.support.preference'
 local text = require 'recipes.support.text'
+local tuned = require 'recipes.support.tuned'
 
 local function train(self, opt)
    local tide = require 'tide'
@@ -25,7 +26,7 @@ local function train(self, opt)
       label_smoothing = opt.label_smoothing })
 
    -- The model, which has no bytes yet, and the pairs as its tokens.
-   local model = self:check(chats.model, self)
+   local model = self:check(tuned.model, self)
    self:check(tide.train.reference.check, model)
    opt.lr = opt.lr or model.adapter and 5e-6 or 1e-6
    local images, processor = chats.images(self, opt, model)
@@ -33,7 +34,7 @@ local function train(self, opt)
 
    -- How it lies over the ranks and what that costs.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
-   local per_rank = text.rows(opt, plan:data().size)
+   local per_rank = text.rows(self, opt, plan:data().size)
    if opt.plan then return preference.show_plan(self, opt, plan, per_rank, corpus) end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
@@ -68,7 +69,7 @@ local function train(self, opt)
    -- The result.
    if result.val_loss then self:print('validation loss %.4f per pair', result.val_loss) end
    self:print('the run is in %s', opt.out)
-   chats.export(self, opt, chats.chosen(opt, run, result), model)
+   tuned.export(self, opt, tuned.chosen(opt, run, result), model)
 end
 
 return job.main({ name = 'dpo', title = 'train a model on preferred answers (DPO, IPO)',

@@ -1,4 +1,4 @@
--- A tour of parallel training: one small model, trained by hand in six ways, with equal losses.
+-- A tour of parallel training: one small model, trained by hand in seven ways, with equal losses.
 --
 --    tide run -n 2 recipes/parallel_tour.lua
 --    tide run -n 4 recipes/parallel_tour.lua --part tp
@@ -13,12 +13,12 @@ local tide = require 'tide'
 
 local rows, seq = 4, 32
 local count = rows * seq                          -- labels of a step over all ranks
-local order = { 'alone', 'hooks', 'dp', 'fsdp', 'tp', 'cp' }
+local order = { 'alone', 'hooks', 'dp', 'fsdp', 'tp', 'cp', 'pp' }
 
 -- ---- what all parts share ----------------------------------------------------------------------
 
 local function new_model(opts)
-   return tide.model.llama({ vocab_size = 258, hidden_size = 32, num_hidden_layers = 2,
+   return tide.model.llama({ vocab_size = 258, hidden_size = 32, num_hidden_layers = 4,
       num_attention_heads = 4, max_position_embeddings = seq }, opts or { seed = 1 })
 end
 
@@ -39,11 +39,11 @@ local function own_batch(comm)
    return batch(comm.rank * share + 1, (comm.rank + 1) * share)
 end
 
--- Trains five steps by hand and prints their losses. exchange(optim): what the ranks do between
+-- Trains eight steps by hand and prints their losses. exchange(optim): what the ranks do between
 -- backward and update. alike: all ranks see the whole loss, in place of a share of it.
 local function train(comm, name, what, o)
-   local optim, losses = tide.optim.AdamW(o.sharded or o.model, { lr = 1e-2 }), {}
-   for i = 1, 5 do
+   local optim, losses = tide.optim.AdamW(o.sharded or o.model, { lr = 5e-3 }), {}
+   for i = 1, 8 do
       local b = o.cut and o.cut(o.batch) or o.batch
       local loss = o.model:loss(b.ids, b.labels, { count = count, positions = b.positions,
          index = b.index, context = b.context })
@@ -109,6 +109,15 @@ function parts.cp(comm)
    train(comm, 'cp', 'the model whole, a share of each sequence', { model = model,
       batch = whole_batch(), cut = function(b) return handle:cut(b) end,
       exchange = sum_over(comm) })
+end
+
+function parts.pp(comm)
+   local mesh = tide.parallel.mesh { { 'pp', comm.size }, { 'dp', 1 } }
+   local model = new_model { device = 'null' }
+   tide.parallel.pipeline_parallel(model, mesh:axis 'pp')  -- hidden states travel
+   local sharded = tide.parallel.fully_shard(model, mesh, { strategy = 'no_shard', seed = 1 })
+   train(comm, 'pp', 'a share of the layers, all rows', { model = model, batch = whole_batch(),
+      sharded = sharded, exchange = function() sharded:finish() end, alike = true })
 end
 
 args.main(function(...)

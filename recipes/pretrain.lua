@@ -121,7 +121,7 @@ local function train(self, opt)
 
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
-   local per_rank = text.rows(opt, plan:data().size)
+   local per_rank = text.rows(self, opt, plan:data().size)
    if opt.plan then return text.show_plan(self, opt, plan, per_rank) end
    local from = not opt.resume and opt.from or nil
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,

@@ -45,6 +45,7 @@ typedef union tide__attrs {
   k_gated_norm_attrs gated_norm;
   k_conv1d_attrs conv1d;
   k_ssd_attrs ssd;
+  k_gated_delta_attrs gated_delta;
   k_rope_attrs rope;
   k_swiglu_attrs swiglu;
   k_attention_attrs attention;

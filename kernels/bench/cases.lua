@@ -207,6 +207,23 @@ add {
    work = ssd_work { seq = 65536, heads = 4, size = 64, state = 128, chunk = 256 },
    tolerance = 1e-3,
 }
+
+-- Operations of the gated delta rule over pieces of c tokens, forward and backward three times
+-- that: K K', K Q' and the inverse with what it multiplies, triangles; the state into two products
+-- and out of one.
+local function delta_work(o, c)
+   return 3 * o.seq * o.heads * (2 * c * o.dim * 2 + 3 * 2 * o.dim * o.dim)
+end
+
+for _, seq in ipairs { 2048, 8192 } do
+   local o = { seq = seq, heads = 16, dim = 128, dtype = 'f32' }
+   add {
+      name = ('gated-delta-%d-f32'):format(seq), case = 'gated_delta', options = o, must = 2,
+      long = seq > 2048, needs = 'transformers', eager = true, kind = 'fma', rounds = 5,
+      sample = 0.05, -- eager: torch.compile unrolls the loop over the chunks
+      work = delta_work(o, 64), tokens = seq, tolerance = 1e-3,
+   }
+end
 add {
    name = 'conv1d', case = 'conv1d', kind = 'near', must = 2, rounds = 11,
    options = { seq = 4096, dim = 1280, taps = 4, dtype = 'f32' }, sample = 0.02,

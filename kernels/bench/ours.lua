@@ -268,6 +268,19 @@ function cases.ssd(o)
    end)
 end
 
+function cases.gated_delta(o)
+   local T, H, D = o.seq, o.heads, o.dim
+   local i = {
+      q = randn({ 1, T, H, D }, o.dtype, true), k = randn({ 1, T, H, D }, o.dtype, true),
+      v = randn({ 1, T, H, D }, o.dtype, true), dy = randn({ 1, T, H, D }, o.dtype),
+      g = (-(tide.rand { 1, T, H })):requires_grad_(),
+      beta = tide.rand({ 1, T, H }):requires_grad_(),
+   }
+   return forward_backward(i, { 'q', 'k', 'v', 'g', 'beta' }, function()
+      return tide.gated_delta(i.q, i.k, i.v, i.g, i.beta, { l2norm = true })
+   end)
+end
+
 function cases.mamba2(o)
    local layer = tide.nn.Mamba2 { dim = o.dim, heads = o.heads, head_dim = o.size, state = o.state,
       chunk = o.chunk, dtype = o.dtype, seed = 1 }

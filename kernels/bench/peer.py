@@ -193,6 +193,21 @@ class SSD(Case):
         return y + i['x'] * i['D'].to(y.dtype)[:, None]
 
 
+class GatedDelta(Case):
+    """The chunked rule of transformers' Qwen3-Next."""
+    wants = ('q', 'k', 'v', 'g', 'beta')
+
+    def load(self, inputs):
+        from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+        self.rule = qwen.torch_chunk_gated_delta_rule
+        super().load(inputs)
+
+    def forward(self):
+        i = self.i
+        return self.rule(i['q'], i['k'], i['v'], i['g'], i['beta'],
+                         use_qk_l2norm_in_kernel=True)[0]
+
+
 def conv_silu(x, w, b):
     k = w.shape[-1]
     y = F.conv1d(x.mT, w.view(-1, 1, k), b, padding=k - 1, groups=w.shape[0])
@@ -420,7 +435,7 @@ class Tokenizer(Case):
 CASES = {'llama': Llama, 'attention': Attention, 'linear_loss': LinearLoss,
          'decode': Decode, 'cross_entropy': CrossEntropy, 'rms_norm': RMSNorm, 'swiglu': SwiGLU,
          'adamw': AdamW, 'op': Op, 'ssd': SSD, 'tokenizer': Tokenizer, 'mamba2': Mamba2,
-         'conv1d': Conv1d}
+         'conv1d': Conv1d, 'gated_delta': GatedDelta}
 
 
 def case_of(name):

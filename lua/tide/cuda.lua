@@ -39,8 +39,8 @@ function cuda.event() return event.new 'cuda' end
 -- Systems, ncu --nvtx), and returns what fn returns. Without a profiler a range costs a function
 -- call.
 function cuda.range(name, fn, ...)
-   arg.string('range', 'name', name)
-   return event.range('cuda', name, arg.func('range', 'fn', fn), ...)
+   arg.string('cuda.range', 'name', name)
+   return event.range('cuda', name, arg.func('cuda.range', 'fn', fn), ...)
 end
 
 -- Adds a range around each call of the modules of a model, named by path and class; returns a
@@ -63,7 +63,7 @@ end
 
 -- Sets whether each op, and each derivative in backward, is a range (parameter ranges).
 function cuda.range_ops(on)
-   err.type('range_ops', 'on', on, 'boolean')
+   err.type('cuda.range_ops', 'on', on, 'boolean')
    ctx.default():param('ranges', on and 1 or 0)
 end
 
@@ -81,7 +81,7 @@ local precisions = { highest = 0, high = 1, medium = 2 }
 -- 'high' (to tf32, 10 bits of fraction) or 'medium' (to bf16, 7 bits); sums are f32. It is the
 -- parameter matmul_precision of the default context; products on the host never round.
 function cuda.set_float32_matmul_precision(name)
-   err.choice('set_float32_matmul_precision', 'name', name, { 'highest', 'high', 'medium' })
+   err.choice('cuda.set_float32_matmul_precision', 'name', name, { 'highest', 'high', 'medium' })
    ctx.default():param('matmul_precision', precisions[name])
 end
 
@@ -97,7 +97,7 @@ local attention_kernels = { mma = 0, wgmma = 1 }
 -- of compute capability 9.0 or the library was built without it. It is the parameter
 -- attention_kernel of the default context.
 function cuda.set_attention_kernel(name)
-   err.choice('set_attention_kernel', 'name', name, { 'mma', 'wgmma' })
+   err.choice('cuda.set_attention_kernel', 'name', name, { 'mma', 'wgmma' })
    ctx.default():param('attention_kernel', attention_kernels[name])
 end
 
@@ -145,9 +145,10 @@ end
 -- the generator, ops on other devices; the error reaches the caller and nothing is recorded.
 -- See also tide.cuda.captured.
 function cuda.graph(fn, opts)
-   arg.func('graph', 'fn', fn)
-   opts = arg.opts('graph', opts, graph_opts)
-   for _ = 1, arg.int('graph', 'warmup', opts.warmup or 1, 0, 1000) do fn() end
+   local op = 'cuda.graph'
+   arg.func(op, 'fn', fn)
+   opts = arg.opts(op, opts, graph_opts)
+   for _ = 1, arg.int(op, 'warmup', opts.warmup or 1, 0, 1000) do fn() end
    return graph.capture('cuda', fn, agree_on)
 end
 

@@ -180,9 +180,9 @@ function text.corpus(job, opt)
 end
 
 -- Rows of a micro-batch on one of `size` ranks with data of their own.
-function text.rows(opt, size)
+function text.rows(job, opt, size)
    if opt.batch % (size * opt.accum) ~= 0 then
-      err.usage('options', '--batch (%d) must be a multiple of the ranks with data of their own '
+      err.usage(job.name, '--batch (%d) must be a multiple of the ranks with data of their own '
          .. '(%d) times --accum (%d)', opt.batch, size, opt.accum)
    end
    return opt.batch / (size * opt.accum)

@@ -11,6 +11,7 @@ local without = {
    ['spec/op/foreach_spec.lua'] = { ' on ref', 'on any number of threads' },
    ['spec/op/update_8bit_spec.lua'] = { ', on ref' },
    ['spec/op/fp8_spec.lua'] = { ' on ref' },
+   ['spec/op/gated_delta_spec.lua'] = { ' on ref', 'of a packed stream', 'the number of threads' },
    ['spec/op/scan_spec.lua'] = wide and {} or { 'within their sequence, in f16',
       'within their sequence, in f64' },
 }
@@ -22,6 +23,7 @@ describe('the CUDA kernels on emulated threads', function()
                            'spec/op/update_8bit_spec.lua', 'spec/op/nf4_spec.lua',
                            'spec/op/nf4_part_spec.lua', 'spec/op/nf4_grouped_spec.lua',
                            'spec/op/conv1d_spec.lua', 'spec/op/scan_spec.lua',
+                           'spec/op/gated_delta_spec.lua',
                            'spec/op/layout_spec.lua', 'spec/op/round_spec.lua',
                            'spec/op/slope_spec.lua' } do
       it('pass ' .. file, function() emulated.run(file, nil, without[file]) end)

@@ -78,6 +78,7 @@ local cases = {
    attention = function() return tide.attention(q, q, q) end,
    conv1d = function() return tide.conv1d(series, taps, nil) end,
    ssd_scan = function() return tide.ssd_scan(q, steps, decay, q, q) end,
+   gated_delta = function() return tide.gated_delta(q, q, q, steps, steps) end,
    gated_rms_norm = function() return tide.gated_rms_norm(x, y, v) end,
    copy_ = function() return y:copy_(x) end,
    foreach_copy_ = function() return tide.foreach_copy_(two, pair) end,

@@ -70,14 +70,15 @@ def parameters_of(model):
 
 
 def fill(named, centre=1):
-    """Fills parameters with sines, by the place of the name in sorted order; norms around `centre`."""
+    """Fills parameters with sines, by the place of the name in sorted order; norms around `centre`,
+    those of gated delta nets around 1."""
     import torch
     with torch.no_grad():
         for k, name in enumerate(sorted(named)):
             p = named[name]
             t = (torch.arange(p.numel(), dtype=torch.float64) * 0.7 + 1.3 * k).sin() * 0.3
             if "norm" in name or ".ln_" in name:
-                t = t / 3 + centre
+                t = t / 3 + (1 if "linear_attn.norm" in name else centre)
             p.copy_(t.reshape(p.shape))
 
 

@@ -717,6 +717,70 @@ true, "num_attention_heads": 6, "num_experts_per_tok": 2, "num_key_value_heads":
 "use_mamba_kernels": true, "vocab_size": 23}]==],
       loss = 5.03491227196361,
    },
+   qwen3_next = {
+      config = [==[
+{"architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "decoder_sparse_step": 1, "eos_token_id": 2, "head_dim": 8, "hidden_act":
+"silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20, "layer_types":
+["linear_attention", "full_attention", "linear_attention"], "linear_conv_kernel_dim": 4,
+"linear_key_head_dim": 6, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+"linear_value_head_dim": 5, "max_position_embeddings": 64, "mlp_only_layers": [],
+"model_type": "qwen3_next", "moe_intermediate_size": 12, "norm_topk_prob": true,
+"num_attention_heads": 6, "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "output_router_logits": false, "pad_token_id": 0, "rms_norm_eps":
+1e-05, "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10000.0, "rope_type":
+"default"}, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 16,
+"tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
+"vocab_size": 23}]==],
+      loss = 3.17473799116315,
+   },
+   qwen3_next_step = {
+      config = [==[
+{"architectures": ["Qwen3NextForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"bos_token_id": 1, "decoder_sparse_step": 2, "eos_token_id": 2, "head_dim": 8, "hidden_act":
+"silu", "hidden_size": 24, "initializer_range": 0.02, "intermediate_size": 20, "layer_types":
+["linear_attention", "full_attention", "linear_attention"], "linear_conv_kernel_dim": 3,
+"linear_key_head_dim": 6, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+"linear_value_head_dim": 5, "max_position_embeddings": 64, "mlp_only_layers": [0],
+"model_type": "qwen3_next", "moe_intermediate_size": 10, "norm_topk_prob": false,
+"num_attention_heads": 6, "num_experts": 5, "num_experts_per_tok": 3, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "output_router_logits": false, "pad_token_id": 0, "rms_norm_eps":
+1e-05, "rope_parameters": {"factor": 4.0, "original_max_position_embeddings": 16,
+"partial_rotary_factor": 0.5, "rope_theta": 500.0, "rope_type": "yarn"},
+"router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 9, "tie_word_embeddings":
+true, "transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
+      loss = 4.87057477996782,
+   },
+   qwen3_5 = {
+      config = [==[
+{"architectures": ["Qwen3_5ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "head_dim": 8, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "intermediate_size": 20, "layer_types": ["linear_attention",
+"full_attention", "linear_attention"], "linear_conv_kernel_dim": 4, "linear_key_head_dim": 6,
+"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 5,
+"max_position_embeddings": 64, "model_type": "qwen3_5_text", "num_attention_heads": 6,
+"num_hidden_layers": 3, "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10000.0, "rope_type":
+"default"}, "tie_word_embeddings": false, "transformers_version": "5.24.0", "use_cache": true,
+"vocab_size": 23}]==],
+      loss = 3.26925672788637,
+   },
+   qwen3_5_moe = {
+      config = [==[
+{"architectures": ["Qwen3_5MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+"bos_token_id": 1, "eos_token_id": 2, "head_dim": 8, "hidden_act": "silu", "hidden_size": 24,
+"initializer_range": 0.02, "layer_types": ["full_attention", "linear_attention",
+"linear_attention"], "linear_conv_kernel_dim": 4, "linear_key_head_dim": 6,
+"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 5,
+"max_position_embeddings": 64, "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 12,
+"num_attention_heads": 6, "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+"num_key_value_heads": 2, "output_router_logits": false, "pad_token_id": 0, "rms_norm_eps":
+1e-05, "rope_parameters": {"mrope_interleaved": true, "mrope_section": [1, 1, 0],
+"partial_rotary_factor": 0.5, "rope_theta": 500.0, "rope_type": "default"},
+"router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 10, "tie_word_embeddings":
+true, "transformers_version": "5.24.0", "use_cache": true, "vocab_size": 23}]==],
+      loss = 3.86077505960589,
+   },
    gpt2 = {
       config = [==[
 {"activation_function": "gelu_new", "add_cross_attention": false, "architectures":

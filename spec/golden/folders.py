@@ -42,6 +42,8 @@ MLA = dict(head_dim=None, num_key_value_heads=6, q_lora_rank=14, kv_lora_rank=10
 NEMOTRON = dict(ssm_state_size=5, mamba_num_heads=8, mamba_head_dim=6, n_groups=2, chunk_size=4,
                 moe_intermediate_size=10, moe_shared_expert_intermediate_size=14,
                 num_hidden_layers=None, rms_norm_eps=None)
+DELTA = dict(head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6,
+             linear_value_head_dim=5)
 CASES = [
     ("llama", "Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0))),
     ("llama_mqa_bias", "Llama", dict(num_key_value_heads=1, attention_bias=True, mlp_bias=True,
@@ -161,17 +163,35 @@ CASES = [
     ("nemotron_moe_bias", "NemotronH", dict(
         NEMOTRON, layers_block_type=[FULL, "moe", "mlp"], n_routed_experts=4,
         num_experts_per_tok=2, mlp_bias=True)),
+    ("qwen3_next", "Qwen3Next", dict(
+        DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+        shared_expert_intermediate_size=16, layer_types=[LINEAR, FULL, LINEAR])),
+    ("qwen3_next_step", "Qwen3Next", dict(
+        DELTA, linear_num_value_heads=2, linear_conv_kernel_dim=3, num_experts=5,
+        num_experts_per_tok=3, moe_intermediate_size=10, shared_expert_intermediate_size=9,
+        norm_topk_prob=False, mlp_only_layers=[0], decoder_sparse_step=2, attention_bias=True,
+        full_attention_interval=2, tie_word_embeddings=True,
+        rope_parameters=dict(YARN, partial_rotary_factor=0.5))),
+    ("qwen3_5", "Qwen3_5Text", dict(DELTA, layer_types=[LINEAR, FULL, LINEAR])),
+    ("qwen3_5_moe", "Qwen3_5MoeText", dict(
+        DELTA, intermediate_size=None, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=12, shared_expert_intermediate_size=10, attention_bias=True,
+        layer_types=[FULL, LINEAR, LINEAR], tie_word_embeddings=True, rope_parameters=dict(
+            rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5,
+            mrope_interleaved=True, mrope_section=[1, 1, 0]))),
     ("gpt2", "GPT2", dict(n_embd=24, n_layer=3, n_head=6, n_positions=16)),
     ("gpt2_untied", "GPT2", dict(n_embd=24, n_layer=2, n_head=4, n_positions=12, n_inner=20,
                                  tie_word_embeddings=False, activation_function="relu",
                                  scale_attn_by_inverse_layer_idx=True)),
 ]
-CENTRE = {"Gemma2": 0, "Gemma3Text": 0}
-MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+CENTRE = {"Gemma2": 0, "Gemma3Text": 0, "Qwen3Next": 0, "Qwen3_5Text": 0,
+          "Qwen3_5MoeText": 0}
+MODELS = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel",
+          "Qwen3_5Text": "Qwen3_5ForCausalLM", "Qwen3_5MoeText": "Qwen3_5MoeForCausalLM"}
 
 
 # Fields of BASE that a case leaves out by None.
-NONE = ("head_dim", "num_hidden_layers", "rms_norm_eps")
+NONE = ("head_dim", "num_hidden_layers", "rms_norm_eps", "intermediate_size")
 
 # What files of a kind call the experts of a layer and their projections; others as Qwen3Moe.
 USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")

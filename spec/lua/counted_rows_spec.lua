@@ -26,6 +26,10 @@ local families = {
       max_position_embeddings = 16, resid_pdrop = 0, embd_pdrop = 0, attn_pdrop = 0 },
    mamba2 = { vocab_size = V, hidden_size = 32, num_hidden_layers = 2, state_size = 8, head_dim = 8,
       n_groups = 1 },
+   qwen3_next = { vocab_size = V, hidden_size = 24, num_hidden_layers = 2, num_attention_heads = 2,
+      layer_types = { 'linear_attention', 'full_attention' }, head_dim = 8, num_experts = 0,
+      linear_num_key_heads = 1, linear_num_value_heads = 2, linear_key_head_dim = 3,
+      linear_value_head_dim = 4, intermediate_size = 40 },
 }
 
 local function model_of(name)

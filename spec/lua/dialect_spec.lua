@@ -109,6 +109,27 @@ describe('a configuration', function()
       end
    end)
 
+   it('of gated delta nets says by an interval or a list where attention is', function()
+      local kinds = { 'linear_attention', 'full_attention', 'linear_attention' }
+      local by_list = config('qwen3_next', { head_dim = 8, layer_types = kinds })
+      assert.same(kinds, by_list.layer_types)
+      assert.same(by_list, config('qwen3_next', { head_dim = 8, full_attention_interval = 2,
+         mlp_only_layers = null, rope_scaling = null, use_sliding_window = false }))
+      local of_file = { head_dim = 8, layer_types = kinds, attn_output_gate = true,
+         mlp_only_layers = {}, mtp_num_hidden_layers = 1, mtp_use_dedicated_embeddings = false,
+         mamba_ssm_dtype = 'float32', full_attention_interval = 4 }
+      assert.same(config('qwen3_5', { head_dim = 8, layer_types = kinds }),
+         config('qwen3_5', of_file))
+      of_file.attn_output_gate = false
+      refused('E_ARG', "'attn_output_gate' is false", config, 'qwen3_5', of_file)
+      refused('E_ARG', 'layer_types[2]', config, 'qwen3_next', { head_dim = 8,
+         layer_types = { 'linear_attention', 'sliding_attention', 'full_attention' } })
+      refused('E_ARG', 'linear_num_value_heads (3) must be a multiple of', config, 'qwen3_next',
+         { head_dim = 8, linear_num_key_heads = 2, linear_num_value_heads = 3 })
+      refused('E_ARG', 'a Qwen3-Next attends to all tokens before', config, 'qwen3_next',
+         { sliding_window = 4 })
+   end)
+
    it('lists its fields that change nothing, once', function()
       local model = tide.model.llama(with { use_cache = true, torch_dtype = 'bfloat16',
          model_type = 'llama', architectures = { 'LlamaForCausalLM' }, eos_token_id = { 1, 2 },

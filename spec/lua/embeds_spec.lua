@@ -31,6 +31,10 @@ local configs = {
    granitemoehybrid = with { layer_types = { 'mamba', 'attention' }, mamba_n_heads = 4,
       mamba_d_state = 4, num_local_experts = 3, shared_intermediate_size = 12,
       residual_multiplier = 0.5, embedding_multiplier = 3 },
+   qwen3_next = with { layer_types = { 'linear_attention', 'full_attention' }, head_dim = 8,
+      linear_num_key_heads = 1, linear_num_value_heads = 2, linear_key_head_dim = 3,
+      linear_value_head_dim = 4, num_experts = 3, num_experts_per_tok = 2,
+      moe_intermediate_size = 6, shared_expert_intermediate_size = 5 },
    gpt2 = { vocab_size = 31, n_embd = 16, n_layer = 2, n_head = 4, n_positions = 32,
       resid_pdrop = 0, embd_pdrop = 0, attn_pdrop = 0 },
 }

@@ -155,11 +155,15 @@ describe('a checkpoint', function()
    end)
 
    it('writes numbers with a decimal point where transformers takes no others', function()
-      local plain = { family = 'deepseek_v2', config = { attention_dropout = 0,
-         router_aux_loss_coef = 1, routed_scaling_factor = 2, rms_norm_eps = 1 } }
-      local text = family.config_file(plain, 'f32')
-      for name in each(plain.config) do
-         assert.truthy(text:find(('"%s": ?%%d%%.0[,}]'):format(name)), name)
+      for name, config in each {
+         deepseek_v2 = { attention_dropout = 0, routed_scaling_factor = 2, rms_norm_eps = 1 },
+         mixtral = { router_aux_loss_coef = 1 }, gemma2 = { final_logit_softcapping = 3 },
+         phi3 = { partial_rotary_factor = 1 }, granitemoehybrid = { logits_scaling = 4 },
+         gpt_oss = { swiglu_limit = 7 } } do
+         local text = family.config_file({ family = name, config = config }, 'f32')
+         for field in each(config) do
+            assert.truthy(text:find(('"%s": ?%%d%%.0[,}]'):format(field)), field)
+         end
       end
    end)
 

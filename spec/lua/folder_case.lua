@@ -10,8 +10,9 @@ local stored = require 'tide.model.stored'
 
 local case = { V = 23 }
 
--- Around what the weights of norms lie; elsewhere 1.
-local centres = { gemma2 = 0, gemma3 = 0 }
+-- Around what the weights of norms lie, but those of gated delta nets; elsewhere 1.
+local centres = { gemma2 = 0, gemma3 = 0, qwen3_next = 0, qwen3_5 = 0,
+   qwen3_5_moe = 0 }
 
 -- The fields of a stored configuration, and the family that they name.
 function case.config(row)
@@ -78,7 +79,8 @@ local function fill(model, kind)
       for k, entry in ipairs(entries) do
          local t = sines(k - 1, dims.numel(entry.shape))
          if entry.name:find 'norm' or entry.name:find('.ln_', 1, true) then
-            t = t / 3 + (centres[kind] or 1)
+            local own = entry.name:find('linear_attn.norm', 1, true)
+            t = t / 3 + (own and 1 or centres[kind] or 1)
          end
          for _, part in ipairs(entry.parts) do
             put(entry, part, of[part.name], t:reshape(entry.shape))

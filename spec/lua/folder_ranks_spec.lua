@@ -98,6 +98,7 @@ describe('sequence parallelism', function()
    -- attention cut by heads, latent or not, and as a whole on each rank; an MLP, experts, both
    for _, name in ipairs { 'qwen3_moe', 'phi3', 'olmo2', 'olmoe', 'qwen2_moe', 'glm4_moe',
                            'deepseek_v3', 'deepseek_v2', 'gpt_oss', 'granitemoehybrid',
+                           'qwen3_next',
                            'nemotron_moe_latent' } do
       declare('has the numbers of transformers', name, 'sequence', { tp = 2 }, true)
    end

@@ -6,6 +6,7 @@ local family = require 'tide.model.family'
 local published = require 'tide.model.published'
 local raised = require 'spec.support.raised'
 local tide = require 'tide'
+local time_step = require 'tide.model.time_step'
 
 local null = tide.json.null
 
@@ -178,7 +179,7 @@ describe('a rule of configurations', function()
    end)
 
    it('is about limits of a step', function()
-      local function limit(v) return published.time_step_limit('op', 'x', v) end
+      local function limit(v) return time_step.limit[3]('op', 'x', v) end
       for _, row in ipairs { { false, false }, { {}, false }, { { 0 }, false },
          { { 0, math.huge }, false }, { { 0, 1 }, { 0, 1 } }, { { 1 }, { 1, math.huge } },
          { { 2, 2 }, { 2, 2 } }, { { 0, 0 }, { 0, 0 } } } do
@@ -192,7 +193,7 @@ describe('a rule of configurations', function()
             .. got, message(limit, v))
       end
       for _, row in ipairs { { 0.1, 5, 0.1 }, { 0, 0.2, 0.2 }, { 0, 0, 1e-4 } } do
-         assert.same({ row[3], 9 }, published.dt_range { time_step_min = row[1],
+         assert.same({ row[3], 9 }, time_step.range { time_step_min = row[1],
             time_step_floor = row[2], time_step_max = 9 })
       end
    end)

@@ -138,6 +138,10 @@ describe('a damaged folder', function()
                'no tensor of the weights' }, dir .. '/m')
             json(dir .. '/m/config.json', function(c) c[field] = was end)
          end
+         json(dir .. '/m/config.json', function(c)
+            c.num_experts, c.moe_intermediate_size = 1e9, 2 ^ 20
+         end)
+         damaged('E_FORMAT', { 'config.json', 'a tensor that is too large' }, dir .. '/m')
       end)
    end)
 
@@ -188,6 +192,19 @@ describe('tide.model.load', function()
          assert.truthy(fs.read('spec', dir .. '/out/README.md'):find('llama', 1, true))
          refused('E_ARG', { 'model.export', '/out is a published folder already' },
             tide.model.export, dir .. '/out', dir .. '/again')
+         refused('E_ARG', { 'model.export', 'is not empty' }, tide.model.export, dir .. '/run',
+            dir .. '/out')
+         refused('E_ARG', { 'model.export', "'max_shard'" }, tide.model.export, dir .. '/run',
+            dir .. '/new', { max_shard = '5 apples' })
+         refused('E_IO', { 'model.export', 'there is no such folder' }, tide.model.export,
+            dir .. '/none', dir .. '/new')
+         refused('E_IO', { 'model.load', 'there is no such folder' }, tide.model.load,
+            dir .. '/none')
+         local run = tide.parallel.plan(model_of({ hidden_size = 8 }, { device = 'null' }),
+            { dp = 1 }):materialise()
+         refused('E_SHAPE', { 'model.fill', 'hidden_size 16, this one 8' }, tide.model.fill, run,
+            dir .. '/out')
+         refused('E_IO', { 'model.fill', 'no checkpoint' }, tide.model.fill, run, dir)
       end)
    end)
 

@@ -183,6 +183,19 @@ describe('a steady step of training', function()
             hybrid_override_pattern = 'M*-M', mamba_num_heads = 4, mamba_head_dim = 16,
             ssm_state_size = 16, n_groups = 2, intermediate_size = 160 }, { seed = 2 })
       end,
+      qwen3_next = function()
+         return tide.model.qwen3_next({ vocab_size = 64, hidden_size = 64, num_hidden_layers = 2,
+            layer_types = { 'linear_attention', 'full_attention' }, num_attention_heads = 2,
+            head_dim = 32, linear_num_key_heads = 2, linear_num_value_heads = 4,
+            linear_key_head_dim = 16, linear_value_head_dim = 16, num_experts = 0 }, { seed = 2 })
+      end,
+      qwen3_5 = function()
+         return tide.model.qwen3_5({ vocab_size = 64, hidden_size = 64, num_hidden_layers = 2,
+            layer_types = { 'linear_attention', 'full_attention' }, num_attention_heads = 2,
+            head_dim = 32, linear_num_key_heads = 2, linear_num_value_heads = 4,
+            linear_key_head_dim = 16, linear_value_head_dim = 16,
+            intermediate_size = 160 }, { seed = 2 })
+      end,
    }
    for name, make in pairs(models) do
       it('forces no collection: ' .. name, function()

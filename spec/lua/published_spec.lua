@@ -4,9 +4,9 @@
 local raised = require 'spec.support.raised'
 local tide = require 'tide'
 local family = require 'tide.model.family'
-local published = require 'tide.model.published'
 local each = require 'tide.util.each'
 local refused = require 'spec.support.refused'
+local time_step = require 'tide.model.time_step'
 local tmp = require 'spec.support.tmp'
 
 -- What transformers 5.23 saves of a Mamba2Config, in its own order.
@@ -286,13 +286,13 @@ describe('a model whose steps have no upper limit', function()
    end
 end)
 
-describe('published.dt_range', function()
+describe('time_step.range', function()
    it('is a range also where a file has no least step', function()
-      assert.same({ 0.001, 0.1 }, published.dt_range { time_step_min = 0.001,
+      assert.same({ 0.001, 0.1 }, time_step.range { time_step_min = 0.001,
          time_step_max = 0.1, time_step_floor = 1e-4 })
-      assert.same({ 1e-4, 0.1 }, published.dt_range { time_step_min = 0, time_step_max = 0.1,
+      assert.same({ 1e-4, 0.1 }, time_step.range { time_step_min = 0, time_step_max = 0.1,
          time_step_floor = 1e-4 })
-      assert.same({ 1e-4, 0.1 }, published.dt_range { time_step_min = 0, time_step_max = 0.1,
+      assert.same({ 1e-4, 0.1 }, time_step.range { time_step_min = 0, time_step_max = 0.1,
          time_step_floor = 0 })
    end)
 end)

@@ -181,6 +181,10 @@ describe('qwen2_5_vl', function()
             ["field 'vision_config.hidden_size' is 1e+15"] = function(c)
                c.vision_config.hidden_size = 1e15
             end,
+            ["vision_config: field 'patch_size': expected an integer in [1, 1024], got 1048576"] =
+               function(c) c.vision_config.patch_size = 2 ^ 20 end,
+            ["field 'spatial_merge_size': expected an integer in [1, 64], got 1000"] =
+               function(c) c.vision_config.spatial_merge_size = 1000 end,
          } do
             local config = case.config 'image'
             change(config)

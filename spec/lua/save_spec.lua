@@ -8,6 +8,7 @@ local raised = require 'spec.support.raised'
 local ranks = require 'spec.support.ranks'
 local tide = require 'tide'
 local tmp = require 'spec.support.tmp'
+local weights = require 'tide.pretrained.weights'
 
 local config = { vocab_size = 20, hidden_size = 8, num_hidden_layers = 2, num_attention_heads = 2,
    num_key_value_heads = 1, intermediate_size = 12, eos_token_id = { 2, 3 } }
@@ -48,7 +49,7 @@ describe('a box of a stored tensor', function()
             end
             want[i + 1] = place
          end
-         folder.each_run(shape, offset, size, function(first, at, n)
+         weights.each_run(shape, offset, size, function(first, at, n)
             nrun = nrun + 1
             for i = 0, n - 1 do got[at + i + 1] = first + i end
             last = n
@@ -73,7 +74,7 @@ describe('a box of a stored tensor', function()
             c = tide.randn({ 3, long / 2 }),
             d = tide.randn({}, { dtype = 'f64' }) }
          fs.io().safetensors_save(dir .. '/model.safetensors', tensors, {})
-         local w = folder.weights('op', dir)
+         local w = weights.open('op', dir)
          assert.same({ 'a', 'b', 'c', 'd' }, w:names())
          assert.is_nil(w:shape('model', 'e'))
          assert.is_nil(w:dtype('model', 'e'))

@@ -110,15 +110,16 @@ describe('layers', function()
    end)
 
    it('of the FFI binding: itself, not the library above', function()
+      local plain = { ['tide.error'] = true, ['tide.near'] = true, ['tide.compile'] = true,
+         ['tide.utf8'] = true }
       check(lua_files 'bindings/tide', requires, function(used)
-         local plain = used == 'tide.error' or used == 'tide.near' or used == 'tide.compile'
-         return plain or used:find '^tide%.ffi%.' or not used:find '^tide'
+         return plain[used] or used:find '^tide%.ffi%.' or not used:find '^tide'
       end)
    end)
 
-   it('of errors: no FFI', function()
+   it('of errors and other plain Lua: no FFI', function()
       local plain = { 'bindings/tide/error.lua', 'bindings/tide/near.lua',
-         'bindings/tide/compile.lua', 'bindings/tide/ffi/pack.lua' }
+         'bindings/tide/compile.lua', 'bindings/tide/utf8.lua', 'bindings/tide/ffi/pack.lua' }
       local known = { ['tide.error'] = true, ['tide.near'] = true, ['tide.ffi.pack'] = true }
       check(plain, requires, function(used) return known[used] end)
    end)
@@ -150,6 +151,44 @@ describe('layers', function()
             return other == nil or other <= rank[folder]
          end)
       end
+   end)
+
+   -- Else a wrong argument is a fault of the declaration as long as no other file has loaded it.
+   it('of kinds of arguments: a file that names one loads the file that makes it', function()
+      local home, code, loads = {}, {}, {}
+      for _, path in ipairs(lua_files 'lua/tide') do
+         local name = path:match '^lua/(.-)%.lua$':gsub('/init$', ''):gsub('/', '.')
+         code[name], loads[name] = '', {}
+         for line in io.lines(path) do
+            if not line:find '^%s*%-%-' then code[name] = code[name] .. line .. '\n' end
+            local used = line:find '^%S' and line:match "require%s*%(?'(tide%.[%w_.]+)'"
+            if used then table.insert(loads[name], used) end
+         end
+         for how, kind in code[name]:gmatch "signature%.(%l+)%('([%w_]+)'" do
+            if how ~= 'check' and how ~= 'doors' then home[kind] = name end
+         end
+      end
+      local function reaches(from, to, seen)
+         if from == to then return true end
+         seen[from] = true
+         for _, used in ipairs(loads[from] or {}) do
+            if not seen[used] and reaches(used, to, seen) then return true end
+         end
+         return false
+      end
+      local wrong, n = {}, 0
+      for name, text in pairs(code) do
+         for kind, after in text:gmatch '[%w_]: ([%w_]+)%??(..)' do
+            local made = after:find '^[;%[\'"]' or after:find '^ [-|=<>]'
+            made = made and home[kind]
+            n = n + (made and made ~= name and 1 or 0)
+            if made and not reaches(name, made, {}) then
+               wrong[#wrong + 1] = ('%s names %s of %s'):format(name, kind, made)
+            end
+         end
+      end
+      assert.same({}, wrong)
+      assert.is_true(n > 100, n)
    end)
 
    it('of a step and the optimiser: few rooms, and no ranks or capturing in the update', function()
@@ -189,7 +228,8 @@ describe('layers', function()
          ['lua/tide/cuda_captured.lua'] = 'arg ctx graph',
          ['lua/tide/optim/captured.lua'] = 'graph', ['lua/tide/util/private.lua'] = 'grad own',
          ['lua/tide/comm/init.lua'] = 'dist', ['lua/tide/comm/solo.lua'] = 'dist',
-         ['lua/tide/debug/trace.lua'] = 'dist', ['lua/tide/comm/launch.lua'] = 'signal',
+         ['lua/tide/debug/leak.lua'] = 'own', ['lua/tide/debug/trace.lua'] = 'dist',
+         ['lua/tide/comm/launch.lua'] = 'signal',
          ['lua/tide/util/args.lua'] = 'signal', ['lua/tide/util/fs.lua'] = 'io',
          ['lua/tide/tokenizer/build.lua'] = 'tokenizer',
          ['lua/tide/tokenizer/bytes.lua'] = 'widen',

@@ -387,6 +387,8 @@ promise['lua/guide/parallel.md'] = {
    { 'With ep_size k', 'parallel/expert_parallel', 'gives the numbers of one rank on every mesh' },
    { 'Generation on all ranks takes the same', 'parallel/expert_parallel',
       'ends with an error where one rank runs alone' },
+   { 'Stages compute the numbers of one rank', 'parallel/pipeline',
+      'gives the numbers of one rank on every mesh', 'parallel/pipeline', 'resumes a checkpoint' },
    { 'It adds no axis each rank keeps its own', 'parallel/expert_parallel',
       'gives the numbers of one rank on every mesh' },
    { 'Where k is smaller than the number', 'parallel/expert_parallel',

@@ -25,7 +25,7 @@ local function sends(rank, n, list)
       local price, run = plan:price { batch = 1, seq = 6, rank = rank }, plan:materialise()
       local s, comms = run.sharded, {}
       for _, comm in ipairs { s.comm, s.shard_comm, s.replicas, s.data_comm, s.ep.comm,
-         s.of_experts.shards, s.of_experts.replicas } do comms[comm] = true end
+         s.over.dealt.shards, s.over.dealt.replicas } do comms[comm] = true end
       local function traffic()
          local sum = 0
          for comm in pairs(comms) do
@@ -205,8 +205,8 @@ describe('ep_size', function()
          })
       end)
 
-   it('serves biases of experts, latent widths and hybrids', function()
-      for _, name in ipairs { 'gpt_oss', 'nemotron_moe_latent' } do
+   it('serves biases of experts, latent widths, shared experts with a gate and hybrids', function()
+      for _, name in ipairs { 'gpt_oss', 'nemotron_moe_latent', 'qwen3_next' } do
          same(name, { [2] = { { name = 'ep 2', mesh = { dp_shard = 2 }, fsdp = ep(2) } } })
       end
    end)

@@ -1,13 +1,14 @@
--- Mamba-2 over ranks beside the same layer on one, for the specs: case.check(ranks, cases,
--- tolerance).
+-- Mamba-2 and gated delta nets over ranks beside the same layer on one, for the specs:
+-- case.check(ranks, cases, tolerance).
 
 local ranks = require 'spec.support.ranks'
 
 local case = {}
 
 -- Runs a list of cases on a rank. c: method, kind (of the plan), length, cu, rows, sequence, layer
--- (options of nn.Mamba2), dtype. Returns for each the largest errors relative to the largest value
--- of the dense one: out, dx, then every parameter by name; and bytes sent and priced.
+-- (options of nn.Mamba2), class (of nn, another than Mamba2), dtype. Returns for each the largest
+-- errors relative to the largest value of the dense one: out, dx, then every parameter by name; and
+-- bytes sent and priced.
 local source = [[
    local rank, n, cases = ...
    local tide = require 'tide'
@@ -17,9 +18,10 @@ local source = [[
       local dtype = c.dtype or 'f32'
       local opts = { dtype = dtype, seed = 3 }
       for k, v in pairs(c.layer) do opts[k] = v end
-      local layer = tide.nn.Mamba2(opts)
+      local layer = tide.nn[c.class or 'Mamba2'](opts)
       tide.no_grad(function()                        -- parameters that differ from head to head
-         layer.D:uniform_(-1, 1, { seed = 11 })
+         if c.class then layer.dt_bias:uniform_(-1, 1, { seed = 11 }) end
+         if not c.class then layer.D:uniform_(-1, 1, { seed = 11 }) end
          layer.norm.weight:uniform_(0.5, 1.5, { seed = 12 })
       end)
       local map = cp_map.new { kind = c.kind, axis = comm, length = c.length, cu = c.cu }
@@ -102,8 +104,9 @@ local isolated = [[
    local _, _, c = ...
    local tide = require 'tide'
    local comm = tide.comm.world()
-   local layer = tide.nn.Mamba2 { dim = 12, heads = 6, groups = 2, head_dim = 4, state = 5,
-      chunk = 4, seed = 3 }
+   local layer = c.delta and tide.nn.GatedDeltaNet { dim = 12, heads = 6, key_heads = 2,
+      head_dim = 4, key_dim = 5, seed = 3 } or tide.nn.Mamba2 { dim = 12, heads = 6, groups = 2,
+      head_dim = 4, state = 5, chunk = 4, seed = 3 }
    local cu, T = { 0, 1, 5, 14, 23, 24, 36 }, 36
    local map = tide.parallel.cp_map.new { kind = c.kind, axis = comm, cu = cu, length = T }
    local on = tide.parallel.mamba_cp.attach(layer, comm, { method = c.method })
@@ -137,8 +140,8 @@ local isolated = [[
    return true
 ]]
 
-function case.check_isolated(n, method, kind)
-   for _, got in ipairs(ranks.run(n, isolated, { method = method, kind = kind })) do
+function case.check_isolated(n, method, kind, delta)
+   for _, got in ipairs(ranks.run(n, isolated, { method = method, kind = kind, delta = delta })) do
       if got ~= true then error(('%s, %s, %d ranks: %s'):format(method, kind, n, got), 2) end
    end
 end

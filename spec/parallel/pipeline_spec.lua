@@ -188,7 +188,7 @@ local function measured(rank, _, config, list)
       local run = plan:materialise()
       local s, stage, comms = run.sharded, run.stage, {}
       for _, link in ipairs(stage:links()) do comms[link.comm] = true end
-      for _, comm in ipairs { s.shard_comm, s.replicas, s.of_tied and s.of_tied.replicas } do
+      for _, comm in ipairs { s.shard_comm, s.replicas, s.over.tied and s.over.tied.replicas } do
          comms[comm] = true
       end
       local step = t.train.step.new { model = run.model:train(), parallel = s, comm = run.comm,

@@ -61,7 +61,6 @@ describe('a bad plan', function()
          { tp = 2 }, { tp = { plan = 'no.such.plan' } }, 2)
       bad('E_ARG', "names no module of the model; did you mean 'lm_head'?", { tp = 2 },
          { tp = { plan = { lm_haed = 'colwise' } } }, 2)
-      bad('E_UNSUPPORTED', 'an axis pp of 2', { pp = 2, dp = 1 }, nil, 2)
       -- a failure of the last part leaves nothing of the first
       bad('E_ARG', 'must divide', { dp_shard = 3, tp = 2 }, { tp = { sequence_parallel = true },
          recompute = 'full', fsdp = { reshard_after_forward = 2 } }, 6)

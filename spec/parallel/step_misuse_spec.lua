@@ -247,6 +247,9 @@ describe('what a step saves and scores', function()
          says("argument 'saved.plain': expected a table", save, 'x', {})
       end
       says("train.checkpoint.verify: argument 'folder'", train.checkpoint.verify, 3)
+      for _, name in ipairs { 'load', 'recipe', 'find', 'consolidate' } do
+         says(("train.checkpoint.%s: argument 'where'"):format(name), train.checkpoint[name], 3)
+      end
       local function saved() return { plain = { step = 1 }, model = {}, optim = {} } end
       for _, save in ipairs { train.checkpoint.save, train.checkpoint.save_async } do
          for _, comm in ipairs { true, 3, {} } do

@@ -395,7 +395,7 @@ describe('recipes/pretrain.lua', function()
          bad('pretrain.lua --lerning 1', "unknown option '--lerning'; did you mean '--lr'?")
          bad('pretrain.lua --window 3', "did you mean '--sliding-window'?")
          bad('pretrain.lua ' .. where .. small .. '--heads 4 --kv-heads 3', 'must be a multiple of')
-         bad('pretrain.lua ' .. where .. small .. '--batch 5 --accum 2', '--batch (5)')
+         bad('pretrain.lua ' .. where .. small .. '--batch 5 --accum 2', 'pretrain: --batch (5)')
          bad('pretrain.lua ' .. where .. small .. '--mesh.dp 2', '--mesh.dp 2, but the run has 1')
          bad('pretrain.lua ' .. where .. small .. '--resume', 'no checkpoint in')
          bad('pretrain.lua ' .. where .. small .. '--seq 100000', '--seq 100000: a window '

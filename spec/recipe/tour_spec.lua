@@ -19,12 +19,12 @@ describe('recipes/parallel_tour.lua', function()
          assert.equal(0, status, out)
          assert.is_nil(out:find 'is a spelling of 0.1', out)
          local list = losses(out)
-         for _, name in ipairs { 'hooks', 'dp', 'fsdp', 'tp', 'cp' } do
+         for _, name in ipairs { 'hooks', 'dp', 'fsdp', 'tp', 'cp', 'pp' } do
             assert.equal(list.alone, list[name], out)
          end
          local first, last = list.alone:match '^(%S+).- (%S+)$'
          assert.is_true(tonumber(last) < 0.8 * tonumber(first))
-         assert.matches('the hook was called 5 times', out, 1, true)
+         assert.matches('the hook was called 8 times', out, 1, true)
       end)
    end
 

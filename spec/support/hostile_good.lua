@@ -66,6 +66,7 @@ return {
    inverse_index = { index = 'i64 1' },
    conv1d = { x = 'f32 1,4,3', weight = 'f32 3,2', bias = 'f32 3' },
    ssd_scan = { x = heads, dt = 'f32 1,4,2', A = 'f32 2', B = 'f32 1,4,1,4', C = 'f32 1,4,1,4' },
+   gated_delta = { q = heads, k = heads, v = heads, g = 'f32 1,4,2', beta = 'f32 1,4,2' },
    rng_place = { place = 'i64 3' },
    gather = { index = 'i64 4,4' }, scatter_add = { index = 'i64 4,4' },
    index_select = picks, index_add = picks,

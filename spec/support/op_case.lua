@@ -429,6 +429,39 @@ add { op = 'ssd_scan', tol = 2,
       fn = function(t, x, dt, A, B, C, state, z)
          return t.ssd_step(x, dt, A:abs():neg(), B, C, state, { softplus = true, z = z })
       end }
+
+-- q, k, v, g (made negative), beta (made 0..1), state, sequence
+local function delta_shapes(B, T, Hk, Hv, Dk, Dv, q)
+   return { { B, T, Hk, Dk }, { B, T, Hk, Dk }, { B, T, Hv, Dv }, { B, T, Hv }, { B, T, Hv },
+            { B, Hv, Dk, Dv }, q }
+end
+for _, chunk in ipairs { 1, 2, 3, 4, 9, 300 } do
+   add { op = 'gated_delta', shapes = {
+         delta_shapes(2, 9, 2, 4, 3, 2, nine), delta_shapes(1, 9, 1, 2, 2, 5, nine),
+         delta_shapes(2, 1, 1, 2, 3, 4, seq { 3 }), delta_shapes(1, 0, 2, 2, 3, 4, seq {}) },
+      tol = 2, -- sums of products of three numbers, of which the last are exponentials
+      fn = function(t, q, k, v, g, beta, state, numbers)
+         return t.gated_delta(q, k, v, g:abs():neg(), beta:sigmoid(), { l2norm = true,
+            initial = state, sequence = numbers, chunk = chunk, return_last = true })
+      end }
+end
+add { op = 'gated_delta', tol = 2, shapes = { delta_shapes(1, 7, 1, 3, 4, 3, ids({ 1, 7 }, 1)) },
+      domain = { 0.1, 0.5 },
+      fn = function(t, q, k, v, g, beta)
+         return t.gated_delta(q, k, v, g:neg(), beta, { scale = 0.5, chunk = 3 })
+      end }
+add { op = 'gated_delta', tol = 4, -- sums over 150 tokens
+      shapes = { delta_shapes(1, 150, 1, 2, 17, 33, ids({ 1, 150 }, 1)) },
+      fn = function(t, q, k, v, g, beta, state, numbers)
+         return t.gated_delta(q, k, v, g:abs():neg() * 0.1, beta:sigmoid(), { l2norm = true,
+            initial = state, sequence = numbers, chunk = 100, return_last = true })
+      end }
+add { op = 'gated_delta', tol = 2,
+      shapes = { { { 2, 2, 5 }, { 2, 2, 5 }, { 2, 4, 3 }, { 2, 4 }, { 2, 4 }, { 2, 4, 5, 3 } } },
+      fn = function(t, q, k, v, g, beta, state)
+         return t.gated_delta_step(q, k, v, g:abs():neg(), beta:sigmoid(), state,
+            { l2norm = true, eps = 0.1 })
+      end }
 for _, opts in ipairs { {}, { group = 4 }, { gate_last = true },
                        { group = 2, gate_last = true } } do
    add { op = 'gated_rms_norm', shapes = { { { 2, 3, 8 }, { 2, 3, 8 }, { 8 } },

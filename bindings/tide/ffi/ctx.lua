@@ -336,10 +336,10 @@ function Context:full(shape, value, opts) return filled(self, 'full', shape, val
 
 -- Returns a tensor that draw fills from 0 and 1.
 local function random(self, name, shape, opts, draw)
-   local _, _, dtype, wants = place(self, name, opts)
+   local handle, device, dtype, wants = place(self, name, opts)
    if not arg.is_float(dtype) then bad(name, 'opts.dtype', 'a floating dtype', opts.dtype) end
-   local x = self:empty(shape, opts and { dtype = opts.dtype, device = opts.device })
-   return marked(draw(x, 0, 1), wants)
+   local n, sizes = shape_of(name, shape)
+   return marked(draw(create.empty(handle, device, dtype, n, sizes), 0, 1), wants)
 end
 
 -- Returns uniform numbers in [0, 1), from the context's generator.

@@ -8,6 +8,7 @@ local history = require 'tide.ffi.history'
 local keys = require 'tide.ffi.keys'
 local line = require 'tide.ffi.line'
 local terminal = require 'tide.ffi.terminal'
+local utf8 = require 'tide.utf8'
 
 local edit = { isatty = terminal.isatty, launcher_isatty = terminal.launcher_isatty,
    columns = terminal.columns, width = terminal.width }
@@ -20,11 +21,7 @@ Editor.__index = Editor
 -- Returns the columns of a character: 0 for combining marks, 2 for East Asian and picture
 -- characters.
 local function width(c)
-   local a, b, d, e = c:byte(1, 4)
-   if a < 0x80 then return 1 end
-   local code = a < 0xe0 and (a % 32) * 64 + b % 64
-      or a < 0xf0 and (a % 16) * 4096 + b % 64 * 64 + d % 64
-      or (a % 8) * 262144 + b % 64 * 4096 + d % 64 * 64 + e % 64
+   local code = utf8.code(c)
    if code >= 0x300 and code < 0x370 or code >= 0x200b and code < 0x2010 then return 0 end
    local wide = code >= 0x1100 and code < 0x1160 or code >= 0x2e80 and code < 0xa4d0
       or code >= 0xac00 and code < 0xd7a4 or code >= 0xf900 and code < 0xfb00

@@ -17,11 +17,12 @@ Event.__index = Event
 
 -- Returns an event of a device, not yet recorded.
 function M.new(device)
-   local code = arg.device('event', 'device', device)
+   local code = arg.device('cuda.event', 'device', device)
    local ctx = ctx_of.default()
    local there, why = ctx:device_available(device)
    if not there then
-      status.raise(C.TIDE_E_DEVICE, 'event', ("device '%s' cannot be used: %s"):format(device, why))
+      status.raise(C.TIDE_E_DEVICE, 'cuda.event', ("device '%s' cannot be used: %s"):format(device,
+         why))
    end
    return own.adopt(setmetatable({ ctx = ctx.handle, code = code }, Event))
 end

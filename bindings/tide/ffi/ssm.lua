@@ -1,4 +1,5 @@
--- Ops of state-space layers: causal convolution, the SSD scan, the gated norm.
+-- Ops of layers with a state: causal convolution, the SSD scan, the gated delta rule, the gated
+-- norm.
 --
 -- A step of generation is the same op on one token, with the state before and after it. Legend: B
 -- batch, T tokens, C channels, K taps, H heads, P head size, G groups, N state size.
@@ -18,6 +19,8 @@ call 'conv1d(x, w, bias, attrs) -> nil, x, w, bias, attrs'
 two 'conv1d: conv1d_last(x, w, bias, attrs)'
 call 'ssd_scan(x, dt, A, B, Cs, attrs) -> nil, x, dt, A, B, Cs, attrs'
 two 'ssd_scan: ssd_scan_last(x, dt, A, B, Cs, attrs)'
+call 'gated_delta(q, k, v, g, beta, attrs) -> nil, q, k, v, g, beta, attrs'
+two 'gated_delta: gated_delta_last(q, k, v, g, beta, attrs)'
 local make = require('tide.ffi.row').adders(M)
 local tensor, tensor_or_nil, flag, int = arg.tensor, arg.tensor_or_nil, arg.flag, arg.int
 local finite, bad = arg.finite, status.bad_arg
@@ -129,6 +132,65 @@ function M.ssd_step(x, dt, A, B, Cs, state, opts)
    local y, last = M.ssd_scan(x:unsqueeze(2), dt:unsqueeze(2), A, B:unsqueeze(2),
       Cs:unsqueeze(2), o)
    return y:squeeze(2), last
+end
+
+-- ---- the gated delta rule -----------------------------------------------------------------------
+
+local delta_opts = arg.set { 'scale', 'l2norm', 'eps', 'initial', 'sequence', 'chunk',
+   'return_last' }
+local new_delta_attrs = ffi.typeof 'tide_gated_delta_attrs'
+
+local function fill_delta(opts)
+   local a = new_delta_attrs()
+   C.tide_gated_delta_attrs_init(a)
+   opts = arg.opts('gated_delta', opts, delta_opts)
+   a.l2norm = flag('gated_delta', 'opts.l2norm', opts.l2norm) and 1 or 0
+   if opts.chunk ~= nil then a.chunk = int('gated_delta', 'opts.chunk', opts.chunk, 1) end
+   if opts.scale ~= nil then
+      a.scale = finite('gated_delta', 'opts.scale', opts.scale)
+      if a.scale == 0 then bad('gated_delta', 'opts.scale', 'a number other than 0', 0) end
+   end
+   if opts.eps ~= nil then a.eps = finite('gated_delta', 'opts.eps', opts.eps, 0) end
+   a.initial = tensor_or_nil('gated_delta', 'opts.initial', opts.initial)
+   a.sequence = tensor_or_nil('gated_delta', 'opts.sequence', opts.sequence)
+   return a, flag('gated_delta', 'opts.return_last', opts.return_last)
+end
+
+-- Returns o [B, T, Hv, Dv] of the gated delta rule R = exp(g) S, u = beta (v - R' k), S = R + k u',
+-- o = scale S' q, for q and k [B, T, Hk, Dk], v [B, T, Hv, Dv], g and beta [B, T, Hv]. opts: scale
+-- (default Dk^-0.5), l2norm (q and k are divided by sqrt(sum of squares + eps) first), eps (default
+-- 1e-6), initial [B, Hv, Dk, Dv], sequence [B or 1, T], chunk, return_last (then also the state).
+function M.gated_delta(q, k, v, g, beta, opts)
+   tensor('gated_delta', 'q', q)
+   tensor('gated_delta', 'k', k)
+   tensor('gated_delta', 'v', v)
+   tensor('gated_delta', 'g', g)
+   tensor('gated_delta', 'beta', beta)
+   local a, want_last = fill_delta(opts)
+   return (want_last and raw.gated_delta_last or raw.gated_delta)(q, k, v, g, beta, a)
+end
+
+local delta_step_opts = arg.set { 'scale', 'l2norm', 'eps' }
+
+-- Returns one token o [B, Hv, Dv] of gated_delta and the next state, from q and k [B, Hk, Dk], v
+-- [B, Hv, Dv], g and beta [B, Hv] and the state [B, Hv, Dk, Dv] (nil: zeros). opts: those of
+-- gated_delta that concern a token.
+function M.gated_delta_step(q, k, v, g, beta, state, opts)
+   tensor('gated_delta_step', 'q', q)
+   tensor('gated_delta_step', 'k', k)
+   tensor('gated_delta_step', 'v', v)
+   tensor('gated_delta_step', 'g', g)
+   tensor('gated_delta_step', 'beta', beta)
+   if arg.ndim(q) ~= 3 then bad('gated_delta_step', 'q', 'a tensor [B, Hk, Dk]', q) end
+   if arg.ndim(k) ~= 3 then bad('gated_delta_step', 'k', 'a tensor [B, Hk, Dk]', k) end
+   if arg.ndim(v) ~= 3 then bad('gated_delta_step', 'v', 'a tensor [B, Hv, Dv]', v) end
+   if arg.ndim(g) ~= 2 then bad('gated_delta_step', 'g', 'a tensor [B, Hv]', g) end
+   if arg.ndim(beta) ~= 2 then bad('gated_delta_step', 'beta', 'a tensor [B, Hv]', beta) end
+   opts = arg.opts('gated_delta_step', opts, delta_step_opts)
+   local o, last = M.gated_delta(q:unsqueeze(2), k:unsqueeze(2), v:unsqueeze(2), g:unsqueeze(2),
+      beta:unsqueeze(2), { scale = opts.scale, l2norm = opts.l2norm, eps = opts.eps,
+         initial = state, return_last = true })
+   return o:squeeze(2), last
 end
 
 -- ---- the norm --------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ end
 local not_methods = arg.set { 'where', 'cat', 'stack', 'embedding', 'one_hot', 'linear', 'affine',
    'to_device', 'document_index', 'zigzag_index', 'zigzag_places', 'run_index', 'inverse_index',
    'slot_index', 'sequence_index', 'conv1d', 'conv1d_step', 'ssd_scan', 'ssd_step',
-   'gated_rms_norm', 'linear_act', 'linear_fp8', 'linear_nf4', 'dequantize_nf4', 'grouped_linear',
-   'group_rows', 'grouped_linear_nf4',
+   'gated_delta', 'gated_delta_step', 'gated_rms_norm', 'linear_act', 'linear_fp8', 'linear_nf4',
+   'dequantize_nf4', 'grouped_linear', 'group_rows', 'grouped_linear_nf4',
    'linear_nf4_part', 'dequantize_nf4_part', 'foreach_copy_', 'foreach_add_', 'linear_joined',
    'linear_fp8_joined', 'rope_joined', 'linear_lora' }
 for name, fn in each(op) do

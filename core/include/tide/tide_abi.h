@@ -717,6 +717,29 @@ void tide_ssd_attrs_init(tide_ssd_attrs *attrs);
  * (f64 for f64). Memory is O(T). attrs may be null. */
 int tide_ssd_scan(tide_tensor **out, tide_tensor **last, tide_tensor *x, tide_tensor *dt,
                   tide_tensor *A, tide_tensor *B, tide_tensor *C, const tide_ssd_attrs *attrs);
+
+typedef struct tide_gated_delta_attrs {
+  uint32_t size;
+  int32_t  l2norm;          /* 1: rows of q and k are divided by sqrt(sum of squares + eps) first */
+  int64_t  chunk;           /* tokens between the states kept for the backward; 0: the library's
+                               choice. Results depend on it by rounding only; more than 256 counts
+                               as 256 */
+  double   scale;           /* of q; 0: 1/sqrt(Dk) */
+  double   eps;             /* of l2norm; default 1e-6 */
+  tide_tensor *initial;     /* [B, Hv, Dk, Dv], the state before token 0; null: zeros */
+  tide_tensor *sequence;    /* i32/i64 [B or 1, T], never decreasing; null: one sequence */
+} tide_gated_delta_attrs;
+void tide_gated_delta_attrs_init(tide_gated_delta_attrs *attrs);
+/* Computes the gated delta rule (Gated DeltaNet, Yang et al., arXiv 2412.06464) for each value
+ * head: R_t = exp(g_t) S_{t-1}, u_t = beta_t (v_t - R_t' k_t), S_t = R_t + k_t u_t', out_t = scale
+ * S_t' q_t. q and k [B, T, Hk, Dk], v [B, T, Hv, Dv] of one dtype, Hv a multiple of Hk: value head
+ * h reads head h / (Hv / Hk) of q and k. g (the logarithm of the decay) and beta [B, T, Hv] and
+ * initial of any floating dtype. The state is zero where a sequence begins; initial belongs to that
+ * of token 0. last (may be null) receives the final state [B, Hv, Dk, Dv], f32 (f64 for f64).
+ * Memory is O(T). attrs may be null. */
+int tide_gated_delta(tide_tensor **out, tide_tensor **last, tide_tensor *q, tide_tensor *k,
+                     tide_tensor *v, tide_tensor *g, tide_tensor *beta,
+                     const tide_gated_delta_attrs *attrs);
 /* Computes a root mean square norm with a gate, over groups of `group` neighbouring channels of the
  * last dim (0: all): norm(x silu(z)) weight, or norm(x) weight silu(z) with gate_last. weight may
  * be null. The norm of Mamba-2. */

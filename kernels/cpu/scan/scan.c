@@ -3,7 +3,7 @@
 
 #include "kernels/sequence.h"
 
-enum { HEADS = 8, EACH = 2, LINE = 64 }; /* EACH: tasks per thread, to balance uneven ones */
+enum { HEADS = 8, EACH = 2 }; /* EACH: tasks per thread, to balance uneven ones */
 
 /* ---- plan ---------------------------------------------------------------------------------- */
 
@@ -81,35 +81,16 @@ int tide__ssd_next(const ssd *s, ssd_at *at)
 
 /* ---- scratch ------------------------------------------------------------------------------- */
 
-void *tide__ssd_take(ssd_arena *r, int64_t bytes)
-{
-  void *p = r->base ? r->base + r->used : 0;
-  r->used += i64_round_up(bytes, LINE) + LINE; /* one more line: equal sizes would alias */
-  return p;
-}
-
-void tide__ssd_take_steps(ssd_arena *r, const ssd *s, ssd_steps *st)
+void tide__ssd_take_steps(panel_arena *r, const ssd *s, ssd_steps *st)
 {
   int64_t n = s->ld * (int64_t)sizeof(float);
-  st->raw = tide__ssd_take(r, n);
-  st->step = tide__ssd_take(r, n);
-  st->slope = tide__ssd_take(r, n);
-  st->hi = tide__ssd_take(r, n);
-  st->lo = tide__ssd_take(r, n);
-  st->in = tide__ssd_take(r, n);
-  st->out = tide__ssd_take(r, n);
-}
-
-void *tide__ssd_take_a(ssd_arena *r, const ssd *s, int64_t m, int64_t k)
-{
-  const tile_kernel *t = s->kern;
-  return tide__ssd_take(r, i64_round_up(m, t->mr) * i64_round_up(k, t->kr) * t->esize);
-}
-
-void *tide__ssd_take_b(ssd_arena *r, const ssd *s, int64_t n, int64_t k)
-{
-  const tile_kernel *t = s->kern;
-  return tide__ssd_take(r, i64_round_up(n, t->nr) * i64_round_up(k, t->kr) * t->esize);
+  st->raw = tide__panel_take(r, n);
+  st->step = tide__panel_take(r, n);
+  st->slope = tide__panel_take(r, n);
+  st->hi = tide__panel_take(r, n);
+  st->lo = tide__panel_take(r, n);
+  st->in = tide__panel_take(r, n);
+  st->out = tide__panel_take(r, n);
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -181,118 +162,13 @@ void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st)
   st->whole = st->in[n - 1];
 }
 
-/* ---- packing ------------------------------------------------------------------------------- */
-
-static tile_strip strip_of(ssd_mat m, int64_t i, int64_t p, int64_t n, int64_t k, int64_t k_pad)
-{
-  tile_strip t = {.is = m.is, .ps = m.ps, .n = n, .k = k, .k_pad = k_pad, .dtype = m.dtype};
-  t.src = (const char *)m.src + (i * m.is + p * m.ps) * vec_size(m.dtype);
-  return t;
-}
-
-void tide__ssd_pack_a(const ssd *s, void *to, ssd_mat m, int64_t rows, int64_t k)
-{
-  tile_strip t = strip_of(m, 0, 0, rows, k, i64_round_up(k, s->kern->kr));
-  t.width = s->kern->mr;
-  s->kern->pack_a(to, &t);
-}
-
-void tide__ssd_pack_b(const ssd *s, void *to, ssd_mat m, int64_t cols, int64_t k)
-{
-  tile_strip t = strip_of(m, 0, 0, cols, k, i64_round_up(k, s->kern->kr));
-  t.width = s->kern->nr;
-  s->kern->pack_b(to, &t);
-}
-
-/* Returns in [*k0, *k1) the extent along k of the panel of rows i.. of a triangle. */
-static void extent(const ssd *s, int64_t i, int64_t n, int lower, int64_t *k0, int64_t *k1)
-{
-  int64_t kr = s->kern->kr;
-  *k0 = lower ? 0 : i / kr * kr;
-  *k1 = lower ? i64_min(n, i + s->kern->mr) : n;
-}
-
-static char *panel_of(const ssd *s, const void *a, int64_t i, int64_t n)
-{
-  return (char *)a + i * i64_round_up(n, s->kern->kr) * s->kern->esize;
-}
-
-static void pack_triangle(const ssd *s, void *to, ssd_mat m, int64_t n, int lower)
-{
-  for (int64_t i = 0; i < n; i += s->kern->mr) {
-    int64_t k0, k1;
-    extent(s, i, n, lower, &k0, &k1);
-    tile_strip t = strip_of(m, i, k0, i64_min(s->kern->mr, n - i), k1 - k0,
-                            i64_round_up(k1 - k0, s->kern->kr));
-    t.width = s->kern->mr;
-    s->kern->pack_a(panel_of(s, to, i, n), &t);
-  }
-}
-
-void tide__ssd_pack_lower(const ssd *s, void *to, ssd_mat m, int64_t n)
-{
-  pack_triangle(s, to, m, n, 1);
-}
-
-void tide__ssd_pack_upper(const ssd *s, void *to, ssd_mat m, int64_t n)
-{
-  pack_triangle(s, to, m, n, 0);
-}
-
-/* ---- products ------------------------------------------------------------------------------ */
-
-/* Computes rows i.. of c from column j0 on; a is their panel, holding k0 <= k < k0 + depth. */
-static void row_of_tiles(const ssd *s, const ssd_mm *j, int64_t i, int64_t j0, const void *a,
-                         int64_t k0, int64_t depth)
-{
-  const tile_kernel *kern = s->kern;
-  int64_t k_pad = i64_round_up(j->k, kern->kr);
-  tile_job job = {.k = i64_round_up(depth, kern->kr), .a = a, .c_rs = j->c_rs, .load = j->load};
-  job.rows = (int)i64_min(kern->mr, j->m - i);
-  for (int64_t col = j0; col < j->n; col += kern->nr) {
-    job.b = (const char *)j->b + (col * k_pad + k0 * kern->nr) * kern->esize;
-    job.c = j->c + i * j->c_rs + col;
-    job.cols = (int)i64_min(kern->nr, j->n - col);
-    kern->run(&job);
-  }
-}
-
-void tide__ssd_mm(const ssd *s, ssd_mm j)
-{
-  for (int64_t i = 0; i < j.m; i += s->kern->mr)
-    row_of_tiles(s, &j, i, 0, panel_of(s, j.a, i, j.k), 0, j.k);
-}
-
-void tide__ssd_mm_triangle(const ssd *s, ssd_mm j)
-{
-  for (int64_t i = 0; i < j.m; i += s->kern->mr)
-    row_of_tiles(s, &j, i, i / s->kern->nr * s->kern->nr, panel_of(s, j.a, i, j.k), 0, j.k);
-}
-
-static void mm_of_triangle(const ssd *s, const ssd_mm *j, int lower)
-{
-  for (int64_t i = 0; i < j->m; i += s->kern->mr) {
-    int64_t k0, k1;
-    extent(s, i, j->m, lower, &k0, &k1);
-    row_of_tiles(s, j, i, 0, panel_of(s, j->a, i, j->m), k0, k1 - k0);
-  }
-}
-
-void tide__ssd_mm_lower(const ssd *s, ssd_mm j) { mm_of_triangle(s, &j, 1); }
-void tide__ssd_mm_upper(const ssd *s, ssd_mm j) { mm_of_triangle(s, &j, 0); }
+/* ---- operands ---------------------------------------------------------------------------- */
 
 void tide__ssd_put(const ssd *s, void *to, int64_t i, const float *row, int64_t n)
 {
   int dtype = s->half ? TIDE_BF16 : TIDE_F32;
   void *at = (char *)to + i * vec_size(dtype);
   if (at != (const void *)row) row_narrow(at, row, dtype, n);
-}
-
-void tide__ssd_clear(const ssd *s, void *row, int64_t at)
-{
-  int64_t size = s->half ? 2 : 4, reach = s->kern->mr + s->kern->kr;
-  int64_t from = at > reach ? at - reach : 0;
-  memset((char *)row + from * size, 0, (size_t)((at - from) * size));
 }
 
 /* ---- loops --------------------------------------------------------------------------------- */

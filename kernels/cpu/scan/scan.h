@@ -22,7 +22,7 @@
 #pragma once
 
 #include "kernels/cpu/row.h"
-#include "kernels/cpu/gemm/tile.h"
+#include "kernels/cpu/gemm/panel.h"
 
 typedef struct ssd {
   const k_tensor *x, *dt, *A, *B, *C, *D, *bias, *initial, *seq;
@@ -67,59 +67,22 @@ int  tide__ssd_next(const ssd *s, ssd_at *at);
 /* Fills `st` for head h. */
 void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st);
 
-/* Scratch is taken in pieces of whole lines; a null base only counts. */
-typedef struct ssd_arena {
-  char   *base;
-  int64_t used;
-} ssd_arena;
-void *tide__ssd_take(ssd_arena *r, int64_t bytes);
-void  tide__ssd_take_steps(ssd_arena *r, const ssd *s, ssd_steps *st);
-void *tide__ssd_take_a(ssd_arena *r, const ssd *s, int64_t m, int64_t k);
-void *tide__ssd_take_b(ssd_arena *r, const ssd *s, int64_t n, int64_t k);
-
-/* A matrix to pack: element (i, p) at src[i * is + p * ps], i along rows of A or columns of B. */
-typedef struct ssd_mat {
-  const void *src;
-  int64_t     is, ps;
-  int         dtype;
-} ssd_mat;
-void tide__ssd_pack_a(const ssd *s, void *to, ssd_mat m, int64_t rows, int64_t k);
-void tide__ssd_pack_b(const ssd *s, void *to, ssd_mat m, int64_t cols, int64_t k);
-/* Packs panels of a triangular A of n x n: rows i with columns k <= i (lower), or k >= i. */
-void tide__ssd_pack_lower(const ssd *s, void *to, ssd_mat m, int64_t n);
-void tide__ssd_pack_upper(const ssd *s, void *to, ssd_mat m, int64_t n);
-
-/* c (+)= A B of packed operands, c row-major with rows c_rs apart. */
-typedef struct ssd_mm {
-  const void *a, *b;
-  float      *c;
-  int64_t     c_rs, m, n, k;
-  int         load;
-} ssd_mm;
-void tide__ssd_mm(const ssd *s, ssd_mm j);
-/* Computes only tiles that hold an element with column >= row. */
-void tide__ssd_mm_triangle(const ssd *s, ssd_mm j);
-/* A is triangular of m x m, packed as above; k is m. */
-void tide__ssd_mm_lower(const ssd *s, ssd_mm j);
-void tide__ssd_mm_upper(const ssd *s, ssd_mm j);
+void tide__ssd_take_steps(panel_arena *r, const ssd *s, ssd_steps *st);
 
 /* Writes n f32 values at element i in operand form: bf16, or f32, where they may lie already. */
 void tide__ssd_put(const ssd *s, void *to, int64_t i, const float *row, int64_t n);
 /* Returns n values from a matrix element on as a source for packing. */
-static inline ssd_mat ssd_own(const ssd *s, const void *src, int64_t is, int64_t ps)
+static inline panel_mat ssd_own(const ssd *s, const void *src, int64_t is, int64_t ps)
 {
-  return (ssd_mat){src, is, ps, s->half ? TIDE_BF16 : TIDE_F32};
+  return (panel_mat){src, is, ps, s->half ? TIDE_BF16 : TIDE_F32};
 }
 /* Returns the piece's rows of B or C, packed along the state (transposed: along the tokens). */
-static inline ssd_mat ssd_rows(const k_tensor *t, const ssd_at *at, int transposed)
+static inline panel_mat ssd_rows(const k_tensor *t, const ssd_at *at, int transposed)
 {
   const void *src = row_at(t, at->b * t->stride[0] + at->t0 * t->stride[1] + at->g * t->stride[2]);
-  return transposed ? (ssd_mat){src, 1, t->stride[1], t->dtype}
-                : (ssd_mat){src, t->stride[1], 1, t->dtype};
+  return transposed ? (panel_mat){src, 1, t->stride[1], t->dtype}
+                : (panel_mat){src, t->stride[1], 1, t->dtype};
 }
-
-/* Zeroes what tiles near the diagonal read left of element `at` of a triangle's row. */
-void tide__ssd_clear(const ssd *s, void *row, int64_t at);
 
 /* ---- single elements, for which the loops of row.h are too large ----------------------------- */
 

@@ -43,8 +43,9 @@ static void pass_on(const ssd *s, const ssd_at *at, const float *dstate, float *
                     ssd_back_scratch *r)
 {
   if (dstate) tide__ssd_scale(before, dstate, r->st.whole, s->P * s->N);
-  tide__ssd_pack_a(s, r->a_cols, ssd_own(s, r->in_g, 1, s->P), s->P, at->n);
-  tide__ssd_mm(s, (ssd_mm){r->a_cols, r->b_Cn, before, s->N, s->P, s->N, at->n, dstate != 0});
+  tide__panel_pack_a(s->kern, r->a_cols, ssd_own(s, r->in_g, 1, s->P), s->P, at->n);
+  tide__panel_mm(s->kern, (panel_mm){r->a_cols, r->b_Cn, before, s->N, s->P, s->N, at->n,
+                                     dstate != 0});
 }
 
 /* Passes the gradient over one chunk, for a block of heads. */
@@ -54,7 +55,7 @@ static void pass_chunk(const ssd_back *w, ssd_at *at, int64_t c, ssd_back_scratc
   tide__ssd_chunk(s, at, c);
   if (!tide__ssd_next(s, at) || !at->seen) return;
   int whole = at->t0 + at->n == s->T || at->n == s->attrs->chunk;
-  tide__ssd_pack_b(s, r->b_Cn, ssd_rows(s->C, at, 1), s->N, at->n);
+  tide__panel_pack_b(s->kern, r->b_Cn, ssd_rows(s->C, at, 1), s->N, at->n);
   for (int64_t h = at->h0; h < at->h0 + at->nh; h++) {
     tide__ssd_steps(s, at, h, &r->st);
     early_rows(w, at, h, r);
@@ -204,14 +205,15 @@ static int64_t window(const ssd *s, int nthread)
 static int64_t lay_out_all(ssd_back *w, int nthread)
 {
   const ssd *s = &w->s;
-  ssd_arena k = {w->work, 0};
+  panel_arena k = {w->work, 0};
   ssd_back_scratch r;
   w->each = tide__ssd_back_layout(s, 0, &r);
   w->K = window(s, nthread);
-  tide__ssd_take(&k, w->each * nthread);
-  w->part = tide__ssd_take(&k, s->nb * w->K * s->H * (2 + s->P) * (int64_t)sizeof(double));
-  w->sum = tide__ssd_take(&k, s->nb * s->H * (2 + s->P) * (int64_t)sizeof(double));
-  w->dstate = tide__ssd_take(&k, s->nb * (w->K + 1) * s->H * s->P * s->N * (int64_t)sizeof(float));
+  tide__panel_take(&k, w->each * nthread);
+  w->part = tide__panel_take(&k, s->nb * w->K * s->H * (2 + s->P) * (int64_t)sizeof(double));
+  w->sum = tide__panel_take(&k, s->nb * s->H * (2 + s->P) * (int64_t)sizeof(double));
+  w->dstate = tide__panel_take(&k, s->nb * (w->K + 1) * s->H * s->P * s->N *
+                               (int64_t)sizeof(float));
   return k.used;
 }
 

@@ -10,51 +10,51 @@ typedef struct head {
   double *sum;                        /* its sums over tokens */
 } head;
 
-static void lay_out_own(const ssd *s, ssd_arena *k, ssd_back_scratch *r)
+static void lay_out_own(const ssd *s, panel_arena *k, ssd_back_scratch *r)
 {
   int64_t size = s->half ? 2 : 4, Q = s->Q, P = s->P, N = s->N;
-  r->tri = tide__ssd_take(k, Q * s->ld * size);
-  r->own_u = s->half ? tide__ssd_take(k, Q * P * size) : r->u;
-  r->late = tide__ssd_take(k, Q * P * size);
-  r->in_g = tide__ssd_take(k, Q * P * size);
-  r->narrow = tide__ssd_take(k, P * N * size);
-  r->a_B = tide__ssd_take_a(k, s, Q, N);
-  r->b_Cq = tide__ssd_take_b(k, s, Q, N);
-  r->b_Cn = tide__ssd_take_b(k, s, N, Q);
-  r->b_Bn = tide__ssd_take_b(k, s, N, Q);
-  r->a_tri = tide__ssd_take_a(k, s, Q, Q);
-  r->a_rows = tide__ssd_take_a(k, s, Q, P);
-  r->a_cols = tide__ssd_take_a(k, s, P, Q);
-  r->b_q = tide__ssd_take_b(k, s, Q, P);
-  r->b_p = tide__ssd_take_b(k, s, P, Q);
-  r->b_pn = tide__ssd_take_b(k, s, P, N);
-  r->b_n = tide__ssd_take_b(k, s, N, P);
+  r->tri = tide__panel_take(k, Q * s->ld * size);
+  r->own_u = s->half ? tide__panel_take(k, Q * P * size) : r->u;
+  r->late = tide__panel_take(k, Q * P * size);
+  r->in_g = tide__panel_take(k, Q * P * size);
+  r->narrow = tide__panel_take(k, P * N * size);
+  r->a_B = tide__panel_take_a(k, s->kern, Q, N);
+  r->b_Cq = tide__panel_take_b(k, s->kern, Q, N);
+  r->b_Cn = tide__panel_take_b(k, s->kern, N, Q);
+  r->b_Bn = tide__panel_take_b(k, s->kern, N, Q);
+  r->a_tri = tide__panel_take_a(k, s->kern, Q, Q);
+  r->a_rows = tide__panel_take_a(k, s->kern, Q, P);
+  r->a_cols = tide__panel_take_a(k, s->kern, P, Q);
+  r->b_q = tide__panel_take_b(k, s->kern, Q, P);
+  r->b_p = tide__panel_take_b(k, s->kern, P, Q);
+  r->b_pn = tide__panel_take_b(k, s->kern, P, N);
+  r->b_n = tide__panel_take_b(k, s->kern, N, P);
 }
 
 int64_t tide__ssd_back_layout(const ssd *s, char *base, ssd_back_scratch *r)
 {
-  ssd_arena k = {base, 0};
+  panel_arena k = {base, 0};
   int64_t Q = s->Q, P = s->P, N = s->N;
   tide__ssd_take_steps(&k, s, &r->st);
-  r->cb = tide__ssd_take(&k, Q * s->ld * 4);
-  r->pair = tide__ssd_take(&k, Q * s->ld * 4);
-  r->dcb = tide__ssd_take(&k, Q * s->ld * 4);
-  r->u = tide__ssd_take(&k, Q * P * 4);
-  r->du = tide__ssd_take(&k, Q * P * 4);
-  r->dC = tide__ssd_take(&k, Q * N * 4);
-  r->C = tide__ssd_take(&k, Q * N * 4);
-  r->sum_B = tide__ssd_take(&k, Q * N * 4);
-  r->sum_C = tide__ssd_take(&k, Q * N * 4);
-  r->row = tide__ssd_take(&k, ssd_longest(s) * 4);
-  r->row2 = tide__ssd_take(&k, ssd_longest(s) * 4);
-  r->row3 = tide__ssd_take(&k, ssd_longest(s) * 4);
-  r->row4 = tide__ssd_take(&k, ssd_longest(s) * 4);
-  r->D = tide__ssd_take(&k, P * 4);
-  r->dD = tide__ssd_take(&k, P * 4);
-  r->so_far = tide__ssd_take(&k, s->ld * 4);
-  r->pairs = tide__ssd_take(&k, s->ld * 4);
-  r->entered = tide__ssd_take(&k, s->ld * 4);
-  r->left = tide__ssd_take(&k, s->ld * 4);
+  r->cb = tide__panel_take(&k, Q * s->ld * 4);
+  r->pair = tide__panel_take(&k, Q * s->ld * 4);
+  r->dcb = tide__panel_take(&k, Q * s->ld * 4);
+  r->u = tide__panel_take(&k, Q * P * 4);
+  r->du = tide__panel_take(&k, Q * P * 4);
+  r->dC = tide__panel_take(&k, Q * N * 4);
+  r->C = tide__panel_take(&k, Q * N * 4);
+  r->sum_B = tide__panel_take(&k, Q * N * 4);
+  r->sum_C = tide__panel_take(&k, Q * N * 4);
+  r->row = tide__panel_take(&k, ssd_longest(s) * 4);
+  r->row2 = tide__panel_take(&k, ssd_longest(s) * 4);
+  r->row3 = tide__panel_take(&k, ssd_longest(s) * 4);
+  r->row4 = tide__panel_take(&k, ssd_longest(s) * 4);
+  r->D = tide__panel_take(&k, P * 4);
+  r->dD = tide__panel_take(&k, P * 4);
+  r->so_far = tide__panel_take(&k, s->ld * 4);
+  r->pairs = tide__panel_take(&k, s->ld * 4);
+  r->entered = tide__panel_take(&k, s->ld * 4);
+  r->left = tide__panel_take(&k, s->ld * 4);
   lay_out_own(s, &k, r);
   return k.used;
 }
@@ -64,11 +64,12 @@ int64_t tide__ssd_back_layout(const ssd *s, char *base, ssd_back_scratch *r)
 void tide__ssd_back_share(const ssd *s, const ssd_at *at, ssd_back_scratch *r)
 {
   const k_tensor *C = s->C;
-  tide__ssd_pack_a(s, r->a_B, ssd_rows(s->B, at, 0), at->n, s->N);
-  tide__ssd_pack_b(s, r->b_Cq, ssd_rows(C, at, 0), at->n, s->N);
-  tide__ssd_pack_b(s, r->b_Cn, ssd_rows(C, at, 1), s->N, at->n);
-  tide__ssd_pack_b(s, r->b_Bn, ssd_rows(s->B, at, 1), s->N, at->n);
-  tide__ssd_mm_triangle(s, (ssd_mm){r->a_B, r->b_Cq, r->cb, s->ld, at->n, at->n, s->N, 0});
+  tide__panel_pack_a(s->kern, r->a_B, ssd_rows(s->B, at, 0), at->n, s->N);
+  tide__panel_pack_b(s->kern, r->b_Cq, ssd_rows(C, at, 0), at->n, s->N);
+  tide__panel_pack_b(s->kern, r->b_Cn, ssd_rows(C, at, 1), s->N, at->n);
+  tide__panel_pack_b(s->kern, r->b_Bn, ssd_rows(s->B, at, 1), s->N, at->n);
+  panel_mm pairs = {r->a_B, r->b_Cq, r->cb, s->ld, at->n, at->n, s->N, 0};
+  tide__panel_mm_triangle(s->kern, pairs);
   memset(r->dcb, 0, (size_t)(at->n * s->ld) * sizeof(float));
   memset(r->sum_B, 0, (size_t)(at->n * s->N) * sizeof(float));
   memset(r->sum_C, 0, (size_t)(at->n * s->N) * sizeof(float));
@@ -86,12 +87,12 @@ void tide__ssd_back_end(const ssd_back *w, const ssd_at *at, ssd_back_scratch *r
   int64_t size = s->half ? 2 : 4, n = at->n;
   for (int64_t i = 0; i < n; i++) {
     tide__ssd_put(s, r->tri, i * s->ld + i, r->dcb + i * s->ld + i, n - i);
-    tide__ssd_clear(s, (char *)r->tri + i * s->ld * size, i);
+    tide__panel_clear(s->kern, (char *)r->tri + i * s->ld * size, i);
   }
-  tide__ssd_pack_upper(s, r->a_tri, ssd_own(s, r->tri, s->ld, 1), n);
-  tide__ssd_mm_upper(s, (ssd_mm){r->a_tri, r->b_Cn, r->sum_B, s->N, n, s->N, n, 1});
-  tide__ssd_pack_lower(s, r->a_tri, ssd_own(s, r->tri, 1, s->ld), n);
-  tide__ssd_mm_lower(s, (ssd_mm){r->a_tri, r->b_Bn, r->sum_C, s->N, n, s->N, n, 1});
+  tide__panel_pack_upper(s->kern, r->a_tri, ssd_own(s, r->tri, s->ld, 1), n);
+  tide__panel_mm_upper(s->kern, (panel_mm){r->a_tri, r->b_Cn, r->sum_B, s->N, n, s->N, n, 1});
+  tide__panel_pack_lower(s->kern, r->a_tri, ssd_own(s, r->tri, 1, s->ld), n);
+  tide__panel_mm_lower(s->kern, (panel_mm){r->a_tri, r->b_Bn, r->sum_C, s->N, n, s->N, n, 1});
   for (int64_t i = 0; i < n; i++) {
     int64_t to = ((at->b * s->T + at->t0 + i) * s->G + at->g) * s->N;
     row_narrow(row_at(dB, to), r->sum_B + i * s->N, dB->dtype, s->N);
@@ -136,12 +137,12 @@ static void piece_rows_of_head(const ssd_back *w, const ssd_at *at, int64_t h, s
 }
 
 /* Returns the head's rows of dy in place. */
-static ssd_mat grad_rows(const ssd_back *w, const ssd_at *at, int64_t h, int transposed)
+static panel_mat grad_rows(const ssd_back *w, const ssd_at *at, int64_t h, int transposed)
 {
   const k_tensor *dy = &w->call->in[IN_DY];
   const void *src = row_at(dy, ssd_offset(dy, at, 0, h));
-  return transposed ? (ssd_mat){src, 1, dy->stride[1], dy->dtype}
-                : (ssd_mat){src, dy->stride[1], 1, dy->dtype};
+  return transposed ? (panel_mat){src, 1, dy->stride[1], dy->dtype}
+                : (panel_mat){src, dy->stride[1], 1, dy->dtype};
 }
 
 /* Row s of the triangles, past the diagonal: writes S into tri and adds to d(C B'). Adds K[t, s]
@@ -170,9 +171,9 @@ static void piece_within(const ssd_back *w, const ssd_at *at, const head *k, ssd
 {
   const ssd *s = &w->s;
   int64_t n = at->n, size = s->half ? 2 : 4;
-  tide__ssd_pack_a(s, r->a_rows, ssd_own(s, r->own_u, s->P, 1), n, s->P);
-  tide__ssd_pack_b(s, r->b_q, grad_rows(w, at, k->h, 0), n, s->P);
-  tide__ssd_mm_triangle(s, (ssd_mm){r->a_rows, r->b_q, r->pair, s->ld, n, n, s->P, 0});
+  tide__panel_pack_a(s->kern, r->a_rows, ssd_own(s, r->own_u, s->P, 1), n, s->P);
+  tide__panel_pack_b(s->kern, r->b_q, grad_rows(w, at, k->h, 0), n, s->P);
+  tide__panel_mm_triangle(s->kern, (panel_mm){r->a_rows, r->b_q, r->pair, s->ld, n, n, s->P, 0});
   memset(r->so_far, 0, (size_t)n * sizeof(float));
   r->pairs[0] = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -183,11 +184,11 @@ static void piece_within(const ssd_back *w, const ssd_at *at, const head *k, ssd
     float spanned = triangle_row(to, dcb, r->so_far, cb, pair, &r->st, i, n);
     if (i + 1 < n) r->pairs[i + 1] = spanned;
     if (s->half) tide__ssd_put(s, r->tri, i * s->ld + i, to + i, n - i);
-    tide__ssd_clear(s, (char *)r->tri + i * s->ld * size, i);
+    tide__panel_clear(s->kern, (char *)r->tri + i * s->ld * size, i);
   }
-  tide__ssd_pack_upper(s, r->a_tri, ssd_own(s, r->tri, s->ld, 1), n);
-  tide__ssd_pack_b(s, r->b_p, grad_rows(w, at, k->h, 1), s->P, n);
-  tide__ssd_mm_upper(s, (ssd_mm){r->a_tri, r->b_p, r->du, s->P, n, s->P, n, at->used});
+  tide__panel_pack_upper(s->kern, r->a_tri, ssd_own(s, r->tri, s->ld, 1), n);
+  tide__panel_pack_b(s->kern, r->b_p, grad_rows(w, at, k->h, 1), s->P, n);
+  tide__panel_mm_upper(s->kern, (panel_mm){r->a_tri, r->b_p, r->du, s->P, n, s->P, n, at->used});
 }
 
 /* du = out du; returns the sum of u du. */
@@ -211,8 +212,8 @@ static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_scra
   double left = 0;
   const void *src = k->dstate;
   if (s->half) tide__ssd_put(s, r->narrow, 0, k->dstate, s->P * s->N), src = r->narrow;
-  tide__ssd_pack_b(s, r->b_pn, ssd_own(s, src, s->N, 1), s->P, s->N);
-  tide__ssd_mm(s, (ssd_mm){r->a_B, r->b_pn, r->du, s->P, n, s->P, s->N, 0});
+  tide__panel_pack_b(s->kern, r->b_pn, ssd_own(s, src, s->N, 1), s->P, s->N);
+  tide__panel_mm(s->kern, (panel_mm){r->a_B, r->b_pn, r->du, s->P, n, s->P, s->N, 0});
   for (int64_t i = 0; i < n; i++) {
     float *du = r->du + i * s->P;
     if (r->st.out[i] == 0) memset(du, 0, (size_t)s->P * sizeof(float));
@@ -221,9 +222,9 @@ static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_scra
   }
   if (at->seen && r->st.whole != 0)
     k->edge = (double)r->st.whole * row_dot(k->state, k->dstate, s->P * s->N);
-  tide__ssd_pack_b(s, r->b_n, ssd_own(s, src, 1, s->N), s->N, s->P);
-  tide__ssd_pack_a(s, r->a_rows, ssd_own(s, r->late, s->P, 1), n, s->P);
-  tide__ssd_mm(s, (ssd_mm){r->a_rows, r->b_n, r->sum_B, s->N, n, s->N, s->P, 1});
+  tide__panel_pack_b(s->kern, r->b_n, ssd_own(s, src, 1, s->N), s->N, s->P);
+  tide__panel_pack_a(s->kern, r->a_rows, ssd_own(s, r->late, s->P, 1), n, s->P);
+  tide__panel_mm(s->kern, (panel_mm){r->a_rows, r->b_n, r->sum_B, s->N, n, s->N, s->P, 1});
 }
 
 /* sum += v; returns the product of v with c. */
@@ -245,9 +246,9 @@ static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_ba
   int64_t n = at->n;
   const void *src = k->state;
   if (s->half) tide__ssd_put(s, r->narrow, 0, k->state, s->P * s->N), src = r->narrow;
-  tide__ssd_pack_b(s, r->b_n, ssd_own(s, src, 1, s->N), s->N, s->P);
-  tide__ssd_pack_a(s, r->a_rows, ssd_own(s, r->in_g, s->P, 1), n, s->P);
-  tide__ssd_mm(s, (ssd_mm){r->a_rows, r->b_n, r->dC, s->N, n, s->N, s->P, 0});
+  tide__panel_pack_b(s->kern, r->b_n, ssd_own(s, src, 1, s->N), s->N, s->P);
+  tide__panel_pack_a(s->kern, r->a_rows, ssd_own(s, r->in_g, s->P, 1), n, s->P);
+  tide__panel_mm(s->kern, (panel_mm){r->a_rows, r->b_n, r->dC, s->N, n, s->N, s->P, 0});
   for (int64_t i = 0; i < n; i++)
     r->entered[i] = add_dot(r->sum_C + i * s->N, r->dC + i * s->N, r->C + i * s->N, s->N);
 }

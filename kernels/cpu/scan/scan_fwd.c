@@ -23,39 +23,39 @@ typedef struct fwd {
 
 static int64_t scan_fwd_lay_out(const ssd *s, char *base, scratch *r)
 {
-  ssd_arena k = {base, 0};
+  panel_arena k = {base, 0};
   int64_t size = s->half ? 2 : 4, Q = s->Q, P = s->P, N = s->N;
   tide__ssd_take_steps(&k, s, &r->st);
-  r->cb = tide__ssd_take(&k, Q * s->ld * 4);
-  r->y = tide__ssd_take(&k, Q * P * 4);
-  r->row = tide__ssd_take(&k, ssd_longest(s) * 4);
-  r->row2 = tide__ssd_take(&k, ssd_longest(s) * 4);
-  r->row3 = tide__ssd_take(&k, ssd_longest(s) * 4);
-  r->D = tide__ssd_take(&k, P * 4);
-  r->state = tide__ssd_take(&k, s->heads * P * N * 4);
-  r->tri = tide__ssd_take(&k, Q * s->ld * size);
-  r->u = tide__ssd_take(&k, Q * P * size);
-  r->late = tide__ssd_take(&k, Q * P * size);
-  r->narrow = tide__ssd_take(&k, P * N * size);
-  r->a_B = tide__ssd_take_a(&k, s, Q, N);
-  r->a_C = tide__ssd_take_a(&k, s, Q, N);
-  r->a_tri = tide__ssd_take_a(&k, s, Q, Q);
-  r->a_late = tide__ssd_take_a(&k, s, P, Q);
-  r->b_C = tide__ssd_take_b(&k, s, Q, N);
-  r->b_B = tide__ssd_take_b(&k, s, N, Q);
-  r->b_state = tide__ssd_take_b(&k, s, P, N);
-  r->b_u = tide__ssd_take_b(&k, s, P, Q);
+  r->cb = tide__panel_take(&k, Q * s->ld * 4);
+  r->y = tide__panel_take(&k, Q * P * 4);
+  r->row = tide__panel_take(&k, ssd_longest(s) * 4);
+  r->row2 = tide__panel_take(&k, ssd_longest(s) * 4);
+  r->row3 = tide__panel_take(&k, ssd_longest(s) * 4);
+  r->D = tide__panel_take(&k, P * 4);
+  r->state = tide__panel_take(&k, s->heads * P * N * 4);
+  r->tri = tide__panel_take(&k, Q * s->ld * size);
+  r->u = tide__panel_take(&k, Q * P * size);
+  r->late = tide__panel_take(&k, Q * P * size);
+  r->narrow = tide__panel_take(&k, P * N * size);
+  r->a_B = tide__panel_take_a(&k, s->kern, Q, N);
+  r->a_C = tide__panel_take_a(&k, s->kern, Q, N);
+  r->a_tri = tide__panel_take_a(&k, s->kern, Q, Q);
+  r->a_late = tide__panel_take_a(&k, s->kern, P, Q);
+  r->b_C = tide__panel_take_b(&k, s->kern, Q, N);
+  r->b_B = tide__panel_take_b(&k, s->kern, N, Q);
+  r->b_state = tide__panel_take_b(&k, s->kern, P, N);
+  r->b_u = tide__panel_take_b(&k, s->kern, P, Q);
   return k.used;
 }
 
 /* Computes what the heads of a group share: C B' of the piece, and both as operands. */
 static void share(const ssd *s, const ssd_at *at, scratch *r)
 {
-  tide__ssd_pack_a(s, r->a_B, ssd_rows(s->B, at, 0), at->n, s->N);
-  tide__ssd_pack_b(s, r->b_C, ssd_rows(s->C, at, 0), at->n, s->N);
-  if (at->seen) tide__ssd_pack_a(s, r->a_C, ssd_rows(s->C, at, 0), at->n, s->N);
-  if (at->used) tide__ssd_pack_b(s, r->b_B, ssd_rows(s->B, at, 1), s->N, at->n);
-  tide__ssd_mm_triangle(s, (ssd_mm){r->a_B, r->b_C, r->cb, s->ld, at->n, at->n, s->N, 0});
+  tide__panel_pack_a(s->kern, r->a_B, ssd_rows(s->B, at, 0), at->n, s->N);
+  tide__panel_pack_b(s->kern, r->b_C, ssd_rows(s->C, at, 0), at->n, s->N);
+  if (at->seen) tide__panel_pack_a(s->kern, r->a_C, ssd_rows(s->C, at, 0), at->n, s->N);
+  if (at->used) tide__panel_pack_b(s->kern, r->b_B, ssd_rows(s->B, at, 1), s->N, at->n);
+  tide__panel_mm_triangle(s->kern, (panel_mm){r->a_B, r->b_C, r->cb, s->ld, at->n, at->n, s->N, 0});
 }
 
 /* y = in y + D x, u = step x, late = out u; f = {in, step, out}. */
@@ -100,11 +100,11 @@ static void scan_fwd_within(const ssd *s, const ssd_at *at, scratch *r)
     float *to = s->half ? r->row : (float *)r->tri + i * s->ld;
     tide__ssd_decay_row(to, r->cb + i * s->ld, &r->st, i, at->n);
     if (s->half) tide__ssd_put(s, r->tri, i * s->ld + i, to + i, at->n - i);
-    tide__ssd_clear(s, (char *)r->tri + i * s->ld * size, i);
+    tide__panel_clear(s->kern, (char *)r->tri + i * s->ld * size, i);
   }
-  tide__ssd_pack_lower(s, r->a_tri, ssd_own(s, r->tri, 1, s->ld), at->n);
-  tide__ssd_pack_b(s, r->b_u, ssd_own(s, r->u, 1, s->P), s->P, at->n);
-  tide__ssd_mm_lower(s, (ssd_mm){r->a_tri, r->b_u, r->y, s->P, at->n, s->P, at->n, 1});
+  tide__panel_pack_lower(s->kern, r->a_tri, ssd_own(s, r->tri, 1, s->ld), at->n);
+  tide__panel_pack_b(s->kern, r->b_u, ssd_own(s, r->u, 1, s->P), s->P, at->n);
+  tide__panel_mm_lower(s->kern, (panel_mm){r->a_tri, r->b_u, r->y, s->P, at->n, s->P, at->n, 1});
 }
 
 /* Computes y = in C state, by the state before the piece. */
@@ -112,16 +112,16 @@ static void scan_fwd_entering(const ssd *s, const ssd_at *at, const float *state
 {
   const void *src = state;
   if (s->half) tide__ssd_put(s, r->narrow, 0, state, s->P * s->N), src = r->narrow;
-  tide__ssd_pack_b(s, r->b_state, ssd_own(s, src, s->N, 1), s->P, s->N);
-  tide__ssd_mm(s, (ssd_mm){r->a_C, r->b_state, r->y, s->P, at->n, s->P, s->N, 0});
+  tide__panel_pack_b(s->kern, r->b_state, ssd_own(s, src, s->N, 1), s->P, s->N);
+  tide__panel_mm(s->kern, (panel_mm){r->a_C, r->b_state, r->y, s->P, at->n, s->P, s->N, 0});
 }
 
 /* Computes state <- whole state + late' B. */
 static void scan_fwd_leaving(const ssd *s, const ssd_at *at, float *state, scratch *r)
 {
   if (at->seen) tide__ssd_scale(state, state, r->st.whole, s->P * s->N);
-  tide__ssd_pack_a(s, r->a_late, ssd_own(s, r->late, 1, s->P), s->P, at->n);
-  tide__ssd_mm(s, (ssd_mm){r->a_late, r->b_B, state, s->N, s->P, s->N, at->n, at->seen});
+  tide__panel_pack_a(s->kern, r->a_late, ssd_own(s, r->late, 1, s->P), s->P, at->n);
+  tide__panel_mm(s->kern, (panel_mm){r->a_late, r->b_B, state, s->N, s->P, s->N, at->n, at->seen});
 }
 
 static void run_head(const fwd *f, const ssd_at *at, int64_t k, scratch *r)
@@ -232,12 +232,12 @@ static void step_token(const fwd *f, const ssd_at *at, int64_t h, int64_t i, flo
 
 static int64_t lay_out_few(const ssd *s, char *base, scratch *r)
 {
-  ssd_arena k = {base, 0};
+  panel_arena k = {base, 0};
   tide__ssd_take_steps(&k, s, &r->st);
-  r->y = tide__ssd_take(&k, s->P * 4);
-  r->row = tide__ssd_take(&k, (2 * s->N + s->P) * 4);
-  r->D = tide__ssd_take(&k, s->P * 4);
-  r->state = tide__ssd_take(&k, s->P * s->N * 4);
+  r->y = tide__panel_take(&k, s->P * 4);
+  r->row = tide__panel_take(&k, (2 * s->N + s->P) * 4);
+  r->D = tide__panel_take(&k, s->P * 4);
+  r->state = tide__panel_take(&k, s->P * s->N * 4);
   return k.used;
 }
 

@@ -2,7 +2,9 @@
 --
 -- Each byte that is not UTF-8 counts as one character. ASCII text takes a fast path.
 
-local utf = {}
+local utf8 = require 'tide.utf8'
+
+local utf = { code = utf8.code, char = utf8.char }
 
 local byte, sub = string.byte, string.sub
 
@@ -48,27 +50,6 @@ end
 function utf.sub(s, first, stop)
    if is_ascii(s) then return sub(s, first + 1, stop) end
    return table.concat(utf.chars(s), '', first + 1, math.max(first, math.min(stop, utf.length(s))))
-end
-
--- Returns the code point of a character.
-function utf.code(c)
-   local a, b, d, e = byte(c, 1, 4)
-   if not b then return a end
-   if not d then return (a - 0xC0) * 64 + b - 128 end
-   if not e then return ((a - 0xE0) * 64 + b - 128) * 64 + d - 128 end
-   return (((a - 0xF0) * 64 + b - 128) * 64 + d - 128) * 64 + e - 128
-end
-
--- Returns the character of a code point.
-function utf.char(n)
-   local floor, char = math.floor, string.char
-   if n < 0x80 then return char(n) end
-   if n < 0x800 then return char(0xC0 + floor(n / 64), 0x80 + n % 64) end
-   if n < 0x10000 then
-      return char(0xE0 + floor(n / 4096), 0x80 + floor(n / 64) % 64, 0x80 + n % 64)
-   end
-   return char(0xF0 + floor(n / 262144), 0x80 + floor(n / 4096) % 64, 0x80 + floor(n / 64) % 64,
-      0x80 + n % 64)
 end
 
 -- ---- white space -------------------------------------------------------------------------------

@@ -294,8 +294,7 @@ end
 
 local function from_table(t, depth)
    if depth > 200 then fault.raise 'data are nested deeper than 200 tables' end
-   local is_list = fs.io().json.is_array(t) or t[1] ~= nil
-   if is_list then
+   if fs.is_list(t) then
       local list = value.list()
       for i, item in ipairs(t) do list[i] = from_lua(item, depth + 1) end
       return list

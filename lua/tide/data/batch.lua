@@ -5,6 +5,7 @@ local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local stamp = require 'tide.util.stamp'
 local upload = require 'tide.util.upload'
+require 'tide.data.tokens'              -- the kind 'source'
 
 local batch = {}
 

@@ -18,6 +18,7 @@ local signature = require 'tide.util.signature'
 local sorted_keys = require('tide.util.pretty').sorted_keys
 local text_files = require 'tide.data.text'
 local tokens = require 'tide.data.tokens'
+require 'tide.nn.module'                -- the kind 'module'
 
 local chat = {}
 

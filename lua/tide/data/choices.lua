@@ -30,7 +30,7 @@ end
 -- Returns a list of texts.
 local function texts(v, name, least)
    local list = {}
-   if not jsonl._is_list(v) then jsonl._wrong(name, 'a list of texts', v) end
+   if not fs.is_list(v) then jsonl._wrong(name, 'a list of texts', v) end
    for i, text in ipairs(v) do
       if type(text) ~= 'string' or text == '' then
          jsonl._wrong(('%s[%d]'):format(name, i), 'a text that is not empty', text)

@@ -63,7 +63,7 @@ local function listed(t)
    local name = not fs.is_null(t.images) and 'images' or 'image'
    local v = t[name]
    if fs.is_null(v) then return {}, name end
-   return (jsonl._is_list(v) or type(v) == 'table' and next(v) == nil) and v or { v }, name
+   return (fs.is_list(v) or type(v) == 'table' and next(v) == nil) and v or { v }, name
 end
 
 -- Returns the name of the first field of a record that has an image, or nil; refuses parts of other
@@ -161,7 +161,7 @@ end
 -- name_of(i): the name of message i in errors.
 function parts._take(t, messages, file, place, o, name_of)
    name_of = name_of or name_of_message
-   if messages and jsonl._is_list(t.videos) and #t.videos > 0 then
+   if messages and fs.is_list(t.videos) and #t.videos > 0 then
       jsonl._broken 'videos: expected none, got a list; videos are not read'
    end
    local field = first_field(t, messages, name_of)

@@ -36,11 +36,6 @@ end
 -- Returns whether a value is an object or a list.
 function jsonl._is_table(v) return type(v) == 'table' and v ~= fs.io().json.null end
 
--- Returns whether a value is a list, which may be empty.
-function jsonl._is_list(v)
-   return type(v) == 'table' and (fs.io().json.is_array(v) or v[1] ~= nil)
-end
-
 -- Returns the result of fn(...), or nil and what is wrong with the record.
 function jsonl._try(fn, ...)
    local ok, result = pcall(fn, ...)

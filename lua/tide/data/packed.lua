@@ -28,6 +28,7 @@ local signature = require 'tide.util.signature'
 local sampler = require 'tide.data.sampler'
 local stamp = require 'tide.util.stamp'
 local upload = require 'tide.util.upload'
+require 'tide.data.tokens'              -- the kind 'source'
 
 local packed = {}
 

@@ -21,7 +21,7 @@ local preference = {}
 
 -- ---- records -----------------------------------------------------------------------------------
 
-local is_list = jsonl._is_table
+local is_table = jsonl._is_table
 
 local function same_message(a, b)
    return type(a) == 'table' and type(b) == 'table' and a.role == b.role
@@ -62,7 +62,7 @@ end
 -- Returns prompt, chosen, rejected, where an answer may hold the prompt as well.
 local function parts_of(t)
    local prompt, chosen, rejected = t.prompt, t.chosen, t.rejected
-   if is_list(chosen) and is_list(rejected) and type(prompt) == 'string' then
+   if is_table(chosen) and is_table(rejected) and type(prompt) == 'string' then
       local first = chosen[1]
       if type(first) == 'table' and first.role ~= 'assistant' then
          return split(chosen, rejected)
@@ -76,9 +76,9 @@ end
 
 local function is_empty(v)
    if type(v) == 'string' then return not v:find '%S' end
-   if not is_list(v) then return false end
+   if not is_table(v) then return false end
    for _, m in ipairs(v) do
-      if type(m) ~= 'table' or m.tool_calls or is_list(m.content)
+      if type(m) ~= 'table' or m.tool_calls or is_table(m.content)
          or type(m.content) == 'string' and m.content:find '%S' then return false end
    end
    return true
@@ -133,7 +133,7 @@ end
 -- Returns the document of a prompt with an answer. at: { record, file, place }.
 local function document(prompt, answer, name, at, o)
    local tools = at.record.tools
-   if is_list(prompt) and type(answer) == 'string' then
+   if is_table(prompt) and type(answer) == 'string' then
       answer = { { role = 'assistant', content = answer } }
    end
    local example, problem = record.read({ prompt = prompt, completion = answer, tools = tools },

@@ -33,7 +33,7 @@ end
 
 local function list_at(t, name)
    local v = t[name]
-   if not jsonl._is_list(v) then refuse(name, 'a list', v) end
+   if not fs.is_list(v) then refuse(name, 'a list', v) end
    if #v == 0 then refuse(name, 'at least one entry', v, 'none') end
    return v
 end

@@ -181,6 +181,7 @@ function text.load(paths, opts)
 end
 
 return signature.doors('data.text', text, {
+   files = 'path: string',
    load = { 'paths: string | table', opts = {
       'val: number in [0, 0.5] = 0.05 -- share that is held out for validation',
       'width: integer? -- bytes of an id in raw .bin files (see data.tokens.file)',

@@ -5,6 +5,7 @@
 
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
+require 'tide.nn.module'                -- the kind 'module'
 
 local nan = {}
 

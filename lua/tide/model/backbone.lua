@@ -130,11 +130,13 @@ Backbone.form = {
 }
 
 -- Returns the operations of a token of training, of the whole model, that do not read weights: {
--- fixed, for each token of the sequence }.
+-- fixed, for each token of the sequence }. A layer with a state has products of it with two vectors
+-- of each head, a gated delta net with three.
 local function mixing_of(mixers)
    local sum = { 0, 0 }
    for _, m in ipairs(mixers) do
       if class.is(m, nn.Mamba2) then sum[1] = sum[1] + 12 * m.inner_dim * m.state end
+      if class.is(m, nn.GatedDeltaNet) then sum[1] = sum[1] + 18 * m.inner_dim * m.key_dim end
       if class.is(m, nn.Attention) then
          sum[2] = sum[2] + 3 * m.heads * (m.head_dim + (m.value_dim or m.head_dim))
       end
@@ -155,7 +157,7 @@ function Backbone:_blocks(c, opts)
 end
 
 -- Makes a model of a published configuration. opts: dtype, device ('null' for shapes only), seed,
--- init; of models with Mamba-2 layers recurrence_dtype (see nn.Mamba2), too.
+-- init; of models with layers that keep a state recurrence_dtype (see nn.Mamba2), too.
 function Backbone:init(config, opts)
    local op = self.op or self.family.op
    opts = Module.options(op, opts, self._options or {})
@@ -189,7 +191,7 @@ end
 Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_mask', 'sequence',
    'caches', 'context', 'balance' }
 
--- Options beside ids in a call of a model without Mamba-2 layers.
+-- Options beside ids in a call of a model without layers that keep a state.
 local beside = {
    'positions: tensor? -- [batch or 1, tokens], or [3, batch or 1, tokens] with mrope_section',
    'caches: table?',

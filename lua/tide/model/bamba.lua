@@ -9,6 +9,7 @@ local Backbone = require 'tide.model.backbone'
 local config_ = require 'tide.model.config'
 local part = require 'tide.model.part'
 local published = require 'tide.model.published'
+local time_step = require 'tide.model.time_step'
 
 local op = 'model.bamba'
 
@@ -29,16 +30,17 @@ local rows = {
    { 'mamba_d_conv', 4, 'integer in [2, 4]' },
    { 'mamba_chunk_size', 256, count }, { 'mamba_conv_bias', true, flag },
    { 'mamba_proj_bias', false, flag }, { 'attention_bias', false, flag },
-   { 'mlp_bias', false, flag }, { 'rms_norm_eps', 1e-5, number },
-   { 'initializer_range', 0.02, number }, { 'tie_word_embeddings', false, flag },
-   { 'time_step_limit', false, published.time_step_limit },
-   { 'rope_theta', 10000, base }, { 'partial_rotary_factor', 0.5, share },
-   { 'max_position_embeddings', 262144, count },
-   { 'hidden_act', 'silu', "'silu'" },
+   { 'mlp_bias', false, flag }, { 'rms_norm_eps', 1e-5, number, float = true },
+   { 'initializer_range', 0.02, number, float = true, neutral = true },
+   { 'tie_word_embeddings', false, flag },
+   time_step.limit,
+   { 'rope_theta', 10000, base }, { 'partial_rotary_factor', 0.5, share, float = true },
+   { 'max_position_embeddings', 262144, count, neutral = true },
+   { 'hidden_act', 'silu', "'silu'", neutral = true },
 }
 
 -- Lists of kinds become attn_layer_indices; 'auto' is the default.
-local function translate(_, f, problems)
+local function translate(f, problems)
    for _, name in ipairs { 'layers_block_type', 'layer_types' } do
       local list, at = f[name], {}
       f[name] = nil

@@ -124,8 +124,9 @@ config.no_mlp_bias = { written = false, why = 'the MLPs of this family have no b
 
 local kinds = { 'full_attention', 'sliding_attention' }
 
--- Checks layer_types: nil, or the kind of every layer. Windows need sliding_window.
-function config.check_layer_types(op, c)
+-- Checks layer_types: nil, or the kind of every layer. Windows need sliding_window. own: the kinds
+-- of a family, or nil.
+function config.check_layer_types(op, c, own)
    local list = c.layer_types
    if list == nil then return end
    err.raise_if(#err.type(op, 'layer_types', list, 'table') ~= c.num_hidden_layers, 'E_ARG', op,
@@ -133,9 +134,22 @@ function config.check_layer_types(op, c)
       c.num_hidden_layers, #list)
    for i, v in ipairs(list) do
       local field = ('layer_types[%d]'):format(i)
-      err.choice(op, field, v, kinds)
+      err.choice(op, field, v, own or kinds)
       err.arg_if(v == 'sliding_attention' and not c.sliding_window, op, field,
          "'full_attention' without sliding_window", v)
+   end
+end
+
+-- Raises for a window that use_sliding_window switches on without sliding_window, and for one in
+-- layer_types that it leaves off.
+function config.check_window(c, op)
+   err.arg_if(c.use_sliding_window and c.sliding_window == nil, op, 'sliding_window',
+      'tokens that a layer sees, with use_sliding_window', nil)
+   for i = 1, c.layer_types and not c.use_sliding_window and #c.layer_types or 0 do
+      if c.layer_types[i] == 'sliding_attention' then
+         err.arg(op, ('layer_types[%d]'):format(i), "'full_attention' where "
+            .. 'use_sliding_window is false', c.layer_types[i])
+      end
    end
 end
 

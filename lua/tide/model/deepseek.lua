@@ -26,7 +26,7 @@ deepseek.fit = {
 }
 
 -- Completes the fields f of a configuration: head_dim is the size that rotates.
-function deepseek.translate(_, f, problems)
+function deepseek.translate(f, problems)
    local size = f.qk_rope_head_dim or 64
    if f.head_dim ~= nil and f.head_dim ~= size then
       problems[#problems + 1] = ("field 'head_dim': expected nil or qk_rope_head_dim (%s), got %s")

@@ -5,18 +5,20 @@
 local copy = require 'tide.util.copy'
 local deepseek = require 'tide.model.deepseek'
 local experts = require 'tide.model.experts'
+local published = require 'tide.model.published'
 
 local DeepseekV2 = experts.derive('DeepseekV2', experts.usual)
 
 local count = 'integer >= 1'
-local fields = deepseek.latent_fields { q_latent = 1536, nope = 128, value = 128 }
-for _, row in ipairs {
+local latent = deepseek.latent_fields { q_latent = 1536, nope = 128, value = 128 }
+local fields = published._rows(latent, {
    { 'n_routed_experts', 64, count }, { 'num_experts_per_tok', nil, count },
    { 'moe_intermediate_size', 1407, count }, { 'n_shared_experts', 2, count },
-   { 'routed_scaling_factor', 1, 'number' }, { 'n_group', 1, count }, { 'topk_group', 1, count },
+   { 'routed_scaling_factor', 1, 'number', float = true },
+   { 'n_group', 1, count }, { 'topk_group', 1, count },
    { 'topk_method', 'greedy', "'greedy' | 'group_limited_greedy'" },
    { 'first_k_dense_replace', 0, 'integer >= 0' },
-} do fields[#fields + 1] = row end
+})
 
 DeepseekV2.family = {
    op = 'model.deepseek_v2', fields = fields, sizes = { 'moe_intermediate_size' },

@@ -5,14 +5,15 @@
 local copy = require 'tide.util.copy'
 local deepseek = require 'tide.model.deepseek'
 local experts = require 'tide.model.experts'
+local published = require 'tide.model.published'
 
 local DeepseekV3 = experts.derive('DeepseekV3', experts.usual)
 
-local fields = deepseek.latent_fields { q_latent = 1536, nope = 128, value = 128 }
-for _, row in ipairs(experts.sigmoid_fields { experts = 256, topk = 8, hidden = 2048, scale = 2.5,
-   groups = 8, topk_groups = 4, dense = 3 }) do fields[#fields + 1] = row end
-fields[#fields + 1] = { 'rope_interleave', true, 'boolean' }
-fields[#fields + 1] = { 'num_nextn_predict_layers', 0, 'integer >= 0' }
+local latent = deepseek.latent_fields { q_latent = 1536, nope = 128, value = 128 }
+local fields = published._rows(latent,
+   experts.sigmoid_fields { experts = 256, topk = 8, hidden = 2048, scale = 2.5, groups = 8,
+      topk_groups = 4, dense = 3 },
+   { { 'rope_interleave', true, 'boolean' }, { 'num_nextn_predict_layers', 0, 'integer >= 0' } })
 
 DeepseekV3.family = {
    op = 'model.deepseek_v3', fields = fields, sizes = { 'moe_intermediate_size' },

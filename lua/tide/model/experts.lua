@@ -4,6 +4,7 @@
 
 local Llama = require 'tide.model.llama'
 local class = require 'tide.class'
+local err = require 'tide.util.err'
 local names_ = require 'tide.util.names'
 local nn = require 'tide.nn'
 local published = require 'tide.model.published'
@@ -20,9 +21,32 @@ function experts.fields(name, default, topk, o)
    o = o or {}
    return { { name, default, ('integer >= %d'):format(o.least or 1) },
       { 'num_experts_per_tok', topk, count },
-      { 'output_router_logits', false, 'boolean' },
-      { 'router_aux_loss_coef', o.coef or 0.001, 'number >= 0' },
-      { 'router_aux_loss_by_layer', published.optional, 'boolean' } }      -- a field of tide
+      { 'output_router_logits', false, 'boolean', neutral = true },
+      { 'router_aux_loss_coef', o.coef or 0.001, 'number >= 0', float = true, neutral = true },
+      -- a field of tide
+      { 'router_aux_loss_by_layer', published.optional, 'boolean', neutral = true } }
+end
+
+-- Fields that say which layers have experts: each decoder_sparse_step-th, but those of
+-- mlp_only_layers, which count from 0.
+experts.layer_fields = {
+   { 'decoder_sparse_step', 1, count }, { 'mlp_only_layers', published.optional, 'integer[] >= 0' },
+}
+
+-- Refuses mlp_only_layers that the model does not have.
+function experts.check_layers(c, op)
+   for i, layer in ipairs(c.mlp_only_layers or {}) do
+      err.arg_if(layer >= c.num_hidden_layers, op, ('mlp_only_layers[%d]'):format(i),
+         ('a layer from 0 to %d'):format(c.num_hidden_layers - 1), layer)
+   end
+end
+
+-- Returns whether layer i, from 1, has experts by these fields.
+function experts.is_in_layer(c, i)
+   for _, layer in ipairs(c.mlp_only_layers or {}) do
+      if layer == i - 1 then return false end
+   end
+   return i % c.decoder_sparse_step == 0
 end
 
 -- Fields of the routing by sigmoid (DeepSeek-V3), with the defaults of a family.
@@ -32,7 +56,7 @@ function experts.sigmoid_fields(default)
       { 'num_experts_per_tok', default.topk, count },
       { 'moe_intermediate_size', default.hidden, count },
       { 'n_shared_experts', 1, 'integer >= 0' },
-      { 'routed_scaling_factor', default.scale, 'number' },
+      { 'routed_scaling_factor', default.scale, 'number', float = true },
       { 'n_group', default.groups, count }, { 'topk_group', default.topk_groups, count },
       { 'norm_topk_prob', true, 'boolean' }, { 'first_k_dense_replace', default.dense,
          'integer >= 0' },

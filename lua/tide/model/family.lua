@@ -3,6 +3,41 @@
 --
 -- A checkpoint stores the family beside the configuration. Older ones, and those of other programs,
 -- do not: their family follows from the published fields, or from fields that one family alone has.
+--
+-- The table `family` of a class says how its files differ; all of it may be nil.
+--
+--    op              name of the class in errors
+--    counts          fields that count layers
+--    sizes           fields that are a factor of the size of a tensor
+--    rename          function: a tensor's name in the file -> in the model, nil to ignore it
+--    packing         kinds of packed weights beside FP8 (see packing.lua)
+--    peft, from_peft, peft_target    names of layers in adapters (see pretrained/peft_names.lua)
+--    peft_experts    how transformers has experts (see pretrained/peft_moe.lua)
+--    peft_obstacle   why PEFT cannot read adapters of the family
+--    peft_refuses    last name of a layer whose adapters PEFT refuses
+--
+-- Families derived from llama.lua also say how their configuration and layers differ from Llama's.
+-- c is the complete configuration, and layers i count from 1.
+--
+--    fields          rows of their own fields (see published.read)
+--    defaults        field of a Llama -> the family's default
+--    without         field of a Llama that files lack -> { why, written } (see config.lua)
+--    nullable        fields whose default a null in the file takes away
+--    act             value of hidden_act; 'silu' if nil
+--    local_theta     field for the rotary base of layers with a window
+--    alias, only, free, translate, where, complete    as in published.read
+--    window          function (c, i): whether a layer has the window; nil: each has it
+--    layer           function (c, i, mixer, mlp) that changes options of nn.Attention and nn.MLP
+--    kinds           values of layer_types beside those of attention
+--    mixer           function (c, options, i, opts) that returns another mixer than nn.Attention,
+--                    and its name; nil: attention
+--    experts         function (c, i): options of part.experts for a mixture; nil: an MLP
+--    Block           class of blocks; names: of their parts; norms: which norms they have
+--    norm_offset     number that is added to the weights of norms
+--    residual        function (c): the factor of the branches of a block
+--    embed_scale     function (c): that of embeddings; scales_given: of given ones, too
+--    out_scale       function (c): that of the last hidden states
+--    rope            { interleaved }: whether pairs of channels lie side by side
 
 local canonical = require 'tide.util.canonical'
 local copy = require 'tide.util.copy'
@@ -10,6 +45,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local published_config = require 'tide.model.published'
+require 'tide.nn.module'                -- the kind 'module'
 
 local family = {}
 
@@ -24,12 +60,16 @@ local published = {
       hidden_act = 'silu' },
    qwen3_vl_moe = { architectures = { 'Qwen3VLMoeForConditionalGeneration' },
       model_type = 'qwen3_vl_moe', hidden_act = 'silu' },
+   qwen3_5 = { architectures = { 'Qwen3_5ForCausalLM' }, model_type = 'qwen3_5_text',
+      hidden_act = 'silu' },
+   qwen3_5_moe = { architectures = { 'Qwen3_5MoeForCausalLM' }, model_type = 'qwen3_5_moe_text',
+      hidden_act = 'silu' },
    hybrid = { architectures = { 'NemotronHForCausalLM' }, model_type = 'nemotron_h' },
 }
 for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2', qwen3 = 'Qwen3',
    phi3 = 'Phi3', ministral = 'Ministral', granite = 'Granite', smollm3 = 'SmolLM3',
    olmo2 = 'Olmo2', bamba = 'Bamba', mamba2 = 'Mamba2', mixtral = 'Mixtral', olmoe = 'Olmoe',
-   qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', glm4_moe = 'Glm4Moe',
+   qwen2_moe = 'Qwen2Moe', qwen3_moe = 'Qwen3Moe', qwen3_next = 'Qwen3Next', glm4_moe = 'Glm4Moe',
    deepseek_v2 = 'DeepseekV2', deepseek_v3 = 'DeepseekV3',
    glm4_moe_lite = 'Glm4MoeLite', gpt_oss = 'GptOss',
    granitemoehybrid = 'GraniteMoeHybrid' } do
@@ -110,21 +150,24 @@ end
 -- Returns the fields of a published configuration file that name the family.
 function family.published(name) return published[name] or {} end
 
--- Fields whose numbers published readers require with a decimal point.
-local floats = { 'initializer_range', 'layer_norm_epsilon', 'rms_norm_eps', 'time_step_min',
-   'time_step_max', 'time_step_floor', 'attn_logit_softcapping', 'final_logit_softcapping',
-   'embedding_multiplier', 'attention_multiplier', 'residual_multiplier', 'logits_scaling',
-   'routed_scaling_factor', 'partial_rotary_factor', 'swiglu_limit', 'swiglu_alpha',
-   'attention_dropout', 'router_aux_loss_coef' }
+-- Returns the rows of the fields that a class of models has (see published.read): those of a Llama
+-- for a user's class that has none.
+local function fields_of(made)
+   if made._rows then return made._rows end
+   return made._fields and made:_fields() or require('tide.model').llama:_fields()
+end
 
-local function as_floats(c, json)
-   for _, k in ipairs(floats) do
-      if type(c[k]) == 'number' then c[k] = json.float(c[k]) end
-   end
-   if type(c.time_step_limit) == 'table' then
-      local list = {}
-      for i, v in ipairs(c.time_step_limit) do list[i] = json.float(v) end
-      c.time_step_limit = list
+-- Gives numbers of fields a decimal point, which published readers require.
+local function as_floats(c, fields, json)
+   for _, row in ipairs(fields) do
+      local v = row.float and c[row[1]]
+      if type(v) == 'number' then
+         c[row[1]] = json.float(v)
+      elseif type(v) == 'table' and v ~= json.null then
+         local list = {}
+         for i, item in ipairs(v) do list[i] = json.float(item) end
+         c[row[1]] = list
+      end
    end
 end
 
@@ -138,14 +181,12 @@ function family.config_file(plain, dtype, transposed)
    local json = require('tide').json
    err.type(op, 'config', check_plain(op, plain).config, 'table')
    local c = copy(config_of(plain.family, plain.config))
-   if published[plain.family] then
-      copy(published[plain.family], c)
-      local made = require('tide.model')[plain.family]
-      if made.publish then made.publish(c, transposed) end
-   end
+   local made = published[plain.family] and require('tide.model')[plain.family] or {}
+   copy(published[plain.family] or {}, c)
+   if made.publish then made.publish(c, transposed) end
    c.torch_dtype = dtype_names[dtype]
-   as_floats(c, json)
-   if c.text_config then as_floats(c.text_config, json) end
+   as_floats(c, fields_of(made), json)
+   if c.text_config then as_floats(c.text_config, fields_of(made), json) end
    return json.encode(c, { nonfinite = 'word' }) .. '\n'
 end
 
@@ -184,16 +225,15 @@ function family.saved(op, plain)
    return config.state_size and 'mamba2' or 'llama'
 end
 
--- Fields that do not change what a given set of weights computes.
-local free = {
-   architectures = true, model_type = true, torch_dtype = true, dtype = true, use_cache = true,
-   transformers_version = true, _name_or_path = true, bos_token_id = true, eos_token_id = true,
-   pad_token_id = true, pretraining_tp = true, auto_map = true, hidden_act = true,
-   max_position_embeddings = true, initializer_range = true, attention_dropout = true,
-   time_step_min = true, output_router_logits = true, router_aux_loss_coef = true,
-   router_aux_loss_by_layer = true,
-   time_step_max = true, time_step_floor = true, chunk_size = true,
-}
+-- Returns the set of the fields that do not change what a given set of weights computes, of classes
+-- of models.
+local function neutral_fields(...)
+   local set = {}
+   for _, made in ipairs { ... } do
+      for _, row in ipairs(fields_of(made)) do set[row[1]] = set[row[1]] or row.neutral end
+   end
+   return set
+end
 
 -- Raises E_SHAPE if a saved configuration computes something else than the model, even if all
 -- shapes are equal (other heads, another rotary base).
@@ -203,13 +243,15 @@ function family.check(op, plain, model)
    if type(plain.config) ~= 'table' or type(model.config) ~= 'table' then return end
    local kind = family.of(model)
    local theirs, mine = config_of(kind, plain.config), family.config(model)
+   local neutral = neutral_fields(model, published[plain.family]
+      and require('tide.model')[plain.family])
    local names, problems = {}, {}
    if plain.family and kind and named(plain) ~= kind then
       problems[1] = ('family %s, this one %s'):format(plain.family, kind)
    end
    for _, c in ipairs { theirs, mine } do
       for k in each(c) do
-         if not free[k] then names[k] = true end
+         if not neutral[k] and not published_config._is_neutral(k) then names[k] = true end
       end
    end
    for k in each(names) do

@@ -19,8 +19,9 @@ local gemma3 = Gemma3.family
 Gemma2.family = {
    op = op, act = 'gelu_pytorch_tanh',
    fields = {
-      { 'query_pre_attn_scalar', 256, positive }, { 'attn_logit_softcapping', 50, positive },
-      { 'final_logit_softcapping', 30, positive },
+      { 'query_pre_attn_scalar', 256, positive },
+      { 'attn_logit_softcapping', 50, positive, float = true },
+      { 'final_logit_softcapping', 30, positive, float = true },
       { 'hidden_activation', 'gelu_pytorch_tanh', "'gelu_pytorch_tanh'" },
       { 'layer_types', published.optional },
    },

@@ -6,15 +6,17 @@
 -- plain transformers model has them.
 
 local experts = require 'tide.model.experts'
+local published = require 'tide.model.published'
 local signature = require 'tide.util.signature'
 
 local Glm4Moe = experts.derive('Glm4Moe', experts.usual)
 
-local fields = experts.sigmoid_fields { experts = 128, topk = 8, hidden = 1408, scale = 1,
-   groups = 1, topk_groups = 1, dense = 1 }
-for _, row in ipairs { { 'use_qk_norm', false, 'boolean' },
-   { 'partial_rotary_factor', 0.5, 'number in [1e-9, 1]' },
-   { 'num_nextn_predict_layers', 0, 'integer >= 0' } } do fields[#fields + 1] = row end
+local fields = published._rows(experts.sigmoid_fields { experts = 128, topk = 8, hidden = 1408,
+   scale = 1, groups = 1, topk_groups = 1, dense = 1 }, {
+   { 'use_qk_norm', false, 'boolean' },
+   { 'partial_rotary_factor', 0.5, 'number in [1e-9, 1]', float = true },
+   { 'num_nextn_predict_layers', 0, 'integer >= 0' },
+})
 
 Glm4Moe.family = {
    op = 'model.glm4_moe', fields = fields, sizes = { 'moe_intermediate_size' },

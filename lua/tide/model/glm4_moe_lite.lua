@@ -12,13 +12,14 @@ local op = 'model.glm4_moe_lite'
 
 local Glm4MoeLite = experts.derive('Glm4MoeLite', experts.usual)
 
-local fields = deepseek.latent_fields { q_latent = 768, nope = 192, value = 256 }
+local of_experts = {}
 for _, row in ipairs(experts.sigmoid_fields { experts = 64, topk = 4, hidden = 1536, scale = 1.8,
    groups = 1, topk_groups = 1, dense = 1 }) do
-   if row[1] ~= 'first_k_dense_replace' then fields[#fields + 1] = row end
+   if row[1] ~= 'first_k_dense_replace' then of_experts[#of_experts + 1] = row end
 end
-for _, row in ipairs { { 'mlp_layer_types', published.optional }, { 'rope_interleave', true,
-   'boolean' }, { 'num_nextn_predict_layers', 0, 'integer >= 0' } } do fields[#fields + 1] = row end
+local fields = published._rows(deepseek.latent_fields { q_latent = 768, nope = 192, value = 256 },
+   of_experts, { { 'mlp_layer_types', published.optional }, { 'rope_interleave', true, 'boolean' },
+      { 'num_nextn_predict_layers', 0, 'integer >= 0' } })
 
 -- Refuses a list that does not say of each layer what it has.
 local function complete(c)

@@ -19,11 +19,12 @@ local rows = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'intermediate_size', function(c) return 4 * c.hidden_size end, count },
-   { 'max_position_embeddings', 1024, count },
+   { 'max_position_embeddings', 1024, count, neutral = true },
    { 'activation_function', 'gelu_new',
       "'gelu_new' | 'gelu_pytorch_tanh' | 'gelu' | 'relu' | 'silu'" },
    { 'resid_pdrop', 0.1, share }, { 'embd_pdrop', 0.1, share }, { 'attn_pdrop', 0.1, share },
-   { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.02, number },
+   { 'layer_norm_epsilon', 1e-5, number, float = true },
+   { 'initializer_range', 0.02, number, float = true, neutral = true },
    { 'scale_attn_by_inverse_layer_idx', false, flag }, { 'tie_word_embeddings', true, flag },
 }
 
@@ -92,6 +93,8 @@ GPT2.family = {
       if name:find '^transformer%.' or name:find '^lm_head%.' then return name end
       return 'transformer.' .. name
    end,
+   peft_obstacle = 'published files of GPT-2 keep several layers in one tensor, so adapters of '
+      .. 'single layers have no name there',
 }
 
 local parts_of = {

@@ -16,9 +16,10 @@ local op = 'model.gpt_oss'
 
 local GptOss = class('GptOss', Llama)
 
-local fields = experts.fields('num_local_experts', 128, 4)
-for _, row in ipairs { { 'swiglu_limit', 7, 'number > 0' }, { 'swiglu_alpha', 1.702, 'number > 0' },
-   { 'layer_types', published.optional } } do fields[#fields + 1] = row end
+local fields = published._rows(experts.fields('num_local_experts', 128, 4), {
+   { 'swiglu_limit', 7, 'number > 0', float = true },
+   { 'swiglu_alpha', 1.702, 'number > 0', float = true }, { 'layer_types', published.optional },
+})
 
 -- Returns the scaling of positions of a file without that field.
 local function usual_scaling()
@@ -30,7 +31,7 @@ end
 local function given(v) return v ~= nil and v ~= require('tide').json.null end
 
 -- Adds the scaling of positions: a file without one has the usual one.
-local function translate(_, f, _, config)
+local function translate(f, _, config)
    if f.rope_scaling ~= nil then return end
    f.rope_scaling = given(config.rope_parameters) and { rope_type = 'default' } or usual_scaling()
 end

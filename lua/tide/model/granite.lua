@@ -11,8 +11,10 @@ local number, positive = 'number', 'number > 0'
 Granite.family = {
    op = 'model.granite',
    fields = {
-      { 'embedding_multiplier', 1, number }, { 'attention_multiplier', 1, number },
-      { 'residual_multiplier', 1, number }, { 'logits_scaling', 1, positive },
+      { 'embedding_multiplier', 1, number, float = true },
+      { 'attention_multiplier', 1, number, float = true },
+      { 'residual_multiplier', 1, number, float = true },
+      { 'logits_scaling', 1, positive, float = true },
    },
    without = { sliding_window = { why = 'a Granite attends to all tokens before' } },
    layer = function(c, _, mixer) mixer.scale = c.attention_multiplier end,

@@ -11,10 +11,12 @@ local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local Bamba = require 'tide.model.bamba'
 local Llama = require 'tide.model.llama'
+local granite = require('tide.model.granite').family
 local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
 local part = require 'tide.model.part'
 local published = require 'tide.model.published'
+local time_step = require 'tide.model.time_step'
 
 local op = 'model.granitemoehybrid'
 
@@ -30,7 +32,7 @@ local function layers_of(c)
    return list
 end
 
-local rows = {
+local own = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
@@ -44,21 +46,20 @@ local rows = {
    { 'mamba_d_conv', 4, 'integer in [2, 4]' },
    { 'mamba_chunk_size', 256, count }, { 'mamba_conv_bias', true, flag },
    { 'mamba_proj_bias', false, flag }, { 'attention_bias', false, flag },
-   { 'time_step_limit', false, published.time_step_limit },
-   { 'embedding_multiplier', 1, 'number' }, { 'attention_multiplier', 1, 'number' },
-   { 'residual_multiplier', 1, 'number' }, { 'logits_scaling', 1, 'number > 0' },
+   time_step.limit,
    { 'position_embedding_type', 'nope', "'rope' | 'nope'" },
    { 'rope_theta', function(c) return has_positions(c) and 10000 or published.optional end,
       'number >= 1' },
    { 'rope_scaling', published.optional, function(o, _, v) nn.rope.check_scaling(o, v) end },
-   { 'rms_norm_eps', 1e-6, number }, { 'initializer_range', 0.02, number },
-   { 'tie_word_embeddings', false, flag }, { 'max_position_embeddings', 2048, count },
-   { 'hidden_act', 'silu', "'silu'" },
+   { 'rms_norm_eps', 1e-6, number, float = true },
+   { 'initializer_range', 0.02, number, float = true, neutral = true },
+   { 'tie_word_embeddings', false, flag },
+   { 'max_position_embeddings', 2048, count, neutral = true },
+   { 'hidden_act', 'silu', "'silu'", neutral = true },
 }
 
-for _, row in ipairs(experts.fields('num_local_experts', 8, 2, { least = 0 })) do
-   rows[#rows + 1] = row
-end
+local rows = published._rows(own, granite.fields,
+   experts.fields('num_local_experts', 8, 2, { least = 0 }))
 
 -- Names of the kinds of layers in published lists.
 local kinds = { mamba = 'mamba', linear_attention = 'mamba', attention = 'attention',
@@ -85,7 +86,7 @@ end
 
 -- Gives layer_types the names that every reader knows. Files without positions have fields of
 -- rotary ones, too.
-local function translate(_, f, problems)
+local function translate(f, problems)
    f.layer_types, f.layers_block_type = kinds_of(f, problems), nil
    if f.mamba_d_head == 'auto' then f.mamba_d_head = nil end
    config_.translate_rope(f, problems)

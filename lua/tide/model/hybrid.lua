@@ -16,6 +16,7 @@ local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
 local part = require 'tide.model.part'
 local published = require 'tide.model.published'
+local time_step = require 'tide.model.time_step'
 
 local op = 'model.hybrid'
 
@@ -33,7 +34,7 @@ end
 local theta = 'false | number >= 1'
 
 -- rope_theta false (the default): attention without positions, the state keeps the order.
-local rows = {
+local rows = published._rows(time_step.fields, {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'hybrid_override_pattern', nil, pattern },
    { 'num_hidden_layers', function(c) return #tostring(c.hybrid_override_pattern) end, count },
@@ -53,23 +54,24 @@ local rows = {
       return c.hybrid_override_pattern:find('M', 1, true)
          and c.expand * c.hidden_size / c.mamba_head_dim or 1
    end, count },
-   { 'n_groups', 1, count }, { 'conv_kernel', 4, taps }, { 'chunk_size', false, grain },
+   { 'n_groups', 1, count }, { 'conv_kernel', 4, taps },
+   { 'chunk_size', false, grain, neutral = true },
    { 'use_bias', false, flag }, { 'use_conv_bias', true, flag },
-   { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.02, number },
-   { 'time_step_min', 0.001, number }, { 'time_step_max', 0.1, number },
-   { 'time_step_floor', 1e-4, number },
-   { 'time_step_limit', false, published.time_step_limit },
-   { 'tie_word_embeddings', false, flag }, { 'max_position_embeddings', 4096, count },
-}
+   { 'layer_norm_epsilon', 1e-5, number, float = true },
+   { 'initializer_range', 0.02, number, float = true, neutral = true },
+   { 'tie_word_embeddings', false, flag },
+   { 'max_position_embeddings', 4096, count, neutral = true },
+})
 
--- Fields of models with experts beside those.
-local rows_of_experts = {
+-- Fields of models with experts.
+local rows_with_experts = published._rows(rows, {
    { 'n_routed_experts', 8, count }, { 'num_experts_per_tok', 2, count },
    { 'moe_intermediate_size', function(c) return c.intermediate_size end, count },
    { 'moe_shared_expert_intermediate_size', function(c) return c.moe_intermediate_size end, count },
-   { 'moe_latent_size', published.optional, count }, { 'routed_scaling_factor', 1, 'number' },
+   { 'moe_latent_size', published.optional, count },
+   { 'routed_scaling_factor', 1, 'number', float = true },
    { 'n_group', 1, count }, { 'topk_group', 1, count }, { 'norm_topk_prob', true, flag },
-}
+})
 
 -- Names of the kinds of layers in published lists.
 local kinds = {
@@ -93,7 +95,7 @@ local function pattern_of(name, list, problems)
 end
 
 -- Turns lists of kinds into the pattern; drops fields that the published model reads and ignores.
-local function translate(_, f, problems)
+local function translate(f, problems)
    for _, name in ipairs { 'layers_block_type', 'layer_types' } do
       local list = f[name]
       f[name] = nil
@@ -173,7 +175,7 @@ function make.M(c, opts)
       state = c.ssm_state_size, conv = c.conv_kernel, heads = c.mamba_num_heads,
       head_dim = c.mamba_head_dim, groups = c.n_groups, chunk = c.chunk_size or nil,
       bias = c.use_bias, conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,
-      dt_range = published.dt_range(c), dt_floor = c.time_step_floor,
+      dt_range = time_step.range(c), dt_floor = c.time_step_floor,
       dt_limit = c.time_step_limit or nil, recurrence_dtype = opts.recurrence_dtype,
    }))
 end
@@ -203,7 +205,7 @@ make.E = function(c, opts)
 end
 
 local Hybrid = class('HybridModel', Backbone)
-Hybrid.op = op
+Hybrid.op, Hybrid._rows = op, rows_with_experts
 Hybrid._options = { 'recurrence_dtype' }
 
 Hybrid.family = {
@@ -222,9 +224,7 @@ function Hybrid._read(_, config)
    if type(config) ~= 'table' or not names_experts(config) then
       return published.read(op, config, rows, rules)
    end
-   local all = copy(rows)
-   for _, row in ipairs(rows_of_experts) do all[#all + 1] = row end
-   return published.read(op, config, all, rules_of_experts)
+   return published.read(op, config, rows_with_experts, rules_of_experts)
 end
 
 -- Returns whether a file's tensor is of a layer that predicts further tokens, which is left out.

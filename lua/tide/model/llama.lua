@@ -2,10 +2,7 @@
 --
 -- Parameter names follow those checkpoints too (model.layers.0.self_attn.q_proj.weight), so a
 -- state dict loads without a renaming table. Layers are numbered from 0 in names only.
--- Other families are subclasses with a `family` table: what their configuration has more (`fields`)
--- or does not have (`without`), which layers have a window (`window`), and how their layers differ
--- (see qwen2.lua); mixer(c, options) makes another mixer than nn.Attention. Layers for which
--- experts(c, i) returns options have experts in place of the MLP (see part.experts).
+-- Other families are subclasses with a table `family`, which model/family.lua describes.
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
@@ -31,19 +28,20 @@ local base, share = 'number >= 1', 'number in [0, 1)'
 -- Tokens that a model is for, where neither configuration nor family says it.
 local context = 2048
 
--- Fields of all families of this form: name, default, check (see published.read).
+-- Fields of all families of this form (see published.read).
 local common = {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count }, { 'num_attention_heads', nil, count },
    { 'intermediate_size', default_hidden, count },
    { 'num_key_value_heads', function(c) return c.num_attention_heads end, count },
    { 'head_dim', config_.head_dim, 'integer >= 2' },
-   { 'rms_norm_eps', 1e-6, number }, { 'rope_theta', 10000, base },
+   { 'rms_norm_eps', 1e-6, number, float = true }, { 'rope_theta', 10000, base },
    { 'rope_scaling', optional, function(op, _, v) nn.rope.check_scaling(op, v) end },
    { 'tie_word_embeddings', false, flag }, { 'attention_bias', false, flag },
    { 'mlp_bias', false, flag }, { 'sliding_window', optional, count },
-   { 'max_position_embeddings', context, count }, { 'initializer_range', 0.02, number },
-   { 'attention_dropout', 0, share },
+   { 'max_position_embeddings', context, count, neutral = true },
+   { 'initializer_range', 0.02, number, float = true, neutral = true },
+   { 'attention_dropout', 0, share, float = true, neutral = true },
 }
 
 -- Returns the rows of a family: those of all with its own defaults, without those that it does not
@@ -52,14 +50,14 @@ local function rows_of(family)
    local rows, own = {}, {}
    for _, row in ipairs(family.fields or {}) do own[row[1]] = row end
    for _, row in ipairs(common) do
-      local name, default = row[1], row[2]
-      if (family.defaults or {})[name] ~= nil then default = family.defaults[name] end
+      local name, default = row[1], (family.defaults or {})[row[1]]
       if not (family.without or {})[name] and not own[name] then
-         rows[#rows + 1] = { name, default, row[3] }
+         rows[#rows + 1] = default == nil and row or copy({ [2] = default }, copy(row))
       end
    end
    for _, row in ipairs(family.fields or {}) do rows[#rows + 1] = row end
-   rows[#rows + 1] = { 'hidden_act', optional, ("'%s'"):format(family.act or 'silu') }
+   rows[#rows + 1] = { 'hidden_act', optional, ("'%s'"):format(family.act or 'silu'),
+      neutral = true }
    return rows
 end
 
@@ -79,36 +77,30 @@ local heads_fit = signature.options { config_.whole_groups,
 local function complete_together(c, family)
    c.head_dim = c.head_dim or config_.head_dim(c)
    heads_fit(family.op, {}, c)
-   config_.check_layer_types(family.op, c)
+   config_.check_layer_types(family.op, c, family.kinds)
    if family.where then family.where(family.op, {}, c) end
-   if family.complete then family.complete(c) end
+   if family.complete then family.complete(c, family.op) end
 end
 
--- Returns the complete configuration, and the names of fields that change nothing. Null takes away
--- what the family has by default (defaults, nullable).
-local function complete(config, family)
+-- Changes the fields f of a file for a family. Null takes away what the family has by default
+-- (defaults, nullable).
+local function translate(family, f, problems, config)
    local null = tide.json.null
-   return published.read(family.op, config, rows_of(family), {
-      translate = function(op, f, problems)
-         for name in each(family.defaults or {}) do
-            if config[name] == null then f[name] = optional end
-         end
-         for _, name in ipairs(family.nullable or {}) do
-            if config[name] == null then f[name] = optional end
-         end
-         if f.max_position_embeddings == nil then       -- rope_scaling may leave a factor to it
-            f.max_position_embeddings = (family.defaults or {}).max_position_embeddings or context
-         end
-         config_.translate_rope(f, problems, family.local_theta)
-         if f.partial_rotary_factor == 1 and not has_field(family, 'partial_rotary_factor') then
-            f.partial_rotary_factor = nil                  -- whole heads, as without the field
-         end
-         config_.check_without(f, problems, family.without)
-         if family.translate then family.translate(op, f, problems, config) end
-      end,
-      complete = function(c) complete_together(c, family) end,
-      only = family.only, free = family.free, alias = family.alias, packing = family.packing,
-   })
+   for name in each(family.defaults or {}) do
+      if config[name] == null then f[name] = optional end
+   end
+   for _, name in ipairs(family.nullable or {}) do
+      if config[name] == null then f[name] = optional end
+   end
+   if f.max_position_embeddings == nil then             -- rope_scaling may leave a factor to it
+      f.max_position_embeddings = (family.defaults or {}).max_position_embeddings or context
+   end
+   config_.translate_rope(f, problems, family.local_theta)
+   if f.partial_rotary_factor == 1 and not has_field(family, 'partial_rotary_factor') then
+      f.partial_rotary_factor = nil                     -- whole heads, as without the field
+   end
+   config_.check_without(f, problems, family.without)
+   if family.translate then family.translate(f, problems, config) end
 end
 
 local layer_names = {
@@ -129,8 +121,10 @@ local function layer(c, rope, opts, family, i)
       hidden = c.intermediate_size, bias = c.mlp_bias })
    if family.layer then family.layer(c, i, mixer, mlp) end
    local experts = family.experts and family.experts(c, i)
-   local parts = { names = layer_names, mixer = family.mixer and family.mixer(c, mixer)
-      or nn.Attention(mixer), mlp = experts
+   local own, own_name
+   if family.mixer then own, own_name = family.mixer(c, mixer, i, opts) end
+   local parts = { names = copy({ mixer = own_name }, copy(layer_names)),
+      mixer = own or nn.Attention(mixer), mlp = experts
       and part.experts(c, opts, branches, experts) or nn.MLP(mlp) }
    for _, name in ipairs(family.norms or { 'norm1', 'norm2' }) do
       norm.offset = family.norm_offset
@@ -168,8 +162,18 @@ Llama.family = {
       .. 'tide.model.mistral is the same with a window' } },
 }
 
--- Returns the configuration, complete and checked.
-function Llama:_read(config) return complete(config, self.family) end
+-- Returns the rows of the fields of configurations (see published.read).
+function Llama:_fields() return rows_of(self.family) end
+
+-- Returns the complete configuration, and the names of fields that change nothing.
+function Llama:_read(config)
+   local family = self.family
+   return published.read(family.op, config, self:_fields(), {
+      translate = function(f, problems, given) translate(family, f, problems, given) end,
+      complete = function(c) complete_together(c, family) end,
+      only = family.only, free = family.free, alias = family.alias, packing = family.packing,
+   })
+end
 
 -- Returns the blocks, and the mixer of each.
 function Llama:_blocks(c, opts)

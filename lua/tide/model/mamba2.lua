@@ -7,6 +7,7 @@ local nn = require 'tide.nn'
 local Backbone = require 'tide.model.backbone'
 local part = require 'tide.model.part'
 local published = require 'tide.model.published'
+local time_step = require 'tide.model.time_step'
 
 local op = 'model.mamba2'
 
@@ -17,21 +18,20 @@ local function yes(o, name, v)
    return v == true or err.arg(o, name, 'true: the only norm there is', v)
 end
 
-local rows = {
+local rows = published._rows(time_step.fields, {
    { 'vocab_size', nil, count }, { 'hidden_size', nil, count },
    { 'num_hidden_layers', nil, count },
    { 'state_size', 128, count }, { 'head_dim', 64, count }, { 'expand', 2, number },
    { 'num_heads', function(c) return c.expand * c.hidden_size / c.head_dim end, count },
-   { 'n_groups', 1, count }, { 'conv_kernel', 4, taps }, { 'chunk_size', false, grain },
+   { 'n_groups', 1, count }, { 'conv_kernel', 4, taps },
+   { 'chunk_size', false, grain, neutral = true },
    { 'use_bias', false, flag }, { 'use_conv_bias', true, flag },
-   { 'layer_norm_epsilon', 1e-5, number }, { 'initializer_range', 0.1, number },
-   { 'time_step_min', 0.001, number }, { 'time_step_max', 0.1, number },
-   { 'time_step_floor', 1e-4, number },
-   { 'time_step_limit', false, published.time_step_limit },
-   { 'tie_word_embeddings', true, flag }, { 'hidden_act', 'silu', silu },
+   { 'layer_norm_epsilon', 1e-5, number, float = true },
+   { 'initializer_range', 0.1, number, float = true, neutral = true },
+   { 'tie_word_embeddings', true, flag }, { 'hidden_act', 'silu', silu, neutral = true },
    { 'rms_norm', true, yes },
-   { 'max_position_embeddings', 2^31 - 1, count },
-}
+   { 'max_position_embeddings', 2^31 - 1, count, neutral = true },
+})
 
 -- The gate is applied before the norm whatever norm_before_gate says, as in the published model.
 local rules = {
@@ -59,7 +59,7 @@ function Mamba2._mixers(c, opts)
          state = c.state_size, conv = c.conv_kernel, heads = c.num_heads,
          head_dim = c.head_dim, groups = c.n_groups, chunk = c.chunk_size or nil, bias = c.use_bias,
          conv_bias = c.use_conv_bias, norm_eps = c.layer_norm_epsilon,
-         dt_range = published.dt_range(c), dt_floor = c.time_step_floor,
+         dt_range = time_step.range(c), dt_floor = c.time_step_floor,
          dt_limit = c.time_step_limit or nil, recurrence_dtype = opts.recurrence_dtype,
       }))
    end

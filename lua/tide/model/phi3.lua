@@ -14,7 +14,7 @@ Phi3.family = {
    op = 'model.phi3',
    fields = {
       { 'original_max_position_embeddings', published.optional, count },
-      { 'partial_rotary_factor', 1, share },
+      { 'partial_rotary_factor', 1, share, float = true },
    },
    defaults = { rms_norm_eps = 1e-5, max_position_embeddings = 4096 },
    without = { attention_bias = config_.no_attention_bias, mlp_bias = config_.no_mlp_bias },

@@ -70,6 +70,9 @@ local kept = {
    { 'pad_token_id', published.optional, tokens },
 }
 
+local is_kept = {}
+for _, row in ipairs(kept) do is_kept[row[1]] = true end
+
 -- Fields that say which model it is.
 local names_model = { architectures = true, model_type = true }
 
@@ -134,6 +137,18 @@ local function read_field(self, c, from, key, v)
    end
 end
 
+-- Returns whether a field of any file does not change what a given set of weights computes.
+function published._is_neutral(name) return free[name] == true or is_kept[name] == true end
+
+-- Returns the rows of several lists as one list.
+function published._rows(...)
+   local rows = {}
+   for _, list in ipairs { ... } do
+      for _, row in ipairs(list) do rows[#rows + 1] = row end
+   end
+   return rows
+end
+
 -- Reports a file of another family: its fields may have the same names and mean other things. A
 -- head of another kind (classification, reward) has the same layers, so it is accepted.
 local function check_type(op, fields, problems)
@@ -189,58 +204,42 @@ local function refuse(self)
 end
 
 -- Returns the complete configuration of `config`, a table of its own, and the sorted names of its
--- fields that change nothing. known: a list of { name, default, kind }, where kind is a type of
--- util.signature, a function (op, name, value) -> value, or nil for the value itself; default: a
--- value, a function of the fields so far, nil (required) or published.optional. rules: alias (other
--- names of known fields), free (names of fields that change nothing, in a text), only (fields with
--- the one value that is supported; false: none), packing (kinds of packed weights: packing.lua),
--- translate(op, fields, problems), which may change the fields first, where (relations of fields,
--- made by signature.options) and complete(c), which checks them further. JSON's null means a field
--- that is missing. Raises E_ARG with all that does not fit.
+-- fields that change nothing. JSON's null means a field that is missing. Raises E_ARG with all that
+-- does not fit. known: rows of fields, each a list with
+--    1          name
+--    2          default: a value, a function of the fields so far, nil (required) or
+--               published.optional
+--    3          kind: a type of util.signature, a function (op, name, value) -> value, or nil (any)
+--    float      whether other readers want a decimal point in its numbers
+--    neutral    whether it does not change what a given set of weights computes
+-- rules: how the file of the family differs, a table with
+--    alias      other names of known fields
+--    free       names of fields that change nothing, in a text
+--    only       fields with the one value that is supported; false: none
+--    packing    kinds of packed weights (see packing.lua)
+--    translate  function (fields, problems, config) that may change the fields first
+--    where      relations of fields, made by signature.options
+--    complete   function (configuration, op) that checks or completes it last
 function published.read(op, config, known, rules)
    err.type(op, 'config', config, 'table')
    local self = { op = op, known = {}, names = {}, problems = {}, unused = {}, rules = {
       alias = rules.alias or {}, only = rules.only or {}, free = set(rules.free or '') } }
-   local rows = {}
-   for _, list in ipairs { known, kept } do
-      for _, row in ipairs(list) do
-         rows[#rows + 1], self.names[#self.names + 1] = row, row[1]
-         self.known[row[1]] = true
-      end
+   local rows = published._rows(known, kept)
+   for i, row in ipairs(rows) do
+      self.names[i], self.known[row[1]] = row[1], true
    end
    local fields = {}
    for k, v in each(config) do fields[tostring(k)] = plain(v) end
    check_type(op, fields, self.problems)
    packing.translate(fields, self.problems, rules.packing)
-   if rules.translate then rules.translate(op, fields, self.problems) end
+   if rules.translate then rules.translate(fields, self.problems, config) end
    local c, from = {}, {}
    for _, k in ipairs(sorted_keys(fields)) do read_field(self, c, from, k, fields[k]) end
    finish(self, c, rows)
    if rules.where and #self.problems == 0 then try(self.problems, rules.where, op, {}, c) end
-   if rules.complete and #self.problems == 0 then try(self.problems, rules.complete, c) end
+   if rules.complete and #self.problems == 0 then try(self.problems, rules.complete, c, op) end
    refuse(self)
    return c, self.unused
-end
-
--- Returns the limits { least, most } of a time step, false where they limit nothing (steps are
--- positive). A kind for `known`.
-function published.time_step_limit(op, name, v)
-   if v == false or v == nil then return false end
-   err.type(op, name, v, 'table')
-   local least, most = v[1] or 0, v[2] or math.huge
-   if type(least) ~= 'number' or type(most) ~= 'number' or #v > 2
-      or not (0 <= least and least <= most) then
-      err.raise('E_ARG', op, "argument '%s': expected two numbers { least, most }, 0 <= least <= "
-         .. 'most, got { %s%s }', name, err.show(least), #v > 1 and ', ' .. err.show(most)
-         .. (#v > 2 and ', ...' or '') or '')
-   end
-   return (least > 0 or most < math.huge) and { least, most }
-end
-
--- Returns the range that steps are initialised in. A published file may have no least step (0).
-function published.dt_range(c)
-   local least = c.time_step_min > 0 and c.time_step_min or c.time_step_floor
-   return { least > 0 and least or 1e-4, c.time_step_max }
 end
 
 return published

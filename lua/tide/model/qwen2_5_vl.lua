@@ -13,7 +13,6 @@ local op = 'model.qwen2_5_vl'
 local VL = class('Qwen2_5_VL', Qwen2)
 
 VL.Vision, VL.text_types = Vision, { 'qwen2_5_vl_text', 'qwen2_5_vl' }
-VL.has_seconds = true
 
 local fields = copy(config_.fields)
 for _, row in ipairs(Qwen2.family.fields) do
@@ -28,10 +27,8 @@ local function sections(head_dim)
    return { n - 2 * side, side, side }
 end
 
-local complete_text = Qwen2.family.complete_for(op)
-
 local function complete(c)
-   complete_text(c)
+   Qwen2.family.complete(c, op)
    config_.check_tokens(op, c)
    c.rope_scaling = config_.rope_scaling(op, c, sections(c.head_dim), false)
 end

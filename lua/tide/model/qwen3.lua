@@ -12,7 +12,7 @@ Qwen3.family = {
    op = 'model.qwen3', fields = qwen2.fields,
    defaults = { head_dim = 128, max_position_embeddings = 32768 },
    without = { mlp_bias = config_.no_mlp_bias },
-   complete = qwen2.complete_for 'model.qwen3', window = qwen2.window,
+   complete = config_.check_window, window = qwen2.window,
    layer = function(c, _, mixer) mixer.qk_norm = { eps = c.rms_norm_eps } end,
 }
 

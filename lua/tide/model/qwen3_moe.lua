@@ -1,43 +1,24 @@
 -- Qwen3 MoE decoder: Qwen3 with experts in each n-th layer, n being decoder_sparse_step, but those
 -- of mlp_only_layers, which count from 0.
 
-local err = require 'tide.util.err'
+local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
 local published = require 'tide.model.published'
-local qwen2 = require('tide.model.qwen2').family
 local qwen3 = require('tide.model.qwen3').family
 
 local op = 'model.qwen3_moe'
 
 local Qwen3Moe = experts.derive('Qwen3Moe', experts.usual)
 
-local fields = experts.fields('num_experts', 128, 8)
-for _, row in ipairs {
+local fields = published._rows(experts.fields('num_experts', 128, 8), experts.layer_fields, {
    { 'moe_intermediate_size', 768, 'integer >= 1' }, { 'norm_topk_prob', false, 'boolean' },
-   { 'decoder_sparse_step', 1, 'integer >= 1' },
-   { 'mlp_only_layers', published.optional, 'integer[] >= 0' },
    { 'use_sliding_window', false, 'boolean' },
-} do fields[#fields + 1] = row end
+})
 
--- Returns a check of a family: it refuses a window without its size, and layers that the model does
--- not have.
-local function complete_for(name)
-   local check_window = qwen2.complete_for(name)
-   return function(c)
-      check_window(c)
-      for i, layer in ipairs(c.mlp_only_layers or {}) do
-         err.arg_if(layer >= c.num_hidden_layers, name, ('mlp_only_layers[%d]'):format(i),
-            ('a layer from 0 to %d'):format(c.num_hidden_layers - 1), layer)
-      end
-   end
-end
-
--- Returns whether layer i, from 1, has experts.
-local function has_experts(c, i)
-   for _, layer in ipairs(c.mlp_only_layers or {}) do
-      if layer == i - 1 then return false end
-   end
-   return i % c.decoder_sparse_step == 0
+-- Refuses a window without its size, and layers that the model does not have.
+local function complete(c, name)
+   config_.check_window(c, name)
+   experts.check_layers(c, name)
 end
 
 Qwen3Moe.family = {
@@ -48,11 +29,11 @@ Qwen3Moe.family = {
    without = { mlp_bias = experts.no_bias },
    only = experts.only, where = experts.fit 'num_experts',
    free = experts.free .. ' max_window_layers',    -- every layer has the window
-   complete = complete_for(op), layer = qwen3.layer, complete_for = complete_for,
-   has_experts = has_experts,
+   complete = complete, layer = qwen3.layer,
    experts = function(c, i)
-      return has_experts(c, i) and { hidden = c.moe_intermediate_size, experts = c.num_experts,
-         topk = c.num_experts_per_tok, norm_topk = c.norm_topk_prob } or nil
+      return experts.is_in_layer(c, i) and { hidden = c.moe_intermediate_size,
+         experts = c.num_experts, topk = c.num_experts_per_tok,
+         norm_topk = c.norm_topk_prob } or nil
    end,
 }
 

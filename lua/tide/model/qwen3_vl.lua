@@ -23,6 +23,7 @@ local Tower = class('Qwen3_VL_Vision', Vision)
 Tower.described = Vision._of(op, { 'qwen3_vl', 'qwen3_vl_vision' })
 
 VL.Vision, VL.text_types, VL.ties_outside = Tower, { 'qwen3_vl_text', 'qwen3_vl' }, true
+VL.frames_apart = true
 
 local fields = {}
 for _, row in ipairs(config_.fields) do
@@ -41,12 +42,10 @@ local function sections(head_dim)
    return counts
 end
 
--- Returns the check of complete configurations of a family. name: of the family in errors.
-function VL._complete_for(name)
-   return function(c)
-      config_.check_tokens(name, c)
-      c.rope_scaling = config_.rope_scaling(name, c, sections(c.head_dim), true)
-   end
+-- Checks and completes a configuration of the family `name`.
+local function complete(c, name)
+   config_.check_tokens(name, c)
+   c.rope_scaling = config_.rope_scaling(name, c, sections(c.head_dim), true)
 end
 
 -- Refuses more deepstack features than layers that add them. name: of the family in errors.
@@ -67,7 +66,7 @@ VL._shared_family = {
 
 VL.family = copy(VL._shared_family, copy(Qwen3.family))
 copy({
-   op = op, fields = fields, complete = VL._complete_for(op), window = false,
+   op = op, fields = fields, complete = complete, window = false,
    defaults = { head_dim = 128, max_position_embeddings = 128000, rope_theta = 500000 },
    without = copy(Qwen3.family.without, { sliding_window = {
       why = 'the text of a Qwen3-VL attends to all tokens before' } }),

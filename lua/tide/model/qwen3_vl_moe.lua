@@ -26,17 +26,10 @@ local Tower = class('Qwen3_VL_MoE_Vision', Vision)
 Tower.described = Vision._of(op, { 'qwen3_vl_moe', 'qwen3_vl_moe_vision', 'qwen3_vl' })
 
 VL.Vision, VL.ties_outside, VL._check_parts = Tower, true, Qwen3VL._check_parts
-VL.text_types = { 'qwen3_vl_moe_text', 'qwen3_vl_moe' }
+VL.text_types, VL.frames_apart = { 'qwen3_vl_moe_text', 'qwen3_vl_moe' }, true
 
-local fields = copy(Qwen3VL._own_fields)
-for _, list in ipairs { experts.fields('num_experts', 60, 4), {
-   { 'moe_intermediate_size', 1408, 'integer >= 1' }, { 'decoder_sparse_step', 1, 'integer >= 1' },
-   { 'mlp_only_layers', published.optional, 'integer[] >= 0' },
-} } do
-   for _, row in ipairs(list) do fields[#fields + 1] = row end
-end
-
-local check_layers, check_vision = qwen3_moe.complete_for(op), Qwen3VL._complete_for(op)
+local fields = published._rows(Qwen3VL._own_fields, experts.fields('num_experts', 60, 4),
+   experts.layer_fields, { { 'moe_intermediate_size', 1408, 'integer >= 1' } })
 
 VL.family = copy(Qwen3VL._shared_family, {
    op = op, fields = fields, alias = { num_local_experts = 'num_experts' },
@@ -44,13 +37,13 @@ VL.family = copy(Qwen3VL._shared_family, {
    defaults = { max_position_embeddings = 128000, rope_theta = 500000 },
    without = Qwen3VL.family.without,
    where = experts.fit 'num_experts', free = 'norm_topk_prob', window = false,
-   layer = qwen3_moe.layer, has_experts = qwen3_moe.has_experts,
+   layer = qwen3_moe.layer,
    complete = function(c)
-      check_layers(c)
-      check_vision(c)
+      qwen3_moe.complete(c, op)
+      Qwen3VL.family.complete(c, op)
    end,
    experts = function(c, i)
-      return qwen3_moe.has_experts(c, i) and { hidden = c.moe_intermediate_size,
+      return experts.is_in_layer(c, i) and { hidden = c.moe_intermediate_size,
          experts = c.num_experts, topk = c.num_experts_per_tok, norm_topk = true } or nil
    end,
 })

@@ -23,14 +23,12 @@ Vision.holds_parts = true
 Vision.mixes = false
 
 -- Refuses blocks that the tower does not have, or that have two mergers.
-local function complete_for(op)
-   return function(c)
-      local seen = {}
-      for k, i in ipairs(c.deepstack_visual_indexes) do
-         err.arg_if(i >= c.depth or seen[i], op, ('deepstack_visual_indexes[%d]'):format(k),
-            ('a block from 0 to %d that no other entry names'):format(c.depth - 1), i)
-         seen[i] = true
-      end
+local function complete(c, op)
+   local seen = {}
+   for k, i in ipairs(c.deepstack_visual_indexes) do
+      err.arg_if(i >= c.depth or seen[i], op, ('deepstack_visual_indexes[%d]'):format(k),
+         ('a block from 0 to %d that no other entry names'):format(c.depth - 1), i)
+      seen[i] = true
    end
 end
 
@@ -38,7 +36,7 @@ end
 -- model_type.
 function Vision._of(op, types)
    return Tower._described {
-      op = op, types = types, complete = complete_for(op),
+      op = op, types = types, complete = complete,
       defaults = { depth = 27, hidden_size = 1152, intermediate_size = 4304, patch_size = 16 },
       fields = {
          { 'num_position_embeddings', 2304, 'integer >= 1' },

@@ -2,10 +2,10 @@
 -- without, by default every fourth), and windows on those that layer_types names.
 
 local class = require 'tide.class'
+local config_ = require 'tide.model.config'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local Llama = require 'tide.model.llama'
-local qwen2 = require('tide.model.qwen2').family
 local published = require 'tide.model.published'
 
 local SmolLM3 = class('SmolLM3', Llama)
@@ -39,7 +39,7 @@ SmolLM3.family = {
       "where #no_rope_layers == num_hidden_layers -- argument 'no_rope_layers': expected "
          .. '{num_hidden_layers} numbers, one for each layer, got {#no_rope_layers}',
    },
-   complete = qwen2.complete_for(op),
+   complete = config_.check_window,
    window = function(c, i) return c.no_rope_layers[i] == 0 end,
    layer = function(c, i, mixer)
       if c.no_rope_layers[i] == 0 then mixer.rope = nil end

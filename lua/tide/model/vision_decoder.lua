@@ -94,11 +94,12 @@ local function names_of(...)
    return names
 end
 
--- Returns the signature of a door that takes ids and where images lie.
-local function door_of(op, has_seconds)
+-- Returns the signature of a door that takes ids and where images lie. seconds: the list of its
+-- option of seconds, or an empty one.
+local function door_of(op, seconds)
    return { 'ids: tensor [B, T] of i64, i32', op = op, opts = {
       'image_grid_thw: any? -- frames, rows and columns of patches of each image, [images, 3]',
-      'video_grid_thw: any? -- those of each video', { has_seconds and of_seconds or nil },
+      'video_grid_thw: any? -- those of each video', seconds,
       'attention_mask: tensor? [B or 1, T] -- 1 and 0, or documents from 1',
       'index: tensor? [B or 1, T, 2] -- in its place: pairs (document, position)' } }
 end
@@ -106,8 +107,9 @@ end
 -- Completes a class of text models, which has `family` and
 --    Vision         the class of its tower
 --    text_types     values of text_config.model_type
---    has_seconds    whether frames of a video lie in one run of tokens, whose positions follow from
---                   second_per_grid_ts; otherwise each frame is apart, behind its time in words
+--    frames_apart   whether each frame of a video is apart in the text, behind its time in words;
+--                   otherwise the frames are one run of tokens, whose positions follow from
+--                   second_per_grid_ts
 --    ties_outside   whether tie_word_embeddings of text_config says nothing
 --    _check_parts   nil, or a function (op, complete configuration) that compares its parts
 -- with what all such models have. Returns it.
@@ -121,9 +123,9 @@ function decoder.extend(Model)
    Model.image_fields = image_fields.list
    Model.input_fields = names_of({ 'feature_rows' }, Model.image_fields)
    Model.at_fields = names_of(Llama.at_fields, Model.input_fields)
-   Model._read_place = signature.options { of_place, of_pixels,
-      { Model.has_seconds and of_seconds or nil } }
-   local images = door_of(op, Model.has_seconds)
+   local seconds = { not Model.frames_apart and of_seconds or nil }
+   Model._read_place = signature.options { of_place, of_pixels, seconds }
+   local images = door_of(op, seconds)
    return signature.doors(op, Model, { rope_index = images, feature_rows = images,
       placed = { 'batch: table; index: tensor? [B or 1, T, 2]', op = op },
       priced = { 'grids: table; B: integer >= 1; T: integer >= 1', op = op } })

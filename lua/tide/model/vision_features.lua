@@ -51,15 +51,15 @@ function methods:_pictures(ids, inputs)
    local o, patches = self._read_place(self.op, inputs), { image = {}, video = {} }
    for _, stream in ipairs(streams_of(self, o)) do
       local at = 1
-      local by_frame = stream.kind == 'video' and not self.has_seconds
-      for i, g in ipairs(by_frame and grid_.frames(stream.grids) or stream.grids) do
+      local is_apart = stream.kind == 'video' and self.frames_apart
+      for i, g in ipairs(is_apart and grid_.frames(stream.grids) or stream.grids) do
          local n = grid_.patches { g }
          patches[stream.kind][i], at = stream.patches:narrow(1, at, n), at + n
       end
    end
    local said = place.said(self, { ids }, o)
    local list, seconds = grid_.pictures(said), {}
-   if self.has_seconds then
+   if not self.frames_apart then
       seconds = place.seconds(self.op, o.second_per_grid_ts, #said.grids.video)
    end
    for _, p in ipairs(list) do

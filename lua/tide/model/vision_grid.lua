@@ -161,7 +161,7 @@ end
 local kinds = { image = 'image_grid_thw', video = 'video_grid_thw' }
 
 -- Returns what a grid of a kind is: a row of the argument, or a frame of the videos of its rows.
-local function part_of(o, kind) return o.by_frame and kind == 'video' and 'frame' or 'row' end
+local function part_of(o, kind) return o.frames_apart and kind == 'video' and 'frame' or 'row' end
 
 local function no_grid(o, b, t, kind)
    local part = part_of(o, kind)
@@ -181,7 +181,7 @@ end
 -- Calls fn(b, kind, first, last, i) for what each row of tokens consists of, in order: a run of
 -- text (kind nil), or the tokens of image or video number i. Padding (document 0 of docs) is in no
 -- run, a document begins a new one. o: op, rows (lists of ids), docs (lists of documents or nil),
--- ids (the tokens { image, video }), grids ({ image, video }, lists), merge, by_frame (grids of
+-- ids (the tokens { image, video }), grids ({ image, video }, lists), merge, frames_apart (grids of
 -- videos are those of their frames).
 local function each_run(o, fn)
    local used = { image = 0, video = 0 }

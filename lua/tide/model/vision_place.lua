@@ -56,11 +56,11 @@ function place.said(self, rows, o)
    local merge = c.vision_config.spatial_merge_size
    local image = grid_.read(op, 'image_grid_thw', o.image_grid_thw, merge)
    local video = grid_.read(op, 'video_grid_thw', o.video_grid_thw, merge)
-   local by_frame = not self.has_seconds
-   return { op = op, rows = rows, docs = documents_of(op, o), merge = merge, by_frame = by_frame,
-      grids = { image = image, video = by_frame and grid_.frames(video) or video },
+   local apart = self.frames_apart
+   return { op = op, rows = rows, docs = documents_of(op, o), merge = merge, frames_apart = apart,
+      grids = { image = image, video = apart and grid_.frames(video) or video },
       ids = { image = c.image_token_id, video = c.video_token_id },
-      times = by_frame and {} or times_of(self, o, video) }
+      times = apart and {} or times_of(self, o, video) }
 end
 
 local function i64(list, device) return tide.tensor(list, { dtype = 'i64', device = device }) end

@@ -21,20 +21,21 @@ local Module = nn.Module
 
 -- ---- the configuration -------------------------------------------------------------------------
 
-local count = 'integer >= 1'
+-- side and window: pixels, and patches or frames, at most as many as image processors take.
+local count, side, window = 'integer >= 1', 'integer in [1, 1024]', 'integer in [1, 64]'
 
 -- Fields of all towers, with the defaults of Qwen2.5-VL.
 local common = {
    { 'depth', 32, count }, { 'hidden_size', 3584, count }, { 'num_heads', 16, count },
-   { 'intermediate_size', 3420, count }, { 'in_channels', 3, count }, { 'patch_size', 14, count },
-   { 'spatial_merge_size', 2, count }, { 'temporal_patch_size', 2, count },
+   { 'intermediate_size', 3420, count }, { 'in_channels', 3, count }, { 'patch_size', 14, side },
+   { 'spatial_merge_size', 2, window }, { 'temporal_patch_size', 2, window },
    { 'out_hidden_size', published.optional, count },
    { 'initializer_range', 0.02, 'number >= 0' }, { 'rope_theta', 10000, 'number >= 1' },
 }
 
 -- Takes the base of the positions, which never differs, out of the table in which transformers 5
 -- has it.
-local function translate(_, f, problems)
+local function translate(f, problems)
    local rope = f.rope_parameters
    f.rope_parameters = nil
    if type(rope) ~= 'table' then return end
@@ -55,7 +56,7 @@ Tower.mixes = false              -- frames lie whole on a rank, whatever tokens 
 
 -- Returns the fields and rules of a family's tower, for Tower.read. how: op (of the text model),
 -- types (values of model_type), fields (rows of its own), defaults (of common fields), free (names
--- of fields that change nothing), where (relations beside those of all), complete(c) or nil.
+-- of fields that change nothing), where (relations beside those of all), complete(c, op) or nil.
 function Tower._described(how)
    local rows, own = {}, how.defaults or {}
    for _, row in ipairs(common) do

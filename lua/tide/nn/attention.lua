@@ -23,6 +23,7 @@ local old = require 'tide.util.old'
 local rows_ = require 'tide.nn.rows'
 local tiles = require 'tide.nn.tiles'
 local window = require 'tide.nn.window'
+local divide = require('tide.nn.mamba').divide
 local wrap = require 'tide.nn.wrap'
 
 local Attention = class('Attention', Module)
@@ -38,12 +39,13 @@ function Attention:init(opts)
    self.heads, self.kv_heads, self.head_dim = H, K, D
    self.rope, self.causal, self.dropout = opts.rope, opts.causal, opts.dropout
    self.window = window.check('nn.Attention', 'window', opts.window)
-   self.softcap, self.scale = opts.softcap, opts.scale
+   self.softcap, self.scale, self.gated = opts.softcap, opts.scale, opts.gate
    if opts.sinks then
       self:param('sinks', { H }, { kind = 'normal', std = opts.std or 0.02 }, opts)
    end
    local qkv = { bias = opts.bias, std = opts.std }
-   local parts = opts.fused and { qkv = H + 2 * K } or { q = H, k = K, v = K }
+   local parts = opts.fused and { qkv = H + 2 * K }
+      or { q = opts.gate and 2 * H or H, k = K, v = K }
    for _, name in ipairs { 'qkv', 'q', 'k', 'v' } do
       if parts[name] then
          local inner = Module.inner(opts, qkv)
@@ -63,7 +65,8 @@ function Attention:init(opts)
    self:ready(opts)
 end
 
--- Returns queries, keys and values of x, with their heads still joined: [B, T, heads D].
+-- Returns queries, keys and values of x, with their heads still joined: [B, T, heads D]. With a
+-- gate, the query of each head is followed by its gate.
 function Attention:project(x_BTC)
    if not self.qkv_proj then
       local list = joined.call(self, Attention.shared_input, x_BTC)
@@ -111,7 +114,7 @@ local function rotated(self, q, k, at)
    local turned_q, turned_k
    if rope.apply_both then
       turned_q, turned_k = private.call(rope.apply_both, rope, q, k, positions, length,
-         not self.q_norm and is_own(self))
+         not self.q_norm and not self.gated and is_own(self))
    else
       turned_q = private.call(rope.apply, rope, q, positions, length)
       turned_k = private.call(rope.apply, rope, k, positions, length)
@@ -122,6 +125,23 @@ local function rotated(self, q, k, at)
 end
 
 Attention._rotated = private.note(rotated)
+
+-- Returns the queries and their gates, both [B, T, H, D], of q [B, T, 2 H D], which is given up.
+local function parted(self, q)
+   local D = self.head_dim
+   q = private.replace(q, q:reshape(q:size(1), q:size(2), self.heads, 2 * D))
+   local query, gate = divide(q, { D, D })
+   private.spend(q)
+   return query, gate
+end
+
+-- Returns y times sigmoid(gate), both of a shape and given up.
+local function times_gate(y, gate)
+   gate = private.replace(gate, gate:sigmoid())
+   y = private.replace(y, y * gate)
+   private.spend(gate)
+   return y
+end
 
 -- Returns the entries of an index [B, T, 2] of all tokens for the last n, which a cache has kept.
 local function last_of(index, n)
@@ -153,12 +173,14 @@ end
 -- result is needed (see nn.rows).
 function Attention:forward(x_BTC, at)
    at = context._place('nn.Attention', at)
+   local gate
    local q, k, v = private.call(self.project, self, x_BTC)
+   if self.gated then q, gate = parted(self, q) end
    if self.q_norm and self.norms_whole then
       q, k = private.replace(q, self.q_norm(q)), private.replace(k, self.k_norm(k))
    end
    local B, T, D = q:size(1), q:size(2), self.head_dim
-   q = private.replace(q, q:reshape(B, T, self.heads, D))
+   if not gate then q = private.replace(q, q:reshape(B, T, self.heads, D)) end
    k = private.replace(k, k:reshape(B, T, self.kv_heads, D))
    v = private.replace(v, v:reshape(B, T, self.kv_heads, D))
    if self.q_norm and not self.norms_whole then
@@ -173,6 +195,7 @@ function Attention:forward(x_BTC, at)
    local y = private.call(self.attend, self, q, k, v,
       self:told(at, q_start, x_BTC.device, k:size(2)))
    private.spend(q, k, v)
+   if gate then y = times_gate(y, gate) end
    y = private.replace(y, y:reshape(B, T, self.heads * D))
    if at.rows then y = private.replace(y, rows_.pick(y, at.rows)) end
    return private.replace(y, self.o_proj(y))
@@ -233,6 +256,11 @@ return signature.doors('nn.Attention', Attention, {
       'sinks: boolean = false -- a learnt score of each head takes a share of the softmax',
       'std: number? >= 0 -- initial standard deviation', 'out_std: number? >= 0 -- that of o_proj',
       'fused: boolean = false -- one qkv_proj',
+      'gate: boolean = false -- multiplies the result before o_proj by a sigmoid of channels that '
+         .. 'q_proj makes beside the query of each head',
+      'where not (gate and fused) -- gate is of q_proj, which fused does not make; leave one out',
+      'where not (gate and qk_norm_whole) -- gate lies between the heads over which qk_norm_whole '
+         .. 'takes the norm; leave one out',
       'qk_norm: table? -- options of an RMSNorm over each head of queries and of keys',
       'qk_norm_whole: boolean = false -- over all heads together in place of each',
       'dropout: number in [0, 1) = 0 -- of the probabilities while training, which are then made '

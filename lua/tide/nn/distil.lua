@@ -24,6 +24,7 @@ local rows_ = require 'tide.nn.rows'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local tally = require 'tide.nn.tally'
+require 'tide.nn.module'                -- the kind 'module'
 
 local distil = {}
 

@@ -6,6 +6,7 @@ return require 'tide.util.lazy' ('nn', {
    RMSNorm = { 'norm', 'RMSNorm' }, LayerNorm = { 'norm', 'LayerNorm' }, MLP = 'mlp',
    Dropout = 'dropout', Block = 'block', Stack = 'stack', rope = 'rope', loss = 'loss',
    weight = 'weight', MoE = 'moe', MoELayer = 'moe_layer', Mamba2 = { 'mamba', 'Mamba2' },
+   GatedDeltaNet = 'gated_delta',
    GatedRMSNorm = { 'mamba', 'GatedRMSNorm' }, context = 'context', window = 'window',
    lora = 'lora', nf4 = 'nf4', balance = 'balance', logprob = 'logprob',
    preference = 'preference', distil = 'distil',

@@ -29,6 +29,12 @@ end
 -- Returns the path of model.adapter.modules that a parameter A belongs to, or nil.
 function low_rank.path(name) return name:match '^(.*)[._]lora_A$' end
 
+-- Returns whether the weights of a model hold the changes of its adapters (nn.lora.merge).
+function low_rank.is_merged(model)
+   local of = rawget(model, '_adapter')
+   return of ~= nil and of.merged
+end
+
 -- Returns the change of a weight, in f32: scale B A.
 function low_rank.change(A, B, scale) return tide.matmul(B:to 'f32', A:to 'f32') * scale end
 

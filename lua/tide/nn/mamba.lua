@@ -230,7 +230,7 @@ signature.doors('nn.Mamba2', Mamba2, {
 })
 Mamba2.inner = Mamba2.mix
 
-local function check_call(self, op, x, at)
+local function check_call(op, self, x, at)
    if not tide.is_tensor(x) then err.arg(op, 'x', 'a tensor [batch, tokens, dim]', x) end
    if x.ndim ~= 3 or x:size(3) ~= self.dim then
       err.raise('E_SHAPE', op, 'x: expected [batch, tokens, %d], got [%s]', self.dim,
@@ -256,16 +256,21 @@ local function sequence_of(document_BT)
    return new:to('i32'):pad({ 0, 1 }, { 0, 0 }):cumsum(2):to 'i32'
 end
 
+-- Returns `at` of a call of a layer with a state, checked; `sequence` follows from a context of one
+-- rank.
+local function place(op, self, x_BTM, at)
+   check_call(op, self, x_BTM, at)
+   local _, whole = context.for_layer(op, self, at)
+   at = at or {}
+   if not whole or at.sequence ~= nil then return at end
+   return { cache = at.cache, sequence = sequence_of(whole:q_index(x_BTM.device):select(3, 1)) }
+end
+
 -- Returns the output [B, T, C] of x. Fields of at: sequence, the number of the sequence of each
 -- token [B or 1, T]; cache, a table or nil; context. A cache holds the last rows of the convolution
 -- and the state, so its size does not depend on the number of tokens.
 function Mamba2:forward(x_BTM, at)
-   check_call(self, 'nn.Mamba2', x_BTM, at)
-   local _, whole = context.for_layer('nn.Mamba2', self, at)
-   at = at or {}
-   if whole and at.sequence == nil then
-      at = { cache = at.cache, sequence = sequence_of(whole:q_index(x_BTM.device):select(3, 1)) }
-   end
+   at = place('nn.Mamba2', self, x_BTM, at)
    local p = self.in_proj(x_BTM)
    local y_BTI, z_BTI = private.call(self.mix, self, p, at)
    private.spend(p)
@@ -322,4 +327,5 @@ signature.doors('nn.Mamba2', Mamba2, {
       Module.common } },
 })
 
-return { Mamba2 = Mamba2, GatedRMSNorm = GatedRMSNorm, divide = divide, sequence_of = sequence_of }
+return { Mamba2 = Mamba2, GatedRMSNorm = GatedRMSNorm, Conv1d = Conv1d, divide = divide,
+   sequence_of = sequence_of, place = place }

@@ -15,6 +15,7 @@ local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local tally = require 'tide.nn.tally'
+require 'tide.nn.module'                -- the kind 'module'
 
 local preference = {}
 

@@ -61,7 +61,7 @@ function AdamW8bit:write_field(state, field, t)
 end
 
 -- Returns the part of a bucket whose moments have 8 bits, or the rest.
-local function part(bucket, coded)
+local function coded_part(bucket, coded)
    local some = { p = {}, g = {}, states = {}, step = bucket.step, rates = bucket.rates }
    for i, state in ipairs(bucket.states) do
       if (state.m_scale ~= nil) == coded then
@@ -74,8 +74,8 @@ end
 
 -- Updates a bucket; see Optimizer:update.
 function AdamW8bit:update(group, bucket, lr, opts)
-   AdamW.update(self, group, part(bucket, false), lr, opts)
-   local some = part(bucket, true)
+   AdamW.update(self, group, coded_part(bucket, false), lr, opts)
+   local some = coded_part(bucket, true)
    tide.update.adamw8_({
       p = some.p, g = some.g, m = self.column(some.states, 'm'),
       v = self.column(some.states, 'v'), m_scale = self.column(some.states, 'm_scale'),

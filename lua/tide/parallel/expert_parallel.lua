@@ -133,8 +133,8 @@ end
 -- experts, where others do.
 function experts.deal(op, model, axis)
    local list, made, stage = mixtures(model), {}, spread.of(model).pp
-   err.raise_if((stage and stage.mixtures or #list) == 0, 'E_ARG', op, 'ep_size (%d): the model has no experts (nn.MoE); leave '
-      .. 'it out', axis.size)
+   err.raise_if((stage and stage.mixtures or #list) == 0, 'E_ARG', op, 'ep_size (%d): the model '
+      .. 'has no experts (nn.MoE); leave it out', axis.size)
    for _, layer in ipairs(list) do check_size(op, layer.m, layer.path, axis.size) end
    for _, layer in ipairs(list) do
       local m = layer.m

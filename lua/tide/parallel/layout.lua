@@ -21,6 +21,7 @@ local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 local placement = require 'tide.parallel.placement'
 local signature = require 'tide.util.signature'
+require 'tide.nn.module'                -- the kind 'module'
 
 local copy, strides, sum, zeros = dims.copy, dims.strides, dims.sum, dims.zeros
 

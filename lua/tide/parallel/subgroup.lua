@@ -21,7 +21,8 @@ function subgroup.neighbours(ranks, host)
    return least
 end
 
-local function part(comm, first, step, n, name)
+-- Returns the n ranks from `first` on that are `step` apart, of which this one is a member.
+local function apart(comm, first, step, n, name)
    local at = (comm.rank - first) / step
    if comm.transport ~= 'sim' then return comm:split(first, at, name) end
    local ranks = {}
@@ -30,9 +31,9 @@ local function part(comm, first, step, n, name)
 end
 
 -- Returns the n consecutive ranks around this one. n divides comm.size. Collective.
-function subgroup.near(comm, n, name) return part(comm, comm.rank - comm.rank % n, 1, n, name) end
+function subgroup.near(comm, n, name) return apart(comm, comm.rank - comm.rank % n, 1, n, name) end
 
 -- Returns the ranks with the same place among n consecutive ones. n divides comm.size. Collective.
-function subgroup.far(comm, n, name) return part(comm, comm.rank % n, n, comm.size / n, name) end
+function subgroup.far(comm, n, name) return apart(comm, comm.rank % n, n, comm.size / n, name) end
 
 return subgroup

@@ -100,11 +100,9 @@ end
 -- Returns why PEFT cannot read adapters, and which targets it can read (nil: none); nil if it can.
 -- plain: family, config and adapter (its description); has(name): whether there is a parameter.
 local function obstacle(plain, has)
-   if plain.family == 'gpt2' then
-      return 'published files of GPT-2 keep several layers in one tensor, so adapters of single '
-         .. 'layers have no name there'
-   end
-   return peft_moe.obstacle(plain, family.rules(plain.family).peft_experts, has)
+   local rules = family.rules(plain.family)
+   if rules.peft_obstacle then return rules.peft_obstacle end
+   return peft_moe.obstacle(plain, rules.peft_experts, has)
 end
 
 -- Returns obstacle of the adapters of a model.
@@ -163,7 +161,7 @@ end
 -- Writes the adapters of a checkpoint. magnitudes: those of the layers, by path; nil: computed from
 -- the weights in the checkpoint.
 local function write_checkpoint(op, where, dir, o, magnitudes)
-   local saved = checkpoint.load(where, { model_only = true, lazy = true })
+   local saved = checkpoint._load(op, where, { model_only = true, lazy = true })
    local store = saved.store
    local function read(name)
       local shape = store:shape('model', name)
@@ -199,12 +197,6 @@ local function write_sharded(op, sharded, dir, o)
       fs.remove_dir(op, pieces)
    end)
    return dir
-end
-
--- Returns whether the weights of a model hold the changes of its adapters (nn.lora.merge).
-local function is_merged(model)
-   local of = rawget(model, '_adapter')
-   return of ~= nil and of.merged
 end
 
 -- Writes the adapters of a model, of what fully_shard returned (all ranks call it), or of a
@@ -389,8 +381,8 @@ function adapter.load(what, dir)
    if not spread.of(model).pp then check_base(op, dir, model, c, modules) end
    local description = rawget(model, 'adapter')
    if description then
-      err.raise_if(is_merged(model), 'E_STATE', op, 'the adapters of the model are merged, so '
-         .. 'its weights hold their changes; call nn.lora.unmerge(model) first')
+      err.raise_if(low_rank.is_merged(model), 'E_STATE', op, 'the adapters of the model are '
+         .. 'merged, so its weights hold their changes; call nn.lora.unmerge(model) first')
       check_description(op, dir, c, description)
    else
       local o = change_of(c)

@@ -1,6 +1,9 @@
--- tide.model.load: a model from a published folder, or from a checkpoint of tide, on one rank or
--- distributed over a mesh. Each rank reads only the bytes that it keeps, except weights in NF4,
--- which are read whole, one after another.
+-- tide.model.load and tide.model.fill: a model from a published folder, or from a checkpoint of
+-- tide, on one rank or distributed over a mesh. Each rank reads only the bytes that it keeps,
+-- except weights in NF4, which are read whole, one after another.
+--
+-- `self` is the opened source: op (the public function, in errors), dir, plain (config and family),
+-- generation, store and opts (options of modules).
 
 local tide = require 'tide'
 local checkpoint = require 'tide.train.checkpoint'
@@ -21,41 +24,46 @@ local nn = require 'tide.nn'
 local packing = require 'tide.model.packing'
 local signature = require 'tide.util.signature'
 local states = require 'tide.nn.state'
-
-local op = 'model.load'
+local weights = require 'tide.pretrained.weights'
 
 -- ---- sources -----------------------------------------------------------------------------------
 
 -- Returns fn(...). Errors about the fields of a configuration name the file.
-local function told_by(self, fn, ...)
+local function of_file(self, fn, ...)
    local ok, result = pcall(fn, ...)
    if ok then return result end
    local e = result
-   if not err.is(e) or e.code == 'E_DEVICE' or e.code == 'E_NOMEM' then error(e, 0) end
-   err.raise(e.code, op, '%s/config.json: %s', self.dir, e.message)
+   if not err.is(e) or e.code == 'E_DEVICE' then error(e, 0) end
+   if e.code == 'E_NOMEM' then
+      if (self.opts or {}).device ~= 'null' then error(e, 0) end
+      err.raise('E_FORMAT', self.op, '%s/config.json: its sizes make a tensor that is too large: '
+         .. '%s; compare them with the shapes in the files', self.dir, e.message:match '^[^;]*')
+   end
+   err.raise(e.code, self.op, '%s/config.json: %s', self.dir, e.message)
 end
 
--- Opens a folder of transformers: returns { dir, plain (config and family), generation, store }.
-local function open_published(dir)
+-- Opens a folder of transformers.
+local function open_published(op, dir)
    local self = folder.open(op, dir)
+   self.op = op
    self.plain = { config = self.config }
-   self.plain.family = told_by(self, family.saved, op, self.plain)
+   self.plain.family = of_file(self, family.saved, op, self.plain)
    local rules = family.rules(self.plain.family)
-   self.store = folder.weights(op, dir, rules.rename,
-      told_by(self, packing.of, op, self.config, rules.packing))
+   self.store = weights.open(op, dir, rules.rename,
+      of_file(self, packing.of, op, self.config, rules.packing))
    return self
 end
 
 -- Opens a checkpoint, or the newest one of a run.
-local function open_checkpoint(where)
-   local saved = checkpoint.load(where, { model_only = true, lazy = true })
+local function open_checkpoint(op, where)
+   local saved = checkpoint._load(op, where, { model_only = true, lazy = true })
    err.raise_if(type(saved.plain.config) ~= 'table', 'E_FORMAT', op, '%s has no model '
       .. 'configuration', saved.folder)
-   return { dir = saved.folder, plain = saved.plain, store = saved.store }
+   return { op = op, dir = saved.folder, plain = saved.plain, store = saved.store }
 end
 
--- Fields that count layers, and fields that are a factor of the size of a tensor. A family names
--- its further ones by `counts` and `sizes`.
+-- Fields of all families that count layers, and fields that are a factor of the size of a tensor
+-- (see model/family.lua).
 local counts = { 'num_hidden_layers' }
 local sizes = { 'hidden_size', 'intermediate_size', 'vocab_size', 'head_dim',
    'num_attention_heads', 'num_key_value_heads' }
@@ -75,12 +83,12 @@ local function check_fields(self, config, at, rules, tensors, most)
       end
    end
    each_above(tensors, { counts, rules.counts }, function(key, v)
-      err.raise('E_FORMAT', op, "%s/config.json: field '%s' says %.14g layers, the weights have %d "
-         .. 'tensors', self.dir, key, v, tensors)
+      err.raise('E_FORMAT', self.op, "%s/config.json: field '%s' says %.14g layers, the weights "
+         .. 'have %d tensors', self.dir, key, v, tensors)
    end)
    each_above(most, { sizes, rules.sizes }, function(key, v)
-      err.raise('E_FORMAT', op, "%s/config.json: field '%s' is %.14g, no tensor of the weights has "
-         .. 'more than %d numbers', self.dir, key, v, most)
+      err.raise('E_FORMAT', self.op, "%s/config.json: field '%s' is %.14g, no tensor of the "
+         .. 'weights has more than %d numbers', self.dir, key, v, most)
    end)
 end
 
@@ -89,7 +97,7 @@ end
 local function check_sizes(self)
    local config, names, most = self.plain.config, self.store:names 'model', free_size
    local rules = family.rules(self.make and self.plain.family
-      or told_by(self, family.saved, op, self.plain))
+      or of_file(self, family.saved, self.op, self.plain))
    for _, name in ipairs(names) do
       most = math.max(most, dims.numel(self.store:shape('model', name)))
    end
@@ -103,7 +111,7 @@ end
 
 -- Makes a model of the configuration.
 local function build(self, opts)
-   return told_by(self, family.build, op, self.plain, opts, self.make)
+   return of_file(self, family.build, self.op, self.plain, opts, self.make)
 end
 
 -- Returns the dtype of the parameters. auto: that of most elements of the file, f32 for f16.
@@ -132,8 +140,8 @@ local function check_tied(self, model)
             local a = store:read('model', head, at, size):to 'f32'
             return (a - store:read('model', own, at, size):to 'f32'):abs():amax():item() == 0
          end)
-         err.raise_if(not same, 'E_FORMAT', op, "%s: '%s' differs from '%s', and config.json says "
-            .. 'tie_word_embeddings; set that to false, or remove one', self.dir, head, own)
+         err.raise_if(not same, 'E_FORMAT', self.op, "%s: '%s' differs from '%s', and config.json "
+            .. 'says tie_word_embeddings; set that to false, or remove one', self.dir, head, own)
       end
    end
    if store.drop then store:drop(head) end
@@ -143,8 +151,8 @@ end
 local function check_experts(self, model)
    local experts, tensors = 0, #self.store:names 'model'
    for _, layer in ipairs(mixtures(model)) do experts = experts + layer.m.experts end
-   err.raise_if(experts > tensors, 'E_FORMAT', op, '%s/config.json says %.14g experts in all '
-      .. 'layers, the weights have %d tensors', self.dir, experts, tensors)
+   err.raise_if(experts > tensors, 'E_FORMAT', self.op, '%s/config.json says %.14g experts in '
+      .. 'all layers, the weights have %d tensors', self.dir, experts, tensors)
 end
 
 -- Gives parameters that the files lack the names of their tensors there. entries: of
@@ -175,7 +183,7 @@ local function check_names(self, model, entries)
       end
    end
    name_as_stored(own, stored, entries or {})
-   states.refuse(op, states.differences(own, stored), { 'missing', 'unexpected', 'shape' },
+   states.refuse(self.op, states.differences(own, stored), { 'missing', 'unexpected', 'shape' },
       ('%s: the weights are not those that config.json describes: '):format(self.dir))
 end
 
@@ -249,8 +257,9 @@ local function fill_quantised(store, model, dtype)
 end
 
 -- Fills the run that plan:materialise returned. Collective.
-local function fill_run(store, run)
-   dist.together(run.mesh.comm, op, function()
+local function fill_run(self, run)
+   local store = self.store
+   dist.together(run.mesh.comm, self.op, function()
       tide.no_grad(function()
          if run.sharded then
             fill_pieces(store, run.sharded)
@@ -269,7 +278,7 @@ end
 local function spread(self, model, opts)
    local mesh = opts.mesh or { dp_shard = dist.world().size }
    local plan = tide.parallel.plan(model, mesh, opts.plan)
-   return fill_run(self.store, plan:materialise { device = opts.device or 'cpu', init = false })
+   return fill_run(self, plan:materialise { device = opts.device or 'cpu', init = false })
 end
 
 local function show_unused(self, model)
@@ -280,8 +289,8 @@ local function show_unused(self, model)
 end
 
 -- Opens dir and compares its weights with a model of its configuration on the null device.
-local function opened(dir, opts)
-   local self = folder.is(dir) and open_published(dir) or open_checkpoint(dir)
+local function opened(op, dir, opts)
+   local self = folder.is(dir) and open_published(op, dir) or open_checkpoint(op, dir)
    self.make = opts.make
    check_sizes(self)
    self.opts = { dtype = dtype_of(self, opts.dtype), fp8 = opts.fp8, device = 'null' }
@@ -309,7 +318,7 @@ local load = {}
 -- on this rank). E_IO, E_FORMAT: a file that is missing, is damaged or holds other tensors;
 -- E_UNSUPPORTED: another architecture; E_ARG: fields of config.json; E_SHAPE: other tensors.
 function load.model(dir, opts)
-   local self, model = opened(dir, opts)
+   local self, model = opened('model.load', dir, opts)
    local run = { model = model }
    if opts.verbose then show_unused(self, model) end
    if opts.mesh or opts.plan then
@@ -347,12 +356,12 @@ end
 -- configuration. Every rank calls it. Returns run. Make the optimiser from run.params after it: of
 -- a model that is not sharded, it then has the f32 weights that 16-bit parameters round.
 function load.fill(run, dir)
-   local self = opened(dir, {})
-   family.check('model.fill', read_plain(self), run.model)
+   local self = opened('model.fill', dir, {})
+   family.check(self.op, read_plain(self), run.model)
    err.raise_if(self.plain.quantised and not rawget(run.model, 'quantised'), 'E_STATE',
-      'model.fill', '%s has weights in NF4, but the model has plain weights; load it with quantise '
-         .. "= 'nf4', or export it (tide export)", dir)
-   fill_run(self.store, run)
+      self.op, '%s has weights in NF4, but the model has plain weights; load it with quantise = '
+         .. "'nf4', or export it (tide export)", dir)
+   fill_run(self, run)
    self.store:close()
    run.model.generation, run.model.loaded_from = self.generation, self.dir
    return run
@@ -362,7 +371,7 @@ signature.kind('materialised', 'what plan:materialise gave', function(v)
    return type(v) == 'table' and class.is(v.model, nn.Module) and v.mesh ~= nil
 end)
 return signature.doors('model', load, {
-   model = { 'dir: string', op = op, opts = {
+   model = { 'dir: string', op = 'model.load', opts = {
       'mesh: table? -- or axes as parallel.mesh takes them; nil: whole on this rank',
       'plan: table? -- options of parallel.plan',
       "dtype: 'auto' | 'f32' | 'bf16' | 'f64' = 'auto' -- of the parameters; auto: as in the file, "

@@ -1,6 +1,9 @@
--- tide.model.save: a model, a sharded one or a checkpoint as a published folder, which transformers
--- and tide.model.load read. The folder is written beside its place and renamed, so it is complete
--- or absent.
+-- tide.model.save and tide.model.export: a model, a sharded one or a checkpoint as a published
+-- folder, which transformers and tide.model.load read. The folder is written beside its place and
+-- renamed, so it is complete or absent.
+--
+-- `o` is what options_of returns: the caller's options with dir and op, the name of the public
+-- function in errors.
 
 local tide = require 'tide'
 local adapter = require 'tide.pretrained.adapter'
@@ -24,8 +27,6 @@ local stored = require 'tide.model.stored'
 local state = require 'tide.train.state'
 local tokenizer_file = require 'tide.tokenizer.file'
 
-local op = 'model.save'
-
 local save = {}
 
 -- ---- sizes -------------------------------------------------------------------------------------
@@ -33,7 +34,7 @@ local save = {}
 local units = { B = 1, KB = 1e3, MB = 1e6, GB = 1e9, TB = 1e12, KIB = 2^10, MIB = 2^20, GIB = 2^30 }
 
 -- Returns a size in bytes from a number, or from a text such as '5GB'.
-local function bytes_of(size)
+local function bytes_of(op, size)
    if type(size) == 'number' then return size end
    local n, unit = size:match '^%s*([%d.]+)%s*(%a+)%s*$'
    n = tonumber(n)
@@ -58,8 +59,8 @@ local function parts_of(source, most)
    return parts
 end
 
-local function write_weights(staged, source, most)
-   local parts, map, total = parts_of(source, most), {}, 0
+local function write_weights(staged, source, o)
+   local parts, map, total = parts_of(source, o.max_shard), {}, 0
    for i, names in ipairs(parts) do
       local file = #parts == 1 and 'model.safetensors'
          or ('model-%05d-of-%05d.safetensors'):format(i, #parts)
@@ -74,7 +75,7 @@ local function write_weights(staged, source, most)
       fs.io().fsync_file(fs.join(staged, file))
    end
    if #parts > 1 then
-      fs.write_json(op, fs.join(staged, 'model.safetensors.index.json'),
+      fs.write_json(o.op, fs.join(staged, 'model.safetensors.index.json'),
          { metadata = { total_size = total }, weight_map = map })
    end
 end
@@ -86,7 +87,7 @@ local tokenizer_files = { 'tokenizer.json', 'tokenizer_config.json', 'tokenizer.
    'sentencepiece.bpe.model', 'preprocessor_config.json', 'video_preprocessor_config.json',
    'processor_config.json' }
 
-local function copy_tokenizer(staged, from)
+local function copy_tokenizer(op, staged, from)
    for _, name in ipairs(from and tokenizer_files or {}) do
       local path = fs.join(from, name)
       if fs.exists(path) then fs.write(op, fs.join(staged, name), fs.read(op, path)) end
@@ -105,12 +106,13 @@ local function generation_of(source)
 end
 
 local function write_all(staged, source, o)
-   write_weights(staged, source, o.max_shard)
+   local op = o.op
+   write_weights(staged, source, o)
    fs.write(op, fs.join(staged, 'config.json'), family.config_file(source.plain, source.dtype,
       true))
    local generation = generation_of(source)
    if generation then fs.write_json(op, fs.join(staged, 'generation_config.json'), generation) end
-   copy_tokenizer(staged, source.tokenizer)
+   copy_tokenizer(op, staged, source.tokenizer)
    fs.write(op, fs.join(staged, 'README.md'), card.text(source, o.dir))
 end
 
@@ -125,7 +127,7 @@ local function beside(dir, what)
 end
 
 -- Raises if writing to dir would destroy other files.
-local function check_place(dir, overwrite)
+local function check_place(op, dir, overwrite)
    if not fs.is_present(dir) then return end
    if not fs.is_dir(dir) then err.raise('E_IO', op, '%s is a file; give a folder', dir) end
    local names = fs.list(op, dir)
@@ -144,7 +146,7 @@ local function check_place(dir, overwrite)
 end
 
 -- Renames the staged folder to its final name.
-local function publish(dir, staged)
+local function publish(op, dir, staged)
    local old = beside(dir, 'old')
    if fs.take_place(op, staged, dir, old) then fs.remove_dir(op, old) end
    return dir
@@ -152,7 +154,7 @@ end
 
 -- Takes the lock on the saves of dir, a file beside it that the holder removes. Returns the lock
 -- and its file.
-local function take_lock(dir)
+local function take_lock(op, dir)
    local file = beside(dir, 'lock')
    fs.mkdirs(op, fs.above(dir))
    local lock = fs.io().lock(file)
@@ -164,19 +166,19 @@ end
 
 -- Writes source into o.dir: complete, or not at all.
 local function write_folder(source, o)
-   local dir = trimmed(o.dir)
-   local staged, lock, file = beside(dir, 'staging'), take_lock(dir)
+   local op, dir = o.op, trimmed(o.dir)
+   local staged, lock, file = beside(dir, 'staging'), take_lock(op, dir)
    return finally(function(failed)
       if failed then pcall(fs.remove_dir, op, staged) end
       pcall(fs.io().remove, file)
       lock:release()
    end, function()
-      check_place(dir, o.overwrite)
+      check_place(op, dir, o.overwrite)
       fs.remove_dir(op, staged)                       -- of a save that was killed
       fs.mkdirs(op, staged)
       write_all(staged, source, o)
       fs.io().fsync_dir(staged)
-      return publish(dir, staged)
+      return publish(op, dir, staged)
    end)
 end
 
@@ -207,7 +209,8 @@ end
 -- Returns a source: plain (config and family), names, nbyte(name), read(name) -> whole tensor on
 -- the host, dtype (of most numbers), numel, generation and tokenizer (a folder) or nil. read: gives
 -- a parameter by its name or, with a number (from 0), that slice of it along dim 1.
-local function source_of(plain, rows, read, dtype, is_merged)
+local function source_of(o, plain, rows, read, is_merged)
+   local dtype = o.dtype
    if plain.quantised then
       rows, read = nf4._read_as_weights(plain.quantised, rows, read,
          dtype or main_dtype(rows, plain.quantised))
@@ -216,7 +219,7 @@ local function source_of(plain, rows, read, dtype, is_merged)
       rows, read = adapter.merged(plain.adapter, rows, read, is_merged)
       plain = { config = plain.config, family = plain.family }
    end
-   local entries = stored.entries(op, plain)
+   local entries = stored.entries(o.op, plain)
    rows, read = stored.view(entries, rows, read)
    local source = { plain = plain, names = sorted_keys(rows), numel = 0,
       dtype = dtype or checkpoint._main_dtype(rows) }
@@ -233,42 +236,49 @@ local function source_of(plain, rows, read, dtype, is_merged)
    return source
 end
 
-local function source_of_model(model, dtype)
+local function source_of_model(o, model)
    local own = family.of(model)
-   err.raise_if(not own, 'E_UNSUPPORTED', op, 'the model is of a custom class (%s), which has no '
+   err.raise_if(not own, 'E_UNSUPPORTED', o.op, 'the model is of a custom class (%s), which has no '
       .. 'published configuration', model.class_name)
-   spread.check_uncut(op, model)
+   spread.check_uncut(o.op, model)
    local tensors = model:state_dict()
-   local adapted = rawget(model, '_adapter')
-   return source_of({ config = family.config(model), family = own,
+   return source_of(o, { config = family.config(model), family = own,
       adapter = rawget(model, 'adapter'), quantised = rawget(model, 'quantised') }, tensors,
       function(name, slice)
          return (slice and tensors[name]:select(1, slice + 1) or tensors[name]):to 'cpu'
-      end, dtype, adapted and adapted.merged)
+      end, low_rank.is_merged(model))
 end
 
--- Returns the source of a checkpoint, or of the newest one of a run.
-local function source_of_checkpoint(where, dtype)
-   local saved = checkpoint.load(where, { model_only = true, lazy = true })
-   err.raise_if(type(saved.plain.config) ~= 'table' or not saved.plain.family, 'E_UNSUPPORTED', op,
-      '%s holds a model of a custom class, which has no published configuration; '
-      .. 'train.checkpoint.consolidate writes its weights as one model.safetensors', saved.folder)
+-- Returns the source of what checkpoint._load gave with lazy = true.
+local function source_of_checkpoint(o, saved)
    local store, rows = saved.store, {}
    for _, name in ipairs(store:names 'model') do
       rows[name] = { shape = store:shape('model', name), dtype = store:dtype('model', name) }
    end
-   return source_of(saved.plain, rows, function(name, slice)
+   return source_of(o, saved.plain, rows, function(name, slice)
       local offset, size = dims.zeros(#rows[name].shape), copy(rows[name].shape)
       if slice then offset[1], size[1] = slice, 1 end
       local t = store:read('model', name, offset, size, 'cpu')
       return slice and t:select(1, 1) or t
-   end, dtype), store
+   end)
+end
+
+-- Calls fn with the source of a checkpoint, or of the newest one of a run. Returns its result.
+local function with_checkpoint(o, where, fn)
+   local saved = checkpoint._load(o.op, where, { model_only = true, lazy = true })
+   return finally(function() saved.store:close() end, function()
+      err.raise_if(type(saved.plain.config) ~= 'table' or not saved.plain.family, 'E_UNSUPPORTED',
+         o.op, '%s holds a model of a custom class, which has no published configuration; '
+         .. 'train.checkpoint.consolidate writes its weights as one model.safetensors',
+         saved.folder)
+      return fn(source_of_checkpoint(o, saved))
+   end)
 end
 
 -- ---- doors -------------------------------------------------------------------------------------
 
-local function options_of(dir, opts)
-   opts.dir, opts.max_shard = dir, bytes_of(opts.max_shard)
+local function options_of(op, dir, opts)
+   opts.op, opts.dir, opts.max_shard = op, dir, bytes_of(op, opts.max_shard)
    err.arg_if(opts.tokenizer and not fs.is_dir(opts.tokenizer), op, 'tokenizer',
       'the folder of a tokenizer', opts.tokenizer)
    return opts
@@ -277,24 +287,23 @@ end
 -- Saves the pieces of all ranks as a checkpoint beside dir, from which rank 0 writes the folder.
 local function save_sharded(sharded, o)
    local comm, model = sharded.comm, sharded.model
-   dist.on_first(comm, op, function() check_place(trimmed(o.dir), o.overwrite) end)
+   dist.on_first(comm, o.op, function() check_place(o.op, trimmed(o.dir), o.overwrite) end)
    local pieces, at = beside(o.dir, 'pieces'), nil
    local saved = state.weights(sharded)
    local ok, result = pcall(function()
       at = checkpoint.save(pieces, saved)
-      return dist.on_first(comm, op, function()
-         local source, store = source_of_checkpoint(at, o.dtype)
-         source.generation = model.generation
-         source.tokenizer = o.tokenizer or model.loaded_from
-         local written = write_folder(source, o)
-         store:close()
-         return written
+      return dist.on_first(comm, o.op, function()
+         return with_checkpoint(o, at, function(source)
+            source.generation = model.generation
+            source.tokenizer = o.tokenizer or model.loaded_from
+            return write_folder(source, o)
+         end)
       end)
    end)
    comm:barrier()
    if comm.rank == 0 then
-      if at then pcall(fs.remove_dir, op, at) end
-      pcall(fs.remove_dir, op, pieces)
+      if at then pcall(fs.remove_dir, o.op, at) end
+      pcall(fs.remove_dir, o.op, pieces)
    end
    if not ok then error(result, 0) end
    return o.dir
@@ -306,9 +315,9 @@ end
 -- Changes of adapters (nn.lora) are merged into the weights. All ranks of a sharded model call it.
 -- Returns dir.
 function save.model(model, dir, opts)
-   local o = options_of(dir, opts)
+   local o = options_of('model.save', dir, opts)
    if model.is_sharded then return save_sharded(model, o) end
-   local source = source_of_model(model, o.dtype)
+   local source = source_of_model(o, model)
    source.generation, source.tokenizer = model.generation, o.tokenizer or model.loaded_from
    return write_folder(source, o)
 end
@@ -317,17 +326,18 @@ end
 -- run and the generation_config.json beside it. opts: as of save. One rank calls it, and holds the
 -- tensors of one file at a time.
 function save.export(where, dir, opts)
-   local o = options_of(dir, opts)
+   local o = options_of('model.export', dir, opts)
    err.raise_if(folder.is(where) and fs.exists(fs.join(where, 'config.json')), 'E_ARG',
-      'model.export', '%s is a published folder already; tide.model.save(tide.model.load(DIR), '
+      o.op, '%s is a published folder already; tide.model.save(tide.model.load(DIR), '
       .. 'OUT, { dtype = .. }) writes it in other files', where)
-   local source, store = source_of_checkpoint(where, o.dtype)
-   source.tokenizer = o.tokenizer or tokenizer_file.place(where)
-   local generation = source.tokenizer and fs.join(source.tokenizer, 'generation_config.json')
-   if generation and fs.exists(generation) then source.generation = fs.read_json(op, generation) end
-   local written = write_folder(source, o)
-   store:close()
-   return written
+   return with_checkpoint(o, where, function(source)
+      source.tokenizer = o.tokenizer or tokenizer_file.place(where)
+      local generation = source.tokenizer and fs.join(source.tokenizer, 'generation_config.json')
+      if generation and fs.exists(generation) then
+         source.generation = fs.read_json(o.op, generation)
+      end
+      return write_folder(source, o)
+   end)
 end
 
 local options = {
@@ -338,6 +348,6 @@ local options = {
    "where dir ~= '' -- argument 'dir': expected the path of a folder, got \"\"",
 }
 return signature.doors('model', save, {
-   model = { 'model: weights; dir: string', op = op, opts = options },
+   model = { 'model: weights; dir: string', op = 'model.save', opts = options },
    export = { 'where: string; dir: string', opts = options },
 })

@@ -8,14 +8,9 @@ local field = {}
 
 local op = 'tokenizer.load'
 
--- Returns whether a value is a list, of JSON or of Lua.
-local function is_list(v)
-   return type(v) == 'table' and (fs.io().json.is_array(v) or v[1] ~= nil)
-end
-
 local function is_object(v)
    local json = fs.io().json
-   return type(v) == 'table' and v ~= json.null and not is_list(v)
+   return type(v) == 'table' and v ~= json.null and not fs.is_list(v)
 end
 
 -- Returns whether a value is an integer in the range of ids.
@@ -26,7 +21,7 @@ local kinds = {
    text = { 'a text', function(v) return type(v) == 'string' end },
    flag = { 'true or false', function(v) return type(v) == 'boolean' end },
    id = { 'an integer in [0, 4194303]', field.is_id },
-   list = { 'a list', is_list },
+   list = { 'a list', fs.is_list },
    object = { 'an object', is_object },
 }
 
@@ -34,7 +29,7 @@ local kinds = {
 local function shown(v)
    if v == nil then return 'nothing' end
    if v == fs.io().json.null then return 'null' end
-   if type(v) == 'table' then return is_list(v) and 'a list' or 'an object' end
+   if type(v) == 'table' then return fs.is_list(v) and 'a list' or 'an object' end
    return err.show(v)
 end
 

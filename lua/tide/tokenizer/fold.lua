@@ -4,6 +4,7 @@
 -- the fold of "B". PCRE2 folds one character to one. Patterns with such parts are refused.
 
 local err = require 'tide.util.err'
+local utf8 = require 'tide.utf8'
 
 local fold = {}
 
@@ -18,16 +19,8 @@ local single = { { 0xDF }, { 0x130 }, { 0x149 }, { 0x1F0 }, { 0x390 }, { 0x3B0 }
 local second = { { 0x2BE }, { 0x300, 0x345 }, { 0x3B9 }, { 0x399 }, { 0x535, 0x587 } }
 local pairs_ = { ss = true, ff = true, fi = true, fl = true, st = true, ['ʼn'] = true }
 
--- Returns the code point of a character in UTF-8.
-local function code_of(c)
-   local a, b, d = c:byte(1, 3)
-   if #c == 2 then return (a % 32) * 64 + b % 64 end
-   if #c == 3 then return (a % 16) * 4096 + (b % 64) * 64 + d % 64 end
-   return #c == 1 and a or 0x10000
-end
-
 local function is_in(list, c)
-   local code = code_of(c)
+   local code = utf8.code(c)
    for _, range in ipairs(list) do
       if code >= range[1] and code <= (range[2] or range[1]) then return true end
    end

@@ -2,19 +2,14 @@
 -- of Latin-1 are themselves; the others, in order, are U+0100 and on.
 
 local bit = require 'bit'
+local utf8 = require 'tide.utf8'
 
 local visible = {}
-
--- Returns a code point below U+0800 as UTF-8.
-local function char(c)
-   if c < 128 then return string.char(c) end
-   return string.char(0xC0 + math.floor(c / 64), 0x80 + c % 64)
-end
 
 local to_byte, to_char, n = {}, {}, 0
 for b = 0, 255 do
    local printable = b >= 33 and b <= 126 or b >= 161 and b ~= 173
-   local c = char(printable and b or 256 + n)
+   local c = utf8.char(printable and b or 256 + n)
    if not printable then n = n + 1 end
    to_byte[c], to_char[b] = string.char(b), c
 end

@@ -258,7 +258,7 @@ end
 -- without.
 function checkpoint.recipe(where)
    local op = 'train.checkpoint.recipe'
-   return verify.plain(op, checkpoint.find(where)).recipe or {}
+   return verify.plain(op, run_folder.find(op, where)).recipe or {}
 end
 
 -- Returns the tensors of a verified checkpoint. is_hashed: its files of tensors are compared
@@ -272,11 +272,10 @@ local function open_store(op, folder, manifest, is_hashed)
    end)
 end
 
--- Loads a checkpoint, or the newest of a run's folder. Returns what train.state.collect gave.
-function checkpoint.load(where, opts)
-   local op = 'train.checkpoint.load'
-   local folder = checkpoint.find(where)
-   local manifest = checkpoint.verify(folder, opts.lazy)
+-- Loads as checkpoint.load does, for the public function op.
+function checkpoint._load(op, where, opts)
+   local folder = run_folder.find(op, where)
+   local manifest = verify.files(op, folder, store.index_name, opts.lazy)
    local saved = { folder = folder, plain = verify.plain(op, folder) }
    err.raise_if(not opts.model_only and not manifest.files[store.index_name]
       and not manifest.files['optim.safetensors'], 'E_FORMAT', op, '%s has no optimiser state',
@@ -293,6 +292,11 @@ function checkpoint.load(where, opts)
    return saved
 end
 
+-- Loads a checkpoint, or the newest of a run's folder. Returns what train.state.collect gave.
+function checkpoint.load(where, opts)
+   return checkpoint._load('train.checkpoint.load', where, opts)
+end
+
 -- Writes the weights of a checkpoint, whole, in the published layout (model.safetensors,
 -- config.json) into the folder `to`. One rank calls it; it holds all weights.
 function checkpoint.consolidate(where, to, opts)
@@ -302,7 +306,7 @@ function checkpoint.consolidate(where, to, opts)
       err.raise_if(fs.exists(fs.join(to, name)), 'E_ARG', op, "argument 'to': %s %s; give another "
          .. 'folder', to, what)
    end
-   local saved = checkpoint.load(where, { model_only = true, device = 'cpu' })
+   local saved = checkpoint._load(op, where, { model_only = true, device = 'cpu' })
    if opts.dtype then
       for name, t in each(saved.model) do saved.model[name] = t:to(opts.dtype) end
    end
@@ -329,11 +333,11 @@ return signature.doors('train.checkpoint', checkpoint, {
    name = 'step: integer >= 0', list = 'out: string', step_in = 'out: string',
    clear = 'out: string', find = 'where: string', verify = 'folder: string',
    tensors = 'path: string',
-   save = saving, save_async = saving, lock = 'out: string',
-   load = { opts = {
+   save = saving, save_async = saving, lock = 'out: string', recipe = 'where: string',
+   load = { 'where: string', opts = {
       'device: string? -- device of the tensors',
       'model_only: boolean = false -- leaves the state of the optimiser out',
       'lazy: boolean = false -- gives `store` in place of tensors, for a sharded model' } },
-   consolidate = { 'to: string', opts = {
+   consolidate = { 'where: string; to: string', opts = {
       'dtype: float? -- dtype of the weights; by default as stored' } },
 })

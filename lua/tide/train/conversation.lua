@@ -140,7 +140,7 @@ local function pictures_of(self)
    end
    err.arg_if(not self.model.rope_index, op, 'messages', 'texts, as the model takes ids alone',
       'images')
-   err.raise_if(sources.videos[1] and not self.model.has_seconds, 'E_UNSUPPORTED', op, 'messages: '
+   err.raise_if(sources.videos[1] and self.model.frames_apart, 'E_UNSUPPORTED', op, 'messages: '
       .. '%s reads each frame of a video behind its time in words, and no template writes these; '
       .. 'give frames as images', self.model.class_name)
    err.arg_if(not self.processor, op, 'opts.processor', 'tide.data.image.processor(folder), which '

@@ -14,8 +14,8 @@ local pipelined = {}
 
 -- Returns the part of a batch that this rank computes.
 local function cut(self, batch)
-   err.arg_if(not tide.is_tensor(batch.ids), 'train.step', 'ids', 'a tensor [batch, tokens] in each '
-      .. 'batch, as stages of a pipeline must know the shape of hidden states', batch.ids)
+   err.arg_if(not tide.is_tensor(batch.ids), 'train.step', 'ids', 'a tensor [batch, tokens] in '
+      .. 'each batch, as stages of a pipeline must know the shape of hidden states', batch.ids)
    return self.cp and not batch.context and self.cp:cut(batch) or batch
 end
 

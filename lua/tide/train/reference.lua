@@ -27,7 +27,7 @@ end
 
 -- Returns the sums by the first token of an answer, of all rows; each rank with data of its own has
 -- its share, and all run the model equally often.
-local function part(run, sampler, source, cu, rows, o)
+local function sums_by_answer(run, sampler, source, cu, rows, o)
    local data, list = run.data, {}
    local place = {}
    for i = 1, #cu - 1 do
@@ -71,10 +71,10 @@ function reference.compute(run, sampler, corpus, opts)
    local was_training = model.training
    model:eval()
    local function all()
-      sampler:set_reference('train', part(run, sampler, corpus.train, corpus.cu, sampler:all(),
-         opts))
+      sampler:set_reference('train', sums_by_answer(run, sampler, corpus.train, corpus.cu,
+         sampler:all(), opts))
       if sampler.val_cu then
-         sampler:set_reference('val', part(run, sampler, corpus.val, corpus.val_cu,
+         sampler:set_reference('val', sums_by_answer(run, sampler, corpus.val, corpus.val_cu,
             sampler:all(true), opts))
       end
    end

@@ -14,6 +14,8 @@ local nf4_part = require 'tide.nn.nf4_part'
 local signature = require 'tide.util.signature'
 local spread = require 'tide.nn.spread'
 local states = require 'tide.nn.state'
+require 'tide.nn.module'                -- the kind 'module'
+require 'tide.optim.optimizer'          -- the kind 'optimizer'
 
 local state = {}
 
@@ -101,17 +103,11 @@ end
 -- Returns the context whose random numbers a run draws: the one it names, else the state's own.
 local function ctx_of(run) return run.ctx or tide.default() end
 
--- Returns whether the weights of a model hold the changes of its adapters (nn.lora.merge).
-local function is_merged(model)
-   local of = rawget(model, '_adapter')
-   return of ~= nil and of.merged
-end
-
 -- Returns what a checkpoint says of a model beside its tensors. Merged weights are those of a model
 -- without adapters.
 local function description(model)
    return { config = family.config(model), family = family.of(model),
-      adapter = not is_merged(model) and rawget(model, 'adapter') or nil,
+      adapter = not low_rank.is_merged(model) and rawget(model, 'adapter') or nil,
       quantised = rawget(model, 'quantised') }
 end
 
@@ -129,9 +125,9 @@ end
 -- Refuses a run whose model a checkpoint cannot hold: one that would apply its adapters twice, or
 -- parts of weights.
 local function check_model(op, run)
-   err.raise_if(is_merged(run.model), 'E_STATE', op, 'the adapters of the model are merged, and a '
-      .. 'run that resumes would apply them again; call nn.lora.unmerge(model) first, or write the '
-      .. 'merged model with tide.model.save')
+   err.raise_if(low_rank.is_merged(run.model), 'E_STATE', op, 'the adapters of the model are '
+      .. 'merged, and a run that resumes would apply them again; call nn.lora.unmerge(model) '
+      .. 'first, or write the merged model with tide.model.save')
    if not run.parallel then spread.check_uncut(op, run.model) end
 end
 
@@ -156,7 +152,7 @@ local function not_of_adapters(name) return not low_rank.is_name(name) end
 -- run resumes. wants(name): which of them; nil: all, of a model with merged adapters those that it
 -- is without them. Every rank calls it.
 function state.weights(sharded, wants)
-   wants = wants or is_merged(sharded.model) and not_of_adapters or all_names
+   wants = wants or low_rank.is_merged(sharded.model) and not_of_adapters or all_names
    return { pieces = pieces_of(sharded, wants), comm = sharded.comm,
       plain = copy(description(sharded.model),
          { step = 0, optim = { kind = 'none', steps = 0, counts = {} } }) }

@@ -19,6 +19,11 @@ end
 -- Returns whether a value of JSON is absent or null.
 function fs.is_null(v) return v == nil or v == fs.io().json.null end
 
+-- Returns whether a value is a list, of JSON or of Lua; an empty one must be of JSON.
+function fs.is_list(v)
+   return type(v) == 'table' and (fs.io().json.is_array(v) or v[1] ~= nil)
+end
+
 -- Replaces the primitives; specs use it to make chosen steps fail. Returns the old ones.
 function fs.use(primitives)
    local old = fs.io()

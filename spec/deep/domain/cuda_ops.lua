@@ -303,5 +303,14 @@ add('ssd_scan', { room = 8, make = function(c)
 end, run = function(t, o, x, dt, A, B, C)
    return (t.ssd_scan(x, dt, A:abs():neg(), B, C, { softplus = true, chunk = o[1] }))
 end })
+add('gated_delta', { room = 8, make = function(c)
+   local b, n, hk = c:int(1, 2), some(c), c:int(1, 2)
+   local hv, dk, dv = hk * c:int(1, 2), c:pick { 1, 3, 8, 17, 40 }, c:pick { 1, 4, 16, 33, 70 }
+   return { { b, n, hk, dk }, { b, n, hk, dk }, { b, n, hv, dv }, { b, n, hv }, { b, n, hv } },
+      { c:pick { 1, 4, 16, 128 } }
+end, run = function(t, o, q, k, v, g, beta)
+   return (t.gated_delta(q, k, v, g:abs():neg(), beta:sigmoid(), { l2norm = true,
+      chunk = o[1] }))
+end })
 
 return M

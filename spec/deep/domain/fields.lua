@@ -39,6 +39,14 @@ local own = {
       moe_intermediate_size = 'count', norm_topk_prob = 'flag', decoder_sparse_step = 'count',
       mlp_only_layers = 'places', use_sliding_window = 'flag', output_router_logits = 'flag',
       router_aux_loss_coef = 'number' },
+   qwen3_next = { mlp_bias = 'absent', sliding_window = 'absent', num_experts = 'some',
+      num_experts_per_tok = 'topk', moe_intermediate_size = 'count', norm_topk_prob = 'flag',
+      shared_expert_intermediate_size = 'count', decoder_sparse_step = 'count',
+      mlp_only_layers = 'places', output_router_logits = 'flag', router_aux_loss_coef = 'number',
+      layer_types = 'types', full_attention_interval = 'count', partial_rotary_factor = 'part',
+      linear_num_key_heads = 'heads', linear_num_value_heads = 'heads',
+      linear_key_head_dim = 'count', linear_value_head_dim = 'count',
+      linear_conv_kernel_dim = 'taps' },
    gpt_oss = { mlp_bias = 'absent', num_local_experts = 'count', num_experts_per_tok = 'topk',
       swiglu_limit = 'positive', swiglu_alpha = 'positive', layer_types = 'types',
       output_router_logits = 'flag', router_aux_loss_coef = 'number' },
@@ -77,6 +85,7 @@ local bad = {
    types = { { 'sliding_attention', 'nothing' }, text, 3, {},
       { 'full_attention', 'full_attention', 'full_attention', 'full_attention' } },
    pair = { text, 3, { 2, 1 }, { -1, 2 }, { text, 2 } },
+   some = { -1, 1.5, text, list, truth }, part = { 0, -1, 1.5, text, list, truth },
    taps = { 1, 9, 0, text, list, truth }, act = { text, 3, list },
    scaling = { text, 3, { rope_type = 'nothing' }, { type = 'linear' } },
    topk = { 0, -1, 1.5, text, list, truth, 99 },
@@ -90,6 +99,8 @@ bad.width, bad.layers, bad.heads, bad.group = bad.count, bad.count, bad.count, b
 local good = {}
 
 function good.count(c, v) return (v or 1) + c:int(1, 5) end
+good.some = good.count
+function good.part(c, v) return v == 1 and 0.5 or c:pick { 1, 0.25 } end
 function good.limit(c, v) return (v or 7) + c:int(1, 5) end
 function good.width(c, v) return v * c:int(2, 3) end
 function good.layers(c, v) return v + c:int(1, 2) end
@@ -128,6 +139,12 @@ local function base_of(c, family)
       config.use_sliding_window, config.sliding_window, config.max_window_layers = nil, nil, nil
    end
    config.mlp_only_layers, config.decoder_sparse_step = nil, nil   -- all layers have experts
+   if family == 'qwen3_next' then                                  -- layers of both kinds
+      config.num_hidden_layers = 2
+      config.layer_types = { 'linear_attention', 'full_attention' }
+      config.head_dim, config.num_experts = 8, math.max(1, config.num_experts)
+      config.num_experts_per_tok = math.min(config.num_experts_per_tok, config.num_experts)
+   end
    return config
 end
 
@@ -218,12 +235,22 @@ local function with_company(o)
    elseif f == 'num_hidden_layers' and family == 'hybrid' then
       config.num_hidden_layers = nil
    end
+   if family == 'qwen3_next' then
+      if f == 'num_hidden_layers' then
+         config.layer_types, config.full_attention_interval = nil, 2
+      elseif f == 'linear_num_key_heads' then
+         config.linear_num_value_heads = config.linear_num_value_heads * 6
+      elseif f ~= 'partial_rotary_factor' then
+         config.partial_rotary_factor = 1               -- all of a head turns, whatever its size
+      end
+   end
    if f == 'rms_norm_eps' or f == 'layer_norm_epsilon' then config[f] = 0.01 end
    return config
 end
 
 -- Fields that are limits or grains, and change no number by what is documented.
-local quiet = { max_position_embeddings = true, chunk_size = true, max_window_layers = true }
+local quiet = { max_position_embeddings = true, chunk_size = true, max_window_layers = true,
+   full_attention_interval = true }                    -- layer_types is given
 
 local function changed(config, field, value)
    local out = {}
@@ -237,7 +264,7 @@ end
 local function applies(o)
    local config, f = o.config, o.field
    local pattern = config.hybrid_override_pattern
-   if o.family == 'qwen3_moe' and (f == 'intermediate_size'
+   if (o.family == 'qwen3_moe' or o.family == 'qwen3_next') and (f == 'intermediate_size'
       or f == 'norm_topk_prob' and config.num_experts_per_tok == config.num_experts) then
       return false
    end

@@ -4,7 +4,7 @@ local documents = require 'spec.deep.domain.documents'
 local choice = require 'spec.deep.fuzz.choice'
 
 local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gemma3', 'hybrid',
-   'mamba2', 'mixtral', 'qwen3_moe', 'gpt_oss' } }
+   'mamba2', 'mixtral', 'qwen3_moe', 'gpt_oss', 'qwen3_next' } }
 -- Those that are trained over ranks.
 models.trained = { unpack(models.families) }
 for _, name in ipairs { 'gemma2', 'olmo2', 'granite', 'smollm3', 'ministral', 'gpt2', 'bamba',
@@ -14,7 +14,8 @@ for _, name in ipairs { 'gemma2', 'olmo2', 'granite', 'smollm3', 'ministral', 'g
 end
 
 -- Families that may have layers with a state.
-models.has_state = { mamba2 = true, hybrid = true, bamba = true, granitemoehybrid = true }
+models.has_state = { mamba2 = true, hybrid = true, bamba = true, granitemoehybrid = true,
+   qwen3_next = true }
 
 -- Families whose routers have correction biases; a hybrid has them in layers E.
 local corrected = { glm4_moe = true, deepseek_v3 = true }
@@ -25,12 +26,13 @@ function models.has_bias(family, config)
    return (config.hybrid_override_pattern or ''):find 'E' ~= nil
 end
 
--- Whether a configuration of such a family has one; a Bamba or a Granite may have attention in
--- every layer.
+-- Whether a configuration of such a family has one; a Bamba, a Granite or a Qwen3-Next may have
+-- attention in every layer.
 function models.keeps_state(family, config)
    local attention = config.attn_layer_indices or {}
    if config.layer_types then
-      return table.concat(config.layer_types):find 'mamba' ~= nil
+      local kinds = table.concat(config.layer_types)
+      return kinds:find 'mamba' ~= nil or kinds:find 'linear' ~= nil
    end
    return models.has_state[family] and #attention < (config.num_hidden_layers or math.huge)
 end
@@ -166,6 +168,25 @@ local function granite(c, o, s)
    return config
 end
 
+-- The fields of a Qwen3-Next.
+local function qwen3_next(c, o, s, tp)
+   while s.groups < tp do s.groups = s.groups + 1 end
+   o.linear_num_key_heads, o.linear_num_value_heads = s.groups, s.groups * c:few(1, 3)
+   o.linear_key_head_dim, o.linear_value_head_dim = s.state, s.head_dim
+   o.linear_conv_kernel_dim, o.layer_types = s.conv, {}
+   for i = 1, o.num_hidden_layers do
+      o.layer_types[i] = c:pick { 'linear_attention', 'full_attention' }
+   end
+   o.head_dim, o.partial_rotary_factor = 4 * c:few(1, 2), c:pick { 0.5, 1 }
+   o.attention_bias, o.tie_word_embeddings = c:chance(0.3), c:chance(0.5)
+   experts(c, o, 'num_experts')
+   if c:chance(0.2) then o.num_experts = 0 end
+   o.moe_intermediate_size, o.norm_topk_prob = o.intermediate_size, c:chance(0.5)
+   o.shared_expert_intermediate_size = o.intermediate_size
+   if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
+   return o
+end
+
 function more.mixtral(c, o)
    experts(c, o, 'num_local_experts')
    o.tie_word_embeddings = c:chance(0.5)
@@ -260,6 +281,7 @@ function models.config(c, family, tp, pp)
    local s = state_config(c, tp)
    if family == 'bamba' then return bamba(c, o, s) end
    if family == 'granitemoehybrid' then return granite(c, o, s) end
+   if family == 'qwen3_next' then return qwen3_next(c, o, s, tp) end
    if family == 'mamba2' then
       return { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
          num_hidden_layers = o.num_hidden_layers, state_size = s.state, head_dim = s.head_dim,

@@ -224,7 +224,7 @@ function driver.summary(name, report)
 end
 
 -- Names of all domains.
-driver.domains = { 'ops', 'attention', 'packed', 'scan', 'mamba', 'exchange',
+driver.domains = { 'ops', 'attention', 'packed', 'scan', 'delta', 'mamba', 'exchange',
    'vision', 'pictures', 'training', 'fields', 'gradients', 'checkpoints', 'joined', 'lora' }
 
 -- What the environment asks for: TIDE_SEED (default: the time), TIDE_CASES (of each domain),

@@ -32,6 +32,7 @@ local partition = require 'tide.util.partition'
 local signature = require 'tide.util.signature'
 local tiles = require 'tide.nn.tiles'
 local window = require 'tide.nn.window'
+require 'tide.parallel.cp.map'          -- the kind 'plan'
 
 local Context = { class_name = 'Context' }
 Context.__index = Context

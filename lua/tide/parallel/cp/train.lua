@@ -5,10 +5,11 @@
 --    model:loss(mine.ids, mine.labels, { context = mine.context, count = count }):backward()
 --    handle:restore()
 --
--- Only attention and Mamba-2 layers look along the sequence, so their `attend` and `mix` are all
--- that is wrapped (the latter by mamba_cp). All other modules work on this rank's tokens as they
--- are, and declare so (field mixes of nn.Module). The context is an argument of the call, so
--- recomputation in backward uses the same one; a model that is not attached refuses it.
+-- Only attention and layers that keep a state (Mamba-2, gated delta nets) look along the sequence,
+-- so their `attend` and `mix` are all that is wrapped (the latter by mamba_cp). All other modules
+-- work on this rank's tokens as they are, and declare so (field mixes of nn.Module). The context is
+-- an argument of the call, so recomputation in backward uses the same one; a model that is not
+-- attached refuses it.
 --
 -- Losses are this rank's sum over the count of all ranks, so gradients add up over the data and
 -- context axes. What a plan cannot do is refused by `attach`, with the rule it breaks.
@@ -41,18 +42,19 @@ Attached.__index = Attached
 
 -- ---- which layers ----------------------------------------------------------------------------
 
--- Returns the attention layers in order: { name, module }, and whether there are Mamba-2 layers.
+-- Returns the attention layers in order: { name, module }, and whether there are layers that keep a
+-- state.
 local function layers_of(op, model)
    local list, mamba = {}, false
    for _, e in ipairs(model:named_modules()) do
       if class.is(e.module, nn.Attention) then
          list[#list + 1] = { name = e.name, module = e.module }
-      elseif class.is(e.module, nn.Mamba2) then
+      elseif mamba_attach.keeps_state(e.module) then
          mamba = true
       end
    end
-   err.arg_if(#list == 0 and not mamba, op, 'model', 'a model with attention or Mamba-2 layers',
-      model)
+   err.arg_if(#list == 0 and not mamba, op, 'model', 'a model with attention, Mamba-2 or gated '
+      .. 'delta net layers', model)
    return list, mamba
 end
 
@@ -191,7 +193,7 @@ function cp_train.attach(model, axis, opts)
    for _, layer in ipairs(handle.layers) do check_place(op, handle, layer) end
    if size > 1 then check_mixing(op, model) end
    err.arg_if(opts.mamba ~= nil and not has_mamba, op, 'mamba', 'nil, since the model has no '
-      .. 'Mamba-2 layers', opts.mamba)
+      .. 'Mamba-2 layers and no gated delta nets', opts.mamba)
    mamba_attach.check_layout(op, opts.mamba, handle.layout)
    if handle.size > 1 then
       agree.check(handle.comm, op, 'E_COMM',
@@ -308,5 +310,5 @@ return signature.doors('parallel.cp', cp_train, {
          .. 'rank holds',
       'a2a: integer? >= 1 -- ranks of the inner exchange of a2a+p2p', windows,
       'layers: table? -- { [index from 1 or name] = method or { method, window, sliding_window } }',
-      "mamba: 'auto' | 'hidden' | 'state'? -- method of Mamba-2 layers; see mamba_cp" } },
+      "mamba: 'auto' | 'hidden' | 'state'? -- method of layers that keep a state; see mamba_cp" } },
 })

@@ -26,7 +26,6 @@ local axis_of = require 'tide.parallel.axis_of'
 local by_key = require 'tide.util.by_key'
 local canonical = require 'tide.util.canonical'
 local class = require 'tide.class'
-local dist = require 'tide.comm'
 local experts = require 'tide.parallel.expert_parallel'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
@@ -36,6 +35,7 @@ local nn_place = require 'tide.nn.place'
 local options = require 'tide.parallel.fsdp.options'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
+local ranks_ = require 'tide.parallel.fsdp.ranks'
 local schedule = require 'tide.parallel.fsdp.schedule'
 local spread = require 'tide.nn.spread'
 local subgroup = require 'tide.parallel.subgroup'
@@ -45,79 +45,6 @@ local Unit = require 'tide.parallel.fsdp.unit'
 local Sharded = class 'Sharded'
 
 local op = 'parallel.fully_shard'
-
--- ---- ranks -----------------------------------------------------------------------------------
-
--- Returns the communicator of the ranks of a mesh with the same stage of a pipeline.
-local function stage_comm(mesh)
-   local names = {}
-   for _, axis in ipairs(mesh.root.axes) do
-      if axis.name ~= 'pp' then names[#names + 1] = axis.name end
-   end
-   return #names == 0 and dist.solo() or mesh.root:flatten(names, 'stage').comm
-end
-
--- Returns the communicators: of all ranks of the model, of the shards, of the replicas of a shard,
--- and of all ranks that have data of their own. ranks: a mesh, an axis, a communicator or nil.
-local function comms_of(ranks, strategy)
-   local all, shard, replicas, data
-   if ranks and ranks.fsdp_mesh then
-      local axes = ranks:fsdp_mesh().axes
-      all, shard = ranks.root.comm, axes[#axes].comm
-      replicas = axes[2] and axes[1].comm or nil
-      data = replicas and ranks:flatten({ axes[1].name, axes[2].name }).comm or shard
-   else
-      all = ranks and axis_of(op, 'ranks', ranks) or dist.world()
-      shard, data = all, all
-   end
-   if strategy == 'no_shard' then return all, dist.solo(), data, data end
-   return all, shard, replicas or dist.solo(), data
-end
-
--- Returns every n-th rank of comm from this one on.
-local function every(comm, n)
-   if comm.size == n then return dist.solo() end
-   return n == 1 and comm or subgroup.far(comm, n, 'expert_data')
-end
-
--- Deals the experts out over ep_size neighbours, where it is more than 1. Sets the ranks over which
--- parameters lie, of_others and of_experts: shards, replicas (communicators), ep_size, the ranks
--- over which the gradient on one rank is a sum before it is reduced, and mean_scale, by which a
--- mean over shards and replicas is to be multiplied.
-local function deal_experts(self)
-   local k, shards = self.opts.ep_size, self.shard_comm
-   self.of_others = { shards = shards, replicas = self.replicas, ep_size = 1, mean_scale = 1 }
-   if k == 1 then return end
-   local wide = self.opts.strategy == 'no_shard' and self.data_comm or shards
-   err.raise_if(wide.size % k ~= 0, 'E_ARG', op, 'ep_size (%d) must divide the number of ranks '
-      .. 'that can share experts (dp_shard x cp; with no_shard all of dp x cp), which is %d; give '
-      .. 'a divisor of %d, or a mesh with more of these ranks', k, wide.size, wide.size)
-   self.ep = experts.axis(wide, k)
-   experts.deal(op, self.model, self.ep)
-   local rest = every(wide, k)
-   if wide == shards then
-      self.of_experts = { shards = rest, replicas = self.replicas }
-   else
-      self.of_experts = { shards = shards, replicas = rest }
-   end
-   self.of_experts.ep_size, self.of_experts.mean_scale = k, 1 / k
-end
-
--- Sets stage_comm, of all ranks that hold the same stage of a pipeline, and of_tied, the ranks over
--- which a weight lies that the first and the last stage share: its gradient is added over both.
--- Collective.
-local function tie_stages(self, ranks)
-   local stage = self.stage
-   if not stage then return end
-   err.raise_if(not (ranks and ranks.fsdp_mesh), 'E_ARG', op, 'ranks: a model in stages of a '
-      .. 'pipeline needs the mesh, whose axes say which ranks hold the same stage; give '
-      .. 'fully_shard(model, mesh, opts)')
-   self.stage_comm = stage_comm(ranks)
-   if not stage.tied then return end
-   -- the gradient is the sum of both stages, each a mean over its own ranks
-   self.of_tied = { shards = self.shard_comm, ep_size = 1, mean_scale = 2,
-      replicas = stage:ends(ranks.root.comm, self.replicas) }
-end
 
 local is_half = { bf16 = true, f16 = true }
 
@@ -131,16 +58,14 @@ end
 local function bucket_opts(self)
    local o = self.opts
    return function(entry)
-      local dtype, among = entry.dtype, self.of_others
-      if entry.is_expert then among = self.of_experts end
-      if entry.is_tied then among = self.of_tied end
+      local dtype, over = entry.dtype, self.over[entry.over]
       local compute, shard = o.mp.param_dtype or dtype, dtype
       if entry.requires_grad and (is_half[compute] or is_half[dtype]) then
          shard = o.preserve_fp32_weights and 'f32' or compute
       end
       return {
-         comm = among.shards, replicas = among.replicas, ep_size = among.ep_size,
-         mean_scale = among.mean_scale,
+         comm = over.shards, replicas = over.replicas, ep_size = over.ep_size,
+         mean_scale = over.mean_scale,
          dtype = compute, shard_dtype = shard,
          reduce_dtype = o.grad_reduce_in_fp32 and 'f32' or o.mp.reduce_dtype or compute,
          device = self.device, shard_device = shard_device(self), offload = o.cpu_offload,
@@ -159,7 +84,7 @@ local function make_units(self, model, list)
    local mine = { [root] = {} }
    for _, d in ipairs(list) do mine[d] = {} end
    for _, e in ipairs(entries) do
-      e.is_tied = self.stage ~= nil and self.stage:is_tied(e.param)
+      if self.stage and self.stage:is_tied(e.param) then e.over = 'tied' end
       table.insert(mine[e.unit], e)
    end
    self.units, self.unit_of = {}, {}
@@ -253,9 +178,7 @@ function Sharded:init(model, ranks, opts)
    spread.check_whole(op, model, 'shard the model as a whole, once', { inside = true })
    experts.check_whole(op, model)
    self.model, self.stage = model, spread.of(model).pp
-   self.comm, self.shard_comm, self.replicas, self.data_comm = comms_of(ranks,
-      opts.strategy)
-   self.stage_comm = self.comm
+   ranks_.set(self, ranks)
    self.device = self.opts.device
    if not self.device then
       local first = model:parameters()[1]
@@ -263,8 +186,7 @@ function Sharded:init(model, ranks, opts)
    end
    local list = self.opts.disable_bucketing and {} or units.choose(model, self.opts.units)
    check_agreed(self, model, list)
-   deal_experts(self)
-   tie_stages(self, ranks)
+   ranks_.divide(self, ranks)
    self.sync, self.phase, self.seen, self.reduced, self.pending = true, 'forward', {}, {}, {}
    self.handles, self.buffers = {}, {}
    make_units(self, model, list)
@@ -438,13 +360,13 @@ function Sharded:norm_groups()
       return { grads = {}, comms = comms, device = device }
    end)
    for _, e in ipairs(self.entries) do
-      local names = { e.is_expert and 'dealt' or 'sharded' }       -- a mesh may name an axis 'ep'
+      local names = { e.over }                         -- a mesh may name an axis 'ep'
       for _, axis in ipairs(e.cut and e.cut:axes() or {}) do names[#names + 1] = axis.name end
       e.group = at(table.concat(names, ' '), e.comms)
    end
    for _, p in ipairs(self:named_parameters()) do
       local g = p.param.grad
-      if g ~= nil and not (p.entry.is_tied and not stage.first) then
+      if g ~= nil and not (p.entry.over == 'tied' and not stage.first) then
          table.insert(p.entry.group.grads, g)
       end
    end
@@ -520,7 +442,7 @@ end
 function Sharded:unsharded(m, field)
    local bucket, i = place_of(self, 'parallel.Sharded.unsharded', m, field)
    local t, e = tide.no_grad(bucket.whole, bucket, i), bucket.entries[i]
-   return e.is_expert and private.replace(t, e.cut:joined(t)) or t
+   return e.over == 'dealt' and private.replace(t, e.cut:joined(t)) or t
 end
 
 -- Returns the bytes and collectives of a step; see price.lua.

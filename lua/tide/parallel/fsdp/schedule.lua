@@ -77,9 +77,9 @@ end
 -- Registers a buffer with the communicators that reduce it (NCCL's user buffers).
 local function register(self, t)
    local done = {}
-   for _, name in ipairs { 'of_others', 'of_experts', 'of_tied' } do
-      local among = self[name]
-      for _, comm in ipairs(among and { among.shards, among.replicas } or {}) do
+   for _, name in ipairs { 'sharded', 'dealt', 'tied' } do
+      local over = self.over[name]
+      for _, comm in ipairs(over and { over.shards, over.replicas } or {}) do
          if comm.size > 1 and t.device == 'cuda' and not done[comm] then comm:register(t) end
          done[comm] = true
       end

@@ -16,8 +16,7 @@ local Unit = class 'FsdpUnit'
 local function split(entries)
    local list, at = by_key()
    for _, e in ipairs(entries) do
-      local over = e.is_expert and 'dealt' or e.is_tied and 'tied' or 'sharded'
-      local key = { e.dtype, e.requires_grad and 'trained' or 'frozen', over }
+      local key = { e.dtype, e.requires_grad and 'trained' or 'frozen', e.over }
       table.insert(at(table.concat(key, ' ')), e)
    end
    return list

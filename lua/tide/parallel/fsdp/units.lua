@@ -116,7 +116,8 @@ local function owners_of(list)
 end
 
 -- Returns every parameter with all places that hold it, in the order of the first ones;
--- entry.unit is the unit of all of them, or root.
+-- entry.unit is the unit of all of them, or root; entry.over names the ranks over which the
+-- parameter lies (see ranks.lua): 'sharded', or 'dealt' of experts.
 function units.entries(model, list, root)
    local of, entries, by_id = owners_of(list), {}, {}
    model:walk(function(m, path)
@@ -126,11 +127,11 @@ function units.entries(model, list, root)
          if not e then
             e = { name = names.join(path, field), param = t, places = {},
                shape = t.shape, dtype = t.dtype, spec = m._spec[field], unit = unit,
-               requires_grad = t.requires_grad, whole = t.shape }
+               requires_grad = t.requires_grad, whole = t.shape, over = 'sharded' }
             local at = layout.get(m, field)
             if at then
                e.cut, e.whole, e.boxes = at.blocks and at, at.shape, at:boxes()
-               e.is_expert = at.axis.deals_experts
+               if at.axis.deals_experts then e.over = 'dealt' end
             end
             by_id[t.id] = e
             entries[#entries + 1] = e

@@ -1,4 +1,5 @@
--- Attaches Mamba-2 layers of a model to the ranks of an axis, and detaches them again.
+-- Attaches layers that keep a state (Mamba-2, gated delta nets) of a model to the ranks of an axis,
+-- and detaches them again.
 --
 -- A layer's `mix` is wrapped by one that takes the context of the call (as attention does), whose
 -- plan says which rank holds what. Both methods take the tokens in the layout that attention has
@@ -6,7 +7,8 @@
 -- exchange by heads undoes it in its index, the passing of states has two runs a rank.
 --
 -- `auto` takes the method whose busiest rank sends fewer bytes. Prices depend on shapes alone, so
--- all ranks choose alike.
+-- all ranks choose alike. A gated delta net has the exchange by heads alone: a run of tokens
+-- changes its state by a matrix for each head, and not by a number.
 
 local tide = require 'tide'
 local class = require 'tide.class'
@@ -21,15 +23,28 @@ local context_ = require 'tide.parallel.cp.context'
 local fingerprint = require 'tide.parallel.fingerprint'
 local kept = require 'tide.parallel.kept'
 local exchange = require 'tide.parallel.cp.exchange'
+local delta = require 'tide.parallel.mamba.delta'
 local hidden = require 'tide.parallel.mamba.hidden'
 local state = require 'tide.parallel.mamba.state'
 local wrap = require 'tide.nn.wrap'
+local GatedDeltaNet = require 'tide.nn.gated_delta'
 local Mamba2 = require('tide.nn.mamba').Mamba2
+require 'tide.parallel.cp.map'          -- the kind 'plan'
 
 local attach = {}
 
-local function is_mamba(m) return class.is(m, Mamba2) end
-signature.kind('mamba2', 'an nn.Mamba2', is_mamba, 'tide.Mamba2')
+local function is_delta(m) return class.is(m, GatedDeltaNet) end
+
+-- Returns whether a module is a layer that keeps a state.
+function attach.keeps_state(m) return class.is(m, Mamba2) or is_delta(m) end
+
+signature.kind('mamba2', 'an nn.Mamba2 or nn.GatedDeltaNet', attach.keeps_state,
+   'tide.Mamba2|tide.GatedDeltaNet')
+
+-- Returns the module that exchanges the heads of a layer.
+local function by_heads(layer) return is_delta(layer) and delta or hidden end
+
+local function title(layer) return is_delta(layer) and 'gated delta net' or 'Mamba-2' end
 
 -- ---- prices ----------------------------------------------------------------------------------
 
@@ -48,7 +63,7 @@ end
 -- busiest rank, or of opts.rank.
 function attach.price(layer, map, opts)
    local rows, size = opts.rows, tide.dtype_size(opts.dtype)
-   local plan = hidden.prepare(layer, { size = map.size, rank = 0 })
+   local plan = by_heads(layer).prepare(layer, { size = map.size, rank = 0 })
    local function over(fn)
       if not opts.rank then return busiest(map.size, fn) end
       local go, back = fn(opts.rank)
@@ -58,8 +73,8 @@ function attach.price(layer, map, opts)
       return hidden.bytes(plan, r, rows * map.count, size)
    end), best = 'hidden' }
    local runs, why = state.runs(map)
-   if not runs then
-      out.why = why
+   if not runs or is_delta(layer) then
+      out.why = why or 'gated delta nets'
       return out
    end
    out.state = over(function(r)
@@ -93,27 +108,34 @@ function attach.check_layout(op, method, kind)
          kind)
 end
 
--- Wraps the mix of every nn.Mamba2 in model; the model is then called with a context
--- (parallel.cp.context, or what cp.attach cuts). axis: of a mesh, or a communicator. opts: method
--- ('auto'; 'hidden', 'state'). Nothing changes on one rank. parallel.cp.attach calls it for models
--- with such layers. Returns the handle: restore().
+-- Refuses a layer whose mix is not that of its class, and a method that it does not have.
+local function check_layer(self, op, layer)
+   err.raise_if(layer.mix ~= (is_delta(layer) and GatedDeltaNet or Mamba2).mix, 'E_STATE', op,
+      'a layer has a `mix` of its own already, or one that is wrapped; restore that first')
+   err.raise_if(self.method == 'state' and is_delta(layer), 'E_UNSUPPORTED', op, "method 'state': "
+      .. "'%s' is a gated delta net, which exchanges heads alone; use 'hidden' or 'auto'",
+      self.names[layer])
+end
+
+-- Wraps the mix of every nn.Mamba2 and nn.GatedDeltaNet in model; the model is then called with a
+-- context (parallel.cp.context, or what cp.attach cuts). axis: of a mesh, or a communicator. opts:
+-- method ('auto'; 'hidden', 'state'). Nothing changes on one rank. parallel.cp.attach calls it for
+-- models with such layers. Returns the handle: restore().
 function attach.attach(model, axis, opts)
    local op = 'parallel.mamba_cp.attach'
    local self = setmetatable({ comm = axis, method = opts.method, layers = {}, names = {},
       wraps = {}, plans = {}, chosen = {}, batches = setmetatable({}, { __mode = 'k' }) }, Attached)
    model:walk(function(m, path)
-      if is_mamba(m) then
+      if attach.keeps_state(m) then
          self.layers[#self.layers + 1] = m
          self.names[m] = path == '' and 'the layer' or path
       end
    end)
-   if #self.layers == 0 then err.arg(op, 'model', 'a module with nn.Mamba2 layers', model) end
-   for _, layer in ipairs(self.layers) do
-      err.raise_if(layer.mix ~= Mamba2.mix, 'E_STATE', op, 'a layer has a `mix` of its own '
-         .. 'already, or one that is wrapped; restore that first')
-   end
+   err.arg_if(#self.layers == 0, op, 'model', 'a module with nn.Mamba2 or nn.GatedDeltaNet layers',
+      model)
+   for _, layer in ipairs(self.layers) do check_layer(self, op, layer) end
    for _, layer in ipairs(self.comm.size > 1 and self.layers or {}) do
-      self.plans[layer] = hidden.prepare(layer, self.comm)
+      self.plans[layer] = by_heads(layer).prepare(layer, self.comm)
       self.wraps[layer] = layer:wrap('cp', function(next, of, projected, at)
          return self:call(next, of, projected, at)
       end, { of = 'mix', order = wrap.order.cp, by = 'cp' })
@@ -182,7 +204,7 @@ end
 -- Compared at the first call, where the ranks meet.
 local function check_layers(self, op)
    if self.agreed then return end
-   agree.check(self.comm, op, 'E_COMM', { { 'Mamba-2 layers', function()
+   agree.check(self.comm, op, 'E_COMM', { { title(self.layers[1]) .. ' layers', function()
       local list = {}
       for i, layer in ipairs(self.layers) do
          list[i] = fingerprint.structure(layer, self.names[layer])
@@ -194,6 +216,9 @@ end
 
 -- Returns a call in a line.
 local function kind_of(layer, projected, method)
+   if is_delta(layer) then
+      return ('%s, %d rows, %s'):format(projected.dtype, projected:size(1), layer:detail())
+   end
    return ('mamba %s, %s, %d rows, %d heads of %d in %d groups, state %d'):format(method,
       projected.dtype, projected:size(1), layer.heads, layer.head_dim, layer.groups, layer.state)
 end
@@ -230,10 +255,11 @@ local function batch_of(self, map, index)
    return batch
 end
 
--- Returns the mix of a layer: see nn.Mamba2.mix; next: that of the whole sequence. Which documents
--- there are is the context's to say; ranks that differ in it, or in method or layer, all raise
--- E_COMM. Every rank must call. With `alone` set (cp.attach's whole) a call without a context means
--- a whole sequence on this rank, as one with parallel.cp.null always does.
+-- Returns the mix of a layer: see nn.Mamba2.mix and nn.GatedDeltaNet.mix; next: that of the whole
+-- sequence. Which documents there are is the context's to say; ranks that differ in it, or in
+-- method or layer, all raise E_COMM. Every rank must call. With `alone` set (cp.attach's whole) a
+-- call without a context means a whole sequence on this rank, as one with parallel.cp.null always
+-- does.
 function Attached:call(next, layer, projected, at)
    local op = 'parallel.mamba_cp'
    if at.context == context_.null or self.alone and not at.context then
@@ -243,20 +269,21 @@ function Attached:call(next, layer, projected, at)
    local map = context.map
    check_layers(self, op)
    local method = method_of(self, layer, projected, map)
-   context:check_agreed(op, self.comm, 'Mamba-2 batches', kind_of(layer, projected, method))
+   context:check_agreed(op, self.comm, title(layer) .. ' batches',
+      kind_of(layer, projected, method))
    local batch = batch_of(self, map, context.index)
    if method == 'state' then
       local plan = hand_over(batch, map, layer, device)
       return private.frame(state.inner, layer, projected, self.comm, plan)
    end
    local rows, sequence = rows_of(batch, map), whole_sequence(batch, map, device)
-   return private.frame(hidden.inner, layer, projected, self.comm, self.plans[layer], rows,
+   return private.frame(by_heads(layer).inner, layer, projected, self.comm, self.plans[layer], rows,
       sequence)
 end
 
 function Attached:__tostring()
-   return ('Mamba-2 over %d ranks (%s, %d layers)'):format(self.comm.size, self.method,
-      #self.layers)
+   return ('%s over %d ranks (%s, %d layers)'):format(title(self.layers[1]), self.comm.size,
+      self.method, #self.layers)
 end
 
 return signature.doors('parallel.mamba_cp', attach, {

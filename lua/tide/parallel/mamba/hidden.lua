@@ -33,7 +33,7 @@ end
 -- ---- the smaller layer -----------------------------------------------------------------------
 
 -- Returns the rows of t in runs { first, count }.
-local function rows_of(t, runs)
+function hidden.rows_of(t, runs)
    local list = {}
    for i, run in ipairs(runs) do list[i] = t:narrow(1, run[1] + 1, run[2]) end
    return #list == 1 and list[1] or tide.cat(list, 1)
@@ -45,7 +45,7 @@ local function part_of(layer, part)
    local runs = split.runs(part, layer, 0)
    local D = layer.D
    local weight, bias = private.call(layer.filter, layer)
-   weight, bias = rows_of(weight, runs), bias and rows_of(bias, runs)
+   weight, bias = hidden.rows_of(weight, runs), bias and hidden.rows_of(bias, runs)
    local each = D:numel() / layer.heads
    local own = {
       heads = part.heads, head_dim = P, groups = part.list and #part.list or part.groups, state = N,
@@ -68,12 +68,11 @@ local function spread(xBC, own, part)
    return tide.cat({ xBC:narrow(3, 1, I), of_groups }, 3)
 end
 
--- Returns a rank without heads: nothing, but attached to all parameters, as a rank with heads is.
-local function nothing(own, mine)
+-- Returns the result of a rank without heads: nothing, but attached to all parameters (empty parts
+-- of them), as that of a rank with heads is.
+function hidden.nothing(mine, ...)
    local y = mine
-   for _, t in ipairs { own.D, own.dt_bias, own.A_log, own.filter() } do
-      y = y + t:reshape { 0 }:to(mine.dtype)
-   end
+   for _, t in ipairs { ... } do y = y + t:reshape { 0 }:to(mine.dtype) end
    return y
 end
 
@@ -88,7 +87,7 @@ function hidden.inner(layer, projected, comm, plan, rows, sequence)
       layer.inner_dim)
    local y
    if part.heads == 0 then
-      y = nothing(own, xBC)
+      y = hidden.nothing(xBC, own.D, own.dt_bias, own.A_log, own.filter())
    else
       local at = { sequence = sequence }
       xBC = Mamba2.convolve(own, xBC, at)

@@ -11,6 +11,7 @@ local nn = require 'tide.nn'
 local spread = require 'tide.nn.spread'
 local cp = require 'tide.parallel.cp'
 local mask_ = require 'tide.nn.mask'
+require 'tide.nn.module'                -- the kind 'module'
 
 local cp_hooks = {}
 

@@ -9,20 +9,26 @@
 -- last one to all. Within a step calls are forwards and backwards in the order of schedule.lua;
 -- results exist on the last stage alone, and the others get a placeholder that leads backward to
 -- what they have sent.
+--
+-- Fields: model; comm, rank, size (of the stages); counts (blocks of each stage), blocks (first and
+-- last one here); first, last (whether this is that stage); before, after (links to neighbours);
+-- width, dtype (of hidden states); mixtures, multiplying (of the whole model); tied (the weight
+-- that the first and the last stage share); micros (of the step under way: ids, has, dtype, event,
+-- inputs and gradients that are received and not used yet, likes, has_told (dtype is sent), called
+-- and is_placeholder (of the present forward)).
 
 local tide = require 'tide'
+local across = require 'tide.parallel.pipeline.across'
 local copy = require 'tide.util.copy'
-local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local layout = require 'tide.parallel.layout'
 local link = require 'tide.parallel.pipeline.link'
 local private = require 'tide.util.private'
 local schedule = require 'tide.parallel.pipeline.schedule'
-local sorted_keys = require('tide.util.pretty').sorted_keys
 local spread = require 'tide.nn.spread'
 
-local Stage = { class_name = 'PipelineStage' }
+local Stage = copy(across, { class_name = 'PipelineStage' })
 Stage.__index = Stage
 
 local op = 'parallel.pipeline'
@@ -46,8 +52,8 @@ local function simulated_dtype(self)
    return mp.output_dtype or mp.param_dtype or self.dtype
 end
 
--- Returns the input of micro-batch i of a step, as Link:exchange takes it. The first input of a step
--- follows its dtype, which the others have too.
+-- Returns the input of micro-batch i of a step, as Link:exchange takes it. The first input of a
+-- step follows its dtype, which the others have too.
 local function input_like(self, i)
    local m = self.micros
    m.dtype = m.dtype or self.before:tell() or simulated_dtype(self)
@@ -272,8 +278,7 @@ end
 function Stage:begin(ids, n)
    local all, has = said(self, n), { before = false, here = false }
    for s = 0, tide.is_grad_enabled() and self.rank or -1 do
-      local is = not all[s + 1] or all[s + 1].trained
-      has.before, has.here = s < self.rank and (has.before or is) or has.before, has.here or is
+      has.before, has.here = has.here, has.here or not all[s + 1] or all[s + 1].trained
    end
    self.micros = { ids = ids, has = has, inputs = {}, gradients = {}, likes = {} }
    return schedule.events(self.rank, self.size, n, has)
@@ -304,55 +309,5 @@ function Stage:finish(failed)
       if failed then to.sent = {} else to:flush() end
    end
 end
-
--- Returns whether the first and the last stage share a parameter.
-function Stage:is_tied(t) return self.tied ~= nil and t.id == self.tied.id end
-
--- Returns the communicator of the ranks of `replicas` on the first stage and on the last one; on a
--- stage between of those of this stage. root: the communicator of the mesh. Collective.
-function Stage:ends(root, replicas)
-   local n = replicas.size
-   if root.transport == 'sim' then
-      if not (self.first or self.last) then return replicas end
-      return dist.simulate(2 * n, (self.last and n or 0) + replicas.rank)
-   end
-   local each = root.size / self.size                  -- the axis pp is the outermost
-   local place = root.rank % each
-   for _, r in ipairs(n > 1 and replicas:all_gather_object(place) or {}) do
-      place = math.min(place, r)
-   end
-   local is_end = self.first or self.last
-   return root:split((is_end and 0 or self.rank) * each + place, root.rank, 'tied')
-end
-
--- Returns the share of a step of n micro-batches in which a stage waits, if all take equally long.
-function Stage:idle(n) return schedule.idle(self.size, n) end
-
--- Returns a list of the plain values that the stages give. Collective.
-function Stage:gather(value)
-   if self.comm.transport == 'sim' then return { value } end
-   return self.comm:all_gather_object(value)
-end
-
--- Returns the tensors of all stages by name. state: those of this one; device: of the others.
--- Collective.
-function Stage:joined(state, device)
-   local mine, out = {}, copy(state)
-   for _, name in ipairs(sorted_keys(state)) do
-      mine[#mine + 1] = { name = name, shape = state[name].shape, dtype = state[name].dtype }
-   end
-   for s, list in ipairs(self.comm:all_gather_object(mine)) do
-      for _, row in ipairs(list) do
-         local t = s - 1 == self.rank and state[row.name]:contiguous()
-            or tide.empty(row.shape, { dtype = row.dtype, device = device })
-         self.comm:broadcast(t, s - 1)
-         out[row.name] = out[row.name] or t
-      end
-   end
-   return out
-end
-
--- Returns the element-wise sums of a list of numbers over the stages. Collective.
-function Stage:sum(numbers) return dist.sum(self.comm, numbers) end
 
 return Stage

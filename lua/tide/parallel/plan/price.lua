@@ -289,13 +289,10 @@ local function comms_of(run)
    local stage = run.stage
    if stage then
       for _, link in ipairs(stage:links()) do list[#list + 1] = link.comm end
-      list[#list + 1] = sharded.of_tied and sharded.of_tied.replicas
    end
-   if sharded and sharded.ep then
-      local of = sharded.of_experts
-      for _, comm in ipairs { sharded.ep.comm, of.shards, of.replicas } do
-         list[#list + 1] = comm
-      end
+   if sharded and sharded.ep then list[#list + 1] = sharded.ep.comm end
+   for _, over in each(sharded and sharded.over or {}) do
+      list[#list + 1], list[#list + 2] = over.shards, over.replicas
    end
    for _, name in ipairs { 'near', 'far' } do                -- of the exchange inside a ring
       list[#list + 1] = run.context and run.context[name]

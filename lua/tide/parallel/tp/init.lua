@@ -271,11 +271,12 @@ end
 
 -- Returns whether the numbers of attention heads in a configuration are of no layer.
 local function is_attention_free(model)
-   local mamba, attention = false, false
+   local state, attention = false, false
    model:walk(function(m)
-      mamba, attention = mamba or class.is(m, nn.Mamba2), attention or class.is(m, nn.Attention)
+      state = state or class.is(m, nn.Mamba2) or class.is(m, nn.GatedDeltaNet)
+      attention = attention or class.is(m, nn.Attention)
    end)
-   return mamba and not attention
+   return state and not attention
 end
 
 local function styles_text(styles, opts)

@@ -7,6 +7,7 @@ local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local layer = require 'tide.parallel.tp.layer'
 local layout = require 'tide.parallel.layout'
+local tp_delta = require 'tide.parallel.tp.delta'
 local tp_mamba = require 'tide.parallel.tp.mamba'
 
 local question = {}
@@ -77,6 +78,14 @@ function Question:by_heads()
          out_proj = { blocks = { plan.inner } } },
       done = function() tp_mamba.apply(m, env, plan) end,
    }
+end
+
+-- Returns the answer of a gated delta net that is cut by heads of keys.
+function Question:by_key_heads()
+   local m, env = self.module, self.env
+   local plan = tp_delta.plan(m, self.ranks)
+   return { give = tp_delta.cuts(m, plan), summed = { 'norm' },
+      done = function() tp_delta.apply(m, env, plan) end }
 end
 
 -- Gathers what the method `spread` of a LatentAttention gives in the layout `from`. The latent then
