@@ -397,6 +397,21 @@ local function corners(_, _, list, mesh)
    return out
 end
 
+-- On a rank: the norm of the gradients of a loop of one's own, where the last stage alone trains
+-- something.
+local function frozen_by_hand(_, _, config)
+   local t = require 'tide'
+   local model = t.model.llama(config, { dtype = 'f64', seed = 3 })
+   for _, e in ipairs(model:named_parameters()) do
+      e.param:requires_grad_(e.name == 'lm_head.weight')
+   end
+   local spread = t.parallel.plan(model, { pp = 2 }):materialise()
+   local ids = t.tensor({ { 3, 1, 4, 1, 5 } }, { dtype = 'i64' })
+   spread.model:loss(ids, ids):backward()
+   spread.sharded:finish()
+   return t.parallel.clip.norm(spread.sharded):item()
+end
+
 -- On a rank: a step, a checkpoint, and the losses of two more steps, with adapters that drop some
 -- inputs; these again from the checkpoint. Then the folder of the adapters is written and read.
 local function resumed(rank, _, config, dir)
@@ -482,6 +497,12 @@ describe('stages', function()
             end
          end
       end
+   end)
+
+   it('before the first that is trained run a backward of one\'s own, too', function()
+      local norms = ranks.run(2, frozen_by_hand, small)
+      assert.is_true(norms[1] > 0)
+      assert.equal(norms[1], norms[2])
    end)
 
    it('send hidden states of the dtype that they have', function()
