@@ -269,8 +269,8 @@ local function with_experts(c, o)
    return o
 end
 
--- A configuration of a family whose heads divide among tp ranks, and its layers among pp stages (nil:
--- one).
+-- A configuration of a family whose heads divide among tp ranks, and its layers among pp stages
+-- (nil: one).
 function models.config(c, family, tp, pp)
    pp = pp or 1
    local o = attention_config(c, tp, pp)
