@@ -44,8 +44,11 @@ function CausalLM:make_head(opts)
       Module.inner(opts, { bias = false, fp8 = false, std = c.initializer_range })))
 end
 
--- Returns the weight of the output projection, tied or not.
-function CausalLM:head() return self.lm_head and self.lm_head.weight or self:embedding().weight end
+-- Returns the weight of the output projection, tied or not; the last stage of a pipeline has it.
+function CausalLM:head()
+   local m = self.lm_head or self:embedding()
+   return m and m.weight
+end
 
 -- Refuses anything but ids, a tensor [batch, tokens], or embeddings of the width of the model in
 -- their place, a tensor [batch, tokens, hidden_size].
