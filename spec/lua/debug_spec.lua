@@ -102,6 +102,23 @@ describe('debug.leak', function()
       assert.equal(1, some.tensors)
       assert.is_true(some.bytes >= 4000)
    end)
+
+   it('names the lines whose tensors are live, also where memory runs out', function()
+      local leak, kept = tide.debug.leak, {}
+      leak.track(true)
+      for i = 1, 3 do kept[i] = tide.ones { 1000 } end
+      kept[4] = tide.ones { 10 }
+      local here = debug.getinfo(1, 'l').currentline - 2
+      local sites = leak.sites()
+      assert.same({ 3, 12000 }, { sites[1].count, sites[1].bytes })
+      assert.matches('debug_spec.lua:' .. here, sites[1].site, 1, true)
+      assert.same({ 1, 40 }, { sites[2].count, sites[2].bytes })
+      local message = raised(tide.ones, { 2 ^ 40 }).message
+      leak.track(false)
+      assert.matches('in 3 tensors made at ' .. sites[1].site, message, 1, true)
+      assert.same({}, leak.sites())
+      assert.equal(1000, kept[1]:numel())
+   end)
 end)
 
 describe('debug.jit', function()

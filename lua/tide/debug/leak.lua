@@ -1,5 +1,7 @@
--- Handles and bytes that a function leaves, after full collections.
+-- Handles and bytes that a function leaves, after full collections, and the lines of the program
+-- that have made the tensors which are live.
 
+local own = require 'tide.ffi.own'
 local signature = require 'tide.util.signature'
 
 local leak = {}
@@ -20,5 +22,14 @@ function leak.measure(ctx, fn, ...)
    }
 end
 
+-- Sets whether each new tensor notes the line that makes it; that costs a stack walk for each. An
+-- error about memory then lists the ten lines that hold most of it.
+function leak.track(on) own.track(on) end
+
+-- Returns the lines that have made tensors since track(true) which are not collected yet, those
+-- with most bytes first: a list of { site (file and line), count, bytes }.
+function leak.sites() return own.sites() end
+
 signature.record('ctx', 'a context', { 'collect: function', 'stats: function' })
-return signature.doors('debug.leak', leak, { measure = 'ctx: ctx; fn: function' })
+return signature.doors('debug.leak', leak, {
+   measure = 'ctx: ctx; fn: function', track = 'on: boolean' })
