@@ -4,18 +4,7 @@
  * weight 0 is not read, so a row without visible keys may hold anything. Any strides.
  */
 #include "kernels/ref/load.h"
-
-static double log_add_exp(double a, double b)
-{
-  double hi = a > b ? a : b, lo = a > b ? b : a;
-  if (a != a || b != b) return NAN;
-  return lo == -INFINITY ? hi : hi + log1p(exp(lo - hi));
-}
-
-static double ref_weight(double lse, double total)
-{
-  return lse == -INFINITY ? 0 : exp(lse - total);
-}
+#include "kernels/ref/log_sum.h"
 
 static void ref_merge_row(const k_tensor *part, int64_t at_part, const k_tensor *out,
                           int64_t at_out, double w_out, double w_part)
@@ -39,10 +28,10 @@ int k_ref_attention_merge_(const k_call *call)
         double old = ref_get(lse, at);
         double add = ref_get(part_lse, b * part_lse->stride[0] + h * part_lse->stride[1] +
                              t * part_lse->stride[2]);
-        double total = log_add_exp(old, add);
+        double total = ref_log_add_exp(old, add);
         ref_merge_row(part, b * part->stride[0] + t * part->stride[1] + h * part->stride[2], out,
                       b * out->stride[0] + t * out->stride[1] + h * out->stride[2],
-                      ref_weight(old, total), ref_weight(add, total));
+                      ref_share(old, total), ref_share(add, total));
         ref_put(lse, at, total);
       }
   return TIDE_OK;

@@ -7,19 +7,7 @@
  * out), summed over the queries. Any strides.
  */
 #include "kernels/ref/load.h"
-
-static double sinks_add_exp(double a, double b)
-{
-  double hi = a > b ? a : b, lo = a > b ? b : a;
-  if (a != a || b != b) return NAN;
-  return lo == -INFINITY ? hi : hi + log1p(exp(lo - hi));
-}
-
-/* Returns the share of a score in the whole. */
-static double sinks_share(double score, double total)
-{
-  return score == -INFINITY ? 0 : exp(score - total);
-}
+#include "kernels/ref/log_sum.h"
 
 int k_ref_attention_sinks_(const k_call *call)
 {
@@ -30,8 +18,8 @@ int k_ref_attention_sinks_(const k_call *call)
         int64_t at = b * lse->stride[0] + h * lse->stride[1] + t * lse->stride[2];
         int64_t row = b * out->stride[0] + t * out->stride[1] + h * out->stride[2];
         double old = ref_get(lse, at);
-        double total = sinks_add_exp(old, ref_get(sinks, h * sinks->stride[0]));
-        double weight = sinks_share(old, total);
+        double total = ref_log_add_exp(old, ref_get(sinks, h * sinks->stride[0]));
+        double weight = ref_share(old, total);
         for (int64_t d = 0; d < out->shape[3] && weight != 0; d++)
           ref_put(out, row + d * out->stride[3], weight * ref_get(out, row + d * out->stride[3]));
         for (int64_t d = 0; d < out->shape[3] && weight == 0; d++)
@@ -58,7 +46,7 @@ int k_ref_attention_sinks_backward(const k_call *call)
           g -= ref_get(dout, x + d * dout->stride[3]) * ref_get(out, y + d * out->stride[3]);
         if (!k_absent(dlse))
           g += ref_get(dlse, b * dlse->stride[0] + h * dlse->stride[1] + t * dlse->stride[2]);
-        const double share = sinks_share(sink, l);
+        const double share = ref_share(sink, l);
         if (share != 0) sum += share * g;
       }
     ref_put(&call->out[0], h * call->out[0].stride[0], sum);
