@@ -80,12 +80,8 @@ local rules = {
          .. 'num_key_value_heads ({num_key_value_heads}) and divide hidden_size ({hidden_size})' },
 }
 
-local function common(c, opts, extra)
-   return part.options(c, opts, 2 * c.num_hidden_layers, extra)
-end
-
 local function mamba(c, opts)
-   return nn.Mamba2(common(c, opts, {
+   return nn.Mamba2(part.of_layer(c, opts, {
       state = c.mamba_d_state, conv = c.mamba_d_conv, heads = c.mamba_n_heads,
       head_dim = c.mamba_d_head, groups = c.mamba_n_groups, chunk = c.mamba_chunk_size,
       bias = c.mamba_proj_bias, conv_bias = c.mamba_conv_bias, norm_eps = c.rms_norm_eps,
@@ -94,7 +90,7 @@ local function mamba(c, opts)
 end
 
 local function attention(c, opts, rope)
-   return nn.Attention(common(c, opts, {
+   return nn.Attention(part.of_layer(c, opts, {
       heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, rope = rope,
       bias = c.attention_bias, out_bias = c.attention_bias,
    }))
@@ -115,7 +111,7 @@ Bamba.form = {
             mixer = class.is(mixer, nn.Mamba2) and 'mamba' or 'self_attn' },
          mixer = mixer, norm1 = nn.RMSNorm(c.hidden_size, norm),
          norm2 = nn.RMSNorm(c.hidden_size, norm),
-         mlp = nn.MLP(common(c, opts, { hidden = c.intermediate_size, bias = c.mlp_bias })),
+         mlp = nn.MLP(part.of_layer(c, opts, { hidden = c.intermediate_size, bias = c.mlp_bias })),
       }
    end,
 }
