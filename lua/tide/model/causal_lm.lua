@@ -12,7 +12,6 @@ local class = require 'tide.class'
 local rows_ = require 'tide.nn.rows'
 local copy = require 'tide.util.copy'
 local dims = require 'tide.util.dims'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local mixtures = require 'tide.nn.mixtures'
 local private = require 'tide.util.private'
@@ -363,14 +362,17 @@ local function logprobs(self, ids_BT, index_K, targets_K)
 end
 private.note(logprobs)
 
+local function check_list(op, name, t)
+   err.arg_if(not tide.is_tensor(t) or t.ndim ~= 1 or t.dtype ~= 'i64', op, name,
+      'a tensor [K] of i64', t)
+end
+
 -- Returns log-probabilities [K] of targets_K, i64, each after the token index_K, i64, which counts
 -- the tokens of ids from 0, row after row. Logits exist for these tokens alone, a block at a time.
 -- For scoring, without gradients; not with tensor parallelism.
 function CausalLM:logprobs(ids_BT, index_K, targets_K)
-   for name, t in each { index = index_K or false, targets = targets_K or false } do
-      err.arg_if(not tide.is_tensor(t) or t.ndim ~= 1 or t.dtype ~= 'i64', self.op, name, 'a tensor '
-         .. '[K] of i64', t or nil)
-   end
+   check_list(self.op, 'index', index_K)
+   check_list(self.op, 'targets', targets_K)
    err.raise_if(spread.of(self).tp, 'E_UNSUPPORTED', self.op, 'logprobs needs whole hidden states, '
       .. 'but tensor parallelism splits them; use log_softmax of the logits')
    return self:as_call(logprobs, ids_BT, index_K, targets_K)
