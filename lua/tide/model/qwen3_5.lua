@@ -10,12 +10,8 @@ local Llama = require 'tide.model.llama'
 
 local Qwen3_5 = delta.of(class('Qwen3_5', Llama))
 
--- Drops mlp_only_layers of files, which is empty: each layer has the same MLP or experts. Refuses
--- attention without a gate, which transformers does not compute either.
-local function translate(f, problems)
-   if f.attn_output_gate == false then
-      problems[#problems + 1] = "field 'attn_output_gate' is false; only true is supported"
-   end
+-- Drops mlp_only_layers of files, which is empty: each layer has the same MLP or experts.
+local function translate(f)
    if type(f.mlp_only_layers) == 'table' and #f.mlp_only_layers == 0 then
       f.mlp_only_layers = nil
    end
