@@ -11,8 +11,8 @@ local function grads(...)
    return list
 end
 
--- On a rank: the norm of a model whose tensor-parallel parts have other sizes, so that the ranks cut
--- what is left whole at other elements.
+-- On a rank: the norm of a model whose tensor-parallel parts have other sizes, so that the ranks
+-- cut what is left whole at other elements.
 local function of_uneven_parts()
    local t = require 'tide'
    local model = t.model.llama({ vocab_size = 9, hidden_size = 4, intermediate_size = 3,
