@@ -337,3 +337,28 @@ describe('a failure under NCCL', function()
       end
    end)
 end)
+
+it('stages of a pipeline train over NCCL what one rank trains', function()
+   local body = [[
+      local axes = select(4, ...)
+      tide.default().device = 'cpu'
+      local model = tide.model.llama({ vocab_size = 31, hidden_size = 16, num_hidden_layers = 4,
+         num_attention_heads = 4, intermediate_size = 24, tie_word_embeddings = true },
+         { seed = 3, device = 'cuda' })
+      local run = tide.parallel.plan(model, tide.parallel.mesh(axes, { comm = comm }),
+         { fsdp = { strategy = 'optim' } }):materialise()
+      local step = tide.train.step.new { model = run.model:train(), parallel = run.sharded,
+         comm = run.comm, optim = tide.optim.SGD(run.params, { lr = 0.5 }) }
+      local batches, loss = {}
+      for k = 1, 3 do
+         local ids = tide.tensor({ { 3, k, 4, 1, 5 } }, { dtype = 'i64', device = 'cuda' })
+         batches[k] = { ids = ids, labels = ids }
+      end
+      for _ = 1, 2 do loss = step:run(batches).loss end
+      return loss
+   ]]
+   local want = values(1, nil, body, { dp_shard = 1 })[1]
+   for _, loss in ipairs(values(4, nil, body, { pp = 2, dp_shard = 2 })) do
+      assert.near(want, loss, 1e-5)
+   end
+end)

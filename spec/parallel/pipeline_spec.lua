@@ -377,18 +377,18 @@ local function corners(_, _, list, mesh)
       end
       local plan = require 'tide.util.copy' (o.plan)
       if not mesh.pp then plan = { fsdp = {} } end
-      local run = t.parallel.plan(model, mesh, plan):materialise()
-      local step = t.train.step.new { model = run.model:train(), parallel = run.sharded,
-         comm = run.comm, optim = t.optim.SGD(run.params, { lr = 0.1 }),
+      local spread = t.parallel.plan(model, mesh, plan):materialise()
+      local step = t.train.step.new { model = spread.model:train(), parallel = spread.sharded,
+         comm = spread.comm, optim = t.optim.SGD(spread.params, { lr = 0.1 }),
          router_bias_rate = o.rate }
       local batches = {}
       for k = 1, 2 do
          local ids = t.tensor({ { 3, 1, 4, k, 5 }, { 9, 2, 6, 5, k } }, { dtype = 'i64' })
-         if run.data.size > 1 then ids = ids:narrow(1, run.data.rank + 1, 1):contiguous() end
+         if spread.data.size > 1 then ids = ids:narrow(1, spread.data.rank + 1, 1):contiguous() end
          batches[k] = { ids = ids, labels = t.nn.loss.shift(ids) }
       end
       local r, biases = step:run(batches), {}
-      for _, b in ipairs(run.model:named_buffers()) do
+      for _, b in ipairs(spread.model:named_buffers()) do
          if b.field == 'router_bias' then biases = b.buffer:tolist() end
       end
       return { r.loss, r.grad_norm, unpack(biases) }
@@ -397,17 +397,32 @@ local function corners(_, _, list, mesh)
    return out
 end
 
+-- On a rank: the norm of the gradients of a loop of one's own, where the last stage alone trains
+-- something.
+local function frozen_by_hand(_, _, config)
+   local t = require 'tide'
+   local model = t.model.llama(config, { dtype = 'f64', seed = 3 })
+   for _, e in ipairs(model:named_parameters()) do
+      e.param:requires_grad_(e.name == 'lm_head.weight')
+   end
+   local spread = t.parallel.plan(model, { pp = 2 }):materialise()
+   local ids = t.tensor({ { 3, 1, 4, 1, 5 } }, { dtype = 'i64' })
+   spread.model:loss(ids, ids):backward()
+   spread.sharded:finish()
+   return t.parallel.clip.norm(spread.sharded):item()
+end
+
 -- On a rank: a step, a checkpoint, and the losses of two more steps, with adapters that drop some
 -- inputs; these again from the checkpoint. Then the folder of the adapters is written and read.
 local function resumed(rank, _, config, dir)
    local t, losses = require 'tide', {}
    local model = t.model.llama(config, { seed = 3 })
    t.nn.lora.attach(model, { rank = 2, dropout = 0.5, dora = true })
-   local run = t.parallel.plan(model, { pp = 2 }):materialise()
-   local optim = t.optim.SGD(run.params, { lr = 0.1 })
-   local step = t.train.step.new { model = run.model:train(), parallel = run.sharded,
-      comm = run.comm, optim = optim }
-   local state = { model = run.model, optim = optim, parallel = run.sharded, step = 1 }
+   local spread = t.parallel.plan(model, { pp = 2 }):materialise()
+   local optim = t.optim.SGD(spread.params, { lr = 0.1 })
+   local step = t.train.step.new { model = spread.model:train(), parallel = spread.sharded,
+      comm = spread.comm, optim = optim }
+   local state = { model = spread.model, optim = optim, parallel = spread.sharded, step = 1 }
    local ids = t.tensor({ { 3, 1, 4, 1, 5 } }, { dtype = 'i64' })
    local function go() losses[#losses + 1] = step:run({ { ids = ids, labels = ids } }).loss end
    go()
@@ -417,12 +432,12 @@ local function resumed(rank, _, config, dir)
    t.train.state.restore(state, t.train.checkpoint.load(dir .. '/a', { lazy = true }))
    go()
    go()
-   t.model.save_adapter(run.sharded, dir .. '/lora')
+   t.model.save_adapter(spread.sharded, dir .. '/lora')
    local path = 'model.layers.%d.self_attn.q_proj'
-   local q = run.model:get(path:format(rank == 0 and 0 or 3))
+   local q = spread.model:get(path:format(rank == 0 and 0 or 3))
    local m = q.lora_m:detach():clone()
-   t.nn.lora.unmerge(t.nn.lora.merge(run.model))
-   t.model.load_adapter(run.sharded, dir .. '/lora')
+   t.nn.lora.unmerge(t.nn.lora.merge(spread.model))
+   t.model.load_adapter(spread.sharded, dir .. '/lora')
    losses[#losses + 1] = (q.lora_m:detach() - m):abs():amax():item()
    return losses
 end
@@ -431,12 +446,12 @@ end
 -- trained, and of losses that do not call the model once.
 local function mistaken(rank, _, config)
    local t, said = require 'tide', {}
-   local run = t.parallel.plan(t.model.llama(config, { seed = 3 }), { pp = 2 }):materialise()
+   local spread = t.parallel.plan(t.model.llama(config, { seed = 3 }), { pp = 2 }):materialise()
    local ids = t.tensor({ { 3, 1, 4, 1, 5 } }, { dtype = 'i64' })
    local function bad(o, batch)
       local _, e = pcall(function()
-         o.model, o.parallel, o.comm = run.model:train(), run.sharded, run.comm
-         o.optim = t.optim.SGD(run.params, { lr = 1 })
+         o.model, o.parallel, o.comm = spread.model:train(), spread.sharded, spread.comm
+         o.optim = t.optim.SGD(spread.params, { lr = 1 })
          t.train.step.new(o):run { batch or { ids = ids, labels = ids } }
       end)
       said[#said + 1] = tostring(e)
@@ -452,7 +467,7 @@ local function mistaken(rank, _, config)
    end }
    bad({ loss = function(m, b, o) return m:loss(b.rows, b.labels, o) end },
       { rows = ids, labels = ids })
-   run.model:requires_grad_(false)
+   spread.model:requires_grad_(false)
    bad {}
    return said
 end
@@ -482,6 +497,12 @@ describe('stages', function()
             end
          end
       end
+   end)
+
+   it('before the first that is trained run a backward of one\'s own, too', function()
+      local norms = ranks.run(2, frozen_by_hand, small)
+      assert.is_true(norms[1] > 0)
+      assert.equal(norms[1], norms[2])
    end)
 
    it('send hidden states of the dtype that they have', function()

@@ -13,15 +13,15 @@ local Link = {}
 Link.__index = Link
 
 -- Returns the communicator of stages 2k + odd and 2k + odd + 1 where this stage is one of them; nil
--- at an end of the pipeline. Collective.
+-- at an end of the pipeline, which gets no communicator of its own: to drop one waits for all work
+-- of the device. Collective.
 local function pair(comm, odd)
    local first = comm.rank - (comm.rank + odd) % 2
+   local is_pair = first >= 0 and first + 1 < comm.size
    if comm.transport == 'sim' then
-      if first < 0 or first + 1 >= comm.size then return nil end
-      return dist.simulate(2, comm.rank - first, comm.host_size > 1 and 2 or 1)
+      return is_pair and dist.simulate(2, comm.rank - first, comm.host_size > 1 and 2 or 1) or nil
    end
-   local two = comm:split(first + 1, comm.rank - first, 'pipeline')
-   return two.size == 2 and two or nil
+   return comm:split(is_pair and first + 1 or nil, comm.rank - first, 'pipeline')
 end
 
 -- Returns the link over a communicator of two stages.

@@ -64,11 +64,16 @@ end
 -- Returns the list of the caller, checked.
 function split.given(op, layers, n, size)
    err.type(op, 'layers', layers, 'table')
-   err.arg_if(#layers ~= size, op, 'layers', ('a list of %d numbers, one for each stage'):format(
-      size), ('a list of %d'):format(#layers))
+   if #layers ~= size then
+      err.arg_text(op, 'layers', ('a list of %d numbers, one for each stage'):format(size),
+         ('a list of %d'):format(#layers))
+   end
    for i, k in ipairs(layers) do err.integer(op, ('layers[%d]'):format(i), k, 1, n) end
-   err.arg_if(dims.sum(layers) ~= n, op, 'layers', ('numbers that add up to the %d blocks of the '
-      .. 'model'):format(n), ('a sum of %d'):format(dims.sum(layers)))
+   local sum = dims.sum(layers)
+   if sum ~= n then
+      err.arg_text(op, 'layers', ('numbers that add up to the %d blocks of the model'):format(n),
+         ('a sum of %d'):format(sum))
+   end
    return layers
 end
 

@@ -217,15 +217,16 @@ local function output(self, h)
    return chain
 end
 
--- Returns the value of the last stage on every stage. y: the value there, nil elsewhere; device: of
--- the others.
+-- Returns the value of the last stage on every stage, and whether it has a backward there. y: the
+-- value there, nil elsewhere; device: of the others.
 local function share(self, y, device)
    local root = self.size - 1
    if self.comm.transport == 'sim' then return y or tide.zeros({}, { device = device }) end
-   local told = self.comm:broadcast_object(y and { shape = y.shape, dtype = y.dtype }, root)
+   local told = self.comm:broadcast_object(y and { shape = y.shape, dtype = y.dtype,
+      grad = y.requires_grad }, root)
    local t = y and y:detach():contiguous()
       or tide.empty(told.shape, { dtype = told.dtype, device = device })
-   return self.comm:broadcast(t, root)
+   return self.comm:broadcast(t, root), told.grad
 end
 
 -- Returns fn(h), which the last stage computes. h: its final hidden states, elsewhere the output of
@@ -247,7 +248,9 @@ function Stage:result(h, fn, shape)
       m.is_placeholder = m.is_placeholder or #shape > 0
       return #shape > 0 and chain:expand(shape) or chain
    end
-   local y = tide.no_grad(share, self, nil, device)
+   local y, grad = tide.no_grad(share, self, nil, device)
+   -- every rank calls backward, also where nothing is trained up to its stage
+   if grad and not chain.requires_grad then chain:requires_grad_(true) end
    return chain.requires_grad and y + chain:to(y.dtype) or y
 end
 
