@@ -80,8 +80,8 @@ local function check_ep(job, opt, ranks, big)
    local layers = require('tide.nn.mixtures')(big)
    err.usage_if(#layers == 0, job.name, '--teacher-ep %d: --teacher %s has no experts; leave it '
       .. 'out', k, opt.teacher)
-   err.usage_if(ranks % k ~= 0, job.name, '--teacher-ep %d must divide the ranks of the teacher, '
-      .. 'which are %d (those of the run, in a pipeline those of its last stage)', k, ranks)
+   err.usage_if(ranks % k ~= 0, job.name, '--teacher-ep %d must divide the ranks of the run (in a '
+      .. 'pipeline those of its last stage), which are %d', k, ranks)
    for _, layer in ipairs(layers) do
       err.usage_if(k > layer.m.experts, job.name, '--teacher-ep %d is more than the %d experts of '
          .. 'the teacher', k, layer.m.experts)

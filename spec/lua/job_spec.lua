@@ -38,7 +38,8 @@ local function train(self, opt)
    local model = tide.model.llama({ vocab_size = 16, hidden_size = 8, num_hidden_layers = 1,
       num_attention_heads = 1 }, { seed = 1 })
    local source = tide.data.tokens.memory(('\1\2\3\4'):rep(20), 1)
-   local plan = { numel = model:num_parameters(), model = model }
+   local numel = model:num_parameters()
+   local plan = { numel = numel, trained = numel, model = model }
    local run = self:run({ files = 2, train = source }, plan, { model = model,
       optim = tide.optim.AdamW(model, { lr = 1e-3 }),
       sampler = tide.data.sampler { count = source.count, seq = 4, batch = 2, seed = opt.seed } })

@@ -256,24 +256,24 @@ local function others(rank)
    step:run { { ids = ids, labels = ids } }
 end
 
-local function run(name, mesh, more) return copy(more or {}, { name = name, mesh = mesh }) end
+local function on(name, mesh, more) return copy(more or {}, { name = name, mesh = mesh }) end
 
 describe('pp', function()
    it('gives the numbers of one rank on every mesh', function()
       same('granite_tied', {
-         [2] = { run('two stages', { pp = 2 }, { accum = 4 }),
-            run('one micro-batch', { pp = 2 }, { pp = { layers = { 1, 2 } } }) },
-         [3] = { run('three stages', { pp = 3 }, { accum = 2 }) },
+         [2] = { on('two stages', { pp = 2 }, { accum = 4 }),
+            on('one micro-batch', { pp = 2 }, { pp = { layers = { 1, 2 } } }) },
+         [3] = { on('three stages', { pp = 3 }, { accum = 2 }) },
          [4] = {
-            run('dp', { pp = 2, dp = 2 }, { accum = 2 }),
-            run('tp', { pp = 2, tp = 2 }, { tp = { sequence_parallel = true }, accum = 2 }),
-            run('cp', { pp = 2, cp = 2 }, { accum = 2 }),
-            run('shards', { pp = 2, dp_shard = 2 }, { accum = 2, recompute = 'full' }),
-            run('optim_grads', { pp = 2, dp_shard = 2 }, { accum = 2,
+            on('dp', { pp = 2, dp = 2 }, { accum = 2 }),
+            on('tp', { pp = 2, tp = 2 }, { tp = { sequence_parallel = true }, accum = 2 }),
+            on('cp', { pp = 2, cp = 2 }, { accum = 2 }),
+            on('shards', { pp = 2, dp_shard = 2 }, { accum = 2, recompute = 'full' }),
+            on('optim_grads', { pp = 2, dp_shard = 2 }, { accum = 2,
                fsdp = { strategy = 'optim_grads', sync_each_backward = false } }),
-            run('offload', { pp = 2, dp_shard = 2 }, { accum = 2, recompute = 'selective',
+            on('offload', { pp = 2, dp_shard = 2 }, { accum = 2, recompute = 'selective',
                fsdp = { strategy = 'optim', cpu_offload = true } }),
-            run('means', { pp = 2, dp_shard = 2 }, { accum = 2,
+            on('means', { pp = 2, dp_shard = 2 }, { accum = 2,
                fsdp = { calculate_per_token_loss = false, average_in_collective = true,
                   check_for_nan_in_grad = true } }),
          },
@@ -281,29 +281,29 @@ describe('pp', function()
    end)
 
    it('serves experts, on their ranks too, and hybrids', function()
-      same('qwen3_moe', { [4] = { run('ep', { pp = 2, dp_shard = 2 },
+      same('qwen3_moe', { [4] = { on('ep', { pp = 2, dp_shard = 2 },
          { accum = 2, fsdp = { ep_size = 2 } }) } })
-      same('bamba', { [4] = { run('hybrid', { pp = 2, cp = 2 }, { accum = 2 }) } })
+      same('bamba', { [4] = { on('hybrid', { pp = 2, cp = 2 }, { accum = 2 }) } })
    end)
 
    it('updates whole matrices', function()
-      same('granite_tied', { [4] = { run('Muon', { pp = 2, dp_shard = 2 }, { accum = 2 }) } },
+      same('granite_tied', { [4] = { on('Muon', { pp = 2, dp_shard = 2 }, { accum = 2 }) } },
          { optim = 'Muon' })
    end)
 
    it('resumes a checkpoint with any other mesh', function()
       tmp.with(function(dir)
          same('granite_tied', { [4] = {
-            run('written', { pp = 2, dp_shard = 2 }, { save = dir .. '/a' }),
-            run('pp to tp', { dp_shard = 2, tp = 2 }, { resume = dir .. '/a' }),
-            run('written without', { dp_shard = 4 }, { save = dir .. '/b' }),
-            run('none to pp', { pp = 2, tp = 2 }, { resume = dir .. '/b' }),
+            on('written', { pp = 2, dp_shard = 2 }, { save = dir .. '/a' }),
+            on('pp to tp', { dp_shard = 2, tp = 2 }, { resume = dir .. '/a' }),
+            on('written without', { dp_shard = 4 }, { save = dir .. '/b' }),
+            on('none to pp', { pp = 2, tp = 2 }, { resume = dir .. '/b' }),
          } }, { optim = 'AdamW' })
       end)
    end)
 
    it('trains adapters on weights in NF4', function()
-      same('qwen3_moe', { [4] = { run('NF4', { pp = 2, tp = 2 }, { accum = 4 }) } }, { nf4 = true },
+      same('qwen3_moe', { [4] = { on('NF4', { pp = 2, tp = 2 }, { accum = 4 }) } }, { nf4 = true },
          2e-6)
    end)
 
@@ -360,5 +360,158 @@ describe('pp', function()
       refused('E_ARG', { "option 'pp'", "no axis 'pp'" }, plan, { dp = 2 }, 2, { pp = {} })
       refused('E_UNSUPPORTED', { 'cannot be cut into stages' }, plan, { pp = 2 }, 2, nil,
          tide.nn.Linear(4, 4, { device = 'null' }))
+   end)
+end)
+
+-- ---- corners -----------------------------------------------------------------------------------
+
+-- On a rank: a step of each run of a list. o: family, config, plan, keep (a pattern of what is
+-- trained), rate (of correction biases). Returns loss and norm of each, and the correction biases
+-- of the last stage.
+local function corners(_, _, list, mesh)
+   local t, out = require 'tide', {}
+   local function one(o)
+      local model = t.model[o.family](o.config, { dtype = 'f64', seed = 3 })
+      for _, e in ipairs(o.keep and model:named_parameters() or {}) do
+         e.param:requires_grad_(e.name:find(o.keep) ~= nil)
+      end
+      local plan = require 'tide.util.copy' (o.plan)
+      if not mesh.pp then plan = { fsdp = {} } end
+      local run = t.parallel.plan(model, mesh, plan):materialise()
+      local step = t.train.step.new { model = run.model:train(), parallel = run.sharded,
+         comm = run.comm, optim = t.optim.SGD(run.params, { lr = 0.1 }),
+         router_bias_rate = o.rate }
+      local batches = {}
+      for k = 1, 2 do
+         local ids = t.tensor({ { 3, 1, 4, k, 5 }, { 9, 2, 6, 5, k } }, { dtype = 'i64' })
+         if run.data.size > 1 then ids = ids:narrow(1, run.data.rank + 1, 1):contiguous() end
+         batches[k] = { ids = ids, labels = t.nn.loss.shift(ids) }
+      end
+      local r, biases = step:run(batches), {}
+      for _, b in ipairs(run.model:named_buffers()) do
+         if b.field == 'router_bias' then biases = b.buffer:tolist() end
+      end
+      return { r.loss, r.grad_norm, unpack(biases) }
+   end
+   for i, o in ipairs(list) do out[i] = one(o) end
+   return out
+end
+
+-- On a rank: a step, a checkpoint, and the losses of two more steps, with adapters that drop some
+-- inputs; these again from the checkpoint. Then the folder of the adapters is written and read.
+local function resumed(rank, _, config, dir)
+   local t, losses = require 'tide', {}
+   local model = t.model.llama(config, { seed = 3 })
+   t.nn.lora.attach(model, { rank = 2, dropout = 0.5, dora = true })
+   local run = t.parallel.plan(model, { pp = 2 }):materialise()
+   local optim = t.optim.SGD(run.params, { lr = 0.1 })
+   local step = t.train.step.new { model = run.model:train(), parallel = run.sharded,
+      comm = run.comm, optim = optim }
+   local state = { model = run.model, optim = optim, parallel = run.sharded, step = 1 }
+   local ids = t.tensor({ { 3, 1, 4, 1, 5 } }, { dtype = 'i64' })
+   local function go() losses[#losses + 1] = step:run({ { ids = ids, labels = ids } }).loss end
+   go()
+   t.train.checkpoint.save(dir .. '/a', t.train.state.collect(state))
+   go()
+   go()
+   t.train.state.restore(state, t.train.checkpoint.load(dir .. '/a', { lazy = true }))
+   go()
+   go()
+   t.model.save_adapter(run.sharded, dir .. '/lora')
+   local path = 'model.layers.%d.self_attn.q_proj'
+   local q = run.model:get(path:format(rank == 0 and 0 or 3))
+   local m = q.lora_m:detach():clone()
+   t.nn.lora.unmerge(t.nn.lora.merge(run.model))
+   t.model.load_adapter(run.sharded, dir .. '/lora')
+   losses[#losses + 1] = (q.lora_m:detach() - m):abs():amax():item()
+   return losses
+end
+
+-- On a rank: what is said of options that stages have otherwise, of parameters of which none is
+-- trained, and of losses that do not call the model once.
+local function mistaken(rank, _, config)
+   local t, said = require 'tide', {}
+   local run = t.parallel.plan(t.model.llama(config, { seed = 3 }), { pp = 2 }):materialise()
+   local ids = t.tensor({ { 3, 1, 4, 1, 5 } }, { dtype = 'i64' })
+   local function bad(o, batch)
+      local _, e = pcall(function()
+         o.model, o.parallel, o.comm = run.model:train(), run.sharded, run.comm
+         o.optim = t.optim.SGD(run.params, { lr = 1 })
+         t.train.step.new(o):run { batch or { ids = ids, labels = ids } }
+      end)
+      said[#said + 1] = tostring(e)
+   end
+   bad { clip = rank + 1 }
+   bad { loss = function(m, b, o)
+      local first = m:loss(b.ids, b.labels, o)
+      return first + m:loss(b.ids, b.labels, o)
+   end }
+   bad { loss = function() return t.zeros {} end }
+   bad { loss = function(m, b, o)
+      return m:loss(b.ids:narrow(2, 1, 4):contiguous(), b.labels:narrow(2, 1, 4):contiguous(), o)
+   end }
+   bad({ loss = function(m, b, o) return m:loss(b.rows, b.labels, o) end },
+      { rows = ids, labels = ids })
+   run.model:requires_grad_(false)
+   bad {}
+   return said
+end
+
+describe('stages', function()
+   local small = { vocab_size = 11, hidden_size = 8, num_hidden_layers = 2, num_attention_heads = 2,
+      intermediate_size = 8 }
+
+   it('may have no experts, no MLP and nothing that is trained', function()
+      local list = {
+         { family = 'glm4_moe', rate = 0.1, plan = { fsdp = { ep_size = 2 } },
+            config = copy({ num_key_value_heads = 1, n_group = 1, topk_group = 1,
+               n_routed_experts = 3, num_experts_per_tok = 1, moe_intermediate_size = 4,
+               n_shared_experts = 1, first_k_dense_replace = 1, head_dim = 4 }, copy(small)) },
+         { family = 'hybrid', plan = { recompute = 'mlp' },
+            config = { vocab_size = 11, hidden_size = 8, hybrid_override_pattern = 'M-',
+               num_attention_heads = 2, intermediate_size = 8, ssm_state_size = 2,
+               mamba_head_dim = 2, mamba_num_heads = 2, n_groups = 1, conv_kernel = 2 } },
+         { family = 'llama', keep = 'lm_head', config = small,
+            plan = { fsdp = { check_for_nan_in_grad = true } } },
+      }
+      local want = ranks.run(1, corners, list, { dp_shard = 1 })[1]
+      for r, got in ipairs(ranks.run(4, corners, list, { pp = 2, dp_shard = 2 })) do
+         for i, row in ipairs(got) do
+            for k, v in ipairs(row) do
+               assert.near(want[i][k], v, 1e-9, ('run %d, rank %d, value %d'):format(i, r - 1, k))
+            end
+         end
+      end
+   end)
+
+   it('send hidden states of the dtype that they have', function()
+      local list = { { family = 'llama', config = small, plan = {
+         fsdp = { strategy = 'optim', mp_policy = { param_dtype = 'bf16' } } } } }
+      local want = ranks.run(1, corners, list, { dp_shard = 1 })[1][1]
+      for _, got in ipairs(ranks.run(2, corners, list, { pp = 2 })) do
+         assert.near(want[1], got[1][1], 1e-2 * want[1])
+      end
+   end)
+
+   it('go on with random numbers of their own, and write and read adapters', function()
+      tmp.with(function(dir)
+         local config = copy({ num_hidden_layers = 4 }, copy(small))
+         for _, losses in ipairs(ranks.run(2, resumed, config, dir)) do
+            assert.equal(losses[2], losses[4])
+            assert.equal(losses[3], losses[5])
+            assert.near(0, losses[6], 1e-6)
+         end
+      end)
+   end)
+
+   it('say what is wrong with a step', function()
+      for _, said in ipairs(ranks.run(2, mistaken, small)) do
+         for i, words in ipairs { 'limits of the gradient norm', 'calls the model a second time',
+            'did not call the model', 'with ids [1, 4], and those of the batch',
+            "argument 'ids': expected a tensor [batch, tokens] in each batch",
+            'no parameter of any stage requires a gradient' } do
+            assert.matches(words, said[i], 1, true)
+         end
+      end
    end)
 end)

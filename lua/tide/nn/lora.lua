@@ -27,10 +27,12 @@ local tide = require 'tide'
 local adapted = require 'tide.nn.adapted'
 local class = require 'tide.class'
 local by_key = require 'tide.util.by_key'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
 local lora_moe = require 'tide.nn.lora_moe'
 local low_rank = require 'tide.nn.low_rank'
+local names_ = require 'tide.util.names'
 local near = require 'tide.util.near'
 local outlive = require 'tide.util.outlive'
 local private = require 'tide.util.private'
@@ -50,7 +52,8 @@ local op = 'nn.lora.attach'
 -- Returns the Linear layers that can be adapted, { path, m } each: all but the output head, whose
 -- weight the loss reads alone. A layer in several places has the path of the first one.
 function lora.layers(model)
-   local head = model.head_loss and model:head().id
+   local W = model.head_loss and model:head()             -- nil on stages before the last one
+   local head = W and W.id
    local list, seen = {}, {}
    model:walk(function(m, path)
       if class.is(m, Linear) and not (m.weight and m.weight.id == head) and not seen[m] then
@@ -279,11 +282,22 @@ local function adapters_of(name, model)
    return adapter, rawget(model, '_adapter')
 end
 
+-- Returns the paths of adapted layers on this rank: a stage of a pipeline has some of them.
+local function paths_here(model, adapter)
+   if not spread.of(model).pp then return adapter.modules end
+   local has, list = {}, {}
+   model:walk(function(_, path) has[path] = true end)
+   for _, path in ipairs(adapter.modules) do
+      if has[names_.split(path)] then list[#list + 1] = path end
+   end
+   return list
+end
+
 -- Calls fn(view, path) for the adapted layers.
 local function each_layer(model, adapter, fn)
    local sharded = spread.of(model).inside
    tide.no_grad(function()
-      for _, path in ipairs(adapter.modules) do
+      for _, path in ipairs(paths_here(model, adapter)) do
          tide.scope(function()
             local m, field = lora_moe.find(model, path)
             if field ~= 'weight' then return fn(adapted.of_moe(m, field, sharded), path) end
@@ -360,16 +374,19 @@ function lora._each_norms(model, fn)
 end
 
 -- Returns the magnitudes of DoRA as PEFT stores them, |W| + m of the unmerged weights: path -> f32
--- [out] on the host, whole. The table is empty without DoRA. Collective where the model is
--- distributed over ranks.
+-- [out] on the host, whole; in a pipeline those of all stages. The table is empty without DoRA.
+-- Collective where the model is distributed over ranks.
 function lora._magnitudes(model)
    local list, o = {}, rawget(model, '_adapter')
    if not o.dora then return list end
    each_layer(model, rawget(model, 'adapter'), function(view, path)
       local t = adapted.norms(view)            -- of merged rows: the magnitudes but for the sign
       t = o.merged and t * o.stretch[path]:squeeze(2):sign() or t + view.magnitude:to 'f32'
-      list[path] = outlive(over_outputs(view.m, t):to 'cpu')
+      list[path] = outlive(over_outputs(view.m, t))
    end)
+   local stage = spread.of(model).pp
+   if stage then list = stage:joined(list, spread.of(model).sharded.device) end
+   for path, t in each(list) do list[path] = t:to 'cpu' end
    return list
 end
 
@@ -394,7 +411,7 @@ function lora.remove(model)
    err.raise_if(spread.of(model).inside, 'E_STATE', 'nn.lora.remove', 'the model is sharded, with '
       .. 'its adapters in the shards; nn.lora.merge adds them to the weights, tide.model.save '
       .. 'writes the merged model')
-   for _, path in ipairs(adapter.modules) do
+   for _, path in ipairs(paths_here(model, adapter)) do
       local m, field = lora_moe.find(model, path)
       if field == 'weight' then
          wrap.drop(m, 'lora', 'forward')
