@@ -210,6 +210,7 @@ describe('the run that is there', function()
          local state, manifest = fs.read_json('spec', at .. 'state.json'),
             fs.read_json('spec', at .. 'manifest.json')
          state.recipe.mesh.dp, state.recipe.sequence_parallel = 2, true
+         state.recipe.pp = { layers = '1,3' }
          fs.write_json('spec', at .. 'state.json', state)
          manifest.files['state.json'] = { size = fs.size(at .. 'state.json'),
             xxh64 = fs.hash('spec', at .. 'state.json') }
@@ -218,6 +219,7 @@ describe('the run that is there', function()
             .. 'mesh to resume on, e.g. --mesh.dp 1', given, '--out', out, '--resume')
          local opt = given('--out', out, '--resume', '--mesh.tp', '1')
          assert.same({ 0, false }, { opt.mesh.dp, opt.sequence_parallel or false })
+         assert.is_nil(opt.pp.layers)
          opt = given('--out', out, '--resume', '--mesh.tp', '2')
          assert.same({ 0, 2, true }, { opt.mesh.dp, opt.mesh.tp, opt.sequence_parallel })
       end)
@@ -258,6 +260,8 @@ describe('a mistake', function()
          ['hidden_size 5 is odd'] = 'hidden_size 5 is odd (hidden_size is --dim)',
          ['read it on one rank'] = 'read it on one rank',
          ['rank: 9 is too large'] = 'rank: 9 is too large (rank is --lora.rank)',
+         ["argument 'layers': expected 2"] = "argument 'layers': expected 2 (argument 'layers' is "
+            .. '--pp.layers)',
          ['hidden_size (--dim) is odd'] = 'hidden_size (--dim) is odd',
          ['my_hidden_size is odd'] = 'my_hidden_size is odd',
          ['hidden_size must be even, or give head_dim'] =
