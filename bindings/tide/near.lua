@@ -32,13 +32,15 @@ function near.distance(a, b)
    return row[#b]
 end
 
--- Returns the closest name, or nil if none is close enough: the first that begins with name and a
--- dot, else that of the least distance. also: other words for names of the list, word -> name; of
--- equal distances the first name of the list counts, then the least word.
+-- Returns the closest name, or nil if none is close enough: that of another word for it, else the
+-- first that begins with name and a dot, else that of the least distance. also: other words for
+-- names of the list, word -> name; of equal distances the first name of the list counts, then the
+-- least word.
 function near.best(name, list, also)
    check('best', 'name', name, 'string')
    check('best', 'list', list, 'table')
    check('best', 'also', also or {}, 'table')
+   if also and also[name] then return also[name] end
    local best, found, by = math.huge, nil, nil
    for _, item in ipairs(list) do
       local d = near.distance(name, item)

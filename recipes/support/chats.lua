@@ -144,6 +144,18 @@ local function add_val_data(job, opt, load, o, corpus)
    return held.documents
 end
 
+-- Logs how many records, tokens and images a corpus has. evaluated: words about held-out records.
+local function tell_corpus(job, corpus, evaluated)
+   job.log:once('%d records%s: %d tokens, %d of them trained on%s', corpus.documents, evaluated,
+      corpus.train.count, corpus.labels, corpus.bad.count == 0 and ''
+         or ('; %d broken left out: %s'):format(corpus.bad.count, corpus.bad[1]))
+   local of_train, of_val = corpus.train.images or {}, corpus.val.images or {}
+   local n = #of_train + #of_val
+   if n == 0 then return end
+   job.log:once('%d image%s: %d of the tokens', n, n == 1 and '' or 's',
+      tokens_of(of_train) + tokens_of(of_val))
+end
+
 -- The records of --data, and those to evaluate on. images: how their images are read (of
 -- chats.images); of: records other than chats, { load (the function that reads them), what }.
 function chats.corpus(job, opt, model, images, of)
@@ -166,15 +178,7 @@ function chats.corpus(job, opt, model, images, of)
          .. 'or a larger --val-share', opt.keep_best and '--keep-best' or '--patience')
    end
    corpus.tokenizer, corpus.tokenizer_path, corpus.template = tok, path, o.template
-   job.log:once('%d records%s: %d tokens, %d of them trained on%s', corpus.documents, evaluated,
-      corpus.train.count, corpus.labels, corpus.bad.count == 0 and ''
-         or ('; %d broken left out: %s'):format(corpus.bad.count, corpus.bad[1]))
-   local of_train, of_val = corpus.train.images or {}, corpus.val.images or {}
-   if #of_train + #of_val > 0 then
-      local n = #of_train + #of_val
-      job.log:once('%d image%s: %d of the tokens', n, n == 1 and '' or 's',
-         tokens_of(of_train) + tokens_of(of_val))
-   end
+   tell_corpus(job, corpus, evaluated)
    return corpus
 end
 

@@ -12,7 +12,11 @@ local sizes = { vocab_size = 20, hidden_size = 8, num_hidden_layers = 1, num_att
 local experts = { num_local_experts = 3, num_experts_per_tok = 2 }
 local of_family = { mixtral = experts, gpt_oss = experts, granitemoehybrid = {
    num_local_experts = 3, num_experts_per_tok = 2, layer_types = { 'mamba' }, mamba_n_heads = 2,
-   mamba_d_state = 4, shared_intermediate_size = 6 } }
+   mamba_d_state = 4, shared_intermediate_size = 6 }, qwen3_next = { num_hidden_layers = 2,
+   layer_types = { 'linear_attention', 'full_attention' }, head_dim = 8, num_experts = 3,
+   num_experts_per_tok = 2, moe_intermediate_size = 6, shared_expert_intermediate_size = 4,
+   linear_num_key_heads = 1, linear_num_value_heads = 2, linear_key_head_dim = 4,
+   linear_value_head_dim = 6 } }
 local ids = { { 5, 6, 7, 8 } }
 
 local function logits(model)
@@ -41,7 +45,8 @@ describe('tide.model.load onto a GPU', function()
    -- phi3 stores q, k and v as one tensor, so its weights are views of what is stored; mixtral
    -- stores each expert apart, gpt_oss gate and up in turns, granitemoehybrid those of all experts
    -- as one tensor
-   for _, family in ipairs { 'llama', 'phi3', 'mixtral', 'gpt_oss', 'granitemoehybrid' } do
+   for _, family in ipairs { 'llama', 'phi3', 'mixtral', 'gpt_oss', 'granitemoehybrid',
+                             'qwen3_next' } do
       for _, dtype in ipairs { 'f32', 'bf16' } do
          it(('gives the model of the host: %s in %s'):format(family, dtype), function()
             with_folder(family, function(m)
@@ -105,13 +110,16 @@ describe('tide.model.load onto a GPU', function()
 end)
 
 describe('tide.train.sample on a GPU', function()
-   it('continues a prompt with the ids of the host', function()
-      with_folder('llama', function(m)
-         local function continued(device)
-            local model = tide.model.load(m, { device = device })
-            return (tide.train.sample.generate(model, { 1, 2, 3 }, { temperature = 0, tokens = 5 }))
-         end
-         assert.same(continued 'cpu', continued 'cuda')
+   for _, family in ipairs { 'llama', 'qwen3_next' } do
+      it('continues a prompt with the ids of the host: ' .. family, function()
+         with_folder(family, function(m)
+            local function continued(device)
+               local model = tide.model.load(m, { device = device })
+               return (tide.train.sample.generate(model, { 1, 2, 3 },
+                  { temperature = 0, tokens = 5 }))
+            end
+            assert.same(continued 'cpu', continued 'cuda')
+         end)
       end)
-   end)
+   end
 end)

@@ -91,8 +91,9 @@ describe('util.args', function()
 
    it('knows the last part of a nested name', function()
       local parser = args.new('test', { { 'tie', true, 'a word as near' },
-         { 'mesh.tp', 1, 'ranks' }, { 'fsdp.strategy', 'auto', 'what' } })
-      for words, want in pairs { tp = 'mesh.tp', strategy = 'fsdp.strategy' } do
+         { 'mesh.tp', 1, 'ranks' }, { 'fsdp.strategy', 'auto', 'what' },
+         { 'mesh.pp', 1, 'stages' }, { 'pp.layers', '', 'of each' } })
+      for words, want in pairs { tp = 'mesh.tp', strategy = 'fsdp.strategy', pp = 'mesh.pp' } do
          local ok, e = pcall(parser.parse, parser, { '--' .. words, '2' })
          assert.is_false(ok)
          assert.matches(("did you mean '--%s'?"):format(want), tostring(e), 1, true)

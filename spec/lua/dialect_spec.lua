@@ -122,6 +122,8 @@ describe('a configuration', function()
          config('qwen3_5', of_file))
       of_file.attn_output_gate = false
       refused('E_ARG', "'attn_output_gate' is false", config, 'qwen3_5', of_file)
+      refused('E_ARG', "'scale_attn_weights' is false; only true is supported", config, 'gpt2',
+         { scale_attn_weights = false })
       refused('E_ARG', 'layer_types[2]', config, 'qwen3_next', { head_dim = 8,
          layer_types = { 'linear_attention', 'sliding_attention', 'full_attention' } })
       refused('E_ARG', 'linear_num_value_heads (3) must be a multiple of', config, 'qwen3_next',

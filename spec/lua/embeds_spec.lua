@@ -35,6 +35,9 @@ local configs = {
       linear_num_key_heads = 1, linear_num_value_heads = 2, linear_key_head_dim = 3,
       linear_value_head_dim = 4, num_experts = 3, num_experts_per_tok = 2,
       moe_intermediate_size = 6, shared_expert_intermediate_size = 5 },
+   qwen3_5 = with { layer_types = { 'linear_attention', 'full_attention' }, head_dim = 8,
+      linear_num_key_heads = 2, linear_num_value_heads = 2, linear_key_head_dim = 3,
+      linear_value_head_dim = 4 },
    gpt2 = { vocab_size = 31, n_embd = 16, n_layer = 2, n_head = 4, n_positions = 32,
       resid_pdrop = 0, embd_pdrop = 0, attn_pdrop = 0 },
 }

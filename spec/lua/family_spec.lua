@@ -4,6 +4,7 @@
 local tide = require 'tide'
 local each = require 'tide.util.each'
 local family = require 'tide.model.family'
+local lines_of = require('spec.support.files').lines_of
 local ranks = require 'spec.support.ranks'
 local refused = require 'spec.support.refused'
 local tmp = require 'spec.support.tmp'
@@ -165,6 +166,21 @@ describe('a checkpoint', function()
             assert.truthy(text:find(('"%s": ?%%d%%.0[,}]'):format(field)), field)
          end
       end
+   end)
+
+   it('has the same flags of a field in every family', function()
+      local flags, n = {}, 0
+      for _, kind in ipairs(lines_of 'ls lua/tide/model') do
+         local name = kind:match '^(.*)%.lua$'
+         local made = name and family.published(name).model_type and tide.model[name]
+         for _, row in ipairs(made and (made._rows or made:_fields()) or {}) do
+            local first = flags[row[1]] or { name, row.float, row.neutral }
+            flags[row[1]], n = first, n + 1
+            assert.same({ first[2], first[3] }, { row.float, row.neutral },
+               ('%s of %s and of %s (float, neutral)'):format(row[1], name, first[1]))
+         end
+      end
+      assert.is_true(n > 300, n)
    end)
 
    it('of a class of its own is made by its own function', function()

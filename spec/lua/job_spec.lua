@@ -38,7 +38,8 @@ local function train(self, opt)
    local model = tide.model.llama({ vocab_size = 16, hidden_size = 8, num_hidden_layers = 1,
       num_attention_heads = 1 }, { seed = 1 })
    local source = tide.data.tokens.memory(('\1\2\3\4'):rep(20), 1)
-   local plan = { numel = model:num_parameters(), model = model }
+   local numel = model:num_parameters()
+   local plan = { numel = numel, trained = numel, model = model }
    local run = self:run({ files = 2, train = source }, plan, { model = model,
       optim = tide.optim.AdamW(model, { lr = 1e-3 }),
       sampler = tide.data.sampler { count = source.count, seq = 4, batch = 2, seed = opt.seed } })
@@ -209,6 +210,7 @@ describe('the run that is there', function()
          local state, manifest = fs.read_json('spec', at .. 'state.json'),
             fs.read_json('spec', at .. 'manifest.json')
          state.recipe.mesh.dp, state.recipe.sequence_parallel = 2, true
+         state.recipe.pp = { layers = '1,3' }
          fs.write_json('spec', at .. 'state.json', state)
          manifest.files['state.json'] = { size = fs.size(at .. 'state.json'),
             xxh64 = fs.hash('spec', at .. 'state.json') }
@@ -217,6 +219,7 @@ describe('the run that is there', function()
             .. 'mesh to resume on, e.g. --mesh.dp 1', given, '--out', out, '--resume')
          local opt = given('--out', out, '--resume', '--mesh.tp', '1')
          assert.same({ 0, false }, { opt.mesh.dp, opt.sequence_parallel or false })
+         assert.is_nil(opt.pp.layers)
          opt = given('--out', out, '--resume', '--mesh.tp', '2')
          assert.same({ 0, 2, true }, { opt.mesh.dp, opt.mesh.tp, opt.sequence_parallel })
       end)
@@ -257,6 +260,8 @@ describe('a mistake', function()
          ['hidden_size 5 is odd'] = 'hidden_size 5 is odd (hidden_size is --dim)',
          ['read it on one rank'] = 'read it on one rank',
          ['rank: 9 is too large'] = 'rank: 9 is too large (rank is --lora.rank)',
+         ["argument 'layers': expected 2"] = "argument 'layers': expected 2 (argument 'layers' is "
+            .. '--pp.layers)',
          ['hidden_size (--dim) is odd'] = 'hidden_size (--dim) is odd',
          ['my_hidden_size is odd'] = 'my_hidden_size is odd',
          ['hidden_size must be even, or give head_dim'] =

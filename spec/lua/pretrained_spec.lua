@@ -180,6 +180,24 @@ describe('tide.model.load', function()
       end)
    end)
 
+   it('reads a Qwen3.5 with the names that it has beside a vision tower', function()
+      tmp.with(function(dir)
+         local model = tide.model.qwen3_5({ vocab_size = 32, hidden_size = 16, head_dim = 8,
+            num_hidden_layers = 1, num_attention_heads = 2, num_key_value_heads = 1,
+            intermediate_size = 8, linear_num_key_heads = 1, linear_num_value_heads = 1,
+            linear_key_head_dim = 8, linear_value_head_dim = 8 }, { seed = 3 })
+         local file = tide.model.save(model, dir .. '/m') .. '/model.safetensors'
+         local named = {}
+         for name, t in each(tide.train.checkpoint.tensors(file)) do
+            named[name:gsub('^model%.', 'model.language_model.')] = t
+         end
+         tide.util.fs.io().safetensors_save(file, named, { format = 'pt' })
+         local ids = tide.tensor({ { 3, 1, 4 } }, { dtype = 'i64' })
+         local again = tide.model.load(dir .. '/m')
+         assert.equal(0, (again(ids) - model:eval()(ids)):abs():amax():item())
+      end)
+   end)
+
    it('reads checkpoints and runs as it reads folders', function()
       tmp.with(function(dir)
          local model = model_of()

@@ -173,7 +173,7 @@ describe('a published folder', function()
          local file = dir .. '/a/config.json'
          assert.equal(file .. ' is a file; give a folder', message(file))
          assert.equal(("argument 'dir': %s/a is not empty; give another folder, or overwrite = "
-            .. 'true to replace it'):format(dir), message(dir .. '/a'))
+            .. 'true (--overwrite) to replace it'):format(dir), message(dir .. '/a'))
          fs.mkdirs('spec', dir .. '/a/sub')
          assert.equal(("argument 'dir': %s/a holds the folder sub, which overwrite = true would "
             .. 'remove; give another folder'):format(dir),

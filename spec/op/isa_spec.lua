@@ -28,7 +28,7 @@ describe('TIDE_ISA', function()
    end
 
    local files = { 'all', 'attention', 'scan', 'loss', 'fp8', 'nf4', 'nf4_part',
-      'nf4_grouped', 'conv1d', 'round', 'grouped' }
+      'nf4_grouped', 'conv1d', 'round', 'grouped', 'gated_delta' }
    for i, name in ipairs(files) do files[i] = ('spec/op/%s_spec.lua'):format(name) end
    local without = "--filter-out=' on ref' "
    -- The machine's own level is that of the op specs themselves.

@@ -11,7 +11,25 @@ local function grads(...)
    return list
 end
 
+-- On a rank: the norm of a model whose tensor-parallel parts have other sizes, so that the ranks
+-- cut what is left whole at other elements.
+local function of_uneven_parts()
+   local t = require 'tide'
+   local model = t.model.llama({ vocab_size = 9, hidden_size = 4, intermediate_size = 3,
+      num_hidden_layers = 2, num_attention_heads = 2 }, { device = 'null' })
+   local run = t.parallel.plan(model, { dp_shard = 3, tp = 2 }):materialise { seed = 1 }
+   local ids = t.tensor({ { 3, 1, 4, 1, 5, run.data.rank } }, { dtype = 'i64' })
+   run.model:loss(ids, ids, { count = 6 }):backward()
+   run.sharded:finish()
+   return t.parallel.clip.norm(run.sharded):item()
+end
+
 describe('the norm', function()
+   it('has the same bits on every rank', function()
+      local all = ranks.run(6, of_uneven_parts)
+      for r = 2, 6 do assert.equal(all[1], all[r]) end
+   end)
+
    it('is that of all gradients together', function()
       local list = grads({ 3, 4 }, { 1, 2 })
       assert.near(math.sqrt(25 + 5), clip.norm(list):item(), 1e-6)

@@ -256,24 +256,24 @@ local function others(rank)
    step:run { { ids = ids, labels = ids } }
 end
 
-local function run(name, mesh, more) return copy(more or {}, { name = name, mesh = mesh }) end
+local function on(name, mesh, more) return copy(more or {}, { name = name, mesh = mesh }) end
 
 describe('pp', function()
    it('gives the numbers of one rank on every mesh', function()
       same('granite_tied', {
-         [2] = { run('two stages', { pp = 2 }, { accum = 4 }),
-            run('one micro-batch', { pp = 2 }, { pp = { layers = { 1, 2 } } }) },
-         [3] = { run('three stages', { pp = 3 }, { accum = 2 }) },
+         [2] = { on('two stages', { pp = 2 }, { accum = 4 }),
+            on('one micro-batch', { pp = 2 }, { pp = { layers = { 1, 2 } } }) },
+         [3] = { on('three stages', { pp = 3 }, { accum = 2 }) },
          [4] = {
-            run('dp', { pp = 2, dp = 2 }, { accum = 2 }),
-            run('tp', { pp = 2, tp = 2 }, { tp = { sequence_parallel = true }, accum = 2 }),
-            run('cp', { pp = 2, cp = 2 }, { accum = 2 }),
-            run('shards', { pp = 2, dp_shard = 2 }, { accum = 2, recompute = 'full' }),
-            run('optim_grads', { pp = 2, dp_shard = 2 }, { accum = 2,
+            on('dp', { pp = 2, dp = 2 }, { accum = 2 }),
+            on('tp', { pp = 2, tp = 2 }, { tp = { sequence_parallel = true }, accum = 2 }),
+            on('cp', { pp = 2, cp = 2 }, { accum = 2 }),
+            on('shards', { pp = 2, dp_shard = 2 }, { accum = 2, recompute = 'full' }),
+            on('optim_grads', { pp = 2, dp_shard = 2 }, { accum = 2,
                fsdp = { strategy = 'optim_grads', sync_each_backward = false } }),
-            run('offload', { pp = 2, dp_shard = 2 }, { accum = 2, recompute = 'selective',
+            on('offload', { pp = 2, dp_shard = 2 }, { accum = 2, recompute = 'selective',
                fsdp = { strategy = 'optim', cpu_offload = true } }),
-            run('means', { pp = 2, dp_shard = 2 }, { accum = 2,
+            on('means', { pp = 2, dp_shard = 2 }, { accum = 2,
                fsdp = { calculate_per_token_loss = false, average_in_collective = true,
                   check_for_nan_in_grad = true } }),
          },
@@ -281,29 +281,29 @@ describe('pp', function()
    end)
 
    it('serves experts, on their ranks too, and hybrids', function()
-      same('qwen3_moe', { [4] = { run('ep', { pp = 2, dp_shard = 2 },
+      same('qwen3_moe', { [4] = { on('ep', { pp = 2, dp_shard = 2 },
          { accum = 2, fsdp = { ep_size = 2 } }) } })
-      same('bamba', { [4] = { run('hybrid', { pp = 2, cp = 2 }, { accum = 2 }) } })
+      same('bamba', { [4] = { on('hybrid', { pp = 2, cp = 2 }, { accum = 2 }) } })
    end)
 
    it('updates whole matrices', function()
-      same('granite_tied', { [4] = { run('Muon', { pp = 2, dp_shard = 2 }, { accum = 2 }) } },
+      same('granite_tied', { [4] = { on('Muon', { pp = 2, dp_shard = 2 }, { accum = 2 }) } },
          { optim = 'Muon' })
    end)
 
    it('resumes a checkpoint with any other mesh', function()
       tmp.with(function(dir)
          same('granite_tied', { [4] = {
-            run('written', { pp = 2, dp_shard = 2 }, { save = dir .. '/a' }),
-            run('pp to tp', { dp_shard = 2, tp = 2 }, { resume = dir .. '/a' }),
-            run('written without', { dp_shard = 4 }, { save = dir .. '/b' }),
-            run('none to pp', { pp = 2, tp = 2 }, { resume = dir .. '/b' }),
+            on('written', { pp = 2, dp_shard = 2 }, { save = dir .. '/a' }),
+            on('pp to tp', { dp_shard = 2, tp = 2 }, { resume = dir .. '/a' }),
+            on('written without', { dp_shard = 4 }, { save = dir .. '/b' }),
+            on('none to pp', { pp = 2, tp = 2 }, { resume = dir .. '/b' }),
          } }, { optim = 'AdamW' })
       end)
    end)
 
    it('trains adapters on weights in NF4', function()
-      same('qwen3_moe', { [4] = { run('NF4', { pp = 2, tp = 2 }, { accum = 4 }) } }, { nf4 = true },
+      same('qwen3_moe', { [4] = { on('NF4', { pp = 2, tp = 2 }, { accum = 4 }) } }, { nf4 = true },
          2e-6)
    end)
 
@@ -353,9 +353,9 @@ describe('pp', function()
       end
       refused('E_ARG', { 'the axis has 5 ranks', '4 blocks' }, plan, { pp = 5 }, 5)
       refused('E_ARG', { "'pp' must be the outermost" }, plan, { { 'dp', 2 }, { 'pp', 2 } }, 4)
-      refused('E_ARG', { 'layers', 'add up to the 4 blocks', 'sum of 5' }, plan, { pp = 2 }, 2,
-         { pp = { layers = { 2, 3 } } })
-      refused('E_ARG', { 'layers', 'a list of 2 numbers', 'a list of 3' }, plan, { pp = 2 }, 2,
+      refused('E_ARG', { 'layers', 'add up to the 4 blocks', 'got a sum of 5' }, plan, { pp = 2 },
+         2, { pp = { layers = { 2, 3 } } })
+      refused('E_ARG', { 'layers', '2 numbers, one for each stage, got 3' }, plan, { pp = 2 }, 2,
          { pp = { layers = { 1, 1, 2 } } })
       refused('E_ARG', { "option 'pp'", "no axis 'pp'" }, plan, { dp = 2 }, 2, { pp = {} })
       refused('E_UNSUPPORTED', { 'cannot be cut into stages' }, plan, { pp = 2 }, 2, nil,

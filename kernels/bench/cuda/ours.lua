@@ -149,6 +149,17 @@ function cases.scan(o)
    end)
 end
 
+function cases.delta(o)
+   local key, value = { 1, o.seq, o.heads / 2, o.dim }, { 1, o.seq, o.heads, o.dim }
+   local gate = { 1, o.seq, o.heads }
+   local g = randn(gate, 'f32'):abs():neg():detach():requires_grad_(true)
+   local beta = randn(gate, 'f32'):sigmoid():detach():requires_grad_(true)
+   return both(o.way, value, { leaf(key), leaf(key), leaf(value), g, beta }, function(...)
+      local q, k, v, decay, rate = ...
+      return (tide.gated_delta(q, k, v, decay, rate, { l2norm = true }))
+   end)
+end
+
 function cases.conv1d(o)
    local x, w = randn { 1, o.seq, o.channels }, randn { o.channels, 4 }
    return function() return (tide.conv1d(x, w, nil, { silu = true })) end

@@ -7,9 +7,11 @@
 
 local sizes = {
    big = { tokens = 8192, rows = 4, dim = 2048, ffn = 5632, vocab = 32000, layers = 22, heads = 32,
-      kv = 4, square = 8192, long = 8192, elements = 2^28, scan_heads = 80, channels = 5376 },
+      kv = 4, square = 8192, long = 8192, elements = 2^28, scan_heads = 80,
+      delta_heads = 32, delta_dim = 128, channels = 5376 },
    small = { tokens = 64, rows = 2, dim = 64, ffn = 96, vocab = 200, layers = 2, heads = 4, kv = 2,
-      square = 64, long = 64, elements = 2^10, scan_heads = 2, channels = 64 },
+      square = 64, long = 64, elements = 2^10, scan_heads = 2,
+      delta_heads = 2, delta_dim = 8, channels = 64 },
 }
 
 -- Adds the rows of some sizes to a list through add(name, case, options, flop, bytes, more).
@@ -109,6 +111,11 @@ function families.ssm(s, add)
       add('scan-' .. way, 'scan', { seq = o.seq, heads = o.heads, head = o.head, states = o.states,
          chunk = o.chunk, way = way }, 0, (way == 'fwd' and 1 or 3) * (2 * x + 2 * state
          + 4 * o.seq * o.heads), { ours_only = true })
+   end
+   local heads, dim = s.delta_heads, s.delta_dim -- two value heads share a key head
+   for _, way in ipairs { 'fwd', 'both' } do
+      add('delta-' .. way, 'delta', { seq = s.long, heads = heads, dim = dim, way = way }, 0,
+         (way == 'fwd' and 1 or 3) * s.long * heads * (6 * dim + 8), { ours_only = true })
    end
    add('conv1d-fwd', 'conv1d', { seq = s.long, channels = s.channels }, 0,
       4 * s.long * s.channels)

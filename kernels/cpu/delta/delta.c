@@ -90,15 +90,16 @@ void tide__delta_steps(const gdelta *s, const delta_at *at, int64_t h, delta_ste
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-/* Divides a row by sqrt(sum of squares + eps); returns the factor. */
-TIDE_LEVELS(float, delta_normalize_row, (float *row, float eps, int64_t n), (row, eps, n))
+/* Writes x / sqrt(sum of squares + eps), and returns the factor. y may be x. */
+TIDE_LEVELS(float, delta_normalize_row,
+            (float *y, const float *x, float eps, int64_t n), (y, x, eps, n))
 {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; i++) sum += row[i] * row[i];
+  for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
   float factor = 1.0f / sqrtf(sum + eps);
 #pragma omp simd
-  for (int64_t i = 0; i < n; i++) row[i] *= factor;
+  for (int64_t i = 0; i < n; i++) y[i] = x[i] * factor;
   return factor;
 }
 
@@ -106,10 +107,14 @@ void tide__delta_rows(const gdelta *s, const k_tensor *t, const delta_at *at, in
                       float *to, float *factor)
 {
   for (int64_t i = 0; i < n; i++, to += s->Dk) {
-    float f = 1;
-    row_widen(to, row_at(t, delta_offset(t, at->b, t0 + i, at->hk)), t->dtype, s->Dk);
-    if (s->attrs->l2norm) f = delta_normalize_row(to, (float)s->attrs->eps, s->Dk);
-    if (factor) factor[i] = f;
+    int64_t from = delta_offset(t, at->b, t0 + i, at->hk);
+    if (s->attrs->l2norm) {
+      const float *x = row_read(t, from, to, s->Dk);
+      float f = delta_normalize_row(to, x, (float)s->attrs->eps, s->Dk);
+      if (factor) factor[i] = f;
+    } else {
+      row_widen(to, row_at(t, from), t->dtype, s->Dk);
+    }
   }
 }
 

@@ -61,7 +61,7 @@ void tide__delta_take_steps(panel_arena *r, const gdelta *s, delta_steps *st);
 /* Fills `st` for value head h. */
 void tide__delta_steps(const gdelta *s, const delta_at *at, int64_t h, delta_steps *st);
 /* Writes n rows from token t0 on of q or k, normalized if the op asks for it. factor (may be null)
- * receives what each row was multiplied by. */
+ * then receives what each row was multiplied by. */
 void tide__delta_rows(const gdelta *s, const k_tensor *t, const delta_at *at, int64_t t0, int64_t n,
                       float *to, float *factor);
 /* Writes the state before token 0, or another [B, Hv, Dk, Dv]; zeros if t is absent. */

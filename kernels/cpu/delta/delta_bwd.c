@@ -393,8 +393,8 @@ static void delta_back_piece(const delta_back *w, const delta_back_head *k, cons
   tide__delta_pairs(s, r->P, r->QK + from * DELTA_LD, r->D, n);
   for (int64_t i = 0; i < n; i++) {
     float *g = r->g + i * s->Dv;
-    row_widen(g, row_at(dy, delta_offset(dy, at->b, at->t0 + i, k->h)), dy->dtype, s->Dv);
-    tide__delta_scale(g, g, (float)s->attrs->scale, s->Dv);
+    const float *own = row_read(dy, delta_offset(dy, at->b, at->t0 + i, k->h), g, s->Dv);
+    tide__delta_scale(g, own, (float)s->attrs->scale, s->Dv);
   }
   delta_back_u(s, k, at, r);
   delta_back_rest_gradient(w, k, at, r);
@@ -426,15 +426,16 @@ static void delta_back_end(const gdelta *s, const delta_at *at, int64_t from, de
   tide__panel_mm_upper(kern, dk);
 }
 
-/* d = factor (d - row along); along is the product of d with the row. */
+/* to = factor (d - row along); along is the product of d with the row. to may be d. */
 TIDE_LEVELS(void, delta_norm_row,
-            (float *d, const float *row, float factor, int64_t n), (d, row, factor, n))
+            (float *to, const float *d, const float *row, float factor, int64_t n),
+            (to, d, row, factor, n))
 {
   float along = 0;
 #pragma omp simd reduction(+ : along)
   for (int64_t i = 0; i < n; i++) along += d[i] * row[i];
 #pragma omp simd
-  for (int64_t i = 0; i < n; i++) d[i] = factor * (d[i] - row[i] * along);
+  for (int64_t i = 0; i < n; i++) to[i] = factor * (d[i] - row[i] * along);
 }
 
 /* Goes back through the norm of n rows and stores their gradients. */
@@ -442,8 +443,10 @@ static void delta_back_put_rows(const gdelta *s, const k_tensor *out, int64_t ro
                                 float *d, const float *rows, const float *factor)
 {
   for (int64_t i = 0; i < n; i++, d += s->Dk, rows += s->Dk) {
-    if (s->attrs->l2norm) delta_norm_row(d, rows, factor[i], s->Dk);
-    row_narrow(row_at(out, (row + i * s->Hk) * s->Dk), d, out->dtype, s->Dk);
+    int64_t at = (row + i * s->Hk) * s->Dk;
+    float *to = s->attrs->l2norm ? row_begin(out, at, d) : d;
+    if (s->attrs->l2norm) delta_norm_row(to, d, rows, factor[i], s->Dk);
+    row_write(out, at, to, s->Dk);
   }
 }
 

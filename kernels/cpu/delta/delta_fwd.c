@@ -136,8 +136,10 @@ static void delta_fwd_leaving(const gdelta *s, const delta_at *at, float *state,
 static void delta_put_row(const delta_fwd *f, const delta_at *at, int64_t t, int64_t h, float *y)
 {
   const gdelta *s = &f->s;
-  tide__delta_scale(y, y, (float)s->attrs->scale, s->Dv);
-  row_narrow(row_at(f->y, ((at->b * s->T + t) * s->Hv + h) * s->Dv), y, f->y->dtype, s->Dv);
+  int64_t to = ((at->b * s->T + t) * s->Hv + h) * s->Dv;
+  float *row = row_begin(f->y, to, y);
+  tide__delta_scale(row, y, (float)s->attrs->scale, s->Dv);
+  row_write(f->y, to, row, s->Dv);
 }
 
 static void delta_fwd_head(const delta_fwd *f, const delta_at *at, int64_t h, float *state,

@@ -155,23 +155,43 @@ local function surveyed(source, field, place, o)
       n = n, place = place, field = field, reader = o }
 end
 
--- Returns the images of a record's messages (nil: it is no chat) in the order of the text, sized
--- but not decoded. Messages get their parts in one spelling. file: of the record, beside which
--- relative paths begin; place: 'FILE, line N'; o: of parts.of, { refused = why }, or nil.
--- name_of(i): the name of message i in errors.
-function parts._take(t, messages, file, place, o, name_of)
-   name_of = name_of or name_of_message
+-- Refuses a record with videos, or with images where none can be read. field: of its first image.
+-- Returns whether it has images.
+local function has_images(t, messages, field, o)
    if messages and fs.is_list(t.videos) and #t.videos > 0 then
       jsonl._broken 'videos: expected none, got a list; videos are not read'
    end
-   local field = first_field(t, messages, name_of)
-   if not field then return {} end
+   if not field then return false end
    if not o or o.refused then
       jsonl._broken('%s: the record has an image, and %s', field, o and o.refused or no_images)
    elseif not messages then
       jsonl._broken('%s: an image belongs to a chat; give messages, whose content is a list of '
          .. 'parts', field)
    end
+   return true
+end
+
+-- Gives the parts of messages the spelling that templates read. name_of: as of parts._take; take:
+-- as of settled.
+local function settle(messages, name_of, take)
+   for i, message in ipairs(messages) do
+      if jsonl._is_table(message.content) then
+         local new = {}
+         for k, part in ipairs(message.content) do
+            new[k] = settled(part, ('%s.content[%d]'):format(name_of(i), k), take)
+         end
+         message.content = new
+      end
+   end
+end
+
+-- Returns the images of a record's messages (nil: it is no chat) in the order of the text, sized
+-- but not decoded. Messages get their parts in one spelling. file: of the record, beside which
+-- relative paths begin; place: 'FILE, line N'; o: of parts.of, { refused = why }, or nil.
+-- name_of(i): the name of message i in errors.
+function parts._take(t, messages, file, place, o, name_of)
+   name_of = name_of or name_of_message
+   if not has_images(t, messages, first_field(t, messages, name_of), o) then return {} end
    local list, name = listed(t)
    local found, used = {}, 0
    if #list > 0 then place_marks(messages, #list) end
@@ -184,15 +204,7 @@ function parts._take(t, messages, file, place, o, name_of)
       found[#found + 1] = surveyed(source_of(v, at, fs.above(file)), at, place, o)
       return found[#found].path
    end
-   for i, message in ipairs(messages) do
-      if jsonl._is_table(message.content) then
-         local new = {}
-         for k, part in ipairs(message.content) do
-            new[k] = settled(part, ('%s.content[%d]'):format(name_of(i), k), take)
-         end
-         message.content = new
-      end
-   end
+   settle(messages, name_of, take)
    if used < #list then
       jsonl._wrong(name, ('%d images, one for each %s or image part without a path'):format(used,
          mark), list, ('%d'):format(#list))

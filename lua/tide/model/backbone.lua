@@ -176,13 +176,13 @@ function Backbone:embedding() return self[self.form.body][self.form.embed] end
 function Backbone:blocks() return self[self.form.body].layers end
 
 -- Returns the weights of a block that multiply a token.
-function Backbone:block_cost(block) return CausalLM._multiplying(block) end
+function Backbone:_block_cost(block) return CausalLM._multiplying(block) end
 
 -- Returns how many blocks the first stage of a pipeline needs.
 function Backbone:first_blocks() return 1 end
 
 -- Keeps what a stage of parallel.pipeline_parallel runs.
-function Backbone:cut_stage(stage)
+function Backbone:_cut_stage(stage)
    self[self.form.body]:_cut_stage(stage)
    if self.lm_head and not stage.last then self:_remove 'lm_head' end
    spread.set(self, 'pp', stage)

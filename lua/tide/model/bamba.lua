@@ -39,8 +39,8 @@ local rows = {
    { 'hidden_act', 'silu', "'silu'", neutral = true },
 }
 
--- Lists of kinds become attn_layer_indices; 'auto' is the default.
-local function translate(f, problems)
+-- Makes attn_layer_indices of the lists of kinds that some files have in its place.
+local function translate_layers(f)
    for _, name in ipairs { 'layers_block_type', 'layer_types' } do
       local list, at = f[name], {}
       f[name] = nil
@@ -49,20 +49,31 @@ local function translate(f, problems)
       end
       if list ~= nil and f.attn_layer_indices == nil then f.attn_layer_indices = at end
    end
+end
+
+-- Makes partial_rotary_factor of attn_rotary_emb, the channels of a head that turn.
+local function translate_turned(f)
    local turned, heads, width = f.attn_rotary_emb, f.num_attention_heads, f.hidden_size
    if type(turned) == 'number' and type(heads) == 'number' and type(width) == 'number' then
       f.partial_rotary_factor = f.partial_rotary_factor or turned * heads / width
       f.attn_rotary_emb = nil
    end
+end
+
+-- Changes the fields of a file. transformers turns the share that rope_parameters says, 0.5 by
+-- default, and does not read the other two fields: a file in which these say another is refused.
+local function translate(f, problems)
+   translate_layers(f)
+   translate_turned(f)
    if f.mamba_d_head == 'auto' then f.mamba_d_head = nil end
-   local is_file, share_of_file = f.model_type ~= nil, f.partial_rotary_factor
-   f.partial_rotary_factor = not is_file and share_of_file or nil
+   local is_file, said = f.model_type ~= nil, f.partial_rotary_factor
+   f.partial_rotary_factor = not is_file and said or nil
    config_.translate_rope(f, problems)
-   if is_file and share_of_file ~= nil and share_of_file ~= (f.partial_rotary_factor or 0.5) then
+   local read = f.partial_rotary_factor or 0.5
+   if is_file and said ~= nil and said ~= read then
       problems[#problems + 1] = ("field 'partial_rotary_factor' (or attn_rotary_emb) says %s, and "
          .. 'transformers turns %s of each head; the field that it reads is '
-         .. "'rope_parameters.partial_rotary_factor'"):format(err.show(share_of_file),
-         err.show(f.partial_rotary_factor or 0.5))
+         .. "'rope_parameters.partial_rotary_factor'"):format(err.show(said), err.show(read))
    end
 end
 
@@ -80,12 +91,8 @@ local rules = {
          .. 'num_key_value_heads ({num_key_value_heads}) and divide hidden_size ({hidden_size})' },
 }
 
-local function common(c, opts, extra)
-   return part.options(c, opts, 2 * c.num_hidden_layers, extra)
-end
-
 local function mamba(c, opts)
-   return nn.Mamba2(common(c, opts, {
+   return nn.Mamba2(part.of_layer(c, opts, {
       state = c.mamba_d_state, conv = c.mamba_d_conv, heads = c.mamba_n_heads,
       head_dim = c.mamba_d_head, groups = c.mamba_n_groups, chunk = c.mamba_chunk_size,
       bias = c.mamba_proj_bias, conv_bias = c.mamba_conv_bias, norm_eps = c.rms_norm_eps,
@@ -94,7 +101,7 @@ local function mamba(c, opts)
 end
 
 local function attention(c, opts, rope)
-   return nn.Attention(common(c, opts, {
+   return nn.Attention(part.of_layer(c, opts, {
       heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, rope = rope,
       bias = c.attention_bias, out_bias = c.attention_bias,
    }))
@@ -115,7 +122,7 @@ Bamba.form = {
             mixer = class.is(mixer, nn.Mamba2) and 'mamba' or 'self_attn' },
          mixer = mixer, norm1 = nn.RMSNorm(c.hidden_size, norm),
          norm2 = nn.RMSNorm(c.hidden_size, norm),
-         mlp = nn.MLP(common(c, opts, { hidden = c.intermediate_size, bias = c.mlp_bias })),
+         mlp = nn.MLP(part.of_layer(c, opts, { hidden = c.intermediate_size, bias = c.mlp_bias })),
       }
    end,
 }

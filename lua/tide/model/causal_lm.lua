@@ -362,10 +362,17 @@ local function logprobs(self, ids_BT, index_K, targets_K)
 end
 private.note(logprobs)
 
+local function check_list(op, name, t)
+   err.arg_if(not tide.is_tensor(t) or t.ndim ~= 1 or t.dtype ~= 'i64', op, name,
+      'a tensor [K] of i64', t)
+end
+
 -- Returns log-probabilities [K] of targets_K, i64, each after the token index_K, i64, which counts
 -- the tokens of ids from 0, row after row. Logits exist for these tokens alone, a block at a time.
 -- For scoring, without gradients; not with tensor parallelism.
 function CausalLM:logprobs(ids_BT, index_K, targets_K)
+   check_list(self.op, 'index', index_K)
+   check_list(self.op, 'targets', targets_K)
    err.raise_if(spread.of(self).tp, 'E_UNSUPPORTED', self.op, 'logprobs needs whole hidden states, '
       .. 'but tensor parallelism splits them; use log_softmax of the logits')
    return self:as_call(logprobs, ids_BT, index_K, targets_K)

@@ -24,7 +24,7 @@ end
 -- Returns a list of rows of fields with those of gated delta nets after them.
 function delta.fields(rows)
    for _, row in ipairs {
-      { 'partial_rotary_factor', 0.25, 'number in [1e-9, 1]' },
+      { 'partial_rotary_factor', 0.25, 'number in [1e-9, 1]', float = true },
       { 'full_attention_interval', 4, count }, { 'layer_types', kinds_of },
       { 'linear_conv_kernel_dim', 4, 'integer in [2, 4]' },
       { 'linear_key_head_dim', 128, count }, { 'linear_value_head_dim', 128, count },

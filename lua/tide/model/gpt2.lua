@@ -57,7 +57,7 @@ GPT2.form = {
             norm2 = 'post_attention_layernorm', mlp = 'mlp' },
          norm1 = nn.LayerNorm(c.hidden_size, norm), mixer = mixer,
          norm2 = nn.LayerNorm(c.hidden_size, norm), dropout = dropout(c.resid_pdrop),
-         mlp = nn.MLP(part_.options(c, opts, 2 * c.num_hidden_layers, {
+         mlp = nn.MLP(part_.of_layer(c, opts, {
             hidden = c.intermediate_size, bias = true,
             act = acts[c.activation_function] or c.activation_function })),
       }
@@ -75,7 +75,7 @@ end
 function GPT2._mixers(c, opts)
    local mixers, size = {}, c.hidden_size / c.num_attention_heads
    for i = 1, c.num_hidden_layers do
-      mixers[i] = nn.Attention(part_.options(c, opts, 2 * c.num_hidden_layers, {
+      mixers[i] = nn.Attention(part_.of_layer(c, opts, {
          heads = c.num_attention_heads, bias = true, out_bias = true, dropout = c.attn_pdrop,
          scale = size ^ -0.5 / (c.scale_attn_by_inverse_layer_idx and i or 1),
       }))

@@ -133,12 +133,8 @@ GraniteMoeHybrid.form = { name = 'GraniteMoeHybridModel', body = 'model', embed 
 
 -- ---- layers ------------------------------------------------------------------------------------
 
-local function options(c, opts, extra)
-   return part.options(c, opts, 2 * c.num_hidden_layers, extra)
-end
-
 local function attention(c, opts, rope)
-   return nn.Attention(options(c, opts, {
+   return nn.Attention(part.of_layer(c, opts, {
       heads = c.num_attention_heads, kv_heads = c.num_key_value_heads, head_dim = c.head_dim,
       rope = rope, bias = c.attention_bias, out_bias = c.attention_bias,
       scale = c.attention_multiplier,
@@ -153,10 +149,11 @@ local function block(c, mixer, opts)
             or 'self_attn' },
       scale = c.residual_multiplier, mixer = mixer, norm1 = nn.RMSNorm(c.hidden_size, norm),
       norm2 = nn.RMSNorm(c.hidden_size, norm),
-      mlp = nn.MLP(options(c, opts, { hidden = c.shared_intermediate_size, fused = true,
+      mlp = nn.MLP(part.of_layer(c, opts, { hidden = c.shared_intermediate_size, fused = true,
          names = { gate_up_proj = 'input_linear', down_proj = 'output_linear' } })),
-      experts = c.num_local_experts > 0 and nn.MoE(options(c, opts, { hidden = c.intermediate_size,
-         experts = c.num_local_experts, topk = c.num_experts_per_tok, norm_topk = true })) or nil,
+      experts = c.num_local_experts > 0 and nn.MoE(part.of_layer(c, opts, {
+         hidden = c.intermediate_size, experts = c.num_local_experts,
+         topk = c.num_experts_per_tok, norm_topk = true })) or nil,
    }
 end
 

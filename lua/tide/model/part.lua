@@ -15,6 +15,11 @@ function part.options(c, opts, branches, extra)
    return nn.Module.inner(opts, extra)
 end
 
+-- Returns part.options of a model whose layers add two parts each to the stream.
+function part.of_layer(c, opts, extra)
+   return part.options(c, opts, 2 * c.num_hidden_layers, extra)
+end
+
 -- Returns the experts of a layer. o: options of nn.MoE, and with shared experts `shared`: hidden
 -- (their width together), bias, gate (true: a gate on their output) and names (of the parts, as
 -- nn.MoELayer takes them).

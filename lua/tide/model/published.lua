@@ -123,7 +123,7 @@ local function read_field(self, c, from, key, v)
    local want = rules.only[key]
    if want == nil then want = only[key] end
    if want ~= nil then
-      if v ~= want and v ~= false then
+      if v ~= want and (v ~= false or want == true) then
          self.problems[#self.problems + 1] = ("field '%s' is %s%s"):format(key, err.show(v),
             want == false and ', which is not supported'
                or ('; only %s is supported'):format(err.show(want)))
@@ -215,7 +215,8 @@ end
 -- rules: how the file of the family differs, a table with
 --    alias      other names of known fields
 --    free       names of fields that change nothing, in a text
---    only       fields with the one value that is supported; false: none
+--    only       fields with the one value that is supported, and false unless that is true; false:
+--               none
 --    packing    kinds of packed weights (see packing.lua)
 --    translate  function (fields, problems, config) that may change the fields first
 --    where      relations of fields, made by signature.options

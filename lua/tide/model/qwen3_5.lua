@@ -1,6 +1,9 @@
 -- The decoder of Qwen3.5 for texts alone (model_type qwen3_5_text): that of Qwen3-Next with an MLP
 -- in each layer, and four projections of a gated delta net in place of two.
 --
+-- Published folders also have a vision tower. transformers writes their decoder with the names that
+-- it has there.
+--
 -- Texts have one position a token, so mrope_section changes nothing unless a call gives three rows.
 
 local class = require 'tide.class'
@@ -10,12 +13,8 @@ local Llama = require 'tide.model.llama'
 
 local Qwen3_5 = delta.of(class('Qwen3_5', Llama))
 
--- Drops mlp_only_layers of files, which is empty: each layer has the same MLP or experts. Refuses
--- attention without a gate, which transformers does not compute either.
-local function translate(f, problems)
-   if f.attn_output_gate == false then
-      problems[#problems + 1] = "field 'attn_output_gate' is false; only true is supported"
-   end
+-- Drops mlp_only_layers of files, which is empty: each layer has the same MLP or experts.
+local function translate(f)
    if type(f.mlp_only_layers) == 'table' and #f.mlp_only_layers == 0 then
       f.mlp_only_layers = nil
    end
@@ -28,6 +27,7 @@ Qwen3_5.family = {
       sliding_window = { why = 'a Qwen3.5 attends to all tokens before' } },
    only = { attn_output_gate = true, output_gate_type = 'swish', use_sliding_window = false },
    free = 'mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings max_window_layers',
+   rename = function(name) return (name:gsub('^model%.language_model%.', 'model.')) end,
    translate = translate, where = delta.where(), complete = delta.complete,
    norm_offset = 1, mixer = delta.mixer(true), layer = delta.layer,
 }

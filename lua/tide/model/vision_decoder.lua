@@ -47,12 +47,12 @@ end
 
 -- Keeps what a stage of parallel.pipeline_parallel runs: the tower lies on the first one, with the
 -- blocks that add deepstack features.
-function methods:cut_stage(stage)
+function methods:_cut_stage(stage)
    local least, n = self:first_blocks(), stage.counts[1]
    err.raise_if(least > n, 'E_ARG', self.op, 'the first %d layers add deepstack features of '
       .. 'images, and the first of %d pipeline stages has %d; give it as many (layers of '
       .. 'pipeline_parallel, --pp.layers), or take fewer stages', least, stage.size, n)
-   Llama.cut_stage(self, stage)
+   Llama._cut_stage(self, stage)
    if not stage.first then self:_remove 'visual' end
 end
 

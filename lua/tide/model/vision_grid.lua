@@ -178,6 +178,31 @@ local function cut_off(o, b, kind, i, n, got)
       kind, o.ids[kind], b, is_frame and 'h w' or 't h w', o.merge ^ 2)
 end
 
+-- Returns 'image' or 'video' for a token of one, else nil.
+local function kind_of(o, id)
+   return id == o.ids.image and 'image' or id == o.ids.video and 'video' or nil
+end
+
+-- Returns the last of at most `most` tokens from t on that have the kind and the document of t.
+local function last_alike(o, row, docs, t, most)
+   local kind, doc, last = kind_of(o, row[t]), docs and docs[t], t
+   while last - t + 1 < most and last < #row and kind_of(o, row[last + 1]) == kind
+      and (not docs or docs[last + 1] == doc) do
+      last = last + 1
+   end
+   return last
+end
+
+-- Raises if ids have tokens of fewer images or videos than there are grids. used: of how many.
+local function check_used(o, used)
+   for kind, name in each(kinds) do
+      local part = part_of(o, kind)
+      err.raise_if(used[kind] < #o.grids[kind], 'E_ARG', o.op, '%s has %d %ss, but ids have '
+         .. 'tokens (%s_token_id %d) of only %d; leave the other %ss out, or add their tokens',
+         name, #o.grids[kind], part, kind, o.ids[kind], used[kind], part)
+   end
+end
+
 -- Calls fn(b, kind, first, last, i) for what each row of tokens consists of, in order: a run of
 -- text (kind nil), or the tokens of image or video number i. Padding (document 0 of docs) is in no
 -- run, a document begins a new one. o: op, rows (lists of ids), docs (lists of documents or nil),
@@ -185,39 +210,23 @@ end
 -- videos are those of their frames).
 local function each_run(o, fn)
    local used = { image = 0, video = 0 }
-   local function kind_of(id)
-      return id == o.ids.image and 'image' or id == o.ids.video and 'video'
-   end
    for b, row in ipairs(o.rows) do
       local t, docs = 1, o.docs and (o.docs[b] or o.docs[1])
-      local function is_same(u, id, doc)
-         return u <= #row and kind_of(row[u]) == id and (not docs or docs[u] == doc)
-      end
       while t <= #row do
-         local doc, last = docs and docs[t], t
-         local kind = doc ~= 0 and kind_of(row[t])
+         local is_padding, i, n = docs and docs[t] == 0, nil, math.huge
+         local kind = not is_padding and kind_of(o, row[t]) or nil
          if kind then
-            local i = used[kind] + 1
-            local g = o.grids[kind][i]
-            if not g then no_grid(o, b, t, kind) end
-            local n = g[1] * g[2] * g[3] / o.merge ^ 2
-            while last - t + 1 < n and is_same(last + 1, kind, doc) do last = last + 1 end
-            if last - t + 1 < n then cut_off(o, b, kind, i, n, last - t + 1) end
-            used[kind] = i
-            fn(b, kind, t, last, i)
-         else
-            while is_same(last + 1, kind, doc) do last = last + 1 end
-            if doc ~= 0 then fn(b, nil, t, last) end
+            i = used[kind] + 1
+            local g = o.grids[kind][i] or no_grid(o, b, t, kind)
+            used[kind], n = i, g[1] * g[2] * g[3] / o.merge ^ 2
          end
+         local last = last_alike(o, row, docs, t, n)
+         if kind and last - t + 1 < n then cut_off(o, b, kind, i, n, last - t + 1) end
+         if not is_padding then fn(b, kind, t, last, i) end
          t = last + 1
       end
    end
-   for kind, name in each(kinds) do
-      local part = part_of(o, kind)
-      err.raise_if(used[kind] < #o.grids[kind], 'E_ARG', o.op, '%s has %d %ss, but ids have '
-         .. 'tokens (%s_token_id %d) of only %d; leave the other %ss out, or add their tokens',
-         name, #o.grids[kind], part, kind, o.ids[kind], used[kind], part)
-   end
+   check_used(o, used)
 end
 
 -- Puts the three positions of the tokens of a grid from column `first` on, `at` being the position

@@ -233,7 +233,8 @@ end
 
 -- Returns the sizes, for the text of a model.
 function Attention:detail()
-   return ('%d heads of %d, %d for keys%s'):format(self.heads, self.head_dim, self.kv_heads,
+   return ('%d heads of %d, %d for keys%s%s'):format(self.heads, self.head_dim, self.kv_heads,
+      self.gated and ', gate' or '',
       self.dropout > 0 and (', dropout %g'):format(self.dropout) or '')
 end
 

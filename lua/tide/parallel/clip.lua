@@ -4,7 +4,8 @@
 -- along which *different* parts lie. A group's sum of powers is summed over its comms and over
 -- nothing else, so an element that many ranks hold counts once. Every rank has the same groups,
 -- with perhaps no gradient in them. Ranks of different stages of a pipeline may have other groups:
--- the field `stages` of the list is the communicator along which the stages lie.
+-- the field `stages` of the list is the communicator along which the stages lie. Ranks of its field
+-- `alike` may have added up the same elements in another order, and take the largest of their sums.
 --
 -- clip_grad_norm_ scales in place, whatever the dtype, by max_norm / (norm + 1e-6) if that is < 1.
 
@@ -88,6 +89,7 @@ function clip.norm(source, norm_type, comm)
       end
       total = total or local_part({}, p, device)
       if groups.stages then groups.stages:all_reduce(total, p == math.huge and 'max' or 'sum') end
+      if groups.alike then groups.alike:all_reduce(total, 'max') end
       if p == math.huge or p == 1 then return total end
       return p == 2 and total:sqrt() or total:pow(1 / p)
    end)

@@ -238,7 +238,7 @@ end
 
 signature.doors('parallel.recompute', recompute, {
    apply = { 'model: module', op = op, opts = { "scope: any? -- 'language', 'vision', 'audio'" } },
-   report = { 'model: module', op = op } })
+   report = 'model: module' })
 return setmetatable(recompute, {
    calls = recompute.apply,
    __call = function(_, model, policy, opts) return recompute.apply(model, policy, opts) end,

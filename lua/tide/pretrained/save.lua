@@ -135,7 +135,7 @@ local function check_place(op, dir, overwrite)
    err.raise_if(fs.exists(fs.join(dir, 'manifest.json')), 'E_ARG', op, "argument 'dir': %s is a "
       .. 'checkpoint, whose optimiser state would be lost; give another folder', dir)
    err.raise_if(not overwrite, 'E_ARG', op, "argument 'dir': %s is not empty; give another folder, "
-      .. 'or overwrite = true to replace it', dir)
+      .. 'or overwrite = true (--overwrite) to replace it', dir)
    err.raise_if(not fs.exists(fs.join(dir, 'config.json')), 'E_ARG', op, "argument 'dir': %s holds "
       .. 'no model (config.json), and overwrite = true replaces only a model; give another folder',
       dir)

@@ -47,7 +47,8 @@ local function in_words(words, e)
 end
 
 -- The options of every recipe that set options of `parallel`, as `words`.
-local shared = { { 'ep_size', '--mesh.ep' } }
+local shared = { { 'ep_size', '--mesh.ep' },
+   { "argument 'layers'", '--pp.layers', field = true } }
 
 local function explain(words, caught)
    local e = err.of(caught)
@@ -133,7 +134,7 @@ end
 
 -- Returns the options that --resume puts in place of the defaults, and { options (those of the
 -- checkpoint), other_mesh }. A mesh is one thing: giving one axis gives all of them, and what says
--- how the tensor-parallel axis is used goes with it.
+-- how the pipeline and the tensor-parallel axis are used goes with it.
 local function options_before(recipe, opt, given)
    settle_resume(recipe, opt, given)
    if not opt.resume then return nil end
@@ -142,6 +143,7 @@ local function options_before(recipe, opt, given)
    if not resumed.other_mesh then return kept, resumed end
    local base = copy(kept)
    base.mesh = nil
+   base.pp = nil
    if opt.mesh.tp == 1 then base.sequence_parallel, base.async_tp = nil, nil end
    return base, resumed
 end

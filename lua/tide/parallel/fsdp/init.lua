@@ -370,7 +370,10 @@ function Sharded:norm_groups()
          table.insert(p.entry.group.grads, g)
       end
    end
+   local tp = spread.of(self.model).tp
    groups.stages = stage and stage.comm
+   -- these ranks cut what tensor parallelism leaves whole at other elements
+   groups.alike = tp and tp.comm.size > 1 and self.shard_comm.size > 1 and tp.comm or nil
    return groups
 end
 

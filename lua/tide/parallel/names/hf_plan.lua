@@ -34,32 +34,23 @@ local function by_structure(model, op)
    return plan
 end
 
--- Returns the declared plan of a model as styles by pattern: that of its class, then of the object,
--- then of the model inside; of a decoder that declares none, that of its structure. An embedding
--- that is not named is cut by rows unless it is also the head.
-function hf_plan.get_hf_tp_shard_plan(model)
-   local op = 'parallel.get_hf_tp_shard_plan'
-   err.type(op, 'model', model, 'table')
-   local name = tostring(rawget(model, 'class_name') or model.class_name or '')
-   local prefix = name:find '^Gemma3ForConditionalGeneration' and 'language_model' or 'model'
-   local inner, plan, count = model[prefix], {}, 0
+-- Returns the plan that a model declares: that of its class, then of the object, then of the model
+-- inside, at the path `prefix`; empty without one.
+local function declared(model, prefix)
+   local inner, plan = model[prefix], {}
    local function merge(from, before)
-      for pattern, style in each(from or {}) do
-         plan[before .. pattern], count = style, count + 1
-      end
+      for pattern, style in each(from or {}) do plan[before .. pattern] = style end
    end
    merge(tp_plans.class_plan(model), '')
    merge(rawget(model, '_tp_plan'), '')
    if type(inner) == 'table' then
       merge(rawget(inner, '_tp_plan') or tp_plans.class_plan(inner), prefix .. '.')
    end
-   if count == 0 and class.is(model, nn.Module) then return by_structure(model, op) end
-   if count == 0 then none_declared(op, model) end
-   local config = model.config or {}
-   config = config.text_config or config
-   local tied = config.tie_word_embeddings and true or false
-   local embed = prefix .. '.embed_tokens'
-   if not plan[embed] and not tied then plan[embed] = 'rowwise_rep' end
+   return plan
+end
+
+-- Returns a plan as styles by pattern. tied: whether the embedding is also the head.
+local function as_styles(plan, tied)
    local out = {}
    for pattern, style in each(plan) do
       if not is_left_out(style) then
@@ -70,6 +61,24 @@ function hf_plan.get_hf_tp_shard_plan(model)
       end
    end
    return out
+end
+
+-- Returns the declared plan of a model as styles by pattern: that of its class, then of the object,
+-- then of the model inside; of a decoder that declares none, that of its structure. An embedding
+-- that is not named is cut by rows unless it is also the head.
+function hf_plan.get_hf_tp_shard_plan(model)
+   local op = 'parallel.get_hf_tp_shard_plan'
+   err.type(op, 'model', model, 'table')
+   local name = tostring(rawget(model, 'class_name') or model.class_name or '')
+   local prefix = name:find '^Gemma3ForConditionalGeneration' and 'language_model' or 'model'
+   local plan, config = declared(model, prefix), model.config or {}
+   if next(plan) == nil then
+      return class.is(model, nn.Module) and by_structure(model, op) or none_declared(op, model)
+   end
+   local tied = (config.text_config or config).tie_word_embeddings and true or false
+   local embed = prefix .. '.embed_tokens'
+   if not plan[embed] and not tied then plan[embed] = 'rowwise_rep' end
+   return as_styles(plan, tied)
 end
 
 return hf_plan

@@ -30,7 +30,7 @@ local op = 'parallel.pipeline_parallel'
 
 -- Refuses models that cannot be cut into stages.
 local function check_model(model, size)
-   err.raise_if(not model.cut_stage, 'E_UNSUPPORTED', op, 'a %s cannot be cut into stages; take a '
+   err.raise_if(not model._cut_stage, 'E_UNSUPPORTED', op, 'a %s cannot be cut into stages; take a '
       .. 'language model of tide.model', tostring(model.class_name))
    for _, way in ipairs { 'inside', 'pp' } do
       spread.check_whole(op, model, 'cut a whole model into stages, before fully_shard',
@@ -45,7 +45,7 @@ end
 local function counts_of(model, size, layers)
    local blocks, costs, c = model:blocks(), {}, model.config
    if layers then return split.given(op, layers, #blocks, size) end
-   for i, block in ipairs(blocks) do costs[i] = model:block_cost(block) end
+   for i, block in ipairs(blocks) do costs[i] = model:_block_cost(block) end
    return split.by_cost(costs, size, { last = c.vocab_size * c.hidden_size,
       least = math.min(model:first_blocks(), #blocks - size + 1) })
 end
@@ -75,7 +75,7 @@ function pipeline.pipeline_parallel(model, axis, opts)
          and model:embedding().weight or nil,
    }, Stage)
    self.before, self.after = link.both(comm)
-   model:cut_stage(self)
+   model:_cut_stage(self)
    return self
 end
 

@@ -65,8 +65,7 @@ end
 function split.given(op, layers, n, size)
    err.type(op, 'layers', layers, 'table')
    if #layers ~= size then
-      err.arg_text(op, 'layers', ('a list of %d numbers, one for each stage'):format(size),
-         ('a list of %d'):format(#layers))
+      err.arg_text(op, 'layers', ('%d numbers, one for each stage'):format(size), #layers)
    end
    for i, k in ipairs(layers) do err.integer(op, ('layers[%d]'):format(i), k, 1, n) end
    local sum = dims.sum(layers)
