@@ -389,6 +389,8 @@ promise['lua/guide/parallel.md'] = {
       'ends with an error where one rank runs alone' },
    { 'Stages compute the numbers of one rank', 'parallel/pipeline',
       'gives the numbers of one rank on every mesh', 'parallel/pipeline', 'resumes a checkpoint' },
+   { 'Each stage draws random numbers of its own', 'parallel/pipeline',
+      'go on with random numbers of their own' },
    { 'It adds no axis each rank keeps its own', 'parallel/expert_parallel',
       'gives the numbers of one rank on every mesh' },
    { 'Where k is smaller than the number', 'parallel/expert_parallel',
