@@ -234,10 +234,13 @@ local function misuse(_, _, config)
    end
    local mesh = t.parallel.mesh { { 'pp', 2 } }
    local model = t.model.llama(config)
+   bad(t.parallel.pipeline_parallel, model.model, mesh:axis 'pp')
    local stage = t.parallel.pipeline_parallel(model, mesh:axis 'pp')
    bad(t.parallel.pipeline_parallel, model, mesh:axis 'pp')
    bad(t.train.step.new, { model = model, optim = t.optim.SGD(model, { lr = 1 }) })
    bad(model.hidden, model, t.zeros({ 1, 2 }, { dtype = 'i64' }))
+   bad(t.parallel.tensor_parallel, model, mesh:axis 'pp')
+   bad(t.parallel.cp.attach, model, mesh:axis 'pp')
    bad(t.model.save, model, '/nowhere')
    bad(t.parallel.fully_shard, model, mesh:axis 'pp')
    bad(stage.begin, stage, {}, stage.rank)
@@ -337,8 +340,10 @@ describe('pp', function()
 
    it('refuses what a stage cannot answer', function()
       for _, said in ipairs(ranks.run(2, misuse, shape)) do
-         for i, words in ipairs { 'cut into stages already', 'cut into stages of a pipeline',
-            'last stage of the pipeline alone', 'cut over 2 ranks, and this one has some of its '
+         for i, words in ipairs { 'cannot be cut into stages', 'cut into stages already',
+            'cut into stages of a pipeline',
+            'last stage of the pipeline alone', 'once, before pipeline_parallel',
+            'before pipeline_parallel', 'cut over 2 ranks, and this one has some of its '
                .. 'blocks', 'needs the mesh', 'every stage needs the same' } do
             assert.matches(words, said[i], 1, true)
          end

@@ -182,6 +182,7 @@ function cp_train.attach(model, axis, opts)
    local comm, size, rank = axis_of(op, 'axis', axis)
    err.raise_if(spread.of(model).cp, 'E_STATE', op, 'this model is attached already; restore() the '
       .. 'handle first')
+   spread.check_whole(op, model, 'attach it before pipeline_parallel', { pp = true })
    local handle = setmetatable({
       model = model, axis = axis, comm = comm, size = size, rank = rank,
       method = opts.method, layout = opts.layout,

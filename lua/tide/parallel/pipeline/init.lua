@@ -30,8 +30,8 @@ local op = 'parallel.pipeline_parallel'
 
 -- Refuses models that cannot be cut into stages.
 local function check_model(model, size)
-   err.raise_if(not model._cut_stage, 'E_UNSUPPORTED', op, 'a %s cannot be cut into stages; take a '
-      .. 'language model of tide.model', tostring(model.class_name))
+   err.raise_if(not (model._cut_stage and model.blocks), 'E_UNSUPPORTED', op, 'a %s cannot be cut '
+      .. 'into stages; take a language model of tide.model', tostring(model.class_name))
    for _, way in ipairs { 'inside', 'pp' } do
       spread.check_whole(op, model, 'cut a whole model into stages, before fully_shard',
          { [way] = true })

@@ -265,8 +265,8 @@ end
 
 -- Refuses a model that is cut or sharded already.
 local function check_whole(model)
-   spread.check_whole(op, model, 'apply tensor parallelism once, before fully_shard',
-      { inside = true, tp = true })
+   spread.check_whole(op, model, 'apply tensor parallelism once, before pipeline_parallel and '
+      .. 'fully_shard', { inside = true, tp = true, pp = true })
 end
 
 -- Returns whether the numbers of attention heads in a configuration are of no layer.
