@@ -353,8 +353,8 @@ describe('pp', function()
       end
       refused('E_ARG', { 'the axis has 5 ranks', '4 blocks' }, plan, { pp = 5 }, 5)
       refused('E_ARG', { "'pp' must be the outermost" }, plan, { { 'dp', 2 }, { 'pp', 2 } }, 4)
-      refused('E_ARG', { 'layers', 'add up to the 4 blocks', 'got a sum of 5' }, plan, { pp = 2 }, 2,
-         { pp = { layers = { 2, 3 } } })
+      refused('E_ARG', { 'layers', 'add up to the 4 blocks', 'got a sum of 5' }, plan, { pp = 2 },
+         2, { pp = { layers = { 2, 3 } } })
       refused('E_ARG', { 'layers', '2 numbers, one for each stage, got 3' }, plan, { pp = 2 }, 2,
          { pp = { layers = { 1, 1, 2 } } })
       refused('E_ARG', { "option 'pp'", "no axis 'pp'" }, plan, { dp = 2 }, 2, { pp = {} })

@@ -64,8 +64,8 @@ end
 -- Returns the list of the caller, checked.
 function split.given(op, layers, n, size)
    err.type(op, 'layers', layers, 'table')
-   err.raise_if(#layers ~= size, 'E_ARG', op, "argument 'layers': expected %d numbers, one for each "
-      .. 'stage, got %d', size, #layers)
+   err.raise_if(#layers ~= size, 'E_ARG', op, "argument 'layers': expected %d numbers, one for "
+      .. 'each stage, got %d', size, #layers)
    for i, k in ipairs(layers) do err.integer(op, ('layers[%d]'):format(i), k, 1, n) end
    err.raise_if(dims.sum(layers) ~= n, 'E_ARG', op, "argument 'layers': expected numbers that add "
       .. 'up to the %d blocks of the model, got a sum of %d', n, dims.sum(layers))
