@@ -4,6 +4,7 @@
 --    tide run -n 2 recipes/pretrain.lua --mesh.dp 2       two data-parallel ranks
 --    tide run -n 4 recipes/pretrain.lua --mesh.dp_shard 2 --mesh.tp 2
 --    tide run -n 4 recipes/pretrain.lua --mesh.dp_shard 2 --mesh.cp 2 --packed
+--    tide run -n 4 recipes/pretrain.lua --mesh.pp 4 --batch 16 --accum 16     pipeline stages
 --    tide run recipes/pretrain.lua --plan --mesh.dp_shard 16    what 16 ranks would hold and send
 --    tide run recipes/pretrain.lua --out runs/first --resume    all options as they were
 --

@@ -185,6 +185,8 @@ describe('small helpers', function()
       refused('E_ARG', "no 'order'; did you mean 'order2'?", function()
          return tide.data.entropy.order
       end)
+      refused('E_ARG', "no 'load_adapter'; known: attach, layers, merge, remove, unmerge, without",
+         function() return tide.nn.lora.load_adapter end)
       local env = {}
       assert.is_true(strict.on(env))
       assert.is_false(strict.on(env))

@@ -204,6 +204,18 @@ describe('the run that is there', function()
       end)
    end)
 
+   it('says how long stages of a pipeline wait for few micro-batches', function()
+      tmp.with(function(dir)
+         local function said(accum)
+            return start(train, '--out', dir .. '/' .. accum, '--steps', '1', '--seq', '4',
+               '--batch', '2', '--mesh.pp', '2', '--accum', accum)
+         end
+         assert.matches('--accum 1: stages of the pipeline wait 50 % of a step; with --accum 8 '
+            .. 'they wait 11 %', said '1', 1, true)
+         assert.is_nil(said('2'):find('wait', 1, true))
+      end)
+   end)
+
    it('has a mesh, which is kept or given as a whole', function()
       with_run(function(_, out)
          local at = out .. '/step-00000004/'

@@ -202,7 +202,8 @@ function CausalLM:balance_way()
    local stage, by_layer = spread.of(self).pp, c.router_aux_loss_by_layer or false
    err.raise_if(stage and not by_layer, 'E_UNSUPPORTED', self.op, 'the loss that balances experts '
       .. 'over all layers together needs the choices of all stages of the pipeline; set '
-      .. 'router_aux_loss_by_layer = true, or output_router_logits = false')
+      .. 'router_aux_loss_by_layer = true in the configuration (config.json), or '
+      .. 'output_router_logits = false')
    return { coef = coef, by_layer = by_layer, layers = stage and stage.mixtures }
 end
 

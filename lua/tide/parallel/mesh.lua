@@ -462,7 +462,9 @@ function Mesh:fsdp_mesh()
    local op = 'parallel.mesh.fsdp_mesh'
    local replicate, cp = self.by_name.dp_replicate, self.by_name.cp
    local shard = self.by_name.dp_shard or self.by_name.dp
-   if not shard then no_axis(self, op, 'dp_shard') end
+   err.raise_if(not shard, 'E_ARG', op, "no axis 'dp_shard' or 'dp' in this mesh (%s), over which "
+      .. "parameters are sharded; add one, { 'dp', 1 } if there are no such ranks",
+      join(self.axes, '%s', ', '))
    if cp and cp.size > 1 then shard = self:flatten { shard.name, 'cp' } end
    if replicate and replicate.size > 1 then return self:sub { 'dp_replicate', shard.name } end
    return self:sub { shard.name }

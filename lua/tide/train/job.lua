@@ -332,6 +332,16 @@ local function parameters_text(plan, dtype)
    return table.concat(parts, ', ')
 end
 
+-- Logs how long stages of a pipeline wait, where a step has fewer micro-batches than stages.
+local function tell_waits(self)
+   local p, m = self.opt.mesh.pp, self.opt.accum or 1
+   local function wait(k) return 100 * (p - 1) / (k + p - 1) end
+   if m < p then
+      self.log:once('--accum %d: stages of the pipeline wait %.0f %% of a step; with --accum %d '
+         .. 'they wait %.0f %%', m, wait(m), 4 * p, wait(4 * p))
+   end
+end
+
 local function tell(self, corpus, plan)
    local opt, log, n = self.opt, self.log, self.world.size
    local gpus = opt.device ~= 'cuda' and ''
@@ -340,6 +350,7 @@ local function tell(self, corpus, plan)
    log:once('%d file%s, %d training tokens; %s; %d rank%s', corpus.files,
       corpus.files == 1 and '' or 's', corpus.train.count, parameters_text(plan, opt.dtype), n,
       n == 1 and '' or 's: ' .. plan:axes_text() .. experts .. gpus)
+   tell_waits(self)
    if not opt.resume and not is_restart(opt) then return end
    local checkpoint = require 'tide.train.checkpoint'
    local kept = #checkpoint.list(opt.out)

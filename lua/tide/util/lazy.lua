@@ -9,10 +9,10 @@ local err = require 'tide.util.err'
 local instead = require 'tide.util.instead'
 local near = require 'tide.util.near'
 
--- Returns the names of a table that are text, sorted.
+-- Returns the public names of a table, sorted.
 local function names(t)
    local list = {}
-   for k in each(t) do list[#list + 1] = type(k) == 'string' and k or nil end
+   for k in each(t) do list[#list + 1] = type(k) == 'string' and k:find '^[^_]' and k or nil end
    table.sort(list)
    return list
 end
