@@ -107,7 +107,7 @@ describe('the blocks of stages', function()
 
    it('share the work', function()
       assert.equal('2 2 2', counts({ 1, 1, 1, 1, 1, 1 }, 3, 0))
-      assert.equal('3 2 1', counts({ 1, 1, 1, 1, 1, 1 }, 3, 2))
+      assert.equal('2 3 1', counts({ 1, 1, 1, 1, 1, 1 }, 3, 2))
       assert.equal('1 3', counts({ 9, 1, 1, 1 }, 2, 1))
       assert.equal('3 1', counts({ 9, 1, 1, 1 }, 2, 1, 3))
       assert.equal('1 1 1', counts({ 0, 0, 0 }, 3, 0))

@@ -2,34 +2,36 @@
 --
 -- Without a list of the caller the blocks are split so that the stage with the most work has as
 -- little as possible. Work counts the weights that multiply a token; the output projection counts
--- for the last stage. Of equal splits the one with more blocks on early stages is taken.
+-- for the last stage. Of equal splits the one with fewer blocks on early stages is taken, as these
+-- keep the activations of more micro-batches.
 
 local dims = require 'tide.util.dims'
 local err = require 'tide.util.err'
 
 local split = {}
 
--- Returns how many of the next blocks a stage may take without more than `most` work, but at least
--- `least`, leaving at least `rest` blocks; and their work.
-local function fill(costs, first, most, least, rest)
-   local sum, n = 0, 0
-   while first + n <= #costs - rest and (n < least or sum + costs[first + n] <= most) do
-      sum, n = sum + costs[first + n], n + 1
+-- Returns how many blocks up to `last` a stage may take without more than `most` work, but at least
+-- one, leaving at least `rest` blocks; and their work. sum: of the stage without them.
+local function fill(costs, last, most, rest, sum)
+   local n = 0
+   while last - n > rest and (n == 0 or sum + costs[last - n] <= most) do
+      sum, n = sum + costs[last - n], n + 1
    end
    return n, sum
 end
 
--- Returns the counts of blocks with at most `most` work a stage, or nil. o: of split.by_cost.
+-- Returns the counts of blocks with at most `most` work a stage, or nil. The last stages take as
+-- many as they can. o: of split.by_cost.
 local function within(costs, size, most, o)
-   local counts, at = {}, 1
-   for s = 1, size - 1 do
-      local n, sum = fill(costs, at, most, s == 1 and o.least or 1, size - s)
+   local counts, left = {}, #costs
+   for s = size, 2, -1 do
+      local n, sum = fill(costs, left, most, o.least + s - 2, s == size and o.last or 0)
       if sum > most then return nil end
-      counts[s], at = n, at + n
+      counts[s], left = n, left - n
    end
-   local sum = o.last
-   for i = at, #costs do sum = sum + costs[i] end
-   counts[size] = #costs - at + 1
+   local sum = size == 1 and o.last or 0
+   for i = 1, left do sum = sum + costs[i] end
+   counts[1] = left
    return sum <= most and counts or nil
 end
 
