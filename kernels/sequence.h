@@ -22,6 +22,14 @@ static inline int sequence_goes_on(const k_tensor *q, int64_t b, int64_t t)
   return k_absent(q) || sequence_at(q, b, t) == sequence_at(q, b, t - 1);
 }
 
+/* Returns the first token after t, at most end, at which another sequence begins. */
+static inline int64_t sequence_end(const k_tensor *q, int64_t b, int64_t t, int64_t end)
+{
+  if (k_absent(q)) return end;
+  for (t++; t < end && sequence_goes_on(q, b, t); t++) {}
+  return t;
+}
+
 static inline int sequence_check(const k_call *call, const k_tensor *q)
 {
   if (k_absent(q)) return TIDE_OK;

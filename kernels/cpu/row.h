@@ -68,6 +68,19 @@ TIDE_LEVELS(float, row_dot, (const float *x, const float *y, int64_t n), (x, y, 
   return a + b;
 }
 
+/* sum += v; returns the product of v with c. */
+TIDE_LEVELS(float, row_add_dot, (float *sum, const float *v, const float *c, int64_t n),
+            (sum, v, c, n))
+{
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t i = 0; i < n; i++) {
+    sum[i] += v[i];
+    dot += v[i] * c[i];
+  }
+  return dot;
+}
+
 /* y = x rstd gain; y may be x. */
 TIDE_LEVELS(void, row_scale,
             (float *y, const float *x, const float *gain, float rstd, int64_t n),

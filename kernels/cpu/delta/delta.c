@@ -1,5 +1,6 @@
 /* Pieces, decays, rows and the triangular inverse of the gated delta rule. See delta.h. */
 #include "kernels/cpu/delta/delta.h"
+#include "kernels/cpu/scan/decay.h"
 
 #include "kernels/sequence.h"
 
@@ -41,9 +42,7 @@ int tide__delta_next(const gdelta *s, delta_at *at)
   end = i64_min(end, t + DELTA_PIECE - (t - first) % DELTA_PIECE);
   at->t0 = t;
   at->seen = delta_goes_on(s, at, t);
-  if (k_absent(s->seq)) t = end;
-  else
-    for (t++; t < end && sequence_goes_on(s->seq, at->b, t); t++) {}
+  t = sequence_end(s->seq, at->b, t, end);
   at->n = t - at->t0;
   at->used = delta_goes_on(s, at, t);
   return 1;
@@ -61,30 +60,16 @@ void tide__delta_take_steps(panel_arena *r, const gdelta *s, delta_steps *st)
   st->out = tide__panel_take(r, n);
 }
 
-TIDE_LEVELS(void, delta_ends,
-            (float *in, float *out, const float *hi, const float *lo, int64_t n),
-            (in, out, hi, lo, n))
-{
-  float top = hi[n - 1], low = lo[n - 1];
-  for (int64_t i = 0; i < n; i++) {
-    in[i] = tide__expf(hi[i] + lo[i]);
-    out[i] = tide__expf((top - hi[i]) + (low - lo[i]));
-  }
-}
-
-/* A decay below exp(-1e5) is 0 in any case, and so limited sums stay small. */
 void tide__delta_steps(const gdelta *s, const delta_at *at, int64_t h, delta_steps *st)
 {
   const k_tensor *g = s->g, *beta = s->beta;
   double sum = 0;
   for (int64_t i = 0; i < at->n; i++) {
     double a = vec_get(g->data, delta_offset(g, at->b, at->t0 + i, h), g->dtype);
-    sum += a < -1e5 ? -1e5 : a;
-    st->hi[i] = (float)sum;
-    st->lo[i] = (float)(sum - st->hi[i]);
+    sum = decay_add(st->hi, st->lo, i, sum, a);
     st->beta[i] = vec_get(beta->data, delta_offset(beta, at->b, at->t0 + i, h), beta->dtype);
   }
-  delta_ends(st->in, st->out, st->hi, st->lo, at->n);
+  decay_ends(st->in, st->out, st->hi, st->lo, at->n);
   st->whole = st->in[at->n - 1];
 }
 

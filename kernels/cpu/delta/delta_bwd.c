@@ -306,19 +306,6 @@ static void delta_back_leaving(const gdelta *s, const delta_back_head *k, const 
   tide__panel_mm(s->kern, (panel_mm){r->a_rows, r->b_state_t, r->dk + from * Dk, Dk, n, Dk, Dv, 1});
 }
 
-/* sum += v; returns the product of v with c. */
-TIDE_LEVELS(float, delta_add_dot, (float *sum, const float *v, const float *c, int64_t n),
-            (sum, v, c, n))
-{
-  float dot = 0;
-#pragma omp simd reduction(+ : dot)
-  for (int64_t i = 0; i < n; i++) {
-    sum[i] += v[i];
-    dot += v[i] * c[i];
-  }
-  return dot;
-}
-
 /* Adds d S' to the gradient of rows, of which `rows` are the values, and to entered what that gives
  * to the decays. The state is packed. */
 static void delta_back_entering(const gdelta *s, const delta_at *at, const float *d, float *sum,
@@ -328,7 +315,7 @@ static void delta_back_entering(const gdelta *s, const delta_at *at, const float
   tide__panel_pack_a(s->kern, r->a_rows, delta_mat(d, Dv), n, Dv);
   tide__panel_mm(s->kern, (panel_mm){r->a_rows, r->b_state_t, r->part, Dk, n, Dk, Dv, 0});
   for (int64_t i = 0; i < n; i++)
-    r->entered[i] += delta_add_dot(sum + i * Dk, r->part + i * Dk, rows + i * Dk, Dk);
+    r->entered[i] += row_add_dot(sum + i * Dk, r->part + i * Dk, rows + i * Dk, Dk);
 }
 
 /* Adds rows' d to dS, or sets it. */

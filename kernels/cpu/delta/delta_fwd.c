@@ -5,6 +5,7 @@
  * small as needed to occupy all threads.
  */
 #include "kernels/cpu/delta/delta.h"
+#include "kernels/cpu/scan/decay.h"
 #include "kernels/sequence.h"
 
 enum { EACH = 2 };   /* tasks per thread, to balance uneven ones */
@@ -277,13 +278,6 @@ static int64_t delta_few_lay_out(const gdelta *s, char *base, delta_scratch *r)
   return k.used;
 }
 
-/* Returns the decay that token i of a piece applies, from the cumulative sums. */
-static float delta_keep(const delta_steps *st, int64_t i)
-{
-  return i == 0 ? expf(st->hi[0] + st->lo[0])
-                : expf((st->hi[i] - st->hi[i - 1]) + (st->lo[i] - st->lo[i - 1]));
-}
-
 static void delta_few_tasks(void *arg, int64_t begin, int64_t end, int thread)
 {
   const delta_fwd *f = arg;
@@ -303,7 +297,7 @@ static void delta_few_tasks(void *arg, int64_t begin, int64_t end, int thread)
         tide__delta_rows(s, s->k, &at, at.t0, at.n, r.k, 0);
         tide__delta_steps(s, &at, h, &r.st);
         for (int64_t i = 0; i < at.n; i++)
-          delta_step(f, &at, h, i, delta_keep(&r.st, i), state, &r);
+          delta_step(f, &at, h, i, decay_step(r.st.hi, r.st.lo, i), state, &r);
       }
     }
   }

@@ -1,5 +1,6 @@
 /* Steps, packing and products of the SSD scan. See scan.h. */
 #include "kernels/cpu/scan/scan.h"
+#include "kernels/cpu/scan/decay.h"
 
 #include "kernels/sequence.h"
 
@@ -71,9 +72,7 @@ int tide__ssd_next(const ssd *s, ssd_at *at)
   if (t >= end) return 0;
   at->t0 = t;
   at->seen = goes_on(s, at, t);
-  if (k_absent(s->seq)) t = end;
-  else
-    for (t++; t < end && sequence_goes_on(s->seq, at->b, t); t++) {}
+  t = sequence_end(s->seq, at->b, t, end);
   at->n = t - at->t0;
   at->used = goes_on(s, at, t);
   return 1;
@@ -123,27 +122,12 @@ static void limit_steps(const k_ssd_attrs *attrs, float *step, float *slope, int
   }
 }
 
-TIDE_LEVELS(void, decays,
-            (float *in, float *out, const float *hi, const float *lo, int64_t n),
-            (in, out, hi, lo, n))
-{
-  float top = hi[n - 1], low = lo[n - 1];
-  for (int64_t i = 0; i < n; i++) {
-    in[i] = tide__expf(hi[i] + lo[i]);
-    out[i] = tide__expf((top - hi[i]) + (low - lo[i]));
-  }
-}
-
-/* Adds up step * A. A decay below exp(-1e5) is 0 in any case, and such sums stay small. */
+/* Adds up step * A. */
 static void scan_add_up(const ssd_steps *st, float A, int64_t n)
 {
   double sum = 0;
-  for (int64_t i = 0; i < n; i++) {
-    double a = (double)st->step[i] * A;
-    sum += a < -1e5 ? -1e5 : a;
-    st->hi[i] = (float)sum;
-    st->lo[i] = (float)(sum - st->hi[i]);
-  }
+  for (int64_t i = 0; i < n; i++)
+    sum = decay_add(st->hi, st->lo, i, sum, (double)st->step[i] * A);
 }
 
 void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st)
@@ -158,7 +142,7 @@ void tide__ssd_steps(const ssd *s, const ssd_at *at, int64_t h, ssd_steps *st)
     for (int64_t i = 0; i < n; i++) st->step[i] = st->raw[i] + bias, st->slope[i] = 1;
   limit_steps(s->attrs, st->step, st->slope, n);
   scan_add_up(st, ssd_get(s->A, h * s->A->stride[0]), n);
-  decays(st->in, st->out, st->hi, st->lo, n);
+  decay_ends(st->in, st->out, st->hi, st->lo, n);
   st->whole = st->in[n - 1];
 }
 

@@ -227,18 +227,6 @@ static void piece_leaving(const ssd *s, const ssd_at *at, head *k, ssd_back_scra
   tide__panel_mm(s->kern, (panel_mm){r->a_rows, r->b_n, r->sum_B, s->N, n, s->N, s->P, 1});
 }
 
-/* sum += v; returns the product of v with c. */
-TIDE_LEVELS(float, add_dot, (float *sum, const float *v, const float *c, int64_t n), (sum, v, c, n))
-{
-  float dot = 0;
-#pragma omp simd reduction(+ : dot)
-  for (int64_t i = 0; i < n; i++) {
-    sum[i] += v[i];
-    dot += v[i] * c[i];
-  }
-  return dot;
-}
-
 /* Adds what the state before the piece gives: dC += (in g) state, and entered[i], what the decays
  * up to i gain. */
 static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_back_scratch *r)
@@ -250,7 +238,7 @@ static void piece_entering(const ssd *s, const ssd_at *at, const head *k, ssd_ba
   tide__panel_pack_a(s->kern, r->a_rows, ssd_own(s, r->in_g, s->P, 1), n, s->P);
   tide__panel_mm(s->kern, (panel_mm){r->a_rows, r->b_n, r->dC, s->N, n, s->N, s->P, 0});
   for (int64_t i = 0; i < n; i++)
-    r->entered[i] = add_dot(r->sum_C + i * s->N, r->dC + i * s->N, r->C + i * s->N, s->N);
+    r->entered[i] = row_add_dot(r->sum_C + i * s->N, r->dC + i * s->N, r->C + i * s->N, s->N);
 }
 
 /* dx = step du + D g and dD += g x; returns the sum of x du. dx may be du. */

@@ -1,5 +1,6 @@
 /* The SSD scan forward. See scan.h. Few tokens (generation) use the recurrence itself. */
 #include "kernels/cpu/scan/scan.h"
+#include "kernels/cpu/scan/decay.h"
 #include "kernels/sequence.h"
 
 enum { FEW = 4 }; /* tokens up to which the recurrence moves less than the products */
@@ -241,13 +242,6 @@ static int64_t lay_out_few(const ssd *s, char *base, scratch *r)
   return k.used;
 }
 
-/* Returns the decay that token i of a piece applies, from the cumulative sums. */
-static float decay_of(const ssd_steps *st, int64_t i)
-{
-  return i == 0 ? expf(st->hi[0] + st->lo[0])
-                : expf((st->hi[i] - st->hi[i - 1]) + (st->lo[i] - st->lo[i - 1]));
-}
-
 static void run_few(void *arg, int64_t begin, int64_t end, int thread)
 {
   const fwd *f = arg;
@@ -262,7 +256,8 @@ static void run_few(void *arg, int64_t begin, int64_t end, int thread)
       tide__ssd_chunk(s, &at, c);
       while (tide__ssd_next(s, &at)) {
         tide__ssd_steps(s, &at, h, &r.st);
-        for (int64_t i = 0; i < at.n; i++) step_token(f, &at, h, i, decay_of(&r.st, i), &r);
+        for (int64_t i = 0; i < at.n; i++)
+          step_token(f, &at, h, i, decay_step(r.st.hi, r.st.lo, i), &r);
       }
     }
     put_last(f, at.b, h, r.state);
