@@ -284,11 +284,9 @@ end
 
 -- Returns the paths of adapted layers on this rank: a stage of a pipeline has some of them.
 local function paths_here(model, adapter)
-   if not spread.of(model).pp then return adapter.modules end
-   local has, list = {}, {}
-   model:walk(function(_, path) has[path] = true end)
+   local has, list = spread.has(model), {}
    for _, path in ipairs(adapter.modules) do
-      if has[names_.split(path)] then list[#list + 1] = path end
+      if has((names_.split(path))) then list[#list + 1] = path end
    end
    return list
 end

@@ -57,10 +57,9 @@ end
 
 -- Calls fn(w, m) for the weights of a description, those of this stage of a pipeline; w as above.
 local function each_weight(model, rows, fn)
-   local has = {}
-   if spread.of(model).pp then model:walk(function(_, path) has[path] = true end) end
+   local has = spread.has(model)
    for _, row in ipairs(rows) do
-      if not next(has) or has[row[1]] then fn(of_row(row), model:get(row[1])) end
+      if has(row[1]) then fn(of_row(row), model:get(row[1])) end
    end
 end
 

@@ -30,6 +30,15 @@ function spread.set(module, field, value)
    module._spread = next(notes) ~= nil and notes or nil
 end
 
+-- Returns a function that says whether this rank has the module at a path of the whole model: a
+-- stage of a pipeline has some of them.
+function spread.has(model)
+   if not spread.of(model).pp then return function() return true end end
+   local here = {}
+   model:walk(function(_, path) here[path] = true end)
+   return function(path) return here[path] == true end
+end
+
 -- Returns the set of the modules that ran on no rows since forget_rows: those that noted it and all
 -- inside.
 function spread.idle(model)

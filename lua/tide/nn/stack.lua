@@ -61,17 +61,19 @@ function Stack:count() return #self end
 -- Returns block i, which counts from 1.
 function Stack:at(i) return self[i] end
 
--- Returns a stack of blocks first .. last (1-based, inclusive) that shares them and their names.
-function Stack:slice(first, last)
+-- Returns lists of blocks first .. last and of their names.
+local function part(self, first, last)
    local blocks, names = {}, {}
    for i = first, last do blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i] end
-   return Stack(blocks, names)
+   return blocks, names
 end
+
+-- Returns a stack of blocks first .. last (1-based, inclusive) that shares them and their names.
+function Stack:slice(first, last) return Stack(part(self, first, last)) end
 
 -- Removes all blocks but first .. last, which keep their names.
 function Stack:keep(first, last)
-   local blocks, names = {}, {}
-   for i = first, last do blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i] end
+   local blocks, names = part(self, first, last)
    for i = #self, 1, -1 do rawset(self, i, nil) end
    self._child, self._place = names, {}
    for i, block in ipairs(blocks) do

@@ -7,7 +7,6 @@
 local tide = require 'tide'
 local err = require 'tide.util.err'
 local finally = require 'tide.util.finally'
-local private = require 'tide.util.private'
 local reduce = require 'tide.train.reduce'
 
 local pipelined = {}
@@ -41,38 +40,24 @@ local function run_forward(self, losses, i, batch, count)
    return loss
 end
 
-local function run_backward(self, loss, is_last)
-   reduce.sync_at(self, is_last)
-   tide.scope(function()
-      reduce.backward(self, loss)
-      return self.stage:received()               -- the scope keeps the next input
-   end)
-   private.spend(loss)
-end
-
 -- Does what reduce.sharded_micros does, on a stage of a pipeline.
 function pipelined.micros(self, batches, count)
-   local losses, open, mine, ids = {}, {}, {}, {}
+   local losses, mine, ids = {}, {}, {}
    for i, batch in ipairs(batches) do
       mine[i] = cut(self, batch)
       ids[i] = mine[i].ids
    end
-   local function run(events)
-      for k, event in ipairs(events) do
-         local i = event.i
-         self.stage:at(event)
-         if event.kind == 'forward' then
-            open[i] = run_forward(self, losses, i, mine[i], count)
-         else
-            local loss = open[i]
-            open[i] = nil
-            run_backward(self, loss, k == #events)
-         end
-      end
-      if next(open) then self.parallel:finish() end        -- nothing is trained up to this stage
-   end
+   local does = {
+      forward = function(i) return run_forward(self, losses, i, mine[i], count) end,
+      backward = function(loss, is_last)
+         reduce.sync_at(self, is_last)
+         reduce.backward(self, loss)
+      end,
+   }
    reduce.with_sharded(self, function()
-      within(self, ids, #batches, run)
+      within(self, ids, #batches, function(events)
+         if self.stage:run(events, does) then self.parallel:finish() end
+      end)
       self.parallel:_report_bad()
    end)
    return reduce.summed(self, losses)

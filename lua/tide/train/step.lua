@@ -111,7 +111,9 @@ function Step:run(batches, meanwhile)
    local shares = reduce.shares(self, losses)
    if meanwhile then meanwhile() end
    local sum, grad_norm, busiest, idlest = reduce.read(loss and {} or losses, norm, shares)
-   if self.stage then busiest, idlest = reduce.shares_of_stages(self, busiest, idlest) end
+   if self.stage and self.stage.mixtures > 0 then
+      busiest, idlest = reduce.shares_of_stages(self, busiest, idlest)
+   end
    loss = (loss or sum) / means
    replicas.check_loss(self, loss)
    local applied = nonfinite.is_finite(loss) and nonfinite.is_finite(grad_norm)

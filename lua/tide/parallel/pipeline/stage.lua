@@ -69,6 +69,9 @@ local function taken(list, fn)
    return fn()
 end
 
+-- Appends what an exchange has received, or nothing (nil).
+local function add(list, t) list[#list + 1] = t end
+
 -- ---- the functions with a backward -------------------------------------------------------------
 
 -- They are relays, as an exchange may make a tensor that a later event uses.
@@ -108,10 +111,9 @@ function Stage:_push(h)
       self.after:exchange(h)
       return
    end
-   local joint = m.event.joint
    m.likes[m.event.i] = like(h)
-   local gradient = self.after:exchange(h, joint and m.likes[joint])
-   if joint then m.gradients[#m.gradients + 1] = gradient end
+   local joint = m.event.joint
+   add(m.gradients, self.after:exchange(h, joint and m.likes[joint]))
 end
 
 -- Returns the input of this stage. from: what to receive, as Link:exchange takes it.
@@ -130,8 +132,7 @@ function Stage:_return(dx)
       return
    end
    local joint = m.event.joint
-   local input = self.before:exchange(dx, joint and input_like(self, joint))
-   if joint then m.inputs[#m.inputs + 1] = input end
+   add(m.inputs, self.before:exchange(dx, joint and input_like(self, joint)))
 end
 
 -- Notes a call of the model within a step. Raises if a stage cannot know what it receives.
@@ -293,8 +294,29 @@ function Stage:at(event)
    m.event, m.is_placeholder, m.called = event, false, false
 end
 
--- Returns the inputs that are received and not used yet.
-function Stage:received() return self.micros.inputs end
+-- Runs the events that begin returned, in order. does: forward(i) returns the loss of micro-batch
+-- i, backward(loss, is_last) runs its backward, in a step scope; done(event): nil, or called after
+-- each. Returns whether losses are left, where nothing is trained up to this stage.
+function Stage:run(events, does)
+   local open = {}
+   for k, event in ipairs(events) do
+      self:at(event)
+      local i = event.i
+      if event.kind == 'forward' then
+         open[i] = does.forward(i)
+      else
+         local loss = open[i]
+         open[i] = nil
+         tide.scope(function()
+            does.backward(loss, k == #events)
+            return self.micros.inputs                -- the scope keeps the next input
+         end)
+         private.spend(loss)
+      end
+      if does.done then does.done(event) end
+   end
+   return next(open) ~= nil
+end
 
 -- Returns whether the present forward gave zeros in place of what the last stage has.
 function Stage:gave_placeholder() return self.micros ~= nil and self.micros.is_placeholder end

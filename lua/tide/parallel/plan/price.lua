@@ -12,7 +12,6 @@ local copied = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local dtype_size = tide.dtype_size
 local err = require 'tide.util.err'
-local private = require 'tide.util.private'
 
 local price = {}
 
@@ -216,41 +215,29 @@ local function micro(run, forward, last)
    return math.max(0, activations)
 end
 
--- Runs an event of a stage. open: the losses whose backward is to come.
-local function run_event(run, forward, event, open, is_last)
-   local stage, sharded = run.stage, run.sharded
-   stage:at(event)
-   if event.kind == 'forward' then
-      open[event.i] = forward(run.model)
-      return
-   end
-   local loss = open[event.i]
-   open[event.i] = nil
-   sharded:set_requires_gradient_sync(is_last or sharded.opts.sync_each_backward)
-   tide.scope(function()
-      loss:backward()
-      sharded:finish()
-      return stage:received()
-   end)
-   private.spend(loss)
-end
-
 -- Runs the micro-batches of a step on a stage of a pipeline: few of them, and the second of those
 -- between for all that are left out. Returns what is sent, and the most that forwards keep for
 -- backwards.
 local function staged(run, o, count)
-   local forward, stage = forward_of(run, o), run.stage
+   local forward, stage, sharded = forward_of(run, o), run.stage, run.sharded
    local n = math.min(o.accum, stage.size + 3)
-   local before, activations, open, ids, after = since(), 0, {}, {}, {}
+   local before, activations, ids, after = since(), 0, {}, {}
    local one = tide.empty({ o.batch, o.seq }, { dtype = 'i64', device = 'null' })
    one = run.context and run.context:cut({ ids = one, labels = one }).ids or one
    for i = 1, n do ids[i] = one end
    local events, first = stage:begin(ids, n), count:read()
-   for k, event in ipairs(events) do
-      run_event(run, forward, event, open, k == #events)
-      activations = math.max(activations, since() - before - gathered(run.sharded))
-      if event.kind == 'backward' then after[event.i] = count:read() end
-   end
+   stage:run(events, {
+      forward = function() return forward(run.model) end,
+      backward = function(loss, is_last)
+         sharded:set_requires_gradient_sync(is_last or sharded.opts.sync_each_backward)
+         loss:backward()
+         sharded:finish()
+      end,
+      done = function(event)
+         activations = math.max(activations, since() - before - gathered(sharded))
+         if event.kind == 'backward' then after[event.i] = count:read() end
+      end,
+   })
    stage:finish()
    local total = add({ calls = {}, bytes = { 0, 0 } }, 1, count:read(), first)
    if o.accum > n then add(total, o.accum - n, after[2], after[1]) end
