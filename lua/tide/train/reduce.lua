@@ -62,19 +62,14 @@ function reduce.forward(self, batch, count)
    return loss, record
 end
 
--- Runs the backward of one micro-batch. A micro-batch may use no trained parameter (a text, where
--- only a vision tower is trained). Backward of a sharded model communicates, so that all ranks run
--- it.
-function reduce.backward(self, loss)
-   if self.parallel or loss.requires_grad then loss:backward() end
-   if self.parallel then self.parallel:finish() end
-end
-
 -- Runs forward and backward of one micro-batch; returns its share of the loss and, of a model with
 -- experts, how often each was chosen, how many a token uses and the places of the layers.
 local function whole_loss(self, batch, count)
    local loss, record = reduce.forward(self, batch, count)
-   reduce.backward(self, loss)
+   -- it may use no trained parameter (a text, where only a vision tower is trained); backward of a
+   -- sharded model communicates, so that all ranks run it
+   if self.parallel or loss.requires_grad then loss:backward() end
+   if self.parallel then self.parallel:finish() end
    -- handles of gradients would make the next sum a copy
    if not record then return loss:detach() end
    local counts, topk = record:counts()
