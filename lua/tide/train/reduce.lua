@@ -38,8 +38,10 @@ function reduce.loss_of(self, batch, count, options)
 end
 
 -- Refuses a loss of the caller that leaves out the balance of the step, where a correction bias
--- needs it, and over ranks, where each rank would balance its own tokens.
+-- needs it, and over ranks, where each rank would balance its own tokens. A part of a pipeline may
+-- have no experts.
 local function check_balance(self, record)
+   if self.stage and not self.stage:has_mixtures() then return end
    err.raise_if(self.router_bias_rate > 0 and not record:counts(), 'E_ARG', 'train.step', "option "
       .. "'loss': it called the model without opts.balance, and router_bias_rate needs what the "
       .. 'routers chose; pass its options on: model:loss(ids, labels, opts)')

@@ -27,6 +27,7 @@ local finally = require 'tide.util.finally'
 local layout = require 'tide.parallel.layout'
 local link = require 'tide.parallel.pipeline.link'
 local micros = require 'tide.parallel.pipeline.micros'
+local mixtures = require 'tide.nn.mixtures'
 local private = require 'tide.util.private'
 local spread = require 'tide.nn.spread'
 
@@ -62,6 +63,15 @@ function Stage:part_of()
    end
    local other = self.first and 1 or self.virtual
    return function(m) return of[m] or other end
+end
+
+-- Returns whether the call that runs has mixtures of experts.
+function Stage:has_mixtures()
+   local part, part_of = part_of_step(self), self:part_of()
+   for _, m in ipairs(mixtures(self.model)) do
+      if not part or rawequal(self.parts[part_of(m)], part) then return true end
+   end
+   return false
 end
 
 -- Returns the part that a unit of modules belongs to.
