@@ -1,6 +1,6 @@
 -- Qwen3.5 and Qwen3.5-MoE with a vision tower against transformers (numbers of
--- spec/golden/qwen3_5_vl.py): positions, logits, loss and gradients, greedy generation, folders; and
--- what does not fit is refused.
+-- spec/golden/qwen3_5_vl.py): positions, logits, loss and gradients, greedy generation, folders;
+-- and what does not fit is refused.
 
 local tide = require 'tide'
 local all = require 'spec.lua.vlm_case'
@@ -38,8 +38,8 @@ describe('qwen3_5_vl', function()
          sequence = tide.zeros({ 1, 9 }, { dtype = 'i32' }) }), want) > 1e-3)
    end)
 
-   -- Writes the folder of a model with other tensors, or with other names of them. entries: what the
-   -- file has, of model:stored(); change(state): changes the tensors.
+   -- Writes the folder of a model with other tensors, or with other names of them. entries: what
+   -- the file has, of model:stored(); change(state): changes the tensors.
    local function write(dir, model, entries, change)
       tide.model.save(model, dir)
       local state = stored.published(entries or model:stored(), model:state_dict())
@@ -65,7 +65,9 @@ describe('qwen3_5_vl', function()
             end
          end
          local block = 'model.language_model.layers.1.mlp.experts.'
-         write(dir .. '/3', model, apart, function(state) state[block .. '3.up_proj.weight'] = nil end)
+         write(dir .. '/3', model, apart, function(state)
+            state[block .. '3.up_proj.weight'] = nil
+         end)
          assert.matches("tensor '" .. block .. "3.up_proj.weight' is missing, and config.json says "
             .. 'that there are 4 such', raised(tide.model.load, dir .. '/3').message, 1, true)
          write(dir .. '/4', model, nil, function(state)
@@ -77,8 +79,8 @@ describe('qwen3_5_vl', function()
          write(dir .. '/5', model, nil, function(state)
             state[block .. '0.up_proj.weight'] = tide.zeros({ 6, 16 }, { dtype = 'f64' })
          end)
-         assert.matches("tensor '" .. block .. "1.up_proj.weight' is missing", raised(tide.model.load,
-            dir .. '/5').message, 1, true)
+         assert.matches("tensor '" .. block .. "1.up_proj.weight' is missing",
+            raised(tide.model.load, dir .. '/5').message, 1, true)
       end)
    end)
 
