@@ -25,6 +25,19 @@ describe('qwen3_5_vl', function()
       case.check_packed('images', 3)
    end)
 
+   it('computes texts as qwen3_5 does', function()
+      for name, text in each { text = 'qwen3_5', moe_mixed = 'qwen3_5_moe' } do
+         local model, c = case.model(name, { dtype = 'f64' }), case.config(name).text_config
+         local plain, ids = tide.model[text](c, { dtype = 'f64' }):eval(), case.numbers('text').ids
+         local state = {}
+         for key, t in each(model:state_dict()) do
+            if not key:find '^visual' then state[key] = t end
+         end
+         plain:load_state_dict(state)
+         assert.equal(0, far(model(ids), plain(ids)))
+      end
+   end)
+
    it('takes the sequences of packed documents in place of its index', function()
       local model, ids = case.model('text', { dtype = 'f64' }), {}
       for t = 1, 9 do ids[t] = 3 * t end
