@@ -158,6 +158,31 @@ describe('qwen3_5_vl', function()
       end
    end)
 
+   it('has the price of what it keeps for backward', function()
+      local config, grids, ids = case.config 'mixed', {}, {}
+      for i = 1, 8 do
+         grids[i] = { 1, 8, 8 }
+         for _ = 1, 16 do ids[#ids + 1] = config.image_token_id end
+         ids[#ids + 1] = 3
+      end
+      ids = tide.tensor({ ids }, { dtype = 'i64' })
+      config.text_config.layer_types = { 'linear_attention', 'linear_attention' }
+      local model = tide.model.qwen3_5_vl(config)
+      local o = { pixel_values = tide.zeros { 512, 24 }, image_grid_thw = grids }
+      model:loss(ids, ids, o):backward()
+      collectgarbage()
+      collectgarbage()
+      collectgarbage 'stop'
+      local before = tide.default():stats().live
+      local loss = model:loss(ids, ids, o)
+      local kept = tide.default():stats().live - before
+      collectgarbage 'restart'
+      loss:backward()
+      local price = tide.parallel.plan(tide.model.qwen3_5_vl(config, { device = 'null' }),
+         { dp_shard = 1 }):price { batch = 1, seq = ids:size(2), images = grids }
+      assert.near(1, price.activations / kept, 0.01)
+   end)
+
    it('has adapters, written under the names of modules in transformers', function()
       local n = case.numbers 'moe_mixed'
       local o = case.call_of('moe_mixed', n, 'f64')
