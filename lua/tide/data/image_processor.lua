@@ -1,7 +1,7 @@
--- The processor of images of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with the numbers of transformers:
--- smart_resize to whole patches, bicubic resizing of 8-bit pixels, rescaling, normalising, patches.
--- Limits of pixels of a video are those of a frame; where each frame is apart in a text (Qwen3-VL),
--- those of all frames.
+-- The processor of images of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, with the numbers of
+-- transformers: smart_resize to whole patches, bicubic resizing of 8-bit pixels, rescaling,
+-- normalising, patches. Limits of pixels of a video are those of a frame; where each frame is apart
+-- in a text (Qwen3-VL, Qwen3.5), those of all frames.
 
 local copy = require 'tide.util.copy'
 local decoders = require 'tide.ffi.image'
