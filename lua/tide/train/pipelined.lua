@@ -20,7 +20,7 @@ local function cut(self, batch)
 end
 
 -- Returns the loss as the step counts it: that of the last stage, and what the routers of the
--- others add.
+-- others add. Zeros in place of values per token count nothing.
 local function counted(self, loss)
    if self.stage:gave_placeholder() then return tide.zeros({}, { device = loss.device }) end
    return loss:detach()

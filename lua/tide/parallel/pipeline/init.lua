@@ -9,8 +9,12 @@
 -- The first stage keeps the embedding, the last one the final norm and the output projection. A
 -- projection that is the embedding lies on both, and their gradients are added. A call of the model
 -- passes through all stages one after the other; train.step overlaps the micro-batches of a step
--- (schedule.lua). Apply it after tensor and context parallelism and before fully_shard, which
--- every rank needs: it knows the norm of all stages. A plan (`pp` in its mesh) keeps that order.
+-- (schedule.lua). Apply it after tensor and context parallelism. Every rank then calls fully_shard,
+-- which computes the norm over all stages. A plan (`pp` in its mesh) keeps that order.
+--
+-- The parts: split says how many blocks a stage gets; stage has what a call of the model does;
+-- micros runs the micro-batches of a step, in the order of schedule; link sends and receives;
+-- across has sums and states of all stages.
 
 local agree = require 'tide.comm.agree'
 local axis_of = require 'tide.parallel.axis_of'
@@ -94,6 +98,7 @@ function pipeline.pipeline_parallel(model, axis, opts)
    }, Stage)
    self.before, self.after = link.both(comm, virtual > 1)
    model:_cut_stage(self)
+   self:_note_mixtures()
    return self
 end
 

@@ -14,7 +14,8 @@ Link.__index = Link
 
 -- Returns the communicator of two ranks, of which the one with index 0 sends hidden states to the
 -- other; nil on a rank that is not one of them. index: of this rank, or nil; color: equal on the
--- two ranks; reach: how many neighbours lie on one host if these two do. Collective.
+-- two ranks; reach: in a simulation, the two share a host if it has at least as many ranks.
+-- Collective.
 local function pair(comm, index, color, reach)
    if comm.transport == 'sim' then
       return index and dist.simulate(2, index, comm.host_size >= reach and 2 or 1) or nil
@@ -69,11 +70,18 @@ function Link:flush()
    self.sent = {}
 end
 
--- Sends a plain value (from the stage before) or receives it (value nil).
-function Link:tell(value)
-   if self.comm.transport == 'sim' then return value end
-   return self.comm:broadcast_object(value, 0)
+-- Sends a plain value to the rank after.
+function Link:send_value(value)
+   if self.comm.transport ~= 'sim' then self.comm:broadcast_object(value, 0) end
 end
+
+-- Returns the value that the rank before sends; nil where it is simulated.
+function Link:receive_value()
+   return self.comm.transport ~= 'sim' and self.comm:broadcast_object(nil, 0) or nil
+end
+
+-- Forgets what was sent, after an error.
+function Link:drop() self.sent = {} end
 
 -- Returns what a tensor like t has, as Link:exchange takes it.
 function link.like(t) return { shape = t.shape, dtype = t.dtype, device = t.device } end

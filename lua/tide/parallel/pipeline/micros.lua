@@ -5,12 +5,21 @@
 --    stage:run(program, { forward =, backward =, finish = })
 --    stage:finish()
 --
--- The fields of `micros`: ids_of(i), n; first (the first stage that trains something); event (what
--- runs now), is_last (whether it is the last backward); dtype (of what this rank receives),
--- has_told (whether that of what it sends is sent); called and is_placeholder (of the present
--- forward). By micro-batch and part: inputs and gradients
--- that are received and not used yet, likes (of outputs whose gradients are to come), and before
--- and after: what is computed and not sent yet.
+-- The fields of `micros`, the step that is under way:
+--
+--    n, ids_of(i)     micro-batches, and the ids of one
+--    first            the first stage that trains something
+--    event, is_last   what runs now, and whether it is the last backward
+--    called           whether the present forward has called the model
+--    is_placeholder   whether it gave zeros in place of values per token
+--    dtype            of the inputs that this rank receives, once it is known
+--    has_told         whether the rank after knows the dtype of what it receives
+--
+-- and, by micro-batch and part:
+--
+--    inputs, gradients      received, and not used yet
+--    likes                  shape, dtype and device of outputs whose gradients are to be received
+--    to_before, to_after    computed, and not sent yet
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
@@ -34,20 +43,20 @@ end
 
 -- ---- what is exchanged -------------------------------------------------------------------------
 
--- Returns the input of a micro-batch, as Link:exchange takes it. The first input of a step follows
--- its dtype, which the others have too.
+-- Returns the input of a micro-batch, as Link:exchange takes it. The rank before sends the dtype
+-- once, before the first input of a step.
 local function input_like(self, e)
    local m = self.micros
-   m.dtype = m.dtype or self.before:tell()
+   m.dtype = m.dtype or self.before:receive_value()
    return self:_like_input(m.ids_of(e.i), m.dtype)
 end
 
 -- Sends what an entry of the program sends, and receives what it receives.
 local function exchange(self, e)
    local m, to, is_after = self.micros, self[e.with], e.with == 'after'
-   local t, like = e.send and taken(m[e.with], key(self, e.send))
+   local t, like = e.send and taken(m['to_' .. e.with], key(self, e.send))
    if t and is_after and not m.has_told then
-      to:tell(t.dtype)
+      to:send_value(t.dtype)
       m.has_told = true
    end
    if e.receive then
@@ -67,7 +76,7 @@ function micros:_push(h)
       return nil
    end
    local k = key(self, m.event)
-   m.after[k], m.likes[k] = h, h.requires_grad and link.like(h) or nil
+   m.to_after[k], m.likes[k] = h, h.requires_grad and link.like(h) or nil
    return m.event
 end
 
@@ -84,7 +93,7 @@ function micros:_return(dx)
    if not m then
       self.before:exchange(dx)
    else
-      m.before[key(self, m.event)] = dx:detach()         -- autograd gives dx up
+      m.to_before[key(self, m.event)] = dx:detach()         -- autograd gives dx up
    end
 end
 
@@ -120,7 +129,7 @@ function micros:check_called()
       .. 'model:label_logprobs once for each batch')
 end
 
--- Returns whether the present forward gave zeros in place of what the last stage has.
+-- Returns whether the present forward gave zeros in place of values per token.
 function micros:gave_placeholder() return self.micros ~= nil and self.micros.is_placeholder end
 
 -- ---- a step ------------------------------------------------------------------------------------
@@ -169,7 +178,7 @@ end
 function micros:begin(ids_of, n)
    local first = first_trained(self, n)
    self.micros = { ids_of = ids_of, n = n, first = first, inputs = {}, gradients = {}, likes = {},
-      before = {}, after = {} }
+      to_before = {}, to_after = {} }
    return program_of(self, n, first)
 end
 
@@ -247,7 +256,7 @@ function micros:is_stepping() return self.micros ~= nil end
 function micros:finish(failed)
    self.micros = nil
    for _, to in ipairs(self:links()) do
-      if failed then to.sent = {} else to:flush() end
+      if failed then to:drop() else to:flush() end
    end
 end
 

@@ -12,11 +12,10 @@
 -- micro-batches with its first part, then on the same group with the next one (interleaved 1F1B):
 -- a rank waits for shorter forwards. A group has as many micro-batches as there are ranks, or more.
 --
--- Ranks exchange hidden states and gradients where they have computed one and begin the next. The
--- exchanges are found by running all ranks on a clock: two neighbours exchange what they have as
--- soon as neither computes, both ways at once. So there is one order of all exchanges which each
--- rank follows, and no rank waits for one that waits for it, also where the calls of a stream run
--- strictly one after the other.
+-- A rank exchanges hidden states and gradients between two computations. To find the exchanges, all
+-- ranks run on a clock: two neighbours exchange what they have, both ways at once, as soon as
+-- neither computes. So all ranks follow one order of exchanges, and none waits for a rank that waits
+-- for it, also where the calls of a stream run strictly one after the other.
 
 local schedule = {}
 
@@ -55,8 +54,9 @@ local function events_of(o, rank)
    return list
 end
 
--- Returns a rank on the clock: events and the one that is next; got, what it has received; before
--- and after, what waits to be sent; ends, when the present event ends; program, what it does.
+-- Returns a rank on the clock: events and the number of the one that is next; got, what it has
+-- received; before and after, what waits to be sent; ends, when the present event ends; sends, to
+-- which of the two its result goes; program, what the rank does.
 local function new(o, rank)
    return { rank = rank, events = events_of(o, rank), next = 1, before = {}, after = {},
       got = { forward = {}, backward = {} }, program = {} }

@@ -14,7 +14,8 @@
 --
 -- Fields: model; comm, rank, size (of the ranks); virtual (parts of each); counts (blocks of each
 -- stage), parts (of this rank: a list of { blocks = first and last one in the model, here = those
--- in its list of blocks, begins, ends (whether the model does)}); first, last (whether the model
+-- in its list of blocks, begins, ends (whether the model does), mixes (whether it has mixtures of
+-- experts) }); inside (whether a call of the model runs); first, last (whether the model
 -- begins or ends on this rank); before, after (links to neighbours); width, dtype (of hidden
 -- states); mixtures, multiplying (of the whole model); tied (the weight that the first and the last
 -- stage share); chain (of the part before in a call); programs (by micro-batches and first trained
@@ -55,7 +56,7 @@ function Stage:at_end()
    return self.last and (not part or part.ends)
 end
 
--- Returns a function that gives the part of a module of the model. What lies outside of the blocks
+-- Returns a function that gives the number of the part of a module. What lies outside of the blocks
 -- runs where the model begins or ends.
 function Stage:part_of()
    local of, blocks = {}, self.model:blocks()
@@ -66,14 +67,14 @@ function Stage:part_of()
    return function(m) return of[m] or other end
 end
 
--- Returns whether the call that runs has mixtures of experts.
-function Stage:has_mixtures()
-   local part, part_of = part_of_step(self), self:part_of()
-   for _, m in ipairs(mixtures(self.model)) do
-      if not part or rawequal(self.parts[part_of(m)], part) then return true end
-   end
-   return false
+-- Notes which parts have mixtures of experts, once the model is cut.
+function Stage:_note_mixtures()
+   local part_of = self:part_of()
+   for _, layer in ipairs(mixtures(self.model)) do self.parts[part_of(layer.m)].mixes = true end
 end
+
+-- Returns whether the part that a step works on has mixtures of experts.
+function Stage:has_mixtures() return part_of_step(self).mixes == true end
 
 -- Returns the part that a unit of modules belongs to.
 function Stage:part_of_unit(modules) return self:part_of()(modules[1]) end
@@ -177,7 +178,7 @@ local function input(self, ids)
    if m then
       from, grad = self:_like_input(ids, m.dtype), self:_sends_back()
    else
-      local told = self.before:tell()
+      local told = self.before:receive_value()
          or { dtype = simulated_dtype(self), shape = shape_of(self, ids), grad = true }
       from = { shape = told.shape, dtype = told.dtype, device = ids.device }
       grad = told.grad
@@ -193,7 +194,7 @@ end
 -- Sends the output h of a part, which is given up. Returns a zero that leads backward to it.
 local function output(self, h)
    if not self.micros then
-      self.after:tell { shape = h.shape, dtype = h.dtype, grad = h.requires_grad }
+      self.after:send_value { shape = h.shape, dtype = h.dtype, grad = h.requires_grad }
    end
    local chain
    if h.requires_grad then
