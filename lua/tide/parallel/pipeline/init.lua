@@ -88,7 +88,7 @@ function pipeline.pipeline_parallel(model, axis, opts)
       counts = counts, parts = parts_of(comm, counts, virtual),
       first = comm.rank == 0, last = comm.rank == comm.size - 1,
       width = model.config.hidden_size, dtype = model:embedding().weight.dtype,
-      mixtures = #mixtures(model), multiplying = model:multiplying(),
+      programs = {}, mixtures = #mixtures(model), multiplying = model:multiplying(),
       tied = model.config.tie_word_embeddings and comm.size > 1
          and model:embedding().weight or nil,
    }, Stage)

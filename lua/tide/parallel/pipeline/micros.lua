@@ -154,6 +154,15 @@ local function first_trained(self, n)
    return first
 end
 
+-- Returns what this rank does with n micro-batches, where stages from `first` on train something.
+-- It is kept, as all ranks are simulated for it.
+local function program_of(self, n, first)
+   local k = n .. ' ' .. first
+   self.programs[k] = self.programs[k] or schedule.program(self.rank, { size = self.size,
+      virtual = self.virtual, n = n, first = first })
+   return self.programs[k]
+end
+
 -- Begins n micro-batches of a step or of an evaluation. ids_of(i): the ids of one, as the model
 -- gets them on this rank. Returns what this rank does (see schedule.lua). Collective over the
 -- stages.
@@ -161,8 +170,7 @@ function micros:begin(ids_of, n)
    local first = first_trained(self, n)
    self.micros = { ids_of = ids_of, n = n, first = first, inputs = {}, gradients = {}, likes = {},
       before = {}, after = {} }
-   return schedule.program(self.rank, { size = self.size, virtual = self.virtual, n = n,
-      first = first })
+   return program_of(self, n, first)
 end
 
 -- Returns the index of the last backward of a program; 0 without any.

@@ -62,18 +62,19 @@ local function new(o, rank)
       got = { forward = {}, backward = {} }, program = {} }
 end
 
-local function key(e) return e.i .. ' ' .. e.part end
+-- Returns the place of a micro-batch and part in a table.
+local function key(o, e) return (e.part - 1) * o.n + e.i end
 
 -- Lets rank a and the one after it, b, exchange what they have. next: 1 where b is the first rank,
 -- whose part is the next one.
-local function exchange(a, b, next)
+local function exchange(o, a, b, next)
    local x, y = table.remove(a.after, 1), table.remove(b.before, 1)
    local for_a = y and { i = y.i, part = y.part - next }
    local for_b = x and { i = x.i, part = x.part + next }
    a.program[#a.program + 1] = { kind = 'exchange', with = 'after', send = x, receive = for_a }
    b.program[#b.program + 1] = { kind = 'exchange', with = 'before', send = y, receive = for_b }
-   if x then b.got.forward[key(for_b)] = true end
-   if y then a.got.backward[key(for_a)] = true end
+   if x then b.got.forward[key(o, for_b)] = true end
+   if y then a.got.backward[key(o, for_a)] = true end
 end
 
 -- Lets neighbours exchange until those that do not compute have nothing left for each other.
@@ -84,7 +85,7 @@ local function exchange_all(o, ranks)
       for r = 0, o.size - 1 do
          local a, b = ranks[r], ranks[(r + 1) % o.size]
          if not (a.ends or b.ends) and (a.after[1] or b.before[1]) then
-            exchange(a, b, r == o.size - 1 and 1 or 0)
+            exchange(o, a, b, r == o.size - 1 and 1 or 0)
             again = true
          end
       end
@@ -97,7 +98,7 @@ local function begin(o, rank, now)
    if rank.ends or not e or rank.after[1] or rank.before[1] then return end
    local stage, is_forward = stage_of(o, rank.rank, e.part), e.kind == 'forward'
    local last = o.size * o.virtual - 1
-   if stage ~= (is_forward and 0 or last) and not rank.got[e.kind][key(e)] then return end
+   if stage ~= (is_forward and 0 or last) and not rank.got[e.kind][key(o, e)] then return end
    rank.next, rank.ends = rank.next + 1, now + cost[e.kind]
    rank.program[#rank.program + 1] = e
    if is_forward then rank.sends = stage < last and 'after' or nil

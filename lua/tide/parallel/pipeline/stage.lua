@@ -17,7 +17,8 @@
 -- in its list of blocks, begins, ends (whether the model does)}); first, last (whether the model
 -- begins or ends on this rank); before, after (links to neighbours); width, dtype (of hidden
 -- states); mixtures, multiplying (of the whole model); tied (the weight that the first and the last
--- stage share); chain (of the part before in a call); micros (of the step under way).
+-- stage share); chain (of the part before in a call); programs (by micro-batches and first trained
+-- stage); micros (of the step under way).
 
 local tide = require 'tide'
 local across = require 'tide.parallel.pipeline.across'
