@@ -35,7 +35,7 @@ local function train(self, opt)
    -- How it lies over the ranks and what that costs; then it gets its bytes.
    local plan = self:check(tide.parallel.plan, model, self:mesh())
    local per_rank = text.rows(self, opt, plan:data().size)
-   if opt.plan then return chats.show_plan(self, opt, plan, per_rank, corpus) end
+   if opt.plan then return teacher.show_plan(self, opt, plan, per_rank, corpus) end
    local spread = self:check(plan.materialise, plan, { device = opt.device, seed = opt.seed,
       init = model.adapter ~= nil })
    if not opt.resume then tuned.fill(self, opt, spread) end

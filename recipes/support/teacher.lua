@@ -6,6 +6,7 @@ local dist = require 'tide.comm'
 local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local options = require 'recipes.support.options'
+local units = require 'tide.util.units'
 
 local teacher = {}
 
@@ -160,6 +161,35 @@ local function most_likely(job, opt, spread, corpus, sampler)
       dist.on_first(spread.mesh.comm, job.name, function() train.save(path, top) end)
    end
    return top
+end
+
+-- Returns the bytes that the teacher needs on a rank, for its share of the weights and a forward of
+-- per_rank rows, and over how many ranks it lies. plan: of the student.
+local function bytes_of(job, opt, plan, per_rank)
+   local tide = require 'tide'
+   local big = job:check(tide.model.load, opt.teacher, { dtype = opt.teacher_dtype or opt.dtype,
+      device = 'null' }):requires_grad_(false):eval()
+   local in_steps = opt.teacher_top_k == 0
+   local n = plan.ranks / (in_steps and opt.mesh.pp or 1)
+   check_ep(job, opt, n, big)
+   local T = math.ceil(opt.seq / (in_steps and opt.mesh.cp or 1))
+   local ids = tide.empty({ per_rank, T }, { dtype = 'i64', device = 'null' })
+   return tide.parallel.plan(big, { dp_shard = n }, { ranks = n,
+      fsdp = n > 1 and { ep_size = opt.teacher_ep } or nil }):price { device = opt.device,
+      forward = function(model)
+         tide.no_grad(model.hidden, model, ids)
+         return tide.zeros({}, { device = 'null' }):requires_grad_(true)
+      end }.peak, n
+end
+
+-- Prints the plan of the student (see chats.show_plan), and what the teacher adds.
+function teacher.show_plan(job, opt, plan, per_rank, corpus)
+   chats.show_plan(job, opt, plan, per_rank, corpus)
+   local is_kept = opt.teacher_top_k > 0 and opt.teacher_cache and fs.exists(opt.teacher_cache)
+   if is_kept or not opt.teacher then return end
+   local bytes, n = bytes_of(job, opt, plan, per_rank)
+   job:print('these figures are of the student; the teacher needs up to %s more on a rank%s',
+      units.bytes(bytes), n > 1 and (', with its weights over %d ranks'):format(n) or '')
 end
 
 -- The loss of a step: with the teacher in each, or with its ids in the batches of the sampler.

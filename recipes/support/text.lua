@@ -191,8 +191,9 @@ end
 -- Prints a plan, and what a rank holds and sends by it; per_rank: rows of a micro-batch; images:
 -- grids of its images, or nil.
 function text.show_plan(job, opt, plan, per_rank, images)
-   job:print('%s\n%s', plan, plan:price { batch = per_rank, seq = opt.seq, accum = opt.accum,
-      device = opt.device, images = images, state_bytes = optim.class(opt).state_bytes })
+   job:print('%s\n%s', plan, job:check(plan.price, plan, { batch = per_rank, seq = opt.seq,
+      accum = opt.accum, device = opt.device, images = images,
+      optim = function(params) return optim.make(job, opt, params) end }))
 end
 
 -- Which rows make up which step: windows of the data, or whole documents (--packed). data: this

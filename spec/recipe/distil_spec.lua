@@ -43,6 +43,8 @@ describe('recipes/distil.lua', function()
             ok(mesh[1], words .. mesh[2] .. ' --out ' .. to)
             same_losses(one, losses(to))
          end
+         assert.matches('the teacher needs up to [%d.]+ KiB more on a rank, with its weights over '
+            .. '2 ranks\n', ok(1, words .. '--mesh.dp_shard 2 --plan'))
          local a, b = tide.model.load(dir .. '/one/model'), tide.model.load(dir .. '/run2/model')
          local ids = tide.tensor({ { 5, 6, 7, 8 } }, { dtype = 'i64' })
          assert.is_true((a(ids) - b(ids)):abs():amax():item() < 1e-5)

@@ -51,8 +51,8 @@ function Whole:init(op, params, defaults, opts)
    self.groups = list
 end
 
--- Returns every whole parameter of all ranks, in one order: { name, shape, comms, entry and group
--- (where this rank holds a piece) }.
+-- Returns every whole parameter of all ranks, in one order: { name, shape, comms, trains (whether
+-- it requires a gradient), entry and group (where this rank holds a piece) }.
 local function parameters(self)
    local here, list, named = {}, {}, {}
    for _, group in ipairs(self.groups) do
@@ -60,32 +60,39 @@ local function parameters(self)
          here[entry.name] = { entry = entry, group = group }
       end
    end
-   local function add(name, shape, comms)
+   local function add(name, shape, comms, trains)
       local own = here[name] or {}
       named[name] = true
-      list[#list + 1] = { name = name, shape = shape, comms = comms, entry = own.entry,
-         group = own.group }
+      list[#list + 1] = { name = name, shape = shape, comms = comms, trains = trains,
+         entry = own.entry, group = own.group }
    end
    for _, keeper in ipairs(self.keepers) do
       for _, e in ipairs(keeper.entries) do
          if self:is_whole(e.name, e.whole) then
-            add(e.name, e.whole, e.comms)
+            add(e.name, e.whole, e.comms, e.view.requires_grad)
          end
       end
    end
    for _, entry in ipairs(self:entries()) do
       if here[entry.name] and not named[entry.name] then
-         add(entry.name, entry.param.shape, {})
+         add(entry.name, entry.param.shape, {}, true)
       end
    end
    return list
 end
 
--- Returns the entries that got a gradient on some rank.
+-- Returns the entries that got a gradient on some rank. Simulated ranks cannot say it: those that
+-- are trained.
 local function with_gradients(self, list)
    local keeper, flags = self.keepers[1], {}
-   for i, p in ipairs(list) do flags[i] = p.entry and p.entry.param.grad ~= nil and 1 or 0 end
-   if keeper and #flags > 0 then flags = dist.sum(keeper.stage_comm, flags) end
+   local is_simulated = keeper and keeper.stage_comm.transport == 'sim'
+   for i, p in ipairs(list) do
+      local has = is_simulated and p.trains or p.entry and p.entry.param.grad ~= nil
+      flags[i] = has and 1 or 0
+   end
+   if keeper and #flags > 0 and not is_simulated then
+      flags = dist.sum(keeper.stage_comm, flags)
+   end
    local some = {}
    for i, p in ipairs(list) do
       if flags[i] > 0 then some[#some + 1] = p end

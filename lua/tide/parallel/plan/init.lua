@@ -295,6 +295,8 @@ signature.doors('parallel.plan', Plan, {
       'host_size: any? -- ranks that share a host',
       "state_bytes: number >= 0 | function? -- of the optimiser for an element, a number or the "
          .. "state_bytes of its class; AdamW's by default",
+      'optim: function? -- returns the optimiser of given params, whose state counts in place of '
+         .. 'state_bytes, and what its update sends and needs, too',
       'images: table? -- grids { frames, rows, columns } of the images of a micro-batch, for a '
          .. 'model that reads images',
       'forward: any? -- makes a loss of a model other than a language model' } },

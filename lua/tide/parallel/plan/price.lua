@@ -185,15 +185,15 @@ local rehearsed = { ref = 0, cpu = 1 }             -- the kernels of a GPU are k
 -- Calls fn as the run on a device will: ops count the scratch of its kernels. Without collections
 -- of the Lua heap, so that numbers do not depend on when one happens: what the library makes for
 -- itself goes at its last use; what a user's class leaves to the collector counts.
-local function rehearse(device, fn)
+local function rehearse(device, fn, ...)
    local ctx = tide.default()
    local before = ctx:param 'rehearse'
    ctx:param('rehearse', rehearsed[device] or -1)
    collectgarbage 'stop'
-   local r = { pcall(fn) }
+   local r = { pcall(fn, ...) }
    collectgarbage 'restart'
    ctx:param('rehearse', before)
-   return unpack(r)
+   return unpack(r, 1, 6)
 end
 
 local function since() return tide.default():stats().since end
@@ -300,30 +300,61 @@ local function comms_of(run)
    return list
 end
 
+-- Returns the bytes of the state of an optimiser.
+local function bytes_of_state(optim)
+   local n = 0
+   for _, state in each(optim.state) do
+      for _, t in each(state) do
+         if tide.is_tensor(t) then n = n + t:numel() * dtype_size(t.dtype) end
+      end
+   end
+   return n
+end
+
+-- Updates the parameters by the optimiser that make(params) returns, after a step that has left its
+-- gradients. Adds what the update sends to total. Returns the bytes of its state, and the most that
+-- an update needs beside it.
+local function update(run, make, count, total)
+   local optim = make(run.params)
+   optim:step()                                             -- makes the state
+   local before = count:read()
+   tide.default():mark()
+   optim:step()
+   add(total, 1, count:read(), before)
+   return bytes_of_state(optim), tide.default():stats().since_peak
+end
+
+-- Runs two steps, as the first makes buffers that stay, and an update. Returns what a step sends
+-- and what its forward keeps; the most bytes beside those that stay, of the steps and of the
+-- update; and the state of the optimiser. The last two are nil without one.
+local function rehearsal(run, o, count)
+   tide.default():mark()
+   local sent, activations = step(run, o, count)
+   finish(run)
+   step(run, o, count)
+   local working, state, needs = tide.default():stats().since_peak, nil, nil
+   if o.optim then state, needs = update(run, o.optim, count, sent) end
+   return sent, activations, working, needs, state
+end
+
 -- Returns the price of a step. run: { model, sharded, mesh, data } as materialise gives, on the
--- null device. o: batch, seq, accum, device, forward, state_bytes. See Plan:price.
+-- null device. o: batch, seq, accum, device, forward, optim, state_bytes. See Plan:price.
 function price.of(run, o)
-   local ctx = tide.default()
    local sum = kept(run, o.accum, o.state_bytes)
    for _, b in ipairs(run.model:named_buffers()) do         -- no shard is of them: weights in NF4
       sum.parameters = sum.parameters + b.buffer:numel() * dtype_size(b.buffer.dtype)
    end
    local count, twice = meter(comms_of(run)), unmade(run.sharded)
-   ctx:mark()
-   local ok, total, activations = rehearse(o.device, function()
-      local sent, kept_here = step(run, o, count)
-      finish(run)
-      step(run, o, count)              -- finds buffers that the first has made and that stay
-      return sent, kept_here
-   end)
+   local ok, total, activations, working, needs, state = rehearse(o.device, rehearsal, run, o,
+      count)
    if not ok then
       err.raise('E_UNSUPPORTED', 'parallel.plan.price', 'the step does not run on the null device '
          .. '(a model of your own: give forward(model), which returns a loss): %s',
          err.text(total))
    end
-   local working = ctx:stats().since_peak - twice
-   sum.activations = activations
-   sum.peak = sum.parameters + sum.optimizer + math.max(working, sum.gradients)
+   sum.activations, sum.optimizer = activations, state or sum.optimizer
+   sum.peak = sum.parameters + sum.optimizer
+      + math.max(working - twice, sum.gradients + (needs or 0))
    sum.collectives, sum.wire = total.calls, total.bytes[1] + total.bytes[2]
    sum.wire_between_hosts = total.bytes[2]
    sum.idle = run.stage and run.stage:idle(o.accum)
