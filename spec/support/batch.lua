@@ -21,7 +21,6 @@ Batch.__index = Batch
 
 -- On a rank: runs fn, as bytecode, for each of a list of { key =, args =, n = }.
 local function run_all(rank, nrank, code, list)
-   collectgarbage('setpause', 400)     -- loaded modules are most of a small heap: mark them less
    local fn, out = assert(loadstring(code)), {}
    for i, run in ipairs(list) do
       local ok, value = pcall(fn, rank, nrank, unpack(run.args, 1, run.n))

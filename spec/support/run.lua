@@ -102,8 +102,8 @@ local function build(list)
    say('build of the C specs', 0, 1)
 end
 
--- Returns the command that checks the Lua files. luacheck is a Lua program: under LuaJIT without its
--- compiler, and with few collections, it takes less than half of its time.
+-- Returns the command that checks the Lua files. luacheck is a Lua program: under LuaJIT without
+-- its compiler, and with few collections, it takes less than half of its time.
 local function luacheck_command()
    local path = lines('command -v luacheck')[1] or 'luacheck'
    local file = io.open(path)

@@ -11,32 +11,51 @@ local each = pairs -- by another name: see "faults" in bindings/README.md
 local M = {}
 local bad = status.bad_arg
 local MAX_DEPTH = 64
+local BRACE, LETTER_D, LETTER_F, LETTER_N, LETTER_S, LETTER_T = ('{dfnst'):byte(1, 6)
 
-local new_number = ffi.typeof 'double[1]'
+local new_number, new_bytes = ffi.typeof 'double[1]', require('tide.ffi.buffer').of 'uint8_t'
+local bytes_of = ffi.typeof 'const uint8_t *'
+
+-- Makes room for n more bytes. out: { data =, n = (bytes that are written), room = }.
+local function reserve(out, n)
+   local need = out.n + n
+   if need <= out.room then return end
+   local more = new_bytes(2 * need)
+   ffi.copy(more, out.data, out.n)
+   out.data, out.room = more, 2 * need
+end
+
+local function append(out, text)
+   reserve(out, #text)
+   ffi.copy(out.data + out.n, text, #text)
+   out.n = out.n + #text
+end
 
 local put = {}
 
-put['nil'] = function(_, out) out[#out + 1] = 'n' end
-put['boolean'] = function(v, out) out[#out + 1] = v and 't' or 'f' end
+put['nil'] = function(_, out) append(out, 'n') end
+put['boolean'] = function(v, out) append(out, v and 't' or 'f') end
 put['string'] = function(v, out)
-   out[#out + 1] = 's' .. #v .. ':'
-   out[#out + 1] = v
+   append(out, 's' .. #v .. ':')
+   append(out, v)
 end
 put['number'] = function(v, out)
-   out[#out + 1] = 'd' .. ffi.string(new_number(v), 8)
+   append(out, 'd')
+   reserve(out, 8)
+   ffi.copy(out.data + out.n, new_number(v), 8)
+   out.n = out.n + 8
 end
 put['table'] = function(t, out, depth, op)
    if depth > MAX_DEPTH then
       bad(op, 'value', ('tables nested at most %d deep'):format(MAX_DEPTH), t)
    end
-   local at, n = #out + 1, 0
-   out[at] = ''
+   local n = 0
+   for _ in each(t) do n = n + 1 end
+   append(out, '{' .. n .. ':')
    for key, value in each(t) do
-      n = n + 1
       put[type(key)](key, out, depth + 1, op)
       put[type(value)](value, out, depth + 1, op)
    end
-   out[at] = '{' .. n .. ':'
 end
 
 setmetatable(put, { __index = function(_, kind)
@@ -48,9 +67,9 @@ end })
 
 -- Returns a value as a string. op: the function in errors.
 function M.encode(value, op)
-   local out = {}
+   local out = { data = new_bytes(512), n = 0, room = 512 }
    put[type(value)](value, out, 0, op or 'encode')
-   return table.concat(out)
+   return ffi.string(out.data, out.n)
 end
 
 local function malformed() status.raise(status.code.E_FORMAT, 'decode', 'not plain data') end
@@ -65,12 +84,12 @@ end
 -- Returns the number whose 8 bytes begin at `at`. A NaN is always the plain one: LuaJIT keeps types
 -- in the bits of NaNs, and would take the bytes of a damaged file for a value of another type.
 local function get_number(text, at)
-   local low, high = text:sub(at, at + 5), { text:byte(at + 6, at + 7) }
-   if high[2] % 128 == 127 and (high[1] > 240 or high[1] == 240 and low:find '[^%z]') then
-      return 0 / 0
+   local bytes, number = bytes_of(text) + at - 1, new_number()
+   if bytes[7] % 128 == 127 and bytes[6] >= 240 then
+      local is_infinite = bytes[6] == 240 and not text:sub(at, at + 5):find '[^%z]'
+      return is_infinite and (bytes[7] > 127 and -math.huge or math.huge) or 0 / 0
    end
-   local number = new_number()
-   ffi.copy(number, text:sub(at, at + 7), 8)
+   ffi.copy(number, bytes, 8)
    return number[0]
 end
 
@@ -90,19 +109,19 @@ local function get_table(text, at)
 end
 
 function get(text, at)
-   local kind = text:sub(at, at)
-   if kind == 'n' then return nil, at + 1 end
-   if kind == 't' then return true, at + 1 end
-   if kind == 'f' then return false, at + 1 end
-   if kind == 'd' and #text >= at + 8 then
+   local kind = text:byte(at)
+   if kind == LETTER_D and #text >= at + 8 then
       return get_number(text, at + 1), at + 9
    end
-   if kind == 's' then
+   if kind == LETTER_N then return nil, at + 1 end
+   if kind == LETTER_T then return true, at + 1 end
+   if kind == LETTER_F then return false, at + 1 end
+   if kind == LETTER_S then
       local n, from = count_at(text, at)
       if from + n - 1 > #text then malformed() end
       return text:sub(from, from + n - 1), from + n
    end
-   if kind == '{' then return get_table(text, at) end
+   if kind == BRACE then return get_table(text, at) end
    return malformed()
 end
 
@@ -113,13 +132,29 @@ function M.decode(text)
    return value
 end
 
+-- Returns the byte of the hex digit with a value.
+local function letter(value) return value + (value > 9 and 87 or 48) end
+
 -- Returns bytes as hex digits, for texts that must not hold a zero byte.
 function M.hex(text)
-   return (text:gsub('.', function(c) return ('%02x'):format(c:byte()) end))
+   local bytes, out = bytes_of(text), new_bytes(2 * #text)
+   for i = 0, #text - 1 do
+      local low = bytes[i] % 16
+      out[2 * i], out[2 * i + 1] = letter((bytes[i] - low) / 16), letter(low)
+   end
+   return ffi.string(out, 2 * #text)
 end
--- Returns the bytes of hex digits.
+
+-- Returns the value of a hex digit, given as its byte.
+local function digit(byte) return byte % 16 + (byte > 57 and 9 or 0) end
+
+-- Returns the bytes of hex digits. Raises E_FORMAT if the text is something else.
 function M.unhex(text)
-   return (text:gsub('%x%x', function(h) return string.char(tonumber(h, 16)) end))
+   if #text % 2 == 1 or text:find '%X' then malformed() end
+   local bytes, n = bytes_of(text), #text / 2
+   local out = new_bytes(n)
+   for i = 0, n - 1 do out[i] = 16 * digit(bytes[2 * i]) + digit(bytes[2 * i + 1]) end
+   return ffi.string(out, n)
 end
 
 return M
