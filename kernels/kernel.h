@@ -235,10 +235,10 @@ typedef struct k_rope_attrs { int32_t interleaved, inverse; } k_rope_attrs;
 typedef struct k_swiglu_attrs { double limit, alpha; } k_swiglu_attrs;
 
 /* attention: q_BTHD, k, v, bias or absent [B,H,Tq,Tk] (expanded by stride 0), q_index, k_index
- * (both or neither; i32 [B or 1, T, 2] of (document, position), batch stride 0 when 1), q_tiles,
- * k_tiles (each or absent, contiguous: attention_tiles of its index, which a kernel need not
- * read), sinks or absent (which kernels do not read: attention_sinks_ follows) -> out [B,Tq,H,Dv],
- * lse f32* [B,H,Tq].
+ * (both or neither; i32 [B or 1, T, 2] of (document, position), or [.., 3] with until, which is
+ * read of queries alone; batch stride 0 when 1), q_tiles, k_tiles (each or absent, contiguous:
+ * attention_tiles of its index, which a kernel need not read), sinks or absent (which kernels do
+ * not read: attention_sinks_ follows) -> out [B,Tq,H,Dv], lse f32* [B,H,Tq].
  * attention_bwd: dout, q, k, v, out, lse, bias, q_index, k_index, dlse or absent [B,H,Tq] f32*,
  * q_tiles, k_tiles -> dq, dk, dv, dbias or absent [B,H,Tq,Tk] f32*. Mask rules:
  * tide_attention_attrs in the public header. All operands K_INNER (heads may be strided). window
@@ -251,10 +251,10 @@ typedef struct k_swiglu_attrs { double limit, alpha; } k_swiglu_attrs;
  *   l = log(e^lse + e^sink), out = out e^(lse - l), lse = l; out = 0 where lse is -inf.
  * attention_sinks_backward: dout, out, lse (those of attention_sinks_), sinks, dlse or absent
  * [B,H,T] f32* -> dsinks [H], of the dtype of sinks: the sum of e^(sink - lse) (dlse - dout . out).
- * attention_tiles: index i32 [B,T,2] -> i32 [B, ceil(T / K_TILE), 4], of each K_TILE tokens the
- * least and greatest document and the least and greatest position, over the tokens that have a
- * document (>= 0). The least document is complemented where some token has none; a tile without
- * any document is {~INT32_MAX, -1, INT32_MAX, INT32_MIN}. */
+ * attention_tiles: index i32 [B,T,2 or 3] -> i32 [B, ceil(T / K_TILE), 4], of each K_TILE tokens
+ * the least and greatest document and the least and greatest position, over the tokens that have a
+ * document (>= 0); until counts as one more position. The least document is complemented where
+ * some token has none; a tile without any document is {~INT32_MAX, -1, INT32_MAX, INT32_MIN}. */
 enum { K_TILE = 64 };
 typedef struct k_attention_attrs {
   int64_t window_left, window_right, q_start;

@@ -77,13 +77,22 @@ local function is_inside(source)
    return false
 end
 
+-- Functions of C and of tide, whose frames no error names. To look where a function was made takes
+-- ten times as long as to look here.
+local passed = setmetatable({}, { __mode = 'k' })
+
 -- Returns "file:line" of the innermost frame that belongs to the caller of the library, or nil.
 function err.where()
    for level = 2, 200 do
-      local info = debug.getinfo(level, 'Sl')
-      if not info then return nil end
-      if info.currentline > 0 and not is_inside(info.source) then
-         return info.short_src .. ':' .. info.currentline
+      local frame = debug.getinfo(level, 'f')
+      if not frame then return nil end
+      local fn = frame.func
+      if not passed[fn] then
+         local info = debug.getinfo(level, 'Sl')
+         if info.currentline > 0 and not is_inside(info.source) then
+            return info.short_src .. ':' .. info.currentline
+         end
+         passed[fn] = true
       end
    end
 end
@@ -131,9 +140,11 @@ end
 -- and with lines and words of bounded length.
 local function printable(message)
    if type(message) ~= 'string' then return message end
-   message = message:gsub('[%z\1-\8\11-\31\127]', function(c)
-      return ('\\%d'):format(c:byte())
-   end)
+   if message:find '[%z\1-\8\11-\31\127]' then
+      message = message:gsub('[%z\1-\8\11-\31\127]', function(c)
+         return ('\\%d'):format(c:byte())
+      end)
+   end
    if #message <= 400 then return message end
    message = message:gsub('%S+', function(word) return #word > 400 and short_word(word) or nil end)
    return (message:gsub('[^\n]+', function(line)

@@ -32,15 +32,21 @@ static int check_qkv(const tide_tensor *q, const tide_tensor *k, const tide_tens
   return TIDE_OK;
 }
 
+bool tide__fits_index(const tide_tensor *index)
+{
+  return index->dtype == TIDE_I32 && index->ndim == 3 &&
+         (index->shape[2] == 2 || index->shape[2] == 3);
+}
+
 static int check_index_pair(const tide_tensor *q, const tide_tensor *t, const tide_tensor *index,
                             const char *arg)
 {
-  bool fit = index->dtype == TIDE_I32 && index->ndim == 3 && index->shape[1] == t->shape[1] &&
-             index->shape[2] == 2 && (index->shape[0] == 1 || index->shape[0] == q->shape[0]);
+  bool fit = tide__fits_index(index) && index->shape[1] == t->shape[1] &&
+             (index->shape[0] == 1 || index->shape[0] == q->shape[0]);
   if (fit) return TIDE_OK;
   return tide__fail(q->ctx, TIDE_E_SHAPE, "attention", "%s: expected i32 [%lld or 1, %lld, 2] of "
-                    "(document, position), got %s", arg, (long long)q->shape[0],
-                    (long long)t->shape[1], TIDE__TEXT(index));
+                    "(document, position), or [.., 3] of (document, position, until), got %s", arg,
+                    (long long)q->shape[0], (long long)t->shape[1], TIDE__TEXT(index));
 }
 
 static int64_t tiles_of(const tide_tensor *index)
@@ -197,9 +203,9 @@ int tide_attention_tiles(tide_tensor **out, tide_tensor *index)
 {
   tide__call c;
   TIDE_TRY(tide__begin(&c, TIDE_OP_ATTENTION_TILES, out, 1, &index, 0));
-  if (index->dtype != TIDE_I32 || index->ndim != 3 || index->shape[2] != 2)
-    return TIDE__FAIL(&c, TIDE_E_SHAPE, "index: expected i32 [B, T, 2] of (document, position), "
-                      "got %s", TIDE__TEXT(index));
+  if (!tide__fits_index(index))
+    return TIDE__FAIL(&c, TIDE_E_SHAPE, "index: expected i32 [B, T, 2] of (document, position), or "
+                      "[B, T, 3] of (document, position, until), got %s", TIDE__TEXT(index));
   return tide__dispatch_one(&c, out, TIDE_I32, 3,
                             (int64_t[]){index->shape[0], tiles_of(index), 4});
 }

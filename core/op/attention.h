@@ -6,6 +6,8 @@
 /* Checks operands and attributes of an attention call, without its bias. */
 int tide__check_attention(const tide_tensor *q, const tide_tensor *k, const tide_tensor *v,
                           const tide_attention_attrs *a);
+/* Returns whether a tensor is an index: i32 [.., .., 2 or 3]. */
+bool tide__fits_index(const tide_tensor *index);
 /* Checks that sinks are a float [H] of x [B, T, H, D]; null: none. */
 int tide__check_sinks(const tide_tensor *x, const tide_tensor *sinks, const char *op);
 /* Gives sinks their share of attention's fresh out and lse, in place. Not recorded. */

@@ -5,18 +5,18 @@
  */
 #include <stdlib.h>
 
-#include "core/op/op.h"
+#include "core/op/attention.h"
 
-/* Positions lo..hi of one document. */
-typedef struct span { int32_t doc, lo, hi; } span;
+/* Positions lo..hi of one document; a causal query of them sees keys up to `until`. */
+typedef struct span { int32_t doc, lo, hi, until; } span;
 
 typedef struct spans { span *at; int64_t n, cap; tide_ctx *ctx; } spans;
 
-static int rows_push(spans *s, const int32_t *pair)
+static int rows_push(spans *s, span x)
 {
   if (!tide__grow(s->ctx, &s->at, s->n, &s->cap, sizeof *s->at))
     return tide__fail(s->ctx, TIDE_E_NOMEM, "attention_rows", "no host memory");
-  s->at[s->n++] = (span){pair[0], pair[1], pair[1]};
+  s->at[s->n++] = x;
   return TIDE_OK;
 }
 
@@ -24,6 +24,14 @@ static int by_document(const void *a, const void *b)
 {
   const span *x = a, *y = b;
   return (x->doc > y->doc) - (x->doc < y->doc);
+}
+
+/* Widens a span by another one of its document. */
+static void rows_widen(span *to, const span *x)
+{
+  if (x->lo < to->lo) to->lo = x->lo;
+  if (x->hi > to->hi) to->hi = x->hi;
+  if (x->until > to->until) to->until = x->until;
 }
 
 /* Sorts the spans by document and joins them to one per document. */
@@ -37,24 +45,21 @@ static void rows_join(spans *s)
       s->at[n++] = s->at[i];
       continue;
     }
-    if (s->at[i].lo < last->lo) last->lo = s->at[i].lo;
-    if (s->at[i].hi > last->hi) last->hi = s->at[i].hi;
+    rows_widen(last, &s->at[i]);
   }
   s->n = n;
 }
 
-/* Collects the spans of the queries, without those of document -1, which see nothing. */
-static int spans_of(spans *s, const int32_t *pair, int64_t n)
+/* Collects the spans of n queries, `width` numbers each, without those of document -1, which see
+ * nothing. */
+static int spans_of(spans *s, const int32_t *at, int64_t n, int64_t width)
 {
-  for (int64_t i = 0; i < n; i++, pair += 2) {
-    if (pair[0] < 0) continue;
+  for (int64_t i = 0; i < n; i++, at += width) {
+    if (at[0] < 0) continue;
     span *last = s->n > 0 ? &s->at[s->n - 1] : NULL;
-    if (!last || last->doc != pair[0]) {
-      TIDE_TRY(rows_push(s, pair));
-      continue;
-    }
-    if (pair[1] < last->lo) last->lo = pair[1];
-    if (pair[1] > last->hi) last->hi = pair[1];
+    span x = {at[0], at[1], at[1], at[width - 1]};
+    if (!last || last->doc != x.doc) TIDE_TRY(rows_push(s, x));
+    else rows_widen(last, &x);
   }
   rows_join(s);
   return TIDE_OK;
@@ -62,12 +67,12 @@ static int spans_of(spans *s, const int32_t *pair, int64_t n)
 
 static bool is_seen(const spans *q, const int32_t *pair, const tide_attention_attrs *a)
 {
-  span key = {pair[0], 0, 0};
+  span key = {.doc = pair[0]};
   if (pair[0] < 0 || q->n == 0) return false;
   const span *s = bsearch(&key, q->at, (size_t)q->n, sizeof *q->at, by_document);
   if (!s) return false;
   int64_t p = pair[1];
-  if (a->causal && p > s->hi) return false;
+  if (a->causal && p > s->until) return false;
   if (a->window_left >= 0 && p < s->lo - a->window_left) return false;
   return a->window_right < 0 || p <= s->hi + a->window_right;
 }
@@ -76,24 +81,33 @@ static int rows_check_index(tide_tensor *t, const char *arg)
 {
   if (t->storage->gone)
     return tide__fail(t->ctx, TIDE_E_GONE, "attention_rows", "%s was dropped", arg);
-  if (t->dtype == TIDE_I32 && t->ndim == 3 && t->shape[2] == 2 &&
-      (tide_tensor_data(t) || tide__tensor_numel(t) == 0))
+  if (tide__fits_index(t) && (tide_tensor_data(t) || tide__tensor_numel(t) == 0))
     return TIDE_OK;
   return tide__fail(t->ctx, TIDE_E_SHAPE, "attention_rows", "%s: expected i32 [B, T, 2] of "
-                    "(document, position) on the host, got %s on '%s'", arg, TIDE__TEXT(t),
+                    "(document, position), or [B, T, 3] of (document, position, until), on the "
+                    "host, got %s on '%s'", arg, TIDE__TEXT(t),
                     tide_device_name(t->storage->device));
 }
 
-/* Widens *first..*last (exclusive) by the keys of one row of the batch. */
-static int widen(spans *s, const int32_t *q, int64_t nq, const int32_t *k, int64_t nk,
+/* Returns the numbers of row b of an index without gaps; all rows share one where it has one. */
+static const int32_t *rows_at(const tide_tensor *t, int64_t b)
+{
+  const int32_t *all = tide_tensor_data((tide_tensor *)t);
+  return all + (t->shape[0] > 1 ? b * t->shape[1] * t->shape[2] : 0);
+}
+
+/* Widens *first..*last (exclusive) by the keys of row b of the batch. */
+static int widen(spans *s, const tide_tensor *q, const tide_tensor *k, int64_t b,
                  const tide_attention_attrs *a, int64_t *first, int64_t *last)
 {
+  const int32_t *key = rows_at(k, b);
+  int64_t width = k->shape[2];
   s->n = 0;
-  TIDE_TRY(spans_of(s, q, nq));
+  TIDE_TRY(spans_of(s, rows_at(q, b), q->shape[1], q->shape[2]));
   for (int64_t j = 0; j < *first; j++)
-    if (is_seen(s, k + 2 * j, a)) *first = j;
-  for (int64_t j = nk; j > *last && j > *first; j--)
-    if (is_seen(s, k + 2 * (j - 1), a)) *last = j;
+    if (is_seen(s, key + width * j, a)) *first = j;
+  for (int64_t j = k->shape[1]; j > *last && j > *first; j--)
+    if (is_seen(s, key + width * (j - 1), a)) *last = j;
   return TIDE_OK;
 }
 
@@ -114,14 +128,12 @@ int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
                       (long long)k_index->shape[0]);
   TIDE_TRY(tide_contiguous(&q, q_index));
   int rc = tide_contiguous(&k, k_index);
-  int64_t nq = q->shape[1], nk = rc < 0 ? 0 : k->shape[1];
+  int64_t nk = rc < 0 ? 0 : k->shape[1];
   int64_t rows = rc < 0 ? 0 : q->shape[0] > k->shape[0] ? q->shape[0] : k->shape[0];
   int64_t lo = nk, hi = 0;
   spans s = {.ctx = q->ctx};
   for (int64_t b = 0; rc == TIDE_OK && b < rows; b++)
-    rc = widen(&s, (int32_t *)tide_tensor_data(q) + 2 * nq * (q->shape[0] > 1 ? b : 0), nq,
-               (int32_t *)tide_tensor_data(k) + 2 * nk * (k->shape[0] > 1 ? b : 0), nk, a, &lo,
-               &hi);
+    rc = widen(&s, q, k, b, a, &lo, &hi);
   if (rc == TIDE_OK && hi > lo) {
     *first = lo;
     *count = hi - lo;

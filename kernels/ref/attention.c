@@ -51,15 +51,16 @@ static int64_t index_of(const k_tensor *t, int64_t b, int64_t i, int64_t what)
 
 static int sees(const problem *p, int64_t b, int64_t i, int64_t j)
 {
-  int64_t qpos = p->a->q_start + i, kpos = j;
+  int64_t qpos = p->a->q_start + i, kpos = j, until = qpos;
   if (!k_absent(p->q_index)) {
     const int64_t doc = index_of(p->q_index, b, i, 0);
     if (doc < 0 || doc != index_of(p->k_index, b, j, 0)) return 0;
     qpos = index_of(p->q_index, b, i, 1);
     kpos = index_of(p->k_index, b, j, 1);
+    until = p->q_index->shape[2] > 2 ? index_of(p->q_index, b, i, 2) : qpos;
   }
   const int64_t dist = qpos - kpos;
-  if (p->a->causal && dist < 0) return 0;
+  if (p->a->causal && kpos > until) return 0;
   if (p->a->window_left >= 0 && dist > p->a->window_left) return 0;
   return p->a->window_right < 0 || -dist <= p->a->window_right;
 }

@@ -1,7 +1,7 @@
 /* Defines attention_tiles: what documents and positions each K_TILE tokens of an index span. */
 #include "kernels/ref/load.h"
 
-/* Widens the extents of a tile by a token's document and position. */
+/* Widens the extents of a tile by a token's document and one of its positions. */
 static void ref_widen(int64_t x[4], int64_t document, int64_t position)
 {
   if (document < x[0]) x[0] = document;
@@ -20,7 +20,9 @@ static void ref_tile(const k_tensor *index, int64_t b, int64_t first, int64_t x[
     int64_t at = b * index->stride[0] + t * index->stride[1];
     int64_t document = ref_get_int(index, at);
     if (document < 0) stray = true;
-    else ref_widen(x, document, ref_get_int(index, at + index->stride[2]));
+    else
+      for (int64_t i = 1; i < index->shape[2]; i++)
+        ref_widen(x, document, ref_get_int(index, at + i * index->stride[2]));
   }
   if (stray) x[0] = ~x[0];
 }

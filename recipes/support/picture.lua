@@ -19,9 +19,9 @@ end
 -- none; with --image that is an error.
 function picture.processor(tide, opt, model)
    local dir = tide.data.image.find(opt.from)
-   if model.rope_index and dir then return tide.data.image.processor(dir) end
+   if model.image_fields and dir then return tide.data.image.processor(dir) end
    if not opt.image then return nil end
-   if not model.rope_index then
+   if not model.image_fields then
       err.usage('generate', '--image: the model of %s takes texts alone', opt.from)
    end
    err.usage('generate', '--image: %s has no preprocessor_config.json; take that of the published '

@@ -23,8 +23,16 @@ local function packed(b, tq, tk, long)
       tide.tensor(k, { dtype = 'i32' }):reshape { -1, tk, 2 }
 end
 
--- Options of tide.attention by name; packed: as above; bias: the dtype of one [1, H, Tq, Tk] that
--- has a few of -inf.
+-- Adds a third number to pairs: tokens of every other run of n positions see up to its last.
+local function with_until(index, n)
+   local at = index:select(3, 2)
+   local run = (at:to 'f64' / n):floor():to 'i32'
+   local is_text = ((run:to 'f64' / 2):floor() * 2):to('i32'):eq(run)
+   return tide.cat({ index, tide.where(is_text, at, run * n + n - 1):unsqueeze(3) }, 3)
+end
+
+-- Options of tide.attention by name; packed: as above; until: as of with_until; bias: the dtype of
+-- one [1, H, Tq, Tk] that has a few of -inf.
 M.masks = {
    full = {}, causal = { causal = true }, window = { causal = true, window = 20 },
    ['window to both sides'] = { window = { 7, 3 } }, shifted = { causal = true, q_start = 20 },
@@ -34,6 +42,9 @@ M.masks = {
    ['long documents, both ways'] = { packed = 150 },
    ['packed by batch'] = { causal = true, packed = 'batches' },
    ['packed by batch, both ways'] = { packed = 'batches', softcap = 2 },
+   ['runs seen whole'] = { causal = true, packed = 290, until_ = 25 },
+   ['runs seen whole in a window'] = { causal = true, packed = true, until_ = 9, window = 20 },
+   ['long runs seen whole'] = { causal = true, packed = 150, until_ = 80, window = { 100, 30 } },
    bias = { bias = 'f32', causal = true }, ['bias in bf16'] = { bias = 'bf16', softcap = 3 },
    ['bias in f16'] = { bias = 'f16', packed = 150 },
    ['bias in f64'] = { bias = 'f64', scale = -0.2 },
@@ -58,6 +69,7 @@ local function attend(s, opts, dtype, where)
    for _, k in ipairs { 'causal', 'window', 'q_start', 'softcap', 'scale' } do o[k] = opts[k] end
    if opts.packed then
       local q, k = packed(s.b, s.tq, s.tk, opts.packed)
+      if opts.until_ then q, k = with_until(q, opts.until_), with_until(k, opts.until_) end
       o.q_index, o.k_index = q:to(where), k:to(where)
    end
    if opts.bias then

@@ -36,10 +36,11 @@ def visible(case, tq, tk):
         qd, kd = torch.zeros(1, tq, dtype=torch.int32), torch.zeros(1, tk, dtype=torch.int32)
         qp = (case.get("q_start", 0) + torch.arange(tq)).view(1, tq)
         kp = torch.arange(tk).view(1, tk)
+    until = case["q_index"][..., 2] if case.get("q_index", qd[..., None]).shape[-1] > 2 else qp
     dist = qp[:, :, None].long() - kp[:, None, :].long()
     see = (qd[:, :, None] == kd[:, None, :]) & (qd[:, :, None] >= 0)
     if case.get("causal"):
-        see &= dist >= 0
+        see &= kp[:, None, :].long() <= until[:, :, None].long()
     if case.get("window_left", -1) >= 0:
         see &= dist <= case["window_left"]
     if case.get("window_right", -1) >= 0:
@@ -117,8 +118,17 @@ def zigzag(index, parts):
     return torch.cat([c for i in range(parts) for c in (chunks[i], chunks[-1 - i])], dim=1)
 
 
+def with_until(index, runs):
+    """The index with a third number: the position of the last token of its run [first, end)."""
+    until = index[..., 1].clone()
+    for first, end in runs:
+        until[:, first:end] = index[:, end - 1 : end, 1]
+    return torch.cat([index, until[..., None]], -1)
+
+
 def cases():
     doc = packed([7, 1, 20, 9], 40)
+    seen = with_until(doc, [(1, 5), (10, 18), (18, 19), (30, 37)])
     return [
         dict(name="full"),
         dict(name="causal", causal=1, b=2),
@@ -135,6 +145,11 @@ def cases():
         dict(name="decode", causal=1, tq=3, tk=33, q_start=30),
         dict(name="blind_rows", causal=1, tq=12, tk=9, q_start=-4, with_dlse=True),
         dict(name="head_sizes", dv=5, tq=17, tk=33),
+        dict(name="until", causal=1, b=2, q_index=seen, k_index=seen),
+        dict(name="until_window", causal=1, window_left=3, window_right=5, hk=1, q_index=seen,
+             k_index=doc, with_dlse=True),
+        dict(name="until_zigzag", causal=1, window_left=4, q_index=zigzag(seen, 2),
+             k_index=zigzag(seen, 2)),
     ]
 
 

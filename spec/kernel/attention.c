@@ -123,7 +123,7 @@ static void test_few_queries(void **state)
     c.causal = i % 3 != 0;
     c.q_start = c.causal ? below(c.tk + 8) - 4 : 0;
     c.left = i & 4 ? below(60) : -1;
-    c.index = i % 7 == 0 ? PACKED : i % 7 == 1 ? SHUFFLED : c.index;
+    c.index = i % 7 == 0 ? PACKED : i % 7 == 1 ? SHUFFLED : i % 7 == 2 ? UNTIL : c.index;
     c.softcap = i & 8 ? 5.0f : 0.0f;
     check(&c);
   }
@@ -153,7 +153,7 @@ static void test_documents(void **state)
       c.b = 2;
       c.tq = 60 + below(80);
       c.tk = i & 1 ? c.tq : 60 + below(100);
-      c.index = i & 2 ? PACKED : SHUFFLED;
+      c.index = i % 5 == 4 ? UNTIL : i & 2 ? PACKED : SHUFFLED;
       c.causal = i % 3 != 0;
       c.left = i & 4 ? 20 : -1;
       c.dlse = 1;
@@ -191,7 +191,7 @@ static void test_drawn(void **state)
     c.q_start = below(3) ? 0 : below(100) - 30;
     c.softcap = below(4) ? 0.0f : 3.0f;
     c.bias = below(3) ? 0 : (int)below(4);
-    c.index = (int)below(3);
+    c.index = (int)below(4);
     check(&c);
   }
 }

@@ -23,7 +23,7 @@
 int k_ref_attention(const k_call *c);
 int k_ref_attention_bwd(const k_call *c);
 
-enum { IMPLICIT, PACKED, SHUFFLED };
+enum { IMPLICIT, PACKED, SHUFFLED, UNTIL };
 
 typedef struct kase {
   int dtype;
@@ -147,16 +147,19 @@ static inline void make_qkv(run *r, const kase *c)
   for (int i = 1; i < 4; i++) fill_fused(&r->in[i]);
 }
 
-/* Documents of random length; SHUFFLED draws every token on its own. Some tokens see nothing. */
+/* Documents of random length; SHUFFLED draws every token on its own. Some tokens see nothing. UNTIL
+ * adds a third number: up to where a token sees, most often its own position. */
 static inline k_tensor make_index(const kase *c, int64_t t)
 {
-  k_tensor x = fresh(TIDE_I32, 3, c->b > 1 && c->index == SHUFFLED ? c->b : 1, t, 2, 1);
+  const int64_t n = c->index == UNTIL ? 3 : 2;
+  k_tensor x = fresh(TIDE_I32, 3, c->b > 1 && c->index == SHUFFLED ? c->b : 1, t, n, 1);
   int32_t *p = x.data, doc = 0, pos = 0;
   for (int64_t i = 0; i < x.shape[0] * t; i++, pos++) {
     if (uniform() < 0.02) doc++, pos = 0;
     const int64_t any = below(4) - 1;
-    p[2 * i] = c->index == SHUFFLED ? (int32_t)any : uniform() < 0.01 ? -1 : doc;
-    p[2 * i + 1] = c->index == SHUFFLED ? (int32_t)below(t) : pos;
+    p[n * i] = c->index == SHUFFLED ? (int32_t)any : uniform() < 0.01 ? -1 : doc;
+    p[n * i + 1] = c->index == SHUFFLED ? (int32_t)below(t) : pos;
+    if (n == 3) p[n * i + 2] = uniform() < 0.7 ? pos : (int32_t)(pos + below(60) - 10);
   }
   x.stride[2] = 1;
   if (x.shape[0] == 1) x.stride[0] = 0;

@@ -9,11 +9,12 @@
 /* Whether query i sees key j, by the definition. */
 static int sees(const run *r, int64_t i, int64_t j)
 {
-  const int32_t *q = (const int32_t *)r->in[7].data + 2 * i;
-  const int32_t *k = (const int32_t *)r->in[8].data + 2 * j;
-  const int64_t back = (int64_t)q[1] - k[1], left = r->a.window_left, right = r->a.window_right;
-  return q[0] >= 0 && q[0] == k[0] && (!r->a.causal || back >= 0) && (left < 0 || back <= left) &&
-         (right < 0 || -back <= right);
+  const int64_t n = r->in[7].shape[2], left = r->a.window_left, right = r->a.window_right;
+  const int32_t *q = (const int32_t *)r->in[7].data + n * i;
+  const int32_t *k = (const int32_t *)r->in[8].data + n * j;
+  const int64_t back = (int64_t)q[1] - k[1];
+  return q[0] >= 0 && q[0] == k[0] && (!r->a.causal || k[1] <= q[n - 1]) &&
+         (left < 0 || back <= left) && (right < 0 || -back <= right);
 }
 
 /* Each span against the pairs of its group and block. */
@@ -49,7 +50,7 @@ static void test_spans(void **state)
     kase c = plain(TIDE_F32);
     c.tq = 300 + below(100), c.tk = n & 1 ? c.tq : 300 + below(100);
     c.h = c.hk = 1, c.d = c.dv = 1;
-    c.index = n % 4 == 3 ? SHUFFLED : PACKED;
+    c.index = n % 4 == 3 ? SHUFFLED : n % 4 == 2 ? UNTIL : PACKED;
     c.causal = n % 3 != 0;
     c.left = n & 4 ? 40 : -1;
     run r;

@@ -1,6 +1,6 @@
--- Cases of spec/golden/qwen2_5_vl.py, and those of qwen3_vl.py and qwen3_5_vl.py as `case.qwen3_vl`
--- and `case.qwen3_5_vl`: the models, with the weights and pixels that the script gives them, what
--- transformers computes, and checks of it.
+-- Cases of spec/golden/qwen2_5_vl.py, and of qwen3_vl.py, qwen3_5_vl.py and gemma3_vl.py as
+-- `case.qwen3_vl` and so on: the models, with the weights and pixels that the script gives them,
+-- what transformers computes, and checks of it.
 
 local assert = require 'luassert'
 local tide = require 'tide'
@@ -83,7 +83,8 @@ local function cases_of(file, family_of)
    -- Returns what a case gives a model beside ids. dtype: of the pixels.
    function case.images(name, dtype)
       local n, v, out = case.numbers(name), case.config(name).vision_config, {}
-      local numel = v.in_channels * v.temporal_patch_size * v.patch_size ^ 2
+      local numel = (v.in_channels or v.num_channels) * (v.temporal_patch_size or 1)
+         * v.patch_size ^ 2
       for grid, pixels in each { image_grid_thw = 'pixel_values',
          video_grid_thw = 'pixel_values_videos' } do
          if n[grid] then
@@ -234,7 +235,9 @@ all.qwen3_5_vl = cases_of('spec/golden/qwen3_5_vl', function(name)
 end)
 all.far = far
 
--- Returns the cases of a name: nil, 'qwen3_vl' or 'qwen3_5_vl'.
+all.gemma3_vl = cases_of('spec/golden/gemma3_vl', function() return 'gemma3_vl' end)
+
+-- Returns the cases of a name: nil, 'qwen3_vl', 'qwen3_5_vl' or 'gemma3_vl'.
 function all.of(name) return name and all[name] or all end
 
 return all

@@ -21,18 +21,21 @@ local function on_rank(rank, _, dir, mesh, out, how)
    local n, images = case_.numbers(how.case), case_.images(how.case, 'f64')
    local list = {}
    if how.rows then
-      -- grids of a case with one image and one video in each row
+      -- grids of a case with one image, and one video or none, in each row
       local at = { image = 0, video = 0 }
       for b = 1, 2 do
          local row = { ids = n.ids:narrow(1, b, 1), labels = n.labels:narrow(1, b, 1),
             attention_mask = n.mask:narrow(1, b, 1), second_per_grid_ts = images.second_per_grid_ts
                and images.second_per_grid_ts:narrow(1, b, 1) }
          for kind, pixels in pairs { image = 'pixel_values', video = 'pixel_values_videos' } do
-            local grid = images[kind .. '_grid_thw']:narrow(1, b, 1)
-            local g = grid:tolist()[1]
+            local grids = images[kind .. '_grid_thw']
+            local grid = grids and grids:narrow(1, b, 1)
+            local g = grid and grid:tolist()[1]
             row[kind .. '_grid_thw'] = grid
-            row[pixels] = images[pixels]:narrow(1, at[kind] + 1, g[1] * g[2] * g[3])
-            at[kind] = at[kind] + g[1] * g[2] * g[3]
+            if g then
+               row[pixels] = images[pixels]:narrow(1, at[kind] + 1, g[1] * g[2] * g[3])
+               at[kind] = at[kind] + g[1] * g[2] * g[3]
+            end
          end
          list[b] = row
       end

@@ -90,7 +90,8 @@ describe('attention equals the peer', function()
       local kinds = {}
       for _, case in ipairs(golden) do kinds[case.name] = true end
       for _, name in ipairs { 'full', 'causal', 'window', 'window_both', 'document', 'gqa', 'scale',
-                              'bias', 'softcap', 'zigzag', 'decode', 'blind_rows', 'dlse' } do
+                              'bias', 'softcap', 'zigzag', 'decode', 'blind_rows', 'dlse', 'until',
+                              'until_window', 'until_zigzag' } do
          assert.is_true(kinds[name], name)
       end
    end)

@@ -227,6 +227,12 @@ describe('the command line of a plan', function()
          cp = { layout = 'zigzag', method = 'a2a+p2p', a2a = 2 } }, o)
       _, o = options.read(given { cp = 2 }, 2)
       assert.same({ layout = 'zigzag', method = 'ring' }, o.cp)
+      local bare = given {}
+      for _, mesh in ipairs { {}, false, { cp = 2 } } do            -- the rest are defaults
+         bare.mesh = mesh or nil
+         _, o = options.read(bare, 2)
+         assert.equal(mesh and mesh.cp and 'ring' or nil, o.cp and o.cp.method)
+      end
       for _, c in ipairs {
          { { dp_shard = 2 }, {} }, { { dp_replicate = 2 }, {} }, { {}, { offload = true } },
          { {}, { fsdp = { reduce = 'f32' } } }, { {}, { fsdp = { reshard = 'no' } } } } do

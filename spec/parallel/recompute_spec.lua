@@ -120,6 +120,10 @@ describe('recompute', function()
          assert.is_false(ok)
          assert.equal('E_ARG', e.code)
       end
+      for _, bad in ipairs { 'every:1.5', 'every:-2' } do
+         local _, e = pcall(parallel.recompute, model, bad)
+         assert.matches(('got "%s"'):format(bad), e.message, 1, true)
+      end
       assert.is_false((pcall(parallel.recompute, model, 'full', { scop = 'vision' })))
       assert.is_false((pcall(parallel.recompute, {}, 'full')))
       assert.same(layers('%d.mlp', 0, 1, 2, 3), parallel.recompute.report(model))

@@ -58,6 +58,27 @@ describe('tensor parallelism', function()
       all_true(2, list)
    end)
 
+   it('leaves no hidden states of a cut embedding to the collector', function()
+      local function left(_, n)
+         local t = require 'tide'
+         local model = t.model.llama({ vocab_size = 9, hidden_size = 64, num_hidden_layers = 1,
+            num_attention_heads = 4, intermediate_size = 8 }, { seed = 1 })
+         t.parallel.tensor_parallel(model, t.parallel.mesh({ tp = n }):axis 'tp')
+         local ids, embed = t.zeros({ 2, 32 }, { dtype = 'i64' }), model.model.embed_tokens
+         embed(ids)
+         collectgarbage()
+         collectgarbage 'stop'
+         local before = t.stats().live
+         local y = embed(ids)
+         local bytes = t.stats().live - before
+         collectgarbage 'restart'
+         return bytes / (4 * y:numel())
+      end
+      for _, rows in ipairs { ranks.run(2, left) } do
+         for _, times in ipairs(rows) do assert.is_true(times < 1.5, times) end
+      end
+   end)
+
    it('leaves frozen weights without gradients', function()
       local list = {}
       for _, frozen in ipairs { '_proj.weight$', 'lm_head', 'norm', 'embed' } do

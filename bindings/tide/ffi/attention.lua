@@ -76,9 +76,11 @@ end
 -- also lse [B, H, Tq]. opts: causal (false); window (how far a key may lie from its query: a number
 -- for both sides, or { left, right }, -1 or nil for any); scale (1 / sqrt(D); not 0); softcap;
 -- q_start (position of the first query); q_index and k_index (i32 [B or 1, T, 2] of (document,
--- position): each query sees its document only; tide.document_index makes them); q_tiles and
--- k_tiles (tide.attention_tiles of the two, made once for all calls with them); bias; sinks [H] (a
--- score of each head, without a value, that takes a share of the softmax); return_lse.
+-- position): each query sees its document only; tide.document_index makes them; [.., 3] of
+-- (document, position, until): a causal query sees keys up to `until` in place of its position, so
+-- that tokens of an image see each other); q_tiles and k_tiles (tide.attention_tiles of the two,
+-- made once for all calls with them); bias; sinks [H] (a score of each head, without a value, that
+-- takes a share of the softmax); return_lse.
 function M.attention(q, k, v, opts)
    tensor('attention', 'q', q)
    tensor('attention', 'k', k)
@@ -136,9 +138,9 @@ function M.attention_rows(q_index, k_index, opts)
    return tonumber(run[0]) + 1, tonumber(run[1])
 end
 
--- Returns the span of each 64 tokens of an index [B or 1, T, 2], as i32 [B or 1, ceil(T / 64), 4]:
--- least and greatest document (the least complemented if a token has no document), least and
--- greatest position. GPU kernels skip tiles by it.
+-- Returns the span of each 64 tokens of an index [B or 1, T, 2 or 3], as i32 [B or 1, ceil(T /
+-- 64), 4]: least and greatest document (the least complemented if a token has no document), least
+-- and greatest position (until is one, too). GPU kernels skip tiles by it.
 make 'attention_tiles(index)'
 
 -- Returns (document, position) pairs, i32 [1, ntoken, 2], of a packed stream from cumulative

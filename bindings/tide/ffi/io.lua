@@ -12,6 +12,7 @@ local C = lib.C
 
 local M = { json = require 'tide.ffi.json' }
 local safetensors = require 'tide.ffi.safetensors'
+local new_bytes = require('tide.ffi.buffer').of 'uint8_t'
 local str, path_of, failure = arg.string, safetensors.path_of, safetensors.failure
 
 local function handle() return ctx_of.default().handle end
@@ -180,7 +181,8 @@ function M.checksum(x)
    local n = arg.tensor('checksum', 'x', x):numel()
    local flat = x:detach():contiguous():reshape { n }
    local size = C.tide_dtype_size(C.tide_tensor_dtype(x))
-   local block, h, most = ffi.new 'uint8_t[1048576]', ffi.new('uint64_t', 0), 2^20 / size
+   local h, most = ffi.new('uint64_t', 0), 2^20 / size
+   local block = new_bytes(math.min(n, most) * size)
    for at = 1, n, most do
       local k = math.min(most, n - at + 1)
       own.check(C.tide_tensor_ctx(x), C.tide_to_bytes(flat:narrow(1, at, k), block, k * size))

@@ -590,11 +590,13 @@ int tide_dropout(tide_tensor **out, tide_tensor *x, double p);
 /* ---- attention ------------------------------------------------------------------------------ */
 
 /* Which key a query may see is data: query i sees key j iff they carry the same document number,
- * documents are >= 0, and with d = position(i) - position(j): d >= 0 if causal, d <= window_left
- * if window_left >= 0, -d <= window_right if window_right >= 0. Without index tensors every token
- * is of document 0, key j has position j and query i position q_start + i. A bias of -inf hides a
- * key, too. A hidden key has no effect, also where its value is NaN or infinite (on 'cuda' in f16
- * and bf16 it must be finite). */
+ * documents are >= 0, position(j) <= until(i) if causal, and with d = position(i) - position(j):
+ * d <= window_left if window_left >= 0, -d <= window_right if window_right >= 0. An index may hold
+ * until as its third number; without it until(i) is position(i). Tokens of an image that see each
+ * other have the position of the last of them there. Without index tensors every token is of
+ * document 0, key j has position j and query i position q_start + i. A bias of -inf hides a key,
+ * too. A hidden key has no effect, also where its value is NaN or infinite (on 'cuda' in f16 and
+ * bf16 it must be finite). */
 typedef struct tide_attention_attrs {
   uint32_t size;
   int32_t  causal;       /* 0 or 1 */
@@ -603,8 +605,10 @@ typedef struct tide_attention_attrs {
   int64_t  q_start;      /* position of query 0 when q_index is null */
   double   scale;        /* 0: 1/sqrt(D); rounded to f32 unless the operands are f64 */
   double   softcap;      /* 0: none; else cap * tanh(score / cap) before the mask; likewise */
-  tide_tensor *q_index;  /* i32 [B or 1, Tq, 2] of (document, position); may be null */
-  tide_tensor *k_index;  /* i32 [B or 1, Tk, 2]; null iff q_index is null */
+  tide_tensor *q_index;  /* i32 [B or 1, Tq, 2] of (document, position), or [.., 3] with until;
+                          * may be null */
+  tide_tensor *k_index;  /* i32 [B or 1, Tk, 2 or 3], whose third number is not read; null iff
+                          * q_index is null */
   tide_tensor *bias;     /* additive, broadcastable to [B, H, Tq, Tk]; may be null */
   tide_tensor *q_tiles;  /* tide_attention_tiles of q_index, which saves each call the search; */
   tide_tensor *k_tiles;  /* the same of k_index; each may be null */
@@ -640,14 +644,15 @@ int tide_attention_sinks_backward(tide_tensor **dsinks, tide_tensor *dout, tide_
                                   tide_tensor *lse, tide_tensor *sinks);
 /* Returns the shortest run of keys, *first and *count, such that no query sees a key outside it by
  * document and position range (some key inside may be unseen too): the rows that a rank needs of
- * another rank's block. q_index i32 [B or 1, Tq, 2], k_index i32 [B or 1, Tk, 2], on the host; of
- * attrs only causal and the window count; null: full. A count of 0 has first 0. */
+ * another rank's block. q_index i32 [B or 1, Tq, 2 or 3], k_index i32 [B or 1, Tk, 2 or 3], on the
+ * host; of attrs only causal and the window count; null: full. A count of 0 has first 0. */
 int tide_attention_rows(tide_tensor *q_index, tide_tensor *k_index,
                         const tide_attention_attrs *attrs, int64_t *first, int64_t *count);
-/* Makes what each 64 tokens of an index [B or 1, T, 2] span, i32 [B or 1, ceil(T / 64), 4]: least
- * and greatest document, least and greatest position, over the tokens of a document >= 0. The
- * least document is complemented where some token has none; {~INT32_MAX, -1, INT32_MAX,
- * INT32_MIN}: all have none. Attention with other tiles than those of its indices is undefined. */
+/* Makes what each 64 tokens of an index [B or 1, T, 2 or 3] span, i32 [B or 1, ceil(T / 64), 4]:
+ * least and greatest document, least and greatest position (until is one, too), over the tokens of
+ * a document >= 0. The least document is complemented where some token has none; {~INT32_MAX, -1,
+ * INT32_MAX, INT32_MIN}: all have none. Attention with other tiles than those of its indices is
+ * undefined. */
 int tide_attention_tiles(tide_tensor **out, tide_tensor *index);
 /* Makes (document, position) pairs [1, T, 2] of a packed stream from cumulative lengths: cu i32/i64
  * [ndoc + 1], first 0, not decreasing, last <= T; tokens beyond the last get document -1. */

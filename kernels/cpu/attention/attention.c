@@ -89,14 +89,15 @@ static int64_t plus(int64_t a, int64_t b)
   return b > 0 ? INT64_MAX : INT64_MIN;
 }
 
-/* Sets [*lo, *hi] to the positions that a query at `pos` of document `doc` sees; [1, 0] for
- * none. */
-static void interval(const k_attention_attrs *a, int32_t doc, int64_t pos, int32_t *lo, int32_t *hi)
+/* Sets [*lo, *hi] to the positions that a query at `pos` of document `doc` sees, up to `until` if
+ * causal; [1, 0] for none. */
+static void interval(const k_attention_attrs *a, int32_t doc, int64_t pos, int64_t until,
+                     int32_t *lo, int32_t *hi)
 {
   int64_t first = INT32_MIN, last = INT32_MAX;
   if (a->window_left >= 0) first = plus(pos, -a->window_left);
   if (a->window_right >= 0) last = plus(pos, a->window_right);
-  if (a->causal && last > pos) last = pos;
+  if (a->causal && last > until) last = until;
   if (doc < 0 || first > INT32_MAX || last < INT32_MIN || first > last) {
     *lo = 1;
     *hi = 0;
@@ -130,9 +131,11 @@ static void fill_queries(attn *s, int64_t row)
   for (int64_t i = 0; i < s->nqb * ATTN_Q; i++) {
     doc[i] = -1;
     if (i < s->tq) doc[i] = given ? attn_index_at(s->q_index, row, i, 0) : 0;
-    int64_t pos = plus(s->a->q_start, i);
+    int64_t pos = plus(s->a->q_start, i), until;
     if (given && i < s->tq) pos = attn_index_at(s->q_index, row, i, 1);
-    interval(s->a, doc[i], pos, &lo[i], &hi[i]);
+    until = given && i < s->tq && s->q_index->shape[2] > 2 ? attn_index_at(s->q_index, row, i, 2)
+                                                           : pos;
+    interval(s->a, doc[i], pos, until, &lo[i], &hi[i]);
   }
   for (int64_t g = 0; g < s->nqb * ATTN_NG; g++) {
     attn_qrange r = no_queries();

@@ -233,15 +233,17 @@ tide_attend operands(const k_call *call, const k_tensor *q, const k_tensor &bias
   const k_attention_attrs *a = static_cast<const k_attention_attrs *>(call->attrs);
   const k_tensor &k = q[1], &v = q[2];
   tide_attend p = {tide_heads_of(q[0]), tide_heads_of(k), tide_heads_of(v), nullptr, nullptr, {},
-                   {}, tide_array_of(bias), {}, q->shape[0], q->shape[2], 1, q->shape[1],
-                   k.shape[1], q->shape[3], v.shape[3], a->window_left, a->window_right,
-                   a->q_start, a->causal, tide_cap_of<float>(a->scale, a->softcap),
+                   {}, false, false, tide_array_of(bias), {}, q->shape[0], q->shape[2], 1,
+                   q->shape[1], k.shape[1], q->shape[3], v.shape[3], a->window_left,
+                   a->window_right, a->q_start, a->causal,
+                   tide_cap_of<float>(a->scale, a->softcap),
                    tide_cap_of<double>(a->scale, a->softcap), {}};
   if (k.shape[2] > 0) p.group = p.head / k.shape[2];
   for (int d = 0; d < 4 && p.bias.data; d++) p.bias_stride[d] = bias.stride[d];
   if (k_absent(&index[0])) return p;
   p.q_index = static_cast<const int32_t *>(index[0].data);
   p.k_index = static_cast<const int32_t *>(index[1].data);
+  p.q_until = index[0].shape[2] > 2, p.k_until = index[1].shape[2] > 2;
   for (int d = 0; d < 3; d++) {
     p.qi[d] = d == 0 && index[0].shape[0] == 1 ? 0 : index[0].stride[d];
     p.ki[d] = d == 0 && index[1].shape[0] == 1 ? 0 : index[1].stride[d];

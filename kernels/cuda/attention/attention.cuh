@@ -39,6 +39,7 @@ struct tide_attend {
   tide_heads q, k, v;
   const int32_t *q_index, *k_index; /* null: documents 0, positions q_start + i and j */
   int64_t qi[3], ki[3];             /* their strides of (batch, token, member) */
+  bool q_until, k_until;            /* whether they have a third member */
   tide_array bias;
   int64_t bias_stride[4];
   int64_t batch, head, group, tq, tk, d, dv; /* group: query heads per key head */
@@ -51,30 +52,42 @@ struct tide_attend {
 TIDE_DEVICE const tide_cap<float> &tide_cap_in(const tide_attend &p, float) { return p.cap; }
 TIDE_DEVICE const tide_cap<double> &tide_cap_in(const tide_attend &p, double) { return p.exact; }
 
-/* What a token is to the mask. A document below 0 is seen by none and sees none. */
-struct tide_token { int document; int64_t position; };
+/* What a token is to the mask. A document below 0 is seen by none and sees none. until: of a query,
+ * the last position that it may see if causal; of a key, what its index says there. */
+struct tide_token { int document; int64_t position, until; };
 
+TIDE_DEVICE tide_token tide_token_at(const int32_t *index, const int64_t *stride, bool until,
+                                     int64_t b, int64_t t)
+{
+  const int32_t *at = index + b * stride[0] + t * stride[1];
+  return {at[0], at[stride[2]], at[until ? 2 * stride[2] : stride[2]]};
+}
 TIDE_DEVICE tide_token tide_query(const tide_attend &p, int64_t b, int64_t i)
 {
-  if (i >= p.tq) return {-1, 0};
-  if (!p.q_index) return {0, p.q_start + i};
-  const int32_t *at = p.q_index + b * p.qi[0] + i * p.qi[1];
-  return {at[0], at[p.qi[2]]};
+  if (i >= p.tq) return {-1, 0, 0};
+  if (!p.q_index) return {0, p.q_start + i, p.q_start + i};
+  return tide_token_at(p.q_index, p.qi, p.q_until, b, i);
 }
 TIDE_DEVICE tide_token tide_key(const tide_attend &p, int64_t b, int64_t j)
 {
-  if (j >= p.tk) return {-2, 0};
-  if (!p.k_index) return {0, j};
-  const int32_t *at = p.k_index + b * p.ki[0] + j * p.ki[1];
-  return {at[0], at[p.ki[2]]};
+  if (j >= p.tk) return {-2, 0, 0};
+  if (!p.k_index) return {0, j, j};
+  return tide_token_at(p.k_index, p.ki, p.k_until, b, j);
 }
 TIDE_DEVICE bool tide_sees(const tide_attend &p, const tide_token &q, const tide_token &k)
 {
   int64_t dist = q.position - k.position;
   if (q.document < 0 || q.document != k.document) return false;
-  if (p.causal && dist < 0) return false;
+  if (p.causal && k.position > q.until) return false;
   if (p.window_left >= 0 && dist > p.window_left) return false;
   return p.window_right < 0 || -dist <= p.window_right;
+}
+/* Returns the last position that a query sees, by the rule of tide_sees. */
+TIDE_DEVICE int64_t tide_last_seen(const tide_attend &p, const tide_token &q)
+{
+  int64_t last = p.causal ? q.until : (int64_t)1 << 61;
+  if (p.window_right >= 0 && q.position + p.window_right < last) last = q.position + p.window_right;
+  return last;
 }
 
 /* The positions of the other side that a token at a position sees; without indices a token of the
@@ -97,19 +110,32 @@ template <bool KEYS> TIDE_DEVICE tide_positions tide_positions_there(const tide_
   return {0, (KEYS ? p.tq : p.tk) - 1};
 }
 
+TIDE_DEVICE int tide_as_int(int64_t x)
+{
+  return (int)(x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : x);
+}
+
 /* What a row sees of the other side, by the rule of tide_sees asked once for a row: tokens of its
- * document at positions low to high, none if low > high. */
+ * document whose first number is at most high and whose last is at least low. Both numbers of a key
+ * are its position; those of a query are its position and the last one that it sees. Document -2:
+ * the row sees none; tokens without a document have -1 here. */
 struct tide_span { int document, low, high; };
 template <bool KEYS> TIDE_DEVICE tide_span tide_span_of(const tide_attend &p, const tide_token &x)
 {
   tide_positions r = tide_positions_of<KEYS>(p, x.position), there = tide_positions_there<KEYS>(p);
-  if (x.document < 0 || r.low > there.high || r.high < there.low) return {-1, 1, 0};
+  if (KEYS) {
+    r.low = p.q_index ? x.position : x.position - p.q_start; /* a query's last must reach it */
+    if (x.document < 0) return {-2, 1, 0};
+    return {x.document, tide_as_int(r.low), tide_as_int(r.high)};
+  }
+  r.high = tide_last_seen(p, x);
+  if (x.document < 0 || r.low > there.high || r.high < there.low) return {-2, 1, 0};
   return {x.document, (int)(r.low > there.low ? r.low : there.low),
           (int)(r.high < there.high ? r.high : there.high)};
 }
-TIDE_DEVICE bool tide_span_has(const tide_span &s, int document, int position)
+TIDE_DEVICE bool tide_span_has(const tide_span &s, int document, int first, int last)
 {
-  return document == s.document && position >= s.low && position <= s.high;
+  return document == s.document && last >= s.low && first <= s.high;
 }
 
 /* Can any of the keys [j0, j1) be seen by any of the queries [i0, i1)? Exact without indices;

@@ -40,7 +40,8 @@ forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64
     uint16_t *at = tiles + stage * 2 * BC * LD;
     load_tile<DP, BC>(at, p.k, b, x.t, p.tk, hk, p.d, aligned);
     load_tile<DP, BC>(at + BC * LD, p.v, b, x.t, p.tk, hk, p.dv, aligned);
-    if (!x.whole && mine < BC) key = about_token<false>(p, b, x.t + mine);
+    int last;
+    if (!x.whole && mine < BC) key = about_token<false>(p, b, x.t + mine, &last);
   };
   auto keep = [&](int stage) {
     if (mine < BC) about_of<LD>(tiles + stage * 2 * BC * LD, mine) = key;
@@ -65,8 +66,10 @@ forward_kernel(tide_attend p, tide_heads out, tide_array lse, int64_t ls0, int64
     if (!plain) cap_scores<NT>(p, s);
     if (p.bias.data) add_bias<false, NT>(p, b, h, w0, now.t, s);
     if (!now.whole)
-      hide<NT>(s, row, -INFINITY,
-               [&](int n, int e) { return about_of<LD>(ks, n * 8 + lane % 4 * 2 + e); });
+      hide<NT>(s, row, -INFINITY, [&](int n, int e) {
+        const about &x = about_of<LD>(ks, n * 8 + lane % 4 * 2 + e);
+        return asked{x.document, x.position, x.position};
+      });
     soften<NT>(s, unit * LOG2E, top, sum, old);
     shrink<NO>(o, old);
     weigh<F16, LD, NT, NO>(o, s, vs, (int)p.dv);

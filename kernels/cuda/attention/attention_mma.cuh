@@ -62,7 +62,8 @@ TIDE_DEVICE void load_tile(uint16_t *to, const tide_heads &x, int64_t b, int64_t
   }
 }
 
-/* What a token of a tile is to the rows. mark: of a query. */
+/* What a token of a tile is to the rows. mark: of a query. The last position that a query sees lies
+ * in the padding of the second tile (last_of). */
 struct alignas(16) about { int document, position; tide_mark<float> mark; };
 template <int LD> TIDE_DEVICE about &about_of(uint16_t *tile, int row)
 {
@@ -72,11 +73,26 @@ template <int LD> TIDE_DEVICE const about &about_of(const uint16_t *tile, int ro
 {
   return *reinterpret_cast<const about *>(tile + (row + 1) * LD - 8);
 }
-/* KEYS: the rows are keys, so token t is a query. */
-template <bool KEYS> TIDE_DEVICE about about_token(const tide_attend &p, int64_t b, int64_t t)
+template <int LD> TIDE_DEVICE int &last_of(uint16_t *tile, int row)
+{
+  return *reinterpret_cast<int *>(tile + (row + 1) * LD - 8);
+}
+template <int LD> TIDE_DEVICE int last_of(const uint16_t *tile, int row)
+{
+  return *reinterpret_cast<const int *>(tile + (row + 1) * LD - 8);
+}
+/* What hide asks of a token of the other side (tide_span_has). */
+struct asked { int document, first, last; };
+
+/* KEYS: the rows are keys, so token t is a query. last: receives the last position that it sees. */
+template <bool KEYS>
+TIDE_DEVICE about about_token(const tide_attend &p, int64_t b, int64_t t, int *last)
 {
   tide_token x = KEYS ? tide_query(p, b, t) : tide_key(p, b, t);
-  return {x.document, p.q_index ? (int)x.position : (int)t, {INFINITY, 0.0f}};
+  int position = p.q_index ? (int)x.position : (int)t;
+  int64_t seen = KEYS ? tide_last_seen(p, x) : position;
+  *last = tide_as_int(KEYS && !p.q_index ? seen - p.q_start : seen);
+  return {x.document < 0 ? -1 : x.document, position, {INFINITY, 0.0f}};
 }
 template <bool KEYS> TIDE_DEVICE tide_span span_at(const tide_attend &p, int64_t b, int64_t t)
 {
@@ -210,8 +226,8 @@ TIDE_DEVICE void add_bias(const tide_attend &p, int64_t b, int64_t h, int64_t ro
   }
 }
 
-/* s is `value` where this lane's two rows do not see a token: place(n, e) is what one has of
- * document and position. */
+/* s is `value` where this lane's two rows do not see a token: place(n, e) returns its numbers, as
+ * `asked`. */
 template <int NT, class P>
 TIDE_DEVICE void hide(float (*s)[4], const tide_span *row, float value, P place)
 {
@@ -219,10 +235,10 @@ TIDE_DEVICE void hide(float (*s)[4], const tide_span *row, float value, P place)
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      auto x = place(n, e);
+      asked x = place(n, e);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        bool sees = tide_span_has(row[r], x.document, x.position);
+        bool sees = tide_span_has(row[r], x.document, x.first, x.last);
         s[n][2 * r + e] = sees ? s[n][2 * r + e] : value;
       }
     }

@@ -23,8 +23,8 @@ template <int DP> struct shape {
 /* What a warp knows of its rows; marks are of queries. */
 struct own_rows { tide_span span[2]; tide_mark<float> mark[2]; };
 
-/* s and dp of a tile become the weights and the gradients of scale q.k. cols: the tile of the other
- * side with its tokens; (row0, col0): the first pair of this warp. */
+/* s and dp of a tile become the weights and the gradients of scale q.k. cols: the two tiles of the
+ * other side with their tokens; (row0, col0): the first pair of this warp. */
 template <bool KEYS, int NT, int LD>
 TIDE_DEVICE void gradients(const tide_attend &p, int64_t b, int64_t h, int64_t row0, int64_t col0,
                            const own_rows &row, const uint16_t *cols, bool whole, float (*s)[4],
@@ -38,7 +38,12 @@ TIDE_DEVICE void gradients(const tide_attend &p, int64_t b, int64_t h, int64_t r
   if (!plain) cap_slopes<NT>(p, s, dp);
   if (p.bias.data) add_bias<KEYS, NT>(p, b, h, row0, col0, s);
   weights_of<NT>(s, plain ? p.cap.scale * LOG2E : LOG2E, mark);
-  if (!whole) hide<NT>(s, row.span, 0.0f, col);
+  if (!whole)
+    hide<NT>(s, row.span, 0.0f, [&](int n, int e) {
+      const about &x = about_of<LD>(cols, n * 8 + t + e);
+      int last = KEYS ? last_of<LD>(cols + NT * 8 * LD, n * 8 + t + e) : x.position;
+      return asked{x.document, x.position, last};
+    });
   times_weight<NT>(s, dp);
 }
 
@@ -78,15 +83,18 @@ backward_kernel(tide_attend p, tide_attention_back g, bool aligned)
     int64_t hy = KEYS ? h : h / p.group;
     /* mask data of tokens is loaded with a tile and kept after the work on the tile before */
     about other = {};
+    int last = 0;
     auto load = [&](const tide_step &x, int stage) {
       load_tile<DP, BC>(tiles + stage * 2 * TILE, y1, b, x.t, ny, hy, p.d, aligned);
       load_tile<DP, BC>(tiles + (stage * 2 + 1) * TILE, y2, b, x.t, ny, hy, p.dv, aligned);
       if (mine >= BC) return;
-      if (!x.whole) other = about_token<KEYS>(p, b, x.t + mine);
+      if (!x.whole) other = about_token<KEYS>(p, b, x.t + mine, &last);
       if (KEYS) other.mark = mark_of(p, g, b, h, x.t + mine);
     };
     auto keep = [&](int stage) {
-      if (mine < BC) about_of<LD>(tiles + stage * 2 * TILE, mine) = other;
+      if (mine >= BC) return;
+      about_of<LD>(tiles + stage * 2 * TILE, mine) = other;
+      if (KEYS) last_of<LD>(tiles + (stage * 2 + 1) * TILE, mine) = last;
     };
     walk.begin();
     tide_step now = walk.next();

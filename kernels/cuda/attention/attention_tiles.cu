@@ -32,6 +32,7 @@ void note(const k_call *call, const k_tensor &index, int64_t batch, tide_extent 
   p.k_index = static_cast<const int32_t *>(index.data);
   p.batch = batch, p.tk = index.shape[1];
   for (int d = 0; d < 3; d++) p.ki[d] = index.stride[d];
+  p.k_until = index.shape[2] > 2;
   int64_t tiles = tiles_of(index);
   unsigned blocks = (unsigned)((batch * tiles * 32 + THREADS - 1) / THREADS);
   if (blocks > 0) TIDE_CUDA_LAUNCH(call, extent_kernel, blocks, THREADS, 0, p, to, batch, tiles);

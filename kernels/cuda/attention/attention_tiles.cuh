@@ -4,7 +4,7 @@
  * has noted what documents and positions each K_TILE tokens span, once for all layers or once in a
  * call; a warp judges 32 tiles at a time by those, so no block reads the indices of all tokens and
  * no block waits for itself. Spans err on the side of yes for "sees" and of no for "sees whole", so
- * a narrower tile is judged by those around it.
+ * a narrower tile is judged by those around it, and `until` of a token is one more position of it.
  */
 #pragma once
 
@@ -54,15 +54,16 @@ TIDE_DEVICE tide_extent tide_extent_of(const tide_attend &p, int64_t b, int64_t 
   bool stray = false;
   for (int64_t t = t0 + (threadIdx.x & 31); t < t1; t += 32) {
     tide_token y = KEYS ? tide_key(p, b, t) : tide_query(p, b, t);
-    int at = (int)y.position;
+    int low = (int)(y.position < y.until ? y.position : y.until);
+    int high = (int)(y.position < y.until ? y.until : y.position);
     if (y.document < 0) {
       stray = true;
       continue;
     }
     x.document[0] = y.document < x.document[0] ? y.document : x.document[0];
     x.document[1] = y.document > x.document[1] ? y.document : x.document[1];
-    x.position[0] = at < x.position[0] ? at : x.position[0];
-    x.position[1] = at > x.position[1] ? at : x.position[1];
+    x.position[0] = low < x.position[0] ? low : x.position[0];
+    x.position[1] = high > x.position[1] ? high : x.position[1];
   }
   x = {{tide_least_of_warp(x.document[0]), tide_greatest_of_warp(x.document[1])},
        {tide_least_of_warp(x.position[0]), tide_greatest_of_warp(x.position[1])}};
@@ -73,11 +74,6 @@ TIDE_DEVICE tide_extent tide_extent_of(const tide_attend &p, int64_t b, int64_t 
 /* What any of a block's rows sees, by position, and what all see: nothing unless the rows are of
  * one document. document: the least and greatest of the rows. */
 struct tide_sight { int document[2], any[2], all[2]; };
-
-TIDE_DEVICE int tide_as_int(int64_t x)
-{
-  return (int)(x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : x);
-}
 
 /* Returns what the rows from t0 on that exist see; by a warp. KEYS: the rows are keys. */
 template <bool KEYS>

@@ -30,7 +30,7 @@ enum { ROWS = 128, GROUP = 128, CONSUMERS = 2, BLOCK = GROUP * (1 + CONSUMERS), 
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
-struct place { int document, position; }; /* of a token of the other side */
+typedef asked place; /* of a token of the other side */
 typedef tide_mark<float> mark;
 template <class T> struct alignas(16) pair { T of[2]; };
 
@@ -113,8 +113,9 @@ TIDE_DEVICE void places_of(const tide_attend &p, int64_t b, const tide_step &x, 
   if (x.t < 0 || x.whole) return;
 #pragma unroll
   for (int c = 0; c < COLS / 32; c++) {
-    about y = about_token<KEYS>(p, b, x.t + c * 32 + (int)(threadIdx.x & 31));
-    mine[c] = {y.document, y.position};
+    int last;
+    about y = about_token<KEYS>(p, b, x.t + c * 32 + (int)(threadIdx.x & 31), &last);
+    mine[c] = {y.document, y.position, last};
   }
 }
 

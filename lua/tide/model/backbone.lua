@@ -207,9 +207,10 @@ Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_ma
 local beside = {
    'positions: tensor? -- [batch or 1, tokens], or [3, batch or 1, tokens] with mrope_section',
    'caches: table?',
-   'index: tensor? [batch or 1, tokens, 2] of i32, i64',
-   'q_index: tensor? [batch or 1, tokens, 2] of i32, i64',
-   'k_index: tensor? [batch or 1, keys, 2] of i32, i64', 'attention_mask: any?', 'context: any?',
+   'index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
+   'q_index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
+   'k_index: tensor? [batch or 1, keys, 2 or 3] of i32, i64', 'attention_mask: any?',
+   'context: any?',
    'balance: balance?',
 }
 Backbone._read_without_sequence = signature.options(beside)
@@ -310,6 +311,7 @@ function Backbone:hidden(ids, opts, rows)
    opts = self._read_place(self.op, opts)
    local context = nn.context.of(self.op, opts, ids)
    local x = self:_inputs(ids, opts, context)
+   if context then context = opts.context end              -- that may have another index now
    local at, body = placement(self, opts, ids, context), self[self.form.body]
    -- a hook or wrap of the body may need its input again
    at.last_rows, at.is_made = rows, not rawequal(x, ids) and body._call == Module._call

@@ -54,6 +54,7 @@ local published = {
    gemma2 = { architectures = { 'Gemma2ForCausalLM' }, model_type = 'gemma2' },
    gpt2 = { architectures = { 'GPT2LMHeadModel' }, model_type = 'gpt2' },
    gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
+   gemma3_vl = { architectures = { 'Gemma3ForConditionalGeneration' }, model_type = 'gemma3' },
    qwen2_5_vl = { architectures = { 'Qwen2_5_VLForConditionalGeneration' },
       model_type = 'qwen2_5_vl', hidden_act = 'silu' },
    qwen3_vl = { architectures = { 'Qwen3VLForConditionalGeneration' }, model_type = 'qwen3_vl',

@@ -8,7 +8,8 @@
 -- The parts: vision_config reads configurations; vision_grid counts patches, positions and pictures
 -- of rows of ids; vision_place makes positions and feature rows of a batch; vision_tower has what
 -- towers share; vision_features runs a tower, also over ranks; vision_inputs puts its features into
--- embeddings. vision.lua is a tower by itself, apart from these families.
+-- embeddings; vision_spans makes tokens of an image see each other. vision.lua is a tower by
+-- itself, apart from these families.
 --
 -- Legend: B batch, T tokens, N and M patches, P numbers of a patch.
 
@@ -70,15 +71,25 @@ local of_pixels = {
       .. 'video_grid_thw: give both of them or none',
 }
 
+-- Those of a family that reads no videos.
+local of_images = {
+   'pixel_values: tensor? [N, P] of f32, f64, bf16, f16 -- patches of all images, as image '
+      .. 'processors make them',
+   'image_grid_thw: any? -- frames, rows and columns of patches of each image, [images, 3]',
+   'where (pixel_values ~= nil) == (image_grid_thw ~= nil) -- pixel_values and image_grid_thw: '
+      .. 'give both of them or none',
+}
+
 local of_seconds = 'second_per_grid_ts: any? -- seconds from frame to frame of each video; 1 by '
    .. 'default'
 
 -- Options of a call beside those of images.
 local of_place = {
    'positions: tensor? -- [batch or 1, tokens], or [3, batch or 1, tokens]', 'caches: table?',
-   'index: tensor? [batch or 1, tokens, 2] of i32, i64',
-   'q_index: tensor? [batch or 1, tokens, 2] of i32, i64',
-   'k_index: tensor? [batch or 1, keys, 2] of i32, i64', 'attention_mask: any?', 'context: any?',
+   'index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
+   'q_index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
+   'k_index: tensor? [batch or 1, keys, 2 or 3] of i32, i64', 'attention_mask: any?',
+   'context: any?',
    'balance: balance?',
    'feature_rows: tensor? [batch, tokens] of i64 -- the feature of each token, see feature_rows',
 }
@@ -109,7 +120,7 @@ local function door_of(op, seconds)
       'image_grid_thw: any? -- frames, rows and columns of patches of each image, [images, 3]',
       'video_grid_thw: any? -- those of each video', seconds,
       'attention_mask: tensor? [B or 1, T] -- 1 and 0, or documents from 1',
-      'index: tensor? [B or 1, T, 2] -- in its place: pairs (document, position)' } }
+      'index: tensor? [B or 1, T, 2 or 3] -- in its place: pairs (document, position)' } }
 end
 
 -- Completes a class of text models, which has `family` and
@@ -119,6 +130,8 @@ end
 --                   otherwise the frames are one run of tokens, whose positions follow from
 --                   second_per_grid_ts
 --    ties_outside   whether tie_word_embeddings of text_config says nothing
+--    spans          whether the tokens of an image see each other and have the positions of a text
+--                   (see vision_spans); such a family reads no videos
 --    _check_parts   nil, or a function (op, complete configuration) that compares its parts
 -- with what all such models have. Returns it.
 function decoder.extend(Model)
@@ -128,16 +141,18 @@ function decoder.extend(Model)
    local op = Model.family.op
    -- fields of images and videos, and those of a batch that a call takes beside the place of its
    -- tokens
-   Model.image_fields = image_fields.list
+   Model.image_fields = Model.spans and { 'pixel_values', 'image_grid_thw' } or image_fields.list
    Model.input_fields = names_of({ 'feature_rows' }, Model.image_fields)
    local keeps_state = has(Model.at_fields, 'sequence')
    Model.at_fields = names_of(Model.at_fields, Model.input_fields)
-   local seconds = { not Model.frames_apart and of_seconds or nil }
-   Model._read_place = signature.options { of_place, of_pixels, seconds,
-      keeps_state and 'sequence: tensor?' or {} }
+   local seconds = { not (Model.frames_apart or Model.spans) and of_seconds or nil }
+   Model._read_place = signature.options { of_place, Model.spans and of_images or of_pixels,
+      seconds, keeps_state and 'sequence: tensor?' or {} }
    local images = door_of(op, seconds)
-   return signature.doors(op, Model, { rope_index = images, feature_rows = images,
-      placed = { 'batch: table; index: tensor? [B or 1, T, 2]', op = op },
+   local rope_index = images
+   if Model.spans then Model.rope_index, rope_index = nil, nil end
+   return signature.doors(op, Model, { rope_index = rope_index, feature_rows = images,
+      placed = { 'batch: table; index: tensor? [B or 1, T, 2 or 3]', op = op },
       priced = { 'grids: table; B: integer >= 1; T: integer >= 1', op = op } })
 end
 

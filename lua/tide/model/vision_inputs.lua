@@ -10,6 +10,7 @@ local err = require 'tide.util.err'
 local features_ = require 'tide.model.vision_features'
 local place = require 'tide.model.vision_place'
 local private = require 'tide.util.private'
+local spans = require 'tide.model.vision_spans'
 local spread = require 'tide.nn.spread'
 
 local inputs, methods = {}, {}
@@ -26,8 +27,12 @@ end
 local function check_text(self, ids, o)
    if ids.device ~= 'cpu' or o.caches or ids.ndim ~= 2 then return end
    local c = self.config
-   local found = tide.logical_or(ids:eq(c.image_token_id), ids:eq(c.video_token_id))
-   err.raise_if(ids:numel() > 0 and found:any():item(), 'E_ARG', self.op, 'ids have tokens of '
+   local found = ids:eq(c.image_token_id)
+   if c.video_token_id then found = tide.logical_or(found, ids:eq(c.video_token_id)) end
+   if ids:numel() == 0 or not found:any():item() then return end
+   err.raise_if(not c.video_token_id, 'E_ARG', self.op, 'ids have tokens of image_token_id (%d), '
+      .. 'but the call has no images; give pixel_values and image_grid_thw', c.image_token_id)
+   err.raise('E_ARG', self.op, 'ids have tokens of '
       .. 'image_token_id (%d) or video_token_id (%d), but the call has no images; give '
       .. 'pixel_values and image_grid_thw, or pixel_values_videos and video_grid_thw',
       c.image_token_id, c.video_token_id)
@@ -74,23 +79,34 @@ end
 
 -- Refuses images beside what shows no place for them: embeddings, positions of a text, and a part
 -- of a row without the numbers that the whole row gives.
-local function check_images(op, ids, o, context)
+local function check_images(self, ids, o, context)
+   local op = self.op
    err.arg_if(ids.ndim ~= 2, op, 'ids', 'ids beside images: embeddings have their features already',
       ids)
-   for _, name in ipairs(context and context.size > 1 and { 'positions', 'feature_rows' } or {}) do
+   local needed = { 'feature_rows', not self.spans and 'positions' or nil }
+   for _, name in ipairs(context and context.size > 1 and needed or {}) do
       err.arg_if(o[name] == nil, op, name, "this rank's part of those of whole rows, beside a "
          .. 'context: cut a batch that model:placed(batch) completed (handle:cut does so)', nil)
    end
+   if self.spans then return end                          -- positions are those of a text
    err.arg_if(o.positions and o.positions.ndim ~= 3, op, 'positions', 'positions [3, B, T] of '
       .. 'tokens and images: leave them out, or give those of model:rope_index', o.positions)
    err.arg_if(o.positions == nil and Backbone._has_keys(o.caches), op, 'positions', 'those of the '
       .. 'tokens in the whole sequence, [3, B, T], beside caches that hold earlier ones', nil)
 end
 
+-- Returns the embeddings of ids as the layers read them: features beside them are not scaled.
+local function embedded(self, ids)
+   local body = self[self.form.body]
+   local x = body[self.form.embed](ids)
+   if not body.embed_scale then return x end
+   return private.replace(x, x * body.embed_scale)
+end
+
 -- Returns ids or given embeddings as embeddings on which features hang that stand for no token, so
 -- that backward reaches the tower.
 local function beside(self, x, features)
-   local made = x.ndim == 2 and self[self.form.body][self.form.embed](x) or nil
+   local made = x.ndim == 2 and embedded(self, x) or nil
    x = made or Backbone._inputs(self, x)
    local y = x + features:narrow(1, 1, 0):sum():to(x.dtype)
    private.spend(made, features)
@@ -101,7 +117,7 @@ end
 -- need no more than these.
 function methods:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
-   if has then check_images(self.op, ids, o, context) else check_text(self, ids, o) end
+   if has then check_images(self, ids, o, context) else check_text(self, ids, o) end
    local stage = spread.of(self).pp
    local is_first = not stage or stage:at_start()
    local features = is_first and features_.of(self, o, context) or nil
@@ -115,10 +131,10 @@ function methods:_inputs(ids, o, context)
       where.attention_mask = nil
    end
    check_rows(self.op, ids, o.feature_rows)
-   place.complete(self, ids, o, where)
+   place.complete(self, ids, o, where, self.spans)
+   if self.spans then spans.complete(self, ids, o, context) end
    if not is_first then return ids end                    -- it receives its input
-   local x, tp, rows = self[self.form.body][self.form.embed](ids), spread.of(self).tp,
-      o.feature_rows
+   local x, tp, rows = embedded(self, ids), spread.of(self).tp, o.feature_rows
    if tp and tp.sequence then                       -- this rank has its tokens between layers
       rows, features = tp.cut(rows), tp.copy(features)
    end

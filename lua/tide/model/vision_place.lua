@@ -9,6 +9,7 @@ local err = require 'tide.util.err'
 local grid_ = require 'tide.model.vision_grid'
 local mask_ = require 'tide.nn.mask'
 local signature = require 'tide.util.signature'
+local spans = require 'tide.model.vision_spans'
 
 local place, methods = {}, {}
 
@@ -98,18 +99,20 @@ function methods:feature_rows(ids, opts)
    return features_index(place.said(self, ids:tolist(), opts), ids.device)
 end
 
--- Returns a batch (ids or input_ids, and images) with positions and feature_rows, where it has
--- images and not these; cuts over ranks need them. index: its documents, pairs [B or 1, T, 2], or
--- nil.
+-- Returns a batch (ids or input_ids, and images) with feature_rows and positions, where it has
+-- images and not these; cuts over ranks need them. A family whose images have the positions of a
+-- text gets in place of these an index [B, T, 3] (see vision_spans). index: the documents of the
+-- batch, pairs [B or 1, T, 2 or 3], or nil.
 function methods:placed(batch, index)
    if batch.image_grid_thw == nil and batch.video_grid_thw == nil then return batch end
    local name, out = batch.ids == nil and 'input_ids' or 'ids', copy(batch)
    local ids = signature.check(self.op, 'batch.' .. name, batch[name], 'tensor [B, T] of i64, i32')
    local sizes = { B = ids:size(1), T = ids:size(2) }
-   signature.check(self.op, 'index', index, 'tensor? [B or 1, T, 2]', sizes)
+   signature.check(self.op, 'index', index, 'tensor? [B or 1, T, 2 or 3]', sizes)
    local o = { image_grid_thw = batch.image_grid_thw, video_grid_thw = batch.video_grid_thw,
       second_per_grid_ts = batch.second_per_grid_ts, index = index }
-   place.complete(self, ids, out, o, out.position_ids ~= nil)
+   place.complete(self, ids, out, o, self.spans or out.position_ids ~= nil)
+   if self.spans then out.index = spans.index(self, ids, index) end
    return out
 end
 
@@ -122,7 +125,7 @@ function methods:priced(grids, B, T)
    err.raise_if(n / c.spatial_merge_size ^ 2 > B * T, 'E_ARG', self.op, 'images: they take %d '
       .. 'tokens, and a batch of %d x %d has %d', n / c.spatial_merge_size ^ 2, B, T, B * T)
    return { image_grid_thw = grids, feature_rows = tide.empty({ B, T }, null),
-      positions = tide.empty({ 3, B, T }, null),
+      positions = not self.spans and tide.empty({ 3, B, T }, null) or nil,
       pixel_values = tide.empty({ n, self.visual:patch_numel() }, { dtype = 'f32',
          device = 'null' }) }
 end

@@ -17,8 +17,8 @@ local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k
 
 local most = 2 ^ 22                     -- probabilities of a block, at most (or one query's)
 
--- Returns column i (1 document, 2 position) of an index [B or 1, T, 2], as [B or 1, 1, 1, T, 1] or,
--- of keys, [B or 1, 1, 1, 1, T].
+-- Returns column i (1 document, 2 position, 3 until) of an index [B or 1, T, 2 or 3], as [B or 1,
+-- 1, 1, T, 1] or, of keys, [B or 1, 1, 1, 1, T].
 local function column(index, i, keys)
    local c = index:select(3, i)
    local B, T = c:size(1), c:size(2)
@@ -34,19 +34,21 @@ end
 -- broadcasts to [B, K, G, n, T]. It returns nil if every query sees every key.
 local function seen_by(o, first, n, T, q)
    local window = type(o.window) == 'number' and { o.window, o.window } or o.window or {}
-   local left, right = window[1] or -1, o.causal and 0 or window[2] or -1
-   if not o.q_index and left < 0 and right < 0 then return nil end
-   local from, to, seen
+   local left, right = window[1] or -1, window[2] or -1
+   if not o.q_index and not o.causal and left < 0 and right < 0 then return nil end
+   local from, to, until_, seen
    if o.q_index then
       local part = o.q_index:narrow(2, first + 1, n)
       local doc = column(part, 1)
       seen = tide.logical_and(doc:eq(column(o.k_index, 1, true)), doc:ge(0))
       from, to = column(part, 2), column(o.k_index, 2, true)
+      until_ = part:size(3) > 2 and column(part, 3) or nil
    else
       from, to = range((o.q_start or 0) + first, n, q), range(0, T, q, true)
    end
    local distance = from - to
    local function also(more) seen = seen and tide.logical_and(seen, more) or more end
+   if o.causal then also(to:le(until_ or from)) end
    if left >= 0 then also(distance:le(left)) end
    if right >= 0 then also(distance:ge(-right)) end
    return seen

@@ -38,7 +38,7 @@ local function part_of(self, ids, first, V)
    local n = self.weight:size(1)
    local here = tide.logical_and(ids:ge(first), ids:lt(first + n))
    local y = tide.embedding(self.weight, (ids - first):clamp(0, n - 1))
-   return y * here:to(y.dtype):unsqueeze(-1)
+   return private.replace(y, y * here:to(y.dtype):unsqueeze(-1))
 end
 
 -- Returns how the table is cut, see Module.tp.

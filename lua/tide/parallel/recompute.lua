@@ -190,7 +190,8 @@ end
 local function changes_of(model, policy)
    local changes, names = {}, {}
    if type(policy) == 'string' and policy:find '^every:' then
-      policy = tonumber(policy:match '^every:(%d+)$') or 0
+      policy = tonumber(policy:match '^every:(%d+)$')
+         or err.arg(op, 'policy', 'every:k with an integer k >= 1', policy)
    end
    if policy == nil or err.same(policy, 'none') then
       return changes

@@ -138,7 +138,7 @@ local function pictures_of(self)
       self.kept = {}
       return nil
    end
-   err.arg_if(not self.model.rope_index, op, 'messages', 'texts, as the model takes ids alone',
+   err.arg_if(not self.model.image_fields, op, 'messages', 'texts, as the model takes ids alone',
       'images')
    err.raise_if(sources.videos[1] and self.model.frames_apart, 'E_UNSUPPORTED', op, 'messages: '
       .. '%s reads each frame of a video behind its time in words, and no template writes these; '

@@ -13,6 +13,7 @@ local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local kv_cache = require 'tide.nn.kv_cache'
 local pictures = require 'tide.train.pictures'
+local spans = require 'tide.model.vision_spans'
 
 local rows = {}
 
@@ -76,6 +77,7 @@ local function shared(self, list, shown)
    local most = math.min(self.placed or #fed, #list - 1)
    while n < most and fed[n + 1] == list[n + 1] do n = n + 1 end
    n = pictures.shared(self.shown, shown, n)
+   if self.model.spans then n = spans.shared(self.model, fed, list, n) end
    return (n == #fed or can_shorten(self.caches, n)) and n or 0
 end
 
@@ -117,11 +119,24 @@ local function is_text(last)
    return last:eq(time:expand(unpack(last.shape))):all():item()
 end
 
+-- Gives tokens behind those of caches the pairs by which a model sees images whole.
+local function span_images(self, at)
+   if at.q_index or self.width == 0 then return end
+   local function pairs_of(first, last)
+      local p = tide.arange(first, last, 1, { dtype = 'i32', device = self.device })
+      local one = p:reshape(1, last - first, 1)
+      return tide.cat({ one * 0, one }, 3)
+   end
+   local last = self.width + at.positions:size(2)
+   at.q_index, at.k_index = pairs_of(self.width, last), pairs_of(0, last)
+end
+
 -- Completes the place of the last tokens of rows with images, whose positions are not those of a
 -- text. Later ones go on from the last, on each axis: self.ahead is how far it is from its place in
 -- a text. Behind an image they lie elsewhere in a longer prompt: self.placed is how many tokens it
 -- may share. whole: the ids of all tokens so far, i64 [B, n].
 local function place_images(self, whole, at)
+   if self.model.spans then return span_images(self, at) end
    local o, text = pictures.places(self.inputs), at.positions
    local T = text:size(2)
    if self.leads then o.index = at.q_index end

@@ -135,12 +135,12 @@ end
 -- Raises where a prompt without images has tokens that stand for one.
 local function check_text(model, list, o)
    local c = model.config
-   for _, answer in ipairs(model.rope_index and list or {}) do
+   for _, answer in ipairs(model.image_fields and list or {}) do
       for t, id in ipairs(answer.all) do
          local kind = id == c.image_token_id and 'image' or id == c.video_token_id and 'video'
          err.raise_if(kind, 'E_ARG', o.op, 'token %d of the prompt is %s_token_id (%d), but there '
-            .. 'are no images; give inputs = { pixel_values =, image_grid_thw = }, or those of '
-            .. 'videos', t, kind, id)
+            .. 'are no images; give inputs = { pixel_values =, image_grid_thw = }%s', t, kind, id,
+            c.video_token_id and ', or those of videos' or '')
       end
    end
 end
@@ -149,7 +149,7 @@ end
 -- context is full could be a part of an image.
 local function check_inputs(model, list, rows, o)
    if not o.inputs then return check_text(model, list, o) end
-   err.arg_if(not model.rope_index, o.op, 'inputs', 'nil, as the model takes ids alone', o.inputs)
+   err.arg_if(not model.image_fields, o.op, 'inputs', 'nil, as the model takes ids alone', o.inputs)
    err.options(o.op .. ': inputs', o.inputs, model.image_fields)
    for _, answer in ipairs(list) do
       local n = #answer.all + o.tokens

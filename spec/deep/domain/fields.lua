@@ -47,6 +47,11 @@ local own = {
       linear_num_key_heads = 'heads', linear_num_value_heads = 'heads',
       linear_key_head_dim = 'count', linear_value_head_dim = 'count',
       linear_conv_kernel_dim = 'taps' },
+   qwen3_5 = { mlp_bias = 'absent', sliding_window = 'absent', layer_types = 'types',
+      full_attention_interval = 'count', partial_rotary_factor = 'part',
+      linear_num_key_heads = 'heads', linear_num_value_heads = 'heads',
+      linear_key_head_dim = 'count', linear_value_head_dim = 'count',
+      linear_conv_kernel_dim = 'taps' },
    gpt_oss = { mlp_bias = 'absent', num_local_experts = 'count', num_experts_per_tok = 'topk',
       swiglu_limit = 'positive', swiglu_alpha = 'positive', layer_types = 'types',
       output_router_logits = 'flag', router_aux_loss_coef = 'number' },
@@ -133,16 +138,20 @@ local function sorted(set)
    return names
 end
 
+local has_delta = { qwen3_next = true, qwen3_5 = true }
+
 local function base_of(c, family)
    local config = models.config(c, family, 1)
    if config.use_sliding_window ~= nil then
       config.use_sliding_window, config.sliding_window, config.max_window_layers = nil, nil, nil
    end
    config.mlp_only_layers, config.decoder_sparse_step = nil, nil   -- all layers have experts
-   if family == 'qwen3_next' then                                  -- layers of both kinds
-      config.num_hidden_layers = 2
+   if has_delta[family] then                                       -- layers of both kinds
+      config.num_hidden_layers, config.head_dim = 2, 8
       config.layer_types = { 'linear_attention', 'full_attention' }
-      config.head_dim, config.num_experts = 8, math.max(1, config.num_experts)
+   end
+   if family == 'qwen3_next' then
+      config.num_experts = math.max(1, config.num_experts)
       config.num_experts_per_tok = math.min(config.num_experts_per_tok, config.num_experts)
    end
    return config
@@ -235,7 +244,7 @@ local function with_company(o)
    elseif f == 'num_hidden_layers' and family == 'hybrid' then
       config.num_hidden_layers = nil
    end
-   if family == 'qwen3_next' then
+   if has_delta[family] then
       if f == 'num_hidden_layers' then
          config.layer_types, config.full_attention_interval = nil, 2
       elseif f == 'linear_num_key_heads' then

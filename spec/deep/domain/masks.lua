@@ -34,6 +34,7 @@ function masks.make(c)
    if c:chance(0.2) then o.q_start = c:int(-3, 70) end
    o.documents = not o.q_start and c:chance(0.4) and c:pick { 1, 3, 40 } or nil
    o.tiles = o.documents and c:chance(0.3)
+   o.until_ = o.documents and c:chance(0.4) and c:pick { 2, 9, 70 } or nil
    o.bias = c:chance(0.2) and c:pick { 'whole', 'row', 'infinite', 'hidden keys' } or nil
    o.layout = c:pick { 'whole', 'whole', 'joined', 'heads first' }
    o.wild = c:chance(0.2) and c:pick { 'q', 'k', 'v', 'dy' } or nil
@@ -83,16 +84,20 @@ local function operand(t, o, name, T, heads, width, where)
    return x, o.layout == 'heads first' and x:transpose(2, 3) or x
 end
 
--- (document, position) of T tokens in documents of up to `most` tokens, the last ones in none.
+-- (document, position) of T tokens in documents of up to `most` tokens, the last ones in none;
+-- with until_ also up to where a token sees.
 local function index(t, o, name, T, where)
    local next_, rows, doc, at = choice.stream(('%d %s'):format(o.seed, name)), {}, 0, 0
    local left = 1 + math.floor(next_() * o.documents)
    for i = 1, T do
-      rows[i] = { i > T * 0.9 and -1 or doc, at }
+      rows[i] = { i > T * 0.9 and -1 or doc, at,
+         o.until_ and at + (next_() < 0.5 and 0 or math.floor(next_() * o.until_)) or nil }
       at, left = at + 1, left - 1
       if left == 0 then doc, at, left = doc + 1, 0, 1 + math.floor(next_() * o.documents) end
    end
-   if T == 0 then return t.zeros({ 1, 0, 2 }, { dtype = 'i32', device = where }) end
+   if T == 0 then
+      return t.zeros({ 1, 0, o.until_ and 3 or 2 }, { dtype = 'i32', device = where })
+   end
    return t.tensor({ rows }, { dtype = 'i32' }):to(where)
 end
 

@@ -4,24 +4,27 @@ local documents = require 'spec.deep.domain.documents'
 local choice = require 'spec.deep.fuzz.choice'
 
 local models = { families = { 'llama', 'qwen2', 'qwen3', 'mistral', 'phi3', 'gemma3', 'hybrid',
-   'mamba2', 'mixtral', 'qwen3_moe', 'gpt_oss', 'qwen3_next' } }
+   'mamba2', 'mixtral', 'qwen3_moe', 'gpt_oss', 'qwen3_next', 'qwen3_5' } }
 -- Those that are trained over ranks.
 models.trained = { unpack(models.families) }
 for _, name in ipairs { 'gemma2', 'olmo2', 'granite', 'smollm3', 'ministral', 'gpt2', 'bamba',
                         'qwen2_moe', 'glm4_moe', 'deepseek_v2', 'deepseek_v3',
-                         'granitemoehybrid' } do
+                         'granitemoehybrid', 'qwen3_5_moe', 'glm4_moe_lite', 'olmoe' } do
    models.trained[#models.trained + 1] = name
 end
 
 -- Families that may have layers with a state.
 models.has_state = { mamba2 = true, hybrid = true, bamba = true, granitemoehybrid = true,
-   qwen3_next = true }
+   qwen3_next = true, qwen3_5 = true, qwen3_5_moe = true }
 
 -- Families whose routers have correction biases; a hybrid has them in layers E.
 local corrected = { glm4_moe = true, deepseek_v3 = true }
 
 -- Whether a router of a configuration has a correction bias.
 function models.has_bias(family, config)
+   if config.mlp_layer_types then
+      return table.concat(config.mlp_layer_types):find 'sparse' ~= nil
+   end
    if corrected[family] then return config.first_k_dense_replace < config.num_hidden_layers end
    return (config.hybrid_override_pattern or ''):find 'E' ~= nil
 end
@@ -168,8 +171,8 @@ local function granite(c, o, s)
    return config
 end
 
--- The fields of a Qwen3-Next.
-local function qwen3_next(c, o, s, tp)
+-- The fields of a Qwen3.5.
+local function qwen3_5(c, o, s, tp)
    while s.groups < tp do s.groups = s.groups + 1 end
    o.linear_num_key_heads, o.linear_num_value_heads = s.groups, s.groups * c:few(1, 3)
    o.linear_key_head_dim, o.linear_value_head_dim = s.state, s.head_dim
@@ -179,6 +182,21 @@ local function qwen3_next(c, o, s, tp)
    end
    o.head_dim, o.partial_rotary_factor = 4 * c:few(1, 2), c:pick { 0.5, 1 }
    o.attention_bias, o.tie_word_embeddings = c:chance(0.3), c:chance(0.5)
+   return o
+end
+
+-- The fields of a Qwen3.5 with experts.
+local function qwen3_5_moe(c, o, s, tp)
+   qwen3_5(c, o, s, tp)
+   experts(c, o, 'num_experts')
+   o.moe_intermediate_size, o.intermediate_size = o.intermediate_size, nil
+   o.shared_expert_intermediate_size = o.moe_intermediate_size
+   return o
+end
+
+-- The fields of a Qwen3-Next.
+local function qwen3_next(c, o, s, tp)
+   qwen3_5(c, o, s, tp)
    experts(c, o, 'num_experts')
    if c:chance(0.2) then o.num_experts = 0 end
    o.moe_intermediate_size, o.norm_topk_prob = o.intermediate_size, c:chance(0.5)
@@ -186,6 +204,8 @@ local function qwen3_next(c, o, s, tp)
    if c:chance(0.3) then o.mlp_only_layers = { c:int(0, o.num_hidden_layers - 1) } end
    return o
 end
+
+local deltas = { qwen3_next = qwen3_next, qwen3_5 = qwen3_5, qwen3_5_moe = qwen3_5_moe }
 
 function more.mixtral(c, o)
    experts(c, o, 'num_local_experts')
@@ -252,6 +272,17 @@ function more.deepseek_v3(c, o)
    o.attention_bias = c:chance(0.3)
 end
 
+function more.glm4_moe_lite(c, o)
+   more.deepseek_v3(c, o)
+   o.first_k_dense_replace, o.mlp_layer_types = nil, {}
+   for i = 1, o.num_hidden_layers do o.mlp_layer_types[i] = c:pick { 'dense', 'sparse' } end
+end
+
+function more.olmoe(c, o)
+   experts(c, o, 'num_experts')
+   o.norm_topk_prob, o.tie_word_embeddings = c:chance(0.5), c:chance(0.5)
+end
+
 function more.deepseek_v2(c, o)
    grouped_experts(c, o)
    latent(c, o)
@@ -281,7 +312,7 @@ function models.config(c, family, tp, stages)
    local s = state_config(c, tp)
    if family == 'bamba' then return bamba(c, o, s) end
    if family == 'granitemoehybrid' then return granite(c, o, s) end
-   if family == 'qwen3_next' then return qwen3_next(c, o, s, tp) end
+   if deltas[family] then return deltas[family](c, o, s, tp) end
    if family == 'mamba2' then
       return { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
          num_hidden_layers = o.num_hidden_layers, state_size = s.state, head_dim = s.head_dim,

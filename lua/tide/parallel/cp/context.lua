@@ -15,12 +15,14 @@
 --    batch    a line for the batch that the context is of, compared among the ranks
 --    whole_hops   a ring moves all rows, whatever the documents (see replayed.lua)
 -- and, as data, which document and position each token carries: k_index(rank, device) and
--- q_index(device), i32 [1 or B, count, 2], pairs(device), those of all ranks, positions(device).
+-- q_index(device), i32 [1 or B, count, 2], or [.., 3] with `until` (see tide.attention),
+-- pairs(device), those of all ranks, positions(device).
 -- What has been found out about them (which rank needs which rows, what the ranks agree on) is kept
 -- here.
 
 local tide = require 'tide'
 local agree = require 'tide.comm.agree'
+local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local in_documents = require('tide.nn.context')._in_documents
 local axis_of = require 'tide.parallel.axis_of'
@@ -76,7 +78,7 @@ local function ranks_of(op, opts)
       err.arg_if(#err.type(op, 'index', list, 'table') ~= size, op, 'index',
          ('a list of %d tensors of (document, position), one a rank'):format(size), list)
       for r = 1, size do
-         signature.check(op, ('index[%d]'):format(r), list[r], 'tensor [B or 1, T, 2] of i32')
+         signature.check(op, ('index[%d]'):format(r), list[r], 'tensor [B or 1, T, 2 or 3] of i32')
       end
       return opts.axis, size, rank
    end
@@ -96,7 +98,7 @@ function context_.new(opts)
    local axis, size, rank = ranks_of(op, opts)
    if opts.inner ~= nil then context_.check_split(op, opts.inner, opts.outer, size, rank) end
    if opts.index ~= nil then
-      signature.check(op, 'index', opts.index, 'tensor [rows, length, 2] of i32',
+      signature.check(op, 'index', opts.index, 'tensor [rows, length, 2 or 3] of i32',
          { length = opts.map.length })
    end
    return setmetatable({
@@ -127,6 +129,14 @@ end
 -- Returns the pairs of this rank's tokens; see k_index.
 function Context:q_index(device) return self:k_index(self.rank, device) end
 
+-- Returns a context like this one, of one rank, whose tokens have another index [1 or B, count,
+-- 2 or 3].
+function Context:_seen(index)
+   local new = copy(self)
+   new.given, new.index, new.keep, new.hop_lists, new.agreed = { index }, nil, {}, {}, {}
+   return setmetatable(new, Context)
+end
+
 -- Returns the pairs of every rank's tokens (see k_index), in rank order.
 function Context:pairs(device)
    local list = {}
@@ -151,7 +161,7 @@ local function join(list)
    for _, t in ipairs(list) do rows = math.max(rows, t:size(1)) end
    local out = {}
    for r, t in ipairs(list) do
-      out[r] = t:size(1) == rows and t or t:expand { rows, t:size(2), 2 }
+      out[r] = t:size(1) == rows and t or t:expand { rows, t:size(2), t:size(3) }
    end
    return tide.cat(out, 2)
 end
@@ -282,8 +292,9 @@ return signature.doors('parallel.cp.context', context_, {
       'outer: any? -- for a2a+p2p: the axis of ranks with the same place among neighbours',
       'window: window? -- distances { left, right }', 'causal: boolean = true',
       "index: any? -- i32 [B or 1, length, 2] of (document, position) in the caller's order, where "
-         .. 'rows differ',
-      'pairs: any? -- in place of map: a list over ranks of i32 [B or 1, T_r, 2], alike on all',
+         .. 'rows differ, or [.., 3] with `until` (see tide.attention)',
+      'pairs: any? -- in place of map: a list over ranks of i32 [B or 1, T_r, 2 or 3], alike on '
+         .. 'all',
       'where map == nil or pairs == nil -- map and pairs: give one of them',
       'where map ~= nil or index == nil -- an index goes with a map; pairs say the same by '
          .. 'themselves',

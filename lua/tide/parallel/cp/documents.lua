@@ -1,6 +1,7 @@
 -- Which tokens of a batch see each other: the one rule for all fields that say so.
 --
---    index             i32 [B or 1, S, 2]: (document, position); document -1 is padding
+--    index             i32 [B or 1, S, 2]: (document, position); document -1 is padding. A third
+--                      number is `until` (see tide.attention)
 --    packed_seq_ids    [B, S]: documents numbered from 1; 0 is padding
 --    attention_mask    [B, S]: the same. Beside other fields a mask of 1 and 0 marks padding only
 --    cu_real, cu_slot  cumulative lengths of the documents of one row, and of the slots they lie in
@@ -39,7 +40,7 @@ end
 -- Returns the pairs given. Raises E_ARG where pairs on the host have a token at a position below 0,
 -- which rotary angles do not take. Pairs on a device are not read.
 local function of_index(op, name, index, B, S, device)
-   signature.check(op, name, index, 'tensor [B or 1, S, 2] of i32', { B = B, S = S })
+   signature.check(op, name, index, 'tensor [B or 1, S, 2 or 3] of i32', { B = B, S = S })
    if index.device == 'cpu' and index:numel() > 0 then
       local least = index:select(3, 2):masked_fill(index:select(3, 1):lt(0), 0):amin():item()
       err.arg_if(least < 0, op, name, 'positions >= 0', least)
@@ -90,8 +91,9 @@ end
 
 -- Returns an index whose tokens in pad [B or 1, S] are padding; positions stay.
 local function with_padding(index, pad)
-   local doc, at = doc_of(index):masked_fill(pad, -1), index:select(3, 2)
-   return tide.stack({ doc, at:expand(doc:size(1), doc:size(2)):contiguous() }, 3)
+   local doc, n = doc_of(index):masked_fill(pad, -1), index:size(3) - 1
+   local rest = index:narrow(3, 2, n):expand(doc:size(1), doc:size(2), n)
+   return tide.cat({ doc:unsqueeze(3), rest }, 3)
 end
 
 local function joined(pad, more) return pad and pad:logical_or(more) or more end

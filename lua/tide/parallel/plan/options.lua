@@ -171,10 +171,10 @@ function options.read(opt, n, simulate)
    if recompute:find '^%d+$' then recompute = 'every:' .. recompute end
    return axes, {
       ranks = ranks, recompute = recompute, fsdp = fsdp_of(opt, mesh),
-      tp = opt.mesh.tp > 1 and { sequence_parallel = opt.sequence_parallel,
+      tp = mesh.tp > 1 and { sequence_parallel = opt.sequence_parallel,
          async_tp = opt.async_tp } or nil,
       pp = mesh.pp > 1 and { layers = layers_of(pp.layers), virtual = pp.virtual } or nil,
-      cp = opt.mesh.cp > 1 and { layout = cp.layout, method = cp.method,
+      cp = mesh.cp > 1 and { layout = cp.layout, method = cp.method,
          a2a = cp.a2a > 0 and cp.a2a or nil, mamba = cp.mamba } or nil,
    }
 end
