@@ -23,6 +23,8 @@ for _, row in ipairs(wide and {
    { 'experts, cp 2', 2, { cp = 2 }, { case = 'moe_mixed' } },
    { 'experts, tp 2 with sequence_parallel', 2, { tp = 2 }, { case = 'moe_mixed' }, sequence },
    { 'two stages, cp 2', 4, { pp = 2, cp = 2 }, { case = 'mixed' } },
+   { 'two virtual stages on each of two ranks', 2, { pp = 2 }, { case = 'video' },
+      { pp = { virtual = 2 } } },
    { 'two stages, tp 2 with sequence_parallel', 4, { pp = 2, tp = 2 }, { case = 'mixed' },
       sequence },
 } or {}) do cases[#cases + 1] = row end

@@ -92,9 +92,35 @@ describe('qwen3_5_vl', function()
          write(dir .. '/5', model, nil, function(state)
             state[block .. '0.up_proj.weight'] = tide.zeros({ 6, 16 }, { dtype = 'f64' })
          end)
-         assert.matches("tensor '" .. block .. "1.up_proj.weight' is missing",
+         assert.matches(("holds '%s0.up_proj.weight' and '%sgate_up_proj', which name one "
+            .. 'parameter; remove one'):format(block, block),
             raised(tide.model.load, dir .. '/5').message, 1, true)
       end)
+   end)
+
+   -- transformers writes gate and up projections apart once it has read such ones of further layers
+   it('reads files with each projection in its own way, also of texts alone', function()
+      local config = case.config('moe_mixed').text_config
+      for i, model in ipairs { case.model('moe_mixed', { dtype = 'f64' }),
+         tide.model.qwen3_5_moe(config, { dtype = 'f64', seed = 2 }) } do
+         local apart, mixed = model:_stored_apart(), {}
+         for _, e in ipairs(apart) do
+            if not e.name:find '%.down_proj' or not e.parts[1].slice then mixed[#mixed + 1] = e end
+         end
+         for _, e in ipairs(model:_stored_together()) do
+            if e.name:find 'experts.down_proj' then mixed[#mixed + 1] = e end
+         end
+         for k, entries in ipairs { model:_stored_together(), apart, mixed } do
+            tmp.with(function(dir)
+               write(dir .. '/m', model, entries)
+               local again = tide.model.load(dir .. '/m')
+               for p, e in ipairs(model:named_parameters()) do
+                  assert.is_true(e.param:equal(again:named_parameters()[p].param),
+                     ('%d %d %s'):format(i, k, e.name))
+               end
+            end)
+         end
+      end
    end)
 
    it('reads what published folders say, and has as many parameters', function()

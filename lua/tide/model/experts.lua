@@ -144,6 +144,17 @@ function experts.joined(name, layer, fields, how)
       transposed = how.transposed }
 end
 
+-- Adds the tensors of a file that hold the weights of a layer of nn.mixtures: each projection of
+-- all experts in one, the gate beside the up projection, and the router. block: the name of the
+-- layer's part in the file; entry_of: makes the entry of a projection, experts.joined if nil.
+function experts.add_together(list, layer, block, entry_of)
+   entry_of = entry_of or experts.joined
+   list[#list + 1] = entry_of(block .. '.experts.gate_up_proj', layer, { 'gate_proj', 'up_proj' })
+   list[#list + 1] = entry_of(block .. '.experts.down_proj', layer, { 'down_proj' })
+   list[#list + 1] = renamed(block .. '.gate.weight', names_.join(layer.path, 'router'),
+      layer.m.router.shape)
+end
+
 -- Adds the tensors of a file that hold the parameter or buffer `field` of an nn.MoE. block: the
 -- name of the layer's part in the file.
 local function add_stored(list, block, own, field, shape, names)

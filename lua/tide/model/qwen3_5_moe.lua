@@ -1,9 +1,14 @@
 -- The decoder of Qwen3.5 with experts, for texts alone (model_type qwen3_5_moe_text): Qwen3.5 with
 -- experts and a gated shared expert in each layer.
+--
+-- Files hold each expert apart, or each projection of all experts of a layer in one tensor, the
+-- gate beside the up projection; transformers 5 writes either, after what it has read.
 
 local copy = require 'tide.util.copy'
 local delta = require 'tide.model.delta'
 local experts = require 'tide.model.experts'
+local lora_moe = require 'tide.nn.lora_moe'
+local mixtures = require 'tide.nn.mixtures'
 local qwen3_5 = require('tide.model.qwen3_5').family
 
 local count = 'integer >= 1'
@@ -29,5 +34,17 @@ Qwen3_5Moe.family = copy({
             names = delta.shared } }
    end,
 }, copy(qwen3_5))
+
+-- Returns the tensors of a file that holds each expert apart.
+Qwen3_5Moe._stored_apart = Qwen3_5Moe.stored
+
+-- Returns the tensors of a file with all experts of a layer together.
+function Qwen3_5Moe:_stored_together()
+   local list = {}
+   for _, layer in ipairs(mixtures(self)) do
+      experts.add_together(list, layer, lora_moe.block(layer.path))
+   end
+   return list
+end
 
 return Qwen3_5Moe

@@ -2,7 +2,7 @@
 -- of qwen3_5_moe.
 --
 -- Published files hold each projection of all experts of a layer in one tensor, the gate beside the
--- up projection; folders of transformers 5 and those in FP8 hold each expert apart.
+-- up projection; transformers 5 writes each expert apart, and so do files in FP8.
 
 local Moe = require 'tide.model.qwen3_5_moe'
 local Qwen3VL = require 'tide.model.qwen3_vl'
@@ -13,7 +13,6 @@ local class = require 'tide.class'
 local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
 local decoder = require 'tide.model.vision_decoder'
-local experts = require 'tide.model.experts'
 local published = require 'tide.model.published'
 
 local op = 'model.qwen3_5_moe_vl'
@@ -24,7 +23,7 @@ local Tower = class('Qwen3_5_MoE_Vision', Vision)
 Tower.described = Vision._of(op, { 'qwen3_5_moe', 'qwen3_5_moe_vision' }, { deepstack = false })
 
 VL.Vision, VL.text_types, VL.ties_outside = Tower, { 'qwen3_5_moe_text' }, true
-VL.frames_apart, VL._lists_experts = true, false
+VL.frames_apart = true
 
 VL.family = copy({
    op = op, fields = published._rows(Qwen3_5VL._own_fields, Moe.family.fields),
@@ -35,7 +34,10 @@ VL.family = copy({
 }, Qwen3_5VL._family_of(Moe.family))
 
 -- Returns the tensors of a published file, whose names differ (see model/stored.lua).
-function VL:stored() return Qwen3VLMoe._stored_as(self, experts.joined) end
+function VL:stored() return Qwen3VLMoe._stored_as(self) end
+
+-- Returns the tensors of a file with all experts of a layer together.
+VL._stored_together = VL.stored
 
 -- Returns the tensors of a file that holds each expert apart.
 function VL:_stored_apart()

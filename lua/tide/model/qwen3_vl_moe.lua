@@ -57,21 +57,14 @@ local function turned_entry(name, layer, names)
    return copy({ also = plain }, experts.joined(name, layer, names, { transposed = true }))
 end
 
--- Adds the entries of the experts of a layer to a list. entry_of: returns that of a tensor.
-local function add_entries(list, layer, entry_of)
-   local outer = config_.inner_name(lora_moe.block(layer.path))
-   local router = layer.path .. '.router'
-   list[#list + 1] = entry_of(outer .. '.experts.gate_up_proj', layer, { 'gate_proj', 'up_proj' })
-   list[#list + 1] = entry_of(outer .. '.experts.down_proj', layer, { 'down_proj' })
-   list[#list + 1] = experts.renamed(outer .. '.gate.weight', router, layer.m.router.shape)
-end
-
 -- Returns the tensors of a published file that holds each projection of all experts of a layer in
--- one. entry_of: as of add_entries.
+-- one. entry_of: as of experts.add_together.
 function VL:_stored_as(entry_of)
    local list, is_expert = {}, {}
    for _, e in ipairs(self:named_parameters()) do is_expert[e.name] = class.is(e.owner, nn.MoE) end
-   for _, layer in ipairs(mixtures(self)) do add_entries(list, layer, entry_of) end
+   for _, layer in ipairs(mixtures(self)) do
+      experts.add_together(list, layer, config_.inner_name(lora_moe.block(layer.path)), entry_of)
+   end
    for _, e in ipairs(Qwen3VL.stored(self)) do
       if not is_expert[e.parts[1].name] then list[#list + 1] = e end
    end

@@ -147,10 +147,10 @@ local function check_tied(self, model)
    if store.drop then store:drop(head) end
 end
 
--- Returns whether the files hold each expert of a model apart. Files of some families have either
--- form.
+-- Returns whether the files hold each expert of a model apart, or some projections of each. Files
+-- of some families have either form.
 local function holds_apart(self, model)
-   if not model._stored_apart then return model._lists_experts end
+   if not model._stored_together then return model._lists_experts end
    for _, name in ipairs(self.store:names 'model') do
       if name:find '%.experts%.%d+%.' and not model:_leaves_out(name) then return true end
    end
@@ -163,6 +163,33 @@ local function check_experts(self, model)
    for _, layer in ipairs(mixtures(model)) do experts = experts + layer.m.experts end
    err.raise_if(experts > tensors, 'E_FORMAT', self.op, '%s/config.json says %.14g experts in '
       .. 'all layers, the weights have %d tensors', self.dir, experts, tensors)
+end
+
+-- Returns the entries of a family with two forms of files (see entries_of): each projection as the
+-- files have it.
+local function either(self, model)
+   local together, apart, list = model:_stored_together(), model:_stored_apart(), {}
+   local function has(entry) return self.store:shape('model', entry.name) ~= nil end
+   local is_apart = {}
+   for _, e in ipairs(apart) do
+      local part = e.parts[1]
+      is_apart[part.name] = is_apart[part.name] or part.slice ~= nil and has(e)
+   end
+   for _, e in ipairs(together) do
+      if not is_apart[e.parts[1].name] or has(e) then list[#list + 1] = e end
+   end
+   for _, e in ipairs(apart) do
+      if e.parts[1].slice and is_apart[e.parts[1].name] then list[#list + 1] = e end
+   end
+   return list
+end
+
+-- Returns the tensors of the files that hold parameters under other names (see model:stored()).
+local function entries_of(self, model)
+   local is_apart = holds_apart(self, model)
+   if is_apart then check_experts(self, model) end
+   if not model._stored_together then return model:stored() end
+   return is_apart and either(self, model) or model:_stored_together()
 end
 
 -- Gives parameters that the files lack the names of their tensors there. entries: of
@@ -307,9 +334,7 @@ local function opened(op, dir, opts)
    local model = build(self, self.opts)
    local entries
    if model.stored and self.store.view then
-      local is_apart = holds_apart(self, model)
-      if is_apart then check_experts(self, model) end
-      entries = is_apart and model._stored_apart and model:_stored_apart() or model:stored()
+      entries = entries_of(self, model)
       self.store:view(entries)
    end
    check_tied(self, model)

@@ -161,11 +161,14 @@ local function check_shape(self, entry)
       dims.text(entry.shape))
 end
 
--- Raises if the file also has a tensor of the parameter's own name.
+-- Raises if the file also has a tensor of the parameter's own name or, of a slice, one with all
+-- slices.
 local function check_single(self, entry, part)
-   err.raise_if(self.stored[part.name] and not self.views[part.name], 'E_FORMAT', self.op,
-      "%s holds '%s' and '%s', which name one parameter; remove one", self.dir, entry.name,
-      part.name)
+   local view = self.views[part.name]
+   local whole = part.slice and view and view.entry
+   local other = whole and whole.name or not view and self.stored[part.name] and part.name
+   err.raise_if(other, 'E_FORMAT', self.op, "%s holds '%s' and '%s', which name one parameter; "
+      .. 'remove one', self.dir, entry.name, other)
 end
 
 -- Maps the tensor of an entry that is a slice of a parameter.
