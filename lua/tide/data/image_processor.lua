@@ -43,11 +43,13 @@ local is_sized = { size = true, min_pixels = true, max_pixels = true }
 
 -- Fields that change nothing here: names of classes, and what other processors read.
 local unused = {}
-for name in ([[image_processor_type video_processor_type feature_extractor_type processor_class
-   default_to_square do_center_crop crop_size do_pad pad_size data_format input_data_format device
-   disable_grouping return_tensors return_metadata do_sample_frames fps num_frames min_frames
-   max_frames video_metadata image_processor video_processor image_seq_length do_pan_and_scan
-   pan_and_scan_min_crop_size pan_and_scan_max_num_crops pan_and_scan_min_ratio_to_activate]]):gmatch '%S+' do
+for name in ([[image_processor_type video_processor_type feature_extractor_type
+   processor_class default_to_square do_center_crop crop_size do_pad pad_size data_format
+   input_data_format device disable_grouping return_tensors return_metadata do_sample_frames
+   fps num_frames min_frames max_frames video_metadata image_processor video_processor
+   image_seq_length do_pan_and_scan pan_and_scan_min_crop_size pan_and_scan_max_num_crops
+   pan_and_scan_min_ratio_to_activate
+   ]]):gmatch '%S+' do
    unused[name] = true
 end
 
@@ -330,8 +332,8 @@ end
 
 -- Refuses videos of a processor that makes all images of one size.
 local function check_videos(what, self)
-   err.raise_if(self.config.side, 'E_UNSUPPORTED', what, 'the processor of Gemma 3 reads no videos; '
-      .. 'give frames as images')
+   err.raise_if(self.config.side, 'E_UNSUPPORTED', what, 'the processor of Gemma 3 reads no '
+      .. 'videos; give frames as images')
 end
 
 local processor = {}
