@@ -113,7 +113,7 @@ function chats.images(job, opt, model)
    local what = 'or --skip-bad'
    if type(model.placed) ~= 'function' then
       return { refused = ('the model of --from (%s) reads texts alone; give one that reads images '
-         .. '(qwen2_5_vl, qwen3_vl, gemma3_vl), %s'):format(model.class_name, what) }
+         .. '(qwen2_5_vl, qwen3_vl, qwen3_5_vl, gemma3_vl), %s'):format(model.class_name, what) }
    end
    local image = require('tide').data.image
    local dir = image.find(home)

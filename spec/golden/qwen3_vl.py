@@ -58,23 +58,38 @@ CASES = {
 }
 
 
-def parts_of(name, t):
+class Family:
+    """What a script computes. file: where to, without an end; cases: as CASES; vision: fields of all
+    towers; config_of(text, vision, outer, is_moe); class_of(is_moe); routed: the name in tide of the
+    experts of a layer, with a dot, or nothing."""
+
+    def __init__(self, file, cases, vision, config_of, class_of, routed=""):
+        self.file, self.cases, self.vision, self.routed = file, cases, vision, routed
+        self.config_of, self.class_of = config_of, class_of
+
+    def inputs(self, name):
+        _, vision, _, rows, side = self.cases[name]
+        return inputs({**self.vision, **vision}, rows, None, side, True)
+
+
+def parts_of(name, t, routed):
     """The tensors of tide, { name: view }, that lie in a tensor of transformers."""
     name = published(name)
-    if name.endswith("experts.gate_up_proj"):
-        half, path = t.shape[1] // 2, name[:-len("experts.gate_up_proj")]
-        return {path + "gate_proj": t[:, :half], path + "up_proj": t[:, half:]}
-    return {name.replace("experts.down_proj", "down_proj").replace("mlp.gate.weight", "mlp.router")
-            if ".mlp." in name else name: t}
+    layer, _, rest = name.partition(".mlp.")
+    at = f"{layer}.mlp.{routed}"
+    if rest == "experts.gate_up_proj":
+        half = t.shape[1] // 2
+        return {at + "gate_proj": t[:, :half], at + "up_proj": t[:, half:]}
+    return {{"experts.down_proj": at + "down_proj", "gate.weight": at + "router"}.get(rest, name): t}
 
 
-def fill(model):
+def fill(model, routed):
     """Fills the parameters by their places in the order of tide's names; returns these, with the
     parameters that hold them."""
     tied, views, named = model.config.tie_word_embeddings, {}, {}
     for name, p in model.named_parameters():
         if not (tied and name.startswith("lm_head")):
-            for own, view in parts_of(name, p.data).items():
+            for own, view in parts_of(name, p.data, routed).items():
                 views[own], named[own] = view, (name, p)
     for k, own in enumerate(sorted(views)):
         t = sines(k, *views[own].shape)
@@ -82,32 +97,28 @@ def fill(model):
     return named
 
 
-def gradient(named, own):
+def gradient(named, own, routed):
     name, p = named[own]
-    return torch.zeros(1) if p.grad is None else parts_of(name, p.grad)[own]
+    return torch.zeros(1) if p.grad is None else parts_of(name, p.grad, routed)[own]
 
 
-def config_of(name, text, vision, outer):
-    kind = T.Qwen3VLMoeConfig if name.startswith("moe") else T.Qwen3VLConfig
-    config = kind(text_config={**TEXT, **text}, vision_config={**VISION, **vision},
-                  image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START,
-                  vision_end_token_id=END, **outer)
+def config_of(kind, text, vision, outer):
+    """A configuration of the class `kind`, of fields of its parts."""
+    config = kind(text_config=text, vision_config=vision, image_token_id=IMAGE,
+                  video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END,
+                  **outer)
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     return config
 
 
-def class_of(name):
-    return (T.Qwen3VLMoeForConditionalGeneration if name.startswith("moe")
-            else T.Qwen3VLForConditionalGeneration)
-
-
-def run(name, case, out, numbers):
-    text, vision, outer, rows, side = case
-    config = config_of(name, text, vision, outer)
-    model = class_of(name)(config).double().eval()
-    named = fill(model)
-    ids, mask, more = inputs({**VISION, **vision}, rows, None, side, True)
+def run(family, name, out, numbers):
+    text, vision, outer, _, side = family.cases[name]
+    is_moe = name.startswith("moe")
+    config = family.config_of(text, vision, outer, is_moe)
+    model = family.class_of(is_moe)(config).double().eval()
+    named = fill(model, family.routed)
+    ids, mask, more = family.inputs(name)
     has = bool(more)
     kinds = dict(mm_token_type_ids=(ids == IMAGE).int() + 2 * (ids == VIDEO).int()) if has else {}
     logits = model(ids, attention_mask=mask, **kinds, **more).logits
@@ -119,7 +130,7 @@ def run(name, case, out, numbers):
         found["positions"], found["deltas"] = model.model.get_rope_index(
             input_ids=ids, image_grid_thw=more.get("image_grid_thw"),
             video_grid_thw=more.get("video_grid_thw"), attention_mask=mask, **kinds)
-    found["grads"] = torch.stack([samples(k, gradient(named, own), SAMPLES)
+    found["grads"] = torch.stack([samples(k, gradient(named, own, family.routed), SAMPLES)
                                   for k, own in enumerate(sorted(named))])
     if side == "left":
         with torch.no_grad():
@@ -132,19 +143,18 @@ def run(name, case, out, numbers):
     for key, t in {**found, **{k: v for k, v in more.items() if not k.startswith("pixel")}}.items():
         t = t.detach()
         numbers[f"{name}.{key}"] = (as_f32(t) if t.is_floating_point() else t).contiguous()
-    config.architectures = [class_of(name).__name__]
+    config.architectures = [type(model).__name__]
     out.write(f"   {name} = [==[\n{wrapped(json.dumps(json.loads(config.to_json_string())))}]==],\n")
 
 
-def check(folder):
-    numbers = load_file("spec/golden/qwen3_vl.safetensors")
+def check(family, folder):
+    numbers = load_file(family.file + ".safetensors")
     for sub in sorted(p for p in pathlib.Path(folder).iterdir() if (p / "config.json").exists()):
-        _, vision, _, rows, side = CASES[sub.name]
-        ids, mask, more = inputs({**VISION, **vision}, rows, None, side, True)
+        ids, mask, more = family.inputs(sub.name)
         more = {k: v.float() if v.is_floating_point() else v for k, v in more.items()}
         if more:
             more["mm_token_type_ids"] = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
-        model, said = class_of(sub.name).from_pretrained(
+        model, said = family.class_of(sub.name.startswith("moe")).from_pretrained(
             sub, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32,
             output_loading_info=True)
         keep = mask[:, :, None]
@@ -155,21 +165,28 @@ def check(folder):
               said["missing_keys"] or "", said["unexpected_keys"] or "")
 
 
-def main():
+def main(family):
     T.logging.set_verbosity_error()
     if len(sys.argv) > 1:
-        return check(sys.argv[1])
+        return check(family, sys.argv[1])
     doubles_only()
     torch.float = torch.float64
     numbers = {}
-    with open("spec/golden/qwen3_vl.lua", "w") as out:
-        out.write("-- Written by spec/golden/qwen3_vl.py: configurations of the transformers package, "
+    with open(family.file + ".lua", "w") as out:
+        out.write(f"-- Written by {family.file}.py: configurations of the transformers package, "
                   f"version\n-- {T.__version__}.\n\nreturn {{\n")
-        for name, case in CASES.items():
-            run(name, case, out, numbers)
+        for name in family.cases:
+            run(family, name, out, numbers)
         out.write("}\n")
-    save_file(numbers, "spec/golden/qwen3_vl.safetensors")
+    save_file(numbers, family.file + ".safetensors")
+
+
+def qwen3_vl(text, vision, outer, is_moe):
+    return config_of(T.Qwen3VLMoeConfig if is_moe else T.Qwen3VLConfig, {**TEXT, **text},
+                     {**VISION, **vision}, outer)
 
 
 if __name__ == "__main__":
-    main()
+    main(Family("spec/golden/qwen3_vl", CASES, VISION, qwen3_vl,
+                lambda is_moe: T.Qwen3VLMoeForConditionalGeneration if is_moe
+                else T.Qwen3VLForConditionalGeneration))

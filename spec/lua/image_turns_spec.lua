@@ -61,6 +61,7 @@ describe('a conversation with images', function()
    it('answers turn after turn as transformers does, and reads only what is new', function()
       check_turns(model, case.numbers.turns)
       check_turns(case.qwen3_vl.model():eval(), case.qwen3_vl.numbers.turns)
+      check_turns(case.qwen3_5.model():eval(), case.qwen3_5.numbers.turns)
    end)
 
    it('has no videos where each frame is apart behind its time in words', function()

@@ -1,5 +1,5 @@
 -- The small Qwen2.5-VL and the chats with images of spec/golden/vl_chat.py, in a folder; and the
--- small Qwen3-VL of qwen3_vl_chat.py, as `case.qwen3_vl`.
+-- small models of qwen3_vl_chat.py, as `case.qwen3_vl` and `case.qwen3_5`.
 
 local tide = require 'tide'
 local fs = require 'tide.util.fs'
@@ -9,6 +9,7 @@ local case = { golden = 'spec/golden/vl_chat' }
 
 case.numbers = dofile(case.golden .. '/numbers.lua')
 case.qwen3_vl = { numbers = dofile(case.golden .. '/qwen3_vl.lua') }
+case.qwen3_5 = { numbers = dofile(case.golden .. '/qwen3_5.lua') }
 
 -- Returns a model of a family and the configuration in a file, with the weights of the scripts.
 local function model_of(family, file, opts)
@@ -31,6 +32,7 @@ end
 -- Returns the models, with the weights of the scripts.
 function case.model(opts) return model_of('qwen2_5_vl', 'config.json', opts) end
 function case.qwen3_vl.model(opts) return model_of('qwen3_vl', 'qwen3_vl.json', opts) end
+function case.qwen3_5.model(opts) return model_of('qwen3_5_vl', 'qwen3_5.json', opts) end
 
 local function copy_to(dir, names)
    for _, name in ipairs(names) do

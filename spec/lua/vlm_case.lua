@@ -1,6 +1,6 @@
--- Cases of spec/golden/qwen2_5_vl.py, and of qwen3_vl.py and gemma3_vl.py as `case.qwen3_vl` and
--- `case.gemma3_vl`: the models, with the weights and pixels that the script gives them, what
--- transformers computes, and checks of it.
+-- Cases of spec/golden/qwen2_5_vl.py, and those of qwen3_vl.py, qwen3_5_vl.py and gemma3_vl.py as
+-- `case.qwen3_vl`, `case.qwen3_5_vl` and `case.gemma3_vl`: the models, with the weights and pixels
+-- that the script gives them, what transformers computes, and checks of it.
 
 local assert = require 'luassert'
 local tide = require 'tide'
@@ -230,11 +230,14 @@ local all = cases_of('spec/golden/qwen2_5_vl', function() return 'qwen2_5_vl' en
 all.qwen3_vl = cases_of('spec/golden/qwen3_vl', function(name)
    return name:find '^moe' and 'qwen3_vl_moe' or 'qwen3_vl'
 end)
+all.qwen3_5_vl = cases_of('spec/golden/qwen3_5_vl', function(name)
+   return name:find '^moe' and 'qwen3_5_moe_vl' or 'qwen3_5_vl'
+end)
 all.far = far
 
 all.gemma3_vl = cases_of('spec/golden/gemma3_vl', function() return 'gemma3_vl' end)
 
--- Returns the cases of a name: nil, 'qwen3_vl' or 'gemma3_vl'.
+-- Returns the cases of a name: nil, 'qwen3_vl', 'qwen3_5_vl' or 'gemma3_vl'.
 function all.of(name) return name and all[name] or all end
 
 return all

@@ -363,6 +363,8 @@ promise['lua/guide/models.md'] = {
    { 'A sharded model runs its tower', 'lua/qwen2_5_vl_ranks',
       'computes and learns what one rank' },
    { 'A step in which no rank has images', 'lua/qwen2_5_vl_ranks', 'leaves a tower alone' },
+   { 'Gated delta nets have no positions', 'lua/qwen3_5_vl', 'has the numbers of transformers' },
+   { 'Texts without images have the logits', 'lua/qwen3_5_vl', 'computes texts as qwen3_5 does' },
    { 'The tower has no products in FP8', 'lua/qwen2_5_vl', 'multiplies in FP8 in the text alone' },
    { 'fp8 true', 'lua/llama', 'multiplies in FP8 in every Linear but the head' },
    { 'Queries, keys and values share them', 'op/fp8_codes', 'round it once' },

@@ -1,5 +1,5 @@
--- Two steps of a stored model (golden/folders.lua) on any mesh, compared with those of one rank:
--- the loss, the norm and all tensors.
+-- Two steps of a model on any mesh, compared with those of one rank: the loss, the norm and all
+-- tensors. The model is a stored one (golden/folders.lua), or { family =, config =, name = }.
 
 local assert = require 'luassert'
 local case = require 'spec.lua.folder_case'
@@ -91,17 +91,21 @@ local function check(want, got, what, tol)
    assert.is_true(got.off <= tol, ('%s: %s off by %g'):format(what, tostring(got.where), got.off))
 end
 
-function steps_case.with_folder(name, fn)
+function steps_case.with_folder(what, fn)
+   local opts = { dtype = 'f64', seed = 3 }
    tmp.with(function(dir)
-      tide.model.save(case.model(folders[name], { dtype = 'f64' }), dir .. '/m')
+      local model = type(what) == 'table' and tide.model[what.family](what.config, opts)
+         or case.model(folders[what], { dtype = 'f64' })
+      tide.model.save(model, dir .. '/m')
       fn(dir .. '/m')
    end)
 end
 
 -- Compares runs with the oracle. lists: by number of ranks, the options of train of each run, with
 -- its name; base: options of all of them.
-function steps_case.same(name, lists, base, tol)
-   steps_case.with_folder(name, function(dir)
+function steps_case.same(what, lists, base, tol)
+   local name = type(what) == 'table' and what.name or what
+   steps_case.with_folder(what, function(dir)
       base = base or {}
       local want = ranks.run(1, train, dir, { copy(base, { mesh = { dp_shard = 1 }, oracle = true,
          fsdp = { strategy = 'optim_grads_params' } }) }, ids)[1][1]

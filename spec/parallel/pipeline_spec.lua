@@ -16,75 +16,95 @@ local shape = { vocab_size = 61, hidden_size = 16, num_hidden_layers = 4, num_at
 
 -- ---- the order ---------------------------------------------------------------------------------
 
--- Runs the stages of a pipeline by their events as ranks do, each call of two neighbours at once.
--- Returns the most micro-batches that each stage keeps; raises if stages wait for each other.
-local function simulate(size, n, has)
-   local lists, at, kept, most = {}, {}, {}, {}
-   for s = 0, size - 1 do
-      -- what a stage exchanges, in order: { with, what it sends, what it receives }
-      local calls = {}
-      for _, e in ipairs(schedule.events(s, size, n, has[s + 1])) do
-         local before, after = s - 1, s + 1
-         if e.kind == 'forward' then
-            if e.take and s > 0 then calls[#calls + 1] = { before, nil, 'x' .. e.i } end
-            calls[#calls + 1] = { forward = e.i }
-            if s < size - 1 then
-               calls[#calls + 1] = { after, 'x' .. e.i, e.joint and 'g' .. e.joint }
-            end
-         else
-            local early = false
-            for _, c in ipairs(calls) do early = early or c[3] == 'g' .. e.i end
-            if s < size - 1 and not early then calls[#calls + 1] = { after, nil, 'g' .. e.i } end
-            calls[#calls + 1] = { backward = e.i }
-            if has[s + 1].before then
-               calls[#calls + 1] = { before, 'g' .. e.i, e.joint and 'x' .. e.joint }
-            end
-         end
-      end
-      lists[s], at[s], kept[s], most[s + 1] = calls, 1, 0, 0
+-- Runs the programs of all ranks, each exchange of two neighbours at once. Checks that both mean
+-- the same by it, that what an event needs has arrived, and that each rank forgets nothing. Returns
+-- the most forwards that each rank keeps for backwards; raises if ranks wait for each other.
+local function simulate(o)
+   local size, lists, at, kept, most, arrived = o.size, {}, {}, {}, {}, {}
+   local last = size * o.virtual - 1
+   local function stage(rank, e) return (e.part - 1) * size + rank end
+   local function name(kind, e, s) return ('%s %d of stage %d'):format(kind, e.i, s) end
+   for r = 0, size - 1 do
+      lists[r], at[r], kept[r], most[r + 1] = schedule.program(r, o), 1, 0, 0
    end
-   local function step(s)
-      local c = lists[s][at[s]]
-      if not c then return false end
-      if c.forward or c.backward then
-         kept[s] = kept[s] + (c.forward and 1 or -1)
-         most[s + 1], at[s] = math.max(most[s + 1], kept[s]), at[s] + 1
+   local function compute(r, e)
+      local s, is_forward = stage(r, e), e.kind == 'forward'
+      if is_forward and s > 0 then assert.is_true(arrived[name('x', e, s)]) end
+      if not is_forward and s < last then assert.is_true(arrived[name('g', e, s)]) end
+      if is_forward then kept[r] = kept[r] + 1
+      elseif s >= o.first then kept[r] = kept[r] - 1 end
+      most[r + 1] = math.max(most[r + 1], kept[r])
+   end
+   -- a: the rank before b; x goes from a to b, g from b to a, as each of the two names it
+   local function meet(a, b, mine, other)
+      local x, x_there = mine.send, other.receive
+      local g, g_there = other.send, mine.receive
+      assert.equal(x and name('x', x, stage(a, x) + 1),
+         x_there and name('x', x_there, stage(b, x_there)))
+      assert.equal(g and name('g', g, stage(b, g) - 1),
+         g_there and name('g', g_there, stage(a, g_there)))
+      if x then arrived[name('x', x, stage(a, x) + 1)] = true end
+      if g then arrived[name('g', g, stage(b, g) - 1)] = true end
+   end
+   local function step(r)
+      local e = lists[r][at[r]]
+      if not e then return false end
+      if e.kind ~= 'exchange' then
+         compute(r, e)
+         at[r] = at[r] + 1
          return true
       end
-      local other = lists[c[1]][at[c[1]]]
-      if not other or other[1] ~= s then return false end
-      assert.equal(c[2], other[3])
-      assert.equal(c[3], other[2])
-      at[s], at[c[1]] = at[s] + 1, at[c[1]] + 1
+      local b = (r + 1) % size
+      local other = lists[b][at[b]]
+      if e.with ~= 'after' or not other or other.with ~= 'before' then return false end
+      meet(r, b, e, other)
+      at[r], at[b] = at[r] + 1, at[b] + 1
       return true
    end
    local moved = true
    while moved do
       moved = false
-      for s = 0, size - 1 do moved = step(s) or moved end
+      for r = 0, size - 1 do moved = step(r) or moved end
    end
-   for s = 0, size - 1 do
-      assert.equal(#lists[s] + 1, at[s], ('stage %d of %d waits, %d micro-batches'):format(s, size,
-         n))
+   for r = 0, size - 1 do
+      assert.equal(#lists[r] + 1, at[r], ('rank %d of %d waits, %d micro-batches'):format(r, size,
+         o.n))
    end
    return most
 end
 
--- Returns which stages have backwards, where the first one that trains something is `first`.
-local function trained_from(first, size)
-   local has = {}
-   for s = 1, size do has[s] = { before = s > first, here = s >= first } end
-   return has
+-- Returns the computations of a program as text.
+local function shown(program)
+   local text = {}
+   for _, e in ipairs(program) do
+      if e.kind ~= 'exchange' then
+         text[#text + 1] = (e.kind == 'forward' and 'F' or 'B') .. e.i
+            .. (e.part > 1 and ("'"):rep(e.part - 1) or '')
+      end
+   end
+   return table.concat(text, ' ')
 end
 
 describe('the order of micro-batches', function()
-   it('lets no stage wait for one that waits for it, and keeps few of them', function()
-      for size = 2, 6 do
+   it('lets no rank wait for one that waits for it, and keeps few of them', function()
+      for size = 2, 5 do
          for n = 1, 9 do
-            for first = 1, size do
-               local most = simulate(size, n, trained_from(first, size))
-               for s = first, size do
-                  assert.is_true(most[s] <= math.min(n, size - s + 1))
+            for first = 0, size do
+               local most = simulate { size = size, virtual = 1, n = n, first = first }
+               for r = first, size - 1 do
+                  assert.is_true(most[r + 1] <= math.min(n, size - r))
+               end
+            end
+         end
+      end
+   end)
+
+   it('serves virtual stages, whatever the number of micro-batches', function()
+      for size = 2, 4 do
+         for virtual = 2, 3 do
+            for _, n in ipairs { 1, 2, 3, 4, 5, 7, 8, 11 } do
+               for _, first in ipairs { 0, 1, size, size * virtual } do
+                  simulate { size = size, virtual = virtual, n = n, first = first }
                end
             end
          end
@@ -92,11 +112,19 @@ describe('the order of micro-batches', function()
    end)
 
    it('is one forward and one backward at a time', function()
-      local text = {}
-      for i, e in ipairs(schedule.events(1, 3, 4, { before = true, here = true })) do
-         text[i] = (e.kind == 'forward' and 'F' or 'B') .. e.i
+      assert.equal('F1 F2 B1 F3 B2 F4 B3 B4',
+         shown(schedule.program(1, { size = 3, virtual = 1, n = 4, first = 0 })))
+      assert.equal("F1 F2 F1' F2' F3 B1' F4 B2' F3' B1 F4' B2 B3' B4' B3 B4",
+         shown(schedule.program(0, { size = 2, virtual = 2, n = 4, first = 0 })))
+   end)
+
+   it('leaves ranks waiting hardly longer than they must', function()
+      for _, row in ipairs { { 4, 1, 8 }, { 4, 2, 8 }, { 2, 4, 2 }, { 8, 3, 32, 1.01 } } do
+         local size, virtual, n, factor = unpack(row)
+         local least = (virtual * n + size - 1) / (virtual * n)       -- of the time of the work
+         local idle = schedule.idle { size = size, virtual = virtual, n = n, first = 0 }
+         assert.is_true(1 / (1 - idle) <= least * (factor or 1 + 1e-12))
       end
-      assert.equal('F1 F2 B1 F3 B2 F4 B3 B4', table.concat(text, ' '))
    end)
 end)
 
@@ -154,10 +182,11 @@ end)
 
 -- On a rank: a step of a loop of one's own: loss, whether it is the same after a second call
 -- without gradients, logits and log-probabilities, and the norm of the gradients.
-local function by_hand(_, _, config, mesh)
+local function by_hand(_, _, config, mesh, virtual)
    local t = require 'tide'
    local model = t.model.llama(config, { dtype = 'f64', device = 'null' })
-   local run = t.parallel.plan(model, mesh, { fsdp = {} }):materialise { seed = 3 }
+   local run = t.parallel.plan(model, mesh, { fsdp = {}, pp = virtual and { virtual = virtual } })
+      :materialise { seed = 3 }
    local ids = t.tensor({ { 3, 1, 4, 1, 5 }, { 9, 2, 6, 5, 3 } }, { dtype = 'i64' })
    local labels = t.nn.loss.shift(ids)
    local loss = run.model:loss(ids, labels, { count = 8 })
@@ -183,7 +212,7 @@ local function measured(rank, _, config, list)
    local function measure(o)
       config.tie_word_embeddings = o.tie
       local plan = t.parallel.plan(t.model.llama(config, { device = 'null' }), o.mesh,
-         { recompute = o.recompute, fsdp = o.fsdp })
+         { recompute = o.recompute, fsdp = o.fsdp, pp = o.virtual and { virtual = o.virtual } })
       local price = plan:price { batch = 2, seq = 32, rank = rank, accum = o.accum }
       local run = plan:materialise()
       local s, stage, comms = run.sharded, run.stage, {}
@@ -289,6 +318,36 @@ describe('pp', function()
       same('bamba', { [4] = { on('hybrid', { pp = 2, cp = 2 }, { accum = 2 }) } })
    end)
 
+   it('gives the numbers of one rank with virtual stages', function()
+      local c = copy({ num_hidden_layers = 5, tie_word_embeddings = true }, copy(shape))
+      local virtual = { virtual = 2 }
+      same({ family = 'llama', name = 'virtual', config = c }, {
+         [2] = { on('two a rank', { pp = 2 }, { accum = 4, pp = virtual }),
+            on('one micro-batch', { pp = 2 }, { pp = { virtual = 2, layers = { 1, 2, 1, 1 } } }) },
+         [4] = {
+            on('dp', { pp = 2, dp = 2 }, { accum = 2, pp = virtual }),
+            on('tp', { pp = 2, tp = 2 }, { accum = 4, pp = virtual,
+               tp = { sequence_parallel = true }, recompute = 'selective' }),
+            on('shards', { pp = 2, dp_shard = 2 }, { accum = 2, pp = virtual,
+               recompute = 'full', fsdp = { units = 1000 } }),
+            on('each', { pp = 2, dp_shard = 2 }, { accum = 2, pp = virtual,
+               fsdp = { strategy = 'optim_grads', sync_each_backward = true } }),
+            on('means', { pp = 2, dp_shard = 2 }, { accum = 2, pp = virtual,
+               fsdp = { calculate_per_token_loss = false, check_for_nan_in_grad = true } }),
+         },
+      })
+      c = { vocab_size = 61, hidden_size = 16, num_hidden_layers = 4, num_attention_heads = 4,
+         num_key_value_heads = 2, intermediate_size = 24, moe_intermediate_size = 8,
+         num_experts = 4, num_experts_per_tok = 2 }
+      same({ family = 'qwen3_moe', name = 'experts', config = c }, {
+         [4] = { on('ep', { pp = 2, dp_shard = 2 },
+            { accum = 2, pp = virtual, fsdp = { ep_size = 2 } }) } })
+      copy({ router_aux_loss_coef = 0.1, output_router_logits = true,
+         router_aux_loss_by_layer = true }, c)
+      same({ family = 'qwen3_moe', name = 'balanced', config = c }, {
+         [2] = { on('a loss for each layer', { pp = 2 }, { pp = virtual }) } })
+   end)
+
    it('updates whole matrices', function()
       same('granite_tied', { [4] = { on('Muon', { pp = 2, dp_shard = 2 }, { accum = 2 }) } },
          { optim = 'Muon' })
@@ -313,8 +372,10 @@ describe('pp', function()
    it('serves a loop of one\'s own, whose results are the same on every stage', function()
       local c = copy({ tie_word_embeddings = true }, copy(shape))
       local want = ranks.run(1, by_hand, c, { dp_shard = 1 })[1]
-      for n, mesh in each { [3] = { pp = 3 }, [4] = { pp = 2, dp_shard = 2 } } do
-         for r, got in ipairs(ranks.run(n, by_hand, c, mesh)) do
+      for _, row in ipairs { { 3, { pp = 3 } }, { 4, { pp = 2, dp_shard = 2 } },
+         { 2, { pp = 2 }, 2 } } do
+         local n, mesh, virtual = unpack(row)
+         for r, got in ipairs(ranks.run(n, by_hand, c, mesh, virtual)) do
             for i, v in ipairs(got) do
                local expected = want[i] * (i == 3 and n == 4 and 2 or 1)     -- rows of two ranks
                assert.near(expected, v, 1e-9 * math.abs(expected),
@@ -327,8 +388,14 @@ describe('pp', function()
    it('has the price of what it sends and keeps', function()
       local c = copy({ hidden_size = 64, intermediate_size = 128 }, copy(shape))
       local list = { { mesh = { pp = 4 }, accum = 9, tie = true },
-         { mesh = { pp = 2, dp_shard = 2 }, accum = 7, recompute = 'full' } }
-      for r, rows in ipairs(ranks.run(4, measured, c, list)) do
+         { mesh = { pp = 2, dp_shard = 2 }, accum = 7, recompute = 'full' },
+         { mesh = { pp = 2, dp_shard = 2 }, accum = 11, virtual = 2 } }
+      local rows_of = ranks.run(4, measured, c, list)
+      for r, rows in ipairs(ranks.run(2, measured, c, { { mesh = { pp = 2 }, accum = 11,
+         virtual = 2, tie = true } })) do
+         rows_of[4 + r] = rows
+      end
+      for r, rows in ipairs(rows_of) do
          for i, row in ipairs(rows) do
             local what = ('run %d, rank %d'):format(i, r - 1)
             assert.near(row[1], row[2], 64, what)           -- sums of single numbers
@@ -447,8 +514,26 @@ local function resumed(rank, _, config, dir)
    return losses
 end
 
--- On a rank: what is said of options that stages have otherwise, of parameters of which none is
--- trained, and of losses that do not call the model once.
+-- On a rank: a step with a loss that does not call the model once with the ids of the batch.
+local function bad_loss(_, _, config, which)
+   local t = require 'tide'
+   local spread = t.parallel.plan(t.model.llama(config, { seed = 3 }), { pp = 2 }):materialise()
+   local ids = t.tensor({ { 3, 1, 4, 1, 5 } }, { dtype = 'i64' })
+   local losses = {
+      twice = function(m, b, o) return m:loss(b.ids, b.labels, o) + m:loss(b.ids, b.labels, o) end,
+      never = function() return t.zeros {} end,
+      shorter = function(m, b, o)
+         return m:loss(b.ids:narrow(2, 1, 4):contiguous(), b.labels:narrow(2, 1, 4):contiguous(),
+            o)
+      end,
+   }
+   t.train.step.new({ model = spread.model:train(), parallel = spread.sharded,
+      comm = spread.comm, optim = t.optim.SGD(spread.params, { lr = 1 }),
+      loss = losses[which] }):run { { ids = ids, labels = ids } }
+end
+
+-- On a rank: what is said of options that stages have otherwise, of a batch without ids, and of
+-- parameters of which none is trained.
 local function mistaken(rank, _, config)
    local t, said = require 'tide', {}
    local spread = t.parallel.plan(t.model.llama(config, { seed = 3 }), { pp = 2 }):materialise()
@@ -462,14 +547,6 @@ local function mistaken(rank, _, config)
       said[#said + 1] = tostring(e)
    end
    bad { clip = rank + 1 }
-   bad { loss = function(m, b, o)
-      local first = m:loss(b.ids, b.labels, o)
-      return first + m:loss(b.ids, b.labels, o)
-   end }
-   bad { loss = function() return t.zeros {} end }
-   bad { loss = function(m, b, o)
-      return m:loss(b.ids:narrow(2, 1, 4):contiguous(), b.labels:narrow(2, 1, 4):contiguous(), o)
-   end }
    bad({ loss = function(m, b, o) return m:loss(b.rows, b.labels, o) end },
       { rows = ids, labels = ids })
    spread.model:requires_grad_(false)
@@ -532,12 +609,15 @@ describe('stages', function()
 
    it('say what is wrong with a step', function()
       for _, said in ipairs(ranks.run(2, mistaken, small)) do
-         for i, words in ipairs { 'limits of the gradient norm', 'calls the model a second time',
-            'did not call the model', 'with ids [1, 4], and those of the batch',
+         for i, words in ipairs { 'limits of the gradient norm',
             "argument 'ids': expected a tensor [batch, tokens] in each batch",
             'no parameter of any stage requires a gradient' } do
             assert.matches(words, said[i], 1, true)
          end
+      end
+      for which, words in each { twice = 'calls the model a second time',
+         never = 'did not call the model', shorter = 'with ids [1, 4], and those of the batch' } do
+         ranks.fail(2, bad_loss, words, small, which)
       end
    end)
 end)

@@ -45,24 +45,38 @@ describe('fine-tuning on chats with images', function()
       end)
    end
 
+   -- Compares the losses of meshes with those of a loop of PyTorch. of: a model of vl_chat_case;
+   -- meshes: { ranks, name of the losses, options }.
+   local function check_meshes(dir, of, meshes)
+      vl.write(dir, of.model())
+      fs.write('spec', dir .. '/c.jsonl', fs.read('spec', vl.golden .. '/chats.jsonl'))
+      for i, row in ipairs(meshes) do
+         ok(row[1], ('--threads 1 --from %s/m --data %s/c.jsonl --seq 256 --batch 4 '
+            .. '--pack none --steps %d --lr %g --schedule constant --warmup 0 --weight-decay 0 '
+            .. '--val-share 0 --save-every 0 --out %s/run%d %s'):format(dir, dir,
+            of.numbers.steps, of.numbers.lr, dir, i, row[3]))
+         local got = losses(dir .. '/run' .. i)
+         for k, want in ipairs(of.numbers[row[2]]) do
+            assert.is_true(math.abs(want - got[k]) <= 1e-4,
+               ('%s, step %d: %.9g, expected %.9g'):format(row[3], k, got[k], want))
+         end
+      end
+   end
+
+   it('has the losses of a loop of PyTorch with gated delta nets, on every mesh', function()
+      tmp.with(function(dir)
+         check_meshes(dir, vl.qwen3_5, { { 2, 'full', '--mesh.pp 2' },
+            { 2, 'frozen_tower', '--freeze visual --mesh.cp 2' },
+            wide and { 1, 'full', '' } or nil,
+            wide and { 4, 'full', '--mesh.dp_shard 2 --mesh.tp 2 --recompute full' } or nil })
+      end)
+   end)
+
    it('has the losses of a loop of PyTorch with deepstack features, on every mesh', function()
       tmp.with(function(dir)
-         local qwen3 = vl.qwen3_vl
-         vl.write(dir, qwen3.model())
-         fs.write('spec', dir .. '/c.jsonl', fs.read('spec', vl.golden .. '/chats.jsonl'))
-         for i, row in ipairs { { 1, 'full', '' }, { 2, 'full', '--mesh.cp 2' },
+         check_meshes(dir, vl.qwen3_vl, { { 1, 'full', '' }, { 2, 'full', '--mesh.cp 2' },
             { 2, 'frozen_tower', '--freeze visual --mesh.tp 2 --sequence-parallel' },
-            wide and { 2, 'full', '--mesh.dp_shard 2 --recompute full' } or nil } do
-            ok(row[1], ('--threads 1 --from %s/m --data %s/c.jsonl --seq 256 --batch 4 '
-               .. '--pack none --steps %d --lr %g --schedule constant --warmup 0 --weight-decay 0 '
-               .. '--val-share 0 --save-every 0 --out %s/run%d %s'):format(dir, dir,
-               qwen3.numbers.steps, qwen3.numbers.lr, dir, i, row[3]))
-            local got = losses(dir .. '/run' .. i)
-            for k, want in ipairs(qwen3.numbers[row[2]]) do
-               assert.is_true(math.abs(want - got[k]) <= 1e-4,
-                  ('%s, step %d: %.9g, expected %.9g'):format(row[3], k, got[k], want))
-            end
-         end
+            wide and { 2, 'full', '--mesh.dp_shard 2 --recompute full' } or nil })
          local talk = tide.train.sample.generate(tide.model.load(dir .. '/run1/model'), { 1, 2 },
             { tokens = 1, temperature = 0 })
          assert.equal(1, #talk)
@@ -195,7 +209,7 @@ describe('fine-tuning on chats with images', function()
          case.save(dir .. '/text')
          bad(words .. '--from ' .. dir .. '/text', 'c.jsonl, line 1: messages[1].content[1]: the '
             .. 'record has an image, and the model of --from (Llama) reads texts alone; give one '
-            .. 'that reads images (qwen2_5_vl, qwen3_vl), or --skip-bad')
+            .. 'that reads images (qwen2_5_vl, qwen3_vl, qwen3_5_vl), or --skip-bad')
          bad(words .. '--seq 8', 'an image is not cut: give a larger seq')
          bad(words .. '--freeze vision', '--freeze vision: the model has no module of this path')
          bad(words .. '--freeze visual --freeze model --freeze lm_head', 'no weight is left')

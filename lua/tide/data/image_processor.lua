@@ -1,9 +1,9 @@
--- The processor of images of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, and that of Gemma 3, with the
--- numbers of transformers: smart_resize to whole patches, bicubic resizing of 8-bit pixels,
+-- The processor of images of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, and that of Gemma 3, with
+-- the numbers of transformers: smart_resize to whole patches, bicubic resizing of 8-bit pixels,
 -- rescaling, normalising, patches. That of Gemma 3 makes all images of one size, bilinear; the
--- sides of patches and tokens are those of the model in the same folder.
--- Limits of pixels of a video are those of a frame; where each frame is apart in a text (Qwen3-VL),
--- those of all frames.
+-- sides of patches and tokens are those of the model in the same folder. Limits of pixels of a
+-- video are those of a frame; where each frame is apart in a text (Qwen3-VL, Qwen3.5), those of all
+-- frames.
 
 local copy = require 'tide.util.copy'
 local decoders = require 'tide.ffi.image'

@@ -114,7 +114,7 @@ end
 
 -- Reads sources with a processor: returns { images = list of { patches, grid }, videos = list of
 -- { patches, grid, seconds, times } }; seconds: from one row of patches to the next; times: in
--- place of it, the seconds of each row, where each is apart in a text (Qwen3-VL).
+-- place of it, the seconds of each row, where each is apart in a text (Qwen3-VL, Qwen3.5).
 function vision.read(processor, sources, opts)
    local out = { images = {}, videos = {} }
    for i, source in ipairs(sources.images or {}) do

@@ -76,30 +76,42 @@ local function embedded(self, x, at)
    return y, true
 end
 
--- Returns the final hidden states [B, T, C] of ids [B, T], or of their embeddings [B, T, C]. With
--- at.last_rows [K] it returns those of these tokens alone, [1, K, C]. at: where the tokens lie;
--- beside: nil, or the tensor of at.after (see nn.Stack). A stage of a pipeline receives its input,
--- and returns the output of its last block.
-function Body:forward(ids, at, beside)
-   local stage, x, is_own = spread.of(self).pp
-   if stage and not stage.first then
-      x, is_own = stage:input(ids), true
-   else
-      x, is_own = embedded(self, ids, at)
-   end
+-- Returns the output of the blocks for x, which may be given up if is_own. ends: it is normed and
+-- scaled, as the model ends there; rows are picked then, too.
+local function through(self, x, is_own, at, beside, ends)
    local norm = self[self._form.norm]
-   local y = norm and self.layers:normed(norm, x, at, beside) or self.layers(x, at, beside)
+   local y = ends and self.layers:normed(norm, x, at, beside) or self.layers(x, at, beside)
    x = is_own and private.replace(x, y) or y
-   if not norm then return x end                           -- a stage before the last one
+   if not ends then return x end
    if at.last_rows then x = private.replace(x, rows_.pick(x, at.last_rows)) end
    return self.out_scale and private.replace(x, x * self.out_scale) or x
 end
+
+-- Returns the final hidden states [B, T, C] of ids [B, T], or of their embeddings [B, T, C]. With
+-- at.last_rows [K] it returns those of these tokens alone, [1, K, C]. at: where the tokens lie;
+-- beside: nil, or the tensor of at.after (see nn.Stack). In a pipeline it returns the output of the
+-- last part that runs (see Stage:through).
+function Body:forward(ids, at, beside)
+   local stage = spread.of(self).pp
+   if not stage then
+      local x, is_own = embedded(self, ids, at)
+      return through(self, x, is_own, at, beside, true)
+   end
+   return stage:through(ids, function(part, x)
+      local is_own = true
+      if not x then x, is_own = embedded(self, ids, at) end
+      local here = copy({ blocks = part.here }, copy(at))
+      if not part.ends then here.last_rows = nil end
+      return through(self, x, is_own, here, beside, part.ends)
+   end)
+end
 private.note(Body.forward)
 
--- Keeps what a stage of a pipeline runs.
+-- Keeps what a rank of a pipeline runs.
 function Body:_cut_stage(stage)
-   local form = self._form
-   self.layers:keep(unpack(stage.blocks))
+   local form, ranges = self._form, {}
+   for v, part in ipairs(stage.parts) do ranges[v] = part.blocks end
+   self.layers:_keep(ranges)
    if not stage.first then
       if form.positions then self:_remove(form.positions) end
       if self.dropout then self:_remove 'dropout' end
@@ -326,7 +338,7 @@ end
 function Backbone:picks_rows()
    local body, adapter = self[self.form.body], rawget(self, '_adapter')
    local stage = spread.of(self).pp
-   if stage and not stage.last or self:balance_way()
+   if stage and not stage:at_end() or self:balance_way()
       or self.hidden ~= Backbone.hidden or body.forward ~= Body.forward
       or spread.of(self).tp or body:has_hooks() or body.layers:has_hooks()
       or adapter and adapter.dropout > 0 and self.training then

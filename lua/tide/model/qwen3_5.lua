@@ -1,8 +1,8 @@
 -- The decoder of Qwen3.5 for texts alone (model_type qwen3_5_text): that of Qwen3-Next with an MLP
 -- in each layer, and four projections of a gated delta net in place of two.
 --
--- Published folders also have a vision tower. transformers writes their decoder with the names that
--- it has there.
+-- Published folders also have a vision tower, see qwen3_5_vl.lua. transformers writes their decoder
+-- with the names that it has there.
 --
 -- Texts have one position a token, so mrope_section changes nothing unless a call gives three rows.
 

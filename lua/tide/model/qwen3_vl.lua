@@ -31,12 +31,12 @@ for _, row in ipairs(config_.fields) do
 end
 VL._own_fields = fields
 
--- Sections of the positions where a file has none: those of published models, 24, 20 and 20 of 64,
--- as far as they reach.
-local function sections(head_dim)
-   local n, counts = head_dim / 2, { 0, 0, 0 }
+-- Returns the sections of the positions of n frequencies where a file has none: time, height and
+-- width take turns, the latter two below the frequencies `high` and `wide`.
+function VL._sections(n, high, wide)
+   local counts, ends = { 0, 0, 0 }, { n, high, wide }
    for i = 0, n - 1 do
-      local turn = i < 60 and i % 3 + 1 or 1
+      local turn = i < ends[i % 3 + 1] and i % 3 + 1 or 1
       counts[turn] = counts[turn] + 1
    end
    return counts
@@ -45,7 +45,8 @@ end
 -- Checks and completes a configuration of the family `name`.
 local function complete(c, name)
    config_.check_tokens(name, c)
-   c.rope_scaling = config_.rope_scaling(name, c, sections(c.head_dim), true)
+   c.rope_scaling = config_.rope_scaling(name, c, VL._sections(c.head_dim / 2, 60, 60),
+      true)
 end
 
 -- Refuses more deepstack features than layers that add them. name: of the family in errors.

@@ -13,6 +13,7 @@ local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
 local decoder = require 'tide.model.vision_decoder'
 local experts = require 'tide.model.experts'
+local lora_moe = require 'tide.nn.lora_moe'
 local mixtures = require 'tide.nn.mixtures'
 local nn = require 'tide.nn'
 local published = require 'tide.model.published'
@@ -50,30 +51,35 @@ VL.family = copy(Qwen3VL._shared_family, {
 
 -- Returns the entry of a tensor of a file, in which parameters of a layer lie side by side; nil of
 -- one whose numbers lie in NF4. names: of the parameters.
-local function entry_of(name, layer, names)
+local function turned_entry(name, layer, names)
    local plain = experts.joined(name, layer, names)
    if not plain or plain.shape[2] == plain.shape[3] then return plain end
    return copy({ also = plain }, experts.joined(name, layer, names, { transposed = true }))
 end
 
--- Adds the entries of the experts of a layer to a list.
-local function add_entries(list, layer)
-   local outer, router = config_.inner_name(layer.path), layer.path .. '.router'
+-- Adds the entries of the experts of a layer to a list. entry_of: returns that of a tensor.
+local function add_entries(list, layer, entry_of)
+   local outer = config_.inner_name(lora_moe.block(layer.path))
+   local router = layer.path .. '.router'
    list[#list + 1] = entry_of(outer .. '.experts.gate_up_proj', layer, { 'gate_proj', 'up_proj' })
    list[#list + 1] = entry_of(outer .. '.experts.down_proj', layer, { 'down_proj' })
    list[#list + 1] = experts.renamed(outer .. '.gate.weight', router, layer.m.router.shape)
 end
 
--- Returns the tensors of a published file, whose names differ (see model/stored.lua).
-function VL:stored()
+-- Returns the tensors of a published file that holds each projection of all experts of a layer in
+-- one. entry_of: as of add_entries.
+function VL:_stored_as(entry_of)
    local list, is_expert = {}, {}
    for _, e in ipairs(self:named_parameters()) do is_expert[e.name] = class.is(e.owner, nn.MoE) end
-   for _, layer in ipairs(mixtures(self)) do add_entries(list, layer) end
+   for _, layer in ipairs(mixtures(self)) do add_entries(list, layer, entry_of) end
    for _, e in ipairs(Qwen3VL.stored(self)) do
       if not is_expert[e.parts[1].name] then list[#list + 1] = e end
    end
    return list
 end
+
+-- Returns the tensors of a published file, whose names differ (see model/stored.lua).
+function VL:stored() return self:_stored_as(turned_entry) end
 
 -- Makes the fields of config.json of c, a complete configuration.
 function VL.publish(c) Qwen3VL._publish_as(c, 'qwen3_vl_moe') end

@@ -1,6 +1,6 @@
--- The vision tower of Qwen3-VL: patches of images and frames, packed in one stream, to features of
--- the width of the language model, and deepstack features: those of earlier blocks, which the first
--- layers of the language model add (arXiv 2406.04334).
+-- The vision tower of Qwen3-VL and Qwen3.5: patches of images and frames, packed in one stream, to
+-- features of the width of the language model. Qwen3-VL also has deepstack features: those of
+-- earlier blocks, which the first layers of the language model add (arXiv 2406.04334).
 --
 -- Patches get learned positions of a square table, interpolated between its four nearest entries,
 -- beside rotary ones. Every block attends within frames.
@@ -14,6 +14,7 @@ local err = require 'tide.util.err'
 local grid_ = require 'tide.model.vision_grid'
 local nn = require 'tide.nn'
 local private = require 'tide.util.private'
+local published = require 'tide.model.published'
 local tiles = require 'tide.nn.tiles'
 
 local Module = nn.Module
@@ -23,7 +24,7 @@ Vision.holds_parts = true
 Vision.mixes = false
 
 -- Refuses blocks that the tower does not have, or that have two mergers.
-local function complete(c, op)
+local function check_deepstack(c, op)
    local seen = {}
    for k, i in ipairs(c.deepstack_visual_indexes) do
       err.arg_if(i >= c.depth or seen[i], op, ('deepstack_visual_indexes[%d]'):format(k),
@@ -32,15 +33,25 @@ local function complete(c, op)
    end
 end
 
+-- Refuses deepstack features of a family that has none. Files may have the field, an empty list.
+local function without_deepstack(c, op)
+   local list = c.deepstack_visual_indexes
+   err.arg_if(list and list[1], op, 'deepstack_visual_indexes', 'an empty list: this family takes '
+      .. 'features of the last block alone', list)
+   c.deepstack_visual_indexes = nil
+end
+
 -- Returns the fields and rules of a family with this tower. op: of the text model; types: values of
--- model_type.
-function Vision._of(op, types)
+-- model_type; how: nil, or deepstack (false: the family has no such features).
+function Vision._of(op, types, how)
+   local has_deepstack = not how or how.deepstack
    return Tower._described {
-      op = op, types = types, complete = complete,
+      op = op, types = types, complete = has_deepstack and check_deepstack or without_deepstack,
       defaults = { depth = 27, hidden_size = 1152, intermediate_size = 4304, patch_size = 16 },
       fields = {
          { 'num_position_embeddings', 2304, 'integer >= 1' },
-         { 'deepstack_visual_indexes', { 8, 16, 24 }, 'integer[] >= 0' },
+         { 'deepstack_visual_indexes', has_deepstack and { 8, 16, 24 } or published.optional,
+            'integer[] >= 0' },
          { 'hidden_act', 'gelu_pytorch_tanh', "'gelu_pytorch_tanh'" },
       },
    }
@@ -102,10 +113,12 @@ function Vision:init(c, opts)
    for i = 1, c.depth do blocks[i] = block(c, opts, rope) end
    self:child('blocks', nn.Stack(blocks))
    self:child('merger', Merger(c, opts, false))
-   for k = 1, #c.deepstack_visual_indexes do
+   for k = 1, #(c.deepstack_visual_indexes or {}) do
       deep[k] = { tostring(k - 1), Merger(c, opts, true) }
    end
-   self:child('deepstack_merger_list', Tower._Group(deep))
+   if c.deepstack_visual_indexes then
+      self:child('deepstack_merger_list', Tower._Group(deep))
+   end
 end
 
 -- Returns the work of a frame of a grid, in products of a patch with a channel: the layers take 4 C
@@ -135,7 +148,7 @@ end
 -- Returns the functions of the outputs of blocks (see nn.Stack) that make deepstack features.
 local function after(self)
    local list = {}
-   for k, i in ipairs(self.config.deepstack_visual_indexes) do
+   for k, i in ipairs(self.config.deepstack_visual_indexes or {}) do
       local merger = self.deepstack_merger_list[tostring(k - 1)]
       list[i + 1] = function(h) return h, merger(h) end
    end

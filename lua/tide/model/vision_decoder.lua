@@ -105,6 +105,14 @@ local function names_of(...)
    return names
 end
 
+-- Returns whether a list has a name.
+local function has(list, name)
+   for _, other in ipairs(list) do
+      if other == name then return true end
+   end
+   return false
+end
+
 -- Returns the signature of a door that takes ids and where images lie. seconds: the list of its
 -- option of seconds, or an empty one.
 local function door_of(op, seconds)
@@ -135,10 +143,11 @@ function decoder.extend(Model)
    -- tokens
    Model.image_fields = Model.spans and { 'pixel_values', 'image_grid_thw' } or image_fields.list
    Model.input_fields = names_of({ 'feature_rows' }, Model.image_fields)
-   Model.at_fields = names_of(Llama.at_fields, Model.input_fields)
+   local keeps_state = has(Model.at_fields, 'sequence')
+   Model.at_fields = names_of(Model.at_fields, Model.input_fields)
    local seconds = { not (Model.frames_apart or Model.spans) and of_seconds or nil }
    Model._read_place = signature.options { of_place, Model.spans and of_images or of_pixels,
-      seconds }
+      seconds, keeps_state and 'sequence: tensor?' or {} }
    local images = door_of(op, seconds)
    local rope_index = images
    if Model.spans then Model.rope_index, rope_index = nil, nil end

@@ -119,7 +119,7 @@ function methods:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
    if has then check_images(self, ids, o, context) else check_text(self, ids, o) end
    local stage = spread.of(self).pp
-   local is_first = not stage or stage.first
+   local is_first = not stage or stage:at_start()
    local features = is_first and features_.of(self, o, context) or nil
    if is_first and not features then return ids end
    if not has then

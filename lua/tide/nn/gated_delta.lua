@@ -145,7 +145,8 @@ function GatedDeltaNet:read(x_BTM)
    if self.apart then
       local mixed = tide.cat({ p[1], p[3], p[4] }, -1)
       private.spend(p[1], p[3], p[4])
-      return mixed, p[2]
+      -- a view of one product for all would keep the others until backward
+      return mixed, private.replace(p[2], p[2]:contiguous())
    end
    local mixed, z = regroup(p[1], p[2], K, self.key_dim, self.inner_dim / K, self.heads / K)
    private.spend(p[1], p[2])

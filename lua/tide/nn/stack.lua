@@ -61,19 +61,19 @@ function Stack:count() return #self end
 -- Returns block i, which counts from 1.
 function Stack:at(i) return self[i] end
 
--- Returns lists of blocks first .. last and of their names.
-local function part(self, first, last)
-   local blocks, names = {}, {}
+-- Appends blocks first .. last and their names to two lists.
+local function add_part(self, first, last, blocks, names)
    for i = first, last do blocks[#blocks + 1], names[#names + 1] = self[i], self._child[i] end
    return blocks, names
 end
 
 -- Returns a stack of blocks first .. last (1-based, inclusive) that shares them and their names.
-function Stack:slice(first, last) return Stack(part(self, first, last)) end
+function Stack:slice(first, last) return Stack(add_part(self, first, last, {}, {})) end
 
--- Removes all blocks but first .. last, which keep their names.
-function Stack:keep(first, last)
-   local blocks, names = part(self, first, last)
+-- Removes all blocks but those of a list of ranges { first, last }, which keep their names.
+function Stack:_keep(ranges)
+   local blocks, names = {}, {}
+   for _, r in ipairs(ranges) do add_part(self, r[1], r[2], blocks, names) end
    for i = #self, 1, -1 do rawset(self, i, nil) end
    self._child, self._place = names, {}
    for i, block in ipairs(blocks) do
@@ -84,9 +84,9 @@ end
 
 -- Returns `at` for block i: its at.cache is at.caches[i]. at.last_rows is at.rows of the last
 -- block, if that block picks rows. is_read: something reads the whole output of the block.
-local function here(self, at, i, is_read)
+local function here(self, at, i, last, is_read)
    local caches, block = at.caches, self[i]
-   local rows = i == #self and not is_read and at.last_rows or nil
+   local rows = i == last and not is_read and at.last_rows or nil
    if rows and not (block.picks_rows and block:picks_rows()) then rows = nil end
    if not (caches or rows) then return at end
    return setmetatable({ cache = caches and caches[i], rows = rows }, { __index = at })
@@ -114,25 +114,26 @@ end
 -- Runs the blocks. Returns two addends of the result, h and more (nil: h is the result), and
 -- whether the caller may overwrite h. Where no hook or wrap is between two blocks, the norm of the
 -- second one computes the sum between them. The last result is a list of further results of the
--- functions at.after, in order; no block gets these.
+-- functions at.after, in order; no block gets these. at.blocks: { first, last } of the blocks that
+-- run; all of them by default.
 function Stack:addends(x, at, beside)
    local h, more, owned, asides = x, nil, false, {}
    at = err.type('nn.Stack', 'at', at or {}, 'table')
-   local after = at.after
-   if after then
+   local after, range = at.after, at.blocks or { 1, #self }
+   if after or at.blocks then
       at = copy(at)
-      at.after = nil
+      at.after, at.blocks = nil, nil
    end
-   for i, block in ipairs(self) do
-      local fn = after and after[i]
+   for i = range[1], range[2] do
+      local block, fn = self[i], after and after[i]
       if block.takes_addends and block:takes_addends() then
          local given, had = h, owned and not more
-         h, more, owned = block:addends(h, more, owned, here(self, at, i, fn))
+         h, more, owned = block:addends(h, more, owned, here(self, at, i, range[2], fn))
          if had and not rawequal(h, given) then private.spend(given) end
       else
          local sum = added(h, more, owned)
          owned = owned or more ~= nil
-         h, more = block(sum, here(self, at, i, fn)), nil
+         h, more = block(sum, here(self, at, i, range[2], fn)), nil
          if owned then private.spend(sum) end
          owned = true
       end
@@ -176,5 +177,4 @@ private.note(Stack.normed)
 return signature.doors('nn.Stack', Stack, {
    at = 'i: integer in [1, #self]',
    slice = 'first: integer in [1, #self]; last: integer in [first, #self]',
-   keep = 'first: integer in [1, #self]; last: integer in [first, #self]',
 })

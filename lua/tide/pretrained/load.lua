@@ -147,6 +147,16 @@ local function check_tied(self, model)
    if store.drop then store:drop(head) end
 end
 
+-- Returns whether the files hold each expert of a model apart. Files of some families have either
+-- form.
+local function holds_apart(self, model)
+   if not model._stored_apart then return model._lists_experts end
+   for _, name in ipairs(self.store:names 'model') do
+      if name:find '%.experts%.%d+%.' and not model:_leaves_out(name) then return true end
+   end
+   return false
+end
+
 -- Raises if the model has more experts than the files have tensors, before they are listed.
 local function check_experts(self, model)
    local experts, tensors = 0, #self.store:names 'model'
@@ -297,8 +307,9 @@ local function opened(op, dir, opts)
    local model = build(self, self.opts)
    local entries
    if model.stored and self.store.view then
-      if model._lists_experts then check_experts(self, model) end
-      entries = model:stored()
+      local is_apart = holds_apart(self, model)
+      if is_apart then check_experts(self, model) end
+      entries = is_apart and model._stored_apart and model:_stored_apart() or model:stored()
       self.store:view(entries)
    end
    check_tied(self, model)

@@ -12,6 +12,7 @@ local args = require 'tide.util.args'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
+local schedule = require 'tide.parallel.pipeline.schedule'
 local signature = require 'tide.util.signature'
 local fs = require 'tide.util.fs'
 local launch = require 'tide.comm.launch'
@@ -334,8 +335,10 @@ end
 
 -- Logs how long stages of a pipeline wait, where a step has fewer micro-batches than stages.
 local function tell_waits(self)
-   local p, m = self.opt.mesh.pp, self.opt.accum or 1
-   local function wait(k) return 100 * (p - 1) / (k + p - 1) end
+   local p, m, pp = self.opt.mesh.pp, self.opt.accum or 1, self.opt.pp or {}
+   local function wait(n)
+      return 100 * schedule.idle { size = p, virtual = pp.virtual or 1, n = n, first = 0 }
+   end
    if m < p then
       self.log:once('--accum %d: stages of the pipeline wait %.0f %% of a step; with --accum %d '
          .. 'they wait %.0f %%', m, wait(m), 4 * p, wait(4 * p))

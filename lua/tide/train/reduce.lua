@@ -38,8 +38,10 @@ function reduce.loss_of(self, batch, count, options)
 end
 
 -- Refuses a loss of the caller that leaves out the balance of the step, where a correction bias
--- needs it, and over ranks, where each rank would balance its own tokens.
+-- needs it, and over ranks, where each rank would balance its own tokens. A part of a pipeline may
+-- have no experts.
 local function check_balance(self, record)
+   if self.stage and not self.stage:has_mixtures() then return end
    err.raise_if(self.router_bias_rate > 0 and not record:counts(), 'E_ARG', 'train.step', "option "
       .. "'loss': it called the model without opts.balance, and router_bias_rate needs what the "
       .. 'routers chose; pass its options on: model:loss(ids, labels, opts)')
@@ -62,19 +64,14 @@ function reduce.forward(self, batch, count)
    return loss, record
 end
 
--- Runs the backward of one micro-batch. A micro-batch may use no trained parameter (a text, where
--- only a vision tower is trained). Backward of a sharded model communicates, so that all ranks run
--- it.
-function reduce.backward(self, loss)
-   if self.parallel or loss.requires_grad then loss:backward() end
-   if self.parallel then self.parallel:finish() end
-end
-
 -- Runs forward and backward of one micro-batch; returns its share of the loss and, of a model with
 -- experts, how often each was chosen, how many a token uses and the places of the layers.
 local function whole_loss(self, batch, count)
    local loss, record = reduce.forward(self, batch, count)
-   reduce.backward(self, loss)
+   -- it may use no trained parameter (a text, where only a vision tower is trained); backward of a
+   -- sharded model communicates, so that all ranks run it
+   if self.parallel or loss.requires_grad then loss:backward() end
+   if self.parallel then self.parallel:finish() end
    -- handles of gradients would make the next sum a copy
    if not record then return loss:detach() end
    local counts, topk = record:counts()

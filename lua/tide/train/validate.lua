@@ -15,21 +15,42 @@ local function share(self, starts, batch)
    return mine, math.ceil(most / batch)
 end
 
--- Adds up losses and labels of the batches of this rank. Returns both sums.
-local function sums(self, mine, runs, batch, make, loss_of, first_start)
-   local op, sum, count = 'train.step.evaluate', 0, 0
-   for k = 1, runs do
+-- Returns a function (k) that makes batch k of this rank. It returns the batch, the labels that its
+-- loss counts, and whether the batch is spare: what a rank runs only to run as often as others.
+local function maker(self, mine, batch, make, other)
+   return function(k)
       local first = (k - 1) * batch + 1
       local here = { unpack(mine, first, math.min(first + batch - 1, #mine)) }
-      local b = make(#here > 0 and here or { first_start })
-      b = batches_.settled(op, 'batch of make', b)
-      -- what a rank runs only to run as often as others counts nothing
-      if self.loss then b.spare = #here == 0 end
-      local n = batches_.count_of { b }
-      local loss = tide.no_grad(function()
-         return tide.scope(function() return loss_of(self, b, math.max(n, 1)) end)
-      end)
-      if #here > 0 then sum, count = sum + loss:item() * n, count + n end
+      local b = make(#here > 0 and here or { other })
+      b = batches_.settled('train.step.evaluate', 'batch of make', b)
+      local is_spare = #here == 0
+      if self.loss then b.spare = is_spare end
+      return b, batches_.count_of { b }, is_spare
+   end
+end
+
+-- Evaluates `runs` batches that make_one gives. Returns the sum of the losses of their labels, and
+-- how many these are.
+local function sums(self, runs, make_one)
+   local sum, count, labels = 0, 0, {}
+   local function batch_of(k)
+      local b, n, is_spare = make_one(k)
+      labels[k] = is_spare and 0 or n
+      count = count + labels[k]
+      return b, math.max(n, 1)
+   end
+   local function add(k, loss)
+      if labels[k] > 0 then sum = sum + loss:item() * labels[k] end
+   end
+   if self.stage then
+      pipelined.evaluate(self, runs, batch_of, add)
+      return self.stage:sum({ sum })[1], count
+   end
+   for k = 1, runs do
+      local b, n = batch_of(k)
+      add(k, tide.no_grad(function()
+         return tide.scope(function() return reduce.loss_of(self, b, n) end)
+      end))
    end
    return sum, count
 end
@@ -40,14 +61,9 @@ return function(self, starts, batch, make)
    local was_training = model.training
    model:eval()
    local mine, runs = share(self, starts, batch)
-   local sum, count
-   local function run(loss_of)
-      sum, count = sums(self, mine, runs, batch, make, loss_of, starts[1])
-   end
-   if self.stage then pipelined.evaluate(self, runs, run) else run(reduce.loss_of) end
+   local sum, count = sums(self, runs, maker(self, mine, batch, make, starts[1]))
    if self.parallel then self.parallel:release() end
    model:train(was_training)
-   if self.stage then sum = self.stage:sum({ sum })[1] end
    local all = dist.sum(self.comm, { sum, count })
    all[2] = all[2] * self.groups / self.comm.size
    return all[2] > 0 and all[1] / all[2] or nil

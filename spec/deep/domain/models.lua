@@ -39,11 +39,11 @@ end
 
 -- ---- models ----------------------------------------------------------------------------------
 
-local function attention_config(c, tp, pp)
+local function attention_config(c, tp, stages)
    local kv = tp * c:few(1, 2)
    local heads = kv * c:few(1, 2)
    return { vocab_size = c:int(5, 41) + tp, hidden_size = heads * 2 * c:few(1, 2),
-      num_hidden_layers = math.max(c:few(1, 3), pp), num_attention_heads = heads,
+      num_hidden_layers = math.max(c:few(1, 3), stages), num_attention_heads = heads,
       num_key_value_heads = kv, intermediate_size = c:int(1, 24) + tp,
       initializer_range = 0.2 }
 end
@@ -269,11 +269,11 @@ local function with_experts(c, o)
    return o
 end
 
--- A configuration of a family whose heads divide among tp ranks, and its layers among pp stages
--- (nil: one).
-function models.config(c, family, tp, pp)
-   pp = pp or 1
-   local o = attention_config(c, tp, pp)
+-- A configuration of a family whose heads divide among tp ranks, and its layers among stages of a
+-- pipeline (nil: one).
+function models.config(c, family, tp, stages)
+   stages = stages or 1
+   local o = attention_config(c, tp, stages)
    if not models.has_state[family] then
       more[family](c, o)
       return o
@@ -289,7 +289,7 @@ function models.config(c, family, tp, pp)
          tie_word_embeddings = c:chance(0.5), use_bias = c:chance(0.3), initializer_range = 0.2 }
    end
    local pattern = c:pick { 'M-', 'M*-', '*M-', 'MM*', 'M', 'ME', 'E*M' }
-   while #pattern < pp do pattern = pattern .. pattern end
+   while #pattern < stages do pattern = pattern .. pattern end
    return with_experts(c, { vocab_size = o.vocab_size, hidden_size = o.hidden_size,
       hybrid_override_pattern = pattern, num_attention_heads = o.num_attention_heads,
       num_key_value_heads = o.num_key_value_heads, head_dim = 2 * c:few(1, 2),

@@ -82,13 +82,15 @@ local models = {}
 
 -- Fields of towers by family, which others do not have.
 local towers = { qwen2_5_vl = { window_size = 8, fullatt_block_indexes = { 0 } },
-   qwen3_vl = { deepstack_visual_indexes = { 0 } } }
+   qwen3_vl = { deepstack_visual_indexes = { 0 } }, qwen3_5_vl = {} }
+local families = { 'qwen2_5_vl', 'qwen3_vl', 'qwen3_5_vl' }
 
 -- What completes batches: a model of a family without bytes.
 local function model_of(t, family)
    local copy = require 'tide.util.copy'
    models[family] = models[family] or t.model[family]({ vocab_size = 64, hidden_size = 8,
-      num_hidden_layers = 1, num_attention_heads = 1, num_key_value_heads = 1, head_dim = 8,
+      num_hidden_layers = 1, num_attention_heads = 1, num_key_value_heads = 1,
+      head_dim = family == 'qwen3_5_vl' and 32 or 8,      -- of which a quarter turns
       intermediate_size = 8, image_token_id = IMAGE, video_token_id = VIDEO,
       rope_scaling = { rope_type = 'default', mrope_section = { 2, 1, 1 } },
       vision_config = copy(towers[family], { depth = 1, hidden_size = 8, num_heads = 1,
@@ -109,7 +111,7 @@ end
 local function source_of(t, o)
    local parts = require 'tide.data.image_parts'
    local all = { ids = {}, mask = {}, cu = { 0 }, blocks = {}, images = {} }
-   local family = #o.docs % 2 == 0 and 'qwen2_5_vl' or 'qwen3_vl'
+   local family = families[#o.docs % #families + 1]
    local m, list = model_of(t, family), {}
    for d, doc in ipairs(o.docs) do
       local ids, mask, images = written(doc, d)

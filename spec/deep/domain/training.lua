@@ -43,7 +43,9 @@ function training.make(c)
    local o = { n = c:pick { 1, 2, 3, 4, 6, 8 }, seed = c:int(0, 999) }
    o.axes = models.mesh(c, o.n)
    o.family = c:pick(models.trained)
-   o.config = models.config(c, o.family, o.axes.tp, o.axes.pp)
+   local virtual = o.axes.pp > 1 and c:few(1, 3) or 1
+   local stages = o.axes.pp * virtual
+   o.config = models.config(c, o.family, o.axes.tp, stages)
    o.T, o.rows, o.accum, o.steps = c:few(1, 20), c:few(1, 2), c:few(1, 3), c:few(1, 3)
    if o.axes.dp_shard > 1 or not c:chance(0.3) then o.fsdp = fsdp(c, o) end
    o.ep = models.divisor(c, o.axes.dp_shard * o.axes.cp)
@@ -54,12 +56,12 @@ function training.make(c)
    if o.axes.pp > 1 then
       o.accum = c:few(1, 7)
       local n, list = training.layers(o.config), {}
-      for s = o.axes.pp, 2, -1 do
+      for s = stages, 2, -1 do
          list[s] = c:int(1, n - s + 1)
          n = n - list[s]
       end
       list[1] = n
-      o.pp = { layers = c:chance(0.5) and list or nil }
+      o.pp = { layers = c:chance(0.5) and list or nil, virtual = virtual }
    end
    if o.axes.cp > 1 then
       o.cp = { method = c:pick { 'ring', 'allgather', 'a2a' },

@@ -96,6 +96,10 @@ local function make_units(self, model, list)
       end
    end
    self.root = Unit(root, mine[root], bucket_opts(self))
+   if self.stage then
+      for _, unit in ipairs(self.units) do unit.part = self.stage:part_of_unit(unit.modules) end
+      self.root.part = self.stage:part_of_root()
+   end
    model:walk(function(m) self.unit_of[m] = made[of[m]] or self.root end)
    self.entries = entries
 end
@@ -184,7 +188,8 @@ function Sharded:init(model, ranks, opts)
       local first = model:parameters()[1]
       self.device = first and first.device ~= 'null' and first.device or nil
    end
-   local list = self.opts.disable_bucketing and {} or units.choose(model, self.opts.units)
+   local list = self.opts.disable_bucketing and {} or units.choose(model, self.opts.units,
+      self.stage and self.stage:part_of())
    check_agreed(self, model, list)
    ranks_.divide(self, ranks)
    self.sync, self.phase, self.seen, self.reduced, self.pending = true, 'forward', {}, {}, {}
@@ -211,10 +216,13 @@ function Sharded:all_units()
    return list
 end
 
+-- Returns whether the backward that runs works on a unit.
+local function is_due(self, unit) return not self.stage or self.stage:is_due(unit.part) end
+
 local function set_sync(self, on)
-   if self.sync == on then return end
+   if self.sync == on and not self.stage then return end
    self.sync = on
-   for _, unit in ipairs(self:all_units()) do unit:accumulate(not on) end
+   for _, unit in ipairs(self:all_units()) do unit:accumulate(not (on and is_due(self, unit))) end
 end
 
 -- Sets whether the next backward reduces gradients. false: they add up on each rank.
@@ -237,7 +245,9 @@ end
 function Sharded:finish()
    if self.sync then
       local all, async = self:all_units(), self.opts.overlap_grad_reduce
-      for i = #all, 1, -1 do schedule.reduce(self, all[i], async) end
+      for i = #all, 1, -1 do
+         if is_due(self, all[i]) then schedule.reduce(self, all[i], async) end
+      end
       for _, unit in ipairs(self.pending) do unit:drain() end
    end
    self.pending, self.reduced, self.unsynced = {}, {}, not self.sync

@@ -32,7 +32,10 @@ local function prefetch(self, unit, step, depth)
    local at = self.place[unit]
    for i = 1, at and depth or 0 do
       local other = self.order[at + i * step]
-      if not other or step < 0 and other.untracked or not may_prefetch(self) then return end
+      if not other or other.part ~= unit.part or step < 0 and other.untracked
+         or not may_prefetch(self) then
+         return
+      end
       other:gather(true)
    end
 end
@@ -48,6 +51,13 @@ local function check_fields(unit)
    end
 end
 
+-- Returns the unit that runs first in a forward.
+local function first_of(self)
+   for _, unit in ipairs(self.order) do
+      if not self.stage or self.stage:is_due(unit.part) then return unit end
+   end
+end
+
 -- Prepares for a unit that is about to run.
 local function enter(self, unit)
    check_fields(unit)
@@ -57,8 +67,9 @@ local function enter(self, unit)
    if overlap and unit ~= self.root then
       prefetch(self, unit, forward and 1 or -1, forward and o.forward_prefetch
          or o.backward_prefetch)
-   elseif overlap and fresh and forward and o.forward_prefetch > 0 and self.order[1] then
-      self.order[1]:gather(true)
+   elseif overlap and fresh and forward and o.forward_prefetch > 0 then
+      local first = first_of(self)
+      if first then first:gather(true) end
    end
    unit:wait()
 end

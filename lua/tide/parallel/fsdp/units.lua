@@ -30,11 +30,14 @@ function units.each_layer(module, fn, path)
 end
 
 -- Returns units of neighbours of a layer list, joined until they have at least `least` parameters;
--- 0: each layer is a unit.
-local function by_size(model, least)
-   local list, open = {}, nil
+-- 0: each layer is a unit. part_of: nil, or a function; layers with another value of it are no
+-- neighbours.
+local function by_size(model, least, part_of)
+   local list, open, part = {}, nil, nil
    units.each_layer(model, function(m, path, i, n)
-      if not open or i == 1 then
+      local before = part
+      part = part_of and part_of(m)
+      if not open or i == 1 or part ~= before then
          open = { name = path, modules = {}, numel = 0 }
          list[#list + 1] = open
       end
@@ -92,10 +95,12 @@ local function by_class(model, wanted)
 end
 
 -- Returns the units of a model. how: nil (layer lists), a list of class names or classes, or a
--- least number of parameters.
-function units.choose(model, how)
+-- least number of parameters. part_of: as of by_size.
+function units.choose(model, how, part_of)
    if how == nil then return by_size(model, 0) end
-   if type(how) == 'number' then return by_size(model, err.integer(op, 'units', how, 1)) end
+   if type(how) == 'number' then
+      return by_size(model, err.integer(op, 'units', how, 1), part_of)
+   end
    err.type(op, 'units', how, 'table')
    if #how == 0 then err.arg(op, 'units', 'at least one class', how) end
    return by_class(model, how)

@@ -30,7 +30,9 @@ function across:ends(root, replicas)
 end
 
 -- Returns the share of a step of n micro-batches in which a stage waits, if all take equally long.
-function across:idle(n) return schedule.idle(self.size, n) end
+function across:idle(n)
+   return schedule.idle { size = self.size, virtual = self.virtual, n = n, first = 0 }
+end
 
 -- Returns a list of the plain values that the stages give. Collective.
 function across:gather(value)

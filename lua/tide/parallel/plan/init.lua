@@ -144,7 +144,7 @@ local function read_sections(self, opts)
    end
    if opts.tp then err.options(op .. ': tp', opts.tp, names_of(tp.tensor_parallel)) end
    if opts.cp then err.options(op .. ': cp', opts.cp, names_of(cp_train.attach)) end
-   if opts.pp then err.options(op .. ': pp', opts.pp, { 'layers' }) end
+   if opts.pp then err.options(op .. ': pp', opts.pp, { 'layers', 'virtual' }) end
    for k in each(opts.fsdp and err.type(op, 'fsdp', opts.fsdp, 'table') or {}) do
       err.raise_if(not_fsdp[k], 'E_ARG', op, "fsdp: '%s' is the plan's; leave it out", tostring(k))
    end

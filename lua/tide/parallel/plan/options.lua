@@ -33,6 +33,8 @@ options.rows = {
    { 'cp.a2a', 0, 'ranks of the inner all-to-all of a2a+p2p; 0: another method', min = 0 },
    { 'pp.layers', nil, 'layers of each pipeline stage, as 7,8,8,7; by default so that the largest '
      .. 'work of a stage is least', type = 'string' },
+   { 'pp.virtual', 1, 'pipeline stages of each rank (interleaved): with several, ranks wait less '
+     .. 'and send more', min = 1, also = { 'num-virtual-stages-per-pipeline-rank' } },
    { 'sequence-parallel', false, 'split activations along the sequence between the tensor-parallel '
      .. 'parts of a layer', also = { 'sp' } },
    { 'async-tp', false, 'overlap the collectives of sequence parallelism with matrix products' },
@@ -135,6 +137,8 @@ local fits = signature.options {
    'where opt.sequence_parallel or not opt.async_tp -- usage: --async-tp requires '
       .. '--sequence-parallel',
    'where mesh.pp > 1 or not pp.layers -- usage: --pp.layers belongs to --mesh.pp of 2 or more',
+   'where mesh.pp > 1 or (pp.virtual or 1) == 1 -- usage: --pp.virtual belongs to --mesh.pp of 2 '
+      .. 'or more',
    'where mesh.tp > 1 or not opt.sequence_parallel -- usage: --sequence-parallel requires '
       .. '--mesh.tp of 2 or more: it cuts activations over the tensor-parallel ranks',
    "where (cp.method == 'a2a+p2p') == (cp.a2a > 0) -- usage: --cp.a2a belongs to --cp.method "
@@ -163,13 +167,13 @@ function options.read(opt, n, simulate)
    err.type(fn, 'opt.recompute', opt.recompute, 'string')
    fits(op, {}, { opt = opt, mesh = mesh, cp = opt.cp, pp = opt.pp or {} })
    local axes, ranks = options.axes(opt, n, simulate)
-   local recompute, cp = opt.recompute == '0' and 'none' or opt.recompute, opt.cp
+   local recompute, cp, pp = opt.recompute == '0' and 'none' or opt.recompute, opt.cp, opt.pp or {}
    if recompute:find '^%d+$' then recompute = 'every:' .. recompute end
    return axes, {
       ranks = ranks, recompute = recompute, fsdp = fsdp_of(opt, mesh),
       tp = opt.mesh.tp > 1 and { sequence_parallel = opt.sequence_parallel,
          async_tp = opt.async_tp } or nil,
-      pp = mesh.pp > 1 and { layers = layers_of((opt.pp or {}).layers) } or nil,
+      pp = mesh.pp > 1 and { layers = layers_of(pp.layers), virtual = pp.virtual } or nil,
       cp = opt.mesh.cp > 1 and { layout = cp.layout, method = cp.method,
          a2a = cp.a2a > 0 and cp.a2a or nil, mamba = cp.mamba } or nil,
    }

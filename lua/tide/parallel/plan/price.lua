@@ -215,32 +215,43 @@ local function micro(run, forward, last)
    return math.max(0, activations)
 end
 
--- Runs the micro-batches of a step on a stage of a pipeline: few of them, and the second of those
--- between for all that are left out. Returns what is sent, and the most that forwards keep for
--- backwards.
+-- Returns how many of `accum` micro-batches a rank of a pipeline runs for their price, and after
+-- how many its work repeats: after each, or with several parts after a group of them.
+local function sample(stage, accum)
+   if stage.virtual == 1 then return math.min(accum, stage.size + 3), 1 end
+   local p = stage.size
+   return accum < 5 * p and accum or 4 * p + accum % p, p
+end
+
+-- Runs the micro-batches of a step on a rank of a pipeline: few of them, and those of a period for
+-- all that are left out. Returns what is sent, and the most that forwards keep for backwards.
 local function staged(run, o, count)
    local forward, stage, sharded = forward_of(run, o), run.stage, run.sharded
-   local n = math.min(o.accum, stage.size + 3)
-   local before, activations, ids, after = since(), 0, {}, {}
+   local n, period = sample(stage, o.accum)
+   local before, activations, after, done = since(), 0, {}, 0
    local one = tide.empty({ o.batch, o.seq }, { dtype = 'i64', device = 'null' })
    one = run.context and run.context:cut({ ids = one, labels = one }).ids or one
-   for i = 1, n do ids[i] = one end
-   local events, first = stage:begin(ids, n), count:read()
-   stage:run(events, {
+   local program, first = stage:begin(function() return one end, n), count:read()
+   stage:run(program, {
       forward = function() return forward(run.model) end,
-      backward = function(loss, is_last)
-         sharded:set_requires_gradient_sync(is_last or sharded.opts.sync_each_backward)
+      backward = function(loss)
+         sharded:set_requires_gradient_sync(stage:is_complete() or sharded.opts.sync_each_backward)
          loss:backward()
-         sharded:finish()
       end,
+      finish = function() sharded:finish() end,
       done = function(event)
          activations = math.max(activations, since() - before - gathered(sharded))
-         if event.kind == 'backward' then after[event.i] = count:read() end
+         if event.kind ~= 'backward' then return end
+         done = done + 1
+         after[done] = count:read()
       end,
    })
    stage:finish()
    local total = add({ calls = {}, bytes = { 0, 0 } }, 1, count:read(), first)
-   if o.accum > n then add(total, o.accum - n, after[2], after[1]) end
+   if o.accum > n then
+      local at = period * stage.virtual               -- backwards of a period
+      add(total, (o.accum - n) / period, after[2 * at], after[at])
+   end
    return total, activations
 end
 

@@ -77,7 +77,7 @@ function text.of(run)
       ep = sharded and sharded.opts.ep_size or 1, recomputed = grouped(recompute.report(run.model)),
       units = grouped(names), shards = sharded and sharded.shard_comm.size,
       replicas = sharded and sharded.replicas.size, data = run.data.size,
-      stages = run.stage and run.stage.counts,
+      stages = run.stage and { counts = run.stage.counts, virtual = run.stage.virtual },
       strategy = sharded and sharded.opts.strategy, styles = cut and cut.styles or '',
    }
 end
@@ -160,8 +160,9 @@ function text.show(plan)
    if r.ep > 1 then head('expert parallel', '%d ranks', r.ep) end
    add_list(lines, r.experts)
    if r.stages then
-      head('pipeline', '%d stages of %s blocks; below is the first one', #r.stages,
-         table.concat(r.stages, ', '))
+      local counts, v = r.stages.counts, r.stages.virtual
+      head('pipeline', '%d stages of %s blocks; below %s', #counts, table.concat(counts, ', '),
+         v == 1 and 'is the first one' or ('are the %d of rank 0'):format(v))
    end
    head('recompute', '%s', #r.recomputed == 0 and 'none' or show_value(plan.recompute)
       .. (plan.scope and '; scope ' .. plan.scope or ''))
@@ -246,7 +247,7 @@ function text.to_table(plan)
    for i, a in ipairs(plan.axes) do t.axes[i] = { name = a.name, size = a.size } end
    if plan.given.tp then t.tp = tp_table(plan.tp) end
    if plan.given.cp then t.cp = plain(plan.cp, 'cp') end
-   if plan.given.pp then t.pp = { layers = plan.pp.layers } end
+   if plan.given.pp then t.pp = { layers = plan.pp.layers, virtual = plan.pp.virtual } end
    t.recompute = plain(plan.recompute, 'recompute')
    t.fsdp = plan.fsdp and plain(plan.fsdp, 'fsdp')
    t.own = next(plan.own) and plain(plan.own, 'own')
