@@ -1,6 +1,7 @@
 /* Resizing of 8-bit pixels as PyTorch does it on a CPU: interpolate of uint8 with mode='bicubic' or
- * 'bilinear' and antialias=True. Weights are whole numbers of 16 bits, and the pixels between the two passes,
- * rows first, are rounded to 8 bits. Results are equal to those of PyTorch, bit for bit. */
+ * 'bilinear' and antialias=True. Weights are whole numbers of 16 bits, and the pixels between the
+ * two passes, rows first, are rounded to 8 bits. Results are equal to those of PyTorch, bit for
+ * bit. */
 #include "core/image/image.h"
 
 #include "core/base/alloc.h"
@@ -47,7 +48,8 @@ static const filter filters[] = {[TIDE_RESIZE_BICUBIC] = {2, cubic},
 /* Writes the weights of output i as doubles that add up to 1. Returns the largest. */
 static double weigh(axis *a, int64_t i, int64_t nin, const filter *by, double *w)
 {
-  double scale = (double)nin / (double)a->nout, support = scale >= 1 ? by->reach * scale : by->reach;
+  double scale = (double)nin / (double)a->nout;
+  double support = scale >= 1 ? by->reach * scale : by->reach;
   double center = scale * ((double)i + 0.5), narrow = scale >= 1 ? 1 / scale : 1;
   double total = 0, largest = 0;
   int64_t from = (int64_t)(center - support + 0.5), to = (int64_t)(center + support + 0.5);

@@ -8,6 +8,7 @@ are those of gemma3_vl.py.
 """
 import json
 import pathlib
+import textwrap
 
 import torch
 import transformers as T
@@ -127,7 +128,7 @@ def main():
                                   pad_token_id=0)[0, first:]
 
             def row(t):
-                return "{ " + ", ".join(map(str, t.tolist())) + " }"
+                return "{ " + textwrap.fill(", ".join(map(str, t.tolist())), 80) + " }"
 
             out.write(f"   {{\n      loss = {float(loss)!r}, first = {first}, answer = {row(said)},\n"
                       f"      ids = {row(ids)},\n   }},\n")
