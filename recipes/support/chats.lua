@@ -121,7 +121,7 @@ function chats.images(job, opt, model)
       return { refused = ('%s has no preprocessor_config.json, which says how images become '
          .. 'patches; copy it from the published model, %s'):format(home, what) }
    end
-   local proc = job:check(image.processor, dir)
+   local proc = job:check(image.processor, dir, model)
    if opt.max_pixels and proc.config.side then
       err.usage(job.name, '--max-pixels: the processor of %s makes all images of %d x %d pixels; '
          .. 'leave it out', dir, proc.config.side, proc.config.side)

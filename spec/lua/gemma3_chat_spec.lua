@@ -86,6 +86,19 @@ describe('chats of Gemma 3 with images', function()
       end
    end)
 
+   it('have patches of the sizes of a model where the folder has no config.json', function()
+      tmp.with(function(dir)
+         fs.write('spec', dir .. '/processor_config.json', fs.read('spec', golden
+            .. '/processor_config.json'))
+         assert.matches('has no config.json with vision_config, which says how large patches are; '
+            .. 'give the model as the second argument', raised(tide.data.image.processor, dir)
+               .message, 1, true)
+         local proc = tide.data.image.processor(dir, tide.model.gemma3_vl(config,
+            { device = 'null' }))
+         assert.same(processor.config, proc.config)
+      end)
+   end)
+
    it('refuse what the processor does not do', function()
       local fields = tide.json.decode(fs.read('spec', golden .. '/processor_config.json'))
          .image_processor

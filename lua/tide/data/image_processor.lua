@@ -15,6 +15,7 @@ local near = require 'tide.util.near'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local upload = require 'tide.util.upload'
+require 'tide.nn.module'                -- the kind 'module'
 
 local op = 'data.image.processor'
 
@@ -192,13 +193,20 @@ local function of_folder(dir)
 end
 
 -- Returns fields with the sides of patches and of tokens, which such a processor does not have:
--- they are those of the model in its folder.
-local function with_patches(fields, dir)
-   local model = read_optional(dir, 'config.json') or {}
-   local v, tokens = model.vision_config, model.mm_tokens_per_image
-   err.raise_if(type(v) ~= 'table', 'E_IO', op, '%s/config.json has no vision_config, which says '
-      .. 'how large patches are; take the folder of the model, or give the fields with patch_size '
-      .. 'and merge_size', dir)
+-- they are those of a model, or of that in the folder. Fields that are given as a table may have
+-- them.
+local function with_patches(fields, dir, model)
+   local v = model and (model.config or {}).vision_config
+   if v then
+      return copy({ patch_size = v.patch_size, merge_size = v.spatial_merge_size }, copy(fields))
+   end
+   if not dir then return fields end
+   local published = read_optional(dir, 'config.json') or {}
+   local tokens = published.mm_tokens_per_image
+   v = published.vision_config
+   err.raise_if(type(v) ~= 'table', 'E_IO', op, '%s has no config.json with vision_config, which '
+      .. 'says how large patches are; give the model as the second argument, or take its folder',
+      dir)
    local side = (v.image_size or 224) / (v.patch_size or 16)
    return copy({ patch_size = v.patch_size or 16,
       merge_size = side / math.sqrt(fs.is_null(tokens) and 256 or tokens) }, copy(fields))
@@ -339,8 +347,9 @@ end
 local processor = {}
 
 -- Makes a processor. Fields: config (of images) and video_config, complete, with frames_apart
--- (whether each frame is apart in a text); folder: the one that it was read from, or nil.
-function processor.new(source)
+-- (whether each frame is apart in a text); folder: the one that it was read from, or nil. model:
+-- where a folder lacks its configuration, the model with the sizes of patches.
+function processor.new(source, model)
    local images, videos
    if type(source) == 'string' then
       images, videos = of_folder(source)
@@ -351,8 +360,8 @@ function processor.new(source)
    check_type(where, images)
    if not is_fixed(images) then check_type(where, videos) end
    if is_fixed(images) then
-      if type(source) == 'string' then images = with_patches(images, source) end
-      local config = complete_fixed(images)
+      local dir = type(source) == 'string' and source or nil
+      local config = complete_fixed(with_patches(images, dir, model))
       local self = setmetatable({ config = config, video_config = copy(config),
          folder = type(source) == 'string' and source or nil }, Processor)
       self.video_config.frames_apart = false
@@ -481,4 +490,4 @@ signature.doors('data.image_processor', Processor, {
 })
 
 return signature.doors('data.image_processor', processor, {
-   new = { 'source: string | table', op = op } })
+   new = { 'source: string | table; model: module?', op = op } })
