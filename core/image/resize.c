@@ -1,6 +1,7 @@
-/* Resizing of 8-bit pixels as PyTorch does it on a CPU: interpolate of uint8 with mode='bicubic'
- * and antialias=True. Weights are whole numbers of 16 bits, and the pixels between the two passes,
- * rows first, are rounded to 8 bits. Results are equal to those of PyTorch, bit for bit. */
+/* Resizing of 8-bit pixels as PyTorch does it on a CPU: interpolate of uint8 with mode='bicubic' or
+ * 'bilinear' and antialias=True. Weights are whole numbers of 16 bits, and the pixels between the
+ * two passes, rows first, are rounded to 8 bits. Results are equal to those of PyTorch, bit for
+ * bit. */
 #include "core/image/image.h"
 
 #include "core/base/alloc.h"
@@ -33,10 +34,22 @@ static double cubic(double x)
   return 0;
 }
 
-/* Writes the weights of output i as doubles that add up to 1. Returns the largest. */
-static double weigh(axis *a, int64_t i, int64_t nin, double *w)
+static double linear(double x)
 {
-  double scale = (double)nin / (double)a->nout, support = scale >= 1 ? 2 * scale : 2;
+  x = fabs(x);
+  return x < 1 ? 1 - x : 0;
+}
+
+/* A filter: its weights, which are 0 from `reach` on. */
+typedef struct filter { double reach, (*of)(double); } filter;
+static const filter filters[] = {[TIDE_RESIZE_BICUBIC] = {2, cubic},
+                                 [TIDE_RESIZE_BILINEAR] = {1, linear}};
+
+/* Writes the weights of output i as doubles that add up to 1. Returns the largest. */
+static double weigh(axis *a, int64_t i, int64_t nin, const filter *by, double *w)
+{
+  double scale = (double)nin / (double)a->nout;
+  double support = scale >= 1 ? by->reach * scale : by->reach;
   double center = scale * ((double)i + 0.5), narrow = scale >= 1 ? 1 / scale : 1;
   double total = 0, largest = 0;
   int64_t from = (int64_t)(center - support + 0.5), to = (int64_t)(center + support + 0.5);
@@ -44,7 +57,7 @@ static double weigh(axis *a, int64_t i, int64_t nin, double *w)
   if (to > nin) to = nin;
   int64_t n = to - from < a->most ? to - from : a->most;
   for (int64_t k = 0; k < n; k++) {
-    w[k] = cubic(((double)(k + from) - center + 0.5) * narrow);
+    w[k] = by->of(((double)(k + from) - center + 0.5) * narrow);
     total += w[k];
   }
   for (int64_t k = 0; k < n; k++) {
@@ -65,11 +78,11 @@ static int shift_for(double largest)
   return shift;
 }
 
-static int axis_new(axis *a, tide_ctx *ctx, int64_t nin, int64_t nout)
+static int axis_new(axis *a, tide_ctx *ctx, int64_t nin, int64_t nout, const filter *by)
 {
   double scale = (double)nin / (double)nout;
   a->nout = nout;
-  a->most = (int64_t)ceilf((float)(scale >= 1 ? 2 * scale : 2)) * 2 + 1;
+  a->most = (int64_t)ceilf((float)(scale >= 1 ? by->reach * scale : by->reach)) * 2 + 1;
   size_t n = (size_t)nout, each = 2 * sizeof(int64_t) + (size_t)a->most * sizeof(int16_t);
   size_t nexact = n * (size_t)a->most * sizeof(double);
   double *exact = tide__alloc(ctx, nexact);
@@ -83,7 +96,8 @@ static int axis_new(axis *a, tide_ctx *ctx, int64_t nin, int64_t nout)
   a->count = a->first + nout;
   a->weight = (int16_t *)(a->count + nout);
   double largest = 0;
-  for (int64_t i = 0; i < nout; i++) largest = fmax(largest, weigh(a, i, nin, exact + i * a->most));
+  for (int64_t i = 0; i < nout; i++)
+    largest = fmax(largest, weigh(a, i, nin, by, exact + i * a->most));
   a->shift = shift_for(largest);
   for (int64_t i = 0; i < nout * a->most; i++) {
     double v = exact[i] * (1 << a->shift);
@@ -177,10 +191,10 @@ static bool has_avx2(void) { return __builtin_cpu_supports("avx2"); }
 
 /* Filters rows of w pixels to rows of `columns`. */
 static int pass_rows(tide_ctx *ctx, uint8_t *to, int64_t columns, const uint8_t *from, int64_t h,
-                     int64_t w)
+                     int64_t w, const filter *by)
 {
   axis a;
-  TIDE_TRY(axis_new(&a, ctx, w, columns));
+  TIDE_TRY(axis_new(&a, ctx, w, columns, by));
   size_t size = (size_t)(CHANNEL * BLOCK * w);
   uint8_t *turned = tide__alloc(ctx, size);
   if (turned) {
@@ -194,10 +208,10 @@ static int pass_rows(tide_ctx *ctx, uint8_t *to, int64_t columns, const uint8_t 
 }
 
 static int pass_columns(tide_ctx *ctx, uint8_t *to, int64_t rows, const uint8_t *from, int64_t h,
-                        int64_t w)
+                        int64_t w, const filter *by)
 {
   axis a;
-  TIDE_TRY(axis_new(&a, ctx, h, rows));
+  TIDE_TRY(axis_new(&a, ctx, h, rows, by));
   columns_fn *fn = PICK(columns);
   fn(to, from, CHANNEL * w, &a);
   tide__free(ctx, a.memory, a.size);
@@ -205,32 +219,35 @@ static int pass_columns(tide_ctx *ctx, uint8_t *to, int64_t rows, const uint8_t 
 }
 
 static int resize(tide_ctx *ctx, uint8_t *to, int64_t rows, int64_t columns, const uint8_t *from,
-                  int64_t h, int64_t w)
+                  int64_t h, int64_t w, const filter *by)
 {
-  if (columns == w) return pass_columns(ctx, to, rows, from, h, w);
-  if (rows == h) return pass_rows(ctx, to, columns, from, h, w);
+  if (columns == w) return pass_columns(ctx, to, rows, from, h, w, by);
+  if (rows == h) return pass_rows(ctx, to, columns, from, h, w, by);
   size_t size = (size_t)(CHANNEL * h * columns);
   uint8_t *between = tide__alloc(ctx, size);
   if (!between) return TIDE_E_NOMEM;
-  int rc = pass_rows(ctx, between, columns, from, h, w);
-  if (rc == TIDE_OK) rc = pass_columns(ctx, to, rows, between, h, columns);
+  int rc = pass_rows(ctx, between, columns, from, h, w, by);
+  if (rc == TIDE_OK) rc = pass_columns(ctx, to, rows, between, h, columns, by);
   tide__free(ctx, between, size);
   return rc;
 }
 
-int tide_image_resize(tide_tensor **out, tide_tensor *x, int64_t rows, int64_t columns)
+int tide_image_resize(tide_tensor **out, tide_tensor *x, int64_t rows, int64_t columns, int by)
 {
   TIDE_DOOR_OUT(out, TIDE_OBJECT(TENSOR, x));
   const char *op = "image_resize";
   if (rows < 1 || columns < 1)
     return tide__fail(x->ctx, TIDE_E_ARG, op, "rows and columns: expected at least 1, got %lld and "
                       "%lld", (long long)rows, (long long)columns);
+  if (by != TIDE_RESIZE_BICUBIC && by != TIDE_RESIZE_BILINEAR)
+    return tide__fail(x->ctx, TIDE_E_ARG, op, "filter: expected TIDE_RESIZE_BICUBIC (0) or "
+                      "TIDE_RESIZE_BILINEAR (1), got %d", by);
   const uint8_t *from;
   uint8_t *to;
   tide_tensor *y = NULL;
   TIDE_TRY(tide__pixels(x, CHANNEL, op, &from));
   TIDE_TRY(tide__pixels_new(&y, x->ctx, rows, columns, op, &to));
-  int rc = resize(x->ctx, to, rows, columns, from, x->shape[0], x->shape[1]);
+  int rc = resize(x->ctx, to, rows, columns, from, x->shape[0], x->shape[1], &filters[by]);
   if (rc == TIDE_OK) {
     *out = y;
     return rc;

@@ -113,7 +113,7 @@ function chats.images(job, opt, model)
    local what = 'or --skip-bad'
    if type(model.placed) ~= 'function' then
       return { refused = ('the model of --from (%s) reads texts alone; give one that reads images '
-         .. '(qwen2_5_vl, qwen3_vl, qwen3_5_vl), %s'):format(model.class_name, what) }
+         .. '(qwen2_5_vl, qwen3_vl, qwen3_5_vl, gemma3_vl), %s'):format(model.class_name, what) }
    end
    local image = require('tide').data.image
    local dir = image.find(home)
@@ -121,8 +121,11 @@ function chats.images(job, opt, model)
       return { refused = ('%s has no preprocessor_config.json, which says how images become '
          .. 'patches; copy it from the published model, %s'):format(home, what) }
    end
-   local proc = job:check(image.processor, dir)
-   if opt.max_pixels then
+   local proc = job:check(image.processor, dir, model)
+   if opt.max_pixels and proc.config.side then
+      err.usage(job.name, '--max-pixels: the processor of %s makes all images of %d x %d pixels; '
+         .. 'leave it out', dir, proc.config.side, proc.config.side)
+   elseif opt.max_pixels then
       proc = job:check(image.processor, copy({ max_pixels = opt.max_pixels }, copy(proc.config)))
       proc.folder = dir
    end

@@ -19,7 +19,7 @@ end
 -- none; with --image that is an error.
 function picture.processor(tide, opt, model)
    local dir = tide.data.image.find(opt.from)
-   if model.image_fields and dir then return tide.data.image.processor(dir) end
+   if model.image_fields and dir then return tide.data.image.processor(dir, model) end
    if not opt.image then return nil end
    if not model.image_fields then
       err.usage('generate', '--image: the model of %s takes texts alone', opt.from)

@@ -116,7 +116,7 @@ describe('model families', function()
       for name, fields in each { mistral = 'attention_bias mlp_bias', qwen2 = 'mlp_bias',
          ministral = 'attention_bias mlp_bias', phi3 = 'attention_bias mlp_bias',
          qwen3 = 'mlp_bias', gemma2 = 'mlp_bias', gemma3 = 'mlp_bias', olmo2 = 'mlp_bias',
-         qwen2_5_vl = 'mlp_bias', qwen3_vl = 'mlp_bias' } do
+         qwen2_5_vl = 'mlp_bias', qwen3_vl = 'mlp_bias', gemma3_vl = 'mlp_bias' } do
          for field in fields:gmatch '%S+' do
             refused('E_ARG', { ("field '%s'"):format(field), 'no biases' }, tide.model[name],
                with { [field] = true }, { device = 'null' })

@@ -267,6 +267,13 @@ local objects = {
          video_token_id = 10, vision_config = { depth = 1, hidden_size = 8, num_heads = 1,
             intermediate_size = 6, patch_size = 2, deepstack_visual_indexes = { 0 } } }
    end,
+   ['model.gemma3_vl'] = function()
+      return tide.model.gemma3_vl { vocab_size = 11, hidden_size = 8, num_hidden_layers = 1,
+         num_attention_heads = 2, num_key_value_heads = 1, head_dim = 4, intermediate_size = 6,
+         image_token_id = 9, mm_tokens_per_image = 1, vision_config = { num_hidden_layers = 1,
+            hidden_size = 8, num_attention_heads = 1, intermediate_size = 6, image_size = 4,
+            patch_size = 2 } }
+   end,
    ['model.hybrid'] = function()
       return tide.model.hybrid { vocab_size = 11, hidden_size = 8, hybrid_override_pattern = 'M*-',
          num_attention_heads = 2, mamba_head_dim = 8, ssm_state_size = 2 }

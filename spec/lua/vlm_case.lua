@@ -1,6 +1,6 @@
--- Cases of spec/golden/qwen2_5_vl.py, and of qwen3_vl.py, qwen3_5_vl.py and gemma3_vl.py as
--- `case.qwen3_vl` and so on: the models, with the weights and pixels that the script gives them,
--- what transformers computes, and checks of it.
+-- Cases of spec/golden/qwen2_5_vl.py, and those of qwen3_vl.py, qwen3_5_vl.py and gemma3_vl.py as
+-- `case.qwen3_vl`, `case.qwen3_5_vl` and `case.gemma3_vl`: the models, with the weights and pixels
+-- that the script gives them, what transformers computes, and checks of it.
 
 local assert = require 'luassert'
 local tide = require 'tide'

@@ -8,6 +8,7 @@ local fs = require 'tide.util.fs'
 local recipe = require 'spec.support.recipe'
 local tmp = require 'spec.support.tmp'
 local vl = require 'spec.lua.vl_chat_case'
+local vlm = require('spec.lua.vlm_case').gemma3_vl
 local wide = require 'spec.support.wide'
 local write = require('spec.support.files').write
 
@@ -80,6 +81,26 @@ describe('fine-tuning on chats with images', function()
          local talk = tide.train.sample.generate(tide.model.load(dir .. '/run1/model'), { 1, 2 },
             { tokens = 1, temperature = 0 })
          assert.equal(1, #talk)
+      end)
+   end)
+
+   it('loses on two ranks what one rank loses where tokens of an image see each other', function()
+      local of = 'spec/golden/gemma3_chat/'
+      tmp.with(function(dir)
+         vl.write(dir, vlm.fill(tide.model.gemma3_vl(tide.json.decode(fs.read('spec', of
+            .. 'config.json')))))
+         for _, name in ipairs { 'tokenizer.json', 'tokenizer_config.json', 'chat_template.jinja',
+            'processor_config.json' } do
+            fs.write('spec', dir .. '/m/' .. name, fs.read('spec', of .. name))
+         end
+         fs.write('spec', dir .. '/c.jsonl', fs.read('spec', of .. 'chats.jsonl'))
+         local words = ('--threads 1 --from %s/m --data %s/c.jsonl --seq 128 --batch 1 --steps 2 '
+            .. '--val-share 0 --save-every 0 --out %s/'):format(dir, dir, dir)
+         ok(1, words .. 'one')
+         ok(2, words .. 'two --mesh.cp 2')
+         same_losses(losses(dir .. '/one'), losses(dir .. '/two'))
+         bad(words .. 'no --max-pixels 64', '--max-pixels: the processor of ' .. dir .. '/m makes '
+            .. 'all images of 8 x 8 pixels; leave it out')
       end)
    end)
 
@@ -209,7 +230,7 @@ describe('fine-tuning on chats with images', function()
          case.save(dir .. '/text')
          bad(words .. '--from ' .. dir .. '/text', 'c.jsonl, line 1: messages[1].content[1]: the '
             .. 'record has an image, and the model of --from (Llama) reads texts alone; give one '
-            .. 'that reads images (qwen2_5_vl, qwen3_vl, qwen3_5_vl), or --skip-bad')
+            .. 'that reads images (qwen2_5_vl, qwen3_vl, qwen3_5_vl, gemma3_vl), or --skip-bad')
          bad(words .. '--seq 8', 'an image is not cut: give a larger seq')
          bad(words .. '--freeze vision', '--freeze vision: the model has no module of this path')
          bad(words .. '--freeze visual --freeze model --freeze lm_head', 'no weight is left')

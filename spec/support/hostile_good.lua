@@ -31,7 +31,7 @@ return {
    tokenizer_encode = { tries = { nbytes = sizes } },
    tokenizer_encode_batch = { sizes = 1, tries = { n = few, sizes = sizes } },
    image_rgb = { x = 'u8 2,2,4' }, image_orient = { x = 'u8 2,2,3', orientation = 1 },
-   image_resize = { x = 'u8 2,2,3', rows = 2, columns = 2 },
+   image_resize = { x = 'u8 2,2,3', rows = 2, columns = 2, filter = 1 },
    image_patches = { to = 'f32 4,1176', x = 'u8 28,28,3' },
    add_rms_norm = norm, layer_norm = norm, rms_norm = norm, gated_rms_norm = norm,
    linear = linear, linear_act = linear, linear_fp8 = linear, linear_fp8_scaled = linear,

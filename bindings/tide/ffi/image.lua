@@ -171,8 +171,11 @@ end
 -- Returns pixels as their EXIF orientation (2 to 8) says that they are seen.
 function M.orient(x, orientation) return made(C.tide_image_orient, x, orientation) end
 
--- Returns pixels resized to rows x columns.
-function M.resize(x, rows, columns) return made(C.tide_image_resize, x, rows, columns) end
+-- Returns pixels resized to rows x columns: bicubic, or bilinear.
+function M.resize(x, rows, columns, is_bilinear)
+   return made(C.tide_image_resize, x, rows, columns,
+      is_bilinear and C.TIDE_RESIZE_BILINEAR or C.TIDE_RESIZE_BICUBIC)
+end
 
 -- Returns what patches() takes. t: patch, merge, depth; factor (nil: pixels are not rescaled), mean
 -- and std (nil: not normalised). Numbers are those of f32, one rounding for each operation, as in

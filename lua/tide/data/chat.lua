@@ -10,6 +10,7 @@
 
 local err = require 'tide.util.err'
 local image_parts = require 'tide.data.image_parts'
+local image_text = require 'tide.data.image_text'
 local jsonl = require 'tide.data.jsonl'
 local little = require 'tide.util.little'
 local near = require 'tide.util.near'
@@ -228,6 +229,9 @@ local function settled(op, opts)
    err.arg_if(o.template ~= nil and type(o.template.render) ~= 'function', op, 'template',
       'a template of tide.chat', o.template)
    o.roles, o.by_block = roles_of(o)
+   if o.images and not o.images.refused then
+      o.template = image_text.of(o.template, o.tokenizer, o.images)
+   end
    o.eos = o.tokenizer.eos
    o.vocab_size, o.width = size, size > 65536 and 4 or 2
    return o

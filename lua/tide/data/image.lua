@@ -14,6 +14,7 @@ local fs = require 'tide.util.fs'
 local header = require 'tide.data.image_header'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
+require 'tide.nn.module'                -- the kind 'module'
 
 local image = {}
 
@@ -104,12 +105,15 @@ function image.find(path)
 end
 
 -- Returns a processor of images (see tide.data.image_processor). source: the folder of a published
--- model, or the fields of its preprocessor_config.json.
-function image.processor(source) return require('tide.data.image_processor').new(source) end
+-- model, or the fields of its preprocessor_config.json; model: nil, or the model that reads the
+-- images, with the sizes of patches where the folder lacks config.json (Gemma 3).
+function image.processor(source, model)
+   return require('tide.data.image_processor').new(source, model)
+end
 
 return signature.doors('data.image', image, {
    size = 'path: string', decode = 'bytes: string', open = 'path: string',
    resize = 'pixels: tensor [H, W, 3] of u8; rows: integer in [1, 65536]; '
       .. 'columns: integer in [1, 65536]',
-   find = 'path: string', processor = 'source: string | table',
+   find = 'path: string', processor = 'source: string | table; model: module?',
 })

@@ -17,6 +17,7 @@ local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local image_share = require 'tide.data.image_share'
 local image_source = require 'tide.data.image_source'
+local image_text = require 'tide.data.image_text'
 local jsonl = require 'tide.data.jsonl'
 local vision = require 'tide.data.vision'
 
@@ -32,10 +33,9 @@ function parts.of(model, processor, decode)
    err.arg_if(type(model.placed) ~= 'function' or c.image_token_id == nil, 'data.chat.images',
       'model', 'a model that reads images, such as one of tide.model.qwen2_5_vl', model)
    vision._check_fit('data.chat.images', processor, c.vision_config or {})
-   return { processor = processor, decode = decode,
-      image = c.image_token_id, video = c.video_token_id,
-      first = c.vision_start_token_id, last = c.vision_end_token_id,
-      place = function(batch, index) return model:placed(batch, index) end }
+   return copy({ processor = processor, decode = decode,
+      place = function(batch, index) return model:placed(batch, index) end },
+      image_text.ids(model))
 end
 
 -- ---- parts of messages -------------------------------------------------------------------------

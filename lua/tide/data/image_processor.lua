@@ -1,7 +1,9 @@
--- The processor of images of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, with the numbers of
--- transformers: smart_resize to whole patches, bicubic resizing of 8-bit pixels, rescaling,
--- normalising, patches. Limits of pixels of a video are those of a frame; where each frame is apart
--- in a text (Qwen3-VL, Qwen3.5), those of all frames.
+-- The processor of images of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, and that of Gemma 3, with
+-- the numbers of transformers: smart_resize to whole patches, bicubic resizing of 8-bit pixels,
+-- rescaling, normalising, patches. That of Gemma 3 makes all images of one size, bilinear; the
+-- sides of patches and tokens are those of the model in the same folder. Limits of pixels of a
+-- video are those of a frame; where each frame is apart in a text (Qwen3-VL, Qwen3.5), those of all
+-- frames.
 
 local copy = require 'tide.util.copy'
 local decoders = require 'tide.ffi.image'
@@ -13,6 +15,7 @@ local near = require 'tide.util.near'
 local private = require 'tide.util.private'
 local signature = require 'tide.util.signature'
 local upload = require 'tide.util.upload'
+require 'tide.nn.module'                -- the kind 'module'
 
 local op = 'data.image.processor'
 
@@ -34,20 +37,34 @@ local sizes = { image = { 56 * 56, 28 * 28 * 1280 }, video = { 128 * 28 * 28, 28
 -- What the processor of videos of Qwen3-VL has in place of defaults.
 local whole_defaults = { patch_size = 16, image_mean = { 0.5, 0.5, 0.5 },
    image_std = { 0.5, 0.5, 0.5 }, max_video_tokens = 768 }
+-- What the processor of images of Gemma 3 has in place of defaults: those of published models.
+local fixed_defaults = { resample = 2, patch_size = 14, temporal_patch_size = 1, merge_size = 4,
+   image_mean = { 0.5, 0.5, 0.5 }, image_std = { 0.5, 0.5, 0.5 } }
 local is_sized = { size = true, min_pixels = true, max_pixels = true }
 
 -- Fields that change nothing here: names of classes, and what other processors read.
 local unused = {}
-for name in ([[image_processor_type video_processor_type feature_extractor_type processor_class
-   default_to_square do_center_crop crop_size do_pad pad_size data_format input_data_format device
-   disable_grouping return_tensors return_metadata do_sample_frames fps num_frames min_frames
-   max_frames video_metadata image_processor video_processor]]):gmatch '%S+' do
+for name in ([[image_processor_type video_processor_type feature_extractor_type
+   processor_class default_to_square do_center_crop crop_size do_pad pad_size data_format
+   input_data_format device disable_grouping return_tensors return_metadata do_sample_frames
+   fps num_frames min_frames max_frames video_metadata image_processor video_processor
+   image_seq_length do_pan_and_scan pan_and_scan_min_crop_size pan_and_scan_max_num_crops
+   pan_and_scan_min_ratio_to_activate
+   ]]):gmatch '%S+' do
    unused[name] = true
 end
 
 local known = { Qwen2VLImageProcessor = true, Qwen2VLImageProcessorFast = true,
    Qwen2VLImageProcessorPil = true, Qwen2_5_VLImageProcessor = true, Qwen2VLVideoProcessor = true,
-   Qwen3VLVideoProcessor = true }
+   Qwen3VLVideoProcessor = true, Gemma3ImageProcessor = true, Gemma3ImageProcessorFast = true,
+   Gemma3ImageProcessorPil = true }
+
+-- Returns whether fields are those of a processor that makes all images of one size.
+local function is_fixed(fields)
+   local kind = fields.image_processor_type
+   if fs.is_null(kind) then kind = fields.feature_extractor_type end
+   return type(kind) == 'string' and kind:find '^Gemma3ImageProcessor' ~= nil
+end
 
 -- Refuses the processor of another family. where: the file, or the name of the argument.
 local function check_type(where, fields)
@@ -55,7 +72,8 @@ local function check_type(where, fields)
       'feature_extractor_type' } do
       local kind = fields[key]
       err.raise_if(not fs.is_null(kind) and not known[kind], 'E_UNSUPPORTED', op, '%s: %s is %s; '
-         .. 'tide has Qwen2VLImageProcessor, Qwen2VLVideoProcessor and Qwen3VLVideoProcessor',
+         .. 'tide has Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor and '
+         .. 'Gemma3ImageProcessor',
          where, key, err.show(kind))
    end
 end
@@ -105,8 +123,8 @@ local checks = {
    max_video_tokens = { 1, 2 ^ 40 },
 }
 
--- Returns complete fields. usual: least and most pixels where `given` has none; own: further
--- defaults, or nil.
+-- Returns complete fields. usual: least and most pixels where `given` has none, or nil of images of
+-- one size; own: further defaults, or nil.
 local function complete(given, usual, own)
    local f = copy(own or {}, copy(defaults))
    for name in each(defaults) do
@@ -123,9 +141,34 @@ local function complete(given, usual, own)
          f.image_std[c])
    end
    err.number(op, 'rescale_factor', f.rescale_factor, 1e-9, 1e9)
-   err.raise_if(f.resample ~= 3, 'E_UNSUPPORTED', op, 'resample: expected 3 (bicubic), got %s',
-      err.show(f.resample))
-   pixels_of(f, given, usual)
+   local filter = usual and 3 or 2
+   err.raise_if(f.resample ~= filter, 'E_UNSUPPORTED', op, 'resample: expected %d (%s), got %s',
+      filter, usual and 'bicubic' or 'bilinear', err.show(f.resample))
+   if usual then pixels_of(f, given, usual) end
+   return f
+end
+
+-- Returns the side in pixels of images that fields make all of one size.
+local function side_of(given)
+   local size = fs.is_null(given.size) and { height = 224, width = 224 }
+      or err.type(op, 'size', given.size, 'table')
+   local h, w = size.height, size.width
+   err.raise_if(not err.is_count(h) or h ~= w or h < 1 or h > 65536, 'E_UNSUPPORTED', op, 'size: '
+      .. 'expected height and width in pixels, the same, from 1 to 65536, got %s and %s',
+      err.show(h), err.show(w))
+   return h
+end
+
+-- Returns complete fields of a processor that makes all images of one size.
+local function complete_fixed(given)
+   err.raise_if(not fs.is_null(given.do_pan_and_scan) and given.do_pan_and_scan, 'E_UNSUPPORTED',
+      op, 'do_pan_and_scan is on, which adds crops of long images; tide reads an image as one '
+      .. 'alone: set it to false')
+   local f = complete(given, nil, fixed_defaults)
+   f.side = side_of(given)
+   local factor = f.patch_size * f.merge_size
+   err.raise_if(f.side % factor ~= 0, 'E_ARG', op, 'size: expected a multiple of %d pixels '
+      .. '(patch_size x merge_size), got %d', factor, f.side)
    return f
 end
 
@@ -147,6 +190,26 @@ local function of_folder(dir)
    err.raise_if(not images, 'E_IO', op, '%s has neither preprocessor_config.json nor '
       .. 'processor_config.json with image_processor: it is no model of images', dir)
    return images, videos
+end
+
+-- Returns fields with the sides of patches and of tokens, which such a processor does not have:
+-- they are those of a model, or of that in the folder. Fields that are given as a table may have
+-- them.
+local function with_patches(fields, dir, model)
+   local v = model and (model.config or {}).vision_config
+   if v then
+      return copy({ patch_size = v.patch_size, merge_size = v.spatial_merge_size }, copy(fields))
+   end
+   if not dir then return fields end
+   local published = read_optional(dir, 'config.json') or {}
+   local tokens = published.mm_tokens_per_image
+   v = published.vision_config
+   err.raise_if(type(v) ~= 'table', 'E_IO', op, '%s has no config.json with vision_config, which '
+      .. 'says how large patches are; give the model as the second argument, or take its folder',
+      dir)
+   local side = (v.image_size or 224) / (v.patch_size or 16)
+   return copy({ patch_size = v.patch_size or 16,
+      merge_size = side / math.sqrt(fs.is_null(tokens) and 256 or tokens) }, copy(fields))
 end
 
 local function check_names(given)
@@ -224,6 +287,11 @@ end
 -- in messages; resize(factor): returns the size that fits.
 local function target(what, name, f, h, w, resize)
    local factor = f.patch_size * f.merge_size
+   if f.side then
+      err.raise_if(not f.do_resize and (h ~= f.side or w ~= f.side), 'E_SHAPE', what, '%s has %d x '
+         .. '%d pixels; without do_resize expected %d x %d', name, h, w, f.side, f.side)
+      return f.side, f.side
+   end
    if not f.do_resize then
       err.raise_if(h % factor ~= 0 or w % factor ~= 0, 'E_SHAPE', what, '%s has %d x %d pixels; '
          .. 'without do_resize expected multiples of %d', name, h, w, factor)
@@ -270,11 +338,18 @@ local function form_of(f)
       mean = f.do_normalize and f.image_mean or nil, std = f.image_std }
 end
 
+-- Refuses videos of a processor that makes all images of one size.
+local function check_videos(what, self)
+   err.raise_if(self.config.side, 'E_UNSUPPORTED', what, 'the processor of Gemma 3 reads no '
+      .. 'videos; give frames as images')
+end
+
 local processor = {}
 
 -- Makes a processor. Fields: config (of images) and video_config, complete, with frames_apart
--- (whether each frame is apart in a text); folder: the one that it was read from, or nil.
-function processor.new(source)
+-- (whether each frame is apart in a text); folder: the one that it was read from, or nil. model:
+-- where a folder lacks its configuration, the model with the sizes of patches.
+function processor.new(source, model)
    local images, videos
    if type(source) == 'string' then
       images, videos = of_folder(source)
@@ -283,7 +358,16 @@ function processor.new(source)
    end
    local where = type(source) == 'string' and source or 'source'
    check_type(where, images)
-   check_type(where, videos)
+   if not is_fixed(images) then check_type(where, videos) end
+   if is_fixed(images) then
+      local dir = type(source) == 'string' and source or nil
+      local config = complete_fixed(with_patches(images, dir, model))
+      local self = setmetatable({ config = config, video_config = copy(config),
+         folder = type(source) == 'string' and source or nil }, Processor)
+      self.video_config.frames_apart = false
+      self.form = form_of(config)
+      return self
+   end
    local frames_apart = videos.video_processor_type == 'Qwen3VLVideoProcessor'
    local self = setmetatable({ config = complete(images, sizes.image),
       video_config = frames_apart and complete(videos, sizes.whole, whole_defaults)
@@ -303,6 +387,7 @@ end
 
 -- Returns the grid of patches of a video of n frames of h x w pixels.
 function Processor:video_grid(n, h, w)
+   check_videos('data.image_processor.video_grid', self)
    local f = self.video_config
    local rows, columns = video_target('data.image_processor.video_grid', 'a video', f, n, h, w)
    return { math.ceil(n / f.temporal_patch_size), rows / f.patch_size, columns / f.patch_size }
@@ -350,7 +435,7 @@ function Processor:_resized(x)
    local rows, columns = image_target(what, name, f, shown:size(1), shown:size(2))
    local y, grid = shown, { 1, rows / f.patch_size, columns / f.patch_size }
    if shown:size(1) == rows and shown:size(2) == columns then return y, grid end
-   y = decoders.resize(shown, rows, columns)
+   y = decoders.resize(shown, rows, columns, f.resample == 2)
    if not rawequal(shown, x) then private.spend(shown) end
    return y, grid
 end
@@ -376,6 +461,7 @@ end
 -- grid. The last frame fills the last patches. opts: device.
 function Processor:frames(list, opts)
    local what, f, patches, grid, rows, columns = 'data.image_processor.frames', self.video_config
+   check_videos(what, self)
    local depth, h, w = f.temporal_patch_size, nil, nil
    err.arg_if(#list == 0, what, 'list', 'at least one frame', list)
    for i, frame in ipairs(list) do
@@ -404,4 +490,4 @@ signature.doors('data.image_processor', Processor, {
 })
 
 return signature.doors('data.image_processor', processor, {
-   new = { 'source: string | table', op = op } })
+   new = { 'source: string | table; model: module?', op = op } })

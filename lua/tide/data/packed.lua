@@ -405,10 +405,10 @@ function packed.make(source, rows, seq, opts)
    if out.count > 0 and out.labels.device ~= 'cpu' then
       out.counted = tensor_of(lists.counted, 'i64')
    end
-   out.stamp = stamp.of(out, { 'index', 'cu_real', 'cu_slot', 'labels', 'counted' })
    if source.images then
       add_images(out, source.images, rows, lists.ids, index, opts)
    end
+   out.stamp = stamp.of(out, { 'index', 'cu_real', 'cu_slot', 'labels', 'counted' })
    return out
 end
 

@@ -152,7 +152,7 @@ end
 -- Raises unless a processor makes the patches of a model with this vision_config.
 function vision._check_fit(op, processor, of)
    for _, names in ipairs { { 'patch_size', 'patch_size' }, { 'merge_size', 'spatial_merge_size' },
-      { 'temporal_patch_size', 'temporal_patch_size' } } do
+      { 'temporal_patch_size', 'temporal_patch_size' }, { 'side', 'image_size' } } do
       local has, want = (processor.config or {})[names[1]], of[names[2]]
       err.arg_if(has ~= want, op, 'processor.' .. names[1], ('%s, as vision_config.%s of the '
          .. 'model%s'):format(tostring(want), names[2], processor.folder
@@ -166,7 +166,8 @@ end
 function vision.expand(processor, config, ids, pictures)
    local op, out, copies = 'data.vision.expand', {}, {}
    if config.vision_config then vision._check_fit(op, processor, config.vision_config) end
-   local kind_of = { [config.image_token_id] = 'images', [config.video_token_id] = 'videos' }
+   local kind_of = { [config.image_token_id] = 'images' }
+   if config.video_token_id then kind_of[config.video_token_id] = 'videos' end
    local used = { images = 0, videos = 0 }
    local counts = { images = counts_of(processor.config, pictures.images or {}),
       videos = counts_of(processor.video_config, pictures.videos or {}) }

@@ -113,17 +113,17 @@ local function beside(self, x, features)
    return y
 end
 
--- Completes the positions of a call, see Backbone._inputs. Stages of a pipeline after the first
--- need no more than these.
+-- Returns what the body reads of a call (see Backbone._inputs), and completes o: positions,
+-- feature_rows, after and beside. Stages of a pipeline after the first need the place of the tokens
+-- alone.
 function methods:_inputs(ids, o, context)
    local has = o.pixel_values or o.pixel_values_videos
    if has then check_images(self, ids, o, context) else check_text(self, ids, o) end
    local stage = spread.of(self).pp
    local is_first = not stage or stage:at_start()
    local features = is_first and features_.of(self, o, context) or nil
-   if is_first and not features then return ids end
    if not has then
-      return is_first and beside(self, ids, features) or Backbone._inputs(self, ids)
+      return features and beside(self, ids, features) or Backbone._inputs(self, ids)
    end
    local where = o
    if context and context.size == 1 then

@@ -112,7 +112,7 @@ function methods:placed(batch, index)
    local o = { image_grid_thw = batch.image_grid_thw, video_grid_thw = batch.video_grid_thw,
       second_per_grid_ts = batch.second_per_grid_ts, index = index }
    place.complete(self, ids, out, o, self.spans or out.position_ids ~= nil)
-   if self.spans then out.index = spans.index(self, ids, index) end
+   if self.spans and ids.device ~= 'null' then out.index = spans.index(self, ids, index) end
    return out
 end
 

@@ -17,6 +17,7 @@ local err = require 'tide.util.err'
 local fs = require 'tide.util.fs'
 local signature = require 'tide.util.signature'
 local sample = require 'tide.train.sample'
+local image_text = require 'tide.data.image_text'
 local rows = require 'tide.train.rows'
 local tide = require 'tide'
 local vision = require 'tide.data.vision'
@@ -184,7 +185,8 @@ local conversation = {}
 -- Begins a conversation with a model (of tide.model.load, say). The id that ends a turn of the
 -- template ends an answer, beside those of opts.stop.
 function conversation.new(model, opts)
-   local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = opts.template,
+   local template = image_text.of(opts.template, opts.tokenizer, image_text.ids(model))
+   local self = setmetatable({ model = model, tokenizer = opts.tokenizer, template = template,
       variables = opts.variables or {}, start = opts.messages or {}, cache = {},
       processor = opts.processor, dir = opts.dir, kept = {},
       stops = type(opts.stop) == 'table' and copy(opts.stop) or { opts.stop },

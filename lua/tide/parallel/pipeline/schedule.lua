@@ -14,8 +14,8 @@
 --
 -- A rank exchanges hidden states and gradients between two computations. To find the exchanges, all
 -- ranks run on a clock: two neighbours exchange what they have, both ways at once, as soon as
--- neither computes. So all ranks follow one order of exchanges, and none waits for a rank that waits
--- for it, also where the calls of a stream run strictly one after the other.
+-- neither computes. So all ranks follow one order of exchanges, and no rank waits for one that
+-- waits for it, also where the calls of a stream run strictly one after the other.
 
 local schedule = {}
 
