@@ -212,6 +212,16 @@ function Vision:check_patches(name, patches, grids)
    Tower.check_patches(self, name, patches, grids)
 end
 
+-- Refuses images of different sizes.
+local function check_alike(op, grids)
+   local _, h, w = unpack(grids[1])
+   for i, g in ipairs(grids) do
+      err.raise_if(g[1] ~= 1 or g[2] ~= h or g[3] ~= w, 'E_ARG', op, 'grids[%d]: expected { 1, %d, '
+         .. '%d }, as the images of a call have one size, got { %s }', i, h, w,
+         table.concat(g, ', '))
+   end
+end
+
 -- Returns the places, from 0, of the patches of an image of high x wide patches in the table of
 -- positions, block by block.
 local function places(c, high, wide)
@@ -221,11 +231,13 @@ local function places(c, high, wide)
 end
 
 -- Returns features [N / m m, O] of patches [N, P] of images. grids: { 1, h, w } in patches, all the
--- same, as a list or a tensor [images, 3].
+-- same, as a list or a tensor [images, 3]. They may be smaller than the images of the model: those
+-- of Tower:blank are.
 function Vision:forward(patches, grids)
    local c = self.config
    grids = grid_.read(self.described.op, 'grids', grids, c.spatial_merge_size)
    Tower.check_patches(self, 'patches', patches, grids)
+   check_alike(self.described.op, grids)
    local S = grids[1][2] * grids[1][3]
    local ids = self._tensor({ places(c, grids[1][2], grids[1][3]) }, 'i64', patches.device)
    local learned = private.replace(ids, self.embeddings.position_embedding(ids))
