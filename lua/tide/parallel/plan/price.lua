@@ -149,6 +149,15 @@ local function gathered(sharded)
    end)
 end
 
+-- Returns the bytes of the buffers that gradients are reduced from, where they stay (nccl_ub).
+local function buffers(sharded)
+   local n = 0
+   for dtype, pool in each(sharded and sharded.buffers or {}) do
+      for _, slot in ipairs(pool) do n = n + slot.t:numel() * dtype_size(dtype) end
+   end
+   return n
+end
+
 -- Returns the bytes of `parameters` that the first step makes: gathered units that then stay.
 local function unmade(sharded)
    return bucket_bytes(sharded, function(b, size)
@@ -353,7 +362,7 @@ function price.of(run, o)
          err.text(total))
    end
    sum.activations, sum.optimizer = activations, state or sum.optimizer
-   sum.peak = sum.parameters + sum.optimizer
+   sum.peak = sum.parameters + sum.optimizer + buffers(run.sharded)
       + math.max(working - twice, sum.gradients + (needs or 0))
    sum.collectives, sum.wire = total.calls, total.bytes[1] + total.bytes[2]
    sum.wire_between_hosts = total.bytes[2]
