@@ -13,6 +13,7 @@
 --
 -- Legend: B batch, T tokens, N and M patches, P numbers of a patch.
 
+local Backbone = require 'tide.model.backbone'
 local CausalLM = require 'tide.model.causal_lm'
 local Llama = require 'tide.model.llama'
 local config_ = require 'tide.model.vision_config'
@@ -59,19 +60,6 @@ end
 
 -- ---- options of a call -------------------------------------------------------------------------
 
-local of_pixels = {
-   'pixel_values: tensor? [N, P] of f32, f64, bf16, f16 -- patches of all images, as image '
-      .. 'processors make them',
-   'image_grid_thw: any? -- frames, rows and columns of patches of each image, [images, 3]',
-   'pixel_values_videos: tensor? [M, P] of f32, f64, bf16, f16 -- those of all videos',
-   'video_grid_thw: any? -- frames, rows and columns of patches of each video, [videos, 3]',
-   'where (pixel_values ~= nil) == (image_grid_thw ~= nil) -- pixel_values and image_grid_thw: '
-      .. 'give both of them or none',
-   'where (pixel_values_videos ~= nil) == (video_grid_thw ~= nil) -- pixel_values_videos and '
-      .. 'video_grid_thw: give both of them or none',
-}
-
--- Those of a family that reads no videos.
 local of_images = {
    'pixel_values: tensor? [N, P] of f32, f64, bf16, f16 -- patches of all images, as image '
       .. 'processors make them',
@@ -80,19 +68,18 @@ local of_images = {
       .. 'give both of them or none',
 }
 
+local of_videos = {
+   'pixel_values_videos: tensor? [M, P] of f32, f64, bf16, f16 -- those of all videos',
+   'video_grid_thw: any? -- frames, rows and columns of patches of each video, [videos, 3]',
+   'where (pixel_values_videos ~= nil) == (video_grid_thw ~= nil) -- pixel_values_videos and '
+      .. 'video_grid_thw: give both of them or none',
+}
+
 local of_seconds = 'second_per_grid_ts: any? -- seconds from frame to frame of each video; 1 by '
    .. 'default'
 
--- Options of a call beside those of images.
-local of_place = {
-   'positions: tensor? -- [batch or 1, tokens], or [3, batch or 1, tokens]', 'caches: table?',
-   'index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
-   'q_index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
-   'k_index: tensor? [batch or 1, keys, 2 or 3] of i32, i64', 'attention_mask: any?',
-   'context: any?',
-   'balance: balance?',
-   'feature_rows: tensor? [batch, tokens] of i64 -- the feature of each token, see feature_rows',
-}
+local of_rows = 'feature_rows: tensor? [batch, tokens] of i64 -- the feature of each token, see '
+   .. 'feature_rows'
 
 -- ---- classes -----------------------------------------------------------------------------------
 
@@ -146,8 +133,8 @@ function decoder.extend(Model)
    local keeps_state = has(Model.at_fields, 'sequence')
    Model.at_fields = names_of(Model.at_fields, Model.input_fields)
    local seconds = { not (Model.frames_apart or Model.spans) and of_seconds or nil }
-   Model._read_place = signature.options { of_place, Model.spans and of_images or of_pixels,
-      seconds, keeps_state and 'sequence: tensor?' or {} }
+   Model._read_place = signature.options { Backbone._place_options, of_rows, of_images,
+      Model.spans and {} or of_videos, seconds, keeps_state and 'sequence: tensor?' or {} }
    local images = door_of(op, seconds)
    local rope_index = images
    if Model.spans then Model.rope_index, rope_index = nil, nil end

@@ -53,6 +53,11 @@ function context._given_positions(at, device)
    if at.q_index ~= nil then return context._in_documents(at.q_index) end
 end
 
+-- Returns the index of a context of one rank, which has all tokens; nil of another or without one.
+function context._whole_index(c, device)
+   return c and c.size == 1 and c:q_index(device) or nil
+end
+
 -- Returns the positions 0 .. T - 1, i64 [1, T].
 function context._plain_positions(T, device)
    return tide.arange(T, { dtype = 'i64', device = device }):reshape(1, T)
