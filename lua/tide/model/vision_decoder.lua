@@ -117,8 +117,10 @@ end
 --                   otherwise the frames are one run of tokens, whose positions follow from
 --                   second_per_grid_ts
 --    ties_outside   whether tie_word_embeddings of text_config says nothing
---    spans          whether the tokens of an image see each other and have the positions of a text
---                   (see vision_spans); such a family reads no videos
+--    only_images    whether the family reads no videos
+--    plain_positions   whether tokens of images have the positions of a text, one row of them
+--    sees_whole_images   whether the tokens of an image see each other (see vision_spans)
+--    wraps_images   whether templates get the tokens around an image (see data.image_text)
 --    _check_parts   nil, or a function (op, complete configuration) that compares its parts
 -- with what all such models have. Returns it.
 function decoder.extend(Model)
@@ -128,16 +130,17 @@ function decoder.extend(Model)
    local op = Model.family.op
    -- fields of images and videos, and those of a batch that a call takes beside the place of its
    -- tokens
-   Model.image_fields = Model.spans and { 'pixel_values', 'image_grid_thw' } or image_fields.list
+   Model.image_fields = Model.only_images and { 'pixel_values', 'image_grid_thw' }
+      or image_fields.list
    Model.input_fields = names_of({ 'feature_rows' }, Model.image_fields)
    local keeps_state = has(Model.at_fields, 'sequence')
    Model.at_fields = names_of(Model.at_fields, Model.input_fields)
-   local seconds = { not (Model.frames_apart or Model.spans) and of_seconds or nil }
+   local seconds = { not (Model.frames_apart or Model.only_images) and of_seconds or nil }
    Model._read_place = signature.options { Backbone._place_options, of_rows, of_images,
-      Model.spans and {} or of_videos, seconds, keeps_state and 'sequence: tensor?' or {} }
+      Model.only_images and {} or of_videos, seconds, keeps_state and 'sequence: tensor?' or {} }
    local images = door_of(op, seconds)
    local rope_index = images
-   if Model.spans then Model.rope_index, rope_index = nil, nil end
+   if Model.plain_positions then Model.rope_index, rope_index = nil, nil end
    return signature.doors(op, Model, { rope_index = rope_index, feature_rows = images,
       placed = { 'batch: table; index: tensor? [B or 1, T, 2 or 3]', op = op },
       priced = { 'grids: table; B: integer >= 1; T: integer >= 1', op = op } })
