@@ -110,13 +110,15 @@ local function door_of(op, seconds)
       'index: tensor? [B or 1, T, 2 or 3] -- in its place: pairs (document, position)' } }
 end
 
--- Completes a class of text models, which has `family` and
+-- Completes a class of text models derived from llama.lua, whose own _blocks, _read, _cut_stage and
+-- _inputs give way to those of models with a tower. It has `family` and
 --    Vision         the class of its tower
 --    text_types     values of text_config.model_type
 --    frames_apart   whether each frame of a video is apart in the text, behind its time in words;
 --                   otherwise the frames are one run of tokens, whose positions follow from
 --                   second_per_grid_ts
---    ties_outside   whether tie_word_embeddings of text_config says nothing
+--    ties_outside   whether tie_word_embeddings beside text_config decides, also where it is
+--                   absent; otherwise it counts only if it is true
 --    only_images    whether the family reads no videos
 --    plain_positions   whether tokens of images have the positions of a text, one row of them
 --    sees_whole_images   whether the tokens of an image see each other (see vision_spans)
