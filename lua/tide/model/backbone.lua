@@ -237,11 +237,12 @@ local function checked_caches(op, body, caches)
    return caches
 end
 
--- Returns `at` of a call, from the options that describe where the tokens lie. opts: index [B or 1,
--- T, 2] of (document, position) for packed streams, or sequence [B or 1, T] and, for attention,
--- q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or documents numbered
--- from 1; positions (three rows of them where rope_scaling has an mrope_section); caches, one table
--- a layer, for generation; context, if ids are this rank's part of a sequence (parallel.cp).
+-- Returns `at` of a call (see nn.context), from the options that describe where the tokens lie.
+-- opts: index [B or 1, T, 2 or 3] (see nn.mask) for packed streams, or sequence [B or 1, T] and,
+-- for attention, q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or
+-- documents numbered from 1; positions (three rows of them where rope_scaling has an
+-- mrope_section); caches, one table a layer, for generation; context, if ids are this rank's part
+-- of a sequence (parallel.cp).
 local function placement(self, opts, ids, context)
    local op = self.op
    local sequence = opts.sequence
