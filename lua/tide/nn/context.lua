@@ -94,9 +94,9 @@ function context.check_shift(op, c)
       .. 'then split it')
 end
 
--- Returns `over` and `whole`, two contexts or nil, of a layer that mixes along the sequence. A layer
--- whose plan has replaced its inner call (takes_context) gets its context as `over`. Another layer
--- gets a context of one rank as `whole`, for its documents and mask; one of several is E_STATE.
+-- Returns `over` and `whole`, two contexts or nil, of a layer that mixes along the sequence. A
+-- layer whose plan has replaced its inner call (takes_context) gets its context as `over`. Another
+-- one gets a context of one rank as `whole`, for its documents and mask; of several it is E_STATE.
 function context.for_layer(op, layer, at)
    if at ~= nil and type(at) ~= 'table' then err.arg(op, 'at', 'a table', at) end
    local c = at and at.context
