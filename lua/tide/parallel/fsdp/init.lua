@@ -219,7 +219,9 @@ end
 local function set_sync(self, on)
    if self.sync == on and not self.stage then return end
    self.sync = on
-   for _, unit in ipairs(self:all_units()) do unit:accumulate(not (on and schedule.is_due(self, unit))) end
+   for _, unit in ipairs(self:all_units()) do
+      unit:accumulate(not (on and schedule.is_due(self, unit)))
+   end
 end
 
 -- Sets whether the next backward reduces gradients. false: they add up on each rank.
