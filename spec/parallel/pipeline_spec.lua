@@ -440,8 +440,8 @@ end)
 -- ---- corners -----------------------------------------------------------------------------------
 
 -- On a rank: a step of each run of a list. o: family, config, plan, keep (a pattern of what is
--- trained), rate (of correction biases). Returns loss and norm of each, and the correction biases
--- of the last layer where it lies.
+-- trained), rate (of correction biases). Returns loss and norm of each, the loss of three batches
+-- that are evaluated after it, and the correction biases of the last layer where it lies.
 local function corners(_, _, list, mesh)
    local t, out = require 'tide', {}
    local function one(o)
@@ -462,12 +462,16 @@ local function corners(_, _, list, mesh)
          batches[k] = { ids = ids, labels = t.nn.loss.shift(ids) }
       end
       local r, biases = step:run(batches), {}
+      local held_out = step:evaluate({ 1, 2, 3 }, 1, function(starts)
+         local ids = t.tensor({ { 3, starts[1], 4, 1, 5 } }, { dtype = 'i64' })
+         return { ids = ids, labels = t.nn.loss.shift(ids) }
+      end)
       for _, b in ipairs(spread.model:named_buffers()) do
          local is_last = b.name:find(('layers.%d.'):format(
             (o.config.num_hidden_layers or 0) - 1), 1, true)
          if is_last and b.field == 'router_bias' then biases = b.buffer:tolist() end
       end
-      return { r.loss, r.grad_norm, unpack(biases) }
+      return { r.loss, r.grad_norm, held_out, unpack(biases) }
    end
    for i, o in ipairs(list) do out[i] = one(o) end
    return out
@@ -562,7 +566,7 @@ describe('stages', function()
    local small = { vocab_size = 11, hidden_size = 8, num_hidden_layers = 2, num_attention_heads = 2,
       intermediate_size = 8 }
 
-   it('may have no experts, no MLP and nothing that is trained', function()
+   it('may have no experts, no MLP, nothing that is trained and units across parts', function()
       local list = {
          { family = 'glm4_moe', rate = 0.1, plan = { fsdp = { ep_size = 2 } },
             config = copy({ num_key_value_heads = 1, n_group = 1, topk_group = 1,
@@ -578,6 +582,11 @@ describe('stages', function()
       -- with virtual stages the first part of rank 0 alone has no experts
       list[4] = copy({ config = copy({ num_hidden_layers = 4 }, copy(list[1].config)),
          plan = { fsdp = { ep_size = 2 }, pp = { virtual = 2 } } }, copy(list[1]))
+      -- units that several parts of a rank use
+      for i, fsdp in ipairs { { disable_bucketing = true }, { units = { 'Attention' } } } do
+         list[4 + i] = { family = 'llama', plan = { pp = { virtual = 2 }, fsdp = fsdp },
+            config = copy({ num_hidden_layers = 4 }, copy(small)) }
+      end
       local want = ranks.run(1, corners, list, { dp_shard = 1 })[1]
       for r, got in ipairs(ranks.run(4, corners, list, { pp = 2, dp_shard = 2 })) do
          for i, row in ipairs(got) do

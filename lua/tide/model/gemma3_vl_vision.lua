@@ -84,27 +84,6 @@ end
 
 -- ---- layers ------------------------------------------------------------------------------------
 
--- The embedding of patches: a convolution whose stride is its kernel size, so a product.
-local Patches = class('SiglipPatches', Module)
-Patches.mixes = false
-
--- Makes the layer of a complete configuration.
-function Patches:init(c, opts)
-   Module.init(self)
-   local p = c.patch_size
-   self:param('weight', { c.hidden_size, c.in_channels, p, p },
-      { kind = 'normal', std = c.initializer_range }, opts)
-   self:param('bias', { c.hidden_size }, 'zeros', opts)
-   self:ready(opts)
-end
-
--- Returns the embeddings [N, C] of patches x [N, P].
-function Patches:forward(x)
-   x = x:to(self.weight.dtype)
-   return tide.linear(x, self.weight:reshape(self.weight:size(1), x:size(2)), self.bias)
-end
-private.note(Patches.forward)
-
 local Attention = class('SiglipAttention', Module)
 -- An image lies whole on a rank, whatever tokens of a text that has.
 Attention.mixes, Attention.holds_parts = false, true
@@ -181,7 +160,7 @@ function Vision:init(c, opts)
    opts = Module.inner(opts, {})
    opts.fp8, self.config = nil, c
    self:child('embeddings', Tower._Group {
-      { 'patch_embedding', Patches(c, opts) },
+      { 'patch_embedding', Tower._Patches(c, Module.inner(opts, { bias = true, flat = true })) },
       { 'position_embedding', nn.Embedding((c.image_size / c.patch_size) ^ 2, c.hidden_size,
          Module.inner(opts, { std = c.initializer_range })) },
    })
@@ -190,12 +169,6 @@ function Vision:init(c, opts)
    self:child('encoder', Tower._Group { { 'layers', nn.Stack(blocks) } })
    self:child('post_layernorm', norm(c, opts))
    self:child('projector', Projector(c, opts))
-end
-
--- Returns the work of an image of a grid, in products of a patch with a channel.
-function Vision:cost(g)
-   local c, n = self.config, g[2] * g[3]
-   return n * (4 * c.hidden_size + 2 * c.intermediate_size + 2 * n)
 end
 
 -- Raises unless patches [N, P] are those of the grids, images of the one size that the tower reads.

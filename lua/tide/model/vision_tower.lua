@@ -95,11 +95,13 @@ end
 local Patches = class('VisionPatches', Module)
 Patches.mixes = false
 
--- Makes the layer of a complete configuration. opts.bias: whether it adds biases.
+-- Makes the layer of a complete configuration. opts.bias: whether it adds biases; opts.flat: the
+-- kernel in files has no dim of frames.
 function Patches:init(c, opts)
    Module.init(self)
    local p = c.patch_size
-   self:param('weight', { c.hidden_size, c.in_channels, c.temporal_patch_size, p, p },
+   local kernel = opts.flat and { p, p } or { c.temporal_patch_size, p, p }
+   self:param('weight', { c.hidden_size, c.in_channels, unpack(kernel) },
       { kind = 'normal', std = c.initializer_range }, opts)
    if opts.bias then self:param('bias', { c.hidden_size }, 'zeros', opts) end
    self:ready(opts)
@@ -180,6 +182,13 @@ function Tower._tensor(list, dtype, device)
       device)
 end
 
+-- Returns the work of a frame of a grid, in products of a patch with a channel: the layers take 4 C
+-- + 2 F a patch, of which an MLP has F inner ones, and attention as much as there are patches.
+function Tower:cost(g)
+   local c, n = self.config, g[2] * g[3]
+   return n * (4 * c.hidden_size + 2 * c.intermediate_size + 2 * n)
+end
+
 -- Returns the numbers of a patch.
 function Tower:patch_numel()
    local c = self.config
@@ -212,6 +221,6 @@ function Tower:blank(like)
       { { 1, m, m } }
 end
 
-Tower._Attention, Tower._Group = Attention, Group
+Tower._Attention, Tower._Group, Tower._Patches = Attention, Group, Patches
 
 return Tower

@@ -97,8 +97,8 @@ local function make_units(self, model, list)
    end
    self.root = Unit(root, mine[root], bucket_opts(self))
    if self.stage then
-      for _, unit in ipairs(self.units) do unit.part = self.stage:part_of_unit(unit.modules) end
-      self.root.part = self.stage:part_of_root()
+      local part_of = self.stage:part_of_entries()
+      for _, unit in ipairs(self:all_units()) do unit.part = part_of(unit.entries) end
    end
    model:walk(function(m) self.unit_of[m] = made[of[m]] or self.root end)
    self.entries = entries
@@ -216,13 +216,10 @@ function Sharded:all_units()
    return list
 end
 
--- Returns whether the backward that runs works on a unit.
-local function is_due(self, unit) return not self.stage or self.stage:is_due(unit.part) end
-
 local function set_sync(self, on)
    if self.sync == on and not self.stage then return end
    self.sync = on
-   for _, unit in ipairs(self:all_units()) do unit:accumulate(not (on and is_due(self, unit))) end
+   for _, unit in ipairs(self:all_units()) do unit:accumulate(not (on and schedule.is_due(self, unit))) end
 end
 
 -- Sets whether the next backward reduces gradients. false: they add up on each rank.
@@ -246,7 +243,7 @@ function Sharded:finish()
    if self.sync then
       local all, async = self:all_units(), self.opts.overlap_grad_reduce
       for i = #all, 1, -1 do
-         if is_due(self, all[i]) then schedule.reduce(self, all[i], async) end
+         if schedule.is_due(self, all[i]) then schedule.reduce(self, all[i], async) end
       end
       for _, unit in ipairs(self.pending) do unit:drain() end
    end

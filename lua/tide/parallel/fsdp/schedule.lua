@@ -51,10 +51,14 @@ local function check_fields(unit)
    end
 end
 
+-- Returns whether the backward that runs is one that may complete the gradients of a unit, or the
+-- forward that runs one that uses it: in a step of a pipeline a unit belongs to a part.
+function schedule.is_due(self, unit) return not self.stage or self.stage:is_due(unit.part) end
+
 -- Returns the unit that runs first in a forward.
 local function first_of(self)
    for _, unit in ipairs(self.order) do
-      if not self.stage or self.stage:is_due(unit.part) then return unit end
+      if schedule.is_due(self, unit) then return unit end
    end
 end
 
@@ -210,7 +214,9 @@ local function end_backward(self, unit)
    if unit.calls > 0 then return end
    -- a further backward before finish: its forward was not counted, its gradients are added
    if unit.calls < 0 then self.reduced[unit] = nil end
-   if self.sync and o.overlap_grad_reduce then schedule.reduce(self, unit, true) end
+   if self.sync and o.overlap_grad_reduce and schedule.is_due(self, unit) then
+      schedule.reduce(self, unit, true)
+   end
    unit:reshard(false)
 end
 

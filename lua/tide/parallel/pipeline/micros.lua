@@ -208,11 +208,12 @@ function micros:run(program, does)
          open[key(self, event)] = does.forward(event)
          exchanges()
       else
+         m.ids_of(event.i)                               -- a batch made here outlives the scope
          tide.scope(function()
             does.forward(event)
-            exchanges()
-            return m.inputs
+            return m.to_after
          end)
+         exchanges()
       end
    end
    local function backward(event)

@@ -76,13 +76,23 @@ end
 -- Returns whether the part that a step works on has mixtures of experts.
 function Stage:has_mixtures() return part_of_step(self).mixes == true end
 
--- Returns the part that a unit of modules belongs to.
-function Stage:part_of_unit(modules) return self:part_of()(modules[1]) end
-
--- Returns the part that what lies outside of the blocks belongs to; 'all' where the first and the
--- last rank share a weight: its sum waits for both, and they for what each other sends before.
-function Stage:part_of_root()
-   return self.tied and (self.first or self.last) and 'all' or self.first and 1 or self.virtual
+-- Returns a function that gives the part of a unit of parameters from its entries (see fsdp.units);
+-- 'all' where several parts use them, or the first and the last rank share one of them: its sum
+-- waits for both, and they for what each other sends before.
+function Stage:part_of_entries()
+   local part_of, other = self:part_of(), self.first and 1 or self.virtual
+   return function(entries)
+      local found
+      for _, e in ipairs(entries) do
+         if e.over == 'tied' then return 'all' end
+         for _, place in ipairs(e.places) do
+            local part = part_of(place.owner)
+            if found and part ~= found then return 'all' end
+            found = part
+         end
+      end
+      return found or other
+   end
 end
 
 -- Returns the links of this rank.
