@@ -20,7 +20,8 @@ local op = 'model.gemma3_vl'
 local VL = class('Gemma3_VL', Gemma3)
 
 VL.Vision, VL.text_types, VL.ties_outside = Vision, { 'gemma3_text', 'gemma3' }, true
-VL.spans = true
+VL.only_images, VL.plain_positions, VL.sees_whole_images = true, true, true
+VL.wraps_images = true
 
 -- ---- names of tensors --------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 -- the projector behind it, which averages blocks of m x m patches to features, with a norm and a
 -- product.
 --
--- Patches come as those of other towers: block by block, so that a feature is the mean of m m rows.
--- Learned positions are those of the places of patches in the image, row by row.
+-- Patches have the order of those of other towers, block by block, so that a feature is the mean of
+-- m m rows. Learned positions are those of the places of patches in the image, row by row.
 -- Legend: N patches, S of an image, P numbers of a patch, C width, O output width, m
 -- spatial_merge_size.
 

@@ -58,7 +58,7 @@ end
 -- What a family of these models has beside that of its text model.
 VL._shared_family = {
    -- names of modules in transformers, and the reverse
-   peft = config_.inner_name, from_peft = config_.own_name,
+   peft = config_.transformers_name, from_peft = config_.own_name,
    -- fields that count layers, and fields that are a factor of the size of a tensor
    counts = { 'depth' }, sizes = { 'num_heads', 'out_hidden_size', 'in_channels',
       'num_position_embeddings', 'moe_intermediate_size' },
@@ -73,7 +73,7 @@ copy({
 }, VL.family)
 
 -- Returns the tensors of a published file, whose names differ (see model/stored.lua).
-function VL:stored() return stored.all_renamed(self, config_.inner_name) end
+function VL:stored() return stored.all_renamed(self, config_.transformers_name) end
 
 -- Makes the fields of config.json of c, a complete configuration. kind: its model_type.
 function VL._publish_as(c, kind)

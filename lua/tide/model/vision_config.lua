@@ -12,7 +12,7 @@ local config, methods = {}, {}
 
 local id = 'integer >= 0'
 
--- Fields of all families, before those of their text model.
+-- Fields of Qwen's families, before those of their text model.
 config.fields = {
    { 'vision_config', nil, function(_, _, v) return v end },
    { 'image_token_id', 151655, id }, { 'video_token_id', 151656, id },
@@ -36,12 +36,12 @@ function config.check_tokens(op, c)
       .. 'image_token_id', c.video_token_id)
 end
 
--- Returns the name in transformers of a module with this name here.
-function config.inner_name(name)
+-- Returns the name in transformers of a module or parameter with this name here.
+function config.transformers_name(name)
    return (name:gsub('^model%.', 'model.language_model.'):gsub('^visual%.', 'model.visual.'))
 end
 
--- Returns the name here of a module with this name in transformers.
+-- Returns the name here of a module or parameter with this name in transformers.
 function config.own_name(name)
    return (name:gsub('^model%.visual%.', 'visual.'):gsub('^model%.language_model%.', 'model.'))
 end
@@ -88,7 +88,8 @@ function config.nest(c, text_type, tower)
 end
 
 -- Returns the fields of a configuration without the table text_config, whose fields go before those
--- beside it; tie_word_embeddings is that beside it, where there is one.
+-- beside it. With ties_outside, tie_word_embeddings beside text_config decides, also where it is
+-- absent. Else it counts only if it is true.
 local function flattened(self, given)
    local op, c, null = self.family.op, copy(given), tide.json.null
    local text = c.text_config

@@ -1,6 +1,14 @@
 -- What vision towers of published families share: the fields that they have in common, layers over
 -- one stream of patches, and the checks of a call. Frames are documents of bidirectional attention.
 --
+-- A family's tower is a class derived from this one. It has
+--    described   fields and rules of its configuration (see Tower._described), and op of its model
+--    forward     (patches [N, P], grids): the features, one for each m x m patches
+--    read, check_patches, patch_numel, cost, blank   methods below, or its own
+-- Other files read these fields of its configuration: spatial_merge_size, patch_size and
+-- temporal_patch_size; image_size (of images of one size) and deepstack_visual_indexes, or nil; and
+-- tokens_per_second of a family with videos whose frames are not apart (see vision_decoder).
+--
 -- Names of parameters follow published files (visual.blocks.0.attn.qkv). Positions are rows and
 -- columns, rotary ones of two axes.
 -- Legend: N patches, P numbers of a patch, C width, O output width, m spatial_merge_size.
