@@ -206,6 +206,15 @@ local function by_hand(_, _, config, mesh, virtual)
       scores:sum():item(), run.model:flops_per_token(5) }
 end
 
+-- On a rank: the loss of a call of a model with experts, which has a term of each layer.
+local function balanced_by_hand(_, _, config, mesh, virtual)
+   local t = require 'tide'
+   local run = t.parallel.plan(t.model.qwen3_moe(config, { dtype = 'f64', seed = 3 }), mesh,
+      { fsdp = {}, pp = virtual and { virtual = virtual } }):materialise()
+   local ids = t.tensor({ { 3, 1, 4, 1, 5 } }, { dtype = 'i64' })
+   return run.model:train():loss(ids, ids, { shift = true }):item()
+end
+
 -- On a rank: what a price says, and what a step sends and keeps, of each run of a list.
 local function measured(rank, _, config, list)
    local t, out = require 'tide', {}
@@ -382,6 +391,17 @@ describe('pp', function()
                   ('%d ranks, rank %d, value %d'):format(n, r - 1, i))
             end
          end
+      end
+   end)
+
+   it('adds the terms of the experts of all stages in a loop of one\'s own', function()
+      local c = { vocab_size = 11, hidden_size = 8, num_hidden_layers = 4, num_attention_heads = 2,
+         intermediate_size = 8, moe_intermediate_size = 4, num_experts = 4,
+         num_experts_per_tok = 2, router_aux_loss_coef = 0.1, output_router_logits = true,
+         router_aux_loss_by_layer = true }
+      local want = ranks.run(1, balanced_by_hand, c, { dp_shard = 1 })[1]
+      for _, got in ipairs(ranks.run(2, balanced_by_hand, c, { pp = 2 }, 2)) do
+         assert.near(want, got, 1e-9)
       end
    end)
 

@@ -175,6 +175,13 @@ describe('the price of a plan', function()
             assert.is_true(math.abs(far[2] - 1) < 0.02, ('%s needs %g'):format(kind, far[2]))
          end
       end
+      local ok, e = pcall(function()
+         make({ dp = 1 }, {}, 1):price { optim = function(params)
+            return tide.optim.AdamW(params, { groups = { { pattern = 'nope', lr_scale = 2 } } })
+         end }
+      end)
+      assert.is_false(ok)
+      assert.equal('E_ARG', e.code)                   -- as in the run
    end)
 
    it('is the memory that a forward keeps', function()

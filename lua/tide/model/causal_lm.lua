@@ -211,11 +211,13 @@ function CausalLM:has_experts() return #mixtures(self) > 0 end
 
 -- Returns the loss with the term that balances experts, where it has one. counted: as of loss;
 -- count: the labels by which the loss is divided, or nil.
-local function with_balance(loss_, place, labels, ignore, counted, count)
+local function with_balance(self, loss_, place, labels, ignore, counted, count)
    if not place.balance or not tide.is_grad_enabled() then return loss_ end
    local n = count and (counted and tide.full({ 1 }, counted:numel(), { device = labels.device })
       or labels:ne(ignore):sum())
-   return private.replace(loss_, place.balance:add(loss_, n, count))
+   local sum, stage = place.balance:add(loss_, n, count), spread.of(self).pp
+   if stage then sum = stage:with_terms(loss_, sum) end
+   return private.replace(loss_, sum)
 end
 
 local function loss(self, ids_BT, labels_BT, opts)
@@ -236,7 +238,7 @@ local function loss(self, ids_BT, labels_BT, opts)
    local value = at_end(self, h, function(x)
       return private.replace(x, head_loss(self, x, labels, rest))
    end, {})
-   return with_balance(value, place, labels_BT, ignore, counted, rest.count)
+   return with_balance(self, value, place, labels_BT, ignore, counted, rest.count)
 end
 private.note(loss)
 
@@ -325,8 +327,8 @@ function CausalLM:distil_loss(ids_BT, labels_BT, provide, place, rest)
          if head then return head:as_call(of_head, h) end
          return of_head(nil, h)
       end, {})
-      return with_balance(value, place, labels_BT, rest.ignore or nn.loss.ignore, rest.counted,
-         rest.count)
+      return with_balance(me, value, place, labels_BT, rest.ignore or nn.loss.ignore,
+         rest.counted, rest.count)
    end)
    return loss_, sums
 end

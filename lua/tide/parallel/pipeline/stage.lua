@@ -268,4 +268,12 @@ function Stage:result(h, fn, shape)
    return chain.requires_grad and y + chain:to(y.dtype) or y
 end
 
+-- Returns the loss of a call with what the other stages add to it. without: the loss that all ranks
+-- have; own: that with the terms of this rank. Within a step the step adds them up. Collective.
+function Stage:with_terms(without, own)
+   if self.micros or self.comm.transport == 'sim' then return own end
+   local mine = (own:detach() - without:detach()):item()
+   return own + (self:sum({ mine })[1] - mine)
+end
+
 return Stage
