@@ -590,7 +590,7 @@ describe('stages', function()
             config = copy({ num_key_value_heads = 1, n_group = 1, topk_group = 1,
                n_routed_experts = 3, num_experts_per_tok = 1, moe_intermediate_size = 4,
                n_shared_experts = 1, first_k_dense_replace = 1, head_dim = 4 }, copy(small)) },
-         { family = 'hybrid', plan = { recompute = 'mlp' },
+         { family = 'hybrid', plan = { recompute = 'mlp', fsdp = { units = { 'MLP' } } },
             config = { vocab_size = 11, hidden_size = 8, hybrid_override_pattern = 'M-',
                num_attention_heads = 2, intermediate_size = 8, ssm_state_size = 2,
                mamba_head_dim = 2, mamba_num_heads = 2, n_groups = 1, conv_kernel = 2 } },
