@@ -31,6 +31,8 @@ local function simulate(o)
       local s, is_forward = stage(r, e), e.kind == 'forward'
       if is_forward and s > 0 then assert.is_true(arrived[name('x', e, s)]) end
       if not is_forward and s < last then assert.is_true(arrived[name('g', e, s)]) end
+      if is_forward then arrived[name('f', e, s)] = true
+      else assert.is_true(arrived[name('f', e, s)]) end
       if is_forward then kept[r] = kept[r] + 1
       elseif s >= o.first then kept[r] = kept[r] - 1 end
       most[r + 1] = math.max(most[r + 1], kept[r])
@@ -119,7 +121,8 @@ describe('the order of micro-batches', function()
    end)
 
    it('leaves ranks waiting hardly longer than they must', function()
-      for _, row in ipairs { { 4, 1, 8 }, { 4, 2, 8 }, { 2, 4, 2 }, { 8, 3, 32, 1.01 } } do
+      for _, row in ipairs { { 4, 1, 8 }, { 4, 2, 8 }, { 2, 4, 2 }, { 8, 3, 32, 1.01 },
+         { 2, 2, 7 }, { 2, 3, 31 } } do
          local size, virtual, n, factor = unpack(row)
          local least = (virtual * n + size - 1) / (virtual * n)       -- of the time of the work
          local idle = schedule.idle { size = size, virtual = virtual, n = n, first = 0 }
