@@ -112,8 +112,9 @@ function chats.images(job, opt, model)
    local home = text.home(opt)
    local what = 'or --skip-bad'
    if type(model.placed) ~= 'function' then
-      return { refused = ('the model of --from (%s) reads texts alone; give one that reads images '
-         .. '(qwen2_5_vl, qwen3_vl, qwen3_5_vl, gemma3_vl), %s'):format(model.class_name, what) }
+      return { refused = ('the model of --from (%s) reads texts alone; give the folder of a model '
+         .. 'with a vision tower (its config.json has vision_config), %s')
+         :format(model.class_name, what) }
    end
    local image = require('tide').data.image
    local dir = image.find(home)

@@ -2,7 +2,6 @@
 
 local tide = require 'tide'
 local host = require 'tide.ffi.host'
-local ranks = require 'spec.support.ranks'
 local files = require 'spec.support.files'
 local tmp = require 'spec.support.tmp'
 local lib = require 'tide.ffi.lib'
@@ -10,7 +9,7 @@ local child = require 'spec.support.child'
 
 describe('ranks', function()
    it('run the same function with their own state and context', function()
-      local rows = ranks.run(3, function(rank, nrank, a, b)
+      local rows = host.run(3, function(rank, nrank, a, b)
          local tide = require 'tide'          -- luacheck: ignore
          local x = tide.full({ 4 }, rank + 1)
          return { rank = rank, nrank = nrank, sum = x:sum():item(), a = a, b = b }
@@ -22,18 +21,18 @@ describe('ranks', function()
    end)
 
    it('take source text', function()
-      assert.same({ 0, 2 }, ranks.run(2, 'return rank * nrank'))
+      assert.same({ 0, 2 }, host.run(2, 'return rank * nrank'))
    end)
 
    it('draw the same numbers from the same seed', function()
-      local rows = ranks.run(2, function()
+      local rows = host.run(2, function()
          return require('tide').rand({ 5 }):tolist()
       end)
       assert.same(rows[1], rows[2])
    end)
 
    it('stop when one fails, and name it', function()
-      local rows = ranks.try(3, function(rank)
+      local rows = host.try(3, nil, function(rank)
          local tide = require 'tide'          -- luacheck: ignore
          local x = tide.ones { 2 }
          if rank == 1 then return x:sum(7) end
@@ -46,7 +45,7 @@ describe('ranks', function()
          assert.equal('E_PEER', rows[i].status)
          assert.is_true(rows[i].message:find('rank 1 failed first', 1, true) ~= nil)
       end
-      local ok, err = pcall(ranks.run, 2, 'if rank == 1 then error "boom" end')
+      local ok, err = pcall(host.run, 2, 'if rank == 1 then error "boom" end')
       assert.is_false(ok)
       assert.equal('E_HOST', err.code)
       assert.is_true(err.message:find('rank 1: .*boom') ~= nil)
@@ -58,20 +57,20 @@ describe('ranks', function()
          { function() return up end }, { print }, { 3 }, { nil },
          { 'return 1', function() end }, { 'return 1', tide.ones { 1 } },
       } do
-         local ok, err = pcall(ranks.run, 2, unpack(case, 1, 2))
+         local ok, err = pcall(host.run, 2, unpack(case, 1, 2))
          assert.is_false(ok)
          assert.equal('E_ARG', err.code, tostring(err))
       end
       for _, n in ipairs { 0, 1025, 1.5, 0 / 0, 'a' } do
-         assert.is_false(pcall(ranks.run, n, 'return 1'))
+         assert.is_false(pcall(host.run, n, 'return 1'))
       end
-      assert.is_false(pcall(ranks.run, 2, 'return tostring'))
-      assert.is_false(pcall(ranks.run, 2, 'syntax error here'))
+      assert.is_false(pcall(host.run, 2, 'return tostring'))
+      assert.is_false(pcall(host.run, 2, 'syntax error here'))
    end)
 
    it('start and end again and again', function()
       for _ = 1, 10 do
-         assert.same({ 2, 2, 2, 2 }, ranks.run(4, function()
+         assert.same({ 2, 2, 2, 2 }, host.run(4, function()
             return require('tide').ones({ 2 }):sum():item()
          end))
       end
@@ -217,6 +216,20 @@ describe('plain data', function()
          assert.equal('number', type(v))
          assert.is_true(v ~= v)
          local ok, e = pcall(host.decode, '{2:d' .. bytes .. 'ts1:n' .. one)
+         assert.is_false(ok)
+         assert.equal('E_FORMAT', e.code)
+      end
+   end)
+
+   it('travels as hex digits, and nothing else is taken for them', function()
+      local plain, text = require 'tide.ffi.plain', {}
+      for i = 0, 255 do text[i + 1] = string.char(i) end
+      text = table.concat(text):rep(9)
+      assert.equal(text, plain.unhex(plain.hex(text)))
+      assert.equal(text, plain.unhex(plain.hex(text):upper()))
+      assert.equal('00ff0a', plain.hex '\0\255\n')
+      for _, bad in ipairs { 'a', 'ag', '0 00' } do
+         local ok, e = pcall(plain.unhex, bad)
          assert.is_false(ok)
          assert.equal('E_FORMAT', e.code)
       end

@@ -62,6 +62,8 @@ describe('model families', function()
       end
       bad('phi3', "'resid_pdrop'", { resid_pdrop = 0.1 })
       bad('llama', "'partial_rotary_factor'", { partial_rotary_factor = 0.75 })
+      bad('phi3', 'head_dim (2) times partial_rotary_factor (0.5) is 1 channels',
+         { head_dim = 2, partial_rotary_factor = 0.5 })
       bad('gemma3', "'final_logit_softcapping'", { final_logit_softcapping = 30 })
       bad('gemma3', "'hidden_activation'", { hidden_activation = 'silu' })
       bad('qwen3', "did you mean 'head_dim'", { head_dm = 4 })

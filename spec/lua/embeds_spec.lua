@@ -110,10 +110,10 @@ describe('embeddings in place of ids', function()
    end)
 
    -- On a rank: the loss and the gradient of given embeddings.
-   local function on_rank(rank, _, config, mesh, options)
+   local function on_rank(rank, _, config, mesh, options, family)
       local t = require 'tide'
-      local plan = t.parallel.plan(t.model.llama(config, { dtype = 'f64', device = 'null' }), mesh,
-         options)
+      local model = t.model[family or 'llama'](config, { dtype = 'f64', device = 'null' })
+      local plan = t.parallel.plan(model, mesh, options)
       local run = plan:materialise { seed = 3 }
       local x = t.empty({ 1, 8, 16 }, { dtype = 'f64' }):normal_(0, 1, { seed = 5, stream = 1,
          offset = 0 })
@@ -145,4 +145,15 @@ describe('embeddings in place of ids', function()
          assert.near(want[3], sum, 1e-9)
       end)
    end
+
+   it('work over ranks of a model with a tower, without images', function()
+      local config = tide.json.decode(dofile('spec/golden/qwen3_vl.lua').text)
+      config.text_config.num_key_value_heads = 2
+      local want = ranks.run(1, on_rank, config, { tp = 1 }, {}, 'qwen3_vl')[1]
+      local options = { tp = { sequence_parallel = true } }
+      for _, got in ipairs(ranks.run(2, on_rank, config, { tp = 2 }, options, 'qwen3_vl')) do
+         assert.near(want[3], got[3], 1e-9)
+         assert.is_true(far(tide.tensor(want[2]), tide.tensor(got[2])) <= 1e-6)
+      end
+   end)
 end)

@@ -246,6 +246,11 @@ describe('gated_delta', function()
       refused('E_ARG', 'opts.eps', with({}, { eps = -1 }))
       refused('E_ARG', 'opts.chunk', with({}, { chunk = 0 }))
       refused('E_ARG', "unknown option 'norm'", with({}, { norm = true }))
+      refused('E_ARG', "gated_delta_step: argument 'state'", function()
+         local function first(x) return x:select(2, 1) end
+         return tide.gated_delta_step(first(i.q), first(i.k), first(i.v), first(i.g),
+            first(i.beta), 3)
+      end)
       refused('E_ARG', 'gated_delta_step', function()
          return tide.gated_delta_step(i.q, i.k, i.v, i.g, i.beta)
       end)

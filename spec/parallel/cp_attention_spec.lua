@@ -278,23 +278,26 @@ describe('what travels', function()
       local draw = tide.util and math.random
       math.randomseed(7)
       for _ = 1, 300 do
-         local function some(n)
+         local function some(n, sees_on)
             local rows = {}
-            for i = 1, n do rows[i] = { draw(-1, 2), draw(0, 9) } end
+            for i = 1, n do
+               rows[i] = { draw(-1, 2), draw(0, 9), sees_on and draw(0, 12) or nil }
+            end
             return rows
          end
-         local q, k = some(draw(1, 9)), some(draw(1, 9))
+         local q, k = some(draw(1, 9), draw(2) == 1), some(draw(1, 9), draw(2) == 1)
          local mask = { causal = draw(2) == 1, window = { draw(-1, 4), draw(-1, 4) } }
          -- per document, the range of positions represents the positions
-         local lo, hi = {}, {}
+         local lo, hi, most = {}, {}, {}
          for _, p in ipairs(q) do
+            most[p[1]] = math.max(most[p[1]] or -99, p[3] or p[2])
             lo[p[1]] = math.min(lo[p[1]] or 99, p[2])
             hi[p[1]] = math.max(hi[p[1]] or -99, p[2])
          end
          local first, last
          for j, p in ipairs(k) do
             local d = p[1]
-            local seen = d >= 0 and lo[d] ~= nil and not (mask.causal and p[2] > hi[d])
+            local seen = d >= 0 and lo[d] ~= nil and not (mask.causal and p[2] > most[d])
                and not (mask.window[1] >= 0 and p[2] < lo[d] - mask.window[1])
                and not (mask.window[2] >= 0 and p[2] > hi[d] + mask.window[2])
             if seen then first, last = first or j, j end

@@ -269,6 +269,13 @@ describe('fields of a batch that tell of documents', function()
       assert.same({ { 1, -100, -100 } }, out.labels:tolist())
    end)
 
+   it('keep the third number of an index, also beside padding', function()
+      local context = cp.make_cp_batch_and_ctx(nil, { ids = ints { { 1, 2, 3 } },
+         labels = ints { { 1, 2, 3 } }, padding_mask = tide.tensor { { false, false, true } },
+         index = tide.tensor({ { { 4, 0, 1 }, { 4, 1, 1 }, { 4, 2, 2 } } }, { dtype = 'i32' }) })
+      assert.same({ { { 4, 0, 1 }, { 4, 1, 1 }, { -1, 2, 2 } } }, context:q_index('cpu'):tolist())
+   end)
+
    it('must fit the rows', function()
       local function go(more)
          more.ids, more.labels = ints { { 1, 2 }, { 3, 4 } }, ints { { 1, 2 }, { 3, 4 } }
@@ -276,7 +283,7 @@ describe('fields of a batch that tell of documents', function()
       end
       local i32 = { dtype = 'i32' }
       refused('E_ARG', "'index'", go, { index = tide.zeros({ 3, 2, 2 }, i32) })
-      refused('E_ARG', "'index'", go, { index = tide.zeros({ 1, 2, 3 }, i32) })
+      refused('E_ARG', "'index'", go, { index = tide.zeros({ 1, 2, 4 }, i32) })
       refused('E_ARG', "'index'", go, { index = tide.zeros { 1, 2, 2 } })
       refused('E_ARG', "'packed_seq_ids'", go, { packed_seq_ids = ints { { 1, 1 } } })
       refused('E_ARG', "'padding_mask'", go, { padding_mask = { { false, true } } })

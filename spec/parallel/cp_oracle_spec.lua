@@ -30,12 +30,14 @@ local function drawn(B, T)
       slot[#slot], real[#real] = nil, nil
    end
    local batch, numbers, index, padding = {}, {}, {}, {}
+   local sees_on = math.random(2) == 1                    -- whether tokens see later ones
    for b = 1, B do
       numbers[b], index[b], padding[b] = {}, {}, {}
       for t = 1, T do
          local doc = docs[b][t]
          numbers[b][t] = doc
-         index[b][t] = { math.random(8) == 1 and -1 or doc - 1, 3 * t }
+         index[b][t] = { math.random(8) == 1 and -1 or doc - 1, 3 * t,
+            sees_on and 3 * t + math.random(0, 9) or nil }
          padding[b][t] = math.random(6) == 1
       end
    end
@@ -103,7 +105,8 @@ describe('the reference of the self-check', function()
             positions[b] = {}
             for t = 1, T do
                positions[b][t] = { got and got[b][t] or 0,
-                  batch.index and batch.index:at(b, t, 2) or t - 1 }
+                  batch.index and batch.index:at(b, t, 2) or t - 1,
+                  batch.index and batch.index:size(3) > 2 and batch.index:at(b, t, 3) or nil }
             end
          end
          local w = o.window

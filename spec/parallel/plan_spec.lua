@@ -140,9 +140,10 @@ describe('the price of a plan', function()
    end
 
    it('counts the state of an optimiser, and what its update sends and needs', function()
-      local function compare(rank, _, cfg, axes, kind)
+      local function compare(rank, _, cfg, axes, kind, fsdp)
          local t, every = require 'tide', require 'tide.util.each'
-         local plan = t.parallel.plan(t.model.llama(cfg, { device = 'null' }), axes, { fsdp = {} })
+         local plan = t.parallel.plan(t.model.llama(cfg, { device = 'null' }), axes,
+            { fsdp = fsdp })
          local function optimiser(params) return t.optim[kind](params, { lr = 1e-3 }) end
          local want = plan:price { batch = 1, seq = 8, rank = rank, optim = optimiser }
          local run = plan:materialise { seed = 3 }
@@ -160,19 +161,27 @@ describe('the price of a plan', function()
          one()
          collectgarbage()
          t.default():reset_peak()
-         return one() / want.wire, t.default():stats().peak / want.peak
+         return { one() / want.wire, t.default():stats().peak / want.peak }
       end
       local wide = { vocab_size = 64, hidden_size = 64, num_hidden_layers = 1,
          num_attention_heads = 4, num_key_value_heads = 2, intermediate_size = 256 }
-      for _, case in ipairs { { 'Muon', { dp_shard = 2 } }, { 'SGD', { dp_shard = 2 } },
-                              { 'Adafactor', { dp_shard = 1, tp = 2 } } } do
-         local kind, axes = unpack(case)
-         for _, far in ipairs { ranks.run(2, compare, wide, axes, kind) } do
+      for _, case in ipairs { { 'Muon', { dp_shard = 2 }, {} },
+                              { 'SGD', { dp_shard = 2 }, { nccl_ub = true } },
+                              { 'Adafactor', { dp_shard = 1, tp = 2 }, {} } } do
+         local kind, axes, fsdp = unpack(case)
+         for _, far in ipairs(ranks.run(2, compare, wide, axes, kind, fsdp)) do
             -- beside the count, the loss and the norm; the batch
             assert.is_true(far[1] >= 1 and far[1] < 1.01, ('%s sends %g'):format(kind, far[1]))
             assert.is_true(math.abs(far[2] - 1) < 0.02, ('%s needs %g'):format(kind, far[2]))
          end
       end
+      local ok, e = pcall(function()
+         make({ dp = 1 }, {}, 1):price { optim = function(params)
+            return tide.optim.AdamW(params, { groups = { { pattern = 'nope', lr_scale = 2 } } })
+         end }
+      end)
+      assert.is_false(ok)
+      assert.equal('E_ARG', e.code)                   -- as in the run
    end)
 
    it('is the memory that a forward keeps', function()

@@ -229,8 +229,9 @@ describe('fine-tuning on chats with images', function()
          words = words .. '--out ' .. dir .. '/run '
          case.save(dir .. '/text')
          bad(words .. '--from ' .. dir .. '/text', 'c.jsonl, line 1: messages[1].content[1]: the '
-            .. 'record has an image, and the model of --from (Llama) reads texts alone; give one '
-            .. 'that reads images (qwen2_5_vl, qwen3_vl, qwen3_5_vl, gemma3_vl), or --skip-bad')
+            .. 'record has an image, and the model of --from (Llama) reads texts alone; give the '
+            .. 'folder of a model with a vision tower (its config.json has vision_config), or '
+            .. '--skip-bad')
          bad(words .. '--seq 8', 'an image is not cut: give a larger seq')
          bad(words .. '--freeze vision', '--freeze vision: the model has no module of this path')
          bad(words .. '--freeze visual --freeze model --freeze lm_head', 'no weight is left')

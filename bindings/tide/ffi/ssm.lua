@@ -58,6 +58,7 @@ local step_opts = arg.set { 'silu' }
 function M.conv1d_step(x, w, bias, state, opts)
    tensor('conv1d_step', 'x', x)
    if arg.ndim(x) ~= 2 then bad('conv1d_step', 'x', 'a tensor [B, C]', x) end
+   tensor_or_nil('conv1d_step', 'state', state)
    opts = arg.opts('conv1d_step', opts, step_opts)
    local y, last = M.conv1d(x:unsqueeze(2), w, bias,
       { silu = opts.silu, initial = state, return_last = true })
@@ -126,7 +127,7 @@ function M.ssd_step(x, dt, A, B, Cs, state, opts)
    if arg.ndim(dt) ~= 2 then bad('ssd_step', 'dt', 'a tensor [B, H]', dt) end
    if arg.ndim(B) ~= 3 then bad('ssd_step', 'B', 'a tensor [B, G, N]', B) end
    if arg.ndim(Cs) ~= 3 then bad('ssd_step', 'C', 'a tensor [B, G, N]', Cs) end
-   local o = { initial = state, return_last = true }
+   local o = { initial = tensor_or_nil('ssd_step', 'state', state), return_last = true }
    for key, value in each(arg.opts('ssd_step', opts, ssd_step_opts)) do o[key] = value end
    if o.z ~= nil then o.z = tensor('ssd_step', 'opts.z', o.z):unsqueeze(2) end
    local y, last = M.ssd_scan(x:unsqueeze(2), dt:unsqueeze(2), A, B:unsqueeze(2),
@@ -186,6 +187,7 @@ function M.gated_delta_step(q, k, v, g, beta, state, opts)
    if arg.ndim(v) ~= 3 then bad('gated_delta_step', 'v', 'a tensor [B, Hv, Dv]', v) end
    if arg.ndim(g) ~= 2 then bad('gated_delta_step', 'g', 'a tensor [B, Hv]', g) end
    if arg.ndim(beta) ~= 2 then bad('gated_delta_step', 'beta', 'a tensor [B, Hv]', beta) end
+   tensor_or_nil('gated_delta_step', 'state', state)
    opts = arg.opts('gated_delta_step', opts, delta_step_opts)
    local o, last = M.gated_delta(q:unsqueeze(2), k:unsqueeze(2), v:unsqueeze(2), g:unsqueeze(2),
       beta:unsqueeze(2), { scale = opts.scale, l2norm = opts.l2norm, eps = opts.eps,

@@ -1121,9 +1121,10 @@ int tide_image_rgb(tide_tensor **out, tide_tensor *x, int layout);
 /* Makes pixels as their EXIF orientation (1 to 8) says that they are seen; from 5 on height and
  * width change places. */
 int tide_image_orient(tide_tensor **out, tide_tensor *x, int orientation);
+/* Filters of a resize. */
+enum { TIDE_RESIZE_BICUBIC = 0, TIDE_RESIZE_BILINEAR = 1 };
 /* Resizes to [rows, columns, 3] by a filter with antialias: the numbers of PyTorch's interpolate on
  * uint8. */
-enum { TIDE_RESIZE_BICUBIC = 0, TIDE_RESIZE_BILINEAR = 1 };
 int tide_image_resize(tide_tensor **out, tide_tensor *x, int64_t rows, int64_t columns, int filter);
 /* What a vision tower reads: patches of patch x patch pixels, in blocks of merge x merge patches,
  * of depth frames each (14, 2 and 2 by default). value: the number of each value of a pixel, [3,

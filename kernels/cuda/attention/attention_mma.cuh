@@ -88,11 +88,22 @@ struct asked { int document, first, last; };
 template <bool KEYS>
 TIDE_DEVICE about about_token(const tide_attend &p, int64_t b, int64_t t, int *last)
 {
-  tide_token x = KEYS ? tide_query(p, b, t) : tide_key(p, b, t);
-  int position = p.q_index ? (int)x.position : (int)t;
-  int64_t seen = KEYS ? tide_last_seen(p, x) : position;
-  *last = tide_as_int(KEYS && !p.q_index ? seen - p.q_start : seen);
-  return {x.document < 0 ? -1 : x.document, position, {INFINITY, 0.0f}};
+  const int32_t *index = KEYS ? p.q_index : p.k_index;
+  about x = {t < (KEYS ? p.tq : p.tk) ? 0 : -1, (int)t, {INFINITY, 0.0f}};
+  int until = x.position;
+  if (index && x.document == 0) {
+    const int64_t *stride = KEYS ? p.qi : p.ki;
+    index += b * stride[0] + t * stride[1];
+    x.document = index[0] < 0 ? -1 : index[0];
+    x.position = index[stride[2]];
+    until = KEYS && p.q_until ? index[2 * stride[2]] : x.position;
+  }
+  /* by the rule of tide_last_seen, in 32 bits */
+  if (KEYS && !p.causal) until = INT32_MAX;
+  if (KEYS && p.window_right >= 0 && x.position + p.window_right < until)
+    until = (int)(x.position + p.window_right);
+  *last = until;
+  return x;
 }
 template <bool KEYS> TIDE_DEVICE tide_span span_at(const tide_attend &p, int64_t b, int64_t t)
 {

@@ -38,11 +38,16 @@ TIDE_DEVICE void gradients(const tide_attend &p, int64_t b, int64_t h, int64_t r
   if (!plain) cap_slopes<NT>(p, s, dp);
   if (p.bias.data) add_bias<KEYS, NT>(p, b, h, row0, col0, s);
   weights_of<NT>(s, plain ? p.cap.scale * LOG2E : LOG2E, mark);
-  if (!whole)
+  /* one bound at a time where the rows are keys: registers are few */
+  if (!whole && KEYS)
+    hide<NT>(s, row.span, 0.0f, [&](int n, int e) {
+      return asked{about_of<LD>(cols, n * 8 + t + e).document, INT32_MIN,
+                   last_of<LD>(cols + NT * 8 * LD, n * 8 + t + e)};
+    });
+  if (!whole && (!KEYS || p.window_left >= 0))
     hide<NT>(s, row.span, 0.0f, [&](int n, int e) {
       const about &x = about_of<LD>(cols, n * 8 + t + e);
-      int last = KEYS ? last_of<LD>(cols + NT * 8 * LD, n * 8 + t + e) : x.position;
-      return asked{x.document, x.position, last};
+      return asked{x.document, x.position, KEYS ? INT32_MAX : x.position};
     });
   times_weight<NT>(s, dp);
 }
@@ -83,18 +88,20 @@ backward_kernel(tide_attend p, tide_attention_back g, bool aligned)
     int64_t hy = KEYS ? h : h / p.group;
     /* mask data of tokens is loaded with a tile and kept after the work on the tile before */
     about other = {};
-    int last = 0;
     auto load = [&](const tide_step &x, int stage) {
       load_tile<DP, BC>(tiles + stage * 2 * TILE, y1, b, x.t, ny, hy, p.d, aligned);
       load_tile<DP, BC>(tiles + (stage * 2 + 1) * TILE, y2, b, x.t, ny, hy, p.dv, aligned);
       if (mine >= BC) return;
-      if (!x.whole) other = about_token<KEYS>(p, b, x.t + mine, &last);
+      if (!x.whole) {
+        int last;
+        other = about_token<KEYS>(p, b, x.t + mine, &last);
+        /* not kept: registers are few, and the tile before lies elsewhere */
+        if (KEYS) last_of<LD>(tiles + (stage * 2 + 1) * TILE, mine) = last;
+      }
       if (KEYS) other.mark = mark_of(p, g, b, h, x.t + mine);
     };
     auto keep = [&](int stage) {
-      if (mine >= BC) return;
-      about_of<LD>(tiles + stage * 2 * TILE, mine) = other;
-      if (KEYS) last_of<LD>(tiles + (stage * 2 + 1) * TILE, mine) = last;
+      if (mine < BC) about_of<LD>(tiles + stage * 2 * TILE, mine) = other;
     };
     walk.begin();
     tide_step now = walk.next();

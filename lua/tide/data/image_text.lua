@@ -41,11 +41,11 @@ end
 
 -- Returns the template that a model with images reads, where it has placeholders as above: the same
 -- template for other models, and for a tokenizer without these tokens. of: fields image, first and
--- last, ids of tokens, and spans (see model.vision_decoder).
+-- last, ids of tokens, and wraps_images (see model.vision_decoder).
 function image_text.of(template, tokenizer, of)
    local added = tokenizer.added
    local first, image, last = added[of.first or -1], added[of.image or -1], added[of.last or -1]
-   if not (template and of.spans and first and image and last) then return template end
+   if not (template and of.wraps_images and first and image and last) then return template end
    return image_text.template(template, first, '\n\n' .. first .. image .. last .. '\n\n')
 end
 
@@ -54,7 +54,7 @@ end
 function image_text.ids(model)
    local c = model.config or {}
    return { image = c.image_token_id, video = c.video_token_id, first = c.vision_start_token_id,
-      last = c.vision_end_token_id, spans = model.spans }
+      last = c.vision_end_token_id, wraps_images = model.wraps_images }
 end
 
 return image_text

@@ -204,7 +204,7 @@ Backbone.at_fields = { 'positions', 'index', 'q_index', 'k_index', 'attention_ma
    'caches', 'context', 'balance' }
 
 -- Options beside ids in a call of a model without layers that keep a state.
-local beside = {
+Backbone._place_options = {
    'positions: tensor? -- [batch or 1, tokens], or [3, batch or 1, tokens] with mrope_section',
    'caches: table?',
    'index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
@@ -213,8 +213,8 @@ local beside = {
    'context: any?',
    'balance: balance?',
 }
-Backbone._read_without_sequence = signature.options(beside)
-Backbone._read_place = signature.options { beside, 'sequence: tensor?' }
+Backbone._read_without_sequence = signature.options(Backbone._place_options)
+Backbone._read_place = signature.options { Backbone._place_options, 'sequence: tensor?' }
 
 -- Returns whether caches of a call (or nil) hold keys of earlier tokens.
 function Backbone._has_keys(caches)
@@ -237,17 +237,17 @@ local function checked_caches(op, body, caches)
    return caches
 end
 
--- Returns `at` of a call, from the options that describe where the tokens lie. opts: index [B or 1,
--- T, 2] of (document, position) for packed streams, or sequence [B or 1, T] and, for attention,
--- q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or documents numbered
--- from 1; positions (three rows of them where rope_scaling has an mrope_section); caches, one table
--- a layer, for generation; context, if ids are this rank's part of a sequence (parallel.cp).
+-- Returns `at` of a call (see nn.context), from the options that describe where the tokens lie.
+-- opts: index [B or 1, T, 2 or 3] (see nn.mask) for packed streams, or sequence [B or 1, T] and,
+-- for attention, q_index and k_index; attention_mask [B, T] in place of an index, 1 and 0 or
+-- documents numbered from 1; positions (three rows of them where rope_scaling has an
+-- mrope_section); caches, one table a layer, for generation; context, if ids are this rank's part
+-- of a sequence (parallel.cp).
 local function placement(self, opts, ids, context)
    local op = self.op
    local sequence = opts.sequence
    local of_mask = mask_.of_call(op, opts, ids, context)
-   local index = opts.q_index or opts.index
-   if context and context.size == 1 then index = context:q_index(ids.device) end
+   local index = nn.context._whole_index(context, ids.device) or opts.q_index or opts.index
    if not sequence and self.mixing[1] > 0 and (index or of_mask) then
       sequence = sequence_of((index or of_mask):select(3, 1))
    end
@@ -311,7 +311,7 @@ function Backbone:hidden(ids, opts, rows)
    opts = self._read_place(self.op, opts)
    local context = nn.context.of(self.op, opts, ids)
    local x = self:_inputs(ids, opts, context)
-   if context then context = opts.context end              -- that may have another index now
+   if context then context = opts.context end    -- _inputs may replace it (see model.vision_spans)
    local at, body = placement(self, opts, ids, context), self[self.form.body]
    -- a hook or wrap of the body may need its input again
    at.last_rows, at.is_made = rows, not rawequal(x, ids) and body._call == Module._call

@@ -127,10 +127,9 @@ local function last_token(x)
    return n > 1 and private.replace(x, x:slice(2, n, n):contiguous()) or x
 end
 
--- Logits [B, T, V] of ids [B, T], or of embeddings [B, T, C] in their place, which get gradients
--- and pass by the embedding and its scale (Granite's multiplier counts); with opts.last_only those
--- of the last token, [B, 1, V], which generation needs. Before the head, unless this rank has a
--- part of the sequence there.
+-- Returns logits [B, T, V] of ids [B, T], or of embeddings [B, T, C]. Given embeddings get
+-- gradients. They are not scaled, except by Granite's multiplier. opts.last_only picks the last
+-- token, [B, 1, V]: before the head, or after it if this rank has a part of the sequence.
 function CausalLM:forward(ids_BT, opts)
    local last_only = type(opts) == 'table' and opts.last_only
    if last_only then

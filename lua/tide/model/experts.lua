@@ -8,6 +8,7 @@ local err = require 'tide.util.err'
 local names_ = require 'tide.util.names'
 local nn = require 'tide.nn'
 local published = require 'tide.model.published'
+local renamed = require('tide.model.stored').renamed
 local signature = require 'tide.util.signature'
 
 local experts = {}
@@ -115,13 +116,6 @@ function experts.fit(name)
    return signature.options { ('where num_experts_per_tok <= %s -- num_experts_per_tok '
       .. '({num_experts_per_tok}) must be at most %s ({%s})'):format(name, name, name) }
 end
-
--- Returns the entry of model:stored() for a tensor that a file holds under another name.
-function experts.renamed(name, own, shape)
-   return { name = name, shape = shape, parts = { { name = own, shape = shape, first = 0 } } }
-end
-
-local renamed = experts.renamed
 
 -- Returns the entry of model:stored() for a tensor of a file in which parameters of a mixture lie
 -- side by side along dim 2; nil where one of them is no parameter (its numbers lie in NF4). layer:

@@ -44,13 +44,13 @@ local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
-local published_config = require 'tide.model.published'
+local published = require 'tide.model.published'
 require 'tide.nn.module'                -- the kind 'module'
 
 local family = {}
 
 -- Published fields by family.
-local published = {
+local files = {
    gemma2 = { architectures = { 'Gemma2ForCausalLM' }, model_type = 'gemma2' },
    gpt2 = { architectures = { 'GPT2LMHeadModel' }, model_type = 'gpt2' },
    gemma3 = { architectures = { 'Gemma3ForCausalLM' }, model_type = 'gemma3_text' },
@@ -78,7 +78,7 @@ for name, title in each { llama = 'Llama', mistral = 'Mistral', qwen2 = 'Qwen2',
    deepseek_v2 = 'DeepseekV2', deepseek_v3 = 'DeepseekV3',
    glm4_moe_lite = 'Glm4MoeLite', gpt_oss = 'GptOss',
    granitemoehybrid = 'GraniteMoeHybrid' } do
-   published[name] = { architectures = { title .. 'ForCausalLM' }, model_type = name,
+   files[name] = { architectures = { title .. 'ForCausalLM' }, model_type = name,
       hidden_act = 'silu' }
 end
 
@@ -93,7 +93,7 @@ end
 -- Returns the family whose published files have this value of a field, 'architectures' (the first)
 -- or 'model_type'; nil of one that is not known.
 local function find(field, value)
-   for name, row in each(published) do
+   for name, row in each(files) do
       if value_of(row, field) == value then return name end
    end
    return own[value]
@@ -104,7 +104,7 @@ end
 local function found(op, field, value, what)
    local name, list = find(field, value), {}
    if name then return name end
-   for _, row in each(published) do list[#list + 1] = value_of(row, field) end
+   for _, row in each(files) do list[#list + 1] = value_of(row, field) end
    table.sort(list)
    err.raise('E_UNSUPPORTED', op, "the checkpoint is of the %s '%s'; known are %s", what,
       tostring(value), table.concat(list, ', '))
@@ -115,12 +115,12 @@ local function check_plain(op, plain) return err.type(op, 'plain', plain, 'table
 
 -- Returns what a family says of its configurations and files, the table `family` of its class; an
 -- empty one where name is nil or false, for a user's class.
-function family.rules(name) return published[name] and require('tide.model')[name].family or {} end
+function family.rules(name) return files[name] and require('tide.model')[name].family or {} end
 
 -- Returns the name of a model's family; false for a user's class, whose configuration does not
 -- determine what it computes.
 function family.of(model)
-   for name in each(published) do
+   for name in each(files) do
       if package.loaded['tide.model.' .. name] == getmetatable(model) then return name end
    end
    return false
@@ -133,7 +133,7 @@ function family.config(model)
    local of = type(model.family) == 'table' and model.family or {}
    for k in each(of.defaults or {}) do c[k] = null end
    for _, row in ipairs(of.fields or {}) do
-      if row[2] ~= published_config.optional then c[row[1]] = null end
+      if row[2] ~= published.optional then c[row[1]] = null end
    end
    -- where these are not given, transformers takes ids that a small vocabulary does not have
    for _, k in ipairs { 'bos_token_id', 'eos_token_id', 'pad_token_id' } do c[k] = null end
@@ -153,7 +153,7 @@ local function config_of(name, config)
 end
 
 -- Returns the fields of a published configuration file that name the family.
-function family.published(name) return published[name] or {} end
+function family.published(name) return files[name] or {} end
 
 -- Returns the rows of the fields that a class of models has (see published.read): those of a Llama
 -- for a user's class that has none.
@@ -186,8 +186,8 @@ function family.config_file(plain, dtype, transposed)
    local json = require('tide').json
    err.type(op, 'config', check_plain(op, plain).config, 'table')
    local c = copy(config_of(plain.family, plain.config))
-   local made = published[plain.family] and require('tide.model')[plain.family] or {}
-   copy(published[plain.family] or {}, c)
+   local made = files[plain.family] and require('tide.model')[plain.family] or {}
+   copy(files[plain.family] or {}, c)
    if made.publish then made.publish(c, transposed) end
    c.torch_dtype = dtype_names[dtype]
    as_floats(c, fields_of(made), json)
@@ -217,7 +217,7 @@ function family.saved(op, plain)
       err.raise('E_UNSUPPORTED', op, 'the checkpoint holds a model of a custom class; give make = '
          .. 'function(config, options) that returns such a model')
    elseif plain.family ~= nil then
-      err.raise_if(not published[plain.family], 'E_UNSUPPORTED', op, 'the checkpoint has the '
+      err.raise_if(not files[plain.family], 'E_UNSUPPORTED', op, 'the checkpoint has the '
          .. "family '%s', which this version of tide does not have", tostring(plain.family))
       return named(plain)
    end
@@ -248,7 +248,7 @@ function family.check(op, plain, model)
    if type(plain.config) ~= 'table' or type(model.config) ~= 'table' then return end
    local kind = family.of(model)
    local theirs, mine = config_of(kind, plain.config), family.config(model)
-   local neutral = neutral_fields(model, published[plain.family]
+   local neutral = neutral_fields(model, files[plain.family]
       and require('tide.model')[plain.family])
    local names, problems = {}, {}
    if plain.family and kind and named(plain) ~= kind then
@@ -256,7 +256,7 @@ function family.check(op, plain, model)
    end
    for _, c in ipairs { theirs, mine } do
       for k in each(c) do
-         if not neutral[k] and not published_config._is_neutral(k) then names[k] = true end
+         if not neutral[k] and not published._is_neutral(k) then names[k] = true end
       end
    end
    for k in each(names) do

@@ -8,18 +8,20 @@
 local Gemma3 = require 'tide.model.gemma3'
 local Vision = require 'tide.model.gemma3_vl_vision'
 local class = require 'tide.class'
+local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
 local decoder = require 'tide.model.vision_decoder'
 local each = require 'tide.util.each'
-local err = require 'tide.util.err'
-local experts = require 'tide.model.experts'
+local published = require 'tide.model.published'
+local stored = require 'tide.model.stored'
 
 local op = 'model.gemma3_vl'
 
 local VL = class('Gemma3_VL', Gemma3)
 
 VL.Vision, VL.text_types, VL.ties_outside = Vision, { 'gemma3_text', 'gemma3' }, true
-VL.spans = true
+VL.only_images, VL.plain_positions, VL.sees_whole_images = true, true, true
+VL.wraps_images = true
 
 -- ---- names of tensors --------------------------------------------------------------------------
 
@@ -51,24 +53,17 @@ local function module_name(name)
 end
 
 -- Returns the tensors of a published file, whose names differ (see model/stored.lua).
-function VL:stored()
-   local list = {}
-   for _, e in ipairs(self:named_parameters()) do
-      list[#list + 1] = experts.renamed(published_name(e.name), e.name, e.param.shape)
-   end
-   return list
-end
+function VL:stored() return stored.all_renamed(self, published_name) end
 
 -- ---- configurations ----------------------------------------------------------------------------
 
 local token, count = 'integer >= 0', 'integer >= 1'
 
-local fields = {
+local fields = published._rows({
    { 'vision_config', nil, function(_, _, v) return v end },
    { 'image_token_id', 262144, token }, { 'vision_start_token_id', 255999, token },
    { 'vision_end_token_id', 256000, token }, { 'mm_tokens_per_image', 256, count },
-}
-for _, row in ipairs(Gemma3.family.fields) do fields[#fields + 1] = row end
+}, Gemma3.family.fields)
 
 -- Names of files for fields that other families with a tower have, too.
 local alias = { image_token_index = 'image_token_id', boi_token_index = 'vision_start_token_id',
@@ -76,8 +71,7 @@ local alias = { image_token_index = 'image_token_id', boi_token_index = 'vision_
 
 -- Checks and completes a configuration.
 local function complete(c, name)
-   err.arg_if(c.image_token_id >= c.vocab_size, name, 'image_token_index',
-      ('an id below vocab_size (%d)'):format(c.vocab_size), c.image_token_id)
+   config_.check_token(name, c, 'image_token_index', c.image_token_id)
    Gemma3.family.complete(c, name)
 end
 
@@ -94,18 +88,10 @@ VL.family = copy({
    counts = { 'depth' }, sizes = { 'num_heads', 'in_channels' },
 }, copy(Gemma3.family))
 
--- Fields of config.json that lie beside the tables of the text and of the tower.
-local outside = { 'architectures', 'model_type', 'mm_tokens_per_image', 'tie_word_embeddings',
-   'transformers_version', 'torch_dtype' }
-
 -- Makes the fields of config.json of c, a complete configuration.
 function VL.publish(c)
-   local text, tower = copy(c), Vision.published(c.vision_config)
-   for name in each(text) do c[name] = nil end
-   for _, name in ipairs(outside) do c[name], text[name] = text[name], nil end
-   for name, own in each(alias) do c[name], text[own] = text[own], nil end
-   text.vision_config, text.model_type = nil, 'gemma3_text'
-   c.text_config, c.vision_config = text, tower
+   config_.nest(c, 'gemma3_text', Vision.published(c.vision_config))
+   for name, own in each(alias) do c[name], c[own] = c[own], nil end
 end
 
 return decoder.extend(VL)

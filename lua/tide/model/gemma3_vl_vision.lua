@@ -2,8 +2,8 @@
 -- the projector behind it, which averages blocks of m x m patches to features, with a norm and a
 -- product.
 --
--- Patches come as those of other towers: block by block, so that a feature is the mean of m m rows.
--- Learned positions are those of the places of patches in the image, row by row.
+-- Patches have the order of those of other towers, block by block, so that a feature is the mean of
+-- m m rows. Learned positions are those of the places of patches in the image, row by row.
 -- Legend: N patches, S of an image, P numbers of a patch, C width, O output width, m
 -- spatial_merge_size.
 
@@ -84,27 +84,6 @@ end
 
 -- ---- layers ------------------------------------------------------------------------------------
 
--- The embedding of patches: a convolution whose stride is its kernel size, so a product.
-local Patches = class('SiglipPatches', Module)
-Patches.mixes = false
-
--- Makes the layer of a complete configuration.
-function Patches:init(c, opts)
-   Module.init(self)
-   local p = c.patch_size
-   self:param('weight', { c.hidden_size, c.in_channels, p, p },
-      { kind = 'normal', std = c.initializer_range }, opts)
-   self:param('bias', { c.hidden_size }, 'zeros', opts)
-   self:ready(opts)
-end
-
--- Returns the embeddings [N, C] of patches x [N, P].
-function Patches:forward(x)
-   x = x:to(self.weight.dtype)
-   return tide.linear(x, self.weight:reshape(self.weight:size(1), x:size(2)), self.bias)
-end
-private.note(Patches.forward)
-
 local Attention = class('SiglipAttention', Module)
 -- An image lies whole on a rank, whatever tokens of a text that has.
 Attention.mixes, Attention.holds_parts = false, true
@@ -181,7 +160,7 @@ function Vision:init(c, opts)
    opts = Module.inner(opts, {})
    opts.fp8, self.config = nil, c
    self:child('embeddings', Tower._Group {
-      { 'patch_embedding', Patches(c, opts) },
+      { 'patch_embedding', Tower._Patches(c, Module.inner(opts, { bias = true, flat = true })) },
       { 'position_embedding', nn.Embedding((c.image_size / c.patch_size) ^ 2, c.hidden_size,
          Module.inner(opts, { std = c.initializer_range })) },
    })
@@ -190,12 +169,6 @@ function Vision:init(c, opts)
    self:child('encoder', Tower._Group { { 'layers', nn.Stack(blocks) } })
    self:child('post_layernorm', norm(c, opts))
    self:child('projector', Projector(c, opts))
-end
-
--- Returns the work of an image of a grid, in products of a patch with a channel.
-function Vision:cost(g)
-   local c, n = self.config, g[2] * g[3]
-   return n * (4 * c.hidden_size + 2 * c.intermediate_size + 2 * n)
 end
 
 -- Raises unless patches [N, P] are those of the grids, images of the one size that the tower reads.
@@ -212,6 +185,16 @@ function Vision:check_patches(name, patches, grids)
    Tower.check_patches(self, name, patches, grids)
 end
 
+-- Refuses images of different sizes.
+local function check_alike(op, grids)
+   local _, h, w = unpack(grids[1])
+   for i, g in ipairs(grids) do
+      err.raise_if(g[1] ~= 1 or g[2] ~= h or g[3] ~= w, 'E_ARG', op, 'grids[%d]: expected { 1, %d, '
+         .. '%d }, as the images of a call have one size, got { %s }', i, h, w,
+         table.concat(g, ', '))
+   end
+end
+
 -- Returns the places, from 0, of the patches of an image of high x wide patches in the table of
 -- positions, block by block.
 local function places(c, high, wide)
@@ -221,11 +204,13 @@ local function places(c, high, wide)
 end
 
 -- Returns features [N / m m, O] of patches [N, P] of images. grids: { 1, h, w } in patches, all the
--- same, as a list or a tensor [images, 3].
+-- same, as a list or a tensor [images, 3]. They may be smaller than the images of the model: those
+-- of Tower:blank are.
 function Vision:forward(patches, grids)
    local c = self.config
    grids = grid_.read(self.described.op, 'grids', grids, c.spatial_merge_size)
    Tower.check_patches(self, 'patches', patches, grids)
+   check_alike(self.described.op, grids)
    local S = grids[1][2] * grids[1][3]
    local ids = self._tensor({ places(c, grids[1][2], grids[1][3]) }, 'i64', patches.device)
    local learned = private.replace(ids, self.embeddings.position_embedding(ids))

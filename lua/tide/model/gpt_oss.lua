@@ -11,6 +11,7 @@ local experts = require 'tide.model.experts'
 local Llama = require 'tide.model.llama'
 local mixtures = require 'tide.nn.mixtures'
 local published = require 'tide.model.published'
+local stored = require 'tide.model.stored'
 
 local op = 'model.gpt_oss'
 
@@ -87,7 +88,7 @@ function GptOss:stored()
             list[#list + 1] = experts.joined(name, layer, names, row.how)
          else
             local own = names[1]
-            list[#list + 1] = experts.renamed(name, layer.path .. '.' .. own, layer.m[own].shape)
+            list[#list + 1] = stored.renamed(name, layer.path .. '.' .. own, layer.m[own].shape)
          end
       end
    end

@@ -16,6 +16,7 @@ local config_ = require 'tide.model.config'
 local experts = require 'tide.model.experts'
 local part = require 'tide.model.part'
 local published = require 'tide.model.published'
+local stored = require 'tide.model.stored'
 local time_step = require 'tide.model.time_step'
 
 local op = 'model.granitemoehybrid'
@@ -183,7 +184,7 @@ function GraniteMoeHybrid:stored()
    for _, layer in ipairs(mixtures(self)) do
       local m, path = layer.m, layer.path
       local function add(name, field)
-         list[#list + 1] = experts.renamed(('%s.%s.weight'):format(path, name),
+         list[#list + 1] = stored.renamed(('%s.%s.weight'):format(path, name),
             path .. '.' .. field, m[field].shape)
       end
       add('router.layer', 'router')

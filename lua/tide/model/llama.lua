@@ -10,6 +10,7 @@ local class = require 'tide.class'
 local config_ = require 'tide.model.config'
 local copy = require 'tide.util.copy'
 local each = require 'tide.util.each'
+local err = require 'tide.util.err'
 local signature = require 'tide.util.signature'
 local part = require 'tide.model.part'
 local published = require 'tide.model.published'
@@ -143,7 +144,11 @@ local function rope_of(c, family)
       scaling = copy(scaling)
       scaling.original_max_position_embeddings = c.max_position_embeddings
    end
-   local dim = math.floor(c.head_dim * (c.partial_rotary_factor or 1))
+   local turning = c.partial_rotary_factor
+   local dim = math.floor(c.head_dim * (turning or 1))
+   err.raise_if(turning and (dim < 2 or dim % 2 > 0), 'E_ARG', family.op, 'head_dim (%d) times '
+      .. 'partial_rotary_factor (%g) is %d channels that turn; expected an even number of at '
+      .. 'least 2', c.head_dim, turning, dim)
    return nn.rope.new { dim = dim, theta = c.rope_theta, scaling = scaling,
       interleaved = c.rope_interleave or (family.rope or {}).interleaved }
 end

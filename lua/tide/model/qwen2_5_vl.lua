@@ -38,8 +38,8 @@ copy({
    op = op, fields = fields, complete = complete,
    counts = { 'depth' }, sizes = { 'num_heads', 'out_hidden_size', 'in_channels', 'in_chans' },
    defaults = { max_position_embeddings = 32768, rope_theta = 1e6, rms_norm_eps = 1e-5 },
-   -- names of modules in transformers: the reverse of peft
-   rename = config_.own_name, peft = config_.inner_name,
+   rename = config_.own_name,                -- from names in transformers
+   peft = config_.transformers_name,                -- the reverse
 }, VL.family)
 
 -- Makes the fields of config.json of c, a complete configuration: those of text beside the table of

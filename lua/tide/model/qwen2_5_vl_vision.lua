@@ -3,7 +3,7 @@
 --
 -- Blocks that fullatt_block_indexes does not name attend within windows of window_size pixels.
 -- Patches are put in the order of the windows, so that frames and windows are both runs of patches;
--- the features come back in the order of the patches.
+-- forward returns the features in the order of the patches.
 -- Legend: N patches, P numbers of a patch, C width, O output width, m spatial_merge_size.
 
 local Tower = require 'tide.model.vision_tower'

@@ -43,7 +43,7 @@ VL._stored_together = VL.stored
 function VL:_stored_apart()
    local list, is_taken = {}, {}
    for i, entry in ipairs(Moe.stored(self)) do
-      entry.name = config_.inner_name(entry.name)
+      entry.name = config_.transformers_name(entry.name)
       list[i], is_taken[entry.parts[1].name] = entry, true
    end
    for _, entry in ipairs(Qwen3VL.stored(self)) do

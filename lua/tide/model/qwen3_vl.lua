@@ -11,9 +11,8 @@ local class = require 'tide.class'
 local config_ = require 'tide.model.vision_config'
 local copy = require 'tide.util.copy'
 local decoder = require 'tide.model.vision_decoder'
-local each = require 'tide.util.each'
 local err = require 'tide.util.err'
-local experts = require 'tide.model.experts'
+local stored = require 'tide.model.stored'
 
 local op = 'model.qwen3_vl'
 
@@ -59,7 +58,7 @@ end
 -- What a family of these models has beside that of its text model.
 VL._shared_family = {
    -- names of modules in transformers, and the reverse
-   peft = config_.inner_name, from_peft = config_.own_name,
+   peft = config_.transformers_name, from_peft = config_.own_name,
    -- fields that count layers, and fields that are a factor of the size of a tensor
    counts = { 'depth' }, sizes = { 'num_heads', 'out_hidden_size', 'in_channels',
       'num_position_embeddings', 'moe_intermediate_size' },
@@ -74,29 +73,11 @@ copy({
 }, VL.family)
 
 -- Returns the tensors of a published file, whose names differ (see model/stored.lua).
-function VL:stored()
-   local list = {}
-   for _, e in ipairs(self:named_parameters()) do
-      local name = config_.inner_name(e.name)
-      if name ~= e.name then
-         list[#list + 1] = experts.renamed(name, e.name, e.param.shape)
-      end
-   end
-   return list
-end
-
--- Fields of config.json that lie beside the tables of the text and of the tower.
-local outside = { 'architectures', 'model_type', 'image_token_id', 'video_token_id',
-   'vision_start_token_id', 'vision_end_token_id', 'tie_word_embeddings', 'transformers_version',
-   'torch_dtype' }
+function VL:stored() return stored.all_renamed(self, config_.transformers_name) end
 
 -- Makes the fields of config.json of c, a complete configuration. kind: its model_type.
 function VL._publish_as(c, kind)
-   local text, v = copy(c), config_.published_tower(c.vision_config, kind)
-   for name in each(text) do c[name] = nil end
-   for _, name in ipairs(outside) do c[name], text[name] = text[name], nil end
-   text.vision_config, text.model_type = nil, kind .. '_text'
-   c.text_config, c.vision_config = text, v
+   config_.nest(c, kind .. '_text', config_.published_tower(c.vision_config, kind))
 end
 
 -- Makes the fields of config.json of c, a complete configuration.

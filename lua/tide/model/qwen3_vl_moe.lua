@@ -63,7 +63,8 @@ function VL:_stored_as(entry_of)
    local list, is_expert = {}, {}
    for _, e in ipairs(self:named_parameters()) do is_expert[e.name] = class.is(e.owner, nn.MoE) end
    for _, layer in ipairs(mixtures(self)) do
-      experts.add_together(list, layer, config_.inner_name(lora_moe.block(layer.path)), entry_of)
+      local block = config_.transformers_name(lora_moe.block(layer.path))
+      experts.add_together(list, layer, block, entry_of)
    end
    for _, e in ipairs(Qwen3VL.stored(self)) do
       if not is_expert[e.parts[1].name] then list[#list + 1] = e end

@@ -121,13 +121,6 @@ function Vision:init(c, opts)
    end
 end
 
--- Returns the work of a frame of a grid, in products of a patch with a channel: the layers take 4 C
--- + 2 F a patch, of which an MLP has F inner ones, and attention as much as there are patches.
-function Vision:cost(g)
-   local c, n = self.config, g[2] * g[3]
-   return n * (4 * c.hidden_size + 2 * c.intermediate_size + 2 * n)
-end
-
 -- Returns learned positions [N, C] of patches, in f32, or in f64 beside x in f64. lay: of
 -- grid_.layout; grids: theirs.
 local function positions_of(self, lay, grids, x)

@@ -68,6 +68,22 @@ function stored.whole(entry, get)
    return (entry.transposed and t:transpose(-2, -1) or t):contiguous()
 end
 
+-- Returns the entry of model:stored() for a tensor that a file holds under another name.
+function stored.renamed(name, own, shape)
+   return { name = name, shape = shape, parts = { { name = own, shape = shape, first = 0 } } }
+end
+
+-- Returns the entries of all parameters of a model that files hold under other names. name_of: from
+-- the name of a parameter to that in files.
+function stored.all_renamed(model, name_of)
+   local list = {}
+   for _, e in ipairs(model:named_parameters()) do
+      local name = name_of(e.name)
+      if name ~= e.name then list[#list + 1] = stored.renamed(name, e.name, e.param.shape) end
+   end
+   return list
+end
+
 -- Returns the list of model:stored() of a configuration of a family; nil where published files have
 -- the parameters themselves. plain: config and family.
 function stored.entries(op, plain)

@@ -4,38 +4,44 @@
 local tide = require 'tide'
 local Llama = require 'tide.model.llama'
 local copy = require 'tide.util.copy'
+local each = require 'tide.util.each'
 local err = require 'tide.util.err'
 local published = require 'tide.model.published'
 
 local config, methods = {}, {}
 
-local token = 'integer >= 0'
+local id = 'integer >= 0'
 
--- Fields of all families, before those of their text model.
+-- Fields of Qwen's families, before those of their text model.
 config.fields = {
    { 'vision_config', nil, function(_, _, v) return v end },
-   { 'image_token_id', 151655, token }, { 'video_token_id', 151656, token },
-   { 'vision_start_token_id', published.optional, token },
-   { 'vision_end_token_id', published.optional, token },
-   { 'vision_token_id', published.optional, token },
+   { 'image_token_id', 151655, id }, { 'video_token_id', 151656, id },
+   { 'vision_start_token_id', published.optional, id },
+   { 'vision_end_token_id', published.optional, id },
+   { 'vision_token_id', published.optional, id },
 }
+
+-- Raises unless a token of a complete configuration is in the vocabulary. name: of its field.
+function config.check_token(op, c, name, token)
+   err.arg_if(token >= c.vocab_size, op, name, ('an id below vocab_size (%d)'):format(
+      c.vocab_size), token)
+end
 
 -- Raises unless the two tokens of a complete configuration are in the vocabulary, and differ.
 function config.check_tokens(op, c)
    for _, name in ipairs { 'image_token_id', 'video_token_id' } do
-      err.arg_if(c[name] >= c.vocab_size, op, name, ('an id below vocab_size (%d)'):format(
-         c.vocab_size), c[name])
+      config.check_token(op, c, name, c[name])
    end
    err.arg_if(c.image_token_id == c.video_token_id, op, 'video_token_id', 'another id than '
       .. 'image_token_id', c.video_token_id)
 end
 
--- Returns the name in transformers of a module with this name here.
-function config.inner_name(name)
+-- Returns the name in transformers of a module or parameter with this name here.
+function config.transformers_name(name)
    return (name:gsub('^model%.', 'model.language_model.'):gsub('^visual%.', 'model.visual.'))
 end
 
--- Returns the name here of a module with this name in transformers.
+-- Returns the name here of a module or parameter with this name in transformers.
 function config.own_name(name)
    return (name:gsub('^model%.visual%.', 'visual.'):gsub('^model%.language_model%.', 'model.'))
 end
@@ -67,8 +73,23 @@ local of_tokens = { 'image_token_id', 'video_token_id', 'vision_start_token_id',
    'vision_end_token_id', 'vision_token_id' }
 local of_rope = { 'rope_parameters', 'rope_scaling', 'rope_theta' }
 
+-- Fields of config.json that lie beside the tables of the text and of the tower.
+local outside = { 'architectures', 'model_type', 'tie_word_embeddings', 'transformers_version',
+   'torch_dtype', 'mm_tokens_per_image', unpack(of_tokens) }
+
+-- Moves the fields of c, a complete configuration, into the table text_config, but those that lie
+-- outside. text_type: model_type of that table; tower: the table vision_config.
+function config.nest(c, text_type, tower)
+   local text = copy(c)
+   for name in each(text) do c[name] = nil end
+   for _, name in ipairs(outside) do c[name], text[name] = text[name], nil end
+   text.model_type = text_type
+   c.text_config, c.vision_config, text.vision_config = text, tower, nil
+end
+
 -- Returns the fields of a configuration without the table text_config, whose fields go before those
--- beside it; tie_word_embeddings is that beside it, where there is one.
+-- beside it. With ties_outside, tie_word_embeddings beside text_config decides, also where it is
+-- absent. Else it counts only if it is true.
 local function flattened(self, given)
    local op, c, null = self.family.op, copy(given), tide.json.null
    local text = c.text_config

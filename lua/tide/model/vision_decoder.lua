@@ -13,6 +13,7 @@
 --
 -- Legend: B batch, T tokens, N and M patches, P numbers of a patch.
 
+local Backbone = require 'tide.model.backbone'
 local CausalLM = require 'tide.model.causal_lm'
 local Llama = require 'tide.model.llama'
 local config_ = require 'tide.model.vision_config'
@@ -59,19 +60,6 @@ end
 
 -- ---- options of a call -------------------------------------------------------------------------
 
-local of_pixels = {
-   'pixel_values: tensor? [N, P] of f32, f64, bf16, f16 -- patches of all images, as image '
-      .. 'processors make them',
-   'image_grid_thw: any? -- frames, rows and columns of patches of each image, [images, 3]',
-   'pixel_values_videos: tensor? [M, P] of f32, f64, bf16, f16 -- those of all videos',
-   'video_grid_thw: any? -- frames, rows and columns of patches of each video, [videos, 3]',
-   'where (pixel_values ~= nil) == (image_grid_thw ~= nil) -- pixel_values and image_grid_thw: '
-      .. 'give both of them or none',
-   'where (pixel_values_videos ~= nil) == (video_grid_thw ~= nil) -- pixel_values_videos and '
-      .. 'video_grid_thw: give both of them or none',
-}
-
--- Those of a family that reads no videos.
 local of_images = {
    'pixel_values: tensor? [N, P] of f32, f64, bf16, f16 -- patches of all images, as image '
       .. 'processors make them',
@@ -80,19 +68,18 @@ local of_images = {
       .. 'give both of them or none',
 }
 
+local of_videos = {
+   'pixel_values_videos: tensor? [M, P] of f32, f64, bf16, f16 -- those of all videos',
+   'video_grid_thw: any? -- frames, rows and columns of patches of each video, [videos, 3]',
+   'where (pixel_values_videos ~= nil) == (video_grid_thw ~= nil) -- pixel_values_videos and '
+      .. 'video_grid_thw: give both of them or none',
+}
+
 local of_seconds = 'second_per_grid_ts: any? -- seconds from frame to frame of each video; 1 by '
    .. 'default'
 
--- Options of a call beside those of images.
-local of_place = {
-   'positions: tensor? -- [batch or 1, tokens], or [3, batch or 1, tokens]', 'caches: table?',
-   'index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
-   'q_index: tensor? [batch or 1, tokens, 2 or 3] of i32, i64',
-   'k_index: tensor? [batch or 1, keys, 2 or 3] of i32, i64', 'attention_mask: any?',
-   'context: any?',
-   'balance: balance?',
-   'feature_rows: tensor? [batch, tokens] of i64 -- the feature of each token, see feature_rows',
-}
+local of_rows = 'feature_rows: tensor? [batch, tokens] of i64 -- the feature of each token, see '
+   .. 'feature_rows'
 
 -- ---- classes -----------------------------------------------------------------------------------
 
@@ -123,15 +110,19 @@ local function door_of(op, seconds)
       'index: tensor? [B or 1, T, 2 or 3] -- in its place: pairs (document, position)' } }
 end
 
--- Completes a class of text models, which has `family` and
+-- Completes a class of text models derived from llama.lua, whose own _blocks, _read, _cut_stage and
+-- _inputs give way to those of models with a tower. It has `family` and
 --    Vision         the class of its tower
 --    text_types     values of text_config.model_type
 --    frames_apart   whether each frame of a video is apart in the text, behind its time in words;
 --                   otherwise the frames are one run of tokens, whose positions follow from
 --                   second_per_grid_ts
---    ties_outside   whether tie_word_embeddings of text_config says nothing
---    spans          whether the tokens of an image see each other and have the positions of a text
---                   (see vision_spans); such a family reads no videos
+--    ties_outside   whether tie_word_embeddings beside text_config decides, also where it is
+--                   absent; otherwise it counts only if it is true
+--    only_images    whether the family reads no videos
+--    plain_positions   whether tokens of images have the positions of a text, one row of them
+--    sees_whole_images   whether the tokens of an image see each other (see vision_spans)
+--    wraps_images   whether templates get the tokens around an image (see data.image_text)
 --    _check_parts   nil, or a function (op, complete configuration) that compares its parts
 -- with what all such models have. Returns it.
 function decoder.extend(Model)
@@ -141,16 +132,17 @@ function decoder.extend(Model)
    local op = Model.family.op
    -- fields of images and videos, and those of a batch that a call takes beside the place of its
    -- tokens
-   Model.image_fields = Model.spans and { 'pixel_values', 'image_grid_thw' } or image_fields.list
+   Model.image_fields = Model.only_images and { 'pixel_values', 'image_grid_thw' }
+      or image_fields.list
    Model.input_fields = names_of({ 'feature_rows' }, Model.image_fields)
    local keeps_state = has(Model.at_fields, 'sequence')
    Model.at_fields = names_of(Model.at_fields, Model.input_fields)
-   local seconds = { not (Model.frames_apart or Model.spans) and of_seconds or nil }
-   Model._read_place = signature.options { of_place, Model.spans and of_images or of_pixels,
-      seconds, keeps_state and 'sequence: tensor?' or {} }
+   local seconds = { not (Model.frames_apart or Model.only_images) and of_seconds or nil }
+   Model._read_place = signature.options { Backbone._place_options, of_rows, of_images,
+      Model.only_images and {} or of_videos, seconds, keeps_state and 'sequence: tensor?' or {} }
    local images = door_of(op, seconds)
    local rope_index = images
-   if Model.spans then Model.rope_index, rope_index = nil, nil end
+   if Model.plain_positions then Model.rope_index, rope_index = nil, nil end
    return signature.doors(op, Model, { rope_index = rope_index, feature_rows = images,
       placed = { 'batch: table; index: tensor? [B or 1, T, 2 or 3]', op = op },
       priced = { 'grids: table; B: integer >= 1; T: integer >= 1', op = op } })

@@ -69,8 +69,8 @@ function methods:_pictures(ids, inputs)
    return list
 end
 
--- Returns the features of all ranks of a context. Each rank runs the tower on frames of about the
--- same cost, all have all features, and the gradients of all add up for each.
+-- Returns the features of all images on every rank of a context. Each rank runs the tower on frames
+-- of about equal cost. The gradient of a feature is the sum over ranks.
 local function shared(self, patches, grids, context)
    local c, frames = self.config.vision_config, grid_.frames(grids)
    local costs, counts, first, mine = {}, {}, 0, nil
@@ -93,8 +93,9 @@ local function shared(self, patches, grids, context)
    return context:all_rows(self.visual(x, mine):narrow(1, 1, own), counts)
 end
 
--- Returns the features [F, C] of a call; nil without images. A model that is sharded runs the tower
--- in every call, on nothing where there is nothing, since its ranks gather weights together.
+-- Returns the features [F, C] of a call; nil without images. A sharded model runs the tower in
+-- every call, because its ranks gather weights together. Without images it reads a blank one
+-- (Tower:blank).
 function features.of(self, o, context)
    local patches, grids = patches_of(self, o)
    self.visual:note_rows(patches and patches:size(1) or 0)

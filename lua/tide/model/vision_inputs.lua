@@ -5,6 +5,7 @@
 
 local tide = require 'tide'
 local Backbone = require 'tide.model.backbone'
+local context_ = require 'tide.nn.context'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local features_ = require 'tide.model.vision_features'
@@ -77,18 +78,18 @@ local function added_after(rows, F, C, K)
    return after
 end
 
--- Refuses images beside what shows no place for them: embeddings, positions of a text, and a part
--- of a row without the numbers that the whole row gives.
+-- Raises if a call with images gives embeddings, positions [B, T] of a text, or a rank's part of a
+-- row without its feature_rows and positions.
 local function check_images(self, ids, o, context)
    local op = self.op
    err.arg_if(ids.ndim ~= 2, op, 'ids', 'ids beside images: embeddings have their features already',
       ids)
-   local needed = { 'feature_rows', not self.spans and 'positions' or nil }
+   local needed = { 'feature_rows', not self.plain_positions and 'positions' or nil }
    for _, name in ipairs(context and context.size > 1 and needed or {}) do
       err.arg_if(o[name] == nil, op, name, "this rank's part of those of whole rows, beside a "
          .. 'context: cut a batch that model:placed(batch) completed (handle:cut does so)', nil)
    end
-   if self.spans then return end                          -- positions are those of a text
+   if self.plain_positions then return end
    err.arg_if(o.positions and o.positions.ndim ~= 3, op, 'positions', 'positions [3, B, T] of '
       .. 'tokens and images: leave them out, or give those of model:rope_index', o.positions)
    err.arg_if(o.positions == nil and Backbone._has_keys(o.caches), op, 'positions', 'those of the '
@@ -103,14 +104,41 @@ local function embedded(self, ids)
    return private.replace(x, x * body.embed_scale)
 end
 
--- Returns ids or given embeddings as embeddings on which features hang that stand for no token, so
--- that backward reaches the tower.
+-- Returns embeddings, of ids or as given, plus an empty sum of the features, so that backward
+-- reaches a tower without images.
 local function beside(self, x, features)
    local made = x.ndim == 2 and embedded(self, x) or nil
    x = made or Backbone._inputs(self, x)
    local y = x + features:narrow(1, 1, 0):sum():to(x.dtype)
    private.spend(made, features)
    return y
+end
+
+-- Completes where the tokens and images of a call lie: positions and feature_rows of o, and the
+-- index of a family that sees whole images.
+local function complete_place(self, ids, o, context)
+   local index, where = context_._whole_index(context, ids.device), o
+   if index then
+      where = copy({ index = index }, copy(o))
+      where.attention_mask = nil
+   end
+   check_rows(self.op, ids, o.feature_rows)
+   place.complete(self, ids, o, where, self.plain_positions)
+   if self.sees_whole_images then spans.complete(self, ids, o, context) end
+end
+
+-- Returns the embeddings of ids with the features in their places. It completes o for deepstack
+-- features: after and beside (see nn.Stack).
+local function with_features(self, ids, o, features)
+   local x, tp, rows = embedded(self, ids), spread.of(self).tp, o.feature_rows
+   if tp and tp.sequence then                       -- this rank has its tokens between layers
+      rows, features = tp.cut(rows), tp.copy(features)
+   end
+   local F, C = features:size(1), x:size(3)
+   if features:size(2) > C then
+      o.after, o.beside = added_after(rows, F, C, features:size(2) / C - 1), features
+   end
+   return joined(x, rows, features)
 end
 
 -- Returns what the body reads of a call (see Backbone._inputs), and completes o: positions,
@@ -122,27 +150,10 @@ function methods:_inputs(ids, o, context)
    local stage = spread.of(self).pp
    local is_first = not stage or stage:at_start()
    local features = is_first and features_.of(self, o, context) or nil
-   if not has then
-      return features and beside(self, ids, features) or Backbone._inputs(self, ids)
-   end
-   local where = o
-   if context and context.size == 1 then
-      where = copy({ index = context:q_index(ids.device) }, copy(o))
-      where.attention_mask = nil
-   end
-   check_rows(self.op, ids, o.feature_rows)
-   place.complete(self, ids, o, where, self.spans)
-   if self.spans then spans.complete(self, ids, o, context) end
-   if not is_first then return ids end                    -- it receives its input
-   local x, tp, rows = embedded(self, ids), spread.of(self).tp, o.feature_rows
-   if tp and tp.sequence then                       -- this rank has its tokens between layers
-      rows, features = tp.cut(rows), tp.copy(features)
-   end
-   local F, C = features:size(1), x:size(3)
-   if features:size(2) > C then
-      o.after, o.beside = added_after(rows, F, C, features:size(2) / C - 1), features
-   end
-   return joined(x, rows, features)
+   if has then complete_place(self, ids, o, context) end
+   if has and is_first then return with_features(self, ids, o, features) end
+   if has then return ids end                             -- a later stage receives its input
+   return features and beside(self, ids, features) or Backbone._inputs(self, ids)
 end
 private.note(methods._inputs)
 

@@ -100,9 +100,9 @@ function methods:feature_rows(ids, opts)
 end
 
 -- Returns a batch (ids or input_ids, and images) with feature_rows and positions, where it has
--- images and not these; cuts over ranks need them. A family whose images have the positions of a
--- text gets in place of these an index [B, T, 3] (see vision_spans). index: the documents of the
--- batch, pairs [B or 1, T, 2 or 3], or nil.
+-- images and not these; cuts over ranks need them. A family that sees whole images gets an index
+-- [B, T, 3] (see vision_spans); one with plain_positions gets no positions. index: the documents of
+-- the batch, pairs [B or 1, T, 2 or 3], or nil.
 function methods:placed(batch, index)
    if batch.image_grid_thw == nil and batch.video_grid_thw == nil then return batch end
    local name, out = batch.ids == nil and 'input_ids' or 'ids', copy(batch)
@@ -111,8 +111,10 @@ function methods:placed(batch, index)
    signature.check(self.op, 'index', index, 'tensor? [B or 1, T, 2 or 3]', sizes)
    local o = { image_grid_thw = batch.image_grid_thw, video_grid_thw = batch.video_grid_thw,
       second_per_grid_ts = batch.second_per_grid_ts, index = index }
-   place.complete(self, ids, out, o, self.spans or out.position_ids ~= nil)
-   if self.spans and ids.device ~= 'null' then out.index = spans.index(self, ids, index) end
+   place.complete(self, ids, out, o, self.plain_positions or out.position_ids ~= nil)
+   if self.sees_whole_images and ids.device ~= 'null' then
+      out.index = spans.index(self, ids, index)
+   end
    return out
 end
 
@@ -125,7 +127,7 @@ function methods:priced(grids, B, T)
    err.raise_if(n / c.spatial_merge_size ^ 2 > B * T, 'E_ARG', self.op, 'images: they take %d '
       .. 'tokens, and a batch of %d x %d has %d', n / c.spatial_merge_size ^ 2, B, T, B * T)
    return { image_grid_thw = grids, feature_rows = tide.empty({ B, T }, null),
-      positions = not self.spans and tide.empty({ 3, B, T }, null) or nil,
+      positions = not self.plain_positions and tide.empty({ 3, B, T }, null) or nil,
       pixel_values = tide.empty({ n, self.visual:patch_numel() }, { dtype = 'f32',
          device = 'null' }) }
 end

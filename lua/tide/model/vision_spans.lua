@@ -8,6 +8,8 @@
 -- Legend: B batch, T tokens.
 
 local tide = require 'tide'
+local Backbone = require 'tide.model.backbone'
+local context_ = require 'tide.nn.context'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local mask_ = require 'tide.nn.mask'
@@ -70,17 +72,16 @@ end
 function spans.complete(self, ids, o, context)
    if ids.device == 'null' then return end
    if context then
-      if context.size > 1 then return check_cut(self, context, ids.device) end
-      local index = context:q_index(ids.device)
+      local index = context_._whole_index(context, ids.device)
+      if not index then return check_cut(self, context, ids.device) end
       if index:size(3) < 3 then o.context = context:_seen(spans.index(self, ids, index)) end
       return
    end
    local given = o.q_index or o.index
    if given and given:size(3) == 3 then return end
-   local has_keys = false
-   for _, cache in ipairs(o.caches or {}) do has_keys = has_keys or cache.k ~= nil end
-   err.arg_if(has_keys and not o.q_index, self.op, 'q_index', 'the pairs of the tokens, and '
-      .. 'k_index those of all tokens so far, beside images and caches that hold earlier ones', nil)
+   err.arg_if(not o.q_index and Backbone._has_keys(o.caches), self.op, 'q_index', 'the pairs of '
+      .. 'the tokens, and k_index those of all tokens so far, beside images and caches that hold '
+      .. 'earlier ones', nil)
    local mask = o.attention_mask
    if mask ~= nil then given = mask_.of_call(self.op, copy(o), ids) end
    local made = spans.index(self, ids, given)

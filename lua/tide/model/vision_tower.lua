@@ -1,6 +1,14 @@
 -- What vision towers of published families share: the fields that they have in common, layers over
 -- one stream of patches, and the checks of a call. Frames are documents of bidirectional attention.
 --
+-- A family's tower is a class derived from this one. It has
+--    described   fields and rules of its configuration (see Tower._described), and op of its model
+--    forward     (patches [N, P], grids): the features, one for each m x m patches
+--    read, check_patches, patch_numel, cost, blank   methods below, or its own
+-- Other files read these fields of its configuration: spatial_merge_size, patch_size and
+-- temporal_patch_size; image_size (of images of one size) and deepstack_visual_indexes, or nil; and
+-- tokens_per_second of a family with videos whose frames are not apart (see vision_decoder).
+--
 -- Names of parameters follow published files (visual.blocks.0.attn.qkv). Positions are rows and
 -- columns, rotary ones of two axes.
 -- Legend: N patches, P numbers of a patch, C width, O output width, m spatial_merge_size.
@@ -95,11 +103,13 @@ end
 local Patches = class('VisionPatches', Module)
 Patches.mixes = false
 
--- Makes the layer of a complete configuration. opts.bias: whether it adds biases.
+-- Makes the layer of a complete configuration. opts.bias: whether it adds biases; opts.flat: the
+-- kernel in files has no dim of frames.
 function Patches:init(c, opts)
    Module.init(self)
    local p = c.patch_size
-   self:param('weight', { c.hidden_size, c.in_channels, c.temporal_patch_size, p, p },
+   local kernel = opts.flat and { p, p } or { c.temporal_patch_size, p, p }
+   self:param('weight', { c.hidden_size, c.in_channels, unpack(kernel) },
       { kind = 'normal', std = c.initializer_range }, opts)
    if opts.bias then self:param('bias', { c.hidden_size }, 'zeros', opts) end
    self:ready(opts)
@@ -180,6 +190,13 @@ function Tower._tensor(list, dtype, device)
       device)
 end
 
+-- Returns the work of a frame of a grid, in products of a patch with a channel: the layers take 4 C
+-- + 2 F a patch, of which an MLP has F inner ones, and attention as much as there are patches.
+function Tower:cost(g)
+   local c, n = self.config, g[2] * g[3]
+   return n * (4 * c.hidden_size + 2 * c.intermediate_size + 2 * n)
+end
+
 -- Returns the numbers of a patch.
 function Tower:patch_numel()
    local c = self.config
@@ -212,6 +229,6 @@ function Tower:blank(like)
       { { 1, m, m } }
 end
 
-Tower._Attention, Tower._Group = Attention, Group
+Tower._Attention, Tower._Group, Tower._Patches = Attention, Group, Patches
 
 return Tower

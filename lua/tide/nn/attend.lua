@@ -11,9 +11,9 @@ local tide = require 'tide'
 local copy = require 'tide.util.copy'
 local err = require 'tide.util.err'
 local private = require 'tide.util.private'
+local window = require 'tide.nn.window'
 
-local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'q_tiles',
-   'k_tiles', 'bias', 'sinks', 'dropout', 'context' }
+local known = require('tide.nn.mask')._options()
 
 local most = 2 ^ 22                     -- probabilities of a block, at most (or one query's)
 
@@ -33,8 +33,7 @@ end
 -- Returns which of n queries, from `first` (0-based) on, see which of T keys, as bool that
 -- broadcasts to [B, K, G, n, T]. It returns nil if every query sees every key.
 local function seen_by(o, first, n, T, q)
-   local window = type(o.window) == 'number' and { o.window, o.window } or o.window or {}
-   local left, right = window[1] or -1, window[2] or -1
+   local left, right = window.sides(o.window)
    if not o.q_index and not o.causal and left < 0 and right < 0 then return nil end
    local from, to, until_, seen
    if o.q_index then

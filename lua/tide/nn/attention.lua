@@ -3,8 +3,8 @@
 -- The methods `attend(q_BTHD, k_BTKD, v_BTKD, options)` and `project(x)` may be wrapped: context
 -- parallelism wraps attend to split the sequence over ranks, tensor parallelism wraps project to
 -- join the products with the gathering of x. Which token sees which is data: positions and, for
--- packed streams, index tensors of (document, position). Legend: B batch, T tokens, H query heads,
--- K key heads, D head size, C model width.
+-- packed streams, an index (see nn.mask).
+-- Legend: B batch, T tokens, H query heads, K key heads, D head size, C model width.
 
 local class = require 'tide.class'
 local err = require 'tide.util.err'
@@ -143,14 +143,15 @@ local function times_gate(y, gate)
    return y
 end
 
--- Returns the entries of an index [B, T, 2] of all tokens for the last n, which a cache has kept.
+-- Returns the entries of an index [B, T, 2 or 3] of all tokens for the last n, which a cache has
+-- kept.
 local function last_of(index, n)
    local T = index and index:size(2) or n
    return T > n and index:narrow(2, T - n + 1, n) or index
 end
 
 -- Returns the options of attend, beside its tensors. n: how many keys there are.
-function Attention:told(at, q_start, device, n)
+function Attention:_attend_options(at, q_start, device, n)
    err.type('nn.Attention', 'at', at, 'table')
    local over, whole = context.for_layer('nn.Attention', self, at)
    local causal, of_mask = self.causal, mask_.of_layer('nn.Attention', at, over or whole)
@@ -166,11 +167,8 @@ function Attention:told(at, q_start, device, n)
    return at.tiles and tiles.put(o, at.tiles) or o
 end
 
--- Returns the output [B, T, C] of x. Fields of at: positions [B or 1, T]; q_index and k_index, or
--- in their place attention_mask [B, T] of document numbers (see nn.mask); tiles (see nn.tiles) of
--- the indices or nil; is_causal, in place of the layer's own; cache, a table of this layer, or nil;
--- context, of a sequence over ranks (see parallel.cp); rows, an index [K] of the tokens whose
--- result is needed (see nn.rows).
+-- Returns the output [B, T, C] of x. Fields of at (see nn.context): positions, q_index and k_index
+-- or in their place attention_mask, tiles, is_causal, cache, context and rows.
 function Attention:forward(x_BTC, at)
    at = context._place('nn.Attention', at)
    local gate
@@ -193,7 +191,7 @@ function Attention:forward(x_BTC, at)
       k, v, q_start = kv_cache.extend(cache, k, v, not at.context and self.window or nil)
    end
    local y = private.call(self.attend, self, q, k, v,
-      self:told(at, q_start, x_BTC.device, k:size(2)))
+      self:_attend_options(at, q_start, x_BTC.device, k:size(2)))
    private.spend(q, k, v)
    if gate then y = times_gate(y, gate) end
    y = private.replace(y, y:reshape(B, T, self.heads * D))

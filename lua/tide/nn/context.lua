@@ -1,8 +1,26 @@
 -- Passes the context of a sequence over ranks (parallel.cp) from models to their layers, and
 -- refuses calls that would silently give wrong numbers with one.
 --
--- A context has size, tokens(), positions(device) and, of one rank, q_index(device), which gives
--- its documents, causal and window; or it is null: the whole sequence is here, and is one document.
+-- parallel/cp/context.lua lists what a context has. Or a context is null: the whole sequence is
+-- here, and is one document.
+--
+-- `at`, which every layer gets beside x, says where the tokens lie. All of its fields may be nil.
+-- Those that a caller of a layer gives:
+--    positions         [B or 1, T], or [3, B or 1, T] of rotary positions with three axes
+--    q_index, k_index  which keys a query sees (see nn.mask)
+--    attention_mask    [B, T] of document numbers, in place of an index
+--    sequence          [B or 1, T]: numbers of documents, of layers that keep a state
+--    context           that of a sequence over ranks (parallel.cp)
+--    cache             keys and values, or the state, of earlier tokens of this layer
+--    is_causal         in place of the layer's own
+--    rows              index [K] of the tokens whose result is needed (see nn.rows)
+-- Those that a model (model.backbone) adds:
+--    length, rope_length   tokens of the call, and the length for rotary positions
+--    tiles             those of its indices (see nn.tiles)
+--    mask_index        the index of attention_mask, made once; mask_checked: the mask needs no more
+--    balance           the record of a call for nn.balance
+--    caches, after, last_rows, blocks   of all blocks together (see nn.Stack)
+--    is_made           the model made its input, which may be given up
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
@@ -39,8 +57,8 @@ function context._place(op, at)
    return err.type(op, 'at', at, 'table')
 end
 
--- Returns the positions, i64 [B or 1, T], that an index (document, position) [B or 1, T, 2] gives,
--- at least 0 in padding too.
+-- Returns the positions, i64 [B or 1, T], that an index [B or 1, T, 2 or 3] (see nn.mask) gives, at
+-- least 0 in padding too.
 function context._in_documents(index) return index:select(3, 2):to 'i64':clamp(0, 2^31 - 1) end
 
 -- Returns the positions of the tokens of a call that `at` gives, i64 [B or 1, T]: its positions,
@@ -51,6 +69,11 @@ function context._given_positions(at, device)
    if at.positions ~= nil then return at.positions end
    if c ~= nil and not c.null then return c:positions(device) end
    if at.q_index ~= nil then return context._in_documents(at.q_index) end
+end
+
+-- Returns the index of a context of one rank, which has all tokens; nil of another or without one.
+function context._whole_index(c, device)
+   return c and c.size == 1 and c:q_index(device) or nil
 end
 
 -- Returns the positions 0 .. T - 1, i64 [1, T].
@@ -71,9 +94,9 @@ function context.check_shift(op, c)
       .. 'then split it')
 end
 
--- Returns the context for a layer that mixes along the sequence. Only a layer whose plan has
--- replaced its inner call (takes_context) takes a part of the sequence; for others that is E_STATE.
--- A context of one rank is then the second result, for its documents and mask.
+-- Returns `over` and `whole`, two contexts or nil, of a layer that mixes along the sequence. A
+-- layer whose plan has replaced its inner call (takes_context) gets its context as `over`. Another
+-- one gets a context of one rank as `whole`, for its documents and mask; of several it is E_STATE.
 function context.for_layer(op, layer, at)
    if at ~= nil and type(at) ~= 'table' then err.arg(op, 'at', 'a table', at) end
    local c = at and at.context

@@ -123,7 +123,8 @@ local function attended(self, q, q_rot, latent, k_rot, at, device)
       private.spend(none)
    end
    local past = start and start > 0
-   local options = self:told(at, start, device, past and entries:size(2) or latent:size(2))
+   local options = self:_attend_options(at, start, device,
+      past and entries:size(2) or latent:size(2))
    if past and can_absorb(self) then return absorbed(self, q, q_rot, entries, options) end
    if past then
       latent = entries:narrow(4, 1, R):reshape(B, entries:size(2), R)

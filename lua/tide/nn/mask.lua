@@ -1,13 +1,30 @@
--- Attention masks [B, T] that number documents: their (document, position) pairs, and whether they
--- agree with given pairs.
+-- Attention masks [B, T] that number documents: the index that they give, and whether they agree
+-- with a given index.
 --
+-- An index says which keys a query sees: i32 [B or 1, T, 2] of (document, position), or [.., 3] of
+-- (document, position, until). A query sees its document alone. A causal query sees keys up to its
+-- position, or up to `until`, so that tokens of an image see each other. Document -1 is padding.
 -- A mask has 0 (or false) at padding and numbers documents from 1; a mask of 1 and 0 has one
--- document a row. Document -1 of a pair is padding.
+-- document a row.
+--
+-- A new kind of mask changes
+--    tide.ffi.attention and the kernels   the options of the op, and what they mean
+--    nn.attend, nn.attention              the same with dropout, and the options of a layer
+--    parallel.cp: attention, ring         options that each part of the keys gets
+--    parallel.cp: blocks, documents       which rows a rank needs, and what a batch says of them
+--    parallel.cp.oracle                   the definition, for cp.self_check
 
 local tide = require 'tide'
 local err = require 'tide.util.err'
 
 local mask_ = {}
+
+-- Returns the names of the options of an attention call (see tide.attention and nn.attend), and
+-- those given.
+function mask_._options(...)
+   return { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'q_tiles',
+      'k_tiles', 'bias', 'sinks', 'dropout', 'context', ... }
+end
 
 -- Returns a mask in i32. Raises E_ARG if one on the host has a number that i32 does not hold: the
 -- cast would make it another document. A mask on a device is not read.
@@ -94,8 +111,8 @@ function mask_.of_call(op, opts, ids, c)
    return nil
 end
 
--- Returns the pairs of a mask in the call of a layer, which the model has made already
--- (at.mask_index) or checked against the context.
+-- Returns the index of a mask in the call of a layer: that which the model made (at.mask_index).
+-- Without a model it makes one, or checks the mask against the context.
 function mask_.of_layer(op, at, c)
    local mask = at.attention_mask
    if mask == nil or at.mask_checked then return at.mask_index end

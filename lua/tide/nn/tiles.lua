@@ -6,8 +6,8 @@ local tide = require 'tide'
 
 local tiles = {}
 
--- Returns the tiles of an index i32 [B or 1, T, 2]; nil without an index, and where no kernel reads
--- them.
+-- Returns the tiles of an index i32 [B or 1, T, 2 or 3]; nil without an index, and where no kernel
+-- reads them.
 function tiles.of(index)
    if not index or index.device == 'cpu' or index.dtype ~= 'i32' or index.ndim ~= 3 then
       return nil

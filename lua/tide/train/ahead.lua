@@ -39,7 +39,8 @@ function Ahead:fill()
    o.sampler:restore(before)
 end
 
--- opts: of the run. Where batches cannot be made early, `fill` is false.
+-- Makes the object that keeps the batches of a run ahead. opts: of the run. Where batches cannot be
+-- made early, `fill` is false.
 return function(opts)
    local s = opts.sampler
    local early = opts.device == 'cuda' and s.state and s.restore and (not s.make or s.ahead)

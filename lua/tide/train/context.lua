@@ -43,7 +43,7 @@ local read_options = signature.options { 'loss_parallel: any?', 'scope: any?', '
 local function step_options(first, scope, cp_context)
    local plain = type(first) == 'table' and not getmetatable(first) and not is_scope(first)
    if plain and (scope ~= nil or cp_context ~= nil) then
-      err.raise('E_ARG', context_op, 'options come in one table or one by one, not both')
+      err.raise('E_ARG', context_op, 'give options in one table or one by one, not both')
    elseif not plain then
       return { loss_parallel = first, scope = scope, cp = cp_context }
    end

@@ -77,7 +77,7 @@ local function shared(self, list, shown)
    local most = math.min(self.placed or #fed, #list - 1)
    while n < most and fed[n + 1] == list[n + 1] do n = n + 1 end
    n = pictures.shared(self.shown, shown, n)
-   if self.model.spans then n = spans.shared(self.model, fed, list, n) end
+   if self.model.sees_whole_images then n = spans.shared(self.model, fed, list, n) end
    return (n == #fed or can_shorten(self.caches, n)) and n or 0
 end
 
@@ -119,7 +119,7 @@ local function is_text(last)
    return last:eq(time:expand(unpack(last.shape))):all():item()
 end
 
--- Gives tokens behind those of caches the pairs by which a model sees images whole.
+-- Gives tokens behind those of caches the pairs by which a model sees whole images.
 local function span_images(self, at)
    if at.q_index or self.width == 0 then return end
    local function pairs_of(first, last)
@@ -136,7 +136,8 @@ end
 -- a text. Behind an image they lie elsewhere in a longer prompt: self.placed is how many tokens it
 -- may share. whole: the ids of all tokens so far, i64 [B, n].
 local function place_images(self, whole, at)
-   if self.model.spans then return span_images(self, at) end
+   if self.model.sees_whole_images then span_images(self, at) end
+   if self.model.plain_positions then return end
    local o, text = pictures.places(self.inputs), at.positions
    local T = text:size(2)
    if self.leads then o.index = at.q_index end

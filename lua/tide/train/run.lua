@@ -248,7 +248,7 @@ local function one_step(self, n)
    return self.record
 end
 
--- Returns whether validation has not improved for as long as the option `patience` allows.
+-- Returns whether validation stopped improving for as long as the option `patience` allows.
 local function is_stale(self)
    local limit = self.opts.patience
    return limit > 0 and self.best ~= nil and self.best.since >= limit

@@ -40,8 +40,8 @@ local function best_ids(logits, o)
    return logits:argmax(2):tolist()
 end
 
--- Draws the next id of each answer that has not ended; the others repeat their last one, so that
--- their rows stay. Returns whether any has not ended.
+-- Draws the next id of each answer that goes on; the others repeat their last one, so that their
+-- rows stay. Returns whether any goes on.
 local function draw_rows(group, logits, i, o)
    local goes_on, best = false, best_ids(logits, o)
    local lists = not best and logits:tolist()

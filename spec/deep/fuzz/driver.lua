@@ -225,7 +225,8 @@ end
 
 -- Names of all domains.
 driver.domains = { 'ops', 'attention', 'packed', 'scan', 'delta', 'mamba', 'exchange',
-   'vision', 'pictures', 'training', 'fields', 'gradients', 'checkpoints', 'joined', 'lora' }
+   'vision', 'pictures', 'training', 'adapted', 'prices', 'fields', 'gradients', 'checkpoints',
+   'joined', 'lora' }
 
 -- What the environment asks for: TIDE_SEED (default: the time), TIDE_CASES (of each domain),
 -- TIDE_MINUTES (of all domains together, 10).

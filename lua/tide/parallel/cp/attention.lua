@@ -4,8 +4,8 @@
 --    inner(q, k, v, { causal = true, context = context })     -- the context of the batch
 --    layer:wrap('cp', function(_, _, ...) return inner(...) end, { of = 'attend' })
 --
--- Layout, padding, documents and window are data: pairs (document, position) of every
--- token of every rank, which the context holds (context.lua). So each method is one rule for any
+-- Layout, padding, documents and window are data: the index of every token of every rank (see
+-- nn.mask), which the context holds (context.lua). So each method is one rule for any
 -- of them, and what it computes is the attention of the whole sequence:
 --    ring        keys and values arrive block by block, overlapped with work; memory of 1 / W
 --    allgather   keys and values are gathered; one call, memory of the whole K and V
@@ -145,8 +145,7 @@ end
 
 -- ---- the call --------------------------------------------------------------------------------
 
-local known = { 'causal', 'window', 'softcap', 'scale', 'q_start', 'q_index', 'k_index', 'q_tiles',
-   'k_tiles', 'bias', 'sinks', 'return_lse', 'context', 'dropout' }
+local known = require('tide.nn.mask')._options 'return_lse'
 
 local function check_call(name, context, q, k, opts)
    local mine = context:q_index(q.device)

@@ -1,6 +1,6 @@
 -- Which keys of which rank a rank's queries need. Integers only, alike on every rank.
 --
--- Masks and layouts are data (pairs of document and position a token), so what must
+-- Masks and layouts are data (the index of each token, see nn.mask), so what must
 -- travel is found from the data: for every pair of ranks the shortest run of rows that may be
 -- seen. A causal zigzag ring, a window's halo and packed documents are the same plan with other
 -- numbers, and a distance at which no rank needs anything is left out.

@@ -14,9 +14,8 @@
 --    window, causal   mask of calls that name none
 --    batch    a line for the batch that the context is of, compared among the ranks
 --    whole_hops   a ring moves all rows, whatever the documents (see replayed.lua)
--- and, as data, which document and position each token carries: k_index(rank, device) and
--- q_index(device), i32 [1 or B, count, 2], or [.., 3] with `until` (see tide.attention),
--- pairs(device), those of all ranks, positions(device).
+-- and, as data, the index (see nn.mask) of tokens: k_index(rank, device), q_index(device) of this
+-- rank, i32 [1 or B, count, 2 or 3], pairs(device) of all ranks, positions(device).
 -- What has been found out about them (which rank needs which rows, what the ranks agree on) is kept
 -- here.
 
@@ -111,8 +110,7 @@ end
 
 -- ---- which rank holds what -------------------------------------------------------------------
 
--- Returns the pairs (document, position) of a rank's tokens, i32 [1 or B, count, 2]; padding is
--- document -1.
+-- Returns the index of a rank's tokens, i32 [1 or B, count, 2 or 3] (see nn.mask).
 function Context:k_index(rank, device)
    if self.given then
       local t = self.given[rank + 1]
@@ -126,7 +124,7 @@ function Context:k_index(rank, device)
    end)
 end
 
--- Returns the pairs of this rank's tokens; see k_index.
+-- Returns the index of this rank's tokens; see k_index.
 function Context:q_index(device) return self:k_index(self.rank, device) end
 
 -- Returns a context like this one, of one rank, whose tokens have another index [1 or B, count,
@@ -137,7 +135,7 @@ function Context:_seen(index)
    return setmetatable(new, Context)
 end
 
--- Returns the pairs of every rank's tokens (see k_index), in rank order.
+-- Returns the index of every rank's tokens (see k_index), in rank order.
 function Context:pairs(device)
    local list = {}
    for r = 0, self.size - 1 do list[r + 1] = self:k_index(r, device) end
@@ -166,7 +164,7 @@ local function join(list)
    return tide.cat(out, 2)
 end
 
--- Returns the pairs of n ranks from rank `first` on, joined: i32 [1 or B, tokens, 2].
+-- Returns the index of n ranks from rank `first` on, joined: i32 [1 or B, tokens, 2 or 3].
 function Context:joined(device, first, n)
    n = n or self.size
    local key = ('%s %d %d'):format(device, first, n)

@@ -1,7 +1,6 @@
 -- Which tokens of a batch see each other: the one rule for all fields that say so.
 --
---    index             i32 [B or 1, S, 2]: (document, position); document -1 is padding. A third
---                      number is `until` (see tide.attention)
+--    index             i32 [B or 1, S, 2 or 3] (see nn.mask)
 --    packed_seq_ids    [B, S]: documents numbered from 1; 0 is padding
 --    attention_mask    [B, S]: the same. Beside other fields a mask of 1 and 0 marks padding only
 --    cu_real, cu_slot  cumulative lengths of the documents of one row, and of the slots they lie in

@@ -117,16 +117,29 @@ local function positions_of(probe, B, T)
    return rows
 end
 
+-- Returns the positions up to which the tokens of a row see (see tide.attention): their own, where
+-- no index says another. at: of positions_of.
+local function untils_of(probe, B, T, at)
+   local index = probe.index ~= nil and probe.index:size(3) > 2 and list(probe.index) or nil
+   if not index then return at end
+   local rows = {}
+   for b = 1, B do
+      rows[b] = {}
+      for t = 1, T do rows[b][t] = (index[b] or index[1])[t][3] end
+   end
+   return rows
+end
+
 -- ---- attention -------------------------------------------------------------------------------
 
 -- Returns the bytes of a mask: whether query i sees key j, for all of a row.
-local function seen(docs, at, causal, left, right)
+local function seen(docs, at, untils, causal, left, right)
    local T, out = #at, {}
    for i = 1, T do
       for j = 1, T do
          local back = at[i] - at[j]                     -- how far key j lies behind query i
          local ok = docs == nil or docs[i] >= 0 and docs[i] == docs[j]
-         ok = ok and not (causal and back < 0) and not (left >= 0 and back > left)
+         ok = ok and not (causal and at[j] > untils[i]) and not (left >= 0 and back > left)
             and not (right >= 0 and -back > right)
          out[#out + 1] = ok
       end
@@ -151,12 +164,15 @@ end
 -- mask is dense and follows from the fields of the probe.
 function oracle.attention(probe, B, T)
    local docs, at, masks = oracle.documents(probe, B, T), positions_of(probe, B, T), {}
+   local untils = untils_of(probe, B, T, at)
    local function hidden(o, device)
       local left, right = bounds(o.window)
       local key = ('%s %s %d %d'):format(device, tostring(o.causal), left, right)
       if not masks[key] then
          local rows = {}
-         for b = 1, B do rows[b] = seen(docs and docs[b], at[b], o.causal, left, right) end
+         for b = 1, B do
+            rows[b] = seen(docs and docs[b], at[b], untils[b], o.causal, left, right)
+         end
          masks[key] = tide.tensor(rows, { dtype = 'bool', device = device })
             :reshape { B, 1, T, T }:logical_not()
       end
@@ -188,10 +204,11 @@ function oracle.batch(probe)
    local out = { ids = probe.ids, labels = probe.labels, positions = probe.positions }
    if not docs then return out end
    local at, labels, index = positions_of(probe, B, T), probe.labels:tolist(), {}
+   local untils = untils_of(probe, B, T, at)
    for b, row in ipairs(docs) do
       index[b] = {}
       for t, doc in ipairs(row) do
-         index[b][t] = { doc, at[b][t] }
+         index[b][t] = { doc, at[b][t], untils ~= at and untils[b][t] or nil }
          if doc < 0 then labels[b][t] = -100 end
       end
    end

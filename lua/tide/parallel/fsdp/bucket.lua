@@ -9,9 +9,10 @@
 -- Whatever saved a field for backward sees the same storage. Bytes that are dropped and gathered
 -- again from unchanged shards are declared to be the same contents (`refilled`), so the tape's
 -- version checks hold; after an update of the shard (`stale`) they are not, and an old graph fails.
--- Then flat gives its bytes up, unless the shard lies in it (not `apart`); there other tensors take
--- the place of the fields until it is gathered (`hidden`). They have no bytes, so reading one
--- raises an error instead of giving an old number. An earlier view of a field sees what lies there.
+-- Then flat gives its bytes up, unless the shard lies in it (not `apart`). A bucket that is neither
+-- `full` nor one rank's whole (`is_whole`) shows tensors without bytes in place of its fields until
+-- it is gathered (`hidden`): reading one raises an error instead of giving an old number. An
+-- earlier view of a field sees what lies there.
 --
 -- Where nothing is cut and nothing is cast, shard and flat are one tensor; where all ranks keep
 -- everything, the shard is this rank's part of flat.

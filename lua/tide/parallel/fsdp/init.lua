@@ -363,9 +363,10 @@ function Sharded:drop_unused(texts)
 end
 
 -- Returns the gradients by the communicators over which their distinct parts lie, the same groups
--- in the same order on every rank of a stage: a list of { grads =, comms =, device = }, with the
--- communicator of the stages of a pipeline in its field `stages`. A weight that two stages share
--- counts on the first one.
+-- in the same order on every rank of a stage: a list of { grads =, comms =, device = }. Its field
+-- `stages` is the communicator of the stages of a pipeline. Its field `alike` is that of tensor
+-- parallelism where these ranks cut whole weights at other elements, or nil. A weight that two
+-- stages share counts on the first one.
 function Sharded:norm_groups()
    local device, stage = shard_device(self), self.stage
    local groups, at = by_key(function(comms)

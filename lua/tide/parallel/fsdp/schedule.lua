@@ -220,8 +220,8 @@ local function end_backward(self, unit)
    unit:reshard(false)
 end
 
--- Returns whether no backward will go through a module that has just returned these values. What is
--- computed again in backward runs without recording first; then it is not known, so false.
+-- Returns whether no backward will go through a module that has just returned these values. Returns
+-- false while nothing is recorded (recomputation), as nothing is known then.
 local function is_untracked(...)
    if not tide.is_grad_enabled() then return false end
    for i = 1, select('#', ...) do

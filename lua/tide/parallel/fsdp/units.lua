@@ -140,7 +140,8 @@ end
 
 -- Returns every parameter with all places that hold it, in the order of the first ones;
 -- entry.unit is the unit of all of them, or root; entry.over names the ranks over which the
--- parameter lies (see ranks.lua): 'sharded', or 'dealt' of experts.
+-- parameter lies (see ranks.lua): 'sharded', or 'dealt' of experts; Sharded makes it 'tied' of a
+-- weight that two stages of a pipeline share.
 function units.entries(model, list, root)
    local of, entries, by_id = owners_of(list), {}, {}
    model:walk(function(m, path)

@@ -113,11 +113,14 @@ local function shape_of(self, ids)
    return { ids:size(1), T, self.width }
 end
 
--- Returns the dtype of hidden states where the stage before cannot say it: it is simulated.
+-- Returns the dtype of hidden states where the stage before cannot say it: it is simulated. Units
+-- of a sharded model cast their results, and blocks may lie in the root, which casts the logits.
 local function simulated_dtype(self)
    local sharded = spread.of(self.model).sharded
-   local mp = sharded and sharded.opts.mp or {}
-   return mp.output_dtype or mp.param_dtype or self.dtype
+   if not sharded then return self.dtype end
+   local mp, block = sharded.opts.mp, self.model:blocks()[1]
+   local casts = block and sharded.unit_of[block] ~= sharded.root
+   return casts and mp.output_dtype or mp.param_dtype or self.dtype
 end
 
 -- Returns the input of a part for micro-batch ids of a step, as Link:exchange takes it. dtype: nil

@@ -149,6 +149,15 @@ local function gathered(sharded)
    end)
 end
 
+-- Returns the bytes of the buffers that gradients are reduced from, where they stay (nccl_ub).
+local function buffers(sharded)
+   local n = 0
+   for dtype, pool in each(sharded and sharded.buffers or {}) do
+      for _, slot in ipairs(pool) do n = n + slot.t:numel() * dtype_size(dtype) end
+   end
+   return n
+end
+
 -- Returns the bytes of `parameters` that the first step makes: gathered units that then stay.
 local function unmade(sharded)
    return bucket_bytes(sharded, function(b, size)
@@ -311,11 +320,9 @@ local function bytes_of_state(optim)
    return n
 end
 
--- Updates the parameters by the optimiser that make(params) returns, after a step that has left its
--- gradients. Adds what the update sends to total. Returns the bytes of its state, and the most that
--- an update needs beside it.
-local function update(run, make, count, total)
-   local optim = make(run.params)
+-- Updates the parameters after a step that has left its gradients. Adds what the update sends to
+-- total. Returns the bytes of the optimiser's state, and the most that an update needs beside it.
+local function update(optim, count, total)
    optim:step()                                             -- makes the state
    local before = count:read()
    tide.default():mark()
@@ -327,13 +334,13 @@ end
 -- Runs two steps, as the first makes buffers that stay, and an update. Returns what a step sends
 -- and what its forward keeps; the most bytes beside those that stay, of the steps and of the
 -- update; and the state of the optimiser. The last two are nil without one.
-local function rehearsal(run, o, count)
+local function rehearsal(run, o, count, optim)
    tide.default():mark()
    local sent, activations = step(run, o, count)
    finish(run)
    step(run, o, count)
    local working, state, needs = tide.default():stats().since_peak, nil, nil
-   if o.optim then state, needs = update(run, o.optim, count, sent) end
+   if optim then state, needs = update(optim, count, sent) end
    return sent, activations, working, needs, state
 end
 
@@ -345,15 +352,16 @@ function price.of(run, o)
       sum.parameters = sum.parameters + b.buffer:numel() * dtype_size(b.buffer.dtype)
    end
    local count, twice = meter(comms_of(run)), unmade(run.sharded)
+   local optim = o.optim and o.optim(run.params)
    local ok, total, activations, working, needs, state = rehearse(o.device, rehearsal, run, o,
-      count)
+      count, optim)
    if not ok then
       err.raise('E_UNSUPPORTED', 'parallel.plan.price', 'the step does not run on the null device '
          .. '(a model of your own: give forward(model), which returns a loss): %s',
          err.text(total))
    end
    sum.activations, sum.optimizer = activations, state or sum.optimizer
-   sum.peak = sum.parameters + sum.optimizer
+   sum.peak = sum.parameters + sum.optimizer + buffers(run.sharded)
       + math.max(working - twice, sum.gradients + (needs or 0))
    sum.collectives, sum.wire = total.calls, total.bytes[1] + total.bytes[2]
    sum.wire_between_hosts = total.bytes[2]
