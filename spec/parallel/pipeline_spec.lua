@@ -31,6 +31,8 @@ local function simulate(o)
       local s, is_forward = stage(r, e), e.kind == 'forward'
       if is_forward and s > 0 then assert.is_true(arrived[name('x', e, s)]) end
       if not is_forward and s < last then assert.is_true(arrived[name('g', e, s)]) end
+      if is_forward then arrived[name('f', e, s)] = true
+      else assert.is_true(arrived[name('f', e, s)]) end
       if is_forward then kept[r] = kept[r] + 1
       elseif s >= o.first then kept[r] = kept[r] - 1 end
       most[r + 1] = math.max(most[r + 1], kept[r])
@@ -119,7 +121,8 @@ describe('the order of micro-batches', function()
    end)
 
    it('leaves ranks waiting hardly longer than they must', function()
-      for _, row in ipairs { { 4, 1, 8 }, { 4, 2, 8 }, { 2, 4, 2 }, { 8, 3, 32, 1.01 } } do
+      for _, row in ipairs { { 4, 1, 8 }, { 4, 2, 8 }, { 2, 4, 2 }, { 8, 3, 32, 1.01 },
+         { 2, 2, 7 }, { 2, 3, 31 } } do
          local size, virtual, n, factor = unpack(row)
          local least = (virtual * n + size - 1) / (virtual * n)       -- of the time of the work
          local idle = schedule.idle { size = size, virtual = virtual, n = n, first = 0 }
@@ -592,7 +595,7 @@ describe('stages', function()
             config = copy({ num_key_value_heads = 1, n_group = 1, topk_group = 1,
                n_routed_experts = 3, num_experts_per_tok = 1, moe_intermediate_size = 4,
                n_shared_experts = 1, first_k_dense_replace = 1, head_dim = 4 }, copy(small)) },
-         { family = 'hybrid', plan = { recompute = 'mlp' },
+         { family = 'hybrid', plan = { recompute = 'mlp', fsdp = { units = { 'MLP' } } },
             config = { vocab_size = 11, hidden_size = 8, hybrid_override_pattern = 'M-',
                num_attention_heads = 2, intermediate_size = 8, ssm_state_size = 2,
                mamba_head_dim = 2, mamba_num_heads = 2, n_groups = 1, conv_kernel = 2 } },

@@ -191,6 +191,9 @@ function Sharded:init(model, ranks, opts)
    local list = self.opts.disable_bucketing and {} or units.choose(model, self.opts.units,
       self.stage and self.stage:part_of())
    check_agreed(self, model, list)
+   if not self.opts.disable_bucketing then
+      units.check_used(model, self.opts.units, list, self.stage)
+   end
    ranks_.divide(self, ranks)
    self.sync, self.phase, self.seen, self.reduced, self.pending = true, 'forward', {}, {}, {}
    self.handles, self.buffers = {}, {}

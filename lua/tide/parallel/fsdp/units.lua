@@ -60,21 +60,39 @@ local function is_one_of(m, wanted)
    end
 end
 
--- Refuses a class without a module in the model.
-local function check_used(model, wanted, used)
-   local seen, list = {}, {}
+-- Returns for each class of a list whether any stage of a pipeline has modules of it. has: whether
+-- this one has. A simulation has no other stages, so it leaves the question to the run. Collective.
+local function on_any_stage(stage, has)
+   for _, other in ipairs(stage:gather(has)) do
+      for i, is in ipairs(other) do has[i] = has[i] or is end
+   end
+   if stage.comm.transport == 'sim' then
+      for i = 1, #has do has[i] = true end
+   end
+   return has
+end
+
+-- Refuses a class of `wanted` without a module in the model. list: of units.choose; stage: nil, or
+-- that of a pipeline, of which another stage may have the modules. Collective over the stages,
+-- which have equal options.
+function units.check_used(model, wanted, list, stage)
+   local seen, known, has = {}, {}, {}
+   if type(wanted) ~= 'table' then return end
    model:walk(function(m)
-      if not seen[m.class_name] then list[#list + 1] = m.class_name end
+      if not seen[m.class_name] then known[#known + 1] = m.class_name end
       seen[m.class_name] = true
    end)
-   for _, w in ipairs(wanted) do
+   for i, w in ipairs(wanted) do has[i] = list.used[w] == true end
+   if stage then has = on_any_stage(stage, has) end
+   for i, w in ipairs(wanted) do
       local name = type(w) == 'table' and rawget(w, 'class_name') or tostring(w)
-      err.raise_if(not used[w], 'E_ARG', op, "units: no module of class '%s' in the model%s", name,
-         near.hint(name, list))
+      err.raise_if(not has[i], 'E_ARG', op, "units: no module of class '%s' in the model%s", name,
+         near.hint(name, known))
    end
 end
 
--- Returns the outermost modules of the given classes (names or class tables).
+-- Returns the outermost modules of the given classes (names or class tables), and in field used
+-- which classes have any.
 local function by_class(model, wanted)
    local list, used = {}, {}
    local function visit(m, path)
@@ -89,8 +107,8 @@ local function by_class(model, wanted)
       end
    end
    visit(model, '')
-   check_used(model, wanted, used)
    if #list > 0 then list[#list].is_last = true end
+   list.used = used
    return list
 end
 

@@ -10,12 +10,15 @@
 -- A rank begins with as many forwards as there are ranks behind it. Then the oldest backward
 -- follows each forward. With several virtual stages, its parts, a rank works on a group of
 -- micro-batches with its first part, then on the same group with the next one (interleaved 1F1B):
--- a rank waits for shorter forwards. A group has as many micro-batches as there are ranks, or more.
+-- a rank waits for shorter forwards. A group has as many micro-batches as there are ranks, or more:
+-- which of them have more is tried both ways, as one of them may let ranks wait far longer.
 --
 -- A rank exchanges hidden states and gradients between two computations. To find the exchanges, all
 -- ranks run on a clock: two neighbours exchange what they have, both ways at once, as soon as
 -- neither computes. So all ranks follow one order of exchanges, and no rank waits for one that
 -- waits for it, also where the calls of a stream run strictly one after the other.
+
+local copy = require 'tide.util.copy'
 
 local schedule = {}
 
@@ -25,13 +28,14 @@ local cost = { forward = 1, backward = 2 }
 -- Returns the stage, from 0, that a part of a rank is.
 local function stage_of(o, rank, part) return (part - 1) * o.size + rank end
 
--- Returns the forwards of a rank and its backwards, each in order, and the size of a group.
+-- Returns the forwards of a rank and its backwards, each in order, and the size of the largest
+-- group. o.round: math.ceil where larger groups come first, math.floor where they come last.
 local function both(o)
    local forwards, backwards = {}, {}
    local groups = math.max(1, math.floor(o.n / o.size))
    for g = 1, groups do
       for part = 1, o.virtual do
-         for i = math.floor((g - 1) * o.n / groups) + 1, math.floor(g * o.n / groups) do
+         for i = o.round((g - 1) * o.n / groups) + 1, o.round(g * o.n / groups) do
             forwards[#forwards + 1] = { kind = 'forward', i = i, part = part }
             backwards[#backwards + 1] = { kind = 'backward', i = i, part = o.virtual + 1 - part }
          end
@@ -117,8 +121,8 @@ local function finish(ranks, now)
    end
 end
 
--- Runs all ranks. Returns them, from index 0, and how long it took.
-local function run(o)
+-- Runs all ranks, with the groups of o.round. Returns them, from index 0, and how long it took.
+local function run_groups(o)
    local ranks, now, next_end = {}, 0, 0
    for r = 0, o.size - 1 do ranks[r] = new(o, r) end
    while next_end < math.huge do
@@ -135,6 +139,15 @@ local function run(o)
       assert(not ranks[r].events[ranks[r].next], 'stages of a pipeline wait for each other')
    end
    return ranks, now
+end
+
+-- Runs all ranks, with the order of groups that takes less time. Returns what run_groups returns.
+local function run(o)
+   local ranks, time = run_groups(copy(o, { round = math.floor }))
+   if o.virtual == 1 or o.n % o.size == 0 then return ranks, time end
+   local others, other_time = run_groups(copy(o, { round = math.ceil }))
+   if other_time < time then return others, other_time end
+   return ranks, time
 end
 
 -- Returns what a rank does in a step, in order:
