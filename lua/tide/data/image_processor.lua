@@ -350,29 +350,22 @@ local processor = {}
 -- (whether each frame is apart in a text); folder: the one that it was read from, or nil. model:
 -- where a folder lacks its configuration, the model with the sizes of patches.
 function processor.new(source, model)
-   local images, videos
-   if type(source) == 'string' then
-      images, videos = of_folder(source)
-   else
-      images, videos = of_table(source)
-   end
-   local where = type(source) == 'string' and source or 'source'
-   check_type(where, images)
-   if not is_fixed(images) then check_type(where, videos) end
+   local dir, images, videos = type(source) == 'string' and source or nil
+   if dir then images, videos = of_folder(dir) else images, videos = of_table(source) end
+   check_type(dir or 'source', images)
+   local self = setmetatable({ folder = dir }, Processor)
    if is_fixed(images) then
-      local dir = type(source) == 'string' and source or nil
-      local config = complete_fixed(with_patches(images, dir, model))
-      local self = setmetatable({ config = config, video_config = copy(config),
-         folder = type(source) == 'string' and source or nil }, Processor)
+      self.config = complete_fixed(with_patches(images, dir, model))
+      self.video_config = copy(self.config)
       self.video_config.frames_apart = false
-      self.form = form_of(config)
+      self.form = form_of(self.config)
       return self
    end
+   check_type(dir or 'source', videos)
    local frames_apart = videos.video_processor_type == 'Qwen3VLVideoProcessor'
-   local self = setmetatable({ config = complete(images, sizes.image),
-      video_config = frames_apart and complete(videos, sizes.whole, whole_defaults)
-         or complete(videos, sizes.video),
-      folder = type(source) == 'string' and source or nil }, Processor)
+   self.config = complete(images, sizes.image)
+   self.video_config = frames_apart and complete(videos, sizes.whole, whole_defaults)
+      or complete(videos, sizes.video)
    self.video_config.frames_apart = frames_apart
    self.form, self.video_form = form_of(self.config), form_of(self.video_config)
    return self

@@ -66,7 +66,7 @@ local function parts_of(comm, counts, virtual)
    for v = 1, virtual do
       local stage = (v - 1) * comm.size + comm.rank
       local first, n = dims.sum(counts, stage) + 1, counts[stage + 1]
-      parts[v] = { blocks = { first, first + n - 1 }, here = { at + 1, at + n },
+      parts[v] = { stage = stage, blocks = { first, first + n - 1 }, here = { at + 1, at + n },
          begins = stage == 0, ends = stage == #counts - 1 }
       at = at + n
    end

@@ -103,7 +103,7 @@ function micros:_gradient(event) return taken(self.micros.gradients, key(self, e
 -- Returns whether the gradient of the input of the present part is sent.
 function micros:_sends_back()
    local m = self.micros
-   return (m.event.part - 1) * self.size + self.rank > m.first
+   return self.parts[m.event.part].stage > m.first
 end
 
 -- ---- what a forward of a step does -------------------------------------------------------------

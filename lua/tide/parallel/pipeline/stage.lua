@@ -13,13 +13,13 @@
 -- alone, and the others get a placeholder that leads backward to what they have sent.
 --
 -- Fields: model; comm, rank, size (of the ranks); virtual (parts of each); counts (blocks of each
--- stage), parts (of this rank: a list of { blocks = first and last one in the model, here = those
--- in its list of blocks, begins, ends (whether the model does), mixes (whether it has mixtures of
--- experts) }); inside (whether a call of the model runs); first, last (whether the model
--- begins or ends on this rank); before, after (links to neighbours); width, dtype (of hidden
--- states); mixtures, multiplying (of the whole model); tied (the weight that the first and the last
--- stage share); chain (of the part before in a call); programs (by micro-batches and first trained
--- stage); micros (of the step under way).
+-- stage), parts (of this rank: a list of { stage (its number, from 0), blocks = first and last one
+-- in the model, here = those in its list of blocks, begins, ends (whether the model does), mixes
+-- (whether it has mixtures of experts) }); inside (whether a call of the model runs); first, last
+-- (whether the model begins or ends on this rank); before, after (links to neighbours); width,
+-- dtype (of hidden states); mixtures, multiplying (of the whole model); tied (the weight that the
+-- first and the last stage share); chain (of the part before in a call); programs (by
+-- micro-batches and first trained stage); micros (of the step under way).
 
 local tide = require 'tide'
 local across = require 'tide.parallel.pipeline.across'
